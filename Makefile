@@ -1,0 +1,62 @@
+# The one door for people. `make help` lists what there is.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+RUN    := $(BIN)/vllm-repro run --expect any
+
+.DEFAULT_GOAL := help
+.PHONY: help install test test-live lint format bench clean images check test-docker
+
+help: ## this list
+	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 26
+
+# The environment is made once, and again when what it is made from has changed.
+$(BIN)/vllm-repro: pyproject.toml constraints.txt
+	@echo "making $(VENV) (once)"
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+install: $(BIN)/vllm-repro ## make .venv with the command and everything for development
+
+repro-%: $(BIN)/vllm-repro ## reproduce a scenario with the best server that this machine has
+	@$(RUN) $* --server auto
+
+rehearse-%: $(BIN)/vllm-repro ## show a scenario at work on the rehearsal engine, in seconds
+	@$(RUN) $* --server rehearsal
+
+test: $(BIN)/vllm-repro ## all tests that need neither Docker nor a real vLLM (those run where they can)
+	@$(BIN)/python -m pytest tests -n 2 -m "not docker and not live"
+
+test-docker: $(BIN)/vllm-repro images ## the tests against a real Docker Engine
+	@$(BIN)/python -m pytest tests -m docker
+
+test-live: $(BIN)/vllm-repro ## real vLLM releases on this CPU (the first time installs them: gigabytes)
+	@$(BIN)/python -m pytest tests -m live
+
+images: ## build the images of the rehearsal engine
+	@fixtures/images/build.sh rehearsal
+
+check: $(BIN)/vllm-repro ## find mistakes in the scenario files
+	@$(BIN)/vllm-repro check
+
+lint: $(BIN)/vllm-repro ## ruff, mypy strict, scenario files
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/vllm-repro check
+
+format: $(BIN)/vllm-repro ## let ruff format and mend what it can
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(BIN)/vllm-repro ## the figures in benchmarks/
+	@$(BIN)/python benchmarks/detection.py
+	@$(BIN)/python benchmarks/overhead.py
+	@$(BIN)/python benchmarks/prompts.py
+
+clean: $(BIN)/vllm-repro ## remove what killed runs left, and build products
+	@$(BIN)/vllm-repro clean --yes
+	@rm -rf .mypy_cache .pytest_cache .ruff_cache dist build

@@ -1,0 +1,231 @@
+"""What a trial saw, turned into what it means: trigger proof, death, outcome.
+
+The one effect here is reading the trial's log file; everything else is a function of `Seen`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vllm_repro.bootfacts import BootFacts, boot_facts, scheduler_dump
+from vllm_repro.client import Answer
+from vllm_repro.command import ServeCommand
+from vllm_repro.deathsigns import Channel, DeathSign
+from vllm_repro.diagnosis import Diagnosis, Phase, diagnose
+from vllm_repro.logtext import Line, read_lines
+from vllm_repro.outcome import Death, Outcome, SignatureMatch, TrialFacts, classify
+from vllm_repro.scenario import Scenario
+from vllm_repro.servers.base import Exit, ServerFacts
+from vllm_repro.signature import How, compare
+from vllm_repro.trigger import Asked, Finding, SchedulerStep, TriggerFacts
+
+__all__ = ["Conclusion", "Seen", "assess"]
+
+_MOST_FRAMES = 40
+
+
+@dataclass
+class Seen:
+    """What one trial saw, filled while it runs. Times in seconds."""
+
+    facts: ServerFacts | None = None
+    ready: bool = False
+    boot_s: float | None = None
+    version: str | None = None
+    signs: list[DeathSign] = field(default_factory=list)
+    asked: list[Asked] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    sent: int = 0
+    canary_ok: bool | None = None
+    hung: str | None = None
+    exit: Exit | None = None
+    infra: str | None = None
+    unsupported: str | None = None
+    cancelled: str | None = None
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """What the report says of a trial. `why`: one sentence for people."""
+
+    outcome: Outcome
+    phase: Phase | None
+    trigger: Finding
+    death: Death | None
+    boot_s: float | None
+    version: str | None
+    sent: int
+    ok: int
+    why: str
+    captured: dict[str, str]
+    boot: dict[str, Any]
+
+    def as_fields(self) -> dict[str, Any]:
+        """For the journal: plain values under the names of `report.json`."""
+        death = self.death
+        return {
+            "outcome": self.outcome,
+            "phase": self.phase,
+            "trigger": {
+                "crossed": self.trigger.crossed,
+                "evidence": list(self.trigger.evidence),
+                "brief": self.trigger.brief,
+            },
+            "death": death
+            and {
+                "detected_by": death.detected_by,
+                "latency_s": death.latency_s,
+                "exception": death.exception,
+                "message": death.message,
+                "frames": list(death.frames),
+                "signature": death.signature,
+                "channels": list(death.channels),
+            },
+            "boot_s": self.boot_s,
+            "version": self.version,
+            "requests": {"sent": self.sent, "ok": self.ok, "failed": self.sent - self.ok},
+            "why": self.why,
+            "captured": self.captured,
+            "boot": self.boot,
+        }
+
+
+def assess(scenario: Scenario, command: ServeCommand, seen: Seen, log: Path) -> Conclusion:
+    """The conclusion of one trial; `log` is its whole server log (an absent file is an empty log)."""
+    died = any(sign.decisive for sign in seen.signs)
+    lines = list(_lines(log))
+    diagnosis = diagnose(lines, we_terminated=not died)
+    boot = boot_facts(lines)
+    finding = scenario.trigger.find(_trigger_facts(command, seen, lines, boot))
+    death, captured = _death(scenario, seen, diagnosis) if died else (None, {})
+    unsupported = seen.unsupported
+    if unsupported is None and not seen.ready and diagnosis.usage is not None:
+        unsupported = f"this release refused the command line: {diagnosis.usage}"
+    facts = TrialFacts(
+        ready=seen.ready,
+        finding=finding,
+        death=death,
+        cancelled=seen.cancelled,
+        infra=seen.infra or _infra(seen),
+        unsupported=unsupported,
+        hung=seen.hung if seen.ready else None,
+        wrong_output=_wrong_output(seen),
+    )
+    outcome = classify(facts)
+    phase = None
+    if death is not None:
+        phase = diagnosis.phase or (Phase.REQUEST if seen.ready else Phase.BOOT)
+    why = _why(outcome, facts, diagnosis, seen)
+    return Conclusion(
+        outcome,
+        phase,
+        finding,
+        death,
+        seen.boot_s,
+        seen.version or boot.vllm_version,
+        seen.sent,
+        sum(answer.ok for answer in seen.answers),
+        why,
+        captured,
+        asdict(boot),
+    )
+
+
+def _lines(log: Path) -> Iterable[Line]:
+    try:
+        with log.open("rb") as file:
+            yield from read_lines(file)
+    except OSError:
+        return
+
+
+def _trigger_facts(command: ServeCommand, seen: Seen, lines: list[Line], boot: BootFacts) -> TriggerFacts:
+    dump = scheduler_dump(lines)
+    step = None
+    if dump is not None:
+        step = SchedulerStep(dump.num_computed_tokens, tuple(dump.num_scheduled_tokens.values()))
+    # The boot line is what is in force; the flag is what was asked for, and stands in where an attached server's boot is not seen.
+    batch = boot.max_num_batched_tokens or command.number("--max-num-batched-tokens")
+    return TriggerFacts(tuple(seen.asked), batch, _chunked(command, boot), step)
+
+
+def _chunked(command: ServeCommand, boot: BootFacts) -> bool | None:
+    said = command.enabled("--enable-chunked-prefill")
+    return boot.chunked_prefill if said is None else said
+
+
+def _death(scenario: Scenario, seen: Seen, diagnosis: Diagnosis) -> tuple[Death, dict[str, str]]:
+    signs = sorted((sign for sign in seen.signs if sign.channel is not Channel.COUNTERS), key=lambda sign: sign.at)
+    first = signs[0]
+    latency = max(0.0, first.at - min(sign.since for sign in signs))
+    signature: SignatureMatch | None = None
+    captured: dict[str, str] = {}
+    if diagnosis.exception is not None:
+        comparison = compare(scenario.signature, diagnosis)
+        captured = dict(comparison.captured)
+        signature = {How.MATCH: SignatureMatch.MATCH, How.NEAR: SignatureMatch.NEAR, How.OTHER: SignatureMatch.OTHER}[
+            comparison.how
+        ]
+    return (
+        Death(
+            first.channel,
+            round(latency, 4),
+            diagnosis.exception,
+            diagnosis.message,
+            tuple(f"{frame.file}:{frame.function}" for frame in diagnosis.frames)[-_MOST_FRAMES:],
+            signature,
+            tuple(sign.channel for sign in signs),
+        ),
+        captured,
+    )
+
+
+def _infra(seen: Seen) -> str | None:
+    if seen.exit is not None and seen.exit.lost:
+        return f"the container engine was lost: {seen.exit.detail}"
+    if seen.exit is not None and seen.exit.oom_killed:
+        return f"out of memory, killed by the kernel: {seen.exit.detail}"
+    return None
+
+
+def _wrong_output(seen: Seen) -> str | None:
+    for answer in seen.answers:
+        if answer.status is not None and answer.status >= 500:
+            return f"a request was answered {answer.status} and the engine lives: {answer.error}"
+        if answer.empty:
+            return "a request was answered 200 without a single token"
+        if answer.status == 200 and (answer.error is not None or answer.finish_reason is None):
+            return f"an answer ended without finish_reason{': ' + answer.error if answer.error else ''}"
+    if seen.canary_ok is False:
+        return "the one-token canary at the end got no token"
+    return None
+
+
+def _why(outcome: Outcome, facts: TrialFacts, diagnosis: Diagnosis, seen: Seen) -> str:
+    match outcome:
+        case Outcome.CANCELLED:
+            return facts.cancelled or ""
+        case Outcome.INFRA:
+            return facts.infra or ""
+        case Outcome.UNSUPPORTED:
+            return facts.unsupported or ""
+        case Outcome.HANG:
+            return facts.hung or ""
+        case Outcome.WRONG_OUTPUT:
+            return facts.wrong_output or ""
+        case Outcome.CLEAN:
+            return "the boundary was crossed and the engine lived"
+        case Outcome.UNTRIGGERED:
+            return "the engine lived, and the boundary was not crossed: " + "; ".join(facts.finding.evidence)
+        case Outcome.BOOT_FAILED if facts.death is None:
+            return seen.hung or "it never became ready"
+    if facts.death is not None and facts.death.exception is None:
+        return f"{diagnosis.why}; no log names the cause" if diagnosis.why else "no log names the cause"
+    if facts.death is not None and facts.death.exception:
+        last = facts.death.frames[-1].rsplit(":", 1)[-1] if facts.death.frames else ""
+        message = " ".join((facts.death.message or "").split())
+        return f"{facts.death.exception}{' in ' + last if last else ''}: {message}"
+    return diagnosis.why

@@ -1,0 +1,78 @@
+"""The command line: one module a verb, each with `add(subparsers)` and a function that returns the exit status."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import NoReturn
+
+from vllm_repro import __version__
+from vllm_repro.cli import check, clean, diagnose, doctor, list_, report, run, show
+from vllm_repro.errors import ReproError
+
+__all__ = ["main", "parser"]
+
+WRONG_USAGE = 64
+HARNESS_FAULT = 70
+INTERRUPTED = 130
+
+VERBS = (list_, show, check, doctor, run, report, diagnose, clean)
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with the exit status of the contract for wrong usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(WRONG_USAGE, f"{self.prog}: {message}\n{self.prog} --help shows what it takes\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    top = _Parser(
+        prog="vllm-repro",
+        description="Reproduce an upstream vLLM engine death with one command, and prove it.",
+        epilog="example:\n  vllm-repro run tq-chunked-prefill --server rehearsal",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"vllm-repro {__version__}")
+    verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)
+    for verb in VERBS:
+        verb.add(verbs)
+    return top
+
+
+def _as_interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # the signature that signal.signal asks for
+    raise KeyboardInterrupt
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command `vllm-repro`; returns the exit status of the contract."""
+    arguments = parser().parse_args(argv)
+    # What an install or a check has begun is undone on the way out of KeyboardInterrupt; a run has handlers of its own.
+    signal.signal(signal.SIGTERM, _as_interrupt)
+    try:
+        return int(arguments.function(arguments))
+    except ReproError as error:
+        print(f"vllm-repro: {error}", file=sys.stderr)
+        if error.hint:
+            print(f"  next: {error.hint}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        print("vllm-repro: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone (`vllm-repro list | head`); Python would complain once more while it exits.
+        sys.stderr.close()
+        return 0
+    except Exception as error:  # the last door: a fault of our own must say so and have its exit status
+        if getattr(arguments, "verbose", False):
+            raise
+        print(
+            f"vllm-repro: a fault of the harness itself: {type(error).__name__}: {error}\n"
+            "  next: run it again with -v for the traceback, and please report it",
+            file=sys.stderr,
+        )
+        return HARNESS_FAULT

@@ -1,0 +1,53 @@
+"""`vllm-repro check`: every mistake of scenario files."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from vllm_repro.catalogue import scenario_files
+from vllm_repro.cli.common import Subparsers, print_json, verb
+from vllm_repro.errors import UsageError
+from vllm_repro.scenario_file import Problem, check_file
+
+
+def add(subparsers: Subparsers) -> None:
+    parser = verb(
+        subparsers,
+        "check",
+        run,
+        does="find every mistake in scenario files, with file and line",
+        example="vllm-repro check scenarios/tq_chunked_prefill.py",
+        json_output=True,
+    )
+    parser.add_argument(
+        "paths", nargs="*", metavar="PATH", help="files or folders; the package's own where none is named"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    files = _files([Path(path) for path in arguments.paths])
+    problems: list[Problem] = [problem for path in files for problem in check_file(path)]
+    if arguments.json:
+        print_json([asdict(problem) for problem in problems])
+    else:
+        for problem in problems:
+            print(problem)
+        print(f"{len(files)} files, {len(problems)} problems", file=sys.stderr)
+    return 1 if problems else 0
+
+
+def _files(paths: list[Path]) -> list[Path]:
+    if not paths:
+        return scenario_files()
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            found += scenario_files(path)
+        elif path.is_file():
+            found.append(path)
+        else:
+            raise UsageError(f"there is no {path}", hint="name scenario files or folders of them")
+    return found

@@ -1,0 +1,54 @@
+"""`vllm-repro clean`: lists or removes what a killed run left, and the cached releases."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from vllm_repro import leftovers
+from vllm_repro.cli.common import Subparsers, verb
+from vllm_repro.provision import ReleaseCache
+from vllm_repro.releases import human_size
+
+
+def add(subparsers: Subparsers) -> None:
+    parser = verb(
+        subparsers,
+        "clean",
+        run,
+        does="list what killed runs left behind; with --yes remove it",
+        example="vllm-repro clean --yes",
+    )
+    parser.add_argument("--yes", action="store_true", help="remove instead of listing")
+    parser.add_argument("--envs", action="store_true", help="the cached vLLM releases instead")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.envs:
+        return _environments(remove=arguments.yes)
+    left = leftovers.find()
+    for line in left.lines():
+        print(("removed: " if arguments.yes else "left: ") + line)
+    if left.docker_error and arguments.verbose:
+        print(f"docker was not asked: {left.docker_error}", file=sys.stderr)
+    if arguments.yes:
+        leftovers.remove(left)
+    if not left.lines():
+        print("nothing is left")
+    elif not arguments.yes:
+        print("vllm-repro clean --yes removes it")
+    return 0
+
+
+def _environments(*, remove: bool) -> int:
+    cache = ReleaseCache()
+    for release in cache.cached():
+        print(f"vLLM {release.version}, torch {release.torch}: {human_size(release.size)}")
+    size = cache.size()
+    if not size:
+        print(f"no release is cached in {cache.root}")
+    elif remove:
+        print(f"removed {human_size(cache.remove_all(lambda text: print(text, file=sys.stderr)))}")
+    else:
+        print(f"{human_size(size)} in {cache.root}; vllm-repro clean --envs --yes removes it")
+    return 0

@@ -1,0 +1,39 @@
+"""What the verbs share: parsers with an example, and JSON on standard output."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+__all__ = ["Function", "Subparsers", "print_json", "verb"]
+
+# A string, because argparse's class can be subscripted by a type checker only.
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+Function = Callable[[argparse.Namespace], int]
+
+
+def verb(
+    subparsers: Subparsers, name: str, function: Function, *, does: str, example: str, json_output: bool = False
+) -> argparse.ArgumentParser:
+    """A subparser of the house: one sentence, an example, `-v`, and `--json` where the verb prints data."""
+    parser = subparsers.add_parser(
+        name,
+        help=does,
+        description=does[0].upper() + does[1:] + ".",
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="say more; a fault of the harness shows its traceback"
+    )
+    if json_output:
+        parser.add_argument("--json", action="store_true", help="print JSON, with the keys of report.json")
+    parser.set_defaults(function=function)
+    return parser
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))

@@ -1,0 +1,74 @@
+"""`vllm-repro diagnose`: what a server log or a pasted traceback says."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from vllm_repro.catalogue import all_scenarios
+from vllm_repro.cli.common import Subparsers, print_json, verb
+from vllm_repro.diagnosis import Diagnosis, diagnose
+from vllm_repro.errors import UsageError
+from vllm_repro.logtext import read_lines
+from vllm_repro.signature import How, compare
+
+
+def add(subparsers: Subparsers) -> None:
+    parser = verb(
+        subparsers,
+        "diagnose",
+        run,
+        does="say of a server log or a pasted traceback whether an engine died, and of what",
+        example="vllm-repro diagnose server.log --json",
+        json_output=True,
+    )
+    parser.add_argument("file", metavar="FILE", help="a log or a pasted traceback; - for standard input")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    diagnosis = _read(arguments.file)
+    matches = []
+    if diagnosis.exception is not None:
+        for scenario in all_scenarios():
+            how = compare(scenario.signature, diagnosis).how
+            if how is not How.OTHER:
+                matches.append((scenario, how))
+    matches.sort(key=lambda pair: pair[1] is not How.MATCH)
+    if arguments.json:
+        print_json(
+            {
+                "died": diagnosis.died,
+                "phase": diagnosis.phase,
+                "exception": diagnosis.exception,
+                "message": diagnosis.message,
+                "frames": [f"{frame.file}:{frame.function}" for frame in diagnosis.frames],
+                "wrapped": diagnosis.wrapped,
+                "matches": [{"scenario": scenario.id, "how": how} for scenario, how in matches],
+                "vllm_version": diagnosis.vllm_version,
+                "why": diagnosis.why,
+            }
+        )
+        return 0
+    print({True: "died", False: "did not die", None: "cannot tell"}[diagnosis.died] + f": {diagnosis.why}")
+    if diagnosis.vllm_version:
+        print(f"vLLM {diagnosis.vllm_version}" + (f", phase: {diagnosis.phase}" if diagnosis.phase else ""))
+    if diagnosis.exception:
+        for frame in diagnosis.frames[-12:]:
+            print(f"  {frame.file}:{frame.function}")
+        print(f"{diagnosis.exception}: {diagnosis.message or ''}".rstrip(": "))
+    for scenario, how in matches:
+        print(f"{how}: {scenario.id} ({scenario.issue}): {scenario.title}")
+    if diagnosis.exception and not matches:
+        print("no known scenario has this signature")
+    return 0
+
+
+def _read(name: str) -> Diagnosis:
+    if name == "-":
+        return diagnose(read_lines(sys.stdin.buffer))
+    try:
+        with Path(name).open("rb") as file:
+            return diagnose(read_lines(file))
+    except OSError as error:
+        raise UsageError(f"cannot read {name}: {error.strerror}", hint="name a log file, or - to paste one") from error

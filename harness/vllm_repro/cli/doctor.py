@@ -1,0 +1,126 @@
+"""`vllm-repro doctor`: what this machine can run, and why not."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from vllm_repro import leftovers
+from vllm_repro.catalogue import all_scenarios
+from vllm_repro.cli.common import Subparsers, print_json, verb
+from vllm_repro.errors import InfraError, ReproError
+from vllm_repro.localvllm import local_vllm
+from vllm_repro.machine import gpus, look
+from vllm_repro.processes import state_folder
+from vllm_repro.provision import ReleaseCache
+from vllm_repro.releases import human_size
+from vllm_repro.servers.docker_engine import connect
+from vllm_repro.servers.process import free_port
+from vllm_repro.site import Options, choose
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: what was looked at, whether it is there, and what is to know or to do."""
+
+    what: str
+    ok: bool
+    detail: str
+
+
+def add(subparsers: Subparsers) -> None:
+    verb(
+        subparsers,
+        "doctor",
+        run,
+        does="say what this machine can run, and why not",
+        example="vllm-repro doctor",
+        json_output=True,
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    found = list(findings())
+    if arguments.json:
+        print_json([asdict(finding) for finding in found])
+        return 0
+    width = max(len(finding.what) for finding in found)
+    for finding in found:
+        print(f"{'yes' if finding.ok else 'no ':3}  {finding.what.ljust(width)}  {finding.detail}")
+    return 0
+
+
+def findings() -> Iterator[Finding]:
+    machine = look()
+    yield Finding(
+        "machine", True, f"{machine.os}, {machine.cpus} CPUs, {machine.memory_gb:g} GB, Python {machine.python}"
+    )
+    cards = gpus()
+    yield Finding(
+        "NVIDIA GPUs",
+        bool(cards),
+        "; ".join(f"{g.name}, {g.memory_gb:g} GB, driver {g.driver}" for g in cards) or "nvidia-smi finds none",
+    )
+    yield from _docker()
+    local = local_vllm()
+    yield Finding(
+        "vllm on PATH",
+        local is not None,
+        f"{local.version} at {local.executable}"
+        if local
+        else "not installed; --vllm V installs a release into the cache",
+    )
+    cache = ReleaseCache()
+    releases = ", ".join(release.version for release in cache.cached())
+    yield Finding(
+        "cached releases",
+        bool(releases),
+        f"{releases} ({human_size(cache.size())}) in {cache.root}" if releases else f"none in {cache.root}",
+    )
+    folder = next(path for path in (cache.root, *cache.root.parents) if path.exists())
+    yield Finding(
+        "disk for releases",
+        shutil.disk_usage(folder).free > 8 * 2**30,
+        f"{human_size(shutil.disk_usage(folder).free)} free in {folder}",
+    )
+    hub = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    yield Finding(
+        "Hugging Face cache",
+        hub.is_dir(),
+        str(hub) if hub.is_dir() else f"none at {hub}; a real model is downloaded by the server",
+    )
+    try:
+        yield Finding("loopback ports", True, f"a free one is {free_port()}")
+    except OSError as error:
+        yield Finding("loopback ports", False, f"none can be bound: {error.strerror}")
+    left = leftovers.find().lines()
+    yield Finding(
+        "nothing left over",
+        not left,
+        "; ".join(left) + "; vllm-repro clean --yes" if left else f"records in {state_folder()}",
+    )
+    for scenario in all_scenarios():
+        try:
+            choice = choose(scenario, Options())
+            yield Finding(scenario.id, True, f"would run by {choice.kind}: {choice.why}")
+        except ReproError as error:
+            yield Finding(scenario.id, False, str(error))
+
+
+def _docker() -> Iterator[Finding]:
+    try:
+        engine = connect()
+    except InfraError as error:
+        yield Finding("docker", False, f"{error}" + (f"; {error.hint}" if error.hint else ""))
+        return
+    nvidia = "nvidia" in engine.runtimes
+    yield Finding("docker", True, f"engine {engine.version} at {engine.host}")
+    yield Finding(
+        "NVIDIA runtime",
+        nvidia,
+        "registered with the engine" if nvidia else "not registered with the engine: a GPU request may fail at start",
+    )

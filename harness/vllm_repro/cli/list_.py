@@ -1,0 +1,58 @@
+"""`vllm-repro list`: the scenarios."""
+
+from __future__ import annotations
+
+import argparse
+
+from vllm_repro.catalogue import all_scenarios
+from vllm_repro.cli.common import Subparsers, print_json, verb
+
+
+def add(subparsers: Subparsers) -> None:
+    verb(subparsers, "list", run, does="list the scenarios", example="vllm-repro list --json", json_output=True)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    scenarios = all_scenarios()
+    if arguments.json:
+        print_json(
+            [
+                {
+                    "scenario": scenario.id,
+                    "issue": scenario.issue,
+                    "title": scenario.title,
+                    "phase": scenario.signature.phase,
+                    "needs": {
+                        "gpus": scenario.needs.gpus,
+                        "gpu_memory_gb": scenario.needs.gpu_memory_gb,
+                        "nodes": scenario.needs.nodes,
+                    },
+                    "status": "open" if scenario.status.open else "fixed",
+                    "first_bad": scenario.status.first_bad,
+                    "first_good": scenario.status.first_good,
+                    "arms": [arm.name for arm in scenario.arms],
+                }
+                for scenario in scenarios
+            ]
+        )
+        return 0
+    rows = [("scenario", "issue", "dies in", "needs", "status", "first bad", "first good")]
+    rows += [
+        (
+            scenario.id,
+            scenario.issue,
+            str(scenario.signature.phase or "any phase"),
+            str(scenario.needs),
+            "open" if scenario.status.open else "fixed",
+            scenario.status.first_bad or "-",
+            scenario.status.first_good or "-",
+        )
+        for scenario in scenarios
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+    if arguments.verbose:
+        for scenario in scenarios:
+            print(f"\n{scenario.id}: {scenario.title}\n  arms: {', '.join(arm.name for arm in scenario.arms)}")
+    return 0

@@ -1,0 +1,55 @@
+"""Options that choose a server, shared by the verbs that start or show one."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from vllm_repro.site import Options
+
+__all__ = ["add_server_options", "server_options"]
+
+_ALL = ("server", "url", "image", "vllm", "model", "weights", "port", "log")
+
+
+def add_server_options(parser: argparse.ArgumentParser, which: Sequence[str] = _ALL) -> None:
+    """Adds those of the options that `which` names."""
+    if "server" in which:
+        parser.add_argument(
+            "--server",
+            choices=("auto", "docker", "process", "attach", "rehearsal"),
+            default="auto",
+            help="where the vLLM comes from (default: auto, which says what it picked and why)",
+        )
+    if "url" in which:
+        parser.add_argument("--url", metavar="U", help="attach to the server that runs at this URL")
+    if "image" in which:
+        parser.add_argument("--image", metavar="I", help="the image to run (default: the official one of the release)")
+    if "vllm" in which:
+        parser.add_argument(
+            "--vllm", metavar="V", help="the release, for example 0.23.0; a process server installs it into a cache"
+        )
+    if "model" in which:
+        parser.add_argument("--model", metavar="M", help="a model folder or name in place of the scenario's stand-in")
+    if "weights" in which:
+        parser.add_argument("--weights", choices=("real", "dummy"), help="random weights, or the model's own")
+    if "port" in which:
+        parser.add_argument("--port", type=_port, metavar="P", help="the loopback port (default: a free one)")
+    if "log" in which:
+        parser.add_argument(
+            "--log", type=Path, metavar="FILE", help="the log of an attached server, where it is not found by itself"
+        )
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 < port < 65536:
+        raise argparse.ArgumentTypeError(f"{text} is no port")
+    return port
+
+
+def server_options(arguments: argparse.Namespace) -> Options:
+    """The `Options` that a parsed command line holds."""
+    given = {name: getattr(arguments, name) for name in _ALL if getattr(arguments, name, None) is not None}
+    return Options(**given)

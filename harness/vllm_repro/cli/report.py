@@ -1,0 +1,48 @@
+"""`vllm-repro report`: renders a journal again."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from vllm_repro.cli.common import Subparsers, verb
+from vllm_repro.errors import UsageError
+from vllm_repro.report.build import build
+from vllm_repro.report.files import FORMATS, render, write_reports
+
+
+def add(subparsers: Subparsers) -> None:
+    parser = verb(
+        subparsers,
+        "report",
+        run,
+        does="render the reports of a run again from its journal",
+        example="vllm-repro report reports/tq-chunked-prefill/latest --format md",
+    )
+    parser.add_argument("run", metavar="RUN", help="a run's folder, or its journal.jsonl")
+    parser.add_argument(
+        "--format", choices=sorted(FORMATS), help="print this one; all are written into the folder where none is named"
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write to FILE instead of printing")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    report = build(Path(arguments.run))
+    if arguments.format is None:
+        if arguments.output:
+            raise UsageError("-o needs one format", hint=f"--format {'|'.join(FORMATS)}")
+        for path in write_reports(report):
+            print(path)
+        return 0
+    text = render(report, arguments.format)
+    if arguments.output is None:
+        sys.stdout.write(text)
+        return 0
+    try:
+        arguments.output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {arguments.output}: {error.strerror}", hint="name another file with -o"
+        ) from error
+    return 0

@@ -1,0 +1,56 @@
+"""`vllm-repro show`: the exact command of an arm, ready to paste."""
+
+from __future__ import annotations
+
+import argparse
+
+from vllm_repro.catalogue import find, find_arms
+from vllm_repro.cli.common import Subparsers, print_json, verb
+from vllm_repro.cli.options import add_server_options, server_options
+from vllm_repro.launch import container_launch, rendered
+from vllm_repro.scenario import Arm, Scenario
+from vllm_repro.servers.base import Evidence
+from vllm_repro.site import Options, default_image, weights_for
+
+STYLES = ("docker", "serve", "compose")
+SHOWN_PORT = 8000
+
+
+def add(subparsers: Subparsers) -> None:
+    parser = verb(
+        subparsers,
+        "show",
+        run,
+        does="print the exact command of an arm, ready to paste",
+        example="vllm-repro show tq-chunked-prefill --arm eager --as docker",
+        json_output=True,
+    )
+    parser.add_argument("scenario", metavar="SCENARIO")
+    parser.add_argument("--arm", default=None, help="one arm; the first one where none is named")
+    parser.add_argument("--as", dest="style", choices=STYLES, default="serve", help="how to write it (default: serve)")
+    add_server_options(parser, which=("image", "vllm", "model", "weights", "port"))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    scenario = find(arguments.scenario)
+    arm = find_arms(scenario, [arguments.arm] if arguments.arm else None)[0]
+    text = command_text(scenario, arm, server_options(arguments), arguments.style)
+    if arguments.json:
+        print_json({"scenario": scenario.id, "arm": arm.name, "as": arguments.style, "command": text})
+    else:
+        print(text)
+    return 0
+
+
+def command_text(scenario: Scenario, arm: Arm, options: Options, style: str) -> str:
+    """The command of `arm` with the model that a run would use, and nothing of this machine in it that need not be."""
+    launch = container_launch(
+        scenario,
+        arm,
+        image=options.image or default_image(scenario, options.vllm or scenario.try_with),
+        weights=weights_for(scenario, options),
+        port=options.port or SHOWN_PORT,
+        evidence=Evidence.GPU if scenario.needs.gpus else Evidence.CPU,
+        labels={},
+    )
+    return rendered(launch, style)

@@ -1,0 +1,119 @@
+"""The journal: an append-only record of a run, one JSON object a line, flushed as things happen.
+
+It is the truth of a run; every report is a rendering of it and can be made again. A line carries `t` (seconds since the epoch),
+`event` (what happened) and fields of that event. A run that was killed leaves a journal that ends early, possibly in the middle of a
+line: `read` gives what is there and says that it is cut.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, is_dataclass
+from enum import Enum
+from pathlib import Path
+from threading import Lock
+from typing import Any, Self
+
+from vllm_repro.errors import UsageError
+
+__all__ = ["Entry", "Journal", "Recording", "read"]
+
+LAST_EVENT = "run-ended"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line: when (epoch seconds), what, and its fields."""
+
+    t: float
+    event: str
+    fields: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.fields[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.fields.get(name, default)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a journal holds. `cut`: it does not end as a finished run's does; `damaged`: lines that could not be read."""
+
+    entries: tuple[Entry, ...]
+    cut: bool
+    damaged: int = 0
+
+    def of(self, event: str) -> Iterator[Entry]:
+        return (entry for entry in self.entries if entry.event == event)
+
+    def first(self, event: str) -> Entry | None:
+        return next(self.of(event), None)
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, tuple | set | frozenset):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} cannot be written to the journal")
+
+
+class Journal:
+    """Appends to `path`. Each line reaches the kernel before `write` returns, so a killed harness loses none."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        # Trials and the threads of servers write at the same time; a line must not be torn by another.
+        self._lock = Lock()
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def write(self, event: str, **fields: Any) -> None:
+        line = json.dumps({"t": round(time.time(), 6), "event": event, **fields}, default=_plain, ensure_ascii=False)
+        with self._lock:
+            if self._file >= 0:
+                os.write(self._file, line.encode("utf-8", "replace") + b"\n")
+
+    def close(self) -> None:
+        with self._lock:
+            if self._file >= 0:
+                os.fsync(self._file)
+                os.close(self._file)
+                self._file = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read(path: Path) -> Recording:
+    """The entries of a journal, however it ends. Raises `UsageError` where there is none."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"no journal at {path}: {error.strerror}", hint="name a run's folder, such as reports/<scenario>/latest"
+        ) from error
+    entries: list[Entry] = []
+    damaged = 0
+    for line in raw.split(b"\n"):
+        if not line.strip():
+            continue
+        try:
+            fields = json.loads(line.decode("utf-8", "replace"))
+            entries.append(Entry(float(fields.pop("t")), str(fields.pop("event")), fields))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            damaged += 1
+    ended = bool(entries) and entries[-1].event == LAST_EVENT
+    return Recording(tuple(entries), cut=not ended, damaged=damaged)

@@ -1,0 +1,180 @@
+"""From a scenario's arm to exactly what will be run for it: argv, environment, container, and every difference from the report. Pure.
+
+`vllm-repro show` prints a `Launch`, and a run starts one; there is no second way to make a command.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vllm_repro.command import ServeCommand, render_compose, render_serve
+from vllm_repro.container import ContainerSpec, Mount
+from vllm_repro.scenario import Arm, Scenario
+from vllm_repro.servers.base import Evidence, ServerKind
+
+__all__ = ["CONTAINER_MODEL", "Launch", "Weights", "container_launch", "process_launch", "rehearsal_launch"]
+
+LOOPBACK = "127.0.0.1"
+CONTAINER_MODEL = "/models/stand-in"
+
+CPU_ENV = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB: the default takes a share of the host's memory for each server
+    "VLLM_NO_USAGE_STATS": "1",
+}
+OFFLINE_ENV = {"HF_HUB_OFFLINE": "1"}  # a local folder needs no hub, and a hub that does not answer costs minutes
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The model to serve. path: a local folder, None where `name` is fetched by the server. dummy: random weights of that shape."""
+
+    name: str
+    path: Path | None = None
+    dummy: bool = False
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What will be run. `differences`: each way in which it is not the reported command, as a sentence."""
+
+    kind: ServerKind
+    evidence: Evidence
+    command: ServeCommand
+    argv: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    container: ContainerSpec | None = None
+    differences: tuple[str, ...] = ()
+    port: int = 0
+
+    def render(self) -> str:
+        """The command, ready to paste into a POSIX shell."""
+        if self.container is not None:
+            return self.container.render()
+        words = [f"{key}={shlex.quote(value)}" for key, value in self.env.items()]
+        lines = [*words, shlex.join(self.argv[: self._prefix()])]
+        rest = list(self.argv[self._prefix() :])
+        grouped: list[str] = []
+        for word in rest:
+            if word.startswith("-") or not grouped:
+                grouped.append(shlex.quote(word))
+            else:
+                grouped[-1] += " " + shlex.quote(word)
+        head = " \\\n".join(lines)
+        return head + "".join(f" \\\n  {line}" for line in grouped)
+
+    def _prefix(self) -> int:
+        """Words up to and with `serve` and the model."""
+        try:
+            return self.argv.index("serve") + 2
+        except ValueError:
+            return 1
+
+
+def _with_model(scenario: Scenario, arm: Arm, weights: Weights, seen_as: str) -> tuple[ServeCommand, list[str]]:
+    command = scenario.command_of(arm)
+    reported = command.model
+    differences: list[str] = []
+    if seen_as != reported:
+        stand_in = "dummy weights in a local folder" if weights.dummy else weights.name
+        differences.append(
+            f"model: {stand_in} in place of the reported one"
+            + (f" ({scenario.model.why})" if scenario.model.why else "")
+        )
+        command = command.with_model(seen_as)
+    if weights.dummy:
+        command = command.with_flags("--load-format dummy")
+        differences.append("--load-format dummy: random weights, since this death does not depend on them")
+    return command, differences
+
+
+def process_launch(
+    scenario: Scenario,
+    arm: Arm,
+    *,
+    vllm: tuple[str, ...],
+    env: Mapping[str, str],
+    weights: Weights,
+    port: int,
+    evidence: Evidence,
+) -> Launch:
+    """A local vLLM; `vllm` is how its command is called."""
+    command, differences = _with_model(scenario, arm, weights, str(weights.path or weights.name))
+    command = command.with_flags(f"--host {LOOPBACK}", f"--port {port}")
+    variables = {**dict(command.env), **(CPU_ENV if evidence is Evidence.CPU else {}), **env}
+    if weights.path is not None:
+        variables |= OFFLINE_ENV
+    differences.append(f"bound to {LOOPBACK}, on a free port")
+    if evidence is Evidence.CPU:
+        differences.append("on the CPU, with " + ", ".join(f"{key}={value}" for key, value in CPU_ENV.items()))
+    argv = (*vllm, "serve", *command.argv())
+    return Launch(ServerKind.PROCESS, evidence, command, argv, variables, differences=tuple(differences), port=port)
+
+
+def rehearsal_launch(
+    scenario: Scenario, arm: Arm, *, engine: tuple[str, ...], version: str, model: str, port: int
+) -> Launch:
+    """The rehearsal engine told to be `version`; `engine` is how it is called."""
+    command, differences = _with_model(scenario, arm, Weights(model), model)
+    command = command.with_flags(f"--host {LOOPBACK}", f"--port {port}")
+    return Launch(
+        ServerKind.REHEARSAL,
+        Evidence.REHEARSAL,
+        command,
+        (*engine, "serve", *command.argv()),
+        rehearsal_env(scenario, version),
+        differences=(*differences, "no vLLM at all: a rehearsal engine that imitates it"),
+        port=port,
+    )
+
+
+def rehearsal_env(scenario: Scenario, version: str) -> dict[str, str]:
+    """What tells the rehearsal engine which release and which model to be."""
+    return {"VLLM_REHEARSAL_VERSION": version, "VLLM_REHEARSAL_SHAPE": json.dumps(scenario.model.shape())}
+
+
+def container_launch(
+    scenario: Scenario,
+    arm: Arm,
+    *,
+    image: str,
+    weights: Weights,
+    port: int,
+    evidence: Evidence,
+    labels: Mapping[str, str],
+    name: str | None = None,
+    version: str | None = None,
+) -> Launch:
+    """A container of `image`. GPUs are asked for when the evidence is to be of a GPU."""
+    inside = CONTAINER_MODEL if weights.path is not None else weights.name
+    command, differences = _with_model(scenario, arm, weights, inside)
+    mounts = [Mount(str(weights.path.resolve()), CONTAINER_MODEL, readonly=True)] if weights.path is not None else []
+    env: dict[str, str] = {}
+    if evidence is Evidence.REHEARSAL:
+        env |= rehearsal_env(scenario, version or scenario.try_with)
+        differences.append("no vLLM at all: a rehearsal engine that imitates it")
+    elif evidence is Evidence.CPU:
+        env |= CPU_ENV
+        differences.append("on the CPU, with " + ", ".join(f"{key}={value}" for key, value in CPU_ENV.items()))
+    if weights.path is not None:
+        env |= OFFLINE_ENV
+    gpus = None
+    if evidence is Evidence.GPU:
+        gpus = (command.container.gpus if command.container else None) or str(scenario.needs.gpus)
+    spec = ContainerSpec.from_command(
+        command, port=port, image=image, labels=labels, name=name, env=env, gpus=gpus, mounts=mounts
+    )
+    differences.append(f"published on {LOOPBACK} only")
+    return Launch(ServerKind.DOCKER, evidence, command, spec.argv, dict(spec.env), spec, tuple(differences), port)
+
+
+def rendered(launch: Launch, style: str) -> str:
+    """`launch` as `docker`, `serve` or `compose`."""
+    if style == "docker" and launch.container is not None:
+        return launch.container.render()
+    if style == "compose":
+        return render_compose(launch.command)
+    return render_serve(launch.command)

@@ -1,0 +1,163 @@
+"""A server log as lines: who said it, how loudly, and the words without the prefixes.
+
+The same sentence reaches people in many dresses: printed by vLLM (`(EngineCore pid=9) ERROR 11-20 08:24:30
+    [core.py:1138] …`), by uvicorn (`INFO:     …`), through compose (`vllm-1  | …`), `docker logs -t`,
+    Kubernetes or journald, in colour, or glued behind a progress bar. Everything that reads a log reads it
+    through here, so that no other module knows a prefix.
+
+Reading is lazy and linear in the size of the log; a single line is held to `MAX_LINE` characters.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+__all__ = ["MAX_LINE", "Line", "read_lines"]
+
+MAX_LINE = 1 << 20
+"""Longest line kept, in characters. A scheduler dump with long block lists fits; a runaway line does not fill
+the memory.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a log.
+
+    number: counts from 1 in the log as given; pieces of a line that held carriage returns share it.
+    process: name in vLLM's prefix (`EngineCore`, `EngineCore_DP0`, `Worker_TP1`, `APIServer`), "" where none
+        is printed.
+    pid: the one in that prefix. A worker changes its name while it boots, so lines belong together by pid,
+        not by name.
+    level: `INFO`, `ERROR`, …; "" for what was printed without one (a traceback at interpreter exit, a
+        progress bar).
+    source: file and line of the logging call (`core.py:1138`), "" where not printed.
+    text: the message, its indentation kept. raw: the line as it came.
+    """
+
+    number: int
+    process: str
+    pid: int | None
+    level: str
+    source: str
+    text: str
+    raw: str
+
+    @property
+    def speaker(self) -> int | str:
+        """What tells one process from another: its pid, else the name in the prefix, else ""."""
+        return self.process if self.pid is None else self.pid
+
+
+# Colours and cursor movement (CSI), titles and links (OSC), and the two-character escapes.
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+
+# What log collectors put before a line. Each is tried once and in this order, so that no message text is
+# eaten.
+_COLLECTORS = (
+    # compose; the bar must stand before anything else, so that a table in a message is left alone
+    re.compile(r"[A-Za-z0-9][\w.-]{0,80} +\| ?"),
+    # docker -t, Kubernetes CRI ("… stdout F "), GitHub Actions
+    re.compile(
+        r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]? ?"
+        r"(?:(?:stdout|stderr) [FP] )?"
+    ),
+    # journald and syslog
+    re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,80} [\w./@-]{1,80}(?:\[\d+\])?: ?"),
+)
+
+_PROCESS = re.compile(r"\(([A-Za-z][\w.:-]{0,60}) pid=(\d{1,10})(?:, ip=[^)\s]{1,60})?\) ?")
+# torch puts the rank before what an uncaught exception prints
+_RANK = re.compile(r"\[(rank\d{1,5})\]: ?")
+_VLLM = re.compile(
+    r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d{1,6})? "
+    r"(?:\[([^\]\s]{1,160}:\d+)\]|([\w./-]{1,160}:\d+)\]) ?"
+)
+_UVICORN = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL|TRACE): {2,8}")
+
+# A progress bar leaves no newline behind, so the next log line of any process may begin in the middle of one.
+_GLUED = re.compile(
+    r"(?<=\S)(?=\((?:APIServer|EngineCore|Worker|VllmWorker|MainProcess)[\w.:-]* pid=\d+\) "
+    r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d )"
+)
+
+
+def read_lines(source: str | bytes | Iterable[str | bytes]) -> Iterator[Line]:
+    """Yields the lines of a log, or of whatever was pasted.
+
+    `source`: the whole text, or an iterable of it in pieces that each hold one line or more (an open file,
+    text or binary). Bytes are read as UTF-8, and what is not valid becomes U+FFFD. Lines that are empty after
+    their prefix are kept: some messages have them.
+    """
+    for number, physical in enumerate(_physical_lines(source), start=1):
+        yield from _pieces(number, physical)
+
+
+def _physical_lines(source: str | bytes | Iterable[str | bytes]) -> Iterator[str]:
+    for piece in (source,) if isinstance(source, str | bytes) else source:
+        text = piece.decode("utf-8", "replace") if isinstance(piece, bytes) else piece
+        start = 0
+        while start < len(text):
+            end = text.find("\n", start)
+            if end < 0:
+                end = len(text)
+            yield text[start : min(end, start + MAX_LINE)]
+            start = end + 1
+
+
+def _pieces(number: int, physical: str) -> Iterator[Line]:
+    clean = _ANSI.sub("", physical) if "\x1b" in physical else physical
+    clean = clean.removeprefix("\ufeff").replace("\xa0", " ").rstrip("\r")
+    if clean.startswith('{"log":'):
+        clean = _from_json_file(clean)
+    if "\r" not in clean:
+        yield from _unglued(number, clean)
+        return
+    for piece in clean.split("\r"):
+        if piece:
+            yield from _unglued(number, piece)
+
+
+def _from_json_file(clean: str) -> str:
+    """The line inside one record of Docker's `json-file` driver; the record itself where it is not one."""
+    try:
+        record = json.loads(clean)
+    except ValueError:
+        return clean
+    text = record.get("log") if isinstance(record, dict) else None
+    return text.rstrip("\r\n") if isinstance(text, str) else clean
+
+
+def _unglued(number: int, piece: str) -> Iterator[Line]:
+    line = _parse(number, piece)
+    # Only a piece with no vLLM prefix of its own is cut: a message that quotes another log line stays whole.
+    if line.level or " pid=" not in piece:
+        yield line
+        return
+    cut = _GLUED.search(piece)
+    if cut is None:
+        yield line
+        return
+    yield _parse(number, piece[: cut.start()])
+    yield _parse(number, piece[cut.start() :])
+
+
+def _parse(number: int, raw: str) -> Line:
+    at = 0
+    for collector in _COLLECTORS:
+        if found := collector.match(raw, at):
+            at = found.end()
+    process, pid = "", None
+    while found := _PROCESS.match(raw, at):  # Ray puts its own before vLLM's; the inner one is the speaker
+        process, pid, at = found[1], int(found[2]), found.end()
+    if not process and (found := _RANK.match(raw, at)):
+        process, at = found[1], found.end()
+    level = source = ""
+    if found := _VLLM.match(raw, at):
+        level, source, at = found[1], found[2] or found[3], found.end()
+    elif found := _UVICORN.match(raw, at):
+        level, at = found[1], found.end()
+    return Line(number, process, pid, level, source, raw[at:], raw)

@@ -1,0 +1,73 @@
+"""What this machine is: operating system, Python, GPUs. Everything is read, nothing is guessed."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import dataclass
+
+import psutil
+
+__all__ = ["Gpu", "Machine", "gpus", "look"]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU. memory_gb in GB of 2**30 bytes; capability as CUDA counts it, for example 9.0."""
+
+    name: str
+    memory_gb: float
+    capability: float | None
+    driver: str
+
+
+@dataclass(frozen=True)
+class Machine:
+    os: str
+    python: str
+    cpus: int
+    memory_gb: float
+    gpus: tuple[Gpu, ...]
+
+    @property
+    def driver(self) -> str | None:
+        return self.gpus[0].driver if self.gpus else None
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """NVIDIA GPUs by `nvidia-smi`; none where it is absent or fails."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return ()
+    query = [tool, "--query-gpu=name,memory.total,compute_cap,driver_version", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    found: list[Gpu] = []
+    for line in done.stdout.splitlines() if done.returncode == 0 else ():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) == 4:
+            memory, capability = _number(fields[1]), _number(fields[2])
+            found.append(Gpu(fields[0], round((memory or 0) / 1024, 1), capability, fields[3]))
+    return tuple(found)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def look() -> Machine:
+    """This machine, now."""
+    return Machine(
+        f"{platform.system()} {platform.release()} {platform.machine()}",
+        platform.python_version(),
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        round(psutil.virtual_memory().total / 2**30, 1),
+        gpus(),
+    )

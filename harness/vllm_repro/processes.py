@@ -1,0 +1,186 @@
+"""Processes that this package started, and the records by which a later run finds those that a killed one left.
+
+A server is started in a session of its own (`setsid`), so its process group, EngineCore and workers included, can be told from all
+others whatever their names become; vLLM renames its processes, which also wipes their environment from /proc. The session's id is
+written to a record by the child itself, between fork and exec, so there is no moment at which a SIGKILL of the harness leaves a
+server that no record names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from vllm_repro.errors import InfraError
+from vllm_repro.owner import Owner, is_alive, this_owner
+
+__all__ = ["LeftProcess", "Started", "list_left", "remove_left", "session_members", "start", "state_folder"]
+
+
+def state_folder() -> Path:
+    """Where records live: `$XDG_STATE_HOME/vllm-repro/processes`."""
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(base) / "vllm-repro" / "processes"
+
+
+def session_members(session: int) -> list[psutil.Process]:
+    """The living processes of a session, its leader first."""
+    found: list[psutil.Process] = []
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, psutil.Error):
+            if os.getsid(pid) == session:
+                process = psutil.Process(pid)
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+    return sorted(found, key=lambda process: process.pid != session)
+
+
+@dataclass(frozen=True)
+class LeftProcess:
+    """What a killed run left: a session with living members, or just a record."""
+
+    record: Path
+    session: int | None
+    command: str
+    pids: tuple[int, ...]
+
+
+class Started:
+    """A running session. `popen` is its leader; `end` ends all of it and forgets the record."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], record: Path) -> None:
+        self.popen = popen
+        self.record = record
+        self.session = popen.pid
+
+    def pids(self) -> tuple[int, ...]:
+        return tuple(process.pid for process in session_members(self.session))
+
+    def end(self, grace: float = 15.0, *, poll: Callable[[float], None] = time.sleep) -> None:
+        """SIGTERM to the leader, then SIGKILL to whatever of the session is left after `grace` seconds; returns when all are gone."""
+        if self.popen.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.popen.terminate()
+        deadline = time.monotonic() + grace
+        while self.popen.poll() is None and time.monotonic() < deadline:
+            poll(0.02)
+        # Workers outlive their API server by some seconds, and hold memory meanwhile.
+        deadline = min(deadline, time.monotonic() + 5.0)
+        while session_members(self.session) and time.monotonic() < deadline:
+            poll(0.05)
+        _kill_session(self.session)
+        self.popen.wait()
+        self.record.unlink(missing_ok=True)
+
+
+def _shared_memory(members: Sequence[psutil.Process]) -> set[Path]:
+    """The /dev/shm segments of Python's multiprocessing that these processes map: a killed process does not unlink its own."""
+    segments: set[Path] = set()
+    for process in members:
+        with contextlib.suppress(psutil.Error, OSError):
+            segments |= {
+                Path(region.path) for region in process.memory_maps() if region.path.startswith("/dev/shm/psm_")
+            }
+    return segments
+
+
+def _kill_session(session: int) -> None:
+    members = session_members(session)
+    segments = _shared_memory(members)
+    for _ in range(50):
+        for process in members:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(members, timeout=1.0)
+        members = session_members(session)
+        if not members:
+            break
+    for segment in segments:
+        segment.unlink(missing_ok=True)
+
+
+def start(argv: Sequence[str], env: Mapping[str, str], log: Path, cwd: Path | None = None) -> Started:
+    """Starts `argv` in a session of its own, both outputs appended to `log`. Raises `InfraError` where it cannot be started."""
+    folder = state_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    record = folder / f"{uuid.uuid4().hex}.json"
+    intent = {"owner": asdict(this_owner()), "command": " ".join(argv)[:500], "started": time.time()}
+    pid_file = record.with_suffix(".pid")
+    record.write_text(json.dumps(intent), encoding="utf-8")
+    pid_descriptor = os.open(pid_file, os.O_WRONLY | os.O_CREAT, 0o600)
+
+    def sign_in() -> None:
+        # Runs in the child between fork and exec, where only plain system calls are safe.
+        os.write(pid_descriptor, b"%d" % os.getpid())
+
+    try:
+        with log.open("ab") as output:
+            popen = subprocess.Popen(
+                list(argv),
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=cwd,
+                start_new_session=True,
+                preexec_fn=sign_in,
+            )
+    except OSError as error:
+        record.unlink(missing_ok=True)
+        pid_file.unlink(missing_ok=True)
+        raise InfraError(
+            f"cannot start {argv[0]}: {error.strerror}", hint="vllm-repro doctor shows which servers can run here"
+        ) from error
+    finally:
+        os.close(pid_descriptor)
+    record.write_text(json.dumps({**intent, "session": popen.pid}), encoding="utf-8")
+    pid_file.unlink(missing_ok=True)
+    return Started(popen, record)
+
+
+def _records() -> Iterator[tuple[Path, Owner, int | None, float, str]]:
+    for record in sorted(state_folder().glob("*.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            data = json.loads(record.read_text(encoding="utf-8"))
+            session = data.get("session")
+            if session is None:
+                with contextlib.suppress(OSError, ValueError):
+                    session = int(record.with_suffix(".pid").read_text())
+            yield record, Owner(**data["owner"]), session, float(data["started"]), str(data["command"])
+
+
+def list_left() -> list[LeftProcess]:
+    """What runs that no longer live have left on this host."""
+    left: list[LeftProcess] = []
+    for record, owner, session, started, command in _records():
+        if is_alive(owner):
+            continue
+        members = session_members(session) if session else []
+        # A session id is not reused while a member lives; one that began before the record is somebody else's.
+        ours = [process.pid for process in members if process.create_time() > started - 5.0]
+        left.append(LeftProcess(record, session, command, tuple(ours)))
+    return left
+
+
+def remove_left(left: Sequence[LeftProcess]) -> None:
+    """Ends what `list_left` found and forgets the records."""
+    for item in left:
+        if item.pids:
+            for pid in item.pids:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGTERM)
+            psutil.wait_procs([psutil.Process(pid) for pid in item.pids if psutil.pid_exists(pid)], timeout=3.0)
+            if item.session:
+                _kill_session(item.session)
+        item.record.with_suffix(".pid").unlink(missing_ok=True)
+        item.record.unlink(missing_ok=True)

@@ -1,0 +1,152 @@
+"""Prompts of an exact length, as the server itself counts it.
+
+The server's own `/tokenize` is asked, chat template included, because a count by another tokenizer, or by words, misses by a few tokens
+and a boundary is crossed or not by one. A prompt is salted at its head, so that no prefix cache shortens it, and made from a seed, so
+that a run can be repeated.
+
+A text of known words is counted once, then padded with words that cost one token each in nearly every vocabulary: two calls as a rule,
+for 100 tokens as for 90,000. Where a vocabulary is so odd that the padding does not come out, a few other fillers are tried.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from typing import Any
+
+from vllm_repro.client import Client
+from vllm_repro.errors import ReproError
+
+__all__ = ["Prompt", "PromptError", "build_chat", "build_completion"]
+
+_WORDS = """
+time year people way day man thing woman life child world school state family student group country problem
+hand part place case week company system program question work government number night point home water room
+mother area money story fact month lot right study book eye job word business issue side kind head house
+service friend father power hour game line end
+""".split()  # noqa: SIM905  # a list of a hundred words reads better as text
+_PADDING = ((" the", " and", " of"), (" a", " b", " c"), ("1", ".", ":"))
+_FILLERS = (" a", "?", "#", " 7", "Q", "~", "\n", " x?", "é")
+_MOST_CALLS = 40
+
+
+class PromptError(ReproError):
+    """No prompt of this length can be made on this server."""
+
+    exit_status = 2
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """`body` holds the fields of the request that carry the prompt; `tokens` is the server's count; `calls` what it took."""
+
+    body: dict[str, Any]
+    tokens: int
+    calls: int
+
+
+Count = Callable[[str], Awaitable[int]]
+
+
+def _text(words: int, seed: str) -> str:
+    chosen = random.Random(seed)
+    return " ".join(chosen.choice(_WORDS) for _ in range(words))
+
+
+def _salt(seed: str) -> str:
+    return f"{random.Random('salt ' + seed).getrandbits(24):06x} "
+
+
+async def fit(count: Count, tokens: int, seed: str) -> tuple[str, int]:
+    """A text that `count` measures as exactly `tokens`, and the number of calls. Raises `PromptError`."""
+    calls = 0
+
+    async def measure(text: str) -> int:
+        nonlocal calls
+        if calls >= _MOST_CALLS:
+            raise PromptError(f"no text of exactly {tokens} tokens was found in {calls} calls of /tokenize")
+        calls += 1
+        return await count(text)
+
+    salt = _salt(seed)
+    words = max(0, int(tokens * 0.85) - 24)
+    text = salt + _text(words, seed)
+    counted = await measure(text)
+    while counted > tokens and words:  # longer words than reckoned with: shrink in proportion, with some slack
+        words = max(0, int(words * tokens / counted * 0.97) - 1)
+        text = salt + _text(words, seed)
+        counted = await measure(text)
+    if counted > tokens:
+        text, counted = "", await measure("")
+        if counted > tokens:
+            raise PromptError(
+                f"the chat template alone takes {counted} tokens, so no prompt of {tokens} tokens can be made",
+                hint="state a larger size in the scenario's workload",
+            )
+    return await _pad(measure, text, counted, tokens), calls
+
+
+async def _pad(measure: Count, text: str, counted: int, tokens: int) -> str:
+    """`text`, lengthened from `counted` to `tokens`; `measure` counts the calls and gives up."""
+    for words in _PADDING:
+        for _ in range(3):
+            wanted = tokens - counted
+            if wanted == 0:
+                return text
+            longer = text + _cycled(words, wanted)
+            now = await measure(longer)
+            if now > tokens:  # more than a token a word: as many words as fit
+                longer = text + _cycled(words, int(wanted * wanted / (now - counted)))
+                now = await measure(longer)
+            if not counted < now <= tokens:
+                break
+            text, counted = longer, now
+    while counted < tokens:
+        for filler in _FILLERS:
+            now = await measure(text + filler)
+            if counted < now <= tokens:
+                text, counted = text + filler, now
+                break
+        else:
+            raise PromptError(f"no text of exactly {tokens} tokens was found: {counted} is the nearest below")
+    return text
+
+
+def _cycled(words: Sequence[str], count: int) -> str:
+    """`count` words, none twice in a row, since some vocabularies merge a repeated one."""
+    return "".join(islice(cycle(words), count))
+
+
+async def build_chat(
+    client: Client, model: str, tokens: int, seed: str, *, extra: Sequence[dict[str, Any]] = ()
+) -> Prompt:
+    """A chat of one user message (after the messages in `extra`) that is `tokens` long with its template."""
+
+    def messages(text: str) -> list[dict[str, Any]]:
+        return [*extra, {"role": "user", "content": text}]
+
+    async def count(text: str) -> int:
+        body = {"model": model, "messages": messages(text), "add_generation_prompt": True}
+        return await _count(client, body)
+
+    text, calls = await fit(count, tokens, seed)
+    return Prompt({"messages": messages(text)}, tokens, calls)
+
+
+async def build_completion(client: Client, model: str, tokens: int, seed: str) -> Prompt:
+    """A text completion's prompt, as the token ids themselves: their number is the length, whatever the vocabulary."""
+    # Two words a token is more than any vocabulary needs; ids are cut from what comes back.
+    response = await client.post("/tokenize", {"model": model, "prompt": _salt(seed) + _text(tokens, seed)})
+    response.raise_for_status()
+    ids = response.json()["tokens"]
+    if len(ids) < tokens:
+        raise PromptError(f"{tokens} words gave only {len(ids)} tokens")
+    return Prompt({"prompt": ids[:tokens]}, tokens, 1)
+
+
+async def _count(client: Client, body: dict[str, Any]) -> int:
+    response = await client.post("/tokenize", body)
+    response.raise_for_status()
+    return int(response.json()["count"])

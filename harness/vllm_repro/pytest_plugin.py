@@ -1,0 +1,168 @@
+"""`pytest scenarios`: one test a scenario and arm.
+
+An engine that should live and dies is a failure, with the trimmed traceback. Trouble of the host is an error. What this machine cannot run
+is skipped, with the reason. A bug that is declared for this release and reproduces is xfailed; one that is declared and no longer does is
+xpassed, strictly, so it is loud. `-n K` runs K servers side by side; each asks for a free port, and scenarios that need a GPU hold a lock
+for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_repro.errors import InfraError, ReproError, Unsupported
+from vllm_repro.outcome import Outcome
+from vllm_repro.report.model import ArmReport, RunReport
+from vllm_repro.report.wording import death_line
+from vllm_repro.run import Plan, default_out, run
+from vllm_repro.scenario import Arm, Scenario
+from vllm_repro.scenario_file import load_file
+from vllm_repro.servers.base import Evidence, ServerKind
+from vllm_repro.site import Options, choose, make_site
+from vllm_repro.verdict import Expect, Expected, Result, Standing
+from vllm_repro.watch import Patience
+
+_OPTIONS = ("server", "image", "vllm", "model", "weights")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("vllm-repro", "scenarios against live vLLM servers")
+    group.addoption("--scenario-server", default="auto", help="auto, docker, process or rehearsal")
+    group.addoption("--scenario-image", default=None, help="the image to run")
+    group.addoption("--scenario-vllm", default=None, help="the vLLM release")
+    group.addoption("--scenario-model", default=None, help="a model in place of the stand-in")
+    group.addoption("--scenario-weights", default=None, help="real or dummy")
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Scenario files are those that say so: Python files that import the vocabulary, in a folder named `scenarios`."""
+    if (
+        file_path.suffix != ".py"
+        or file_path.parent.name != "scenarios"
+        or file_path.name.startswith(("_", "conftest"))
+    ):
+        return None
+    if "vllm_repro.vocabulary" not in file_path.read_text(encoding="utf-8", errors="replace"):
+        return None
+    return ScenarioFile.from_parent(parent, path=file_path)
+
+
+class ScenarioFile(pytest.File):
+    def collect(self) -> Iterator[pytest.Item]:
+        scenario = load_file(self.path)
+        for arm in scenario.arms:
+            yield ScenarioItem.from_parent(self, name=f"{scenario.id}[{arm.name}]", scenario=scenario, arm=arm)
+
+
+class SurpriseError(Exception):
+    """What a failing scenario test raises: its text is the whole report of the failure."""
+
+
+class ScenarioItem(pytest.Item):
+    def __init__(self, *, scenario: Scenario, arm: Arm, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.scenario = scenario
+        self.arm = arm
+        self.report: RunReport | None = None
+        self.trouble: ReproError | None = None
+
+    def setup(self) -> None:
+        """The run itself, so that trouble of the host is an error and not a failure."""
+        options = Options(
+            **{name: value for name in _OPTIONS if (value := self.config.getoption(f"--scenario-{name}")) is not None}
+        )
+        kind = choose(self.scenario, options).kind if options.server == "auto" else ServerKind(options.server)
+        try:
+            site = make_site(self.scenario, options, kind, lambda _: None)
+            with _gpu_lock(needed=site.evidence is Evidence.GPU):
+                plan = Plan(
+                    self.scenario,
+                    [self.arm],
+                    1,
+                    site,
+                    Expect.DECLARED,
+                    Patience(),
+                    1,
+                    default_out(),
+                    f"pytest scenarios -k '{self.name}'",
+                    options.vllm or (self.scenario.try_with if kind is ServerKind.REHEARSAL else None),
+                )
+                self.report = run(plan, lambda _: None, lambda *_: None, None)
+        except Unsupported as error:
+            pytest.skip(_with_hint(error))
+        if self.report.interrupted:
+            raise KeyboardInterrupt
+        outcome = self._arm().trials[0]
+        if outcome.outcome is Outcome.UNSUPPORTED:
+            pytest.skip(outcome.why)
+        if outcome.outcome in (Outcome.INFRA, Outcome.BOOT_FAILED, Outcome.CANCELLED):
+            raise InfraError(f"{outcome.outcome}: {outcome.why}", hint=f"the log is {self.report.folder / outcome.log}")
+
+    def _arm(self) -> ArmReport:
+        assert self.report is not None
+        return self.report.arms[0]
+
+    def runtest(self) -> None:
+        assert self.report is not None
+        arm = self._arm()
+        standing = self.scenario.status.standing(self.report.version)
+        if arm.expected is Expected.DIES and standing is Standing.BAD:
+            # The open bug: pytest's own words for an expected failure, and the louder ones for an unexpected pass.
+            self.add_marker(
+                pytest.mark.xfail(reason=f"{self.scenario.issue} is declared for {self.report.version}", strict=True)
+            )
+            if arm.result.result in (Result.REPRODUCES, Result.FLAKY):
+                raise SurpriseError(_explain(self.report, arm))
+            if arm.result.result is Result.QUIET:
+                return
+        if self.report.verdict.expected is False:
+            raise SurpriseError(_explain(self.report, arm))
+        if self.report.verdict.expected is None:
+            pytest.skip(f"undecided: {arm.trials[0].why}")
+
+    def repr_failure(
+        self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None
+    ) -> str:  # pytest's signature
+        if isinstance(excinfo.value, ReproError):
+            return _with_hint(excinfo.value)
+        if isinstance(excinfo.value, SurpriseError):
+            return str(excinfo.value)
+        return str(excinfo.getrepr(style="short"))
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        return self.path, 0, self.name
+
+
+def _with_hint(error: ReproError) -> str:
+    return f"{error}" + (f"\n  next: {error.hint}" if error.hint else "")
+
+
+def _explain(report: RunReport, arm: ArmReport) -> str:
+    trial = arm.trials[0]
+    lines = [f"{report.scenario}, arm {arm.name}, vLLM {report.version}: {trial.outcome}"]
+    if report.rehearsal:
+        lines.insert(0, "REHEARSAL")
+    if trial.death is not None:
+        lines += [f"  {frame}" for frame in trial.death.frames[-8:]]
+    lines += [trial.why, death_line(trial), f"report: {report.folder / 'report.md'}"]
+    return "\n".join(line for line in lines if line)
+
+
+@contextlib.contextmanager
+def _gpu_lock(*, needed: bool) -> Iterator[None]:
+    """One server at a time on the GPUs of this host, whatever `-n` says; others run beside it."""
+    if not needed:
+        yield
+        return
+    path = Path(tempfile.gettempdir()) / f"vllm-repro-gpus-{os.getuid()}.lock"
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

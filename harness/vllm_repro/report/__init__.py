@@ -1,0 +1,1 @@
+"""Reports: renderings of a journal, each a pure function of `RunReport`."""

@@ -1,0 +1,154 @@
+"""From a run's journal to its `RunReport`. A report can be made again at any time, also from a journal that is cut."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vllm_repro.errors import UsageError
+from vllm_repro.journal import Entry, Recording, read
+from vllm_repro.outcome import Death, Outcome, SignatureMatch
+from vllm_repro.redact import Redactor
+from vllm_repro.report.model import ArmReport, RunReport, TrialReport
+from vllm_repro.scenario import Status
+from vllm_repro.trigger import Finding
+from vllm_repro.verdict import Expect, Expected, Record, VerdictReport, arm_result, decide
+
+__all__ = ["build", "report_of"]
+
+
+def build(folder: Path) -> RunReport:
+    """The report of the run in `folder`. Raises `UsageError` where there is no journal, or an empty one."""
+    if folder.is_file():
+        folder = folder.parent
+    folders = [(str(Path.cwd()), "."), (str(Path.home()), "~")]
+    if tmp := os.environ.get("TMPDIR"):
+        folders.append((tmp.rstrip("/"), "$TMPDIR"))
+    return report_of(read(folder / "journal.jsonl"), folder, Redactor(sorted(folders, key=lambda pair: -len(pair[0]))))
+
+
+def report_of(recording: Recording, folder: Path, redactor: Redactor) -> RunReport:
+    """The report of a recording; pure. Raises `UsageError` where it does not even hold the start of a run."""
+    started = recording.first("run-started")
+    if started is None:
+        raise UsageError(f"the journal in {folder} does not hold the start of a run", hint="name another run's folder")
+    version = _version(recording)
+    standing = Status(started["status"]["bad"], started["status"]["good"]).standing(version)
+    arms = tuple(_arm(recording, declared, redactor) for declared in started["arms"])
+    ended = recording.first("run-ended")
+    interrupted = ended["interrupted"] if ended is not None else None
+    record = Record(**started["record"]) if started.get("record") else None
+    verdict = decide(
+        [arm.result for arm in arms if arm.trials], standing=standing, expect=Expect(started["expect"]), record=record
+    )
+    missing = [arm.name for arm in arms if not arm.trials]
+    if verdict.expected and missing and (interrupted or ended is None):
+        verdict = VerdictReport(verdict.verdict, None, f"{verdict.because}; not run: {', '.join(missing)}")
+    machine = started["machine"]
+    return RunReport(
+        folder,
+        started["scenario"],
+        started["issue"],
+        started["title"],
+        f"bad {started['status']['bad']}"
+        + (f", good {started['status']['good']}" if started["status"]["good"] else ", open"),
+        started["trigger"],
+        verdict,
+        started["evidence"],
+        started["harness_version"],
+        time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started.t)),
+        round(recording.entries[-1].t - started.t, 3),
+        {
+            "os": machine["os"],
+            "python": machine["python"],
+            "cpus": machine["cpus"],
+            "memory_gb": machine["memory_gb"],
+            "docker": started["docker"],
+            "gpus": machine["gpus"],
+            "driver": machine["gpus"][0]["driver"] if machine["gpus"] else None,
+        },
+        arms,
+        tuple(redactor.text(trial.why) for arm in arms for trial in arm.trials if trial.outcome is Outcome.INFRA),
+        redactor.text(started["reproduce"]),
+        version,
+        interrupted,
+        recording.cut or recording.damaged > 0,
+    )
+
+
+def _version(recording: Recording) -> str | None:
+    """The version that the server itself reported; what was asked for only where no server got so far."""
+    for entry in recording.of("trial-ended"):
+        if entry.get("version"):
+            return str(entry["version"])
+    started = recording.first("run-started")
+    return started.get("version") if started else None
+
+
+def _arm(recording: Recording, declared: Mapping[str, Any], redactor: Redactor) -> ArmReport:
+    name = declared["name"]
+    ended = [entry for entry in recording.of("trial-ended") if entry["arm"] == name]
+    begun = next((entry for entry in recording.of("trial-started") if entry["arm"] == name), None)
+    server = next((entry for entry in recording.of("server-started") if entry["arm"] == name), None)
+    trials = tuple(_trial(entry, redactor) for entry in ended)
+    unexplained = sum(trial.death is not None and trial.death.signature is None for trial in trials)
+    result = arm_result(
+        name, Expected(declared["expected"]), [trial.outcome for trial in trials], unexplained=unexplained
+    )
+    return ArmReport(
+        result,
+        redactor.text(begun["command"]) if begun else "",
+        tuple(redactor.text(text) for text in begun["differences"]) if begun else (),
+        _server(begun, server, trials, redactor),
+        trials,
+        declared.get("why", ""),
+    )
+
+
+def _server(
+    begun: Entry | None, server: Entry | None, trials: tuple[TrialReport, ...], redactor: Redactor
+) -> Mapping[str, Any]:
+    facts = server["facts"] if server is not None else {}
+    return {
+        "kind": begun["server"] if begun is not None else None,
+        "image": facts.get("image"),
+        "digest": facts.get("digest"),
+        "vllm_version": next((trial.version for trial in trials if trial.version), None),
+        "argv": redactor.deep(facts.get("argv") or []),
+        "env": redactor.deep(facts.get("env") or {}),
+        "replaced": [],
+    }
+
+
+def _trial(entry: Entry, redactor: Redactor) -> TrialReport:
+    death = entry["death"]
+    return TrialReport(
+        entry["trial"],
+        Outcome(entry["outcome"]),
+        entry["phase"],
+        Finding(
+            entry["trigger"]["crossed"],
+            tuple(redactor.deep(entry["trigger"]["evidence"])),
+            entry["trigger"].get("brief", ""),
+        ),
+        death
+        and Death(
+            death["detected_by"],
+            death["latency_s"],
+            death["exception"],
+            death["message"] and redactor.text(death["message"]),
+            tuple(redactor.deep(death["frames"])),
+            SignatureMatch(death["signature"]) if death["signature"] else None,
+            tuple(death["channels"]),
+        ),
+        entry["boot_s"],
+        entry["duration_s"],
+        entry["requests"],
+        entry["log"],
+        redactor.text(entry["why"]),
+        entry.get("captured") or {},
+        entry.get("version"),
+    )

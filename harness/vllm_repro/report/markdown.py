@@ -1,0 +1,119 @@
+"""The run as Markdown: verdict first, then the arms, the proof, the death, the commands, the environment."""
+
+from __future__ import annotations
+
+import re
+
+from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner
+from vllm_repro.report.wording import boundary, death_line, engine_word, seconds
+
+__all__ = ["cell", "fence", "markdown"]
+
+
+def fence(text: str, language: str = "") -> str:
+    """A code block that `text` cannot break out of, whatever it holds."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    marks = "`" * max(3, longest + 1)
+    return f"{marks}{language}\n{text.rstrip()}\n{marks}"
+
+
+def cell(text: str) -> str:
+    """Text for a table cell: one line, no column breaks."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def markdown(report: RunReport) -> str:
+    parts = [f"# {report.scenario}: {report.verdict.verdict}"]
+    if notice := banner(report.evidence, report.version):
+        parts.append(f"> **{notice}**")
+    if report.interrupted:
+        parts.append(f"> **Interrupted by {report.interrupted}: what follows is what was seen until then.**")
+    elif report.cut:
+        parts.append("> **The journal is cut: the run was killed. What follows is what it holds.**")
+    parts.append(
+        f"{report.title} ([{report.issue}]({report.issue_url})), vLLM {report.version or 'of unknown version'}."
+    )
+    parts.append(f"**{report.verdict.verdict}** ({_expected(report)}): {report.verdict.because}.")
+    parts.append(_table(report))
+    parts.append(f"Trigger: `{report.trigger}`. Declared: {report.status}.")
+    for arm in report.arms:
+        if dead := next((trial for trial in arm.trials if trial.death), None):
+            parts.append(_death(arm, dead))
+            break
+    parts.append("## Proof that the boundary was crossed, or not")
+    parts.append("\n".join(_proof(arm) for arm in report.arms if arm.trials))
+    parts.append("## Commands")
+    parts += [_command(arm) for arm in report.arms if arm.command]
+    if report.infra:
+        parts.append("## Trouble of the host\n\n" + "\n".join(f"- {cell(text)}" for text in report.infra))
+    parts.append("## Environment")
+    parts.append(_environment(report))
+    parts.append("## Again")
+    parts.append(fence(report.reproduce, "console"))
+    return "\n\n".join(parts) + "\n"
+
+
+def _expected(report: RunReport) -> str:
+    return {True: "as expected", False: "a surprise", None: "undecided"}[report.verdict.expected]
+
+
+def _table(report: RunReport) -> str:
+    rows = ["| arm | boot | boundary | engine | outcome | result |", "|---|---|---|---|---|---|"]
+    for arm in report.arms:
+        for trial in arm.trials:
+            signature = f", {trial.death.signature}" if trial.death and trial.death.signature else ""
+            rows.append(
+                f"| {arm.name} | {seconds(trial.boot_s)} | {cell(boundary(trial))} | {cell(engine_word(trial))} "
+                f"| {trial.outcome}{signature} | {_result(arm)} |"
+            )
+        if not arm.trials:
+            rows.append(f"| {arm.name} | | | | not run | |")
+    return "\n".join(rows)
+
+
+def _result(arm: ArmReport) -> str:
+    counted = f" ({arm.result.crashed} of {arm.result.conclusive} died)" if arm.result.conclusive else ""
+    return f"{arm.result.result}{counted}"
+
+
+def _death(arm: ArmReport, trial: TrialReport) -> str:
+    death = trial.death
+    assert death is not None
+    parts = [f"## The death in `{arm.name}`", death_line(trial)]
+    if death.exception:
+        frames = "\n".join(f"  {frame}" for frame in death.frames[-15:])
+        parts.append(fence(f"{frames}\n{death.exception}: {death.message}", "text"))
+    else:
+        parts.append(cell(trial.why))
+    return "\n\n".join(parts)
+
+
+def _proof(arm: ArmReport) -> str:
+    lines = []
+    for trial in arm.trials:
+        crossed = "crossed" if trial.trigger.crossed else "not crossed"
+        lines.append(f"- `{arm.name}`, trial {trial.number}: {crossed}. {cell('; '.join(trial.trigger.evidence))}")
+    return "\n".join(lines)
+
+
+def _command(arm: ArmReport) -> str:
+    text = f"`{arm.name}`" + (f": {arm.why}" if arm.why else "") + "\n\n" + fence(arm.command, "console")
+    if arm.server.get("digest"):
+        text += f"\n\nImage `{arm.server['image']}`, digest `{arm.server['digest']}`."
+    if arm.differences:
+        text += "\n\nNot as reported:\n" + "\n".join(f"- {cell(difference)}" for difference in arm.differences)
+    return text
+
+
+def _environment(report: RunReport) -> str:
+    environment = report.environment
+    cards = ", ".join(f"{gpu['name']} ({gpu['memory_gb']:g} GB)" for gpu in environment["gpus"]) or "none"
+    lines = [
+        f"- vLLM {report.version or 'unknown'}, evidence: {report.evidence}",
+        f"- {environment['os']}, {environment['cpus']} CPUs, {environment['memory_gb']:g} GB, Python {environment['python']}",
+        f"- GPUs: {cards}" + (f", driver {environment['driver']}" if environment["driver"] else ""),
+    ]
+    if environment["docker"]:
+        lines.append(f"- Docker {environment['docker']}")
+    lines.append(f"- vllm-repro {report.harness_version}, started {report.started_at}, took {report.duration_s:.0f} s")
+    return "\n".join(lines)

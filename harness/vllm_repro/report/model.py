@@ -1,0 +1,160 @@
+"""What every rendering of a run is made from: a `RunReport`, and its JSON form, which is the contract (`report.schema.json`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vllm_repro.outcome import Death, Outcome
+from vllm_repro.trigger import Finding
+from vllm_repro.verdict import ArmResult, Expected, VerdictReport
+
+__all__ = ["ArmReport", "RunReport", "TrialReport", "banner"]
+
+
+@dataclass(frozen=True)
+class TrialReport:
+    """One trial. Times in seconds; `log` is relative to the run's folder."""
+
+    number: int
+    outcome: Outcome
+    phase: str | None
+    trigger: Finding
+    death: Death | None
+    boot_s: float | None
+    duration_s: float | None
+    requests: Mapping[str, int]
+    log: str
+    why: str
+    captured: Mapping[str, str]
+    version: str | None
+
+    def as_json(self) -> dict[str, Any]:
+        death = self.death
+        return {
+            "trial": self.number,
+            "outcome": self.outcome.value,
+            "phase": self.phase,
+            "trigger": {"crossed": self.trigger.crossed, "evidence": list(self.trigger.evidence)},
+            "death": None
+            if death is None
+            else {
+                "detected_by": death.detected_by,
+                "latency_s": death.latency_s,
+                "exception": death.exception,
+                "message": death.message,
+                "frames": list(death.frames),
+                "signature": death.signature.value if death.signature else None,
+                "channels": list(death.channels),
+            },
+            "boot_s": self.boot_s,
+            "duration_s": self.duration_s,
+            "requests": dict(self.requests),
+            "throughput": None,
+            "log": self.log,
+            "why": self.why,
+            "captured": dict(self.captured),
+        }
+
+
+@dataclass(frozen=True)
+class ArmReport:
+    """One arm. `server`: what was run, under the contract's names."""
+
+    result: ArmResult
+    command: str
+    differences: tuple[str, ...]
+    server: Mapping[str, Any]
+    trials: tuple[TrialReport, ...]
+    why: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.result.name
+
+    @property
+    def expected(self) -> Expected:
+        return self.result.expected
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "expected": self.expected.value,
+            "command": self.command,
+            "differences": list(self.differences),
+            "server": dict(self.server),
+            "result": self.result.result.value,
+            "k": self.result.crashed,
+            "n": self.result.conclusive,
+            "bound": self.result.bound,
+            "trials": [trial.as_json() for trial in self.trials],
+        }
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """A whole run. `interrupted`: the signal that ended it; `cut`: its journal ends before the run did."""
+
+    folder: Path
+    scenario: str
+    issue: str
+    title: str
+    status: str
+    trigger: str
+    verdict: VerdictReport
+    evidence: str
+    harness_version: str
+    started_at: str
+    duration_s: float
+    environment: Mapping[str, Any]
+    arms: tuple[ArmReport, ...]
+    infra: tuple[str, ...]
+    reproduce: str
+    version: str | None
+    interrupted: str | None
+    cut: bool
+
+    @property
+    def rehearsal(self) -> bool:
+        return self.evidence == "rehearsal"
+
+    @property
+    def issue_url(self) -> str:
+        repository, _, number = self.issue.partition("#")
+        return f"https://github.com/{repository}/issues/{number}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "schema": 1,
+            "scenario": self.scenario,
+            "issue": self.issue,
+            "verdict": self.verdict.verdict.value,
+            "because": self.verdict.because,
+            "expected": self.verdict.expected is True,
+            "undecided": self.verdict.expected is None,
+            "evidence": self.evidence,
+            "rehearsal": self.rehearsal,
+            "harness_version": self.harness_version,
+            "started_at": self.started_at,
+            "duration_s": self.duration_s,
+            "environment": dict(self.environment),
+            "arms": [arm.as_json() for arm in self.arms],
+            "throughput": None,
+            "infra": list(self.infra),
+            "reproduce": self.reproduce,
+            "interrupted": self.interrupted,
+            "journal_cut": self.cut,
+        }
+
+
+def banner(evidence: str, version: str | None) -> str:
+    """The line that every report of something other than a GPU begins with; empty for a GPU."""
+    release = f"vLLM {version}" if version else "vLLM"
+    return {
+        "rehearsal": f"REHEARSAL: an engine of our own that imitates {release}. It shows scenario and harness at work and says "
+        "nothing about vLLM.",
+        "lab": f"LAB: {release}'s own code on a CPU, with its CUDA parts replaced.",
+        "cpu": f"CPU: a stock {release} on a CPU. Nothing about speed follows from it.",
+    }.get(evidence, "")

@@ -1,0 +1,50 @@
+"""Short phrases that terminal and Markdown share. Pure."""
+
+from __future__ import annotations
+
+from vllm_repro.outcome import Outcome
+from vllm_repro.report.model import TrialReport
+
+__all__ = ["boundary", "death_line", "engine_word", "latency", "seconds"]
+
+
+def seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
+
+
+def latency(value: float | None) -> str:
+    if value is None:
+        return "at an unknown moment"
+    return f"after {value * 1000:.0f} ms" if value < 1 else f"after {value:.1f} s"
+
+
+def boundary(trial: TrialReport) -> str:
+    """What the trigger found, as short as a table allows."""
+    if trial.outcome in (Outcome.UNSUPPORTED, Outcome.INFRA, Outcome.CANCELLED) and not trial.trigger.crossed:
+        return "-"
+    word = "crossed" if trial.trigger.crossed else "not crossed"
+    return f"{word}: {trial.trigger.brief}" if trial.trigger.brief else word
+
+
+def engine_word(trial: TrialReport) -> str:
+    if trial.death is not None:
+        return f"died, seen {latency(trial.death.latency_s)}"
+    return {
+        Outcome.CLEAN: "alive",
+        Outcome.UNTRIGGERED: "alive",
+        Outcome.HANG: "hung",
+        Outcome.WRONG_OUTPUT: "alive",
+        Outcome.BOOT_FAILED: "never ready",
+    }.get(trial.outcome, "-")
+
+
+def death_line(trial: TrialReport) -> str:
+    """`Seen first by the answer after 9 ms, then by log, health, process.`"""
+    death = trial.death
+    if death is None:
+        return ""
+    rest = [channel for channel in death.channels if channel != death.detected_by]
+    then = f", then by {', '.join(rest)}" if rest else ""
+    return f"Seen first by {death.detected_by} {latency(death.latency_s)}{then}. Phase: {trial.phase or 'unknown'}."

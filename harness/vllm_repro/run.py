@@ -1,0 +1,208 @@
+"""A run: the trials of one scenario's arms, their journal, and the report at the end.
+
+Trials are interleaved (A B B A), so that a machine that slows down or warms up does not favour an arm. The folder, the journal's first line
+and the link `latest` exist before the first server is started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vllm_repro import __version__
+from vllm_repro.assess import Conclusion
+from vllm_repro.errors import InfraError, UsageError
+from vllm_repro.journal import Journal
+from vllm_repro.machine import Machine, look
+from vllm_repro.report.build import build
+from vllm_repro.report.files import write_reports
+from vllm_repro.report.model import RunReport
+from vllm_repro.scenario import Arm, Scenario
+from vllm_repro.site import Site
+from vllm_repro.trial import Trial, run_trial
+from vllm_repro.verdict import Expect, Expected, Record
+from vllm_repro.watch import Patience
+
+__all__ = ["Plan", "new_folder", "order", "run"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run is to do. `site` knows where servers come from; `reproduce` is the command that repeats the run."""
+
+    scenario: Scenario
+    arms: Sequence[Arm]
+    trials: int
+    site: Site
+    expect: Expect
+    patience: Patience
+    seed: int
+    out: Path
+    reproduce: str
+    version: str | None = None
+    api_key: str | None = None
+
+
+def order(arms: Sequence[Arm], trials: int) -> list[tuple[int, Arm]]:
+    """(trial, arm) in the order of boots: forwards in odd trials, backwards in even ones."""
+    return [(n, arm) for n in range(1, trials + 1) for arm in (arms if n % 2 else list(reversed(arms)))]
+
+
+def new_folder(out: Path, scenario: str) -> Path:
+    """Makes `out/scenario/<UTC>-<6 hex>/` with `logs/` in it, and points `latest` there. Raises `InfraError`."""
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    folder = out / scenario / f"{stamp}-{secrets.token_hex(3)}"
+    try:
+        (folder / "logs").mkdir(parents=True)
+        link = folder.parent / "latest"
+        fresh = folder.parent / f".latest-{secrets.token_hex(4)}"
+        fresh.symlink_to(folder.name)
+        fresh.replace(link)  # in one step: a reader never finds the link missing
+    except OSError as error:
+        raise InfraError(f"cannot write to {out}: {error.strerror}", hint="name another folder with --out") from error
+    return folder
+
+
+def run(
+    plan: Plan, say: Callable[[str], None], done: Callable[[Arm, int, Conclusion], None], record: Record | None
+) -> RunReport:
+    """Runs the plan to its end, or to the signal that interrupts it, and writes every report.
+
+    `say` gets lines of progress; `done` each trial's conclusion. An interrupted run has a report too, marked so.
+    """
+    folder = new_folder(plan.out, plan.scenario.id)
+    with Journal(folder / "journal.jsonl") as journal, Journal(folder / "requests.jsonl") as requests:
+        machine = look()
+        journal.write("run-started", **_header(plan, machine, record))
+        interrupted = _Interrupted()
+        try:
+            asyncio.run(_trials(plan, folder, journal, requests, say, done, interrupted))
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            interrupted.by = interrupted.by or "SIGINT"
+        journal.write("run-ended", interrupted=interrupted.by)
+    report = build(folder)
+    write_reports(report)
+    return report
+
+
+def _header(plan: Plan, machine: Machine, record: Record | None) -> dict[str, Any]:
+    scenario = plan.scenario
+    return {
+        "schema": 1,
+        "harness_version": __version__,
+        "scenario": scenario.id,
+        "issue": scenario.issue,
+        "title": scenario.title,
+        "status": {"bad": scenario.status.bad, "good": scenario.status.good},
+        "trigger": str(scenario.trigger),
+        "expect": plan.expect,
+        "evidence": plan.site.evidence,
+        "server": plan.site.kind,
+        "trials": plan.trials,
+        "seed": plan.seed,
+        "version": plan.version,
+        "arms": [
+            {"name": arm.name, "expected": arm.expected, "why": arm.why, "edits": [str(e) for e in arm.edits]}
+            for arm in plan.arms
+        ],
+        "reproduce": plan.reproduce,
+        "record": record,
+        "machine": machine,
+        "docker": plan.site.engine_version,
+    }
+
+
+@dataclass
+class _Interrupted:
+    by: str | None = None
+
+
+async def _trials(
+    plan: Plan,
+    folder: Path,
+    journal: Journal,
+    requests: Journal,
+    say: Callable[[str], None],
+    done: Callable[[Arm, int, Conclusion], None],
+    interrupted: _Interrupted,
+) -> None:
+    current = asyncio.current_task()
+    assert current is not None
+    loop = asyncio.get_running_loop()
+
+    def stop(number: signal.Signals) -> None:
+        # Once is enough: a second Ctrl-C must not tear down the tear-down, or it would leave a server behind.
+        if interrupted.by is None:
+            interrupted.by = number.name
+            say(f"{number.name}: ending the server; what was seen so far is kept")
+            current.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread: then the caller has the signals
+            loop.add_signal_handler(number, stop, number)
+    for number_of_trial, arm in order(_attachable(plan), plan.trials):
+        log = folder / "logs" / f"{arm.name}-{number_of_trial}.log"
+        launch, server = plan.site.server(plan.scenario, arm, number_of_trial, log, folder.name)
+
+        def tell(text: str, arm: Arm = arm) -> None:
+            say(f"{arm.name}: {text}")
+
+        trial = Trial(
+            plan.scenario,
+            arm,
+            number_of_trial,
+            launch,
+            server,
+            log,
+            plan.patience,
+            plan.seed,
+            journal,
+            requests,
+            tell,
+            plan.api_key,
+        )
+        conclusion = await run_trial(trial)
+        done(arm, number_of_trial, conclusion)
+        if plan.site.ends_after(conclusion):
+            break
+
+
+def _attachable(plan: Plan) -> list[Arm]:
+    """An attached server has one command, so only arms without edits can be run, those that should live first."""
+    if not plan.site.attached:
+        return list(plan.arms)
+    arms = [arm for arm in plan.arms if not arm.edits]
+    if not arms:
+        raise UsageError(
+            f"the arm {plan.arms[0].name} changes the server's flags, which a running server does not",
+            hint="start the server with those flags and attach with the arm `reported`",
+        )
+    return sorted(arms, key=lambda arm: arm.expected is Expected.DIES)
+
+
+def on_record(out: Path, scenario: str, evidence: str) -> Record | None:
+    """The newest run in `out` that reproduced, with the same kind of evidence; `vllm_repro.verdict` weighs it."""
+    folders = sorted(
+        (path for path in (out / scenario).glob("*/report.json") if not path.parent.is_symlink()), reverse=True
+    )
+    for path in folders:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            report = json.loads(path.read_text(encoding="utf-8"))
+            arm = next((arm for arm in report["arms"] if arm["k"]), None)
+            if arm and report["evidence"] == evidence and report["verdict"] in ("reproduces", "regressed"):
+                return Record(arm["k"], arm["n"], path.parent.name, str(arm["server"]["vllm_version"]))
+    return None
+
+
+def default_out() -> Path:
+    """`reports/` of the working directory, or of `$VLLM_REPRO_REPORTS`."""
+    return Path(os.environ.get("VLLM_REPRO_REPORTS", "reports"))

@@ -1,0 +1,196 @@
+"""A scenario: one upstream bug as a declaration.
+
+The classes here are what a scenario file declares with the words of `vllm_repro.vocabulary`; `vllm_repro.scenario_file` reads such a
+file and finds its mistakes. Nothing here boots, asks or decides anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from vllm_repro.command import ServeCommand, parse
+from vllm_repro.signature import Signature
+from vllm_repro.trigger import Condition
+from vllm_repro.verdict import Expected, Standing
+from vllm_repro.workload import Step
+
+__all__ = ["Arm", "Edit", "Model", "Needs", "Scenario", "Status"]
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One small change of the reported command, with the words that declared it."""
+
+    words: str
+    apply: Callable[[ServeCommand], ServeCommand] = field(compare=False)
+
+    def __str__(self) -> str:
+        return self.words
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One server configuration: the reported command with edits, and possibly a workload of its own."""
+
+    name: str
+    expected: Expected
+    edits: tuple[Edit, ...] = ()
+    workload: tuple[Step, ...] | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A public stand-in for the reported model, and the attention shape that matters.
+
+    name: what `--model` defaults to. block_size: KV-cache block in tokens when no flag sets it. full_attention_interval: every
+    n-th layer is full attention (1: all are). dummy: whether any weights will do, so that a tiny model of random weights may stand
+    in on a machine that cannot hold the real one.
+    """
+
+    name: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    layers: int
+    vocab_size: int
+    block_size: int = 16
+    full_attention_interval: int = 1
+    max_position: int = 131072
+    architecture: str = "Qwen3ForCausalLM"
+    tiny_will_do: bool = False
+    why: str = ""
+
+    def shape(self) -> dict[str, Any]:
+        """The shape under the names that a model's config.json uses."""
+        return {
+            "architecture": self.architecture,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "num_hidden_layers": self.layers,
+            "vocab_size": self.vocab_size,
+            "block_size": self.block_size,
+            "full_attention_interval": self.full_attention_interval,
+            "max_position_embeddings": self.max_position,
+        }
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Hardware without which a boot means nothing. gpu_memory_gb per GPU; capability as CUDA counts it, for example 8.0."""
+
+    gpus: int = 0
+    gpu_memory_gb: float = 0
+    capability: float | None = None
+    nodes: int = 1
+    memory_gb: float = 0
+
+    def __str__(self) -> str:
+        if not self.gpus:
+            return f"CPU, {self.memory_gb:g} GB" if self.memory_gb else "CPU"
+        parts = [f"{self.gpus} GPU" + ("s" if self.gpus > 1 else "")]
+        if self.gpu_memory_gb:
+            parts.append(f"{self.gpu_memory_gb:g} GB each")
+        if self.capability:
+            parts.append(f"capability {self.capability:g}+")
+        if self.nodes > 1:
+            parts.append(f"{self.nodes} nodes")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Status:
+    """Which releases have the bug: version specifiers as pip writes them, for example bad=">=0.21.0,<0.24.0", good=">=0.24.0"."""
+
+    bad: str
+    good: str = ""
+
+    def __post_init__(self) -> None:
+        for text in (self.bad, self.good):
+            try:
+                SpecifierSet(text)
+            except InvalidSpecifier as error:
+                raise ValueError(f"{text!r} is no version specifier, such as '>=0.21.0,<0.24.0'") from error
+
+    @property
+    def open(self) -> bool:
+        return not self.good
+
+    def standing(self, version: str | None) -> Standing:
+        """What is declared for `version`, as the server reports it; a nightly counts as what its number says."""
+        try:
+            parsed = Version(version or "")
+        except InvalidVersion:
+            return Standing.UNKNOWN
+        if SpecifierSet(self.bad, prereleases=True).contains(parsed):
+            return Standing.BAD
+        if self.good and SpecifierSet(self.good, prereleases=True).contains(parsed):
+            return Standing.GOOD
+        return Standing.UNKNOWN
+
+    @property
+    def first_bad(self) -> str | None:
+        return _bound(self.bad, (">=", "=="))
+
+    @property
+    def first_good(self) -> str | None:
+        return _bound(self.good, (">=", "=="))
+
+    def __str__(self) -> str:
+        return f"bad {self.bad}" + (f", good {self.good}" if self.good else ", open")
+
+
+def _bound(text: str, operators: tuple[str, ...]) -> str | None:
+    versions = [Version(part.version) for part in SpecifierSet(text) if part.operator in operators]
+    return str(min(versions)) if versions else None
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One upstream bug.
+
+    id: name on the command line. issue: `owner/repository#number`. command: the reported command, word for word. try_with: the
+    release that a run uses when none is named; one that has the bug.
+    """
+
+    id: str
+    issue: str
+    title: str
+    command: str
+    model: Model
+    needs: Needs
+    status: Status
+    try_with: str
+    workload: Sequence[Step]
+    trigger: Condition
+    signature: Signature
+    arms: Sequence[Arm]
+    related: Sequence[str] = ()
+
+    @property
+    def issue_url(self) -> str:
+        repository, _, number = self.issue.partition("#")
+        return f"https://github.com/{repository}/issues/{number}"
+
+    def reported(self) -> ServeCommand:
+        """The reported command, parsed."""
+        return parse(self.command)
+
+    def arm(self, name: str) -> Arm | None:
+        return next((arm for arm in self.arms if arm.name == name), None)
+
+    def command_of(self, arm: Arm) -> ServeCommand:
+        """The reported command with the edits of `arm`; raises `CommandError` where one does not fit."""
+        command = self.reported()
+        for edit in arm.edits:
+            command = edit.apply(command)
+        return command
+
+    def workload_of(self, arm: Arm) -> tuple[Step, ...]:
+        return tuple(self.workload) if arm.workload is None else arm.workload

@@ -1,0 +1,309 @@
+"""Reads scenario files, and finds every mistake in one with its line.
+
+A scenario file is a declaration, so it is read as one: its syntax tree is evaluated here, word by word, over the vocabulary of
+`vllm_repro.vocabulary` and nothing else. That has two uses. A file from a stranger cannot run code. And a mistake does not hide the
+next one: evaluation goes on past it, so `vllm-repro check` names them all, each with file and line, where an import would stop at the
+first.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import re
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from operator import add, and_, mul, or_, sub
+from pathlib import Path
+from typing import Any
+
+from beartype import BeartypeConf
+from beartype.door import is_bearable
+
+from vllm_repro import vocabulary
+from vllm_repro.errors import CommandError, ScenarioError
+from vllm_repro.flags import NoteLevel, unknown_flags
+from vllm_repro.scenario import Arm, Scenario
+from vllm_repro.sizes import Size, resolve
+from vllm_repro.verdict import Expected, Standing
+from vllm_repro.workload import requests_of
+
+__all__ = ["Problem", "check_file", "load_file", "read"]
+
+WORDS: Mapping[str, Any] = {name: getattr(vocabulary, name) for name in vocabulary.__all__}
+_NUMBERS = BeartypeConf(is_pep484_tower=True)  # an int is a float, as for a type checker
+_OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: add,
+    ast.Sub: sub,
+    ast.Mult: mul,
+    ast.BitAnd: and_,
+    ast.BitOr: or_,
+}
+
+
+@dataclass(frozen=True, order=True)
+class Problem:
+    """One mistake. `line` counts from 1."""
+
+    file: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.text}"
+
+
+class _Bad:
+    """Stands for a value that could not be made, so that its users are not reported as well."""
+
+
+_BAD = _Bad()
+
+
+def _near(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+@dataclass
+class _Reader:
+    """Evaluates one file. `lines` remembers where each argument of the `Scenario(...)` call and each arm stands."""
+
+    file: str
+    problems: list[Problem] = field(default_factory=list)
+    names: dict[str, Any] = field(default_factory=lambda: dict(WORDS))
+    lines: dict[str, int] = field(default_factory=dict)
+    scenario_line: int = 1
+
+    def problem(self, line: int, text: str) -> _Bad:
+        self.problems.append(Problem(self.file, line, text))
+        return _BAD
+
+    def module(self, tree: ast.Module) -> Any:
+        for number, statement in enumerate(tree.body):
+            match statement:
+                case ast.Expr(value=ast.Constant(value=str())) if number == 0:
+                    pass  # the docstring
+                case ast.ImportFrom(module="__future__"):
+                    pass
+                case ast.ImportFrom(module="vllm_repro.vocabulary"):
+                    for alias in statement.names:
+                        if alias.name not in WORDS:
+                            self.problem(
+                                alias.lineno, f"the vocabulary has no {alias.name!r}{_near(alias.name, WORDS)}"
+                            )
+                case ast.Assign(targets=[ast.Name(id=name)]):
+                    self.names[name] = self.value(statement.value)
+                case _:
+                    self.problem(
+                        statement.lineno,
+                        "a scenario file only imports from vllm_repro.vocabulary and assigns names; it is read, not run",
+                    )
+        if "scenario" not in self.names:
+            return self.problem(1, "no `scenario = Scenario(...)` in this file")
+        return self.names["scenario"]
+
+    def value(self, node: ast.expr) -> Any:
+        match node:
+            case ast.Constant():
+                return node.value
+            case ast.Name(id=name):
+                if name in self.names:
+                    return self.names[name]
+                return self.problem(node.lineno, f"unknown word {name!r}{_near(name, self.names)}")
+            case ast.List(elts=items) | ast.Tuple(elts=items):
+                values = tuple(self.value(item) for item in items)
+                return _BAD if any(value is _BAD for value in values) else values
+            case ast.Dict(keys=keys, values=items) if all(keys):
+                pairs = [(self.value(key), self.value(item)) for key, item in zip(keys, items, strict=True) if key]
+                return _BAD if any(_BAD in pair for pair in pairs) else dict(pairs)
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                inner = self.value(operand)
+                return (
+                    -inner if isinstance(inner, int | float) else self.problem(node.lineno, "only a number has a minus")
+                )
+            case ast.BinOp(left=left, op=operator, right=right):
+                return self._binary(node.lineno, self.value(left), operator, self.value(right))
+            case ast.Call():
+                return self._call(node)
+        return self.problem(node.lineno, f"`{ast.unparse(node)}` is no part of a declaration")
+
+    def _binary(self, line: int, left: Any, operator: ast.operator, right: Any) -> Any:
+        if left is _BAD or right is _BAD:
+            return _BAD
+        function = _OPERATORS.get(type(operator))
+        if function is None:
+            return self.problem(line, "only + - * for sizes and & | for conditions are known here")
+        try:
+            return function(left, right)
+        except TypeError:
+            return self.problem(line, f"a {type(left).__name__} and a {type(right).__name__} do not go together here")
+
+    def _call(self, node: ast.Call) -> Any:
+        target = self.value(node.func) if isinstance(node.func, ast.Name) else _BAD
+        if not isinstance(node.func, ast.Name):
+            return self.problem(node.lineno, f"`{ast.unparse(node.func)}` is no word of the vocabulary")
+        arguments = [self.value(argument) for argument in node.args]
+        keywords = {word.arg: self.value(word.value) for word in node.keywords if word.arg}
+        if target is _BAD:
+            return _BAD
+        if not callable(target):
+            return self.problem(node.lineno, f"{node.func.id!r} cannot be called")
+        if target is Scenario:
+            self._remember(node)
+        where = {word.arg: word.value.lineno for word in node.keywords if word.arg}
+        if self._arguments_wrong(node, node.func.id, target, arguments, keywords, where):
+            return _BAD
+        if any(value is _BAD for value in (*arguments, *keywords.values())):
+            return _BAD
+        try:
+            return target(*arguments, **keywords)
+        except (TypeError, ValueError) as error:
+            return self.problem(node.lineno, f"{node.func.id}: {error}")
+
+    def _remember(self, node: ast.Call) -> None:
+        self.scenario_line = node.lineno
+        for word in node.keywords:
+            if word.arg:
+                self.lines[word.arg] = word.value.lineno
+            if word.arg == "arms" and isinstance(word.value, ast.List | ast.Tuple):
+                self.lines |= {f"arms[{i}]": item.lineno for i, item in enumerate(word.value.elts)}
+
+    def _arguments_wrong(
+        self,
+        node: ast.Call,
+        word: str,
+        target: Callable[..., Any],
+        arguments: list[Any],
+        keywords: dict[str, Any],
+        where: dict[str, int],
+    ) -> bool:
+        signature = inspect.signature(target)
+        parameters = signature.parameters
+        open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        wrong = False
+        if not open_ended:
+            for name in [name for name in keywords if name not in parameters]:
+                self.problem(where[name], f"{word} has no {name!r}{_near(name, parameters)}")
+                del keywords[name]
+                wrong = True
+        try:
+            bound = signature.bind_partial(*arguments, **keywords)
+        except TypeError as error:
+            self.problem(node.lineno, f"{word}: {error}")
+            return True
+        missing = [
+            name
+            for name, p in parameters.items()
+            if name not in bound.arguments and p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+        ]
+        if missing:
+            self.problem(node.lineno, f"{word} lacks {', '.join(map(repr, missing))}")
+            wrong = True
+        hints = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
+        for name, value in bound.arguments.items():
+            kind = parameters[name].kind
+            values = value if kind is inspect.Parameter.VAR_POSITIONAL else (value,)
+            if kind is inspect.Parameter.VAR_KEYWORD or name not in hints:
+                continue
+            for one in values:
+                if one is not _BAD and not is_bearable(one, hints[name], conf=_NUMBERS):
+                    self.problem(
+                        where.get(name, node.lineno), f"{word}: {name}={_short(one)} is not what {name!r} takes"
+                    )
+                    wrong = True
+        return wrong
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def read(path: Path, text: str | None = None) -> tuple[Scenario | None, list[Problem]]:
+    """The scenario of a file and its problems; the scenario is None where one of them keeps it from being made."""
+    name = str(path)
+    try:
+        source = path.read_text(encoding="utf-8") if text is None else text
+        tree = ast.parse(source, filename=name)
+    except SyntaxError as error:
+        return None, [Problem(name, error.lineno or 1, f"not Python: {error.msg}")]
+    except (OSError, UnicodeDecodeError) as error:
+        return None, [Problem(name, 1, f"cannot be read: {error}")]
+    reader = _Reader(name)
+    value = reader.module(tree)
+    if not ast.get_docstring(tree):
+        reader.problem(1, "the file does not say what the bug is: begin with a docstring")
+    if isinstance(value, Scenario):
+        _check_meaning(reader, path, value)
+        return value, sorted(reader.problems)
+    if value is not _BAD:
+        reader.problem(1, "`scenario` is not a Scenario(...)")
+    return None, sorted(set(reader.problems))
+
+
+def _check_meaning(reader: _Reader, path: Path, scenario: Scenario) -> None:
+    """What each word cannot know by itself: that the parts fit together."""
+
+    def at(key: str) -> int:
+        return reader.lines.get(key, reader.scenario_line)
+
+    if scenario.id != path.stem.replace("_", "-"):
+        reader.problem(at("id"), f"id {scenario.id!r} does not match the file's name {path.name!r}")
+    for key, issues in (("issue", (scenario.issue,)), ("related", tuple(scenario.related))):
+        for issue in issues:
+            if not re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", issue):
+                reader.problem(at(key), f"{issue!r} is no upstream issue, such as 'vllm-project/vllm#41726'")
+    if scenario.status.standing(scenario.try_with) is not Standing.BAD:
+        reader.problem(
+            at("try_with"), f"try_with {scenario.try_with!r} is not among the bad releases ({scenario.status.bad})"
+        )
+    if not list(requests_of(tuple(scenario.workload))):
+        reader.problem(at("workload"), "the workload sends no request")
+    try:
+        command = scenario.reported()
+    except CommandError as error:
+        reader.problem(at("command") + error.line - 1, f"command: {error}")
+        return
+    for unknown in unknown_flags(command, scenario.try_with):
+        if unknown.level is not NoteLevel.UNLISTED:  # the table does not claim to hold every flag there is
+            reader.problem(at("command"), f"command: {unknown}")
+    if not scenario.arms:
+        reader.problem(at("arms"), "no arms: at least `arm('reported', dies)`")
+        return
+    first = scenario.arms[0]
+    if first.edits or first.expected is not Expected.DIES:
+        reader.problem(at("arms[0]"), "the first arm is the reported command itself: it `dies` and has no edits")
+    seen: set[str] = set()
+    for index, arm in enumerate(scenario.arms):
+        _check_arm(reader, at(f"arms[{index}]"), scenario, arm, seen)
+
+
+def _check_arm(reader: _Reader, line: int, scenario: Scenario, arm: Arm, seen: set[str]) -> None:
+    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", arm.name):
+        reader.problem(line, f"arm name {arm.name!r} is not lower-case words joined by hyphens")
+    if arm.name in seen:
+        reader.problem(line, f"two arms are named {arm.name!r}")
+    seen.add(arm.name)
+    try:
+        command = scenario.command_of(arm)
+        for request in requests_of(scenario.workload_of(arm)):
+            if isinstance(request.prompt, int | Size) and resolve(request.prompt, command) < 1:
+                reader.problem(line, f"arm {arm.name!r}: {request} has no tokens")
+    except (CommandError, ScenarioError) as error:
+        reader.problem(line, f"arm {arm.name!r}: {error}")
+
+
+def check_file(path: Path) -> list[Problem]:
+    """Every problem of one scenario file; an empty list means that it can be run."""
+    return read(path)[1]
+
+
+def load_file(path: Path) -> Scenario:
+    """The scenario of a file. Raises `ScenarioError` naming every problem."""
+    scenario, problems = read(path)
+    if problems or scenario is None:
+        raise ScenarioError("\n".join(map(str, problems)), hint=f"vllm-repro check {path} lists what to mend")
+    return scenario

@@ -1,0 +1,176 @@
+"""A server that somebody else runs: it is asked and watched, never started, changed or ended.
+
+A URL is all that is needed. Its log is what names a cause of death, so it is looked for: the file that the listening process writes its
+output to, or the log of the container that publishes the port, on this host. `--log FILE` names it where that finds nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import docker
+import docker.errors
+import httpx
+import psutil
+import requests.exceptions
+
+from vllm_repro.client import Client
+from vllm_repro.errors import InfraError, UsageError
+from vllm_repro.servers.base import Evidence, Exit, Server, ServerFacts, ServerKind
+
+__all__ = ["AttachServer", "find_log", "find_process", "identify"]
+
+_LOCAL = {"127.0.0.1", "localhost", "::1", "0.0.0.0"}
+
+
+def find_process(url: str) -> int | None:
+    """The pid on this host that listens on the URL's port; None where it is not ours to see."""
+    parts = urlsplit(url)
+    if (parts.hostname or "") not in _LOCAL or parts.port is None:
+        return None
+    with contextlib.suppress(psutil.Error, OSError):
+        for connection in psutil.net_connections(kind="tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == parts.port:
+                return connection.pid
+    return None
+
+
+def find_log(pid: int | None) -> Path | None:
+    """The regular file that a process writes its output to, if it is one."""
+    if pid is None:
+        return None
+    for descriptor in (2, 1):
+        with contextlib.suppress(OSError):
+            target = Path(f"/proc/{pid}/fd/{descriptor}").readlink()
+            if target.is_file() and os.access(target, os.R_OK):
+                return target
+    return None
+
+
+async def identify(url: str) -> tuple[str, bool]:
+    """The version of the vLLM at `url`, and whether it is a rehearsal. Raises `UsageError` where none is there."""
+    hint = "name the server's root, such as --url http://127.0.0.1:8000"
+    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+        raise UsageError(f"{url!r} is no http URL", hint=hint)
+    async with Client(url) as client:
+        try:
+            response = await client.get("/version", timeout=30.0)
+        except (httpx.HTTPError, OSError) as error:
+            raise InfraError(f"nothing answers at {url}: {error}", hint="is the server up? " + hint) from error
+        try:
+            version = str(response.json()["version"])
+            models = await client.get("/v1/models", timeout=30.0)
+            if models.status_code not in (200, 401) or response.status_code != 200:
+                raise ValueError(models.status_code)
+        except (ValueError, KeyError, TypeError, httpx.HTTPError) as error:
+            raise UsageError(
+                f"{url} answers, but it is no vLLM: /version gave {response.status_code} {response.text[:80]!r}",
+                hint=hint,
+            ) from error
+        return version, "x-vllm-rehearsal" in response.headers
+
+
+class AttachServer(Server):
+    """The server at `url`. `log`: its output from now on, where known; what it printed before belongs to somebody else's requests."""
+
+    def __init__(self, url: str, *, log: Path | None, copy_to: Path, evidence: Evidence) -> None:
+        self.base_url = url.rstrip("/")
+        self.evidence = evidence
+        self.pid = find_process(url)
+        self.source = log or find_log(self.pid)
+        self.log_path = copy_to
+        self._stop = threading.Event()
+        self._copier: threading.Thread | None = None
+        self._born = psutil.Process(self.pid).create_time() if self.pid else None
+
+    async def start(self) -> ServerFacts:
+        assert self.log_path is not None
+        self.log_path.touch()
+        if self.source is not None:
+            self._copier = threading.Thread(target=self._copy_file, args=(self.source,), daemon=True)
+            self._copier.start()
+        else:
+            await asyncio.to_thread(self._copy_container)
+        return ServerFacts(ServerKind.ATTACH, self.evidence, (), pid=self.pid)
+
+    def _copy_file(self, source: Path) -> None:
+        """Copies what is there, for its boot lines, and what is appended, until stopped."""
+        assert self.log_path is not None
+        with source.open("rb") as read, self.log_path.open("ab", buffering=0) as write:
+            read.seek(self._own_lines_begin(source))
+            while True:
+                stopping = self._stop.is_set()
+                chunk = read.read(1_000_000)
+                if chunk:
+                    write.write(chunk)
+                elif stopping:
+                    return
+                else:
+                    time.sleep(0.02)
+
+    def _own_lines_begin(self, source: Path) -> int:
+        """Where this server's own lines begin in a file that an earlier one may have written to as well."""
+        mark = f"pid={self.pid})".encode()
+        offset = 0
+        with source.open("rb") as file:
+            for line in file:
+                if mark in line:
+                    return offset
+                offset += len(line)
+        return 0
+
+    def _copy_container(self) -> None:
+        port = urlsplit(self.base_url).port
+        if port is None or (urlsplit(self.base_url).hostname or "") not in _LOCAL:
+            return
+        try:
+            engine = docker.from_env(timeout=10)
+            found = engine.containers.list(filters={"publish": str(port)})
+            stream: Any = found[0].logs(stream=True, follow=True) if found else None
+        except (docker.errors.DockerException, requests.exceptions.RequestException):
+            return
+        if stream is not None:
+            self._copier = threading.Thread(target=self._copy_stream, args=(stream,), daemon=True)
+            self._copier.start()
+
+    def _copy_stream(self, stream: Any) -> None:
+        assert self.log_path is not None
+        with self.log_path.open("ab", buffering=0) as write, contextlib.suppress(requests.exceptions.RequestException):
+            for chunk in stream:
+                write.write(chunk)
+                if self._stop.is_set():
+                    return
+
+    @property
+    def has_log(self) -> bool:
+        return self._copier is not None
+
+    async def exited(self) -> Exit:
+        while self.pid is None:
+            await asyncio.sleep(3600)  # nothing on this host to watch; HTTP is
+        while True:
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(self.pid)
+                if process.create_time() == self._born and process.status() != psutil.STATUS_ZOMBIE:
+                    await asyncio.sleep(0.05)
+                    continue
+            return Exit(None, f"the server's process (pid {self.pid}) is gone", time.time())
+
+    async def stop(self) -> None:
+        self._stop.set()
+        if self._copier is not None:
+            await asyncio.shield(asyncio.to_thread(self._copier.join, 2.0))
+
+    def processes(self) -> tuple[int, ...]:
+        if self.pid is None:
+            return ()
+        with contextlib.suppress(psutil.Error):
+            return (self.pid, *(child.pid for child in psutil.Process(self.pid).children(recursive=True)))
+        return ()

@@ -1,0 +1,99 @@
+"""A local vLLM as a process in a session of its own, and the rehearsal engine, which is one too."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from vllm_repro.container import looks_secret
+from vllm_repro.errors import InfraError
+from vllm_repro.processes import Started, start
+from vllm_repro.servers.base import Evidence, Exit, Server, ServerFacts, ServerKind
+
+__all__ = ["ProcessServer", "check_port", "free_port"]
+
+LOOPBACK = "127.0.0.1"
+
+
+def free_port() -> int:
+    """A loopback port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def check_port(port: int) -> None:
+    """Raises `InfraError` where something listens already: a dying old server still answers 200 for the new one."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError as error:
+            raise InfraError(
+                f"port {port} on {LOOPBACK} is in use ({error.strerror})",
+                hint="name another with --port, or leave it out and a free one is taken",
+            ) from error
+
+
+class ProcessServer(Server):
+    """Runs `argv`, which must make it listen on `port`.
+
+    env: what is set on top of the caller's environment. Secrets among it are not recorded.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        port: int,
+        log: Path,
+        env: Mapping[str, str],
+        kind: ServerKind,
+        evidence: Evidence,
+        grace: float = 15.0,
+    ) -> None:
+        self.argv = tuple(argv)
+        self.port = port
+        self.log_path = log
+        self.env = dict(env)
+        self.kind = kind
+        self.evidence = evidence
+        self.grace = grace
+        self.base_url = f"http://{LOOPBACK}:{port}"
+        self._started: Started | None = None
+
+    async def start(self) -> ServerFacts:
+        check_port(self.port)
+        assert self.log_path is not None
+        self._started = start(self.argv, {**os.environ, **self.env}, self.log_path)
+        return ServerFacts(
+            self.kind,
+            self.evidence,
+            self.argv,
+            {key: value for key, value in self.env.items() if not looks_secret(key)},
+            pid=self._started.popen.pid,
+        )
+
+    async def exited(self) -> Exit:
+        if self._started is None:
+            raise InfraError("the server was never started")
+        popen: subprocess.Popen[bytes] = self._started.popen
+        while popen.poll() is None:
+            await asyncio.sleep(0.02)
+        code = popen.returncode
+        how = f"exit status {code}" if code >= 0 else f"ended by signal {-code}"
+        return Exit(code, f"the server's process is gone, {how}", time.time())
+
+    async def stop(self) -> None:
+        if self._started is None:
+            return
+        # Shielded: a run that is being cancelled must still see the server go.
+        await asyncio.shield(asyncio.to_thread(self._started.end, self.grace))
+
+    def processes(self) -> tuple[int, ...]:
+        return self._started.pids() if self._started else ()

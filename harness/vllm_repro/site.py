@@ -1,0 +1,338 @@
+"""Where servers come from in one run: the kind, decided once, and a server for each trial.
+
+`choose` answers `--server auto`: Docker when an engine has what the scenario needs, else a local vLLM with the GPUs it needs, else (a
+later kind) the lab, else the rehearsal engine. It says which and why, since what a run is evidence of depends on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm_repro.assess import Conclusion
+from vllm_repro.errors import InfraError, Unsupported, UsageError
+from vllm_repro.launch import Launch, Weights, container_launch, process_launch, rehearsal_launch
+from vllm_repro.localvllm import local_vllm
+from vllm_repro.machine import Gpu, gpus
+from vllm_repro.outcome import Outcome
+from vllm_repro.provision import ReleaseCache, cache_root, provision
+from vllm_repro.resources import rehearsal_engine
+from vllm_repro.scenario import Arm, Needs, Scenario
+from vllm_repro.servers.attach import AttachServer
+from vllm_repro.servers.base import Evidence, Exit, Server, ServerFacts, ServerKind
+from vllm_repro.servers.docker import DockerServer
+from vllm_repro.servers.docker_engine import connect, image_facts, our_labels
+from vllm_repro.servers.process import ProcessServer, free_port
+from vllm_repro.tinymodel import make_tiny_model
+
+__all__ = ["Choice", "Options", "Site", "choose", "default_image", "make_site", "weights_for"]
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says about servers."""
+
+    server: str = "auto"
+    url: str | None = None
+    image: str | None = None
+    vllm: str | None = None
+    model: str | None = None
+    weights: str | None = None
+    port: int | None = None
+    log: Path | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The kind that `auto` picked, and the sentence that says why."""
+
+    kind: ServerKind
+    why: str
+
+
+class Site(ABC):
+    """One kind of server for one run."""
+
+    kind: ServerKind
+    evidence: Evidence
+    attached = False
+    engine_version: str | None = None
+
+    @abstractmethod
+    def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "") -> Launch:
+        """Exactly what will be run for `arm`."""
+
+    @abstractmethod
+    def server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
+        """A server for one trial, not started."""
+
+    def ends_after(self, conclusion: Conclusion) -> bool:
+        """Whether no further trial makes sense after this one."""
+        return False
+
+
+class _PortChooser:
+    def __init__(self, port: int | None) -> None:
+        self._port = port
+
+    def next(self) -> int:
+        return self._port or free_port()
+
+
+class RehearsalSite(Site):
+    kind = ServerKind.REHEARSAL
+    evidence = Evidence.REHEARSAL
+
+    def __init__(self, options: Options, scenario: Scenario) -> None:
+        self._version = options.vllm or scenario.try_with
+        self._model = options.model
+        self._ports = _PortChooser(options.port)
+
+    def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "") -> Launch:
+        engine = (sys.executable, str(rehearsal_engine()))
+        return rehearsal_launch(
+            scenario, arm, engine=engine, version=self._version, model=self._model or scenario.model.name, port=port
+        )
+
+    def server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
+        launch = self.launch(scenario, arm, self._ports.next())
+        return launch, _process(launch, log, ServerKind.REHEARSAL)
+
+
+class ProcessSite(Site):
+    """A local `vllm`; raises `Unsupported` when a server is made for a scenario whose GPUs are not here."""
+
+    kind = ServerKind.PROCESS
+
+    def __init__(self, options: Options, scenario: Scenario, say: Say) -> None:
+        self.evidence = Evidence.GPU if scenario.needs.gpus else Evidence.CPU
+        self._lacking = lacking(scenario.needs, gpus())
+        self._ports = _PortChooser(options.port)
+        self._weights = weights_for(scenario, options)
+        self._vllm: tuple[str, ...]
+        if options.vllm:
+            if self._lacking:
+                # The releases that can be installed here are CPU builds; nothing is downloaded for a trial that cannot run.
+                self._vllm = ("vllm",)
+                return
+            self._vllm = provision(options.vllm, say).argv_prefix
+            return
+        found = local_vllm()
+        if found is None:
+            raise InfraError(
+                "no vllm is installed here", hint=f"name a release to install into a cache: --vllm {scenario.try_with}"
+            )
+        self._vllm = (str(found.executable),)
+
+    def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "") -> Launch:
+        return process_launch(
+            scenario, arm, vllm=self._vllm, env={}, weights=self._weights, port=port, evidence=self.evidence
+        )
+
+    def server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
+        launch = self.launch(scenario, arm, self._ports.next())
+        if self._lacking:
+            return launch, _Unavailable(self._lacking, log)
+        return launch, _process(launch, log, ServerKind.PROCESS)
+
+
+class DockerSite(Site):
+    kind = ServerKind.DOCKER
+
+    def __init__(self, options: Options, scenario: Scenario) -> None:
+        engine = connect()
+        self.engine_version = engine.version
+        self._version = options.vllm or scenario.try_with
+        self._image = options.image or default_image(scenario, self._version)
+        try:
+            facts = image_facts(engine, self._image)
+        finally:
+            engine.close()
+        if facts.rehearsal:
+            self.evidence = Evidence.REHEARSAL
+            self._weights = Weights(options.model or scenario.model.name)
+        else:
+            self.evidence = Evidence.GPU if scenario.needs.gpus else Evidence.CPU
+            self._weights = weights_for(scenario, options)
+        self._ports = _PortChooser(options.port)
+
+    def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "") -> Launch:
+        labels = (
+            {**our_labels(run), "org.vllm-repro.scenario": scenario.id, "org.vllm-repro.arm": arm.name} if run else {}
+        )
+        return container_launch(
+            scenario,
+            arm,
+            image=self._image,
+            weights=self._weights,
+            port=port,
+            evidence=self.evidence,
+            labels=labels,
+            name=f"vllm-repro-{run[-6:]}-{arm.name}" if run else None,
+            version=self._version,
+        )
+
+    def server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
+        launch = self.launch(scenario, arm, self._ports.next(), run=run)
+        assert launch.container is not None
+        return launch, DockerServer(launch.container, log=log, run=run, evidence=self.evidence)
+
+
+class AttachSite(Site):
+    """A running server. Whether it is a rehearsal is asked of it, so that one cannot pass for a vLLM."""
+
+    kind = ServerKind.ATTACH
+    attached = True
+
+    def __init__(self, options: Options, scenario: Scenario, *, rehearsal: bool) -> None:
+        if options.url is None:
+            raise UsageError("--server attach needs a URL", hint="--url http://127.0.0.1:8000")
+        self._url = options.url
+        self._log = options.log
+        self.evidence = Evidence.REHEARSAL if rehearsal else Evidence.GPU if scenario.needs.gpus else Evidence.CPU
+
+    def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "") -> Launch:
+        command = scenario.command_of(arm)
+        return Launch(
+            ServerKind.ATTACH,
+            self.evidence,
+            command,
+            differences=(f"the server was already running at {self._url}: its flags are not known to this report",),
+        )
+
+    def server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
+        server = AttachServer(self._url, log=self._log, copy_to=log, evidence=self.evidence)
+        return self.launch(scenario, arm, 0), server
+
+    def ends_after(self, conclusion: Conclusion) -> bool:
+        return conclusion.outcome not in (Outcome.CLEAN, Outcome.UNTRIGGERED)
+
+
+class _Unavailable(Server):
+    """Stands for a server that this machine cannot run: starting it says why."""
+
+    def __init__(self, why: str, log: Path) -> None:
+        self.why = why
+        self.base_url = "http://127.0.0.1:0"
+        self.log_path = log
+
+    async def start(self) -> ServerFacts:
+        raise Unsupported(self.why, hint="--server rehearsal shows the scenario at work without the hardware")
+
+    async def exited(self) -> Exit:
+        raise Unsupported(self.why)
+
+    async def stop(self) -> None:
+        return None
+
+
+def _process(launch: Launch, log: Path, kind: ServerKind) -> ProcessServer:
+    return ProcessServer(launch.argv, port=launch.port, log=log, env=launch.env, kind=kind, evidence=launch.evidence)
+
+
+def default_image(scenario: Scenario, version: str) -> str:
+    reported = scenario.reported().container
+    if reported is not None and scenario.needs.gpus:
+        return reported.image
+    repository = "vllm/vllm-openai" if scenario.needs.gpus else "vllm/vllm-openai-cpu"
+    return f"{repository}:v{version}"
+
+
+def lacking(needs: Needs, here: tuple[Gpu, ...]) -> str:
+    """What this machine lacks, as a sentence; empty where nothing is."""
+    if len(here) < needs.gpus:
+        count = "no NVIDIA GPU" if not here else f"{len(here)} NVIDIA GPU" + ("s" if len(here) > 1 else "")
+        return f"the scenario needs {needs}, and this machine has {count}"
+    for gpu in here[: needs.gpus]:
+        if needs.gpu_memory_gb and gpu.memory_gb < needs.gpu_memory_gb * 0.98:  # a 16 GB card reports somewhat less
+            return f"the scenario needs {needs}; {gpu.name} has {gpu.memory_gb:g} GB"
+        if needs.capability and gpu.capability and gpu.capability < needs.capability:
+            return f"the scenario needs {needs}; {gpu.name} has capability {gpu.capability:g}"
+    return ""
+
+
+def weights_for(scenario: Scenario, options: Options) -> Weights:
+    """The model to serve. Raises `UsageError` for a folder that is no model."""
+    if options.model:
+        folder = Path(options.model).expanduser()
+        if folder.is_dir():
+            if not (folder / "config.json").is_file():
+                raise UsageError(
+                    f"{options.model} has no config.json, so it is no model folder",
+                    hint="name the folder that holds config.json, or a model's name on the hub",
+                )
+            return Weights(folder.name, folder.resolve(), dummy=options.weights == "dummy")
+        if options.model.startswith(("/", "./", "../", "~")):
+            raise UsageError(
+                f"there is no folder {options.model}", hint="name a model folder, or a model's name on the hub"
+            )
+        return Weights(options.model, dummy=options.weights == "dummy")
+    if scenario.model.tiny_will_do and options.weights != "real":
+        return Weights("tiny", make_tiny_model(cache_root() / "models" / "tiny-qwen3"), dummy=True)
+    return Weights(scenario.model.name, dummy=options.weights == "dummy")
+
+
+def choose(scenario: Scenario, options: Options) -> Choice:
+    """What `--server auto` means for this scenario on this machine."""
+    if options.url:
+        return Choice(ServerKind.ATTACH, "a URL was given")
+    needs = scenario.needs
+    missing = lacking(needs, gpus())
+    docker = _docker_has(scenario, options, missing)
+    if docker:
+        return Choice(ServerKind.DOCKER, docker)
+    if options.image:
+        return Choice(ServerKind.DOCKER, "an image was given")
+    if not missing:
+        if options.vllm and not needs.gpus:
+            return Choice(
+                ServerKind.PROCESS, f"vLLM {options.vllm} runs on this CPU, which is all that the scenario needs"
+            )
+        found = local_vllm()
+        if found is not None:
+            return Choice(
+                ServerKind.PROCESS,
+                f"vllm {found.version or ''} is installed here, with what the scenario needs".replace("  ", " "),
+            )
+        if not needs.gpus and ReleaseCache().get(scenario.try_with):
+            return Choice(
+                ServerKind.PROCESS,
+                f"vLLM {scenario.try_with} is in the cache, and a CPU is all that the scenario needs",
+            )
+        why = "no vllm is installed here, and no image of it" if not needs.gpus else "no vllm is installed here"
+    else:
+        why = missing
+    return Choice(ServerKind.REHEARSAL, why)
+
+
+def _docker_has(scenario: Scenario, options: Options, missing: str) -> str:
+    """Why Docker will do, or an empty string."""
+    if missing or (shutil.which("docker") is None and not Path("/var/run/docker.sock").exists()):
+        return ""
+    image = options.image or default_image(scenario, options.vllm or scenario.try_with)
+    with contextlib.suppress(InfraError), contextlib.closing(connect()) as engine:
+        if not scenario.needs.gpus or "nvidia" in engine.runtimes:
+            image_facts(engine, image)
+            return f"Docker {engine.version} has the image {image}"
+    return ""
+
+
+def make_site(scenario: Scenario, options: Options, kind: ServerKind, say: Say, *, rehearsal_url: bool = False) -> Site:
+    """The site of one run. Raises `UsageError`, `InfraError` or `Unsupported` before anything is started."""
+    makers: Mapping[ServerKind, Callable[[], Site]] = {
+        ServerKind.REHEARSAL: lambda: RehearsalSite(options, scenario),
+        ServerKind.PROCESS: lambda: ProcessSite(options, scenario, say),
+        ServerKind.DOCKER: lambda: DockerSite(options, scenario),
+        ServerKind.ATTACH: lambda: AttachSite(options, scenario, rehearsal=rehearsal_url),
+    }
+    maker = makers.get(kind)
+    if maker is None:
+        raise Unsupported(f"{scenario.id} has no {kind} server", hint="--server rehearsal, process, docker or attach")
+    return maker()

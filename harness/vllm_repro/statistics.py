@@ -1,0 +1,52 @@
+"""What a number of boots supports, and what it does not.
+
+One crash and one quiet boot prove nothing: a fix that does nothing would look the same half of the time or more. These functions put
+a number on that. Method: exact (Clopper-Pearson) one-sided bounds for a binomial rate; `alpha` is the chance of being wrong, 5 %.
+"""
+
+from __future__ import annotations
+
+from math import ceil, comb, log
+
+__all__ = ["clean_needed", "excluded_rate", "lower_bound"]
+
+ALPHA = 0.05
+
+
+def _at_least(k: int, n: int, p: float) -> float:
+    """Chance of k or more crashes in n boots of an engine that crashes with rate p."""
+    return sum(comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k, n + 1))
+
+
+def lower_bound(crashed: int, boots: int, alpha: float = ALPHA) -> float:
+    """The crash rate that `crashed` of `boots` supports at least: 5 of 5 supports 0.55, 1 of 1 only 0.05."""
+    if not 0 <= crashed <= boots:
+        raise ValueError(f"{crashed} crashes of {boots} boots")
+    if crashed == 0:
+        return 0.0
+    low, high = 0.0, 1.0
+    for _ in range(60):  # halves the interval each time: far below any printed digit
+        middle = (low + high) / 2
+        if _at_least(crashed, boots, middle) < alpha:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def excluded_rate(clean: int, alpha: float = ALPHA) -> float:
+    """The crash rate above which `clean` quiet boots in a row would be a surprise: 3 exclude rates above 0.63."""
+    return 1.0 if clean <= 0 else 1.0 - alpha ** (1.0 / clean)
+
+
+def clean_needed(crashed: int, boots: int, alpha: float = ALPHA) -> int | None:
+    """Quiet boots needed before "fixed" may be said, given that the unpatched engine died in `crashed` of `boots`.
+
+    Enough that an engine which still crashes at the lower bound would be caught with 95 %. None where no number of boots helps.
+    """
+    rate = lower_bound(crashed, boots, alpha)
+    if rate <= 0.0:
+        return None
+    if rate >= 1.0:
+        return 1
+    return max(1, ceil(log(alpha) / log(1.0 - rate) - 1e-9))

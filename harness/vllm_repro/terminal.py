@@ -1,0 +1,106 @@
+"""What a run shows on the terminal: one line that says what it waits for and since when, and a table at the end.
+
+Progress goes to standard error and only to a terminal: in CI, and in a pipe, a run is quiet until a trial is over.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+import time
+from typing import TextIO
+
+from vllm_repro.assess import Conclusion
+from vllm_repro.report.model import RunReport
+from vllm_repro.report.wording import boundary, death_line, engine_word, seconds
+from vllm_repro.scenario import Arm
+
+__all__ = ["Progress", "summary"]
+
+
+class Progress:
+    """One status line, redrawn; `say` may be called as often as one likes."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._live = self._stream.isatty() and not os.environ.get("CI")
+        self._lock = threading.Lock()
+        self._drawn = 0.0
+        self._text = ""
+
+    def say(self, text: str) -> None:
+        """Shows `text` in place of the last one; at most ten times a second."""
+        if not self._live:
+            return
+        now = time.monotonic()
+        with self._lock:
+            if text == self._text or now - self._drawn < 0.1:
+                return
+            self._text, self._drawn = text, now
+            width = shutil.get_terminal_size().columns - 1
+            printable = "".join(letter if letter.isprintable() else " " for letter in text)
+            self._stream.write("\r\x1b[2K" + printable[:width])
+            self._stream.flush()
+
+    def line(self, text: str) -> None:
+        """A line that stays."""
+        with self._lock:
+            if self._live:
+                self._stream.write("\r\x1b[2K")
+            self._stream.write(text + "\n")
+            self._stream.flush()
+
+    def done(self, arm: Arm, trial: int, conclusion: Conclusion) -> None:
+        """One line a trial, as it ends."""
+        boot = f"boot {seconds(conclusion.boot_s)}" if conclusion.boot_s is not None else "not ready"
+        self.line(f"  {arm.name} {trial}: {conclusion.outcome} ({boot})")
+
+    def close(self) -> None:
+        if self._live:
+            self._stream.write("\r\x1b[2K")
+            self._stream.flush()
+
+
+def _columns(rows: list[tuple[str, ...]], limits: tuple[int, ...]) -> list[str]:
+    cut = [
+        tuple(text if len(text) <= limit else text[: limit - 1] + "…" for text, limit in zip(row, limits, strict=True))
+        for row in rows
+    ]
+    widths = [max(len(row[column]) for row in cut) for column in range(len(limits))]
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in cut]
+
+
+def summary(report: RunReport) -> str:
+    """The end of a run: few lines, each a fact, the cause near the end, then the verdict and the next step."""
+    lines: list[str] = []
+    expected = {True: "as expected", False: "a SURPRISE", None: "undecided"}[report.verdict.expected]
+    lines += [
+        f"{report.scenario}   {report.issue}   {'REHEARSAL of ' if report.rehearsal else ''}vLLM {report.version or '?'}   declared: {report.status}",
+        "",
+    ]
+    rows: list[tuple[str, ...]] = [("arm", "boot", "boundary", "engine", "outcome")]
+    for arm in report.arms:
+        for trial in arm.trials:
+            signature = f", {trial.death.signature}" if trial.death and trial.death.signature else ""
+            rows.append(
+                (arm.name, seconds(trial.boot_s), boundary(trial), engine_word(trial), trial.outcome + signature)
+            )
+    lines += _columns(rows, (24, 8, 60, 28, 24))
+    telling = [trial for arm in report.arms for trial in arm.trials if trial.death] or [
+        trial for arm in report.arms for trial in arm.trials if trial.outcome not in ("clean", "untriggered")
+    ]
+    if telling:
+        lines += ["", telling[0].why]
+        if seen := death_line(telling[0]):
+            lines.append(f"  {seen}")
+    lines += [
+        "",
+        f"verdict: {report.verdict.verdict}, {expected}: {report.verdict.because}",
+        f"report:  {report.folder / 'report.md'}",
+        f"again:   {report.reproduce}",
+    ]
+    if report.interrupted:
+        lines.append(f"interrupted by {report.interrupted}; nothing is left running")
+    return "\n".join(lines)

@@ -1,0 +1,231 @@
+"""From the outcomes of trials to the result of an arm, and from those to the verdict of a scenario. Pure.
+
+Merging follows one rule: bad beats unknown beats good. A single matching crash makes an arm reproduce; quiet needs every trial to have
+crossed the trigger and lived; anything else is said to be undecided rather than counted as good.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from vllm_repro.outcome import Outcome
+from vllm_repro.statistics import clean_needed, excluded_rate, lower_bound
+
+__all__ = [
+    "ArmResult",
+    "Expect",
+    "Expected",
+    "Record",
+    "Result",
+    "Standing",
+    "Verdict",
+    "VerdictReport",
+    "arm_result",
+    "decide",
+    "exit_status",
+]
+
+
+class Expected(StrEnum):
+    """What an arm is declared to do."""
+
+    DIES = "dies"  # in the releases that have the bug; lives in those that do not
+    LIVES = "lives"  # crosses the trigger and lives, in every release
+    UNTRIGGERED = "untriggered"  # lives, and must not be mistaken for proof
+
+
+class Standing(StrEnum):
+    """What the scenario's status says of a release."""
+
+    BAD = "bad"
+    GOOD = "good"
+    UNKNOWN = "unknown"
+
+
+class Expect(StrEnum):
+    """`--expect`: what the caller of a run holds the result against."""
+
+    DECLARED = "declared"
+    ALIVE = "alive"
+    CRASH = "crash"
+    ANY = "any"
+
+
+class Result(StrEnum):
+    REPRODUCES = "reproduces"
+    QUIET = "quiet"
+    FLAKY = "flaky"
+    INCONCLUSIVE = "inconclusive"
+    BLOCKED = "blocked"
+
+
+class Verdict(StrEnum):
+    REPRODUCES = "reproduces"
+    QUIET = "quiet"
+    FIXED = "fixed"
+    REGRESSED = "regressed"
+    CHANGED = "changed"
+    INCONCLUSIVE = "inconclusive"
+
+
+_BLOCKING = {Outcome.UNSUPPORTED, Outcome.INFRA, Outcome.BOOT_FAILED, Outcome.CANCELLED}
+_DIED_OTHERWISE = {Outcome.OTHER_CRASH, Outcome.HANG, Outcome.WRONG_OUTPUT}
+
+
+@dataclass(frozen=True)
+class ArmResult:
+    """`crashed` of `conclusive` trials died of this bug. `bound`: the sentence that these numbers support."""
+
+    name: str
+    expected: Expected
+    result: Result
+    crashed: int
+    conclusive: int
+    bound: str
+    outcomes: tuple[Outcome, ...]
+    unexplained: int = 0
+    """Deaths whose cause nothing names: they say that something died, not that something changed."""
+
+    @property
+    def alive(self) -> bool:
+        return bool(self.outcomes) and set(self.outcomes) <= {Outcome.CLEAN, Outcome.UNTRIGGERED}
+
+
+@dataclass(frozen=True)
+class Record:
+    """An earlier run on this host in which the unpatched arm reproduced, with the same kind of evidence."""
+
+    crashed: int
+    boots: int
+    run: str
+    version: str
+
+
+@dataclass(frozen=True)
+class VerdictReport:
+    """`expected`: True, False (a surprise) or None (undecided). `because`: one sentence for people. `surprises`: names of arms."""
+
+    verdict: Verdict
+    expected: bool | None
+    because: str
+    surprises: tuple[str, ...] = ()
+
+
+def arm_result(name: str, expected: Expected, outcomes: Sequence[Outcome], *, unexplained: int = 0) -> ArmResult:
+    """The result of one arm from the outcomes of its trials."""
+    count = Counter(outcomes)
+    crashed, clean = count[Outcome.CRASH], count[Outcome.CLEAN]
+    conclusive = crashed + clean
+    if crashed and clean:
+        result = Result.FLAKY
+        bound = f"{crashed} of {conclusive} died: it dies in at least {lower_bound(crashed, conclusive):.0%} of boots"
+    elif crashed:
+        result = Result.REPRODUCES
+        bound = f"{crashed} of {conclusive} died: it dies in at least {lower_bound(crashed, conclusive):.0%} of boots"
+    elif outcomes and set(outcomes) <= _BLOCKING:
+        result, bound = Result.BLOCKED, "no trial got as far as the workload"
+    elif clean and clean == len(outcomes):
+        result = Result.QUIET
+        bound = f"0 of {clean} died: a crash in more than {excluded_rate(clean):.0%} of boots is excluded"
+    else:
+        result = Result.INCONCLUSIVE
+        seen = ", ".join(f"{number} {outcome}" for outcome, number in count.items()) or "no trial ran"
+        bound = f"nothing can be said: {seen}"
+    return ArmResult(name, expected, result, crashed, conclusive, bound, tuple(outcomes), unexplained)
+
+
+def _arm_as_expected(arm: ArmResult, standing: Standing, expect: Expect) -> bool | None:
+    """True, False, or None where the arm's trials decide nothing about the expectation."""
+    died = arm.crashed > 0 or any(outcome in _DIED_OTHERWISE for outcome in arm.outcomes)
+    if expect is Expect.ALIVE:
+        return False if died else (True if arm.alive else None)
+    if arm.expected is Expected.UNTRIGGERED:
+        if died:
+            return False
+        if not arm.alive:
+            return None
+        return all(outcome is Outcome.UNTRIGGERED for outcome in arm.outcomes)
+    decided = arm.result in (Result.REPRODUCES, Result.FLAKY, Result.QUIET)
+    if arm.expected is Expected.DIES:
+        must_die = expect is Expect.CRASH or standing is Standing.BAD
+        if not decided:
+            # Dying of something else is a surprise wherever a stated end was expected; silence about it is not.
+            return False if died and not arm.unexplained else None
+        if expect is not Expect.CRASH and standing is Standing.UNKNOWN:
+            return True
+        return (arm.crashed > 0) is must_die
+    if died:
+        return False
+    return True if arm.result is Result.QUIET else None
+
+
+def _because_quiet(arms: Sequence[ArmResult], record: Record | None) -> tuple[Verdict, str]:
+    clean = sum(arm.outcomes.count(Outcome.CLEAN) for arm in arms)
+    excluded = f"a crash in more than {excluded_rate(clean):.0%} of boots is excluded"
+    if record is None:
+        return Verdict.QUIET, (
+            f"the boundary was crossed and the engine lived, {clean} of {clean}: {excluded}. "
+            "Nothing to compare with yet: no reproducing run is on record for this host"
+        )
+    needed = clean_needed(record.crashed, record.boots)
+    on_record = f"{record.crashed} of {record.boots} died with {record.version} ({record.run})"
+    if needed is not None and clean >= needed:
+        return Verdict.FIXED, (
+            f"{on_record}, 0 of {clean} here: a fix that does nothing would look like this in less than 5 % of cases"
+        )
+    return (
+        Verdict.QUIET,
+        f"{on_record}, 0 of {clean} here: {needed} quiet boots are needed before this may be called fixed",
+    )
+
+
+def decide(
+    arms: Sequence[ArmResult], *, standing: Standing, expect: Expect = Expect.DECLARED, record: Record | None = None
+) -> VerdictReport:
+    """The verdict over `arms`, led by those that are declared to die (by all of them where none of those ran)."""
+    subjects = [arm for arm in arms if arm.expected is Expected.DIES]
+    led_by = subjects or list(arms)
+    reproducing = next((arm for arm in led_by if arm.crashed), None)
+    if reproducing is not None:
+        verdict = Verdict.REGRESSED if standing is Standing.GOOD else Verdict.REPRODUCES
+        because = f"{reproducing.name}: {reproducing.bound}"
+        if verdict is Verdict.REGRESSED:
+            because += "; this release was declared good"
+    elif changed := next(
+        (arm for arm in led_by if not arm.unexplained and any(o in _DIED_OTHERWISE for o in arm.outcomes)), None
+    ):
+        otherwise = next(outcome for outcome in changed.outcomes if outcome in _DIED_OTHERWISE)
+        verdict, because = Verdict.CHANGED, f"{changed.name}: {otherwise}, and not of this bug"
+    elif led_by and all(arm.result is Result.QUIET for arm in led_by):
+        verdict, because = _because_quiet(led_by, record)
+    else:
+        open_arm = next((arm for arm in led_by if arm.result is not Result.QUIET), None)
+        verdict = Verdict.INCONCLUSIVE
+        because = "no arm ran" if open_arm is None else f"{open_arm.name}: {open_arm.bound}"
+    if expect is Expect.ANY:
+        return VerdictReport(verdict, None if verdict is Verdict.INCONCLUSIVE else True, because)
+    answers = [_arm_as_expected(arm, standing, expect) for arm in arms]
+    if False in answers:
+        surprises = [arm for arm, answer in zip(arms, answers, strict=True) if answer is False]
+        for arm in surprises:
+            if arm not in led_by or verdict in (Verdict.QUIET, Verdict.FIXED):
+                because += f"; unexpected in arm {arm.name}: {', '.join(arm.outcomes)}"
+        return VerdictReport(verdict, False, because, tuple(arm.name for arm in surprises))
+    if None in answers or not answers:
+        return VerdictReport(verdict, None, because)
+    return VerdictReport(verdict, True, because)
+
+
+def exit_status(expected: bool | None) -> int:
+    """0 as expected, 1 a surprise, 2 undecided."""
+    return {True: 0, False: 1, None: 2}[expected]
+
+
+def bisect_status(verdict: Verdict) -> int:
+    """The three answers that `git bisect run` knows: 0 good, 1 bad, 125 skip."""
+    if verdict in (Verdict.REPRODUCES, Verdict.REGRESSED):
+        return 1
+    return 0 if verdict in (Verdict.QUIET, Verdict.FIXED) else 125

@@ -1,0 +1,321 @@
+"""Watches one server on every channel at once, from its launch to its end.
+
+    async with Watch(server, client, journal, patience) as watch:
+        await watch.until_ready(...)
+        ... the workload, whose answers go to watch.see_answer() ...
+        await watch.aftermath()
+
+Channels: the process or container, the processes under it, the log as it grows, `/health`, the answers of requests in flight, a canary,
+and the counters of `/metrics`. The first decisive sign sets `dead`; what follows is still recorded. After `stopping()` no sign counts: a
+death that we asked for is no death.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Self
+
+import httpx
+import psutil
+
+from vllm_repro.client import Answer, Client
+from vllm_repro.deathsigns import Channel, DeathSign, log_sign, sign_of_answer
+from vllm_repro.journal import Journal
+from vllm_repro.metrics import Reading, read_metrics
+from vllm_repro.servers.base import Exit, Server, ServerKind
+
+__all__ = ["Patience", "Watch"]
+
+_LINE_LIMIT = 65536
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long nothing may happen, in seconds; none of them limits the whole, since a slow engine is not a dead one.
+
+    boot_stall: no new line of log and no answer while booting. answer_stall: requests in flight and no counter moving. grace: what is
+    still waited for after the first sign of death, so that log and exit are complete.
+    """
+
+    boot_stall: float = 900.0
+    answer_stall: float = 300.0
+    grace: float = 10.0
+
+
+class Watch:
+    """See the module. `say` gets one line of progress for people whenever there is one."""
+
+    def __init__(
+        self,
+        server: Server,
+        kind: ServerKind,
+        client: Client,
+        journal: Journal,
+        patience: Patience,
+        say: Callable[[str], None],
+    ) -> None:
+        self.server = server
+        self.kind = kind
+        self.client = client
+        self.journal = journal
+        self.patience = patience
+        self.say = say
+        self.signs: list[DeathSign] = []
+        self.dead = asyncio.Event()
+        self.exit: Exit | None = None
+        self.hung: str | None = None
+        self.reading = Reading()
+        self.in_flight = 0
+        self._ready = False
+        self._stopping = False
+        self._last_growth = time.monotonic()
+        self._last_line = ""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._log_offset = 0
+        self._stalled = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        for channel in (
+            self._watch_exit(),
+            self._watch_log(),
+            self._watch_health(),
+            self._watch_children(),
+            self._watch_counters(),
+        ):
+            self._start(channel)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._stopping = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _start(self, channel: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(asyncio.create_task(channel))
+
+    # ── what the trial calls ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def until_ready(self) -> bool:
+        """True when `/health` answered 200; False when the engine died or nothing moved for `patience.boot_stall`."""
+        began = time.monotonic()
+        while not self.dead.is_set():
+            if await self._health_status() == 200 and not self.dead.is_set():
+                self._ready = True
+                return True
+            quiet = time.monotonic() - max(self._last_growth, began)
+            if quiet > self.patience.boot_stall:
+                self.hung = (
+                    f"nothing moved for {quiet:.0f} s while it booted; the last line was: {self._last_line[:200]}"
+                )
+                self.journal.write("boot-stalled", seconds=quiet, last_line=self._last_line[:500])
+                return False
+            waited = time.monotonic() - began
+            self.say(
+                f"booting for {waited:.0f} s, waiting for /health; last line {quiet:.0f} s ago: {self._last_line[:100]}"
+            )
+            await self._sleep_unless_dead(0.1 if waited < 10 else 0.5)
+        return False
+
+    async def see_answer(self, answer: Answer, *, canary: bool = False) -> DeathSign | None:
+        """Takes the word of an answer; the sign it was, if any."""
+        sign = sign_of_answer(answer, canary=canary)
+        if sign is not None:
+            self.note(sign)
+        return sign
+
+    async def aftermath(self) -> None:
+        """After the first sign: until the server is gone and its log at rest, or `patience.grace` is over."""
+        ends = time.monotonic() + self.patience.grace
+        while time.monotonic() < ends:
+            settled = time.monotonic() - self._last_growth > 0.5
+            if self.exit is not None and settled:
+                break
+            await asyncio.sleep(0.05)
+
+    def stopping(self) -> None:
+        """From here on the server's end is our own doing."""
+        self._stopping = True
+
+    def note(self, sign: DeathSign) -> None:
+        """Records a sign; the first decisive one sets `dead`."""
+        if self._stopping:
+            return
+        if any(old.channel is sign.channel and old.decisive >= sign.decisive for old in self.signs):
+            return  # one a channel is enough, unless the new one decides what the old one left open
+        self.signs.append(sign)
+        self.journal.write(
+            "sign", channel=sign.channel, detail=sign.detail, at=sign.at, since=sign.since, decisive=sign.decisive
+        )
+        if sign.decisive:
+            self.dead.set()
+
+    # ── the channels ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _watch_exit(self) -> None:
+        self.exit = await self.server.exited()
+        self.journal.write(
+            "exited",
+            code=self.exit.code,
+            detail=self.exit.detail,
+            oom_killed=self.exit.oom_killed,
+            lost=self.exit.lost,
+            asked=self._stopping,
+        )
+        if self.exit.lost:
+            return
+        if self.exit.oom_killed:
+            self.note(DeathSign(Channel.OOM_KILL, self.exit.detail, self.exit.at, self.exit.at))
+        channel = Channel.CONTAINER if self.kind is ServerKind.DOCKER else Channel.PROCESS
+        self.note(DeathSign(channel, self.exit.detail, self.exit.at, self.exit.at))
+
+    async def _watch_log(self) -> None:
+        rest = b""
+        while True:
+            data, written = await asyncio.to_thread(self._read_log) if self._log_is_big() else self._read_log()
+            if data:
+                self._last_growth = time.monotonic()
+                *lines, rest = (rest + data).replace(b"\r", b"\n").split(b"\n")
+                rest = rest[:_LINE_LIMIT]
+                for line in lines:
+                    self._see_line(line[:_LINE_LIMIT].decode("utf-8", "replace"), written)
+            await asyncio.sleep(0.02)
+
+    def _log_is_big(self) -> bool:
+        path = self.server.log_path
+        with contextlib.suppress(OSError):
+            return path is not None and path.stat().st_size - self._log_offset > 1_000_000
+        return False
+
+    def _read_log(self) -> tuple[bytes, float]:
+        """What was appended since the last call, and when the newest of it was written."""
+        path = self.server.log_path
+        if path is None:
+            return b"", 0.0
+        try:
+            with path.open("rb") as file:
+                written = os.fstat(file.fileno()).st_mtime
+                file.seek(self._log_offset)
+                data = file.read(8_000_000)
+        except OSError:
+            return b"", 0.0
+        self._log_offset += len(data)
+        return data, written
+
+    def _see_line(self, line: str, written: float) -> None:
+        if line.strip():
+            self._last_line = line.strip()
+        found = log_sign(line)
+        if found is not None:
+            now = time.time()
+            self.note(DeathSign(Channel.LOG, line.strip()[:500], now, min(written, now), decisive=found[1]))
+
+    async def _health_status(self) -> int | None:
+        """The status of `/health`; None where nothing answers, 0 where it took too long."""
+        try:
+            return (await self.client.get("/health", timeout=5.0)).status_code
+        except httpx.TimeoutException:
+            return 0
+        except (httpx.HTTPError, OSError):
+            return None
+
+    async def _watch_health(self) -> None:
+        while True:
+            await asyncio.sleep(0.1)
+            if not self._ready:
+                continue
+            status = await self._health_status()
+            now = time.time()
+            if status is None:
+                self.note(DeathSign(Channel.HEALTH, "/health: the connection is refused or reset", now, now))
+            elif status in (500, 503):
+                self.note(DeathSign(Channel.HEALTH, f"/health answers {status}", now, now))
+
+    async def _watch_children(self) -> None:
+        known: dict[int, str] = {}
+        while True:
+            await asyncio.sleep(0.25)
+            pids = self.server.processes()
+            if not pids:
+                known.clear()
+                continue
+            leader, *children = pids
+            for pid in [pid for pid in known if pid not in children]:
+                name = known.pop(pid)
+                if self._ready and psutil.pid_exists(leader) and name.startswith("VLLM::"):
+                    now = time.time()
+                    self.note(
+                        DeathSign(
+                            Channel.ENGINE_PROCESS, f"{name} (pid {pid}) is gone, the API server is there", now, now
+                        )
+                    )
+            for pid in children:
+                with contextlib.suppress(psutil.Error, IndexError):
+                    # The name is set some time after the start, so it is read again until it is vLLM's.
+                    if not known.get(pid, "").startswith("VLLM::"):
+                        known[pid] = psutil.Process(pid).cmdline()[0]
+
+    async def _watch_counters(self) -> None:
+        moved = time.monotonic()
+        while True:
+            await asyncio.sleep(0.5)
+            if not self._ready:
+                moved = time.monotonic()
+                continue
+            reading = await self.scrape()
+            if reading is None:
+                continue
+            if self.reading.started and reading.started and abs(reading.started - self.reading.started) > 1.0:
+                now = time.time()
+                self.note(
+                    DeathSign(
+                        Channel.RESTART,
+                        "process_start_time_seconds changed: another process answers now",
+                        now,
+                        reading.started,
+                    )
+                )
+            busy = self.in_flight > 0 or reading.running > 0
+            if reading.progress != self.reading.progress or not busy:
+                moved = time.monotonic()
+            self.reading = reading
+            still = time.monotonic() - moved
+            if still > self.patience.answer_stall and not self._stalled.is_set():
+                self.hung = (
+                    f"{reading.running:g} requests running, {self.in_flight} of ours in flight, and no counter moved for {still:.0f} s; "
+                    f"/health answers {await self._health_status()}"
+                )
+                self.journal.write("hung", detail=self.hung, seconds=still)
+                now = time.time()
+                self.note(DeathSign(Channel.COUNTERS, self.hung, now, now - still, decisive=False))
+                self._stalled.set()
+
+    async def scrape(self) -> Reading | None:
+        """One reading of `/metrics`; None where it does not answer."""
+        try:
+            response = await self.client.get("/metrics", timeout=5.0)
+        except (httpx.HTTPError, OSError):
+            return None
+        return read_metrics(response.text) if response.status_code == 200 else None
+
+    async def over(self) -> None:
+        """Returns when there is no more to wait for: dead, or hung."""
+        waits = [asyncio.create_task(self.dead.wait()), asyncio.create_task(self._stalled.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    @property
+    def ended(self) -> bool:
+        return self.dead.is_set() or self._stalled.is_set()
+
+    async def _sleep_unless_dead(self, seconds: float) -> None:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.dead.wait(), seconds)

@@ -1,0 +1,87 @@
+"""One request with `min_tokens` and a stop token beyond the vocabulary kills the engine.
+
+`stop_token_ids` was the one list of token ids in a request that nobody checked against the vocabulary. With `min_tokens` set, the
+sampler masks those ids in the logits until enough tokens are out, and an id past the end of the row is an IndexError on a CPU and a
+device-side assertion on a GPU; either ends the engine for everybody. Without `min_tokens` the same request is harmless, because
+nothing indexes with the id. From 0.29.0 on such a request is refused with a 400.
+
+The issue gives the request and no server command, so the command here is a plain one for a small public model; any model will do,
+since the fault is in the sampler's masking and not in the weights.
+"""
+
+from vllm_repro.vocabulary import (
+    Model,
+    Needs,
+    Scenario,
+    Status,
+    arm,
+    completion,
+    dies,
+    sent_with,
+    signature,
+    untriggered,
+)
+
+BEYOND_ANY_VOCABULARY = 999999
+
+scenario = Scenario(
+    id="min-tokens-stop-ids",
+    issue="vllm-project/vllm#54195",
+    title="Out-of-vocabulary stop_token_ids kill the engine when min_tokens is set",
+    command="""
+        vllm serve Qwen/Qwen3-0.6B
+        --dtype bfloat16
+        --max-model-len 8192
+        --max-num-batched-tokens 512
+        --max-num-seqs 8
+        --enforce-eager
+    """,
+    model=Model(
+        "Qwen/Qwen3-0.6B",
+        heads=16,
+        kv_heads=8,
+        head_dim=128,
+        layers=28,
+        vocab_size=151936,
+        max_position=40960,
+        tiny_will_do=True,
+        why="the fault is in the sampler, before any weight matters",
+    ),
+    needs=Needs(memory_gb=6),
+    status=Status(bad=">=0.20.0,<0.29.0", good=">=0.29.0"),
+    try_with="0.28.0",
+    workload=[
+        completion(name="ordinary completion", prompt="hello", max_tokens=4),
+        completion(
+            name="completion with an unknown stop token",
+            prompt="hello",
+            max_tokens=4,
+            min_tokens=1,
+            stop_token_ids=[BEYOND_ANY_VOCABULARY],
+        ),
+    ],
+    trigger=sent_with("min_tokens", "stop_token_ids"),
+    signature=signature(
+        phase="request",
+        exception="IndexError",
+        message="index {index} is out of bounds for dimension 1 with size {vocabulary}",
+        frames=["sample_tokens", "_sample", "apply_logits_processors", "apply"],
+    ),
+    arms=[
+        arm("reported", dies),
+        arm(
+            "near-miss",
+            untriggered,
+            workload=[
+                completion(
+                    name="completion without min_tokens",
+                    prompt="hello",
+                    max_tokens=4,
+                    stop_token_ids=[BEYOND_ANY_VOCABULARY],
+                )
+            ],
+            why="the same stop token, and nothing that indexes with it",
+        ),
+    ],
+    related=["vllm-project/vllm#54196"],
+)

@@ -1,0 +1,110 @@
+"""TurboQuant: the second chunk of a long prompt asks for workspace that was locked at boot.
+
+After CUDA graphs are captured, vLLM locks the workspace at the size that its warm-up needed. A prompt longer than
+`--max-num-batched-tokens` is prefilled in chunks, and from the second chunk on TurboQuant unpacks all that is cached so far into that
+workspace: 2 x cached x KV heads x head size x 2 bytes. The warm-up never did that, so the first long prompt dies of an assertion. A
+remainder of up to 128 tokens takes another way and lives. With `--enforce-eager`, or without CUDA graphs, nothing is ever locked.
+"""
+
+from vllm_repro.vocabulary import (
+    Model,
+    Needs,
+    Scenario,
+    Status,
+    arm,
+    chat,
+    chunked_prefill,
+    continuation_over,
+    dies,
+    flag,
+    lives,
+    signature,
+    untriggered,
+    with_flags,
+)
+
+BATCH = flag("--max-num-batched-tokens")
+
+scenario = Scenario(
+    id="tq-chunked-prefill",
+    issue="vllm-project/vllm#41726",
+    title="TurboQuant KV cache crashes on a large chunked continuation prefill after the workspace is locked",
+    command="""
+        vllm serve /home/yk/AI/Models/models/qwen3.5-9b-nvfp4-ptq
+        --gpu-memory-utilization 0.95
+        --kv-cache-dtype turboquant_4bit_nc
+        --max-model-len 102400
+        --enable-chunked-prefill
+        --reasoning-parser qwen3
+        --enable-auto-tool-choice
+        --tool-call-parser qwen3_coder
+        --language-model-only
+        --max-num-seqs 1
+        --max-num-batched-tokens 4096
+        --enable-prefix-caching
+        --default-chat-template-kwargs '{"enable_thinking": true}'
+    """,
+    model=Model(
+        "Qwen/Qwen3.5-9B",
+        architecture="Qwen3_5ForConditionalGeneration",
+        heads=16,
+        kv_heads=4,
+        head_dim=256,
+        layers=32,
+        full_attention_interval=4,
+        block_size=2048,
+        vocab_size=248320,
+        max_position=262144,
+        why="the reported NVFP4 quantization is private; this is the model it was made from, with the same attention shape",
+    ),
+    needs=Needs(gpus=1, gpu_memory_gb=24),
+    status=Status(bad=">=0.21.0,<0.24.0", good=">=0.24.0"),
+    try_with="0.23.0",
+    workload=[
+        chat(name="short chat", prompt=100, max_tokens=8),
+        chat(name="long chat", prompt=BATCH + 3497, max_tokens=8),
+    ],
+    trigger=chunked_prefill(chunks=2) & continuation_over(128),
+    signature=signature(
+        phase="request",
+        exception="AssertionError",
+        message="Workspace is locked but allocation from '{file}:{line}:_continuation_prefill' requires {asked} MB, "
+        "current size is {locked} MB",
+        frames=["_prefill_attention", "_continuation_prefill", "get_simultaneous", "_ensure_workspace_size"],
+    ),
+    arms=[
+        arm("reported", dies),
+        arm("eager", lives, with_flags("--enforce-eager"), why="nothing is locked without graph capture"),
+        arm(
+            "graphs-off",
+            lives,
+            with_flags("--compilation-config.cudagraph_mode none"),
+            why="the same, with the compiler still on",
+        ),
+        arm(
+            "bigger-chunk",
+            untriggered,
+            with_flags("--max-num-batched-tokens 8192"),
+            workload=[chat(name="one-chunk chat", prompt=7593, max_tokens=8)],
+            why="the prompt of the report fits one chunk, so its survival proves nothing",
+        ),
+        arm(
+            "near-miss-128",
+            untriggered,
+            workload=[chat(name="chat at the threshold", prompt=BATCH + 128, max_tokens=8)],
+            why="a remainder of 128 tokens is decoded, not continued",
+        ),
+        arm(
+            "near-miss-129",
+            dies,
+            workload=[chat(name="chat past the threshold", prompt=BATCH + 129, max_tokens=8)],
+            why="one token more",
+        ),
+    ],
+    related=[
+        "vllm-project/vllm#43357",
+        "vllm-project/vllm#46767",
+        "vllm-project/vllm#41565",
+        "vllm-project/vllm#44053",
+    ],
+)

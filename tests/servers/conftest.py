@@ -1,0 +1,83 @@
+"""A real Docker Engine for the tests that are marked `docker`, and small programs to run in it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from docker_helpers import containers_of, engine_or_reason
+from vllm_repro.container import ContainerSpec, Publish
+from vllm_repro.servers.base import Evidence
+from vllm_repro.servers.docker import DockerServer
+from vllm_repro.servers.docker_engine import Engine
+from vllm_repro.servers.process import free_port
+
+BUILD = Path(__file__).parents[2] / "fixtures" / "images" / "build.sh"
+
+
+@pytest.fixture(scope="session")
+def docker_engine() -> Iterator[Engine]:
+    engine = engine_or_reason(os.environ)
+    yield engine
+    engine.close()
+
+
+def _build(kind: str) -> str:
+    done = subprocess.run([str(BUILD), kind], stdout=subprocess.PIPE, text=True, check=True, stdin=subprocess.DEVNULL)
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="session")
+def base_image(docker_engine: Engine) -> str:
+    """An image with Python and no server."""
+    assert docker_engine.local
+    return _build("base")
+
+
+@pytest.fixture(scope="session")
+def rehearsal_image(base_image: str) -> str:
+    assert base_image
+    return _build("rehearsal")
+
+
+@pytest.fixture
+def run_id(docker_engine: Engine) -> Iterator[str]:
+    """The id of a run of which nothing may be left at the end of the test."""
+    run = f"test-{uuid.uuid4().hex[:12]}"
+    yield run
+    left = containers_of(docker_engine, run)
+    for container in left:
+        docker_engine.client.api.remove_container(container["Id"], force=True)
+    assert left == [], "the test left a container behind"
+
+
+@pytest.fixture
+def program(base_image: str) -> Callable[..., ContainerSpec]:
+    """`program(source, **fields)`: the spec of a container that runs a piece of Python."""
+
+    def make(source: str, **fields: Any) -> ContainerSpec:
+        given = {
+            "image": base_image,
+            "entrypoint": ("python3", "-u", "-c", source),
+            "publish": (Publish(free_port()),),
+        }
+        return ContainerSpec(**(given | fields))
+
+    return make
+
+
+@pytest.fixture
+def serve(tmp_path: Path, run_id: str) -> Callable[..., DockerServer]:
+    """`serve(spec)`: a server for it whose evidence is that of a plain CPU."""
+
+    def make(spec: ContainerSpec, **fields: Any) -> DockerServer:
+        given: dict[str, Any] = {"log": tmp_path / "server.log", "run": run_id, "evidence": Evidence.CPU, "grace": 5.0}
+        return DockerServer(spec, **(given | fields))
+
+    return make

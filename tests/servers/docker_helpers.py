@@ -1,0 +1,47 @@
+"""What several tests of the docker server use."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from vllm_repro.errors import InfraError
+from vllm_repro.servers.docker import DockerServer
+from vllm_repro.servers.docker_engine import RUN_LABEL, Engine, connect
+
+IDLE = "import time; print('up'); time.sleep(600)"
+"""A program that says that it is up, and stays."""
+
+
+def engine_or_reason(environment: Mapping[str, str]) -> Engine:
+    """The engine; without one an error where CI promised it, so that a skipped suite cannot look green."""
+    try:
+        return connect(environment)
+    except InfraError as error:
+        if environment.get("CI", "").lower() in {"1", "true"}:
+            pytest.fail(f"CI promises a Docker Engine (.ci/dockerd.sh start): {error}", pytrace=False)
+        pytest.skip(f"{error} Start one with: export DOCKER_HOST=$(.ci/dockerd.sh start)")
+
+
+def containers_of(engine: Engine, run: str) -> list[dict[str, Any]]:
+    """The containers of a run, running or not."""
+    filters = {"label": f"{RUN_LABEL}={run}"}
+    found: list[dict[str, Any]] = engine.client.api.containers(all=True, filters=filters)
+    return found
+
+
+async def until_logged(server: DockerServer, text: str) -> None:
+    """Returns when `text` is in the server's log; fails where the server ends before, or after half a minute."""
+    ended = asyncio.create_task(server.exited())
+    deadline = time.monotonic() + 30
+    try:
+        while text not in (log := server.log_path.read_text()):
+            assert not ended.done(), f"{ended.result().detail} before {text!r} came: {log}"
+            assert time.monotonic() < deadline, f"{text!r} never came: {log}"
+            await asyncio.sleep(0.02)
+    finally:
+        ended.cancel()

@@ -1,0 +1,374 @@
+"""The docker server against a real engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from docker_helpers import IDLE, containers_of, engine_or_reason, until_logged
+from vllm_repro.container import ContainerSpec, Mount, Publish, Ulimit
+from vllm_repro.errors import HarnessBug, InfraError, ReproError, Unsupported
+from vllm_repro.servers.base import Evidence, Exit, ServerFacts
+from vllm_repro.servers.docker import DockerServer
+from vllm_repro.servers.docker_engine import RUN_LABEL, Engine
+from vllm_repro.servers.process import free_port
+
+pytestmark = pytest.mark.docker
+
+Program = Callable[..., ContainerSpec]
+Serve = Callable[..., DockerServer]
+
+def to_the_end(server: DockerServer) -> tuple[ServerFacts, Exit]:
+    async def run() -> tuple[ServerFacts, Exit]:
+        try:
+            facts = await server.start()
+            return facts, await asyncio.wait_for(server.exited(), 60)
+        finally:
+            await server.stop()
+
+    return asyncio.run(run())
+
+
+# ── how a server ends ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_flood_of_output_is_kept_whole(program: Program, serve: Serve) -> None:
+    flood = """
+import sys
+for i in range(60000): print('out', i)
+print('no newline at the end', end='', file=sys.stderr)
+sys.exit(9)
+"""
+    server = serve(program(flood))
+    _, ended = to_the_end(server)
+    assert (ended.code, ended.oom_killed, ended.lost) == (9, False, False)
+    assert ended.detail == "container exited 9"
+    expected = "".join(f"out {i}\n" for i in range(60000)) + "no newline at the end"
+    assert server.log_path.read_text() == expected
+
+
+def test_a_clean_exit_is_noticed_as_well(program: Program, serve: Serve) -> None:
+    server = serve(program("print('last words')"))
+    began = time.time()
+    facts, ended = to_the_end(server)
+    assert ended.code == 0
+    assert began <= ended.at <= time.time()
+    assert server.log_path.read_text() == "last words\n"
+    assert facts.container_id is not None
+
+
+def test_a_fatal_signal_shows_in_the_exit_code(program: Program, serve: Serve) -> None:
+    server = serve(program("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"))
+    assert to_the_end(server)[1].code == 139
+
+
+OOM_MAIN = """
+import pathlib, time
+print('up')
+while not pathlib.Path('/go/now').exists(): time.sleep(0.02)
+keep = bytearray(b'x') * (300 << 20)
+"""
+OOM_CHILD = """
+import pathlib, subprocess, sys, time
+print('up')
+while not pathlib.Path('/go/now').exists(): time.sleep(0.02)
+child = subprocess.run([sys.executable, '-c', "keep = bytearray(b'x') * (300 << 20)"])
+print('child ended with', child.returncode)
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(("source", "code"), [(OOM_MAIN, 137), (OOM_CHILD, 3)])
+def test_the_out_of_memory_killer_is_named(
+    source: str, code: int, program: Program, serve: Serve, tmp_path: Path, docker_engine: Engine
+) -> None:
+    folder = tmp_path / "go"
+    folder.mkdir()
+    server = serve(program(source, mounts=(Mount(str(folder), "/go", readonly=True),)))
+
+    async def run() -> Exit:
+        try:
+            facts = await server.start()
+            await until_logged(server, "up")
+            assert facts.container_id is not None
+            container = docker_engine.client.containers.get(facts.container_id)
+            container.update(mem_limit="64m", memswap_limit="64m")
+            (folder / "now").touch()
+            return await asyncio.wait_for(server.exited(), 60)
+        finally:
+            await server.stop()
+
+    ended = asyncio.run(run())
+    assert ended.code == code
+    assert ended.oom_killed
+    assert "OOM killed" in ended.detail
+
+
+def test_a_container_that_somebody_else_removes_is_no_exit_code(
+    program: Program, serve: Serve, docker_engine: Engine
+) -> None:
+    server = serve(program(IDLE))
+
+    async def run() -> Exit:
+        facts = await server.start()
+        docker_engine.client.api.remove_container(facts.container_id, force=True)
+        ended = await asyncio.wait_for(server.exited(), 30)
+        await server.stop()
+        return ended
+
+    ended = asyncio.run(run())
+    # Between its death and its removal the engine may still be asked.
+    assert (ended.code, ended.detail) in [
+        (None, "the container was removed by somebody else"),
+        (137, "container exited 137"),
+    ]
+
+
+# ── the rehearsal image ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_rehearsal_image_serves_and_stops(
+    rehearsal_image: str, serve: Serve, docker_engine: Engine, run_id: str
+) -> None:
+    spec = ContainerSpec(
+        rehearsal_image,
+        ("tiny", "--max-model-len", "8192", "--host", "0.0.0.0", "--port", "8000"),
+        publish=(Publish(free_port()),),
+    )
+    server = serve(spec, evidence=Evidence.REHEARSAL)
+
+    async def run() -> tuple[ServerFacts, int, tuple[int, ...], Exit]:
+        try:
+            facts = await server.start()
+            await until_logged(server, "Application startup complete")
+            async with httpx.AsyncClient(base_url=server.base_url) as client:
+                status = (await client.get("/health")).status_code
+            pids = server.processes()
+        finally:
+            await server.stop()
+        return facts, status, pids, await server.exited()
+
+    facts, status, pids, ended = asyncio.run(run())
+    assert status == 200
+    assert facts.evidence is Evidence.REHEARSAL
+    assert facts.digest is not None
+    assert facts.digest.startswith("sha256:"), "an image that was never pushed is known by its id"
+    assert facts.argv[:2] == ("docker", "run")
+    assert len(pids) >= 2, "API server and EngineCore"
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert ended.code == 0
+    assert containers_of(docker_engine, run_id) == []
+
+
+def test_a_rehearsal_cannot_pass_for_a_vllm(rehearsal_image: str, base_image: str, serve: Serve) -> None:
+    publish = (Publish(free_port()),)
+    with pytest.raises(InfraError, match="holds the rehearsal engine"):
+        asyncio.run(serve(ContainerSpec(rehearsal_image, publish=publish), evidence=Evidence.GPU).start())
+    with pytest.raises(InfraError, match="holds no rehearsal engine"):
+        asyncio.run(serve(ContainerSpec(base_image, publish=publish), evidence=Evidence.REHEARSAL).start())
+
+
+# ── what the engine refuses ─────────────────────────────────────────────────────────────────────────────────
+
+
+def refused(server: DockerServer, engine: Engine) -> ReproError:
+    """The error of a start, which must leave nothing; `stop` afterwards is allowed and does nothing."""
+    with pytest.raises((Unsupported, InfraError)) as caught:
+        asyncio.run(server.start())
+    labels = dict(server.spec.labels)
+    assert containers_of(engine, labels[RUN_LABEL]) == []
+    asyncio.run(server.stop())
+    return caught.value
+
+
+@pytest.mark.parametrize("gpus", ["all", "2", "device=0,1"])
+def test_gpus_on_an_engine_without_them(gpus: str, program: Program, serve: Serve, docker_engine: Engine) -> None:
+    if "nvidia" in docker_engine.runtimes:
+        pytest.skip("this engine has the NVIDIA runtime, so it refuses nothing")
+    error = refused(serve(program(IDLE, gpus=gpus)), docker_engine)
+    assert isinstance(error, Unsupported)
+    assert 'could not select device driver "" with capabilities: [[gpu]]' in str(error)
+    assert "NVIDIA Container Toolkit" in error.hint
+
+
+def test_an_image_that_is_not_there(serve: Serve, docker_engine: Engine) -> None:
+    spec = ContainerSpec("vllm-repro/nowhere:v0.0.1", publish=(Publish(free_port()),))
+    error = refused(serve(spec), docker_engine)
+    assert str(error) == "the image vllm-repro/nowhere:v0.0.1 is not on this machine"
+    assert error.hint == "docker pull vllm-repro/nowhere:v0.0.1"
+
+
+def test_a_port_that_is_taken(program: Program, serve: Serve, docker_engine: Engine) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        error = refused(serve(program(IDLE, publish=(Publish(taken.getsockname()[1]),))), docker_engine)
+    assert isinstance(error, InfraError)
+    assert str(error).startswith("the port on this host is taken: ")
+
+
+def test_a_port_that_another_container_has(program: Program, serve: Serve, docker_engine: Engine) -> None:
+    first = serve(program(IDLE))
+    other = serve(replace(program(IDLE), publish=first.spec.publish))
+
+    async def run() -> None:
+        await first.start()
+        try:
+            with pytest.raises(InfraError, match="port is already allocated"):
+                await other.start()
+            labels = dict(first.spec.labels)
+            assert len(containers_of(docker_engine, labels[RUN_LABEL])) == 1
+        finally:
+            await first.stop()
+
+    asyncio.run(run())
+
+
+def test_a_name_that_is_taken(program: Program, serve: Serve, run_id: str) -> None:
+    first = serve(program(IDLE, name=run_id))
+    second = serve(program(IDLE, name=run_id))
+
+    async def run() -> None:
+        await first.start()
+        try:
+            with pytest.raises(InfraError, match="a container of that name is there already") as caught:
+                await second.start()
+            assert "vllm-repro clean" in caught.value.hint
+            await second.stop()
+            assert first.processes(), "the second one ended the first"
+        finally:
+            await first.stop()
+
+    asyncio.run(run())
+
+
+def test_a_folder_to_mount_that_is_not_there(
+    program: Program, serve: Serve, docker_engine: Engine, tmp_path: Path
+) -> None:
+    missing = tmp_path / "model"
+    error = refused(serve(program(IDLE, mounts=(Mount(str(missing), "/model"),))), docker_engine)
+    assert f"{missing}, which was to be mounted, is not on the engine's host" in str(error)
+    assert not missing.exists(), "the engine made an empty folder"
+
+
+def test_an_entrypoint_that_is_not_there(program: Program, serve: Serve, docker_engine: Engine) -> None:
+    error = refused(serve(program(IDLE, entrypoint=("vllm", "serve"), init=False)), docker_engine)
+    assert isinstance(error, InfraError)
+    assert "vllm, which was to be started, cannot be run in the image" in str(error)
+
+
+def test_a_limit_that_the_engine_may_not_grant(program: Program, serve: Serve, docker_engine: Engine) -> None:
+    # More open files than the kernel has: refused whatever the engine's privileges.
+    error = refused(serve(program(IDLE, ulimits=(Ulimit("nofile", 1 << 40, 1 << 40),))), docker_engine)
+    assert isinstance(error, Unsupported)
+    assert "error setting rlimit" in str(error)
+
+
+def test_a_log_that_cannot_be_written(program: Program, serve: Serve, docker_engine: Engine, tmp_path: Path) -> None:
+    error = refused(serve(program(IDLE), log=tmp_path / "missing" / "server.log"), docker_engine)
+    assert "cannot write the server's log" in str(error)
+
+
+def test_an_engine_on_another_machine(program: Program, serve: Serve, docker_engine: Engine) -> None:
+    def elsewhere() -> Engine:
+        return replace(engine_or_reason(os.environ), host="tcp://192.0.2.1:2375", local=False)
+
+    error = refused(serve(program(IDLE), engine=elsewhere), docker_engine)
+    assert isinstance(error, Unsupported)
+    assert "on another machine" in str(error)
+
+
+def test_nothing_is_published_beyond_loopback(program: Program, serve: Serve) -> None:
+    with pytest.raises(HarnessBug):
+        serve(program(IDLE, publish=(Publish(8000, host_ip="0.0.0.0"),)))
+    with pytest.raises(HarnessBug):
+        serve(program(IDLE, publish=()))
+
+
+# ── stop ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_stop_at_any_time_and_any_number_of_times(
+    program: Program, serve: Serve, docker_engine: Engine, run_id: str
+) -> None:
+    server = serve(program(IDLE))
+
+    async def run() -> Exit:
+        await server.start()
+        with pytest.raises(InfraError):
+            await server.start()
+        await asyncio.gather(server.stop(), server.stop())
+        await server.stop()
+        return await server.exited()
+
+    assert asyncio.run(run()).code == 143, "SIGTERM ends a program that does not handle it"
+    assert containers_of(docker_engine, run_id) == []
+
+    never = serve(program(IDLE))
+    asyncio.run(never.stop())
+    with pytest.raises(InfraError, match="started or stopped before"):
+        asyncio.run(never.start())
+    with pytest.raises(InfraError, match="never started"):
+        asyncio.run(never.exited())
+
+
+def test_a_server_that_ignores_sigterm_is_killed(program: Program, serve: Serve) -> None:
+    stubborn = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {IDLE}"
+    server = serve(program(stubborn), grace=1.0)
+
+    async def run() -> Exit:
+        await server.start()
+        await until_logged(server, "up")
+        await server.stop()
+        return await server.exited()
+
+    assert asyncio.run(run()).code == 137
+
+
+def test_a_start_that_is_cancelled_leaves_nothing(
+    program: Program, serve: Serve, docker_engine: Engine, run_id: str
+) -> None:
+    server = serve(program(IDLE))
+
+    async def run() -> None:
+        start = asyncio.create_task(server.start())
+        await asyncio.sleep(0.05)
+        start.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await start
+        await server.stop()
+
+    asyncio.run(run())
+    assert containers_of(docker_engine, run_id) == []
+
+
+def test_waiting_can_be_cancelled_and_begun_again(program: Program, serve: Serve) -> None:
+    server = serve(program("input_ = __import__('time').sleep(1); raise SystemExit(4)"))
+
+    async def run() -> Exit:
+        try:
+            await server.start()
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(server.exited(), 0.05)
+            return await asyncio.wait_for(server.exited(), 30)
+        finally:
+            await server.stop()
+
+    assert asyncio.run(run()).code == 4
+
+
+def test_arguments_and_environment_arrive_word_for_word(program: Program, serve: Serve) -> None:
+    show = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ['ODD']]))"
+    words = ("--json", '{"a": "b c"}', "", "$HOME", "it's", "--flag=ü")
+    server = serve(program(show, argv=words, env=(("ODD", "a=b 'c' $d"),)))
+    to_the_end(server)
+    assert json.loads(server.log_path.read_text()) == [list(words), "a=b 'c' $d"]

@@ -1,0 +1,92 @@
+"""The docker server while its engine stops answering."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from docker_helpers import IDLE, containers_of, until_logged
+from docker_proxy import Proxy
+from vllm_repro.container import ContainerSpec, Mount
+from vllm_repro.servers import docker as docker_server
+from vllm_repro.servers.base import Exit
+from vllm_repro.servers.docker import DockerServer
+from vllm_repro.servers.docker_engine import Engine, connect
+
+pytestmark = pytest.mark.docker
+
+
+@pytest.fixture
+def proxy(tmp_path: Path, docker_engine: Engine) -> Iterator[Proxy]:
+    if not docker_engine.host.startswith("unix://"):
+        pytest.skip(f"the engine is at {docker_engine.host}, and the proxy is for unix sockets")
+    proxy = Proxy(tmp_path / "engine.sock", docker_engine.host)
+    yield proxy
+    proxy.close()
+
+
+def test_an_engine_that_is_gone_says_nothing_about_the_server(
+    proxy: Proxy,
+    program: Callable[..., ContainerSpec],
+    serve: Callable[..., DockerServer],
+    docker_engine: Engine,
+    run_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(docker_server, "_ENGINE_PATIENCE_S", 0.5)
+    server = serve(program(IDLE), engine=lambda: connect({"DOCKER_HOST": proxy.host}))
+
+    async def run() -> Exit:
+        await server.start()
+        await until_logged(server, "up")
+        proxy.close()
+        ended = await asyncio.wait_for(server.exited(), 30)
+        with caplog.at_level(logging.WARNING):
+            await server.stop()
+        return ended
+
+    ended = asyncio.run(run())
+    assert ended.lost
+    assert ended.code is None
+    (left,) = containers_of(docker_engine, run_id)
+    assert left["State"] == "running", "it lives on, whatever its output's end looked like"
+    assert f"container {left['Id'][:12]} may be left for `vllm-repro clean`" in caplog.text
+    docker_engine.client.api.remove_container(left["Id"], force=True)
+
+
+COUNT = """
+import pathlib, time
+for i in range(3000):
+    print('line', i)
+    if i == 1000:
+        while not pathlib.Path('/go/now').exists(): time.sleep(0.02)
+"""
+
+
+def test_connections_that_are_cut_cost_no_line_of_the_log(
+    proxy: Proxy, program: Callable[..., ContainerSpec], serve: Callable[..., DockerServer], tmp_path: Path
+) -> None:
+    folder = tmp_path / "go"
+    folder.mkdir()
+    mounts = (Mount(str(folder), "/go", readonly=True),)
+    server = serve(program(COUNT, mounts=mounts), engine=lambda: connect({"DOCKER_HOST": proxy.host}))
+
+    async def run() -> Exit:
+        try:
+            await server.start()
+            await until_logged(server, "line 1000\n")
+            proxy.cut()
+            await asyncio.sleep(0.3)
+            (folder / "now").touch()
+            return await asyncio.wait_for(server.exited(), 30)
+        finally:
+            await server.stop()
+
+    ended = asyncio.run(run())
+    assert (ended.code, ended.lost) == (0, False)
+    assert server.log_path.read_text() == "".join(f"line {i}\n" for i in range(3000))

@@ -1,0 +1,106 @@
+"""The `docker run` line that is printed makes the same container as the one that is created."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_repro.container import ContainerSpec, Mount, Publish, Ulimit
+from vllm_repro.servers.docker_engine import Engine, our_labels
+from vllm_repro.servers.docker_leftovers import remove_container
+from vllm_repro.servers.docker_words import create_arguments
+
+pytestmark = pytest.mark.docker
+
+# Of the terminal, not of the container: the client of `docker run` stays and shows the output.
+OF_THE_CLIENT = {"AttachStdin", "AttachStdout", "AttachStderr", "OpenStdin", "StdinOnce", "Tty"}
+# A new container's own name for itself.
+OF_THE_ID = {"Hostname"}
+
+ODD_WORDS = ("--speculative-config", '{"method": "mtp", "n": 1}', "it's", "", "$HOME", "a\nb", "ü", "-x", "--flag=1 2")
+
+
+def specs() -> dict[str, ContainerSpec]:
+    plain = ContainerSpec("IMAGE", publish=(Publish(18000),))
+    return {
+        "plain": plain,
+        "arguments": replace(plain, argv=ODD_WORDS),
+        "environment": replace(plain, env=(("A", "b c"), ("EMPTY", ""), ("ODD", "x='$y'\"\\"))),
+        "all GPUs": replace(plain, gpus="all"),
+        "a count of GPUs": replace(plain, gpus="2"),
+        "one GPU": replace(plain, gpus="device=0"),
+        "GPUs by id": replace(plain, gpus="device=1,3"),
+        "memory": replace(plain, ipc="host", shm_size=16 << 30),
+        "odd shared memory": replace(plain, shm_size=(10 << 30) + 1),
+        "mounts": replace(plain, mounts=(Mount("FOLDER", "/models/a", readonly=True), Mount("FOLDER, odd", "/b"))),
+        "host network": replace(plain, network="host", publish=()),
+        "ports": replace(plain, publish=(Publish(18000), Publish(18001, 9000), Publish(18002, 9001, "::1"))),
+        "entrypoint": replace(plain, entrypoint=("python3", "-m", "vllm.entrypoints.openai.api_server"), argv=("--x",)),
+        "one word of entrypoint": replace(plain, entrypoint=("vllm",)),
+        "no init": replace(plain, init=False),
+        "folder": replace(plain, workdir="/vllm-workspace"),
+        "limits": replace(plain, ulimits=(Ulimit("memlock", -1, -1), Ulimit("nofile", 10, 20)), cap_add=("SYS_NICE",)),
+    }
+
+
+def inspected(engine: Engine, container: str) -> dict[str, Any]:
+    """What the engine made of it, without what differs between any two containers."""
+    attributes = engine.client.containers.get(container).attrs
+    config = {key: value or None for key, value in attributes["Config"].items() if key not in OF_THE_CLIENT | OF_THE_ID}
+    host = {key: value or None for key, value in attributes["HostConfig"].items()}
+    for request in host.get("DeviceRequests") or ():
+        for key, value in request.items():
+            request[key] = value or None
+    # 20.10 keeps the words "default" and "bridge" apart, though they are the same network.
+    if host["NetworkMode"] == "bridge":
+        host["NetworkMode"] = "default"
+    # Only the client of `docker run` says how large its window is.
+    host.pop("ConsoleSize", None)
+    return {"Path": attributes["Path"], "Args": attributes["Args"], "Config": config, "HostConfig": host}
+
+
+@pytest.mark.parametrize("name", specs())
+def test_the_printed_line_makes_the_same_container(
+    name: str, docker_engine: Engine, rehearsal_image: str, run_id: str, tmp_path: Path
+) -> None:
+    def at(source: str) -> str:
+        folder = tmp_path / source
+        folder.mkdir(exist_ok=True)
+        return str(folder)
+
+    spec = specs()[name]
+    spec = replace(
+        spec,
+        image=rehearsal_image,
+        labels=tuple(our_labels(run_id).items()),
+        mounts=tuple(replace(mount, source=at(mount.source)) for mount in spec.mounts),
+    )
+    # A shell reads the line, as when it is pasted; only `run` becomes `create`.
+    script = 'docker() { shift; command docker create "$@"; }\n' + spec.render()
+    environment = {"DOCKER_HOST": docker_engine.host, "PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    printed = subprocess.run(
+        ["sh", "-c", script], stdout=subprocess.PIPE, text=True, check=True, env=environment
+    ).stdout.strip()
+    created = docker_engine.client.containers.create(**create_arguments(spec))
+    assert created.id is not None
+    try:
+        assert inspected(docker_engine, created.id) == inspected(docker_engine, printed)
+    finally:
+        remove_container(docker_engine, printed)
+        remove_container(docker_engine, created.id)
+
+
+def test_every_field_of_a_spec_is_compared() -> None:
+    """A new field must not be printed and forgotten here, or the other way round."""
+    default = ContainerSpec("IMAGE")
+    varied = {
+        field for spec in specs().values() for field, value in vars(spec).items() if value != vars(default)[field]
+    }
+    given = {"image", "labels", "name"}  # by each test, by each test, and as one container of a name
+    assert varied | given == set(vars(default)), json.dumps(sorted(varied))

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from vllm_repro.outcome import Death, Outcome, SignatureMatch, TrialFacts, classify
+from vllm_repro.trigger import Finding
+
+CROSSED, NOT_CROSSED = Finding(True, ("proof",)), Finding(False, ("none",))
+ALIVE = TrialFacts(ready=True, finding=CROSSED)
+
+
+def died(signature: SignatureMatch | None) -> Death:
+    return Death("log", 0.01, "AssertionError", "…", (), signature, ("log",))
+
+
+@pytest.mark.parametrize(
+    ("facts", "outcome"),
+    [
+        (ALIVE, Outcome.CLEAN),
+        (replace(ALIVE, finding=NOT_CROSSED), Outcome.UNTRIGGERED),
+        (replace(ALIVE, death=died(SignatureMatch.MATCH)), Outcome.CRASH),
+        (replace(ALIVE, death=died(SignatureMatch.NEAR)), Outcome.OTHER_CRASH),
+        (replace(ALIVE, death=died(SignatureMatch.OTHER)), Outcome.OTHER_CRASH),
+        (replace(ALIVE, death=died(None)), Outcome.OTHER_CRASH),
+        (TrialFacts(ready=False, finding=NOT_CROSSED, death=died(SignatureMatch.MATCH)), Outcome.CRASH),
+        (TrialFacts(ready=False, finding=NOT_CROSSED, death=died(SignatureMatch.OTHER)), Outcome.BOOT_FAILED),
+        (TrialFacts(ready=False, finding=NOT_CROSSED), Outcome.BOOT_FAILED),
+        (replace(ALIVE, hung="still"), Outcome.HANG),
+        (replace(ALIVE, wrong_output="empty"), Outcome.WRONG_OUTPUT),
+        (replace(ALIVE, unsupported="no GPU", death=died(SignatureMatch.MATCH)), Outcome.UNSUPPORTED),
+        (replace(ALIVE, infra="disk full", unsupported="no GPU"), Outcome.INFRA),
+        (replace(ALIVE, cancelled="Ctrl-C", infra="disk full"), Outcome.CANCELLED),
+    ],
+)
+def test_order_of_classification(facts: TrialFacts, outcome: Outcome) -> None:
+    assert classify(facts) is outcome
+
+
+def test_a_quiet_trial_without_proof_is_never_clean() -> None:
+    for wrong in ("hung", "wrong_output"):
+        assert classify(replace(ALIVE, finding=NOT_CROSSED, **{wrong: "…"})) is not Outcome.CLEAN

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from vllm_repro.catalogue import all_scenarios, find, find_arms, scenario_files
+from vllm_repro.errors import ScenarioError, UsageError
+from vllm_repro.scenario_file import check_file, load_file, read
+from vllm_repro.verdict import Expected, Standing
+
+TQ = next(path for path in scenario_files() if path.name == "tq_chunked_prefill.py")
+
+
+def problems(text: str, name: str = "tq_chunked_prefill.py") -> list[tuple[int, str]]:
+    return [(problem.line, problem.text) for problem in read(Path(name), text)[1]]
+
+
+def broken(old: str, new: str) -> list[tuple[int, str]]:
+    text = TQ.read_text(encoding="utf-8")
+    assert text.count(old) >= 1, old
+    return problems(text.replace(old, new, 1))
+
+
+def line_of(snippet: str) -> int:
+    return next(n for n, line in enumerate(TQ.read_text(encoding="utf-8").splitlines(), 1) if snippet in line)
+
+
+@pytest.mark.parametrize("path", scenario_files(), ids=lambda path: path.stem)
+def test_the_scenarios_of_the_package_have_no_problem(path: Path) -> None:
+    assert check_file(path) == []
+
+
+@pytest.mark.parametrize("path", scenario_files(), ids=lambda path: path.stem)
+def test_a_scenario_read_is_the_scenario_imported(path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("scenario_under_test", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    loaded = load_file(path)
+    assert str(loaded.trigger) == str(module.scenario.trigger)
+    assert loaded.signature == module.scenario.signature
+    assert [arm.name for arm in loaded.arms] == [arm.name for arm in module.scenario.arms]
+    for arm, other in zip(loaded.arms, module.scenario.arms, strict=True):
+        assert loaded.command_of(arm) == module.scenario.command_of(other)
+        assert loaded.workload_of(arm) == module.scenario.workload_of(other)
+
+
+@pytest.mark.parametrize("scenario", all_scenarios(), ids=lambda scenario: scenario.id)
+def test_every_scenario_links_its_issue_and_has_a_control(scenario) -> None:  # type: ignore[no-untyped-def]  # parametrized
+    assert scenario.issue_url.startswith("https://github.com/vllm-project/vllm/issues/")
+    assert any(arm.expected is not Expected.DIES for arm in scenario.arms)
+    assert scenario.status.standing(scenario.try_with) is Standing.BAD
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "text"),
+    [
+        ("chunked_prefill(chunks=2)", "chuncked_prefill(chunks=2)", "trigger=", "did you mean 'chunked_prefill'?"),
+        ("try_with=", "try_wiht=", "try_with=", "Scenario has no 'try_wiht'; did you mean 'try_with'?"),
+        ('try_with="0.23.0"', 'try_with="0.24.0"', "try_with=", "is not among the bad releases"),
+        ('issue="vllm-project/vllm#41726"', 'issue="#41726"', "issue=", "is no upstream issue"),
+        ('id="tq-chunked-prefill"', 'id="tq-chunked"', "id=", "does not match the file's name"),
+        ('bad=">=0.21.0,<0.24.0"', 'bad="0.21"', "status=", "is no version specifier"),
+        ("--kv-cache-dtype turboquant_4bit_nc", "--kv-cache-dtyp turboquant_4bit_nc", "command=", "--kv-cache-dtyp"),
+        ("'{\"enable_thinking\": true}'", '\'{"enable_thinking": true}', "--default-chat", "command:"),
+        ("dies)", "dyes)", 'arm("reported"', "did you mean 'dies'?"),
+        ('arm("eager"', 'arm("reported"', 'arm("eager"', "two arms are named 'reported'"),
+        ('arm("eager"', 'arm("Eager!"', 'arm("eager"', "lower-case words"),
+        ("heads=16", 'heads="16"', "heads=16", "heads='16' is not what 'heads' takes"),
+        ("continuation_over(128)", "continuation_over()", "trigger=", "continuation_over lacks 'tokens'"),
+        ('flag("--max', 'flag("max', "BATCH = flag", "as it is written on the command line"),
+        ("BATCH + 3497", 'BATCH + "3497"', "BATCH + 3497", "do not go together"),
+        ("& continuation", "^ continuation", "trigger=", "only + - * for sizes and & | for conditions"),
+        ('phase="request"', 'phase="serving"', "phase=", "phase='serving' is not what 'phase' takes"),
+        ("prompt=100", "prompt=0", "prompt=100", "a prompt of 0 tokens cannot be sent"),
+    ],
+)
+def test_each_mistake_is_found_with_its_line(old: str, new: str, line: str, text: str) -> None:
+    found = broken(old, new)
+    assert found
+    assert any(text in problem for _, problem in found), found
+    assert line_of(line) in {number for number, problem in found if text in problem}, found
+
+
+def test_one_mistake_does_not_hide_the_next() -> None:
+    text = (
+        TQ.read_text(encoding="utf-8")
+        .replace("heads=16", "haeds=16")
+        .replace("try_with", "tri_with")
+        .replace("lives,", "live,", 2)
+    )
+    lines = {line for line, _ in problems(text)}
+    assert {line_of("heads=16"), line_of("try_with=")} <= lines
+
+
+def test_a_scenario_file_cannot_run_code(tmp_path: Path) -> None:
+    target = tmp_path / "proof"
+    for attack in (
+        f"open({str(target)!r}, 'w')",
+        f"__import__('os').system('touch {target}')",
+        "().__class__",
+        "[x for x in ()]",
+    ):
+        found = problems(TQ.read_text(encoding="utf-8").replace('title="', f'title={attack}, _="', 1))
+        assert found
+    assert not target.exists()
+    assert problems("import os\n" + TQ.read_text(encoding="utf-8"))
+
+
+def test_what_is_no_scenario_file_says_so() -> None:
+    assert problems("x = (") == [(1, "not Python: '(' was never closed")]
+    assert "no `scenario = Scenario(...)`" in problems('"""A bug."""\n')[0][1]
+    assert "`scenario` is not a Scenario" in problems('"""A bug."""\nscenario = 3\n')[0][1]
+    assert "begin with a docstring" in problems("scenario = 3\n")[-1][1]
+
+
+def test_loading_a_wrong_file_names_every_problem(tmp_path: Path) -> None:
+    path = tmp_path / "tq_chunked_prefill.py"
+    path.write_text(
+        TQ.read_text(encoding="utf-8").replace("heads=16", "haeds=16").replace("dies)", "dyes)", 1), encoding="utf-8"
+    )
+    with pytest.raises(ScenarioError, match="haeds") as caught:
+        load_file(path)
+    assert "dyes" in str(caught.value)
+
+
+def test_unknown_names_are_answered_with_near_ones() -> None:
+    with pytest.raises(UsageError) as caught:
+        find("tq-chunked-prefil")
+    assert "did you mean tq-chunked-prefill" in caught.value.hint
+    with pytest.raises(UsageError) as arm:
+        find_arms(find("tq-chunked-prefill"), ["eagre"])
+    assert "did you mean eager" in arm.value.hint
+    with pytest.raises(UsageError, match="no scenario file at"):
+        find("nothing.py")

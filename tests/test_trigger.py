@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_repro.trigger import (
+    Asked,
+    SchedulerStep,
+    TriggerFacts,
+    chunked_prefill,
+    chunks_of,
+    continuation_over,
+    sent_with,
+)
+
+LONG = chunked_prefill(chunks=2) & continuation_over(128)
+
+
+def facts(tokens: int | None, *, batch: int | None = 4096, **asked: object) -> TriggerFacts:
+    return TriggerFacts((Asked("long chat", tokens, **asked),), batch, True)  # type: ignore[arg-type]  # fields by name, as a test reads best
+
+
+@pytest.mark.parametrize(
+    ("tokens", "crossed"),
+    [(100, False), (4096, False), (4096 + 128, False), (4096 + 129, True), (7593, True), (8192, True)],
+)
+def test_the_threshold_of_a_continued_prefill(tokens: int, crossed: bool) -> None:
+    assert LONG.find(facts(tokens)).crossed is crossed
+
+
+def test_evidence_names_the_source_of_the_count_and_the_chunks() -> None:
+    assert LONG.find(facts(7593)).evidence == (
+        "long chat: 7593 prompt tokens by usage, cut at 4096 into 4096 + 3497",
+        "a continuation of 3497 tokens, more than 128",
+    )
+    assert "by /tokenize" in LONG.find(facts(7593, counted_by="tokenize", status=None, died=True)).evidence[0]
+
+
+def test_cached_tokens_are_not_prefilled() -> None:
+    assert not LONG.find(facts(7593, cached_tokens=4096)).crossed
+    found = continuation_over(128).find(facts(385, cached_tokens=256))
+    assert found.crossed, found
+
+
+def test_a_refused_prompt_crosses_nothing() -> None:
+    found = LONG.find(facts(7593, status=400))
+    assert not found.crossed
+    assert "refused it with 400" in found.evidence[0]
+
+
+def test_an_unknown_batch_size_proves_nothing() -> None:
+    assert not LONG.find(facts(7593, batch=None)).crossed
+
+
+def test_no_chunks_without_chunked_prefill() -> None:
+    assert not chunked_prefill().find(TriggerFacts((Asked("x", 9000),), 4096, False)).crossed
+
+
+def test_the_dump_of_the_step_that_died_is_proof_enough() -> None:
+    found = LONG.find(TriggerFacts(dump=SchedulerStep((4096,), (3497,))))
+    assert found.crossed
+    assert "4096 tokens computed before the step that died" in found.evidence[0]
+    assert not LONG.find(TriggerFacts(dump=SchedulerStep((0,), (3497,)))).crossed
+
+
+def test_a_request_with_the_fields_counts_when_it_was_answered_or_killed() -> None:
+    condition = sent_with("min_tokens", "stop_token_ids")
+    fields = {"min_tokens": 1, "stop_token_ids": [999999]}
+    assert condition.find(facts(2, fields=fields, status=None, died=True)).crossed
+    assert condition.find(facts(2, fields=fields, status=400)).crossed
+    assert not condition.find(facts(2, fields=fields, status=None)).crossed
+    assert not condition.find(facts(2, fields={"stop_token_ids": [999999]})).crossed
+    assert not condition.find(facts(2, fields={**fields, "min_tokens": 0})).crossed
+
+
+def test_or_takes_the_side_that_was_crossed() -> None:
+    either = continuation_over(128) | sent_with("min_tokens")
+    found = either.find(facts(100, fields={"min_tokens": 1}))
+    assert found.crossed
+    assert found.evidence == ("long chat carried min_tokens=1: answered 200",)
+    assert str(either) == "(continuation_over(128) | sent_with('min_tokens'))"
+
+
+def test_a_chunk_count_below_two_is_no_condition() -> None:
+    with pytest.raises(ValueError, match="starts at 2"):
+        chunked_prefill(chunks=1)
+    with pytest.raises(ValueError, match="names of body fields"):
+        sent_with()
+
+
+@given(st.integers(1, 200_000), st.integers(1, 20_000))
+def test_chunks_add_up_and_none_is_larger_than_the_batch(tokens: int, batch: int) -> None:
+    cut = chunks_of(tokens, batch)
+    assert sum(cut) == tokens
+    assert all(0 < chunk <= batch for chunk in cut)
+    assert all(chunk == batch for chunk in cut[:-1])

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_repro.outcome import Outcome
+from vllm_repro.verdict import (
+    ArmResult,
+    Expect,
+    Expected,
+    Record,
+    Result,
+    Standing,
+    Verdict,
+    VerdictReport,
+    arm_result,
+    bisect_status,
+    decide,
+    exit_status,
+)
+
+CRASH, CLEAN, UNTRIGGERED, OTHER = Outcome.CRASH, Outcome.CLEAN, Outcome.UNTRIGGERED, Outcome.OTHER_CRASH
+
+
+def arm(name: str, expected: Expected, *outcomes: Outcome, unexplained: int = 0) -> ArmResult:
+    return arm_result(name, expected, outcomes, unexplained=unexplained)
+
+
+def reported(*outcomes: Outcome, unexplained: int = 0) -> ArmResult:
+    return arm("reported", Expected.DIES, *outcomes, unexplained=unexplained)
+
+
+def eager(*outcomes: Outcome) -> ArmResult:
+    return arm("eager", Expected.LIVES, *outcomes)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "result"),
+    [
+        ((CRASH,), Result.REPRODUCES),
+        ((CRASH, CLEAN), Result.FLAKY),
+        ((CRASH, UNTRIGGERED), Result.REPRODUCES),
+        ((CLEAN, CLEAN), Result.QUIET),
+        ((CLEAN, UNTRIGGERED), Result.INCONCLUSIVE),
+        ((CLEAN, OTHER), Result.INCONCLUSIVE),
+        ((Outcome.INFRA, Outcome.UNSUPPORTED), Result.BLOCKED),
+        ((CLEAN, Outcome.INFRA), Result.INCONCLUSIVE),
+        ((), Result.INCONCLUSIVE),
+    ],
+)
+def test_bad_beats_unknown_beats_good(outcomes: tuple[Outcome, ...], result: Result) -> None:
+    assert reported(*outcomes).result is result
+
+
+@pytest.mark.parametrize(
+    ("arms", "standing", "expect", "verdict", "expected"),
+    [
+        ([reported(CRASH), eager(CLEAN)], Standing.BAD, Expect.DECLARED, Verdict.REPRODUCES, True),
+        ([reported(CRASH), eager(CRASH)], Standing.BAD, Expect.DECLARED, Verdict.REPRODUCES, False),
+        ([reported(CRASH)], Standing.GOOD, Expect.DECLARED, Verdict.REGRESSED, False),
+        ([reported(CRASH)], Standing.UNKNOWN, Expect.DECLARED, Verdict.REPRODUCES, True),
+        ([reported(CLEAN)], Standing.GOOD, Expect.DECLARED, Verdict.QUIET, True),
+        ([reported(CLEAN)], Standing.BAD, Expect.DECLARED, Verdict.QUIET, False),
+        ([reported(CLEAN)], Standing.GOOD, Expect.CRASH, Verdict.QUIET, False),
+        ([reported(CRASH)], Standing.BAD, Expect.ALIVE, Verdict.REPRODUCES, False),
+        ([reported(UNTRIGGERED)], Standing.BAD, Expect.ALIVE, Verdict.INCONCLUSIVE, True),
+        ([reported(UNTRIGGERED)], Standing.BAD, Expect.DECLARED, Verdict.INCONCLUSIVE, None),
+        ([reported(OTHER)], Standing.BAD, Expect.DECLARED, Verdict.CHANGED, False),
+        ([reported(OTHER, unexplained=1)], Standing.BAD, Expect.DECLARED, Verdict.INCONCLUSIVE, None),
+        ([reported(Outcome.HANG)], Standing.GOOD, Expect.DECLARED, Verdict.CHANGED, False),
+        ([reported(Outcome.INFRA)], Standing.BAD, Expect.DECLARED, Verdict.INCONCLUSIVE, None),
+        ([reported(Outcome.INFRA)], Standing.BAD, Expect.ANY, Verdict.INCONCLUSIVE, None),
+        ([reported(CRASH), eager(CRASH)], Standing.GOOD, Expect.ANY, Verdict.REGRESSED, True),
+        ([arm("near", Expected.UNTRIGGERED, UNTRIGGERED)], Standing.BAD, Expect.DECLARED, Verdict.INCONCLUSIVE, True),
+        ([arm("near", Expected.UNTRIGGERED, CLEAN)], Standing.BAD, Expect.DECLARED, Verdict.QUIET, False),
+        ([eager(CLEAN)], Standing.BAD, Expect.DECLARED, Verdict.QUIET, True),
+        ([], Standing.BAD, Expect.DECLARED, Verdict.INCONCLUSIVE, None),
+    ],
+)
+def test_verdicts(
+    arms: list[ArmResult], standing: Standing, expect: Expect, verdict: Verdict, expected: bool | None
+) -> None:
+    report = decide(arms, standing=standing, expect=expect)
+    assert (report.verdict, report.expected) == (verdict, expected)
+    assert report.because
+
+
+def test_fixed_needs_a_record_and_enough_quiet_boots() -> None:
+    record = Record(5, 5, "run-1", "0.23.0")
+
+    def verdict(clean: int, record: Record | None) -> VerdictReport:
+        return decide([reported(*[CLEAN] * clean)], standing=Standing.GOOD, record=record)
+
+    assert verdict(4, record).verdict is Verdict.FIXED
+    assert verdict(3, record).verdict is Verdict.QUIET
+    assert "4 quiet boots are needed" in verdict(3, record).because
+    assert verdict(50, None).verdict is Verdict.QUIET
+    assert "0 of 4" in verdict(4, record).because
+
+
+def test_the_surprising_arm_is_named() -> None:
+    report = decide([reported(CRASH), eager(CRASH)], standing=Standing.BAD)
+    assert report.surprises == ("eager",)
+    assert "unexpected in arm eager" in report.because
+
+
+def test_exit_statuses() -> None:
+    assert [exit_status(answer) for answer in (True, False, None)] == [0, 1, 2]
+    assert {verdict: bisect_status(verdict) for verdict in Verdict} == {
+        Verdict.REPRODUCES: 1,
+        Verdict.REGRESSED: 1,
+        Verdict.QUIET: 0,
+        Verdict.FIXED: 0,
+        Verdict.CHANGED: 125,
+        Verdict.INCONCLUSIVE: 125,
+    }
+
+
+outcomes = st.lists(st.sampled_from(Outcome), max_size=6)
+
+
+@given(outcomes, st.sampled_from(Standing), st.sampled_from(Expect))
+def test_quiet_and_fixed_are_never_said_without_proof(seen: list[Outcome], standing: Standing, expect: Expect) -> None:
+    report = decide([reported(*seen)], standing=standing, expect=expect, record=Record(10, 10, "r", "0.23.0"))
+    if report.verdict in (Verdict.QUIET, Verdict.FIXED):
+        assert seen
+        assert set(seen) == {CLEAN}
+    if report.verdict in (Verdict.REPRODUCES, Verdict.REGRESSED):
+        assert CRASH in seen
+
+
+@given(outcomes)
+def test_order_of_trials_does_not_matter(seen: list[Outcome]) -> None:
+    forwards, backwards = reported(*seen), reported(*reversed(seen))
+    assert (forwards.result, forwards.crashed, forwards.conclusive) == (
+        backwards.result,
+        backwards.crashed,
+        backwards.conclusive,
+    )
