@@ -231,6 +231,13 @@ def test_a_refused_command_line_is_told_apart() -> None:
     assert SignKind.USAGE in {sign.kind for sign in diagnosis.signs}
 
 
+def test_an_issue_with_a_few_log_lines_and_a_bare_traceback_is_a_paste() -> None:
+    head = recording("v0.32.0-boot").splitlines()[:12]
+    prose = [f"Sentence {number} of what the reporter thinks about it." for number in range(20)]
+    text = "\n".join([*prose, *head, "", *pasted("sco-hybrid").splitlines()])
+    assert seen(diagnose(text)) == (True, Phase.REQUEST, "AssertionError", "popleft_n")
+
+
 # ── what the caller knows ─────────────────────────────────────────────────────────────────────────────────
 
 
@@ -309,6 +316,12 @@ def test_nor_does_it_for_ends_without_an_exception(name: str, random: Random) ->
     assert diagnose(shuffled(recording(name), random)).died is REAL[name][0]
 
 
+@pytest.mark.parametrize("name", [name for name in REAL if "startup complete" in recording(name)])
+def test_the_end_of_a_log_says_what_the_whole_says(name: str) -> None:
+    end = recording(name).partition("Application startup complete.\n")[2]
+    assert seen(diagnose(end)) == REAL[name]
+
+
 @pytest.mark.parametrize("name", REAL)
 def test_a_log_cut_anywhere_never_turns_a_clean_end_into_a_death(name: str) -> None:
     died, _, exception, _ = REAL[name]
@@ -319,3 +332,10 @@ def test_a_log_cut_anywhere_never_turns_a_clean_end_into_a_death(name: str) -> N
             assert diagnosis.died is not True, f"line {end}: {diagnosis.why}"
         if diagnosis.died and exception is None:
             assert diagnosis.exception is None
+
+
+@pytest.mark.parametrize("name", [name for name, (died, *_) in REAL.items() if died])
+@pytest.mark.parametrize("lines", [40, 80, 160])
+def test_the_tail_of_a_death_never_passes_for_an_orderly_end(name: str, lines: int) -> None:
+    diagnosis = diagnose("\n".join(recording(name).splitlines()[-lines:]))
+    assert diagnosis.phase is not Phase.SHUTDOWN or diagnosis.died is not False, diagnosis.why

@@ -62,6 +62,7 @@ class Conclusion:
     why: str
     captured: dict[str, str]
     boot: dict[str, Any]
+    launched: bool
 
     def as_fields(self) -> dict[str, Any]:
         """For the journal: plain values under the names of `report.json`."""
@@ -131,6 +132,7 @@ def assess(scenario: Scenario, command: ServeCommand, seen: Seen, log: Path) -> 
         why,
         captured,
         asdict(boot),
+        seen.facts is not None,
     )
 
 
@@ -223,9 +225,9 @@ def _why(outcome: Outcome, facts: TrialFacts, diagnosis: Diagnosis, seen: Seen) 
         case Outcome.BOOT_FAILED if facts.death is None:
             return seen.hung or "it never became ready"
     if facts.death is not None and facts.death.exception is None:
-        return f"{diagnosis.why}; no log names the cause" if diagnosis.why else "no log names the cause"
+        return f"{diagnosis.why.rstrip('.')}; no log names the cause" if diagnosis.why else "no log names the cause"
     if facts.death is not None and facts.death.exception:
         last = facts.death.frames[-1].rsplit(":", 1)[-1] if facts.death.frames else ""
         message = " ".join((facts.death.message or "").split())
-        return f"{facts.death.exception}{' in ' + last if last else ''}: {message}"
+        return f"{facts.death.exception}{' in ' + last if last else ''}: {message}".rstrip(": ")
     return diagnosis.why

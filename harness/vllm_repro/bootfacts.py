@@ -132,19 +132,21 @@ class BootReader:
 
     def feed(self, line: Line) -> None:
         text = line.text
-        if not text or text.startswith(("Route:", "127.0.0.1:")):
-            return
-        self._say("vllm_version", next((found[1] for found in (rx.search(text) for rx in _VERSIONS) if found), None))
-        if found := _BACKEND.search(text):
+        # The words that each pattern needs come first: nearly every line of a long log has none of them.
+        if "vllm_version" not in self._facts and ("LLM" in text or "ersion" in text):
+            found = next((match for rx in _VERSIONS if (match := rx.search(text))), None)
+            self._say("vllm_version", found and found[1])
+        if "backend" in text and (found := _BACKEND.search(text)):
             self._say("attention_backend", found[1] or found[2] or found[3])
-        if found := _TQ_LAYERS.search(text):
+        if "TQ hybrid" in text and (found := _TQ_LAYERS.search(text)):
             self._say("tq_hybrid_layers", tuple(int(layer) for layer in found[1].split(",") if layer.strip()))
-        if (found := _KV_TOKENS.search(text)) and (digits := found[1].replace(",", "")):
-            self._say("kv_cache_tokens", int(digits))
-        if found := _CHUNKED.search(text):
+        if "KV cache size" in text and (found := _KV_TOKENS.search(text)):
+            digits = found[1].replace(",", "")
+            self._say("kv_cache_tokens", int(digits) if digits else None)
+        if "Chunked prefill" in text and (found := _CHUNKED.search(text)):
             self._say("chunked_prefill", True)
-            self._say("max_num_batched_tokens", int(found[1]))
-        if found := _GRAPH_MODE.search(text):
+            self._facts["max_num_batched_tokens"] = int(found[1])  # what is in force, whatever was asked for
+        if "cudagraph_mode" in text and (found := _GRAPH_MODE.search(text)):
             self._say("cudagraph_mode", found[1] or found[2])
         if "Graph capturing finished" in text:
             self._say("graphs_captured", True)
@@ -156,7 +158,7 @@ class BootReader:
             self._say("runner_note", text.strip())
         if "Application startup complete" in text:
             self._say("ready", True)
-        if (found := _ARGS.search(text)) and (args := _literal(found[1])):
+        if "non-default args" in text and (found := _ARGS.search(text)) and (args := _literal(found[1])):
             self._say("args", args)
             if isinstance(batched := args.get("max_num_batched_tokens"), int):
                 self._say("max_num_batched_tokens", batched)

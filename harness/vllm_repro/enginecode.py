@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from vllm_repro.tracebacks import Raised
 
-__all__ = ["CLEANUP", "LOOPS", "booting", "leaves_the_engine", "stepping", "warming_up"]
+__all__ = ["CLEANUP", "LOOPS", "booting", "leaves_the_engine", "starting", "stepping", "warming_up"]
 
 LOOPS = frozenset(
     {
@@ -82,6 +82,15 @@ _BOOT = frozenset(
         "load_model",
     }
 )
+_START = frozenset(
+    {
+        "<module>",
+        "build_async_engine_client",
+        "build_async_engine_client_from_engine_args",
+        "run_headless",
+        "run_server",
+    }
+)
 # A call that a client asks for beside the steps (a LoRA adapter, sleeping): its failure is handed back, and
 # the engine goes on.
 _UTILITY = frozenset({"_invoke_utility_method", "add_lora", "save_sharded_state", "sleep", "wake_up"})
@@ -102,6 +111,11 @@ def stepping(functions: frozenset[str]) -> bool:
 
 def booting(functions: frozenset[str]) -> bool:
     return bool(functions & _BOOT)
+
+
+def starting(functions: frozenset[str]) -> bool:
+    """In the server program itself, on the way to its first engine."""
+    return bool(functions & _START)
 
 
 def leaves_the_engine(raised: Raised) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from vllm_repro.enginecode import booting, leaves_the_engine, stepping, warming_up
+from vllm_repro.enginecode import booting, leaves_the_engine, starting, stepping, warming_up
 from vllm_repro.lifesigns import Evidence, SignKind
 from vllm_repro.rootcause import Root, find
 from vllm_repro.tracebacks import Raised, bare_name
@@ -118,9 +118,14 @@ def _before(line: int | None, other: int | None) -> bool:
     return line is not None and (other is None or line < other)
 
 
+def _left_the_engine(case: _Case) -> bool:
+    own = case.own_root
+    return own is not None and own.from_engine and leaves_the_engine(own.raised)
+
+
 def _refused(case: _Case) -> Judgement | None:
     life = case.life
-    if life.usage is None or SignKind.READY in life or SignKind.FATAL in life:
+    if life.usage is None or life.ready or SignKind.FATAL in life:
         return None
     return Judgement(False, "The command line was refused: no engine was started, so none died.", None, Phase.BOOT)
 
@@ -129,7 +134,7 @@ def _last_words(case: _Case) -> Judgement | None:
     """EngineCore, or the process above a worker, said itself that this is the end."""
     life, root = case.life, case.root
     own = case.own_root
-    if SignKind.BOOT_FAILED in life and SignKind.READY not in life and root is not None:
+    if SignKind.BOOT_FAILED in life and not life.ready and root is not None:
         if own is not None:
             return Judgement(True, f"The engine did not come up: {_named(own)}.", own)
         if bare_name(root.raised.exception) in ("SystemExit", "KeyboardInterrupt"):
@@ -153,8 +158,7 @@ def _last_words(case: _Case) -> Judgement | None:
 def _silent_end(case: _Case) -> Judgement | None:
     """EngineCore ended without words of its own, and the API server missed it."""
     life = case.life
-    own = case.own_root
-    if case.missed is None or case.asked is not None or (own is not None and own.from_engine):
+    if case.missed is None or case.asked is not None or _left_the_engine(case):
         return None
     if case.told:
         if SignKind.ENGINE_GONE in life and SignKind.STOP_ASKED not in life:
@@ -180,7 +184,7 @@ def _uncaught(case: _Case) -> Judgement | None:
     stopping = case.line(SignKind.STOP_ASKED, SignKind.SHUTDOWN, SignKind.ENGINE_TOLD)
     if own is not None and case.ordered and not _before(own.raised.first_line, stopping):
         return None
-    if own is not None and own.from_engine and leaves_the_engine(own.raised):
+    if own is not None and _left_the_engine(case):
         if own.of_lost_peer:
             why = f"This rank lost its peer, and only the peer's log can say why: {_named(own)}."
             return Judgement(None, why, own)
@@ -190,10 +194,10 @@ def _uncaught(case: _Case) -> Judgement | None:
     crash = life.first.get(SignKind.NATIVE_CRASH)
     if crash is not None:
         return Judgement(True, f"A process crashed below Python: {crash.text}")
-    if SignKind.READY in life:
+    if life.ready:
         return None
-    # An exception that the interpreter prints when it ends has no level, and begins in the program itself.
-    ended = next((one for one in case.raised if not one.level and "<module>" in one.functions[:1]), None)
+    # An exception that the interpreter prints when it ends has no level, and went through the program itself.
+    ended = next((one for one in case.raised if not one.level and starting(frozenset(one.functions))), None)
     if ended is None or bare_name(ended.exception) in ("SystemExit", "KeyboardInterrupt"):
         return None
     last = Root(ended.links[0] if ended.explicit else ended)
@@ -206,7 +210,7 @@ def _pasted(case: _Case) -> Judgement | None:
     life, root = case.life, case.root
     if life.is_log:
         return None
-    if life.mentioned is not None or SignKind.ENGINE_DEAD in life:
+    if life.mentioned is not None or (SignKind.ENGINE_DEAD in life and not case.ordered):
         return Judgement(True, f"The text names the death of the engine{': ' + _named(root) if root else ''}.", root)
     if root is None:
         return None
@@ -258,12 +262,17 @@ def _unclear(case: _Case) -> Judgement | None:
 def _stopped(case: _Case) -> Judgement | None:
     if not case.ordered:
         return None
+    life = case.life
+    failed = _before(case.line(SignKind.SERVER_ERROR), case.asked)
+    lived = life.booted or SignKind.READY in life or (life.served and not failed) or case.told
+    if not lived and not case.we_terminated:
+        return Judgement(None, "Only the end of a stopping server is here; what made it stop came before.")
     why = "The server was told to stop and did; what it printed after that is noise of the stopping."
     return Judgement(False, why, None, Phase.SHUTDOWN)
 
 
 def _quiet(case: _Case) -> Judgement:
-    if SignKind.READY in case.life:
+    if case.life.ready:
         return Judgement(False, "Nothing here says that the engine died: alive as far as this log goes.")
     if case.life.is_log:
         return Judgement(False, "The server was still booting, without a failure, where this log ends.")
@@ -284,12 +293,11 @@ def _phase(case: _Case, judgement: Judgement) -> Phase | None:
     life = case.life
     links = () if judgement.root is None else judgement.root.raised.links
     functions = frozenset(name for link in links for name in link.functions)
-    ready = SignKind.READY in life
-    if warming_up(functions) and not ready:
+    if warming_up(functions) and not life.ready:
         return Phase.WARMUP
     if stepping(functions) or SignKind.DUMP in life:
         return Phase.REQUEST
-    if not ready:
+    if not life.ready:
         failed = SignKind.BOOT_FAILED in life or booting(functions)
         return Phase.BOOT if failed or (life.booted and not life.headless) else None
     if judgement.died is False:

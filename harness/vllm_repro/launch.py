@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vllm_repro.command import ServeCommand, render_compose, render_serve
@@ -25,6 +25,7 @@ CPU_ENV = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB: the default takes a share of the host's memory for each server
     "VLLM_NO_USAGE_STATS": "1",
 }
+CPU_SHM_BYTES = 2**30
 OFFLINE_ENV = {"HF_HUB_OFFLINE": "1"}  # a local folder needs no hub, and a hub that does not answer costs minutes
 
 
@@ -51,9 +52,9 @@ class Launch:
     port: int = 0
 
     def render(self) -> str:
-        """The command, ready to paste into a POSIX shell."""
+        """The command, ready to paste into a POSIX shell; a container's name and labels, which tie it to one run, are left out."""
         if self.container is not None:
-            return self.container.render()
+            return replace(self.container, name=None, labels=()).render()
         words = [f"{key}={shlex.quote(value)}" for key, value in self.env.items()]
         lines = [*words, shlex.join(self.argv[: self._prefix()])]
         rest = list(self.argv[self._prefix() :])
@@ -167,14 +168,18 @@ def container_launch(
     spec = ContainerSpec.from_command(
         command, port=port, image=image, labels=labels, name=name, env=env, gpus=gpus, mounts=mounts
     )
+    if evidence is Evidence.CPU and spec.shm_size is None and spec.ipc is None:
+        # On a CPU there is always a worker process, and what it is fed through does not fit the engine's default of 64 MiB.
+        spec = replace(spec, shm_size=CPU_SHM_BYTES)
+        differences.append("--shm-size 1g: on a CPU the worker is a process of its own and needs it")
     differences.append(f"published on {LOOPBACK} only")
     return Launch(ServerKind.DOCKER, evidence, command, spec.argv, dict(spec.env), spec, tuple(differences), port)
 
 
 def rendered(launch: Launch, style: str) -> str:
     """`launch` as `docker`, `serve` or `compose`."""
-    if style == "docker" and launch.container is not None:
-        return launch.container.render()
+    if style == "docker":
+        return launch.render()
     if style == "compose":
         return render_compose(launch.command)
     return render_serve(launch.command)

@@ -64,7 +64,7 @@ _STARTS: tuple[tuple[str, SignKind], ...] = (
     ("terminate called after throwing an instance of ", SignKind.NATIVE_CRASH),
     ("Dumping scheduler output for model execution: ", SignKind.DUMP),
     ("Parent process exited, terminating worker", SignKind.PARENT_GONE),
-    ("[shutdown] API server: shutdown triggered", SignKind.STOP_ASKED),
+    ("[shutdown] API server: ", SignKind.STOP_ASKED),
     ("[shutdown] EngineCore: trigger received signal=", SignKind.ENGINE_TOLD),
     ("Shutdown initiated (timeout=", SignKind.ENGINE_TOLD),
     ("WorkerProc was terminated", SignKind.WORKER_TOLD),
@@ -108,6 +108,8 @@ class Evidence:
         self.mentioned: Sign | None = None
         self.booted = False
         """A server said its arguments or its first words: this is a log from its beginning."""
+        self.served = False
+        """It answered or counted requests, so it had come up, whether or not that part of the log is here."""
         self.usage: str | None = None
         """argparse's sentence, where it refused the command line."""
         self.headless = False
@@ -130,13 +132,17 @@ class Evidence:
         return self.logged * 2 >= self.lines and self.logged > 0
 
     @property
+    def ready(self) -> bool:
+        return self.served or SignKind.READY in self.first
+
+    @property
     def stalled(self) -> Sign | None:
         return next((sign for sign in self.stalls.values() if sign is not None), None)
 
     @property
     def over(self) -> bool:
         """This server was ready, or came to an end: another beginning is another life."""
-        return SignKind.READY in self or SignKind.SHUTDOWN in self or SignKind.BOOT_FAILED in self
+        return self.ready or SignKind.SHUTDOWN in self or SignKind.BOOT_FAILED in self
 
     def feed(self, line: Line) -> None:
         text = line.text
@@ -162,6 +168,7 @@ class Evidence:
                 if text.startswith(start):
                     return kind
         if found := _ACCESS.match(text):
+            self.served = True
             return self._access(found[1], found[2], found[3])
         if text.startswith("Engine ") and (found := _STATS.match(text)):
             self._stats(found, line)
@@ -187,6 +194,7 @@ class Evidence:
         return SignKind.SERVER_ERROR if method == "POST" and status[0] == "5" else None
 
     def _stats(self, found: re.Match[str], line: Line) -> None:
+        self.served = True
         engine = found[1]
         if not self.stopping.isdisjoint(self.first):
             return  # the API server goes on reporting what it was serving when its engine was ended
@@ -199,6 +207,9 @@ class Evidence:
             self.stalls[engine] = Sign(SignKind.STALLED, line.number, line.text.strip()[:_TEXT])
 
     def _add(self, sign: Sign) -> None:
+        if sign.kind is SignKind.STOP_ASKED and "triggered" not in sign.text and sign.kind not in self.first:
+            # The first of these lines is missing, so it stood before the part of the log that is here.
+            self.first[sign.kind] = Sign(sign.kind, 0, sign.text)
         self.first.setdefault(sign.kind, sign)
         count = self._counts[sign.kind] = self._counts.get(sign.kind, 0) + 1
         if count <= _KEPT:

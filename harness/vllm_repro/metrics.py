@@ -1,7 +1,9 @@
 """What `/metrics` says, as far as the harness asks it. Pure: text in, values out.
 
-Names are those of vLLM 0.19 to 0.32. Two traps: `vllm:iteration_tokens_total` is a histogram in spite of its name, and every counter
-has a `_created` twin.
+Names are those of vLLM 0.19 to 0.32. Three traps. `vllm:iteration_tokens_total` is a histogram in spite of its name. It does not count
+chunks: a step that only prefills a part of a prompt records nothing, and the step that gives the first token records the whole prompt
+that was computed for it, so one observation above `max_num_batched_tokens` proves several chunks and their number proves nothing. And
+every counter has a `_created` twin.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ _STEPS = "vllm:iteration_tokens_total"
 
 @dataclass(frozen=True)
 class Reading:
-    """One scrape. `steps`: engine steps by upper bound of tokens (cumulative, as Prometheus counts buckets)."""
+    """One scrape. `steps`: recorded iterations by upper bound of tokens (cumulative, as Prometheus counts buckets)."""
 
     running: float = 0.0
     waiting: float = 0.0
@@ -63,7 +65,7 @@ def read_metrics(text: str) -> Reading:
 
 
 def steps_between(before: Reading, after: Reading) -> tuple[str, ...]:
-    """The engine steps between two scrapes, largest first, as text: `1 of 2,049 to 4,096 tokens`."""
+    """The iterations recorded between two scrapes, largest first, as text: `1 of 4,097 to 8,192 tokens`."""
     found: list[str] = []
     below = 0.0
     bounds = sorted(after.steps)

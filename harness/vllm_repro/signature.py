@@ -211,13 +211,13 @@ def _constant(message: str) -> str:
 # Identifiers first: masking digits before would turn deepseek_v4_attention.py, fp8 or v1/worker into
 # something else.
 _MASKS = re.compile(
-    r"(?P<place>(?P<file>[\w./\\-]*\w\.pyx?):\d+(?=:|\b))"
+    r"(?P<place>(?P<file>[\w./\\-]{0,200}\w\.pyx?):\d+(?=:|\b))"
     r"|(?P<memory>0x[0-9A-Fa-f]+)"
     r"|(?P<address>\b\d{1,3}(?:\.\d{1,3}){3}(?:\]?:\d+)?)"
     r"|(?P<request>\b(?:chatcmpl|cmpl|req)-[\w-]+)"
     r"|(?P<uuid>\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b)"
-    r"|(?P<path>(?<![\w.}])/(?:[\w.+@-]+/)+[\w.+@-]+)"
-    r"|(?P<word>[^\W\d][\w]*(?:[./\\-][\w]+)*)"
+    r"|(?P<path>(?<![\w.}])/(?:[\w.+@-]{1,255}/){1,60}[\w.+@-]+)"
+    r"|(?P<word>[^\W\d][\w]*(?:[./\\-]\w+){0,40})"
     r"|(?P<number>(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?(?:\s?(?:[KMGT]i?B|[Bb]ytes?|%|ms|s)(?!\w))?)"
 )
 _DIGEST = re.compile(r"(?=[0-9a-f]*\d)[0-9a-f]{12,}")

@@ -74,8 +74,8 @@ class Site(ABC):
         """A server for one trial, not started."""
 
     def ends_after(self, conclusion: Conclusion) -> bool:
-        """Whether no further trial makes sense after this one."""
-        return False
+        """Whether no further trial makes sense after this one: a machine that cannot start one arm's server can start none."""
+        return conclusion.outcome is Outcome.UNSUPPORTED and not conclusion.launched
 
 
 class _PortChooser:

@@ -76,10 +76,8 @@ def summary(report: RunReport) -> str:
     """The end of a run: few lines, each a fact, the cause near the end, then the verdict and the next step."""
     lines: list[str] = []
     expected = {True: "as expected", False: "a SURPRISE", None: "undecided"}[report.verdict.expected]
-    lines += [
-        f"{report.scenario}   {report.issue}   {'REHEARSAL of ' if report.rehearsal else ''}vLLM {report.version or '?'}   declared: {report.status}",
-        "",
-    ]
+    version = f"{'REHEARSAL of ' if report.rehearsal else ''}vLLM {report.version or '?'}"
+    lines += [f"{report.scenario}   {report.issue}   {version}   declared: {report.status}", ""]
     rows: list[tuple[str, ...]] = [("arm", "boot", "boundary", "engine", "outcome")]
     for arm in report.arms:
         for trial in arm.trials:

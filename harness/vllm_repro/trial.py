@@ -148,6 +148,7 @@ async def _work(trial: Trial, client: Client, watch: Watch) -> None:
             await _canary(trial, client, watch, model)
     if not watch.ended:
         await _canary(trial, client, watch, model)
+        await watch.scrape()
 
 
 async def _step(trial: Trial, client: Client, watch: Watch, model: str, number: int, step: Step) -> None:

@@ -37,8 +37,7 @@ class Asked:
     prompt_tokens: as the answer's usage reports it, else as `/tokenize` counted it before it was sent; None where neither is known.
     counted_by: "usage" or "tokenize".
     cached_tokens: prompt tokens taken from the prefix cache; None where the server does not say (a died request never does).
-    steps: engine steps that ran while it was the only request, as upper bounds of tokens per step (`vllm:iteration_tokens_total`),
-        larger ones first; empty where not measured.
+    steps: what the engine recorded in `vllm:iteration_tokens_total` while it was the only request, largest first; see `metrics`.
     fields: names and values of the body fields beyond the usual ones.
     status: HTTP status; None where no answer came.
     """
@@ -183,7 +182,7 @@ class _ChunkedPrefill(Condition):
             if not asked.accepted:
                 notes.append(f"{_count(asked)}, but the server refused it with {asked.status}")
             elif len(cut) >= self.chunks:
-                seen = f"; steps measured: {', '.join(asked.steps)}" if asked.steps else ""
+                seen = f"; iterations recorded: {', '.join(asked.steps)}" if asked.steps else ""
                 return Finding(
                     True, (f"{_count(asked)}, cut at {facts.batch} into {_plus(cut)}{seen}",), f"{_plus(cut)} tokens"
                 )

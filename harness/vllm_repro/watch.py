@@ -69,7 +69,7 @@ class Watch:
         self.dead = asyncio.Event()
         self.exit: Exit | None = None
         self.hung: str | None = None
-        self.reading = Reading()
+        self._born: float | None = None
         self.in_flight = 0
         self._ready = False
         self._stopping = False
@@ -106,6 +106,8 @@ class Watch:
         began = time.monotonic()
         while not self.dead.is_set():
             if await self._health_status() == 200 and not self.dead.is_set():
+                # The first reading is what a silent restart is told from, so it is taken before any request.
+                await self.scrape()
                 self._ready = True
                 return True
             quiet = time.monotonic() - max(self._last_growth, began)
@@ -262,28 +264,19 @@ class Watch:
 
     async def _watch_counters(self) -> None:
         moved = time.monotonic()
+        seen: tuple[float, float, float] | None = None
         while True:
             await asyncio.sleep(0.5)
             if not self._ready:
                 moved = time.monotonic()
                 continue
             reading = await self.scrape()
-            if reading is None:
+            if reading is None or self.dead.is_set():
                 continue
-            if self.reading.started and reading.started and abs(reading.started - self.reading.started) > 1.0:
-                now = time.time()
-                self.note(
-                    DeathSign(
-                        Channel.RESTART,
-                        "process_start_time_seconds changed: another process answers now",
-                        now,
-                        reading.started,
-                    )
-                )
             busy = self.in_flight > 0 or reading.running > 0
-            if reading.progress != self.reading.progress or not busy:
+            if reading.progress != seen or not busy:
                 moved = time.monotonic()
-            self.reading = reading
+            seen = reading.progress
             still = time.monotonic() - moved
             if still > self.patience.answer_stall and not self._stalled.is_set():
                 self.hung = (
@@ -296,12 +289,20 @@ class Watch:
                 self._stalled.set()
 
     async def scrape(self) -> Reading | None:
-        """One reading of `/metrics`; None where it does not answer."""
+        """One reading of `/metrics`, None where it does not answer. A process that is not the first one is a sign."""
         try:
             response = await self.client.get("/metrics", timeout=5.0)
         except (httpx.HTTPError, OSError):
             return None
-        return read_metrics(response.text) if response.status_code == 200 else None
+        if response.status_code != 200:
+            return None
+        reading = read_metrics(response.text)
+        if self._born is None:
+            self._born = reading.started
+        elif reading.started is not None and abs(reading.started - self._born) > 0.02:
+            text = "process_start_time_seconds changed: another process answers now"
+            self.note(DeathSign(Channel.RESTART, text, time.time(), reading.started))
+        return reading
 
     async def over(self) -> None:
         """Returns when there is no more to wait for: dead, or hung."""

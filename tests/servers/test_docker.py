@@ -13,8 +13,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.servers.docker_helpers import IDLE, containers_of, engine_or_reason, until_logged
 
-from docker_helpers import IDLE, containers_of, engine_or_reason, until_logged
 from vllm_repro.container import ContainerSpec, Mount, Publish, Ulimit
 from vllm_repro.errors import HarnessBug, InfraError, ReproError, Unsupported
 from vllm_repro.servers.base import Evidence, Exit, ServerFacts
@@ -26,6 +26,7 @@ pytestmark = pytest.mark.docker
 
 Program = Callable[..., ContainerSpec]
 Serve = Callable[..., DockerServer]
+
 
 def to_the_end(server: DockerServer) -> tuple[ServerFacts, Exit]:
     async def run() -> tuple[ServerFacts, Exit]:
@@ -43,17 +44,24 @@ def to_the_end(server: DockerServer) -> tuple[ServerFacts, Exit]:
 
 def test_a_flood_of_output_is_kept_whole(program: Program, serve: Serve) -> None:
     flood = """
-import sys
-for i in range(60000): print('out', i)
-print('no newline at the end', end='', file=sys.stderr)
+import os, sys, threading
+def print_all(stream, name):
+    for i in range(30000): print(name, i, file=stream)
+    print(name, 'without an end of line', end='', file=stream, flush=True)
+threads = [threading.Thread(target=print_all, args=pair) for pair in ((sys.stdout, 'out'), (sys.stderr, 'err'))]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
 sys.exit(9)
 """
     server = serve(program(flood))
     _, ended = to_the_end(server)
     assert (ended.code, ended.oom_killed, ended.lost) == (9, False, False)
     assert ended.detail == "container exited 9"
-    expected = "".join(f"out {i}\n" for i in range(60000)) + "no newline at the end"
-    assert server.log_path.read_text() == expected
+    lines = server.log_path.read_text().replace("of line", "of line\n").splitlines()
+    for name in ("out", "err"):
+        expected = [f"{name} {i}" for i in range(30000)] + [f"{name} without an end of line"]
+        assert [line for line in lines if line.startswith(name)] == expected
+    assert len(lines) == 60002
 
 
 def test_a_clean_exit_is_noticed_as_well(program: Program, serve: Serve) -> None:
@@ -120,6 +128,7 @@ def test_a_container_that_somebody_else_removes_is_no_exit_code(
 
     async def run() -> Exit:
         facts = await server.start()
+        assert facts.container_id is not None
         docker_engine.client.api.remove_container(facts.container_id, force=True)
         ended = await asyncio.wait_for(server.exited(), 30)
         await server.stop()

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.servers.docker_helpers import IDLE, containers_of
 
-from docker_helpers import IDLE, containers_of
 from vllm_repro.container import ContainerSpec
 from vllm_repro.owner import this_owner
 from vllm_repro.servers.docker import DockerServer

@@ -18,10 +18,17 @@ from vllm_repro.servers.docker_words import create_arguments
 
 pytestmark = pytest.mark.docker
 
-# Of the terminal, not of the container: the client of `docker run` stays and shows the output.
-OF_THE_CLIENT = {"AttachStdin", "AttachStdout", "AttachStderr", "OpenStdin", "StdinOnce", "Tty"}
-# A new container's own name for itself.
-OF_THE_ID = {"Hostname"}
+# Of the terminal that `docker run` shows the output on, and a container's own name for itself.
+OF_THE_CLIENT = {
+    "AttachStdin",
+    "AttachStdout",
+    "AttachStderr",
+    "OpenStdin",
+    "StdinOnce",
+    "Tty",
+    "ConsoleSize",
+    "Hostname",
+}
 
 ODD_WORDS = ("--speculative-config", '{"method": "mtp", "n": 1}', "it's", "", "$HOME", "a\nb", "ü", "-x", "--flag=1 2")
 
@@ -49,20 +56,23 @@ def specs() -> dict[str, ContainerSpec]:
     }
 
 
-def inspected(engine: Engine, container: str) -> dict[str, Any]:
-    """What the engine made of it, without what differs between any two containers."""
+def settings(engine: Engine, container: str) -> dict[str, Any]:
+    """{dotted name: value} of all that the engine was told about a container; what is empty is left out."""
     attributes = engine.client.containers.get(container).attrs
-    config = {key: value or None for key, value in attributes["Config"].items() if key not in OF_THE_CLIENT | OF_THE_ID}
-    host = {key: value or None for key, value in attributes["HostConfig"].items()}
-    for request in host.get("DeviceRequests") or ():
-        for key, value in request.items():
-            request[key] = value or None
-    # 20.10 keeps the words "default" and "bridge" apart, though they are the same network.
-    if host["NetworkMode"] == "bridge":
-        host["NetworkMode"] = "default"
-    # Only the client of `docker run` says how large its window is.
-    host.pop("ConsoleSize", None)
-    return {"Path": attributes["Path"], "Args": attributes["Args"], "Config": config, "HostConfig": host}
+    flat: dict[str, Any] = {"Path": attributes["Path"], "Args": attributes["Args"]}
+    for part in ("Config", "HostConfig"):
+        for key, value in attributes[part].items():
+            if value and key not in OF_THE_CLIENT:
+                flat[f"{part}.{key}"] = value
+    # Two spellings of the same: no restarts, a capability, an order without meaning, and nothing at all.
+    if flat["HostConfig.RestartPolicy"]["Name"] == "no":
+        flat["HostConfig.RestartPolicy"]["Name"] = ""
+    if "HostConfig.CapAdd" in flat:
+        flat["HostConfig.CapAdd"] = [name.removeprefix("CAP_") for name in flat["HostConfig.CapAdd"]]
+    flat["Config.Env"] = sorted(flat["Config.Env"])
+    for request in flat.get("HostConfig.DeviceRequests", ()):
+        request.update({key: value or None for key, value in request.items()})
+    return flat
 
 
 @pytest.mark.parametrize("name", specs())
@@ -90,7 +100,7 @@ def test_the_printed_line_makes_the_same_container(
     created = docker_engine.client.containers.create(**create_arguments(spec))
     assert created.id is not None
     try:
-        assert inspected(docker_engine, created.id) == inspected(docker_engine, printed)
+        assert settings(docker_engine, created.id) == settings(docker_engine, printed)
     finally:
         remove_container(docker_engine, printed)
         remove_container(docker_engine, created.id)

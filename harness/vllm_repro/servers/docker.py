@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import docker.errors
 import psutil
@@ -27,7 +27,7 @@ from vllm_repro.servers.base import Evidence, Exit, Server, ServerFacts, ServerK
 from vllm_repro.servers.docker_engine import Engine, ImageFacts, connect, image_facts, our_labels
 from vllm_repro.servers.docker_errors import ENGINE_ERRORS, explain
 from vllm_repro.servers.docker_leftovers import remove_container
-from vllm_repro.servers.docker_output import chunks, close, without_first
+from vllm_repro.servers.docker_output import STDERR, STDOUT, WholeLines, chunks, close, demuxed, without_first
 from vllm_repro.servers.docker_words import create_arguments, exit_of
 
 __all__ = ["DockerServer"]
@@ -150,13 +150,13 @@ class DockerServer(Server):
         assert container.id is not None
         self._container = container.id
         try:
-            log = self.log_path.open("ab", buffering=0)
+            lines = WholeLines(self.log_path.open("ab", buffering=0))
         except OSError as error:
             raise InfraError(f"cannot write the server's log: {error}") from error
         with contextlib.ExitStack() as unless_handed_over:
-            unless_handed_over.enter_context(log)
-            output = engine.client.api.attach(container.id, stdout=True, stderr=True, stream=True, logs=False)
-            self._thread(self._copy_output, engine, container.id, log, output)
+            unless_handed_over.callback(lines.close)
+            output = engine.client.api.attach(container.id, stream=True, demux=True)
+            self._thread(self._copy_output, engine, container.id, output, lines)
             unless_handed_over.pop_all()
         container.start()
         self._first_pid = _host_pid(container.id, self._state(engine, container.id) or {})
@@ -169,39 +169,51 @@ class DockerServer(Server):
 
     # ── while it runs, in threads ───────────────────────────────────────────────────────────────────────
 
-    def _copy_output(self, engine: Engine, container: str, log: BinaryIO, output: Any) -> None:
-        """Writes what the server prints; where the stream ends first, goes on from the engine's own log."""
-        written = 0
+    def _copy_output(self, engine: Engine, container: str, output: Any, lines: WholeLines) -> None:
+        """Writes what the server prints; where the connection ends first, goes on from the engine's own log."""
         try:
-            with log:
-                while True:
-                    for chunk in chunks(output):
-                        log.write(chunk)
-                        written += len(chunk)
-                    state = self._state(engine, container)
-                    if state is None or not state.get("Running"):
-                        self._conclude(state)
-                        return
-                    time.sleep(_POLL_S)
-                    whole = engine.client.api.logs(container, stream=True, follow=True)
-                    output = without_first(written, whole)
-        except ENGINE_ERRORS:
-            pass  # what became of the server is for `_await_end` to say
+            for stream, chunk in demuxed(output):
+                lines.write(stream, chunk)
+            if self._runs(engine, container):
+                follower = threading.Thread(target=self._follow, args=(engine, container, STDERR, lines), daemon=True)
+                follower.start()
+                self._follow(engine, container, STDOUT, lines)
+                follower.join()
         except OSError as error:
+            # The disk is full. An output that is held and not read would block the server at its next line.
+            close(output)
             _log.warning("the log of container %s is cut short: %s", container[:12], error)
         finally:
-            # An output that is held and not read would block the server at its next line.
-            close(output)
+            lines.close()
+
+    def _follow(self, engine: Engine, container: str, stream: int, lines: WholeLines) -> None:
+        """One stream from the engine's log, without what came before, until the server has ended."""
+        while True:
+            with contextlib.suppress(*ENGINE_ERRORS):
+                whole = engine.client.api.logs(
+                    container, stdout=stream == STDOUT, stderr=stream == STDERR, stream=True, follow=True
+                )
+                for chunk in without_first(lines.received[stream], chunks(whole)):
+                    lines.write(stream, chunk)
+            if not self._runs(engine, container):
+                return
+            time.sleep(_POLL_S)
+
+    def _runs(self, engine: Engine, container: str) -> bool:
+        """Whether the container runs; if not, or if nobody knows, that is how it ended."""
+        state = self._state(engine, container)
+        if state is not None and state.get("Running"):
+            return True
+        self._conclude(state)
+        return False
 
     def _await_end(self, engine: Engine, container: str) -> None:
         while self._exit is None:
             # An answer cut short, as by a restart of dockerd, is as good as none: the state is what counts.
             with contextlib.suppress(*ENGINE_ERRORS):
                 engine.client.api.wait(container, timeout=None)
-            state = self._state(engine, container)
-            if state is None or not state.get("Running"):
-                self._conclude(state)
-            time.sleep(_POLL_S)
+            if self._runs(engine, container):
+                time.sleep(_POLL_S)
 
     def _state(self, engine: Engine, container: str) -> dict[str, Any] | None:
         """The container's `State`; empty where the container is gone, None where no engine answers."""
@@ -244,9 +256,7 @@ class DockerServer(Server):
                 remove_container(engine, self._container)
             except (*ENGINE_ERRORS, InfraError) as error:
                 # Not raised: it would take the place of what was learnt about the server.
-                _log.warning(
-                    "container %s may be left for `vllm-repro clean`: %s", self._container[:12], error
-                )
+                _log.warning("container %s may be left for `vllm-repro clean`: %s", self._container[:12], error)
             for thread in self._threads:  # with the container its output ends, and so do they
                 thread.join(_THREAD_END_S)
         self._threads.clear()

@@ -28,7 +28,9 @@ __all__ = [
     "ImageFacts",
     "connect",
     "image_facts",
+    "missing_image",
     "our_labels",
+    "repository_digest",
 ]
 
 RUN_LABEL = "org.vllm-repro.run"
@@ -120,7 +122,7 @@ def image_facts(engine: Engine, image: str) -> ImageFacts:
     return ImageFacts(
         image,
         str(inspected["Id"]),
-        _digest(image, inspected.get("RepoDigests") or []) or str(inspected["Id"]),
+        repository_digest(image, inspected.get("RepoDigests") or []) or str(inspected["Id"]),
         labels,
         tuple(config.get("Entrypoint") or ()),
         labels.get(REHEARSAL_LABEL) == "1",
@@ -144,17 +146,14 @@ def our_labels(run: str) -> dict[str, str]:
     return {RUN_LABEL: run, **this_owner().labels(OWNER_LABEL)}
 
 
-def _digest(image: str, known: list[str]) -> str | None:
+def repository_digest(image: str, known: list[str]) -> str | None:
     """The digest that belongs to the repository in `image`: one image may be known under several."""
-    repository = re.sub(r"(@sha256:[0-9a-f]+|:[^:/]+)+$", "", image)
-    return next(
-        (digest for digest in known if digest.partition("@")[0] == repository), known[0] if known else None
-    )
+    repository = image.partition("@")[0]
+    repository = re.sub(r":[^:/]+$", "", repository)
+    return next((digest for digest in known if digest.partition("@")[0] == repository), known[0] if known else None)
 
 
 def _reason(error: Exception) -> str:
     """The innermost cause: the SDK wraps a refused connection four times over."""
-    reasons = re.findall(
-        r"(?:FileNotFoundError|ConnectionRefusedError|PermissionError)\(\d+, '([^']+)'\)", str(error)
-    )
+    reasons = re.findall(r"(?:FileNotFoundError|ConnectionRefusedError|PermissionError)\(\d+, '([^']+)'\)", str(error))
     return reasons[-1] if reasons else " ".join(str(error).split())[:300]

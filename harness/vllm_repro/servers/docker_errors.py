@@ -23,9 +23,7 @@ _TOOLKIT = (
     "Install the NVIDIA Container Toolkit and restart Docker; "
     "`docker run --rm --gpus all --entrypoint nvidia-smi IMAGE` tests it."
 )
-_ROOTLESS = (
-    "Use an engine that runs as root with all capabilities, or an arm whose command does not ask for it."
-)
+_ROOTLESS = "Use an engine that runs as root with all capabilities, or an arm whose command does not ask for it."
 
 
 @dataclass(frozen=True)
@@ -132,13 +130,9 @@ def explain(error: Exception, image: str) -> ReproError:
         if match is not None:
             found = {key: value for key, value in match.groupdict().items() if value}
             names = {"image": image, **found}
-            return refusal.error(
-                f"{refusal.sentence.format(**names)}: {words}", hint=refusal.hint.format(**names)
-            )
+            return refusal.error(f"{refusal.sentence.format(**names)}: {words}", hint=refusal.hint.format(**names))
     if engine_lost(error):
-        return InfraError(
-            f"the Docker Engine does not answer: {words}", hint="Is it running? `docker info` asks it."
-        )
+        return InfraError(f"the Docker Engine does not answer: {words}", hint="Is it running? `docker info` asks it.")
     return InfraError(f"the Docker Engine refuses: {words}")
 
 
@@ -160,7 +154,5 @@ def is_gone(error: Exception) -> bool:
 
 def _words(error: Exception) -> str:
     """The engine's own message on one line, without the SDK's address and status."""
-    text = (
-        error.explanation if isinstance(error, docker.errors.APIError) and error.explanation else str(error)
-    )
+    text = error.explanation if isinstance(error, docker.errors.APIError) and error.explanation else str(error)
     return " ".join(str(text).split())

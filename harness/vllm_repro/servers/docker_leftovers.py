@@ -55,9 +55,7 @@ def list_leftovers(engine: Engine | None = None) -> list[Leftover]:
     ]
 
 
-def remove_leftovers(
-    leftovers: Iterable[Leftover] | None = None, engine: Engine | None = None
-) -> list[Leftover]:
+def remove_leftovers(leftovers: Iterable[Leftover] | None = None, engine: Engine | None = None) -> list[Leftover]:
     """Removes `leftovers`, or all that there are, and returns those that were removed.
 
     Raises `InfraError` at the first one that the engine will not remove.
@@ -96,9 +94,7 @@ def remove_container(engine: Engine, container: str) -> None:
                 return
             raise
         time.sleep(0.05)
-    raise InfraError(
-        f"the Docker Engine did not remove container {container[:12]} in {_GONE_TIMEOUT_S:.0f} s"
-    )
+    raise InfraError(f"the Docker Engine did not remove container {container[:12]} in {_GONE_TIMEOUT_S:.0f} s")
 
 
 @contextlib.contextmanager

@@ -16,9 +16,11 @@ __all__ = ["create_arguments", "exit_of"]
 
 def create_arguments(spec: ContainerSpec) -> dict[str, Any]:
     """Keyword arguments of `docker_client.containers.create` that make the container which `spec` renders."""
+    # `--entrypoint` takes one word, so the others stand before the arguments, here as on the printed line.
+    entrypoint = spec.entrypoint or ()
     arguments: dict[str, Any] = {
         "image": spec.image,
-        "command": list(spec.argv),
+        "command": [*entrypoint[1:], *spec.argv],
         "environment": dict(spec.env),
         "labels": dict(spec.labels),
         "init": spec.init,
@@ -38,7 +40,7 @@ def create_arguments(spec: ContainerSpec) -> dict[str, Any]:
         "network_mode": spec.network,
         "shm_size": spec.shm_size,
         "ipc_mode": spec.ipc,
-        "entrypoint": list(spec.entrypoint) if spec.entrypoint else None,
+        "entrypoint": list(entrypoint[:1]) or None,
         "working_dir": spec.workdir,
     }
     return arguments | {key: value for key, value in optional.items() if value is not None}
@@ -54,7 +56,5 @@ def exit_of(state: dict[str, Any] | None, at: float) -> Exit:
     code = int(state["ExitCode"])
     oom_killed = bool(state.get("OOMKilled"))
     said = " ".join(str(state.get("Error") or "").split())
-    detail = (
-        f"container exited {code}" + (", OOM killed" if oom_killed else "") + (f": {said}" if said else "")
-    )
+    detail = f"container exited {code}" + (", OOM killed" if oom_killed else "") + (f": {said}" if said else "")
     return Exit(code, detail, at, oom_killed=oom_killed)

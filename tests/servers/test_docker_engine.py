@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.servers.docker_helpers import engine_or_reason
+
+from vllm_repro.errors import InfraError
+from vllm_repro.owner import Owner, this_owner
+from vllm_repro.servers.docker_engine import (
+    OWNER_LABEL,
+    RUN_LABEL,
+    Engine,
+    connect,
+    image_facts,
+    missing_image,
+    our_labels,
+    repository_digest,
+)
+
+
+@pytest.fixture(autouse=True)
+def _collect_dropped_sockets() -> Iterator[None]:
+    """While the filter of the test that dropped them holds, not in some later test."""
+    yield
+    gc.collect()
+
+
+# The Docker SDK drops a socket that could not connect without closing it.
+drops_sockets = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+
+
+@drops_sockets
+def test_no_engine_at_the_host_that_was_named(tmp_path: Path) -> None:
+    host = f"unix://{tmp_path}/none.sock"
+    with pytest.raises(InfraError) as caught:
+        connect({"DOCKER_HOST": host})
+    assert str(caught.value) == f"no Docker Engine answers at {host}: No such file or directory"
+    assert caught.value.hint == "Start Docker."
+
+
+@drops_sockets
+@pytest.mark.parametrize("host", ["nonsense", "tcp://127.0.0.1:1", "tcp://127.0.0.1:no-port"])
+def test_a_host_where_no_engine_can_be(host: str) -> None:
+    with pytest.raises(InfraError, match="no Docker Engine answers at"):
+        connect({"DOCKER_HOST": host})
+
+
+@drops_sockets
+def test_ci_fails_where_others_skip(tmp_path: Path) -> None:
+    environment = {"DOCKER_HOST": f"unix://{tmp_path}/none.sock"}
+    with pytest.raises(pytest.skip.Exception, match="Start one with"):
+        engine_or_reason(environment)
+    with pytest.raises(pytest.fail.Exception, match="CI promises a Docker Engine"):
+        engine_or_reason({**environment, "CI": "true"})
+
+
+@pytest.mark.docker
+def test_an_engine_says_what_it_is(docker_engine: Engine) -> None:
+    assert int(docker_engine.version.split(".")[0]) >= 20
+    assert float(docker_engine.api) >= 1.41
+    assert any("runc" in name for name in docker_engine.runtimes)
+    assert docker_engine.local
+
+
+@pytest.mark.docker
+def test_what_an_image_is(docker_engine: Engine, rehearsal_image: str, base_image: str) -> None:
+    rehearsal = image_facts(docker_engine, rehearsal_image)
+    assert rehearsal.rehearsal
+    assert rehearsal.entrypoint == ("python3", "/opt/rehearsal", "serve")
+    assert rehearsal.digest == rehearsal.id
+    assert not image_facts(docker_engine, base_image).rehearsal
+    with pytest.raises(InfraError, match="is not on this machine"):
+        image_facts(docker_engine, "vllm-repro/nowhere:v0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("image", "hint"),
+    [
+        ("vllm/vllm-openai:v0.20.2", "docker pull vllm/vllm-openai:v0.20.2"),
+        ("vllm-repro/rehearsal:latest", "Build it in a checkout: fixtures/images/build.sh rehearsal"),
+        ("vllm-repro/vllm-cpu:0.28.0", "Build it in a checkout: fixtures/images/build.sh vllm-cpu 0.28.0"),
+        ("vllm-repro/vllm-cpu", "Build it in a checkout: fixtures/images/build.sh vllm-cpu VERSION"),
+    ],
+)
+def test_how_to_get_an_image(image: str, hint: str) -> None:
+    assert missing_image(image).hint == hint
+
+
+@pytest.mark.parametrize(
+    ("image", "known", "expected"),
+    [
+        ("vllm/vllm-openai:v1", ["other@sha256:aa", "vllm/vllm-openai@sha256:bb"], "vllm/vllm-openai@sha256:bb"),
+        ("127.0.0.1:5000/x:v1", ["127.0.0.1:5000/x@sha256:cc"], "127.0.0.1:5000/x@sha256:cc"),
+        ("renamed:v1", ["vllm/vllm-openai@sha256:bb"], "vllm/vllm-openai@sha256:bb"),
+        ("x@sha256:dd", ["y@sha256:ee", "x@sha256:dd"], "x@sha256:dd"),
+        ("built-here:v1", [], None),
+    ],
+)
+def test_the_digest_of_an_image(image: str, known: list[str], expected: str | None) -> None:
+    assert repository_digest(image, known) == expected
+
+
+def test_labels_name_run_and_owner() -> None:
+    labels = our_labels("run-1")
+    assert labels[RUN_LABEL] == "run-1"
+    assert Owner.from_labels(labels, OWNER_LABEL) == this_owner()

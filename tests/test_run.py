@@ -1,0 +1,229 @@
+"""Whole runs on the rehearsal engine: every outcome, every way to be interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import Harness
+from vllm_repro.journal import read
+from vllm_repro.processes import session_members
+from vllm_repro.run import order
+from vllm_repro.scenario import Arm
+from vllm_repro.verdict import Expected
+
+TQ = ("run", "tq-chunked-prefill", "--server", "rehearsal")
+
+
+def test_trials_are_interleaved() -> None:
+    arms = [Arm("a", Expected.DIES), Arm("b", Expected.LIVES)]
+    assert [(n, arm.name) for n, arm in order(arms, 3)] == [(1, "a"), (1, "b"), (2, "b"), (2, "a"), (3, "a"), (3, "b")]
+
+
+@pytest.mark.parametrize("version", ["0.21.0", "0.23.0"])
+def test_the_bug_reproduces_in_the_releases_that_have_it(harness: Harness, version: str) -> None:
+    done = harness(*TQ, "--vllm", version)
+    report = done.report
+    assert done.status == 0, done.out + done.err
+    assert (report["verdict"], report["expected"], report["evidence"], report["rehearsal"]) == (
+        "reproduces",
+        True,
+        "rehearsal",
+        True,
+    )
+    outcomes = {arm["name"]: arm["trials"][0]["outcome"] for arm in report["arms"]}
+    assert outcomes == {
+        "reported": "crash",
+        "eager": "clean",
+        "graphs-off": "clean",
+        "bigger-chunk": "untriggered",
+        "near-miss-128": "untriggered",
+        "near-miss-129": "crash",
+    }
+    trial = report["arms"][0]["trials"][0]
+    assert trial["trigger"]["crossed"] is True
+    assert trial["death"]["signature"] == "match"
+    assert trial["death"]["exception"] == "AssertionError"
+    assert trial["death"]["detected_by"] in trial["death"]["channels"]
+    assert trial["death"]["latency_s"] >= 0
+    assert trial["phase"] == "request"
+    assert trial["captured"]["asked"] == "16.00"
+    assert report["arms"][0]["server"]["vllm_version"] == version
+    assert "REHEARSAL" in done.out
+    for name in ("report.md", "junit.xml"):
+        assert done.folder is not None
+        assert "REHEARSAL" in (done.folder / name).read_text(encoding="utf-8")
+
+
+def test_a_fixed_release_is_quiet_and_a_crash_was_not_to_be_expected_of_it(harness: Harness) -> None:
+    done = harness(*TQ, "--vllm", "0.24.0", "--arm", "reported")
+    assert (done.status, done.report["verdict"]) == (0, "quiet")
+    assert done.report["arms"][0]["trials"][0]["trigger"]["crossed"] is True
+    assert harness(*TQ, "--vllm", "0.24.0", "--arm", "reported", "--expect", "crash").status == 1
+    assert harness(*TQ, "--vllm", "0.24.0", "--arm", "reported", "--bisect-exit").status == 0
+    assert harness(*TQ, "--vllm", "0.23.0", "--arm", "reported", "--expect", "alive").status == 1
+    assert harness(*TQ, "--vllm", "0.23.0", "--arm", "reported", "--bisect-exit").status == 1
+
+
+def test_fixed_is_said_once_enough_boots_are_on_record(harness: Harness) -> None:
+    assert harness(*TQ, "--arm", "reported", "--trials", "5").report["arms"][0]["k"] == 5
+    done = harness(*TQ, "--arm", "reported", "--trials", "4", "--vllm", "0.24.0")
+    assert (done.report["verdict"], done.status) == ("fixed", 0)
+    assert "5 of 5 died" in done.report["because"]
+
+
+@pytest.mark.parametrize(("version", "outcome"), [("0.28.0", "crash"), ("0.29.0", "clean")])
+def test_the_other_scenario(harness: Harness, version: str, outcome: str) -> None:
+    done = harness("run", "min-tokens-stop-ids", "--server", "rehearsal", "--vllm", version)
+    arms = {arm["name"]: arm["trials"][0] for arm in done.report["arms"]}
+    assert (done.status, arms["reported"]["outcome"], arms["near-miss"]["outcome"]) == (0, outcome, "untriggered")
+    assert arms["reported"]["trigger"]["crossed"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome", "channel"),
+    [
+        ("kill:2", "other-crash", None),
+        ("other:2", "other-crash", None),
+        ("hang:2", "hang", None),
+        ("empty:2", "wrong-output", None),
+        ("truncate:2", "wrong-output", None),
+        ("boot", "boot-failed", None),
+        ("exit", "boot-failed", "process"),
+        ("stuck-boot", "boot-failed", None),
+        ("restart:2", "other-crash", "restart"),
+        ("slow-boot:2", "clean", None),
+    ],
+)
+def test_every_fault_has_its_outcome(harness: Harness, fault: str, outcome: str, channel: str | None) -> None:
+    # A release without the bug, so that what is seen is the fault's.
+    stalls = ("--answer-stall", "3", "--boot-stall", "3")
+    done = harness(*TQ, "--vllm", "0.24.0", "--arm", "reported", *stalls, env={"VLLM_REHEARSAL_FAULT": fault})
+    trial = done.report["arms"][0]["trials"][0]
+    assert trial["outcome"] == outcome, trial
+    assert trial["why"]
+    if outcome != "clean":
+        assert done.report["verdict"] not in ("reproduces", "quiet", "fixed")
+        assert done.status != 0
+    if channel is not None:
+        assert channel in trial["death"]["channels"]
+
+
+def test_an_unknown_flag_is_unsupported_and_no_crash(harness: Harness) -> None:
+    done = harness(*TQ, "--arm", "reported", "--vllm", "0.19.1")
+    trial = done.report["arms"][0]["trials"][0]
+    assert trial["outcome"] == "unsupported"
+    assert "turboquant_4bit_nc" in trial["why"]
+    assert done.status == 2
+
+
+def test_a_report_is_made_again_from_the_journal(harness: Harness, tmp_path: Path) -> None:
+    done = harness(*TQ, "--arm", "reported")
+    assert done.folder is not None
+    first = (done.folder / "report.json").read_text(encoding="utf-8")
+    (done.folder / "report.json").unlink()
+    assert harness("report", str(done.folder)).status == 0
+    assert json.loads((done.folder / "report.json").read_text(encoding="utf-8")) == json.loads(first)
+    journal = (done.folder / "journal.jsonl").read_bytes()
+    cut = tmp_path / "cut"
+    cut.mkdir()
+    for share in (0.2, 0.5, 0.9):
+        (cut / "journal.jsonl").write_bytes(journal[: int(len(journal) * share)])
+        again = harness("report", str(cut), "--format", "md")
+        assert again.status == 0, again.err
+        assert "journal is cut" in again.out
+
+
+def _interrupt(tmp_path: Path, state: Path, number: signal.Signals, wait_for: str) -> tuple[int, Path]:
+    """Starts a run that would take long, sends it `number` once its journal holds `wait_for`, and returns status and folder."""
+    out = tmp_path / "reports"
+    environment = {
+        **os.environ,
+        "VLLM_REPRO_REPORTS": str(out),
+        "VLLM_REHEARSAL_FAULT": "slow-boot:60" if wait_for != "request-sent" else "hang",
+        "CI": "true",
+        "XDG_STATE_HOME": str(state),
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vllm_repro", *TQ], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        journals = list(out.glob("*/*/journal.jsonl"))
+        if journals and wait_for in journals[0].read_text(encoding="utf-8"):
+            break
+        time.sleep(0.02)
+    process.send_signal(number)
+    return process.wait(timeout=60), next(path for path in out.glob("*/2*") if not path.is_symlink())
+
+
+def _server_session(folder: Path) -> int:
+    started = read(folder / "journal.jsonl").first("server-started")
+    assert started is not None
+    return int(started["facts"]["pid"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("moment", ["trial-started", "server-started", "request-sent"])
+def test_an_interrupted_run_leaves_nothing_and_a_report(
+    tmp_path: Path, own_state: Path, number: signal.Signals, moment: str
+) -> None:
+    status, folder = _interrupt(tmp_path, own_state, number, moment)
+    assert status == 130
+    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    assert report["interrupted"] == number.name
+    assert report["arms"][0]["trials"][0]["outcome"] == "cancelled"
+    if moment != "trial-started":
+        assert session_members(_server_session(folder)) == []
+    assert list((own_state / "vllm-repro" / "processes").glob("*")) == []
+
+
+@pytest.mark.parametrize("moment", ["server-started", "request-sent"])
+def test_after_a_sigkill_clean_ends_what_was_left(
+    tmp_path: Path, own_state: Path, harness: Harness, moment: str
+) -> None:
+    status, folder = _interrupt(tmp_path, own_state, signal.SIGKILL, moment)
+    assert status == -signal.SIGKILL
+    session = _server_session(folder)
+    assert session_members(session), "the server should have outlived its harness for this test to mean anything"
+    assert "left: process" in harness("clean").out
+    assert session_members(session), "clean without --yes touches nothing"
+    assert "removed: process" in harness("clean", "--yes").out
+    assert session_members(session) == []
+    assert "nothing is left" in harness("clean").out
+    assert harness("report", str(folder), "--format", "md").status == 0
+
+
+def test_the_next_run_sweeps_too_but_not_what_belongs_to_a_living_run(
+    tmp_path: Path, own_state: Path, harness: Harness
+) -> None:
+    _, folder = _interrupt(tmp_path, own_state, signal.SIGKILL, "server-started")
+    session = _server_session(folder)
+    living = subprocess.Popen(
+        [sys.executable, "-m", "vllm_repro", *TQ, "--out", str(tmp_path / "living")],
+        env={**os.environ, "VLLM_REHEARSAL_FAULT": "slow-boot:60", "CI": "true"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not list((tmp_path / "living").glob("*/*/logs/*.log")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        done = harness("run", "min-tokens-stop-ids", "--server", "rehearsal", "--arm", "near-miss")
+        assert done.status == 0
+        assert session_members(session) == []
+        assert psutil.Process(living.pid).status() != psutil.STATUS_ZOMBIE
+        assert living.poll() is None
+        children = psutil.Process(living.pid).children(recursive=True)
+        assert children, "the living run's server was ended by somebody else's sweep"
+    finally:
+        living.send_signal(signal.SIGTERM)
+        living.wait(timeout=30)
