@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 RUN    := $(BIN)/vllm-repro run --expect any
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-live lint format bench clean images check test-docker
+.PHONY: help install test test-live lint format bench clean images check test-docker test-scenarios
 
 help: ## this list
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 26
@@ -29,6 +29,9 @@ rehearse-%: $(BIN)/vllm-repro ## show a scenario at work on the rehearsal engine
 
 test: $(BIN)/vllm-repro ## all tests that need neither Docker nor a real vLLM (those run where they can)
 	@$(BIN)/python -m pytest tests -n 2 -m "not docker and not live"
+
+test-scenarios: $(BIN)/vllm-repro ## every scenario and arm as a pytest test, on the rehearsal engine
+	@$(BIN)/python -m pytest scenarios -n 2 --scenario-server rehearsal
 
 test-docker: $(BIN)/vllm-repro images ## the tests against a real Docker Engine
 	@$(BIN)/python -m pytest tests -m docker

@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
+
+import vllm_repro.report
+
+
+SCHEMA = json.loads(Path(vllm_repro.report.__file__).with_name("report.schema.json").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,7 @@ class Done:
     def report(self) -> dict[str, Any]:
         assert self.folder is not None, self.err
         loaded: dict[str, Any] = json.loads((self.folder / "report.json").read_text(encoding="utf-8"))
+        jsonschema.validate(loaded, SCHEMA)  # every report that a test makes is held against the contract
         return loaded
 
 

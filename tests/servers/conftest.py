@@ -28,8 +28,9 @@ def docker_engine() -> Iterator[Engine]:
     engine.close()
 
 
-def _build(kind: str) -> str:
-    done = subprocess.run([str(BUILD), kind], stdout=subprocess.PIPE, text=True, check=True, stdin=subprocess.DEVNULL)
+def build(*words: str) -> str:
+    """Builds an image of ours, or finds that it is there and up to date; its name."""
+    done = subprocess.run([str(BUILD), *words], stdout=subprocess.PIPE, text=True, check=True, stdin=subprocess.DEVNULL)
     return done.stdout.strip()
 
 
@@ -37,13 +38,13 @@ def _build(kind: str) -> str:
 def base_image(docker_engine: Engine) -> str:
     """An image with Python and no server."""
     assert docker_engine.local
-    return _build("base")
+    return build("base")
 
 
 @pytest.fixture(scope="session")
 def rehearsal_image(base_image: str) -> str:
     assert base_image
-    return _build("rehearsal")
+    return build("rehearsal")
 
 
 @pytest.fixture

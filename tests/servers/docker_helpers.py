@@ -34,10 +34,10 @@ def containers_of(engine: Engine, run: str) -> list[dict[str, Any]]:
     return found
 
 
-async def until_logged(server: DockerServer, text: str) -> None:
-    """Returns when `text` is in the server's log; fails where the server ends before, or after half a minute."""
+async def until_logged(server: DockerServer, text: str, *, seconds: float = 30) -> None:
+    """Returns when `text` is in the server's log; fails where the server ends before, or in so many seconds."""
     ended = asyncio.create_task(server.exited())
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + seconds
     try:
         while text not in (log := server.log_path.read_text()):
             assert not ended.done(), f"{ended.result().detail} before {text!r} came: {log}"

@@ -315,6 +315,7 @@ def test_stop_at_any_time_and_any_number_of_times(
         await server.start()
         with pytest.raises(InfraError):
             await server.start()
+        await until_logged(server, "up")
         await asyncio.gather(server.stop(), server.stop())
         await server.stop()
         return await server.exited()

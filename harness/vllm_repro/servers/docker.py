@@ -184,7 +184,8 @@ class DockerServer(Server):
             close(output)
             _log.warning("the log of container %s is cut short: %s", container[:12], error)
         finally:
-            lines.close()
+            with contextlib.suppress(OSError):
+                lines.close()
 
     def _follow(self, engine: Engine, container: str, stream: int, lines: WholeLines) -> None:
         """One stream from the engine's log, without what came before, until the server has ended."""

@@ -1,0 +1,17 @@
+"""Golden files: what people read, kept as files so that a change of it is reviewed. `UPDATE_GOLDEN=1 pytest …` writes them anew."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "golden"
+
+
+def assert_golden(name: str, text: str) -> None:
+    """`text` is what the golden file says; in CI it is never written."""
+    path = FOLDER / name
+    if os.environ.get("UPDATE_GOLDEN") and not os.environ.get("CI"):
+        path.write_text(text, encoding="utf-8")
+    assert path.is_file(), f"no golden file {name}: UPDATE_GOLDEN=1 makes it"
+    assert text == path.read_text(encoding="utf-8")

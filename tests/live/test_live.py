@@ -1,0 +1,137 @@
+"""Real vLLM releases on this CPU, as installed by the package itself: the evidence that the harness tells a real death from a real life.
+
+Each test boots servers for some minutes. Waits follow the log's progress, so a slow machine is no failure.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.conftest import Harness
+from vllm_repro.processes import session_members, start
+from vllm_repro.provision import cache_root, provision
+from vllm_repro.servers.process import free_port
+from vllm_repro.tinymodel import make_tiny_model
+
+pytestmark = pytest.mark.live
+
+SCENARIO = "min-tokens-stop-ids"
+
+
+def test_the_engine_of_0_28_0_dies_of_one_request(harness: Harness) -> None:
+    done = harness("run", SCENARIO, "--server", "process", "--vllm", "0.28.0")
+    assert done.status == 0, done.out + done.err
+    report = done.report
+    assert (report["verdict"], report["expected"], report["evidence"]) == ("reproduces", True, "cpu")
+    arms = {arm["name"]: arm for arm in report["arms"]}
+    trial = arms["reported"]["trials"][0]
+    assert trial["outcome"] == "crash"
+    assert trial["trigger"]["crossed"] is True
+    assert trial["phase"] == "request"
+    death = trial["death"]
+    assert death["signature"] == "match"
+    assert death["exception"] == "IndexError"
+    assert death["detected_by"]
+    assert death["latency_s"] >= 0
+    assert {"answer", "log", "process"} <= set(death["channels"])
+    assert any("logits_processor/builtin.py:apply" in frame for frame in death["frames"])
+    assert arms["reported"]["server"]["vllm_version"] == "0.28.0"
+    assert arms["near-miss"]["trials"][0]["outcome"] == "untriggered"
+    assert "REHEARSAL" not in done.out
+
+
+def test_the_engine_of_0_29_0_refuses_it_and_lives(harness: Harness) -> None:
+    done = harness("run", SCENARIO, "--server", "process", "--vllm", "0.29.0")
+    assert done.status == 0, done.out + done.err
+    trial = done.report["arms"][0]["trials"][0]
+    assert (trial["outcome"], trial["trigger"]["crossed"], trial["death"]) == ("clean", True, None)
+    assert done.report["verdict"] == "quiet"
+
+
+def test_a_flag_that_the_release_does_not_know_is_unsupported(harness: Harness, tmp_path: Path) -> None:
+    folder = tmp_path / "scenarios"
+    folder.mkdir()
+    source = (Path(__file__).parents[2] / "scenarios" / "min_tokens_stop_ids.py").read_text(encoding="utf-8")
+    changed = source.replace("--enforce-eager\n", "--enforce-eager\n        --calculate-kv-scales\n")
+    assert changed != source
+    (folder / "min_tokens_stop_ids.py").write_text(changed.replace('try_with="0.28.0"', 'try_with="0.27.1"'), encoding="utf-8")
+    done = harness("run", str(folder / "min_tokens_stop_ids.py"), "--server", "process", "--vllm", "0.28.0", "--arm", "reported")
+    trial = done.report["arms"][0]["trials"][0]
+    assert trial["outcome"] == "unsupported", trial
+    assert "--calculate-kv-scales" in trial["why"]
+    assert done.status == 2
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[str]:
+    """Somebody else's server: started by hand, its output in a file, not known to the harness."""
+    release = provision("0.28.0")
+    model = make_tiny_model(cache_root() / "models" / "tiny-qwen3")
+    port = free_port()
+    words = [*release.argv_prefix, "serve", str(model), "--host", "127.0.0.1", "--port", str(port), "--load-format", "dummy"]
+    flags = "--dtype bfloat16 --max-model-len 8192 --max-num-batched-tokens 512 --max-num-seqs 8 --enforce-eager"
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    log = tmp_path / "server.log"
+    started = start([*words, *flags.split()], environment, log)
+    try:
+        size, grown = -1, time.monotonic()
+        while True:
+            assert started.popen.poll() is None, log.read_text(encoding="utf-8")[-3000:]
+            try:
+                if httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200:
+                    break
+            except httpx.HTTPError:
+                pass
+            if log.stat().st_size != size:
+                size, grown = log.stat().st_size, time.monotonic()
+            assert time.monotonic() - grown < 600, "the boot makes no progress"
+            time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        started.end()
+        assert session_members(started.session) == []
+
+
+def test_attached_to_a_running_server(harness: Harness, running: str) -> None:
+    done = harness("run", SCENARIO, "--server", "attach", "--url", running)
+    assert done.status == 0, done.out + done.err
+    arms = {arm["name"]: arm["trials"][0] for arm in done.report["arms"]}
+    assert arms["near-miss"]["outcome"] == "untriggered"
+    trial = arms["reported"]
+    assert (trial["outcome"], trial["death"]["signature"], trial["trigger"]["crossed"]) == ("crash", "match", True)
+    assert trial["death"]["latency_s"] >= 0
+    assert done.report["evidence"] == "cpu"
+
+
+def test_a_killed_harness_leaves_a_real_server_that_clean_ends(harness: Harness, tmp_path: Path) -> None:
+    environment = {**os.environ, "VLLM_REPRO_REPORTS": str(tmp_path / "reports"), "CI": "true"}
+    command = ["python", "-m", "vllm_repro", "run", SCENARIO, "--server", "process", "--vllm", "0.28.0"]
+    import sys
+
+    process = subprocess.Popen([sys.executable, *command[1:]], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    log: Path | None = None
+    grown = time.monotonic()
+    # Killed once EngineCore and its worker are there: the processes that are hardest to find again.
+    while True:
+        children = psutil.Process(process.pid).children(recursive=True)
+        if sum("VLLM::" in " ".join(child.cmdline()) for child in children if child.is_running()) >= 2:
+            break
+        log = next(iter((tmp_path / "reports").glob("*/2*/logs/*.log")), log)
+        assert process.poll() is None
+        assert time.monotonic() - grown < 600
+        time.sleep(0.2)
+    pids = [child.pid for child in children]
+    process.kill()
+    process.wait()
+    assert all(psutil.pid_exists(pid) for pid in pids)
+    assert "removed: process" in harness("clean", "--yes").out
+    gone = [pid for pid in pids if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE]
+    assert gone == pids

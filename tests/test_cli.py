@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Harness
+from tests.golden_files import assert_golden
+from vllm_repro.cli import VERBS, main, parser
+
+
+def verb_names() -> list[str]:
+    action = next(action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    return list(action.choices)
+
+
+@pytest.fixture(autouse=True)
+def fixed_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+@pytest.mark.parametrize("verb", ["", *verb_names()])
+def test_help_is_what_was_reviewed_and_has_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([verb, "--help"] if verb else ["--help"])
+    assert left.value.code == 0
+    text = capsys.readouterr().out
+    assert "example:\n  vllm-repro " in text
+    assert_golden(f"help-{verb or 'top'}.txt", text)
+
+
+def test_every_verb_is_in_the_readme() -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    assert len(verb_names()) == len(VERBS)
+    for verb in verb_names():
+        assert f"| `{verb}" in readme, verb
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "says"),
+    [
+        (["run", "tq-chunked-prefil"], 64, "did you mean tq-chunked-prefill"),
+        (["run", "tq-chunked-prefill", "--arm", "eagr"], 64, "did you mean eager"),
+        (["run"], 64, "SCENARIO"),
+        (["frobnicate"], 64, "invalid choice"),
+        (["run", "tq-chunked-prefill", "--trials", "0"], 64, "at least 1"),
+        (["run", "tq-chunked-prefill", "--port", "99999"], 64, "is no port"),
+        (["run", "tq-chunked-prefill", "--url", "ftp://x"], 64, "is no http URL"),
+        (["run", "tq-chunked-prefill", "--url", "http://127.0.0.1:9"], 2, "nothing answers at"),
+        (["run", "tq-chunked-prefill", "--server", "attach"], 64, "needs a URL"),
+        (["run", "min-tokens-stop-ids", "--server", "process", "--model", "/nowhere/at/all"], 64, "there is no folder"),
+        (["run", "min-tokens-stop-ids", "--server", "docker"], 2, "no Docker Engine answers"),
+        (["report", "/nowhere"], 64, "no journal at"),
+        (["check", "/nowhere.py"], 64, "there is no"),
+        (["diagnose", "/nowhere.log"], 64, "cannot read"),
+        (["show", "tq-chunked-prefill", "--arm", "x"], 64, "It has: reported"),
+    ],
+)
+def test_wrong_usage_says_what_is_wrong_and_what_to_do(
+    harness: Harness, words: list[str], status: int, says: str, tmp_path: Path
+) -> None:
+    done = harness(*words, env={"DOCKER_HOST": f"unix://{tmp_path}/no-engine.sock"})
+    assert done.status == status, done.err
+    assert says in done.err
+    assert "next:" in done.err or "--help" in done.err
+    assert "Traceback" not in done.err
+    assert done.folder is None, "a run that cannot begin leaves no folder"
+
+
+def test_a_model_folder_without_config_is_named(harness: Harness, tmp_path: Path) -> None:
+    done = harness("run", "min-tokens-stop-ids", "--server", "process", "--vllm", "0.28.0", "--model", str(tmp_path))
+    assert done.status == 64
+    assert "has no config.json" in done.err
+
+
+def test_a_port_in_use_is_no_crash(harness: Harness) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = harness("run", "min-tokens-stop-ids", "--server", "rehearsal", "--arm", "reported", "--port", str(port))
+    assert done.status == 2
+    trial = done.report["arms"][0]["trials"][0]
+    assert trial["outcome"] == "infra"
+    assert f"port {port} on 127.0.0.1 is in use" in trial["why"]
+    assert done.report["infra"] == [trial["why"]]
+
+
+def test_a_scenario_with_a_typo_is_named_with_its_line(harness: Harness, tmp_path: Path) -> None:
+    path = tmp_path / "bad_one.py"
+    path.write_text('"""A bug."""\n\nscenario = Scenaro(id="bad-one")\n', encoding="utf-8")
+    done = harness("run", str(path))
+    assert done.status == 64
+    assert f"{path}:3: unknown word 'Scenaro'; did you mean 'Scenario'?" in done.err
+    assert harness("check", str(path)).status == 1
+
+
+def test_list_and_show_print_data(harness: Harness) -> None:
+    rows = json.loads(harness("list", "--json").out)
+    row = next(row for row in rows if row["scenario"] == "tq-chunked-prefill")
+    assert (row["issue"], row["first_bad"], row["first_good"]) == ("vllm-project/vllm#41726", "0.21.0", "0.24.0")
+    assert row["needs"]["gpus"] == 1
+    shown = json.loads(harness("show", "tq-chunked-prefill", "--arm", "eager", "--json").out)
+    assert shown["command"].startswith("vllm serve Qwen/Qwen3.5-9B")
+    assert "--enforce-eager" in shown["command"]
+    docker = harness("show", "tq-chunked-prefill", "--as", "docker").out
+    assert docker.startswith("docker run")
+    assert "--gpus 1" in docker
+    assert "vllm/vllm-openai:v0.23.0" in docker
+    assert "- --kv-cache-dtype" in harness("show", "tq-chunked-prefill", "--as", "compose").out
+
+
+@pytest.mark.parametrize("style", ["serve", "docker", "compose"])
+def test_what_is_shown_is_what_was_reported_but_for_the_model(style: str, harness: Harness) -> None:
+    from vllm_repro.catalogue import find
+    from vllm_repro.command import parse
+
+    shown = parse(harness("show", "tq-chunked-prefill", "--as", style).out)
+    assert shown.flags == find("tq-chunked-prefill").reported().flags
+
+
+def test_a_log_on_standard_input(harness: Harness) -> None:
+    pasted = (Path(__file__).parent / "data" / "pasted").glob("tq-chunked-prefill*")
+    done = harness("diagnose", "-", "--json", stdin=next(pasted).read_text(encoding="utf-8"))
+    found = json.loads(done.out)
+    assert found["died"] is True
+    assert found["phase"] == "request"
+    assert found["matches"] == [{"scenario": "tq-chunked-prefill", "how": "match"}]
+    assert set(found) >= {"died", "phase", "exception", "message", "frames", "wrapped", "matches", "vllm_version"}
+
+
+def test_doctor_says_what_can_run(harness: Harness) -> None:
+    found = json.loads(harness("doctor", "--json").out)
+    assert {"machine", "docker", "cached releases", "tq-chunked-prefill"} <= {finding["what"] for finding in found}
+
+
+def test_json_goes_to_standard_output_alone(harness: Harness) -> None:
+    done = harness("run", "min-tokens-stop-ids", "--server", "rehearsal", "--arm", "near-miss", "--json")
+    assert json.loads(done.out)["verdict"] == "inconclusive"
+    assert done.status == 0, "the arm did what it is declared to do"
