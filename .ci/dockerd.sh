@@ -36,9 +36,11 @@ args_of() { { tr '\0' '\n' <"/proc/$1/cmdline"; } 2>/dev/null || true; }
 # A pid file outlives its process, and pids are used again.
 is_ours() { [ -n "$1" ] && args_of "$1" | grep -qxF -- "$own"; }
 
+# Without zombies: where nobody reaps them, an ended dockerd keeps its name.
 running_dockerds() {
     for proc in /proc/[0-9]*; do
-        if [ "$(cat "$proc/comm" 2>/dev/null)" = dockerd ]; then echo "${proc#/proc/}"; fi
+        [ "$(cat "$proc/comm" 2>/dev/null)" = dockerd ] || continue
+        if [ -n "$(args_of "${proc#/proc/}")" ]; then echo "${proc#/proc/}"; fi
     done
 }
 
@@ -95,9 +97,9 @@ mount_cgroups() {
 # either for "still running", waits 15 s and gives up. So it is ended, and its pid file dropped.
 end_stale_containerd() {
     stale=$dir/exec/containerd/containerd.pid
-    pid=$(cat "$stale" 2>/dev/null || true)
-    if [ -n "$pid" ] && args_of "$pid" | grep -qxF -- "$dir/exec/containerd/containerd.toml"; then
-        end "$pid" 100
+    containerd=$(cat "$stale" 2>/dev/null || true)
+    if [ -n "$containerd" ] && args_of "$containerd" | grep -qxF -- "$dir/exec/containerd/containerd.toml"; then
+        end "$containerd" 100
     fi
     rm -f "$stale"
 }

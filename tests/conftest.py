@@ -16,7 +16,6 @@ import pytest
 
 import vllm_repro.report
 
-
 SCHEMA = json.loads(Path(vllm_repro.report.__file__).with_name("report.schema.json").read_text(encoding="utf-8"))
 
 

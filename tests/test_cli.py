@@ -117,7 +117,7 @@ def test_list_and_show_print_data(harness: Harness) -> None:
 @pytest.mark.parametrize("style", ["serve", "docker", "compose"])
 def test_what_is_shown_is_what_was_reported_but_for_the_model(style: str, harness: Harness) -> None:
     from vllm_repro.catalogue import find
-    from vllm_repro.command import parse
+    from vllm_repro.commands.command import parse
 
     shown = parse(harness("show", "tq-chunked-prefill", "--as", style).out)
     assert shown.flags == find("tq-chunked-prefill").reported().flags

@@ -21,7 +21,7 @@ DEAD = {
 
 
 def ask(response: httpx.Response | Exception, *, stream: bool) -> Answer:
-    def handle(request: httpx.Request) -> httpx.Response:
+    def handle(_: httpx.Request) -> httpx.Response:
         if isinstance(response, Exception):
             raise response
         return response

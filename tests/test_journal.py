@@ -20,7 +20,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
         journal.write("run-ended", interrupted=None)
     recording = read(tmp_path / "journal.jsonl")
     assert [entry.event for entry in recording.entries] == ["started", "run-ended"]
-    assert recording.entries[0]["finding"] == {"crossed": True, "evidence": ["proof"]}
+    assert recording.entries[0]["finding"] == {"crossed": True, "evidence": ["proof"], "brief": ""}
     assert recording.entries[0]["outcome"] == "crash"
     assert not recording.cut
     assert recording.damaged == 0
@@ -37,7 +37,12 @@ def test_a_line_is_on_disk_before_write_returns(tmp_path: Path) -> None:
 
 def test_threads_do_not_tear_lines(tmp_path: Path) -> None:
     with Journal(tmp_path / "j") as journal:
-        threads = [Thread(target=lambda: [journal.write("x", text="y" * 5000) for _ in range(50)]) for _ in range(4)]
+
+        def many() -> None:
+            for _ in range(50):
+                journal.write("x", text="y" * 5000)
+
+        threads = [Thread(target=many) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:

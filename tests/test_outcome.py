@@ -39,5 +39,6 @@ def test_order_of_classification(facts: TrialFacts, outcome: Outcome) -> None:
 
 
 def test_a_quiet_trial_without_proof_is_never_clean() -> None:
-    for wrong in ("hung", "wrong_output"):
-        assert classify(replace(ALIVE, finding=NOT_CROSSED, **{wrong: "…"})) is not Outcome.CLEAN
+    unproved = replace(ALIVE, finding=NOT_CROSSED)
+    assert classify(replace(unproved, hung="…")) is Outcome.HANG
+    assert classify(replace(unproved, wrong_output="…")) is Outcome.WRONG_OUTPUT

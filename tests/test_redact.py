@@ -27,4 +27,7 @@ def test_secrets_and_private_paths_go(text: str, expected: str) -> None:
 
 
 def test_everything_in_a_structure() -> None:
-    assert REDACTOR.deep({"a": ["/home/me/x", 1, None], "b": ("hf_abcdefghijkl",)}) == {"a": ["~/x", 1, None], "b": ["hf_[redacted]"]}
+    assert REDACTOR.deep({"a": ["/home/me/x", 1, None], "b": ("hf_abcdefghijkl",)}) == {
+        "a": ["~/x", 1, None],
+        "b": ["hf_[redacted]"],
+    }

@@ -10,16 +10,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vllm_repro.bootfacts import BootFacts, boot_facts, scheduler_dump
+from vllm_repro.autopsy.bootfacts import BootFacts, boot_facts, scheduler_dump
+from vllm_repro.autopsy.diagnosis import Diagnosis, Phase, diagnose
+from vllm_repro.autopsy.logtext import Line, read_lines
+from vllm_repro.autopsy.signature import How, compare
 from vllm_repro.client import Answer
-from vllm_repro.command import ServeCommand
+from vllm_repro.commands.command import ServeCommand
 from vllm_repro.deathsigns import Channel, DeathSign
-from vllm_repro.diagnosis import Diagnosis, Phase, diagnose
-from vllm_repro.logtext import Line, read_lines
 from vllm_repro.outcome import Death, Outcome, SignatureMatch, TrialFacts, classify
 from vllm_repro.scenario import Scenario
 from vllm_repro.servers.base import Exit, ServerFacts
-from vllm_repro.signature import How, compare
 from vllm_repro.trigger import Asked, Finding, SchedulerStep, TriggerFacts
 
 __all__ = ["Conclusion", "Seen", "assess"]

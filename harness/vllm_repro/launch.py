@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vllm_repro.command import ServeCommand, render_compose, render_serve
-from vllm_repro.container import ContainerSpec, Mount
+from vllm_repro.commands.command import ServeCommand, render_compose, render_serve
+from vllm_repro.commands.container import ContainerSpec, Mount
 from vllm_repro.scenario import Arm, Scenario
 from vllm_repro.servers.base import Evidence, ServerKind
 

@@ -1,9 +1,9 @@
 """`pytest scenarios`: one test a scenario and arm.
 
-An engine that should live and dies is a failure, with the trimmed traceback. Trouble of the host is an error. What this machine cannot run
-is skipped, with the reason. A bug that is declared for this release and reproduces is xfailed; one that is declared and no longer does is
-xpassed, and said aloud in a section of its own at the end. `-n K` runs K servers side by side; each asks for a free port, and scenarios that need a GPU hold a lock
-for it.
+An engine that should live and dies is a failure, with the trimmed traceback. Trouble of the host is an error. What this machine cannot
+run is skipped, with the reason. A bug that is declared for this release and reproduces is xfailed; one that is declared and no longer
+does is xpassed, and said aloud in a section of its own at the end. `-n K` runs K servers side by side; each asks for a free port, and
+servers that use the GPUs take turns.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if ours:
         terminalreporter.section("NO LONGER REPRODUCES", sep="!", red=True, bold=True)
         for nodeid in ours:
-            terminalreporter.line(f"{nodeid}: declared for this release, and the engine lived. Is the scenario's status right?")
+            terminalreporter.line(
+                f"{nodeid}: declared for this release, and the engine lived. Is the scenario's status right?"
+            )
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:

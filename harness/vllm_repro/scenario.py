@@ -13,8 +13,8 @@ from typing import Any
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from vllm_repro.command import ServeCommand, parse
-from vllm_repro.signature import Signature
+from vllm_repro.autopsy.signature import Signature
+from vllm_repro.commands.command import ServeCommand, parse
 from vllm_repro.trigger import Condition
 from vllm_repro.verdict import Expected, Standing
 from vllm_repro.workload import Step

@@ -23,8 +23,8 @@ from beartype import BeartypeConf
 from beartype.door import is_bearable
 
 from vllm_repro import vocabulary
+from vllm_repro.commands.flags import NoteLevel, unknown_flags
 from vllm_repro.errors import CommandError, ScenarioError
-from vllm_repro.flags import NoteLevel, unknown_flags
 from vllm_repro.scenario import Arm, Scenario
 from vllm_repro.sizes import Size, resolve
 from vllm_repro.verdict import Expected, Standing

@@ -7,7 +7,6 @@ later kind) the lab, else the rehearsal engine. It says which and why, since wha
 from __future__ import annotations
 
 import contextlib
-import shutil
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -17,10 +16,11 @@ from pathlib import Path
 from vllm_repro.assess import Conclusion
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.launch import Launch, Weights, container_launch, process_launch, rehearsal_launch
-from vllm_repro.localvllm import local_vllm
 from vllm_repro.machine import Gpu, gpus
 from vllm_repro.outcome import Outcome
-from vllm_repro.provision import ReleaseCache, cache_root, provision
+from vllm_repro.releases.localvllm import local_vllm
+from vllm_repro.releases.provision import ReleaseCache, cache_root, provision
+from vllm_repro.releases.tinymodel import make_tiny_model
 from vllm_repro.resources import rehearsal_engine
 from vllm_repro.scenario import Arm, Needs, Scenario
 from vllm_repro.servers.attach import AttachServer
@@ -28,7 +28,6 @@ from vllm_repro.servers.base import Evidence, Exit, Server, ServerFacts, ServerK
 from vllm_repro.servers.docker import DockerServer
 from vllm_repro.servers.docker_engine import connect, image_facts, our_labels
 from vllm_repro.servers.process import ProcessServer, free_port
-from vllm_repro.tinymodel import make_tiny_model
 
 __all__ = ["Choice", "Options", "Site", "choose", "default_image", "make_site", "weights_for"]
 
@@ -66,7 +65,7 @@ class Site(ABC):
     engine_version: str | None = None
 
     @abstractmethod
-    def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "") -> Launch:
+    def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:
         """Exactly what will be run for `arm`."""
 
     @abstractmethod
@@ -95,7 +94,7 @@ class RehearsalSite(Site):
         self._model = options.model
         self._ports = _PortChooser(options.port)
 
-    def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "") -> Launch:
+    def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:
         engine = (sys.executable, str(rehearsal_engine()))
         return rehearsal_launch(
             scenario, arm, engine=engine, version=self._version, model=self._model or scenario.model.name, port=port
@@ -131,7 +130,7 @@ class ProcessSite(Site):
             )
         self._vllm = (str(found.executable),)
 
-    def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "") -> Launch:
+    def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:
         return process_launch(
             scenario, arm, vllm=self._vllm, env={}, weights=self._weights, port=port, evidence=self.evidence
         )
@@ -163,7 +162,7 @@ class DockerSite(Site):
             self._weights = weights_for(scenario, options)
         self._ports = _PortChooser(options.port)
 
-    def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "") -> Launch:
+    def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:
         labels = (
             {**our_labels(run), "org.vllm-repro.scenario": scenario.id, "org.vllm-repro.arm": arm.name} if run else {}
         )
@@ -175,12 +174,12 @@ class DockerSite(Site):
             port=port,
             evidence=self.evidence,
             labels=labels,
-            name=f"vllm-repro-{run[-6:]}-{arm.name}" if run else None,
+            name=f"vllm-repro-{run[-6:]}-{arm.name}-{number}" if run else None,
             version=self._version,
         )
 
     def server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
-        launch = self.launch(scenario, arm, self._ports.next(), run=run)
+        launch = self.launch(scenario, arm, self._ports.next(), run=run, number=number)
         assert launch.container is not None
         return launch, DockerServer(launch.container, log=log, run=run, evidence=self.evidence)
 
@@ -198,7 +197,7 @@ class AttachSite(Site):
         self._log = options.log
         self.evidence = Evidence.REHEARSAL if rehearsal else Evidence.GPU if scenario.needs.gpus else Evidence.CPU
 
-    def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "") -> Launch:
+    def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:
         command = scenario.command_of(arm)
         return Launch(
             ServerKind.ATTACH,
@@ -314,7 +313,7 @@ def choose(scenario: Scenario, options: Options) -> Choice:
 
 def _docker_has(scenario: Scenario, options: Options, missing: str) -> str:
     """Why Docker will do, or an empty string."""
-    if missing or (shutil.which("docker") is None and not Path("/var/run/docker.sock").exists()):
+    if missing:
         return ""
     image = options.image or default_image(scenario, options.vllm or scenario.try_with)
     with contextlib.suppress(InfraError), contextlib.closing(connect()) as engine:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from vllm_repro.errors import ScenarioError
 
 if TYPE_CHECKING:
-    from vllm_repro.command import ServeCommand
+    from vllm_repro.commands.command import ServeCommand
 
 __all__ = ["Size", "flag", "resolve"]
 

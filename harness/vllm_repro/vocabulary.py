@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from vllm_repro.command import ServeCommand
-from vllm_repro.diagnosis import Phase
+from vllm_repro.autopsy.diagnosis import Phase
+from vllm_repro.autopsy.signature import Signature
+from vllm_repro.commands.command import ServeCommand
 from vllm_repro.scenario import Arm, Edit, Model, Needs, Scenario, Status
-from vllm_repro.signature import Signature
 from vllm_repro.sizes import flag
 from vllm_repro.trigger import chunked_prefill, continuation_over, sent_with
 from vllm_repro.verdict import Expected
@@ -74,7 +74,7 @@ def signature(
     source: str | None = None,
     not_in_message: Sequence[str] = (),
 ) -> Signature:
-    """What this bug's death looks like: see `vllm_repro.signature.Signature`. `{name}` in the message is a hole that is kept."""
+    """What this bug's death looks like: see `vllm_repro.autopsy.signature.Signature`. `{name}` in the message is a hole that is kept."""
     return Signature(exception, message, tuple(frames), Phase(phase), source, tuple(not_in_message))
 
 

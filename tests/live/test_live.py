@@ -17,9 +17,9 @@ import pytest
 
 from tests.conftest import Harness
 from vllm_repro.processes import session_members, start
-from vllm_repro.provision import cache_root, provision
+from vllm_repro.releases.provision import cache_root, provision
+from vllm_repro.releases.tinymodel import make_tiny_model
 from vllm_repro.servers.process import free_port
-from vllm_repro.tinymodel import make_tiny_model
 
 pytestmark = pytest.mark.live
 
@@ -62,8 +62,12 @@ def test_a_flag_that_the_release_does_not_know_is_unsupported(harness: Harness, 
     source = (Path(__file__).parents[2] / "scenarios" / "min_tokens_stop_ids.py").read_text(encoding="utf-8")
     changed = source.replace("--enforce-eager\n", "--enforce-eager\n        --calculate-kv-scales\n")
     assert changed != source
-    (folder / "min_tokens_stop_ids.py").write_text(changed.replace('try_with="0.28.0"', 'try_with="0.27.1"'), encoding="utf-8")
-    done = harness("run", str(folder / "min_tokens_stop_ids.py"), "--server", "process", "--vllm", "0.28.0", "--arm", "reported")
+    (folder / "min_tokens_stop_ids.py").write_text(
+        changed.replace('try_with="0.28.0"', 'try_with="0.27.1"'), encoding="utf-8"
+    )
+    done = harness(
+        "run", str(folder / "min_tokens_stop_ids.py"), "--server", "process", "--vllm", "0.28.0", "--arm", "reported"
+    )
     trial = done.report["arms"][0]["trials"][0]
     assert trial["outcome"] == "unsupported", trial
     assert "--calculate-kv-scales" in trial["why"]
@@ -76,7 +80,17 @@ def running(tmp_path: Path) -> Iterator[str]:
     release = provision("0.28.0")
     model = make_tiny_model(cache_root() / "models" / "tiny-qwen3")
     port = free_port()
-    words = [*release.argv_prefix, "serve", str(model), "--host", "127.0.0.1", "--port", str(port), "--load-format", "dummy"]
+    words = [
+        *release.argv_prefix,
+        "serve",
+        str(model),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--load-format",
+        "dummy",
+    ]
     flags = "--dtype bfloat16 --max-model-len 8192 --max-num-batched-tokens 512 --max-num-seqs 8 --enforce-eager"
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     log = tmp_path / "server.log"
@@ -116,7 +130,9 @@ def test_a_killed_harness_leaves_a_real_server_that_clean_ends(harness: Harness,
     command = ["python", "-m", "vllm_repro", "run", SCENARIO, "--server", "process", "--vllm", "0.28.0"]
     import sys
 
-    process = subprocess.Popen([sys.executable, *command[1:]], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, *command[1:]], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     log: Path | None = None
     grown = time.monotonic()
     # Killed once EngineCore and its worker are there: the processes that are hardest to find again.

@@ -24,7 +24,7 @@ def engine_or_reason(environment: Mapping[str, str]) -> Engine:
     except InfraError as error:
         if environment.get("CI", "").lower() in {"1", "true"}:
             pytest.fail(f"CI promises a Docker Engine (.ci/dockerd.sh start): {error}", pytrace=False)
-        pytest.skip(f"{error} Start one with: export DOCKER_HOST=$(.ci/dockerd.sh start)")
+        pytest.skip(f"{error}. Start one with: export DOCKER_HOST=$(.ci/dockerd.sh start)")
 
 
 def containers_of(engine: Engine, run: str) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from tests.servers.docker_helpers import IDLE, containers_of, engine_or_reason, until_logged
 
-from vllm_repro.container import ContainerSpec, Mount, Publish, Ulimit
+from vllm_repro.commands.container import ContainerSpec, Mount, Publish, Ulimit
 from vllm_repro.errors import HarnessBug, InfraError, ReproError, Unsupported
 from vllm_repro.servers.base import Evidence, Exit, ServerFacts
 from vllm_repro.servers.docker import DockerServer

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,18 +19,6 @@ from vllm_repro.servers.docker_engine import (
 )
 
 
-@pytest.fixture(autouse=True)
-def _collect_dropped_sockets() -> Iterator[None]:
-    """While the filter of the test that dropped them holds, not in some later test."""
-    yield
-    gc.collect()
-
-
-# The Docker SDK drops a socket that could not connect without closing it.
-drops_sockets = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
-
-
-@drops_sockets
 def test_no_engine_at_the_host_that_was_named(tmp_path: Path) -> None:
     host = f"unix://{tmp_path}/none.sock"
     with pytest.raises(InfraError) as caught:
@@ -41,14 +27,12 @@ def test_no_engine_at_the_host_that_was_named(tmp_path: Path) -> None:
     assert caught.value.hint == "Start Docker."
 
 
-@drops_sockets
 @pytest.mark.parametrize("host", ["nonsense", "tcp://127.0.0.1:1", "tcp://127.0.0.1:no-port"])
 def test_a_host_where_no_engine_can_be(host: str) -> None:
     with pytest.raises(InfraError, match="no Docker Engine answers at"):
         connect({"DOCKER_HOST": host})
 
 
-@drops_sockets
 def test_ci_fails_where_others_skip(tmp_path: Path) -> None:
     environment = {"DOCKER_HOST": f"unix://{tmp_path}/none.sock"}
     with pytest.raises(pytest.skip.Exception, match="Start one with"):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.servers.docker_helpers import IDLE, containers_of
 
-from vllm_repro.container import ContainerSpec
+from vllm_repro.commands.container import ContainerSpec
 from vllm_repro.owner import this_owner
 from vllm_repro.servers.docker import DockerServer
 from vllm_repro.servers.docker_engine import OWNER_LABEL, RUN_LABEL, Engine
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.docker
 CLIENT = """
 import asyncio, sys, time
 from pathlib import Path
-from vllm_repro.container import ContainerSpec, Publish
+from vllm_repro.commands.container import ContainerSpec, Publish
 from vllm_repro.servers.base import Evidence
 from vllm_repro.servers.docker import DockerServer
 image, run, log, port, program = sys.argv[1:]

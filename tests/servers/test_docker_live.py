@@ -8,10 +8,10 @@ from collections.abc import Callable
 import httpx
 import psutil
 import pytest
-
 from tests.servers.conftest import build
 from tests.servers.docker_helpers import until_logged
-from vllm_repro.container import ContainerSpec, Publish
+
+from vllm_repro.commands.container import ContainerSpec, Publish
 from vllm_repro.servers.base import Exit
 from vllm_repro.servers.docker import DockerServer
 from vllm_repro.servers.docker_engine import Engine, image_facts

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from vllm_repro.container import ContainerSpec, Mount, Publish, Ulimit
+from vllm_repro.commands.container import ContainerSpec, Mount, Publish, Ulimit
 from vllm_repro.servers.docker_engine import Engine, our_labels
 from vllm_repro.servers.docker_leftovers import remove_container
 from vllm_repro.servers.docker_words import create_arguments

@@ -7,8 +7,8 @@ import sys
 
 from vllm_repro import leftovers
 from vllm_repro.cli.common import Subparsers, verb
-from vllm_repro.provision import ReleaseCache
-from vllm_repro.releases import human_size
+from vllm_repro.releases.knowledge import human_size
+from vllm_repro.releases.provision import ReleaseCache
 
 
 def add(subparsers: Subparsers) -> None:

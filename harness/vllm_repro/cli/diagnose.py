@@ -6,12 +6,12 @@ import argparse
 import sys
 from pathlib import Path
 
+from vllm_repro.autopsy.diagnosis import Diagnosis, diagnose
+from vllm_repro.autopsy.logtext import read_lines
+from vllm_repro.autopsy.signature import How, compare
 from vllm_repro.catalogue import all_scenarios
 from vllm_repro.cli.common import Subparsers, print_json, verb
-from vllm_repro.diagnosis import Diagnosis, diagnose
 from vllm_repro.errors import UsageError
-from vllm_repro.logtext import read_lines
-from vllm_repro.signature import How, compare
 
 
 def add(subparsers: Subparsers) -> None:

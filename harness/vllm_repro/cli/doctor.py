@@ -13,11 +13,11 @@ from vllm_repro import leftovers
 from vllm_repro.catalogue import all_scenarios
 from vllm_repro.cli.common import Subparsers, print_json, verb
 from vllm_repro.errors import InfraError, ReproError
-from vllm_repro.localvllm import local_vllm
 from vllm_repro.machine import gpus, look
 from vllm_repro.processes import state_folder
-from vllm_repro.provision import ReleaseCache
-from vllm_repro.releases import human_size
+from vllm_repro.releases.knowledge import human_size
+from vllm_repro.releases.localvllm import local_vllm
+from vllm_repro.releases.provision import ReleaseCache
 from vllm_repro.servers.docker_engine import connect
 from vllm_repro.servers.process import free_port
 from vllm_repro.site import Options, choose
@@ -80,6 +80,12 @@ def findings() -> Iterator[Finding]:
         "cached releases",
         bool(releases),
         f"{releases} ({human_size(cache.size())}) in {cache.root}" if releases else f"none in {cache.root}",
+    )
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    yield Finding(
+        "C++ compiler",
+        compiler is not None,
+        compiler or "none: a release on the CPU compiles its sampler at the first request, and dies where it cannot",
     )
     folder = next(path for path in (cache.root, *cache.root.parents) if path.exists())
     yield Finding(

@@ -21,7 +21,7 @@ from typing import Any
 import docker.errors
 import psutil
 
-from vllm_repro.container import LOOPBACK, ContainerSpec, looks_secret
+from vllm_repro.commands.container import LOOPBACK, ContainerSpec, looks_secret
 from vllm_repro.errors import HarnessBug, InfraError, Unsupported
 from vllm_repro.servers.base import Evidence, Exit, Server, ServerFacts, ServerKind
 from vllm_repro.servers.docker_engine import Engine, ImageFacts, connect, image_facts, our_labels

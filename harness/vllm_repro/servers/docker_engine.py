@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -86,6 +87,7 @@ def connect(environment: Mapping[str, str] | None = None) -> Engine:
     host = variables.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
     client: docker.DockerClient | None = None
     try:
+        _knock(host)
         client = docker.from_env(timeout=_PING_TIMEOUT_S, environment=variables)
         client.ping()
         version: dict[str, Any] = client.version()
@@ -153,7 +155,15 @@ def repository_digest(image: str, known: list[str]) -> str | None:
     return next((digest for digest in known if digest.partition("@")[0] == repository), known[0] if known else None)
 
 
+def _knock(host: str) -> None:
+    """Raises `OSError` where a unix socket takes no connection: the SDK says so at length and leaks its socket."""
+    if host.startswith("unix://"):
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(_PING_TIMEOUT_S)
+            probe.connect(host.removeprefix("unix://"))
+
+
 def _reason(error: Exception) -> str:
-    """The innermost cause: the SDK wraps a refused connection four times over."""
-    reasons = re.findall(r"(?:FileNotFoundError|ConnectionRefusedError|PermissionError)\(\d+, '([^']+)'\)", str(error))
-    return reasons[-1] if reasons else " ".join(str(error).split())[:300]
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return " ".join(str(error).split())[:300]

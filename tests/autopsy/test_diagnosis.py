@@ -1,0 +1,341 @@
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_repro.autopsy.diagnosis import Diagnosis, Phase, SignKind, diagnose
+from vllm_repro.autopsy.logtext import read_lines
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+@cache
+def recording(name: str) -> str:
+    return (DATA / "recordings" / f"{name}.log").read_bytes().decode("utf-8", "replace")
+
+
+def pasted(name: str) -> str:
+    return (DATA / "pasted" / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def inner(diagnosis: Diagnosis) -> str | None:
+    return diagnosis.frames[-1].function if diagnosis.frames else None
+
+
+# Every recording of a real server: died, phase, exception, innermost function.
+REAL: dict[str, tuple[bool | None, Phase | None, str | None, str | None]] = {
+    # stopped as asked, or never in trouble
+    "v0.20.2-boot": (False, Phase.SHUTDOWN, None, None),
+    "v0.20.2-sigterm-inflight": (False, Phase.SHUTDOWN, None, None),
+    "v0.20.2-sigterm-group": (False, Phase.SHUTDOWN, None, None),
+    "v0.20.2-sigint-group": (False, Phase.SHUTDOWN, None, None),
+    "v0.28.0-sigterm": (False, Phase.SHUTDOWN, None, None),
+    "v0.29.0-sigterm": (False, Phase.SHUTDOWN, None, None),
+    "v0.32.0-boot": (False, Phase.SHUTDOWN, None, None),
+    "v0.32.0-sigterm-inflight": (False, Phase.SHUTDOWN, None, None),
+    "v0.32.0-sigint-group": (False, Phase.SHUTDOWN, None, None),
+    "v0.32.0-two-ranks-second-killed-head": (False, Phase.SHUTDOWN, None, None),
+    "v0.32.0-two-ranks-worker1-stopped-rank1": (False, Phase.SHUTDOWN, None, None),
+    "v0.28.0-unknown-flag": (False, Phase.BOOT, None, None),
+    # exceptions
+    "v0.20.2-fault-workspace-uni-inflight": (True, Phase.REQUEST, "AssertionError", "_ensure_workspace_size"),
+    "v0.20.2-workspace": (True, Phase.REQUEST, "AssertionError", "_ensure_workspace_size"),
+    "v0.28.0-min-tokens": (True, Phase.REQUEST, "IndexError", "apply"),
+    "v0.28.0-min-tokens-stream": (True, Phase.REQUEST, "IndexError", "apply"),
+    "v0.32.0-fault-scheduler-inflight": (True, Phase.REQUEST, "AssertionError", "schedule"),
+    "v0.32.0-fault-workspace-mp-inflight": (True, Phase.REQUEST, "AssertionError", "_ensure_workspace_size"),
+    "v0.32.0-workspace-uni": (True, Phase.REQUEST, "AssertionError", "_ensure_workspace_size"),
+    "v0.32.0-oom": (True, Phase.REQUEST, "torch.OutOfMemoryError", "_model_forward"),
+    "v0.32.0-two-ranks-worker1-killed-head": (True, Phase.REQUEST, "RuntimeError", "all_reduce"),
+    # a process was killed
+    "v0.20.2-killed-idle": (True, Phase.IDLE, None, None),
+    "v0.20.2-killed-inflight": (True, Phase.REQUEST, None, None),
+    "v0.20.2-keepalive": (True, Phase.REQUEST, None, None),
+    "v0.32.0-killed-idle": (True, Phase.IDLE, None, None),
+    "v0.32.0-killed-inflight": (True, Phase.REQUEST, None, None),
+    "v0.32.0-killed-streams": (True, Phase.REQUEST, None, None),
+    "v0.32.0-keepalive": (True, Phase.REQUEST, None, None),
+    "v0.32.0-segv-engine": (True, Phase.REQUEST, None, None),
+    "v0.20.2-killed-worker": (True, Phase.REQUEST, "RuntimeError", "acquire_read"),
+    "v0.32.0-killed-worker": (True, Phase.REQUEST, "RuntimeError", "acquire_read"),
+    "v0.32.0-killed-worker-idle": (True, Phase.IDLE, "RuntimeError", "_handle_client_request"),
+    "v0.32.0-two-ranks-worker1-killed-rank1": (True, None, None, None),
+    # never came up
+    "v0.28.0-no-config": (True, Phase.BOOT, "pydantic_core._pydantic_core.ValidationError", "__init__"),
+    "v0.32.0-boot-killed": (True, Phase.BOOT, "RuntimeError", "wait_for_engine_startup"),
+    "v0.32.0-boot-no-blocks": (True, Phase.BOOT, "ValueError", "_check_enough_kv_cache_memory"),
+    # a log cannot tell
+    "v0.20.2-hang": (None, Phase.REQUEST, None, None),
+    "v0.32.0-hang": (None, Phase.REQUEST, None, None),
+    "v0.20.2-api-killed": (None, Phase.IDLE, None, None),
+    "v0.32.0-api-killed": (None, Phase.IDLE, None, None),
+    "v0.32.0-sigterm-engine": (None, Phase.IDLE, None, None),
+    "v0.32.0-two-ranks-second-killed-rank1": (None, None, None, None),
+    "v0.32.0-two-ranks-worker1-stopped-head": (None, Phase.REQUEST, None, None),
+}
+DEATHS_WITH_ROOT = [name for name, (died, _, exception, _) in REAL.items() if died and exception]
+
+
+def seen(diagnosis: Diagnosis) -> tuple[bool | None, Phase | None, str | None, str | None]:
+    return diagnosis.died, diagnosis.phase, diagnosis.exception, inner(diagnosis)
+
+
+def test_every_recording_has_its_line_in_the_table() -> None:
+    assert {path.stem for path in (DATA / "recordings").glob("*.log")} == set(REAL)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_real_server(name: str) -> None:
+    diagnosis = diagnose(recording(name))
+    assert seen(diagnosis) == REAL[name], diagnosis.why
+    assert diagnosis.why.endswith((".", ")"))
+    if name != "v0.28.0-unknown-flag":
+        assert diagnosis.vllm_version == name.split("-")[0].removeprefix("v")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("tq-chunked-prefill", (True, Phase.REQUEST, "AssertionError", "_ensure_workspace_size")),
+        ("tq-mtp-cudagraphs", (True, Phase.WARMUP, "RuntimeError", "_prefill_attention")),
+        ("tq-mtp-cudagraphs-one-line", (True, Phase.WARMUP, "RuntimeError", "_prefill_attention")),
+        ("sco-hybrid", (True, Phase.REQUEST, "AssertionError", "popleft_n")),
+        ("sco-hybrid-with-prose", (True, Phase.REQUEST, "AssertionError", "popleft_n")),
+        ("dsv4-tp2", (None, None, "AssertionError", None)),
+    ],
+)
+def test_a_pasted_traceback(name: str, expected: tuple[bool | None, Phase | None, str | None, str | None]) -> None:
+    assert seen(diagnose(pasted(name))) == expected
+
+
+# ── what the wrappers hide ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_wrapped_root_is_the_workers_own() -> None:
+    diagnosis = diagnose(recording("v0.32.0-fault-workspace-mp-inflight"))
+    assert diagnosis.wrapped
+    assert diagnosis.class_known
+    assert diagnosis.message is not None
+    assert diagnosis.message.startswith("Workspace is locked but allocation from 'vllm_faultinject.py:73")
+
+
+def test_without_the_workers_lines_the_class_is_unknown_and_said_so() -> None:
+    lines = recording("v0.32.0-fault-workspace-mp-inflight").splitlines()
+    diagnosis = diagnose("\n".join(line for line in lines if "(Worker pid=" not in line))
+    assert diagnosis.died is True
+    assert (diagnosis.exception, diagnosis.wrapped, diagnosis.class_known) == ("RuntimeError", True, False)
+    assert diagnosis.message is not None
+    assert diagnosis.message.startswith("Workspace is locked")
+    assert diagnosis.message.endswith("not allowed after locking.")
+    assert diagnosis.frames == ()
+    assert "class is not in this log" in diagnosis.why
+
+
+def test_the_first_exception_wins_over_the_one_in_the_cleanup() -> None:
+    text = recording("v0.20.2-fault-workspace-uni-inflight")
+    raw_end = text[text.index("(EngineCore pid=20488) Process EngineCore:") :]
+    diagnosis = diagnose(raw_end)
+    assert diagnosis.exception == "AssertionError"
+    assert diagnosis.died is True
+
+
+def test_a_rank_that_lost_its_peer_is_not_the_root_when_the_peer_spoke() -> None:
+    text = recording("v0.32.0-two-ranks-worker1-killed-head")
+    own = recording("v0.28.0-min-tokens")
+    block = "\n".join(line for line in own.splitlines() if "[multiproc_executor.py:1047]" in line)
+    diagnosis = diagnose(text + "\n" + block.replace("Worker pid=", "Worker_TP1 pid="))
+    assert (diagnosis.exception, inner(diagnosis)) == ("IndexError", "apply")
+
+
+def test_ranks_that_repeat_the_traceback_are_one_death() -> None:
+    text = recording("v0.28.0-min-tokens")
+    block = [line for line in text.splitlines() if "[multiproc_executor.py:1047]" in line]
+    again = "\n".join(line.replace("Worker pid=5822", "Worker_TP1 pid=5823") for line in block)
+    assert seen(diagnose(again + "\n" + text)) == REAL["v0.28.0-min-tokens"]
+
+
+# ── what is no death ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def until(name: str, text: str) -> str:
+    whole = recording(name)
+    return whole[: whole.index(text)]
+
+
+def test_refused_requests_with_whole_tracebacks_are_no_death() -> None:
+    for name, end in (
+        ("v0.20.2-boot", "(EngineCore pid=12461) INFO 11-20 08:20:16"),
+        ("v0.29.0-sigterm", "[shutdown] API"),
+    ):
+        text = until(name, end)
+        assert "Traceback" in text
+        diagnosis = diagnose(text)
+        assert (diagnosis.died, diagnosis.phase, diagnosis.exception) == (False, Phase.IDLE, None)
+        assert "alive as far as this log goes" in diagnosis.why
+
+
+def test_a_500_of_one_request_is_no_death() -> None:
+    text = until("v0.32.0-boot", "(APIServer pid=9627) INFO 11-20 08:05:58 [launcher.py:254]")
+    text += 'INFO:     127.0.0.1:1 - "POST /v1/chat/completions HTTP/1.1" 500 Internal Server Error\n'
+    assert diagnose(text).died is False
+
+
+def test_a_log_that_ends_while_it_boots() -> None:
+    diagnosis = diagnose(until("v0.32.0-boot", "(APIServer pid=9627) INFO 11-20 08:03:18 [launcher.py:186]"))
+    assert (diagnosis.died, diagnosis.phase) == (False, Phase.BOOT)
+
+
+def test_the_kernels_words_in_a_prompt_are_no_death() -> None:
+    text = until("v0.32.0-boot", "(APIServer pid=9627) INFO 11-20 08:05:58 [launcher.py:254]")
+    words = "prompt: 'what is EngineDeadError: EngineCore encountered a fatal error.'"
+    assert diagnose(text + f"(APIServer pid=9627) INFO 11-20 08:05:58 [logger.py:1] {words}\n").died is False
+
+
+def test_a_failed_utility_call_is_no_death() -> None:
+    text = until("v0.32.0-boot", "(APIServer pid=9627) INFO 11-20 08:05:58 [launcher.py:254]")
+    stamp = "(EngineCore pid=9998) ERROR 11-20 08:05:58 [core.py:1750] "
+    record = [
+        "Invocation of add_lora method failed",
+        "Traceback (most recent call last):",
+        '  File "/venv/site-packages/vllm/v1/engine/core.py", line 1748, in _invoke_utility_method',
+        "    result = method()",
+        '  File "/venv/site-packages/vllm/v1/worker/gpu_worker.py", line 9, in add_lora',
+        "    load_model()",
+        "ValueError: no such adapter",
+    ]
+    assert diagnose(text + "\n".join(stamp + line for line in record)).died is False
+
+
+def test_progress_after_a_still_moment_is_no_hang() -> None:
+    text = until("v0.32.0-hang", "(APIServer pid=7902) INFO 11-21 01:09:56 [launcher.py:254]")
+    assert diagnose(text).died is None
+    moving = re.sub(r"0\.0 tokens/s, Running: 2", "55.0 tokens/s, Running: 2", text.splitlines()[-1])
+    diagnosis = diagnose(text + moving + "\n")
+    assert (diagnosis.died, diagnosis.phase) == (False, Phase.REQUEST)
+
+
+def test_neither_log_nor_exception() -> None:
+    for text in ("", "\n\n", "hello\nworld", "a traceback would be nice"):
+        assert diagnose(text).died is None
+
+
+def test_a_refused_command_line_is_told_apart() -> None:
+    diagnosis = diagnose(recording("v0.28.0-unknown-flag"))
+    assert diagnosis.usage == "vllm: error: unrecognized arguments: --disable-log-requests"
+    assert SignKind.USAGE in {sign.kind for sign in diagnosis.signs}
+
+
+def test_an_issue_with_a_few_log_lines_and_a_bare_traceback_is_a_paste() -> None:
+    head = recording("v0.32.0-boot").splitlines()[:12]
+    prose = [f"Sentence {number} of what the reporter thinks about it." for number in range(20)]
+    text = "\n".join([*prose, *head, "", *pasted("sco-hybrid").splitlines()])
+    assert seen(diagnose(text)) == (True, Phase.REQUEST, "AssertionError", "popleft_n")
+
+
+# ── what the caller knows ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_orderly_end_that_the_caller_did_not_ask_for_is_not_called_alive() -> None:
+    assert diagnose(recording("v0.32.0-boot"), we_terminated=True).died is False
+    assert diagnose(recording("v0.32.0-boot"), we_terminated=False).died is None
+
+
+@pytest.mark.parametrize("name", [name for name, (died, *_) in REAL.items() if died])
+@pytest.mark.parametrize("we_terminated", [True, False])
+def test_a_death_stays_one_whoever_ended_the_rest(name: str, we_terminated: bool) -> None:
+    assert seen(diagnose(recording(name), we_terminated=we_terminated)) == REAL[name]
+
+
+def test_a_container_that_restarts_is_judged_by_the_life_that_ended() -> None:
+    clean, death = recording("v0.32.0-boot"), recording("v0.32.0-killed-worker")
+    assert diagnose(clean + "\n" + death).died is True
+    both = diagnose(recording("v0.28.0-min-tokens") + "\n" + clean)
+    assert (both.died, both.exception) == (True, "IndexError")
+    assert diagnose(clean + "\n" + clean).died is False
+
+
+# ── the same log in other dresses ─────────────────────────────────────────────────────────────────────────
+
+
+def drifted(text: str, by: int) -> str:
+    moved = re.sub(r"(\.py:)(\d+)", lambda found: f"{found[1]}{int(found[2]) + by}", text)
+    return re.sub(r'(", line )(\d+)', lambda found: f"{found[1]}{int(found[2]) + by}", moved)
+
+
+def test_a_rank_that_lost_its_peer_says_nothing_about_the_peer() -> None:
+    text = recording("v0.32.0-two-ranks-worker1-stopped-rank1")
+    diagnosis = diagnose("\n".join(line for line in text.splitlines() if "[shutdown]" not in line))
+    assert (diagnosis.died, diagnosis.exception, inner(diagnosis)) == (None, "RuntimeError", "all_reduce")
+    assert "peer" in diagnosis.why
+
+
+@pytest.mark.parametrize("name", REAL)
+@given(by=st.integers(1, 900), dress=st.sampled_from(["vllm-1  | ", "2026-11-20T08:24:30.123Z ", "\x1b[36m", ""]))
+@settings(max_examples=4, deadline=None)
+def test_line_numbers_and_dresses_change_nothing(name: str, by: int, dress: str) -> None:
+    text = "\n".join(dress + line for line in drifted(recording(name), by).splitlines())
+    diagnosis = diagnose(text)
+    assert seen(diagnosis) == REAL[name]
+    assert diagnosis.vllm_version == diagnose(recording(name)).vllm_version
+
+
+def shuffled(text: str, random: Random) -> str:
+    """The processes' lines in another order, those of one process kept in theirs.
+
+    What has no prefix goes with the API server: it is the one whose uvicorn prints without one.
+    """
+    voices: dict[int | str, list[str]] = {}
+    for line in read_lines(text):
+        speaker = "" if line.process == "APIServer" else line.speaker
+        voices.setdefault(speaker, []).append(line.raw)
+    order = [speaker for speaker, lines in voices.items() for _ in lines]
+    random.shuffle(order)
+    queues = {speaker: iter(lines) for speaker, lines in voices.items()}
+    return "\n".join(next(queues[speaker]) for speaker in order)
+
+
+@pytest.mark.parametrize("name", DEATHS_WITH_ROOT)
+@given(random=st.randoms(use_true_random=False))
+@settings(max_examples=8, deadline=None)
+def test_the_order_of_the_processes_changes_nothing(name: str, random: Random) -> None:
+    assert seen(diagnose(shuffled(recording(name), random))) == REAL[name]
+
+
+@pytest.mark.parametrize(
+    "name", ["v0.32.0-boot", "v0.28.0-sigterm", "v0.32.0-killed-inflight", "v0.32.0-killed-streams"]
+)
+@given(random=st.randoms(use_true_random=False))
+@settings(max_examples=8, deadline=None)
+def test_nor_does_it_for_ends_without_an_exception(name: str, random: Random) -> None:
+    assert diagnose(shuffled(recording(name), random)).died is REAL[name][0]
+
+
+@pytest.mark.parametrize("name", [name for name in REAL if "startup complete" in recording(name)])
+def test_the_end_of_a_log_says_what_the_whole_says(name: str) -> None:
+    end = recording(name).partition("Application startup complete.\n")[2]
+    assert seen(diagnose(end)) == REAL[name]
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_log_cut_anywhere_never_turns_a_clean_end_into_a_death(name: str) -> None:
+    died, _, exception, _ = REAL[name]
+    lines = recording(name).splitlines()
+    for end in range(0, len(lines), 7):
+        diagnosis = diagnose("\n".join(lines[:end]))
+        if died is False:
+            assert diagnosis.died is not True, f"line {end}: {diagnosis.why}"
+        if diagnosis.died and exception is None:
+            assert diagnosis.exception is None
+
+
+@pytest.mark.parametrize("name", [name for name, (died, *_) in REAL.items() if died])
+@pytest.mark.parametrize("lines", [40, 80, 160])
+def test_the_tail_of_a_death_never_passes_for_an_orderly_end(name: str, lines: int) -> None:
+    diagnosis = diagnose("\n".join(recording(name).splitlines()[-lines:]))
+    assert diagnosis.phase is not Phase.SHUTDOWN or diagnosis.died is not False, diagnosis.why

@@ -1,0 +1,148 @@
+"""The tiny model folders: whole, the same every time, and with a tokenizer that loses nothing."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_repro.releases.tinymodel import FAMILIES, make_tiny_model, model_config
+from vllm_repro.releases.tinytokenizer import SPECIAL_TOKENS, byte_alphabet, special_id, tokenizer_json
+
+FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
+
+
+def read(folder: Path, name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / name).read_text())
+    return content
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_folder_holds_what_a_server_reads_and_nothing_else(tmp_path: Path, family: str) -> None:
+    folder = make_tiny_model(tmp_path / "model", family=family)
+    assert sorted(path.name for path in folder.iterdir()) == FILES
+    config, tokenizer = read(folder, "config.json"), read(folder, "tokenizer.json")
+    assert len(tokenizer["model"]["vocab"]) == config["vocab_size"] == 4096
+    assert read(folder, "tokenizer_config.json")["eos_token"] == SPECIAL_TOKENS[config["eos_token_id"]]
+
+
+def test_the_same_bytes_every_time_and_nothing_rewritten(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "a")
+    again = make_tiny_model(tmp_path / "b")
+    assert [(folder / name).read_bytes() for name in FILES] == [(again / name).read_bytes() for name in FILES]
+    for name in FILES:
+        os.utime(folder / name, ns=(1, 1))
+    (folder / "config.json").write_text("{}")
+    make_tiny_model(folder)
+    assert read(folder, "config.json")["vocab_size"] == 4096
+    assert [(folder / name).stat().st_mtime_ns for name in FILES[1:]] == [1, 1, 1]
+
+
+def test_many_may_make_one_folder_at_once(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: make_tiny_model(tmp_path / "model"), range(16)))
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == FILES
+
+
+def test_shapes_are_those_asked_for() -> None:
+    config = model_config("llama", layers=3, heads=8, kv_heads=4, head_dim=64, vocab=300, max_position=100)
+    assert config["num_hidden_layers"] == 3
+    assert config["hidden_size"] == 512
+    assert config["num_key_value_heads"] == 4
+    assert config["vocab_size"] == 300
+    assert config["max_position_embeddings"] == 100
+    assert config["architectures"] == ["LlamaForCausalLM"]
+
+
+def test_gemma3_is_a_hybrid_with_one_full_layer_in_six() -> None:
+    assert model_config("gemma3")["layer_types"] == ["sliding_attention"] * 5 + ["full_attention"]
+    assert model_config("gemma3", layers=12)["layer_types"].count("full_attention") == 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ({"family": "mamba"}, "no tiny model of family 'mamba'"),
+        ({"heads": 4, "kv_heads": 3}, "evenly"),
+        ({"layers": 0}, "count from 1"),
+        ({"vocab": 100}, "at least 260"),
+    ],
+)
+def test_impossible_shapes_are_refused_before_anything_is_written(
+    tmp_path: Path, shape: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_tiny_model(tmp_path / "model", **shape)
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("vocab", [260, 261, 600, 4096, 20000])
+def test_every_merge_joins_two_tokens_into_a_third(vocab: int) -> None:
+    model = tokenizer_json(vocab)["model"]
+    tokens = model["vocab"]
+    assert sorted(tokens.values()) == list(range(len(tokens)))
+    assert len(tokens) <= vocab
+    merged = set()
+    for merge in model["merges"]:
+        left, right = merge.split(" ")
+        assert {left, right, left + right} <= tokens.keys()
+        merged.add(left + right)
+    assert len(merged) == len(model["merges"])
+    assert len(tokens) == 260 + len(merged)
+
+
+def test_special_tokens_come_first_and_are_no_result_of_merging() -> None:
+    tokenizer = tokenizer_json(4096)
+    assert [token["content"] for token in tokenizer["added_tokens"]] == list(SPECIAL_TOKENS)
+    assert [tokenizer["model"]["vocab"][token] for token in SPECIAL_TOKENS] == [0, 1, 2, 3]
+    assert special_id("<|im_end|>") == 2
+
+
+def test_the_byte_alphabet_has_a_visible_character_for_each_byte() -> None:
+    alphabet = byte_alphabet()
+    assert len(set(alphabet)) == 256
+    assert alphabet[ord("a")] == "a"
+    assert alphabet[ord(" ")] == "Ġ"
+    assert alphabet[ord("\n")] == "Ċ"
+    assert not any(character.isspace() for character in alphabet)
+
+
+def encode(text: str, tokenizer: dict[str, Any]) -> list[int]:
+    """Byte-level BPE as the format defines it, without the split into words (which only takes merges away)."""
+    ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(tokenizer["model"]["merges"])}
+    parts = [byte_alphabet()[byte] for byte in text.encode()]
+    while True:
+        best = min(
+            ((ranks[pair], index) for index, pair in enumerate(itertools.pairwise(parts)) if pair in ranks),
+            default=None,
+        )
+        if best is None:
+            return [tokenizer["model"]["vocab"][part] for part in parts]
+        parts[best[1] : best[1] + 2] = [parts[best[1]] + parts[best[1] + 1]]
+
+
+def decode(ids: list[int], tokenizer: dict[str, Any]) -> str:
+    tokens = {number: token for token, number in tokenizer["model"]["vocab"].items()}
+    byte_of = {character: byte for byte, character in enumerate(byte_alphabet())}
+    return bytes(byte_of[character] for number in ids for character in tokens[number]).decode()
+
+
+TOKENIZER = tokenizer_json(4096)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(max_size=60))
+def test_text_comes_back_as_it_went_in(text: str) -> None:
+    assert decode(encode(text, TOKENIZER), TOKENIZER) == text
+
+
+def test_common_words_are_short() -> None:
+    assert len(encode(" the request and the answer", TOKENIZER)) <= 8
+    assert len(encode("日本", TOKENIZER)) == 6
