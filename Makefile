@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 RUN    := $(BIN)/vllm-repro run --expect any
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-live lint format bench clean images check test-docker test-scenarios
+.PHONY: help install test test-live lint format bench clean images check compose test-docker test-scenarios
 
 help: ## this list
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 26
@@ -41,6 +41,9 @@ test-live: $(BIN)/vllm-repro ## real vLLM releases on this CPU (the first time i
 
 images: ## build the images of the rehearsal engine
 	@fixtures/images/build.sh rehearsal
+
+compose: $(BIN)/vllm-repro ## write docker-compose.yml anew from the scenarios
+	@$(BIN)/python -m vllm_repro.composed > docker-compose.yml.new && mv docker-compose.yml.new docker-compose.yml
 
 check: $(BIN)/vllm-repro ## find mistakes in the scenario files
 	@$(BIN)/vllm-repro check

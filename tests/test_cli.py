@@ -2,13 +2,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import socket
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.conftest import Harness
 from tests.golden_files import assert_golden
+from vllm_repro.catalogue import all_scenarios, find
 from vllm_repro.cli import VERBS, main, parser
+from vllm_repro.commands.command import parse
+from vllm_repro.composed import compose_file
+
+ROOT = Path(__file__).parents[1]
 
 
 def verb_names() -> list[str]:
@@ -32,7 +39,7 @@ def test_help_is_what_was_reviewed_and_has_an_example(verb: str, capsys: pytest.
 
 
 def test_every_verb_is_in_the_readme() -> None:
-    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(verb_names()) == len(VERBS)
     for verb in verb_names():
         assert f"| `{verb}" in readme, verb
@@ -76,8 +83,6 @@ def test_a_model_folder_without_config_is_named(harness: Harness, tmp_path: Path
 
 
 def test_a_port_in_use_is_no_crash(harness: Harness) -> None:
-    import socket
-
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -115,12 +120,17 @@ def test_list_and_show_print_data(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("style", ["serve", "docker", "compose"])
-def test_what_is_shown_is_what_was_reported_but_for_the_model(style: str, harness: Harness) -> None:
-    from vllm_repro.catalogue import find
-    from vllm_repro.commands.command import parse
-
+def test_what_is_shown_is_what_was_reported_but_for_model_and_address(style: str, harness: Harness) -> None:
     shown = parse(harness("show", "tq-chunked-prefill", "--as", style).out)
-    assert shown.flags == find("tq-chunked-prefill").reported().flags
+    local = [name for name in ("--host", "--port") if shown.has(name)]
+    assert shown.without(*local).flags == find("tq-chunked-prefill").reported().flags
+
+
+def test_the_compose_file_is_what_the_scenarios_say() -> None:
+    assert (ROOT / "docker-compose.yml").read_text(encoding="utf-8") == compose_file(), "make compose"
+    services = yaml.safe_load(compose_file())["services"]
+    assert set(services) == {scenario.id for scenario in all_scenarios()}
+    assert all(port.startswith("127.0.0.1:") for body in services.values() for port in body["ports"])
 
 
 def test_a_log_on_standard_input(harness: Harness) -> None:

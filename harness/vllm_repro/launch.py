@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vllm_repro.commands.command import ServeCommand, render_compose, render_serve
+from vllm_repro.commands.command import ServeCommand
 from vllm_repro.commands.container import ContainerSpec, Mount
 from vllm_repro.scenario import Arm, Scenario
 from vllm_repro.servers.base import Evidence, ServerKind
@@ -174,12 +174,3 @@ def container_launch(
         differences.append("--shm-size 1g: on a CPU the worker is a process of its own and needs it")
     differences.append(f"published on {LOOPBACK} only")
     return Launch(ServerKind.DOCKER, evidence, command, spec.argv, dict(spec.env), spec, tuple(differences), port)
-
-
-def rendered(launch: Launch, style: str) -> str:
-    """`launch` as `docker`, `serve` or `compose`."""
-    if style == "docker":
-        return launch.render()
-    if style == "compose":
-        return render_compose(launch.command)
-    return render_serve(launch.command)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 
 from vllm_repro.catalogue import find, find_arms
 from vllm_repro.cli.common import Subparsers, print_json, verb
 from vllm_repro.cli.options import add_server_options, server_options
-from vllm_repro.launch import container_launch, rendered
+from vllm_repro.commands.compose_file import compose_text, service
+from vllm_repro.errors import InfraError
+from vllm_repro.launch import Weights, container_launch, process_launch
 from vllm_repro.scenario import Arm, Scenario
 from vllm_repro.servers.base import Evidence
+from vllm_repro.servers.docker_engine import connect, image_facts
 from vllm_repro.site import Options, default_image, weights_for
 
 STYLES = ("docker", "serve", "compose")
@@ -43,14 +47,34 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def command_text(scenario: Scenario, arm: Arm, options: Options, style: str) -> str:
-    """The command of `arm` with the model that a run would use, and nothing of this machine in it that need not be."""
+    """The command of `arm` as a run would start it, on the port that the command line names, or 8000."""
+    weights = weights_for(scenario, options)
+    port = options.port or SHOWN_PORT
+    evidence = Evidence.GPU if scenario.needs.gpus else Evidence.CPU
+    if style == "serve":
+        launch = process_launch(scenario, arm, vllm=("vllm",), env={}, weights=weights, port=port, evidence=evidence)
+        return launch.render()
+    image = options.image or default_image(scenario, options.vllm or scenario.try_with)
+    if _is_rehearsal(image):
+        evidence, weights = Evidence.REHEARSAL, Weights(options.model or scenario.model.name)
     launch = container_launch(
         scenario,
         arm,
-        image=options.image or default_image(scenario, options.vllm or scenario.try_with),
-        weights=weights_for(scenario, options),
-        port=options.port or SHOWN_PORT,
-        evidence=Evidence.GPU if scenario.needs.gpus else Evidence.CPU,
+        image=image,
+        weights=weights,
+        port=port,
+        evidence=evidence,
         labels={},
+        version=options.vllm,
     )
-    return rendered(launch, style)
+    assert launch.container is not None
+    if style == "compose":
+        return compose_text({arm.name: service(launch.container)}).rstrip()
+    return launch.render()
+
+
+def _is_rehearsal(image: str) -> bool:
+    """Whether the image holds the rehearsal engine, as far as an engine here knows it."""
+    with contextlib.suppress(InfraError), contextlib.closing(connect()) as engine:
+        return image_facts(engine, image).rehearsal
+    return False

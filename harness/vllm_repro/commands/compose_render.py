@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import csv
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import yaml
 
 from vllm_repro.commands.container import looks_secret
 from vllm_repro.commands.docker_command import Container
 
-__all__ = ["dump_compose"]
+__all__ = ["dump", "dump_compose", "escape"]
 
 
 def dump_compose(service: str, container: Container, argv: Sequence[str]) -> str:
@@ -22,12 +22,12 @@ def dump_compose(service: str, container: Container, argv: Sequence[str]) -> str
         body["container_name"] = container.name
     entrypoint = (*container.entrypoint, *container.program)
     if entrypoint:
-        body["entrypoint"] = [_escape(word) for word in entrypoint]
-    body["command"] = [_escape(word) for word in argv]
+        body["entrypoint"] = [escape(word) for word in entrypoint]
+    body["command"] = [escape(word) for word in argv]
     environment: dict[str, str | None] = {}
     for key, value in container.env:
         passed_on = value in {f"${key}", f"${{{key}}}"} or looks_secret(key)
-        environment[key] = None if passed_on else _escape(value)
+        environment[key] = None if passed_on else escape(value)
     lists: dict[str, list[object]] = {
         "ports": list(container.ports),
         "volumes": [*container.volumes, *(_volume(mount) for mount in container.mounts)],
@@ -48,17 +48,17 @@ def dump_compose(service: str, container: Container, argv: Sequence[str]) -> str
         body["ulimits"] = dict(_ulimit(limit) for limit in container.ulimits)
     if container.gpus is not None:
         body["deploy"] = {"resources": {"reservations": {"devices": [_gpu_device(container.gpus)]}}}
-    text = yaml.dump(
-        {"services": {service: body}},
-        Dumper=_IndentedDumper,
-        sort_keys=False,
-        width=10**6,
-        allow_unicode=True,
-        default_flow_style=False,
-    )
+    text = dump({"services": {service: body}})
     # What compose cannot say must not get lost without a word.
     left_out = f"# not said here: {shlex.join(container.other)}\n" if container.other else ""
     return left_out + text
+
+
+def dump(document: Mapping[str, object]) -> str:
+    """YAML as people write compose files: keys in the given order, no line folded."""
+    return yaml.dump(
+        document, Dumper=_IndentedDumper, sort_keys=False, width=10**6, allow_unicode=True, default_flow_style=False
+    )
 
 
 class _IndentedDumper(yaml.SafeDumper):
@@ -101,6 +101,6 @@ def _gpu_device(gpus: str) -> dict[str, object]:
     return device
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
     """Compose replaces `$NAME`; a doubled dollar is a plain one."""
     return text.replace("$", "$$")
