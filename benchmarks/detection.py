@@ -1,0 +1,271 @@
+"""How soon is a death seen? Ends engines in ways whose moment is known from outside, and times every channel of the package's own watcher.
+
+Three servers: a vLLM release as a process, the same release in a container, and the rehearsal engine in a container. Four deaths: SIGKILL
+of EngineCore, of the API server and of the worker, whose moment is taken just before the signal is sent; and the request of #54195, whose
+moment is that of the first fatal line of the log. For a process that is the time which the kernel stamps on the log file, for a container
+the time which dockerd stamps on the line. A plain and a streamed request are in flight at each death. What cannot run here is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from vllm_repro.catalogue import find
+from vllm_repro.client import Client
+from vllm_repro.deathsigns import Channel, log_sign
+from vllm_repro.errors import ReproError
+from vllm_repro.journal import Journal
+from vllm_repro.launch import Launch
+from vllm_repro.releases.provision import ReleaseCache
+from vllm_repro.scenario import Arm, Scenario
+from vllm_repro.servers.base import Evidence, Server, ServerKind
+from vllm_repro.servers.docker import DockerServer
+from vllm_repro.servers.docker_engine import connect
+from vllm_repro.site import Options, Site, make_site
+from vllm_repro.watch import Patience, Watch
+
+VERSION = "0.28.0"
+REHEARSAL_IMAGE = "vllm-repro/rehearsal:latest"
+REAL_IMAGE = f"vllm-repro/vllm-cpu:{VERSION}"
+DEADLY = {"max_tokens": 4, "min_tokens": 1, "stop_token_ids": [999999]}
+LASTING = {"max_tokens": 6000, "ignore_eos": True}
+REHEARSAL_ENV = {"VLLM_REHEARSAL_EXECUTOR": "mp", "VLLM_REHEARSAL_STEP_MS": "20"}
+"""A worker process of its own, as a CPU release has, and steps slow enough for requests to be in flight."""
+
+VICTIMS = {"EngineCore killed": "VLLM::EngineCor", "API server killed": "", "worker killed": "VLLM::Worker"}
+REQUEST = "a request"
+DEATHS = (*VICTIMS, REQUEST)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One kind of server to measure, and how often."""
+
+    title: str
+    site: Site
+    n: int
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One death: seconds from its moment to each channel's first sign, and to the first decisive one of all."""
+
+    channels: dict[Channel, float]
+    decided: float
+    decided_by: Channel
+
+
+class FatalLine(threading.Thread):
+    """Waits for the first fatal line of a log, looking each millisecond; `moment` is the kernel's time of its write.
+
+    The kernel stamps a file with the time of its last tick, so the moment is up to a tick early and a delay by it up to a tick long.
+    """
+
+    def __init__(self, log: Path) -> None:
+        super().__init__(daemon=True)
+        self.moment: float | None = None
+        self._file = log.open("rb")
+        self._file.seek(0, os.SEEK_END)
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        rest = b""
+        while not self._over.wait(0.001):
+            data = self._file.read()
+            if not data:
+                continue
+            written = os.fstat(self._file.fileno()).st_mtime
+            *lines, rest = (rest + data).split(b"\n")
+            if any(_is_fatal(line) for line in lines):
+                self.moment = written
+                return
+
+    def end(self) -> float | None:
+        self._over.set()
+        self.join()
+        self._file.close()
+        return self.moment
+
+
+def _is_fatal(line: bytes) -> bool:
+    found = log_sign(line.decode("utf-8", "replace"))
+    return found is not None and found[1]
+
+
+def _fatal_line_of(container: str) -> float | None:
+    """When dockerd took the first fatal line of a container from it."""
+    with contextlib.closing(connect()) as engine:
+        raw: bytes = engine.client.api.logs(container, timestamps=True)
+    for line in raw.split(b"\n"):
+        if _is_fatal(line):
+            return datetime.fromisoformat(line.split(b" ", 1)[0].decode()).timestamp()
+    return None
+
+
+def _victim(server: Server, name: str) -> int:
+    """The pid to kill: the first process of the server whose name begins so, the API server for an empty name."""
+    pids = server.processes()
+    if not name:
+        return pids[0]
+    for pid in pids[1:]:
+        process = psutil.Process(pid)
+        # vLLM sets its command line, the rehearsal engine the kernel's name of the process.
+        if process.cmdline()[0].startswith(name) or process.name().startswith(name):
+            return pid
+    raise LookupError(f"no process {name} among {pids}")
+
+
+async def _ask(client: Client, watch: Watch, body: dict[str, Any]) -> None:
+    watch.in_flight += 1
+    try:
+        answer = await client.ask("/v1/completions", {"prompt": "hello", "temperature": 0, **body})
+    finally:
+        watch.in_flight -= 1
+    await watch.see_answer(answer)
+
+
+async def one_death(launch: Launch, server: Server, log: Path, journal: Journal, death: str) -> Seen:
+    """Boots the server, lets it die so, and reads the watcher's signs. Raises `RuntimeError` where there is nothing to time."""
+    try:
+        facts = await server.start()
+        async with (
+            Client(server.base_url) as client,
+            Watch(server, launch.kind, client, journal, Patience(), lambda _: None) as watch,
+        ):
+            if not await watch.until_ready():
+                raise RuntimeError(f"not ready: {[sign.detail for sign in watch.signs]}")
+            model = {"model": await client.model_name()}
+            await _ask(client, watch, {**model, "max_tokens": 4})
+            tasks = [asyncio.create_task(_ask(client, watch, {**model, **LASTING, "stream": True}))]
+            if death != REQUEST:
+                tasks.append(asyncio.create_task(_ask(client, watch, {**model, **LASTING})))
+            # A moment of no relation to the watcher's own rhythm, after at least some steps of the requests.
+            await asyncio.sleep(0.5 + random.random())
+            if watch.signs or any(task.done() for task in tasks):
+                raise RuntimeError(f"too early: {watch.signs}")
+            moment: float | None
+            if death == REQUEST:
+                line = FatalLine(log)
+                line.start()
+                tasks.append(asyncio.create_task(_ask(client, watch, {**model, **DEADLY})))
+            else:
+                victim = _victim(server, VICTIMS[death])
+                moment = time.time()
+                os.kill(victim, signal.SIGKILL)
+            await asyncio.wait_for(watch.dead.wait(), 120)
+            await watch.aftermath()
+            await asyncio.wait(tasks, timeout=5)
+            for task in tasks:
+                task.cancel()
+            watch.stopping()
+            if death == REQUEST:
+                moment = line.end()
+                if facts.container_id is not None:
+                    moment = await asyncio.to_thread(_fatal_line_of, facts.container_id)
+            if moment is None:
+                raise RuntimeError("no fatal line in the log")
+            channels = {sign.channel: sign.at - moment for sign in watch.signs}
+            decided = min((sign for sign in watch.signs if sign.decisive), key=lambda sign: sign.at)
+            return Seen(channels, decided.at - moment, decided.channel)
+    finally:
+        await server.stop()
+
+
+def measure(setting: Setting, scenario: Scenario, arm: Arm, raw: Callable[[dict[str, Any]], None]) -> None:
+    """All deaths of one setting, in turn, then its table."""
+    seen: dict[str, list[Seen]] = {death: [] for death in DEATHS}
+    for number in range(1, setting.n + 1):
+        for death in DEATHS:
+            with tempfile.TemporaryDirectory(prefix="vllm-repro-bench-") as folder:
+                log = Path(folder) / "server.log"
+                launch, server = setting.site.server(scenario, arm, number, log, f"bench-{os.getpid()}")
+                if launch.container is not None and setting.site.evidence is Evidence.REHEARSAL:
+                    spec = replace(launch.container, env=(*launch.container.env, *REHEARSAL_ENV.items()))
+                    server = DockerServer(spec, log=log, run=f"bench-{os.getpid()}", evidence=Evidence.REHEARSAL)
+                with Journal(Path(folder) / "journal.jsonl") as journal:
+                    one = asyncio.run(one_death(launch, server, log, journal, death))
+            seen[death].append(one)
+            raw({"setting": setting.title, "death": death, "decided": one.decided, "by": one.decided_by, **one.channels})
+    print(f"\n### {setting.title}\n")
+    print("\n".join(_table(seen)), flush=True)
+
+
+def _table(seen: dict[str, list[Seen]]) -> Iterator[str]:
+    yield "| death | channel | median | min..max | seen in |"
+    yield "|---|---|---|---|---|"
+    for death, trials in seen.items():
+        yield _row(f"**{death}**", "**first decisive sign**", [one.decided for one in trials], len(trials))
+        channels = {channel for one in trials for channel in one.channels}
+        rows = [(channel, [one.channels[channel] for one in trials if channel in one.channels]) for channel in channels]
+        for channel, delays in sorted(rows, key=lambda row: statistics.median(row[1])):
+            first = sum(one.decided_by is channel for one in trials)
+            yield _row("", f"{channel}{f' (first in {first})' if first else ''}", delays, len(trials))
+
+
+def _row(death: str, channel: str, delays: Sequence[float], n: int) -> str:
+    median, low, high = (f"{1000 * value:.0f}" for value in (statistics.median(delays), min(delays), max(delays)))
+    return f"| {death} | {channel} | {median} ms | {low}..{high} ms | {len(delays)} of {n} |"
+
+
+def settings(scenario: Scenario, process: int, containers: int, rehearsal: int) -> Iterator[Setting]:
+    """Those that this machine can run; for the others a line says why not."""
+    wanted = (
+        (f"vLLM {VERSION}, a process", ServerKind.PROCESS, Options(vllm=VERSION), process),
+        (f"vLLM {VERSION}, a container", ServerKind.DOCKER, Options(vllm=VERSION, image=REAL_IMAGE), containers),
+        (
+            f"REHEARSAL engine told to be {VERSION}, a container (REHEARSAL: nothing here is about vLLM)",
+            ServerKind.DOCKER,
+            Options(vllm=VERSION, image=REHEARSAL_IMAGE),
+            rehearsal,
+        ),
+    )
+    for title, kind, options, n in wanted:
+        if n == 0:
+            continue
+        if kind is ServerKind.PROCESS and ReleaseCache().get(VERSION) is None:
+            print(f"not measured: {title}: the release is not in the cache; a `vllm-repro run` installs it")
+            continue
+        try:
+            yield Setting(f"{title}, n={n} a death", make_site(scenario, options, kind, print), n)
+        except ReproError as error:
+            print(f"not measured: {title}: {error}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--process", type=int, default=5, metavar="N", help="boots a death of the release as a process")
+    parser.add_argument("--containers", type=int, default=3, metavar="N", help="the same in a container")
+    parser.add_argument("--rehearsal", type=int, default=10, metavar="N", help="REHEARSAL engine in a container")
+    parser.add_argument("--raw", type=Path, metavar="FILE", help="append each death to FILE as a line of JSON")
+    given = parser.parse_args()
+    scenario = find("min-tokens-stop-ids")
+    arm = next(arm for arm in scenario.arms if arm.name == "reported")
+
+    def raw(fields: dict[str, Any]) -> None:
+        if given.raw is not None:
+            with given.raw.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(fields) + "\n")
+
+    for setting in settings(scenario, given.process, given.containers, given.rehearsal):
+        measure(setting, scenario, arm, raw)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from tests.conftest import SCHEMA
+from tests.golden_files import assert_golden
+from tests.report_examples import EXAMPLES, REDACTOR, report
+from vllm_repro.errors import UsageError
+from vllm_repro.journal import read
+from vllm_repro.outcome import Outcome
+from vllm_repro.report.build import report_of
+from vllm_repro.report.files import FORMATS, render, write_reports
+from vllm_repro.report.junit import junit
+from vllm_repro.report.markdown import cell, fence, markdown
+from vllm_repro.report.model import RunReport
+from vllm_repro.terminal import summary
+from vllm_repro.verdict import Verdict, VerdictReport, arm_result
+
+REHEARSAL = next(folder for folder in EXAMPLES if folder.name.endswith("-rehearsal"))
+
+
+@pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("form", FORMATS)
+def test_examples_are_what_their_journals_render_to(folder: Path, form: str) -> None:
+    path = folder / FORMATS[form]
+    text = render(report(folder), form)
+    if os.environ.get("UPDATE_GOLDEN") and not os.environ.get("CI"):
+        path.write_text(text, encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == text
+
+
+@pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
+def test_the_terminal_says_verdict_cause_and_next_step(folder: Path) -> None:
+    text = summary(report(folder))
+    assert_golden(f"terminal-{folder.name}.txt", text + "\n")
+    assert text.index("verdict:") < text.index("report:") < text.index("again:")
+
+
+@pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
+def test_the_schema_holds(folder: Path) -> None:
+    jsonschema.validate(report(folder).as_json(), SCHEMA)
+
+
+def test_a_rehearsal_says_so_before_anything_else() -> None:
+    lines = [line for line in markdown(report(REHEARSAL)).splitlines() if line]
+    assert lines[0].startswith("# tq-chunked-prefill")
+    assert "REHEARSAL" in lines[1]
+    suite = ET.fromstring(junit(report(REHEARSAL)))
+    assert all(case.get("classname", "").startswith("REHEARSAL.") for case in suite.iter("testcase"))
+
+
+def test_no_private_path_in_any_example() -> None:
+    for folder in EXAMPLES:
+        for name in FORMATS.values():
+            assert not re.search(r"/(root|home/(?!\[user\])|Users)/", (folder / name).read_text(encoding="utf-8")), name
+
+
+def changed(source: RunReport, outcome: Outcome, verdict: VerdictReport) -> RunReport:
+    """The example with its first arm's trial turned into something else."""
+    first = source.arms[0]
+    trial = replace(first.trials[0], outcome=outcome, death=None if outcome is Outcome.CLEAN else first.trials[0].death)
+    arm = replace(first, trials=(trial,), result=arm_result(first.name, first.expected, [outcome]))
+    return replace(source, arms=(arm,), verdict=verdict)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected", "surprises", "element"),
+    [
+        (Outcome.CRASH, True, (), None),
+        (Outcome.CRASH, False, ("reported",), "failure"),
+        (Outcome.CLEAN, True, (), None),
+        (Outcome.CLEAN, False, ("reported",), "failure"),
+        (Outcome.OTHER_CRASH, False, ("reported",), "failure"),
+        (Outcome.UNTRIGGERED, None, (), "skipped"),
+        (Outcome.UNSUPPORTED, None, (), "skipped"),
+        (Outcome.INFRA, None, (), "error"),
+        (Outcome.BOOT_FAILED, None, (), "error"),
+        (Outcome.CANCELLED, None, (), "error"),
+    ],
+)
+def test_junit_tells_failure_error_and_skipped_apart(
+    outcome: Outcome, expected: bool | None, surprises: tuple[str, ...], element: str | None
+) -> None:
+    verdict = VerdictReport(Verdict.INCONCLUSIVE, expected, "because", surprises)
+    root = ET.fromstring(junit(changed(report(REHEARSAL), outcome, verdict)))
+    (case,) = root.iter("testcase")
+    assert [child.tag for child in case if child.tag != "system-out"] == ([element] if element else [])
+    counts = {kind: int(root.get(kind, "0")) for kind in ("failures", "errors", "skipped")}
+    assert sum(counts.values()) == (element is not None)
+
+
+def test_log_text_breaks_neither_fence_nor_table_nor_xml() -> None:
+    hostile = "a ``` b ```` c | d\n<script>\x00\x1b[31m &"
+    block = fence(hostile)
+    assert block.splitlines()[0] == block.splitlines()[-1] == "`````"
+    assert "\n" not in cell(hostile)
+    assert " | " not in cell(hostile)
+    source = report(REHEARSAL)
+    trial = replace(source.arms[0].trials[0], why=hostile)
+    ET.fromstring(junit(replace(source, arms=(replace(source.arms[0], trials=(trial,)),))))
+
+
+@pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
+def test_a_journal_cut_after_any_line_renders_and_says_so(folder: Path, tmp_path: Path) -> None:
+    lines = (folder / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    for count in range(1, len(lines)):
+        (tmp_path / "journal.jsonl").write_bytes(b"".join(lines[:count]) + lines[count][: len(lines[count]) // 2])
+        cut = report_of(read(tmp_path / "journal.jsonl"), tmp_path, REDACTOR)
+        assert cut.cut
+        assert "The journal is cut" in markdown(cut)
+        jsonschema.validate(cut.as_json(), SCHEMA)
+        ET.fromstring(junit(cut))
+        if not any(arm.trials for arm in cut.arms):
+            assert cut.verdict.verdict is Verdict.INCONCLUSIVE
+
+
+def test_an_empty_journal_is_wrong_usage(tmp_path: Path) -> None:
+    (tmp_path / "journal.jsonl").write_bytes(b"")
+    with pytest.raises(UsageError, match="does not hold the start of a run"):
+        report_of(read(tmp_path / "journal.jsonl"), tmp_path, REDACTOR)
+
+
+def test_reports_are_written_whole(tmp_path: Path) -> None:
+    written = write_reports(replace(report(REHEARSAL), folder=tmp_path))
+    assert {path.name for path in written} == set(FORMATS.values())
+    assert {path.name for path in tmp_path.iterdir()} == set(FORMATS.values())
+    assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["rehearsal"] is True
+    with pytest.raises(UsageError, match="no format"):
+        render(report(REHEARSAL), "pdf")

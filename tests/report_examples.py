@@ -1,0 +1,20 @@
+"""The example runs in `reports/examples`: real journals, and what they render to. They are the golden files of the reports.
+
+`UPDATE_GOLDEN=1 pytest tests/report` renders them anew.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vllm_repro.journal import read
+from vllm_repro.redact import Redactor
+from vllm_repro.report.build import report_of
+from vllm_repro.report.model import RunReport
+
+EXAMPLES = sorted(path for path in (Path(__file__).parents[1] / "reports" / "examples").iterdir() if path.is_dir())
+REDACTOR = Redactor([("/home/user/vllm-repro", "."), ("/home/user", "~")])
+
+
+def report(folder: Path) -> RunReport:
+    return report_of(read(folder / "journal.jsonl"), Path("reports") / "examples" / folder.name, REDACTOR)

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import http.server
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.conftest import Harness
+
+from vllm_repro.resources import rehearsal_engine
+from vllm_repro.servers.attach import find_log, find_process
+from vllm_repro.servers.process import free_port
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[tuple[str, Path, int]]:
+    """Somebody else's rehearsal engine, its output in a file that an earlier server wrote to as well."""
+    port = free_port()
+    log = tmp_path / "server.log"
+    log.write_text(
+        "(APIServer pid=1) ERROR 01-01 00:00:00 [core.py:1] EngineCore encountered a fatal error.\n", encoding="utf-8"
+    )
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, str(rehearsal_engine()), "serve", "some-model", "--port", str(port)],
+            env={**os.environ, "VLLM_REHEARSAL_VERSION": "0.28.0"},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    url = f"http://127.0.0.1:{port}"
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
+                break
+        except httpx.HTTPError:
+            pass
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    yield url, log, process.pid
+    process.kill()
+    process.wait()
+
+
+def test_process_and_log_of_a_running_server_are_found(running: tuple[str, Path, int]) -> None:
+    url, log, pid = running
+    assert find_process(url) == pid
+    assert find_log(pid) == log
+    assert find_process("http://example.invalid:1") is None
+    assert find_log(None) is None
+
+
+def test_the_bug_is_seen_on_a_server_that_runs_already(running: tuple[str, Path, int], harness: Harness) -> None:
+    url, _, _ = running
+    done = harness("run", "min-tokens-stop-ids", "--server", "attach", "--url", url)
+    assert done.status == 0, done.out + done.err
+    report = done.report
+    assert report["evidence"] == "rehearsal", "a rehearsal must not pass for a vLLM because it was attached to"
+    arms = {arm["name"]: arm["trials"][0] for arm in report["arms"]}
+    assert (arms["reported"]["outcome"], arms["reported"]["death"]["signature"]) == ("crash", "match")
+    assert arms["near-miss"]["outcome"] == "untriggered", "an old fatal line in the file is not this server's"
+
+
+def test_an_attached_server_is_left_running(running: tuple[str, Path, int], harness: Harness) -> None:
+    url, _, _ = running
+    done = harness("run", "min-tokens-stop-ids", "--url", url, "--arm", "near-miss")
+    assert done.status == 0, done.out + done.err
+    assert httpx.get(f"{url}/health", timeout=5).status_code == 200
+
+
+def test_arms_that_need_other_flags_are_refused(running: tuple[str, Path, int], harness: Harness) -> None:
+    done = harness("run", "tq-chunked-prefill", "--url", running[0], "--arm", "eager")
+    assert done.status == 64
+    assert "changes the server's flags" in done.err
+
+
+def test_without_a_log_the_cause_is_not_guessed(harness: Harness) -> None:
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, str(rehearsal_engine()), "serve", "some-model", "--port", str(port)],
+        env={**os.environ, "VLLM_REHEARSAL_VERSION": "0.28.0"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert process.stdout is not None
+    drain = threading.Thread(target=process.stdout.read, daemon=True)
+    drain.start()
+    try:
+        deadline = time.monotonic() + 60
+        while find_process(f"http://127.0.0.1:{port}") is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        done = harness("run", "min-tokens-stop-ids", "--url", f"http://127.0.0.1:{port}", "--arm", "reported")
+    finally:
+        process.kill()
+        process.wait()
+        drain.join(timeout=10)
+        process.stdout.close()
+    trial = done.report["arms"][0]["trials"][0]
+    assert (trial["outcome"], trial["death"]["signature"]) == ("other-crash", None)
+    assert (done.report["verdict"], done.status) == ("inconclusive", 2)
+    assert "no log names the cause" in trial["why"]
+
+
+def test_what_answers_but_is_no_vllm_is_wrong_usage(harness: Harness) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        done = harness("run", "min-tokens-stop-ids", "--url", f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()
+        thread.join()
+    assert done.status == 64
+    assert "it is no vLLM" in done.err
+    assert done.folder is None

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester) -> pytest.Pytester:
+    """A folder of scenarios, as somebody else might keep one."""
+    folder = pytester.mkdir("scenarios")
+    for path in (ROOT / "scenarios").glob("*.py"):
+        (folder / path.name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+    (folder / "helper.py").write_text("raise RuntimeError('not a scenario, so never read')\n", encoding="utf-8")
+    return pytester
+
+
+def run(suite: pytest.Pytester, *words: str) -> pytest.RunResult:
+    return suite.runpytest_subprocess("scenarios", "--scenario-server", "rehearsal", "-rA", *words, timeout=240)
+
+
+def test_an_open_bug_that_reproduces_is_xfailed(suite: pytest.Pytester) -> None:
+    result = run(suite, "-k", "min-tokens")
+    result.assert_outcomes(passed=1, xfailed=1)
+    result.stdout.fnmatch_lines(
+        ["XFAIL *min-tokens-stop-ids?reported? - vllm-project/vllm#54195 is declared for 0.28.0"]
+    )
+
+
+def test_a_fixed_release_passes(suite: pytest.Pytester) -> None:
+    run(suite, "-k", "tq-chunked-prefill and (reported or eager)", "--scenario-vllm", "0.24.0").assert_outcomes(
+        passed=2
+    )
+
+
+def test_one_that_no_longer_reproduces_is_xpassed_and_loud(suite: pytest.Pytester) -> None:
+    path = suite.path / "scenarios" / "tq_chunked_prefill.py"
+    path.write_text(
+        path.read_text(encoding="utf-8").replace('bad=">=0.21.0,<0.24.0", good=">=0.24.0"', 'bad=">=0.21.0"'),
+        encoding="utf-8",
+    )
+    result = run(suite, "-k", "tq-chunked-prefill and reported", "--scenario-vllm", "0.24.0")
+    result.assert_outcomes(xpassed=1)
+    result.stdout.fnmatch_lines(["*NO LONGER REPRODUCES*", "*the engine lived*"])
+
+
+def test_an_engine_that_should_live_and_dies_is_a_failure(suite: pytest.Pytester) -> None:
+    path = suite.path / "scenarios" / "tq_chunked_prefill.py"
+    text = path.read_text(encoding="utf-8").replace('try_with="0.23.0"', 'try_with="0.22.1"')
+    text = text.replace("<0.24.0", "<0.23.0").replace('good=">=0.24.0"', 'good=">=0.23.0"')
+    path.write_text(text, encoding="utf-8")
+    result = run(suite, "-k", "tq-chunked-prefill and reported", "--scenario-vllm", "0.23.0")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["REHEARSAL", "*_continuation_prefill", "AssertionError*Workspace is locked*"])
+
+
+def test_what_cannot_run_here_is_skipped_with_the_reason(suite: pytest.Pytester) -> None:
+    words = ("--scenario-server", "process", "--scenario-vllm", "0.23.0", "-k", "tq-chunked-prefill and eager")
+    result = suite.runpytest_subprocess("scenarios", "-rs", *words)
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["*the scenario needs 1 GPU*"])
+
+
+def test_trouble_of_the_host_is_an_error(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{suite.path}/none.sock")
+    result = suite.runpytest_subprocess("scenarios", "--scenario-server", "docker", "-k", "min-tokens and near-miss")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*no Docker Engine answers*"])
+    boot = run(suite, "-k", "min-tokens and near-miss")
+    boot.assert_outcomes(passed=1)
+    monkeypatch.setenv("VLLM_REHEARSAL_FAULT", "boot")
+    run(suite, "-k", "min-tokens and near-miss").assert_outcomes(errors=1)
+
+
+def test_a_wrong_scenario_file_is_named_with_its_line(suite: pytest.Pytester) -> None:
+    text = '"""Bad."""\nfrom vllm_repro.vocabulary import Scenario\nscenario = Scenaro()\n'
+    (suite.path / "scenarios" / "bad_one.py").write_text(text, encoding="utf-8")
+    result = run(suite, "-k", "nothing")
+    assert result.ret != 0
+    result.stdout.fnmatch_lines(["*bad_one.py:3: unknown word 'Scenaro'*"])
+
+
+def test_side_by_side(suite: pytest.Pytester) -> None:
+    run(suite, "-n", "3", "-k", "reported or near-miss").assert_outcomes(passed=2, xfailed=3)
