@@ -202,7 +202,9 @@ def measure(setting: Setting, scenario: Scenario, arm: Arm, raw: Callable[[dict[
                 with Journal(Path(folder) / "journal.jsonl") as journal:
                     one = asyncio.run(one_death(launch, server, log, journal, death))
             seen[death].append(one)
-            raw({"setting": setting.title, "death": death, "decided": one.decided, "by": one.decided_by, **one.channels})
+            raw(
+                {"setting": setting.title, "death": death, "decided": one.decided, "by": one.decided_by, **one.channels}
+            )
     print(f"\n### {setting.title}\n")
     print("\n".join(_table(seen)), flush=True)
 

@@ -12,6 +12,7 @@ from vllm_repro.vocabulary import (
     Scenario,
     Status,
     arm,
+    attention_backend,
     chat,
     chunked_prefill,
     continuation_over,
@@ -64,7 +65,7 @@ scenario = Scenario(
         chat(name="short chat", prompt=100, max_tokens=8),
         chat(name="long chat", prompt=BATCH + 3497, max_tokens=8),
     ],
-    trigger=chunked_prefill(chunks=2) & continuation_over(128),
+    trigger=attention_backend("TURBOQUANT") & chunked_prefill(chunks=2) & continuation_over(128),
     signature=signature(
         phase="request",
         exception="AssertionError",

@@ -8,6 +8,7 @@ from vllm_repro.trigger import (
     Asked,
     SchedulerStep,
     TriggerFacts,
+    attention_backend,
     chunked_prefill,
     chunks_of,
     continuation_over,
@@ -95,3 +96,12 @@ def test_chunks_add_up_and_none_is_larger_than_the_batch(tokens: int, batch: int
     assert sum(cut) == tokens
     assert all(0 < chunk <= batch for chunk in cut)
     assert all(chunk == batch for chunk in cut[:-1])
+
+
+def test_a_flag_that_no_layer_uses_proves_nothing() -> None:
+    condition = attention_backend("TURBOQUANT") & LONG
+    crossed = facts(7593)
+    for backend, expected in (("TURBOQUANT", True), ("FLASH_ATTN", False), (None, False)):
+        found = condition.find(TriggerFacts(crossed.asked, crossed.batch, True, backend))
+        assert found.crossed is expected
+    assert "boot line is missing" in found.evidence[0]

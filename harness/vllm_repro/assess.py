@@ -151,7 +151,7 @@ def _trigger_facts(command: ServeCommand, seen: Seen, lines: list[Line], boot: B
         step = SchedulerStep(dump.num_computed_tokens, tuple(dump.num_scheduled_tokens.values()))
     # The boot line is what is in force; the flag is what was asked for, and stands in where an attached server's boot is not seen.
     batch = boot.max_num_batched_tokens or command.number("--max-num-batched-tokens")
-    return TriggerFacts(tuple(seen.asked), batch, _chunked(command, boot), step)
+    return TriggerFacts(tuple(seen.asked), batch, _chunked(command, boot), boot.attention_backend, step)
 
 
 def _chunked(command: ServeCommand, boot: BootFacts) -> bool | None:

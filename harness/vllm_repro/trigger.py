@@ -24,6 +24,7 @@ __all__ = [
     "Finding",
     "SchedulerStep",
     "TriggerFacts",
+    "attention_backend",
     "chunked_prefill",
     "continuation_over",
     "sent_with",
@@ -70,12 +71,14 @@ class TriggerFacts:
     """All that conditions may look at.
 
     batch: `max_num_batched_tokens` in force (the boot line's word before the flag's), None where unknown.
-    chunked: whether chunked prefill is on, None where unknown.
+    chunked: whether chunked prefill is on, None where unknown. backend: attention backend that the boot line names, None where there is
+    no such line.
     """
 
     asked: tuple[Asked, ...] = ()
     batch: int | None = None
     chunked: bool | None = None
+    backend: str | None = None
     dump: SchedulerStep | None = None
 
 
@@ -240,6 +243,27 @@ class _SentWith(Condition):
 
     def __str__(self) -> str:
         return f"sent_with({', '.join(map(repr, self.names))})"
+
+
+@dataclass(frozen=True)
+class _AttentionBackend(Condition):
+    name: str
+
+    def find(self, facts: TriggerFacts) -> Finding:
+        if facts.backend == self.name:
+            return Finding(True, (f"the boot line names the attention backend {self.name}",))
+        seen = f"names {facts.backend}" if facts.backend else "is missing"
+        return Finding(
+            False, (f"the attention backend is not shown to be {self.name}: the boot line {seen}",), f"not {self.name}"
+        )
+
+    def __str__(self) -> str:
+        return f"attention_backend({self.name!r})"
+
+
+def attention_backend(name: str) -> Condition:
+    """The boot log names this attention backend. A flag may be accepted and yet no layer use it, and then nothing is proved."""
+    return _AttentionBackend(name)
 
 
 def chunked_prefill(*, chunks: int = 2) -> Condition:

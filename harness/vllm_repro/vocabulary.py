@@ -16,7 +16,7 @@ from vllm_repro.autopsy.signature import Signature
 from vllm_repro.commands.command import ServeCommand
 from vllm_repro.scenario import Arm, Edit, Model, Needs, Scenario, Status
 from vllm_repro.sizes import flag
-from vllm_repro.trigger import chunked_prefill, continuation_over, sent_with
+from vllm_repro.trigger import attention_backend, chunked_prefill, continuation_over, sent_with
 from vllm_repro.verdict import Expected
 from vllm_repro.workload import Step, chat, completion, pause, together
 
@@ -26,6 +26,7 @@ __all__ = [
     "Scenario",
     "Status",
     "arm",
+    "attention_backend",
     "chat",
     "chunked_prefill",
     "completion",

@@ -123,6 +123,22 @@ def _server(
     }
 
 
+def _boot_line(boot: Mapping[str, Any]) -> str:
+    """What the boot log says of the things that decide these bugs."""
+    parts = []
+    if boot.get("attention_backend"):
+        parts.append(f"attention backend {boot['attention_backend']}")
+    if boot.get("enforce_eager"):
+        parts.append("eager")
+    elif boot.get("graphs_captured"):
+        parts.append("graphs captured" + (f" ({boot['cudagraph_mode']})" if boot.get("cudagraph_mode") else ""))
+    if boot.get("max_num_batched_tokens"):
+        parts.append(f"chunks of {boot['max_num_batched_tokens']}")
+    if boot.get("kv_cache_tokens"):
+        parts.append(f"KV cache of {boot['kv_cache_tokens']:,} tokens")
+    return ", ".join(parts)
+
+
 def _trial(entry: Entry, redactor: Redactor) -> TrialReport:
     death = entry["death"]
     return TrialReport(
@@ -151,4 +167,5 @@ def _trial(entry: Entry, redactor: Redactor) -> TrialReport:
         redactor.text(entry["why"]),
         entry.get("captured") or {},
         entry.get("version"),
+        _boot_line(entry.get("boot") or {}),
     )

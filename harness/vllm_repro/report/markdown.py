@@ -92,7 +92,10 @@ def _proof(arm: ArmReport) -> str:
     lines = []
     for trial in arm.trials:
         crossed = "crossed" if trial.trigger.crossed else "not crossed"
-        lines.append(f"- `{arm.name}`, trial {trial.number}: {crossed}. {cell('; '.join(trial.trigger.evidence))}")
+        boot = f" Boot: {cell(trial.boot)}." if trial.boot else ""
+        lines.append(
+            f"- `{arm.name}`, trial {trial.number}: {crossed}. {cell('; '.join(trial.trigger.evidence))}.{boot}"
+        )
     return "\n".join(lines)
 
 

@@ -30,6 +30,7 @@ class TrialReport:
     why: str
     captured: Mapping[str, str]
     version: str | None
+    boot: str = ""
 
     def as_json(self) -> dict[str, Any]:
         death = self.death
@@ -56,6 +57,7 @@ class TrialReport:
             "log": self.log,
             "why": self.why,
             "captured": dict(self.captured),
+            "boot": self.boot,
         }
 
 

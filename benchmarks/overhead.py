@@ -1,0 +1,191 @@
+"""What does the harness itself cost? The same boot and the same request with it and without, in turn, on a real vLLM release.
+
+Bare is what a person would script: start the argv, ask `/health` ten times a second, send the request, SIGTERM, wait. The harness is the
+command itself, one arm of one scenario, interpreter start, watching, canary and reports included. They take turns (A B B A). A boot's own
+time varies by more than the harness may cost, so beside the ratio of wall times stand figures that no boot blurs: the processor time of
+the harness's own process, its children not counted, and the time before the server is started and after it is gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+
+from vllm_repro.catalogue import find
+from vllm_repro.journal import read
+from vllm_repro.launch import Launch
+from vllm_repro.processes import session_members
+from vllm_repro.releases.provision import ReleaseCache
+from vllm_repro.scenario import Arm
+from vllm_repro.servers.base import ServerKind
+from vllm_repro.servers.process import free_port
+from vllm_repro.site import Options, make_site
+from vllm_repro.workload import Request
+
+VERSION = "0.28.0"
+SCENARIO, ARM = "min-tokens-stop-ids", "near-miss"
+
+
+@dataclass(frozen=True)
+class Bare:
+    """Seconds: all of it, and from the start of the server to its first 200."""
+
+    wall: float
+    boot: float
+
+
+@dataclass(frozen=True)
+class Harnessed:
+    """Seconds: as in `Bare`, the process's own processor time, and what passes before the server starts and after it is gone."""
+
+    wall: float
+    boot: float
+    cpu: float
+    before: float
+    after: float
+
+
+def bare(launch: Launch, request: Request, log: Path) -> Bare:
+    """One boot without the harness. The server is gone when this returns or raises."""
+    began = time.monotonic()
+    with log.open("wb") as out:
+        server = subprocess.Popen(
+            launch.argv,
+            env={**os.environ, **launch.env},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{launch.port}", timeout=60, trust_env=False) as client:
+            while not _healthy(client):
+                if server.poll() is not None:
+                    raise RuntimeError(f"the server ended: {log.read_text(encoding='utf-8', errors='replace')[-2000:]}")
+                time.sleep(0.1)
+            boot = time.monotonic() - began
+            model = client.get("/v1/models").json()["data"][0]["id"]
+            body = {
+                "model": model,
+                "prompt": request.prompt,
+                "max_tokens": request.max_tokens,
+                "temperature": 0,
+                "stream": request.stream,
+                **request.fields,
+            }
+            client.post(request.endpoint, json=body).raise_for_status()
+        server.terminate()
+        server.wait()
+        while session_members(server.pid):  # workers outlive their API server; the harness waits for them too
+            time.sleep(0.05)
+        return Bare(time.monotonic() - began, boot)
+    finally:
+        for process in session_members(server.pid):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        server.wait()
+
+
+def _healthy(client: httpx.Client) -> bool:
+    try:
+        return client.get("/health").status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def harnessed(out: Path) -> Harnessed:
+    """One run of the command. Raises `RuntimeError` where it is not what is to be measured."""
+    began, began_at = time.monotonic(), time.time()
+    with (out / "output.txt").open("wb") as output:
+        words = ["run", SCENARIO, "--server", "process", "--vllm", VERSION, "--arm", ARM, "--expect", "any"]
+        run = subprocess.Popen(
+            [sys.executable, "-m", "vllm_repro", *words, "--out", str(out)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        os.waitid(os.P_PID, run.pid, os.WEXITED | os.WNOWAIT)
+        wall, ended_at = time.monotonic() - began, time.time()
+        # A process that nobody has waited for yet still has its times, and they do not count its children.
+        times = psutil.Process(run.pid).cpu_times()
+    finally:
+        if run.poll() is None:
+            run.send_signal(signal.SIGTERM)
+        run.wait()
+    recording = read(next(out.glob(f"{SCENARIO}/2*/journal.jsonl")))
+    started, ready, ended = (recording.first(event) for event in ("server-started", "ready", "trial-ended"))
+    if started is None or ready is None or ended is None:
+        raise RuntimeError((out / "output.txt").read_text(encoding="utf-8"))
+    return Harnessed(wall, float(ready["boot_s"]), times.user + times.system, started.t - began_at, ended_at - ended.t)
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}..{max(values):.{digits}f})"
+
+
+def table(a: Sequence[Bare], b: Sequence[Harnessed]) -> str:
+    wall = statistics.median(one.wall for one in b) / statistics.median(one.wall for one in a) - 1
+    pairs = [100 * (with_it.wall / without.wall - 1) for without, with_it in zip(a, b, strict=True)]
+    lines = [
+        "| seconds: median (min..max) | bare | harness |",
+        "|---|---|---|",
+        f"| wall, all of it | {spread([o.wall for o in a])} | {spread([o.wall for o in b])} |",
+        f"| of that the boot, to the first 200 | {spread([o.boot for o in a])} | {spread([o.boot for o in b])} |",
+        f"| of that the rest | {spread([o.wall - o.boot for o in a])} | {spread([o.wall - o.boot for o in b])} |",
+        f"| before the server starts | | {spread([o.before for o in b])} |",
+        f"| after it is gone | | {spread([o.after for o in b])} |",
+        f"| processor time of the harness's process | | {spread([o.cpu for o in b])} |",
+    ]
+    cpu = [100 * one.cpu / one.wall for one in b]
+    around = [100 * (one.before + one.after) / one.wall for one in b]
+    text = (
+        f"n={len(a)} each. Wall time, harness over bare: {100 * wall:+.1f} % by the medians; pair by pair {spread(pairs, 1)} %. "
+        f"Processor time of the harness's own process: {spread(cpu)} % of its wall time (of one core). "
+        f"Before and after the server: {spread(around)} % of the wall time."
+    )
+    return "\n".join([*lines, "", text])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-n", type=int, default=6, metavar="N", help="boots of each; an even number")
+    given = parser.parse_args()
+    if ReleaseCache().get(VERSION) is None:
+        print(f"not measured: vLLM {VERSION} is not in the cache; a `vllm-repro run` installs it")
+        return
+    scenario = find(SCENARIO)
+    arm: Arm = next(arm for arm in scenario.arms if arm.name == ARM)
+    site = make_site(scenario, Options(vllm=VERSION), ServerKind.PROCESS, print)
+    (request,) = (step for step in scenario.workload_of(arm) if isinstance(step, Request))
+    a: list[Bare] = []
+    b: list[Harnessed] = []
+    for turn in range(given.n):
+        for which in "AB" if turn % 2 == 0 else "BA":
+            with tempfile.TemporaryDirectory(prefix="vllm-repro-bench-") as folder:
+                if which == "A":
+                    a.append(bare(site.launch(scenario, arm, free_port()), request, Path(folder) / "server.log"))
+                    print(json.dumps({"bare": vars(a[-1])}), file=sys.stderr, flush=True)
+                else:
+                    b.append(harnessed(Path(folder)))
+                    print(json.dumps({"harness": vars(b[-1])}), file=sys.stderr, flush=True)
+    print(f"\n### The harness's own cost, vLLM {VERSION} as a process\n")
+    print(table(a, b), flush=True)
+
+
+if __name__ == "__main__":
+    main()

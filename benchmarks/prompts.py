@@ -1,0 +1,153 @@
+"""How many calls of `/tokenize`, and how many seconds, does a chat prompt of an exact length take?
+
+Against the rehearsal engine and a real vLLM release, both started long enough for the longest prompt. The first prompt of each length is
+then served with one token of answer, and the server's own usage must say the same length. The release is asked once more with a short
+`--max-model-len`, to see whether `/tokenize` counts what it would not serve.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from vllm_repro.client import Client
+from vllm_repro.errors import ReproError
+from vllm_repro.launch import CPU_ENV, OFFLINE_ENV
+from vllm_repro.prompts import build_chat
+from vllm_repro.releases.provision import ReleaseCache
+from vllm_repro.releases.tinymodel import make_tiny_model
+from vllm_repro.resources import rehearsal_engine
+from vllm_repro.servers.base import Evidence, ServerKind
+from vllm_repro.servers.process import ProcessServer, free_port
+
+VERSION = "0.28.0"
+SIZES = (100, 4225, 7593, 90_000)
+LONG, SHORT = 131_072, 8192
+FLAGS = "--dtype bfloat16 --max-num-batched-tokens 8192 --max-num-seqs 2 --enforce-eager"
+
+
+@dataclass(frozen=True)
+class Built:
+    """One prompt: calls of `/tokenize`, seconds, and what a request with it was told of its length, where one was sent."""
+
+    calls: int
+    seconds: float
+    served: str
+
+
+@contextlib.asynccontextmanager
+async def serving(argv: tuple[str, ...], env: dict[str, str], folder: Path) -> AsyncIterator[Client]:
+    """A server on a free loopback port while the block runs. Raises `RuntimeError` where it does not come up."""
+    port = free_port()
+    rehearsal = "VLLM_REHEARSAL_VERSION" in env
+    server = ProcessServer(
+        (*argv, "--host", "127.0.0.1", "--port", str(port)),
+        port=port,
+        log=folder / "server.log",
+        env=env,
+        kind=ServerKind.REHEARSAL if rehearsal else ServerKind.PROCESS,
+        evidence=Evidence.REHEARSAL if rehearsal else Evidence.CPU,
+    )
+    try:
+        await server.start()
+        ended = asyncio.create_task(server.exited())
+        async with Client(server.base_url) as client:
+            while not await _healthy(client):
+                if ended.done():
+                    raise RuntimeError((folder / "server.log").read_text(encoding="utf-8", errors="replace")[-2000:])
+                await asyncio.sleep(0.1)
+            yield client
+            ended.cancel()
+    finally:
+        await server.stop()
+
+
+async def _healthy(client: Client) -> bool:
+    with contextlib.suppress(httpx.HTTPError):
+        return (await client.get("/health")).status_code == 200
+    return False
+
+
+async def build(client: Client, model: str, tokens: int, seed: str, *, serve: bool) -> Built:
+    began = time.monotonic()
+    prompt = await build_chat(client, model, tokens, seed)
+    seconds = time.monotonic() - began
+    served = ""
+    if serve:
+        body = {"model": model, **prompt.body, "max_tokens": 1, "temperature": 0}
+        answer = await client.ask("/v1/chat/completions", body)
+        served = f"HTTP {answer.status}" if answer.usage is None else f"{answer.usage.prompt_tokens}"
+    return Built(prompt.calls, seconds, served)
+
+
+async def measure(title: str, client: Client, seeds: int) -> None:
+    """Prints the table of one server."""
+    model = await client.model_name()
+    print(f"\n### {title}, n={seeds} seeds\n")
+    print("| tokens | calls: each seed | seconds: median (min..max) | tokens that a request with it was told |")
+    print("|---|---|---|---|")
+    for tokens in SIZES:
+        built = [await build(client, model, tokens, f"bench/{seed}", serve=seed == 0) for seed in range(seeds)]
+        seconds = [one.seconds for one in built]
+        middle, low, high = (f"{value:.3f}" for value in (statistics.median(seconds), min(seconds), max(seconds)))
+        calls = " ".join(str(one.calls) for one in built)
+        print(f"| {tokens:,} | {calls} | {middle} ({low}..{high}) | {built[0].served} |", flush=True)
+
+
+def _serve(engine: tuple[str, ...], model: str, length: int, flags: str = FLAGS) -> tuple[str, ...]:
+    return (*engine, "serve", model, *flags.split(), "--max-model-len", str(length))
+
+
+async def rehearsal(seeds: int, folder: Path) -> None:
+    argv = _serve((sys.executable, str(rehearsal_engine())), "tiny/model", LONG)
+    async with serving(argv, {"VLLM_REHEARSAL_VERSION": VERSION}, folder) as client:
+        await measure("REHEARSAL engine (REHEARSAL: its tokenizer is not vLLM's)", client, seeds)
+
+
+async def release(seeds: int, folder: Path) -> None:
+    found = ReleaseCache().get(VERSION)
+    if found is None:
+        print(f"not measured: vLLM {VERSION} is not in the cache; a `vllm-repro run` installs it")
+        return
+    model = make_tiny_model(folder / "tiny-long", max_position=LONG)
+    env = {**CPU_ENV, **OFFLINE_ENV}
+    flags = f"{FLAGS} --load-format dummy"
+    async with serving(_serve(found.argv_prefix, str(model), LONG, flags), env, folder) as client:
+        await measure(f"vLLM {VERSION}, --max-model-len {LONG}", client, seeds)
+    async with serving(_serve(found.argv_prefix, str(model), SHORT, flags), env, folder) as client:
+        name = await client.model_name()
+        for tokens in SIZES:
+            print(f"\nvLLM {VERSION}, --max-model-len {SHORT}, {tokens:,} tokens: ", end="")
+            try:
+                one = await build(client, name, tokens, "bench/short", serve=True)
+                print(f"{one.calls} calls; a request with it: {one.served}")
+            except httpx.HTTPStatusError as error:
+                print(f"/tokenize answers {error.response.status_code}: {error.response.text[:300]}")
+            except ReproError as error:
+                print(f"{error}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=10, metavar="N")
+    parser.add_argument("--only", choices=("rehearsal", "release"))
+    given = parser.parse_args()
+    for name, one in (("rehearsal", rehearsal), ("release", release)):
+        if given.only in (None, name):
+            with tempfile.TemporaryDirectory(prefix=f"vllm-repro-bench-{os.getpid()}-") as folder:
+                asyncio.run(one(given.seeds, Path(folder)))
+
+
+if __name__ == "__main__":
+    main()
