@@ -65,11 +65,15 @@ class Setting:
 
 @dataclass(frozen=True)
 class Seen:
-    """One death: seconds from its moment to each channel's first sign, and to the first decisive one of all."""
+    """One death: seconds from its moment to each channel's first sign, and to the first decisive one of all.
+
+    answers: what the requests in flight were told, status, error and finish reason; fewer than were asked where one got no end.
+    """
 
     channels: dict[Channel, float]
     decided: float
     decided_by: Channel
+    answers: tuple[str, ...]
 
 
 class FatalLine(threading.Thread):
@@ -132,13 +136,14 @@ def _victim(server: Server, name: str) -> int:
     raise LookupError(f"no process {name} among {pids}")
 
 
-async def _ask(client: Client, watch: Watch, body: dict[str, Any]) -> None:
+async def _ask(client: Client, watch: Watch, body: dict[str, Any]) -> str:
     watch.in_flight += 1
     try:
         answer = await client.ask("/v1/completions", {"prompt": "hello", "temperature": 0, **body})
     finally:
         watch.in_flight -= 1
     await watch.see_answer(answer)
+    return f"{answer.status} {answer.error_kind} {answer.error} {answer.finish_reason} {answer.ended:.3f}"
 
 
 async def one_death(launch: Launch, server: Server, log: Path, journal: Journal, death: str) -> Seen:
@@ -171,7 +176,7 @@ async def one_death(launch: Launch, server: Server, log: Path, journal: Journal,
                 os.kill(victim, signal.SIGKILL)
             await asyncio.wait_for(watch.dead.wait(), 120)
             await watch.aftermath()
-            await asyncio.wait(tasks, timeout=5)
+            ended, _ = await asyncio.wait(tasks, timeout=5)
             for task in tasks:
                 task.cancel()
             watch.stopping()
@@ -183,7 +188,8 @@ async def one_death(launch: Launch, server: Server, log: Path, journal: Journal,
                 raise RuntimeError("no fatal line in the log")
             channels = {sign.channel: sign.at - moment for sign in watch.signs}
             decided = min((sign for sign in watch.signs if sign.decisive), key=lambda sign: sign.at)
-            return Seen(channels, decided.at - moment, decided.channel)
+            answers = tuple(task.result() for task in ended)
+            return Seen(channels, decided.at - moment, decided.channel, answers)
     finally:
         await server.stop()
 
@@ -202,9 +208,8 @@ def measure(setting: Setting, scenario: Scenario, arm: Arm, raw: Callable[[dict[
                 with Journal(Path(folder) / "journal.jsonl") as journal:
                     one = asyncio.run(one_death(launch, server, log, journal, death))
             seen[death].append(one)
-            raw(
-                {"setting": setting.title, "death": death, "decided": one.decided, "by": one.decided_by, **one.channels}
-            )
+            told = {"setting": setting.title, "death": death, "decided": one.decided, "by": one.decided_by}
+            raw({**told, "channels": one.channels, "answers": one.answers})
     print(f"\n### {setting.title}\n")
     print("\n".join(_table(seen)), flush=True)
 

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -91,6 +93,57 @@ def test_a_record_cut_short_by_the_kill_still_names_the_session(tmp_path: Path) 
     assert left.pids
     remove_left([left])
     assert session_members(session) == []
+
+
+def forge(record: Path, **changes: object) -> None:
+    """Changes a record in place, its owner's fields by their own names."""
+    data = json.loads(record.read_text(encoding="utf-8"))
+    for name, value in changes.items():
+        (data["owner"] if name in data["owner"] else data)[name] = value
+    record.write_text(json.dumps(data), encoding="utf-8")
+
+
+@pytest.fixture
+def bystander() -> Iterator[int]:
+    """A session of somebody else's that began after our record was written, and has the number that ours had."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    yield process.pid
+    process.kill()
+    process.wait()
+
+
+def test_a_session_number_that_was_given_to_somebody_else_is_left_alone(tmp_path: Path, bystander: int) -> None:
+    session = orphan(tmp_path)
+    (record,) = state_folder().glob("*.json")
+    for process in session_members(session):
+        process.kill()
+    forge(record, session=bystander)
+    (left,) = list_left()
+    assert left.pids == ()
+    remove_left([left])
+    assert len(session_members(bystander)) == 1
+    assert list(state_folder().iterdir()) == []
+
+
+def test_after_a_reboot_the_numbers_in_a_record_mean_nothing(tmp_path: Path) -> None:
+    session = orphan(tmp_path)
+    (record,) = state_folder().glob("*.json")
+    before = record.read_text(encoding="utf-8")
+    forge(record, boot="the boot before this one")
+    (left,) = list_left()
+    assert left.pids == ()
+    record.write_text(before, encoding="utf-8")
+    remove_left(list_left())
+    assert session_members(session) == []
+
+
+def test_a_state_folder_that_cannot_be_written_is_trouble_of_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    with pytest.raises(InfraError, match="Not a directory"):
+        start([sys.executable, "-c", "pass"], os.environ, tmp_path / "log")
 
 
 def test_what_a_living_owner_runs_is_not_listed(tmp_path: Path) -> None:

@@ -31,6 +31,15 @@ def test_an_open_bug_that_reproduces_is_xfailed(suite: pytest.Pytester) -> None:
     )
 
 
+def test_another_death_than_the_declared_one_is_not_hidden_by_the_xfail(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_REHEARSAL_FAULT", "other:1")
+    result = run(suite, "-k", "min-tokens and reported")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["REHEARSAL", "*other-crash"])
+
+
 def test_a_fixed_release_passes(suite: pytest.Pytester) -> None:
     run(suite, "-k", "tq-chunked-prefill and (reported or eager)", "--scenario-vllm", "0.24.0").assert_outcomes(
         passed=2

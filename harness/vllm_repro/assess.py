@@ -195,7 +195,9 @@ def _infra(seen: Seen) -> str | None:
 
 def _wrong_output(seen: Seen) -> str | None:
     for answer in seen.answers:
-        if answer.status is not None and answer.status >= 500:
+        if answer.status is None:
+            return f"a request got no answer and the engine lives: {answer.error}"
+        if answer.status >= 500:
             return f"a request was answered {answer.status} and the engine lives: {answer.error}"
         if answer.empty:
             return "a request was answered 200 without a single token"

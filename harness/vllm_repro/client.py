@@ -81,10 +81,9 @@ class _Stream:
         if data == "[DONE]":
             self.done = True
             return
-        try:
-            event = json.loads(data)
-        except ValueError:
-            self.error = self.error or f"a stream event that is no JSON: {data[:200]}"
+        event = _json(data)
+        if not isinstance(event, dict):
+            self.error = self.error or f"a stream event that is no JSON object: {data[:200]}"
             return
         if "error" in event:
             self.error = _error_text(event) or "an error event without a message"
@@ -92,25 +91,41 @@ class _Stream:
             self.refused = code if isinstance(code, int) and 400 <= code < 500 else None
             return
         self.usage = _usage(event) or self.usage
-        for choice in event.get("choices") or ():
-            piece = choice.get("text") or _message_text(choice.get("delta") or {})
+        for choice in _choices(event):
+            piece = choice.get("text") or _message_text(choice.get("delta"))
             if piece:
-                self.text.append(piece)
+                self.text.append(str(piece))
                 self.times.append(time.time())
             self.finish = choice.get("finish_reason") or self.finish
 
 
-def _message_text(message: Mapping[str, Any]) -> str:
+def _json(data: str | bytes) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _choices(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The choices of an answer, without whatever else stands where they should: what answers may be no vLLM, or a broken one."""
+    choices = body.get("choices")
+    return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
+
+
+def _message_text(message: Any) -> str:
+    if not isinstance(message, dict):
+        return ""
     # A reasoning parser moves the text of a thinking model to another field, whose name changed between releases.
     return "".join(str(message.get(key) or "") for key in ("reasoning_content", "reasoning", "content"))
 
 
 def _usage(body: Mapping[str, Any]) -> Usage | None:
     usage = body.get("usage")
-    if not usage:
+    if not isinstance(usage, dict) or not isinstance(usage.get("prompt_tokens"), int):
         return None
-    details = usage.get("prompt_tokens_details") or {}
-    return Usage(usage.get("prompt_tokens", 0), usage.get("completion_tokens") or 0, details.get("cached_tokens"))
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    return Usage(usage["prompt_tokens"], usage.get("completion_tokens") or 0, cached)
 
 
 def _error_text(body: Any) -> str | None:
@@ -138,6 +153,8 @@ class Client:
             limits=httpx.Limits(max_connections=None),
             trust_env=False,  # a proxy of the environment has no business between us and a loopback server
         )
+        self.received = 0
+        """Lines of streams that came so far: they move with the engine where its counters are turned off."""
 
     async def __aenter__(self) -> Client:
         return self
@@ -165,6 +182,7 @@ class Client:
                 if not streamed or status != 200:
                     return _plain_answer(sent, status, await response.aread(), streamed)
                 async for line in response.aiter_lines():
+                    self.received += 1
                     if line.startswith("data:"):
                         seen.feed(line[5:].strip())
             kind = "event" if seen.error else None
@@ -195,25 +213,21 @@ class Client:
 
 def _plain_answer(sent: float, status: int, raw: bytes, streamed: bool) -> Answer:
     now = time.time()
-    try:
-        body = json.loads(raw)
-    except ValueError:
-        body = None
+    body = _json(raw)
     if status != 200 or not isinstance(body, dict):
         text = _error_text(body) or raw.decode("utf-8", "replace")[:2000] or f"HTTP {status} with an empty body"
         return Answer(sent, now, status, text, "body", streamed=streamed)
     if "error" in body and "choices" not in body:
         return Answer(sent, now, status, _error_text(body), "body", streamed=streamed)
-    choices = body.get("choices") or [{}]
-    message = choices[0].get("message")
-    text = choices[0].get("text") or (_message_text(message) if message else "")
+    choice = next(iter(_choices(body)), {})
+    text = str(choice.get("text") or _message_text(choice.get("message")))
     return Answer(
         sent,
         now,
         status,
         None,
         None,
-        choices[0].get("finish_reason"),
+        choice.get("finish_reason"),
         True,
         _usage(body),
         text,

@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Self
 
-from vllm_repro.errors import UsageError
+from vllm_repro.errors import InfraError, UsageError
 
 __all__ = ["Entry", "Journal", "Recording", "read"]
 
@@ -75,13 +75,25 @@ class Journal:
         self.path = path
         # Trials and the threads of servers write at the same time; a line must not be torn by another.
         self._lock = Lock()
+        self._torn = False
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def write(self, event: str, **fields: Any) -> None:
         line = json.dumps({"t": round(time.time(), 6), "event": event, **fields}, default=_plain, ensure_ascii=False)
+        data = line.encode("utf-8", "replace") + b"\n"
         with self._lock:
-            if self._file >= 0:
-                os.write(self._file, line.encode("utf-8", "replace") + b"\n")
+            if self._file < 0:
+                return
+            try:
+                written = os.write(self._file, (b"\n" if self._torn else b"") + data)
+                while written < len(data):  # a full disk takes a part first, and refuses the rest
+                    self._torn = True
+                    written += os.write(self._file, data[written:])
+                self._torn = False
+            except OSError as error:
+                raise InfraError(
+                    f"cannot write to {self.path.name}: {error.strerror}", hint="free some space, or name another --out"
+                ) from error
 
     def close(self) -> None:
         with self._lock:

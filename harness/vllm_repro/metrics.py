@@ -27,13 +27,14 @@ class Reading:
     prompt_tokens: float = 0.0
     generation_tokens: float = 0.0
     step_count: float = 0.0
+    kv_usage: float = 0.0
     started: float | None = None
     steps: Mapping[float, float] = field(default_factory=dict)
 
     @property
-    def progress(self) -> tuple[float, float, float]:
-        """Numbers that move whenever the engine does."""
-        return (self.step_count, self.prompt_tokens, self.generation_tokens)
+    def progress(self) -> tuple[float, ...]:
+        """Numbers that move whenever the engine does. Among chunks of one long prompt only the KV cache's usage moves."""
+        return (self.step_count, self.prompt_tokens, self.generation_tokens, self.kv_usage)
 
 
 def read_metrics(text: str) -> Reading:
@@ -59,6 +60,7 @@ def read_metrics(text: str) -> Reading:
         totals.get("vllm:prompt_tokens_total", 0.0),
         totals.get("vllm:generation_tokens_total", 0.0),
         totals.get(f"{_STEPS}_count", 0.0),
+        totals.get("vllm:kv_cache_usage_perc", 0.0),
         started,
         steps,
     )

@@ -16,7 +16,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -47,12 +47,13 @@ def session_members(session: int) -> list[psutil.Process]:
 
 @dataclass(frozen=True)
 class LeftProcess:
-    """What a killed run left: a session with living members, or just a record."""
+    """What a killed run left: a session with living members, or just a record. log: device and inode of the server's output."""
 
     record: Path
     session: int | None
     command: str
     pids: tuple[int, ...]
+    log: tuple[int, int] | None = None
 
 
 class Started:
@@ -80,7 +81,12 @@ class Started:
             poll(0.05)
         _kill_session(self.session)
         self.popen.wait()
-        self.record.unlink(missing_ok=True)
+        _forget(self.record)
+
+
+def _forget(record: Path) -> None:
+    for suffix in (".new", ".pid", ".json"):
+        record.with_suffix(suffix).unlink(missing_ok=True)
 
 
 def _shared_memory(members: Sequence[psutil.Process]) -> set[Path]:
@@ -112,19 +118,18 @@ def _kill_session(session: int) -> None:
 def start(argv: Sequence[str], env: Mapping[str, str], log: Path, cwd: Path | None = None) -> Started:
     """Starts `argv` in a session of its own, both outputs appended to `log`. Raises `InfraError` where it cannot be started."""
     folder = state_folder()
-    folder.mkdir(parents=True, exist_ok=True)
     record = folder / f"{uuid.uuid4().hex}.json"
-    intent = {"owner": asdict(this_owner()), "command": " ".join(argv)[:500], "started": time.time()}
     pid_file = record.with_suffix(".pid")
-    record.write_text(json.dumps(intent), encoding="utf-8")
-    pid_descriptor = os.open(pid_file, os.O_WRONLY | os.O_CREAT, 0o600)
-
-    def sign_in() -> None:
-        # Runs in the child between fork and exec, where only plain system calls are safe.
-        os.write(pid_descriptor, b"%d" % os.getpid())
-
     try:
-        with log.open("ab") as output:
+        with log.open("ab") as output, _signing_in(pid_file) as sign_in:
+            made = os.fstat(output.fileno())
+            intent = {
+                "owner": asdict(this_owner()),
+                "command": " ".join(argv)[:500],
+                "started": time.time(),
+                "log": [made.st_dev, made.st_ino],
+            }
+            record.write_text(json.dumps(intent), encoding="utf-8")
             popen = subprocess.Popen(
                 list(argv),
                 env=dict(env),
@@ -135,20 +140,41 @@ def start(argv: Sequence[str], env: Mapping[str, str], log: Path, cwd: Path | No
                 start_new_session=True,
                 preexec_fn=sign_in,
             )
-    except OSError as error:
-        record.unlink(missing_ok=True)
-        pid_file.unlink(missing_ok=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        with contextlib.suppress(OSError):
+            record.unlink(missing_ok=True)
+            pid_file.unlink(missing_ok=True)
+        said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise InfraError(
-            f"cannot start {argv[0]}: {error.strerror}", hint="vllm-repro doctor shows which servers can run here"
+            f"cannot start {argv[0]}: {said}", hint="vllm-repro doctor shows which servers can run here"
         ) from error
-    finally:
-        os.close(pid_descriptor)
-    record.write_text(json.dumps({**intent, "session": popen.pid}), encoding="utf-8")
-    pid_file.unlink(missing_ok=True)
+    # Where the disk is full the child's own file goes on naming the session: the server runs, and must be handed over.
+    with contextlib.suppress(OSError):
+        fresh = record.with_suffix(".new")
+        fresh.write_text(json.dumps({**intent, "session": popen.pid}), encoding="utf-8")
+        fresh.replace(record)
+        pid_file.unlink(missing_ok=True)
     return Started(popen, record)
 
 
-def _records() -> Iterator[tuple[Path, Owner, int | None, float, str]]:
+@contextlib.contextmanager
+def _signing_in(pid_file: Path) -> Iterator[Callable[[], None]]:
+    """What the child calls to write its pid down. Raises `OSError` where the record's folder cannot be written to."""
+    pid_file.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(pid_file, os.O_WRONLY | os.O_CREAT, 0o600)
+
+    def sign_in() -> None:
+        # Runs in the child between fork and exec, where only plain system calls are safe.
+        os.write(descriptor, b"%d" % os.getpid())
+
+    try:
+        yield sign_in
+    finally:
+        os.close(descriptor)
+
+
+def _records() -> Iterator[tuple[Owner, LeftProcess]]:
+    """Every record there is, with the pids still to be found."""
     for record in sorted(state_folder().glob("*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             data = json.loads(record.read_text(encoding="utf-8"))
@@ -156,31 +182,52 @@ def _records() -> Iterator[tuple[Path, Owner, int | None, float, str]]:
             if session is None:
                 with contextlib.suppress(OSError, ValueError):
                     session = int(record.with_suffix(".pid").read_text())
-            yield record, Owner(**data["owner"]), session, float(data["started"]), str(data["command"])
+            device, inode = data.get("log") or (0, 0)
+            yield Owner(**data["owner"]), LeftProcess(record, session, str(data["command"]), (), (device, inode))
+
+
+def _writes_to(pid: int, log: tuple[int, int]) -> bool:
+    """Whether the process has the file as its standard output or error, also where it was deleted since."""
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):
+            found = Path(f"/proc/{pid}/fd/{descriptor}").stat()
+            if (found.st_dev, found.st_ino) == log:
+                return True
+    return False
+
+
+def _members_of(left: LeftProcess) -> tuple[int, ...]:
+    """The living processes of a record's session; none where the session's number belongs to somebody else by now.
+
+    A number is not given out again while a member lives, so one process that writes to our server's log proves that all are ours.
+    When the last one began proves nothing: whoever has the number now began later still.
+    """
+    if not left.session or left.log is None:
+        return ()
+    members = tuple(process.pid for process in session_members(left.session))
+    return members if any(_writes_to(pid, left.log) for pid in members) else ()
 
 
 def list_left() -> list[LeftProcess]:
     """What runs that no longer live have left on this host."""
-    left: list[LeftProcess] = []
-    for record, owner, session, started, command in _records():
-        if is_alive(owner):
-            continue
-        members = session_members(session) if session else []
-        # A session id is not reused while a member lives; one that began before the record is somebody else's.
-        ours = [process.pid for process in members if process.create_time() > started - 5.0]
-        left.append(LeftProcess(record, session, command, tuple(ours)))
-    return left
+    here = this_owner()
+    return [
+        # No process outlives a reboot, and after one the numbers are those of others.
+        replace(left, pids=_members_of(left) if owner.boot == here.boot else ())
+        for owner, left in _records()
+        if not is_alive(owner)
+    ]
 
 
 def remove_left(left: Sequence[LeftProcess]) -> None:
     """Ends what `list_left` found and forgets the records."""
     for item in left:
-        if item.pids:
-            for pid in item.pids:
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGTERM)
-            psutil.wait_procs([psutil.Process(pid) for pid in item.pids if psutil.pid_exists(pid)], timeout=3.0)
-            if item.session:
-                _kill_session(item.session)
-        item.record.with_suffix(".pid").unlink(missing_ok=True)
-        item.record.unlink(missing_ok=True)
+        for pid in item.pids:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + 3.0
+        while (alive := item.pids and _members_of(item)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if alive and item.session:
+            _kill_session(item.session)
+        _forget(item.record)

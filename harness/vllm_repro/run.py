@@ -13,7 +13,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,9 @@ from vllm_repro.verdict import Expect, Expected, Record
 from vllm_repro.watch import Patience
 
 __all__ = ["Plan", "new_folder", "order", "run"]
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -79,13 +82,15 @@ def run(
 
     `say` gets lines of progress; `done` each trial's conclusion. An interrupted run has a report too, marked so.
     """
+    arms = _attachable(plan)  # before there is a folder: a run that cannot be is none, and `latest` stays where it is
     folder = new_folder(plan.out, plan.scenario.id)
     with Journal(folder / "journal.jsonl") as journal, Journal(folder / "requests.jsonl") as requests:
         machine = look()
         journal.write("run-started", **_header(plan, machine, record))
         interrupted = _Interrupted()
         try:
-            asyncio.run(_trials(plan, folder, journal, requests, say, done, interrupted))
+            with _handlers_kept():
+                asyncio.run(_trials(plan, arms, folder, journal, requests, say, done, interrupted))
         except (KeyboardInterrupt, asyncio.CancelledError):
             interrupted.by = interrupted.by or "SIGINT"
         journal.write("run-ended", interrupted=interrupted.by)
@@ -126,8 +131,22 @@ class _Interrupted:
     by: str | None = None
 
 
+@contextlib.contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Gives the signals back to whom they belonged: a loop that closes leaves them at the system's default, which ends a process
+    in the middle of a report, or of an install for the next run."""
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            with contextlib.suppress(ValueError, TypeError):  # not in the main thread, or not set from Python
+                signal.signal(number, handler)
+
+
 async def _trials(
     plan: Plan,
+    arms: Sequence[Arm],
     folder: Path,
     journal: Journal,
     requests: Journal,
@@ -146,10 +165,10 @@ async def _trials(
             say(f"{number.name}: ending the server; what was seen so far is kept")
             current.cancel()
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in _SIGNALS:
         with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread: then the caller has the signals
             loop.add_signal_handler(number, stop, number)
-    for number_of_trial, arm in order(_attachable(plan), plan.trials):
+    for number_of_trial, arm in order(arms, plan.trials):
         log = folder / "logs" / f"{arm.name}-{number_of_trial}.log"
         launch, server = plan.site.server(plan.scenario, arm, number_of_trial, log, folder.name)
 

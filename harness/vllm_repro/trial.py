@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -31,6 +31,8 @@ from vllm_repro.watch import Patience, Watch
 from vllm_repro.workload import Pause, Request, Step, Together
 
 __all__ = ["Trial", "run_trial"]
+
+T = TypeVar("T")
 
 _USUAL_FIELDS = {"model", "prompt", "messages", "max_tokens", "stream", "stream_options", "temperature", "ignore_eos"}
 
@@ -84,8 +86,12 @@ async def run_trial(trial: Trial) -> Conclusion:
         cancelled = True
         trial.seen.cancelled = "the run was interrupted"
     finally:
-        await trial.server.stop()
-    conclusion = await asyncio.to_thread(assess, trial.scenario, trial.launch.command, trial.seen, trial.log)
+        _, interrupted = await _undisturbed(trial.server.stop())
+        cancelled = cancelled or interrupted
+    # From here on the trial is over, and an interrupt must not take what it saw with it.
+    conclusion, interrupted = await _undisturbed(
+        asyncio.to_thread(assess, trial.scenario, trial.launch.command, trial.seen, trial.log)
+    )
     trial.journal.write(
         "trial-ended",
         **trial.label,
@@ -93,9 +99,23 @@ async def run_trial(trial: Trial) -> Conclusion:
         log=f"logs/{trial.log.name}",
         **conclusion.as_fields(),
     )
-    if cancelled:
+    if cancelled or interrupted:
         raise asyncio.CancelledError
     return conclusion
+
+
+async def _undisturbed(work: Coroutine[Any, Any, T]) -> tuple[T, bool]:
+    """Awaits `work` to its end, whoever cancels meanwhile; what it returns, and whether somebody did."""
+    task = asyncio.ensure_future(work)
+    interrupted = False
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            interrupted = True
+        except Exception:
+            break  # raised again below, by the task itself
+    return task.result(), interrupted
 
 
 async def _boot_and_work(trial: Trial) -> None:
@@ -135,8 +155,8 @@ async def _work(trial: Trial, client: Client, watch: Watch) -> None:
     """The workload, step by step, until it is done or the engine is dead or hung; then a canary."""
     try:
         model = await client.model_name()
-    except (httpx.HTTPError, ValueError, LookupError) as error:
-        if not watch.ended:
+    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+        if not await _died_meanwhile(watch):
             raise InfraError(f"the server is up, but /v1/models does not name a model: {error}") from error
         return
     for number, step in enumerate(trial.scenario.workload_of(trial.arm)):
@@ -149,6 +169,7 @@ async def _work(trial: Trial, client: Client, watch: Watch) -> None:
     if not watch.ended:
         await _canary(trial, client, watch, model)
         await watch.scrape()
+        await watch.last_look()
 
 
 async def _step(trial: Trial, client: Client, watch: Watch, model: str, number: int, step: Step) -> None:
@@ -196,12 +217,16 @@ async def _build(
             raise InfraError(f"/tokenize answers {error.response.status_code}: {error.response.text[:200]}") from error
     except httpx.HTTPError:
         pass
-    # Whether it died is for the watcher to say; it looks at /health ten times a second.
-    with contextlib.suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(watch.dead.wait(), 5.0)
-    if not watch.ended:
+    if not await _died_meanwhile(watch):
         raise InfraError("/tokenize does not answer, though the server lives")
     return None
+
+
+async def _died_meanwhile(watch: Watch) -> bool:
+    """Whether the engine is dead or hung. That is for the watcher to say, which looks at /health ten times a second."""
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(watch.over(), 5.0)
+    return watch.ended
 
 
 def _one_message(text: str) -> dict[str, Any]:

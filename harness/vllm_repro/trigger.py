@@ -228,6 +228,10 @@ class _ContinuationOver(Condition):
         return f"continuation_over({self.tokens})"
 
 
+# Success, or a refusal of what is in the request. Other refusals (a key, a path, a rate) come before anybody looked at it.
+_JUDGED = frozenset({200, 400, 422})
+
+
 @dataclass(frozen=True)
 class _SentWith(Condition):
     names: tuple[str, ...]
@@ -235,7 +239,7 @@ class _SentWith(Condition):
     def find(self, facts: TriggerFacts) -> Finding:
         wanted = " and ".join(self.names)
         for asked in facts.asked:
-            if all(asked.fields.get(name) for name in self.names) and (asked.status is not None or asked.died):
+            if all(asked.fields.get(name) for name in self.names) and (asked.died or asked.status in _JUDGED):
                 values = ", ".join(f"{name}={json.dumps(asked.fields[name])}" for name in self.names)
                 end = "the engine died with it in flight" if asked.died else f"answered {asked.status}"
                 return Finding(True, (f"{asked.name} carried {values}: {end}",), end)

@@ -32,6 +32,7 @@ from vllm_repro.servers.base import Exit, Server, ServerKind
 __all__ = ["Patience", "Watch"]
 
 _LINE_LIMIT = 65536
+_LAST_LOOK = 0.25
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Patience:
 
     boot_stall: float = 900.0
     answer_stall: float = 300.0
-    grace: float = 10.0
+    grace: float = 30.0
 
 
 class Watch:
@@ -94,7 +95,11 @@ class Watch:
         self._stopping = True
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        ends = await asyncio.gather(*self._tasks, return_exceptions=True)
+        for broken in (end for end in ends if isinstance(end, Exception)):
+            # A channel that fell over saw nothing from then on: no verdict may rest on its silence.
+            self.journal.write("channel-broken", detail=f"{type(broken).__name__}: {broken}")
+            raise broken
 
     def _start(self, channel: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.create_task(channel))
@@ -139,6 +144,10 @@ class Watch:
             if self.exit is not None and settled:
                 break
             await asyncio.sleep(0.05)
+
+    async def last_look(self) -> None:
+        """A moment for a death that the last answer hides, because it comes with the engine's next step."""
+        await self._sleep_unless_dead(_LAST_LOOK)
 
     def stopping(self) -> None:
         """From here on the server's end is our own doing."""
@@ -232,9 +241,14 @@ class Watch:
             if not self._ready:
                 continue
             status = await self._health_status()
+            first = time.time()
+            if status is None:
+                # One lost connection is no death: a server closes idle ones, and may do so just as we ask.
+                await asyncio.sleep(0.02)
+                status = await self._health_status()
             now = time.time()
             if status is None:
-                self.note(DeathSign(Channel.HEALTH, "/health: the connection is refused or reset", now, now))
+                self.note(DeathSign(Channel.HEALTH, "/health: the connection is refused or reset", now, first))
             elif status in (500, 503):
                 self.note(DeathSign(Channel.HEALTH, f"/health answers {status}", now, now))
 
@@ -260,28 +274,32 @@ class Watch:
                 with contextlib.suppress(psutil.Error, IndexError):
                     # The name is set some time after the start, so it is read again until it is vLLM's.
                     if not known.get(pid, "").startswith("VLLM::"):
-                        known[pid] = psutil.Process(pid).cmdline()[0]
+                        known[pid] = _own_name(psutil.Process(pid))
 
     async def _watch_counters(self) -> None:
         moved = time.monotonic()
-        seen: tuple[float, float, float] | None = None
+        seen: tuple[float, ...] = ()
         while True:
             await asyncio.sleep(0.5)
             if not self._ready:
                 moved = time.monotonic()
                 continue
             reading = await self.scrape()
-            if reading is None or self.dead.is_set():
+            if self.dead.is_set():
                 continue
-            busy = self.in_flight > 0 or reading.running > 0
-            if reading.progress != seen or not busy:
+            # An API server that hangs answers no /metrics either: no reading is no movement.
+            counted = seen[1:] if reading is None else reading.progress
+            running = 0.0 if reading is None else reading.running
+            progress = (self.client.received, *counted)
+            if progress != seen or (self.in_flight == 0 and running == 0):
                 moved = time.monotonic()
-            seen = reading.progress
+            seen = progress
             still = time.monotonic() - moved
             if still > self.patience.answer_stall and not self._stalled.is_set():
+                counters = "/metrics does not answer" if reading is None else f"{running:g} requests running"
                 self.hung = (
-                    f"{reading.running:g} requests running, {self.in_flight} of ours in flight, and no counter moved for {still:.0f} s; "
-                    f"/health answers {await self._health_status()}"
+                    f"{counters}, {self.in_flight} of ours in flight, and nothing moved for {still:.0f} s; "
+                    f"/health answers {await self._health_status() or 'nothing'}"
                 )
                 self.journal.write("hung", detail=self.hung, seconds=still)
                 now = time.time()
@@ -320,3 +338,11 @@ class Watch:
     async def _sleep_unless_dead(self, seconds: float) -> None:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.dead.wait(), seconds)
+
+
+def _own_name(process: psutil.Process) -> str:
+    """The name that a process gave itself. Empty for a fresh copy of its parent, which bears the parent's until it becomes something
+    else: a compiler that EngineCore calls is no part of the engine, and its end no death."""
+    name = process.cmdline()[0]
+    parent = process.parent()
+    return "" if parent is not None and parent.cmdline()[:1] == [name] else name

@@ -79,6 +79,7 @@ def changed(source: RunReport, outcome: Outcome, verdict: VerdictReport) -> RunR
         (Outcome.CLEAN, True, (), None),
         (Outcome.CLEAN, False, ("reported",), "failure"),
         (Outcome.OTHER_CRASH, False, ("reported",), "failure"),
+        (Outcome.OTHER_CRASH, None, (), "error"),
         (Outcome.UNTRIGGERED, None, (), "skipped"),
         (Outcome.UNSUPPORTED, None, (), "skipped"),
         (Outcome.INFRA, None, (), "error"),

@@ -165,7 +165,7 @@ def _trial(entry: Entry, redactor: Redactor) -> TrialReport:
         entry["requests"],
         entry["log"],
         redactor.text(entry["why"]),
-        entry.get("captured") or {},
+        redactor.deep(entry.get("captured") or {}),
         entry.get("version"),
         _boot_line(entry.get("boot") or {}),
     )

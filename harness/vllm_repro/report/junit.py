@@ -17,6 +17,8 @@ __all__ = ["junit"]
 
 _ILLEGAL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff\ud800-\udfff]")
 
+_DIED = (Outcome.OTHER_CRASH, Outcome.HANG, Outcome.WRONG_OUTPUT)
+
 
 def _clean(text: str) -> str:
     return _ILLEGAL.sub("\N{REPLACEMENT CHARACTER}", text)
@@ -71,6 +73,9 @@ def _case(report: RunReport, arm: ArmReport) -> ET.Element:
         failure = ET.SubElement(case, "failure", {"message": message, "type": telling.outcome})
         if telling.death:
             failure.text = _clean("\n".join(telling.death.frames[-10:]) + f"\n{telling.why}\n")
+    elif report.verdict.expected is None and any(outcome in _DIED for outcome in outcomes):
+        # Nobody can say what it died of, which is no pass.
+        ET.SubElement(case, "error", {"message": message, "type": telling.outcome})
     elif all(outcome is Outcome.UNTRIGGERED for outcome in outcomes) and arm.expected is not Expected.UNTRIGGERED:
         ET.SubElement(case, "skipped", {"message": message})
     out = ET.SubElement(case, "system-out")

@@ -1,0 +1,115 @@
+"""A stand-in for a server that does what no vLLM should: each path answers as a test wants it to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socketserver
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from socket import SO_LINGER, SOL_SOCKET
+from typing import Any, Self
+
+from vllm_repro.servers.base import Evidence, Exit, Server, ServerFacts, ServerKind
+
+COMPLETION = {
+    "choices": [{"index": 0, "text": "x", "finish_reason": "length"}],
+    "usage": {"prompt_tokens": 1, "completion_tokens": 1},
+}
+METRICS = "vllm:num_requests_running 0.0\nprocess_start_time_seconds 1000.0\n"
+
+
+class Exchange(BaseHTTPRequestHandler):
+    """One request. What a test's function may do with it: answer, reset, stall, or anything with `wfile`."""
+
+    protocol_version = "HTTP/1.1"
+    fake: FakeVllm
+    body: dict[str, Any]
+
+    def answer(self, status: int, body: object = "", kind: str = "application/json") -> None:
+        raw = (body if isinstance(body, str) else json.dumps(body)).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+    def reset(self) -> None:
+        """Ends the connection as a dying process does, without a word."""
+        self.connection.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
+        self.close_connection = True
+
+    def stall(self) -> None:
+        self.fake.closed.wait(60)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing: the log of the server under test is what a test writes there."""
+
+    def do_GET(self) -> None:  # the name that http.server asks for
+        self.body = {}
+        self.fake.serve(self)
+
+    def do_POST(self) -> None:  # the name that http.server asks for
+        self.body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
+        self.fake.serve(self)
+
+
+class FakeVllm(Server):
+    """A healthy little server on loopback, but for the paths that `paths` answers. `ended`: set it, and the process counts as gone."""
+
+    def __init__(self, log: Path, paths: Mapping[str, Callable[[Exchange], None]]) -> None:
+        self.log_path: Path = log
+        log.touch()
+        self.ended = threading.Event()
+        self.closed = threading.Event()
+        self.stops = 0
+        self.paths = {
+            "/health": lambda exchange: exchange.answer(200),
+            "/version": lambda exchange: exchange.answer(200, {"version": "0.28.0"}),
+            "/v1/models": lambda exchange: exchange.answer(200, {"data": [{"id": "tiny"}]}),
+            "/metrics": lambda exchange: exchange.answer(200, METRICS, "text/plain"),
+            "/v1/completions": lambda exchange: exchange.answer(200, COMPLETION),
+            **paths,
+        }
+
+    def serve(self, exchange: Exchange) -> None:
+        try:
+            self.paths[exchange.path](exchange)
+        except OSError:
+            exchange.close_connection = True
+
+    def write(self, line: str) -> None:
+        with self.log_path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def __enter__(self) -> Self:
+        handler = type("Handler", (Exchange,), {"fake": self})
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._http.daemon_threads = True
+        self._http.handle_error = lambda *_: None  # type: ignore[method-assign]  # a reset that a test asked for is no error
+        self.base_url = f"http://127.0.0.1:{self._http.server_address[1]}"
+        self._thread = threading.Thread(target=socketserver.BaseServer.serve_forever, args=(self._http, 0.02))
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.closed.set()
+        self._http.shutdown()
+        self._thread.join()
+        self._http.server_close()
+
+    async def start(self) -> ServerFacts:
+        return ServerFacts(ServerKind.PROCESS, Evidence.CPU, ("vllm", "serve"))
+
+    async def exited(self) -> Exit:
+        while not self.ended.is_set():
+            await asyncio.sleep(0.02)
+        return Exit(0, "the server's process is gone, exit status 0", time.time())
+
+    async def stop(self) -> None:
+        self.stops += 1

@@ -1,0 +1,159 @@
+"""Whole runs in containers on a real engine: both scenarios, a GPU that is not there, and every way to be interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conftest import Harness
+
+from vllm_repro.commands.command import parse
+from vllm_repro.servers.docker_engine import RUN_LABEL, Engine
+
+pytestmark = pytest.mark.docker
+
+
+def containers(engine: Engine, run: str | None = None) -> list[dict[str, Any]]:
+    label = RUN_LABEL if run is None else f"{RUN_LABEL}={run}"
+    found: list[dict[str, Any]] = engine.client.api.containers(all=True, filters={"label": label})
+    return found
+
+
+@pytest.fixture
+def engine(docker_engine: Engine, tmp_path: Path) -> Iterator[Engine]:
+    """The engine; at the end no container of a run of this test may be there."""
+    yield docker_engine
+    left = [c for path in (tmp_path / "reports").glob("*/2*") for c in containers(docker_engine, path.name)]
+    for container in left:
+        docker_engine.client.api.remove_container(container["Id"], force=True)
+    assert left == [], "the run left a container behind"
+
+
+@pytest.mark.parametrize("version", ["0.23.0", "0.24.0"])
+def test_the_chunked_prefill_in_containers(
+    harness: Harness, engine: Engine, rehearsal_image: str, version: str
+) -> None:
+    arms = ("--arm", "reported", "--arm", "near-miss-128")
+    done = harness(
+        "run", "tq-chunked-prefill", "--server", "docker", "--image", rehearsal_image, "--vllm", version, *arms
+    )
+    assert done.status == 0, done.out + done.err
+    report = done.report
+    reported = report["arms"][0]
+    assert report["evidence"] == "rehearsal"
+    assert report["environment"]["docker"]
+    assert reported["server"]["image"] == rehearsal_image
+    assert reported["server"]["digest"].startswith("sha256:") or "@sha256:" in reported["server"]["digest"]
+    assert reported["server"]["vllm_version"] == version
+    assert reported["trials"][0]["outcome"] == ("crash" if version == "0.23.0" else "clean")
+    if version == "0.23.0":
+        assert "container" in reported["trials"][0]["death"]["channels"]
+    assert report["arms"][1]["trials"][0]["outcome"] == "untriggered"
+    assert parse(reported["command"]).get("--kv-cache-dtype") == "turboquant_4bit_nc"
+    assert containers(engine, done.folder.name if done.folder else "") == []
+
+
+@pytest.mark.parametrize(("version", "outcome"), [("0.28.0", "crash"), ("0.29.0", "clean")])
+def test_the_stop_ids_in_containers(
+    harness: Harness, engine: Engine, rehearsal_image: str, version: str, outcome: str
+) -> None:
+    assert engine.local
+    done = harness("run", "min-tokens-stop-ids", "--server", "docker", "--image", rehearsal_image, "--vllm", version)
+    assert done.status == 0, done.out + done.err
+    outcomes = [arm["trials"][0]["outcome"] for arm in done.report["arms"]]
+    assert outcomes == [outcome, "untriggered"]
+
+
+def test_what_show_prints_is_what_was_run(harness: Harness, engine: Engine, rehearsal_image: str) -> None:
+    assert engine.local
+    port = ("--port", "18417")
+    choice = ("tq-chunked-prefill", "--arm", "eager", "--image", rehearsal_image, "--vllm", "0.24.0", *port)
+    shown = harness("show", *choice, "--as", "docker").out.strip()
+    done = harness("run", *choice, "--server", "docker")
+    assert done.status == 0, done.out + done.err
+    assert done.report["arms"][0]["command"] == shown
+
+
+def test_a_gpu_that_is_not_there_is_unsupported(harness: Harness, engine: Engine, base_image: str) -> None:
+    if "nvidia" in engine.runtimes:
+        pytest.skip("this engine has the NVIDIA runtime, so it does not refuse")
+    done = harness("run", "tq-chunked-prefill", "--server", "docker", "--image", base_image)
+    assert done.status == 2
+    trial = done.report["arms"][0]["trials"][0]
+    assert trial["outcome"] == "unsupported"
+    assert "could not select device driver" in trial["why"]
+    assert "NVIDIA Container Toolkit" in trial["why"]
+    assert [len(arm["trials"]) for arm in done.report["arms"][1:]] == [0] * 5, "one refusal is enough"
+
+
+def test_an_image_that_is_not_there_says_how_to_get_it(harness: Harness, engine: Engine) -> None:
+    assert engine.local
+    done = harness("run", "min-tokens-stop-ids", "--server", "docker", "--image", "vllm/vllm-openai:v0.0.0-nope")
+    assert done.status == 2
+    assert "docker pull vllm/vllm-openai:v0.0.0-nope" in done.err
+    assert done.folder is None
+
+
+def interrupted(tmp_path: Path, image: str, number: signal.Signals, moment: str) -> tuple[int, Path]:
+    """A run in a container that would take long, sent `number` once its journal holds `moment`."""
+    out = tmp_path / "reports"
+    command = [
+        "run",
+        "min-tokens-stop-ids",
+        "--server",
+        "docker",
+        "--image",
+        image,
+        "--arm",
+        "near-miss",
+        "--trials",
+        "50",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vllm_repro", *command],
+        env={**os.environ, "VLLM_REPRO_REPORTS": str(out), "CI": "true"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        journals = list(out.glob("*/2*/journal.jsonl"))
+        if journals and moment in journals[0].read_text(encoding="utf-8"):
+            break
+        time.sleep(0.005)
+    process.send_signal(number)
+    return process.wait(timeout=120), next(path for path in out.glob("*/2*") if not path.is_symlink())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("moment", ["trial-started", "server-started", '"ready"'])
+def test_an_interrupted_run_leaves_no_container(
+    tmp_path: Path, engine: Engine, rehearsal_image: str, number: signal.Signals, moment: str
+) -> None:
+    status, folder = interrupted(tmp_path, rehearsal_image, number, moment)
+    assert status == 130
+    assert containers(engine, folder.name) == []
+    assert json.loads((folder / "report.json").read_text(encoding="utf-8"))["interrupted"] == number.name
+
+
+@pytest.mark.parametrize("moment", ["trial-started", '"ready"'])
+def test_after_a_sigkill_clean_removes_the_container(
+    tmp_path: Path, engine: Engine, rehearsal_image: str, harness: Harness, moment: str
+) -> None:
+    status, folder = interrupted(tmp_path, rehearsal_image, signal.SIGKILL, moment)
+    assert status == -signal.SIGKILL
+    deadline = time.monotonic() + 10  # the engine may still be creating what it was asked for
+    while not containers(engine, folder.name) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if moment != "trial-started":
+        assert containers(engine, folder.name)
+    harness("clean", "--yes")
+    assert containers(engine, folder.name) == []

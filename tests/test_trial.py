@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.fake_vllm import COMPLETION, Exchange, FakeVllm
+from vllm_repro.assess import Conclusion
+from vllm_repro.catalogue import find
+from vllm_repro.journal import Journal, read
+from vllm_repro.launch import Launch
+from vllm_repro.outcome import Outcome
+from vllm_repro.servers.base import Evidence, ServerKind
+from vllm_repro.trial import Trial, run_trial
+from vllm_repro.watch import Patience
+
+SCENARIO = find("min-tokens-stop-ids")
+FATAL = (
+    "(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] EngineCore encountered a fatal error.\n"
+    "(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] Traceback (most recent call last):\n"
+    '(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138]   File "/v/vllm/v1/engine/core.py", line 1, in run_busy_loop\n'
+    "(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] ValueError: something else"
+)
+
+
+def trial_on(fake: FakeVllm, folder: Path) -> Trial:
+    arm = SCENARIO.arms[0]
+    return Trial(
+        SCENARIO,
+        arm,
+        1,
+        Launch(ServerKind.PROCESS, Evidence.CPU, SCENARIO.command_of(arm)),
+        fake,
+        fake.log_path,
+        Patience(5.0, 5.0, 1.0),
+        1,
+        Journal(folder / "journal.jsonl"),
+        Journal(folder / "requests.jsonl"),
+        lambda _: None,
+    )
+
+
+def concluded(folder: Path, paths: Mapping[str, Callable[[Exchange], None]]) -> Conclusion:
+    with FakeVllm(folder / "log", paths) as fake:
+        trial = trial_on(fake, folder)
+        with trial.journal, trial.requests:
+            return asyncio.run(run_trial(trial))
+
+
+def is_the_odd_one(exchange: Exchange) -> bool:
+    return "stop_token_ids" in exchange.body
+
+
+def test_a_healthy_server_that_answers_is_clean(tmp_path: Path) -> None:
+    assert concluded(tmp_path, {}).outcome is Outcome.CLEAN
+
+
+def test_an_engine_that_dies_as_it_becomes_ready_is_no_trouble_of_the_host(tmp_path: Path) -> None:
+    gone: list[bool] = []
+
+    def models(exchange: Exchange) -> None:
+        gone.append(True)
+        exchange.reset()
+
+    def health(exchange: Exchange) -> None:
+        exchange.reset() if gone else exchange.answer(200)
+
+    conclusion = concluded(tmp_path, {"/v1/models": models, "/health": health})
+    assert conclusion.outcome is Outcome.OTHER_CRASH
+    assert conclusion.death is not None
+
+
+def test_a_death_that_the_last_answer_hides_is_seen(tmp_path: Path) -> None:
+    def completions(exchange: Exchange) -> None:
+        exchange.answer(200, COMPLETION)
+        if exchange.body["max_tokens"] == 1:  # the canary
+            threading.Timer(0.15, exchange.fake.write, (FATAL,)).start()
+
+    conclusion = concluded(tmp_path, {"/v1/completions": completions})
+    assert conclusion.outcome is Outcome.OTHER_CRASH
+    assert conclusion.death is not None
+    assert conclusion.death.exception == "ValueError"
+
+
+def test_a_request_without_any_answer_is_not_clean(tmp_path: Path) -> None:
+    sent: list[bool] = []
+
+    def completions(exchange: Exchange) -> None:
+        # The first request that crosses is answered; an ordinary one before it is cut off, and the server goes on.
+        if not sent:
+            sent.append(True)
+            exchange.reset()
+        else:
+            exchange.answer(200, COMPLETION)
+
+    conclusion = concluded(tmp_path, {"/v1/completions": completions})
+    assert conclusion.trigger.crossed
+    assert conclusion.outcome is Outcome.WRONG_OUTPUT
+    assert "no answer" in conclusion.why
+
+
+@pytest.mark.parametrize(("status", "crossed"), [(400, True), (422, True), (401, False), (404, False), (429, False)])
+def test_only_a_refusal_of_the_request_itself_is_an_answer_to_it(tmp_path: Path, status: int, crossed: bool) -> None:
+    def completions(exchange: Exchange) -> None:
+        if is_the_odd_one(exchange):
+            exchange.answer(status, {"error": {"message": "no", "code": status}})
+        else:
+            exchange.answer(200, COMPLETION)
+
+    conclusion = concluded(tmp_path, {"/v1/completions": completions})
+    assert conclusion.trigger.crossed is crossed
+    assert conclusion.outcome is (Outcome.CLEAN if crossed else Outcome.UNTRIGGERED)
+
+
+@pytest.mark.parametrize("body", ["null", "[]", '{"choices": [null]}', '{"choices": [{}], "usage": 1}', "\x00"])
+def test_answers_that_are_no_answers_are_wrong_output(tmp_path: Path, body: str) -> None:
+    def completions(exchange: Exchange) -> None:
+        exchange.answer(200, body if is_the_odd_one(exchange) else COMPLETION)
+
+    assert concluded(tmp_path, {"/v1/completions": completions}).outcome is Outcome.WRONG_OUTPUT
+
+
+@pytest.mark.parametrize("moment", ["stop", "assess"])
+def test_an_interrupt_after_the_last_answer_takes_nothing_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    if moment == "assess":
+        real = run_trial.__globals__["assess"]
+
+        def slow(*words: object) -> object:
+            time.sleep(0.6)
+            return real(*words)
+
+        monkeypatch.setitem(run_trial.__globals__, "assess", slow)
+
+    class Slow(FakeVllm):
+        async def stop(self) -> None:
+            await asyncio.sleep(0.6 if moment == "stop" else 0)
+            self.stops += 1
+
+    async def interrupted(trial: Trial) -> None:
+        running = asyncio.create_task(run_trial(trial))
+        while '"canary"' not in trial.journal.path.read_text(encoding="utf-8"):
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.5)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    with Slow(tmp_path / "log", {}) as fake:
+        trial = trial_on(fake, tmp_path)
+        with trial.journal, trial.requests:
+            asyncio.run(interrupted(trial))
+        assert fake.stops == 1
+    ended = read(tmp_path / "journal.jsonl").first("trial-ended")
+    assert ended is not None
+    assert ended["outcome"] == "clean"
+    assert json.dumps(ended["requests"]) == '{"sent": 2, "ok": 2, "failed": 0}'

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from tests.fake_vllm import METRICS, Exchange, FakeVllm
+from vllm_repro.client import Client
+from vllm_repro.deathsigns import Channel
+from vllm_repro.journal import Journal
+from vllm_repro.servers.base import ServerKind
+from vllm_repro.watch import Patience, Watch
+
+QUICK = Patience(boot_stall=5.0, answer_stall=1.0, grace=1.0)
+
+
+def watched(fake: FakeVllm, work: Callable[[Watch, Client], Awaitable[None]], folder: Path) -> Watch:
+    """The watch over `fake` after `work` is done on it."""
+
+    async def run() -> Watch:
+        with Journal(folder / "journal.jsonl") as journal:
+            async with (
+                Client(fake.base_url) as client,
+                Watch(fake, ServerKind.PROCESS, client, journal, QUICK, lambda _: None) as watch,
+            ):
+                assert await watch.until_ready()
+                await work(watch, client)
+                watch.stopping()
+                return watch
+
+    with fake:
+        return asyncio.run(run())
+
+
+async def ask(watch: Watch, client: Client, *, stream: bool = False) -> None:
+    """One request, given up where the watch says that there is nothing to wait for."""
+    watch.in_flight += 1
+    request = asyncio.create_task(client.ask("/v1/completions", {"stream": stream}))
+    over = asyncio.create_task(watch.over())
+    try:
+        async with asyncio.timeout(10):
+            await asyncio.wait([request, over], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        watch.in_flight -= 1
+        request.cancel()
+        over.cancel()
+        await asyncio.gather(request, over, return_exceptions=True)
+
+
+def test_an_api_server_that_answers_nothing_any_more_hangs(tmp_path: Path) -> None:
+    stuck: list[bool] = []
+
+    def metrics(exchange: Exchange) -> None:
+        exchange.answer(404) if stuck else exchange.answer(200, METRICS)
+
+    def completions(exchange: Exchange) -> None:
+        stuck.append(True)
+        exchange.stall()
+
+    fake = FakeVllm(tmp_path / "log", {"/metrics": metrics, "/v1/completions": completions})
+    watch = watched(fake, ask, tmp_path)
+    assert watch.hung is not None
+    assert "/metrics does not answer" in watch.hung
+    assert not watch.dead.is_set()
+
+
+def test_a_stream_that_goes_on_is_no_hang_though_no_counter_is_kept(tmp_path: Path) -> None:
+    def completions(exchange: Exchange) -> None:
+        exchange.send_response(200)
+        exchange.send_header("Connection", "close")
+        exchange.end_headers()
+        for _ in range(20):
+            exchange.wfile.write(b'data: {"choices": [{"text": "x", "finish_reason": null}]}\n\n')
+            time.sleep(0.1)
+        exchange.close_connection = True
+
+    fake = FakeVllm(tmp_path / "log", {"/v1/completions": completions})
+    assert watched(fake, lambda watch, client: ask(watch, client, stream=True), tmp_path).hung is None
+
+
+@pytest.mark.parametrize(("resets", "dead"), [(1, False), (50, True)])
+def test_one_lost_connection_is_no_death(tmp_path: Path, resets: int, dead: bool) -> None:
+    asked: list[float] = []
+
+    def health(exchange: Exchange) -> None:
+        asked.append(time.monotonic())
+        exchange.reset() if 2 <= len(asked) < 2 + resets else exchange.answer(200)
+
+    async def work(watch: Watch, _: Client) -> None:
+        while len(asked) < 6 and not watch.dead.is_set():
+            await asyncio.sleep(0.02)
+
+    watch = watched(FakeVllm(tmp_path / "log", {"/health": health}), work, tmp_path)
+    assert watch.dead.is_set() is dead
+    assert [sign.channel for sign in watch.signs] == ([Channel.HEALTH] if dead else [])
+
+
+def test_a_channel_that_falls_over_is_not_taken_for_a_quiet_one(tmp_path: Path) -> None:
+    class Broken(FakeVllm):
+        def processes(self) -> tuple[int, ...]:
+            raise RuntimeError("this should not happen")
+
+    async def work(_watch: Watch, _client: Client) -> None:
+        await asyncio.sleep(0.4)
+
+    with pytest.raises(RuntimeError, match="this should not happen"):
+        watched(Broken(tmp_path / "log", {}), work, tmp_path)
+    assert "channel-broken" in (tmp_path / "journal.jsonl").read_text(encoding="utf-8")
+
+
+# An engine that starts something: for a moment after the fork the copy bears the name of what it was copied from.
+ENGINE = """
+import os, sys, time
+pid = os.fork()
+if pid == 0:
+    time.sleep(0.8)
+    os._exit(0)
+os.waitpid(pid, 0)
+time.sleep({life})
+"""
+
+
+@pytest.mark.parametrize(("life", "channels"), [(60, []), (0.8, [Channel.ENGINE_PROCESS])])
+def test_the_engine_that_goes_is_told_from_a_copy_of_it_that_goes(
+    tmp_path: Path, life: float, channels: list[Channel]
+) -> None:
+    engine = subprocess.Popen(
+        ["VLLM::EngineCore", "-c", ENGINE.format(life=life)], executable=sys.executable, stdout=subprocess.DEVNULL
+    )
+
+    class WithEngine(FakeVllm):
+        def processes(self) -> tuple[int, ...]:
+            below = subprocess.run(
+                ["pgrep", "-P", str(engine.pid)], capture_output=True, text=True, check=False
+            ).stdout.split()
+            own = (engine.pid,) if engine.poll() is None else ()
+            return (1, *own, *map(int, below))
+
+    async def work(_watch: Watch, _client: Client) -> None:
+        await asyncio.sleep(2)
+
+    try:
+        watch = watched(WithEngine(tmp_path / "log", {}), work, tmp_path)
+    finally:
+        engine.kill()
+        engine.wait()
+    assert [sign.channel for sign in watch.signs] == channels
+
+
+def test_junk_in_the_log_is_read_past(tmp_path: Path) -> None:
+    fake = FakeVllm(tmp_path / "log", {})
+
+    async def work(watch: Watch, _: Client) -> None:
+        with fake.log_path.open("ab") as file:
+            file.write(b"\xff\xfe\x00" * 1000 + b"\n" + b"x" * 20_000_000 + b"\r\n")
+            file.write(b"ERROR EngineCore encountered a fatal error.\n")
+        async with asyncio.timeout(10):
+            await watch.over()
+
+    watch = watched(fake, work, tmp_path)
+    assert [sign.channel for sign in watch.signs] == [Channel.LOG]
