@@ -45,13 +45,17 @@ VERSION = "0.28.0"
 REHEARSAL_IMAGE = "vllm-repro/rehearsal:latest"
 REAL_IMAGE = f"vllm-repro/vllm-cpu:{VERSION}"
 DEADLY = {"max_tokens": 4, "min_tokens": 1, "stop_token_ids": [999999]}
-LASTING = {"max_tokens": 6000, "ignore_eos": True}
+LASTING = {"max_tokens": 8000, "ignore_eos": True}
 REHEARSAL_ENV = {"VLLM_REHEARSAL_EXECUTOR": "mp", "VLLM_REHEARSAL_STEP_MS": "20"}
 """A worker process of its own, as a CPU release has, and steps slow enough for requests to be in flight."""
 
 VICTIMS = {"EngineCore killed": "VLLM::EngineCor", "API server killed": "", "worker killed": "VLLM::Worker"}
 REQUEST = "a request"
 DEATHS = (*VICTIMS, REQUEST)
+
+
+class Spoilt(Exception):
+    """The requests that should have been in flight had ended before the death: the machine stood still for seconds."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +72,14 @@ class Seen:
     """One death: seconds from its moment to each channel's first sign, and to the first decisive one of all.
 
     answers: what the requests in flight were told, status, error and finish reason; fewer than were asked where one got no end.
+    still: the longest that this process got no turn for, from the requests to the end, since other load delays what it sees.
     """
 
     channels: dict[Channel, float]
     decided: float
     decided_by: Channel
     answers: tuple[str, ...]
+    still: float
 
 
 class FatalLine(threading.Thread):
@@ -146,8 +152,15 @@ async def _ask(client: Client, watch: Watch, body: dict[str, Any]) -> str:
     return f"{answer.status} {answer.error_kind} {answer.error} {answer.finish_reason} {answer.ended:.3f}"
 
 
+async def _feel_the_pulse(longest: list[float]) -> None:
+    while True:
+        before = time.monotonic()
+        await asyncio.sleep(0.01)
+        longest[0] = max(longest[0], time.monotonic() - before - 0.01)
+
+
 async def one_death(launch: Launch, server: Server, log: Path, journal: Journal, death: str) -> Seen:
-    """Boots the server, lets it die so, and reads the watcher's signs. Raises `RuntimeError` where there is nothing to time."""
+    """Boots the server, lets it die so, and reads the watcher's signs. Raises `RuntimeError` or `Spoilt`."""
     try:
         facts = await server.start()
         async with (
@@ -161,10 +174,12 @@ async def one_death(launch: Launch, server: Server, log: Path, journal: Journal,
             tasks = [asyncio.create_task(_ask(client, watch, {**model, **LASTING, "stream": True}))]
             if death != REQUEST:
                 tasks.append(asyncio.create_task(_ask(client, watch, {**model, **LASTING})))
+            still = [0.0]
+            pulse = asyncio.create_task(_feel_the_pulse(still))
             # A moment of no relation to the watcher's own rhythm, after at least some steps of the requests.
             await asyncio.sleep(0.5 + random.random())
-            if watch.signs or any(task.done() for task in tasks):
-                raise RuntimeError(f"too early: {watch.signs}")
+            if watch.signs:
+                raise RuntimeError(f"it died by itself: {watch.signs}")
             moment: float | None
             if death == REQUEST:
                 line = FatalLine(log)
@@ -177,7 +192,7 @@ async def one_death(launch: Launch, server: Server, log: Path, journal: Journal,
             await asyncio.wait_for(watch.dead.wait(), 120)
             await watch.aftermath()
             ended, _ = await asyncio.wait(tasks, timeout=5)
-            for task in tasks:
+            for task in (*tasks, pulse):
                 task.cancel()
             watch.stopping()
             if death == REQUEST:
@@ -189,35 +204,62 @@ async def one_death(launch: Launch, server: Server, log: Path, journal: Journal,
             channels = {sign.channel: sign.at - moment for sign in watch.signs}
             decided = min((sign for sign in watch.signs if sign.decisive), key=lambda sign: sign.at)
             answers = tuple(task.result() for task in ended)
-            return Seen(channels, decided.at - moment, decided.channel, answers)
+            if any(" length " in answer for answer in answers):
+                raise Spoilt
+            return Seen(channels, decided.at - moment, decided.channel, answers, still[0])
     finally:
         await server.stop()
 
 
 def measure(setting: Setting, scenario: Scenario, arm: Arm, raw: Callable[[dict[str, Any]], None]) -> None:
-    """All deaths of one setting, in turn, then its table."""
+    """All deaths of one setting in turn, then its table."""
     seen: dict[str, list[Seen]] = {death: [] for death in DEATHS}
-    for number in range(1, setting.n + 1):
-        for death in DEATHS:
-            with tempfile.TemporaryDirectory(prefix="vllm-repro-bench-") as folder:
-                log = Path(folder) / "server.log"
-                launch, server = setting.site.server(scenario, arm, number, log, f"bench-{os.getpid()}")
-                if launch.container is not None and setting.site.evidence is Evidence.REHEARSAL:
-                    spec = replace(launch.container, env=(*launch.container.env, *REHEARSAL_ENV.items()))
-                    server = DockerServer(spec, log=log, run=f"bench-{os.getpid()}", evidence=Evidence.REHEARSAL)
-                with Journal(Path(folder) / "journal.jsonl") as journal:
-                    one = asyncio.run(one_death(launch, server, log, journal, death))
+    spoilt = 0
+    todo = [(number, death) for number in range(1, setting.n + 1) for death in DEATHS]
+    try:
+        while todo:
+            number, death = todo.pop(0)
+            try:
+                with tempfile.TemporaryDirectory(prefix="vllm-repro-bench-") as folder:
+                    log = Path(folder) / "server.log"
+                    launch, server = setting.site.server(scenario, arm, number, log, f"bench-{os.getpid()}")
+                    if launch.container is not None and setting.site.evidence is Evidence.REHEARSAL:
+                        spec = replace(launch.container, env=(*launch.container.env, *REHEARSAL_ENV.items()))
+                        server = DockerServer(spec, log=log, run=f"bench-{os.getpid()}", evidence=Evidence.REHEARSAL)
+                    with Journal(Path(folder) / "journal.jsonl") as journal:
+                        one = asyncio.run(one_death(launch, server, log, journal, death))
+            except Spoilt:
+                spoilt += 1
+                todo.insert(0, (number, death))
+                continue
             seen[death].append(one)
             told = {"setting": setting.title, "death": death, "decided": one.decided, "by": one.decided_by}
-            raw({**told, "channels": one.channels, "answers": one.answers})
+            raw({**told, "channels": one.channels, "answers": one.answers, "still": one.still})
+    finally:  # an interrupted measurement keeps what it has
+        _print(setting, seen, spoilt)
+
+
+def _print(setting: Setting, seen: dict[str, list[Seen]], spoilt: int) -> None:
+    still = [one.still for trials in seen.values() for one in trials]
+    if not still:
+        return
     print(f"\n### {setting.title}\n")
     print("\n".join(_table(seen)), flush=True)
+    print(
+        f"\nLongest that the watching process got no turn for: median {_ms(statistics.median(still))}, at most {_ms(max(still))}."
+    )
+    if spoilt:
+        print(
+            f"\n{spoilt} boots did not count and were repeated: their requests had ended before the death.", flush=True
+        )
 
 
 def _table(seen: dict[str, list[Seen]]) -> Iterator[str]:
     yield "| death | channel | median | min..max | seen in |"
     yield "|---|---|---|---|---|"
     for death, trials in seen.items():
+        if not trials:
+            continue
         yield _row(f"**{death}**", "**first decisive sign**", [one.decided for one in trials], len(trials))
         channels = {channel for one in trials for channel in one.channels}
         rows = [(channel, [one.channels[channel] for one in trials if channel in one.channels]) for channel in channels]
@@ -226,9 +268,15 @@ def _table(seen: dict[str, list[Seen]]) -> Iterator[str]:
             yield _row("", f"{channel}{f' (first in {first})' if first else ''}", delays, len(trials))
 
 
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.0f} ms"
+
+
 def _row(death: str, channel: str, delays: Sequence[float], n: int) -> str:
-    median, low, high = (f"{1000 * value:.0f}" for value in (statistics.median(delays), min(delays), max(delays)))
-    return f"| {death} | {channel} | {median} ms | {low}..{high} ms | {len(delays)} of {n} |"
+    return (
+        f"| {death} | {channel} | {_ms(statistics.median(delays))} "
+        f"| {_ms(min(delays))} .. {_ms(max(delays))} | {len(delays)} of {n} |"
+    )
 
 
 def settings(scenario: Scenario, process: int, containers: int, rehearsal: int) -> Iterator[Setting]:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from threading import Thread
 
@@ -8,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vllm_repro.errors import UsageError
+from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.journal import Journal, read
 from vllm_repro.outcome import Outcome
 from vllm_repro.trigger import Finding
@@ -33,6 +35,27 @@ def test_a_line_is_on_disk_before_write_returns(tmp_path: Path) -> None:
     journal.close()
     journal.write("after the end")  # a thread that is late must not crash, and must not write
     assert len((tmp_path / "j").read_text().splitlines()) == 1
+
+
+def test_a_disk_that_is_full_for_a_while_costs_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    room = [10]
+
+    def almost_full(file: int, data: bytes) -> int:
+        if not room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data[: room.pop()])
+
+    with Journal(tmp_path / "j") as journal:
+        journal.write("before")
+        monkeypatch.setattr(os, "write", almost_full)
+        with pytest.raises(InfraError, match="No space left on device"):
+            journal.write("lost")
+        monkeypatch.setattr(os, "write", write)
+        journal.write("after")
+    recording = read(tmp_path / "j")
+    assert [entry.event for entry in recording.entries] == ["before", "after"]
+    assert recording.damaged == 1
 
 
 def test_threads_do_not_tear_lines(tmp_path: Path) -> None:

@@ -186,6 +186,25 @@ def test_an_interrupted_run_leaves_nothing_and_a_report(
     assert list((own_state / "vllm-repro" / "processes").glob("*")) == []
 
 
+def test_under_nohup_a_run_outlives_its_terminal(tmp_path: Path, own_state: Path) -> None:
+    out = tmp_path / "reports"
+    words = ["-m", "vllm_repro", *TQ, "--arm", "eager", "--out", str(out)]
+    process = subprocess.Popen(
+        ["nohup", sys.executable, *words],
+        env={**os.environ, "VLLM_REHEARSAL_FAULT": "slow-boot:2"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 60
+    while not list(out.glob("*/*/logs/*.log")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(timeout=60) == 0
+    report = json.loads(next(out.glob("*/latest/report.json")).read_text(encoding="utf-8"))
+    assert (report["interrupted"], report["arms"][0]["trials"][0]["outcome"]) == (None, "clean")
+    assert list((own_state / "vllm-repro" / "processes").glob("*")) == []
+
+
 @pytest.mark.parametrize("moment", ["server-started", "request-sent"])
 def test_after_a_sigkill_clean_ends_what_was_left(
     tmp_path: Path, own_state: Path, harness: Harness, moment: str

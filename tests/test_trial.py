@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from vllm_repro.journal import Journal, read
 from vllm_repro.launch import Launch
 from vllm_repro.outcome import Outcome
 from vllm_repro.servers.base import Evidence, ServerKind
+from vllm_repro.servers.process import ProcessServer
 from vllm_repro.trial import Trial, run_trial
 from vllm_repro.watch import Patience
 
@@ -123,6 +126,27 @@ def test_answers_that_are_no_answers_are_wrong_output(tmp_path: Path, body: str)
         exchange.answer(200, body if is_the_odd_one(exchange) else COMPLETION)
 
     assert concluded(tmp_path, {"/v1/completions": completions}).outcome is Outcome.WRONG_OUTPUT
+
+
+def test_a_stranger_that_took_the_port_is_not_taken_for_the_engine(tmp_path: Path) -> None:
+    with FakeVllm(tmp_path / "strangers.log", {}) as fake:
+        ours = ProcessServer(
+            [sys.executable, "-c", "import time; time.sleep(600)"],
+            port=0,
+            log=tmp_path / "log",
+            env={},
+            kind=ServerKind.PROCESS,
+            evidence=Evidence.CPU,
+            grace=1,
+        )
+        ours.base_url, ours.port = fake.base_url, int(fake.base_url.rsplit(":", 1)[1])
+        trial = replace(trial_on(fake, tmp_path), server=ours, log=tmp_path / "log")
+        with trial.journal, trial.requests, pytest.MonkeyPatch.context() as patch:
+            # The port was free when it was looked at.
+            patch.setattr("vllm_repro.servers.process.check_port", lambda _: None)
+            conclusion = asyncio.run(run_trial(trial))
+    assert conclusion.outcome is Outcome.INFRA
+    assert "another server answers" in conclusion.why
 
 
 @pytest.mark.parametrize("moment", ["stop", "assess"])

@@ -19,7 +19,7 @@ from vllm_repro.commands.command import ServeCommand
 from vllm_repro.deathsigns import Channel, DeathSign
 from vllm_repro.outcome import Death, Outcome, SignatureMatch, TrialFacts, classify
 from vllm_repro.scenario import Scenario
-from vllm_repro.servers.base import Exit, ServerFacts
+from vllm_repro.servers.base import Exit, ServerFacts, ServerKind
 from vllm_repro.trigger import Asked, Finding, SchedulerStep, TriggerFacts
 
 __all__ = ["Conclusion", "Seen", "assess"]
@@ -149,14 +149,14 @@ def _trigger_facts(command: ServeCommand, seen: Seen, lines: list[Line], boot: B
     step = None
     if dump is not None:
         step = SchedulerStep(dump.num_computed_tokens, tuple(dump.num_scheduled_tokens.values()))
-    # The boot line is what is in force; the flag is what was asked for, and stands in where an attached server's boot is not seen.
-    batch = boot.max_num_batched_tokens or command.number("--max-num-batched-tokens")
-    return TriggerFacts(tuple(seen.asked), batch, _chunked(command, boot), boot.attention_backend, step)
-
-
-def _chunked(command: ServeCommand, boot: BootFacts) -> bool | None:
-    said = command.enabled("--enable-chunked-prefill")
-    return boot.chunked_prefill if said is None else said
+    batch, chunked = boot.max_num_batched_tokens, boot.chunked_prefill
+    # The boot line is what is in force, and the flag is what was asked for. Nobody knows that of an attached server: the scenario's
+    # flags are not its own, and prove nothing about it.
+    if seen.facts is None or seen.facts.kind is not ServerKind.ATTACH:
+        batch = batch or command.number("--max-num-batched-tokens")
+        said = command.enabled("--enable-chunked-prefill")
+        chunked = chunked if said is None else said
+    return TriggerFacts(tuple(seen.asked), batch, chunked, boot.attention_backend, step)
 
 
 def _death(scenario: Scenario, seen: Seen, diagnosis: Diagnosis) -> tuple[Death, dict[str, str]]:

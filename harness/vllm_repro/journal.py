@@ -84,12 +84,12 @@ class Journal:
         with self._lock:
             if self._file < 0:
                 return
+            if self._torn:
+                data = b"\n" + data  # the next line must not be lost to the part that came before it
             try:
-                written = os.write(self._file, (b"\n" if self._torn else b"") + data)
-                while written < len(data):  # a full disk takes a part first, and refuses the rest
-                    self._torn = True
-                    written += os.write(self._file, data[written:])
-                self._torn = False
+                while data:  # a full disk takes a part first, and refuses the rest
+                    data = data[os.write(self._file, data) :]
+                    self._torn = bool(data)
             except OSError as error:
                 raise InfraError(
                     f"cannot write to {self.path.name}: {error.strerror}", hint="free some space, or name another --out"

@@ -34,7 +34,7 @@ class Redactor:
         for folder, stand_in in self.folders:
             if len(folder) > 1:
                 # Whole names only: a run in /data must not turn /database into "./base".
-                value = re.sub(rf"{re.escape(folder)}(?![\w-])", lambda _, to=stand_in: to, value)
+                value = re.sub(rf"{re.escape(folder)}(?![\w-])", stand_in, value)
         for pattern, stand_in in _SECRETS:
             value = pattern.sub(stand_in, value)
         return value

@@ -166,6 +166,8 @@ async def _trials(
             current.cancel()
 
     for number in _SIGNALS:
+        if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+            continue  # under nohup a run is meant to outlive its terminal
         with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread: then the caller has the signals
             loop.add_signal_handler(number, stop, number)
     for number_of_trial, arm in order(arms, plan.trials):

@@ -121,10 +121,10 @@ def arm_result(name: str, expected: Expected, outcomes: Sequence[Outcome], *, un
     conclusive = crashed + clean
     if crashed and clean:
         result = Result.FLAKY
-        bound = f"{crashed} of {conclusive} died: it dies in at least {lower_bound(crashed, conclusive):.0%} of boots"
+        bound = f"{crashed} of {conclusive} died (with 95 % confidence in at least {lower_bound(crashed, conclusive):.0%} of boots)"
     elif crashed:
         result = Result.REPRODUCES
-        bound = f"{crashed} of {conclusive} died: it dies in at least {lower_bound(crashed, conclusive):.0%} of boots"
+        bound = f"{crashed} of {conclusive} died (with 95 % confidence in at least {lower_bound(crashed, conclusive):.0%} of boots)"
     elif outcomes and set(outcomes) <= _BLOCKING:
         result, bound = Result.BLOCKED, "no trial got as far as the workload"
     elif clean and clean == len(outcomes):
@@ -162,28 +162,36 @@ def _arm_as_expected(arm: ArmResult, standing: Standing, expect: Expect) -> bool
     return True if arm.result is Result.QUIET else None
 
 
-def _because_quiet(arms: Sequence[ArmResult], record: Record | None) -> tuple[Verdict, str]:
+def _because_quiet(arms: Sequence[ArmResult], record: Record | None, version: str | None) -> tuple[Verdict, str]:
     clean = sum(arm.outcomes.count(Outcome.CLEAN) for arm in arms)
+    lived = f"the boundary was crossed and the engine lived, {clean} of {clean}"
     excluded = f"a crash in more than {excluded_rate(clean):.0%} of boots is excluded"
+    if any(arm.expected is not Expected.DIES for arm in arms):
+        # An arm that lives in every release says nothing about whether the bug is still there.
+        names = ", ".join(arm.name for arm in arms)
+        return Verdict.QUIET, f"{names}: {lived}, as it should in any release; the reported arm was not run"
     if record is None:
-        return Verdict.QUIET, (
-            f"the boundary was crossed and the engine lived, {clean} of {clean}: {excluded}. "
-            "Nothing to compare with yet: no reproducing run is on record for this host"
-        )
+        return Verdict.QUIET, f"{lived}: {excluded}. Nothing to compare with yet: no reproducing run is on record for this host"
     needed = clean_needed(record.crashed, record.boots)
     on_record = f"{record.crashed} of {record.boots} died with {record.version} ({record.run})"
+    if record.version == version:
+        return Verdict.QUIET, f"{on_record}, 0 of {clean} here with the same release: it dies sometimes, or the runs differ"
     if needed is not None and clean >= needed:
         return Verdict.FIXED, (
             f"{on_record}, 0 of {clean} here: a fix that does nothing would look like this in less than 5 % of cases"
         )
-    return (
-        Verdict.QUIET,
-        f"{on_record}, 0 of {clean} here: {needed} quiet boots are needed before this may be called fixed",
+    return Verdict.QUIET, (
+        f"{on_record}, 0 of {clean} here: {needed} quiet boots are needed before this may be called fixed (--trials)"
     )
 
 
 def decide(
-    arms: Sequence[ArmResult], *, standing: Standing, expect: Expect = Expect.DECLARED, record: Record | None = None
+    arms: Sequence[ArmResult],
+    *,
+    standing: Standing,
+    expect: Expect = Expect.DECLARED,
+    record: Record | None = None,
+    version: str | None = None,
 ) -> VerdictReport:
     """The verdict over `arms`, led by those that are declared to die (by all of them where none of those ran)."""
     subjects = [arm for arm in arms if arm.expected is Expected.DIES]
@@ -200,7 +208,7 @@ def decide(
         otherwise = next(outcome for outcome in changed.outcomes if outcome in _DIED_OTHERWISE)
         verdict, because = Verdict.CHANGED, f"{changed.name}: {otherwise}, and not of this bug"
     elif led_by and all(arm.result is Result.QUIET for arm in led_by):
-        verdict, because = _because_quiet(led_by, record)
+        verdict, because = _because_quiet(led_by, record, version)
     else:
         open_arm = next((arm for arm in led_by if arm.result is not Result.QUIET), None)
         verdict = Verdict.INCONCLUSIVE

@@ -25,6 +25,7 @@ import psutil
 
 from vllm_repro.client import Answer, Client
 from vllm_repro.deathsigns import Channel, DeathSign, log_sign, sign_of_answer
+from vllm_repro.errors import InfraError
 from vllm_repro.journal import Journal
 from vllm_repro.metrics import Reading, read_metrics
 from vllm_repro.servers.base import Exit, Server, ServerKind
@@ -107,10 +108,15 @@ class Watch:
     # ── what the trial calls ──────────────────────────────────────────────────────────────────────────────────────────────
 
     async def until_ready(self) -> bool:
-        """True when `/health` answered 200; False when the engine died or nothing moved for `patience.boot_stall`."""
+        """True when `/health` answered 200; False when the engine died or nothing moved for `patience.boot_stall`.
+
+        Raises `InfraError` where the answer is somebody else's.
+        """
         began = time.monotonic()
         while not self.dead.is_set():
             if await self._health_status() == 200 and not self.dead.is_set():
+                if stranger := await asyncio.to_thread(self.server.stranger):
+                    raise InfraError(f"another server answers at {self.server.base_url}: {stranger}")
                 # The first reading is what a silent restart is told from, so it is taken before any request.
                 await self.scrape()
                 self._ready = True

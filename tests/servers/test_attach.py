@@ -7,15 +7,21 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 from tests.conftest import Harness
 
+from vllm_repro.assess import Seen, assess
+from vllm_repro.catalogue import find
+from vllm_repro.outcome import Outcome
 from vllm_repro.resources import rehearsal_engine
-from vllm_repro.servers.attach import find_log, find_process
+from vllm_repro.servers.attach import AttachServer, _started_at, find_log, find_process
+from vllm_repro.servers.base import Evidence, ServerFacts, ServerKind
 from vllm_repro.servers.process import free_port
+from vllm_repro.trigger import Asked, chunked_prefill
 
 
 @pytest.fixture
@@ -118,3 +124,54 @@ def test_what_answers_but_is_no_vllm_is_wrong_usage(harness: Harness) -> None:
     assert done.status == 64
     assert "it is no vLLM" in done.err
     assert done.folder is None
+
+
+BOOT = "(APIServer pid={pid}) INFO 11-20 08:00:00 [utils.py:1] vLLM API server version 0.28.0\n"
+DEATH = "(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] EngineCore encountered a fatal error.\n"
+OWN = "(APIServer pid={pid}) INFO:     Application startup complete.\n"
+
+
+ELSE = BOOT.format(pid=5)
+
+
+@pytest.mark.parametrize(
+    ("lines", "kept"),
+    [
+        ((BOOT, OWN), 2),
+        ((BOOT, DEATH, BOOT, OWN), 2),  # the first process of a container has the same pid in each of its lives
+        ((ELSE, DEATH, BOOT, OWN), 2),
+        ((DEATH, OWN), 1),
+        ((ELSE, DEATH, ELSE, "ready\n"), 2),  # a server whose pid is not to be seen from here
+        ((DEATH, "ready\n"), 0),  # a log that was rotated since the boot, or belongs to something else
+    ],
+)
+def test_the_words_of_earlier_servers_are_not_taken_for_this_ones(
+    tmp_path: Path, lines: tuple[str, ...], kept: int
+) -> None:
+    log = tmp_path / "server.log"
+    log.write_text("".join(lines).format(pid=os.getpid()), encoding="utf-8")
+    server = AttachServer("http://127.0.0.1:1", log=log, copy_to=tmp_path / "copy", evidence=Evidence.CPU)
+    server.pid = os.getpid()
+    rest = log.read_bytes()[server._own_lines_begin(log) :]
+    assert rest.decode() == "".join(lines[len(lines) - kept :]).format(pid=os.getpid())
+
+
+def test_only_the_last_life_of_a_container_is_read() -> None:
+    assert _started_at({"State": {"StartedAt": "2026-11-21T02:03:04.123456789Z"}}) == 1795226584.123456
+    assert _started_at({"State": {"StartedAt": "2026-11-21T02:03:04Z"}}) == 1795226584.0
+    assert _started_at({"State": {"StartedAt": "0001-01-01T00:00:00Z"}}) is None
+    assert _started_at({}) is None
+
+
+def test_flags_that_nobody_saw_prove_nothing_about_an_attached_server(tmp_path: Path) -> None:
+    scenario = find("tq-chunked-prefill")
+    asked = Asked("long chat", 7593)
+    seen = Seen(facts=ServerFacts(ServerKind.ATTACH, Evidence.GPU, ()), ready=True, asked=[asked], canary_ok=True)
+    conclusion = assess(
+        replace(scenario, trigger=chunked_prefill(chunks=2)), scenario.reported(), seen, tmp_path / "none"
+    )
+    assert conclusion.outcome is Outcome.UNTRIGGERED
+    assert "batch size in force is not known" in conclusion.why
+    seen.facts = ServerFacts(ServerKind.PROCESS, Evidence.GPU, ())
+    again = assess(replace(scenario, trigger=chunked_prefill(chunks=2)), scenario.reported(), seen, tmp_path / "none")
+    assert again.outcome is Outcome.CLEAN

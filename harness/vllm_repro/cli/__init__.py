@@ -52,7 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command `vllm-repro`; returns the exit status of the contract."""
     arguments = parser().parse_args(argv)
     # What an install or a check has begun is undone on the way out of KeyboardInterrupt; a run has handlers of its own.
-    signal.signal(signal.SIGTERM, _as_interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _as_interrupt)
     try:
         return int(arguments.function(arguments))
     except ReproError as error:

@@ -27,12 +27,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.envs:
         return _environments(remove=arguments.yes)
     left = leftovers.find()
+    if arguments.yes:
+        leftovers.remove(left)  # before anything is said to be removed: it raises where something cannot be
     for line in left.lines():
         print(("removed: " if arguments.yes else "left: ") + line)
     if left.docker_error and arguments.verbose:
         print(f"docker was not asked: {left.docker_error}", file=sys.stderr)
-    if arguments.yes:
-        leftovers.remove(left)
     if not left.lines():
         print("nothing is left")
     elif not arguments.yes:

@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import threading
 import time
+from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,6 +30,7 @@ from vllm_repro.servers.base import Evidence, Exit, Server, ServerFacts, ServerK
 
 __all__ = ["AttachServer", "find_log", "find_process", "identify"]
 
+_BOOT_LINE = b"vLLM API server version "
 _LOCAL = {"127.0.0.1", "localhost", "::1", "0.0.0.0"}
 
 
@@ -116,15 +120,24 @@ class AttachServer(Server):
                     time.sleep(0.02)
 
     def _own_lines_begin(self, source: Path) -> int:
-        """Where this server's own lines begin in a file that an earlier one may have written to as well."""
+        """Where this server's own lines begin in a file that earlier ones may have written to as well.
+
+        At the last boot in it, where that has this server's pid or no line has; else at the first line with the pid. Where neither
+        is there, what the file holds cannot be told from an earlier server's, so only what comes from now on counts.
+        """
         mark = f"pid={self.pid})".encode()
         offset = 0
+        first_own = last_boot = own_boot = None
         with source.open("rb") as file:
             for line in file:
+                boots = _BOOT_LINE in line
+                last_boot = offset if boots else last_boot
                 if mark in line:
-                    return offset
+                    first_own = offset if first_own is None else first_own
+                    own_boot = offset if boots else own_boot
                 offset += len(line)
-        return 0
+        found = (own_boot, first_own, last_boot)
+        return next((begin for begin in found if begin is not None), offset)
 
     def _copy_container(self) -> None:
         port = urlsplit(self.base_url).port
@@ -133,7 +146,9 @@ class AttachServer(Server):
         try:
             engine = docker.from_env(timeout=10)
             found = engine.containers.list(filters={"publish": str(port)})
-            stream: Any = found[0].logs(stream=True, follow=True) if found else None
+            # A container that restarts keeps the words of its earlier lives, deaths included.
+            since = _started_at(found[0].attrs) if found else None
+            stream: Any = found[0].logs(stream=True, follow=True, since=since) if found else None
         except (docker.errors.DockerException, requests.exceptions.RequestException):
             return
         if stream is not None:
@@ -174,3 +189,13 @@ class AttachServer(Server):
         with contextlib.suppress(psutil.Error):
             return (self.pid, *(child.pid for child in psutil.Process(self.pid).children(recursive=True)))
         return ()
+
+
+def _started_at(container: Mapping[str, Any]) -> float | None:
+    """When a container last started, in seconds since the epoch; None where the engine does not say."""
+    text = str(container.get("State", {}).get("StartedAt") or "")
+    # The engine gives nanoseconds, of which Python reads six digits.
+    found = re.match(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d{1,6})?", text)
+    if found is None or text.startswith("0001-"):
+        return None
+    return datetime.fromisoformat(found[1] + (found[2] or "") + "+00:00").timestamp()

@@ -90,6 +90,10 @@ class Server(ABC):
     async def stop(self) -> None:
         """Ends it, politely first, and returns when it and its children are gone."""
 
+    def stranger(self) -> str:
+        """Who answers at `base_url` in its place, as a phrase; empty where that is nobody, or cannot be seen. May take a moment."""
+        return ""
+
     def processes(self) -> tuple[int, ...]:
         """Pids that belong to it now, the API server first; empty where they cannot be seen."""
         return ()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import psutil
 
 from vllm_repro.commands.container import looks_secret
 from vllm_repro.errors import InfraError
@@ -38,6 +41,18 @@ def check_port(port: int) -> None:
                 f"port {port} on {LOOPBACK} is in use ({error.strerror})",
                 hint="name another with --port, or leave it out and a free one is taken",
             ) from error
+
+
+def listeners(port: int) -> set[int]:
+    """The pids on this host that listen on a TCP port, as far as they are ours to see."""
+    with contextlib.suppress(psutil.Error, OSError):
+        return {
+            connection.pid
+            for connection in psutil.net_connections(kind="tcp")
+            if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port
+            if connection.pid is not None
+        }
+    return set()
 
 
 class ProcessServer(Server):
@@ -94,6 +109,12 @@ class ProcessServer(Server):
             return
         # Shielded: a run that is being cancelled must still see the server go.
         await asyncio.shield(asyncio.to_thread(self._started.end, self.grace))
+
+    def stranger(self) -> str:
+        # A port that was free at the start may be somebody else's by the time that a slow boot comes to bind it.
+        own = set(self.processes())
+        listening = listeners(self.port)
+        return "" if not listening or own & listening else f"pid {', '.join(map(str, sorted(listening)))}"
 
     def processes(self) -> tuple[int, ...]:
         return self._started.pids() if self._started else ()
