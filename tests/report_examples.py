@@ -8,13 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from vllm_repro.journal import read
-from vllm_repro.redact import Redactor
 from vllm_repro.report.build import report_of
 from vllm_repro.report.model import RunReport
 
 EXAMPLES = sorted(path for path in (Path(__file__).parents[1] / "reports" / "examples").iterdir() if path.is_dir())
-REDACTOR = Redactor([("/home/user/vllm-repro", "."), ("/home/user", "~")])
 
 
 def report(folder: Path) -> RunReport:
-    return report_of(read(folder / "journal.jsonl"), Path("reports") / "examples" / folder.name, REDACTOR)
+    return report_of(read(folder / "journal.jsonl"), Path("reports") / "examples" / folder.name)

@@ -90,7 +90,7 @@ def test_fixed_needs_a_record_and_enough_quiet_boots() -> None:
     record = Record(5, 5, "run-1", "0.23.0")
 
     def verdict(clean: int, record: Record | None) -> VerdictReport:
-        return decide([reported(*[CLEAN] * clean)], standing=Standing.GOOD, record=record)
+        return decide([reported(*[CLEAN] * clean)], standing=Standing.GOOD, record=record, version="0.24.0")
 
     assert verdict(4, record).verdict is Verdict.FIXED
     assert verdict(3, record).verdict is Verdict.QUIET
@@ -138,3 +138,21 @@ def test_order_of_trials_does_not_matter(seen: list[Outcome]) -> None:
         backwards.crashed,
         backwards.conclusive,
     )
+
+
+def test_a_workaround_that_lives_does_not_make_the_bug_fixed() -> None:
+    report = decide([eager(*[CLEAN] * 50)], standing=Standing.BAD, record=Record(5, 5, "r", "0.23.0"), version="0.23.0")
+    assert report.verdict is Verdict.QUIET
+    assert "reported arm was not run" in report.because
+    assert (
+        decide(
+            [eager(*[CLEAN] * 50)], standing=Standing.GOOD, record=Record(5, 5, "r", "0.23.0"), version="0.24.0"
+        ).verdict
+        is Verdict.QUIET
+    )
+
+
+def test_the_release_that_died_is_not_fixed_by_living() -> None:
+    record = Record(5, 5, "r", "0.23.0")
+    report = decide([reported(*[CLEAN] * 50)], standing=Standing.BAD, record=record, version="0.23.0")
+    assert (report.verdict, report.expected) == (Verdict.QUIET, False)

@@ -20,7 +20,7 @@ from typing import Any
 
 from vllm_repro import __version__
 from vllm_repro.assess import Conclusion
-from vllm_repro.errors import InfraError, UsageError
+from vllm_repro.errors import UsageError
 from vllm_repro.journal import Journal
 from vllm_repro.machine import Machine, look
 from vllm_repro.report.build import build
@@ -28,6 +28,7 @@ from vllm_repro.report.files import write_reports
 from vllm_repro.report.model import RunReport
 from vllm_repro.scenario import Arm, Scenario
 from vllm_repro.site import Site
+from vllm_repro.statistics import lower_bound
 from vllm_repro.trial import Trial, run_trial
 from vllm_repro.verdict import Expect, Expected, Record
 from vllm_repro.watch import Patience
@@ -61,7 +62,7 @@ def order(arms: Sequence[Arm], trials: int) -> list[tuple[int, Arm]]:
 
 
 def new_folder(out: Path, scenario: str) -> Path:
-    """Makes `out/scenario/<UTC>-<6 hex>/` with `logs/` in it, and points `latest` there. Raises `InfraError`."""
+    """Makes `out/scenario/<UTC>-<6 hex>/` with `logs/` in it, and points `latest` there. Raises `UsageError`."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     folder = out / scenario / f"{stamp}-{secrets.token_hex(3)}"
     try:
@@ -71,7 +72,7 @@ def new_folder(out: Path, scenario: str) -> Path:
         fresh.symlink_to(folder.name)
         fresh.replace(link)  # in one step: a reader never finds the link missing
     except OSError as error:
-        raise InfraError(f"cannot write to {out}: {error.strerror}", hint="name another folder with --out") from error
+        raise UsageError(f"cannot write to {out}: {error.strerror}", hint="name another folder with --out") from error
     return folder
 
 
@@ -93,7 +94,8 @@ def run(
                 asyncio.run(_trials(plan, arms, folder, journal, requests, say, done, interrupted))
         except (KeyboardInterrupt, asyncio.CancelledError):
             interrupted.by = interrupted.by or "SIGINT"
-        journal.write("run-ended", interrupted=interrupted.by)
+        finally:
+            journal.write("run-ended", interrupted=interrupted.by)
     report = build(folder)
     write_reports(report)
     return report
@@ -123,7 +125,17 @@ def _header(plan: Plan, machine: Machine, record: Record | None) -> dict[str, An
         "record": record,
         "machine": machine,
         "docker": plan.site.engine_version,
+        "folders": _folders(),
+        "imitated": plan.site.imitates(scenario),
     }
+
+
+def _folders() -> list[tuple[str, str]]:
+    """The folders whose names a report must not carry, and what stands for them: words that a shell understands."""
+    folders = [(str(Path.cwd()), "."), (str(Path.home()), "$HOME")]
+    if temporary := os.environ.get("TMPDIR"):
+        folders.append((temporary.rstrip("/"), "$TMPDIR"))
+    return sorted(folders, key=lambda pair: -len(pair[0]))
 
 
 @dataclass
@@ -210,18 +222,19 @@ def _attachable(plan: Plan) -> list[Arm]:
     return sorted(arms, key=lambda arm: arm.expected is Expected.DIES)
 
 
-def on_record(out: Path, scenario: str, evidence: str) -> Record | None:
-    """The newest run in `out` that reproduced, with the same kind of evidence; `vllm_repro.verdict` weighs it."""
-    folders = sorted(
-        (path for path in (out / scenario).glob("*/report.json") if not path.parent.is_symlink()), reverse=True
-    )
-    for path in folders:
+def on_record(out: Path, scenario: Scenario, evidence: str) -> Record | None:
+    """The strongest run in `out` in which the reported arm died, with the same kind of evidence; `vllm_repro.verdict` weighs it."""
+    found: list[Record] = []
+    reported = scenario.arms[0].name
+    for path in (out / scenario.id).glob("*/report.json"):
+        if path.parent.is_symlink():
+            continue
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             report = json.loads(path.read_text(encoding="utf-8"))
-            arm = next((arm for arm in report["arms"] if arm["k"]), None)
-            if arm and report["evidence"] == evidence and report["verdict"] in ("reproduces", "regressed"):
-                return Record(arm["k"], arm["n"], path.parent.name, str(arm["server"]["vllm_version"]))
-    return None
+            arm = next(arm for arm in (*report["arms"], {}) if not arm or arm["name"] == reported)
+            if arm and arm["k"] and report["evidence"] == evidence:
+                found.append(Record(arm["k"], arm["n"], path.parent.name, str(arm["server"]["vllm_version"])))
+    return max(found, key=lambda record: (lower_bound(record.crashed, record.boots), record.run), default=None)
 
 
 def default_out() -> Path:

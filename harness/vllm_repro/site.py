@@ -33,6 +33,9 @@ __all__ = ["Choice", "Options", "Site", "choose", "default_image", "make_site", 
 
 Say = Callable[[str], None]
 
+IMITATED = frozenset({"vllm-project/vllm#41726", "vllm-project/vllm#54195"})
+"""The bugs whose mechanism the rehearsal engine has (fixtures/rehearsal/defects). It lives through all others, which proves nothing."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -71,6 +74,10 @@ class Site(ABC):
     @abstractmethod
     def server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
         """A server for one trial, not started."""
+
+    def imitates(self, scenario: Scenario) -> bool:
+        """Whether an engine of this site can die of the scenario's bug at all: a rehearsal only of those that it imitates."""
+        return self.evidence is not Evidence.REHEARSAL or scenario.issue in IMITATED
 
     def ends_after(self, conclusion: Conclusion) -> bool:
         """Whether no further trial makes sense after this one: a machine that cannot start one arm's server can start none."""

@@ -114,6 +114,12 @@ class VerdictReport:
     surprises: tuple[str, ...] = ()
 
 
+def _died(crashed: int, boots: int) -> str:
+    return (
+        f"{crashed} of {boots} died (95 % confidence: it dies in at least {lower_bound(crashed, boots):.0%} of boots)"
+    )
+
+
 def arm_result(name: str, expected: Expected, outcomes: Sequence[Outcome], *, unexplained: int = 0) -> ArmResult:
     """The result of one arm from the outcomes of its trials."""
     count = Counter(outcomes)
@@ -121,10 +127,10 @@ def arm_result(name: str, expected: Expected, outcomes: Sequence[Outcome], *, un
     conclusive = crashed + clean
     if crashed and clean:
         result = Result.FLAKY
-        bound = f"{crashed} of {conclusive} died (with 95 % confidence in at least {lower_bound(crashed, conclusive):.0%} of boots)"
+        bound = _died(crashed, conclusive)
     elif crashed:
         result = Result.REPRODUCES
-        bound = f"{crashed} of {conclusive} died (with 95 % confidence in at least {lower_bound(crashed, conclusive):.0%} of boots)"
+        bound = _died(crashed, conclusive)
     elif outcomes and set(outcomes) <= _BLOCKING:
         result, bound = Result.BLOCKED, "no trial got as far as the workload"
     elif clean and clean == len(outcomes):
@@ -163,7 +169,8 @@ def _arm_as_expected(arm: ArmResult, standing: Standing, expect: Expect) -> bool
 
 
 def _because_quiet(arms: Sequence[ArmResult], record: Record | None, version: str | None) -> tuple[Verdict, str]:
-    clean = sum(arm.outcomes.count(Outcome.CLEAN) for arm in arms)
+    # The record is that of the reported arm, so only its boots stand against it.
+    clean = arms[0].outcomes.count(Outcome.CLEAN)
     lived = f"the boundary was crossed and the engine lived, {clean} of {clean}"
     excluded = f"a crash in more than {excluded_rate(clean):.0%} of boots is excluded"
     if any(arm.expected is not Expected.DIES for arm in arms):
@@ -171,11 +178,17 @@ def _because_quiet(arms: Sequence[ArmResult], record: Record | None, version: st
         names = ", ".join(arm.name for arm in arms)
         return Verdict.QUIET, f"{names}: {lived}, as it should in any release; the reported arm was not run"
     if record is None:
-        return Verdict.QUIET, f"{lived}: {excluded}. Nothing to compare with yet: no reproducing run is on record for this host"
+        return (
+            Verdict.QUIET,
+            f"{lived}: {excluded}. Nothing to compare with yet: no reproducing run is on record for this host",
+        )
     needed = clean_needed(record.crashed, record.boots)
     on_record = f"{record.crashed} of {record.boots} died with {record.version} ({record.run})"
     if record.version == version:
-        return Verdict.QUIET, f"{on_record}, 0 of {clean} here with the same release: it dies sometimes, or the runs differ"
+        return (
+            Verdict.QUIET,
+            f"{on_record}, 0 of {clean} here with the same release: it dies sometimes, or the runs differ",
+        )
     if needed is not None and clean >= needed:
         return Verdict.FIXED, (
             f"{on_record}, 0 of {clean} here: a fix that does nothing would look like this in less than 5 % of cases"
@@ -224,6 +237,9 @@ def decide(
         return VerdictReport(verdict, False, because, tuple(arm.name for arm in surprises))
     if None in answers or not answers:
         return VerdictReport(verdict, None, because)
+    if verdict is Verdict.INCONCLUSIVE:
+        did = ", ".join(arm.name for arm in arms)
+        because = f"{did}: as declared ({', '.join(arms[0].outcomes[:1])}); the bug itself was not put to the test"
     return VerdictReport(verdict, True, because)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import SCHEMA
 from tests.golden_files import assert_golden
-from tests.report_examples import EXAMPLES, REDACTOR, report
+from tests.report_examples import EXAMPLES, report
 from vllm_repro.errors import UsageError
 from vllm_repro.journal import read
 from vllm_repro.outcome import Outcome
@@ -114,7 +114,7 @@ def test_a_journal_cut_after_any_line_renders_and_says_so(folder: Path, tmp_path
     lines = (folder / "journal.jsonl").read_bytes().splitlines(keepends=True)
     for count in range(1, len(lines)):
         (tmp_path / "journal.jsonl").write_bytes(b"".join(lines[:count]) + lines[count][: len(lines[count]) // 2])
-        cut = report_of(read(tmp_path / "journal.jsonl"), tmp_path, REDACTOR)
+        cut = report_of(read(tmp_path / "journal.jsonl"), tmp_path)
         assert cut.cut
         assert "The journal is cut" in markdown(cut)
         jsonschema.validate(cut.as_json(), SCHEMA)
@@ -126,7 +126,7 @@ def test_a_journal_cut_after_any_line_renders_and_says_so(folder: Path, tmp_path
 def test_an_empty_journal_is_wrong_usage(tmp_path: Path) -> None:
     (tmp_path / "journal.jsonl").write_bytes(b"")
     with pytest.raises(UsageError, match="does not hold the start of a run"):
-        report_of(read(tmp_path / "journal.jsonl"), tmp_path, REDACTOR)
+        report_of(read(tmp_path / "journal.jsonl"), tmp_path)
 
 
 def test_reports_are_written_whole(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def run_one(scenario: Scenario, arguments: argparse.Namespace) -> RunReport:
         options.vllm or (scenario.try_with if kind is ServerKind.REHEARSAL else None),
         os.environ.get("VLLM_API_KEY"),
     )
-    record = on_record(plan.out, scenario.id, site.evidence)
+    record = on_record(plan.out, scenario, site.evidence)
     try:
         report = run_plan(plan, progress.say, progress.done, record)
     finally:

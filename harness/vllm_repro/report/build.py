@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from vllm_repro.redact import Redactor
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport
 from vllm_repro.scenario import Status
 from vllm_repro.trigger import Finding
-from vllm_repro.verdict import Expect, Expected, Record, VerdictReport, arm_result, decide
+from vllm_repro.verdict import Expect, Expected, Record, Verdict, VerdictReport, arm_result, decide
 
 __all__ = ["build", "report_of"]
 
@@ -24,17 +23,16 @@ def build(folder: Path) -> RunReport:
     """The report of the run in `folder`. Raises `UsageError` where there is no journal, or an empty one."""
     if folder.is_file():
         folder = folder.parent
-    folders = [(str(Path.cwd()), "."), (str(Path.home()), "~")]
-    if tmp := os.environ.get("TMPDIR"):
-        folders.append((tmp.rstrip("/"), "$TMPDIR"))
-    return report_of(read(folder / "journal.jsonl"), folder, Redactor(sorted(folders, key=lambda pair: -len(pair[0]))))
+    return report_of(read(folder / "journal.jsonl"), folder)
 
 
-def report_of(recording: Recording, folder: Path, redactor: Redactor) -> RunReport:
+def report_of(recording: Recording, folder: Path) -> RunReport:
     """The report of a recording; pure. Raises `UsageError` where it does not even hold the start of a run."""
     started = recording.first("run-started")
     if started is None:
         raise UsageError(f"the journal in {folder} does not hold the start of a run", hint="name another run's folder")
+    # As the folders were where the run was made, so that a report reads the same wherever it is rendered.
+    redactor = Redactor([(path, stand_in) for path, stand_in in started.get("folders") or ()])
     version = _version(recording)
     standing = Status(started["status"]["bad"], started["status"]["good"]).standing(version)
     arms = tuple(_arm(recording, declared, redactor) for declared in started["arms"])
@@ -42,11 +40,19 @@ def report_of(recording: Recording, folder: Path, redactor: Redactor) -> RunRepo
     interrupted = ended["interrupted"] if ended is not None else None
     record = Record(**started["record"]) if started.get("record") else None
     verdict = decide(
-        [arm.result for arm in arms if arm.trials], standing=standing, expect=Expect(started["expect"]), record=record
+        [arm.result for arm in arms if arm.trials],
+        standing=standing,
+        expect=Expect(started["expect"]),
+        record=record,
+        version=version,
     )
+    if not started.get("imitated", True) and verdict.verdict in (Verdict.QUIET, Verdict.FIXED):
+        text = f"the rehearsal engine does not imitate {started['issue']}, so its survival says nothing"
+        verdict = VerdictReport(Verdict.INCONCLUSIVE, None, text)
     missing = [arm.name for arm in arms if not arm.trials]
-    if verdict.expected and missing and (interrupted or ended is None):
-        verdict = VerdictReport(verdict.verdict, None, f"{verdict.because}; not run: {', '.join(missing)}")
+    if verdict.expected and (ended is None or (missing and interrupted)):
+        rest = f"; not run: {', '.join(missing)}" if missing else "; the run was cut short"
+        verdict = VerdictReport(verdict.verdict, None, verdict.because + rest)
     machine = started["machine"]
     return RunReport(
         folder,
