@@ -24,6 +24,9 @@ install: $(BIN)/vllm-repro ## make .venv with the command and everything for dev
 repro-%: $(BIN)/vllm-repro ## reproduce a scenario with the best server that this machine has
 	@$(RUN) $* --server auto
 
+lab-%: $(BIN)/vllm-repro ## reproduce it in real vLLM on the CPU, with its CUDA parts replaced
+	@$(RUN) $* --server lab
+
 rehearse-%: $(BIN)/vllm-repro ## show a scenario at work on the rehearsal engine, in seconds
 	@$(RUN) $* --server rehearsal
 

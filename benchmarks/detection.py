@@ -177,7 +177,7 @@ async def one_death(launch: Launch, server: Server, log: Path, journal: Journal,
             still = [0.0]
             pulse = asyncio.create_task(_feel_the_pulse(still))
             # A moment of no relation to the watcher's own rhythm, after at least some steps of the requests.
-            await asyncio.sleep(0.5 + random.random())
+            await asyncio.sleep(0.1 + 0.3 * random.random())
             if watch.signs:
                 raise RuntimeError(f"it died by itself: {watch.signs}")
             moment: float | None
@@ -230,6 +230,8 @@ def measure(setting: Setting, scenario: Scenario, arm: Arm, raw: Callable[[dict[
                         one = asyncio.run(one_death(launch, server, log, journal, death))
             except Spoilt:
                 spoilt += 1
+                if spoilt > 3 * setting.n:
+                    raise RuntimeError("too much else runs on this machine to time anything") from None
                 todo.insert(0, (number, death))
                 continue
             seen[death].append(one)

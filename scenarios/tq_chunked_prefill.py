@@ -7,6 +7,7 @@ remainder of up to 128 tokens takes another way and lives. With `--enforce-eager
 """
 
 from vllm_repro.vocabulary import (
+    Lab,
     Model,
     Needs,
     Scenario,
@@ -22,6 +23,7 @@ from vllm_repro.vocabulary import (
     signature,
     untriggered,
     with_flags,
+    without,
 )
 
 BATCH = flag("--max-num-batched-tokens")
@@ -102,6 +104,26 @@ scenario = Scenario(
             why="one token more",
         ),
     ],
+    lab=Lab(
+        mechanism="turboquant",
+        layers=1,
+        why="one full-attention layer is where the workspace is sized, locked and outgrown; with two or more layers TurboQuant "
+        "leaves out the first and the last ones",
+        changes=[
+            without("--gpu-memory-utilization", why="on a CPU it is a share of the host's memory"),
+            without("--language-model-only", why="the stand-in has no vision tower to leave out"),
+            without("--reasoning-parser", why="it wants tokens that the stand-in's tokenizer does not have"),
+            without("--tool-call-parser", why="it wants tokens that the stand-in's tokenizer does not have"),
+            without("--enable-auto-tool-choice", why="it needs the parser of tool calls"),
+            with_flags("--dtype bfloat16", why="the reported quantization is of weights, and there are none"),
+            with_flags("--block-size 128", why="the stand-in is not hybrid, and 128 is a block that its cache takes"),
+            with_flags(
+                "--max-num-seqs 2",
+                why="the reported 1.02 MB is what two sequences lock; the hybrid model locked it with one",
+            ),
+            with_flags("--compilation-config.mode 0", why="nothing is compiled, so that a boot takes seconds"),
+        ],
+    ),
     related=[
         "vllm-project/vllm#43357",
         "vllm-project/vllm#46767",

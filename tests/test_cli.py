@@ -59,6 +59,16 @@ def test_every_verb_is_in_the_readme() -> None:
         (["run", "tq-chunked-prefill", "--server", "attach"], 64, "needs a URL"),
         (["run", "min-tokens-stop-ids", "--server", "process", "--model", "/nowhere/at/all"], 64, "there is no folder"),
         (["run", "min-tokens-stop-ids", "--server", "docker"], 2, "no Docker Engine answers"),
+        (["run", "tq-chunked-prefill", "--vllm", "banana"], 64, "is no release"),
+        (["run", "tq-chunked-prefill", "--port", "abc"], 64, "is no port"),
+        (["run", "tq-chunked-prefill", "--answer-stall", "-1"], 64, "is no number of seconds"),
+        (["run", "tq-chunked-prefill", "--server", "rehearsal", "--image", "x"], 64, "--image has no meaning"),
+        (
+            ["run", "tq-chunked-prefill", "--server", "rehearsal", "--url", "http://127.0.0.1:1"],
+            64,
+            "--url has no meaning",
+        ),
+        (["run", "tq-chunked-prefill", "--server", "rehearsal", "--out", "/proc/nowrite"], 64, "cannot write to"),
         (["report", "/nowhere"], 64, "no journal at"),
         (["check", "/nowhere.py"], 64, "there is no"),
         (["diagnose", "/nowhere.log"], 64, "cannot read"),
@@ -74,6 +84,16 @@ def test_wrong_usage_says_what_is_wrong_and_what_to_do(
     assert "next:" in done.err or "--help" in done.err
     assert "Traceback" not in done.err
     assert done.folder is None, "a run that cannot begin leaves no folder"
+
+
+def test_the_rehearsal_says_nothing_of_a_bug_that_it_does_not_imitate(harness: Harness, tmp_path: Path) -> None:
+    text = (ROOT / "scenarios" / "tq_chunked_prefill.py").read_text(encoding="utf-8")
+    path = tmp_path / "tq_chunked_prefill.py"
+    path.write_text(text.replace("vllm#41726", "vllm#42085"), encoding="utf-8")
+    done = harness("run", str(path), "--server", "rehearsal", "--vllm", "0.24.0", "--arm", "reported")
+    assert (done.report["verdict"], done.status) == ("inconclusive", 2)
+    assert "does not imitate" in done.report["because"]
+    assert str(path) in done.report["reproduce"]
 
 
 def test_a_model_folder_without_config_is_named(harness: Harness, tmp_path: Path) -> None:

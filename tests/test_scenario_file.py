@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import Harness
+from vllm_repro import vocabulary
 from vllm_repro.catalogue import all_scenarios, find, find_arms, scenario_files
 from vllm_repro.errors import ScenarioError, UsageError
 from vllm_repro.scenario_file import check_file, load_file, read
@@ -96,6 +99,69 @@ def test_one_mistake_does_not_hide_the_next() -> None:
     assert {line_of("heads=16"), line_of("try_with=")} <= lines
 
 
+def test_what_is_missing_in_one_place_hides_nothing_elsewhere() -> None:
+    text = TQ.read_text(encoding="utf-8")
+    text = (
+        text.replace("        heads=16,\n", "")
+        .replace('id="tq-chunked-prefill"', 'id="tq"')
+        .replace('arm("eager"', 'arm("reported"')
+    )
+    text = re.sub(r'title=".*"', 'title=""', text).replace("    with_flags,\n", "")
+    found = " ".join(problem for _, problem in problems(text))
+    for said in (
+        "Model lacks 'heads'",
+        "does not match the file's name",
+        "two arms are named",
+        "title is empty",
+        "not imported",
+    ):
+        assert said in found, said
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        ("gpus=1", "gpus=-2", "needs are counts and sizes"),
+        ("prompt=100", 'prompt="90k"', "a size in tokens is a number without quotes"),
+        ('good=">=0.24.0"', 'good=">=0.22.0"', "0.22.0 is both bad and good"),
+        ('flag("--max-num-batched-tokens")', 'flag("--max-num-batched-tokns")', "is sized by --max-num-batched-tokns"),
+    ],
+)
+def test_what_is_well_formed_and_wrong(old: str, new: str, text: str) -> None:
+    found = [problem for _, problem in broken(old, new) if text in problem]
+    assert len(found) == 1, "named, and named once"
+
+
+def test_a_signature_without_frames_is_refused() -> None:
+    text = TQ.read_text(encoding="utf-8")
+    start = text.index("frames=[")
+    end = text.index("]", start)
+    assert any("without frames" in problem for _, problem in problems(text[:start] + "frames=[" + text[end:]))
+
+
+def test_a_folder_without_scenarios_is_no_success(tmp_path: Path, harness: Harness) -> None:
+    assert harness("check", str(tmp_path)).status == 64
+    root = harness("check", str(Path(__file__).parents[1]))
+    assert root.status == 0
+    assert "0 problems" in root.err
+
+
+def test_one_broken_file_does_not_blind_the_others(tmp_path: Path) -> None:
+    for path in scenario_files():
+        (tmp_path / path.name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+    (tmp_path / "broken.py").write_text("scenario = (", encoding="utf-8")
+    said: list[str] = []
+    assert len(all_scenarios(tmp_path, warn=said.append)) == len(scenario_files())
+    assert len(said) == 1
+    assert "broken.py:1: not Python" in said[0]
+    with pytest.raises(ScenarioError):
+        all_scenarios(tmp_path)
+
+
+def test_a_scenario_is_found_by_its_issue() -> None:
+    assert find("41726").id == find("#41726").id == find("vllm-project/vllm#41726").id == "tq-chunked-prefill"
+
+
 def test_a_scenario_file_cannot_run_code(tmp_path: Path) -> None:
     target = tmp_path / "proof"
     for attack in (
@@ -136,3 +202,9 @@ def test_unknown_names_are_answered_with_near_ones() -> None:
     assert "did you mean eager" in arm.value.hint
     with pytest.raises(UsageError, match="no scenario file at"):
         find("nothing.py")
+
+
+def test_every_word_is_in_the_guide() -> None:
+    guide = (Path(__file__).parents[1] / "docs" / "scenarios.md").read_text(encoding="utf-8")
+    for word in vocabulary.__all__:
+        assert f"{word}(" in guide or f"`{word}`" in guide or f", {word}," in guide, word

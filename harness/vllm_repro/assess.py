@@ -97,10 +97,10 @@ class Conclusion:
 def assess(scenario: Scenario, command: ServeCommand, seen: Seen, log: Path) -> Conclusion:
     """The conclusion of one trial; `log` is its whole server log (an absent file is an empty log)."""
     died = any(sign.decisive for sign in seen.signs)
-    lines = list(_lines(log))
-    diagnosis = diagnose(lines, we_terminated=not died)
-    boot = boot_facts(lines)
-    finding = scenario.trigger.find(_trigger_facts(command, seen, lines, boot))
+    # Read once for each question rather than kept: a log may be larger than the memory.
+    diagnosis = diagnose(_lines(log), we_terminated=not died)
+    boot = boot_facts(_lines(log))
+    finding = scenario.trigger.find(_trigger_facts(command, seen, _lines(log), boot))
     death, captured = _death(scenario, seen, diagnosis) if died else (None, {})
     unsupported = seen.unsupported
     if unsupported is None and not seen.ready and diagnosis.usage is not None:
@@ -144,7 +144,7 @@ def _lines(log: Path) -> Iterable[Line]:
         return
 
 
-def _trigger_facts(command: ServeCommand, seen: Seen, lines: list[Line], boot: BootFacts) -> TriggerFacts:
+def _trigger_facts(command: ServeCommand, seen: Seen, lines: Iterable[Line], boot: BootFacts) -> TriggerFacts:
     dump = scheduler_dump(lines)
     step = None
     if dump is not None:

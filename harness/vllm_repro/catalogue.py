@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from vllm_repro.errors import UsageError
+from vllm_repro.errors import ScenarioError, UsageError
 from vllm_repro.resources import scenario_folder
 from vllm_repro.scenario import Arm, Scenario
 from vllm_repro.scenario_file import load_file
 
-__all__ = ["all_scenarios", "find", "find_arms", "scenario_files"]
+__all__ = ["all_scenarios", "find", "find_arms", "scenario_files", "to_stderr"]
 
 
 def scenario_files(folder: Path | None = None) -> list[Path]:
@@ -19,9 +21,31 @@ def scenario_files(folder: Path | None = None) -> list[Path]:
     return sorted(path for path in where.glob("*.py") if not path.name.startswith(("_", "conftest")))
 
 
-def all_scenarios(folder: Path | None = None) -> list[Scenario]:
-    """Every scenario of the package; raises `ScenarioError` where a file is wrong."""
-    return [load_file(path) for path in scenario_files(folder)]
+def scenario_files_below(folder: Path) -> list[Path]:
+    """Those of a folder, or, where it holds none itself, of the folders named `scenarios` below it."""
+    own = [path for path in scenario_files(folder) if b"vllm_repro.vocabulary" in path.read_bytes()]
+    below = (found for found in sorted(folder.glob("*/scenarios")) if found.is_dir())
+    if not own and (folder / "scenarios").is_dir():
+        return scenario_files(folder / "scenarios")
+    return own or [path for found in below for path in scenario_files(found)]
+
+
+def all_scenarios(folder: Path | None = None, *, warn: Callable[[str], None] | None = None) -> list[Scenario]:
+    """Every scenario of the package. A file that is wrong is left out and told to `warn`; without one, `ScenarioError`."""
+    found: list[Scenario] = []
+    for path in scenario_files(folder):
+        try:
+            found.append(load_file(path))
+        except ScenarioError as error:
+            if warn is None:
+                raise
+            warn(f"left out: {error}")
+    return found
+
+
+def to_stderr(text: str) -> None:
+    """A `warn` for the command line."""
+    print(f"vllm-repro: {text}", file=sys.stderr)
 
 
 def find(name: str) -> Scenario:
@@ -34,6 +58,10 @@ def find(name: str) -> Scenario:
     files = {path.stem.replace("_", "-"): path for path in scenario_files()}
     if name in files:
         return load_file(files[name])
+    number = name.lstrip("#")
+    by_issue = [it for it in all_scenarios(warn=to_stderr) if number in (it.issue, it.issue.partition("#")[2])]
+    if len(by_issue) == 1:
+        return by_issue[0]
     near = difflib.get_close_matches(name, files, n=3, cutoff=0.4)
     meant = f"did you mean {' or '.join(near)}? " if near else ""
     raise UsageError(f"no scenario is named {name!r}", hint=f"{meant}There are: {', '.join(files)}")

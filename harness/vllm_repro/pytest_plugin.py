@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,10 +27,11 @@ from vllm_repro.run import Plan, default_out, run
 from vllm_repro.scenario import Arm, Scenario
 from vllm_repro.scenario_file import load_file
 from vllm_repro.servers.base import Evidence, ServerKind
-from vllm_repro.site import Options, choose, make_site
+from vllm_repro.site import Choice, Options, choose, open_site
 from vllm_repro.verdict import Expect, Expected, Result, Standing
 from vllm_repro.watch import Patience
 
+_EVIDENCE_REHEARSAL = ("vllm-repro-evidence", Evidence.REHEARSAL.value)
 _OPTIONS = ("server", "image", "vllm", "model", "weights")
 
 
@@ -43,28 +45,55 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """The bugs that are declared for this release and no longer reproduce: the news of the night."""
-    passed = [report.nodeid for report in terminalreporter.stats.get("xpassed", ()) if "::" in report.nodeid]
-    ours = [nodeid for nodeid in passed if "scenarios/" in nodeid]
-    if ours:
+    """What must not be overlooked: runs on the rehearsal engine, and bugs that are declared and no longer reproduce."""
+    rehearsed = sum(
+        _EVIDENCE_REHEARSAL in report.user_properties
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if getattr(report, "when", None) == "call"
+    )
+    if rehearsed:
+        terminalreporter.section("REHEARSAL", sep="!", yellow=True, bold=True)
+        terminalreporter.line(
+            f"{rehearsed} of these ran on the rehearsal engine, which imitates vLLM: they say nothing about vLLM."
+        )
+    gone = [report for report in terminalreporter.stats.get("xpassed", ()) if _is_ours(report)]
+    if gone:
         terminalreporter.section("NO LONGER REPRODUCES", sep="!", red=True, bold=True)
-        for nodeid in ours:
+        for report in gone:
+            word = "REHEARSAL: " if _EVIDENCE_REHEARSAL in report.user_properties else ""
             terminalreporter.line(
-                f"{nodeid}: declared for this release, and the engine lived. Is the scenario's status right?"
+                f"{word}{report.nodeid}: declared for this release, and the engine lived. Is the scenario's status right?"
             )
 
 
+def _is_ours(report: Any) -> bool:
+    return any(name == "vllm-repro-evidence" for name, _ in report.user_properties)
+
+
+def _is_scenario(path: Path) -> bool:
+    """Python files that speak the vocabulary, wherever they are; pytest's own collector must never import one."""
+    if path.suffix != ".py" or path.name.startswith(("_", "conftest", "test_")):
+        return False
+    return (
+        re.search(
+            r"^from vllm_repro\.vocabulary import", path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE
+        )
+        is not None
+    )
+
+
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Scenario files are those that say so: Python files that import the vocabulary, in a folder named `scenarios`."""
-    if (
-        file_path.suffix != ".py"
-        or file_path.parent.name != "scenarios"
-        or file_path.name.startswith(("_", "conftest"))
-    ):
-        return None
-    if "vllm_repro.vocabulary" not in file_path.read_text(encoding="utf-8", errors="replace"):
+    """Scenario files in a folder named `scenarios`; one that is named on the command line comes by the hook below."""
+    if file_path.parent.name != "scenarios" or parent.session.isinitpath(file_path) or not _is_scenario(file_path):
         return None
     return ScenarioFile.from_parent(parent, path=file_path)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Takes a scenario file away from pytest's own collector, which would import it, and so run what a stranger wrote."""
+    return ScenarioFile.from_parent(parent, path=module_path) if _is_scenario(module_path) else None
 
 
 class ScenarioFile(pytest.File):
@@ -91,9 +120,10 @@ class ScenarioItem(pytest.Item):
         options = Options(
             **{name: value for name in _OPTIONS if (value := self.config.getoption(f"--scenario-{name}")) is not None}
         )
-        kind = choose(self.scenario, options).kind if options.server == "auto" else ServerKind(options.server)
+        auto = options.server == "auto"
+        choice = choose(self.scenario, options) if auto else Choice(ServerKind(options.server), "")
         try:
-            site = make_site(self.scenario, options, kind, lambda _: None)
+            site, _ = open_site(self.scenario, options, choice, lambda _: None)
             with _gpu_lock(needed=site.evidence is Evidence.GPU):
                 plan = Plan(
                     self.scenario,
@@ -105,12 +135,15 @@ class ScenarioItem(pytest.Item):
                     1,
                     default_out(),
                     f"pytest scenarios -k '{self.name}'",
-                    options.vllm or (self.scenario.try_with if kind is ServerKind.REHEARSAL else None),
+                    options.vllm
+                    or (self.scenario.try_with if site.kind in (ServerKind.REHEARSAL, ServerKind.LAB) else None),
                     os.environ.get("VLLM_API_KEY"),  # a server that we start takes it from the same environment
                 )
                 self.report = run(plan, lambda _: None, lambda *_: None, None)
         except Unsupported as error:
             pytest.skip(_with_hint(error))
+        # What travels with the result, also from the worker of another process.
+        self.user_properties.append(("vllm-repro-evidence", self.report.evidence))
         if self.report.interrupted:
             raise KeyboardInterrupt
         outcome = self._arm().trials[0]
@@ -131,7 +164,9 @@ class ScenarioItem(pytest.Item):
         if arm.expected is Expected.DIES and standing is Standing.BAD and told:
             # The open bug: pytest's own words for an expected failure, and the louder ones for an unexpected pass. Not for another
             # death: the marker would hide it.
-            self.add_marker(pytest.mark.xfail(reason=f"{self.scenario.issue} is declared for {self.report.version}"))
+            word = "REHEARSAL: " if self.report.rehearsal else ""
+            reason = f"{word}{self.scenario.issue} is declared for {self.report.version}"
+            self.add_marker(pytest.mark.xfail(reason=reason))
             if arm.result.result in (Result.REPRODUCES, Result.FLAKY):
                 raise SurpriseError(_explain(self.report, arm))
             if arm.result.result is Result.QUIET:

@@ -19,15 +19,16 @@ from vllm_repro.trigger import Condition
 from vllm_repro.verdict import Expected, Standing
 from vllm_repro.workload import Step
 
-__all__ = ["Arm", "Edit", "Model", "Needs", "Scenario", "Status"]
+__all__ = ["Arm", "Edit", "Lab", "LabShape", "Model", "Needs", "Scenario", "Status"]
 
 
 @dataclass(frozen=True)
 class Edit:
-    """One small change of the reported command, with the words that declared it."""
+    """One small change of the reported command, with the words that declared it, and why where a report is to say so."""
 
     words: str
     apply: Callable[[ServeCommand], ServeCommand] = field(compare=False)
+    why: str = ""
 
     def __str__(self) -> str:
         return self.words
@@ -82,6 +83,37 @@ class Model:
 
 
 @dataclass(frozen=True)
+class LabShape:
+    """The attention shape of the model that stands in."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    def __str__(self) -> str:
+        layers = f"{self.layers} layer" + ("s" if self.layers > 1 else "")
+        return f"{layers}, {self.heads} heads, {self.kv_heads} KV heads of {self.head_dim}"
+
+
+@dataclass(frozen=True)
+class Lab:
+    """How a scenario goes to the lab: a real release on the CPU, with its CUDA parts replaced.
+
+    mechanism: the part of the lab's plugin that does it. changes: edits of the reported command, each with its `why`; they come before an
+    arm's own. layers: of the dense stand-in, whose heads are those of the reported model. why: what makes it stand for that model.
+    """
+
+    mechanism: str
+    changes: Sequence[Edit]
+    layers: int
+    why: str
+
+    def shape(self, model: Model) -> LabShape:
+        return LabShape(self.layers, model.heads, model.kv_heads, model.head_dim)
+
+
+@dataclass(frozen=True)
 class Needs:
     """Hardware without which a boot means nothing. gpu_memory_gb per GPU; capability as CUDA counts it, for example 8.0."""
 
@@ -90,6 +122,10 @@ class Needs:
     capability: float | None = None
     nodes: int = 1
     memory_gb: float = 0
+
+    def __post_init__(self) -> None:
+        if min(self.gpus, self.gpu_memory_gb, self.memory_gb) < 0 or self.nodes < 1:
+            raise ValueError("needs are counts and sizes: 0 or more, and at least 1 node")
 
     def __str__(self) -> str:
         if not self.gpus:
@@ -117,6 +153,13 @@ class Status:
                 SpecifierSet(text)
             except InvalidSpecifier as error:
                 raise ValueError(f"{text!r} is no version specifier, such as '>=0.21.0,<0.24.0'") from error
+
+    def contradictions(self) -> set[str]:
+        """Versions that are named as a bound and fall under both."""
+        if not self.good:
+            return set()
+        bad, good = SpecifierSet(self.bad, prereleases=True), SpecifierSet(self.good, prereleases=True)
+        return {part.version for part in (*bad, *good) if part.version in bad and part.version in good}
 
     @property
     def open(self) -> bool:
@@ -172,6 +215,7 @@ class Scenario:
     signature: Signature
     arms: Sequence[Arm]
     related: Sequence[str] = ()
+    lab: Lab | None = None
 
     @property
     def issue_url(self) -> str:
@@ -189,6 +233,13 @@ class Scenario:
         """The reported command with the edits of `arm`; raises `CommandError` where one does not fit."""
         command = self.reported()
         for edit in arm.edits:
+            command = edit.apply(command)
+        return command
+
+    def command_in_lab(self, arm: Arm) -> ServeCommand:
+        """`command_of`, with the lab's changes first, so that an arm has the last word."""
+        command = self.reported()
+        for edit in (*(self.lab.changes if self.lab else ()), *arm.edits):
             command = edit.apply(command)
         return command
 

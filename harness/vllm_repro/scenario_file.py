@@ -25,7 +25,8 @@ from beartype.door import is_bearable
 from vllm_repro import vocabulary
 from vllm_repro.commands.flags import NoteLevel, unknown_flags
 from vllm_repro.errors import CommandError, ScenarioError
-from vllm_repro.scenario import Arm, Scenario
+from vllm_repro.lab.plugin.vllm_repro_lab.parts import MECHANISMS
+from vllm_repro.scenario import Arm, Lab, Scenario
 from vllm_repro.sizes import Size, resolve
 from vllm_repro.verdict import Expected, Standing
 from vllm_repro.workload import requests_of
@@ -40,6 +41,22 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mult: mul,
     ast.BitAnd: and_,
     ast.BitOr: or_,
+}
+
+
+_STAND_INS: Mapping[str, Any] = {
+    "id": "stand-in",
+    "issue": "owner/repository#1",
+    "title": "stand-in",
+    "command": "vllm serve stand-in",
+    "model": vocabulary.Model("stand-in", 1, 1, 1, 1, 1),
+    "needs": vocabulary.Needs(),
+    "status": vocabulary.Status(bad=">=0"),
+    "try_with": "0.1.0",
+    "workload": (vocabulary.completion(prompt="x"),),
+    "trigger": vocabulary.sent_with("x"),
+    "signature": vocabulary.signature(exception="X", message="", frames=("x",), phase="request"),
+    "arms": (vocabulary.arm("reported", vocabulary.dies),),
 }
 
 
@@ -76,6 +93,9 @@ class _Reader:
     names: dict[str, Any] = field(default_factory=lambda: dict(WORDS))
     lines: dict[str, int] = field(default_factory=dict)
     scenario_line: int = 1
+    imported: set[str] = field(default_factory=set)
+    partly: Scenario | None = None
+    made_up: set[str] = field(default_factory=set)
 
     def problem(self, line: int, text: str) -> _Bad:
         self.problems.append(Problem(self.file, line, text))
@@ -90,6 +110,7 @@ class _Reader:
                     pass
                 case ast.ImportFrom(module="vllm_repro.vocabulary"):
                     for alias in statement.names:
+                        self.imported.add(alias.name)
                         if alias.name not in WORDS:
                             self.problem(
                                 alias.lineno, f"the vocabulary has no {alias.name!r}{_near(alias.name, WORDS)}"
@@ -110,12 +131,15 @@ class _Reader:
             case ast.Constant():
                 return node.value
             case ast.Name(id=name):
+                if name in WORDS and name not in self.imported:
+                    self.problem(node.lineno, f"{name!r} is used and not imported from vllm_repro.vocabulary")
+                    self.imported.add(name)  # once is enough
                 if name in self.names:
                     return self.names[name]
                 return self.problem(node.lineno, f"unknown word {name!r}{_near(name, self.names)}")
             case ast.List(elts=items) | ast.Tuple(elts=items):
-                values = tuple(self.value(item) for item in items)
-                return _BAD if any(value is _BAD for value in values) else values
+                # A bad element is named already; the others can still be checked.
+                return tuple(value for item in items if (value := self.value(item)) is not _BAD)
             case ast.Dict(keys=keys, values=items) if all(keys):
                 pairs = [(self.value(key), self.value(item)) for key, item in zip(keys, items, strict=True) if key]
                 return _BAD if any(_BAD in pair for pair in pairs) else dict(pairs)
@@ -155,13 +179,31 @@ class _Reader:
             self._remember(node)
         where = {word.arg: word.value.lineno for word in node.keywords if word.arg}
         if self._arguments_wrong(node, node.func.id, target, arguments, keywords, where):
+            if target is Scenario:
+                self.partly = self._with_stand_ins(keywords)
             return _BAD
         if any(value is _BAD for value in (*arguments, *keywords.values())):
+            if target is Scenario:
+                self.partly = self._with_stand_ins(keywords)
             return _BAD
         try:
             return target(*arguments, **keywords)
         except (TypeError, ValueError) as error:
             return self.problem(node.lineno, f"{node.func.id}: {error}")
+
+    def _with_stand_ins(self, keywords: dict[str, Any]) -> Scenario | None:
+        """The scenario with what is missing or wrong made up, so that the rest can be checked; None where that makes no sense."""
+        hints = typing.get_type_hints(Scenario)
+        good = {
+            name: value
+            for name, value in keywords.items()
+            if name in hints and value is not _BAD and is_bearable(value, hints[name], conf=_NUMBERS)
+        }
+        self.made_up = set(_STAND_INS) - set(good)
+        try:
+            return Scenario(**{**_STAND_INS, **good})
+        except (TypeError, ValueError):
+            return None
 
     def _remember(self, node: ast.Call) -> None:
         self.scenario_line = node.lineno
@@ -239,46 +281,77 @@ def read(path: Path, text: str | None = None) -> tuple[Scenario | None, list[Pro
     if isinstance(value, Scenario):
         _check_meaning(reader, path, value)
         return value, sorted(reader.problems)
-    if value is not _BAD:
+    if reader.partly is not None:
+        _check_meaning(reader, path, reader.partly)
+    elif value is not _BAD:
         reader.problem(1, "`scenario` is not a Scenario(...)")
     return None, sorted(set(reader.problems))
 
 
 def _check_meaning(reader: _Reader, path: Path, scenario: Scenario) -> None:
-    """What each word cannot know by itself: that the parts fit together."""
+    """What each word cannot know by itself: that the parts fit together. What was made up is not held against anything."""
 
     def at(key: str) -> int:
         return reader.lines.get(key, reader.scenario_line)
 
+    def wrong(key: str, text: str, *with_keys: str) -> None:
+        if not reader.made_up & {key.partition("[")[0], *with_keys}:
+            reader.problem(at(key), text)
+
     if scenario.id != path.stem.replace("_", "-"):
-        reader.problem(at("id"), f"id {scenario.id!r} does not match the file's name {path.name!r}")
+        wrong("id", f"id {scenario.id!r} does not match the file's name {path.name!r}")
+    if not scenario.title.strip():
+        wrong("title", "the title is empty")
     for key, issues in (("issue", (scenario.issue,)), ("related", tuple(scenario.related))):
         for issue in issues:
             if not re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", issue):
-                reader.problem(at(key), f"{issue!r} is no upstream issue, such as 'vllm-project/vllm#41726'")
+                wrong(key, f"{issue!r} is no upstream issue, such as 'vllm-project/vllm#41726'")
     if scenario.status.standing(scenario.try_with) is not Standing.BAD:
-        reader.problem(
-            at("try_with"), f"try_with {scenario.try_with!r} is not among the bad releases ({scenario.status.bad})"
+        text = f"try_with {scenario.try_with!r} is not among the bad releases ({scenario.status.bad})"
+        wrong("try_with", text, "status")
+    for version in sorted(scenario.status.contradictions()):
+        wrong("status", f"{version} is both bad and good")
+    if not scenario.signature.frames:
+        wrong(
+            "signature", "a signature without frames matches too much: name the functions that the death goes through"
         )
     if not list(requests_of(tuple(scenario.workload))):
-        reader.problem(at("workload"), "the workload sends no request")
+        wrong("workload", "the workload sends no request")
     try:
         command = scenario.reported()
     except CommandError as error:
-        reader.problem(at("command") + error.line - 1, f"command: {error}")
+        if "command" not in reader.made_up:
+            reader.problem(at("command") + error.line - 1, f"command: {error}")
         return
     for unknown in unknown_flags(command, scenario.try_with):
         if unknown.level is not NoteLevel.UNLISTED:  # the table does not claim to hold every flag there is
             reader.problem(at("command"), f"command: {unknown}")
     if not scenario.arms:
-        reader.problem(at("arms"), "no arms: at least `arm('reported', dies)`")
+        wrong("arms", "no arms: at least `arm('reported', dies)`")
         return
     first = scenario.arms[0]
     if first.edits or first.expected is not Expected.DIES:
-        reader.problem(at("arms[0]"), "the first arm is the reported command itself: it `dies` and has no edits")
+        wrong("arms[0]", "the first arm is the reported command itself: it `dies` and has no edits")
+    if reader.made_up & {"command", "arms"}:
+        return  # arms edit the command; with either made up nothing can be said of them
+    if scenario.lab is not None:
+        _check_lab(reader, at("lab"), scenario, scenario.lab)
     seen: set[str] = set()
     for index, arm in enumerate(scenario.arms):
         _check_arm(reader, at(f"arms[{index}]"), scenario, arm, seen)
+
+
+def _check_lab(reader: _Reader, line: int, scenario: Scenario, lab: Lab) -> None:
+    if lab.mechanism not in MECHANISMS:
+        reader.problem(line, f"the lab has no mechanism {lab.mechanism!r}{_near(lab.mechanism, MECHANISMS)}")
+    for change in lab.changes:
+        if not change.why:
+            reader.problem(line, f"lab: `{change}` has no why=: the report lists each change with its reason")
+    for arm in scenario.arms:
+        try:
+            scenario.command_in_lab(arm)
+        except CommandError as error:
+            reader.problem(line, f"lab, arm {arm.name!r}: {error}")
 
 
 def _check_arm(reader: _Reader, line: int, scenario: Scenario, arm: Arm, seen: set[str]) -> None:
@@ -293,7 +366,9 @@ def _check_arm(reader: _Reader, line: int, scenario: Scenario, arm: Arm, seen: s
             if isinstance(request.prompt, int | Size) and resolve(request.prompt, command) < 1:
                 reader.problem(line, f"arm {arm.name!r}: {request} has no tokens")
     except (CommandError, ScenarioError) as error:
-        reader.problem(line, f"arm {arm.name!r}: {error}")
+        if str(error) not in seen:  # a mistake in the shared workload is not one of every arm
+            reader.problem(line, f"arm {arm.name!r}: {error}")
+            seen.add(str(error))
 
 
 def check_file(path: Path) -> list[Problem]:

@@ -1,7 +1,7 @@
 """Where servers come from in one run: the kind, decided once, and a server for each trial.
 
-`choose` answers `--server auto`: Docker when an engine has what the scenario needs, else a local vLLM with the GPUs it needs, else (a
-later kind) the lab, else the rehearsal engine. It says which and why, since what a run is evidence of depends on it.
+`choose` answers `--server auto`: Docker when an engine has what the scenario needs, else a local vLLM with the GPUs it needs, else the
+lab where the scenario has one, else the rehearsal engine. It says which and why, since what a run is evidence of depends on it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from vllm_repro.servers.docker import DockerServer
 from vllm_repro.servers.docker_engine import connect, image_facts, our_labels
 from vllm_repro.servers.process import ProcessServer, free_port
 
-__all__ = ["Choice", "Options", "Site", "choose", "default_image", "make_site", "weights_for"]
+__all__ = ["Choice", "Options", "Site", "choose", "default_image", "make_site", "open_site", "weights_for"]
 
 Say = Callable[[str], None]
 
@@ -315,6 +315,10 @@ def choose(scenario: Scenario, options: Options) -> Choice:
         why = "no vllm is installed here, and no image of it" if not needs.gpus else "no vllm is installed here"
     else:
         why = missing
+    if scenario.lab is not None and not options.model and options.weights != "real":
+        version = options.vllm or scenario.try_with
+        there = "is in the cache" if ReleaseCache().get(version) else "can be installed into the cache"
+        return Choice(ServerKind.LAB, f"{why}, and vLLM {version} {there}")
     return Choice(ServerKind.REHEARSAL, why)
 
 
@@ -332,13 +336,31 @@ def _docker_has(scenario: Scenario, options: Options, missing: str) -> str:
 
 def make_site(scenario: Scenario, options: Options, kind: ServerKind, say: Say, *, rehearsal_url: bool = False) -> Site:
     """The site of one run. Raises `UsageError`, `InfraError` or `Unsupported` before anything is started."""
+    from vllm_repro.lab.site import LabSite  # here, because it builds on this module
+
     makers: Mapping[ServerKind, Callable[[], Site]] = {
         ServerKind.REHEARSAL: lambda: RehearsalSite(options, scenario),
         ServerKind.PROCESS: lambda: ProcessSite(options, scenario, say),
         ServerKind.DOCKER: lambda: DockerSite(options, scenario),
         ServerKind.ATTACH: lambda: AttachSite(options, scenario, rehearsal=rehearsal_url),
+        ServerKind.LAB: lambda: LabSite(options, scenario, say),
     }
     maker = makers.get(kind)
     if maker is None:
         raise Unsupported(f"{scenario.id} has no {kind} server", hint="--server rehearsal, process, docker or attach")
     return maker()
+
+
+def open_site(
+    scenario: Scenario, options: Options, choice: Choice, say: Say, *, rehearsal_url: bool = False
+) -> tuple[Site, str]:
+    """The site of `choice`, and the sentence that says why it is that one.
+
+    Where `auto` picked the lab and its release cannot be installed, that is the rehearsal. Raises as `make_site`.
+    """
+    try:
+        return make_site(scenario, options, choice.kind, say, rehearsal_url=rehearsal_url), choice.why
+    except InfraError as error:
+        if options.server != "auto" or choice.kind is not ServerKind.LAB:
+            raise
+        return make_site(scenario, options, ServerKind.REHEARSAL, say), f"the lab cannot be set up: {error}"

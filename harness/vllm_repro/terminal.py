@@ -14,7 +14,7 @@ from typing import TextIO
 
 from vllm_repro.assess import Conclusion
 from vllm_repro.report.model import RunReport
-from vllm_repro.report.wording import boundary, death_line, engine_word, seconds
+from vllm_repro.report.wording import boundary, death_line, engine_word, folded, seconds
 from vllm_repro.scenario import Arm
 
 __all__ = ["Progress", "summary"]
@@ -80,10 +80,16 @@ def summary(report: RunReport) -> str:
     lines += [f"{report.scenario}   {report.issue}   {version}   declared: {report.status}", ""]
     rows: list[tuple[str, ...]] = [("arm", "boot", "boundary", "engine", "outcome")]
     for arm in report.arms:
-        for trial in arm.trials:
+        for trial, times in folded(arm.trials):
             signature = f", {trial.death.signature}" if trial.death and trial.death.signature else ""
             rows.append(
-                (arm.name, seconds(trial.boot_s), boundary(trial), engine_word(trial), trial.outcome + signature)
+                (
+                    arm.name,
+                    seconds(trial.boot_s),
+                    boundary(trial),
+                    engine_word(trial),
+                    trial.outcome + signature + times,
+                )
             )
     lines += _columns(rows, (24, 8, 60, 28, 24))
     telling = [trial for arm in report.arms for trial in arm.trials if trial.death] or [
@@ -95,7 +101,8 @@ def summary(report: RunReport) -> str:
             lines.append(f"  {seen}")
     lines += [
         "",
-        f"verdict: {report.verdict.verdict}, {expected}: {report.verdict.because}",
+        f"verdict: {report.verdict.verdict}{' (REHEARSAL)' if report.rehearsal else ''}, {expected}",
+        f"         {report.verdict.because}",
         f"report:  {report.folder / 'report.md'}",
         f"again:   {report.reproduce}",
     ]

@@ -18,7 +18,7 @@ import httpx
 
 from vllm_repro.assess import Conclusion, Seen, assess
 from vllm_repro.client import Answer, Client
-from vllm_repro.errors import InfraError, ReproError, Unsupported
+from vllm_repro.errors import HarnessBug, InfraError, ReproError, Unsupported
 from vllm_repro.journal import Journal
 from vllm_repro.launch import Launch
 from vllm_repro.metrics import Reading, steps_between
@@ -80,6 +80,8 @@ async def run_trial(trial: Trial) -> Conclusion:
         await _boot_and_work(trial)
     except Unsupported as error:
         trial.seen.unsupported = f"{error}" + (f" ({error.hint})" if error.hint else "")
+    except HarnessBug:
+        raise
     except ReproError as error:
         trial.seen.infra = f"{error}" + (f" ({error.hint})" if error.hint else "")
     except asyncio.CancelledError:
@@ -130,7 +132,12 @@ async def _boot_and_work(trial: Trial) -> None:
     ):
         trial.seen.signs = watch.signs
         try:
-            if await watch.until_ready():
+            ready = await watch.until_ready()
+            booted = trial.server.booted(facts, ready=ready)
+            if booted != facts:
+                trial.seen.facts = booted
+                trial.journal.write("server-booted", **trial.label, facts=booted)
+            if ready:
                 trial.seen.boot_s = time.monotonic() - launched
                 trial.seen.ready = True
                 trial.seen.version = await _version(client)
@@ -233,6 +240,12 @@ def _one_message(text: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}]}
 
 
+def _telling(body: dict[str, Any], prompt: Prompt) -> dict[str, Any]:
+    """The body as a report shows it: a prompt that was made to a length is that length, not its text."""
+    made = dict.fromkeys(prompt.body, f"({prompt.tokens:,} tokens)") if prompt.tokens else {}
+    return {key: made.get(key, value) for key, value in body.items() if key not in ("model", "stream_options")}
+
+
 async def _send(trial: Trial, client: Client, watch: Watch, model: str, request: Request, prompt: Prompt) -> None:
     body: dict[str, Any] = {
         "model": model,
@@ -251,7 +264,14 @@ async def _send(trial: Trial, client: Client, watch: Watch, model: str, request:
     index = len(trial.seen.asked)
     trial.seen.asked.append(asked)
     trial.journal.write(
-        "request-sent", **trial.label, name=name, prompt_tokens=prompt.tokens, tokenize_calls=prompt.calls, fields=extra
+        "request-sent",
+        **trial.label,
+        name=name,
+        endpoint=request.endpoint,
+        prompt_tokens=prompt.tokens,
+        tokenize_calls=prompt.calls,
+        fields=extra,
+        body=_telling(body, prompt),
     )
     watch.in_flight += 1
     try:

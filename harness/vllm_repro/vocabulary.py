@@ -14,13 +14,14 @@ from typing import Literal
 from vllm_repro.autopsy.diagnosis import Phase
 from vllm_repro.autopsy.signature import Signature
 from vllm_repro.commands.command import ServeCommand
-from vllm_repro.scenario import Arm, Edit, Model, Needs, Scenario, Status
+from vllm_repro.scenario import Arm, Edit, Lab, Model, Needs, Scenario, Status
 from vllm_repro.sizes import flag
 from vllm_repro.trigger import attention_backend, chunked_prefill, continuation_over, sent_with
 from vllm_repro.verdict import Expected
 from vllm_repro.workload import Step, chat, completion, pause, together
 
 __all__ = [
+    "Lab",
     "Model",
     "Needs",
     "Scenario",
@@ -48,22 +49,22 @@ lives = Expected.LIVES
 untriggered = Expected.UNTRIGGERED
 
 
-def with_flags(*words: str) -> Edit:
+def with_flags(*words: str, why: str = "") -> Edit:
     """Adds flags, or replaces those of the same name: `with_flags("--max-num-batched-tokens 8192")`."""
 
     def apply(command: ServeCommand) -> ServeCommand:
         return command.with_flags(*words)
 
-    return Edit("with " + " ".join(words), apply)
+    return Edit("with " + " ".join(words), apply, why)
 
 
-def without(*names: str) -> Edit:
+def without(*names: str, why: str = "") -> Edit:
     """Takes flags away: `without("--speculative-config")`."""
 
     def apply(command: ServeCommand) -> ServeCommand:
         return command.without(*names)
 
-    return Edit("without " + " ".join(names), apply)
+    return Edit("without " + " ".join(names), apply, why)
 
 
 def signature(

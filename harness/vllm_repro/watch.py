@@ -113,7 +113,7 @@ class Watch:
         Raises `InfraError` where the answer is somebody else's.
         """
         began = time.monotonic()
-        while not self.dead.is_set():
+        while not self.dead.is_set() and not (self.exit is not None and self.exit.lost):
             if await self._health_status() == 200 and not self.dead.is_set():
                 if stranger := await asyncio.to_thread(self.server.stranger):
                     raise InfraError(f"another server answers at {self.server.base_url}: {stranger}")

@@ -13,6 +13,7 @@ at their head, so that no prefix cache shortens them behind the scenario's back.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,6 +71,8 @@ Step = Request | Together | Pause
 
 
 def _checked(prompt: int | Size | str, max_tokens: int) -> None:
+    if isinstance(prompt, str) and re.fullmatch(r"\s*[\d.,_]+\s*[kKmM]?\s*", prompt):
+        raise ValueError(f"the prompt {prompt!r} is a text; a size in tokens is a number without quotes")
     if isinstance(prompt, int) and prompt < 1:
         raise ValueError(f"a prompt of {prompt} tokens cannot be sent")
     if max_tokens < 1:

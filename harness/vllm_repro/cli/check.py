@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from vllm_repro.catalogue import scenario_files
+from vllm_repro.catalogue import scenario_files, scenario_files_below
 from vllm_repro.cli.common import Subparsers, print_json, verb
 from vllm_repro.errors import UsageError
 from vllm_repro.scenario_file import Problem, check_file
@@ -35,8 +35,12 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         for problem in problems:
             print(problem)
-        print(f"{len(files)} files, {len(problems)} problems", file=sys.stderr)
+        print(f"{_counted(len(files), 'file')}, {_counted(len(problems), 'problem')}", file=sys.stderr)
     return 1 if problems else 0
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _files(paths: list[Path]) -> list[Path]:
@@ -45,7 +49,10 @@ def _files(paths: list[Path]) -> list[Path]:
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
-            found += scenario_files(path)
+            inside = scenario_files_below(path)
+            if not inside:
+                raise UsageError(f"there is no scenario file in {path}", hint="name scenario files or folders of them")
+            found += inside
         elif path.is_file():
             found.append(path)
         else:

@@ -9,7 +9,7 @@ from pathlib import Path
 from vllm_repro.autopsy.diagnosis import Diagnosis, diagnose
 from vllm_repro.autopsy.logtext import read_lines
 from vllm_repro.autopsy.signature import How, compare
-from vllm_repro.catalogue import all_scenarios
+from vllm_repro.catalogue import all_scenarios, to_stderr
 from vllm_repro.cli.common import Subparsers, print_json, verb
 from vllm_repro.errors import UsageError
 
@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     diagnosis = _read(arguments.file)
     matches = []
     if diagnosis.exception is not None:
-        for scenario in all_scenarios():
+        for scenario in all_scenarios(warn=to_stderr):
             how = compare(scenario.signature, diagnosis).how
             if how is not How.OTHER:
                 matches.append((scenario, how))

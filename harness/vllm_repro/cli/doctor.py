@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from vllm_repro import leftovers
-from vllm_repro.catalogue import all_scenarios
+from vllm_repro.catalogue import all_scenarios, to_stderr
 from vllm_repro.cli.common import Subparsers, print_json, verb
 from vllm_repro.errors import InfraError, ReproError
 from vllm_repro.machine import gpus, look
@@ -18,6 +18,7 @@ from vllm_repro.processes import state_folder
 from vllm_repro.releases.knowledge import human_size
 from vllm_repro.releases.localvllm import local_vllm
 from vllm_repro.releases.provision import ReleaseCache
+from vllm_repro.servers.base import ServerKind
 from vllm_repro.servers.docker_engine import connect
 from vllm_repro.servers.process import free_port
 from vllm_repro.site import Options, choose
@@ -109,10 +110,17 @@ def findings() -> Iterator[Finding]:
         not left,
         "; ".join(left) + "; vllm-repro clean --yes" if left else f"records in {state_folder()}",
     )
-    for scenario in all_scenarios():
+    for scenario in all_scenarios(warn=to_stderr):
         try:
             choice = choose(scenario, Options())
-            yield Finding(scenario.id, True, f"would run by {choice.kind}: {choice.why}")
+            real = choice.kind is not ServerKind.REHEARSAL
+            how = "would run" if real else "can only be rehearsed"
+            hint = (
+                ""
+                if real or scenario.needs.gpus
+                else f"; --server process --vllm {scenario.try_with} runs the real one"
+            )
+            yield Finding(scenario.id, real, f"{how} by {choice.kind}: {choice.why}{hint}")
         except ReproError as error:
             yield Finding(scenario.id, False, str(error))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from vllm_repro.catalogue import all_scenarios
+from vllm_repro.catalogue import all_scenarios, to_stderr
 from vllm_repro.cli.common import Subparsers, print_json, verb
 
 
@@ -13,7 +13,7 @@ def add(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    scenarios = all_scenarios()
+    scenarios = all_scenarios(warn=to_stderr)
     if arguments.json:
         print_json(
             [

@@ -6,9 +6,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from packaging.version import InvalidVersion, Version
+
 from vllm_repro.site import Options
 
-__all__ = ["add_server_options", "server_options"]
+__all__ = ["add_server_options", "number", "release", "seconds", "server_options"]
 
 _ALL = ("server", "url", "image", "vllm", "model", "weights", "port", "log")
 
@@ -18,7 +20,7 @@ def add_server_options(parser: argparse.ArgumentParser, which: Sequence[str] = _
     if "server" in which:
         parser.add_argument(
             "--server",
-            choices=("auto", "docker", "process", "attach", "rehearsal"),
+            choices=("auto", "docker", "process", "lab", "attach", "rehearsal"),
             default="auto",
             help="where the vLLM comes from (default: auto, which says what it picked and why)",
         )
@@ -28,7 +30,10 @@ def add_server_options(parser: argparse.ArgumentParser, which: Sequence[str] = _
         parser.add_argument("--image", metavar="I", help="the image to run (default: the official one of the release)")
     if "vllm" in which:
         parser.add_argument(
-            "--vllm", metavar="V", help="the release, for example 0.23.0; a process server installs it into a cache"
+            "--vllm",
+            type=release,
+            metavar="V",
+            help="the release, such as 0.23.0; a process server or the lab installs it into a cache",
         )
     if "model" in which:
         parser.add_argument("--model", metavar="M", help="a model folder or name in place of the scenario's stand-in")
@@ -42,11 +47,34 @@ def add_server_options(parser: argparse.ArgumentParser, which: Sequence[str] = _
         )
 
 
+def number(text: str, *, least: int, most: int, what: str) -> int:
+    """A whole number of an option, or argparse's error in words of ours."""
+    if not text.strip().lstrip("-").isdigit() or not least <= int(text) <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} is no {what}")
+    return int(text)
+
+
 def _port(text: str) -> int:
-    port = int(text)
-    if not 0 < port < 65536:
-        raise argparse.ArgumentTypeError(f"{text} is no port")
-    return port
+    return number(text, least=1, most=65535, what="port")
+
+
+def seconds(text: str) -> float:
+    """More than 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+    return value
+
+
+def release(text: str) -> str:
+    """`0.23.0`, or `v0.23.0` as images are tagged."""
+    try:
+        return str(Version(text.removeprefix("v")))
+    except InvalidVersion:
+        raise argparse.ArgumentTypeError(f"{text!r} is no release, such as 0.23.0") from None
 
 
 def server_options(arguments: argparse.Namespace) -> Options:

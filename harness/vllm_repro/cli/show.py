@@ -10,13 +10,14 @@ from vllm_repro.cli.common import Subparsers, print_json, verb
 from vllm_repro.cli.options import add_server_options, server_options
 from vllm_repro.commands.compose_file import compose_text, service
 from vllm_repro.errors import InfraError
+from vllm_repro.lab.site import shown as lab_text
 from vllm_repro.launch import Weights, container_launch, process_launch
 from vllm_repro.scenario import Arm, Scenario
 from vllm_repro.servers.base import Evidence
 from vllm_repro.servers.docker_engine import connect, image_facts
 from vllm_repro.site import Options, default_image, weights_for
 
-STYLES = ("docker", "serve", "compose")
+STYLES = ("docker", "serve", "compose", "lab")
 SHOWN_PORT = 8000
 
 
@@ -48,8 +49,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def command_text(scenario: Scenario, arm: Arm, options: Options, style: str) -> str:
     """The command of `arm` as a run would start it, on the port that the command line names, or 8000."""
-    weights = weights_for(scenario, options)
     port = options.port or SHOWN_PORT
+    if style == "lab":
+        return lab_text(scenario, arm, options, port)
+    weights = weights_for(scenario, options)
     evidence = Evidence.GPU if scenario.needs.gpus else Evidence.CPU
     if style == "serve":
         launch = process_launch(scenario, arm, vllm=("vllm",), env={}, weights=weights, port=port, evidence=evidence)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -99,6 +100,8 @@ def _arm(recording: Recording, declared: Mapping[str, Any], redactor: Redactor) 
     ended = [entry for entry in recording.of("trial-ended") if entry["arm"] == name]
     begun = next((entry for entry in recording.of("trial-started") if entry["arm"] == name), None)
     server = next((entry for entry in recording.of("server-started") if entry["arm"] == name), None)
+    # What only a booted server could tell; it has all that its start had.
+    server = next((entry for entry in recording.of("server-booted") if entry["arm"] == name), server)
     trials = tuple(_trial(entry, redactor) for entry in ended)
     unexplained = sum(trial.death is not None and trial.death.signature is None for trial in trials)
     result = arm_result(
@@ -111,7 +114,19 @@ def _arm(recording: Recording, declared: Mapping[str, Any], redactor: Redactor) 
         _server(begun, server, trials, redactor),
         trials,
         declared.get("why", ""),
+        tuple(declared.get("edits") or ()),
+        _requests(recording, name, redactor),
     )
+
+
+def _requests(recording: Recording, arm: str, redactor: Redactor) -> tuple[str, ...]:
+    """What the first trial of an arm sent, a sentence a request."""
+    sent: list[str] = []
+    for entry in recording.of("request-sent"):
+        if entry["arm"] == arm and entry["trial"] == 1:
+            body = json.dumps(entry.get("body", {}), ensure_ascii=False)
+            sent.append(redactor.text(f"{entry['name']}: POST {entry.get('endpoint', '')} {body}"))
+    return tuple(sent)
 
 
 def _server(
@@ -125,7 +140,7 @@ def _server(
         "vllm_version": next((trial.version for trial in trials if trial.version), None),
         "argv": redactor.deep(facts.get("argv") or []),
         "env": redactor.deep(facts.get("env") or {}),
-        "replaced": [],
+        "replaced": redactor.deep(facts.get("replaced") or []),
     }
 
 

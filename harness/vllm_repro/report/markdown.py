@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner
-from vllm_repro.report.wording import boundary, death_line, engine_word, seconds
+from vllm_repro.report.replaced import replaced_section
+from vllm_repro.report.wording import boundary, death_line, engine_word, folded, seconds
 
-__all__ = ["cell", "fence", "markdown"]
+__all__ = ["cell", "code", "fence", "markdown"]
 
 
 def fence(text: str, language: str = "") -> str:
@@ -22,8 +23,16 @@ def cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
+def code(text: str) -> str:
+    """Text as inline code, on one line."""
+    line = " ".join(text.split())
+    longest = max((len(run) for run in re.findall(r"`+", line)), default=0)
+    marks = "`" * (longest + 1)
+    return f"{marks} {line} {marks}" if longest else f"{marks}{line}{marks}"
+
+
 def markdown(report: RunReport) -> str:
-    parts = [f"# {report.scenario}: {report.verdict.verdict}"]
+    parts = [f"# {report.scenario}: {report.verdict.verdict}{_simulated(report)}"]
     if notice := banner(report.evidence, report.version):
         parts.append(f"> **{notice}**")
     if report.interrupted:
@@ -34,6 +43,8 @@ def markdown(report: RunReport) -> str:
         f"{report.title} ([{report.issue}]({report.issue_url})), vLLM {report.version or 'of unknown version'}."
     )
     parts.append(f"**{report.verdict.verdict}** ({_expected(report)}): {report.verdict.because}.")
+    if cause := next((t for arm in report.arms for t in arm.trials if t.death and t.death.exception), None):
+        parts.append(f"Cause: {code(cause.why)}")
     parts.append(_table(report))
     parts.append(f"Trigger: `{report.trigger}`. Declared: {report.status}.")
     for arm in report.arms:
@@ -42,8 +53,14 @@ def markdown(report: RunReport) -> str:
             break
     parts.append("## Proof that the boundary was crossed, or not")
     parts.append("\n".join(_proof(arm) for arm in report.arms if arm.trials))
+    if any(arm.requests for arm in report.arms):
+        parts.append("## Requests")
+        parts.append(_requests(report))
     parts.append("## Commands")
-    parts += [_command(arm) for arm in report.arms if arm.command]
+    first = next((arm for arm in report.arms if arm.command), None)
+    parts += [_command(arm, None if arm is first else first) for arm in report.arms if arm.command]
+    if replaced := replaced_section(report):
+        parts.append(replaced)
     if report.infra:
         parts.append("## Trouble of the host\n\n" + "\n".join(f"- {cell(text)}" for text in report.infra))
     parts.append("## Environment")
@@ -53,6 +70,10 @@ def markdown(report: RunReport) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _simulated(report: RunReport) -> str:
+    return {"rehearsal": " (REHEARSAL)", "lab": " (LAB)"}.get(report.evidence, "")
+
+
 def _expected(report: RunReport) -> str:
     return {True: "as expected", False: "a surprise", None: "undecided"}[report.verdict.expected]
 
@@ -60,11 +81,11 @@ def _expected(report: RunReport) -> str:
 def _table(report: RunReport) -> str:
     rows = ["| arm | boot | boundary | engine | outcome | result |", "|---|---|---|---|---|---|"]
     for arm in report.arms:
-        for trial in arm.trials:
+        for trial, times in folded(arm.trials):
             signature = f", {trial.death.signature}" if trial.death and trial.death.signature else ""
             rows.append(
                 f"| {arm.name} | {seconds(trial.boot_s)} | {cell(boundary(trial))} | {cell(engine_word(trial))} "
-                f"| {trial.outcome}{signature} | {_result(arm)} |"
+                f"| {trial.outcome}{signature}{times} | {_result(arm)} |"
             )
         if not arm.trials:
             rows.append(f"| {arm.name} | | | | not run | |")
@@ -99,8 +120,30 @@ def _proof(arm: ArmReport) -> str:
     return "\n".join(lines)
 
 
-def _command(arm: ArmReport) -> str:
-    text = f"`{arm.name}`" + (f": {arm.why}" if arm.why else "") + "\n\n" + fence(arm.command, "console")
+def _requests(report: RunReport) -> str:
+    """What each arm sent, once for all arms that sent the same."""
+    senders: dict[tuple[str, ...], list[str]] = {}
+    for arm in report.arms:
+        if arm.requests:
+            senders.setdefault(arm.requests, []).append(f"`{arm.name}`")
+    lines = []
+    for requests, names in senders.items():
+        lines.append(f"{', '.join(names)}:\n")
+        lines += [f"{number}. {cell(request)}" for number, request in enumerate(requests, 1)]
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+def _command(arm: ArmReport, first: ArmReport | None) -> str:
+    """The command in full, or what it changes of the first arm's."""
+    why = f": {arm.why}" if arm.why else ""
+    if first is not None:
+        return (
+            f"`{arm.name}`{why}\n\nAs `{first.name}`, "
+            + (" and ".join(code(edit) for edit in arm.edits) if arm.edits else "with other requests")
+            + "."
+        )
+    text = f"`{arm.name}`{why}\n\n" + fence(arm.command, "console")
     if arm.server.get("digest"):
         text += f"\n\nImage `{arm.server['image']}`, digest `{arm.server['digest']}`."
     if arm.differences:

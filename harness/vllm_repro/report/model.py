@@ -71,6 +71,8 @@ class ArmReport:
     server: Mapping[str, Any]
     trials: tuple[TrialReport, ...]
     why: str = ""
+    edits: tuple[str, ...] = ()
+    requests: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -86,6 +88,7 @@ class ArmReport:
             "expected": self.expected.value,
             "command": self.command,
             "differences": list(self.differences),
+            "requests": list(self.requests),
             "server": dict(self.server),
             "result": self.result.result.value,
             "k": self.result.crashed,

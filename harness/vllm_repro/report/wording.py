@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from vllm_repro.outcome import Outcome
 from vllm_repro.report.model import TrialReport
 
-__all__ = ["boundary", "death_line", "engine_word", "latency", "seconds"]
+__all__ = ["boundary", "death_line", "engine_word", "folded", "latency", "seconds"]
+
+
+def folded(trials: Sequence[TrialReport]) -> list[tuple[TrialReport, str]]:
+    """One row a trial, or, from four trials on, one row an outcome with its count."""
+    if len(trials) < 4:
+        return [(trial, "") for trial in trials]
+    first = {trial.outcome: trial for trial in reversed(trials)}
+    return [(trial, f" x {sum(t.outcome is outcome for t in trials)}") for outcome, trial in first.items()]
 
 
 def seconds(value: float | None) -> str:

@@ -58,6 +58,17 @@ class Exit:
 
 
 @dataclass(frozen=True)
+class Replaced:
+    """One name of a release that does not run as it was written. file: below the folder of packages. effect: on the bug."""
+
+    name: str
+    file: str
+    sha256: str
+    why: str
+    effect: str
+
+
+@dataclass(frozen=True)
 class ServerFacts:
     """What was really run, for journal and report. `argv` is the whole command; `env` only what was set on top."""
 
@@ -69,6 +80,7 @@ class ServerFacts:
     digest: str | None = None
     pid: int | None = None
     container_id: str | None = None
+    replaced: tuple[Replaced, ...] = ()
 
 
 class Server(ABC):
@@ -81,6 +93,10 @@ class Server(ABC):
     @abstractmethod
     async def start(self) -> ServerFacts:
         """Launches it. Raises `Unsupported` or `InfraError`, and then nothing is left behind."""
+
+    def booted(self, facts: ServerFacts, *, ready: bool) -> ServerFacts:
+        """`facts` with what only the booted server could tell. Called when it is ready, or will not be. Raises as `start` does."""
+        return facts
 
     @abstractmethod
     async def exited(self) -> Exit:

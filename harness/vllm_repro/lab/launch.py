@@ -1,0 +1,61 @@
+"""From a scenario's arm to what runs in the lab, with every difference from the report. Pure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vllm_repro.commands.command import ServeCommand
+from vllm_repro.errors import UsageError
+from vllm_repro.launch import CPU_ENV, LOOPBACK, OFFLINE_ENV, Launch
+from vllm_repro.scenario import Arm, Scenario
+from vllm_repro.servers.base import Evidence, ServerKind
+
+__all__ = ["graph_mode", "lab_launch", "no_lab"]
+
+
+def graph_mode(command: ServeCommand) -> str:
+    """The CUDA graph mode that the command line asks for, in capitals; empty where the default decides."""
+    return (command.get("--compilation-config.cudagraph_mode") or "").upper()
+
+
+def no_lab(scenario: Scenario) -> UsageError:
+    return UsageError(
+        f"{scenario.id} does not say how it goes to the lab",
+        hint="--server process or docker run it as reported; --server rehearsal shows it at work without the hardware",
+    )
+
+
+def lab_launch(
+    scenario: Scenario, arm: Arm, *, vllm: tuple[str, ...], plugin: Path, model: Path, facts: Path | None, port: int
+) -> Launch:
+    """`vllm` is how the release's command is called; the plugin in the folder `plugin` writes what it replaces to `facts`.
+
+    Raises `UsageError` for a scenario that does not say how it goes to the lab.
+    """
+    lab = scenario.lab
+    if lab is None:
+        raise no_lab(scenario)
+    command = scenario.command_in_lab(arm)
+    differences = [
+        "LAB: vLLM's own code on a CPU; server.replaced names each part that stands in for CUDA",
+        f"model: dummy weights in the shape {lab.shape(scenario.model)}, in place of the reported one ({lab.why})",
+        *(f"{change}: {change.why}" for change in lab.changes),
+        "on the CPU, with " + ", ".join(f"{name}={value}" for name, value in CPU_ENV.items()),
+        "VLLM_USE_V2_MODEL_RUNNER=0: the reported release used the first model runner",
+        "VLLM_DEBUG_WORKSPACE=1: vLLM's own lines about the workspace's size",
+        f"bound to {LOOPBACK}, on a free port",
+    ]
+    command = command.with_model(str(model)).with_flags("--load-format dummy", f"--host {LOOPBACK}", f"--port {port}")
+    variables = {
+        **dict(command.env),
+        **CPU_ENV,
+        **OFFLINE_ENV,
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+        "VLLM_DEBUG_WORKSPACE": "1",
+        "PYTHONPATH": str(plugin),
+        "REPRO_LAB_MECHANISM": lab.mechanism,
+        **({"REPRO_LAB_GRAPHS": graph_mode(command)} if graph_mode(command) else {}),
+        **({"REPRO_LAB_FACTS": str(facts)} if facts is not None else {}),
+    }
+    argv = (*vllm, "serve", *command.argv())
+    return Launch(ServerKind.LAB, Evidence.LAB, command, argv, variables, differences=tuple(differences), port=port)

@@ -1,0 +1,162 @@
+"""PyTorch stand-ins for vLLM's five TurboQuant kernels: the same bytes in the cache, the same formulas.
+
+A slot of the cache, for one token and one head, is `[key | value]` in bytes. A key is D indices of `MSE_BITS` bits into the centroids and
+its norm in float16 (or D bytes of fp8); a value is D numbers of `VQB` bits, then their scale and their lowest in float16. `KPS` is where
+the value begins.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, TypeAlias
+
+import torch
+
+__all__ = ["StandIn", "decode_splits", "merge_splits", "store_fp8", "store_mse", "unpack_cache"]
+
+Grid: TypeAlias = tuple[int, ...]
+Call: TypeAlias = SimpleNamespace
+"""A call's arguments under the names of the kernel's parameters."""
+
+_LAUNCH_OPTIONS = {"num_warps", "num_stages", "waves_per_eu", "matrix_instr_nonkdim", "kpack"}
+
+
+class StandIn:
+    """Called as Triton calls a kernel, `kernel[grid](...)`. Arguments are bound by the names in the kernel's own signature, so that
+    a release may pass them in another order, or more of them."""
+
+    def __init__(self, kernel: Callable[..., None], body: Callable[[Grid, Call], None]) -> None:
+        self._signature = inspect.signature(kernel)
+        self._body = body
+
+    def __getitem__(self, grid: Grid) -> Callable[..., None]:
+        def launch(*args: Any, **keywords: Any) -> None:
+            given = {name: value for name, value in keywords.items() if name not in _LAUNCH_OPTIONS}
+            bound = self._signature.bind(*args, **given)
+            bound.apply_defaults()
+            self._body(grid, SimpleNamespace(**bound.arguments))
+
+        return launch
+
+
+def store_mse(_: Grid, call: Call) -> None:
+    """Packs each rotated key as the indices of its nearest centroids, with its norm; and its value."""
+    indices = torch.searchsorted(call.Midpoints_ptr.contiguous(), call.Y_ptr.contiguous(), right=True)
+    _store(call, torch.cat([_pack(indices, call.MSE_BITS), _halves(call.Norms_ptr)], -1))
+
+
+def store_fp8(_: Grid, call: Call) -> None:
+    """Keeps each key in fp8; packs its value."""
+    _store(call, call.Key_ptr.to(torch.float8_e4m3fn).view(torch.uint8))
+
+
+def unpack_cache(grid: Grid, call: Call) -> None:
+    """Unpacks the first `grid[0]` tokens of one request into K and V, both (1, heads, tokens, D) in float16."""
+    tokens = grid[0]
+    keys, values = _unpack_tokens(call, call.Block_table_ptr[0], tokens)
+    call.K_out_ptr[0, :, :tokens] = keys.transpose(0, 1).to(torch.float16)
+    call.V_out_ptr[0, :, :tokens] = values.transpose(0, 1).to(torch.float16)
+
+
+def decode_splits(grid: Grid, call: Call) -> None:
+    """Attention of one query a row over its cached tokens, in `NUM_KV_SPLITS` splits: output and log-sum-exp of each."""
+    lengths = [int(length) for length in call.Seq_lens_ptr[: grid[0]]]
+    # Rows that share one block table (stride 0) are the tokens of one short continuation: its cache is unpacked once.
+    shared = _unpack_tokens(call, call.Block_table_ptr[0], max(lengths)) if call.stride_bt_b == 0 else None
+    for row, length in enumerate(lengths):
+        if length <= 0:
+            continue
+        keys, values = shared or _unpack_tokens(call, call.Block_table_ptr[row], length)
+        query = call.Q_rot_ptr[row].float().reshape(call.NUM_KV_HEADS, call.KV_GROUP_SIZE, call.HEAD_DIM)
+        scores = torch.einsum("hgd,nhd->hgn", query, keys[:length]) * call.ATTN_SCALE
+        step = -(-length // call.NUM_KV_SPLITS)
+        for split, start in enumerate(range(0, length, step)):
+            part = scores[..., start : start + step]
+            total = torch.logsumexp(part, -1, keepdim=True)
+            out = torch.einsum("hgn,nhd->hgd", torch.exp(part - total), values[start : min(start + step, length)])
+            call.Mid_o_ptr[row, :, split, : call.HEAD_DIM] = out.flatten(0, 1)
+            call.Mid_o_ptr[row, :, split, call.HEAD_DIM] = total.flatten()
+
+
+def merge_splits(grid: Grid, call: Call) -> None:
+    """Merges the splits of each row by their log-sum-exp."""
+    for row, length in enumerate(int(length) for length in call.B_Seqlen[: grid[0]]):
+        if length <= 0:
+            continue
+        step = -(-length // call.NUM_KV_SPLITS)
+        splits = call.Mid_O[row, :, : -(-length // step)]
+        weights = splits[..., call.Lv]
+        total = torch.logsumexp(weights, -1)
+        merged = (torch.exp(weights - total[:, None])[..., None] * splits[..., : call.Lv]).sum(1)
+        call.o[row] = merged.to(call.o.dtype)
+        call.lse[row] = total
+
+
+def _store(call: Call, keys: torch.Tensor) -> None:
+    """Writes the bytes of keys, one row a token and head, and the packed values into their slots."""
+    slots = call.Slot_mapping_ptr.long()
+    tokens = slots.numel()
+    values = call.Value_ptr.float().reshape(tokens, call.H, call.D)
+    levels = (1 << call.VQB) - 1
+    lowest = values.amin(-1)
+    scale = ((values.amax(-1) - lowest) / levels).clamp(min=1e-8)
+    numbers = ((values - lowest[..., None]) / scale[..., None] + 0.5).to(torch.int32).clamp(0, levels)
+    packed = torch.cat([_pack(numbers, call.VQB), _halves(scale), _halves(lowest)], -1)
+    block, position = slots // call.BLOCK_SIZE, slots % call.BLOCK_SIZE
+    first = (block * call.stride_cache_block + position * call.stride_cache_pos)[:, None]
+    first = first + torch.arange(call.H) * call.stride_cache_head
+    taken = slots >= 0  # a negative slot is padding
+    cache = _flat(call.KV_cache_ptr)
+    for offset, content in ((0, keys.reshape(tokens, call.H, -1)), (call.KPS, packed)):
+        places = first[..., None] + offset + torch.arange(content.shape[-1])
+        cache[places[taken].flatten()] = content[taken].flatten()
+
+
+def _flat(cache: torch.Tensor) -> torch.Tensor:
+    """All bytes from the cache's first on: a kernel gets an address and strides, and some releases pass a strided view."""
+    if cache.dim() == 1:
+        return cache
+    start = cache.storage_offset()
+    return cache.as_strided((cache.untyped_storage().nbytes() - start,), (1,), start)
+
+
+def _unpack_tokens(call: Call, blocks: torch.Tensor, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V of a request's first tokens, (tokens, heads, D) in float32; K stays rotated as it was stored."""
+    place = torch.arange(tokens)
+    slots = call.KV_cache_ptr[blocks[place // call.BLOCK_SIZE].long(), place % call.BLOCK_SIZE]
+    if call.KEY_FP8:
+        keys = slots[..., : call.HEAD_DIM].contiguous().view(torch.float8_e4m3fn).float()
+    else:
+        keys = call.Centroids_ptr[_unpack(slots[..., : call.MSE_BYTES], call.MSE_BITS)]
+        if call.NORM_CORRECTION:
+            keys = keys / torch.sqrt((keys * keys).sum(-1, keepdim=True) + 1e-16)
+        keys = keys * _half(slots, call.MSE_BYTES)
+    end = call.KPS + call.VAL_DATA_BYTES
+    values = _unpack(slots[..., call.KPS : end], call.VQB).float() * _half(slots, end) + _half(slots, end + 2)
+    return keys, values
+
+
+def _pack(numbers: torch.Tensor, bits: int) -> torch.Tensor:
+    """Eight numbers into `bits` bytes, the first in the lowest bits."""
+    groups = numbers.to(torch.int64).reshape(*numbers.shape[:-1], -1, 8)
+    words = (groups << (torch.arange(8) * bits)).sum(-1, keepdim=True)
+    return (words >> (torch.arange(bits) * 8) & 255).to(torch.uint8).flatten(-2)
+
+
+def _unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    """The inverse of `_pack`."""
+    groups = packed.to(torch.int64).reshape(*packed.shape[:-1], -1, bits)
+    words = (groups << (torch.arange(bits) * 8)).sum(-1, keepdim=True)
+    return (words >> (torch.arange(8) * bits) & ((1 << bits) - 1)).flatten(-2)
+
+
+def _halves(numbers: torch.Tensor) -> torch.Tensor:
+    """Each number as the two bytes of a float16."""
+    return numbers.to(torch.float16).contiguous().view(torch.uint8).reshape(*numbers.shape, 2)
+
+
+def _half(slots: torch.Tensor, at: int) -> torch.Tensor:
+    """The float16 at byte `at` of each slot, in float32, with a last dimension of 1."""
+    return slots[..., at : at + 2].contiguous().view(torch.float16).float()

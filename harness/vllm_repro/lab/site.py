@@ -1,0 +1,120 @@
+"""The lab as a kind of server: a provisioned release as a process, with the plugin on its path."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from vllm_repro.errors import InfraError, Unsupported, UsageError
+from vllm_repro.lab.launch import lab_launch, no_lab
+from vllm_repro.lab.plugin.vllm_repro_lab.parts import MECHANISMS
+from vllm_repro.launch import Launch
+from vllm_repro.releases.provision import ReleaseCache, cache_root, provision
+from vllm_repro.releases.tinymodel import make_tiny_model
+from vllm_repro.scenario import Arm, Lab, Model, Scenario
+from vllm_repro.servers.base import Evidence, Replaced, Server, ServerFacts, ServerKind
+from vllm_repro.servers.process import ProcessServer, free_port
+from vllm_repro.site import Options, Site
+
+__all__ = ["PLUGIN", "LabServer", "LabSite", "read_facts", "shown"]
+
+PLUGIN = Path(__file__).resolve().parent / "plugin"
+"""A folder for PYTHONPATH: the plugin and its metadata, by which vLLM finds it."""
+
+
+class LabServer(ProcessServer):
+    """A process whose plugin says, in the file `facts`, what it replaced."""
+
+    facts: Path
+
+    def booted(self, facts: ServerFacts, *, ready: bool) -> ServerFacts:
+        if ready and not self.facts.is_file():
+            raise InfraError(
+                "the release did not load the lab's plugin, so nothing is known about what ran",
+                hint="unset VLLM_PLUGINS where it is set: it keeps vLLM from loading others",
+            )
+        return replace(facts, replaced=read_facts(self.facts))
+
+
+def read_facts(path: Path) -> tuple[Replaced, ...]:
+    """What the plugin wrote; empty where it did not get so far. Raises `Unsupported` naming what the release lacks."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return ()
+    if lacking := found.get("unsupported"):
+        raise Unsupported(
+            f"the lab cannot run this release: it has no {', '.join(lacking)}",
+            hint="--vllm names another release; vllm-repro show … --as lab says what the lab replaces",
+        )
+    return tuple(Replaced(**part) for part in found["replaced"])
+
+
+class LabSite(Site):
+    """Real vLLM on the CPU, for scenarios that say how they go there; needs no GPU."""
+
+    kind = ServerKind.LAB
+    evidence = Evidence.LAB
+
+    def __init__(self, options: Options, scenario: Scenario, say: Callable[[str], None]) -> None:
+        if scenario.lab is None:
+            raise no_lab(scenario)
+        if options.model or options.weights == "real":
+            raise UsageError(
+                "the lab serves dummy weights of the scenario's shape", hint="leave --model and --weights out"
+            )
+        self._port = options.port
+        self._vllm = provision(options.vllm or scenario.try_with, say).argv_prefix
+        self._model = lab_model(scenario.lab, scenario.model)
+
+    def launch(
+        self,
+        scenario: Scenario,
+        arm: Arm,
+        port: int,
+        *,
+        run: str = "",
+        number: int = 1,
+        facts: Path | None = None,
+    ) -> Launch:
+        return lab_launch(scenario, arm, vllm=self._vllm, plugin=PLUGIN, model=self._model, facts=facts, port=port)
+
+    def server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
+        facts = log.with_suffix(".lab.json").absolute()
+        launch = self.launch(scenario, arm, self._port or free_port(), facts=facts)
+        server = LabServer(
+            launch.argv, port=launch.port, log=log, env=launch.env, kind=self.kind, evidence=self.evidence
+        )
+        server.facts = facts
+        return launch, server
+
+
+def shown(scenario: Scenario, arm: Arm, options: Options, port: int) -> str:
+    """The command, ready to paste, and below it what is replaced, as comments. The release is called `vllm` where it is not here yet."""
+    version = options.vllm or scenario.try_with
+    release = ReleaseCache().get(version)
+    vllm = release.argv_prefix if release else ("vllm",)
+    if scenario.lab is None:
+        raise no_lab(scenario)
+    model = lab_model(scenario.lab, scenario.model)
+    launch = lab_launch(scenario, arm, vllm=vllm, plugin=PLUGIN, model=model, facts=None, port=port)
+    lines = [launch.render(), "", f"# LAB: vLLM {version} on the CPU. Replaced, and nothing else:"]
+    for part in MECHANISMS[scenario.lab.mechanism].parts:
+        if part.effect:
+            lines += [f"# {part.module}.{part.name}", f"#   why: {part.why}", f"#   effect on the bug: {part.effect}"]
+    return "\n".join(lines)
+
+
+def lab_model(lab: Lab, model: Model) -> Path:
+    """The folder of the stand-in, made on first use."""
+    shape = lab.shape(model)
+    return make_tiny_model(
+        cache_root() / "models" / f"lab-{shape.layers}x{shape.heads}x{shape.kv_heads}x{shape.head_dim}",
+        layers=shape.layers,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        max_position=model.max_position,
+    )

@@ -1,0 +1,203 @@
+"""The lab as a kind of server: what is run, what it says of itself, and when `auto` picks it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import Mock
+
+import jsonschema
+import pytest
+
+import vllm_repro.lab.site
+import vllm_repro.site
+from tests.conftest import SCHEMA
+from tests.fake_vllm import FakeVllm
+from tests.report_examples import EXAMPLES, report
+from tests.test_trial import trial_on
+from vllm_repro.catalogue import find
+from vllm_repro.errors import InfraError, Unsupported, UsageError
+from vllm_repro.journal import read
+from vllm_repro.lab.launch import lab_launch
+from vllm_repro.lab.site import PLUGIN, LabServer, LabSite, read_facts, shown
+from vllm_repro.launch import Launch
+from vllm_repro.outcome import Outcome
+from vllm_repro.releases.provision import Provisioned
+from vllm_repro.report.markdown import markdown
+from vllm_repro.scenario_file import read as read_scenario
+from vllm_repro.servers.base import Evidence, Replaced, ServerFacts, ServerKind
+from vllm_repro.site import Choice, Options, choose, open_site
+from vllm_repro.trial import run_trial
+
+TQ = find("tq-chunked-prefill")
+PART = Replaced("vllm.a.b", "vllm/a.py", "0" * 64, "there is no | GPU", "none")
+REHEARSAL = next(folder for folder in EXAMPLES if folder.name.endswith("-rehearsal"))
+
+
+def launch_of(arm: str, facts: Path | None = None) -> Launch:
+    chosen = TQ.arm(arm)
+    assert chosen is not None
+    return lab_launch(TQ, chosen, vllm=("/r/bin/vllm",), plugin=PLUGIN, model=Path("/m/tiny"), facts=facts, port=8001)
+
+
+def server(tmp_path: Path) -> LabServer:
+    made = LabServer(("true",), port=1, log=tmp_path / "log", env={}, kind=ServerKind.LAB, evidence=Evidence.LAB)
+    made.facts = tmp_path / "lab.json"
+    return made
+
+
+def test_every_change_of_the_reported_command_is_listed_with_its_reason() -> None:
+    launch = launch_of("reported", Path("/run/lab.json"))
+    assert TQ.lab is not None
+    for change in TQ.lab.changes:
+        assert f"{change}: {change.why}" in launch.differences
+    assert launch.argv[:3] == ("/r/bin/vllm", "serve", "/m/tiny")
+    assert launch.command.number("--max-num-seqs") == 2
+    assert launch.command.get("--kv-cache-dtype") == "turboquant_4bit_nc"
+    assert not launch.command.has("--reasoning-parser")
+    assert (launch.kind, launch.evidence) == (ServerKind.LAB, Evidence.LAB)
+    assert launch.env["REPRO_LAB_FACTS"] == "/run/lab.json"
+    assert launch.env["PYTHONPATH"] == str(PLUGIN)
+
+
+def test_the_plugin_is_told_when_graphs_are_turned_off() -> None:
+    assert launch_of("graphs-off").env["REPRO_LAB_GRAPHS"] == "NONE"
+    assert "REPRO_LAB_GRAPHS" not in launch_of("reported").env
+
+
+def test_an_arm_has_the_last_word() -> None:
+    assert launch_of("bigger-chunk").command.number("--max-num-batched-tokens") == 8192
+    assert launch_of("eager").command.has("--enforce-eager")
+
+
+def test_a_scenario_without_a_lab_says_what_else_there_is() -> None:
+    other = find("min-tokens-stop-ids")
+    with pytest.raises(UsageError, match="does not say how it goes to the lab"):
+        LabSite(Options(), other, print)
+    with pytest.raises(UsageError, match="does not say how it goes to the lab"):
+        lab_launch(other, other.arms[0], vllm=("vllm",), plugin=PLUGIN, model=Path("/m"), facts=None, port=1)
+
+
+def test_weights_of_ones_own_do_not_go_there() -> None:
+    for options in (Options(model="/m"), Options(weights="real")):
+        with pytest.raises(UsageError, match="dummy weights"):
+            LabSite(options, TQ, print)
+
+
+def test_show_lists_what_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path))
+    text = shown(TQ, TQ.arms[0], Options(), 8000)
+    assert "REPRO_LAB_MECHANISM=turboquant" in text
+    assert "# vllm.v1.worker.cpu_worker.CPUWorker.init_device\n#   why: " in text
+
+
+def test_what_the_plugin_wrote(tmp_path: Path) -> None:
+    path = tmp_path / "lab.json"
+    assert read_facts(path) == ()
+    path.write_text(json.dumps({"mechanism": "m", "replaced": [vars(PART)]}), encoding="utf-8")
+    assert read_facts(path) == (PART,)
+    facts = ServerFacts(ServerKind.LAB, Evidence.LAB, ())
+    assert server(tmp_path).booted(facts, ready=True).replaced == (PART,)
+    path.write_text(json.dumps({"replaced": [], "unsupported": ["vllm.a", "vllm.b(c)"]}), encoding="utf-8")
+    with pytest.raises(Unsupported, match=r"it has no vllm\.a, vllm\.b\(c\)"):
+        server(tmp_path).booted(facts, ready=False)
+
+
+def test_a_release_that_never_loaded_the_plugin_proves_nothing(tmp_path: Path) -> None:
+    facts = ServerFacts(ServerKind.LAB, Evidence.LAB, ())
+    assert server(tmp_path).booted(facts, ready=False) == facts  # it died before: its log says of what
+    with pytest.raises(InfraError, match="did not load the lab's plugin"):
+        server(tmp_path).booted(facts, ready=True)
+
+
+def test_a_release_that_the_lab_cannot_run_is_unsupported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    booted = Mock(side_effect=Unsupported("it has no vllm.a"))
+    with FakeVllm(tmp_path / "log", {}) as fake:
+        monkeypatch.setattr(fake, "booted", booted)
+        trial = trial_on(fake, tmp_path)
+        with trial.journal, trial.requests:
+            conclusion = asyncio.run(run_trial(trial))
+    assert (conclusion.outcome, conclusion.why) == (Outcome.UNSUPPORTED, "it has no vllm.a")
+
+
+def test_what_was_replaced_goes_into_the_journal_and_into_every_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FakeVllm(tmp_path / "log", {}) as fake:
+        started = asyncio.run(fake.start())
+        monkeypatch.setattr(fake, "booted", Mock(return_value=replace(started, replaced=(PART,))))
+        trial = trial_on(fake, tmp_path)
+        with trial.journal, trial.requests:
+            asyncio.run(run_trial(trial))
+    entry = read(tmp_path / "journal.jsonl").first("server-booted")
+    assert entry is not None
+    assert entry["facts"]["replaced"] == [vars(PART)]
+
+    example = report(REHEARSAL)
+    arm = replace(example.arms[0], server={**example.arms[0].server, "kind": "lab", "replaced": [vars(PART)]})
+    lab = replace(example, arms=(arm, *example.arms[1:]), evidence="lab")
+    jsonschema.validate(lab.as_json(), SCHEMA)
+    lines = markdown(lab).splitlines()
+    assert lines[0].endswith("(LAB)")
+    assert lines[2].startswith("> **LAB: ")
+    assert "| `vllm.a.b` | there is no \\| GPU | none |" in lines
+    assert f"- `vllm/a.py` sha256 `{'0' * 64}`" in lines
+    assert "LAB: what was replaced" not in markdown(example)
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine with no GPU, no Docker, no vllm and nothing in the cache."""
+
+    def no_engine() -> None:
+        raise InfraError("no engine")
+
+    monkeypatch.setattr(vllm_repro.site, "gpus", lambda: ())
+    monkeypatch.setattr(vllm_repro.site, "local_vllm", lambda: None)
+    monkeypatch.setattr(vllm_repro.site, "connect", no_engine)
+    monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.usefixtures("bare")
+def test_auto_picks_the_lab_before_the_rehearsal() -> None:
+    choice = choose(TQ, Options())
+    assert choice.kind is ServerKind.LAB
+    assert "no NVIDIA GPU" in choice.why
+    assert "vLLM 0.23.0 can be installed" in choice.why
+    assert choose(TQ, Options(model="/m")).kind is ServerKind.REHEARSAL
+    assert choose(find("min-tokens-stop-ids"), Options()).kind is ServerKind.REHEARSAL
+
+
+@pytest.mark.usefixtures("bare")
+def test_auto_goes_on_to_the_rehearsal_where_nothing_can_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_network(*_: object) -> Provisioned:
+        raise InfraError("no wheel of vLLM 0.23.0 can be had")
+
+    monkeypatch.setattr(vllm_repro.lab.site, "provision", no_network)
+    site, why = open_site(TQ, Options(), choose(TQ, Options()), print)
+    assert (site.kind, site.evidence) == (ServerKind.REHEARSAL, Evidence.REHEARSAL)
+    assert why == "the lab cannot be set up: no wheel of vLLM 0.23.0 can be had"
+    with pytest.raises(InfraError):  # who asks for the lab gets the lab, or the reason
+        open_site(TQ, Options(server="lab"), Choice(ServerKind.LAB, ""), print)
+
+
+def test_mistakes_of_a_scenarios_lab_are_found() -> None:
+    path = Path("scenarios/tq_chunked_prefill.py")
+    text = (Path(__file__).parents[2] / path).read_text(encoding="utf-8")
+
+    def problems(old: str, new: str) -> list[str]:
+        assert old in text
+        return [problem.text for problem in read_scenario(path, text.replace(old, new, 1))[1]]
+
+    assert problems('mechanism="turboquant"', 'mechanism="turboquent"') == [
+        "the lab has no mechanism 'turboquent'; did you mean 'turboquant'?"
+    ]
+    why = ', why="it needs the parser of tool calls"'
+    assert problems(why, "") == [
+        "lab: `without --enable-auto-tool-choice` has no why=: the report lists each change with its reason"
+    ]
+    found = problems('without("--language-model-only"', 'without("--language-only"')
+    assert found
+    assert all("does not carry --language-only" in text for text in found)

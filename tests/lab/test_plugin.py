@@ -1,0 +1,155 @@
+"""The plugin's own parts, without vLLM: what a release has, what is written, when it does anything at all."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_repro.lab.plugin.vllm_repro_lab.parts import MECHANISMS
+from vllm_repro.lab.plugin.vllm_repro_lab.record import Part, names_in, survey, write_once
+from vllm_repro.lab.site import PLUGIN
+
+SOURCE = """
+from elsewhere import borrowed as here
+
+LIMIT: int = 3
+
+class Worker:
+    slots = 2
+
+    def init_device(self, first, /, second, *, third=None):
+        def inner(): ...
+
+try:
+    import fast
+except ImportError:
+    fast = None
+
+if LIMIT:
+    async def kernel(Key_ptr, D): ...
+"""
+
+
+def find(part: Part, folder: Path) -> tuple[str, Path] | None:
+    path = folder / f"{part.module}.py"
+    return (path.name, path) if path.exists() else None
+
+
+def test_names_are_those_that_a_module_has_with_their_parameters() -> None:
+    names = dict(names_in(SOURCE))
+    assert names["Worker.init_device"] == ("self", "first", "second", "third")
+    assert names["kernel"] == ("Key_ptr", "D")
+    assert set(names) == {"here", "LIMIT", "Worker", "Worker.slots", "Worker.init_device", "fast", "kernel"}
+
+
+@given(st.lists(st.from_regex(r"[a-z_]{1,8}_x", fullmatch=True), unique=True, max_size=6))
+@settings(max_examples=50, deadline=None)
+def test_every_function_is_found_under_its_name(names: list[str]) -> None:
+    source = "\n".join(f"def {name}(self, {name}): ..." for name in names)
+    assert dict(names_in(source)) == {name: ("self", name) for name in names}
+
+
+def test_a_release_that_has_every_part(tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text(SOURCE, encoding="utf-8")
+    parts = (
+        Part("worker", "Worker.init_device", "no GPU", "none"),
+        Part("worker", "kernel", "no Triton", "none", ("Key_ptr",)),
+        Part("worker", "here"),
+    )
+    found = survey(parts, lambda part: find(part, tmp_path))
+    assert found.missing == ()
+    digest = hashlib.sha256(SOURCE.encode()).hexdigest()
+    assert [dict(part) for part in found.replaced] == [
+        {"name": "worker.Worker.init_device", "file": "worker.py", "sha256": digest, "why": "no GPU", "effect": "none"},
+        {"name": "worker.kernel", "file": "worker.py", "sha256": digest, "why": "no Triton", "effect": "none"},
+    ]
+    assert "unsupported" not in found.as_fields()
+
+
+def test_a_release_that_moved_something_says_what(tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text(SOURCE, encoding="utf-8")
+    parts = (
+        Part("gone", "anything", "w", "e"),
+        Part("worker", "Worker.warm_up", "w", "e"),
+        Part("worker", "kernel", "w", "e", ("Key_ptr", "KPS")),
+        Part("worker", "renamed"),
+    )
+    missing = survey(parts, lambda part: find(part, tmp_path)).missing
+    assert missing == ("gone.anything", "worker.Worker.warm_up", "worker.kernel(KPS)", "worker.renamed")
+
+
+def test_what_is_written_is_whole_or_not_there(tmp_path: Path) -> None:
+    write_once(tmp_path / "lab.json", {"replaced": []})
+    assert json.loads((tmp_path / "lab.json").read_text(encoding="utf-8")) == {"replaced": []}
+    with pytest.raises(TypeError):
+        write_once(tmp_path / "other.json", {"replaced": object()})
+    assert not (tmp_path / "other.json").exists()
+
+
+def test_each_replacement_says_why_and_what_it_means() -> None:
+    for mechanism in MECHANISMS.values():
+        replaced = [part for part in mechanism.parts if part.effect]
+        assert len({(part.module, part.name) for part in replaced}) == len(replaced) > 0
+        assert all(part.why for part in replaced)
+
+
+@pytest.mark.parametrize("module", sorted(PLUGIN.glob("vllm_repro_lab/*.py")), ids=lambda path: path.stem)
+def test_nothing_in_the_plugin_raises_on_purpose(module: Path) -> None:
+    tree = ast.parse(module.read_text(encoding="utf-8"))
+    assert not [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Raise | ast.Assert)]
+
+
+def test_vllm_finds_it_by_its_entry_point() -> None:
+    points = [
+        (point.name, point.value)
+        for distribution in distributions(path=[str(PLUGIN)])
+        for point in distribution.entry_points
+        if point.group == "vllm.general_plugins"
+    ]
+    assert points == [("vllm_repro_lab", "vllm_repro_lab:register")]
+
+
+def register(path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The plugin in a Python of its own, with `path` before it, as vLLM calls it: twice, and with nothing of the harness around."""
+    call = "import vllm_repro_lab, sys; vllm_repro_lab.register(); vllm_repro_lab.register(); print('torch' in sys.modules)"
+    keep = {name: value for name, value in os.environ.items() if not name.startswith(("REPRO_LAB", "PYTHON"))}
+    return subprocess.run(
+        [sys.executable, "-I", "-c", f"import sys; sys.path[:0] = {[str(path), str(PLUGIN)]!r}; {call}"],
+        env={**keep, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_it_does_nothing_unless_it_is_asked(tmp_path: Path) -> None:
+    done = register(tmp_path)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "False", "")
+
+
+def test_a_release_without_the_names_ends_with_a_sentence_and_a_file(tmp_path: Path) -> None:
+    (tmp_path / "vllm" / "platforms").mkdir(parents=True)
+    (tmp_path / "vllm" / "__init__.py").touch()
+    (tmp_path / "vllm" / "platforms" / "cpu.py").write_text("class CpuPlatform: ...\n", encoding="utf-8")
+    facts = tmp_path / "lab.json"
+    done = register(tmp_path, REPRO_LAB_MECHANISM="turboquant", REPRO_LAB_FACTS=str(facts))
+    assert done.returncode == 1
+    assert done.stderr.startswith("the lab cannot run this release: it has no vllm.platforms.cpu.CpuPlatform.get_attn")
+    written = json.loads(facts.read_text(encoding="utf-8"))
+    assert "vllm.platforms.cpu.CpuPlatform.get_attn_backend_cls" in written["unsupported"]
+    assert written["mechanism"] == "turboquant"
+
+
+def test_a_mechanism_that_it_does_not_have(tmp_path: Path) -> None:
+    done = register(tmp_path, REPRO_LAB_MECHANISM="turbo")
+    assert (done.returncode, done.stderr.strip()) == (1, "the lab has no mechanism 'turbo'; it has turboquant")

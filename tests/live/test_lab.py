@@ -1,0 +1,89 @@
+"""Real releases in the lab: #41726 dies in vLLM's own lines on this CPU, and lives where it should. A boot takes about a minute."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Harness
+from vllm_repro.lab.site import PLUGIN
+from vllm_repro.releases.provision import provision
+
+pytestmark = pytest.mark.live
+
+SCENARIO = "tq-chunked-prefill"
+COMPARISON = Path(__file__).with_name("compare_kernels.py")
+
+
+def test_the_reported_command_dies_of_the_reported_sentence(harness: Harness) -> None:
+    done = harness("run", SCENARIO, "--server", "lab", "--vllm", "0.23.0", "--arm", "reported")
+    assert done.status == 0, done.out + done.err
+    report = done.report
+    assert (report["verdict"], report["expected"], report["evidence"]) == ("reproduces", True, "lab")
+    assert done.out.startswith("LAB: vLLM 0.23.0's own code")
+    arm = report["arms"][0]
+    trial = arm["trials"][0]
+    assert (trial["outcome"], trial["phase"], trial["trigger"]["crossed"]) == ("crash", "request", True)
+    death = trial["death"]
+    assert (death["exception"], death["signature"]) == ("AssertionError", "match")
+    assert re.search(
+        r"turboquant_attn\.py:\d+:_continuation_prefill' requires 16\.00 MB, current size is 1\.02 MB", death["message"]
+    )
+    # Every line of the death is vLLM's own (or torch's): none is the plugin's.
+    assert death["frames"][-3:] == [
+        "vllm/v1/attention/backends/turboquant_attn.py:_continuation_prefill",
+        "vllm/v1/worker/workspace.py:get_simultaneous",
+        "vllm/v1/worker/workspace.py:_ensure_workspace_size",
+    ]
+    assert all(frame.startswith(("vllm/", "torch/")) for frame in death["frames"])
+    assert arm["server"]["kind"] == "lab"
+    assert {part["name"].rsplit(".", 1)[-1] for part in arm["server"]["replaced"]} >= {
+        "_tq_full_dequant_kv",
+        "graph_capture",
+    }
+    assert all(len(part["sha256"]) == 64 and part["why"] and part["effect"] for part in arm["server"]["replaced"])
+
+
+@pytest.mark.parametrize(
+    ("arm", "outcome", "status"),
+    [("eager", "clean", 0), ("near-miss-128", "untriggered", 0), ("near-miss-129", "crash", 0)],
+)
+def test_the_arms_around_it(harness: Harness, arm: str, outcome: str, status: int) -> None:
+    done = harness("run", SCENARIO, "--server", "lab", "--vllm", "0.23.0", "--arm", arm)
+    trial = done.report["arms"][0]["trials"][0]
+    assert (trial["outcome"], done.status) == (outcome, status), done.out + done.err
+
+
+def test_the_fixed_release_lives_with_the_boundary_crossed(harness: Harness) -> None:
+    done = harness("run", SCENARIO, "--server", "lab", "--vllm", "0.24.0", "--arm", "reported")
+    assert done.status == 0, done.out + done.err
+    trial = done.report["arms"][0]["trials"][0]
+    assert (trial["outcome"], trial["trigger"]["crossed"], trial["death"]) == ("clean", True, None)
+
+
+def test_the_stand_ins_write_and_read_what_the_kernels_do(tmp_path: Path) -> None:
+    """Against vLLM's own Triton kernels, in Triton's interpreter, in the release's own Python."""
+    release = provision("0.23.0")
+    done = subprocess.run(
+        [str(release.python), str(COMPARISON)],
+        env={
+            "PYTHONPATH": f"{release.pythonpath}:{PLUGIN}",
+            "TRITON_INTERPRET": "1",
+            "PATH": "/usr/bin:/bin",
+            "HOME": str(tmp_path),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith("turboquant_"))
+    assert found == {
+        "turboquant_4bit_nc": "same bytes, same keys and values, same answers",
+        "turboquant_k3v4_nc": "same bytes, same keys and values, same answers",
+        "turboquant_3bit_nc": "same bytes, same keys and values, same answers",
+    }
