@@ -4,8 +4,8 @@ The server's own `/tokenize` is asked, chat template included, because a count b
 and a boundary is crossed or not by one. A prompt is salted at its head, so that no prefix cache shortens it, and made from a seed, so
 that a run can be repeated.
 
-A text of known words is counted once, then padded with words that cost one token each in nearly every vocabulary: two or three calls as a rule,
-for 100 tokens as for 90,000. Where a vocabulary is so odd that the padding does not come out, a few other fillers are tried.
+A text of known words is counted once, then padded with words that cost one token each in nearly every vocabulary: two or three calls as a
+rule, for 100 tokens as for 90,000. Where a vocabulary is so odd that the padding does not come out, a few other fillers are tried.
 """
 
 from __future__ import annotations

@@ -315,10 +315,12 @@ def choose(scenario: Scenario, options: Options) -> Choice:
         why = "no vllm is installed here, and no image of it" if not needs.gpus else "no vllm is installed here"
     else:
         why = missing
+    version = options.vllm or scenario.try_with
     if scenario.lab is not None and not options.model and options.weights != "real":
-        version = options.vllm or scenario.try_with
-        there = "is in the cache" if ReleaseCache().get(version) else "can be installed into the cache"
-        return Choice(ServerKind.LAB, f"{why}, and vLLM {version} {there}")
+        # Gigabytes are not downloaded for somebody who typed `make repro-…` to see what this is; `--server lab` does it.
+        if ReleaseCache().get(version):
+            return Choice(ServerKind.LAB, f"{why}, and vLLM {version} is in the cache")
+        why += f"; `--server lab` installs vLLM {version} and shows the death in its own code, on this CPU"
     return Choice(ServerKind.REHEARSAL, why)
 
 

@@ -24,7 +24,7 @@ from vllm_repro.lab.launch import lab_launch
 from vllm_repro.lab.site import PLUGIN, LabServer, LabSite, read_facts, shown
 from vllm_repro.launch import Launch
 from vllm_repro.outcome import Outcome
-from vllm_repro.releases.provision import Provisioned
+from vllm_repro.releases.provision import Provisioned, ReleaseCache
 from vllm_repro.report.markdown import markdown
 from vllm_repro.scenario_file import read as read_scenario
 from vllm_repro.servers.base import Evidence, Replaced, ServerFacts, ServerKind
@@ -161,22 +161,30 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("bare")
-def test_auto_picks_the_lab_before_the_rehearsal() -> None:
+def test_auto_rehearses_rather_than_download_gigabytes_unasked() -> None:
     choice = choose(TQ, Options())
-    assert choice.kind is ServerKind.LAB
+    assert choice.kind is ServerKind.REHEARSAL
     assert "no NVIDIA GPU" in choice.why
-    assert "vLLM 0.23.0 can be installed" in choice.why
-    assert choose(TQ, Options(model="/m")).kind is ServerKind.REHEARSAL
-    assert choose(find("min-tokens-stop-ids"), Options()).kind is ServerKind.REHEARSAL
+    assert "`--server lab` installs vLLM 0.23.0" in choice.why
+    assert "--server lab" not in choose(find("min-tokens-stop-ids"), Options()).why
 
 
 @pytest.mark.usefixtures("bare")
-def test_auto_goes_on_to_the_rehearsal_where_nothing_can_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_picks_the_lab_where_its_release_is_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ReleaseCache, "get", lambda _, version: f"release {version}")
+    choice = choose(TQ, Options())
+    assert choice.kind is ServerKind.LAB
+    assert "vLLM 0.23.0 is in the cache" in choice.why
+    assert choose(TQ, Options(model="/m")).kind is ServerKind.REHEARSAL
+
+
+@pytest.mark.usefixtures("bare")
+def test_auto_goes_on_to_the_rehearsal_where_the_lab_cannot_be_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_network(*_: object) -> Provisioned:
         raise InfraError("no wheel of vLLM 0.23.0 can be had")
 
     monkeypatch.setattr(vllm_repro.lab.site, "provision", no_network)
-    site, why = open_site(TQ, Options(), choose(TQ, Options()), print)
+    site, why = open_site(TQ, Options(), Choice(ServerKind.LAB, "picked"), print)
     assert (site.kind, site.evidence) == (ServerKind.REHEARSAL, Evidence.REHEARSAL)
     assert why == "the lab cannot be set up: no wheel of vLLM 0.23.0 can be had"
     with pytest.raises(InfraError):  # who asks for the lab gets the lab, or the reason

@@ -24,6 +24,10 @@ PLUGIN = Path(__file__).resolve().parent / "plugin"
 """A folder for PYTHONPATH: the plugin and its metadata, by which vLLM finds it."""
 
 
+_WIDTH = 256
+"""Of the stand-in between its layers. No workspace depends on it, and every matrix product does: prompts here have thousands of tokens."""
+
+
 class LabServer(ProcessServer):
     """A process whose plugin says, in the file `facts`, what it replaced."""
 
@@ -111,10 +115,11 @@ def lab_model(lab: Lab, model: Model) -> Path:
     """The folder of the stand-in, made on first use."""
     shape = lab.shape(model)
     return make_tiny_model(
-        cache_root() / "models" / f"lab-{shape.layers}x{shape.heads}x{shape.kv_heads}x{shape.head_dim}",
+        cache_root() / "models" / f"lab-{shape.layers}x{shape.heads}x{shape.kv_heads}x{shape.head_dim}-{_WIDTH}",
         layers=shape.layers,
         heads=shape.heads,
         kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
+        hidden=_WIDTH,
         max_position=model.max_position,
     )

@@ -43,6 +43,7 @@ def make_tiny_model(
     heads: int = 4,
     kv_heads: int = 2,
     head_dim: int = 32,
+    hidden: int | None = None,
     vocab: int = 4096,
     max_position: int = 32768,
 ) -> Path:
@@ -50,7 +51,8 @@ def make_tiny_model(
 
     family: "qwen3", "llama" or "gemma3" (a hybrid: five sliding-window layers to one full one). layers: 2
     unless given, 6 for gemma3. vocab: up to about 9,500 every token id is a piece of text; ids beyond that
-    decode to nothing.
+    decode to nothing. hidden: width between the layers, heads x head_dim unless given; a narrow one makes
+    wide attention cheap.
 
     Writing is atomic file by file and a file that is right already is left alone, so runs side by side may
     make the same folder. Raises `ValueError` for a shape that no model has.
@@ -62,6 +64,7 @@ def make_tiny_model(
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
+            hidden=hidden,
             vocab=vocab,
             max_position=max_position,
         ),
@@ -87,6 +90,7 @@ def model_config(
     heads: int = 4,
     kv_heads: int = 2,
     head_dim: int = 32,
+    hidden: int | None = None,
     vocab: int = 4096,
     max_position: int = 32768,
 ) -> dict[str, Any]:
@@ -96,12 +100,13 @@ def model_config(
     if heads % kv_heads:
         raise ValueError(f"{heads} heads cannot share {kv_heads} key-value heads evenly")
     count = layers if layers is not None else _SLIDING_PER_FULL + 1 if family == "gemma3" else 2
-    if min(count, heads, kv_heads, head_dim, vocab, max_position) < 1:
+    width = heads * head_dim if hidden is None else hidden
+    if min(count, heads, kv_heads, head_dim, width, vocab, max_position) < 1:
         raise ValueError("layers, heads, sizes and lengths count from 1")
     config: dict[str, Any] = {
         "vocab_size": vocab,
-        "hidden_size": heads * head_dim,
-        "intermediate_size": 2 * heads * head_dim,
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
         "num_hidden_layers": count,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
