@@ -37,7 +37,7 @@ _OPTIONS = ("server", "image", "vllm", "model", "weights")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("vllm-repro", "scenarios against live vLLM servers")
-    group.addoption("--scenario-server", default="auto", help="auto, docker, process or rehearsal")
+    group.addoption("--scenario-server", default="auto", help="auto, docker, process, lab or rehearsal")
     group.addoption("--scenario-image", default=None, help="the image to run")
     group.addoption("--scenario-vllm", default=None, help="the vLLM release")
     group.addoption("--scenario-model", default=None, help="a model in place of the stand-in")

@@ -260,13 +260,17 @@ class Watch:
 
     async def _watch_children(self) -> None:
         known: dict[int, str] = {}
+        leader: int | None = None
         while True:
             await asyncio.sleep(0.25)
             pids = self.server.processes()
-            if not pids:
+            if leader is None and pids:
+                leader = pids[0]
+            if leader is None or not pids or pids[0] != leader:
+                # Without its API server the next process comes first, and what is left of the engine ends by itself.
                 known.clear()
                 continue
-            leader, *children = pids
+            children = pids[1:]
             for pid in [pid for pid in known if pid not in children]:
                 name = known.pop(pid)
                 if self._ready and psutil.pid_exists(leader) and name.startswith("VLLM::"):
