@@ -37,7 +37,7 @@ test-scenarios: $(BIN)/vllm-repro ## every scenario and arm as a pytest test, on
 	@$(BIN)/python -m pytest scenarios -n 2 --scenario-server rehearsal
 
 test-docker: $(BIN)/vllm-repro images ## the tests against a real Docker Engine
-	@$(BIN)/python -m pytest tests -m docker
+	@$(BIN)/python -m pytest tests -m "docker and not live"
 
 test-live: $(BIN)/vllm-repro ## real vLLM releases on this CPU (the first time installs them: gigabytes)
 	@$(BIN)/python -m pytest tests -m live
