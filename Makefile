@@ -6,6 +6,7 @@ BIN    := $(VENV)/bin
 RUN    := $(BIN)/vllm-repro run --expect any
 
 .DEFAULT_GOAL := help
+.SUFFIXES:
 .PHONY: help install test test-live lint format bench clean images check compose test-docker test-scenarios
 
 help: ## this list
