@@ -31,7 +31,7 @@ lab-%: $(BIN)/vllm-repro ## reproduce it in real vLLM on the CPU, with its CUDA 
 rehearse-%: $(BIN)/vllm-repro ## show a scenario at work on the rehearsal engine, in seconds
 	@$(RUN) $* --server rehearsal
 
-test: $(BIN)/vllm-repro ## all tests that need neither Docker nor a real vLLM (those run where they can)
+test: $(BIN)/vllm-repro ## all tests that need neither Docker nor a real vLLM
 	@$(BIN)/python -m pytest tests -n 2 -m "not docker and not live"
 
 test-scenarios: $(BIN)/vllm-repro ## every scenario and arm as a pytest test, on the rehearsal engine
