@@ -4,14 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from vllm_repro.outcome import Death, Outcome, SignatureMatch, TrialFacts, classify
+from vllm_repro.autopsy.signature import How
+from vllm_repro.outcome import Death, Outcome, TrialFacts, classify
 from vllm_repro.trigger import Finding
 
 CROSSED, NOT_CROSSED = Finding(True, ("proof",)), Finding(False, ("none",))
 ALIVE = TrialFacts(ready=True, finding=CROSSED)
 
 
-def died(signature: SignatureMatch | None) -> Death:
+def died(signature: How | None) -> Death:
     return Death("log", 0.01, "AssertionError", "…", (), signature, ("log",))
 
 
@@ -20,16 +21,16 @@ def died(signature: SignatureMatch | None) -> Death:
     [
         (ALIVE, Outcome.CLEAN),
         (replace(ALIVE, finding=NOT_CROSSED), Outcome.UNTRIGGERED),
-        (replace(ALIVE, death=died(SignatureMatch.MATCH)), Outcome.CRASH),
-        (replace(ALIVE, death=died(SignatureMatch.NEAR)), Outcome.OTHER_CRASH),
-        (replace(ALIVE, death=died(SignatureMatch.OTHER)), Outcome.OTHER_CRASH),
+        (replace(ALIVE, death=died(How.MATCH)), Outcome.CRASH),
+        (replace(ALIVE, death=died(How.NEAR)), Outcome.OTHER_CRASH),
+        (replace(ALIVE, death=died(How.OTHER)), Outcome.OTHER_CRASH),
         (replace(ALIVE, death=died(None)), Outcome.OTHER_CRASH),
-        (TrialFacts(ready=False, finding=NOT_CROSSED, death=died(SignatureMatch.MATCH)), Outcome.CRASH),
-        (TrialFacts(ready=False, finding=NOT_CROSSED, death=died(SignatureMatch.OTHER)), Outcome.BOOT_FAILED),
+        (TrialFacts(ready=False, finding=NOT_CROSSED, death=died(How.MATCH)), Outcome.CRASH),
+        (TrialFacts(ready=False, finding=NOT_CROSSED, death=died(How.OTHER)), Outcome.BOOT_FAILED),
         (TrialFacts(ready=False, finding=NOT_CROSSED), Outcome.BOOT_FAILED),
         (replace(ALIVE, hung="still"), Outcome.HANG),
         (replace(ALIVE, wrong_output="empty"), Outcome.WRONG_OUTPUT),
-        (replace(ALIVE, unsupported="no GPU", death=died(SignatureMatch.MATCH)), Outcome.UNSUPPORTED),
+        (replace(ALIVE, unsupported="no GPU", death=died(How.MATCH)), Outcome.UNSUPPORTED),
         (replace(ALIVE, infra="disk full", unsupported="no GPU"), Outcome.INFRA),
         (replace(ALIVE, cancelled="Ctrl-C", infra="disk full"), Outcome.CANCELLED),
     ],

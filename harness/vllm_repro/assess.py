@@ -17,7 +17,7 @@ from vllm_repro.autopsy.signature import How, compare
 from vllm_repro.client import Answer
 from vllm_repro.commands.command import ServeCommand
 from vllm_repro.deathsigns import Channel, DeathSign
-from vllm_repro.outcome import Death, Outcome, SignatureMatch, TrialFacts, classify
+from vllm_repro.outcome import Death, Outcome, TrialFacts, classify
 from vllm_repro.scenario import Scenario
 from vllm_repro.servers.base import Exit, ServerFacts, ServerKind
 from vllm_repro.trigger import Asked, Finding, SchedulerStep, TriggerFacts
@@ -163,14 +163,12 @@ def _death(scenario: Scenario, seen: Seen, diagnosis: Diagnosis) -> tuple[Death,
     signs = sorted((sign for sign in seen.signs if sign.channel is not Channel.COUNTERS), key=lambda sign: sign.at)
     first = signs[0]
     latency = max(0.0, first.at - min(sign.since for sign in signs))
-    signature: SignatureMatch | None = None
+    signature: How | None = None
     captured: dict[str, str] = {}
     if diagnosis.exception is not None:
         comparison = compare(scenario.signature, diagnosis)
         captured = dict(comparison.captured)
-        signature = {How.MATCH: SignatureMatch.MATCH, How.NEAR: SignatureMatch.NEAR, How.OTHER: SignatureMatch.OTHER}[
-            comparison.how
-        ]
+        signature = comparison.how
     return (
         Death(
             first.channel,

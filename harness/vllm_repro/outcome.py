@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from vllm_repro.autopsy.signature import How
 from vllm_repro.trigger import Finding
 
-__all__ = ["Death", "Outcome", "SignatureMatch", "TrialFacts", "classify"]
+__all__ = ["Death", "Outcome", "TrialFacts", "classify"]
 
 
 class Outcome(StrEnum):
@@ -28,12 +29,6 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"
 
 
-class SignatureMatch(StrEnum):
-    MATCH = "match"
-    NEAR = "near"
-    OTHER = "other"
-
-
 @dataclass(frozen=True)
 class Death:
     """How a death was seen and what it was.
@@ -47,7 +42,7 @@ class Death:
     exception: str | None
     message: str | None
     frames: tuple[str, ...]
-    signature: SignatureMatch | None
+    signature: How | None
     channels: tuple[str, ...]
 
 
@@ -73,7 +68,7 @@ def classify(facts: TrialFacts) -> Outcome:
         return Outcome.INFRA
     if facts.unsupported is not None:
         return Outcome.UNSUPPORTED
-    if facts.death is not None and facts.death.signature is SignatureMatch.MATCH:
+    if facts.death is not None and facts.death.signature is How.MATCH:
         return Outcome.CRASH
     if not facts.ready:
         return Outcome.BOOT_FAILED

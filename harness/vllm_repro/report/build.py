@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vllm_repro.autopsy.signature import How
 from vllm_repro.errors import UsageError
 from vllm_repro.journal import Entry, Recording, read
-from vllm_repro.outcome import Death, Outcome, SignatureMatch
+from vllm_repro.outcome import Death, Outcome
 from vllm_repro.redact import Redactor
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport
 from vllm_repro.scenario import Status
@@ -178,7 +179,7 @@ def _trial(entry: Entry, redactor: Redactor) -> TrialReport:
             death["exception"],
             death["message"] and redactor.text(death["message"]),
             tuple(redactor.deep(death["frames"])),
-            SignatureMatch(death["signature"]) if death["signature"] else None,
+            How(death["signature"]) if death["signature"] else None,
             tuple(death["channels"]),
         ),
         entry["boot_s"],
