@@ -16,17 +16,30 @@ from vllm_repro.vocabulary import (
     attention_backend,
     chat,
     chunked_prefill,
+    completion,
     continuation_over,
+    conversation,
     dies,
     flag,
     lives,
+    prefix_hit,
     signature,
     untriggered,
     with_flags,
     without,
+    workspace_outgrown,
 )
 
 BATCH = flag("--max-num-batched-tokens")
+CONTEXT = 2048  # of these cached tokens 8 MB are unpacked, far more than two sequences lock
+READ_FILE = {
+    "type": "function",
+    "function": {
+        "name": "read_file",
+        "description": "Reads a file of the project",
+        "parameters": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
+    },
+}
 
 scenario = Scenario(
     id="tq-chunked-prefill",
@@ -67,7 +80,10 @@ scenario = Scenario(
         chat(name="short chat", prompt=100, max_tokens=8),
         chat(name="long chat", prompt=BATCH + 3497, max_tokens=8),
     ],
-    trigger=attention_backend("TURBOQUANT") & chunked_prefill(chunks=2) & continuation_over(128),
+    trigger=attention_backend("TURBOQUANT")
+    & (chunked_prefill(chunks=2) | prefix_hit())
+    & continuation_over(128)
+    & workspace_outgrown(),
     signature=signature(
         phase="request",
         exception="AssertionError",
@@ -103,18 +119,34 @@ scenario = Scenario(
             workload=[chat(name="chat past the threshold", prompt=BATCH + 129, max_tokens=8)],
             why="one token more",
         ),
+        arm(
+            "prefix-hit",
+            dies,
+            workload=[
+                completion(name="first with the prefix", prompt=CONTEXT + 64, shared=CONTEXT, max_tokens=4),
+                completion(name="short tail on a cached prefix", prompt=CONTEXT + 128, shared=CONTEXT, max_tokens=4),
+                completion(name="longer tail on a cached prefix", prompt=CONTEXT + 129, shared=CONTEXT, max_tokens=4),
+            ],
+            why="no prompt comes near the batch size: a tail of 129 tokens after cached blocks is a continuation too",
+        ),
+        arm(
+            "growing-chat",
+            dies,
+            workload=[
+                conversation(first=CONTEXT + 128, adds=[128, 128, 256], tools=[READ_FILE], max_tokens=8),
+            ],
+            why="an agent's chat: turns that add a little live, and the first tool result of more than 128 tokens kills",
+        ),
     ],
     lab=Lab(
         mechanism="turboquant",
         layers=1,
+        arms=["reported", "eager"],
         why="one full-attention layer is where the workspace is sized, locked and outgrown; with two or more layers TurboQuant "
         "leaves out the first and the last ones",
         changes=[
             without("--gpu-memory-utilization", why="on a CPU it is a share of the host's memory"),
             without("--language-model-only", why="the stand-in has no vision tower to leave out"),
-            without("--reasoning-parser", why="it wants tokens that the stand-in's tokenizer does not have"),
-            without("--tool-call-parser", why="it wants tokens that the stand-in's tokenizer does not have"),
-            without("--enable-auto-tool-choice", why="it needs the parser of tool calls"),
             with_flags("--dtype bfloat16", why="the reported quantization is of weights, and there are none"),
             with_flags("--block-size 128", why="the stand-in is not hybrid, and 128 is a block that its cache takes"),
             with_flags(

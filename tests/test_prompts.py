@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import asyncio
 import re
+import zlib
+from typing import Any, cast
 
+import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_repro.prompts import PromptError, fit
+from vllm_repro.client import Client
+from vllm_repro.prompts import PromptError, build_chat, build_completion, fit
 
 
 class Counter:
@@ -56,3 +60,45 @@ def test_a_seed_gives_the_same_prompt_and_another_a_different_head() -> None:
 def test_a_prompt_shorter_than_the_template_is_refused() -> None:
     with pytest.raises(PromptError, match="chat template alone takes 30 tokens"):
         asyncio.run(fit(Counter(1, 30, False), 20, "seed"))
+
+
+class Tokenizer:
+    """`/tokenize` of a server with a token a word, as far as prompts ask it."""
+
+    async def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        assert path == "/tokenize"
+        messages = body.get("messages")
+        text = str(body["prompt"]) if messages is None else " ".join(str(message["content"]) for message in messages)
+        ids = [zlib.crc32(word.encode()) for word in text.split()]
+        overhead = 0 if messages is None else 3 * len(messages) + 5 * len(body.get("tools", ()))
+        content = {"tokens": ids, "count": len(ids) + overhead}
+        return httpx.Response(200, json=content, request=httpx.Request("POST", "http://server/tokenize"))
+
+
+def completed(tokens: int, seed: str, shared: int = 0) -> list[int]:
+    made = asyncio.run(
+        build_completion(cast("Client", Tokenizer()), "m", tokens, seed, shared=shared, shared_seed="head")
+    )
+    return list(made.body["prompt"])
+
+
+@given(st.integers(0, 60), st.integers(1, 60))
+def test_completions_that_share_begin_alike_and_differ_at_once_after_it(shared: int, rest: int) -> None:
+    one, other = (completed(shared + rest, seed, shared) for seed in ("1/a", "1/b"))
+    assert len(one) == len(other) == shared + rest
+    assert one[:shared] == other[:shared]
+    assert one[shared] != other[shared]
+
+
+def test_a_chat_counts_what_was_said_before_and_its_tools() -> None:
+    before = [{"role": "user", "content": "hello there"}, {"role": "assistant", "content": "yes"}]
+    opening = {"role": "tool", "tool_call_id": "call_1"}
+    made = asyncio.run(
+        build_chat(
+            cast("Client", Tokenizer()), "m", 200, "1/a", before=before, message=opening, tools=[{"type": "function"}]
+        )
+    )
+    *first, last = made.body["messages"]
+    assert first == before
+    assert (last["role"], last["tool_call_id"]) == ("tool", "call_1")
+    assert len(" ".join(message["content"] for message in (*first, last)).split()) + 9 + 5 == 200

@@ -43,6 +43,8 @@ def test_the_bug_reproduces_in_the_releases_that_have_it(harness: Harness, versi
     assert outcomes == {
         "reported": "crash",
         "eager": "clean",
+        "prefix-hit": "crash",
+        "growing-chat": "crash",
         "graphs-off": "clean",
         "bigger-chunk": "untriggered",
         "near-miss-128": "untriggered",

@@ -61,7 +61,12 @@ def test_every_scenario_links_its_issue_and_has_a_control(scenario) -> None:  # 
 @pytest.mark.parametrize(
     ("old", "new", "line", "text"),
     [
-        ("chunked_prefill(chunks=2)", "chuncked_prefill(chunks=2)", "trigger=", "did you mean 'chunked_prefill'?"),
+        (
+            "chunked_prefill(chunks=2)",
+            "chuncked_prefill(chunks=2)",
+            "& (chunked_prefill",
+            "did you mean 'chunked_prefill'?",
+        ),
         ("try_with=", "try_wiht=", "try_with=", "Scenario has no 'try_wiht'; did you mean 'try_with'?"),
         ('try_with="0.23.0"', 'try_with="0.24.0"', "try_with=", "is not among the bad releases"),
         ('issue="vllm-project/vllm#41726"', 'issue="#41726"', "issue=", "is no upstream issue"),
@@ -73,7 +78,7 @@ def test_every_scenario_links_its_issue_and_has_a_control(scenario) -> None:  # 
         ('arm("eager"', 'arm("reported"', 'arm("eager"', "two arms are named 'reported'"),
         ('arm("eager"', 'arm("Eager!"', 'arm("eager"', "lower-case words"),
         ("heads=16", 'heads="16"', "heads=16", "heads='16' is not what 'heads' takes"),
-        ("continuation_over(128)", "continuation_over()", "trigger=", "continuation_over lacks 'tokens'"),
+        ("continuation_over(128)", "continuation_over()", "& continuation_over", "continuation_over lacks 'tokens'"),
         ('flag("--max', 'flag("max', "BATCH = flag", "as it is written on the command line"),
         ("BATCH + 3497", 'BATCH + "3497"', "BATCH + 3497", "do not go together"),
         ("& continuation", "^ continuation", "trigger=", "only + - * for sizes and & | for conditions"),
@@ -86,6 +91,28 @@ def test_each_mistake_is_found_with_its_line(old: str, new: str, line: str, text
     assert found
     assert any(text in problem for _, problem in found), found
     assert line_of(line) in {number for number, problem in found if text in problem}, found
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            "            lives,\n            with_flags",
+            '            lives,\n            bad="<1",\n            with_flags',
+            "bad= names the",
+        ),
+        ('bad=">=0.20.0,<0.24.0"', 'bad=">=0.20.0"', "arm 'small-cpu-pool': 0.24.0 is both bad and good"),
+        ('bad=">=0.20.0,<0.24.0"', 'bad="0.20"', "is no version specifier"),
+        ("lab=5_693)", "lab=0)", "takes two numbers of tokens"),
+        ('layers=["full", "sliding"]', 'layers=["full", "local"]', "is not what 'layers' takes"),
+        ("        window=128,\n", "", "window=… goes with sliding layers"),
+    ],
+)
+def test_mistakes_of_the_offload_scenario_are_found(old: str, new: str, said: str) -> None:
+    text = next(path for path in scenario_files() if path.name == "sco_hybrid.py").read_text(encoding="utf-8")
+    assert old in text
+    found = problems(text.replace(old, new, 1), "sco_hybrid.py")
+    assert any(said in problem for _, problem in found), found
 
 
 def test_one_mistake_does_not_hide_the_next() -> None:

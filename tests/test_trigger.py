@@ -4,16 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_repro.trigger import (
-    Asked,
-    SchedulerStep,
-    TriggerFacts,
-    attention_backend,
-    chunked_prefill,
-    chunks_of,
-    continuation_over,
-    sent_with,
-)
+from vllm_repro.commands.command import parse
+from vllm_repro.conditions import attention_backend, chunked_prefill, continuation_over, prefix_hit, sent_with
+from vllm_repro.trigger import Asked, ScheduledChunk, TriggerFacts, chunks_of
 
 LONG = chunked_prefill(chunks=2) & continuation_over(128)
 
@@ -59,10 +52,45 @@ def test_no_chunks_without_chunked_prefill() -> None:
 
 
 def test_the_dump_of_the_step_that_died_is_proof_enough() -> None:
-    found = LONG.find(TriggerFacts(dump=SchedulerStep((4096,), (3497,))))
+    found = LONG.find(TriggerFacts(dump=(ScheduledChunk(4096, 3497),)))
     assert found.crossed
     assert "4096 tokens computed before the step that died" in found.evidence[0]
-    assert not LONG.find(TriggerFacts(dump=SchedulerStep((0,), (3497,)))).crossed
+    assert not LONG.find(TriggerFacts(dump=(ScheduledChunk(0, 3497, new=True),))).crossed
+
+
+@pytest.mark.parametrize(
+    ("chunk", "chunked", "hit"),
+    [
+        (ScheduledChunk(4096, 3497), True, False),
+        (ScheduledChunk(256, 129, new=True), False, True),
+        (ScheduledChunk(0, 4096, new=True), False, False),
+        (ScheduledChunk(500, 1), False, False),  # a token that was being decoded
+    ],
+)
+def test_the_step_that_died_tells_a_chunk_from_a_prefix_hit(chunk: ScheduledChunk, chunked: bool, hit: bool) -> None:
+    dead = TriggerFacts(dump=(chunk,))
+    assert (chunked_prefill().find(dead).crossed, prefix_hit().find(dead).crossed) == (chunked, hit)
+
+
+def test_a_long_first_chunk_beside_a_decoding_request_continues_nothing() -> None:
+    dead = TriggerFacts(dump=(ScheduledChunk(500, 1), ScheduledChunk(0, 4096, new=True)))
+    assert not continuation_over(128).find(dead).crossed
+
+
+def test_a_prefix_hit_is_what_the_server_counted() -> None:
+    found = prefix_hit().find(facts(385, cached_tokens=256))
+    assert (found.crossed, found.brief) == (True, "129 tokens after 256 cached")
+    assert not prefix_hit().find(facts(385, cached_tokens=0, repeats=256)).crossed
+
+
+@pytest.mark.parametrize(("flags", "cached"), [("", 256), ("--block-size 200", 200), ("--no-enable-prefix-caching", 0)])
+def test_of_a_request_that_died_the_blocks_filled_before_it_count(flags: str, cached: int) -> None:
+    asked = Asked("again", 385, "tokenize", repeats=256, status=None, died=True)
+    dead = TriggerFacts((asked,), 4096, True, command=parse(f"vllm serve m {flags}"))
+    found = prefix_hit().find(dead)
+    assert found.crossed is (cached > 0)
+    assert dead.cached(asked) == cached
+    assert continuation_over(128).find(dead).crossed is (cached > 0)
 
 
 def test_a_request_with_the_fields_counts_when_it_was_answered_or_killed() -> None:

@@ -156,3 +156,27 @@ def test_the_release_that_died_is_not_fixed_by_living() -> None:
     record = Record(5, 5, "r", "0.23.0")
     report = decide([reported(*[CLEAN] * 50)], standing=Standing.BAD, record=record, version="0.23.0")
     assert (report.verdict, report.expected) == (Verdict.QUIET, False)
+
+
+def small_pool(*outcomes: Outcome, standing: Standing) -> ArmResult:
+    return arm_result("small-pool", Expected.DIES, outcomes, standing=standing)
+
+
+@pytest.mark.parametrize(
+    ("arms", "standing", "verdict", "expected"),
+    [
+        # Between the releases that have the bug and those that do not, one arm still dies.
+        ([reported(CLEAN), small_pool(CRASH, standing=Standing.BAD)], Standing.UNKNOWN, Verdict.REPRODUCES, True),
+        ([reported(CLEAN), small_pool(CLEAN, standing=Standing.BAD)], Standing.UNKNOWN, Verdict.QUIET, False),
+        ([reported(CLEAN), small_pool(CLEAN, standing=Standing.GOOD)], Standing.GOOD, Verdict.QUIET, True),
+        ([reported(CLEAN), small_pool(CRASH, standing=Standing.GOOD)], Standing.GOOD, Verdict.REGRESSED, False),
+        # Its own status wins over the scenario's, either way.
+        ([reported(CLEAN), small_pool(CRASH, standing=Standing.BAD)], Standing.GOOD, Verdict.REPRODUCES, True),
+        ([reported(CRASH), small_pool(CLEAN, standing=Standing.GOOD)], Standing.BAD, Verdict.REPRODUCES, True),
+    ],
+)
+def test_an_arm_may_have_bad_releases_of_its_own(
+    arms: list[ArmResult], standing: Standing, verdict: Verdict, expected: bool
+) -> None:
+    report = decide(arms, standing=standing)
+    assert (report.verdict, report.expected) == (verdict, expected)

@@ -13,6 +13,7 @@ from typing import Any
 from vllm_repro.autopsy.bootfacts import BootFacts, boot_facts, scheduler_dump
 from vllm_repro.autopsy.diagnosis import Diagnosis, Phase, diagnose
 from vllm_repro.autopsy.logtext import Line, read_lines
+from vllm_repro.autopsy.observed import observed
 from vllm_repro.autopsy.signature import How, compare
 from vllm_repro.client import Answer
 from vllm_repro.commands.command import ServeCommand
@@ -20,7 +21,7 @@ from vllm_repro.deathsigns import Channel, DeathSign
 from vllm_repro.outcome import Death, Outcome, TrialFacts, classify
 from vllm_repro.scenario import Scenario
 from vllm_repro.servers.base import Exit, ServerFacts, ServerKind
-from vllm_repro.trigger import Asked, Finding, SchedulerStep, TriggerFacts
+from vllm_repro.trigger import Asked, AttentionShape, Finding, ScheduledChunk, TriggerFacts
 
 __all__ = ["Conclusion", "Seen", "assess"]
 
@@ -100,8 +101,8 @@ def assess(scenario: Scenario, command: ServeCommand, seen: Seen, log: Path) -> 
     # Read once for each question rather than kept: a log may be larger than the memory.
     diagnosis = diagnose(_lines(log), we_terminated=not died)
     boot = boot_facts(_lines(log))
-    finding = scenario.trigger.find(_trigger_facts(command, seen, _lines(log), boot))
     death, captured = _death(scenario, seen, diagnosis) if died else (None, {})
+    finding = scenario.trigger.find(_trigger_facts(scenario, command, seen, log, boot, captured))
     unsupported = seen.unsupported
     if unsupported is None and not seen.ready and diagnosis.usage is not None:
         unsupported = f"this release refused the command line: {diagnosis.usage}"
@@ -144,19 +145,45 @@ def _lines(log: Path) -> Iterable[Line]:
         return
 
 
-def _trigger_facts(command: ServeCommand, seen: Seen, lines: Iterable[Line], boot: BootFacts) -> TriggerFacts:
-    dump = scheduler_dump(lines)
-    step = None
-    if dump is not None:
-        step = SchedulerStep(dump.num_computed_tokens, tuple(dump.num_scheduled_tokens.values()))
+def _trigger_facts(
+    scenario: Scenario, command: ServeCommand, seen: Seen, log: Path, boot: BootFacts, captured: dict[str, str]
+) -> TriggerFacts:
+    dump = scheduler_dump(_lines(log))
+    step = tuple(
+        ScheduledChunk(request.computed or 0, request.scheduled or 0, request.new)
+        for request in (dump.requests if dump else ())
+    )
     batch, chunked = boot.max_num_batched_tokens, boot.chunked_prefill
     # The boot line is what is in force, and the flag is what was asked for. Nobody knows that of an attached server: the scenario's
     # flags are not its own, and prove nothing about it.
-    if seen.facts is None or seen.facts.kind is not ServerKind.ATTACH:
+    attached = seen.facts is not None and seen.facts.kind is ServerKind.ATTACH
+    if not attached:
         batch = batch or command.number("--max-num-batched-tokens")
         said = command.enabled("--enable-chunked-prefill")
         chunked = chunked if said is None else said
-    return TriggerFacts(tuple(seen.asked), batch, chunked, boot.attention_backend, step)
+    return TriggerFacts(
+        tuple(seen.asked),
+        batch,
+        chunked,
+        boot.attention_backend,
+        step,
+        None if attached else command,
+        boot.args,
+        _shape(scenario, seen),
+        boot.workspace_locked,
+        boot.workspace_reserved,
+        observed(_lines(log)),
+        captured,
+    )
+
+
+def _shape(scenario: Scenario, seen: Seen) -> AttentionShape:
+    model = scenario.model
+    if scenario.lab is not None and seen.facts is not None and seen.facts.kind is ServerKind.LAB:
+        served = scenario.lab.shape(model)
+        shape = (served.heads, served.kv_heads, served.head_dim)
+        return AttentionShape(*shape, model.block_size, served.kinds, served.window)
+    return AttentionShape(model.heads, model.kv_heads, model.head_dim, model.block_size)
 
 
 def _death(scenario: Scenario, seen: Seen, diagnosis: Diagnosis) -> tuple[Death, dict[str, str]]:

@@ -68,8 +68,10 @@ def find(name: str) -> Scenario:
 
 
 def find_arms(scenario: Scenario, names: list[str] | None) -> list[Arm]:
-    """The arms by name, in the scenario's order; all of them where none is named."""
+    """The arms by name, in the scenario's order; all of them where none is named, and for `all`."""
     known = [arm.name for arm in scenario.arms]
+    if names and "all" in names:
+        return list(scenario.arms)
     for name in names or ():
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)

@@ -20,7 +20,11 @@ _STEPS = "vllm:iteration_tokens_total"
 
 @dataclass(frozen=True)
 class Reading:
-    """One scrape. `steps`: recorded iterations by upper bound of tokens (cumulative, as Prometheus counts buckets)."""
+    """One scrape.
+
+    cache_hits: prompt tokens that came from the prefix cache, None where the server does not say. steps: recorded iterations by upper
+    bound of tokens (cumulative, as Prometheus counts buckets).
+    """
 
     running: float = 0.0
     waiting: float = 0.0
@@ -28,6 +32,7 @@ class Reading:
     generation_tokens: float = 0.0
     step_count: float = 0.0
     kv_usage: float = 0.0
+    cache_hits: float | None = None
     started: float | None = None
     steps: Mapping[float, float] = field(default_factory=dict)
 
@@ -61,6 +66,7 @@ def read_metrics(text: str) -> Reading:
         totals.get("vllm:generation_tokens_total", 0.0),
         totals.get(f"{_STEPS}_count", 0.0),
         totals.get("vllm:kv_cache_usage_perc", 0.0),
+        totals.get("vllm:prefix_cache_hits_total"),
         started,
         steps,
     )

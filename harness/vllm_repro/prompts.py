@@ -11,9 +11,10 @@ rule, for 100 tokens as for 90,000. Where a vocabulary is so odd that the paddin
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
+from types import MappingProxyType
 from typing import Any
 
 from vllm_repro.client import Client
@@ -120,30 +121,52 @@ def _cycled(words: Sequence[str], count: int) -> str:
 
 
 async def build_chat(
-    client: Client, model: str, tokens: int, seed: str, *, extra: Sequence[dict[str, Any]] = ()
+    client: Client,
+    model: str,
+    tokens: int,
+    seed: str,
+    *,
+    before: Sequence[dict[str, Any]] = (),
+    message: Mapping[str, Any] = MappingProxyType({"role": "user"}),
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> Prompt:
-    """A chat of one user message (after the messages in `extra`) that is `tokens` long with its template."""
+    """A chat that is `tokens` long with its template: the messages `before`, then `message` with a content made to measure."""
 
     def messages(text: str) -> list[dict[str, Any]]:
-        return [*extra, {"role": "user", "content": text}]
+        return [*before, {**message, "content": text}]
 
     async def count(text: str) -> int:
         body = {"model": model, "messages": messages(text), "add_generation_prompt": True}
-        return await _count(client, body)
+        return await _count(client, {**body, "tools": list(tools)} if tools else body)
 
     text, calls = await fit(count, tokens, seed)
     return Prompt({"messages": messages(text)}, tokens, calls)
 
 
-async def build_completion(client: Client, model: str, tokens: int, seed: str) -> Prompt:
-    """A text completion's prompt, as the token ids themselves: their number is the length, whatever the vocabulary."""
-    # Two words a token is more than any vocabulary needs; ids are cut from what comes back.
+async def build_completion(
+    client: Client, model: str, tokens: int, seed: str, *, shared: int = 0, shared_seed: str = ""
+) -> Prompt:
+    """A text completion's prompt, as the token ids themselves: their number is the length, whatever the vocabulary.
+
+    Its first `shared` ids are made from `shared_seed`, the others from `seed`.
+    """
+    ids: list[int] = []
+    calls = 0
+    for wanted, source in ((shared, shared_seed), (tokens - shared, seed)):
+        if wanted:
+            ids += await _ids(client, model, wanted, source)
+            calls += 1
+    return Prompt({"prompt": ids}, tokens, calls)
+
+
+async def _ids(client: Client, model: str, tokens: int, seed: str) -> list[int]:
+    # A word is at least one token in any vocabulary, and what is too much is cut off.
     response = await client.post("/tokenize", {"model": model, "prompt": _salt(seed) + _text(tokens, seed)})
     response.raise_for_status()
-    ids = response.json()["tokens"]
+    ids: list[int] = response.json()["tokens"]
     if len(ids) < tokens:
         raise PromptError(f"{tokens} words gave only {len(ids)} tokens")
-    return Prompt({"prompt": ids[:tokens]}, tokens, 1)
+    return ids[:tokens]
 
 
 async def _count(client: Client, body: dict[str, Any]) -> int:

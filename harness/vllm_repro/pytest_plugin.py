@@ -121,7 +121,7 @@ class ScenarioItem(pytest.Item):
             **{name: value for name in _OPTIONS if (value := self.config.getoption(f"--scenario-{name}")) is not None}
         )
         auto = options.server == "auto"
-        choice = choose(self.scenario, options) if auto else Choice(ServerKind(options.server), "")
+        choice = choose(self.scenario, options, download=False) if auto else Choice(ServerKind(options.server), "")
         try:
             site, _ = open_site(self.scenario, options, choice, lambda _: None)
             with _gpu_lock(needed=site.evidence is Evidence.GPU):
@@ -159,7 +159,7 @@ class ScenarioItem(pytest.Item):
     def runtest(self) -> None:
         assert self.report is not None
         arm = self._arm()
-        standing = self.scenario.status.standing(self.report.version)
+        standing = self.scenario.status_of(self.arm).standing(self.report.version)
         told = arm.result.result in (Result.REPRODUCES, Result.FLAKY, Result.QUIET)
         if arm.expected is Expected.DIES and standing is Standing.BAD and told:
             # The open bug: pytest's own words for an expected failure, and the louder ones for an unexpected pass. Not for another
@@ -174,7 +174,8 @@ class ScenarioItem(pytest.Item):
         if self.report.verdict.expected is False:
             raise SurpriseError(_explain(self.report, arm))
         if self.report.verdict.expected is None:
-            pytest.skip(f"undecided: {arm.trials[0].why}")
+            lacking = "" if self.report.imitated else f"{self.report.verdict.because}; "
+            pytest.skip(f"undecided: {lacking}{arm.trials[0].why}")
 
     def repr_failure(
         self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None

@@ -33,7 +33,7 @@ from vllm_repro.trial import Trial, run_trial
 from vllm_repro.verdict import Expect, Expected, Record
 from vllm_repro.watch import Patience
 
-__all__ = ["Plan", "new_folder", "order", "run"]
+__all__ = ["Plan", "default_out", "new_folder", "on_record", "order", "private_folders", "run", "stamped_folder"]
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -63,10 +63,15 @@ def order(arms: Sequence[Arm], trials: int) -> list[tuple[int, Arm]]:
 
 def new_folder(out: Path, scenario: str) -> Path:
     """Makes `out/scenario/<UTC>-<6 hex>/` with `logs/` in it, and points `latest` there. Raises `UsageError`."""
+    return stamped_folder(out, Path(scenario), holding="logs")
+
+
+def stamped_folder(out: Path, below: Path, holding: str = "") -> Path:
+    """Makes `out/below/<UTC>-<6 hex>/`, with the folder `holding` in it, and points `out/below/latest` there. Raises `UsageError`."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    folder = out / scenario / f"{stamp}-{secrets.token_hex(3)}"
+    folder = out / below / f"{stamp}-{secrets.token_hex(3)}"
     try:
-        (folder / "logs").mkdir(parents=True)
+        (folder / holding).mkdir(parents=True)
         link = folder.parent / "latest"
         fresh = folder.parent / f".latest-{secrets.token_hex(4)}"
         fresh.symlink_to(folder.name)
@@ -118,19 +123,25 @@ def _header(plan: Plan, machine: Machine, record: Record | None) -> dict[str, An
         "seed": plan.seed,
         "version": plan.version,
         "arms": [
-            {"name": arm.name, "expected": arm.expected, "why": arm.why, "edits": [str(e) for e in arm.edits]}
+            {
+                "name": arm.name,
+                "expected": arm.expected,
+                "why": arm.why,
+                "edits": [str(e) for e in arm.edits],
+                "bad": arm.bad,
+            }
             for arm in plan.arms
         ],
         "reproduce": plan.reproduce,
         "record": record,
         "machine": machine,
         "docker": plan.site.engine_version,
-        "folders": _folders(),
+        "folders": private_folders(),
         "imitated": plan.site.imitates(scenario),
     }
 
 
-def _folders() -> list[tuple[str, str]]:
+def private_folders() -> list[tuple[str, str]]:
     """The folders whose names a report must not carry, and what stands for them: words that a shell understands."""
     folders = [(str(Path.cwd()), "."), (str(Path.home()), "$HOME")]
     if temporary := os.environ.get("TMPDIR"):

@@ -15,6 +15,8 @@ from packaging.version import InvalidVersion, Version
 
 from vllm_repro.autopsy.signature import Signature
 from vllm_repro.commands.command import ServeCommand, parse
+from vllm_repro.patch import Patch
+from vllm_repro.releases.tinymodel import Kind
 from vllm_repro.trigger import Condition
 from vllm_repro.verdict import Expected, Standing
 from vllm_repro.workload import Step
@@ -36,11 +38,17 @@ class Edit:
 
 @dataclass(frozen=True)
 class Arm:
-    """One server configuration: the reported command with edits, and possibly a workload of its own."""
+    """One server configuration: the reported command with edits, and possibly a workload of its own.
+
+    patches: changes of vLLM's source that are laid over the release it runs. bad: the releases in which it dies, where they are not
+    those of the scenario's status.
+    """
 
     name: str
     expected: Expected
     edits: tuple[Edit, ...] = ()
+    patches: tuple[Patch, ...] = field(default=(), kw_only=True)
+    bad: str = field(default="", kw_only=True)
     workload: tuple[Step, ...] | None = None
     why: str = ""
 
@@ -90,9 +98,13 @@ class LabShape:
     heads: int
     kv_heads: int
     head_dim: int
+    kinds: tuple[Kind, ...] = ()
+    window: int | None = None
 
     def __str__(self) -> str:
         layers = f"{self.layers} layer" + ("s" if self.layers > 1 else "")
+        if self.kinds:
+            layers += f" ({' then '.join(self.kinds)} attention, with a window of {self.window} tokens)"
         return f"{layers}, {self.heads} heads, {self.kv_heads} KV heads of {self.head_dim}"
 
 
@@ -101,16 +113,32 @@ class Lab:
     """How a scenario goes to the lab: a real release on the CPU, with its CUDA parts replaced.
 
     mechanism: the part of the lab's plugin that does it. changes: edits of the reported command, each with its `why`; they come before an
-    arm's own. layers: of the dense stand-in, whose heads are those of the reported model. why: what makes it stand for that model.
+    arm's own. layers: of the stand-in: their number where all are alike, else the kind of each. window: of its sliding layers, in tokens.
+    heads, kv_heads, head_dim: those of the reported model unless given. why: what makes the stand-in stand for that model.
+    arms: names of those that a run takes where none is named, since each boot is half a minute of a CPU; all of them where this is empty.
     """
 
     mechanism: str
     changes: Sequence[Edit]
-    layers: int
+    layers: int | Sequence[Kind]
     why: str
+    window: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    arms: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        sliding = not isinstance(self.layers, int) and "sliding" in self.layers
+        if sliding != (self.window is not None):
+            raise ValueError("window=… goes with sliding layers, and they with it")
 
     def shape(self, model: Model) -> LabShape:
-        return LabShape(self.layers, model.heads, model.kv_heads, model.head_dim)
+        """Of the stand-in for `model`."""
+        kinds = () if isinstance(self.layers, int) else tuple(self.layers)
+        count = self.layers if isinstance(self.layers, int) else len(kinds)
+        heads, kv_heads = self.heads or model.heads, self.kv_heads or model.kv_heads
+        return LabShape(count, heads, kv_heads, self.head_dim or model.head_dim, kinds, self.window)
 
 
 @dataclass(frozen=True)
@@ -199,7 +227,8 @@ class Scenario:
     """One upstream bug.
 
     id: name on the command line. issue: `owner/repository#number`. command: the reported command, word for word. try_with: the
-    release that a run uses when none is named; one that has the bug.
+    release that a run uses when none is named; one that has the bug. same_death_as: the scenario whose signature this one shares; a log
+    from elsewhere is this bug only where its release no longer has that one.
     """
 
     id: str
@@ -216,6 +245,7 @@ class Scenario:
     arms: Sequence[Arm]
     related: Sequence[str] = ()
     lab: Lab | None = None
+    same_death_as: str = ""
 
     @property
     def issue_url(self) -> str:
@@ -228,6 +258,10 @@ class Scenario:
 
     def arm(self, name: str) -> Arm | None:
         return next((arm for arm in self.arms if arm.name == name), None)
+
+    def status_of(self, arm: Arm) -> Status:
+        """The scenario's status, with the arm's own bad releases where it has some. Raises ValueError where they are no specifier."""
+        return Status(arm.bad, self.status.good) if arm.bad else self.status
 
     def command_of(self, arm: Arm) -> ServeCommand:
         """The reported command with the edits of `arm`; raises `CommandError` where one does not fit."""

@@ -360,6 +360,10 @@ def _check_arm(reader: _Reader, line: int, scenario: Scenario, arm: Arm, seen: s
     if arm.name in seen:
         reader.problem(line, f"two arms are named {arm.name!r}")
     seen.add(arm.name)
+    if arm.bad and arm.expected is not Expected.DIES:
+        reader.problem(line, f"arm {arm.name!r}: bad= names the releases in which an arm dies, and this one does not")
+    for version in sorted(scenario.status_of(arm).contradictions() if arm.bad else ()):
+        reader.problem(line, f"arm {arm.name!r}: {version} is both bad and good")
     try:
         command = scenario.command_of(arm)
         for request in requests_of(scenario.workload_of(arm)):

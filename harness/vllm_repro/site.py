@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +33,7 @@ __all__ = ["Choice", "Options", "Site", "choose", "default_image", "make_site", 
 
 Say = Callable[[str], None]
 
-IMITATED = frozenset({"vllm-project/vllm#41726", "vllm-project/vllm#54195"})
+IMITATED = frozenset({"vllm-project/vllm#41726", "vllm-project/vllm#44053", "vllm-project/vllm#54195"})
 """The bugs whose mechanism the rehearsal engine has (fixtures/rehearsal/defects). It lives through all others, which proves nothing."""
 
 
@@ -49,6 +49,7 @@ class Options:
     weights: str | None = None
     port: int | None = None
     log: Path | None = None
+    patch: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,22 @@ class Site(ABC):
     def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:
         """Exactly what will be run for `arm`."""
 
-    @abstractmethod
     def server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
-        """A server for one trial, not started."""
+        """A server for one trial, not started; one that cannot be says so when it is started."""
+        if why := self.cannot(arm):
+            return self.launch(scenario, arm, free_port(), run=run, number=number), _Unavailable(why, log)
+        return self._server(scenario, arm, number, log, run)
+
+    @abstractmethod
+    def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]: ...
+
+    def cannot(self, arm: Arm) -> str:
+        """What keeps this site from running `arm`, as a sentence; empty where nothing does."""
+        return "an arm that changes vLLM's source runs in the lab" if arm.patches else ""
+
+    def usual_arms(self, scenario: Scenario, arms: Sequence[Arm]) -> list[Arm]:
+        """Those of `arms` that a run takes where none is named."""
+        return [arm for arm in arms if not arm.patches]
 
     def imitates(self, scenario: Scenario) -> bool:
         """Whether an engine of this site can die of the scenario's bug at all: a rehearsal only of those that it imitates."""
@@ -107,7 +121,7 @@ class RehearsalSite(Site):
             scenario, arm, engine=engine, version=self._version, model=self._model or scenario.model.name, port=port
         )
 
-    def server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
+    def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
         launch = self.launch(scenario, arm, self._ports.next())
         return launch, _process(launch, log, ServerKind.REHEARSAL)
 
@@ -128,9 +142,16 @@ class ProcessSite(Site):
                 # The releases that can be installed here are CPU builds; nothing is downloaded for a trial that cannot run.
                 self._vllm = ("vllm",)
                 return
-            self._vllm = provision(options.vllm, say).argv_prefix
-            return
+            if not scenario.needs.gpus:
+                self._vllm = provision(options.vllm, say).argv_prefix
+                return
         found = local_vllm()
+        if options.vllm and (found is None or (found.version or "").partition("+")[0] != options.vllm):
+            here = f"the vllm that is installed here is {found.version}" if found else "no vllm is installed here"
+            raise InfraError(
+                f"{here}, and a release that vllm-repro installs is a CPU build",
+                hint=f"--server docker runs vLLM {options.vllm}; or install it, so that `vllm` on PATH is that one",
+            )
         if found is None:
             raise InfraError(
                 "no vllm is installed here", hint=f"name a release to install into a cache: --vllm {scenario.try_with}"
@@ -142,11 +163,12 @@ class ProcessSite(Site):
             scenario, arm, vllm=self._vllm, env={}, weights=self._weights, port=port, evidence=self.evidence
         )
 
-    def server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
+    def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
         launch = self.launch(scenario, arm, self._ports.next())
-        if self._lacking:
-            return launch, _Unavailable(self._lacking, log)
         return launch, _process(launch, log, ServerKind.PROCESS)
+
+    def cannot(self, arm: Arm) -> str:
+        return self._lacking or super().cannot(arm)
 
 
 class DockerSite(Site):
@@ -185,7 +207,7 @@ class DockerSite(Site):
             version=self._version,
         )
 
-    def server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
+    def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
         launch = self.launch(scenario, arm, self._ports.next(), run=run, number=number)
         assert launch.container is not None
         return launch, DockerServer(launch.container, log=log, run=run, evidence=self.evidence)
@@ -213,7 +235,7 @@ class AttachSite(Site):
             differences=(f"the server was already running at {self._url}: its flags are not known to this report",),
         )
 
-    def server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
+    def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
         server = AttachServer(self._url, log=self._log, copy_to=log, evidence=self.evidence)
         return self.launch(scenario, arm, 0), server
 
@@ -244,8 +266,9 @@ def _process(launch: Launch, log: Path, kind: ServerKind) -> ProcessServer:
 
 
 def default_image(scenario: Scenario, version: str) -> str:
+    """The reported image for the release that the scenario names, and for any other release the official one of it."""
     reported = scenario.reported().container
-    if reported is not None and scenario.needs.gpus:
+    if reported is not None and scenario.needs.gpus and version == scenario.try_with:
         return reported.image
     repository = "vllm/vllm-openai" if scenario.needs.gpus else "vllm/vllm-openai-cpu"
     return f"{repository}:v{version}"
@@ -285,8 +308,11 @@ def weights_for(scenario: Scenario, options: Options) -> Weights:
     return Weights(scenario.model.name, dummy=options.weights == "dummy")
 
 
-def choose(scenario: Scenario, options: Options) -> Choice:
-    """What `--server auto` means for this scenario on this machine."""
+def choose(scenario: Scenario, options: Options, *, download: bool = True) -> Choice:
+    """What `--server auto` means for this scenario on this machine.
+
+    download: whether gigabytes may be fetched for the lab. A test suite that nobody watches does not fill a disk unasked.
+    """
     if options.url:
         return Choice(ServerKind.ATTACH, "a URL was given")
     needs = scenario.needs
@@ -317,10 +343,9 @@ def choose(scenario: Scenario, options: Options) -> Choice:
         why = missing
     version = options.vllm or scenario.try_with
     if scenario.lab is not None and not options.model and options.weights != "real":
-        # Gigabytes are not downloaded for somebody who typed `make repro-…` to see what this is; `--server lab` does it.
-        if ReleaseCache().get(version):
-            return Choice(ServerKind.LAB, f"{why}, and vLLM {version} is in the cache")
-        why += f"; `--server lab` installs vLLM {version} and shows the death in its own code, on this CPU"
+        if download or ReleaseCache().get(version):
+            return Choice(ServerKind.LAB, why)
+        why += f"; --scenario-server lab installs vLLM {version} and runs it without"
     return Choice(ServerKind.REHEARSAL, why)
 
 

@@ -14,7 +14,7 @@ from typing import TextIO
 
 from vllm_repro.assess import Conclusion
 from vllm_repro.report.model import RunReport
-from vllm_repro.report.wording import boundary, death_line, engine_word, folded, seconds
+from vllm_repro.report.wording import boundary, columns, death_line, engine_word, folded, seconds
 from vllm_repro.scenario import Arm
 
 __all__ = ["Progress", "summary"]
@@ -63,15 +63,6 @@ class Progress:
             self._stream.flush()
 
 
-def _columns(rows: list[tuple[str, ...]], limits: tuple[int, ...]) -> list[str]:
-    cut = [
-        tuple(text if len(text) <= limit else text[: limit - 1] + "…" for text, limit in zip(row, limits, strict=True))
-        for row in rows
-    ]
-    widths = [max(len(row[column]) for row in cut) for column in range(len(limits))]
-    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in cut]
-
-
 def summary(report: RunReport) -> str:
     """The end of a run: few lines, each a fact, the cause near the end, then the verdict and the next step."""
     lines: list[str] = []
@@ -91,7 +82,7 @@ def summary(report: RunReport) -> str:
                     trial.outcome + signature + times,
                 )
             )
-    lines += _columns(rows, (24, 8, 60, 28, 24))
+    lines += columns(rows, (24, 8, 60, 28, 24))
     telling = [trial for arm in report.arms for trial in arm.trials if trial.death] or [
         trial for arm in report.arms for trial in arm.trials if trial.outcome not in ("clean", "untriggered")
     ]

@@ -12,22 +12,27 @@ them is a word count of ours.
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from vllm_repro.autopsy.observed import Observed
+from vllm_repro.releases.tinymodel import Kind
+
+if TYPE_CHECKING:
+    from vllm_repro.commands.command import ServeCommand
 
 __all__ = [
     "Asked",
+    "AttentionShape",
     "Condition",
+    "Continuation",
     "Finding",
-    "SchedulerStep",
+    "ScheduledChunk",
     "TriggerFacts",
-    "attention_backend",
-    "chunked_prefill",
-    "continuation_over",
-    "sent_with",
+    "chunks_of",
+    "continuations",
 ]
 
 
@@ -38,6 +43,8 @@ class Asked:
     prompt_tokens: as the answer's usage reports it, else as `/tokenize` counted it before it was sent; None where neither is known.
     counted_by: "usage" or "tokenize".
     cached_tokens: prompt tokens taken from the prefix cache; None where the server does not say (a died request never does).
+    answer_tokens: as usage reports them, and max_tokens before that; None where neither is known.
+    repeats: tokens at its head that an earlier request, which was answered, began with too.
     steps: what the engine recorded in `vllm:iteration_tokens_total` while it was the only request, largest first; see `metrics`.
     fields: names and values of the body fields beyond the usual ones.
     status: HTTP status; None where no answer came.
@@ -47,10 +54,12 @@ class Asked:
     prompt_tokens: int | None
     counted_by: str = "usage"
     cached_tokens: int | None = None
+    repeats: int = 0
     steps: tuple[str, ...] = ()
     fields: Mapping[str, Any] = field(default_factory=dict)
     status: int | None = 200
     died: bool = False
+    answer_tokens: int | None = None
 
     @property
     def accepted(self) -> bool:
@@ -59,11 +68,30 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class SchedulerStep:
-    """The step in which an engine died, from the dump in its log: tokens computed before it, and scheduled in it."""
+class ScheduledChunk:
+    """One request of the step in which an engine died, from the dump in its log: tokens computed before it, and scheduled in it.
 
-    computed: tuple[int, ...]
-    scheduled: tuple[int, ...]
+    new: its first step, so that what was computed before it came from the prefix cache.
+    """
+
+    computed: int
+    scheduled: int
+    new: bool = False
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Heads, KV heads and head size of the model that is served; block_size: KV-cache block in tokens where no flag sets it.
+
+    kinds: each layer's attention, where it is known. window: of the sliding ones, in tokens.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    block_size: int = 16
+    kinds: tuple[Kind, ...] = ()
+    window: int | None = None
 
 
 @dataclass(frozen=True)
@@ -72,14 +100,50 @@ class TriggerFacts:
 
     batch: `max_num_batched_tokens` in force (the boot line's word before the flag's), None where unknown.
     chunked: whether chunked prefill is on, None where unknown. backend: attention backend that the boot line names, None where there is
-    no such line.
+    no such line. dump: the step that was running when the engine died. command: the flags that the server was started with, None for
+    one that somebody else started. args: what the server says that it was started with. shape: of the model.
+    locked: bytes of workspace that the log says were locked, None where it does not. reserved: whether the log says that room for a
+    whole context was asked for at boot. observed: what the lab's plugin saw inside the engine. captured: what the death's message said
+    at the holes of the signature.
     """
 
     asked: tuple[Asked, ...] = ()
     batch: int | None = None
     chunked: bool | None = None
     backend: str | None = None
-    dump: SchedulerStep | None = None
+    dump: tuple[ScheduledChunk, ...] = ()
+    command: ServeCommand | None = None
+    args: Mapping[str, object] = field(default_factory=dict)
+    shape: AttentionShape | None = None
+    locked: int | None = None
+    reserved: bool = False
+    observed: tuple[Observed, ...] = ()
+    captured: Mapping[str, str] = field(default_factory=dict)
+
+    def number(self, flag: str) -> int | None:
+        """The number that the server got for `flag`: its own word in the log before the command line; None where neither has it."""
+        said = self.args.get(flag.removeprefix("--").replace("-", "_"))
+        if isinstance(said, int):
+            return said
+        return None if self.command is None else self.command.number(flag)
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a KV-cache block."""
+        return self.number("--block-size") or (self.shape.block_size if self.shape else 16)
+
+    def cached(self, asked: Asked) -> int:
+        """Prompt tokens that came from the prefix cache: as the server counted them, else the blocks that it must have had."""
+        if asked.cached_tokens is not None:
+            return asked.cached_tokens
+        off = self.command is not None and self.command.enabled("--enable-prefix-caching") is False
+        if off or asked.prompt_tokens is None:
+            return 0
+        return min(asked.repeats, asked.prompt_tokens - 1) // self.block_size * self.block_size
+
+    def uncached(self, asked: Asked) -> int | None:
+        """Prompt tokens that had to be computed; None where the length is not known."""
+        return None if asked.prompt_tokens is None else asked.prompt_tokens - self.cached(asked)
 
 
 @dataclass(frozen=True)
@@ -134,6 +198,14 @@ class _Any(Condition):
         return f"({self.left} | {self.right})"
 
 
+@dataclass(frozen=True)
+class Continuation:
+    """A chunk of a prompt with `context` tokens before it: earlier chunks, or blocks of the prefix cache."""
+
+    context: int
+    tokens: int
+
+
 def chunks_of(tokens: int, batch: int, *, chunked: bool = True) -> tuple[int, ...]:
     """How a scheduler cuts a lone prompt of `tokens` uncached tokens: full chunks of `batch`, then the remainder."""
     if not chunked or tokens <= batch:
@@ -142,148 +214,16 @@ def chunks_of(tokens: int, batch: int, *, chunked: bool = True) -> tuple[int, ..
     return (batch,) * full + ((rest,) if rest else ())
 
 
-def _count(asked: Asked) -> str:
-    source = "usage" if asked.counted_by == "usage" else "/tokenize"
-    cached = f", {asked.cached_tokens} of them cached" if asked.cached_tokens else ""
-    return f"{asked.name}: {asked.prompt_tokens} prompt tokens by {source}{cached}"
-
-
-def _uncached(asked: Asked) -> int | None:
-    return None if asked.prompt_tokens is None else asked.prompt_tokens - (asked.cached_tokens or 0)
-
-
-def _plus(chunks: tuple[int, ...]) -> str:
-    if len(chunks) > 4:
-        return f"{len(chunks) - 1} x {chunks[0]} + {chunks[-1]}"
-    return " + ".join(map(str, chunks))
-
-
-def _listed(numbers: tuple[int, ...]) -> str:
-    return ", ".join(map(str, numbers))
-
-
-@dataclass(frozen=True)
-class _ChunkedPrefill(Condition):
-    chunks: int
-
-    def find(self, facts: TriggerFacts) -> Finding:
-        if facts.dump is not None and any(facts.dump.computed):
-            dump = facts.dump
-            computed, scheduled = _listed(dump.computed), _listed(dump.scheduled)
-            text = f"the scheduler's dump: {computed} tokens computed before the step that died, {scheduled} in it"
-            return Finding(True, (text,), f"{computed} + {scheduled} tokens")
-        if facts.batch is None:
-            return Finding(False, ("the batch size in force is not known, so chunks cannot be counted",))
-        if facts.chunked is False:
-            return Finding(False, ("chunked prefill is off",))
-        notes: list[str] = []
-        for asked in facts.asked:
-            tokens = _uncached(asked)
-            if tokens is None:
-                continue
-            cut = chunks_of(tokens, facts.batch)
-            if not asked.accepted:
-                notes.append(f"{_count(asked)}, but the server refused it with {asked.status}")
-            elif len(cut) >= self.chunks:
-                seen = f"; iterations recorded: {', '.join(asked.steps)}" if asked.steps else ""
-                return Finding(
-                    True, (f"{_count(asked)}, cut at {facts.batch} into {_plus(cut)}{seen}",), f"{_plus(cut)} tokens"
-                )
-            else:
-                notes.append(f"{_count(asked)}, {len(cut)} step of at most {facts.batch}")
-        return Finding(
-            False, tuple(notes[-1:]) or ("no request reached the engine",), "1 step" if notes else "no request"
-        )
-
-    def __str__(self) -> str:
-        return f"chunked_prefill(chunks={self.chunks})"
-
-
-@dataclass(frozen=True)
-class _ContinuationOver(Condition):
-    tokens: int
-
-    def find(self, facts: TriggerFacts) -> Finding:
-        largest = 0
-        for asked in facts.asked:
-            uncached = _uncached(asked)
-            if uncached is None or facts.batch is None or not asked.accepted:
-                continue
-            cut = chunks_of(uncached, facts.batch, chunked=facts.chunked is not False)
-            continued = cut if asked.cached_tokens else cut[1:]
-            largest = max(largest, *continued, 0)
-        if facts.dump is not None and any(facts.dump.computed):
-            largest = max(largest, *facts.dump.scheduled, 0)
-        if largest > self.tokens:
-            return Finding(True, (f"a continuation of {largest} tokens, more than {self.tokens}",))
-        if largest:
-            return Finding(
-                False,
-                (f"the largest continuation had {largest} tokens, not more than {self.tokens}",),
-                f"not over {self.tokens}",
-            )
-        return Finding(False, ("no prompt was continued",))
-
-    def __str__(self) -> str:
-        return f"continuation_over({self.tokens})"
-
-
-# Success, or a refusal of what is in the request. Other refusals (a key, a path, a rate) come before anybody looked at it.
-_JUDGED = frozenset({200, 400, 422})
-
-
-@dataclass(frozen=True)
-class _SentWith(Condition):
-    names: tuple[str, ...]
-
-    def find(self, facts: TriggerFacts) -> Finding:
-        wanted = " and ".join(self.names)
-        for asked in facts.asked:
-            if all(asked.fields.get(name) for name in self.names) and (asked.died or asked.status in _JUDGED):
-                values = ", ".join(f"{name}={json.dumps(asked.fields[name])}" for name in self.names)
-                end = "the engine died with it in flight" if asked.died else f"answered {asked.status}"
-                return Finding(True, (f"{asked.name} carried {values}: {end}",), end)
-        return Finding(False, (f"no answered request carried {wanted}",), f"no {wanted}")
-
-    def __str__(self) -> str:
-        return f"sent_with({', '.join(map(repr, self.names))})"
-
-
-@dataclass(frozen=True)
-class _AttentionBackend(Condition):
-    name: str
-
-    def find(self, facts: TriggerFacts) -> Finding:
-        if facts.backend == self.name:
-            return Finding(True, (f"the boot line names the attention backend {self.name}",))
-        seen = f"names {facts.backend}" if facts.backend else "is missing"
-        return Finding(
-            False, (f"the attention backend is not shown to be {self.name}: the boot line {seen}",), f"not {self.name}"
-        )
-
-    def __str__(self) -> str:
-        return f"attention_backend({self.name!r})"
-
-
-def attention_backend(name: str) -> Condition:
-    """The boot log names this attention backend. A flag may be accepted and yet no layer use it, and then nothing is proved."""
-    return _AttentionBackend(name)
-
-
-def chunked_prefill(*, chunks: int = 2) -> Condition:
-    """A prompt was cut into at least `chunks` pieces by `max_num_batched_tokens`."""
-    if chunks < 2:
-        raise ValueError("chunked_prefill(chunks=…) starts at 2: one chunk is every prompt")
-    return _ChunkedPrefill(chunks)
-
-
-def continuation_over(tokens: int) -> Condition:
-    """A chunk with context before it (an earlier chunk, or cached blocks) had more than `tokens` tokens."""
-    return _ContinuationOver(tokens)
-
-
-def sent_with(*names: str) -> Condition:
-    """A request that carried all these body fields got an answer, or killed the engine. A refusal (400) counts: it is an answer."""
-    if not names:
-        raise ValueError("sent_with() takes the names of body fields")
-    return _SentWith(names)
+def continuations(facts: TriggerFacts) -> tuple[Continuation, ...]:
+    """Every continued chunk that the engine got: of prompts as they are cut, and of the step that it died in."""
+    found = [Continuation(chunk.computed, chunk.scheduled) for chunk in facts.dump if chunk.computed]
+    for asked in facts.asked:
+        uncached = facts.uncached(asked)
+        if uncached is None or facts.batch is None or not asked.accepted:
+            continue
+        context = facts.cached(asked)
+        for tokens in chunks_of(uncached, facts.batch, chunked=facts.chunked is not False):
+            if context:
+                found.append(Continuation(context, tokens))
+            context += tokens
+    return tuple(found)

@@ -88,6 +88,8 @@ class ArmResult:
     outcomes: tuple[Outcome, ...]
     unexplained: int = 0
     """Deaths whose cause nothing names: they say that something died, not that something changed."""
+    standing: Standing | None = None
+    """What the arm's own status says of the release; None where the scenario's holds for it."""
 
     @property
     def alive(self) -> bool:
@@ -120,7 +122,14 @@ def _died(crashed: int, boots: int) -> str:
     )
 
 
-def arm_result(name: str, expected: Expected, outcomes: Sequence[Outcome], *, unexplained: int = 0) -> ArmResult:
+def arm_result(
+    name: str,
+    expected: Expected,
+    outcomes: Sequence[Outcome],
+    *,
+    unexplained: int = 0,
+    standing: Standing | None = None,
+) -> ArmResult:
     """The result of one arm from the outcomes of its trials."""
     count = Counter(outcomes)
     crashed, clean = count[Outcome.CRASH], count[Outcome.CLEAN]
@@ -140,7 +149,7 @@ def arm_result(name: str, expected: Expected, outcomes: Sequence[Outcome], *, un
         result = Result.INCONCLUSIVE
         seen = ", ".join(f"{number} {outcome}" for outcome, number in count.items()) or "no trial ran"
         bound = f"nothing can be said: {seen}"
-    return ArmResult(name, expected, result, crashed, conclusive, bound, tuple(outcomes), unexplained)
+    return ArmResult(name, expected, result, crashed, conclusive, bound, tuple(outcomes), unexplained, standing)
 
 
 def _arm_as_expected(arm: ArmResult, standing: Standing, expect: Expect) -> bool | None:
@@ -211,7 +220,8 @@ def decide(
     led_by = subjects or list(arms)
     reproducing = next((arm for arm in led_by if arm.crashed), None)
     if reproducing is not None:
-        verdict = Verdict.REGRESSED if standing is Standing.GOOD else Verdict.REPRODUCES
+        good = (reproducing.standing or standing) is Standing.GOOD
+        verdict = Verdict.REGRESSED if good else Verdict.REPRODUCES
         because = f"{reproducing.name}: {reproducing.bound}"
         if verdict is Verdict.REGRESSED:
             because += "; this release was declared good"
@@ -228,7 +238,7 @@ def decide(
         because = "no arm ran" if open_arm is None else f"{open_arm.name}: {open_arm.bound}"
     if expect is Expect.ANY:
         return VerdictReport(verdict, None if verdict is Verdict.INCONCLUSIVE else True, because)
-    answers = [_arm_as_expected(arm, standing, expect) for arm in arms]
+    answers = [_arm_as_expected(arm, arm.standing or standing, expect) for arm in arms]
     if False in answers:
         surprises = [arm for arm, answer in zip(arms, answers, strict=True) if answer is False]
         for arm in surprises:

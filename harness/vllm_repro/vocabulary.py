@@ -14,11 +14,14 @@ from typing import Literal
 from vllm_repro.autopsy.diagnosis import Phase
 from vllm_repro.autopsy.signature import Signature
 from vllm_repro.commands.command import ServeCommand
+from vllm_repro.conditions import attention_backend, chunked_prefill, continuation_over, prefix_hit, sent_with
+from vllm_repro.offload import block_listed_twice
+from vllm_repro.patch import Patch
 from vllm_repro.scenario import Arm, Edit, Lab, Model, Needs, Scenario, Status
-from vllm_repro.sizes import flag
-from vllm_repro.trigger import attention_backend, chunked_prefill, continuation_over, sent_with
+from vllm_repro.sizes import flag, sized
 from vllm_repro.verdict import Expected
-from vllm_repro.workload import Step, chat, completion, pause, together
+from vllm_repro.workload import Step, chat, completion, conversation, pause, together
+from vllm_repro.workspace import workspace_outgrown
 
 __all__ = [
     "Lab",
@@ -28,20 +31,26 @@ __all__ = [
     "Status",
     "arm",
     "attention_backend",
+    "block_listed_twice",
     "chat",
     "chunked_prefill",
     "completion",
     "continuation_over",
+    "conversation",
     "dies",
     "flag",
     "lives",
+    "patched",
     "pause",
+    "prefix_hit",
     "sent_with",
     "signature",
+    "sized",
     "together",
     "untriggered",
     "with_flags",
     "without",
+    "workspace_outgrown",
 ]
 
 dies = Expected.DIES
@@ -80,6 +89,31 @@ def signature(
     return Signature(exception, message, tuple(frames), Phase(phase), source, tuple(not_in_message))
 
 
-def arm(name: str, expected: Expected, *edits: Edit, workload: Sequence[Step] | None = None, why: str = "") -> Arm:
-    """One server configuration, what it is expected to do, and the edits that make it from the reported command."""
-    return Arm(name, expected, edits, None if workload is None else tuple(workload), why)
+def patched(file: str, *, was: str, now: str, why: str = "") -> Patch:
+    """Changes vLLM's own source: in `file`, such as "vllm/v1/core/block_pool.py", the text `was`, which is there once, becomes `now`."""
+    return Patch(file, was, now, why)
+
+
+def arm(
+    name: str,
+    expected: Expected,
+    *edits: Edit | Patch,
+    workload: Sequence[Step] | None = None,
+    bad: str = "",
+    why: str = "",
+) -> Arm:
+    """One server configuration, what it is expected to do, and the edits that make it from the reported command.
+
+    bad: the releases in which an arm dies, where they are others than the scenario's.
+    """
+    if bad:
+        Status(bad)  # raises where it is no specifier
+    return Arm(
+        name,
+        expected,
+        tuple(edit for edit in edits if isinstance(edit, Edit)),
+        None if workload is None else tuple(workload),
+        why,
+        patches=tuple(edit for edit in edits if isinstance(edit, Patch)),
+        bad=bad,
+    )

@@ -5,6 +5,7 @@
         chat(prompt=BATCH + 3497, max_tokens=8),
         together(chat(prompt=500), chat(prompt=500)),
         pause(2.0),
+        conversation(first=700, adds=[100, 600]),
     ]
 
 Prompts are made to the exact length by the server's own `/tokenize` (see `vllm_repro.prompts`), chat template included, and salted
@@ -14,13 +15,25 @@ at their head, so that no prefix cache shortens them behind the scenario's back.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_repro.sizes import Size
 
-__all__ = ["Pause", "Request", "Step", "Together", "chat", "completion", "pause", "requests_of", "together"]
+__all__ = [
+    "Conversation",
+    "Pause",
+    "Request",
+    "Step",
+    "Together",
+    "chat",
+    "completion",
+    "conversation",
+    "pause",
+    "requests_of",
+    "together",
+]
 
 
 @dataclass(frozen=True)
@@ -32,6 +45,8 @@ class Request:
     max_tokens: output budget. The answer is greedy (`temperature` 0) unless `fields` says otherwise.
     stream: ask for server-sent events. A plain request sees a death as an HTTP 500, a stream as an error event after a 200.
     fields: further body fields, sent as they are.
+    shared: the prompt's first so many tokens are the same in every request of the trial that shares; only for a text completion.
+    conversation: the conversation whose next turn this is; empty for a request of its own.
     """
 
     endpoint: str
@@ -40,11 +55,14 @@ class Request:
     stream: bool = True
     name: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
+    shared: int | Size = 0
+    conversation: str = ""
 
     def __str__(self) -> str:
         size = repr(self.prompt) if isinstance(self.prompt, str) else f"{self.prompt} tokens"
-        extra = "".join(f", {key}={value}" for key, value in self.fields.items())
-        return f"{self.name or self.endpoint.removeprefix('/v1/')} of {size}{extra}"
+        shared = f", {self.shared} of them shared" if self.shared else ""
+        extra = "".join(f", {key}={value}" for key, value in self.fields.items() if key != "tools")
+        return f"{self.name or self.endpoint.removeprefix('/v1/')} of {size}{shared}{extra}"
 
 
 @dataclass(frozen=True)
@@ -58,6 +76,16 @@ class Together:
 
 
 @dataclass(frozen=True)
+class Conversation:
+    """The turns of one growing chat, one after another, each with everything that was said before."""
+
+    turns: tuple[Request, ...]
+
+    def __str__(self) -> str:
+        return f"conversation of {len(self.turns)} turns"
+
+
+@dataclass(frozen=True)
 class Pause:
     """Nothing for some seconds."""
 
@@ -67,7 +95,7 @@ class Pause:
         return f"pause of {self.seconds:g} s"
 
 
-Step = Request | Together | Pause
+Step = Request | Together | Conversation | Pause
 
 
 def _checked(prompt: int | Size | str, max_tokens: int) -> None:
@@ -79,9 +107,14 @@ def _checked(prompt: int | Size | str, max_tokens: int) -> None:
         raise ValueError(f"max_tokens={max_tokens}: the server needs at least 1")
 
 
-def _frozen(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Lists as tuples, so that two declarations of the same request are equal however they were read."""
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+def _frozen(value: Any) -> Any:
+    """Lists as tuples, at any depth, so that two declarations of the same request are equal however they were read."""
+    match value:
+        case dict():
+            return {key: _frozen(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return tuple(_frozen(inner) for inner in value)
+    return value
 
 
 def chat(
@@ -93,11 +126,49 @@ def chat(
 
 
 def completion(
-    *, prompt: int | Size | str, max_tokens: int = 8, stream: bool = False, name: str = "", **fields: Any
+    *,
+    prompt: int | Size | str,
+    shared: int | Size = 0,
+    max_tokens: int = 8,
+    stream: bool = False,
+    name: str = "",
+    **fields: Any,
 ) -> Request:
-    """A text completion."""
+    """A text completion. `shared`: its first so many tokens are those of every other one that shares, for the prefix cache to find."""
     _checked(prompt, max_tokens)
-    return Request("/v1/completions", prompt, max_tokens, stream, name, _frozen(fields))
+    if shared and isinstance(prompt, str):
+        raise ValueError("shared counts tokens of a prompt that is stated as a size")
+    if isinstance(shared, int) and isinstance(prompt, int) and not 0 <= shared <= prompt:
+        raise ValueError(f"a prompt of {prompt} tokens cannot share {shared} of them")
+    return Request("/v1/completions", prompt, max_tokens, stream, name, _frozen(fields), shared)
+
+
+def conversation(
+    *,
+    first: int | Size,
+    adds: Sequence[int],
+    tools: Sequence[Mapping[str, Any]] = (),
+    max_tokens: int = 8,
+    stream: bool = True,
+    name: str = "turn",
+) -> Conversation:
+    """A chat whose prompt has `first` tokens and grows by each of `adds`: a reply to what came before, and a message of the user.
+
+    With `tools` (schemas, as the API takes them) a reply is a call of the first one and the next message its result. Replies are made
+    up, not the model's: random weights would not keep to a tool's schema, and what they said would make the lengths a matter of luck.
+    """
+    _checked(first, max_tokens)
+    if not adds or min(adds) < 1:
+        raise ValueError("adds=[…] holds what each further turn adds, in tokens")
+    fields = {"tools": _frozen(list(tools))} if tools else {}
+    sizes = [first + sum(adds[:turn]) for turn in range(len(adds) + 1)]
+    endpoint = "/v1/chat/completions"
+    return Conversation(
+        tuple(
+            Request(endpoint, size, max_tokens, stream, f"{name} {number}", fields, conversation=name)
+            for number, size in enumerate(sizes, 1)
+        )
+    )
 
 
 def together(*requests: Request) -> Together:
@@ -121,3 +192,5 @@ def requests_of(steps: tuple[Step, ...]) -> Iterator[Request]:
             yield step
         elif isinstance(step, Together):
             yield from step.requests
+        elif isinstance(step, Conversation):
+            yield from step.turns

@@ -21,7 +21,7 @@ from vllm_repro.catalogue import find
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.journal import read
 from vllm_repro.lab.launch import lab_launch
-from vllm_repro.lab.site import PLUGIN, LabServer, LabSite, read_facts, shown
+from vllm_repro.lab.site import PLUGIN, LabFacts, LabServer, LabSite, read_facts, shown
 from vllm_repro.launch import Launch
 from vllm_repro.outcome import Outcome
 from vllm_repro.releases.provision import Provisioned, ReleaseCache
@@ -44,7 +44,7 @@ def launch_of(arm: str, facts: Path | None = None) -> Launch:
 
 def server(tmp_path: Path) -> LabServer:
     made = LabServer(("true",), port=1, log=tmp_path / "log", env={}, kind=ServerKind.LAB, evidence=Evidence.LAB)
-    made.facts = tmp_path / "lab.json"
+    made.facts, made.patched = tmp_path / "lab.json", {}
     return made
 
 
@@ -56,7 +56,8 @@ def test_every_change_of_the_reported_command_is_listed_with_its_reason() -> Non
     assert launch.argv[:3] == ("/r/bin/vllm", "serve", "/m/tiny")
     assert launch.command.number("--max-num-seqs") == 2
     assert launch.command.get("--kv-cache-dtype") == "turboquant_4bit_nc"
-    assert not launch.command.has("--reasoning-parser")
+    assert launch.command.get("--tool-call-parser") == "qwen3_coder"
+    assert not launch.command.has("--gpu-memory-utilization")
     assert (launch.kind, launch.evidence) == (ServerKind.LAB, Evidence.LAB)
     assert launch.env["REPRO_LAB_FACTS"] == "/run/lab.json"
     assert launch.env["PYTHONPATH"] == str(PLUGIN)
@@ -95,9 +96,9 @@ def test_show_lists_what_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_what_the_plugin_wrote(tmp_path: Path) -> None:
     path = tmp_path / "lab.json"
-    assert read_facts(path) == ()
-    path.write_text(json.dumps({"mechanism": "m", "replaced": [vars(PART)]}), encoding="utf-8")
-    assert read_facts(path) == (PART,)
+    assert read_facts(path) == LabFacts()
+    path.write_text(json.dumps({"mechanism": "m", "replaced": [vars(PART)], "patched": []}), encoding="utf-8")
+    assert read_facts(path) == LabFacts((PART,))
     facts = ServerFacts(ServerKind.LAB, Evidence.LAB, ())
     assert server(tmp_path).booted(facts, ready=True).replaced == (PART,)
     path.write_text(json.dumps({"replaced": [], "unsupported": ["vllm.a", "vllm.b(c)"]}), encoding="utf-8")
@@ -161,21 +162,21 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("bare")
-def test_auto_rehearses_rather_than_download_gigabytes_unasked() -> None:
+def test_auto_picks_the_lab_where_there_is_no_gpu() -> None:
     choice = choose(TQ, Options())
-    assert choice.kind is ServerKind.REHEARSAL
+    assert choice.kind is ServerKind.LAB
     assert "no NVIDIA GPU" in choice.why
-    assert "`--server lab` installs vLLM 0.23.0" in choice.why
-    assert "--server lab" not in choose(find("min-tokens-stop-ids"), Options()).why
+    assert choose(TQ, Options(model="/m")).kind is ServerKind.REHEARSAL
+    assert choose(find("min-tokens-stop-ids"), Options()).kind is ServerKind.REHEARSAL
 
 
 @pytest.mark.usefixtures("bare")
-def test_auto_picks_the_lab_where_its_release_is_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_test_suite_downloads_nothing_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    choice = choose(TQ, Options(), download=False)
+    assert choice.kind is ServerKind.REHEARSAL
+    assert "--scenario-server lab installs vLLM 0.23.0" in choice.why
     monkeypatch.setattr(ReleaseCache, "get", lambda _, version: f"release {version}")
-    choice = choose(TQ, Options())
-    assert choice.kind is ServerKind.LAB
-    assert "vLLM 0.23.0 is in the cache" in choice.why
-    assert choose(TQ, Options(model="/m")).kind is ServerKind.REHEARSAL
+    assert choose(TQ, Options(), download=False).kind is ServerKind.LAB
 
 
 @pytest.mark.usefixtures("bare")
@@ -202,9 +203,9 @@ def test_mistakes_of_a_scenarios_lab_are_found() -> None:
     assert problems('mechanism="turboquant"', 'mechanism="turboquent"') == [
         "the lab has no mechanism 'turboquent'; did you mean 'turboquant'?"
     ]
-    why = ', why="it needs the parser of tool calls"'
+    why = ', why="on a CPU it is a share of the host\'s memory"'
     assert problems(why, "") == [
-        "lab: `without --enable-auto-tool-choice` has no why=: the report lists each change with its reason"
+        "lab: `without --gpu-memory-utilization` has no why=: the report lists each change with its reason"
     ]
     found = problems('without("--language-model-only"', 'without("--language-only"')
     assert found

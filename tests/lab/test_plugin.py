@@ -152,4 +152,7 @@ def test_a_release_without_the_names_ends_with_a_sentence_and_a_file(tmp_path: P
 
 def test_a_mechanism_that_it_does_not_have(tmp_path: Path) -> None:
     done = register(tmp_path, REPRO_LAB_MECHANISM="turbo")
-    assert (done.returncode, done.stderr.strip()) == (1, "the lab has no mechanism 'turbo'; it has turboquant")
+    assert (done.returncode, done.stderr.strip()) == (
+        1,
+        f"the lab has no mechanism 'turbo'; it has {', '.join(MECHANISMS)}",
+    )

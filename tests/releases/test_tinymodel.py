@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_repro.releases.tinymodel import FAMILIES, make_tiny_model, model_config
-from vllm_repro.releases.tinytokenizer import SPECIAL_TOKENS, byte_alphabet, special_id, tokenizer_json
+from vllm_repro.releases.tinytokenizer import MARKERS, SPECIAL_TOKENS, byte_alphabet, special_id, tokenizer_json
 
 FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
 
@@ -72,7 +72,7 @@ def test_gemma3_is_a_hybrid_with_one_full_layer_in_six() -> None:
         ({"family": "mamba"}, "no tiny model of family 'mamba'"),
         ({"heads": 4, "kv_heads": 3}, "evenly"),
         ({"layers": 0}, "count from 1"),
-        ({"vocab": 100}, "at least 260"),
+        ({"vocab": 100}, "at least 264"),
     ],
 )
 def test_impossible_shapes_are_refused_before_anything_is_written(
@@ -83,7 +83,7 @@ def test_impossible_shapes_are_refused_before_anything_is_written(
     assert not (tmp_path / "model").exists()
 
 
-@pytest.mark.parametrize("vocab", [260, 261, 600, 4096, 20000])
+@pytest.mark.parametrize("vocab", [264, 265, 600, 4096, 20000])
 def test_every_merge_joins_two_tokens_into_a_third(vocab: int) -> None:
     model = tokenizer_json(vocab)["model"]
     tokens = model["vocab"]
@@ -95,12 +95,12 @@ def test_every_merge_joins_two_tokens_into_a_third(vocab: int) -> None:
         assert {left, right, left + right} <= tokens.keys()
         merged.add(left + right)
     assert len(merged) == len(model["merges"])
-    assert len(tokens) == 260 + len(merged)
+    assert len(tokens) == 264 + len(merged)
 
 
 def test_special_tokens_come_first_and_are_no_result_of_merging() -> None:
     tokenizer = tokenizer_json(4096)
-    assert [token["content"] for token in tokenizer["added_tokens"]] == list(SPECIAL_TOKENS)
+    assert [token["content"] for token in tokenizer["added_tokens"]] == [*SPECIAL_TOKENS, *MARKERS]
     assert [tokenizer["model"]["vocab"][token] for token in SPECIAL_TOKENS] == [0, 1, 2, 3]
     assert special_id("<|im_end|>") == 2
 
@@ -146,3 +146,19 @@ def test_text_comes_back_as_it_went_in(text: str) -> None:
 def test_common_words_are_short() -> None:
     assert len(encode(" the request and the answer", TOKENIZER)) <= 8
     assert len(encode("日本", TOKENIZER)) == 6
+
+
+def test_the_layers_of_a_gemma3_can_be_named_one_by_one() -> None:
+    config = model_config("gemma3", kinds=("full", "sliding"), window=128)
+    assert config["layer_types"] == ["full_attention", "sliding_attention"]
+    assert (config["num_hidden_layers"], config["sliding_window"]) == (2, 128)
+    assert model_config("gemma3")["sliding_window"] == 512
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [{"family": "qwen3", "kinds": ("full",)}, {"family": "gemma3", "kinds": ("full", "sliding"), "layers": 3}],
+)
+def test_kinds_are_those_of_each_layer_of_a_gemma3(shape: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="kinds names each layer of a gemma3"):
+        model_config(**shape)

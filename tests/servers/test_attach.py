@@ -16,12 +16,13 @@ from tests.conftest import Harness
 
 from vllm_repro.assess import Seen, assess
 from vllm_repro.catalogue import find
+from vllm_repro.conditions import chunked_prefill
 from vllm_repro.outcome import Outcome
 from vllm_repro.resources import rehearsal_engine
 from vllm_repro.servers.attach import AttachServer, _started_at, find_log, find_process
 from vllm_repro.servers.base import Evidence, ServerFacts, ServerKind
 from vllm_repro.servers.process import free_port
-from vllm_repro.trigger import Asked, chunked_prefill
+from vllm_repro.trigger import Asked
 
 
 @pytest.fixture

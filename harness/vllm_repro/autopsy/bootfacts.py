@@ -28,6 +28,8 @@ class BootFacts:
     graphs_captured: the capture finished, so the workspace was locked after it.
     max_num_batched_tokens: largest chunk of a prompt in one step, in tokens.
     runner_note: vLLM's own sentence about which model runner it uses.
+    workspace_locked: bytes, as VLLM_DEBUG_WORKSPACE=1 prints them; of several workspaces the largest.
+    workspace_reserved: a backend asked for room there before anything ran.
     args: the "non-default args" line as Python values.
     """
 
@@ -41,6 +43,8 @@ class BootFacts:
     chunked_prefill: bool | None = None
     max_num_batched_tokens: int | None = None
     runner_note: str | None = None
+    workspace_locked: int | None = None
+    workspace_reserved: bool = False
     args: Mapping[str, object] = field(default_factory=dict)
     ready: bool = False
 
@@ -57,6 +61,8 @@ class BootFacts:
             "chunked_prefill": self.chunked_prefill,
             "max_num_batched_tokens": self.max_num_batched_tokens,
             "runner_note": self.runner_note,
+            "workspace_locked": self.workspace_locked,
+            "workspace_reserved": self.workspace_reserved,
             "ready": self.ready,
         }
 
@@ -119,6 +125,7 @@ _KV_TOKENS = re.compile(r"KV cache size\s*[:=] ?([\d,]+) tokens")
 _CHUNKED = re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=(\d+)")
 _GRAPH_MODE = re.compile(r"'cudagraph_mode': (?:<CUDAGraphMode\.(\w+)|'(\w+)')")
 _RUNNER = re.compile(r"Model Runner V2\b|V2 model runner|V1 model runner")
+_LOCKED = re.compile(r"Workspace locked\. Current sizes: \[([\d., e+-]*)\]")
 _ARGS = re.compile(r"non-default args: (\{.*\})\s*$")
 
 
@@ -156,6 +163,12 @@ class BootReader:
             self._say("enforce_eager", False)
         if "odel " in text and "unner" in text and _RUNNER.search(text):
             self._say("runner_note", text.strip())
+        if "WORKSPACE DEBUG" in text:
+            if found := _LOCKED.search(text):
+                sizes = [float(size) for size in found[1].split(",") if size.strip()]
+                self._say("workspace_locked", round(max(sizes, default=0.0) * 1024 * 1024))
+            if ":_reserve_workspace'" in text:
+                self._say("workspace_reserved", True)
         if "Application startup complete" in text:
             self._say("ready", True)
         if "non-default args" in text and (found := _ARGS.search(text)) and (args := _literal(found[1])):

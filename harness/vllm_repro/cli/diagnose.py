@@ -8,10 +8,10 @@ from pathlib import Path
 
 from vllm_repro.autopsy.diagnosis import Diagnosis, diagnose
 from vllm_repro.autopsy.logtext import read_lines
-from vllm_repro.autopsy.signature import How, compare
 from vllm_repro.catalogue import all_scenarios, to_stderr
 from vllm_repro.cli.common import Subparsers, print_json, verb
 from vllm_repro.errors import UsageError
+from vllm_repro.matching import matches
 
 
 def add(subparsers: Subparsers) -> None:
@@ -28,13 +28,7 @@ def add(subparsers: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     diagnosis = _read(arguments.file)
-    matches = []
-    if diagnosis.exception is not None:
-        for scenario in all_scenarios(warn=to_stderr):
-            how = compare(scenario.signature, diagnosis).how
-            if how is not How.OTHER:
-                matches.append((scenario, how))
-    matches.sort(key=lambda pair: pair[1] is not How.MATCH)
+    found = matches(diagnosis, all_scenarios(warn=to_stderr))
     if arguments.json:
         print_json(
             {
@@ -44,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "message": diagnosis.message,
                 "frames": [f"{frame.file}:{frame.function}" for frame in diagnosis.frames],
                 "wrapped": diagnosis.wrapped,
-                "matches": [{"scenario": scenario.id, "how": how} for scenario, how in matches],
+                "matches": [{"scenario": match.scenario.id, "how": match.how} for match in found],
                 "vllm_version": diagnosis.vllm_version,
                 "why": diagnosis.why,
             }
@@ -57,9 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
         for frame in diagnosis.frames[-12:]:
             print(f"  {frame.file}:{frame.function}")
         print(f"{diagnosis.exception}: {diagnosis.message or ''}".rstrip(": "))
-    for scenario, how in matches:
-        print(f"{how}: {scenario.id} ({scenario.issue}): {scenario.title}")
-    if diagnosis.exception and not matches:
+    for match in found:
+        print(f"{match.how}: {match.scenario.id} ({match.scenario.issue}): {match.scenario.title}")
+    if diagnosis.exception and not found:
         print("no known scenario has this signature")
     return 0
 

@@ -12,7 +12,7 @@ from vllm_repro.site import Options
 
 __all__ = ["add_server_options", "number", "release", "seconds", "server_options"]
 
-_ALL = ("server", "url", "image", "vllm", "model", "weights", "port", "log")
+_ALL = ("server", "url", "image", "vllm", "model", "weights", "port", "log", "patch")
 
 
 def add_server_options(parser: argparse.ArgumentParser, which: Sequence[str] = _ALL) -> None:
@@ -44,6 +44,14 @@ def add_server_options(parser: argparse.ArgumentParser, which: Sequence[str] = _
     if "log" in which:
         parser.add_argument(
             "--log", type=Path, metavar="FILE", help="the log of an attached server, where it is not found by itself"
+        )
+
+    if "patch" in which:
+        parser.add_argument(
+            "--patch",
+            type=Path,
+            metavar="FILE",
+            help="a unified diff of vLLM to lay over the release, in the lab: what git diff prints in a checkout of vLLM",
         )
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from vllm_repro.commands.command import ServeCommand
 from vllm_repro.errors import UsageError
 from vllm_repro.launch import CPU_ENV, LOOPBACK, OFFLINE_ENV, Launch
+from vllm_repro.patch import Patch
 from vllm_repro.scenario import Arm, Scenario
 from vllm_repro.servers.base import Evidence, ServerKind
+from vllm_repro.sizes import Size
+from vllm_repro.workload import Step, requests_of
 
 __all__ = ["graph_mode", "lab_launch", "no_lab"]
 
@@ -16,6 +20,12 @@ __all__ = ["graph_mode", "lab_launch", "no_lab"]
 def graph_mode(command: ServeCommand) -> str:
     """The CUDA graph mode that the command line asks for, in capitals; empty where the default decides."""
     return (command.get("--compilation-config.cudagraph_mode") or "").upper()
+
+
+def sized_for_lab(steps: Sequence[Step]) -> list[Size]:
+    """The sizes of prompts that are others in the lab, each once and in order."""
+    sizes = (request.prompt for request in requests_of(tuple(steps)))
+    return list(dict.fromkeys(size for size in sizes if isinstance(size, Size) and size.lab is not None))
 
 
 def no_lab(scenario: Scenario) -> UsageError:
@@ -26,9 +36,18 @@ def no_lab(scenario: Scenario) -> UsageError:
 
 
 def lab_launch(
-    scenario: Scenario, arm: Arm, *, vllm: tuple[str, ...], plugin: Path, model: Path, facts: Path | None, port: int
+    scenario: Scenario,
+    arm: Arm,
+    *,
+    vllm: tuple[str, ...],
+    plugin: Path,
+    model: Path,
+    facts: Path | None,
+    port: int,
+    patches: Sequence[Patch] = (),
 ) -> Launch:
-    """`vllm` is how the release's command is called; the plugin in the folder `plugin` writes what it replaces to `facts`.
+    """`vllm` is how the release's command is called, which has `patches` already; the plugin in the folder `plugin` writes what it
+    replaces to `facts`.
 
     Raises `UsageError` for a scenario that does not say how it goes to the lab.
     """
@@ -40,9 +59,15 @@ def lab_launch(
         "LAB: vLLM's own code on a CPU; server.replaced names each part that stands in for CUDA",
         f"model: dummy weights in the shape {lab.shape(scenario.model)}, in place of the reported one ({lab.why})",
         *(f"{change}: {change.why}" for change in lab.changes),
+        *(
+            f"prompts of {size.lab} tokens in place of {size.plus}, sized for the stand-in's blocks and its pool"
+            for size in sized_for_lab(scenario.workload_of(arm))
+        ),
         "on the CPU, with " + ", ".join(f"{name}={value}" for name, value in CPU_ENV.items()),
         "VLLM_USE_V2_MODEL_RUNNER=0: the reported release used the first model runner",
         "VLLM_DEBUG_WORKSPACE=1: vLLM's own lines about the workspace's size",
+        "TORCHDYNAMO_DISABLE=1: the sampler is not compiled either, which needs a C++ compiler and a third of the boot",
+        *(f"{patch}" + (f": {patch.why}" if patch.why else "") for patch in patches),
         f"bound to {LOOPBACK}, on a free port",
     ]
     command = command.with_model(str(model)).with_flags("--load-format dummy", f"--host {LOOPBACK}", f"--port {port}")
@@ -52,10 +77,12 @@ def lab_launch(
         **OFFLINE_ENV,
         "VLLM_USE_V2_MODEL_RUNNER": "0",
         "VLLM_DEBUG_WORKSPACE": "1",
+        "TORCHDYNAMO_DISABLE": "1",
         "PYTHONPATH": str(plugin),
         "REPRO_LAB_MECHANISM": lab.mechanism,
         **({"REPRO_LAB_GRAPHS": graph_mode(command)} if graph_mode(command) else {}),
         **({"REPRO_LAB_FACTS": str(facts)} if facts is not None else {}),
+        **({"REPRO_LAB_PATCHED": ":".join(sorted({patch.file for patch in patches}))} if patches else {}),
     }
     argv = (*vllm, "serve", *command.argv())
     return Launch(ServerKind.LAB, Evidence.LAB, command, argv, variables, differences=tuple(differences), port=port)

@@ -3,35 +3,41 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.lab.launch import lab_launch, no_lab
 from vllm_repro.lab.plugin.vllm_repro_lab.parts import MECHANISMS
 from vllm_repro.launch import Launch
+from vllm_repro.patch import read_diff
+from vllm_repro.releases.overlay import changed_files, overlay
 from vllm_repro.releases.provision import ReleaseCache, cache_root, provision
 from vllm_repro.releases.tinymodel import make_tiny_model
 from vllm_repro.scenario import Arm, Lab, Model, Scenario
-from vllm_repro.servers.base import Evidence, Replaced, Server, ServerFacts, ServerKind
+from vllm_repro.servers.base import Evidence, Patched, Replaced, Server, ServerFacts, ServerKind
 from vllm_repro.servers.process import ProcessServer, free_port
 from vllm_repro.site import Options, Site
 
-__all__ = ["PLUGIN", "LabServer", "LabSite", "read_facts", "shown"]
+__all__ = ["PLUGIN", "LabFacts", "LabServer", "LabSite", "read_facts", "shown"]
 
 PLUGIN = Path(__file__).resolve().parent / "plugin"
 """A folder for PYTHONPATH: the plugin and its metadata, by which vLLM finds it."""
 
 
 _WIDTH = 256
-"""Of the stand-in between its layers. No workspace depends on it, and every matrix product does: prompts here have thousands of tokens."""
+"""Of the stand-in between its layers. No workspace and no KV cache depends on it, and every matrix product does."""
 
 
 class LabServer(ProcessServer):
-    """A process whose plugin says, in the file `facts`, what it replaced."""
+    """A process whose plugin says, in the file `facts`, what it replaced, and which changed files it found.
+
+    patched: sha256 of each file that was changed for this trial, by its name below the folder of packages.
+    """
 
     facts: Path
+    patched: Mapping[str, str]
 
     def booted(self, facts: ServerFacts, *, ready: bool) -> ServerFacts:
         if ready and not self.facts.is_file():
@@ -39,21 +45,38 @@ class LabServer(ProcessServer):
                 "the release did not load the lab's plugin, so nothing is known about what ran",
                 hint="unset VLLM_PLUGINS where it is set: it keeps vLLM from loading others",
             )
-        return replace(facts, replaced=read_facts(self.facts))
+        found = read_facts(self.facts)
+        seen = {changed.file: changed.sha256 for changed in found.patched}
+        if ready and seen != self.patched:
+            raise InfraError(
+                f"the server did not load the patched files: {', '.join(sorted(self.patched))}",
+                hint="the cache may be damaged: vllm-repro clean --envs --yes, then run it again",
+            )
+        return replace(facts, replaced=found.replaced, patched=found.patched)
 
 
-def read_facts(path: Path) -> tuple[Replaced, ...]:
+@dataclass(frozen=True)
+class LabFacts:
+    """What the plugin wrote about a server: the names that it replaced, and the changed files that it found."""
+
+    replaced: tuple[Replaced, ...] = ()
+    patched: tuple[Patched, ...] = ()
+
+
+def read_facts(path: Path) -> LabFacts:
     """What the plugin wrote; empty where it did not get so far. Raises `Unsupported` naming what the release lacks."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return ()
+        return LabFacts()
     if lacking := found.get("unsupported"):
         raise Unsupported(
             f"the lab cannot run this release: it has no {', '.join(lacking)}",
             hint="--vllm names another release; vllm-repro show … --as lab says what the lab replaces",
         )
-    return tuple(Replaced(**part) for part in found["replaced"])
+    return LabFacts(
+        tuple(Replaced(**part) for part in found["replaced"]), tuple(Patched(**part) for part in found["patched"])
+    )
 
 
 class LabSite(Site):
@@ -70,28 +93,48 @@ class LabSite(Site):
                 "the lab serves dummy weights of the scenario's shape", hint="leave --model and --weights out"
             )
         self._port = options.port
-        self._vllm = provision(options.vllm or scenario.try_with, say).argv_prefix
+        self._say = say
+        self._patches = read_diff(options.patch) if options.patch else ()
+        self._release = provision(options.vllm or scenario.try_with, say)
         self._model = lab_model(scenario.lab, scenario.model)
 
-    def launch(
-        self,
-        scenario: Scenario,
-        arm: Arm,
-        port: int,
-        *,
-        run: str = "",
-        number: int = 1,
-        facts: Path | None = None,
-    ) -> Launch:
-        return lab_launch(scenario, arm, vllm=self._vllm, plugin=PLUGIN, model=self._model, facts=facts, port=port)
+    def usual_arms(self, scenario: Scenario, arms: Sequence[Arm]) -> list[Arm]:
+        chosen = scenario.lab.arms if scenario.lab else ()
+        return [arm for arm in arms if not chosen or arm.name in chosen]
 
-    def server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
+    def cannot(self, arm: Arm) -> str:
+        try:
+            changed_files(self._release.pythonpath, (*arm.patches, *self._patches))
+        except Unsupported as error:
+            return f"{error}"
+        return ""
+
+    def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:
+        return lab_launch(
+            scenario, arm, vllm=self._release.argv_prefix, plugin=PLUGIN, model=self._model, facts=None, port=port
+        )
+
+    def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
         facts = log.with_suffix(".lab.json").absolute()
-        launch = self.launch(scenario, arm, self._port or free_port(), facts=facts)
+        patches = (*arm.patches, *self._patches)
+        release, digests = self._release, dict[str, str]()
+        if patches:
+            overlaid = overlay(cache_root(), release, patches, self._say)
+            release, digests = overlaid.release, dict(overlaid.digests)
+        launch = lab_launch(
+            scenario,
+            arm,
+            vllm=release.argv_prefix,
+            plugin=PLUGIN,
+            model=self._model,
+            facts=facts,
+            port=self._port or free_port(),
+            patches=patches,
+        )
         server = LabServer(
             launch.argv, port=launch.port, log=log, env=launch.env, kind=self.kind, evidence=self.evidence
         )
-        server.facts = facts
+        server.facts, server.patched = facts, digests
         return launch, server
 
 
@@ -114,12 +157,18 @@ def shown(scenario: Scenario, arm: Arm, options: Options, port: int) -> str:
 def lab_model(lab: Lab, model: Model) -> Path:
     """The folder of the stand-in, made on first use."""
     shape = lab.shape(model)
+    name = ["lab", f"{shape.layers}x{shape.heads}x{shape.kv_heads}x{shape.head_dim}", f"{_WIDTH}", *shape.kinds]
+    if shape.window is not None:
+        name.append(f"{shape.window}")
     return make_tiny_model(
-        cache_root() / "models" / f"lab-{shape.layers}x{shape.heads}x{shape.kv_heads}x{shape.head_dim}-{_WIDTH}",
+        cache_root() / "models" / "-".join(name),
+        family="gemma3" if shape.kinds else "qwen3",
         layers=shape.layers,
         heads=shape.heads,
         kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         hidden=_WIDTH,
         max_position=model.max_position,
+        kinds=shape.kinds,
+        window=shape.window,
     )

@@ -4,6 +4,7 @@
     <cache>/deps/torch-2.13.0-py3.11-<hash>/    a virtual environment shared by all releases that it satisfies
     <cache>/wheels/ tools/ tmp/ lock            downloads, our own pip, temporary files, who installs now
     <cache>/models/                             tiny models that callers make here (`tinymodel`)
+    <cache>/patched/                            releases with a few files changed (`overlay`)
 
 A second release of the same torch costs its wheel and no more: the launcher puts the release on PYTHONPATH
 before the shared environment. Where the environment does not satisfy a release a second one is made; a
@@ -177,7 +178,7 @@ class ReleaseCache:
         return before
 
     def _folders(self) -> tuple[Path, ...]:
-        others = (self.root / name for name in ("wheels", "tmp", "tools", "models"))
+        others = (self.root / name for name in ("wheels", "tmp", "tools", "models", "patched"))
         return (self._releases, self._deps, *others)
 
     def _install(self, version: str, progress: Progress) -> Provisioned:
@@ -261,6 +262,7 @@ class ReleaseCache:
         """What killed installs left. Only under the lock, so no living install's work is among it."""
         remove_partial(self._releases)
         remove_partial(self._deps)
+        remove_partial(self.root / "patched")
         shutil.rmtree(self._scratch, ignore_errors=True)
 
 

@@ -19,6 +19,8 @@ START_OF_TURN = "<|im_start|>"
 END_OF_TURN = "<|im_end|>"
 PAD = "<pad>"
 SPECIAL_TOKENS = (END_OF_TEXT, START_OF_TURN, END_OF_TURN, PAD)
+MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+"""Tokens that vLLM's parsers of reasoning and of tool calls insist on; unlike the special ones they show in a text."""
 
 Merge = tuple[str, str]
 
@@ -62,7 +64,7 @@ def tokenizer_json(vocab: int) -> dict[str, Any]:
 
     Raises `ValueError` where there is no room for the special tokens and the 256 bytes.
     """
-    tokens = [*SPECIAL_TOKENS, *byte_alphabet()]
+    tokens = [*SPECIAL_TOKENS, *MARKERS, *byte_alphabet()]
     if vocab < len(tokens):
         raise ValueError(f"a byte-level tokenizer has at least {len(tokens)} tokens, not {vocab}")
     merges = list(_merges()[: vocab - len(tokens)])
@@ -79,9 +81,9 @@ def tokenizer_json(vocab: int) -> dict[str, Any]:
                 "lstrip": False,
                 "rstrip": False,
                 "normalized": False,
-                "special": True,
+                "special": token in SPECIAL_TOKENS,
             }
-            for number, token in enumerate(SPECIAL_TOKENS)
+            for number, token in enumerate((*SPECIAL_TOKENS, *MARKERS))
         ],
         "normalizer": None,
         "pre_tokenizer": {

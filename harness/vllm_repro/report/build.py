@@ -16,7 +16,7 @@ from vllm_repro.redact import Redactor
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport
 from vllm_repro.scenario import Status
 from vllm_repro.trigger import Finding
-from vllm_repro.verdict import Expect, Expected, Record, Verdict, VerdictReport, arm_result, decide
+from vllm_repro.verdict import Expect, Expected, Record, Standing, Verdict, VerdictReport, arm_result, decide
 
 __all__ = ["build", "report_of"]
 
@@ -37,18 +37,24 @@ def report_of(recording: Recording, folder: Path) -> RunReport:
     redactor = Redactor([(path, stand_in) for path, stand_in in started.get("folders") or ()])
     version = _version(recording)
     standing = Status(started["status"]["bad"], started["status"]["good"]).standing(version)
-    arms = tuple(_arm(recording, declared, redactor) for declared in started["arms"])
+    good = started["status"]["good"]
+    arms = tuple(
+        _arm(recording, declared, _own_standing(declared, good, version), redactor) for declared in started["arms"]
+    )
     ended = recording.first("run-ended")
     interrupted = ended["interrupted"] if ended is not None else None
     record = Record(**started["record"]) if started.get("record") else None
+    ran = [arm.result for arm in arms if arm.trials]
     verdict = decide(
-        [arm.result for arm in arms if arm.trials],
+        ran,
         standing=standing,
         expect=Expect(started["expect"]),
         record=record,
         version=version,
     )
-    if not started.get("imitated", True) and verdict.verdict in (Verdict.QUIET, Verdict.FIXED):
+    imitated = bool(started.get("imitated", True))
+    quiet = verdict.verdict in (Verdict.QUIET, Verdict.FIXED)
+    if not imitated and (quiet or (ran and all(result.alive for result in ran))):
         text = f"the rehearsal engine does not imitate {started['issue']}, so its survival says nothing"
         verdict = VerdictReport(Verdict.INCONCLUSIVE, None, text)
     missing = [arm.name for arm in arms if not arm.trials]
@@ -84,6 +90,7 @@ def report_of(recording: Recording, folder: Path) -> RunReport:
         version,
         interrupted,
         recording.cut or recording.damaged > 0,
+        imitated,
     )
 
 
@@ -96,7 +103,12 @@ def _version(recording: Recording) -> str | None:
     return started.get("version") if started else None
 
 
-def _arm(recording: Recording, declared: Mapping[str, Any], redactor: Redactor) -> ArmReport:
+def _own_standing(declared: Mapping[str, Any], good: str, version: str | None) -> Standing | None:
+    """What an arm's own bad releases say of this one; None where the scenario's status holds for it."""
+    return Status(declared["bad"], good).standing(version) if declared.get("bad") else None
+
+
+def _arm(recording: Recording, declared: Mapping[str, Any], standing: Standing | None, redactor: Redactor) -> ArmReport:
     name = declared["name"]
     ended = [entry for entry in recording.of("trial-ended") if entry["arm"] == name]
     begun = next((entry for entry in recording.of("trial-started") if entry["arm"] == name), None)
@@ -106,7 +118,11 @@ def _arm(recording: Recording, declared: Mapping[str, Any], redactor: Redactor) 
     trials = tuple(_trial(entry, redactor) for entry in ended)
     unexplained = sum(trial.death is not None and trial.death.signature is None for trial in trials)
     result = arm_result(
-        name, Expected(declared["expected"]), [trial.outcome for trial in trials], unexplained=unexplained
+        name,
+        Expected(declared["expected"]),
+        [trial.outcome for trial in trials],
+        unexplained=unexplained,
+        standing=standing,
     )
     return ArmReport(
         result,
@@ -142,6 +158,7 @@ def _server(
         "argv": redactor.deep(facts.get("argv") or []),
         "env": redactor.deep(facts.get("env") or {}),
         "replaced": redactor.deep(facts.get("replaced") or []),
+        "patched": redactor.deep(facts.get("patched") or []),
     }
 
 

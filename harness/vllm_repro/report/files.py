@@ -10,7 +10,7 @@ from vllm_repro.report.junit import junit
 from vllm_repro.report.markdown import markdown
 from vllm_repro.report.model import RunReport
 
-__all__ = ["FORMATS", "render", "write_reports"]
+__all__ = ["FORMATS", "render", "write_reports", "write_whole"]
 
 FORMATS = {"md": "report.md", "json": "report.json", "junit": "junit.xml"}
 
@@ -31,13 +31,16 @@ def write_reports(report: RunReport) -> list[Path]:
     written: list[Path] = []
     for form, name in FORMATS.items():
         path = report.folder / name
-        fresh = path.with_name(f".{name}.new")
-        try:
-            fresh.write_text(render(report, form), encoding="utf-8")
-            fresh.replace(path)
-        except OSError as error:
-            raise InfraError(
-                f"cannot write {path}: {error.strerror}", hint="vllm-repro report RUN -o FILE writes it elsewhere"
-            ) from error
+        write_whole(path, render(report, form), hint="vllm-repro report RUN -o FILE writes it elsewhere")
         written.append(path)
     return written
+
+
+def write_whole(path: Path, text: str, *, hint: str) -> None:
+    """Replaces `path` in one step, so that no reader finds half of it. Raises `InfraError` with `hint`."""
+    fresh = path.with_name(f".{path.name}.new")
+    try:
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(path)
+    except OSError as error:
+        raise InfraError(f"cannot write {path}: {error.strerror}", hint=hint) from error

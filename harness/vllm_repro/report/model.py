@@ -120,6 +120,8 @@ class RunReport:
     version: str | None
     interrupted: str | None
     cut: bool
+    imitated: bool = True
+    """False for a rehearsal of a bug that the rehearsal engine does not have: that it lives says nothing."""
 
     @property
     def rehearsal(self) -> bool:

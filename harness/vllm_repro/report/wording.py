@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from vllm_repro.outcome import Outcome
 from vllm_repro.report.model import TrialReport
 
-__all__ = ["boundary", "death_line", "engine_word", "folded", "latency", "seconds"]
+__all__ = ["boundary", "columns", "death_line", "engine_word", "folded", "latency", "seconds"]
 
 
 def folded(trials: Sequence[TrialReport]) -> list[tuple[TrialReport, str]]:
@@ -16,6 +16,16 @@ def folded(trials: Sequence[TrialReport]) -> list[tuple[TrialReport, str]]:
         return [(trial, "") for trial in trials]
     first = {trial.outcome: trial for trial in reversed(trials)}
     return [(trial, f" x {sum(t.outcome is outcome for t in trials)}") for outcome, trial in first.items()]
+
+
+def columns(rows: Sequence[tuple[str, ...]], limits: Sequence[int]) -> list[str]:
+    """The rows as lines of aligned columns, each at most `limits` letters wide."""
+    cut = [
+        tuple(text if len(text) <= limit else text[: limit - 1] + "…" for text, limit in zip(row, limits, strict=True))
+        for row in rows
+    ]
+    widths = [max(len(row[column]) for row in cut) for column in range(len(limits))]
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in cut]
 
 
 def seconds(value: float | None) -> str:

@@ -69,6 +69,14 @@ class Replaced:
 
 
 @dataclass(frozen=True)
+class Patched:
+    """A file of a release that was changed for a trial: its name below the folder of packages, and its hash as the server found it."""
+
+    file: str
+    sha256: str
+
+
+@dataclass(frozen=True)
 class ServerFacts:
     """What was really run, for journal and report. `argv` is the whole command; `env` only what was set on top."""
 
@@ -81,6 +89,7 @@ class ServerFacts:
     pid: int | None = None
     container_id: str | None = None
     replaced: tuple[Replaced, ...] = ()
+    patched: tuple[Patched, ...] = ()
 
 
 class Server(ABC):

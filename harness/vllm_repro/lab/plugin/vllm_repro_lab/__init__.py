@@ -6,6 +6,7 @@ standard library, torch and vllm; nothing of the harness is there.
 
     REPRO_LAB_MECHANISM  for example "turboquant"
     REPRO_LAB_FACTS      where to write what is replaced, or what this release lacks
+    REPRO_LAB_PATCHED    files that were changed, below the folder of packages and separated by colons: their hashes go into the facts
     REPRO_LAB_GRAPHS     the CUDA graph mode that the command line asks for: the CPU platform wipes it from vLLM's configuration
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import os
 import sys
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -45,9 +47,21 @@ def _record(mechanism: Mechanism) -> None:
         return
     found = survey(mechanism.parts, _source)
     if path:
-        write_once(Path(path), {"mechanism": mechanism.name, **found.as_fields()})
+        write_once(Path(path), {"mechanism": mechanism.name, "patched": _patched(), **found.as_fields()})
     if found.missing:
         sys.exit(f"the lab cannot run this release: it has no {', '.join(found.missing)}")
+
+
+def _patched() -> list[dict[str, str]]:
+    """Each changed file as this process would import it."""
+    found: list[dict[str, str]] = []
+    spec = find_spec("vllm")
+    for name in filter(None, os.environ.get("REPRO_LAB_PATCHED", "").split(":")):
+        for package in (spec.submodule_search_locations if spec else None) or ():
+            path = Path(package).parent / name
+            if path.is_file():
+                found.append({"file": name, "sha256": sha256(path.read_bytes()).hexdigest()})
+    return found
 
 
 def _source(part: Part) -> tuple[str, Path] | None:

@@ -1,10 +1,11 @@
-"""Each mechanism's parts, in words: what is replaced, why, and what it means for the bug. Nothing here imports torch or vllm."""
+"""The mechanisms of the lab. Nothing here imports torch or vllm."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from . import parts_offload, parts_turboquant
 from .record import Part
 
 __all__ = ["MECHANISMS", "Mechanism"]
@@ -19,74 +20,19 @@ class Mechanism:
     install: Callable[[], None]
 
 
-_GRAPHS = "there is no CUDA graph to record: the same dummy batches simply run, at the same sizes and in the same order"
-_KERNEL = "a Triton kernel, and there is no Triton driver for this CPU"
-_NUMBERS = "none: the same bytes by the same formulas, in PyTorch. The workspace is asked for, and its assertion raised, before the kernel"
-_DECODE = "vllm.v1.attention.ops.triton_turboquant_decode"
-_STORE = "vllm.v1.attention.ops.triton_turboquant_store"
-_BACKEND = "vllm.v1.attention.backends.turboquant_attn"
-_LAYOUT = ("BLOCK_SIZE", "MSE_BYTES", "KPS", "VQB", "VAL_DATA_BYTES", "MSE_BITS", "KEY_FP8", "NORM_CORRECTION")
-_CACHE = ("KV_cache_ptr", "Block_table_ptr", "Centroids_ptr", "HEAD_DIM", *_LAYOUT)
-_SLOTS = ("Value_ptr", "KV_cache_ptr", "Slot_mapping_ptr", "D", "H", "BLOCK_SIZE", "KPS", "VQB")
-_MERGE = ("Mid_O", "o", "lse", "B_Seqlen", "NUM_KV_SPLITS", "Lv")
-_STRIDES = ("stride_cache_block", "stride_cache_pos", "stride_cache_head")
-
-_TURBOQUANT = (
-    Part(
-        "vllm.platforms.cpu",
-        "CpuPlatform.get_attn_backend_cls",
-        "the CPU platform answers CPU_ATTN for every cache",
-        "none: for a turboquant cache it answers with vLLM's own TURBOQUANT backend, as the CUDA platform does",
-    ),
-    Part(
-        "vllm.v1.worker.cpu_worker",
-        "CPUWorker.init_device",
-        "the GPU worker makes the workspace manager there, the CPU worker makes none",
-        "none: vLLM's init_workspace_manager is called first, with the arguments that the GPU worker gives it",
-    ),
-    Part(
-        "vllm.v1.worker.cpu_worker",
-        "CPUWorker.compile_or_warm_up_model",
-        "the GPU worker captures graphs at its end and so locks the workspace, the CPU worker does not",
-        "vLLM's own capture_model() sizes and locks the workspace, unless the command line turns graphs off. While it runs the mode is "
-        "FULL_DECODE_ONLY; what the GPU's default adds to that are piecewise graphs, whose dummy batches use no workspace",
-    ),
-    Part("vllm.v1.worker.gpu_model_runner", "graph_capture", "it opens a CUDA stream", f"none: {_GRAPHS}"),
-    Part("torch.cuda.memory", "mem_get_info", "it asks the CUDA driver", "the log's memory taken by graphs is 0; nothing else uses it"),
-    Part("torch.accelerator", "synchronize", "it asks an accelerator", "none: on a CPU everything is done when it returns"),
-    Part("torch.accelerator", "empty_cache", "it asks an accelerator", "none: there is no cache of device memory"),
-    Part(
-        "vllm.triton_utils.importing",
-        "TritonPlaceholder",
-        "vLLM's stand-in for the module triton lacks next_power_of_2 in some releases",
-        "none: the missing function is added, and gives the kernels their block sizes",
-    ),
-    Part(_STORE, "_tq_fused_store_mse", _KERNEL, _NUMBERS, ("Y_ptr", "Norms_ptr", "Midpoints_ptr", "MSE_BITS", *_SLOTS, *_STRIDES)),
-    Part(_STORE, "_tq_fused_store_fp8", _KERNEL, _NUMBERS, ("Key_ptr", *_SLOTS, *_STRIDES)),
-    Part(
-        _DECODE,
-        "_tq_decode_stage1",
-        _KERNEL,
-        _NUMBERS,
-        ("Q_rot_ptr", "Seq_lens_ptr", "Mid_o_ptr", "stride_bt_b", "NUM_KV_HEADS", "NUM_KV_SPLITS", "KV_GROUP_SIZE", "ATTN_SCALE", *_CACHE),
-    ),
-    Part(_DECODE, "_tq_full_dequant_kv", _KERNEL, _NUMBERS, ("K_out_ptr", "V_out_ptr", *_CACHE)),
-    Part(_DECODE, "_fwd_kernel_stage2", _KERNEL, _NUMBERS),
-    Part(_BACKEND, "_tq_full_dequant_kv", _KERNEL, _NUMBERS),
-    # Called, not replaced.
-    Part(_BACKEND, "TurboQuantAttentionBackend"),
-    Part("vllm.v1.attention.ops.triton_decode_attention", "_fwd_kernel_stage2", parameters=_MERGE),
-    Part("vllm.v1.worker.workspace", "init_workspace_manager"),
-    Part("vllm.v1.worker.gpu_model_runner", "GPUModelRunner.capture_model"),
-    Part("vllm.config.vllm", "VllmConfig._set_cudagraph_sizes"),
-    Part("vllm.v1.cudagraph_dispatcher", "CudagraphDispatcher.initialize_cudagraph_keys"),
-)  # fmt: skip
-
-
 def _install_turboquant() -> None:
     from . import turboquant  # here, because it imports torch and vllm
 
     turboquant.install()
 
 
-MECHANISMS: Mapping[str, Mechanism] = {"turboquant": Mechanism("turboquant", _TURBOQUANT, _install_turboquant)}
+def _install_offload() -> None:
+    from . import offload
+
+    offload.install()
+
+
+MECHANISMS: Mapping[str, Mechanism] = {
+    "turboquant": Mechanism("turboquant", parts_turboquant.PARTS, _install_turboquant),
+    "offload": Mechanism("offload", parts_offload.PARTS, _install_offload),
+}

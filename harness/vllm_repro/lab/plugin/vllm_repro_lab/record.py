@@ -19,7 +19,8 @@ class Part:
     """One name of vLLM (or of torch) that the lab replaces, or that it calls where `effect` is empty.
 
     module: dotted. name: `function`, `Class` or `Class.method` in it. parameters: those that a stand-in reads by name.
-    why: what keeps the original from running on a CPU. effect: what the replacement means for the bug.
+    why: what keeps the original from running on a CPU. effect: what the replacement means for the bug. otherwise: what other releases
+    have in its place, where it does the same.
     """
 
     module: str
@@ -27,6 +28,7 @@ class Part:
     why: str = ""
     effect: str = ""
     parameters: tuple[str, ...] = ()
+    otherwise: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,13 @@ def survey(parts: Sequence[Part], source: Callable[[Part], tuple[str, Path] | No
             content = path.read_bytes()
             known[path] = dict(names_in(content)), hashlib.sha256(content).hexdigest()
         names, digest = known[path]
-        if part.name not in names:
-            missing.append(f"{part.module}.{part.name}")
+        found = next((name for name in (part.name, *part.otherwise) if name in names), None)
+        if found is None:
+            missing.append(" or ".join(f"{part.module}.{name}" for name in (part.name, *part.otherwise)))
             continue
-        missing += [f"{part.module}.{part.name}({name})" for name in part.parameters if name not in names[part.name]]
+        name = f"{part.module}.{found}"
+        missing += [f"{name}({parameter})" for parameter in part.parameters if parameter not in names[found]]
         if part.effect:
-            name = f"{part.module}.{part.name}"
             replaced.append({"name": name, "file": file, "sha256": digest, "why": part.why, "effect": part.effect})
     return Survey(tuple(replaced), tuple(missing))
 

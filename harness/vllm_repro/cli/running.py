@@ -1,0 +1,213 @@
+"""What the verbs that boot servers share: their options, and one scenario's run from the command line to its report."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm_repro.cli.options import number, seconds
+from vllm_repro.errors import UsageError
+from vllm_repro.leftovers import sweep
+from vllm_repro.report.model import RunReport, banner
+from vllm_repro.run import Plan, default_out, on_record
+from vllm_repro.run import run as run_plan
+from vllm_repro.scenario import Arm, Scenario
+from vllm_repro.servers.attach import identify
+from vllm_repro.servers.base import ServerKind
+from vllm_repro.site import Choice, Options, Site, choose, open_site
+from vllm_repro.terminal import Progress
+from vllm_repro.verdict import Expect
+from vllm_repro.watch import Patience
+
+__all__ = ["INTERRUPTED", "Job", "add_run_options", "again", "choice_of", "first_line", "job_of", "run_one"]
+
+INTERRUPTED = 130
+_NAMED = (ServerKind.REHEARSAL, ServerKind.LAB)
+"""Kinds that run the release which the scenario names, where the command line names none."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One scenario's run as the command line asks for it.
+
+    name: the scenario as it was named there. named_arms: the arms that were named; `arms` are all of them where none was. Stalls in
+    seconds, None for the default of `Patience`.
+    """
+
+    name: str
+    scenario: Scenario
+    options: Options
+    choice: Choice
+    arms: Sequence[Arm]
+    named_arms: Sequence[str]
+    trials: int
+    seed: int
+    out: Path
+    boot_stall: float | None
+    answer_stall: float | None
+    expect: Expect = Expect.DECLARED
+
+    @property
+    def patience(self) -> Patience:
+        default = Patience()
+        return Patience(
+            default.boot_stall if self.boot_stall is None else self.boot_stall,
+            default.answer_stall if self.answer_stall is None else self.answer_stall,
+        )
+
+    def version(self, kind: ServerKind) -> str | None:
+        """The release that is asked for; None where the server decides."""
+        return self.options.vllm or (self.scenario.try_with if kind in _NAMED else None)
+
+
+def add_run_options(parser: argparse.ArgumentParser, *, arm: str) -> None:
+    """The options of every verb that boots servers; `arm` says what `--arm` means there."""
+    parser.add_argument("--arm", action="append", metavar="A", help=arm)
+    parser.add_argument("--trials", type=_count, default=1, metavar="N", help="boots of each arm (default: 1)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where runs are written (default: reports)")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="prompts are made from it (default: 1)")
+    parser.add_argument(
+        "--boot-stall", type=seconds, metavar="S", help="a boot without any progress for this long has failed"
+    )
+    parser.add_argument(
+        "--answer-stall",
+        type=seconds,
+        metavar="S",
+        help="requests in flight without any progress for this long: a hang",
+    )
+
+
+def _count(text: str) -> int:
+    return number(text, least=1, most=10_000, what="number of boots: at least 1")
+
+
+def job_of(
+    arguments: argparse.Namespace,
+    name: str,
+    scenario: Scenario,
+    options: Options,
+    choice: Choice,
+    arms: Sequence[Arm],
+    *,
+    expect: Expect = Expect.DECLARED,
+) -> Job:
+    """A `Job` from the parsed `add_run_options`. Raises `UsageError` for an option that the chosen server does not look at."""
+    _refuse_idle_options(options, choice.kind)
+    return Job(
+        name,
+        scenario,
+        options,
+        choice,
+        arms,
+        arguments.arm or (),
+        arguments.trials,
+        arguments.seed,
+        arguments.out or default_out(),
+        arguments.boot_stall,
+        arguments.answer_stall,
+        expect,
+    )
+
+
+def choice_of(scenario: Scenario, options: Options) -> Choice:
+    """The kind of server, `auto` resolved."""
+    return choose(scenario, options) if options.server == "auto" else Choice(ServerKind(options.server), "")
+
+
+def first_line(site: Site, why: str, version: str | None) -> str:
+    """What the servers of a run are, and why those; a simulation says that it is one."""
+    first = banner(site.evidence, version)
+    return f"{first + ' ' if first else ''}Server: {site.kind}{f', because {why}' if why else ''}."
+
+
+def run_one(job: Job, progress: Progress, opened: Callable[[Site, str], None]) -> RunReport:
+    """Runs `job` and writes its reports; `opened` is told the site and why it is that one, before anything is booted.
+
+    Raises `UsageError`, `InfraError` or `Unsupported` where no server can be had; then there is no run's folder.
+    """
+    rehearsal_url = False
+    if job.choice.kind is ServerKind.ATTACH:
+        if not job.options.url:
+            raise UsageError("--server attach needs a URL", hint="--url http://127.0.0.1:8000")
+        _, rehearsal_url = asyncio.run(identify(job.options.url))
+    for line in sweep():
+        progress.line(f"left by a killed run, removed: {line}")
+    site, why = open_site(job.scenario, job.options, job.choice, progress.line, rehearsal_url=rehearsal_url)
+    opened(site, why)
+    arms = job.arms if job.named_arms else site.usual_arms(job.scenario, job.arms)
+    if len(arms) < len(job.arms):
+        left = ", ".join(arm.name for arm in job.arms if arm not in arms)
+        progress.line(f"{len(arms)} of {len(job.arms)} arms; --arm all runs these too: {left}")
+    version = job.version(site.kind)
+    plan = Plan(
+        job.scenario,
+        arms,
+        job.trials,
+        site,
+        job.expect,
+        job.patience,
+        job.seed,
+        job.out,
+        again("run", job, site.kind, ("--vllm", version)),
+        version,
+        os.environ.get("VLLM_API_KEY"),
+    )
+    try:
+        return run_plan(plan, progress.say, progress.done, on_record(plan.out, job.scenario, site.evidence))
+    finally:
+        progress.close()
+
+
+def again(verb: str, job: Job, kind: ServerKind, release: tuple[str, str | None]) -> str:
+    """One command that repeats this, with what `auto` picked written out. `release`: the flag that names releases, and its value."""
+    options = job.options
+    name = job.name if job.name.endswith(".py") else job.scenario.id
+    words = [_program(), verb, name, "--server", kind.value]
+    for flag, value in (
+        ("--url", options.url),
+        ("--image", options.image),
+        release,
+        ("--model", options.model),
+        ("--weights", options.weights),
+        ("--patch", options.patch),
+        ("--boot-stall", job.boot_stall),
+        ("--answer-stall", job.answer_stall),
+    ):
+        if value:
+            words += [flag, str(value)]
+    for arm in job.named_arms:
+        words += ["--arm", arm]
+    if job.trials != 1:
+        words += ["--trials", str(job.trials)]
+    words += ["--seed", str(job.seed)]
+    return shlex.join(words)
+
+
+def _program() -> str:
+    """How the command can be called again: by its name, or by where it lies when the name is on no path."""
+    if shutil.which("vllm-repro"):
+        return "vllm-repro"
+    here = Path(sys.argv[0])
+    return os.path.relpath(here) if here.name == "vllm-repro" else "python -m vllm_repro"
+
+
+def _refuse_idle_options(options: Options, kind: ServerKind) -> None:
+    """An option that the chosen server does not look at would be obeyed in the caller's mind only."""
+    for flag, value, kinds in (
+        ("--url", options.url, {ServerKind.ATTACH}),
+        ("--log", options.log, {ServerKind.ATTACH}),
+        ("--image", options.image, {ServerKind.DOCKER}),
+        ("--patch", options.patch, {ServerKind.LAB}),
+    ):
+        if value is not None and kind not in kinds:
+            raise UsageError(
+                f"{flag} has no meaning with --server {kind}",
+                hint=f"leave it out, or use --server {' or '.join(kinds)}",
+            )

@@ -1,0 +1,214 @@
+"""`vllm-repro versions`: the version map, a run of the scenario on each of several releases."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TextIO
+
+from packaging.version import Version
+
+from vllm_repro import __version__
+from vllm_repro.catalogue import find, find_arms
+from vllm_repro.cli.common import Subparsers, print_json, verb
+from vllm_repro.cli.options import add_server_options, server_options
+from vllm_repro.cli.running import INTERRUPTED, Job, add_run_options, again, choice_of, first_line, job_of, run_one
+from vllm_repro.errors import InfraError, Unsupported, UsageError
+from vllm_repro.fate import Fate
+from vllm_repro.redact import Redactor
+from vllm_repro.releases.knowledge import release_version
+from vllm_repro.report.files import write_whole
+from vllm_repro.report.versions import markdown, terminal
+from vllm_repro.run import private_folders, stamped_folder
+from vllm_repro.scenario import Scenario
+from vllm_repro.servers.base import Evidence, ServerKind
+from vllm_repro.servers.docker_engine import connect
+from vllm_repro.site import Options, Site
+from vllm_repro.terminal import Progress
+from vllm_repro.verdict import exit_status
+from vllm_repro.versionmap import Row, VersionMap, row_of, row_without_run
+
+__all__ = ["bounds", "releases"]
+
+_HOLE = "{version}"
+_EVIDENCE = {ServerKind.REHEARSAL: Evidence.REHEARSAL, ServerKind.LAB: Evidence.LAB}
+"""Known before any server is; that of the others is the first run's."""
+
+_EPILOG = """
+
+exit status:
+  0  every release did what the scenario declares; one that the status does not mention is never a surprise
+  1  a surprise: a release that is declared bad lives, or one that is declared good dies
+  2  undecided: a release that could not be tried, did not boot, or did not cross the boundary
+  64 wrong usage, 70 a fault of the harness itself, 130 interrupted
+
+Each release is a run with a folder of its own. The map is rewritten after each in OUT/SCENARIO/versions/, as
+versions.json and versions.md, so one that is cut keeps its rows; a cut map is not resumed but run again."""
+
+
+def add(subparsers: Subparsers) -> None:
+    parser = verb(
+        subparsers,
+        "versions",
+        run,
+        does="map a scenario over releases: which die, which live, which say nothing",
+        example="vllm-repro versions tq-chunked-prefill --server rehearsal --versions 0.20.2,0.23.0,0.24.0,0.25.1",
+        json_output=True,
+    )
+    parser.epilog = (parser.epilog or "") + _EPILOG
+    parser.add_argument("scenario", metavar="SCENARIO")
+    parser.add_argument(
+        "--versions",
+        metavar="A,B,...",
+        help="the releases, with commas between them (default: where the scenario's status changes)",
+    )
+    add_server_options(parser, which=("server", "model", "weights", "port"))
+    parser.add_argument(
+        "--image",
+        metavar="I",
+        help="the image to run, with {version} in place of the release (default: the official one)",
+    )
+    add_run_options(parser, arm="this arm in place of the first; may be given again")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.server == ServerKind.ATTACH:
+        raise UsageError(
+            "a running server is one release, so there is no map of it",
+            hint="vllm-repro run SCENARIO --url U; or --server rehearsal, lab, process or docker",
+        )
+    scenario = find(arguments.scenario)
+    names = arguments.arm or [scenario.arms[0].name]
+    arms = find_arms(scenario, names)
+    versions = bounds(scenario) if arguments.versions is None else releases(arguments.versions)
+    options = server_options(arguments)
+    if options.image and _HOLE not in options.image:
+        raise UsageError(
+            f"every release would run {options.image}", hint=f"write {_HOLE} where its tag has the release"
+        )
+    # Once for all rows: a row of another kind of server would be no row of the same map.
+    choice = choice_of(scenario, _for_release(options, versions[0]))
+    if choice.kind is ServerKind.DOCKER:
+        connect().close()  # an engine that does not answer is no fault of any release
+    options = replace(options, server=choice.kind.value)
+    job = job_of(arguments, arguments.scenario, scenario, options, choice, arms)
+    job = replace(job, named_arms=names)  # so that each run is repeated with these arms, and takes no other
+    said = sys.stderr if arguments.json else sys.stdout
+    if arguments.versions is None:
+        text = f"No --versions: the releases where the status of {scenario.id} changes ({scenario.status}), and the one"
+        print(f"{text} that it is tried with: {', '.join(versions)}.", file=said, flush=True)
+    finished, folder = _Mapping(job, versions, said).run()
+    print("\n" + terminal(finished, str(folder / "versions.md")), file=said)
+    if arguments.json:
+        print_json(finished.as_json())
+    return INTERRUPTED if finished.interrupted else exit_status(finished.expected)
+
+
+def releases(text: str) -> tuple[str, ...]:
+    """The releases that `0.23.0,v0.21,0.23.0` names: sorted, each once. Raises `UsageError`, also for a range: there is no list of
+    all releases without a network, and one that is left out would look as if it had been tried."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise UsageError("--versions names no release", hint="--versions 0.23.0,0.24.0")
+    for word in words:
+        first, dash, last = word.partition("-")
+        if dash and all(end.strip().removeprefix("v")[:1].isdigit() for end in (first, last)):
+            raise UsageError(f"--versions takes no range such as {word}", hint="name each release: 0.23.0,0.24.0")
+    return _ordered(map(release_version, words))
+
+
+def bounds(scenario: Scenario) -> tuple[str, ...]:
+    """The first release that is declared bad, the one that the scenario is tried with, and the first that is declared good."""
+    status = scenario.status
+    return _ordered(map(release_version, filter(None, (status.first_bad, scenario.try_with, status.first_good))))
+
+
+def _ordered(versions: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(set(versions), key=Version))
+
+
+def _for_release(options: Options, version: str) -> Options:
+    image = options.image and options.image.replace(_HOLE, version)
+    return replace(options, vllm=version, image=image)
+
+
+class _Mapping:
+    """One map in the making; what it holds is on the disk after each release."""
+
+    def __init__(self, job: Job, versions: Sequence[str], said: TextIO) -> None:
+        self._job = job
+        self._said = said
+        self._progress = Progress()
+        self._redactor = Redactor(private_folders())
+        self._started = time.time()
+        self._folder: Path | None = None
+        scenario, kind = job.scenario, job.choice.kind
+        self._map = VersionMap(
+            scenario.id,
+            scenario.issue,
+            scenario.title,
+            scenario.status,
+            kind.value,
+            _EVIDENCE.get(kind),
+            tuple(arm.name for arm in job.arms),
+            job.trials,
+            tuple(versions),
+            (),
+            __version__,
+            time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._started)),
+            0.0,
+            self._redactor.text(again("versions", job, kind, ("--versions", ",".join(versions)))),
+        )
+        self._announced = False
+
+    def run(self) -> tuple[VersionMap, Path]:
+        """The map, finished or interrupted, and its folder."""
+        versions = self._map.versions
+        try:
+            for number, version in enumerate(versions, 1):
+                self._progress.line(f"{version} ({number} of {len(versions)})")
+                row, interrupted = self._row(version)
+                self._keep(self._map.with_row(row), interrupted)
+                if interrupted:
+                    break
+        except KeyboardInterrupt:
+            # Between two runs, or in an install: a run takes the signals itself, and reports what it saw.
+            self._keep(self._map, "SIGINT")
+        assert self._folder is not None, "there is at least one release, and each is kept"
+        return self._map, self._folder
+
+    def _row(self, version: str) -> tuple[Row, str | None]:
+        """The row of one release, and the signal that ended its run."""
+        scenario = self._job.scenario
+        try:
+            report = run_one(
+                replace(self._job, options=_for_release(self._job.options, version)), self._progress, self._opened
+            )
+        except (InfraError, Unsupported) as error:
+            self._progress.line(f"  {error}" + (f"\n  next: {error.hint}" if error.hint else ""))
+            outcome = Fate.INFRA if isinstance(error, InfraError) else Fate.UNSUPPORTED
+            why = self._redactor.text(str(error))
+            return row_without_run(version, scenario, self._job.arms, outcome, why), None
+        assert self._map.evidence is not None, "a run has a site, and `_opened` was told of it"
+        return row_of(report, version, scenario.status.standing(version), self._map.evidence), report.interrupted
+
+    def _opened(self, site: Site, why: str) -> None:
+        if not self._announced:
+            self._announced = True
+            self._map = replace(self._map, evidence=site.evidence.value)
+            print(first_line(site, why, None), file=self._said, flush=True)
+
+    def _keep(self, version_map: VersionMap, interrupted: str | None) -> None:
+        duration = round(time.time() - self._started, 3)
+        self._map = replace(version_map, interrupted=interrupted, duration_s=duration)
+        if self._folder is None:  # not before: a command that cannot be is to leave nothing
+            self._folder = stamped_folder(self._job.out, Path(self._map.scenario) / "versions")
+        hint = "free some space, or name another --out"
+        text = json.dumps(self._map.as_json(), indent=2, ensure_ascii=False) + "\n"
+        write_whole(self._folder / "versions.json", text, hint=hint)
+        write_whole(self._folder / "versions.md", markdown(self._map), hint=hint)

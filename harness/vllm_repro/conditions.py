@@ -1,0 +1,182 @@
+"""The conditions that a scenario's trigger is made of, apart from those with arithmetic of their own (`workspace`)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from vllm_repro.trigger import (
+    Asked,
+    Condition,
+    Finding,
+    ScheduledChunk,
+    TriggerFacts,
+    chunks_of,
+    continuations,
+)
+
+__all__ = ["attention_backend", "chunked_prefill", "continuation_over", "prefix_hit", "sent_with"]
+
+
+def _count(facts: TriggerFacts, asked: Asked) -> str:
+    source = "usage" if asked.counted_by == "usage" else "/tokenize"
+    cached = ""
+    if asked.cached_tokens:
+        cached = f", {asked.cached_tokens} of them cached"
+    elif found := facts.cached(asked):
+        cached = f", {found} of them in blocks that an earlier request had filled"
+    return f"{asked.name}: {asked.prompt_tokens} prompt tokens by {source}{cached}"
+
+
+def _plus(chunks: tuple[int, ...]) -> str:
+    if len(chunks) > 4:
+        return f"{len(chunks) - 1} x {chunks[0]} + {chunks[-1]}"
+    return " + ".join(map(str, chunks))
+
+
+def _dumped(chunk: ScheduledChunk) -> str:
+    source = " out of the prefix cache" if chunk.new else ""
+    return (
+        f"the scheduler's dump: {chunk.computed} tokens computed before the step that died{source}, "
+        f"{chunk.scheduled} in it"
+    )
+
+
+@dataclass(frozen=True)
+class _ChunkedPrefill(Condition):
+    chunks: int
+
+    def find(self, facts: TriggerFacts) -> Finding:
+        for chunk in facts.dump:
+            if chunk.computed and not chunk.new and chunk.scheduled > 1:  # a decoded token is no chunk
+                return Finding(True, (_dumped(chunk),), f"{chunk.computed} + {chunk.scheduled} tokens")
+        if facts.batch is None:
+            return Finding(False, ("the batch size in force is not known, so chunks cannot be counted",))
+        if facts.chunked is False:
+            return Finding(False, ("chunked prefill is off",))
+        notes: list[str] = []
+        for asked in facts.asked:
+            tokens = facts.uncached(asked)
+            if tokens is None:
+                continue
+            cut = chunks_of(tokens, facts.batch)
+            if not asked.accepted:
+                notes.append(f"{_count(facts, asked)}, but the server refused it with {asked.status}")
+            elif len(cut) >= self.chunks:
+                seen = f"; iterations recorded: {', '.join(asked.steps)}" if asked.steps else ""
+                return Finding(
+                    True,
+                    (f"{_count(facts, asked)}, cut at {facts.batch} into {_plus(cut)}{seen}",),
+                    f"{_plus(cut)} tokens",
+                )
+            else:
+                notes.append(f"{_count(facts, asked)}, {len(cut)} step of at most {facts.batch}")
+        return Finding(
+            False, tuple(notes[-1:]) or ("no request reached the engine",), "1 step" if notes else "no request"
+        )
+
+    def __str__(self) -> str:
+        return f"chunked_prefill(chunks={self.chunks})"
+
+
+@dataclass(frozen=True)
+class _PrefixHit(Condition):
+    def find(self, facts: TriggerFacts) -> Finding:
+        for chunk in facts.dump:
+            if chunk.computed and chunk.new:
+                return Finding(True, (_dumped(chunk),), f"{chunk.scheduled} tokens after {chunk.computed} cached")
+        hits = [asked for asked in facts.asked if asked.accepted and facts.cached(asked)]
+        if hits:
+            asked = max(hits, key=lambda asked: facts.uncached(asked) or 0)
+            brief = f"{facts.uncached(asked)} tokens after {facts.cached(asked)} cached"
+            return Finding(True, (_count(facts, asked),), brief)
+        return Finding(False, ("no prompt is known to have begun in the prefix cache",), "no prefix hit")
+
+    def __str__(self) -> str:
+        return "prefix_hit()"
+
+
+@dataclass(frozen=True)
+class _ContinuationOver(Condition):
+    tokens: int
+
+    def find(self, facts: TriggerFacts) -> Finding:
+        largest = max((part.tokens for part in continuations(facts)), default=0)
+        if largest > self.tokens:
+            return Finding(True, (f"a continuation of {largest} tokens, more than {self.tokens}",))
+        if largest:
+            return Finding(
+                False,
+                (f"the largest continuation had {largest} tokens, not more than {self.tokens}",),
+                f"not over {self.tokens}",
+            )
+        return Finding(False, ("no prompt was continued",))
+
+    def __str__(self) -> str:
+        return f"continuation_over({self.tokens})"
+
+
+# Success, or a refusal of what is in the request. Other refusals (a key, a path, a rate) come before anybody looked at it.
+_JUDGED = frozenset({200, 400, 422})
+
+
+@dataclass(frozen=True)
+class _SentWith(Condition):
+    names: tuple[str, ...]
+
+    def find(self, facts: TriggerFacts) -> Finding:
+        wanted = " and ".join(self.names)
+        for asked in facts.asked:
+            if all(asked.fields.get(name) for name in self.names) and (asked.died or asked.status in _JUDGED):
+                values = ", ".join(f"{name}={json.dumps(asked.fields[name])}" for name in self.names)
+                end = "the engine died with it in flight" if asked.died else f"answered {asked.status}"
+                return Finding(True, (f"{asked.name} carried {values}: {end}",), end)
+        return Finding(False, (f"no answered request carried {wanted}",), f"no {wanted}")
+
+    def __str__(self) -> str:
+        return f"sent_with({', '.join(map(repr, self.names))})"
+
+
+@dataclass(frozen=True)
+class _AttentionBackend(Condition):
+    name: str
+
+    def find(self, facts: TriggerFacts) -> Finding:
+        if facts.backend == self.name:
+            return Finding(True, (f"the boot line names the attention backend {self.name}",))
+        seen = f"names {facts.backend}" if facts.backend else "is missing"
+        return Finding(
+            False, (f"the attention backend is not shown to be {self.name}: the boot line {seen}",), f"not {self.name}"
+        )
+
+    def __str__(self) -> str:
+        return f"attention_backend({self.name!r})"
+
+
+def attention_backend(name: str) -> Condition:
+    """The boot log names this attention backend. A flag may be accepted and yet no layer use it, and then nothing is proved."""
+    return _AttentionBackend(name)
+
+
+def chunked_prefill(*, chunks: int = 2) -> Condition:
+    """A prompt was cut into at least `chunks` pieces by `max_num_batched_tokens`."""
+    if chunks < 2:
+        raise ValueError("chunked_prefill(chunks=…) starts at 2: one chunk is every prompt")
+    return _ChunkedPrefill(chunks)
+
+
+def prefix_hit() -> Condition:
+    """A prompt began with tokens that were in the prefix cache: the server's counters say so, or the dump of the step that died."""
+    return _PrefixHit()
+
+
+def continuation_over(tokens: int) -> Condition:
+    """A chunk with context before it (an earlier chunk, or cached blocks) had more than `tokens` tokens."""
+    return _ContinuationOver(tokens)
+
+
+def sent_with(*names: str) -> Condition:
+    """A request that carried all these body fields got an answer, or killed the engine. A refusal (400) counts: it is an answer."""
+    if not names:
+        raise ValueError("sent_with() takes the names of body fields")
+    return _SentWith(names)

@@ -1,0 +1,132 @@
+"""vLLM's simple CPU offload connector on its CPU platform. `parts_offload` says in words what each name here replaces, and why.
+
+Only the worker half is touched, which copies blocks. The scheduler half, which decides what is copied and when a block is free again, is
+vLLM's own. Two things are watched without being changed: the lists of blocks that are copied, and the list of free blocks.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import vllm.v1.simple_kv_offload.worker as worker
+from vllm.logger import init_logger
+from vllm.v1.core.block_pool import BlockPool
+
+__all__ = ["install"]
+
+logger = init_logger("vllm.repro_lab")
+
+_MOST_NAMED = 32
+
+
+def install() -> None:
+    """Puts every replacement in place in this process."""
+    replaced: Any = worker
+    replaced.DmaCopyBackend = CopyBackend
+    replaced.torch = _Over(torch, cuda=_Over(torch.cuda, Stream=_Stream, current_stream=_Stream), Event=_Event)
+    if hasattr(worker, "PIN_MEMORY"):
+        replaced.PIN_MEMORY = False
+    else:
+        replaced.is_pin_memory_available = lambda: False
+    _watch_free_list()
+
+
+def _observe(kind: str, **values: object) -> None:
+    logger.info("LAB observed %s %s", kind, json.dumps(values))
+
+
+class _Over:
+    """A module with some of its names replaced, for one reader; the module itself stays as it is."""
+
+    def __init__(self, module: Any, **names: Any) -> None:
+        self.__dict__.update(names, _module=module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+class _Stream:
+    """A CUDA stream's shape. Nothing waits here: what is copied is copied when the call returns."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        return 0, -1
+
+
+class _Event:
+    """True at poll number `polls` + 1, and at once for whoever waits."""
+
+    def __init__(self, polls: int = 0) -> None:
+        self._left = polls
+
+    def query(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+    def synchronize(self) -> None:
+        self._left = 0
+
+    def record(self, *_: Any) -> None: ...
+
+
+class CopyBackend:
+    """The same lists of blocks, copied at once. A store is reported one step after the step that started it, a load in its own step."""
+
+    def init(self, gpu_caches: Any, cpu_caches: Any, device: Any, load_stream: Any, store_stream: Any) -> None:
+        self._gpu, self._cpu = gpu_caches, cpu_caches
+
+    def launch_copy(
+        self,
+        src_blocks: Sequence[int],
+        dst_blocks: Sequence[int],
+        is_store: bool,
+        event_idx: int,
+        events_list: list[tuple[int, Any]],
+        wait_event: Any = None,
+    ) -> None:
+        source, target = (self._gpu, self._cpu) if is_store else (self._cpu, self._gpu)
+        for name in source:
+            target[name][dst_blocks] = source[name][src_blocks]
+        if is_store:
+            _observe_store(event_idx, src_blocks)
+        events_list.append((event_idx, _Event(polls=1 if is_store else 0)))
+
+    def shutdown(self) -> None: ...
+
+
+def _observe_store(event: int, blocks: Sequence[int]) -> None:
+    counts = Counter(blocks)
+    twice = sorted(block for block, count in counts.items() if count > 1)
+    _observe("store", event=event, blocks=len(blocks), distinct=len(counts), twice=twice[:_MOST_NAMED])
+
+
+def _watch_free_list() -> None:
+    """Counts the free list where vLLM asks for its length: just before it takes blocks, so that no frame of ours is in a death."""
+    own = BlockPool.get_num_free_blocks
+
+    def get_num_free_blocks(self: Any) -> int:
+        counter: int = own(self)
+        asker = sys._getframe(1)
+        if asker.f_code is BlockPool.get_new_blocks.__code__:
+            asked = asker.f_locals["num_blocks"]
+            walked = _walk(self.free_block_queue, counter)
+            if walked < asked <= counter:
+                _observe("free_list", counter=counter, walked=walked, asked=asked)
+        return counter
+
+    BlockPool.get_num_free_blocks = get_num_free_blocks
+
+
+def _walk(queue: Any, most: int) -> int:
+    """Blocks that can be reached from the head of the list; `most` is where the counting ends."""
+    block, count = queue.fake_free_list_head.next_free_block, 0
+    while block is not None and block is not queue.fake_free_list_tail and count < most:
+        block, count = block.next_free_block, count + 1
+    return count

@@ -1,0 +1,75 @@
+"""Small changes of vLLM's own source: stated in a scenario, or read from a diff.
+
+A change is a piece of text that occurs once in a file and what takes its place. That survives releases in which the lines have moved,
+and where it does not fit it says so instead of landing somewhere else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from unidiff.errors import UnidiffParseError
+from unidiff.patch import PatchSet
+
+from vllm_repro.errors import Unsupported, UsageError
+
+__all__ = ["Patch", "read_diff"]
+
+
+@dataclass(frozen=True)
+class Patch:
+    """In `file`, below the folder that holds the package `vllm`, the text `was` becomes `now`."""
+
+    file: str
+    was: str
+    now: str
+    why: str = ""
+
+    def __post_init__(self) -> None:
+        path = PurePosixPath(self.file)
+        if path.is_absolute() or ".." in path.parts or path.parts[:1] != ("vllm",) or path.suffix != ".py":
+            raise ValueError(f"{self.file!r} is no file of vLLM's, such as 'vllm/v1/core/block_pool.py'")
+        if not self.was or self.was == self.now:
+            raise ValueError(f"the change of {self.file} changes nothing")
+
+    def __str__(self) -> str:
+        return f"patched {self.file}"
+
+    def apply(self, text: str) -> str:
+        """`text` with the change. Raises `Unsupported` where the text to change is not there exactly once."""
+        count = text.count(self.was)
+        if count != 1:
+            times = "nowhere" if not count else f"{count} times"
+            first = next(line for line in self.was.splitlines() if line.strip()).strip()
+            raise Unsupported(
+                f"the patch does not fit this release: {self.file} has its text {times}, which begins {first!r}",
+                hint="--vllm names a release that it was written for",
+            )
+        return text.replace(self.was, self.now)
+
+
+def read_diff(path: Path) -> tuple[Patch, ...]:
+    """Each hunk of a unified diff as a change. Raises `UsageError` for what is no diff of vLLM's Python files."""
+    name = str(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {name}: {error}", hint="name a unified diff, as git diff prints it") from error
+    try:
+        files = PatchSet(text)
+    except UnidiffParseError as error:
+        raise UsageError(f"{name} is no unified diff: {error}", hint="git diff > my-fix.diff") from error
+    found: list[Patch] = []
+    for file in files:
+        if file.is_added_file or file.is_removed_file:
+            raise UsageError(f"{name} adds or removes {file.path}", hint="a patch here changes files that are there")
+        for hunk in file:
+            was, now = ("".join(line.value for line in lines) for lines in (hunk.source_lines(), hunk.target_lines()))
+            try:
+                found.append(Patch(file.path, was, now, f"hunk {len(found) + 1} of {PurePosixPath(name).name}"))
+            except ValueError as error:
+                raise UsageError(f"{name}: {error}", hint="make the diff at the top of a vLLM checkout") from error
+    if not found:
+        raise UsageError(f"{name} holds no change", hint="git diff > my-fix.diff")
+    return tuple(found)

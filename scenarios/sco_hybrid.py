@@ -1,0 +1,201 @@
+"""Simple CPU offload with sliding windows: a block is freed twice, and the next long prompt walks off the end of the free list.
+
+The connector stores a prompt's KV blocks in CPU memory. A sliding-window layer gives blocks back as its window moves on; where the pool
+is nearly full the last chunk of the same prompt gets some of them again, and they stand twice in what the connector remembers. If the
+answer then fills the prompt's last block, one store event lists each of them twice. Both entries are freed, the counter of free blocks
+says more than the list has, and the second long prompt dies of a bare assertion. A pause between the two does not help.
+
+Releases 0.22.0 to 0.23.0 skip the place where the scan used to wait, which ends this road but not the bug: a CPU pool full of stores in
+flight is another one. 0.24.0 frees a block once, however often it is listed.
+"""
+
+from vllm_repro.vocabulary import (
+    Lab,
+    Model,
+    Needs,
+    Scenario,
+    Status,
+    arm,
+    block_listed_twice,
+    chat,
+    dies,
+    lives,
+    pause,
+    signature,
+    sized,
+    untriggered,
+    with_flags,
+    without,
+)
+
+# The report says "about 90k". LONG lacks three tokens to whole blocks (352 of them, 178 in the lab), which an answer of eight fills up;
+# UNFILLED is five tokens over, and no short answer fills that block.
+LONG = sized(90_109, lab=5_693)
+UNFILLED = sized(90_117, lab=6_789)
+
+scenario = Scenario(
+    id="sco-hybrid",
+    issue="vllm-project/vllm#42085",
+    title="SimpleCPUOffloadConnector with the hybrid KV cache manager: popleft_n asserts on the second long prompt",
+    command="""
+        vllm serve deepseek-ai/DeepSeek-V4-Flash
+        --kv-cache-dtype=fp8
+        --block-size=256
+        --max-model-len=128000
+        --gpu-memory-utilization=0.97
+        --tensor-parallel-size=2
+        --kv-transfer-config='{"kv_connector":"SimpleCPUOffloadConnector","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":137438953472}}'
+        --no-disable-hybrid-kv-cache-manager
+        --no-enable-flashinfer-autotune
+        --enable-prefix-caching
+        --enable-chunked-prefill
+        --max-num-batched-tokens=16384
+        --compilation-config='{"cudagraph_mode":"FULL_AND_PIECEWISE","custom_ops":["all"]}'
+    """,
+    model=Model(
+        "deepseek-ai/DeepSeek-V4-Flash",
+        architecture="DeepseekV4ForCausalLM",
+        heads=64,
+        kv_heads=1,
+        head_dim=512,
+        layers=43,
+        block_size=256,
+        vocab_size=129280,
+        max_position=1048576,
+    ),
+    needs=Needs(gpus=2, gpu_memory_gb=96),
+    status=Status(bad=">=0.20.0,<0.22.0", good=">=0.24.0"),
+    try_with="0.21.0",
+    workload=[
+        chat(name="prompt A", prompt=LONG, max_tokens=8, stream=False),
+        chat(name="prompt B", prompt=LONG, max_tokens=8, stream=False),
+    ],
+    trigger=block_listed_twice(),
+    signature=signature(
+        phase="request",
+        exception="AssertionError",
+        message="",
+        source="assert curr_block is not None",
+        frames=["schedule", "allocate_slots", "allocate_new_blocks", "get_new_blocks", "popleft_n"],
+    ),
+    arms=[
+        arm("reported", dies),
+        arm(
+            "pause",
+            dies,
+            workload=[
+                chat(name="prompt A", prompt=LONG, max_tokens=8, stream=False),
+                pause(10),
+                chat(name="prompt B", prompt=LONG, max_tokens=8, stream=False),
+            ],
+            why="the stores are long over after ten seconds: it is no race with them",
+        ),
+        arm("sco-off", lives, without("--kv-transfer-config"), why="without the connector nothing is listed"),
+        arm(
+            "hybrid-off",
+            lives,
+            with_flags("--disable-hybrid-kv-cache-manager"),
+            why="every layer keeps all its blocks, so none comes back to the same prompt",
+        ),
+        arm(
+            "lazy",
+            lives,
+            with_flags(
+                """--kv-transfer-config '{"kv_connector":"SimpleCPUOffloadConnector","kv_role":"kv_both","""
+                """"kv_connector_extra_config":{"cpu_bytes_to_use":268435456,"lazy_offload":true}}'"""
+            ),
+            why="the lazy mode walks the free list, where a block stands once",
+        ),
+        arm(
+            "six-prompts",
+            dies,
+            workload=[
+                chat(name="prompt A", prompt=LONG, max_tokens=8, stream=False),
+                chat(name="prompt B", prompt=LONG, max_tokens=8, stream=False),
+                chat(name="prompt C", prompt=LONG, max_tokens=8, stream=False),
+                chat(name="prompt D", prompt=LONG, max_tokens=8, stream=False),
+                chat(name="prompt E", prompt=LONG, max_tokens=8, stream=False),
+                chat(name="prompt F", prompt=LONG, max_tokens=8, stream=False),
+            ],
+            why="a death may come later than with the second prompt",
+        ),
+        arm(
+            "small-cpu-pool",
+            dies,
+            with_flags(
+                """--kv-transfer-config '{"kv_connector":"SimpleCPUOffloadConnector","kv_role":"kv_both","""
+                """"kv_connector_extra_config":{"cpu_bytes_to_use":1310720}}'"""
+            ),
+            workload=[
+                chat(name="prompt A", prompt=UNFILLED, max_tokens=8, stream=False),
+                chat(name="prompt B", prompt=UNFILLED, max_tokens=8, stream=False),
+                chat(name="prompt C", prompt=UNFILLED, max_tokens=8, stream=False),
+                chat(name="prompt D", prompt=UNFILLED, max_tokens=8, stream=False),
+            ],
+            bad=">=0.20.0,<0.24.0",
+            why="the scan waits as well where the CPU pool, 160 blocks of the stand-in, is full of stores in flight: to 0.23.0 that kills",
+        ),
+        arm(
+            "bigger-pool",
+            untriggered,
+            with_flags("--num-gpu-blocks-override 1000"),
+            why="no block comes back to the same prompt: a bigger pool hides the bug",
+        ),
+        arm(
+            "near-miss-length",
+            untriggered,
+            workload=[
+                chat(name="whole blocks A", prompt=sized(90_112, lab=5_664), max_tokens=8, stream=False),
+                chat(name="whole blocks B", prompt=sized(90_112, lab=5_664), max_tokens=8, stream=False),
+            ],
+            why="the prompt ends with a block, so no block of its own waits to be filled",
+        ),
+        arm(
+            "near-miss-answer",
+            untriggered,
+            workload=[
+                chat(name="prompt A", prompt=LONG, max_tokens=3, stream=False),
+                chat(name="prompt B", prompt=LONG, max_tokens=3, stream=False),
+            ],
+            why="the answer is one token too short to fill the prompt's last block",
+        ),
+    ],
+    lab=Lab(
+        mechanism="offload",
+        layers=["full", "sliding"],
+        window=128,
+        heads=4,
+        kv_heads=2,
+        head_dim=32,
+        why="a layer of full attention before one with a window is what the bug needs of a model",
+        changes=[
+            without("--gpu-memory-utilization", why="on a CPU it is a share of the host's memory"),
+            without(
+                "--tensor-parallel-size", why="one worker: the blocks are handed out by the scheduler, which is one"
+            ),
+            without("--kv-cache-dtype", why="the CPU's attention has no fp8 cache"),
+            without("--compilation-config", why="there is no CUDA graph on a CPU"),
+            with_flags("--enforce-eager", why="nothing is compiled, so that a boot takes seconds"),
+            with_flags("--dtype bfloat16", why="the reported quantization is of weights, and there are none"),
+            with_flags("--block-size 32", why="a block that the CPU's attention takes"),
+            with_flags(
+                "--max-num-batched-tokens 2048",
+                why="an eighth of the reported chunk, as the block is of the reported block",
+            ),
+            with_flags("--max-model-len 7600", why="as long as the prompts here need"),
+            with_flags("--max-num-seqs 8", why="the warm-up is as wide as that, and requests come one by one"),
+            with_flags("--num-gpu-blocks-override 330", why="a pool that is just short for the last chunk of a prompt"),
+            with_flags(
+                """--kv-transfer-config '{"kv_connector":"SimpleCPUOffloadConnector","kv_role":"kv_both","""
+                """"kv_connector_extra_config":{"cpu_bytes_to_use":268435456}}'""",
+                why="256 MiB hold a hundred times the stand-in's pool",
+            ),
+        ],
+    ),
+    related=[
+        "vllm-project/vllm#42571",
+        "vllm-project/vllm#42615",
+        "vllm-project/vllm#42903",
+        "vllm-project/vllm#41289",
+    ],
+)

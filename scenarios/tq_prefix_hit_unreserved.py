@@ -1,0 +1,117 @@
+"""TurboQuant without chunked prefill: a prefix-cache hit asks for workspace that the fix of #41726 does not reserve.
+
+From 0.24.0 on, TurboQuant reserves room for a continued prefill before the workspace is locked, but only with chunked prefill on. Without
+it a prompt is never cut, so nothing seems to be continued; yet a prompt that begins with cached blocks is a continuation just the same,
+and its first tail of more than 128 tokens dies of the sentence of #41726. No issue about this was found.
+"""
+
+from vllm_repro.vocabulary import (
+    Lab,
+    Model,
+    Needs,
+    Scenario,
+    Status,
+    arm,
+    attention_backend,
+    completion,
+    continuation_over,
+    dies,
+    lives,
+    patched,
+    prefix_hit,
+    signature,
+    untriggered,
+    with_flags,
+    workspace_outgrown,
+)
+
+PREFIX = 2048  # cached tokens: 8 MB to unpack, far more than two sequences lock
+
+scenario = Scenario(
+    id="tq-prefix-hit-unreserved",
+    issue="vllm-project/vllm#44053",
+    title="TurboQuant KV cache crashes on a prefix-cache hit when chunked prefill is off",
+    command="""
+        vllm serve Qwen/Qwen3-8B
+        --kv-cache-dtype turboquant_4bit_nc
+        --max-model-len 8192
+        --max-num-batched-tokens 8192
+        --max-num-seqs 2
+        --no-enable-chunked-prefill
+        --enable-prefix-caching
+    """,
+    model=Model(
+        "Qwen/Qwen3-8B",
+        heads=32,
+        kv_heads=8,
+        head_dim=128,
+        layers=36,
+        vocab_size=151936,
+        max_position=40960,
+        why="any model whose layers all attend to everything will do",
+    ),
+    needs=Needs(gpus=1, gpu_memory_gb=24),
+    status=Status(bad=">=0.21.0"),
+    try_with="0.24.0",
+    workload=[
+        completion(name="first with the prefix", prompt=PREFIX + 128, shared=PREFIX, max_tokens=4),
+        completion(name="tail of 129 tokens", prompt=PREFIX + 129, shared=PREFIX, max_tokens=4),
+    ],
+    trigger=attention_backend("TURBOQUANT") & prefix_hit() & continuation_over(128) & workspace_outgrown(),
+    signature=signature(
+        phase="request",
+        exception="AssertionError",
+        message="Workspace is locked but allocation from '{file}:{line}:_continuation_prefill' requires {asked} MB, "
+        "current size is {locked} MB",
+        frames=["_prefill_attention", "_continuation_prefill", "get_simultaneous", "_ensure_workspace_size"],
+    ),
+    same_death_as="tq-chunked-prefill",
+    arms=[
+        arm("reported", dies),
+        arm("eager", lives, with_flags("--enforce-eager"), why="nothing is locked without graph capture"),
+        arm(
+            "near-miss-128",
+            untriggered,
+            workload=[
+                completion(name="first with the prefix", prompt=PREFIX + 128, shared=PREFIX, max_tokens=4),
+                completion(name="tail of 128 tokens", prompt=PREFIX + 128, shared=PREFIX, max_tokens=4),
+            ],
+            why="a tail of 128 tokens is decoded, not continued",
+        ),
+        arm(
+            "no-prefix-hit",
+            untriggered,
+            workload=[
+                completion(name="one prompt", prompt=PREFIX + 128, max_tokens=4),
+                completion(name="another prompt", prompt=PREFIX + 129, max_tokens=4),
+            ],
+            why="the same lengths with nothing in common",
+        ),
+        arm(
+            "patched",
+            lives,
+            patched(
+                "vllm/v1/attention/backends/turboquant_attn.py",
+                was="            scheduler_config.enable_chunked_prefill\n",
+                now="            (\n"
+                "                scheduler_config.enable_chunked_prefill\n"
+                "                or self.vllm_config.cache_config.enable_prefix_caching\n"
+                "            )\n",
+                why="room is reserved wherever a prefill may have context before it: after a chunk, or after cached blocks",
+            ),
+            why="the smallest change of the reservation that closes the hole, for releases from 0.24.0 on",
+        ),
+    ],
+    lab=Lab(
+        mechanism="turboquant",
+        layers=1,
+        why="one full-attention layer is where the workspace is sized, locked and outgrown; with two or more layers TurboQuant "
+        "leaves out the first and the last ones",
+        changes=[
+            with_flags("--dtype bfloat16", why="a CPU's matrix products are fast in it"),
+            with_flags("--block-size 128", why="a block that the cache takes on a CPU"),
+            with_flags("--compilation-config.mode 0", why="nothing is compiled, so that a boot takes seconds"),
+        ],
+    ),
+    related=["vllm-project/vllm#41726"],
+)

@@ -1,0 +1,283 @@
+"""`vllm-repro versions`, on the rehearsal engine and with runs that are made up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.conftest import SCHEMA as REPORT_SCHEMA
+from tests.conftest import Harness
+from tests.test_versionmap import SCHEMA, run_of
+from vllm_repro.catalogue import find
+from vllm_repro.cli import main, running, versions
+from vllm_repro.cli.running import Job
+from vllm_repro.cli.versions import bounds, releases
+from vllm_repro.errors import InfraError, Unsupported, UsageError
+from vllm_repro.outcome import Outcome
+from vllm_repro.report.model import RunReport
+from vllm_repro.servers.base import Evidence, ServerKind
+from vllm_repro.site import Choice, Options, RehearsalSite
+
+TQ = ("versions", "tq-chunked-prefill", "--server", "rehearsal")
+
+
+def map_in(out: Path) -> dict[str, Any]:
+    (path,) = out.glob("*/versions/2*/versions.json")
+    loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    jsonschema.validate(loaded, SCHEMA)
+    return loaded
+
+
+def test_releases_are_sorted_and_each_is_there_once() -> None:
+    assert releases("0.9.2, v0.10,0.23.0,,0.10.0,0.9.2") == ("0.9.2", "0.10.0", "0.23.0")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "names no release"),
+        (" , ", "names no release"),
+        ("0.23.0,banana", "'banana' is no vLLM release"),
+        ("0.20.0-0.24.0", "takes no range"),
+        ("v0.20 - v0.24", "takes no range"),
+    ],
+)
+def test_what_is_no_list_of_releases_is_wrong_usage(text: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says) as error:
+        releases(text)
+    assert error.value.hint
+
+
+def test_without_versions_the_bounds_of_the_scenario_are_taken() -> None:
+    assert bounds(find("tq-chunked-prefill")) == ("0.21.0", "0.23.0", "0.24.0")
+
+
+def test_each_release_is_a_run_and_the_map_tells_of_all(harness: Harness, tmp_path: Path) -> None:
+    done = harness(*TQ, "--versions", "0.25.1,0.24.0,0.23.0,v0.24")
+    assert done.status == 2, "0.25.1 does not boot, which decides nothing"
+    assert done.out.startswith("REHEARSAL: ")
+    assert "dies in 0.23.0, lives in 0.24.0; 0.25.1 does not boot" in done.out
+    assert "0.24.0 (2 of 3)\n  reported 1: clean (boot " in done.err
+    loaded = map_in(tmp_path / "reports")
+    assert loaded["versions"] == ["0.23.0", "0.24.0", "0.25.1"]
+    assert (loaded["pending"], loaded["expected"], loaded["undecided"], loaded["evidence"]) == (
+        [],
+        False,
+        True,
+        "rehearsal",
+    )
+    assert [row["arms"][0]["fate"] for row in loaded["rows"]] == ["dies", "lives", "boot-failed"]
+    assert [row["declared"] for row in loaded["rows"]] == ["bad", "good", "good"]
+    first = loaded["rows"][0]
+    assert (first["vllm_version"], first["expected"], first["arms"][0]["k"], first["arms"][0]["n"]) == (
+        "0.23.0",
+        True,
+        1,
+        1,
+    )
+    assert "Unknown TurboQuant cache dtype" in loaded["rows"][2]["why"]
+    scenario = tmp_path / "reports" / "tq-chunked-prefill"
+    for row in loaded["rows"]:
+        report = json.loads((scenario / row["run"] / "report.json").read_text(encoding="utf-8"))
+        jsonschema.validate(report, REPORT_SCHEMA)
+        assert f"--vllm {row['version']} --arm reported " in report["reproduce"]
+        assert report["arms"][0]["name"] == "reported"
+        assert len(report["arms"]) == 1
+    text = (scenario / "versions" / "latest" / "versions.md").read_text(encoding="utf-8")
+    assert "> **REHEARSAL" in text
+    assert str(tmp_path) not in text + json.dumps(loaded)
+    linked = scenario / "versions" / "latest" / "../.." / first["run"] / "report.md"
+    assert f"](../../{first['run']}/report.md)" in text
+    assert linked.is_file()
+
+
+def test_a_map_as_declared_exits_0_and_prints_what_it_wrote(harness: Harness, tmp_path: Path) -> None:
+    done = harness("versions", "min-tokens-stop-ids", "--server", "rehearsal", "--json")
+    assert done.status == 0, done.err
+    assert "No --versions: the releases where the status of min-tokens-stop-ids changes" in done.err
+    printed = json.loads(done.out)
+    assert printed == map_in(tmp_path / "reports")
+    assert printed["versions"] == ["0.20.0", "0.28.0", "0.29.0"]
+    assert printed["reading"] == "dies in 0.20.0 and 0.28.0, lives in 0.29.0"
+    assert "--versions 0.20.0,0.28.0,0.29.0 --arm reported --seed 1" in printed["reproduce"]
+
+
+def test_a_surprise_exits_1(harness: Harness, tmp_path: Path) -> None:
+    done = harness(*TQ, "--versions", "0.24.0", env={"VLLM_REHEARSAL_FAULT": "other:2"})
+    assert done.status == 1
+    assert map_in(tmp_path / "reports")["reading"] == ("0.24.0 fails in another way; against what is declared: 0.24.0")
+
+
+def test_a_release_that_cannot_be_installed_is_a_row_and_the_map_goes_on(harness: Harness, tmp_path: Path) -> None:
+    words = ("versions", "min-tokens-stop-ids", "--server", "process", "--versions", "0.28.0,0.29.0")
+    done = harness(*words, env={"VLLM_REPRO_CACHE": str(tmp_path / "cache"), "PIP_NO_INDEX": "1"})
+    assert done.status == 2
+    loaded = map_in(tmp_path / "reports")
+    assert [(row["arms"][0]["fate"], row["run"]) for row in loaded["rows"]] == [("infra", None)] * 2
+    assert loaded["evidence"] is None
+    assert loaded["rows"][0]["why"].startswith("cannot install vLLM 0.28.0: pip finds no release")
+    assert "0.28.0 and 0.29.0 could not be tried" in done.out
+    assert "next:" in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "says"),
+    [
+        ([*TQ, "--versions", "0.20.0-0.24.0"], 64, "takes no range"),
+        ([*TQ, "--versions", "banana"], 64, "is no vLLM release"),
+        ([*TQ, "--arm", "eagr"], 64, "did you mean eager"),
+        ([*TQ, "--out", "/proc/nowrite"], 64, "cannot write to"),
+        ([*TQ, "--image", "mine:{version}"], 64, "--image has no meaning"),
+        (["versions", "tq-chunked-prefill", "--server", "attach"], 64, "a running server is one release"),
+        (["versions", "tq-chunked-prefill", "--server", "docker", "--image", "x:1"], 64, "every release would run x:1"),
+        (["versions", "min-tokens-stop-ids", "--server", "docker"], 2, "no Docker Engine answers"),
+        (["versions", "min-tokens-stop-ids", "--server", "lab"], 64, "does not say how it goes to the lab"),
+    ],
+)
+def test_a_map_that_cannot_be_says_why_and_leaves_no_folder(
+    harness: Harness, words: list[str], status: int, says: str, tmp_path: Path
+) -> None:
+    done = harness(*words, env={"DOCKER_HOST": f"unix://{tmp_path}/no-engine.sock"})
+    assert (done.status, says in done.err, "next:" in done.err) == (status, True, True), done.err
+    assert not list((tmp_path / "reports").glob("*"))
+
+
+def _stopped(tmp_path: Path, number: signal.Signals) -> tuple[int, dict[str, Any]]:
+    """Starts a map of three releases, and stops it once the second one's server is there."""
+    out = tmp_path / "reports"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vllm_repro", *TQ, "--versions", "0.24.0,0.27.0,0.28.0", "--out", str(out)],
+        env={**os.environ, "VLLM_REHEARSAL_FAULT": "slow-boot:2", "CI": "true"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        journals = list(out.glob("*/2*/journal.jsonl"))
+        if len(journals) == 2 and all("server-started" in path.read_text(encoding="utf-8") for path in journals):
+            break
+        time.sleep(0.02)
+    process.send_signal(number)
+    return process.wait(timeout=60), map_in(out)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_map_keeps_its_rows_and_leaves_no_server(
+    tmp_path: Path, own_state: Path, number: signal.Signals
+) -> None:
+    status, loaded = _stopped(tmp_path, number)
+    assert (status, loaded["interrupted"]) == (130, number.name)
+    assert [row["arms"][0]["fate"] for row in loaded["rows"]] == ["lives", "undecided"]
+    assert loaded["pending"] == ["0.28.0"]
+    assert list((own_state / "vllm-repro" / "processes").glob("*")) == []
+
+
+def test_a_killed_map_keeps_what_it_had(tmp_path: Path, harness: Harness) -> None:
+    status, loaded = _stopped(tmp_path, signal.SIGKILL)
+    assert status == -signal.SIGKILL
+    assert [row["version"] for row in loaded["rows"]] == ["0.24.0"]
+    assert (loaded["pending"], loaded["interrupted"], loaded["expected"]) == (["0.27.0", "0.28.0"], None, False)
+    assert "removed: process" in harness("clean", "--yes").out
+
+
+Answer = Callable[[Job], RunReport]
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], list[Job]]:
+    """Puts `answer` in the place of a run, and gives the list of what was asked for."""
+
+    def put(answer: Answer) -> list[Job]:
+        asked: list[Job] = []
+
+        def run_one(job: Job, _progress: object, opened: Callable[[object, str], None]) -> RunReport:
+            asked.append(job)
+            report = answer(job)
+            opened(RehearsalSite(job.options, job.scenario), job.choice.why)
+            return report
+
+        monkeypatch.setattr(versions, "run_one", run_one)
+        return asked
+
+    return put
+
+
+def living(job: Job) -> RunReport:
+    assert job.options.vllm is not None
+    return run_of(job.options.vllm, [Outcome.CLEAN])
+
+
+def test_auto_is_resolved_once_so_that_no_map_mixes_kinds(
+    made_up: Callable[[Answer], list[Job]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    resolved: list[Options] = []
+
+    def choose(_scenario: object, options: Options) -> Choice:
+        resolved.append(options)
+        return Choice(ServerKind.LAB, "because")
+
+    monkeypatch.setattr(running, "choose", choose)
+    asked = made_up(living)
+    status = main(["versions", "tq-chunked-prefill", "--versions", "0.27.0,0.24.0", "--out", str(tmp_path)])
+    assert [options.vllm for options in resolved] == ["0.24.0"]
+    assert [(job.options.server, job.options.vllm) for job in asked] == [("lab", "0.24.0"), ("lab", "0.27.0")]
+    assert {job.choice.kind for job in asked} == {ServerKind.LAB}
+    assert (status, map_in(tmp_path)["server"]) == (0, "lab")
+
+
+def test_the_release_goes_into_the_image(
+    made_up: Callable[[Answer], list[Job]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Engine:
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(versions, "connect", Engine)
+    asked = made_up(living)
+    words = ["--server", "docker", "--image", "mine:{version}", "--versions", "0.24.0,0.27.0"]
+    assert main(["versions", "tq-chunked-prefill", *words, "--out", str(tmp_path)]) == 0
+    assert [job.options.image for job in asked] == ["mine:0.24.0", "mine:0.27.0"]
+    assert "--image 'mine:{version}'" in map_in(tmp_path)["reproduce"]
+
+
+def test_trouble_with_one_release_is_its_row_and_the_others_are_tried(
+    made_up: Callable[[Answer], list[Job]], tmp_path: Path
+) -> None:
+    def answer(job: Job) -> RunReport:
+        if job.options.vllm == "0.24.0":
+            raise InfraError(f"no wheel in {Path.cwd()}/wheels", hint="look")
+        if job.options.vllm == "0.26.0":
+            raise Unsupported("the lab cannot run this release")
+        return living(job)
+
+    made_up(answer)
+    words = ["--versions", "0.24.0,0.26.0,0.27.0", "--server", "lab", "--out", str(tmp_path)]
+    assert main(["versions", "tq-chunked-prefill", *words]) == 2
+    loaded = map_in(tmp_path)
+    assert [row["arms"][0]["fate"] for row in loaded["rows"]] == ["infra", "unsupported", "lives"]
+    assert [row["why"] for row in loaded["rows"]] == ["no wheel in ./wheels", "the lab cannot run this release", ""]
+    assert loaded["evidence"] == Evidence.REHEARSAL, "that of the site which was opened"
+
+
+def test_an_interrupt_in_an_install_keeps_the_map(made_up: Callable[[Answer], list[Job]], tmp_path: Path) -> None:
+    def answer(job: Job) -> RunReport:
+        if job.options.vllm == "0.27.0":
+            raise KeyboardInterrupt
+        return living(job)
+
+    asked = made_up(answer)
+    words = ["--versions", "0.24.0,0.27.0,0.28.0", "--server", "rehearsal", "--out", str(tmp_path)]
+    assert main(["versions", "tq-chunked-prefill", *words]) == 130
+    loaded = map_in(tmp_path)
+    assert (len(asked), loaded["interrupted"]) == (2, "SIGINT")
+    assert loaded["pending"] == ["0.27.0", "0.28.0"]

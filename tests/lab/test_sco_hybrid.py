@@ -1,0 +1,135 @@
+"""#42085 on its way to the lab: another shape, other sizes, and every difference said."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.fake_vllm import COMPLETION, Exchange, FakeVllm
+from tests.test_trial import trial_on
+from vllm_repro.assess import Seen, assess
+from vllm_repro.catalogue import find
+from vllm_repro.journal import read
+from vllm_repro.lab.launch import lab_launch
+from vllm_repro.lab.site import PLUGIN, lab_model
+from vllm_repro.launch import Launch
+from vllm_repro.outcome import Outcome
+from vllm_repro.scenario import Arm, Lab, LabShape, Scenario
+from vllm_repro.servers.base import Evidence, ServerFacts, ServerKind
+from vllm_repro.trial import run_trial
+from vllm_repro.trigger import Asked
+from vllm_repro.workload import Request
+
+SCO = find("sco-hybrid")
+TQ = find("tq-chunked-prefill")
+
+
+def arm(name: str) -> Arm:
+    found = SCO.arm(name)
+    assert found is not None
+    return found
+
+
+def launch_of(name: str) -> Launch:
+    return lab_launch(
+        SCO, arm(name), vllm=("/r/bin/vllm",), plugin=PLUGIN, model=Path("/m/tiny"), facts=None, port=8001
+    )
+
+
+def shape_of(scenario: Scenario) -> LabShape:
+    assert scenario.lab is not None
+    return scenario.lab.shape(scenario.model)
+
+
+def test_prompts_that_are_others_in_the_lab_are_among_the_differences() -> None:
+    said = "prompts of 5693 tokens in place of 90109, sized for the stand-in's blocks and its pool"
+    assert launch_of("reported").differences.count(said) == 1
+    assert launch_of("near-miss-length").differences.count(said.replace("5693", "5664").replace("90109", "90112")) == 1
+    assert not any(text.startswith("prompts of") for text in lab_launch(
+        TQ, TQ.arms[0], vllm=("v",), plugin=PLUGIN, model=Path("/m"), facts=None, port=1
+    ).differences)  # fmt: skip
+
+
+def test_the_lab_is_asked_for_what_the_bug_needs() -> None:
+    command = launch_of("reported").command
+    assert command.enabled("--disable-hybrid-kv-cache-manager") is False
+    assert command.has("--enable-prefix-caching")
+    assert (command.number("--block-size"), command.number("--num-gpu-blocks-override")) == (32, 330)
+    assert command.number("--max-num-batched-tokens") == 2048
+    transfer = json.loads(command.get("--kv-transfer-config") or "")
+    assert (transfer["kv_connector"], transfer["kv_role"]) == ("SimpleCPUOffloadConnector", "kv_both")
+    assert launch_of("reported").env["REPRO_LAB_MECHANISM"] == "offload"
+
+
+def test_the_arms_differ_by_what_their_names_say() -> None:
+    assert not launch_of("sco-off").command.has("--kv-transfer-config")
+    assert launch_of("hybrid-off").command.enabled("--disable-hybrid-kv-cache-manager") is True
+    assert launch_of("bigger-pool").command.number("--num-gpu-blocks-override") == 1000
+    for name, key, value in (("lazy", "lazy_offload", True), ("small-cpu-pool", "cpu_bytes_to_use", 160 * 8192)):
+        transfer = json.loads(launch_of(name).command.get("--kv-transfer-config") or "")
+        assert transfer["kv_connector_extra_config"][key] == value
+
+
+def test_a_stand_in_with_a_window_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path))
+    assert SCO.lab is not None
+    assert TQ.lab is not None
+    folder = lab_model(SCO.lab, SCO.model)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    assert config["layer_types"] == ["full_attention", "sliding_attention"]
+    assert (config["sliding_window"], config["num_attention_heads"], config["head_dim"]) == (128, 4, 32)
+    others = {lab_model(lab, SCO.model) for lab in (replace(SCO.lab, window=64), replace(SCO.lab, layers=["sliding"]))}
+    assert len({folder, *others}) == 3
+    assert lab_model(TQ.lab, TQ.model).name == "lab-1x16x4x256-256"  # as it always was
+
+
+def test_the_shape_is_said_in_words() -> None:
+    assert str(shape_of(TQ)) == "1 layer, 16 heads, 4 KV heads of 256"
+    assert str(shape_of(SCO)) == (
+        "2 layers (full then sliding attention, with a window of 128 tokens), 4 heads, 2 KV heads of 32"
+    )
+
+
+@pytest.mark.parametrize(("layers", "window"), [(2, 128), (["full", "full"], 128), (["full", "sliding"], None)])
+def test_a_window_without_a_layer_that_has_one_is_refused(layers: int | list[str], window: int | None) -> None:
+    with pytest.raises(ValueError, match="window=… goes with sliding layers"):
+        Lab(mechanism="offload", changes=(), layers=layers, why="w", window=window)  # type: ignore[arg-type]  # kinds
+
+
+@pytest.mark.parametrize(("kind", "tokens"), [(ServerKind.LAB, 5693), (ServerKind.PROCESS, 90_109)])
+def test_a_trial_sends_the_lab_its_own_sizes(tmp_path: Path, kind: ServerKind, tokens: int) -> None:
+    def tokenize(exchange: Exchange) -> None:
+        words = sum(len(str(message["content"]).split()) for message in exchange.body["messages"])
+        exchange.answer(200, {"count": words, "tokens": [0] * words})
+
+    paths = {"/tokenize": tokenize, "/v1/chat/completions": lambda exchange: exchange.answer(200, COMPLETION)}
+    with FakeVllm(tmp_path / "log", paths) as fake:
+        trial = trial_on(fake, tmp_path)
+        trial.scenario, trial.arm = SCO, SCO.arms[0]
+        trial.launch = Launch(kind, Evidence.LAB, SCO.command_of(trial.arm))
+        with trial.journal, trial.requests:
+            asyncio.run(run_trial(trial))
+    sent = list(read(tmp_path / "journal.jsonl").of("request-sent"))
+    assert [entry["prompt_tokens"] for entry in sent] == [tokens, tokens]
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome"), [(ServerKind.LAB, Outcome.CLEAN), (ServerKind.PROCESS, Outcome.UNTRIGGERED)]
+)
+def test_the_boundary_is_computed_for_the_model_that_is_served(
+    tmp_path: Path, kind: ServerKind, outcome: Outcome
+) -> None:
+    asked = [Asked("prompt A", 5693, cached_tokens=0, answer_tokens=8)]
+    seen = Seen(ServerFacts(kind, Evidence.LAB, ()), ready=True, asked=asked, canary_ok=True)
+    assert assess(SCO, launch_of("reported").command, seen, tmp_path / "no log").outcome is outcome
+
+
+def test_near_misses_differ_from_the_report_by_one_thing() -> None:
+    lengths = {request.prompt for request in arm("near-miss-length").workload or () if isinstance(request, Request)}
+    answers = {request.max_tokens for request in arm("near-miss-answer").workload or () if isinstance(request, Request)}
+    assert [(size.plus % 256, size.lab % 32) for size in lengths] == [(0, 0)]  # type: ignore[union-attr,operator]  # sizes
+    assert answers == {3}

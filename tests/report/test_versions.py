@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.golden_files import assert_golden
+from tests.test_versionmap import EXAMPLE, map_of, row
+from vllm_repro.catalogue import find
+from vllm_repro.fate import Fate
+from vllm_repro.outcome import Outcome
+from vllm_repro.report.versions import markdown, terminal
+from vllm_repro.verdict import Standing
+from vllm_repro.versionmap import VersionMap, row_of, row_without_run
+
+TQ = find("tq-chunked-prefill")
+WHOLE = map_of(
+    [
+        row("0.20.2", Outcome.BOOT_FAILED),
+        row("0.21.0", Outcome.CRASH),
+        row("0.22.1", Outcome.CLEAN),
+        row("0.23.0", Outcome.CRASH, Outcome.CRASH, Outcome.CLEAN),
+        row("0.24.0", Outcome.CLEAN),
+        row("0.25.1", Outcome.UNTRIGGERED),
+        row_without_run("0.26.0", TQ, TQ.arms[:1], Fate.INFRA, "no such | wheel"),
+    ],
+    ["0.20.2", "0.21.0", "0.22.1", "0.23.0", "0.24.0", "0.25.1", "0.26.0", "0.27.0"],
+)
+
+
+def several_arms() -> VersionMap:
+    one = row_of(replace(EXAMPLE, arms=EXAMPLE.arms[:4]), "0.23.0", Standing.BAD, "rehearsal")
+    return replace(map_of([one]), arms=tuple(arm.name for arm in one.arms))
+
+
+@pytest.mark.parametrize(
+    ("name", "version_map"),
+    [("whole", replace(WHOLE, interrupted="SIGINT")), ("arms", several_arms())],
+)
+def test_a_map_is_what_was_reviewed(name: str, version_map: VersionMap) -> None:
+    assert_golden(f"versions-{name}.md", markdown(version_map))
+    assert_golden(f"versions-{name}.txt", terminal(version_map, "reports/x/versions/y/versions.md") + "\n")
+
+
+@pytest.mark.parametrize(("evidence", "word"), [("rehearsal", "REHEARSAL"), ("lab", "LAB"), ("cpu", "CPU")])
+def test_what_is_no_gpu_says_so_before_anything_else(evidence: str, word: str) -> None:
+    simulated = replace(WHOLE, evidence=evidence)
+    assert word in "".join(markdown(simulated).splitlines()[:3])
+    assert word in terminal(simulated, "").splitlines()[0]
+    assert word not in markdown(replace(WHOLE, evidence="gpu", server="docker"))
+
+
+def test_a_map_that_is_not_finished_says_so() -> None:
+    assert "Not finished: 7 of 8" in markdown(WHOLE)
+    assert "| 0.27.0 |" in markdown(WHOLE)
+    assert "Interrupted by SIGTERM" in markdown(replace(WHOLE, interrupted="SIGTERM"))
+    assert "interrupted by SIGTERM" in terminal(replace(WHOLE, interrupted="SIGTERM"), "")
+    done = replace(WHOLE, versions=WHOLE.versions[:-1])
+    assert "Not finished" not in markdown(done)
+
+
+def test_every_row_has_all_columns_whatever_a_reason_holds() -> None:
+    lines = [line for line in markdown(WHOLE).splitlines() if line.startswith("|")]
+    assert {line.replace("\\|", "").count("|") for line in lines} == {11}
+    assert "no such \\| wheel" in markdown(WHOLE)

@@ -1,0 +1,111 @@
+"""TurboQuant's workspace: sizes against those that real releases printed, and when a prompt proves something."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_repro.commands.command import parse
+from vllm_repro.trigger import Asked, AttentionShape, ScheduledChunk, TriggerFacts
+from vllm_repro.workspace import capture_batch, continuation_bytes, decode_bytes, workspace_outgrown
+
+SEED = AttentionShape(16, 4, 256, 2048)
+TINY = AttentionShape(4, 2, 32)
+OUTGROWN = workspace_outgrown()
+
+
+def facts(
+    tokens: int, *, flags: str = "--max-num-seqs 2 --block-size 128", batch: int = 4096, **more: object
+) -> TriggerFacts:
+    command = parse(f"vllm serve m {flags}")
+    asked = (Asked("long chat", tokens, cached_tokens=more.pop("cached", None)),)  # type: ignore[arg-type]  # an int or None
+    return TriggerFacts(asked, batch, True, command=command, shape=SEED, **more)  # type: ignore[arg-type]  # fields by name
+
+
+@pytest.mark.parametrize(
+    ("shape", "batch", "locked"),
+    [
+        (SEED, 2, 1_069_312),  # 0.21.0 to 0.23.0 in the lab: 1.02 MB, the issue's number
+        (TINY, 2, 34_560),
+        (TINY, 8, 137_472),
+        (AttentionShape(1, 1, 32), 2, 8_960),
+        (AttentionShape(24, 4, 256), 4, 3_207_680),  # #43357's 3.06 MB
+    ],
+)
+def test_what_decoding_locks_is_what_releases_locked(shape: AttentionShape, batch: int, locked: int) -> None:
+    assert decode_bytes(shape, batch) == locked
+
+
+def test_what_a_continuation_asks_is_what_the_issue_says() -> None:
+    assert continuation_bytes(SEED, 4096, 128) == 16 * 1024 * 1024
+    assert continuation_bytes(TINY, 256, 32) == 65_536
+    assert continuation_bytes(TINY, 257, 32) == continuation_bytes(TINY, 288, 32)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "batch"), [(1, 1), (2, 2), (3, 2), (7, 4), (8, 8), (15, 8), (255, 248), (256, 256), (1024, 512)]
+)
+def test_graphs_are_captured_for_the_largest_usual_batch(sequences: int, batch: int) -> None:
+    assert capture_batch(sequences) == batch
+
+
+@given(st.integers(1, 1024))
+def test_no_batch_is_larger_than_what_may_run(sequences: int) -> None:
+    assert 1 <= capture_batch(sequences) <= sequences
+
+
+def test_the_reported_prompt_outgrows_it() -> None:
+    found = OUTGROWN.find(facts(7593, locked=1_069_312))
+    assert found.crossed
+    assert found.evidence == (
+        "16.00 MB for 4096 cached tokens, against 1.02 MB that decoding locks",
+        "the log says that 1.02 MB were locked",
+    )
+    assert found.brief == "asks 16.00 > 1.02 MB"
+
+
+def test_a_short_remainder_asks_for_nothing() -> None:
+    assert not OUTGROWN.find(facts(4096 + 128)).crossed
+    assert OUTGROWN.find(facts(4096 + 129)).crossed
+
+
+def test_many_sequences_hide_a_prompt_of_twelve_thousand_tokens() -> None:
+    found = OUTGROWN.find(facts(12_000, flags="--max-num-seqs 256 --block-size 128"))
+    assert not found.crossed
+    assert found.brief == "asks 32.00 fits 130.52 MB"
+
+
+@given(st.integers(1, 200), st.integers(129, 4096))
+def test_the_bound_lies_where_the_two_sizes_meet(blocks: int, tokens: int) -> None:
+    context = blocks * 128
+    found = OUTGROWN.find(facts(context + tokens, cached=context, flags="--max-num-seqs 8 --block-size 128"))
+    assert found.crossed is (continuation_bytes(SEED, context, 128) > decode_bytes(SEED, 8))
+
+
+def test_a_reservation_does_not_undo_the_proof_and_is_named() -> None:
+    found = OUTGROWN.find(facts(7593, locked=400 * 1024 * 1024, reserved=True))
+    assert found.crossed
+    assert "this release reserves room at boot: 400.00 MB are locked" in found.evidence
+
+
+def test_a_log_that_tells_of_a_larger_lock_is_believed_before_the_formula() -> None:
+    assert not OUTGROWN.find(facts(7593, locked=20 * 1024 * 1024)).crossed
+
+
+def test_without_graphs_nothing_is_locked_and_the_prompt_counts_all_the_same() -> None:
+    found = OUTGROWN.find(facts(7593))
+    assert found.crossed
+    assert "the log tells of no lock" in found.evidence
+
+
+def test_the_message_of_the_death_has_the_last_word() -> None:
+    said = {"asked": "16.00", "locked": "1.02"}
+    found = OUTGROWN.find(TriggerFacts(captured=said))
+    assert (found.crossed, found.brief) == (True, "asks 16.00 > 1.02 MB")
+
+
+def test_the_step_that_died_counts() -> None:
+    dump = (ScheduledChunk(4096, 3497),)
+    assert OUTGROWN.find(TriggerFacts(dump=dump, shape=SEED, args={"max_num_seqs": 2, "block_size": 128})).crossed
+    assert not OUTGROWN.find(TriggerFacts(dump=dump, shape=SEED)).crossed  # nobody knows how many sequences
