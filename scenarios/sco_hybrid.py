@@ -162,6 +162,7 @@ scenario = Scenario(
     ],
     lab=Lab(
         mechanism="offload",
+        arms=["reported", "lazy", "small-cpu-pool", "near-miss-length"],
         layers=["full", "sliding"],
         window=128,
         heads=4,

@@ -123,7 +123,7 @@ class ScenarioItem(pytest.Item):
         auto = options.server == "auto"
         choice = choose(self.scenario, options, download=False) if auto else Choice(ServerKind(options.server), "")
         try:
-            site, _ = open_site(self.scenario, options, choice, lambda _: None)
+            site = open_site(self.scenario, options, choice, lambda _: None)
             with _gpu_lock(needed=site.evidence is Evidence.GPU):
                 plan = Plan(
                     self.scenario,

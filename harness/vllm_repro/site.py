@@ -68,6 +68,10 @@ class Site(ABC):
     attached = False
     engine_version: str | None = None
 
+    def prepare(self, say: Say) -> None:
+        """Fetches what its servers need, which may take minutes. Raises `InfraError`."""
+        return
+
     @abstractmethod
     def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:
         """Exactly what will be run for `arm`."""
@@ -370,7 +374,7 @@ def make_site(scenario: Scenario, options: Options, kind: ServerKind, say: Say, 
         ServerKind.PROCESS: lambda: ProcessSite(options, scenario, say),
         ServerKind.DOCKER: lambda: DockerSite(options, scenario),
         ServerKind.ATTACH: lambda: AttachSite(options, scenario, rehearsal=rehearsal_url),
-        ServerKind.LAB: lambda: LabSite(options, scenario, say),
+        ServerKind.LAB: lambda: LabSite(options, scenario),
     }
     maker = makers.get(kind)
     if maker is None:
@@ -379,15 +383,26 @@ def make_site(scenario: Scenario, options: Options, kind: ServerKind, say: Say, 
 
 
 def open_site(
-    scenario: Scenario, options: Options, choice: Choice, say: Say, *, rehearsal_url: bool = False
-) -> tuple[Site, str]:
-    """The site of `choice`, and the sentence that says why it is that one.
+    scenario: Scenario,
+    options: Options,
+    choice: Choice,
+    say: Say,
+    *,
+    chosen: Callable[[Site, str], None] = lambda *_: None,
+    rehearsal_url: bool = False,
+) -> Site:
+    """The site of `choice`, ready for its first server. `chosen` is told of it, and why it is that one, before anything is fetched.
 
-    Where `auto` picked the lab and its release cannot be installed, that is the rehearsal. Raises as `make_site`.
+    Where `auto` picked the lab and its release cannot be installed, that is the rehearsal, and `chosen` is told again. Raises as
+    `make_site`.
     """
+    site = make_site(scenario, options, choice.kind, say, rehearsal_url=rehearsal_url)
+    chosen(site, choice.why)
     try:
-        return make_site(scenario, options, choice.kind, say, rehearsal_url=rehearsal_url), choice.why
+        site.prepare(say)
     except InfraError as error:
         if options.server != "auto" or choice.kind is not ServerKind.LAB:
             raise
-        return make_site(scenario, options, ServerKind.REHEARSAL, say), f"the lab cannot be set up: {error}"
+        site = make_site(scenario, options, ServerKind.REHEARSAL, say)
+        chosen(site, f"the lab cannot be set up: {error}")
+    return site

@@ -76,7 +76,7 @@ def test_an_arm_has_the_last_word() -> None:
 def test_a_scenario_without_a_lab_says_what_else_there_is() -> None:
     other = find("min-tokens-stop-ids")
     with pytest.raises(UsageError, match="does not say how it goes to the lab"):
-        LabSite(Options(), other, print)
+        LabSite(Options(), other)
     with pytest.raises(UsageError, match="does not say how it goes to the lab"):
         lab_launch(other, other.arms[0], vllm=("vllm",), plugin=PLUGIN, model=Path("/m"), facts=None, port=1)
 
@@ -84,7 +84,7 @@ def test_a_scenario_without_a_lab_says_what_else_there_is() -> None:
 def test_weights_of_ones_own_do_not_go_there() -> None:
     for options in (Options(model="/m"), Options(weights="real")):
         with pytest.raises(UsageError, match="dummy weights"):
-            LabSite(options, TQ, print)
+            LabSite(options, TQ)
 
 
 def test_show_lists_what_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,9 +185,19 @@ def test_auto_goes_on_to_the_rehearsal_where_the_lab_cannot_be_set_up(monkeypatc
         raise InfraError("no wheel of vLLM 0.23.0 can be had")
 
     monkeypatch.setattr(vllm_repro.lab.site, "provision", no_network)
-    site, why = open_site(TQ, Options(), Choice(ServerKind.LAB, "picked"), print)
+    told: list[tuple[ServerKind, str]] = []
+    site = open_site(
+        TQ,
+        Options(),
+        Choice(ServerKind.LAB, "picked"),
+        print,
+        chosen=lambda site, why: told.append((site.kind, why)),
+    )
     assert (site.kind, site.evidence) == (ServerKind.REHEARSAL, Evidence.REHEARSAL)
-    assert why == "the lab cannot be set up: no wheel of vLLM 0.23.0 can be had"
+    assert told == [
+        (ServerKind.LAB, "picked"),
+        (ServerKind.REHEARSAL, "the lab cannot be set up: no wheel of vLLM 0.23.0 can be had"),
+    ]
     with pytest.raises(InfraError):  # who asks for the lab gets the lab, or the reason
         open_site(TQ, Options(server="lab"), Choice(ServerKind.LAB, ""), print)
 

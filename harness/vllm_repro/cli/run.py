@@ -76,11 +76,11 @@ def _run_one(name: str, scenario: Scenario, arguments: argparse.Namespace) -> Ru
     job = job_of(arguments, name, scenario, options, choice_of(scenario, options), arms, expect=arguments.expect)
     said = sys.stderr if arguments.json else sys.stdout
 
-    def opened(site: Site, why: str) -> None:
+    def chosen(site: Site, why: str) -> None:
         named = options.vllm or scenario.try_with
         version = named if site.evidence is Evidence.REHEARSAL else job.version(site.kind)
         print(first_line(site, why, version), file=said, flush=True)
 
-    report = run_one(job, Progress(), opened)
+    report = run_one(job, Progress(), chosen)
     print("\n" + summary(report), file=said)
     return report

@@ -127,8 +127,8 @@ def first_line(site: Site, why: str, version: str | None) -> str:
     return f"{first + ' ' if first else ''}Server: {site.kind}{f', because {why}' if why else ''}."
 
 
-def run_one(job: Job, progress: Progress, opened: Callable[[Site, str], None]) -> RunReport:
-    """Runs `job` and writes its reports; `opened` is told the site and why it is that one, before anything is booted.
+def run_one(job: Job, progress: Progress, chosen: Callable[[Site, str], None]) -> RunReport:
+    """Runs `job` and writes its reports; `chosen` is told the site and why it is that one, before anything is fetched or booted.
 
     Raises `UsageError`, `InfraError` or `Unsupported` where no server can be had; then there is no run's folder.
     """
@@ -139,8 +139,7 @@ def run_one(job: Job, progress: Progress, opened: Callable[[Site, str], None]) -
         _, rehearsal_url = asyncio.run(identify(job.options.url))
     for line in sweep():
         progress.line(f"left by a killed run, removed: {line}")
-    site, why = open_site(job.scenario, job.options, job.choice, progress.line, rehearsal_url=rehearsal_url)
-    opened(site, why)
+    site = open_site(job.scenario, job.options, job.choice, progress.line, chosen=chosen, rehearsal_url=rehearsal_url)
     arms = job.arms if job.named_arms else site.usual_arms(job.scenario, job.arms)
     if len(arms) < len(job.arms):
         left = ", ".join(arm.name for arm in job.arms if arm not in arms)

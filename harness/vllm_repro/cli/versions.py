@@ -187,17 +187,17 @@ class _Mapping:
         scenario = self._job.scenario
         try:
             report = run_one(
-                replace(self._job, options=_for_release(self._job.options, version)), self._progress, self._opened
+                replace(self._job, options=_for_release(self._job.options, version)), self._progress, self._chosen
             )
         except (InfraError, Unsupported) as error:
             self._progress.line(f"  {error}" + (f"\n  next: {error.hint}" if error.hint else ""))
             outcome = Fate.INFRA if isinstance(error, InfraError) else Fate.UNSUPPORTED
             why = self._redactor.text(str(error))
             return row_without_run(version, scenario, self._job.arms, outcome, why), None
-        assert self._map.evidence is not None, "a run has a site, and `_opened` was told of it"
+        assert self._map.evidence is not None, "a run has a site, and `_chosen` was told of it"
         return row_of(report, version, scenario.status.standing(version), self._map.evidence), report.interrupted
 
-    def _opened(self, site: Site, why: str) -> None:
+    def _chosen(self, site: Site, why: str) -> None:
         if not self._announced:
             self._announced = True
             self._map = replace(self._map, evidence=site.evidence.value)

@@ -85,7 +85,7 @@ class LabSite(Site):
     kind = ServerKind.LAB
     evidence = Evidence.LAB
 
-    def __init__(self, options: Options, scenario: Scenario, say: Callable[[str], None]) -> None:
+    def __init__(self, options: Options, scenario: Scenario) -> None:
         if scenario.lab is None:
             raise no_lab(scenario)
         if options.model or options.weights == "real":
@@ -93,10 +93,14 @@ class LabSite(Site):
                 "the lab serves dummy weights of the scenario's shape", hint="leave --model and --weights out"
             )
         self._port = options.port
-        self._say = say
         self._patches = read_diff(options.patch) if options.patch else ()
-        self._release = provision(options.vllm or scenario.try_with, say)
-        self._model = lab_model(scenario.lab, scenario.model)
+        self._version = options.vllm or scenario.try_with
+        self._lab, self._reported = scenario.lab, scenario.model
+
+    def prepare(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._release = provision(self._version, say)
+        self._model = lab_model(self._lab, self._reported)
 
     def usual_arms(self, scenario: Scenario, arms: Sequence[Arm]) -> list[Arm]:
         chosen = scenario.lab.arms if scenario.lab else ()

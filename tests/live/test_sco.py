@@ -1,0 +1,56 @@
+"""Real releases in the lab: #42085 dies in vLLM's own scheduler on this CPU, and lives where it should. A boot takes about 20 seconds."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import Harness
+from vllm_repro.releases.provision import provision
+
+pytestmark = pytest.mark.live
+
+SCENARIO = "sco-hybrid"
+
+
+def test_the_second_long_prompt_walks_off_the_free_list(harness: Harness) -> None:
+    provision("0.21.0")  # here, so that an install does not count against the time of a run
+    done = harness("run", SCENARIO, "--server", "lab", "--vllm", "0.21.0", "--arm", "reported")
+    assert done.status == 0, done.out + done.err
+    report = done.report
+    assert (report["verdict"], report["expected"], report["evidence"]) == ("reproduces", True, "lab")
+    trial = report["arms"][0]["trials"][0]
+    assert (trial["outcome"], trial["phase"], trial["trigger"]["crossed"]) == ("crash", "request", True)
+    assert trial["requests"] == {"sent": 2, "ok": 1, "failed": 1}
+    death = trial["death"]
+    assert (death["exception"], death["message"], death["signature"]) == ("AssertionError", "", "match")
+    # Every line of the death is vLLM's own: what watches the free list is not among them.
+    assert death["frames"][-3:] == [
+        "vllm/v1/core/single_type_kv_cache_manager.py:allocate_new_blocks",
+        "vllm/v1/core/block_pool.py:get_new_blocks",
+        "vllm/v1/core/kv_cache_utils.py:popleft_n",
+    ]
+    assert all(frame.startswith("vllm/") for frame in death["frames"])
+    # What was computed from the request, and what the connector and the free list were seen to do.
+    computed, listed, short = trial["trigger"]["evidence"]
+    assert computed.endswith("to 0.21.0 one store event lists 26 of them twice")
+    assert "lists 80 blocks, 54 distinct" in listed
+    assert short == "seen: 50 blocks are asked for, the counter says 106 and the free list has 34"
+    replaced = [part["name"].rsplit(".", 1)[-1] for part in report["arms"][0]["server"]["replaced"]]
+    assert replaced == ["DmaCopyBackend", "torch", "is_pin_memory_available", "get_num_free_blocks"]
+
+
+@pytest.mark.parametrize(("arm", "outcome"), [("near-miss-length", "untriggered"), ("lazy", "clean")])
+def test_the_arms_around_it(harness: Harness, arm: str, outcome: str) -> None:
+    provision("0.21.0")
+    done = harness("run", SCENARIO, "--server", "lab", "--vllm", "0.21.0", "--arm", arm)
+    trial = done.report["arms"][0]["trials"][0]
+    assert (trial["outcome"], done.status) == (outcome, 0), done.out + done.err
+
+
+def test_the_fixed_release_lives_with_the_boundary_crossed(harness: Harness) -> None:
+    provision("0.24.0")
+    done = harness("run", SCENARIO, "--server", "lab", "--vllm", "0.24.0", "--arm", "reported")
+    assert done.status == 0, done.out + done.err
+    trial = done.report["arms"][0]["trials"][0]
+    assert (trial["outcome"], trial["trigger"]["crossed"], trial["death"]) == ("clean", True, None)
+    assert trial["trigger"]["evidence"][1].endswith("none lists a block twice")
