@@ -127,7 +127,8 @@ def _header(plan: Plan, machine: Machine, record: Record | None) -> dict[str, An
                 "name": arm.name,
                 "expected": arm.expected,
                 "why": arm.why,
-                "edits": [str(e) for e in arm.edits],
+                "edits": [str(edit) for edit in (*arm.edits, *arm.patches)],
+                "patches": arm.patches,
                 "bad": arm.bad,
             }
             for arm in plan.arms

@@ -71,7 +71,8 @@ def _judged(facts: TriggerFacts, shape: AttentionShape, part: Continuation, need
     locked = needed if facts.reserved or not facts.locked else facts.locked
     evidence = [f"{_mb(asked)} MB for {part.context} cached tokens, against {_mb(locked)} MB that decoding locks"]
     if facts.reserved:
-        evidence.append(f"this release reserves room at boot: {_mb(facts.locked or 0)} MB are locked")
+        locks = "nothing is locked" if facts.locked is None else f"{_mb(facts.locked)} MB are locked"
+        evidence.append(f"this release reserves room at boot: {locks}")
     elif facts.locked:
         evidence.append(f"the log says that {_mb(facts.locked)} MB were locked")
     elif facts.locked is None:

@@ -17,9 +17,10 @@ from vllm_repro.errors import UsageError
 from vllm_repro.journal import read
 from vllm_repro.outcome import Outcome
 from vllm_repro.report.build import report_of
+from vllm_repro.report.escape import cell, fence
 from vllm_repro.report.files import FORMATS, render, write_reports
 from vllm_repro.report.junit import junit
-from vllm_repro.report.markdown import cell, fence, markdown
+from vllm_repro.report.markdown import markdown
 from vllm_repro.report.model import RunReport
 from vllm_repro.terminal import summary
 from vllm_repro.verdict import Verdict, VerdictReport, arm_result

@@ -9,12 +9,13 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vllm_repro.cli.options import number, seconds
 from vllm_repro.errors import UsageError
 from vllm_repro.leftovers import sweep
+from vllm_repro.patch import read_diff
 from vllm_repro.report.model import RunReport, banner
 from vllm_repro.run import Plan, default_out, on_record
 from vllm_repro.run import run as run_plan
@@ -144,6 +145,9 @@ def run_one(job: Job, progress: Progress, chosen: Callable[[Site, str], None]) -
     if len(arms) < len(job.arms):
         left = ", ".join(arm.name for arm in job.arms if arm not in arms)
         progress.line(f"{len(arms)} of {len(job.arms)} arms; --arm all runs these too: {left}")
+    if job.options.patch:
+        extra = read_diff(job.options.patch)
+        arms = [replace(arm, patches=(*arm.patches, *extra)) for arm in arms]
     version = job.version(site.kind)
     plan = Plan(
         job.scenario,

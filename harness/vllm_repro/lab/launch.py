@@ -8,7 +8,6 @@ from pathlib import Path
 from vllm_repro.commands.command import ServeCommand
 from vllm_repro.errors import UsageError
 from vllm_repro.launch import CPU_ENV, LOOPBACK, OFFLINE_ENV, Launch
-from vllm_repro.patch import Patch
 from vllm_repro.scenario import Arm, Scenario
 from vllm_repro.servers.base import Evidence, ServerKind
 from vllm_repro.sizes import Size
@@ -44,9 +43,8 @@ def lab_launch(
     model: Path,
     facts: Path | None,
     port: int,
-    patches: Sequence[Patch] = (),
 ) -> Launch:
-    """`vllm` is how the release's command is called, which has `patches` already; the plugin in the folder `plugin` writes what it
+    """`vllm` is how the release's command is called, which has the arm's patches already; the plugin in the folder `plugin` writes what it
     replaces to `facts`.
 
     Raises `UsageError` for a scenario that does not say how it goes to the lab.
@@ -67,7 +65,7 @@ def lab_launch(
         "VLLM_USE_V2_MODEL_RUNNER=0: the reported release used the first model runner",
         "VLLM_DEBUG_WORKSPACE=1: vLLM's own lines about the workspace's size",
         "TORCHDYNAMO_DISABLE=1: the sampler is not compiled either, which needs a C++ compiler and a third of the boot",
-        *(f"{patch}" + (f": {patch.why}" if patch.why else "") for patch in patches),
+        *(f"{patch}" + (f": {patch.why}" if patch.why else "") for patch in arm.patches),
         f"bound to {LOOPBACK}, on a free port",
     ]
     command = command.with_model(str(model)).with_flags("--load-format dummy", f"--host {LOOPBACK}", f"--port {port}")
@@ -82,7 +80,7 @@ def lab_launch(
         "REPRO_LAB_MECHANISM": lab.mechanism,
         **({"REPRO_LAB_GRAPHS": graph_mode(command)} if graph_mode(command) else {}),
         **({"REPRO_LAB_FACTS": str(facts)} if facts is not None else {}),
-        **({"REPRO_LAB_PATCHED": ":".join(sorted({patch.file for patch in patches}))} if patches else {}),
+        **({"REPRO_LAB_PATCHED": ":".join(sorted({patch.file for patch in arm.patches}))} if arm.patches else {}),
     }
     argv = (*vllm, "serve", *command.argv())
     return Launch(ServerKind.LAB, Evidence.LAB, command, argv, variables, differences=tuple(differences), port=port)

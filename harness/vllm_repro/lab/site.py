@@ -11,7 +11,6 @@ from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.lab.launch import lab_launch, no_lab
 from vllm_repro.lab.plugin.vllm_repro_lab.parts import MECHANISMS
 from vllm_repro.launch import Launch
-from vllm_repro.patch import read_diff
 from vllm_repro.releases.overlay import changed_files, overlay
 from vllm_repro.releases.provision import ReleaseCache, cache_root, provision
 from vllm_repro.releases.tinymodel import make_tiny_model
@@ -93,7 +92,6 @@ class LabSite(Site):
                 "the lab serves dummy weights of the scenario's shape", hint="leave --model and --weights out"
             )
         self._port = options.port
-        self._patches = read_diff(options.patch) if options.patch else ()
         self._version = options.vllm or scenario.try_with
         self._lab, self._reported = scenario.lab, scenario.model
 
@@ -108,7 +106,7 @@ class LabSite(Site):
 
     def cannot(self, arm: Arm) -> str:
         try:
-            changed_files(self._release.pythonpath, (*arm.patches, *self._patches))
+            changed_files(self._release.pythonpath, arm.patches)
         except Unsupported as error:
             return f"{error}"
         return ""
@@ -120,10 +118,9 @@ class LabSite(Site):
 
     def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
         facts = log.with_suffix(".lab.json").absolute()
-        patches = (*arm.patches, *self._patches)
         release, digests = self._release, dict[str, str]()
-        if patches:
-            overlaid = overlay(cache_root(), release, patches, self._say)
+        if arm.patches:
+            overlaid = overlay(cache_root(), release, arm.patches, self._say)
             release, digests = overlaid.release, dict(overlaid.digests)
         launch = lab_launch(
             scenario,
@@ -133,7 +130,6 @@ class LabSite(Site):
             model=self._model,
             facts=facts,
             port=self._port or free_port(),
-            patches=patches,
         )
         server = LabServer(
             launch.argv, port=launch.port, log=log, env=launch.env, kind=self.kind, evidence=self.evidence

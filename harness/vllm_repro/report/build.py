@@ -12,6 +12,7 @@ from vllm_repro.autopsy.signature import How
 from vllm_repro.errors import UsageError
 from vllm_repro.journal import Entry, Recording, read
 from vllm_repro.outcome import Death, Outcome
+from vllm_repro.patch import Patch
 from vllm_repro.redact import Redactor
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport
 from vllm_repro.scenario import Status
@@ -133,6 +134,7 @@ def _arm(recording: Recording, declared: Mapping[str, Any], standing: Standing |
         declared.get("why", ""),
         tuple(declared.get("edits") or ()),
         _requests(recording, name, redactor),
+        tuple(Patch(**redactor.deep(patch)) for patch in declared.get("patches") or ()),
     )
 
 
@@ -170,7 +172,9 @@ def _boot_line(boot: Mapping[str, Any]) -> str:
     if boot.get("enforce_eager"):
         parts.append("eager")
     elif boot.get("graphs_captured"):
-        parts.append("graphs captured" + (f" ({boot['cudagraph_mode']})" if boot.get("cudagraph_mode") else ""))
+        # A CPU platform has wiped the mode by the time that its log names it.
+        mode = boot.get("cudagraph_mode") or "NONE"
+        parts.append("graphs captured" + (f" ({mode})" if mode != "NONE" else ""))
     if boot.get("max_num_batched_tokens"):
         parts.append(f"chunks of {boot['max_num_batched_tokens']}")
     if boot.get("kv_cache_tokens"):

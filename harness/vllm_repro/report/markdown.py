@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-import re
-
+from vllm_repro.report.escape import cell, code, fence
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner
+from vllm_repro.report.patched import patched_section
 from vllm_repro.report.replaced import replaced_section
 from vllm_repro.report.wording import boundary, death_line, engine_word, folded, seconds
 
-__all__ = ["cell", "code", "fence", "markdown"]
-
-
-def fence(text: str, language: str = "") -> str:
-    """A code block that `text` cannot break out of, whatever it holds."""
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    marks = "`" * max(3, longest + 1)
-    return f"{marks}{language}\n{text.rstrip()}\n{marks}"
-
-
-def cell(text: str) -> str:
-    """Text for a table cell: one line, no column breaks."""
-    return " ".join(text.split()).replace("|", "\\|")
-
-
-def code(text: str) -> str:
-    """Text as inline code, on one line."""
-    line = " ".join(text.split())
-    longest = max((len(run) for run in re.findall(r"`+", line)), default=0)
-    marks = "`" * (longest + 1)
-    return f"{marks} {line} {marks}" if longest else f"{marks}{line}{marks}"
+__all__ = ["markdown"]
 
 
 def markdown(report: RunReport) -> str:
@@ -59,6 +39,8 @@ def markdown(report: RunReport) -> str:
     parts.append("## Commands")
     first = next((arm for arm in report.arms if arm.command), None)
     parts += [_command(arm, None if arm is first else first) for arm in report.arms if arm.command]
+    if patched := patched_section(report):
+        parts.append(patched)
     if replaced := replaced_section(report):
         parts.append(replaced)
     if report.infra:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_repro.outcome import Death, Outcome
+from vllm_repro.patch import Patch
 from vllm_repro.trigger import Finding
 from vllm_repro.verdict import ArmResult, Expected, VerdictReport
 
@@ -73,6 +74,7 @@ class ArmReport:
     why: str = ""
     edits: tuple[str, ...] = ()
     requests: tuple[str, ...] = ()
+    patches: tuple[Patch, ...] = ()
 
     @property
     def name(self) -> str:

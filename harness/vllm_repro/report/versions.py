@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from statistics import median
 
 from vllm_repro.outcome import Outcome
-from vllm_repro.report.markdown import cell, fence
+from vllm_repro.report.escape import cell, fence
 from vllm_repro.report.model import banner
 from vllm_repro.report.wording import columns, seconds
 from vllm_repro.statistics import excluded_rate

@@ -1,0 +1,52 @@
+"""What installers wrote down about the files of a package, and which of them are gone or cut since.
+
+Every installed distribution has a RECORD of its files with their sizes. To look at each takes about 0.1 s for a dependency set
+(30,000 files), which is little beside the boot of a server that would die of one that is missing.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+
+__all__ = ["count_distributions", "damage"]
+
+
+def count_distributions(packages: Path) -> int:
+    """The distributions in a folder of packages, for `damage` to be compared with later."""
+    return len(list(packages.glob("*.dist-info/RECORD")))
+
+
+def damage(packages: Path, distributions: int | None = None) -> str:
+    """The first thing that is wrong in a folder of packages, as half a sentence; empty where all is there.
+
+    distributions: how many there were when it was whole, None where nobody counted. Compiled files do not count, as Python
+    writes them again; nor do files outside the folder, which may have been changed for good reason.
+    """
+    records = sorted(packages.glob("*.dist-info/RECORD"))
+    if distributions is not None and len(records) != distributions:
+        return f"{len(records)} of {distributions} packages are in {packages}"
+    files = 0
+    for record in records:
+        try:
+            with record.open(newline="", encoding="utf-8") as text:
+                rows = [row for row in csv.reader(text) if len(row) == 3 and row[2].isdigit()]
+        except (OSError, ValueError, csv.Error):
+            return f"{record} cannot be read"
+        for name, _, size in rows:
+            if name.startswith(("..", "/")) or name.endswith(".pyc"):
+                continue
+            files += 1
+            if (found := _size(f"{packages}/{name}")) is None:
+                return f"{name} is missing"
+            if found != int(size):
+                return f"{name} has {found:,} bytes, not {int(size):,}"
+    return "" if files else f"no package is in {packages}"
+
+
+def _size(path: str) -> int | None:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return None

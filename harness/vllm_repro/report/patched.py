@@ -1,0 +1,35 @@
+"""The section of a report that shows each change of vLLM's own source. Pure."""
+
+from __future__ import annotations
+
+import difflib
+
+from vllm_repro.patch import Patch
+from vllm_repro.report.escape import cell, fence
+from vllm_repro.report.model import ArmReport, RunReport
+
+__all__ = ["patched_section"]
+
+
+def patched_section(report: RunReport) -> str:
+    """The changes of each arm as a diff, with the hashes of the files that its server loaded; empty where vLLM is as released."""
+    arms = [arm for arm in report.arms if arm.patches]
+    return "\n\n".join(("## Changes of vLLM's source", *map(_arm, arms))) if arms else ""
+
+
+def _arm(arm: ArmReport) -> str:
+    whys = dict.fromkeys(patch.why for patch in arm.patches if patch.why)
+    text = f"`{arm.name}`" + (f": {cell('; '.join(whys))}" if whys else "")
+    text += "\n\n" + fence("\n".join(line for patch in arm.patches for line in _diff(patch)), "diff")
+    loaded = arm.server.get("patched") or ()
+    hashes = [f"- `{changed['file']}` sha256 `{changed['sha256']}`" for changed in loaded]
+    return text + (
+        "\n\nAs the server's own process found them:\n\n" + "\n".join(hashes) if hashes else "\n\nNo server loaded it."
+    )
+
+
+def _diff(patch: Patch) -> list[str]:
+    lines = difflib.unified_diff(
+        patch.was.splitlines(), patch.now.splitlines(), f"a/{patch.file}", f"b/{patch.file}", lineterm=""
+    )
+    return [line for line in lines if not line.startswith("@@")]
