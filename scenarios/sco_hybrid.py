@@ -62,6 +62,10 @@ scenario = Scenario(
         block_size=256,
         vocab_size=129280,
         max_position=1048576,
+        # As vLLM 0.21.0 groups this model's layers: two halves of the sliding windows, and the states of both compressors.
+        window_groups=[(64, 128), (64, 128), (4, 8), (8, 128)],
+        kv_cache_tokens=145_274,
+        kv_cache_gib=7.13,
     ),
     needs=Needs(gpus=2, gpu_memory_gb=96),
     status=Status(bad=">=0.20.0,<0.22.0", good=">=0.24.0"),
@@ -124,7 +128,9 @@ scenario = Scenario(
             dies,
             with_flags(
                 """--kv-transfer-config '{"kv_connector":"SimpleCPUOffloadConnector","kv_role":"kv_both","""
-                """"kv_connector_extra_config":{"cpu_bytes_to_use":1310720}}'"""
+                """"kv_connector_extra_config":{"cpu_bytes_to_use":7516192768}}'""",
+                lab="""--kv-transfer-config '{"kv_connector":"SimpleCPUOffloadConnector","kv_role":"kv_both","""
+                """"kv_connector_extra_config":{"cpu_bytes_to_use":1310720}}'""",
             ),
             workload=[
                 chat(name="prompt A", prompt=UNFILLED, max_tokens=8, stream=False),
@@ -133,12 +139,12 @@ scenario = Scenario(
                 chat(name="prompt D", prompt=UNFILLED, max_tokens=8, stream=False),
             ],
             bad=">=0.20.0,<0.24.0",
-            why="the scan waits as well where the CPU pool, 160 blocks of the stand-in, is full of stores in flight: to 0.23.0 that kills",
+            why="the scan waits as well where the CPU pool, half as large as the GPU's, is full of stores in flight: to 0.23.0 that kills",
         ),
         arm(
             "bigger-pool",
             untriggered,
-            with_flags("--num-gpu-blocks-override 1000"),
+            with_flags("--num-gpu-blocks-override 50000", lab="--num-gpu-blocks-override 1000"),
             why="no block comes back to the same prompt: a bigger pool hides the bug",
         ),
         arm(

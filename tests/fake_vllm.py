@@ -27,6 +27,7 @@ class Exchange(BaseHTTPRequestHandler):
     """One request. What a test's function may do with it: answer, reset, stall, or anything with `wfile`."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # it would hold each answer back for 40 ms
     fake: FakeVllm
     body: dict[str, Any]
 

@@ -119,3 +119,20 @@ def test_log_signs_are_vllms_own_words() -> None:
         "INFO: Shutting down",
     ):
         assert log_sign(harmless) is None
+
+
+def test_a_piece_without_text_has_its_time_and_its_token() -> None:
+    """Half a letter has no text yet, and the engine has made a step."""
+    pieces = [chunk(""), chunk("é", "length")]
+    ids = [{"choices": [{**piece["choices"][0], "token_ids": [number]}]} for number, piece in enumerate(pieces, 7)]  # type: ignore[index]
+    answer = ask(events([*ids, USAGE]), stream=True)
+    assert (len(answer.arrivals), len(answer.token_times)) == (2, 1)
+    assert answer.tokens == (7, 8)
+    without = ask(events([*pieces, USAGE]), stream=True)
+    assert without.tokens == ("é",)
+
+
+def test_tokens_of_an_answer_in_one_piece() -> None:
+    body = {"choices": [{"text": "ab", "finish_reason": "length", "token_ids": [1, 2]}], "usage": USAGE["usage"]}
+    answer = ask(httpx.Response(200, json=body), stream=False)
+    assert (answer.tokens, len(answer.arrivals)) == ((1, 2), 1)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_repro.statistics import clean_needed, excluded_rate, lower_bound
+from vllm_repro.statistics import clean_needed, excluded_rate, fisher, lower_bound
 
 
 @pytest.mark.parametrize(
@@ -62,3 +62,28 @@ def test_the_clean_trials_asked_for_are_the_fewest_that_do(pair: tuple[int, int]
 def test_more_crashes_never_lower_the_bound(boots: int, crashed: int) -> None:
     crashed = min(crashed, boots - 1)
     assert lower_bound(crashed, boots) <= lower_bound(crashed + 1, boots) + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("sides", "chance"),
+    [((5, 5, 0, 4), 1 / 126), ((3, 3, 0, 3), 0.05), ((1, 1, 0, 1), 0.5), ((3, 4, 1, 4), 17 / 70), ((0, 3, 0, 3), 1.0)],
+)
+def test_fishers_exact_test(sides: tuple[int, int, int, int], chance: float) -> None:
+    """By hand; 3 of 4 against 1 of 4 is the lady who tastes tea."""
+    assert fisher(*sides) == pytest.approx(chance)
+
+
+def test_fisher_refuses_impossible_counts() -> None:
+    with pytest.raises(ValueError, match="4 crashes of 3 boots"):
+        fisher(4, 3, 0, 1)
+
+
+@given(st.integers(1, 15), st.integers(1, 15), st.data())
+@settings(deadline=None, max_examples=60)
+def test_fisher_is_a_chance_and_all_crashes_on_one_side_are_the_rarest(
+    boots: int, others: int, data: st.DataObject
+) -> None:
+    crashed = data.draw(st.integers(1, boots))
+    chances = [fisher(crashed, boots, other, others) for other in range(others + 1)]
+    assert all(0 < chance <= 1 + 1e-9 for chance in chances)
+    assert chances[0] == min(chances)

@@ -180,3 +180,23 @@ def test_an_arm_may_have_bad_releases_of_its_own(
 ) -> None:
     report = decide(arms, standing=standing)
     assert (report.verdict, report.expected) == (verdict, expected)
+
+
+def test_a_patch_over_the_release_that_died_is_weighed_like_a_fix() -> None:
+    record = Record(5, 5, "r", "0.23.0")
+
+    def verdict(clean: int, *, patched: bool) -> VerdictReport:
+        outcomes = [CLEAN] * clean
+        return decide(
+            [reported(*outcomes)],
+            standing=Standing.BAD,
+            expect=Expect.ALIVE,
+            record=record,
+            version="0.23.0",
+            patched=patched,
+        )
+
+    assert verdict(4, patched=True).verdict is Verdict.FIXED
+    assert "5 of 5 died with 0.23.0 as released (r), 0 of 4 here with the patch" in verdict(4, patched=True).because
+    assert verdict(3, patched=True).verdict is Verdict.QUIET
+    assert verdict(50, patched=False).verdict is Verdict.QUIET

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_repro.autopsy.bootfacts import BootFacts, boot_facts, scheduler_dump
+from vllm_repro.autopsy.culprit import NodeLog, culprits, lost_worker
 from vllm_repro.autopsy.diagnosis import Diagnosis, Phase, diagnose
 from vllm_repro.autopsy.logtext import Line, read_lines
 from vllm_repro.autopsy.observed import observed
@@ -19,8 +20,9 @@ from vllm_repro.client import Answer
 from vllm_repro.commands.command import ServeCommand
 from vllm_repro.deathsigns import Channel, DeathSign
 from vllm_repro.outcome import Death, Outcome, TrialFacts, classify
+from vllm_repro.output import Said, Weights, judge
 from vllm_repro.scenario import Scenario
-from vllm_repro.servers.base import Exit, ServerFacts, ServerKind
+from vllm_repro.servers.base import Evidence, Exit, ServerFacts, ServerKind
 from vllm_repro.trigger import Asked, AttentionShape, Finding, ScheduledChunk, TriggerFacts
 
 __all__ = ["Conclusion", "Seen", "assess"]
@@ -30,7 +32,11 @@ _MOST_FRAMES = 40
 
 @dataclass
 class Seen:
-    """What one trial saw, filled while it runs. Times in seconds."""
+    """What one trial saw, filled while it runs. Times in seconds.
+
+    After the workload: doing, what the engine was asked for last; later, the answers to it that went wrong; said, its answers to the output
+    check.
+    """
 
     facts: ServerFacts | None = None
     ready: bool = False
@@ -46,11 +52,15 @@ class Seen:
     infra: str | None = None
     unsupported: str | None = None
     cancelled: str | None = None
+    doing: str = ""
+    later: list[Answer] = field(default_factory=list)
+    said: list[Said] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What the report says of a trial. `why`: one sentence for people."""
+    """What the report says of a trial. `why`: one sentence for people. during: what an engine that died was asked for, after its workload.
+    weights: those that were served; None where nobody can say."""
 
     outcome: Outcome
     phase: Phase | None
@@ -64,6 +74,8 @@ class Conclusion:
     captured: dict[str, str]
     boot: dict[str, Any]
     launched: bool
+    during: str = ""
+    weights: Weights | None = None
 
     def as_fields(self) -> dict[str, Any]:
         """For the journal: plain values under the names of `report.json`."""
@@ -85,6 +97,7 @@ class Conclusion:
                 "frames": list(death.frames),
                 "signature": death.signature,
                 "channels": list(death.channels),
+                "ranks": list(death.ranks),
             },
             "boot_s": self.boot_s,
             "version": self.version,
@@ -92,6 +105,8 @@ class Conclusion:
             "why": self.why,
             "captured": self.captured,
             "boot": self.boot,
+            "during": self.during,
+            "weights": self.weights,
         }
 
 
@@ -101,11 +116,13 @@ def assess(scenario: Scenario, command: ServeCommand, seen: Seen, log: Path) -> 
     # Read once for each question rather than kept: a log may be larger than the memory.
     diagnosis = diagnose(_lines(log), we_terminated=not died)
     boot = boot_facts(_lines(log))
-    death, captured = _death(scenario, seen, diagnosis) if died else (None, {})
+    nodes = _node_logs(log, diagnosis)
+    death, captured = _death(scenario, seen, diagnosis, nodes) if died else (None, {})
     finding = scenario.trigger.find(_trigger_facts(scenario, command, seen, log, boot, captured))
     unsupported = seen.unsupported
     if unsupported is None and not seen.ready and diagnosis.usage is not None:
         unsupported = f"this release refused the command line: {diagnosis.usage}"
+    weights = _weights(command, seen, boot)
     facts = TrialFacts(
         ready=seen.ready,
         finding=finding,
@@ -114,7 +131,7 @@ def assess(scenario: Scenario, command: ServeCommand, seen: Seen, log: Path) -> 
         infra=seen.infra or _infra(seen),
         unsupported=unsupported,
         hung=seen.hung if seen.ready else None,
-        wrong_output=_wrong_output(seen),
+        wrong_output=_wrong_output(seen) or judge(scenario.output, seen.said, weights),
     )
     outcome = classify(facts)
     phase = None
@@ -134,6 +151,8 @@ def assess(scenario: Scenario, command: ServeCommand, seen: Seen, log: Path) -> 
         captured,
         asdict(boot),
         seen.facts is not None,
+        seen.doing if death is not None or outcome is Outcome.HANG else "",
+        weights,
     )
 
 
@@ -174,6 +193,7 @@ def _trigger_facts(
         boot.workspace_reserved,
         observed(_lines(log)),
         captured,
+        boot,
     )
 
 
@@ -183,10 +203,25 @@ def _shape(scenario: Scenario, seen: Seen) -> AttentionShape:
         served = scenario.lab.shape(model)
         shape = (served.heads, served.kv_heads, served.head_dim)
         return AttentionShape(*shape, model.block_size, served.kinds, served.window)
-    return AttentionShape(model.heads, model.kv_heads, model.head_dim, model.block_size)
+    # How a GPU's pool is cut is for its own release to say: the groups are those of the pool that the rehearsal engine imitates.
+    imitated = seen.facts is not None and seen.facts.evidence is Evidence.REHEARSAL
+    groups = tuple(model.window_groups) if imitated else ()
+    return AttentionShape(model.heads, model.kv_heads, model.head_dim, model.block_size, window_groups=groups)
 
 
-def _death(scenario: Scenario, seen: Seen, diagnosis: Diagnosis) -> tuple[Death, dict[str, str]]:
+def _node_logs(log: Path, head: Diagnosis) -> list[NodeLog]:
+    """What each node's log says; empty for a server of one node."""
+    others = sorted(log.parent.glob(f"{log.stem}.rank*.log"))
+    if not others:
+        return []
+    found = [NodeLog(0, head, lost_worker(_lines(log)))]
+    for path in others:
+        node = int(path.name.removesuffix(".log").rpartition("rank")[2])
+        found.append(NodeLog(node, diagnose(_lines(path)), lost_worker(_lines(path))))
+    return found
+
+
+def _death(scenario: Scenario, seen: Seen, diagnosis: Diagnosis, nodes: list[NodeLog]) -> tuple[Death, dict[str, str]]:
     signs = sorted((sign for sign in seen.signs if sign.channel is not Channel.COUNTERS), key=lambda sign: sign.at)
     first = signs[0]
     latency = max(0.0, first.at - min(sign.since for sign in signs))
@@ -205,9 +240,21 @@ def _death(scenario: Scenario, seen: Seen, diagnosis: Diagnosis) -> tuple[Death,
             tuple(f"{frame.file}:{frame.function}" for frame in diagnosis.frames)[-_MOST_FRAMES:],
             signature,
             tuple(sign.channel for sign in signs),
+            culprits(nodes, scenario.signature),
         ),
         captured,
     )
+
+
+def _weights(command: ServeCommand, seen: Seen, boot: BootFacts) -> Weights | None:
+    if seen.facts is None:
+        return None
+    if seen.facts.evidence is Evidence.REHEARSAL:
+        return Weights.IMITATED
+    if seen.facts.kind is ServerKind.ATTACH:
+        # Its command line is somebody else's, and only the log may tell.
+        return None if not boot.args else Weights.DUMMY if boot.args.get("load_format") == "dummy" else Weights.REAL
+    return Weights.DUMMY if command.get("--load-format") == "dummy" else Weights.REAL
 
 
 def _infra(seen: Seen) -> str | None:
@@ -219,7 +266,7 @@ def _infra(seen: Seen) -> str | None:
 
 
 def _wrong_output(seen: Seen) -> str | None:
-    for answer in seen.answers:
+    for answer in (*seen.answers, *seen.later):
         if answer.status is None:
             return f"a request got no answer and the engine lives: {answer.error}"
         if answer.status >= 500:

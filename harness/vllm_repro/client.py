@@ -33,6 +33,8 @@ class Usage:
 class Answer:
     """What one request saw. Times are seconds since the epoch; token_times one a chunk that carried text.
 
+    arrivals: when each piece of a streamed answer came, with text or without, which is one a step of the engine: a token that is half a
+    letter has no text yet. tokens: ids where `return_token_ids` was asked for and the release knows it, else the text of each piece.
     status: HTTP status, None where no status line came; a stream's 200 gives way to the code of an error event that refuses the request,
     which is how newer servers answer 400 to one. error: the text of an error body, an error event in a stream, or the
     transport's own; error_kind names which ("body", "event", "transport"). finish_reason: None where the answer did not give one.
@@ -49,6 +51,8 @@ class Answer:
     text: str = ""
     token_times: tuple[float, ...] = ()
     streamed: bool = False
+    arrivals: tuple[float, ...] = ()
+    tokens: tuple[int | str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -71,6 +75,8 @@ class _Stream:
 
     text: list[str] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
+    arrivals: list[float] = field(default_factory=list)
+    tokens: list[int | str] = field(default_factory=list)
     usage: Usage | None = None
     finish: str | None = None
     error: str | None = None
@@ -91,11 +97,14 @@ class _Stream:
             self.refused = code if isinstance(code, int) and 400 <= code < 500 else None
             return
         self.usage = _usage(event) or self.usage
+        now = time.time()
         for choice in _choices(event):
             piece = choice.get("text") or _message_text(choice.get("delta"))
+            self.arrivals.append(now)
+            self.tokens += _tokens(choice, str(piece or ""))
             if piece:
                 self.text.append(str(piece))
-                self.times.append(time.time())
+                self.times.append(now)
             self.finish = choice.get("finish_reason") or self.finish
 
 
@@ -110,6 +119,13 @@ def _choices(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The choices of an answer, without whatever else stands where they should: what answers may be no vLLM, or a broken one."""
     choices = body.get("choices")
     return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
+
+
+def _tokens(choice: Mapping[str, Any], text: str) -> list[int | str]:
+    ids = choice.get("token_ids")
+    if isinstance(ids, list) and all(isinstance(one, int) for one in ids):
+        return list(ids)
+    return [text] if text else []
 
 
 def _message_text(message: Any) -> str:
@@ -202,6 +218,8 @@ class Client:
             "".join(seen.text),
             tuple(seen.times),
             streamed,
+            tuple(seen.arrivals),
+            tuple(seen.tokens),
         )
 
     async def model_name(self) -> str:
@@ -233,6 +251,8 @@ def _plain_answer(sent: float, status: int, raw: bytes, streamed: bool) -> Answe
         text,
         (now,) if text else (),
         streamed,
+        (now,),
+        tuple(_tokens(choice, text)),
     )
 
 

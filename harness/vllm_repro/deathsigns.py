@@ -27,6 +27,7 @@ class Channel(StrEnum):
     EMPTY = "empty-answer"  # a success without a token
     CANARY = "canary"  # a one-token completion of our own
     COUNTERS = "counters"  # requests run, and no step is counted
+    RANK = "rank"  # a further node of the server: its log, or its end while the first one still waits for it
     RESTART = "restart"  # the process behind the port is another one
 
 

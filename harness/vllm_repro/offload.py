@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vllm_repro.grouped import played
 from vllm_repro.trigger import Asked, Condition, Finding, TriggerFacts
 
 __all__ = ["Pool", "block_listed_twice", "last_block_fills", "listed_twice", "own_blocks_back"]
@@ -118,7 +119,9 @@ def _seen(facts: TriggerFacts) -> Finding:
 
 
 def _computed(facts: TriggerFacts) -> Finding:
-    """What the server's own numbers say of its requests; the first that crosses, else what is nearest to it."""
+    """What the server's own numbers say of the first request that must list a block twice; of the first one where none must."""
+    if facts.shape is not None and facts.shape.window_groups:
+        return played(facts)
     pool = _pool(facts)
     if isinstance(pool, str):
         return Finding(False, (f"not computed: {pool}",))
@@ -151,9 +154,10 @@ def _request(asked: Asked, pool: Pool) -> Finding:
         return Finding(False, (f"{said}; what comes back to it in a pool of {pool.blocks} blocks is not computed",))
     if not twice:
         return Finding(False, (f"{said}; a pool of {pool.blocks} blocks is not short for it",), "the pool is not short")
+    back = own_blocks_back(prompt, pool)
     text = (
-        f"{said}, and an answer of {answer} fills the last one; {own_blocks_back(prompt, pool)} of its own blocks come back to it in a "
-        f"pool of {pool.blocks}: to 0.21.0 one store event lists {twice} of them twice"
+        f"{said}, and an answer of {answer} fills the last one; under the hybrid manager {back} of its own blocks come back to it in a "
+        f"pool of {pool.blocks}, and to 0.21.0 the eager connector lists {twice} of them twice in one store event"
     )
     return Finding(True, (text,), f"{twice} to be listed twice")
 

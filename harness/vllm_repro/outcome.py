@@ -34,7 +34,8 @@ class Death:
     """How a death was seen and what it was.
 
     detected_by: the channel whose sign came first. latency_s: from the engine's death to that sign, in seconds; None where the
-    moment of death cannot be told. channels: all that saw it, in order of time. signature: None where nothing names a cause.
+    moment of death cannot be told. channels: all that saw it, in order of time. signature: None where nothing names a cause. ranks: of a
+    server over several nodes, those that it began with.
     """
 
     detected_by: str
@@ -44,6 +45,7 @@ class Death:
     frames: tuple[str, ...]
     signature: How | None
     channels: tuple[str, ...]
+    ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import Any
 from vllm_repro.client import Client
 from vllm_repro.errors import ReproError
 
-__all__ = ["Prompt", "PromptError", "build_chat", "build_completion"]
+__all__ = ["Prompt", "PromptError", "build_chat", "build_completion", "build_needle"]
 
 _WORDS = """
 time year people way day man thing woman life child world school state family student group country problem
@@ -157,6 +157,27 @@ async def build_completion(
             ids += await _ids(client, model, wanted, source)
             calls += 1
     return Prompt({"prompt": ids}, tokens, calls)
+
+
+async def build_needle(client: Client, model: str, tokens: int, seed: str) -> tuple[Prompt, str]:
+    """A text completion's prompt of `tokens` that says a number in its middle and asks for it at its end, and the number."""
+    number = str(random.Random("needle " + seed).randrange(10_000, 100_000))
+    middle = await _tokenized(client, model, f" The secret number is {number}. Remember it.")
+    end = await _tokenized(client, model, "\nThe secret number is")
+    around = tokens - len(middle) - len(end)
+    if around < 2:
+        raise PromptError(f"a needle and its question take more than {tokens} tokens")
+    hay = await _ids(client, model, around, seed)
+    ids = hay[: around // 2] + middle + hay[around // 2 :] + end
+    return Prompt({"prompt": ids}, len(ids), 3), number
+
+
+async def _tokenized(client: Client, model: str, text: str) -> list[int]:
+    body = {"model": model, "prompt": text, "add_special_tokens": False}
+    response = await client.post("/tokenize", body)
+    response.raise_for_status()
+    ids: list[int] = response.json()["tokens"]
+    return ids
 
 
 async def _ids(client: Client, model: str, tokens: int, seed: str) -> list[int]:

@@ -14,15 +14,18 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from vllm_repro import __version__
 from vllm_repro.assess import Conclusion
+from vllm_repro.boots import more
 from vllm_repro.errors import UsageError
 from vllm_repro.journal import Journal
 from vllm_repro.machine import Machine, look
+from vllm_repro.outcome import Outcome
 from vllm_repro.report.build import build
 from vllm_repro.report.files import write_reports
 from vllm_repro.report.model import RunReport
@@ -30,10 +33,21 @@ from vllm_repro.scenario import Arm, Scenario
 from vllm_repro.site import Site
 from vllm_repro.statistics import lower_bound
 from vllm_repro.trial import Trial, run_trial
-from vllm_repro.verdict import Expect, Expected, Record
+from vllm_repro.verdict import Expect, Expected, Record, arm_result
 from vllm_repro.watch import Patience
+from vllm_repro.wishes import Wishes
 
-__all__ = ["Plan", "default_out", "new_folder", "on_record", "order", "private_folders", "run", "stamped_folder"]
+__all__ = [
+    "Plan",
+    "as_needed",
+    "default_out",
+    "new_folder",
+    "on_record",
+    "order",
+    "private_folders",
+    "run",
+    "stamped_folder",
+]
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -41,11 +55,14 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run is to do. `site` knows where servers come from; `reproduce` is the command that repeats the run."""
+    """What a run is to do. `site` knows where servers come from; `reproduce` is the command that repeats the run.
+
+    trials: boots of each arm; None for as many as decide its claim (`vllm_repro.boots`).
+    """
 
     scenario: Scenario
     arms: Sequence[Arm]
-    trials: int
+    trials: int | None
     site: Site
     expect: Expect
     patience: Patience
@@ -54,11 +71,21 @@ class Plan:
     reproduce: str
     version: str | None = None
     api_key: str | None = None
+    wishes: Wishes = field(default_factory=Wishes)
 
 
 def order(arms: Sequence[Arm], trials: int) -> list[tuple[int, Arm]]:
     """(trial, arm) in the order of boots: forwards in odd trials, backwards in even ones."""
     return [(n, arm) for n in range(1, trials + 1) for arm in (arms if n % 2 else list(reversed(arms)))]
+
+
+def as_needed(arms: Sequence[Arm], undecided: Callable[[], Sequence[str]]) -> Iterator[tuple[int, Arm]]:
+    """As `order`, with the arms in each round that `undecided` names before it, until it names none."""
+    for n in count(1):
+        names = undecided()
+        if not names:
+            return
+        yield from ((n, arm) for arm in (arms if n % 2 else reversed(arms)) if arm.name in names)
 
 
 def new_folder(out: Path, scenario: str) -> Path:
@@ -96,7 +123,7 @@ def run(
         interrupted = _Interrupted()
         try:
             with _handlers_kept():
-                asyncio.run(_trials(plan, arms, folder, journal, requests, say, done, interrupted))
+                asyncio.run(_trials(plan, arms, folder, journal, requests, say, done, interrupted, record))
         except (KeyboardInterrupt, asyncio.CancelledError):
             interrupted.by = interrupted.by or "SIGINT"
         finally:
@@ -121,6 +148,9 @@ def _header(plan: Plan, machine: Machine, record: Record | None) -> dict[str, An
         "server": plan.site.kind,
         "trials": plan.trials,
         "seed": plan.seed,
+        "wishes": plan.wishes,
+        "loads": scenario.loads,
+        "output": scenario.output,
         "version": plan.version,
         "arms": [
             {
@@ -177,6 +207,7 @@ async def _trials(
     say: Callable[[str], None],
     done: Callable[[Arm, int, Conclusion], None],
     interrupted: _Interrupted,
+    record: Record | None,
 ) -> None:
     current = asyncio.current_task()
     assert current is not None
@@ -194,7 +225,14 @@ async def _trials(
             continue  # under nohup a run is meant to outlive its terminal
         with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread: then the caller has the signals
             loop.add_signal_handler(number, stop, number)
-    for number_of_trial, arm in order(arms, plan.trials):
+    outcomes: dict[str, list[Outcome]] = {arm.name: [] for arm in arms}
+    version = plan.version
+
+    def undecided() -> list[str]:
+        return more([arm_result(arm.name, arm.expected, outcomes[arm.name]) for arm in arms], record, version)
+
+    boots = order(arms, plan.trials) if plan.trials is not None else as_needed(arms, undecided)
+    for number_of_trial, arm in boots:
         log = folder / "logs" / f"{arm.name}-{number_of_trial}.log"
         launch, server = plan.site.server(plan.scenario, arm, number_of_trial, log, folder.name)
 
@@ -214,8 +252,11 @@ async def _trials(
             requests,
             tell,
             plan.api_key,
+            plan.wishes,
         )
         conclusion = await run_trial(trial)
+        outcomes[arm.name].append(conclusion.outcome)
+        version = conclusion.version or version
         done(arm, number_of_trial, conclusion)
         if plan.site.ends_after(conclusion):
             break
@@ -244,7 +285,8 @@ def on_record(out: Path, scenario: Scenario, evidence: str) -> Record | None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             report = json.loads(path.read_text(encoding="utf-8"))
             arm = next(arm for arm in (*report["arms"], {}) if not arm or arm["name"] == reported)
-            if arm and arm["k"] and report["evidence"] == evidence:
+            patched = bool(arm and arm["server"].get("patched"))  # such a death says nothing about the release
+            if arm and arm["k"] and report["evidence"] == evidence and not patched:
                 found.append(Record(arm["k"], arm["n"], path.parent.name, str(arm["server"]["vllm_version"])))
     return max(found, key=lambda record: (lower_bound(record.crashed, record.boots), record.run), default=None)
 

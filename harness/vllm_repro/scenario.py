@@ -15,8 +15,10 @@ from packaging.version import InvalidVersion, Version
 
 from vllm_repro.autopsy.signature import Signature
 from vllm_repro.commands.command import ServeCommand, parse
+from vllm_repro.output import Checks
 from vllm_repro.patch import Patch
 from vllm_repro.releases.tinymodel import Kind
+from vllm_repro.throughput import Load
 from vllm_repro.trigger import Condition
 from vllm_repro.verdict import Expected, Standing
 from vllm_repro.workload import Step
@@ -26,11 +28,15 @@ __all__ = ["Arm", "Edit", "Lab", "LabShape", "Model", "Needs", "Scenario", "Stat
 
 @dataclass(frozen=True)
 class Edit:
-    """One small change of the reported command, with the words that declared it, and why where a report is to say so."""
+    """One small change of the reported command, with the words that declared it, and why where a report is to say so.
+
+    in_lab: the change that does the same to the lab's smaller model and pool, where it is another one.
+    """
 
     words: str
     apply: Callable[[ServeCommand], ServeCommand] = field(compare=False)
     why: str = ""
+    in_lab: Edit | None = None
 
     def __str__(self) -> str:
         return self.words
@@ -58,7 +64,9 @@ class Model:
     """A public stand-in for the reported model, and the attention shape that matters.
 
     name: what `--model` defaults to. block_size: KV-cache block in tokens when no flag sets it. full_attention_interval: every
-    n-th layer is full attention (1: all are). dummy: whether any weights will do, so that a tiny model of random weights may stand
+    n-th layer is full attention (1: all are). window_groups: the groups of layers with a sliding window that share the pool with one
+    group of full attention, each with its block size and window in tokens. kv_cache_tokens, kv_cache_gib: the KV cache of the report's
+    boot log, on each GPU, for a rehearsal, which has no memory to measure. dummy: whether any weights will do, so that a tiny model of random weights may stand
     in on a machine that cannot hold the real one.
     """
 
@@ -73,10 +81,18 @@ class Model:
     max_position: int = 131072
     architecture: str = "Qwen3ForCausalLM"
     tiny_will_do: bool = False
+    window_groups: Sequence[tuple[int, int]] = ()
+    kv_cache_tokens: int = 0
+    kv_cache_gib: float = 0
     why: str = ""
 
     def shape(self) -> dict[str, Any]:
         """The shape under the names that a model's config.json uses."""
+        told = {
+            "window_groups": list(self.window_groups),
+            "kv_cache_tokens": self.kv_cache_tokens,
+            "kv_cache_gib": self.kv_cache_gib,
+        }
         return {
             "architecture": self.architecture,
             "num_attention_heads": self.heads,
@@ -87,7 +103,7 @@ class Model:
             "block_size": self.block_size,
             "full_attention_interval": self.full_attention_interval,
             "max_position_embeddings": self.max_position,
-        }
+        } | {name: value for name, value in told.items() if value}
 
 
 @dataclass(frozen=True)
@@ -228,7 +244,8 @@ class Scenario:
 
     id: name on the command line. issue: `owner/repository#number`. command: the reported command, word for word. try_with: the
     release that a run uses when none is named; one that has the bug. same_death_as: the scenario whose signature this one shares; a log
-    from elsewhere is this bug only where its release no longer has that one.
+    from elsewhere is this bug only where its release no longer has that one. throughput: what `--throughput` measures. output: what is
+    asked of an engine that lived.
     """
 
     id: str
@@ -246,6 +263,8 @@ class Scenario:
     related: Sequence[str] = ()
     lab: Lab | None = None
     same_death_as: str = ""
+    throughput: Load | Sequence[Load] = ()
+    output: Checks | None = None
 
     @property
     def issue_url(self) -> str:
@@ -263,6 +282,22 @@ class Scenario:
         """The scenario's status, with the arm's own bad releases where it has some. Raises ValueError where they are no specifier."""
         return Status(arm.bad, self.status.good) if arm.bad else self.status
 
+    @property
+    def loads(self) -> tuple[Load, ...]:
+        return (self.throughput,) if isinstance(self.throughput, Load) else tuple(self.throughput)
+
+    def has_own_server(self, arm: Arm) -> bool:
+        """Whether no earlier arm has the same server: one that differs in its requests alone serves no faster, and says nothing else.
+
+        Raises `CommandError` where an edit does not fit.
+        """
+
+        def server(one: Arm) -> tuple[ServeCommand, tuple[Patch, ...]]:
+            return self.command_of(one), one.patches
+
+        earlier = self.arms[: [one.name for one in self.arms].index(arm.name)]
+        return server(arm) not in [server(one) for one in earlier]
+
     def command_of(self, arm: Arm) -> ServeCommand:
         """The reported command with the edits of `arm`; raises `CommandError` where one does not fit."""
         command = self.reported()
@@ -274,7 +309,7 @@ class Scenario:
         """`command_of`, with the lab's changes first, so that an arm has the last word."""
         command = self.reported()
         for edit in (*(self.lab.changes if self.lab else ()), *arm.edits):
-            command = edit.apply(command)
+            command = (edit.in_lab or edit).apply(command)
         return command
 
     def workload_of(self, arm: Arm) -> tuple[Step, ...]:

@@ -9,6 +9,7 @@ first.
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import inspect
 import re
@@ -334,11 +335,33 @@ def _check_meaning(reader: _Reader, path: Path, scenario: Scenario) -> None:
         wrong("arms[0]", "the first arm is the reported command itself: it `dies` and has no edits")
     if reader.made_up & {"command", "arms"}:
         return  # arms edit the command; with either made up nothing can be said of them
+    _check_baselines(scenario, wrong)
     if scenario.lab is not None:
         _check_lab(reader, at("lab"), scenario, scenario.lab)
     seen: set[str] = set()
     for index, arm in enumerate(scenario.arms):
         _check_arm(reader, at(f"arms[{index}]"), scenario, arm, seen)
+
+
+def _check_baselines(scenario: Scenario, wrong: Callable[[str, str], None]) -> None:
+    """The arms that others are held against must be there, and be measured themselves."""
+    baselines = {load.baseline for load in scenario.loads}
+    if len(baselines) > 1:
+        wrong("throughput", f"one baseline for all loads, not {' and '.join(sorted(baselines))}")
+    named = [("throughput", name) for name in sorted(baselines)]
+    if scenario.output is not None and scenario.output.baseline:
+        named.append(("output", scenario.output.baseline))
+    for key, name in named:
+        arm = scenario.arm(name)
+        if arm is None:
+            wrong(key, f"the baseline {name!r} is no arm{_near(name, [arm.name for arm in scenario.arms])}")
+            continue
+        with contextlib.suppress(CommandError):  # said where the arm is looked at
+            if not scenario.has_own_server(arm):
+                wrong(key, f"the baseline {name!r} has the server of an earlier arm, which is the one to name")
+    points = [point for load in scenario.loads for point in load.points]
+    for point in sorted({point for point in points if points.count(point) > 1}):
+        wrong("throughput", f"{point}: twice")
 
 
 def _check_lab(reader: _Reader, line: int, scenario: Scenario, lab: Lab) -> None:

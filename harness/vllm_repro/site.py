@@ -18,6 +18,7 @@ from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.launch import Launch, Weights, container_launch, process_launch, rehearsal_launch
 from vllm_repro.machine import Gpu, gpus
 from vllm_repro.outcome import Outcome
+from vllm_repro.ranks import containers_over_nodes, nodes_of, over_nodes
 from vllm_repro.releases.localvllm import local_vllm
 from vllm_repro.releases.provision import ReleaseCache, cache_root, provision
 from vllm_repro.releases.tinymodel import make_tiny_model
@@ -28,12 +29,20 @@ from vllm_repro.servers.base import Evidence, Exit, Server, ServerFacts, ServerK
 from vllm_repro.servers.docker import DockerServer
 from vllm_repro.servers.docker_engine import connect, image_facts, our_labels
 from vllm_repro.servers.process import ProcessServer, free_port
+from vllm_repro.servers.ranked import RankedServer
 
 __all__ = ["Choice", "Options", "Site", "choose", "default_image", "make_site", "open_site", "weights_for"]
 
 Say = Callable[[str], None]
 
-IMITATED = frozenset({"vllm-project/vllm#41726", "vllm-project/vllm#44053", "vllm-project/vllm#54195"})
+IMITATED = frozenset(
+    {
+        "vllm-project/vllm#41726",
+        "vllm-project/vllm#42085",
+        "vllm-project/vllm#44053",
+        "vllm-project/vllm#54195",
+    }
+)
 """The bugs whose mechanism the rehearsal engine has (fixtures/rehearsal/defects). It lives through all others, which proves nothing."""
 
 
@@ -127,7 +136,7 @@ class RehearsalSite(Site):
 
     def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
         launch = self.launch(scenario, arm, self._ports.next())
-        return launch, _process(launch, log, ServerKind.REHEARSAL)
+        return _process(launch, log)
 
 
 class ProcessSite(Site):
@@ -169,7 +178,7 @@ class ProcessSite(Site):
 
     def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
         launch = self.launch(scenario, arm, self._ports.next())
-        return launch, _process(launch, log, ServerKind.PROCESS)
+        return _process(launch, log)
 
     def cannot(self, arm: Arm) -> str:
         return self._lacking or super().cannot(arm)
@@ -214,7 +223,17 @@ class DockerSite(Site):
     def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
         launch = self.launch(scenario, arm, self._ports.next(), run=run, number=number)
         assert launch.container is not None
-        return launch, DockerServer(launch.container, log=log, run=run, evidence=self.evidence)
+        if nodes_of(launch) == 1:
+            return launch, DockerServer(launch.container, log=log, run=run, evidence=self.evidence)
+        head, others = containers_over_nodes(launch)
+        assert head.container is not None
+        followers = [
+            DockerServer(
+                spec, log=log.with_suffix(f".rank{rank}.log"), run=run, evidence=self.evidence, port=launch.port
+            )
+            for rank, spec in enumerate(others, 1)
+        ]
+        return head, RankedServer(DockerServer(head.container, log=log, run=run, evidence=self.evidence), followers)
 
 
 class AttachSite(Site):
@@ -265,8 +284,24 @@ class _Unavailable(Server):
         return None
 
 
-def _process(launch: Launch, log: Path, kind: ServerKind) -> ProcessServer:
-    return ProcessServer(launch.argv, port=launch.port, log=log, env=launch.env, kind=kind, evidence=launch.evidence)
+def _process(launch: Launch, log: Path) -> tuple[Launch, Server]:
+    """A server of this host, of as many processes as the command has nodes."""
+    head, followers = over_nodes(launch, free_port()) if nodes_of(launch) > 1 else (launch, ())
+    first = ProcessServer(head.argv, port=head.port, log=log, env=head.env, kind=head.kind, evidence=head.evidence)
+    if not followers:
+        return head, first
+    others = [
+        ProcessServer(
+            follower.argv,
+            port=free_port(),
+            log=log.with_suffix(f".rank{follower.rank}.log"),
+            env=follower.env,
+            kind=head.kind,
+            evidence=head.evidence,
+        )
+        for follower in followers
+    ]
+    return head, RankedServer(first, others)
 
 
 def default_image(scenario: Scenario, version: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import ceil, comb, log
 
-__all__ = ["clean_needed", "excluded_rate", "lower_bound"]
+__all__ = ["clean_needed", "excluded_rate", "fisher", "lower_bound"]
 
 ALPHA = 0.05
 
@@ -37,6 +37,18 @@ def lower_bound(crashed: int, boots: int, alpha: float = ALPHA) -> float:
 def excluded_rate(clean: int, alpha: float = ALPHA) -> float:
     """The crash rate above which `clean` quiet boots in a row would be a surprise: 3 exclude rates above 0.63."""
     return 1.0 if clean <= 0 else 1.0 - alpha ** (1.0 / clean)
+
+
+def fisher(crashed: int, boots: int, other_crashed: int, other_boots: int) -> float:
+    """Fisher's exact test, one-sided: the chance that so few of the crashes fall to the other side, where both sides crash alike.
+
+    5 of 5 against 0 of 4 gives 0.008; 3 of 3 against 0 of 3 only 0.05.
+    """
+    total, crashes = boots + other_boots, crashed + other_crashed
+    if not (0 <= crashed <= boots and 0 <= other_crashed <= other_boots):
+        raise ValueError(f"{crashed} crashes of {boots} boots, {other_crashed} of {other_boots}")
+    ways = (comb(other_boots, i) * comb(boots, crashes - i) for i in range(other_crashed + 1) if i <= crashes)
+    return sum(ways) / comb(total, crashes)
 
 
 def clean_needed(crashed: int, boots: int, alpha: float = ALPHA) -> int | None:

@@ -14,6 +14,7 @@ from typing import TextIO
 
 from vllm_repro.assess import Conclusion
 from vllm_repro.report.model import RunReport
+from vllm_repro.report.speed import speed_lines
 from vllm_repro.report.wording import boundary, columns, death_line, engine_word, folded, seconds
 from vllm_repro.scenario import Arm
 
@@ -90,10 +91,12 @@ def summary(report: RunReport) -> str:
         lines += ["", telling[0].why]
         if seen := death_line(telling[0]):
             lines.append(f"  {seen}")
+    lines += speed_lines(report.measured, rehearsal=report.rehearsal)
     lines += [
         "",
         f"verdict: {report.verdict.verdict}{' (REHEARSAL)' if report.rehearsal else ''}, {expected}",
         f"         {report.verdict.because}",
+        *(f"         {text}" for text in report.comparisons),
         f"report:  {report.folder / 'report.md'}",
         f"again:   {report.reproduce}",
     ]

@@ -21,9 +21,11 @@ from vllm_repro.client import Client
 from vllm_repro.errors import HarnessBug, ReproError, Unsupported
 from vllm_repro.journal import Journal
 from vllm_repro.launch import Launch
+from vllm_repro.measure import Measure
 from vllm_repro.scenario import Arm, Scenario
 from vllm_repro.servers.base import Server, ServerFacts
 from vllm_repro.watch import Patience, Watch
+from vllm_repro.wishes import Wishes
 from vllm_repro.work import Work
 
 __all__ = ["Trial", "run_trial"]
@@ -47,6 +49,7 @@ class Trial:
     requests: Journal
     say: Callable[[str], None]
     api_key: str | None = None
+    wishes: Wishes = field(default_factory=Wishes)
     seen: Seen = field(default_factory=Seen)
 
     @property
@@ -136,7 +139,9 @@ async def _boot_and_work(trial: Trial) -> None:
                 trial.seen.ready = True
                 trial.seen.version = await _version(client)
                 trial.journal.write("ready", **trial.label, boot_s=trial.seen.boot_s, version=trial.seen.version)
-                await Work(trial, client, watch).run()
+                work = Work(trial, client, watch)
+                await work.run()
+                await Measure(work).run()
             if watch.dead.is_set():
                 trial.say("the engine died; waiting for the end of its log")
                 await watch.aftermath()

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from vllm_repro.autopsy.bootfacts import BootFacts
 from vllm_repro.autopsy.observed import Observed
 from vllm_repro.releases.tinymodel import Kind
 
@@ -83,7 +84,8 @@ class ScheduledChunk:
 class AttentionShape:
     """Heads, KV heads and head size of the model that is served; block_size: KV-cache block in tokens where no flag sets it.
 
-    kinds: each layer's attention, where it is known. window: of the sliding ones, in tokens.
+    kinds: each layer's attention, where it is known. window: of the sliding ones, in tokens. window_groups: block size and window of
+    each group of sliding layers, where there are several, with block sizes of their own.
     """
 
     heads: int
@@ -92,6 +94,7 @@ class AttentionShape:
     block_size: int = 16
     kinds: tuple[Kind, ...] = ()
     window: int | None = None
+    window_groups: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ class TriggerFacts:
     one that somebody else started. args: what the server says that it was started with. shape: of the model.
     locked: bytes of workspace that the log says were locked, None where it does not. reserved: whether the log says that room for a
     whole context was asked for at boot. observed: what the lab's plugin saw inside the engine. captured: what the death's message said
-    at the holes of the signature.
+    at the holes of the signature. boot: all that the log says of the boot.
     """
 
     asked: tuple[Asked, ...] = ()
@@ -119,6 +122,7 @@ class TriggerFacts:
     reserved: bool = False
     observed: tuple[Observed, ...] = ()
     captured: Mapping[str, str] = field(default_factory=dict)
+    boot: BootFacts = field(default_factory=BootFacts)
 
     def number(self, flag: str) -> int | None:
         """The number that the server got for `flag`: its own word in the log before the command line; None where neither has it."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from vllm_repro.outcome import Outcome
-from vllm_repro.statistics import clean_needed, excluded_rate, lower_bound
+from vllm_repro.statistics import clean_needed, excluded_rate, fisher, lower_bound
 
 __all__ = [
     "ArmResult",
@@ -24,6 +24,7 @@ __all__ = [
     "Verdict",
     "VerdictReport",
     "arm_result",
+    "comparisons",
     "decide",
     "exit_status",
 ]
@@ -177,7 +178,9 @@ def _arm_as_expected(arm: ArmResult, standing: Standing, expect: Expect) -> bool
     return True if arm.result is Result.QUIET else None
 
 
-def _because_quiet(arms: Sequence[ArmResult], record: Record | None, version: str | None) -> tuple[Verdict, str]:
+def _because_quiet(
+    arms: Sequence[ArmResult], record: Record | None, version: str | None, *, patched: bool
+) -> tuple[Verdict, str]:
     # The record is that of the reported arm, so only its boots stand against it.
     clean = arms[0].outcomes.count(Outcome.CLEAN)
     lived = f"the boundary was crossed and the engine lived, {clean} of {clean}"
@@ -192,18 +195,48 @@ def _because_quiet(arms: Sequence[ArmResult], record: Record | None, version: st
             f"{lived}: {excluded}. Nothing to compare with yet: no reproducing run is on record for this host",
         )
     needed = clean_needed(record.crashed, record.boots)
-    on_record = f"{record.crashed} of {record.boots} died with {record.version} ({record.run})"
-    if record.version == version:
+    released = " as released" if patched else ""
+    here = "here with the patch" if patched else "here"
+    on_record = f"{record.crashed} of {record.boots} died with {record.version}{released} ({record.run})"
+    if record.version == version and not patched:
         return (
             Verdict.QUIET,
             f"{on_record}, 0 of {clean} here with the same release: it dies sometimes, or the runs differ",
         )
     if needed is not None and clean >= needed:
         return Verdict.FIXED, (
-            f"{on_record}, 0 of {clean} here: a fix that does nothing would look like this in less than 5 % of cases"
+            f"{on_record}, 0 of {clean} {here}: a fix that does nothing would look like this in less than 5 % of cases"
+            f" ({_fisher(record.crashed, record.boots, clean)})"
         )
     return Verdict.QUIET, (
-        f"{on_record}, 0 of {clean} here: {needed} quiet boots are needed before this may be called fixed (--trials)"
+        f"{on_record}, 0 of {clean} {here}: {needed} quiet boots are needed before this may be called fixed (--trials)"
+    )
+
+
+def _fisher(crashed: int, boots: int, clean: int) -> str:
+    return f"Fisher's exact test: p = {fisher(crashed, boots, 0, clean):.2g}"
+
+
+def comparisons(arms: Sequence[ArmResult]) -> tuple[str, ...]:
+    """What quiet arms that should live show beside one that died in the same run, a sentence for all that show the same."""
+    dying = next((arm for arm in arms if arm.expected is Expected.DIES and arm.crashed), None)
+    quiet = [arm for arm in arms if arm.expected is Expected.LIVES and arm.result is Result.QUIET]
+    if dying is None:
+        return ()
+    names: dict[int, list[str]] = {}
+    for arm in quiet:
+        names.setdefault(arm.conclusive, []).append(arm.name)
+    needed = clean_needed(dying.crashed, dying.conclusive)
+    return tuple(_compared(dying, ", ".join(those), clean, needed) for clean, those in names.items())
+
+
+def _compared(dying: ArmResult, names: str, clean: int, needed: int | None) -> str:
+    seen = f"{names}: 0 of {clean} died, where {dying.name} died in {dying.crashed} of {dying.conclusive} boots"
+    if needed is None or clean < needed:
+        return f"{seen}: too few boots to say that it helps (--trials auto)"
+    return (
+        f"{seen}: a workaround that does nothing would look like this in less than 5 % of cases "
+        f"({_fisher(dying.crashed, dying.conclusive, clean)})"
     )
 
 
@@ -214,8 +247,12 @@ def decide(
     expect: Expect = Expect.DECLARED,
     record: Record | None = None,
     version: str | None = None,
+    patched: bool = False,
 ) -> VerdictReport:
-    """The verdict over `arms`, led by those that are declared to die (by all of them where none of those ran)."""
+    """The verdict over `arms`, led by those that are declared to die (by all of them where none of those ran).
+
+    patched: whether a change of the source was laid over the release for all of them.
+    """
     subjects = [arm for arm in arms if arm.expected is Expected.DIES]
     led_by = subjects or list(arms)
     reproducing = next((arm for arm in led_by if arm.crashed), None)
@@ -231,7 +268,7 @@ def decide(
         otherwise = next(outcome for outcome in changed.outcomes if outcome in _DIED_OTHERWISE)
         verdict, because = Verdict.CHANGED, f"{changed.name}: {otherwise}, and not of this bug"
     elif led_by and all(arm.result is Result.QUIET for arm in led_by):
-        verdict, because = _because_quiet(led_by, record, version)
+        verdict, because = _because_quiet(led_by, record, version, patched=patched)
     else:
         open_arm = next((arm for arm in led_by if arm.result is not Result.QUIET), None)
         verdict = Verdict.INCONCLUSIVE

@@ -16,9 +16,11 @@ from vllm_repro.autopsy.signature import Signature
 from vllm_repro.commands.command import ServeCommand
 from vllm_repro.conditions import attention_backend, chunked_prefill, continuation_over, prefix_hit, sent_with
 from vllm_repro.offload import block_listed_twice
+from vllm_repro.output import checks
 from vllm_repro.patch import Patch
 from vllm_repro.scenario import Arm, Edit, Lab, Model, Needs, Scenario, Status
 from vllm_repro.sizes import flag, sized
+from vllm_repro.throughput import throughput
 from vllm_repro.verdict import Expected
 from vllm_repro.workload import Step, chat, completion, conversation, pause, together
 from vllm_repro.workspace import workspace_outgrown
@@ -33,6 +35,7 @@ __all__ = [
     "attention_backend",
     "block_listed_twice",
     "chat",
+    "checks",
     "chunked_prefill",
     "completion",
     "continuation_over",
@@ -46,6 +49,7 @@ __all__ = [
     "sent_with",
     "signature",
     "sized",
+    "throughput",
     "together",
     "untriggered",
     "with_flags",
@@ -58,13 +62,16 @@ lives = Expected.LIVES
 untriggered = Expected.UNTRIGGERED
 
 
-def with_flags(*words: str, why: str = "") -> Edit:
-    """Adds flags, or replaces those of the same name: `with_flags("--max-num-batched-tokens 8192")`."""
+def with_flags(*words: str, lab: str = "", why: str = "") -> Edit:
+    """Adds flags, or replaces those of the same name: `with_flags("--max-num-batched-tokens 8192")`.
+
+    lab: those that do the same to the lab's smaller model and pool.
+    """
 
     def apply(command: ServeCommand) -> ServeCommand:
         return command.with_flags(*words)
 
-    return Edit("with " + " ".join(words), apply, why)
+    return Edit("with " + " ".join(words), apply, why, with_flags(lab) if lab else None)
 
 
 def without(*names: str, why: str = "") -> Edit:

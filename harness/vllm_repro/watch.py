@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import httpx
@@ -27,12 +27,12 @@ from vllm_repro.client import Answer, Client
 from vllm_repro.deathsigns import Channel, DeathSign, log_sign, sign_of_answer
 from vllm_repro.errors import InfraError
 from vllm_repro.journal import Journal
+from vllm_repro.logfile import follow
 from vllm_repro.metrics import Reading, read_metrics
 from vllm_repro.servers.base import Exit, Server, ServerKind
 
 __all__ = ["Patience", "Watch"]
 
-_LINE_LIMIT = 65536
 _LAST_LOOK = 0.25
 
 
@@ -78,13 +78,14 @@ class Watch:
         self._last_growth = time.monotonic()
         self._last_line = ""
         self._tasks: list[asyncio.Task[None]] = []
-        self._log_offset = 0
         self._stalled = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         for channel in (
             self._watch_exit(),
             self._watch_log(),
+            self._watch_ranks(),
+            *(self._watch_rank_log(rank, path) for rank, path in enumerate(self.server.rank_logs, 1)),
             self._watch_health(),
             self._watch_children(),
             self._watch_counters(),
@@ -192,45 +193,31 @@ class Watch:
         self.note(DeathSign(channel, self.exit.detail, self.exit.at, self.exit.at))
 
     async def _watch_log(self) -> None:
-        rest = b""
-        while True:
-            data, written = await asyncio.to_thread(self._read_log) if self._log_is_big() else self._read_log()
-            if data:
-                self._last_growth = time.monotonic()
-                *lines, rest = (rest + data).replace(b"\r", b"\n").split(b"\n")
-                rest = rest[:_LINE_LIMIT]
-                for line in lines:
-                    self._see_line(line[:_LINE_LIMIT].decode("utf-8", "replace"), written)
-            await asyncio.sleep(0.02)
+        if self.server.log_path is None:
+            return
+        async for line, written in follow(self.server.log_path):
+            self._last_growth = time.monotonic()
+            if line.strip():
+                self._last_line = line.strip()
+            self._see_line(Channel.LOG, line, written)
 
-    def _log_is_big(self) -> bool:
-        path = self.server.log_path
-        with contextlib.suppress(OSError):
-            return path is not None and path.stat().st_size - self._log_offset > 1_000_000
-        return False
+    async def _watch_rank_log(self, rank: int, path: Path) -> None:
+        async for line, written in follow(path):
+            self._last_growth = time.monotonic()
+            self._see_line(Channel.RANK, line, written, where=f"rank {rank}: ")
 
-    def _read_log(self) -> tuple[bytes, float]:
-        """What was appended since the last call, and when the newest of it was written."""
-        path = self.server.log_path
-        if path is None:
-            return b"", 0.0
-        try:
-            with path.open("rb") as file:
-                written = os.fstat(file.fileno()).st_mtime
-                file.seek(self._log_offset)
-                data = file.read(8_000_000)
-        except OSError:
-            return b"", 0.0
-        self._log_offset += len(data)
-        return data, written
-
-    def _see_line(self, line: str, written: float) -> None:
-        if line.strip():
-            self._last_line = line.strip()
+    def _see_line(self, channel: Channel, line: str, written: float, where: str = "") -> None:
         found = log_sign(line)
         if found is not None:
             now = time.time()
-            self.note(DeathSign(Channel.LOG, line.strip()[:500], now, min(written, now), decisive=found[1]))
+            self.note(DeathSign(channel, where + line.strip()[:500], now, min(written, now), decisive=found[1]))
+
+    async def _watch_ranks(self) -> None:
+        rank, ended = await self.server.rank_exited()
+        self.journal.write("rank-exited", rank=rank, code=ended.code, detail=ended.detail, ready=self._ready)
+        if not self._ready:
+            # The first node would go on waiting for it. Later the engine may well go on without that process.
+            self.note(DeathSign(Channel.RANK, f"rank {rank}: {ended.detail}", ended.at, ended.at))
 
     async def _health_status(self) -> int | None:
         """The status of `/health`; None where nothing answers, 0 where it took too long."""

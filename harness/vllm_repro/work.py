@@ -53,18 +53,22 @@ class Work:
             await self._step(number, step)
             suspicious = [sign for sign in watch.signs if not sign.decisive]
             if suspicious and not watch.ended:
-                await self._canary()
+                await self.canary()
             if watch.ended:
                 return
-        await self._canary()
-        await watch.scrape()
-        await watch.last_look()
+        await self.finish()
+
+    async def finish(self) -> None:
+        """The last word on whether the engine lives."""
+        await self.canary()
+        await self.watch.scrape()
+        await self.watch.last_look()
 
     async def _step(self, number: int, step: Step) -> None:
         self.trial.say(f"step {number + 1}: {step}")
         match step:
             case Pause(seconds=seconds):
-                await self._unless_over([asyncio.create_task(asyncio.sleep(seconds))])
+                await self.unless_over([asyncio.create_task(asyncio.sleep(seconds))])
             case Together(requests=requests):
                 await self._requests(str(number), requests)
             case Conversation(turns=turns):
@@ -81,7 +85,7 @@ class Work:
             return
         before = await self.watch.scrape() if len(built) == 1 else None
         tasks = [asyncio.create_task(self._send(request, prompt)) for request, prompt in built if prompt is not None]
-        await self._unless_over(tasks)
+        await self.unless_over(tasks)
         after = await self.watch.scrape() if before is not None and not self.watch.ended else None
         if before is not None and after is not None and tasks:
             self._take_counters(before, after)
@@ -234,7 +238,7 @@ class Work:
         seen.asked[-1] = replace(last, steps=steps, cached_tokens=cached)
         self.trial.journal.write("steps", **self.trial.label, name=last.name, steps=steps, cached_tokens=cached)
 
-    async def _canary(self) -> None:
+    async def canary(self) -> None:
         """A one-token completion: the only answer that proves that the engine still steps."""
         trial, watch = self.trial, self.watch
         trial.say("asking for one token, to see that the engine lives")
@@ -255,9 +259,9 @@ class Work:
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(watch.dead.wait(), 3.0)
 
-        await self._unless_over([asyncio.create_task(ask())])
+        await self.unless_over([asyncio.create_task(ask())])
 
-    async def _unless_over(self, tasks: list[asyncio.Task[None]]) -> None:
+    async def unless_over(self, tasks: list[asyncio.Task[None]]) -> None:
         """Awaits `tasks`; once the engine is dead or hung they get a moment to see it themselves, then they are cancelled."""
         over = asyncio.create_task(self.watch.over())
         work: asyncio.Future[list[None]] = asyncio.gather(*tasks)

@@ -42,8 +42,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _environments(*, remove: bool) -> int:
     cache = ReleaseCache()
-    for release in cache.cached():
+    cached = cache.cached()
+    for release in cached:
         print(f"vLLM {release.version}, torch {release.torch}: {human_size(release.size)}")
+    for layer in sorted({layer for release in cached for layer in release.layers}, key=lambda layer: str(layer.path)):
+        print(f"shared by them, {layer.path.relative_to(cache.root)}: {human_size(layer.size)}")
     size = cache.size()
     if not size:
         print(f"no release is cached in {cache.root}")

@@ -15,6 +15,7 @@ from vllm_repro.cli.common import Subparsers, print_json, verb
 from vllm_repro.errors import InfraError, ReproError
 from vllm_repro.machine import gpus, look
 from vllm_repro.processes import state_folder
+from vllm_repro.releases.footprint import largest_install
 from vllm_repro.releases.knowledge import human_size
 from vllm_repro.releases.localvllm import local_vllm
 from vllm_repro.releases.provision import ReleaseCache
@@ -76,11 +77,15 @@ def findings() -> Iterator[Finding]:
         else "not installed; --vllm V installs a release into the cache",
     )
     cache = ReleaseCache()
-    releases = ", ".join(release.version for release in cache.cached())
+    cached = cache.cached()
+    releases = ", ".join(release.version for release in cached)
+    shared = sum(layer.size for layer in {layer for release in cached for layer in release.layers})
     yield Finding(
         "cached releases",
         bool(releases),
-        f"{releases} ({human_size(cache.size())}) in {cache.root}" if releases else f"none in {cache.root}",
+        f"{releases} ({human_size(cache.size())}, of it {human_size(shared)} shared by them) in {cache.root}"
+        if releases
+        else f"none in {cache.root}",
     )
     compiler = shutil.which("g++") or shutil.which("clang++")
     yield Finding(
@@ -89,10 +94,11 @@ def findings() -> Iterator[Finding]:
         compiler or "none: a release on the CPU compiles its sampler at the first request, and dies where it cannot",
     )
     folder = next(path for path in (cache.root, *cache.root.parents) if path.exists())
+    free, needed = shutil.disk_usage(folder).free, largest_install().room
     yield Finding(
         "disk for releases",
-        shutil.disk_usage(folder).free > 8 * 2**30,
-        f"{human_size(shutil.disk_usage(folder).free)} free in {folder}",
+        free >= needed,
+        f"{human_size(free)} free in {folder}" + ("" if free >= needed else f"; up to {human_size(needed)} are needed"),
     )
     hub = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     yield Finding(

@@ -10,7 +10,7 @@ from packaging.version import InvalidVersion, Version
 
 from vllm_repro.site import Options
 
-__all__ = ["add_server_options", "number", "release", "seconds", "server_options"]
+__all__ = ["add_server_options", "number", "release", "seconds", "server_options", "span"]
 
 _ALL = ("server", "url", "image", "vllm", "model", "weights", "port", "log", "patch")
 
@@ -75,6 +75,15 @@ def seconds(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
     return value
+
+
+def span(text: str) -> float:
+    """Seconds: `90`, `90s`, `30m`, `2h`."""
+    unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:].lower())
+    try:
+        return seconds(text if unit is None else text[:-1]) * (unit or 1)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time, such as 90s, 30m or 2h") from None
 
 
 def release(text: str) -> str:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 
 from vllm_repro.catalogue import find, find_arms
 from vllm_repro.cli.common import Subparsers, print_json, verb
-from vllm_repro.cli.options import add_server_options, server_options
+from vllm_repro.cli.options import add_server_options, server_options, span
 from vllm_repro.cli.running import INTERRUPTED, add_run_options, choice_of, first_line, job_of, run_one
-from vllm_repro.errors import InfraError, Unsupported
+from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.report.model import RunReport
-from vllm_repro.scenario import Scenario
+from vllm_repro.scenario import Arm, Scenario
 from vllm_repro.servers.base import Evidence
 from vllm_repro.site import Site
 from vllm_repro.terminal import Progress, summary
 from vllm_repro.verdict import Expect, bisect_status, exit_status
+from vllm_repro.wishes import Wishes
 
 
 def add(subparsers: Subparsers) -> None:
@@ -29,14 +32,22 @@ def add(subparsers: Subparsers) -> None:
     )
     parser.add_argument("scenarios", nargs="+", metavar="SCENARIO")
     add_server_options(parser)
-    add_run_options(parser, arm="only this arm; may be given again")
+    add_run_options(parser, arm="only this arm; may be given again", auto=True)
     parser.add_argument(
         "--expect",
         type=Expect,
         choices=list(Expect),
         default=Expect.DECLARED,
         metavar="{declared,alive,crash,any}",
-        help="what exit status 0 means: the scenario's own status (default), alive, a crash, or any verdict",
+        help="what exit status 0 means: the scenario's own status (default; with --patch: alive), alive, a crash, or any verdict",
+    )
+    parser.add_argument(
+        "--throughput",
+        action="store_true",
+        help="measure the scenario's loads in every arm whose engine has lived through its workload",
+    )
+    parser.add_argument(
+        "--soak", type=span, default=0.0, metavar="TIME", help="then keep a steady load up for so long: 90s, 30m, 2h"
     )
     parser.add_argument(
         "--bisect-exit", action="store_true", help="exit as `git bisect run` wants it: 0 good, 1 bad, 125 skip"
@@ -45,6 +56,9 @@ def add(subparsers: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     scenarios = {name: find(name) for name in dict.fromkeys(arguments.scenarios)}
+    if arguments.throughput:
+        for scenario in scenarios.values():
+            _refuse_unmeasured(scenario, find_arms(scenario, arguments.arm))
     reports: list[RunReport] = []
     statuses: list[int] = []
     for name, scenario in scenarios.items():
@@ -69,11 +83,28 @@ def run(arguments: argparse.Namespace) -> int:
     return min((status for status in statuses if status), default=0)
 
 
+def _refuse_unmeasured(scenario: Scenario, arms: Sequence[Arm]) -> None:
+    if not scenario.loads:
+        raise UsageError(
+            f"{scenario.id} declares no load to measure",
+            hint="throughput=throughput(prompt=128, output=512, baseline=…) in the scenario's file; docs/scenarios.md",
+        )
+    if not any(scenario.has_own_server(arm) for arm in arms):
+        names = ", ".join(arm.name for arm in scenario.arms if scenario.has_own_server(arm))
+        raise UsageError(
+            f"{', '.join(arm.name for arm in arms)}: the server is that of an earlier arm, which is the one to measure",
+            hint=f"--arm with one of {names}",
+        )
+
+
 def _run_one(name: str, scenario: Scenario, arguments: argparse.Namespace) -> RunReport:
     """One scenario's run, with its first line and its table on the terminal."""
     options = server_options(arguments)
     arms = find_arms(scenario, arguments.arm)
-    job = job_of(arguments, name, scenario, options, choice_of(scenario, options), arms, expect=arguments.expect)
+    # Whoever lays a patch over a release wants to see it live; the scenario's status is about the release as it is.
+    expect = Expect.ALIVE if options.patch and arguments.expect is Expect.DECLARED else arguments.expect
+    job = job_of(arguments, name, scenario, options, choice_of(scenario, options), arms, expect=expect)
+    job = replace(job, wishes=Wishes(arguments.throughput, arguments.soak))
     said = sys.stderr if arguments.json else sys.stdout
 
     def chosen(site: Site, why: str) -> None:

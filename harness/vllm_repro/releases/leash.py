@@ -69,6 +69,7 @@ def run_leashed(
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+            reader.join()  # ends when the last of the group has gone, and the caller may remove what they wrote to
             raise
         reader.join()
     return status, "".join(lines)

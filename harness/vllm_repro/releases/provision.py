@@ -2,43 +2,42 @@
 
     <cache>/releases/0.28.0/                    one unpacked wheel with a launcher, bin/vllm
     <cache>/deps/torch-2.13.0-py3.11-<hash>/    a virtual environment shared by all releases that it satisfies
+    <cache>/torch/2.13.0-py3.11/                torch, shared by all of those (`layers`)
     <cache>/wheels/ tools/ tmp/ lock            downloads, our own pip, temporary files, who installs now
     <cache>/models/                             tiny models that callers make here (`tinymodel`)
     <cache>/patched/                            releases with a few files changed (`overlay`)
 
-A second release of the same torch costs its wheel and no more: the launcher puts the release on PYTHONPATH
-before the shared environment. Where the environment does not satisfy a release a second one is made; a
-finished one never changes, because servers may be running from it. Everything is made under a temporary name
-and renamed when complete, so a folder with `complete.json` is whole whatever killed the install, and one
-without is removed by the next. One install runs at a time per cache.
+A second release of the same torch costs its wheel and, where its pins differ, the packages that differ: the launcher puts the
+release on PYTHONPATH before the shared environments. Everything is made under a temporary name and renamed when complete, so a
+folder with `complete.json` was whole, whatever killed the install, and one without is removed by the next. What was damaged
+since is seen by the next `provision`, and made again. One install runs at a time per cache.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.requirements import Requirement
-
 from vllm_repro.errors import InfraError
-from vllm_repro.releases.cachefiles import becoming, locked, processes_using, read_marker, remove_partial, write_marker
-from vllm_repro.releases.knowledge import (
-    WheelFacts,
-    dependencies,
-    dependencies_name,
-    expected_size,
-    human_size,
-    release_version,
-    torch_group,
-    unmet,
+from vllm_repro.releases.cachefiles import (
+    becoming,
+    locked,
+    processes_using,
+    read_marker,
+    remove_broken,
+    revoke_marker,
+    write_marker,
 )
+from vllm_repro.releases.footprint import Size
+from vllm_repro.releases.knowledge import check_supported, human_size, release_version
+from vllm_repro.releases.layers import Layer, Layers, damage_of
 from vllm_repro.releases.pip_install import Installer, PipInstaller, Progress, folder_size
-from vllm_repro.releases.release_files import finish_release, installed, move_scripts, wheel_facts
+from vllm_repro.releases.records import damage
+from vllm_repro.releases.release_files import finish_release, is_finished, wheel_facts
 
 
 @dataclass(frozen=True)
@@ -60,16 +59,15 @@ class Provisioned:
 
 @dataclass(frozen=True)
 class CachedRelease:
-    """A release in the cache. Sizes in bytes; the dependency set is shared, so its size counts once for all
-    releases that name it.
+    """A release in the cache. Sizes in bytes, each for itself. The layers that it runs on are shared, so their sizes count once for
+    all releases that name them: its dependency set, then what that stands on. Empty where one is not whole.
     """
 
     version: str
     torch: str
     path: Path
     size: int
-    dependencies: Path
-    dependencies_size: int
+    layers: tuple[Layer, ...]
 
 
 def cache_root(environment: Mapping[str, str] | None = None) -> Path:
@@ -96,24 +94,20 @@ class ReleaseCache:
     ) -> None:
         self.root = cache_root() if root is None else root.absolute()
         self._releases = self.root / "releases"
-        self._deps = self.root / "deps"
         self._wheels = self.root / "wheels"
         self._scratch = self.root / "tmp"
         self._installer: Installer = installer or PipInstaller(self.root / "tools", self._scratch)
         self._free_bytes = free_bytes or (lambda path: shutil.disk_usage(path).free)
+        self._layers = Layers(self.root, self._installer, self._announce)
 
     def get(self, version: str) -> Provisioned | None:
         """The release if it is there and whole; never installs."""
         version = release_version(version)
         folder = self._releases / version
         facts = read_marker(folder)
-        if facts is None:
+        if facts is None or not (layers := self._layers.of(str(facts.get("dependencies")))):
             return None
-        deps = self._deps / str(facts["dependencies"])
-        python = deps / "bin" / "python"
-        if read_marker(deps) is None or not python.exists():
-            return None
-        return Provisioned(version, str(facts["torch"]), python, folder, (str(folder / "bin" / "vllm"),))
+        return Provisioned(version, str(facts.get("torch")), layers[0].python, folder, (str(folder / "bin" / "vllm"),))
 
     def provision(self, version: str, progress: Progress = print) -> Provisioned:
         """The release, installed if need be: minutes and gigabytes the first time, which `progress` says
@@ -123,13 +117,21 @@ class ReleaseCache:
         wrong; then nothing half-made is left.
         """
         version = release_version(version)
-        if ready := self.get(version):
+        if (ready := self.get(version)) and not self._damage(ready):
             return ready
+        check_supported(version)
         with locked(self.root, f"installing vLLM {version}", progress):
-            if ready := self.get(version):
-                return ready
-            self._remove_leftovers()
             try:
+                for _ in (
+                    "what is there",
+                    "what was made of it",
+                ):  # an install may come upon a damaged layer in its turn
+                    self._remove_leftovers()
+                    ready = self.get(version) or self._install(version, progress)
+                    if not (broken := self._damage(ready)):
+                        return ready
+                    self._give_up(broken, progress)
+                self._remove_leftovers()
                 return self._install(version, progress)
             except OSError as error:
                 raise InfraError(
@@ -145,9 +147,8 @@ class ReleaseCache:
             facts = read_marker(folder)
             if facts is None:
                 continue
-            deps = self._deps / str(facts["dependencies"])
-            deps_size = int((read_marker(deps) or {"size": 0})["size"])
-            found.append(CachedRelease(folder.name, str(facts["torch"]), folder, int(facts["size"]), deps, deps_size))
+            layers = self._layers.of(str(facts.get("dependencies")))
+            found.append(CachedRelease(folder.name, str(facts.get("torch")), folder, facts["size"], layers))
         return sorted(found, key=lambda release: [int(part) for part in release.version.split(".") if part.isdigit()])
 
     def size(self) -> int:
@@ -179,25 +180,27 @@ class ReleaseCache:
 
     def _folders(self) -> tuple[Path, ...]:
         others = (self.root / name for name in ("wheels", "tmp", "tools", "models", "patched"))
-        return (self._releases, self._deps, *others)
+        return (self._releases, *self._layers.folders, *others)
+
+    def _damage(self, ready: Provisioned) -> dict[Path, str]:
+        """What was lost since it was made, of a release and of what it runs on: {folder: what is wrong}."""
+        lost = damage(ready.pythonpath) or ("" if is_finished(ready.pythonpath) else "its launcher is missing")
+        layers = self._layers.of(ready.python.parent.parent.name)
+        found = {ready.pythonpath: lost, **{layer.path: damage_of(layer.path) for layer in layers}}
+        return {folder: what for folder, what in found.items() if what}
 
     def _install(self, version: str, progress: Progress) -> Provisioned:
         started = time.monotonic()
-        expected = expected_size(torch_group(version), dependencies_cached=self._likely_cached(version))
-        progress(
-            f"vLLM {version} is not in the cache: installing about {human_size(expected.disk)} "
-            f"({human_size(expected.download)} to download) into {self.root}"
-        )
-        self._check_room(expected.disk + expected.download)
+        self._announce(f"vLLM {version} is not in the cache", self._layers.expected(version), progress)
         progress(f"fetching the wheel of vLLM {version}")
         wheel = self._installer.download_wheel(version, self._wheels, progress)
         facts = wheel_facts(wheel, version)
-        deps = self._dependencies(facts, progress)
+        dependencies = self._layers.obtain(facts, progress)
         progress(f"unpacking vLLM {version}")
         with becoming(self._releases / version) as folder:
             self._installer.unpack(wheel, folder, progress)
-            finish_release(folder, version, deps / "bin" / "python")
-            write_marker(folder, version=version, torch=facts.torch, dependencies=deps.name, seconds=_since(started))
+            finish_release(folder, version, self._layers.python(dependencies))
+            write_marker(folder, version=version, torch=facts.torch, dependencies=dependencies, seconds=_since(started))
         wheel.unlink(missing_ok=True)  # only a download that was cut off is worth keeping
         ready = self.get(version)
         if ready is None:
@@ -205,64 +208,33 @@ class ReleaseCache:
         progress(f"vLLM {version} is ready after {_since(started):.0f} s")
         return ready
 
-    def _dependencies(self, facts: WheelFacts, progress: Progress) -> Path:
-        """A dependency set that satisfies the release: one that is there, or a new one."""
-        if facts.torch is None:
-            raise InfraError(
-                f"the wheel of vLLM {facts.version} does not say which torch it was built for",
-                hint="Releases from 0.19.0 do.",
-            )
-        wanted = dependencies(facts)
-        for deps in self._dependency_sets(facts.torch):
-            missing = unmet(wanted, installed(deps))
-            if not missing:
-                progress(f"its dependencies are those of {deps.name}, already here")
-                return deps
-            progress(f"{deps.name} lacks {', '.join(missing[:4])}{' and more' if len(missing) > 4 else ''}")
-        deps = self._deps / dependencies_name(facts.torch, python_tag(), wanted)
-        self._check_room(expected_size(facts.torch, dependencies_cached=False).disk)
-        progress(
-            f"installing torch {facts.torch} and {len(wanted)} dependencies, "
-            "which releases with the same torch will share"
-        )
-        started = time.monotonic()
-        with becoming(deps) as folder:
-            self._installer.make_environment(folder, facts.torch, [str(item) for item in wanted], progress)
-            missing = unmet((*wanted, Requirement(f"torch=={facts.torch}")), installed(folder))
-            if missing:
+    def _give_up(self, broken: Mapping[Path, str], progress: Progress) -> None:
+        """Declares damaged folders no longer whole. Raises `InfraError` while a process runs from one of them."""
+        for folder, what in broken.items():
+            said = f"{folder.relative_to(self.root)} in the cache is damaged: {what}"
+            if pids := processes_using(folder):
                 raise InfraError(
-                    f"pip ended without installing {', '.join(missing)}",
-                    hint="Run it again with pip's own output at hand.",
+                    f"{said}; a vLLM runs from it (pid {', '.join(map(str, pids))})",
+                    hint="Stop it, and run this again.",
                 )
-            move_scripts(folder, deps)
-            write_marker(folder, torch=facts.torch, python=python_tag(), seconds=_since(started))
-        return deps
+            progress(f"{said}; making it again")
+            revoke_marker(folder)
 
-    def _dependency_sets(self, torch: str) -> list[Path]:
-        return [
-            deps
-            for deps in sorted(self._deps.glob(f"torch-{torch}-{python_tag()}-*"))
-            if read_marker(deps) is not None and (deps / "bin" / "python").exists()
-        ]
-
-    def _likely_cached(self, version: str) -> bool:
-        torch = torch_group(version)
-        return torch is not None and bool(self._dependency_sets(torch))
-
-    def _check_room(self, needed: int) -> None:
+    def _announce(self, why: str, size: Size, progress: Progress) -> None:
+        """Says what is about to be added. Raises `InfraError` where there is no room for it."""
+        progress(f"{why}: installing {size} into {self.root}")
         self.root.mkdir(parents=True, exist_ok=True)
         free = self._free_bytes(self.root)
-        if free < needed:
+        if free < size.room:
             raise InfraError(
-                f"{self.root} has {human_size(free)} free and {human_size(needed)} are needed",
+                f"{self.root} has {human_size(free)} free and {human_size(size.room)} are needed",
                 hint="Free some space, or set VLLM_REPRO_CACHE to a folder on a larger disk.",
             )
 
     def _remove_leftovers(self) -> None:
-        """What killed installs left. Only under the lock, so no living install's work is among it."""
-        remove_partial(self._releases)
-        remove_partial(self._deps)
-        remove_partial(self.root / "patched")
+        """What killed installs left, and what is no longer whole. Only under the lock, so no living install's work is among it."""
+        for folder in (self._releases, *self._layers.folders, self.root / "patched"):
+            remove_broken(folder)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
 
@@ -279,13 +251,6 @@ def cached() -> list[CachedRelease]:
 def remove_all(progress: Progress = print) -> int:
     """`ReleaseCache().remove_all()`: for `clean --envs --yes`; bytes freed."""
     return ReleaseCache().remove_all(progress)
-
-
-def python_tag() -> str:
-    """The interpreter that dependency sets are made with, which is the one that this package runs on:
-    "py3.11".
-    """
-    return f"py{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def _since(started: float) -> float:

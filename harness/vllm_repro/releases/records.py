@@ -7,22 +7,24 @@ Every installed distribution has a RECORD of its files with their sizes. To look
 from __future__ import annotations
 
 import csv
-import os
 from pathlib import Path
 
 __all__ = ["count_distributions", "damage"]
 
 
-def count_distributions(packages: Path) -> int:
-    """The distributions in a folder of packages, for `damage` to be compared with later."""
-    return len(list(packages.glob("*.dist-info/RECORD")))
+def count_distributions(packages: Path) -> int | None:
+    """The distributions in a folder of packages that was just made, for `damage` to compare with later.
+
+    None where the records do not fit even now, as two distributions that write the same file make them: then they prove nothing.
+    """
+    return None if damage(packages) else len(list(packages.glob("*.dist-info/RECORD")))
 
 
 def damage(packages: Path, distributions: int | None = None) -> str:
     """The first thing that is wrong in a folder of packages, as half a sentence; empty where all is there.
 
     distributions: how many there were when it was whole, None where nobody counted. Compiled files do not count, as Python
-    writes them again; nor do files outside the folder, which may have been changed for good reason.
+    writes them again; nor do scripts, which lie outside the folder and are changed when it gets its name.
     """
     records = sorted(packages.glob("*.dist-info/RECORD"))
     if distributions is not None and len(records) != distributions:
@@ -38,15 +40,15 @@ def damage(packages: Path, distributions: int | None = None) -> str:
             if name.startswith(("..", "/")) or name.endswith(".pyc"):
                 continue
             files += 1
-            if (found := _size(f"{packages}/{name}")) is None:
+            if (found := _size(packages / name)) is None:
                 return f"{name} is missing"
             if found != int(size):
                 return f"{name} has {found:,} bytes, not {int(size):,}"
     return "" if files else f"no package is in {packages}"
 
 
-def _size(path: str) -> int | None:
+def _size(path: Path) -> int | None:
     try:
-        return os.stat(path).st_size
+        return path.stat().st_size
     except OSError:
         return None

@@ -4,8 +4,10 @@ what is read back.
 
 from __future__ import annotations
 
+import os
 import sys
 import zipfile
+from collections.abc import Sequence
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from packaging.utils import canonicalize_name
 from vllm_repro.errors import InfraError
 from vllm_repro.releases.knowledge import WheelFacts, accepts_python, read_metadata
 
+_BELOW = "shared-layers.pth"
 _MAIN_SCRIPT = """\
 import sys
 
@@ -61,6 +64,11 @@ def finish_release(folder: Path, version: str, python: Path) -> None:
     launcher.chmod(0o755)
 
 
+def is_finished(folder: Path) -> bool:
+    """Whether what `finish_release` added is there."""
+    return all((folder / name).is_file() for name in ("bin/vllm", "libexec/vllm"))
+
+
 def move_scripts(folder: Path, final: Path) -> None:
     """The scripts in bin/ name the environment's folder in their first line, which is about to be renamed."""
     before, after = str(folder).encode(), str(final).encode()
@@ -72,10 +80,41 @@ def move_scripts(folder: Path, final: Path) -> None:
             script.write_bytes(content.replace(before, after))
 
 
+def packages_of(environment: Path) -> Path:
+    """The folder of a virtual environment's own packages."""
+    found = next(iter(sorted(environment.glob("lib/python*/site-packages"))), None)
+    return found or environment / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+
+
+def stand_on(environment: Path, below: Sequence[Path]) -> None:
+    """Lets an environment see the packages of others, after its own and in that order.
+
+    pip takes them for installed, and where a requirement wants another version it puts that into the environment and leaves the
+    others alone, as it touches nothing outside of the environment that it works on. The paths are relative, so the environment
+    may be renamed beside itself, and ASCII, since Python reads the file in the locale's encoding.
+    """
+    packages = packages_of(environment)
+    lines = [os.path.relpath(packages_of(other), packages) + "\n" for other in below]
+    (packages / _BELOW).write_text("".join(lines), encoding="utf-8")
+
+
+def stands_on(environment: Path) -> tuple[Path, ...]:
+    """The environments whose packages this one sees; empty for one that stands alone."""
+    packages = packages_of(environment)
+    try:
+        lines = (packages / _BELOW).read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError):
+        return ()
+    return tuple(Path(os.path.normpath(packages / line)).parents[2] for line in lines)
+
+
 def installed(environment: Path) -> dict[str, str]:
-    """{canonical name: version} of the distributions in a virtual environment."""
-    folders = [str(path) for path in environment.glob("lib/python*/site-packages")]
-    return {canonicalize_name(dist.metadata["Name"]): dist.version for dist in distributions(path=folders)}
+    """{canonical name: version} of what Python finds in a virtual environment: its own distributions before those below it."""
+    folders = [str(packages_of(layer)) for layer in (environment, *stands_on(environment))]
+    found: dict[str, str] = {}
+    for dist in distributions(path=folders):
+        found.setdefault(canonicalize_name(dist.metadata["Name"]), dist.version)
+    return found
 
 
 def _shim_metadata(version: str) -> str:

@@ -14,10 +14,21 @@ from vllm_repro.journal import Entry, Recording, read
 from vllm_repro.outcome import Death, Outcome
 from vllm_repro.patch import Patch
 from vllm_repro.redact import Redactor
+from vllm_repro.report.measured import measured, parted
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport
 from vllm_repro.scenario import Status
 from vllm_repro.trigger import Finding
-from vllm_repro.verdict import Expect, Expected, Record, Standing, Verdict, VerdictReport, arm_result, decide
+from vllm_repro.verdict import (
+    Expect,
+    Expected,
+    Record,
+    Standing,
+    Verdict,
+    VerdictReport,
+    arm_result,
+    comparisons,
+    decide,
+)
 
 __all__ = ["build", "report_of"]
 
@@ -39,8 +50,10 @@ def report_of(recording: Recording, folder: Path) -> RunReport:
     version = _version(recording)
     standing = Status(started["status"]["bad"], started["status"]["good"]).standing(version)
     good = started["status"]["good"]
+    wrong = parted(recording)
     arms = tuple(
-        _arm(recording, declared, _own_standing(declared, good, version), redactor) for declared in started["arms"]
+        _arm(recording, declared, _own_standing(declared, good, version), redactor, wrong)
+        for declared in started["arms"]
     )
     ended = recording.first("run-ended")
     interrupted = ended["interrupted"] if ended is not None else None
@@ -52,6 +65,7 @@ def report_of(recording: Recording, folder: Path) -> RunReport:
         expect=Expect(started["expect"]),
         record=record,
         version=version,
+        patched=bool(arms) and all(arm.patches for arm in arms if arm.trials),
     )
     imitated = bool(started.get("imitated", True))
     quiet = verdict.verdict in (Verdict.QUIET, Verdict.FIXED)
@@ -92,6 +106,8 @@ def report_of(recording: Recording, folder: Path) -> RunReport:
         interrupted,
         recording.cut or recording.damaged > 0,
         imitated,
+        measured(recording),
+        comparisons(ran),
     )
 
 
@@ -109,14 +125,20 @@ def _own_standing(declared: Mapping[str, Any], good: str, version: str | None) -
     return Status(declared["bad"], good).standing(version) if declared.get("bad") else None
 
 
-def _arm(recording: Recording, declared: Mapping[str, Any], standing: Standing | None, redactor: Redactor) -> ArmReport:
+def _arm(
+    recording: Recording,
+    declared: Mapping[str, Any],
+    standing: Standing | None,
+    redactor: Redactor,
+    wrong: Mapping[tuple[str, int], str],
+) -> ArmReport:
     name = declared["name"]
     ended = [entry for entry in recording.of("trial-ended") if entry["arm"] == name]
     begun = next((entry for entry in recording.of("trial-started") if entry["arm"] == name), None)
     server = next((entry for entry in recording.of("server-started") if entry["arm"] == name), None)
     # What only a booted server could tell; it has all that its start had.
     server = next((entry for entry in recording.of("server-booted") if entry["arm"] == name), server)
-    trials = tuple(_trial(entry, redactor) for entry in ended)
+    trials = tuple(_trial(entry, redactor, wrong.get((name, entry["trial"]))) for entry in ended)
     unexplained = sum(trial.death is not None and trial.death.signature is None for trial in trials)
     result = arm_result(
         name,
@@ -182,11 +204,12 @@ def _boot_line(boot: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _trial(entry: Entry, redactor: Redactor) -> TrialReport:
+def _trial(entry: Entry, redactor: Redactor, wrong: str | None) -> TrialReport:
+    """wrong: what only the other arms could tell of its answers."""
     death = entry["death"]
     return TrialReport(
         entry["trial"],
-        Outcome(entry["outcome"]),
+        Outcome.WRONG_OUTPUT if wrong else Outcome(entry["outcome"]),
         entry["phase"],
         Finding(
             entry["trigger"]["crossed"],
@@ -202,13 +225,15 @@ def _trial(entry: Entry, redactor: Redactor) -> TrialReport:
             tuple(redactor.deep(death["frames"])),
             How(death["signature"]) if death["signature"] else None,
             tuple(death["channels"]),
+            tuple(death.get("ranks") or ()),
         ),
         entry["boot_s"],
         entry["duration_s"],
         entry["requests"],
         entry["log"],
-        redactor.text(entry["why"]),
+        wrong or redactor.text(entry["why"]),
         redactor.deep(entry.get("captured") or {}),
         entry.get("version"),
         _boot_line(entry.get("boot") or {}),
+        entry.get("during", ""),
     )

@@ -6,6 +6,7 @@ from vllm_repro.report.escape import cell, code, fence
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner
 from vllm_repro.report.patched import patched_section
 from vllm_repro.report.replaced import replaced_section
+from vllm_repro.report.speed import soak_section, speed_section
 from vllm_repro.report.wording import boundary, death_line, engine_word, folded, seconds
 
 __all__ = ["markdown"]
@@ -23,6 +24,7 @@ def markdown(report: RunReport) -> str:
         f"{report.title} ([{report.issue}]({report.issue_url})), vLLM {report.version or 'of unknown version'}."
     )
     parts.append(f"**{report.verdict.verdict}** ({_expected(report)}): {report.verdict.because}.")
+    parts += [cell(text) + "." for text in report.comparisons]
     if cause := next((t for arm in report.arms for t in arm.trials if t.death and t.death.exception), None):
         parts.append(f"Cause: {code(cause.why)}")
     parts.append(_table(report))
@@ -33,6 +35,10 @@ def markdown(report: RunReport) -> str:
             break
     parts.append("## Proof that the boundary was crossed, or not")
     parts.append("\n".join(_proof(arm) for arm in report.arms if arm.trials))
+    if speed := speed_section(report.measured, rehearsal=report.rehearsal):
+        parts.append(speed)
+    if soak := soak_section(report.measured):
+        parts.append(soak)
     if any(arm.requests for arm in report.arms):
         parts.append("## Requests")
         parts.append(_requests(report))

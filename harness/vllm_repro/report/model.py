@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from vllm_repro.outcome import Death, Outcome
 from vllm_repro.patch import Patch
+from vllm_repro.report.measured import Measured
 from vllm_repro.trigger import Finding
 from vllm_repro.verdict import ArmResult, Expected, VerdictReport
 
@@ -32,9 +33,12 @@ class TrialReport:
     captured: Mapping[str, str]
     version: str | None
     boot: str = ""
+    during: str = ""
+    """What an engine that died was asked for after its workload; empty for a death in it."""
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self, measured: Measured | None, arm: str) -> dict[str, Any]:
         death = self.death
+        soak = measured and measured.soak_of(arm, self.number)
         return {
             "trial": self.number,
             "outcome": self.outcome.value,
@@ -50,13 +54,16 @@ class TrialReport:
                 "frames": list(death.frames),
                 "signature": death.signature.value if death.signature else None,
                 "channels": list(death.channels),
+                "ranks": list(death.ranks),
             },
             "boot_s": self.boot_s,
             "duration_s": self.duration_s,
             "requests": dict(self.requests),
-            "throughput": None,
+            "throughput": measured and measured.trial_json(arm, self.number),
+            "soak": soak and asdict(soak),
             "log": self.log,
             "why": self.why,
+            "during": self.during,
             "captured": dict(self.captured),
             "boot": self.boot,
         }
@@ -84,7 +91,7 @@ class ArmReport:
     def expected(self) -> Expected:
         return self.result.expected
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self, measured: Measured | None) -> dict[str, Any]:
         return {
             "name": self.name,
             "expected": self.expected.value,
@@ -96,7 +103,7 @@ class ArmReport:
             "k": self.result.crashed,
             "n": self.result.conclusive,
             "bound": self.result.bound,
-            "trials": [trial.as_json() for trial in self.trials],
+            "trials": [trial.as_json(measured, self.name) for trial in self.trials],
         }
 
 
@@ -124,6 +131,9 @@ class RunReport:
     cut: bool
     imitated: bool = True
     """False for a rehearsal of a bug that the rehearsal engine does not have: that it lives says nothing."""
+    measured: Measured | None = None
+    comparisons: tuple[str, ...] = ()
+    """What arms that should live show beside one that died."""
 
     @property
     def rehearsal(self) -> bool:
@@ -141,6 +151,7 @@ class RunReport:
             "issue": self.issue,
             "verdict": self.verdict.verdict.value,
             "because": self.verdict.because,
+            "comparisons": list(self.comparisons),
             "expected": self.verdict.expected is True,
             "undecided": self.verdict.expected is None,
             "evidence": self.evidence,
@@ -149,8 +160,9 @@ class RunReport:
             "started_at": self.started_at,
             "duration_s": self.duration_s,
             "environment": dict(self.environment),
-            "arms": [arm.as_json() for arm in self.arms],
-            "throughput": None,
+            "arms": [arm.as_json(self.measured) for arm in self.arms],
+            "throughput": self.measured and self.measured.as_json(),
+            "throughput_withheld": (self.measured and self.measured.withheld) or None,
             "infra": list(self.infra),
             "reproduce": self.reproduce,
             "interrupted": self.interrupted,
@@ -165,5 +177,5 @@ def banner(evidence: str, version: str | None) -> str:
         "rehearsal": f"REHEARSAL: an engine of our own that imitates {release}. It shows scenario and harness at work and says "
         "nothing about vLLM.",
         "lab": f"LAB: {release}'s own code on a CPU, with its CUDA parts replaced.",
-        "cpu": f"CPU: a stock {release} on a CPU. Nothing about speed follows from it.",
+        "cpu": f"CPU: a stock {release} on a CPU. Nothing about a GPU's speed follows from it.",
     }.get(evidence, "")

@@ -67,4 +67,15 @@ def death_line(trial: TrialReport) -> str:
         return ""
     rest = [channel for channel in death.channels if channel != death.detected_by]
     then = f", then by {', '.join(rest)}" if rest else ""
-    return f"Seen first by {death.detected_by} {latency(death.latency_s)}{then}. Phase: {trial.phase or 'unknown'}."
+    during = f", after the workload, in {trial.during}" if trial.during else ""
+    where = f" {_ranks(trial)}." if death.ranks else ""
+    return (
+        f"Seen first by {death.detected_by} {latency(death.latency_s)}{then}. Phase: {trial.phase or 'unknown'}{during}.{where}"
+    )
+
+
+def _ranks(trial: TrialReport) -> str:
+    """`It began with rank 1: logs/reported-1.rank1.log`, or with several at once."""
+    ranks = trial.death.ranks if trial.death else ()
+    logs = [trial.log.removesuffix(".log") + f".rank{rank}.log" if rank else trial.log for rank in ranks]
+    return f"It began with rank{'s' if len(ranks) > 1 else ''} {' and '.join(map(str, ranks))}: {', '.join(logs)}"

@@ -15,6 +15,7 @@ Rules that each kind keeps:
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -77,6 +78,17 @@ class Patched:
 
 
 @dataclass(frozen=True)
+class RankFacts:
+    """A further node of the server: what was run for it."""
+
+    rank: int
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    pid: int | None = None
+    container_id: str | None = None
+
+
+@dataclass(frozen=True)
 class ServerFacts:
     """What was really run, for journal and report. `argv` is the whole command; `env` only what was set on top."""
 
@@ -90,6 +102,7 @@ class ServerFacts:
     container_id: str | None = None
     replaced: tuple[Replaced, ...] = ()
     patched: tuple[Patched, ...] = ()
+    ranks: tuple[RankFacts, ...] = ()
 
 
 class Server(ABC):
@@ -102,6 +115,16 @@ class Server(ABC):
     @abstractmethod
     async def start(self) -> ServerFacts:
         """Launches it. Raises `Unsupported` or `InfraError`, and then nothing is left behind."""
+
+    @property
+    def rank_logs(self) -> tuple[Path, ...]:
+        """Where the output of further nodes grows, by rank from 1."""
+        return ()
+
+    async def rank_exited(self) -> tuple[int, Exit]:
+        """The rank of the first further node that ended, and how; never returns where there is none."""
+        never: asyncio.Future[tuple[int, Exit]] = asyncio.get_running_loop().create_future()
+        return await never
 
     def booted(self, facts: ServerFacts, *, ready: bool) -> ServerFacts:
         """`facts` with what only the booted server could tell. Called when it is ready, or will not be. Raises as `start` does."""

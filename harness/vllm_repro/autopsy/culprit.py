@@ -1,0 +1,45 @@
+"""Of a server over several nodes, the ranks that its death began with. Pure.
+
+Every node's log tells the end of its own part. When a worker is killed only its own node says so; the others report a connection that
+was closed, which names nobody. When the code itself fails, several ranks may fail of the same at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from vllm_repro.autopsy.diagnosis import Diagnosis
+from vllm_repro.autopsy.logtext import Line
+from vllm_repro.autopsy.signature import How, Signature, compare
+
+__all__ = ["NodeLog", "culprits", "lost_worker"]
+
+_GONE = re.compile(r"Worker proc VllmWorker-(\d+) died unexpectedly")
+
+
+@dataclass(frozen=True)
+class NodeLog:
+    """What one node's log says. node: 0 for the one with the HTTP. lost: the worker whose process it saw vanish, by rank."""
+
+    node: int
+    diagnosis: Diagnosis
+    lost: int | None = None
+
+
+def lost_worker(lines: Iterable[Line]) -> int | None:
+    """The rank of the first worker that a log says to have died unexpectedly; None where it says so of none."""
+    for line in lines:
+        if "died unexpectedly" in line.text and (found := _GONE.search(line.text)):
+            return int(found[1])
+    return None
+
+
+def culprits(logs: Sequence[NodeLog], signature: Signature) -> tuple[int, ...]:
+    """The ranks, in order: of a worker whose process vanished, else the nodes that died of the signature, else those that name a cause."""
+    if gone := {log.lost for log in logs if log.lost is not None}:
+        return tuple(sorted(gone))
+    named = [log for log in logs if log.diagnosis.exception is not None]
+    same = [log.node for log in named if compare(signature, log.diagnosis).how is How.MATCH]
+    return tuple(sorted(same or [log.node for log in named]))

@@ -1,0 +1,119 @@
+"""What was measured after the workloads, as terminal and Markdown show it. Pure.
+
+A figure of a rehearsal stands beside the word REHEARSAL wherever it stands; other figures that are no claim are not shown.
+"""
+
+from __future__ import annotations
+
+from vllm_repro.report.escape import cell
+from vllm_repro.report.measured import Measured, Row, Soaked
+from vllm_repro.report.wording import columns
+from vllm_repro.throughput import Spread
+
+__all__ = ["soak_section", "speed_lines", "speed_section"]
+
+
+def speed_section(found: Measured | None, *, rehearsal: bool) -> str:
+    """Markdown; empty where no throughput was asked for."""
+    if found is None or not found.baseline:
+        return ""
+    mark = " (REHEARSAL)" if rehearsal else ""
+    parts = [f"## Throughput{mark}"]
+    if found.withheld:
+        parts.append(f"**{found.withheld}.**")
+    if found.rows and (rehearsal or not found.withheld):
+        parts.append(
+            "Median over rounds, quartiles in brackets. A round is so many requests sent at once; its prompts are made to the exact "
+            "length and salted, its answers have a fixed length, tokens are counted by `usage` and again by the server's counters. "
+            f"The ratio is that of output tokens a second to those of `{found.baseline}`, with its 95 % bootstrap interval."
+        )
+        parts.append(_table(found, rehearsal=rehearsal))
+        if any(row.figures.boots < 2 for row in found.rows):
+            parts.append("One boot of an arm: an interval does not hold what differs from boot to boot (`--trials`).")
+        if found.drift:
+            again = ", ".join(f"`{arm}` {number}: {value:.2f}" for (arm, number), value in sorted(found.drift.items()))
+            parts.append(f"The first load measured again at the end, over its first time{mark}: {again}.")
+    elif found.withheld:
+        parts.append("What was measured is in `journal.jsonl`.")
+    else:
+        parts.append("No arm was measured: an engine that died, or never lived, has no throughput.")
+    parts += ["\n".join(f"- {cell(text)}" for text in found.stopped)] if found.stopped else []
+    return "\n\n".join(parts)
+
+
+def _table(found: Measured, *, rehearsal: bool) -> str:
+    lines = [
+        f"| load | arm | output tok/s | req/s | TTFT ms | TPOT ms | ITL ms | ITL p99 ms | rounds, boots | to {found.baseline} |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in found.rows:
+        one = row.figures
+        cells = (
+            str(one.point),
+            row.arm + (" (REHEARSAL)" if rehearsal else ""),
+            _spread(one.output_tok_s),
+            _spread(one.req_s),
+            *(_spread(spread, 1000) for spread in (one.ttft_s, one.tpot_s, one.itl_s, one.itl_p99_s)),
+            f"{one.output_tok_s.n}, {one.boots}",
+            _ratio(row),
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _spread(spread: Spread | None, times: float = 1) -> str:
+    if spread is None:
+        return "-"
+    low, middle, high = (_number(value * times) for value in (spread.low, spread.median, spread.high))
+    return f"{middle} ({low} to {high})"
+
+
+def _ratio(row: Row) -> str:
+    if row.ratio is None:
+        return "-"
+    return f"{row.ratio.ratio:.2f} ({row.ratio.low:.2f} to {row.ratio.high:.2f}), {row.ratio.change}"
+
+
+def speed_lines(found: Measured | None, *, rehearsal: bool) -> list[str]:
+    """For the terminal."""
+    if found is None:
+        return []
+    lines: list[str] = []
+    if found.baseline:
+        if found.withheld:
+            lines.append(found.withheld + ".")
+        if found.rows and (rehearsal or not found.withheld):
+            word = "REHEARSAL, " if rehearsal else ""
+            rows = [("load", "arm", "output tok/s", "TTFT ms", "TPOT ms", f"to {found.baseline}")]
+            for row in found.rows:
+                one = row.figures
+                speeds = (_spread(one.output_tok_s), _spread(one.ttft_s, 1000), _spread(one.tpot_s, 1000))
+                rows.append((str(one.point), word + row.arm, *speeds, _ratio(row)))
+            lines += columns(rows, (40, 30, 28, 24, 24, 44))
+        elif not found.withheld:
+            lines.append("No throughput: no arm's engine lived through its workload and the measurement.")
+    lines += [_soaked(one, figures=not found.withheld) for one in found.soaks]
+    return ["", *lines, *found.stopped] if lines or found.stopped else []
+
+
+def soak_section(found: Measured | None) -> str:
+    """Markdown; empty where there was none."""
+    if found is None or not found.soaks:
+        return ""
+    return "## Soak\n\n" + "\n".join(f"- {_soaked(one, figures=not found.withheld)}" for one in found.soaks)
+
+
+def _soaked(one: Soaked, *, figures: bool) -> str:
+    soak = one.soak
+    spent = f"{soak.seconds:.0f} s" if soak.whole else f"ended after {soak.seconds:.0f} of {soak.asked:.0f} s"
+    text = (
+        f"{one.arm}, trial {one.trial}: soak of {spent}, {soak.requests:,} requests, {soak.errors} errors, "
+        f"{soak.restarts} restarts of the engine"
+    )
+    if figures and soak.drift is not None:
+        text += f"; output tokens a second in its last tenth {soak.drift:.2f} of those in its first"
+    return text

@@ -1,0 +1,90 @@
+"""Throughput, soak and output check against a real release on this CPU: what we count is what the server counts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Harness
+from vllm_repro.journal import read
+from vllm_repro.report.measured import measured
+
+pytestmark = pytest.mark.live
+
+ARMS = """    arms=[
+        arm("reported", dies),
+        arm("eager", dies, with_flags("--enforce-eager")),
+    ],
+    throughput=[
+        throughput(prompt=64, output=24, concurrency=[1, 4], baseline="eager"),
+        throughput(prompt=700, output=8, concurrency=[2], baseline="eager"),
+    ],
+    output=checks(longest_run=32, distinct=0.5, same=16, needle=400, baseline="eager"),
+"""
+
+
+def scenario(folder: Path) -> Path:
+    """min-tokens-stop-ids as a comparison of two servers."""
+    text = (Path(__file__).parents[2] / "scenarios" / "min_tokens_stop_ids.py").read_text(encoding="utf-8")
+    text = text.replace("        --enforce-eager\n", "")
+    text = text.replace("    arm,\n", "    arm,\n    checks,\n    throughput,\n    with_flags,\n").replace(
+        "    untriggered,\n", ""
+    )
+    begin, end = text.index("    arms=["), text.index("    related=")
+    path = folder / "min_tokens_stop_ids.py"
+    path.write_text(text[:begin] + ARMS + text[end:], encoding="utf-8")
+    return path
+
+
+def test_tokens_are_those_that_the_server_counts_and_random_weights_claim_nothing(
+    harness: Harness, tmp_path: Path
+) -> None:
+    done = harness(
+        "run", str(scenario(tmp_path)), "--server", "process", "--vllm", "0.29.0", "--throughput", "--soak", "10s"
+    )
+    assert done.status == 0, done.out + done.err
+    report = done.report
+    trials: dict[str, dict[str, Any]] = {arm["name"]: arm["trials"][0] for arm in report["arms"]}
+    # The answers of random weights repeat themselves, in perfect health.
+    assert {name: trial["outcome"] for name, trial in trials.items()} == {"reported": "clean", "eager": "clean"}
+    assert report["throughput"] is None
+    assert all(trial["throughput"] is None for trial in trials.values())
+    assert "No throughput is claimed: the weights are random" in done.out
+    assert done.folder is not None
+    assert "tok/s" not in done.out + (done.folder / "report.md").read_text(encoding="utf-8")
+
+    journal = read(done.folder / "journal.jsonl")
+    points = list(journal.of("throughput-point"))
+    assert len(points) == 2 * 4  # three points and the first one again, in two arms
+    for point in points:
+        load, requests = point["point"], 7 * point["point"]["concurrency"]  # two warm-ups and five rounds
+        assert point["usage"] == {"prompt": requests * load["prompt"], "output": requests * load["output"]}
+        assert point["counted"] == point["usage"], point
+    assert not list(journal.of("measure-stopped"))
+    found = measured(journal)
+    assert found is not None
+    assert [(row.arm, row.figures.output_tok_s.n) for row in found.rows] == [("eager", 5), ("reported", 5)] * 3
+    for row in found.rows:
+        figures = row.figures
+        assert figures.itl_s is not None
+        # Times and rates are of the same tokens: one request's answer takes its first token and then the others.
+        alone = figures.ttft_s.median + (figures.point.output - 1) * figures.tpot_s.median
+        rate = figures.point.output * figures.point.concurrency / alone
+        assert figures.output_tok_s.median == pytest.approx(rate, rel=0.3)
+        assert 0 < figures.itl_s.median < figures.ttft_s.median + 1
+
+    for name, trial in trials.items():
+        soak = trial["soak"]
+        assert (soak["errors"], soak["restarts"]) == (0, 0), name
+        assert soak["seconds"] == 10
+        assert min(soak["tenths"]) > 0
+    lines = [json.loads(line) for line in (done.folder / "requests.jsonl").read_text(encoding="utf-8").splitlines()]
+    taken = [line for line in lines if line["name"] == "throughput"]
+    assert taken
+    assert all(len(line["token_times"]) == line["usage"]["completion_tokens"] for line in taken)
+    probes = [entry["said"] for entry in journal.of("output")]
+    assert [probe["probe"] for probe in probes] == ["greedy", "needle"] * 2
+    assert all(isinstance(token, int) for probe in probes for token in probe["first"][:1] if probe["probe"] == "greedy")

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from itertools import groupby
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_repro.output import Checks, Probe, Said, Weights, checks, differs, judge, longest_run, said
+
+CHECKS = checks(longest_run=8, distinct=0.1, same=4, needle=400, baseline="eager", tokens=32)
+GOOD = said(Probe.GREEDY, list(range(32)), "some text")
+LOOP = said(Probe.GREEDY, [917, 3812, *[52, 2502] * 15], "loops")  # what a tiny random model said on vLLM 0.29.0
+STUCK = said(Probe.GREEDY, [5] * 32, "x" * 32)
+
+
+@given(st.lists(st.integers(0, 3)))
+def test_the_longest_run(tokens: list[int]) -> None:
+    run = longest_run(tokens)
+    assert run == max([len(list(group)) for _, group in groupby(tokens)], default=0)
+    assert longest_run(tokens + tokens[-1:]) >= run
+    assert run <= len(tokens)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "answers", "weights", "says"),
+    [
+        (CHECKS, [GOOD], Weights.REAL, None),
+        (CHECKS, [STUCK], Weights.REAL, "one token 32 times in a row"),
+        (CHECKS, [STUCK], Weights.IMITATED, "one token 32 times in a row"),
+        (CHECKS, [STUCK], Weights.DUMMY, None),
+        (CHECKS, [STUCK], None, None),
+        (checks(distinct=0.2, tokens=32), [LOOP], Weights.REAL, "only 4 different tokens in an answer of 32"),
+        (checks(distinct=0.2, tokens=32), [LOOP], Weights.DUMMY, None),
+        (checks(longest_run=31, tokens=32), [STUCK], Weights.REAL, "32 times"),
+        (None, [STUCK], Weights.REAL, None),
+    ],
+)
+def test_an_answer_that_is_wrong_by_itself(
+    wanted: Checks | None, answers: list[Said], weights: Weights | None, says: str | None
+) -> None:
+    found = judge(wanted, answers, weights)
+    assert (found is None) if says is None else (found is not None and says in found)
+
+
+def test_a_needle_is_looked_for_in_the_answers_of_real_weights_only() -> None:
+    lost = said(Probe.NEEDLE, ["4711"], " 4711", needle="73914")
+    assert "not found" in (judge(CHECKS, [GOOD, lost], Weights.REAL) or "")
+    assert judge(CHECKS, [GOOD, lost], Weights.IMITATED) is None
+    assert judge(CHECKS, [said(Probe.NEEDLE, ["7391", "4."], " 73914.", needle="73914")], Weights.REAL) is None
+
+
+def test_an_answer_that_is_not_the_baselines() -> None:
+    other = said(Probe.GREEDY, [0, 1, 9, 3, *range(4, 32)], "other")
+    late = said(Probe.GREEDY, [*range(30), 99, 98], "parts later than is compared")
+    assert differs(CHECKS, [GOOD], [[GOOD]]) is None
+    assert differs(CHECKS, [late], [[GOOD]]) is None
+    assert "they part after 2 tokens" in (differs(CHECKS, [other], [[GOOD]]) or "")
+    assert "not that of eager" in (differs(CHECKS, [other], [[GOOD], [late]]) or "")
+    # A baseline that does not repeat itself, or said nothing, proves nothing about others.
+    assert differs(CHECKS, [other], [[GOOD], [other]]) is None
+    assert differs(CHECKS, [other], []) is None
+    assert differs(CHECKS, [], [[GOOD]]) is None
+    assert differs(checks(longest_run=8), [other], [[GOOD]]) is None
+    short = said(Probe.GREEDY, [0, 1], "ends early")
+    assert "after 2 tokens" in (differs(CHECKS, [short], [[GOOD]]) or "")
+
+
+def test_what_is_kept_of_an_answer() -> None:
+    kept = said(Probe.GREEDY, ["a"] * 70 + ["b"] * 30, "a" * 70 + "b" * 30)
+    assert (kept.length, kept.longest_run, kept.distinct, len(kept.first), kept.found) == (100, 70, 0.02, 64, None)
+    assert said(Probe.GREEDY, [], "").distinct == 0.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({}, "checks something"),
+        ({"longest_run": 64}, "says nothing about an answer of 64"),
+        ({"distinct": 1.5}, "a share"),
+        ({"same": 16}, "goes with baseline"),
+        ({"baseline": "eager", "distinct": 0.1}, "goes with baseline"),
+        ({"same": 65, "baseline": "eager"}, "from 1 to 64"),
+        ({"needle": 50}, "100 tokens or more"),
+    ],
+)
+def test_checks_that_would_check_nothing_are_refused(fields: dict[str, object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        checks(**fields)  # type: ignore[arg-type]
