@@ -129,10 +129,11 @@ def test_every_arm_gets_the_same_prompts(tmp_path: Path) -> None:
 
 
 def test_nothing_is_measured_unasked_nor_on_a_server_that_an_earlier_arm_has(tmp_path: Path) -> None:
-    for name, changes in {
+    cases: dict[str, dict[str, Any]] = {
         "unasked": {"wishes": Wishes()},
         "same-server": {"arm": SCENARIO.arms[1]},  # other requests, same command
-    }.items():
+    }
+    for name, changes in cases.items():
         (tmp_path / name).mkdir()
         engine = Engine()
         concluded(tmp_path / name, engine, throughput=LOADS, **changes)

@@ -231,3 +231,37 @@ def test_every_word_is_in_the_guide() -> None:
     guide = (Path(__file__).parents[1] / "docs" / "scenarios.md").read_text(encoding="utf-8")
     for word in vocabulary.__all__:
         assert f"{word}(" in guide or f"`{word}`" in guide or f", {word}," in guide, word
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        (
+            'throughput=throughput(prompt=8, output=8, baseline="eagre"),',
+            "the baseline 'eagre' is no arm; did you mean",
+        ),
+        ('throughput=throughput(prompt=8, output=8, baseline="near-miss-129"),', "has the server of an earlier arm"),
+        ('throughput=throughput(prompt=8, output=1, baseline="eager"),', "answers of 2 or more"),
+        ('throughput=throughput(prompt=8, output=8, baseline="eager", rounds=3),', "3 rounds show no spread"),
+        (
+            'throughput=[throughput(prompt=8, output=8, baseline="eager"), throughput(prompt=8, output=8, baseline="eager")],',
+            "8 -> 8 tokens, 1 at once: twice",
+        ),
+        (
+            'throughput=[throughput(prompt=8, output=8, baseline="eager"), '
+            'throughput(prompt=9, output=8, baseline="graphs-off")],',
+            "one baseline for all loads, not eager and graphs-off",
+        ),
+        ("throughput=8,", "is not what 'throughput' takes"),
+        ("output=checks(),", "checks() checks something"),
+        ('output=checks(same=8, baseline="nobody"),', "the baseline 'nobody' is no arm"),
+    ],
+)
+def test_mistakes_in_what_is_measured_are_found(declared: str, said: str) -> None:
+    text = next(path for path in scenario_files() if path.name == "tq_chunked_prefill.py").read_text(encoding="utf-8")
+    text = text.replace("    chat,\n", "    chat,\n    checks,\n    throughput,\n", 1)
+    found = problems(text.replace("    related=[", f"    {declared}\n    related=["), "tq_chunked_prefill.py")
+    assert len(found) == 1, found
+    line, problem = found[0]
+    assert said in problem
+    assert line > 100

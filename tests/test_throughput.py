@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 from math import exp
 from statistics import median
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -157,7 +158,7 @@ def test_what_is_a_claim(evidence: str, weights: str | None, says: str) -> None:
         ({"prompt": 8, "output": 8, "concurrency": [2, 2]}, "each number once"),
     ],
 )
-def test_loads_that_would_show_nothing_are_refused(fields: dict[str, int], says: str) -> None:
+def test_loads_that_would_show_nothing_are_refused(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         throughput(baseline="eager", **fields)
 

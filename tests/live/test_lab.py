@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Harness
+from tests.live.lab_frames import strange_frames
 from vllm_repro.lab.site import PLUGIN
 from vllm_repro.releases.provision import provision
 
@@ -38,7 +39,7 @@ def test_the_reported_command_dies_of_the_reported_sentence(harness: Harness) ->
         "vllm/v1/worker/workspace.py:get_simultaneous",
         "vllm/v1/worker/workspace.py:_ensure_workspace_size",
     ]
-    assert all(frame.startswith(("vllm/", "torch/")) for frame in death["frames"])
+    assert strange_frames(death["frames"], provision("0.23.0").pythonpath) == []
     assert arm["server"]["kind"] == "lab"
     assert {part["name"].rsplit(".", 1)[-1] for part in arm["server"]["replaced"]} >= {
         "_tq_full_dequant_kv",
@@ -49,7 +50,13 @@ def test_the_reported_command_dies_of_the_reported_sentence(harness: Harness) ->
 
 @pytest.mark.parametrize(
     ("arm", "outcome", "status"),
-    [("eager", "clean", 0), ("near-miss-128", "untriggered", 0), ("near-miss-129", "crash", 0)],
+    [
+        ("eager", "clean", 0),
+        ("near-miss-128", "untriggered", 0),
+        ("near-miss-129", "crash", 0),
+        ("prefix-hit", "crash", 0),
+        ("growing-chat", "crash", 0),
+    ],
 )
 def test_the_arms_around_it(harness: Harness, arm: str, outcome: str, status: int) -> None:
     done = harness("run", SCENARIO, "--server", "lab", "--vllm", "0.23.0", "--arm", arm)
@@ -63,6 +70,33 @@ def test_the_fixed_release_lives_with_the_boundary_crossed(harness: Harness) -> 
     assert done.status == 0, done.out + done.err
     trial = done.report["arms"][0]["trials"][0]
     assert (trial["outcome"], trial["trigger"]["crossed"], trial["death"]) == ("clean", True, None)
+
+
+def test_the_hole_in_the_reservation_and_the_change_that_closes_it(harness: Harness) -> None:
+    provision("0.32.0")
+    done = harness(
+        "run",
+        "tq-prefix-hit-unreserved",
+        "--server",
+        "lab",
+        "--vllm",
+        "0.32.0",
+        "--arm",
+        "reported",
+        "--arm",
+        "patched",
+    )
+    assert done.status == 0, done.out + done.err
+    arms = {arm["name"]: arm for arm in done.report["arms"]}
+    dead, alive = arms["reported"]["trials"][0], arms["patched"]["trials"][0]
+    assert (dead["outcome"], dead["death"]["signature"], dead["trigger"]["crossed"]) == ("crash", "match", True)
+    assert (alive["outcome"], alive["trigger"]["crossed"]) == ("clean", True)
+    assert arms["reported"]["server"]["patched"] == []
+    (changed,) = arms["patched"]["server"]["patched"]
+    assert changed["file"] == "vllm/v1/attention/backends/turboquant_attn.py"
+    assert changed["sha256"] != next(
+        part["sha256"] for part in arms["reported"]["server"]["replaced"] if part["file"] == changed["file"]
+    )
 
 
 def test_the_stand_ins_write_and_read_what_the_kernels_do(tmp_path: Path) -> None:

@@ -111,8 +111,8 @@ def _soaked(one: Soaked, *, figures: bool) -> str:
     soak = one.soak
     spent = f"{soak.seconds:.0f} s" if soak.whole else f"ended after {soak.seconds:.0f} of {soak.asked:.0f} s"
     text = (
-        f"{one.arm}, trial {one.trial}: soak of {spent}, {soak.requests:,} requests, {soak.errors} errors, "
-        f"{soak.restarts} restarts of the engine"
+        f"{one.arm}, trial {one.trial}: soak of {spent}, {soak.requests:,} requests, {soak.errors} of them failed, "
+        f"the engine restarted {soak.restarts} times"
     )
     if figures and soak.drift is not None:
         text += f"; output tokens a second in its last tenth {soak.drift:.2f} of those in its first"

@@ -1,0 +1,23 @@
+"""Whose lines a death in the lab went through: read from the release's own sources."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def strange_frames(frames: Sequence[str], release: Path) -> list[str]:
+    """Those of `file:function` that the release unpacked at `release` does not define; torch's are let pass."""
+    return [frame for frame in frames if not frame.startswith("torch/") and not _defined(frame, release)]
+
+
+def _defined(frame: str, release: Path) -> bool:
+    file, _, function = frame.rpartition(":")
+    path = release / file
+    if not path.is_file():
+        return False
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return any(
+        isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == function for node in ast.walk(tree)
+    )

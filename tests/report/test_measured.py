@@ -1,0 +1,211 @@
+"""What a report says of measurements: made from journals that are written here line by line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.conftest import SCHEMA
+from tests.report_examples import EXAMPLES
+from vllm_repro.journal import read
+from vllm_repro.output import Probe, checks, said
+from vllm_repro.report.build import report_of
+from vllm_repro.report.markdown import markdown
+from vllm_repro.report.model import RunReport
+from vllm_repro.terminal import summary
+from vllm_repro.throughput import throughput
+
+POINT = {"prompt": 128, "output": 512, "concurrency": 4}
+LOAD = throughput(prompt=128, output=512, concurrency=[4], baseline="eager")
+REHEARSED = next(folder for folder in EXAMPLES if folder.name.endswith("-rehearsal"))
+
+
+def figures(speed: float) -> dict[str, Any]:
+    return {
+        "wall_s": 2048 / speed,
+        "requests": 4,
+        "prompt_tokens": 512,
+        "output_tokens": 2048,
+        "output_tok_s": speed,
+        "req_s": speed / 512,
+        "ttft_s": 0.1,
+        "tpot_s": 4 / speed,
+        "itl_s": 4 / speed,
+        "itl_p99_s": 8 / speed,
+    }
+
+
+class Journal:
+    """A journal in the making: that of the example, with its trials' ends replaced."""
+
+    def __init__(self, evidence: str, **header: Any) -> None:
+        lines = (REHEARSED / "journal.jsonl").read_text(encoding="utf-8").splitlines()
+        entries = [json.loads(line) for line in lines]
+        self.header = next(entry for entry in entries if entry["event"] == "run-started")
+        self.ended = next(e for e in entries if e["event"] == "trial-ended" and e["outcome"] == "clean")
+        names = ("reported", "eager", "graphs-off")
+        arms = [arm for arm in self.header["arms"] if arm["name"] in names]
+        self.header |= {"evidence": evidence, "arms": arms, "loads": [vars(LOAD)], "output": None, "version": "0.24.0"}
+        self.header |= {"wishes": {"throughput": True, "soak": 0.0}, **header}
+        self.entries = [self.header]
+
+    def add(self, event: str, arm: str, trial: int, **fields: Any) -> None:
+        self.entries.append({"t": self.header["t"] + 1, "event": event, "arm": arm, "trial": trial, **fields})
+
+    def rounds(self, arm: str, trial: int, *speeds: float, counted: int | None = None, again: bool = False) -> None:
+        for number, speed in enumerate(speeds, 1):
+            fields = {"point": POINT, "again": again, "figures": figures(speed)}
+            self.add("throughput-round", arm, trial, round=number, **fields)
+        usage = {"prompt": 3584, "output": 14336}
+        seen = usage if counted is None else {**usage, "output": counted}
+        self.add("throughput-point", arm, trial, point=POINT, again=again, rounds=5, usage=usage, counted=seen)
+
+    def end(self, arm: str, trial: int, outcome: str = "clean", weights: str | None = "real") -> None:
+        fields = {**self.ended, "arm": arm, "trial": trial, "outcome": outcome, "weights": weights, "version": "0.24.0"}
+        self.entries.append(fields)
+
+    def report(self, folder: Path) -> RunReport:
+        ended = {"t": self.header["t"] + 9, "event": "run-ended", "interrupted": None}
+        text = "".join(json.dumps(entry) + "\n" for entry in (*self.entries, ended))
+        (folder / "journal.jsonl").write_text(text, encoding="utf-8")
+        report = report_of(read(folder / "journal.jsonl"), folder)
+        jsonschema.validate(report.as_json(), SCHEMA)
+        return report
+
+
+def measured(evidence: str, weights: str | None = "real") -> Journal:
+    """Two boots of two arms, reported being twice as fast as eager."""
+    journal = Journal(evidence)
+    for trial in (1, 2):
+        for arm, factor in (("reported", 2.0), ("eager", 1.0)):
+            journal.rounds(arm, trial, *(factor * (100 + trial + number) for number in range(5)))
+            journal.rounds(arm, trial, *(factor * 90.0 for _ in range(5)), again=True)
+            journal.end(arm, trial, weights=weights)
+    return journal
+
+
+def test_a_ratio_with_its_interval(tmp_path: Path) -> None:
+    report = measured("gpu").report(tmp_path)
+    found = report.as_json()["throughput"]
+    assert found["baseline_arm"] == "eager"
+    (ratio,) = found["ratios"]
+    assert ratio["ratio"] == pytest.approx(2.0)
+    assert 1.9 < ratio["low"] <= 2.0 <= ratio["high"] < 2.1
+    assert (ratio["arm"], ratio["n"], ratio["boots"], ratio["change"]) == ("reported", 10, 2, "faster")
+    trial = report.as_json()["arms"][0]["trials"][0]["throughput"]
+    assert trial["output_tok_s"] == pytest.approx(206.0)
+    assert (trial["ttft_s"], trial["rounds"], trial["concurrency"]) == (0.1, 5, 4)
+    assert trial["tpot_s"] == pytest.approx(4 / 206)
+    for text in (markdown(report), summary(report)):
+        assert "2.00 (" in text
+        assert "faster" in text
+        assert "claimed" not in text
+    assert "| 128 -> 512 tokens, 4 at once | reported | 207 (204 to 210) |" in markdown(report)
+    assert "measured again at the end, over its first time: `eager` 1: 0.87" in markdown(report)
+    # The same journal, the same interval.
+    assert report_of(read(tmp_path / "journal.jsonl"), tmp_path).as_json() == report.as_json()
+
+
+@pytest.mark.parametrize(
+    ("evidence", "weights", "reason"),
+    [("lab", "dummy", "LAB"), ("cpu", "dummy", "weights are random"), ("gpu", None, "which weights were served")],
+)
+def test_where_nothing_is_claimed_no_figure_is_shown(
+    tmp_path: Path, evidence: str, weights: str | None, reason: str
+) -> None:
+    report = measured(evidence, weights).report(tmp_path)
+    data = report.as_json()
+    assert data["throughput"] is None
+    assert reason in data["throughput_withheld"]
+    assert all(trial["throughput"] is None for arm in data["arms"] for trial in arm["trials"])
+    for text in (markdown(report), summary(report)):
+        assert f"No throughput is claimed: {reason}" in text or reason in text
+        assert "tok/s" not in text
+        assert "207" not in text
+
+
+def test_a_simulated_figure_never_stands_without_the_word(tmp_path: Path) -> None:
+    report = measured("rehearsal", "imitated").report(tmp_path)
+    assert report.as_json()["throughput"] is None
+    for text in (markdown(report), summary(report)):
+        lines = [line for line in text.splitlines() if "207" in line or "0.87" in line]
+        assert lines
+        assert all("REHEARSAL" in line for line in lines)
+
+
+def test_a_dying_engine_gives_no_figure(tmp_path: Path) -> None:
+    journal = Journal("gpu")
+    journal.rounds("eager", 1, 100, 101, 102, 103, 104)
+    journal.end("eager", 1)
+    journal.rounds("reported", 1, 200, 201, 202, 203, 204)
+    journal.add("measure-stopped", "reported", 1, doing="throughput (x)", why="the engine died or hung")
+    journal.end("reported", 1, outcome="other-crash")
+    report = journal.report(tmp_path)
+    found = report.as_json()
+    assert found["throughput"] == {"baseline_arm": "eager", "ratios": []}
+    assert found["arms"][0]["trials"][0]["throughput"] is None
+    assert "reported, trial 1: throughput (x) was not measured: the engine died or hung" in summary(report)
+    assert "202" not in markdown(report).replace("2026", "")
+
+
+def test_a_load_whose_tokens_the_server_counts_otherwise_is_left_out(tmp_path: Path) -> None:
+    journal = Journal("gpu")
+    journal.rounds("eager", 1, 100, 101, 102, 103, 104, counted=999)
+    journal.end("eager", 1)
+    report = journal.report(tmp_path)
+    assert report.as_json()["throughput"] is None
+    assert "counters 3,584 + 999" in markdown(report)
+    assert "102" not in markdown(report)
+
+
+def test_a_baseline_that_did_not_run_gives_no_ratio(tmp_path: Path) -> None:
+    journal = Journal("gpu")
+    journal.rounds("reported", 1, 100, 101, 102, 103, 104)
+    journal.end("reported", 1)
+    assert journal.report(tmp_path).as_json()["throughput"] == {"baseline_arm": "eager", "ratios": []}
+
+
+def test_a_soak(tmp_path: Path) -> None:
+    soak = {"asked": 100.0, "seconds": 100.0, "requests": 50, "errors": 1, "restarts": 0, "tenths": [8.0] * 9 + [4.0]}
+    journal = Journal("gpu", wishes={"throughput": False, "soak": 100.0}, loads=[])
+    journal.add("soak", "eager", 1, soak=soak)
+    journal.end("eager", 1)
+    journal.add("soak", "reported", 1, soak={**soak, "seconds": 30.0})
+    journal.end("reported", 1, outcome="other-crash")
+    report = journal.report(tmp_path)
+    assert json.loads(json.dumps(report.as_json()))["arms"][1]["trials"][0]["soak"] == soak
+    text = markdown(report)
+    assert "eager, trial 1: soak of 100 s, 50 requests, 1 of them failed, the engine restarted 0 times; output" in text
+    assert "last tenth 0.50 of those in its first" in text
+    assert "ended after 30 of 100 s" in text
+    assert "## Throughput" not in text
+
+
+def answered(weights: str = "real") -> Journal:
+    journal = Journal("gpu", output=vars(checks(same=8, baseline="eager")), wishes={"throughput": False, "soak": 0.0})
+    for arm, tokens in (
+        ("reported", [1, 2, 3, 9] * 16),
+        ("eager", [1, 2, 3, 4] * 16),
+        ("graphs-off", [1, 2, 3, 4] * 16),
+    ):
+        journal.add("output", arm, 1, said=vars(said(Probe.GREEDY, tokens, str(tokens))))
+        journal.end(arm, 1, weights=weights)
+    return journal
+
+
+def test_an_arm_that_says_something_else_than_the_baseline_is_wrong(tmp_path: Path) -> None:
+    report = answered().report(tmp_path)
+    outcomes = {arm.name: arm.trials[0].outcome.value for arm in report.arms}
+    assert outcomes == {"reported": "wrong-output", "eager": "clean", "graphs-off": "clean"}
+    assert "they part after 3 tokens" in report.arms[0].trials[0].why
+    assert report.verdict.verdict == "changed"
+    assert "wrong-output" in summary(report)
+
+
+def test_random_weights_are_not_compared(tmp_path: Path) -> None:
+    report = answered("dummy").report(tmp_path)
+    assert {arm.trials[0].outcome.value for arm in report.arms} == {"clean"}
