@@ -20,6 +20,7 @@ from vllm_repro.vocabulary import (
     chat,
     dies,
     lives,
+    patched,
     pause,
     signature,
     sized,
@@ -164,6 +165,17 @@ scenario = Scenario(
                 chat(name="prompt B", prompt=LONG, max_tokens=3, stream=False),
             ],
             why="the answer is one token too short to fill the prompt's last block",
+        ),
+        arm(
+            "patched",
+            lives,
+            patched(
+                "vllm/v1/simple_kv_offload/manager.py",
+                was="gpu_block_id in gpu_blocks_this_step",
+                now="gpu_block_id in gpu_blocks_this_step\n                        or gpu_block_id in gpu_block_ids",
+                why="a block that this scan has listed already is not listed again",
+            ),
+            why="the idea of #42615 and #42903, in the words of 0.20.0 to 0.21.0",
         ),
     ],
     lab=Lab(

@@ -89,7 +89,7 @@ def test_wrong_usage_says_what_is_wrong_and_what_to_do(
 def test_the_rehearsal_says_nothing_of_a_bug_that_it_does_not_imitate(harness: Harness, tmp_path: Path) -> None:
     text = (ROOT / "scenarios" / "tq_chunked_prefill.py").read_text(encoding="utf-8")
     path = tmp_path / "tq_chunked_prefill.py"
-    path.write_text(text.replace("vllm#41726", "vllm#42085"), encoding="utf-8")
+    path.write_text(text.replace("vllm#41726", "vllm#39702"), encoding="utf-8")
     done = harness("run", str(path), "--server", "rehearsal", "--vllm", "0.24.0", "--arm", "reported")
     assert (done.report["verdict"], done.status) == ("inconclusive", 2)
     assert "does not imitate" in done.report["because"]

@@ -248,8 +248,7 @@ def test_every_word_is_in_the_guide() -> None:
             "8 -> 8 tokens, 1 at once: twice",
         ),
         (
-            'throughput=[throughput(prompt=8, output=8, baseline="eager"), '
-            'throughput(prompt=9, output=8, baseline="graphs-off")],',
+            'throughput=[throughput(prompt=8, output=8, baseline="eager"), throughput(prompt=9, output=8, baseline="graphs-off")],',
             "one baseline for all loads, not eager and graphs-off",
         ),
         ("throughput=8,", "is not what 'throughput' takes"),

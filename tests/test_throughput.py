@@ -39,7 +39,8 @@ def test_a_round_by_hand() -> None:
     # Two requests of three tokens: sent at 0.0 and 0.1, answered at 0.5, 0.7, 1.0 and at 0.6, 0.7, 2.1.
     one = Timing(0.0, 1.1, (0.5, 0.7, 1.0), 10, 3)
     two = Timing(0.1, 2.1, (0.6, 0.7, 2.0), 10, 3)
-    found = round_of([one, two])
+    found = round_of([one, two], late=0.25)
+    assert found.late_s == 0.25
     assert (found.wall_s, found.requests, found.prompt_tokens, found.output_tokens) == (2.1, 2, 20, 6)
     assert found.output_tok_s == pytest.approx(6 / 2.1)
     assert found.req_s == pytest.approx(2 / 2.1)

@@ -15,7 +15,16 @@ from vllm_repro.trigger import (
     continuations,
 )
 
-__all__ = ["attention_backend", "chunked_prefill", "continuation_over", "prefix_hit", "sent_with"]
+__all__ = [
+    "attention_backend",
+    "chunked_prefill",
+    "continuation_over",
+    "drafting",
+    "graphs_captured",
+    "prefill_over",
+    "prefix_hit",
+    "sent_with",
+]
 
 
 def _count(facts: TriggerFacts, asked: Asked) -> str:
@@ -116,6 +125,29 @@ class _ContinuationOver(Condition):
         return f"continuation_over({self.tokens})"
 
 
+@dataclass(frozen=True)
+class _PrefillOver(Condition):
+    tokens: int
+
+    def find(self, facts: TriggerFacts) -> Finding:
+        found = Finding(False, ("no request reached the engine",), "no request")
+        largest = 0
+        for asked in facts.asked:
+            uncached = facts.uncached(asked)
+            if uncached is None or not asked.accepted:
+                continue
+            batch = facts.batch or uncached
+            piece = max(chunks_of(uncached, batch, chunked=facts.chunked is not False), default=0)
+            if piece > largest:
+                largest, crossed = piece, piece > self.tokens
+                text = f"{_count(facts, asked)}: {piece} of them in one step, {'' if crossed else 'not '}more than {self.tokens}"
+                found = Finding(crossed, (text,), f"{piece} tokens in one step")
+        return found
+
+    def __str__(self) -> str:
+        return f"prefill_over({self.tokens})"
+
+
 # Success, or a refusal of what is in the request. Other refusals (a key, a path, a rate) come before anybody looked at it.
 _JUDGED = frozenset({200, 400, 422})
 
@@ -153,6 +185,38 @@ class _AttentionBackend(Condition):
         return f"attention_backend({self.name!r})"
 
 
+@dataclass(frozen=True)
+class _Drafting(Condition):
+    def find(self, facts: TriggerFacts) -> Finding:
+        said = facts.args.get("speculative_config")
+        if said:
+            return Finding(True, (f"the server says that it decodes speculatively: {said}",))
+        if not facts.args and facts.command is not None and facts.command.has("--speculative-config"):
+            told = facts.command.get("--speculative-config")
+            return Finding(True, (f"the server was told to decode speculatively: {told}",))
+        return Finding(False, ("the server was not told to decode speculatively",), "no drafts")
+
+    def __str__(self) -> str:
+        return "drafting()"
+
+
+@dataclass(frozen=True)
+class _GraphsCaptured(Condition):
+    def find(self, facts: TriggerFacts) -> Finding:
+        boot = facts.boot
+        if boot.graphs_captured:
+            return Finding(True, (f"the log says that CUDA graphs were captured, mode {boot.cudagraph_mode}",))
+        if boot.ready:
+            return Finding(False, ("the server is up and its log tells of no captured graph",), "no graphs")
+        if boot.cudagraph_mode in (None, "NONE"):
+            return Finding(False, ("the log does not say that CUDA graphs are to be captured",), "no graphs")
+        text = f"the boot ended before CUDA graphs were all captured, mode {boot.cudagraph_mode}"
+        return Finding(True, (text,), f"graphs {boot.cudagraph_mode}")
+
+    def __str__(self) -> str:
+        return "graphs_captured()"
+
+
 def attention_backend(name: str) -> Condition:
     """The boot log names this attention backend. A flag may be accepted and yet no layer use it, and then nothing is proved."""
     return _AttentionBackend(name)
@@ -173,6 +237,21 @@ def prefix_hit() -> Condition:
 def continuation_over(tokens: int) -> Condition:
     """A chunk with context before it (an earlier chunk, or cached blocks) had more than `tokens` tokens."""
     return _ContinuationOver(tokens)
+
+
+def prefill_over(tokens: int) -> Condition:
+    """A step had more than `tokens` tokens of one prompt, which the prefix cache did not have."""
+    return _PrefillOver(tokens)
+
+
+def drafting() -> Condition:
+    """The server decodes speculatively: it says so in its list of arguments, or was started so."""
+    return _Drafting()
+
+
+def graphs_captured() -> Condition:
+    """CUDA graphs were captured, or a boot ended that was to capture them."""
+    return _GraphsCaptured()
 
 
 def sent_with(*names: str) -> Condition:

@@ -17,6 +17,7 @@ import httpx
 
 from vllm_repro.client import Answer
 from vllm_repro.deathsigns import Channel
+from vllm_repro.lateness import Lateness
 from vllm_repro.metrics import Reading
 from vllm_repro.output import QUESTION, Checks, Probe, said
 from vllm_repro.prompts import Prompt, PromptError, build_completion, build_needle
@@ -126,7 +127,9 @@ class Measure:
             measured = number - WARM_UPS + 1
             trial.say(f"{point}: " + (f"round {measured} of {rounds}" if measured > 0 else "warming up"))
             batch = prompts[number * point.concurrency :][: point.concurrency]
-            timings = [_timing(answer, point) for answer in await self._together("throughput", batch, fields)]
+            async with Lateness() as late:
+                answers = await self._together("throughput", batch, fields)
+            timings = [_timing(answer, point) for answer in answers]
             used[0] += sum(one.prompt_tokens for one in timings)
             used[1] += sum(one.output_tokens for one in timings)
             if measured > 0:
@@ -136,7 +139,7 @@ class Measure:
                     point=point,
                     round=measured,
                     again=again,
-                    figures=round_of(timings),
+                    figures=round_of(timings, late.worst),
                 )
         counted = await self._counted(before, used)
         trial.journal.write(

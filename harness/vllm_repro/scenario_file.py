@@ -85,6 +85,12 @@ def _near(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether the value is what the hint takes. beartype looks at one element of a list, by chance; a mistake may be in any."""
+    whole = is_bearable(value, hint, conf=_NUMBERS)
+    return whole and (not isinstance(value, tuple) or all(is_bearable((one,), hint, conf=_NUMBERS) for one in value))
+
+
 @dataclass
 class _Reader:
     """Evaluates one file. `lines` remembers where each argument of the `Scenario(...)` call and each arm stands."""
@@ -198,7 +204,7 @@ class _Reader:
         good = {
             name: value
             for name, value in keywords.items()
-            if name in hints and value is not _BAD and is_bearable(value, hints[name], conf=_NUMBERS)
+            if name in hints and value is not _BAD and _fits(value, hints[name])
         }
         self.made_up = set(_STAND_INS) - set(good)
         try:
@@ -252,7 +258,7 @@ class _Reader:
             if kind is inspect.Parameter.VAR_KEYWORD or name not in hints:
                 continue
             for one in values:
-                if one is not _BAD and not is_bearable(one, hints[name], conf=_NUMBERS):
+                if one is not _BAD and not _fits(one, hints[name]):
                     self.problem(
                         where.get(name, node.lineno), f"{word}: {name}={_short(one)} is not what {name!r} takes"
                     )

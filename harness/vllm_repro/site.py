@@ -37,8 +37,11 @@ Say = Callable[[str], None]
 
 IMITATED = frozenset(
     {
+        "vllm-project/vllm#40807",
+        "vllm-project/vllm#41700",
         "vllm-project/vllm#41726",
         "vllm-project/vllm#42085",
+        "vllm-project/vllm#42808",
         "vllm-project/vllm#44053",
         "vllm-project/vllm#54195",
     }
@@ -307,10 +310,11 @@ def _process(launch: Launch, log: Path) -> tuple[Launch, Server]:
 def default_image(scenario: Scenario, version: str) -> str:
     """The reported image for the release that the scenario names, and for any other release the official one of it."""
     reported = scenario.reported().container
-    if reported is not None and scenario.needs.gpus and version == scenario.try_with:
+    pinned = reported is not None and not reported.image.endswith((":nightly", ":latest"))  # those have moved on since
+    if reported is not None and pinned and scenario.needs.gpus and version == scenario.try_with:
         return reported.image
     repository = "vllm/vllm-openai" if scenario.needs.gpus else "vllm/vllm-openai-cpu"
-    return f"{repository}:v{version}"
+    return f"{repository}:v{version.partition('+')[0]}"  # a tag cannot hold a build's own suffix
 
 
 def lacking(needs: Needs, here: tuple[Gpu, ...]) -> str:

@@ -84,6 +84,8 @@ def summary(report: RunReport) -> str:
                 )
             )
     lines += columns(rows, (24, 8, 60, 28, 24))
+    for arm in report.arms:
+        lines += [f"changed in {arm.name}: {file}" for file in dict.fromkeys(patch.file for patch in arm.patches)]
     telling = [trial for arm in report.arms for trial in arm.trials if trial.death] or [
         trial for arm in report.arms for trial in arm.trials if trial.outcome not in ("clean", "untriggered")
     ]

@@ -103,7 +103,8 @@ class Round:
 
     wall_s: from the first request sent to the last one answered; the two rates are over it. ttft_s, tpot_s: median over requests of the
     time to the first piece and of the mean time per further token. itl_s, itl_p99_s: of all gaps between pieces; None where an answer
-    came in one.
+    came in one. late_s: the most by which the client itself was late (`vllm_repro.lateness`): the times hold that much of its own, the rates
+    hardly any.
     """
 
     wall_s: float
@@ -116,9 +117,10 @@ class Round:
     tpot_s: float
     itl_s: float | None
     itl_p99_s: float | None
+    late_s: float = 0.0
 
 
-def round_of(timings: Sequence[Timing]) -> Round:
+def round_of(timings: Sequence[Timing], late: float = 0.0) -> Round:
     """Raises ValueError for a request without an answer of two tokens or more: it has no time per token."""
     if not timings or any(not one.chunks or one.output_tokens < 2 for one in timings):
         raise ValueError("a round is made of answered requests with two tokens or more")
@@ -138,6 +140,7 @@ def round_of(timings: Sequence[Timing]) -> Round:
         median((one.chunks[-1] - one.chunks[0]) / (one.output_tokens - 1) for one in timings),
         median(gaps) if gaps else None,
         gaps[ceil(0.99 * len(gaps)) - 1] if gaps else None,
+        late,
     )
 
 
@@ -173,6 +176,7 @@ class Figures:
     tpot_s: Spread
     itl_s: Spread | None
     itl_p99_s: Spread | None
+    late_s: Spread
 
 
 def figures(point: Point, boots: Sequence[Sequence[Round]]) -> Figures:
@@ -189,6 +193,7 @@ def figures(point: Point, boots: Sequence[Sequence[Round]]) -> Figures:
         Spread.of([one.tpot_s for one in rounds]),
         Spread.of(gaps) if gaps else None,
         Spread.of(tails) if tails else None,
+        Spread.of([one.late_s for one in rounds]),
     )
 
 

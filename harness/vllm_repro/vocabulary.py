@@ -14,7 +14,16 @@ from typing import Literal
 from vllm_repro.autopsy.diagnosis import Phase
 from vllm_repro.autopsy.signature import Signature
 from vllm_repro.commands.command import ServeCommand
-from vllm_repro.conditions import attention_backend, chunked_prefill, continuation_over, prefix_hit, sent_with
+from vllm_repro.conditions import (
+    attention_backend,
+    chunked_prefill,
+    continuation_over,
+    drafting,
+    graphs_captured,
+    prefill_over,
+    prefix_hit,
+    sent_with,
+)
 from vllm_repro.offload import block_listed_twice
 from vllm_repro.output import checks
 from vllm_repro.patch import Patch
@@ -41,10 +50,13 @@ __all__ = [
     "continuation_over",
     "conversation",
     "dies",
+    "drafting",
     "flag",
+    "graphs_captured",
     "lives",
     "patched",
     "pause",
+    "prefill_over",
     "prefix_hit",
     "sent_with",
     "signature",

@@ -17,6 +17,8 @@ def _defined(frame: str, release: Path) -> bool:
     path = release / file
     if not path.is_file():
         return False
+    if function.startswith("<"):
+        return True  # <genexpr>, <lambda>: Python's own names, which no file defines
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return any(
         isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == function for node in ast.walk(tree)

@@ -129,9 +129,9 @@ RELEASES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-FIRST = set_size() + base_size("2.13.0")
+FIRST = set_size("2.13.0") + base_size("2.13.0")
 """Beside the release, for the first one that is built for torch 2.13.0."""
-_LAYERS = [set_size(), further_set_size(), FIRST, set_size() + base_size("2.11.0")]
+_LAYERS = [set_size("2.13.0"), further_set_size(), FIRST, set_size("2.11.0") + base_size("2.11.0")]
 SIZES = [release_size(), *_LAYERS, *(release_size() + size for size in _LAYERS)]
 
 
@@ -241,9 +241,9 @@ def test_what_is_said_before_an_install_is_what_it_adds(cache: ReleaseCache) -> 
     ]
     for folder in (cache.root / "deps").iterdir():
         shutil.rmtree(folder)
-    assert announced(cache, "0.32.0") == [("vLLM 0.32.0 is not in the cache", release_size() + set_size())]
+    assert announced(cache, "0.32.0") == [("vLLM 0.32.0 is not in the cache", release_size() + set_size("2.13.0"))]
     assert announced(cache, "0.23.0") == [
-        ("vLLM 0.23.0 is not in the cache", release_size() + set_size() + base_size("2.11.0"))
+        ("vLLM 0.23.0 is not in the cache", release_size() + set_size("2.11.0") + base_size("2.11.0"))
     ]
 
 
@@ -256,7 +256,7 @@ def test_a_torch_that_was_not_foreseen_is_said_before_it_is_fetched(
     assert said[0] == ("vLLM 0.31.0 is not in the cache", release_size())
     assert said[1] == (
         "vLLM 0.31.0 is built for torch 2.10.0",
-        set_size() + base_size("2.10.0"),
+        set_size("2.10.0") + base_size("2.10.0"),
     )
 
 

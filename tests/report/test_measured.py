@@ -10,12 +10,14 @@ import jsonschema
 import pytest
 
 from tests.conftest import SCHEMA
+from tests.golden_files import assert_golden
 from tests.report_examples import EXAMPLES
 from vllm_repro.journal import read
 from vllm_repro.output import Probe, checks, said
 from vllm_repro.report.build import report_of
 from vllm_repro.report.markdown import markdown
 from vllm_repro.report.model import RunReport
+from vllm_repro.report.speed import speed_lines, speed_section
 from vllm_repro.terminal import summary
 from vllm_repro.throughput import throughput
 
@@ -36,6 +38,7 @@ def figures(speed: float) -> dict[str, Any]:
         "tpot_s": 4 / speed,
         "itl_s": 4 / speed,
         "itl_p99_s": 8 / speed,
+        "late_s": 0.002,
     }
 
 
@@ -167,6 +170,14 @@ def test_a_baseline_that_did_not_run_gives_no_ratio(tmp_path: Path) -> None:
     journal.rounds("reported", 1, 100, 101, 102, 103, 104)
     journal.end("reported", 1)
     assert journal.report(tmp_path).as_json()["throughput"] == {"baseline_arm": "eager", "ratios": []}
+
+
+@pytest.mark.parametrize(("name", "evidence"), [("claimed", "gpu"), ("rehearsal", "rehearsal"), ("lab", "lab")])
+def test_what_people_read(tmp_path: Path, name: str, evidence: str) -> None:
+    report = measured(evidence).report(tmp_path)
+    text = speed_section(report.measured, rehearsal=report.rehearsal)
+    terminal = "\n".join(speed_lines(report.measured, rehearsal=report.rehearsal))
+    assert_golden(f"throughput-{name}.txt", f"{text}\n{terminal}\n")
 
 
 def test_a_soak(tmp_path: Path) -> None:

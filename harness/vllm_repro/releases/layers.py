@@ -81,9 +81,7 @@ class Layers:
         torch = torch_group(version)
         if torch is not None and self._of_torch(torch):
             return release_size()
-        if torch is not None and self._has_base(torch):
-            return release_size() + set_size()
-        return release_size() + set_size() + base_size(torch)
+        return release_size() + self._first_set(torch)
 
     def obtain(self, facts: WheelFacts, progress: Progress) -> str:
         """The name of a set that satisfies the release: one that is there, or a new one. Raises `InfraError`."""
@@ -108,7 +106,7 @@ class Layers:
             self._announce(f"{nearest} lacks {missing}", further_set_size(), progress)
             below = [layer.path for layer in self.of(nearest)]
         else:
-            added = set_size() if self._has_base(facts.torch) else set_size() + base_size(facts.torch)
+            added = self._first_set(facts.torch)
             if (release_size() + added).disk > self.expected(facts.version).disk:  # more than was said before
                 self._announce(f"vLLM {facts.version} is built for torch {facts.torch}", added, progress)
             below = [self._base(facts.torch, progress)]
@@ -147,6 +145,11 @@ class Layers:
 
     def _base_path(self, torch: str) -> Path:
         return self._bases / f"{torch}-{_python_tag()}"
+
+    def _first_set(self, torch: str | None) -> Size:
+        """What the first set for a torch takes."""
+        has_base = torch is not None and self._has_base(torch)
+        return set_size(torch) if has_base else set_size(torch) + base_size(torch)
 
     def _has_base(self, torch: str) -> bool:
         base = self._base_path(torch)

@@ -105,7 +105,7 @@ def stands_on(environment: Path) -> tuple[Path, ...]:
         lines = (packages / _BELOW).read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError):
         return ()
-    return tuple(Path(os.path.normpath(packages / line)).parents[2] for line in lines)
+    return tuple(Path(os.path.normpath(packages / line)).parent.parent.parent for line in lines)
 
 
 def installed(environment: Path) -> dict[str, str]:

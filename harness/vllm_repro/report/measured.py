@@ -99,7 +99,7 @@ def _figures_json(one: Figures) -> dict[str, Any]:
     """Medians under plain names, and the quartiles of each beside them."""
     spreads = {
         name: spread
-        for name in ("output_tok_s", "req_s", "ttft_s", "tpot_s", "itl_s", "itl_p99_s")
+        for name in ("output_tok_s", "req_s", "ttft_s", "tpot_s", "itl_s", "itl_p99_s", "late_s")
         if (spread := getattr(one, name)) is not None
     }
     return {

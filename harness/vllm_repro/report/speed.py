@@ -25,6 +25,7 @@ def speed_section(found: Measured | None, *, rehearsal: bool) -> str:
         parts.append(
             "Median over rounds, quartiles in brackets. A round is so many requests sent at once; its prompts are made to the exact "
             "length and salted, its answers have a fixed length, tokens are counted by `usage` and again by the server's counters. "
+            "What the client itself was late by is in its times, and hardly in the rates. "
             f"The ratio is that of output tokens a second to those of `{found.baseline}`, with its 95 % bootstrap interval."
         )
         parts.append(_table(found, rehearsal=rehearsal))
@@ -43,8 +44,8 @@ def speed_section(found: Measured | None, *, rehearsal: bool) -> str:
 
 def _table(found: Measured, *, rehearsal: bool) -> str:
     lines = [
-        f"| load | arm | output tok/s | req/s | TTFT ms | TPOT ms | ITL ms | ITL p99 ms | rounds, boots | to {found.baseline} |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        f"| load | arm | output tok/s | req/s | TTFT ms | TPOT ms | ITL ms | ITL p99 ms | client late ms | rounds, boots | to {found.baseline} |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in found.rows:
         one = row.figures
@@ -53,7 +54,7 @@ def _table(found: Measured, *, rehearsal: bool) -> str:
             row.arm + (" (REHEARSAL)" if rehearsal else ""),
             _spread(one.output_tok_s),
             _spread(one.req_s),
-            *(_spread(spread, 1000) for spread in (one.ttft_s, one.tpot_s, one.itl_s, one.itl_p99_s)),
+            *(_spread(spread, 1000) for spread in (one.ttft_s, one.tpot_s, one.itl_s, one.itl_p99_s, one.late_s)),
             f"{one.output_tok_s.n}, {one.boots}",
             _ratio(row),
         )

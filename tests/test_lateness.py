@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+import asyncio
+import time
+
+from vllm_repro.lateness import Lateness
+
+
+def test_a_process_that_does_not_get_to_its_work_notices() -> None:
+    async def busy(seconds: float) -> float:
+        async with Lateness() as late:
+            await asyncio.sleep(0.02)
+            time.sleep(seconds)  # blocks, as a machine does that gives the process no time
+            await asyncio.sleep(0.02)
+        return late.worst
+
+    assert 0.15 < asyncio.run(busy(0.2)) < 2.0
+    assert asyncio.run(busy(0.0)) < 0.15
