@@ -60,6 +60,22 @@ def test_boots_until_it_is_decided(
     assert tuple(found.values()) == (tuple(expected.values()) if isinstance(expected, dict) else expected)
 
 
+@pytest.mark.parametrize(
+    ("record", "needed"),
+    [
+        (Record(3, 3, "r", "0.24.0"), 7),  # of the release that is patched: what its own deaths ask for
+        (Record(3, 3, "r", "0.23.0"), 4),  # of another release: it decides nothing
+        (Record(3, 3, "r", "0.24.0", "near"), 4),
+        (None, 4),
+    ],
+)
+def test_a_patch_is_booted_as_often_as_the_deaths_of_its_own_release_ask(record: Record | None, needed: int) -> None:
+    boots = 0
+    while more([arm_result("reported", Expected.DIES, [CLEAN] * boots)], record, "0.24.0+cpu", patched=True):
+        boots += 1
+    assert boots == needed
+
+
 def test_a_bug_that_shows_in_four_of_five_boots_takes_more_quiet_ones() -> None:
     def does(name: str, number: int) -> Outcome:
         return CRASH if name == "reported" and number != 5 else CLEAN

@@ -50,6 +50,15 @@ def test_a_release_that_it_does_not_fit_is_unsupported_and_says_why(text: str, t
         Patch(FILE, "count -= 1", "count = 0").apply(text)
 
 
+def test_a_line_of_a_diff_is_not_the_end_of_another_line(tmp_path: Path) -> None:
+    path = tmp_path / "fix.diff"
+    path.write_text(f"--- a/{FILE}\n+++ b/{FILE}\n@@ -3 +3 @@\n-count = 1\n+count = 2\n", encoding="utf-8")
+    (patch,) = read_diff(path)
+    assert patch.apply("a = 0\ncount = 1\nself.count = 1\n") == "a = 0\ncount = 2\nself.count = 1\n"
+    with pytest.raises(Unsupported, match="has its text nowhere"):
+        patch.apply("self.count = 1\n")
+
+
 def test_a_diff_is_its_hunks_wherever_the_lines_have_moved(tmp_path: Path) -> None:
     path = tmp_path / "fix.diff"
     path.write_text(DIFF, encoding="utf-8")
@@ -71,7 +80,17 @@ def test_a_diff_is_its_hunks_wherever_the_lines_have_moved(tmp_path: Path) -> No
         ("hello", "holds no change"),
         (DIFF.replace("vllm/v1", "docs/v1"), "no file of vLLM's"),
         (DIFF.replace("@@ -1,3 +1,4 @@", "@@ -1,9 +1,4 @@"), "no unified diff"),
-        ("--- /dev/null\n+++ b/vllm/new.py\n@@ -0,0 +1 @@\n+x\n", "adds or removes"),
+        ("--- /dev/null\n+++ b/vllm/new.py\n@@ -0,0 +1 @@\n+x\n", "adds, removes or renames vllm/new.py"),
+        # Each beside a hunk that fits: half of a patch is another patch.
+        (
+            DIFF
+            + "diff --git a/vllm/b.py b/vllm/c.py\nsimilarity index 100%\nrename from vllm/b.py\nrename to vllm/c.py\n",
+            "c.py",
+        ),
+        (
+            DIFF + "diff --git a/vllm/b.so b/vllm/b.so\nBinary files a/vllm/b.so and b/vllm/b.so differ\n",
+            "b.so, or changes one",
+        ),
     ],
 )
 def test_what_is_no_diff_of_vllm_is_refused(tmp_path: Path, text: str, message: str) -> None:

@@ -95,7 +95,13 @@ def test_a_chat_counts_what_was_said_before_and_its_tools() -> None:
     opening = {"role": "tool", "tool_call_id": "call_1"}
     made = asyncio.run(
         build_chat(
-            cast("Client", Tokenizer()), "m", 200, "1/a", before=before, message=opening, tools=[{"type": "function"}]
+            cast("Client", Tokenizer()),
+            "m",
+            200,
+            "1/a",
+            before=before,
+            message=opening,
+            fields={"tools": [{"type": "function"}], "min_tokens": 3},
         )
     )
     *first, last = made.body["messages"]

@@ -82,6 +82,47 @@ def test_fixed_is_said_once_enough_boots_are_on_record(harness: Harness) -> None
     assert "5 of 5 died" in done.report["because"]
 
 
+@pytest.mark.parametrize(
+    ("scenario", "arms", "version", "outcomes", "verdict"),
+    [
+        ("sco-hybrid", ["reported", "sco-off", "near-miss-length"], "0.21.0", ["crash", "clean", "untriggered"], "reproduces"),
+        ("sco-hybrid", ["reported", "small-cpu-pool"], "0.23.0", ["clean", "crash"], "reproduces"),
+        ("sco-hybrid", ["reported", "small-cpu-pool"], "0.24.0", ["clean", "clean"], "quiet"),
+        ("tq-mtp-cudagraphs", ["reported", "eager", "no-spec-decode"], "0.20.2", ["crash", "untriggered", "untriggered"], "reproduces"),
+        ("tq-mtp-cudagraphs", ["reported", "cudagraph-none"], "0.24.0", ["wrong-output", "untriggered"], "changed"),
+        ("tq-mtp-first-request", ["reported", "eager"], "0.23.0", ["crash", "untriggered"], "reproduces"),
+        ("tq-mtp-first-request", ["reported"], "0.24.0", ["clean"], "quiet"),
+        ("dsv4-tp2", ["reported", "eager", "near-miss-759"], "0.20.1rc1.dev12+g363ffa145", ["crash", "clean", "untriggered"], "reproduces"),
+        ("dsv4-tp2", ["reported"], "0.20.2", ["clean"], "quiet"),
+    ],
+)  # fmt: skip
+def test_the_reported_bugs_live_and_die_with_the_releases(
+    harness: Harness, scenario: str, arms: list[str], version: str, outcomes: list[str], verdict: str
+) -> None:
+    named = [word for arm in arms for word in ("--arm", arm)]
+    done = harness("run", scenario, "--server", "rehearsal", "--vllm", version, *named)
+    assert [arm["trials"][0]["outcome"] for arm in done.report["arms"]] == outcomes, done.out
+    assert done.report["verdict"] == verdict
+    assert done.report["arms"][0]["trials"][0]["trigger"]["crossed"] is True
+    if outcomes[0] == "crash":
+        assert done.report["arms"][0]["trials"][0]["death"]["signature"] == "match"
+        assert done.status == 0
+
+
+def test_both_ranks_of_two_are_named(harness: Harness) -> None:
+    done = harness("run", "dsv4-tp2", "--server", "rehearsal", "--arm", "reported")
+    trial = done.report["arms"][0]["trials"][0]
+    assert trial["captured"] == {
+        "file": "deepseek_v4_attention.py",
+        "line": "1457",
+        "asked": "21.80",
+        "locked": "21.62",
+    }
+    assert trial["death"]["ranks"] == [0, 1]
+    assert done.folder is not None
+    assert {path.name for path in (done.folder / "logs").iterdir()} == {"reported-1.log", "reported-1.rank1.log"}
+
+
 @pytest.mark.parametrize(("version", "outcome"), [("0.28.0", "crash"), ("0.29.0", "clean")])
 def test_the_other_scenario(harness: Harness, version: str, outcome: str) -> None:
     done = harness("run", "min-tokens-stop-ids", "--server", "rehearsal", "--vllm", version)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from math import exp
 from statistics import median
 from typing import Any
@@ -72,7 +73,13 @@ def test_quartiles_of_known_values() -> None:
 
 
 def test_figures_are_over_all_rounds_of_all_boots() -> None:
+    """And times are of those rounds in which the client was awake."""
     found = figures(POINT, boots((100.0, 110.0, 120.0), (130.0, 140.0)))
+    late = figures(POINT, [[replace(one, late_s=0.04) for one in boots((100.0,))[0]], boots((1.0, 2.0, 3.0, 4.0))[0]])
+    assert (late.ttft_s, late.tpot_s, late.itl_s, late.itl_p99_s) == (None, None, None, None)
+    assert (late.output_tok_s.n, late.late_s.high) == (5, 0.0)
+    slept = figures(POINT, [[replace(one, slept_s=0.3 * one.wall_s) for one in boots((1.0, 2.0, 3.0, 4.0, 5.0))[0]]])
+    assert slept.ttft_s is None
     assert (found.boots, found.output_tok_s.n, found.output_tok_s.median) == (2, 5, 120.0)
     assert found.itl_s is not None
     assert found.itl_s.median == pytest.approx(1 / 120)

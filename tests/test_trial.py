@@ -19,8 +19,10 @@ from vllm_repro.launch import Launch
 from vllm_repro.outcome import Outcome
 from vllm_repro.servers.base import Evidence, ServerKind
 from vllm_repro.servers.process import ProcessServer
+from vllm_repro.sizes import sized
 from vllm_repro.trial import Trial, run_trial
 from vllm_repro.watch import Patience
+from vllm_repro.workload import chat, completion
 
 SCENARIO = find("min-tokens-stop-ids")
 FATAL = (
@@ -185,3 +187,45 @@ def test_an_interrupt_after_the_last_answer_takes_nothing_with_it(
     assert ended is not None
     assert ended["outcome"] == "clean"
     assert json.dumps(ended["requests"]) == '{"sent": 2, "ok": 2, "failed": 0}'
+
+
+def test_the_tools_and_the_template_of_a_chat_are_counted_with_it(tmp_path: Path) -> None:
+    """They are a part of the prompt: counted without them, a prompt crosses a boundary that it should stay short of."""
+
+    def tokenize(exchange: Exchange) -> None:
+        words = sum(len(str(message["content"]).split()) for message in exchange.body["messages"])
+        extra = 7 * len(exchange.body.get("tools", ())) + 5 * len(exchange.body.get("chat_template_kwargs", ()))
+        exchange.answer(200, {"count": words + extra})
+
+    sent: list[dict[str, object]] = []
+
+    def chats(exchange: Exchange) -> None:
+        sent.append(exchange.body)
+        exchange.answer(200, COMPLETION)
+
+    request = chat(
+        prompt=60, stream=False, tools=[{"type": "function"}], chat_template_kwargs={"enable_thinking": True}
+    )
+    with FakeVllm(tmp_path / "log", {"/tokenize": tokenize, "/v1/chat/completions": chats}) as fake:
+        trial = trial_on(fake, tmp_path)
+        trial.arm = replace(trial.arm, workload=(request,))
+        with trial.journal, trial.requests:
+            asyncio.run(run_trial(trial))
+    assert len(sent[0]["messages"][0]["content"].split()) == 60 - 7 - 5  # type: ignore[index]  # of plain JSON
+
+
+@pytest.mark.parametrize(("kind", "repeats"), [(ServerKind.LAB, 32), (ServerKind.PROCESS, 96)])
+def test_a_shared_head_has_the_size_that_was_sent(tmp_path: Path, kind: ServerKind, repeats: int) -> None:
+    def tokenize(exchange: Exchange) -> None:
+        words = len(exchange.body["prompt"].split())
+        exchange.answer(200, {"count": words, "tokens": [0] * words})
+
+    shared = sized(96, lab=32)
+    request = completion(prompt=128, shared=shared)
+    with FakeVllm(tmp_path / "log", {"/tokenize": tokenize}) as fake:
+        trial = trial_on(fake, tmp_path)
+        trial.arm = replace(trial.arm, workload=(request, request))
+        trial.launch = replace(trial.launch, kind=kind)
+        with trial.journal, trial.requests:
+            asyncio.run(run_trial(trial))
+    assert [asked.repeats for asked in trial.seen.asked] == [0, repeats]

@@ -4,8 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vllm_repro.autopsy.bootfacts import BootFacts
 from vllm_repro.commands.command import parse
-from vllm_repro.conditions import attention_backend, chunked_prefill, continuation_over, prefix_hit, sent_with
+from vllm_repro.conditions import (
+    attention_backend,
+    chunked_prefill,
+    continuation_over,
+    drafting,
+    graphs_captured,
+    prefill_over,
+    prefix_hit,
+    sent_with,
+)
 from vllm_repro.trigger import Asked, ScheduledChunk, TriggerFacts, chunks_of
 
 LONG = chunked_prefill(chunks=2) & continuation_over(128)
@@ -133,3 +143,42 @@ def test_a_flag_that_no_layer_uses_proves_nothing() -> None:
         found = condition.find(TriggerFacts(crossed.asked, crossed.batch, True, backend))
         assert found.crossed is expected
     assert "boot line is missing" in found.evidence[0]
+
+
+MTP = """vllm serve m --speculative-config '{"method":"mtp","num_speculative_tokens":3}'"""
+
+
+def test_drafts_are_what_the_server_says_before_what_it_was_told() -> None:
+    told = TriggerFacts(command=parse(MTP))
+    assert drafting().find(told).crossed
+    assert not drafting().find(TriggerFacts(command=parse("vllm serve m"))).crossed
+    assert drafting().find(TriggerFacts(args={"speculative_config": {"method": "mtp"}})).crossed
+    without = TriggerFacts(args={"max_num_seqs": 1}, command=parse(MTP))
+    assert drafting().find(without).brief == "no drafts", "a server that lists its arguments has the last word"
+
+
+@pytest.mark.parametrize(
+    ("boot", "crossed"),
+    [
+        (BootFacts(), False),
+        (BootFacts(cudagraph_mode="NONE"), False),
+        (BootFacts(cudagraph_mode="FULL_AND_PIECEWISE"), True),  # it died before it was up
+        (BootFacts(cudagraph_mode="FULL_AND_PIECEWISE", ready=True), False),
+        (BootFacts(cudagraph_mode="FULL", graphs_captured=True, ready=True), True),
+    ],
+)
+def test_graphs_are_captured_or_were_about_to_be(boot: BootFacts, crossed: bool) -> None:
+    assert graphs_captured().find(TriggerFacts(boot=boot)).crossed is crossed
+
+
+@pytest.mark.parametrize(
+    ("tokens", "batch", "crossed"), [(759, 8192, False), (760, 8192, True), (760, 512, False), (None, 8192, False)]
+)
+def test_a_prefill_counts_what_runs_in_one_step(tokens: int | None, batch: int, crossed: bool) -> None:
+    assert prefill_over(759).find(facts(tokens, batch=batch)).crossed is crossed
+
+
+def test_a_prefill_over_needs_a_request_that_the_engine_got() -> None:
+    assert not prefill_over(759).find(facts(2000, status=400)).crossed
+    assert not prefill_over(759).find(facts(2000, cached_tokens=1500)).crossed
+    assert prefill_over(759).find(facts(2000, status=None, died=True)).brief == "2000 tokens in one step"

@@ -200,3 +200,59 @@ def test_a_patch_over_the_release_that_died_is_weighed_like_a_fix() -> None:
     assert "5 of 5 died with 0.23.0 as released (r), 0 of 4 here with the patch" in verdict(4, patched=True).because
     assert verdict(3, patched=True).verdict is Verdict.QUIET
     assert verdict(50, patched=False).verdict is Verdict.QUIET
+
+
+def test_a_patch_that_keeps_away_from_the_boundary_is_not_as_expected() -> None:
+    def expected(*arms: ArmResult) -> bool | None:
+        return decide(list(arms), standing=Standing.BAD, expect=Expect.ALIVE, patched=True).expected
+
+    assert expected(reported(UNTRIGGERED)) is None
+    assert expected(reported(CLEAN, UNTRIGGERED)) is None
+    assert expected(reported(CLEAN), arm("near", Expected.UNTRIGGERED, UNTRIGGERED)) is True
+    assert expected(reported(CLEAN), eager(UNTRIGGERED)) is None
+    assert expected(reported(CRASH)) is False
+
+
+def test_what_dies_with_a_patch_is_said_to_have_one() -> None:
+    died = decide([reported(CRASH)], standing=Standing.GOOD, expect=Expect.ALIVE, patched=True)
+    assert died.because.startswith("reported with the patch: 1 of 1 died")
+    assert died.because.endswith("this release was declared good as it is")
+    otherwise = decide([reported(OTHER)], standing=Standing.BAD, expect=Expect.ALIVE, patched=True)
+    assert otherwise.because.startswith("reported with the patch: other-crash")
+
+
+def test_deaths_of_another_release_say_nothing_of_a_patch() -> None:
+    """0.24.0 may well live without it."""
+    report = decide(
+        [reported(*[CLEAN] * 50)],
+        standing=Standing.GOOD,
+        expect=Expect.ALIVE,
+        record=Record(5, 5, "r", "0.23.0"),
+        version="0.24.0",
+        patched=True,
+    )
+    assert report.verdict is Verdict.QUIET
+    assert "0 of 50 with 0.24.0 and the patch" in report.because
+
+
+def test_deaths_of_one_arm_say_nothing_of_another() -> None:
+    record = Record(5, 5, "r", "0.23.0", "reported")
+    other = arm("near-miss-129", Expected.DIES, *[CLEAN] * 50)
+    assert decide([other], standing=Standing.GOOD, record=record, version="0.24.0").verdict is Verdict.QUIET
+    own = replace(record, arm="near-miss-129")
+    assert decide([other], standing=Standing.GOOD, record=own, version="0.24.0").verdict is Verdict.FIXED
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("0.28.0+cpu", "0.28.0", True),
+        ("0.28.0", "0.28.0.post1", False),
+        ("0.28", "0.28.0", True),
+        (None, None, False),
+        ("main", "main", True),
+        ("main", "0.28.0", False),
+    ],
+)
+def test_a_build_is_of_its_release(one: str | None, other: str | None, same: bool) -> None:
+    assert same_release(one, other) is same

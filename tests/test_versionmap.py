@@ -243,3 +243,12 @@ def test_several_arms_have_a_sentence_and_an_answer_each() -> None:
     assert [surprised.as_declared(arm) for arm in surprised.arms][:2] == [True, False]
     sentences = readings(replace(several, rows=(surprised,)))
     assert [number for number, text in enumerate(sentences) if "; against what is declared: 0.23.0" in text] == [1]
+
+
+def test_an_arm_that_is_not_the_reported_one_is_named_even_alone() -> None:
+    """`lives in 0.23.0` of a workaround would read as if the bug were not there."""
+    one = row_of(replace(EXAMPLE, version="0.23.0"), "0.23.0", Standing.BAD, "rehearsal")
+    alone = replace(map_of([one]), arms=("eager",), rows=(replace(one, arms=one.arms[1:2]),))
+    assert readings(alone) == ("eager: lives in 0.23.0",)
+    assert "reading:  eager: lives in 0.23.0" in terminal(alone, "x")
+    assert readings(replace(map_of([one]), arms=("reported",))) == ("dies in 0.23.0",)

@@ -60,7 +60,8 @@ class Seen:
 @dataclass(frozen=True)
 class Conclusion:
     """What the report says of a trial. `why`: one sentence for people. during: what an engine that died was asked for, after its workload.
-    weights: those that were served; None where nobody can say."""
+    weights: those that were served; None where nobody can say. imported: of the files that were changed for it, those that a process
+    of the server imported."""
 
     outcome: Outcome
     phase: Phase | None
@@ -76,6 +77,7 @@ class Conclusion:
     launched: bool
     during: str = ""
     weights: Weights | None = None
+    imported: tuple[str, ...] = ()
 
     def as_fields(self) -> dict[str, Any]:
         """For the journal: plain values under the names of `report.json`."""
@@ -107,6 +109,7 @@ class Conclusion:
             "boot": self.boot,
             "during": self.during,
             "weights": self.weights,
+            "imported": list(self.imported),
         }
 
 
@@ -153,6 +156,7 @@ def assess(scenario: Scenario, command: ServeCommand, seen: Seen, log: Path) -> 
         seen.facts is not None,
         seen.doing if death is not None or outcome is Outcome.HANG else "",
         weights,
+        tuple(dict.fromkeys(str(one.values["file"]) for one in observed(_lines(log)) if one.kind == "imported")),
     )
 
 

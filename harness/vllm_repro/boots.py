@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from vllm_repro.outcome import Outcome
 from vllm_repro.statistics import clean_needed
-from vllm_repro.verdict import ArmResult, Expected, Record
+from vllm_repro.verdict import ArmResult, Expected, Record, same_release
 
 __all__ = ["MOST", "more"]
 
@@ -21,20 +21,22 @@ MOST = 20
 """Boots that one arm gets at most. Where more quiet ones would be needed the claim cannot be had at a bearable price, and none is added."""
 
 
-def more(arms: Sequence[ArmResult], record: Record | None = None, version: str | None = None) -> list[str]:
-    """Names of the arms to boot again; empty once everything is decided that boots can decide. `record`, `version`: as for `decide`."""
+def more(
+    arms: Sequence[ArmResult], record: Record | None = None, version: str | None = None, *, patched: bool = False
+) -> list[str]:
+    """Names of the arms to boot again; empty once everything is decided that boots can decide. The rest is as for `decide`."""
+    if record is not None and same_release(record.version, version) is not patched:
+        record = None  # it decides nothing: a release is not fixed by living, nor a patch of one by another's deaths
     dying = next((arm for arm in arms if arm.expected is Expected.DIES and arm.crashed), None)
     compared = any(arm.expected is Expected.LIVES and _may_count(arm) for arm in arms)
-    return [arm.name for arm in arms if not arm.outcomes or _undecided(arm, dying, record, version, compared=compared)]
+    return [arm.name for arm in arms if not arm.outcomes or _undecided(arm, dying, record, compared=compared)]
 
 
 def _may_count(arm: ArmResult) -> bool:
     return set(arm.outcomes) <= {Outcome.CLEAN}
 
 
-def _undecided(
-    arm: ArmResult, dying: ArmResult | None, record: Record | None, version: str | None, *, compared: bool
-) -> bool:
+def _undecided(arm: ArmResult, dying: ArmResult | None, record: Record | None, *, compared: bool) -> bool:
     boots = len(arm.outcomes)
     if boots >= MOST or not set(arm.outcomes) <= {Outcome.CRASH, Outcome.CLEAN}:
         return False
@@ -48,7 +50,7 @@ def _undecided(
         # The dying arm is still being booted: what is needed if it goes on dying.
         ahead = max(0, DEATHS - dying.conclusive)
         return _short_of(clean_needed(dying.crashed + ahead, dying.conclusive + ahead), boots)
-    if record is None or record.version == version:
+    if record is None or record.arm != arm.name:
         return boots < (clean_needed(DEATHS, DEATHS) or 0)
     return _short_of(clean_needed(record.crashed, record.boots), boots)
 

@@ -18,10 +18,12 @@ _TICK = 0.002
 
 
 class Lateness:
-    """`async with Lateness() as late:`; then `late.worst`: the most seconds by which a tick of two milliseconds came late."""
+    """`async with Lateness() as late:`. worst: the most seconds by which a tick of two milliseconds came late. slept: the sum of all by
+    which one was more than a tick late."""
 
     def __init__(self) -> None:
         self.worst = 0.0
+        self.slept = 0.0
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._tick())
@@ -36,4 +38,6 @@ class Lateness:
         while True:
             due = time.perf_counter() + _TICK
             await asyncio.sleep(_TICK)
-            self.worst = max(self.worst, time.perf_counter() - due)
+            late = time.perf_counter() - due
+            self.worst = max(self.worst, late)
+            self.slept += late if late > _TICK else 0.0

@@ -139,7 +139,7 @@ class Measure:
                     point=point,
                     round=measured,
                     again=again,
-                    figures=round_of(timings, late.worst),
+                    figures=round_of(timings, late.worst, late.slept),
                 )
         counted = await self._counted(before, used)
         trial.journal.write(

@@ -6,6 +6,7 @@ and where it does not fit it says so instead of landing somewhere else.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -19,12 +20,16 @@ __all__ = ["Patch", "read_diff"]
 
 @dataclass(frozen=True)
 class Patch:
-    """In `file`, below the folder that holds the package `vllm`, the text `was` becomes `now`."""
+    """In `file`, below the folder that holds the package `vllm`, the text `was` becomes `now`.
+
+    lines: `was` is whole lines, as in a diff, and the end of a longer line is not one of them.
+    """
 
     file: str
     was: str
     now: str
     why: str = ""
+    lines: bool = False
 
     def __post_init__(self) -> None:
         path = PurePosixPath(self.file)
@@ -38,7 +43,8 @@ class Patch:
 
     def apply(self, text: str) -> str:
         """`text` with the change. Raises `Unsupported` where the text to change is not there exactly once."""
-        count = text.count(self.was)
+        found = [place.start() for place in re.finditer(("(?m)^" if self.lines else "") + re.escape(self.was), text)]
+        count = len(found)
         if count != 1:
             times = "nowhere" if not count else f"{count} times"
             first = next(line for line in self.was.splitlines() if line.strip()).strip()
@@ -46,7 +52,7 @@ class Patch:
                 f"the patch does not fit this release: {self.file} has its text {times}, which begins {first!r}",
                 hint="--vllm names a release that it was written for",
             )
-        return text.replace(self.was, self.now)
+        return text[: found[0]] + self.now + text[found[0] + len(self.was) :]
 
 
 def read_diff(path: Path) -> tuple[Patch, ...]:
@@ -62,12 +68,15 @@ def read_diff(path: Path) -> tuple[Patch, ...]:
         raise UsageError(f"{name} is no unified diff: {error}", hint="git diff > my-fix.diff") from error
     found: list[Patch] = []
     for file in files:
-        if file.is_added_file or file.is_removed_file:
-            raise UsageError(f"{name} adds or removes {file.path}", hint="a patch here changes files that are there")
+        if file.is_added_file or file.is_removed_file or file.is_rename or file.is_binary_file:
+            raise UsageError(
+                f"{name} adds, removes or renames {file.path}, or changes one that is no text",
+                hint="a patch here changes lines of files that are there",
+            )
         for hunk in file:
             was, now = ("".join(line.value for line in lines) for lines in (hunk.source_lines(), hunk.target_lines()))
             try:
-                found.append(Patch(file.path, was, now, f"hunk {len(found) + 1} of {PurePosixPath(name).name}"))
+                found.append(Patch(file.path, was, now, f"hunk {len(found) + 1} of {PurePosixPath(name).name}", True))
             except ValueError as error:
                 raise UsageError(f"{name}: {error}", hint="make the diff at the top of a vLLM checkout") from error
     if not found:

@@ -31,6 +31,8 @@ service friend father power hour game line end
 _PADDING = ((" the", " and", " of"), (" a", " b", " c"), ("1", ".", ":"))
 _FILLERS = (" a", "?", "#", " 7", "Q", "~", "\n", " x?", "é")
 _MOST_CALLS = 40
+_IN_TEMPLATE = ("tools", "chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+"""Fields that a chat completion and `/tokenize` both hand to the chat template."""
 
 
 class PromptError(ReproError):
@@ -128,16 +130,19 @@ async def build_chat(
     *,
     before: Sequence[dict[str, Any]] = (),
     message: Mapping[str, Any] = MappingProxyType({"role": "user"}),
-    tools: Sequence[Mapping[str, Any]] = (),
+    fields: Mapping[str, Any] = MappingProxyType({}),
 ) -> Prompt:
-    """A chat that is `tokens` long with its template: the messages `before`, then `message` with a content made to measure."""
+    """A chat that is `tokens` long with its template: the messages `before`, then `message` with a content made to measure.
+
+    fields: the request's further body fields. Those that its template reads are a part of the prompt, and are counted.
+    """
+    told = {name: fields[name] for name in _IN_TEMPLATE if fields.get(name) is not None}
 
     def messages(text: str) -> list[dict[str, Any]]:
         return [*before, {**message, "content": text}]
 
     async def count(text: str) -> int:
-        body = {"model": model, "messages": messages(text), "add_generation_prompt": True}
-        return await _count(client, {**body, "tools": list(tools)} if tools else body)
+        return await _count(client, {"model": model, "messages": messages(text), "add_generation_prompt": True, **told})
 
     text, calls = await fit(count, tokens, seed)
     return Prompt({"messages": messages(text)}, tokens, calls)

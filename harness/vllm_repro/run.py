@@ -33,7 +33,7 @@ from vllm_repro.scenario import Arm, Scenario
 from vllm_repro.site import Site
 from vllm_repro.statistics import lower_bound
 from vllm_repro.trial import Trial, run_trial
-from vllm_repro.verdict import Expect, Expected, Record, arm_result
+from vllm_repro.verdict import Expect, Expected, Record, arm_result, same_release
 from vllm_repro.watch import Patience
 from vllm_repro.wishes import Wishes
 
@@ -227,9 +227,11 @@ async def _trials(
             loop.add_signal_handler(number, stop, number)
     outcomes: dict[str, list[Outcome]] = {arm.name: [] for arm in arms}
     version = plan.version
+    patched = all(arm.patches for arm in arms)
 
     def undecided() -> list[str]:
-        return more([arm_result(arm.name, arm.expected, outcomes[arm.name]) for arm in arms], record, version)
+        results = [arm_result(arm.name, arm.expected, outcomes[arm.name]) for arm in arms]
+        return more(results, record, version, patched=patched)
 
     boots = order(arms, plan.trials) if plan.trials is not None else as_needed(arms, undecided)
     for number_of_trial, arm in boots:
@@ -258,7 +260,8 @@ async def _trials(
         outcomes[arm.name].append(conclusion.outcome)
         version = conclusion.version or version
         done(arm, number_of_trial, conclusion)
-        if plan.site.ends_after(conclusion):
+        # An arm whose patch does not fit, or that needs another kind of server, says nothing of the other arms.
+        if plan.site.ends_after(conclusion) and not arm.patches:
             break
 
 
@@ -275,20 +278,33 @@ def _attachable(plan: Plan) -> list[Arm]:
     return sorted(arms, key=lambda arm: arm.expected is Expected.DIES)
 
 
-def on_record(out: Path, scenario: Scenario, evidence: str) -> Record | None:
-    """The strongest run in `out` in which the reported arm died, with the same kind of evidence; `vllm_repro.verdict` weighs it."""
+def on_record(
+    out: Path, scenario: Scenario, evidence: str, arms: Sequence[Arm], version: str | None = None
+) -> Record | None:
+    """The strongest run in `out` in which the first of `arms` that is to die did, with the same kind of evidence.
+
+    version: what `arms` run on. Where they patch it, a run of that release is stronger than any other. `vllm_repro.verdict` weighs it.
+    """
     found: list[Record] = []
-    reported = scenario.arms[0].name
+    leading = next((arm for arm in arms if arm.expected is Expected.DIES), None)
+    if leading is None:
+        return None
+    over = version if leading.patches else None
     for path in (out / scenario.id).glob("*/report.json"):
         if path.parent.is_symlink():
             continue
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             report = json.loads(path.read_text(encoding="utf-8"))
-            arm = next(arm for arm in (*report["arms"], {}) if not arm or arm["name"] == reported)
+            arm = next(arm for arm in (*report["arms"], {}) if not arm or arm["name"] == leading.name)
             patched = bool(arm and arm["server"].get("patched"))  # such a death says nothing about the release
             if arm and arm["k"] and report["evidence"] == evidence and not patched:
-                found.append(Record(arm["k"], arm["n"], path.parent.name, str(arm["server"]["vllm_version"])))
-    return max(found, key=lambda record: (lower_bound(record.crashed, record.boots), record.run), default=None)
+                died = str(arm["server"]["vllm_version"])
+                found.append(Record(arm["k"], arm["n"], path.parent.name, died, leading.name))
+
+    def strength(record: Record) -> tuple[bool, float, str]:
+        return same_release(record.version, over), lower_bound(record.crashed, record.boots), record.run
+
+    return max(found, key=strength, default=None)
 
 
 def default_out() -> Path:

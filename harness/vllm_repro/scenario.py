@@ -66,8 +66,8 @@ class Model:
     name: what `--model` defaults to. block_size: KV-cache block in tokens when no flag sets it. full_attention_interval: every
     n-th layer is full attention (1: all are). window_groups: the groups of layers with a sliding window that share the pool with one
     group of full attention, each with its block size and window in tokens. kv_cache_tokens, kv_cache_gib: the KV cache of the report's
-    boot log, on each GPU, for a rehearsal, which has no memory to measure. dummy: whether any weights will do, so that a tiny model of random weights may stand
-    in on a machine that cannot hold the real one.
+    boot log, on each GPU, for a rehearsal, which has no memory to measure. tiny_will_do: whether any weights show the bug, so that a
+    tiny model of random weights may stand in on a machine that cannot hold the real one.
     """
 
     name: str

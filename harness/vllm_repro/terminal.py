@@ -14,6 +14,7 @@ from typing import TextIO
 
 from vllm_repro.assess import Conclusion
 from vllm_repro.report.model import RunReport
+from vllm_repro.report.patched import untried_in
 from vllm_repro.report.speed import speed_lines
 from vllm_repro.report.wording import boundary, columns, death_line, engine_word, folded, seconds
 from vllm_repro.scenario import Arm
@@ -85,7 +86,9 @@ def summary(report: RunReport) -> str:
             )
     lines += columns(rows, (24, 8, 60, 28, 24))
     for arm in report.arms:
-        lines += [f"changed in {arm.name}: {file}" for file in dict.fromkeys(patch.file for patch in arm.patches)]
+        found = {changed["file"]: "".join(untried_in(changed)) for changed in arm.server.get("patched") or ()}
+        files = dict.fromkeys(patch.file for patch in arm.patches)
+        lines += [f"changed in {arm.name}: {file}{found.get(file, '')}" for file in files]
     telling = [trial for arm in report.arms for trial in arm.trials if trial.death] or [
         trial for arm in report.arms for trial in arm.trials if trial.outcome not in ("clean", "untriggered")
     ]

@@ -15,7 +15,7 @@ none is claimed: its rounds agree with each other better than with those of the 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
@@ -103,8 +103,8 @@ class Round:
 
     wall_s: from the first request sent to the last one answered; the two rates are over it. ttft_s, tpot_s: median over requests of the
     time to the first piece and of the mean time per further token. itl_s, itl_p99_s: of all gaps between pieces; None where an answer
-    came in one. late_s: the most by which the client itself was late (`vllm_repro.lateness`): the times hold that much of its own, the rates
-    hardly any.
+    came in one. late_s, slept_s: the most by which the client itself was late, and the sum of it (`vllm_repro.lateness`): the times hold
+    that much of its own, the rates hardly any.
     """
 
     wall_s: float
@@ -118,9 +118,15 @@ class Round:
     itl_s: float | None
     itl_p99_s: float | None
     late_s: float = 0.0
+    slept_s: float = 0.0
+
+    @property
+    def timely(self) -> bool:
+        """Whether the times are the server's: a client that comes late finds many tokens at once, and takes the last one for the first."""
+        return self.late_s < 0.5 * self.ttft_s and self.slept_s < 0.2 * self.wall_s
 
 
-def round_of(timings: Sequence[Timing], late: float = 0.0) -> Round:
+def round_of(timings: Sequence[Timing], late: float = 0.0, slept: float = 0.0) -> Round:
     """Raises ValueError for a request without an answer of two tokens or more: it has no time per token."""
     if not timings or any(not one.chunks or one.output_tokens < 2 for one in timings):
         raise ValueError("a round is made of answered requests with two tokens or more")
@@ -141,6 +147,7 @@ def round_of(timings: Sequence[Timing], late: float = 0.0) -> Round:
         median(gaps) if gaps else None,
         gaps[ceil(0.99 * len(gaps)) - 1] if gaps else None,
         late,
+        slept,
     )
 
 
@@ -166,14 +173,15 @@ class Spread:
 
 @dataclass(frozen=True)
 class Figures:
-    """What an arm does at one point, over all rounds of all its boots. Times in seconds."""
+    """What an arm does at one point, over all rounds of all its boots. Times in seconds, of the timely rounds only; None where these are
+    fewer than `LEAST_ROUNDS`."""
 
     point: Point
     boots: int
     output_tok_s: Spread
     req_s: Spread
-    ttft_s: Spread
-    tpot_s: Spread
+    ttft_s: Spread | None
+    tpot_s: Spread | None
     itl_s: Spread | None
     itl_p99_s: Spread | None
     late_s: Spread
@@ -182,17 +190,21 @@ class Figures:
 def figures(point: Point, boots: Sequence[Sequence[Round]]) -> Figures:
     """`boots`: the rounds of each boot, one round at least."""
     rounds = [one for boot in boots for one in boot]
-    gaps = [one.itl_s for one in rounds if one.itl_s is not None]
-    tails = [one.itl_p99_s for one in rounds if one.itl_p99_s is not None]
+    timely = [one for one in rounds if one.timely]
+
+    def times(values: Iterable[float | None]) -> Spread | None:
+        known = [value for value in values if value is not None]
+        return Spread.of(known) if len(known) >= LEAST_ROUNDS else None
+
     return Figures(
         point,
         len(boots),
         Spread.of([one.output_tok_s for one in rounds]),
         Spread.of([one.req_s for one in rounds]),
-        Spread.of([one.ttft_s for one in rounds]),
-        Spread.of([one.tpot_s for one in rounds]),
-        Spread.of(gaps) if gaps else None,
-        Spread.of(tails) if tails else None,
+        times(one.ttft_s for one in timely),
+        times(one.tpot_s for one in timely),
+        times(one.itl_s for one in timely),
+        times(one.itl_p99_s for one in timely),
         Spread.of([one.late_s for one in rounds]),
     )
 

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from packaging.version import InvalidVersion, Version
+
 from vllm_repro.outcome import Outcome
 from vllm_repro.statistics import clean_needed, excluded_rate, fisher, lower_bound
 
@@ -27,6 +29,7 @@ __all__ = [
     "comparisons",
     "decide",
     "exit_status",
+    "same_release",
 ]
 
 
@@ -99,12 +102,16 @@ class ArmResult:
 
 @dataclass(frozen=True)
 class Record:
-    """An earlier run on this host in which the unpatched arm reproduced, with the same kind of evidence."""
+    """An earlier run on this host in which the unpatched arm reproduced, with the same kind of evidence.
+
+    arm: the one that died. It says nothing of others, whose flags or requests are not the same.
+    """
 
     crashed: int
     boots: int
     run: str
     version: str
+    arm: str = "reported"
 
 
 @dataclass(frozen=True)
@@ -115,6 +122,14 @@ class VerdictReport:
     expected: bool | None
     because: str
     surprises: tuple[str, ...] = ()
+
+
+def same_release(one: str | None, other: str | None) -> bool:
+    """Whether two servers that report `0.28.0+cpu` and `0.28.0` are of one release."""
+    try:
+        return Version(one or "").public == Version(other or "").public
+    except InvalidVersion:
+        return one is not None and one == other
 
 
 def _died(crashed: int, boots: int) -> str:
@@ -153,9 +168,12 @@ def arm_result(
     return ArmResult(name, expected, result, crashed, conclusive, bound, tuple(outcomes), unexplained, standing)
 
 
-def _arm_as_expected(arm: ArmResult, standing: Standing, expect: Expect) -> bool | None:
+def _arm_as_expected(arm: ArmResult, standing: Standing, expect: Expect, *, patched: bool) -> bool | None:
     """True, False, or None where the arm's trials decide nothing about the expectation."""
     died = arm.crashed > 0 or any(outcome in _DIED_OTHERWISE for outcome in arm.outcomes)
+    if expect is Expect.ALIVE and not died and patched and arm.expected is not Expected.UNTRIGGERED:
+        # A patch that keeps the engine away from the boundary has not been put to the test.
+        return True if arm.result is Result.QUIET else None
     if expect is Expect.ALIVE:
         return False if died else (True if arm.alive else None)
     if arm.expected is Expected.UNTRIGGERED:
@@ -181,14 +199,17 @@ def _arm_as_expected(arm: ArmResult, standing: Standing, expect: Expect) -> bool
 def _because_quiet(
     arms: Sequence[ArmResult], record: Record | None, version: str | None, *, patched: bool
 ) -> tuple[Verdict, str]:
-    # The record is that of the reported arm, so only its boots stand against it.
+    # The record is that of one arm, so only the boots of the same one stand against it.
+    if record is not None and record.arm != arms[0].name:
+        record = None
     clean = arms[0].outcomes.count(Outcome.CLEAN)
     lived = f"the boundary was crossed and the engine lived, {clean} of {clean}"
     excluded = f"a crash in more than {excluded_rate(clean):.0%} of boots is excluded"
     if any(arm.expected is not Expected.DIES for arm in arms):
         # An arm that lives in every release says nothing about whether the bug is still there.
         names = ", ".join(arm.name for arm in arms)
-        return Verdict.QUIET, f"{names}: {lived}, as it should in any release; the reported arm was not run"
+        should = "with its change of vLLM's source" if patched else "as it should in any release"
+        return Verdict.QUIET, f"{names}: {lived}, {should}; the reported arm was not run"
     if record is None:
         return (
             Verdict.QUIET,
@@ -198,10 +219,16 @@ def _because_quiet(
     released = " as released" if patched else ""
     here = "here with the patch" if patched else "here"
     on_record = f"{record.crashed} of {record.boots} died with {record.version}{released} ({record.run})"
-    if record.version == version and not patched:
+    if same_release(record.version, version) and not patched:
         return (
             Verdict.QUIET,
             f"{on_record}, 0 of {clean} here with the same release: it dies sometimes, or the runs differ",
+        )
+    if patched and not same_release(record.version, version):
+        # Another release than this one died: whether this one needs the patch to live nobody has seen.
+        return (
+            Verdict.QUIET,
+            f"{on_record}, 0 of {clean} with {version or 'this release'} and the patch: run that release without the patch first",
         )
     if needed is not None and clean >= needed:
         return Verdict.FIXED, (
@@ -255,27 +282,28 @@ def decide(
     """
     subjects = [arm for arm in arms if arm.expected is Expected.DIES]
     led_by = subjects or list(arms)
+    with_patch = " with the patch" if patched else ""
     reproducing = next((arm for arm in led_by if arm.crashed), None)
     if reproducing is not None:
         good = (reproducing.standing or standing) is Standing.GOOD
         verdict = Verdict.REGRESSED if good else Verdict.REPRODUCES
-        because = f"{reproducing.name}: {reproducing.bound}"
+        because = f"{reproducing.name}{with_patch}: {reproducing.bound}"
         if verdict is Verdict.REGRESSED:
-            because += "; this release was declared good"
+            because += "; this release was declared good" + (" as it is" if patched else "")
     elif changed := next(
         (arm for arm in led_by if not arm.unexplained and any(o in _DIED_OTHERWISE for o in arm.outcomes)), None
     ):
         otherwise = next(outcome for outcome in changed.outcomes if outcome in _DIED_OTHERWISE)
-        verdict, because = Verdict.CHANGED, f"{changed.name}: {otherwise}, and not of this bug"
+        verdict, because = Verdict.CHANGED, f"{changed.name}{with_patch}: {otherwise}, and not of this bug"
     elif led_by and all(arm.result is Result.QUIET for arm in led_by):
         verdict, because = _because_quiet(led_by, record, version, patched=patched)
     else:
         open_arm = next((arm for arm in led_by if arm.result is not Result.QUIET), None)
         verdict = Verdict.INCONCLUSIVE
-        because = "no arm ran" if open_arm is None else f"{open_arm.name}: {open_arm.bound}"
+        because = "no arm ran" if open_arm is None else f"{open_arm.name}{with_patch}: {open_arm.bound}"
     if expect is Expect.ANY:
         return VerdictReport(verdict, None if verdict is Verdict.INCONCLUSIVE else True, because)
-    answers = [_arm_as_expected(arm, arm.standing or standing, expect) for arm in arms]
+    answers = [_arm_as_expected(arm, arm.standing or standing, expect, patched=patched) for arm in arms]
     if False in answers:
         surprises = [arm for arm, answer in zip(arms, answers, strict=True) if answer is False]
         for arm in surprises:
@@ -286,7 +314,8 @@ def decide(
         return VerdictReport(verdict, None, because)
     if verdict is Verdict.INCONCLUSIVE:
         did = ", ".join(arm.name for arm in arms)
-        because = f"{did}: as declared ({', '.join(arms[0].outcomes[:1])}); the bug itself was not put to the test"
+        asked = "alive" if expect is Expect.ALIVE else "as declared"
+        because = f"{did}: {asked} ({', '.join(arms[0].outcomes[:1])}); the bug itself was not put to the test"
     return VerdictReport(verdict, True, because)
 
 

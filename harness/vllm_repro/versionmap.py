@@ -11,13 +11,11 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from packaging.version import InvalidVersion, Version
-
 from vllm_repro.fate import Fate, fate
 from vllm_repro.outcome import Outcome
 from vllm_repro.report.model import RunReport, TrialReport
 from vllm_repro.scenario import Arm, Scenario, Status
-from vllm_repro.verdict import ArmResult, Expected, Standing, Verdict, arm_result
+from vllm_repro.verdict import ArmResult, Expected, Standing, Verdict, arm_result, same_release
 
 __all__ = ["ArmRow", "Row", "VersionMap", "readings", "row_of", "row_without_run"]
 
@@ -146,19 +144,11 @@ def row_without_run(version: str, scenario: Scenario, arms: Sequence[Arm], outco
 
 
 def _doubt(report: RunReport, version: str, reported: str | None, evidence: str) -> str:
-    if reported is not None and not _same(reported, version):
+    if reported is not None and not same_release(reported, version):
         return f"the server says that it is vLLM {reported}"
     if report.evidence != evidence:
         return f"this run is evidence of another kind: {report.evidence}"
     return ""
-
-
-def _same(reported: str, version: str) -> bool:
-    """Whether a server that reports `0.28.0+cpu` is the release 0.28.0."""
-    try:
-        return Version(reported).public == Version(version).public
-    except InvalidVersion:
-        return False
 
 
 def _why(report: RunReport, arms: Sequence[ArmRow]) -> str:
@@ -210,6 +200,11 @@ class VersionMap:
         return tuple(version for version in self.versions if version not in tried)
 
     @property
+    def names_arms(self) -> bool:
+        """Whether what it says must name the arm that it says it of."""
+        return self.arms != ("reported",)
+
+    @property
     def surprises(self) -> tuple[str, ...]:
         return tuple(row.version for row in self.rows if row.expected is False)
 
@@ -253,10 +248,11 @@ class VersionMap:
 def readings(version_map: VersionMap) -> tuple[str, ...]:
     """What the map says, a sentence an arm: `dies in 0.21.0 and 0.23.0, lives in 0.24.0; 0.25.1 does not boot`.
 
-    An arm is named where there are several.
+    An arm is named unless it is the reported one alone: that another one lives says nothing of the bug.
     """
-    several = len(version_map.arms) > 1
-    return tuple((f"{name}: " if several else "") + _sentence(version_map, name) for name in version_map.arms)
+    return tuple(
+        (f"{name}: " if version_map.names_arms else "") + _sentence(version_map, name) for name in version_map.arms
+    )
 
 
 def _sentence(version_map: VersionMap, name: str) -> str:

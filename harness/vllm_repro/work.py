@@ -106,7 +106,7 @@ class Work:
             if request.conversation:
                 return await self._next_turn(request, tokens, seed)
             if "chat" in request.endpoint:
-                return await build_chat(self.client, self.model, tokens, seed)
+                return await build_chat(self.client, self.model, tokens, seed, fields=request.fields)
             shared = resolve(request.shared, command, in_lab=in_lab)
             return await build_completion(
                 self.client, self.model, tokens, seed, shared=shared, shared_seed=f"{trial}/shared"
@@ -125,7 +125,7 @@ class Work:
         tools = request.fields.get("tools", ())
         dialogue = self.dialogues.setdefault(request.conversation, Dialogue(tools))
         prompt = await build_chat(
-            self.client, self.model, tokens, seed, before=dialogue.said, message=dialogue.opening, tools=tools
+            self.client, self.model, tokens, seed, before=dialogue.said, message=dialogue.opening, fields=request.fields
         )
         dialogue.take(prompt.body["messages"][-1])
         return prompt
@@ -190,7 +190,7 @@ class Work:
         return min(self._shared(request), self.shared)
 
     def _shared(self, request: Request) -> int:
-        return resolve(request.shared, self.trial.launch.command)
+        return resolve(request.shared, self.trial.launch.command, in_lab=self.trial.launch.kind is ServerKind.LAB)
 
     def _take_answer(self, index: int, asked: Asked, answer: Answer, *, died: bool) -> None:
         trial, usage = self.trial, answer.usage

@@ -30,6 +30,8 @@ def node(number: int, text: str) -> NodeLog:
         (LOCKED, LOCKED, (0, 1)),
         (CLOSED, LOCKED, (1,)),
         (LOCKED, CLOSED, (0,)),
+        # With two workers a node the second node's first one is worker 2, and its log is that of node 1.
+        (CLOSED, "ERROR x Worker proc VllmWorker-2 died unexpectedly, shutting down executor.\n", (1,)),
         (CLOSED, "", (0,)),
         ("", "", ()),
     ],

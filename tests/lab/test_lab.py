@@ -44,7 +44,7 @@ def launch_of(arm: str, facts: Path | None = None) -> Launch:
 
 def server(tmp_path: Path) -> LabServer:
     made = LabServer(("true",), port=1, log=tmp_path / "log", env={}, kind=ServerKind.LAB, evidence=Evidence.LAB)
-    made.facts, made.patched = tmp_path / "lab.json", {}
+    made.facts, made.patched, made.untried = tmp_path / "lab.json", {}, {}
     return made
 
 

@@ -133,3 +133,13 @@ def test_near_misses_differ_from_the_report_by_one_thing() -> None:
     answers = {request.max_tokens for request in arm("near-miss-answer").workload or () if isinstance(request, Request)}
     assert [(size.plus % 256, size.lab % 32) for size in lengths] == [(0, 0)]  # type: ignore[union-attr,operator]  # sizes
     assert answers == {3}
+
+
+def test_flags_that_are_others_in_the_lab_are_among_the_differences() -> None:
+    assert SCO.command_of(arm("bigger-pool")).number("--num-gpu-blocks-override") == 50_000
+    assert launch_of("bigger-pool").command.number("--num-gpu-blocks-override") == 1000
+    said = (
+        "with --num-gpu-blocks-override 1000 in place of --num-gpu-blocks-override 50000, sized for the stand-in's pool"
+    )
+    assert launch_of("bigger-pool").differences.count(said) == 1
+    assert said not in launch_of("reported").differences

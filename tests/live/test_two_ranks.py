@@ -24,7 +24,7 @@ from vllm_repro.releases.provision import provision
 
 pytestmark = pytest.mark.live
 
-SCENARIO = Path(__file__).parents[1] / "data" / "scenarios" / "two_ranks.py"
+SCENARIO = Path(__file__).parents[1] / "data" / "declared" / "two_ranks.py"
 RELEASE = "0.32.0"
 
 

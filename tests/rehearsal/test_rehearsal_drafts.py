@@ -64,7 +64,6 @@ def test_a_worker_of_its_own_tells_it_first(start: Start) -> None:
         (*TURBOQUANT,),
         (*TURBOQUANT, *DRAFTS, "--enforce-eager"),
         (*TURBOQUANT, *DRAFTS, "--compilation-config.cudagraph_mode", "none"),
-        (*TURBOQUANT, *DRAFTS, "-cc.cudagraph_mode=PIECEWISE"),
         (*DRAFTS,),
         (*DRAFTS, "--kv-cache-dtype", "fp8_e5m2"),
     ],
@@ -72,7 +71,7 @@ def test_a_worker_of_its_own_tells_it_first(start: Start) -> None:
 def test_who_lives_and_answers(start: Start, version: str, flags: tuple[str, ...]) -> None:
     server = start(version, *FLAGS, *flags).ready()
     answer = server.complete([300] * 100, max_tokens=24, temperature=0).json()["choices"][0]
-    assert len(set(answer["text"])) > 1
+    assert len(set(answer["text"].split())) > 5
     assert server.complete([301] * 500).status_code == 200
 
 
@@ -91,9 +90,10 @@ def test_the_first_request_finds_nothing_locked(start: Start, version: str) -> N
 @pytest.mark.parametrize("version", ["0.24.0", "0.27.1", "0.32.0"])
 def test_newer_releases_answer_with_one_token_over_and_over(start: Start, version: str) -> None:
     server = start(version, *FLAGS, *TURBOQUANT, *DRAFTS).ready()
-    answer = server.complete([300] * 100, max_tokens=24, temperature=0, return_token_ids=True).json()["choices"][0]
+    answer = server.complete([300] * 100, max_tokens=24, temperature=0).json()["choices"][0]
     assert answer["finish_reason"] == "length"
-    assert answer["text"] == answer["text"][0] * len(answer["text"])
+    assert len(set(answer["text"].split())) == 1
+    assert len(answer["text"].split()) == 24
     assert server.health() == 200
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from rehearsal.flags import ServeArgs, UsageError, parse
+from rehearsal.arguments import ServeArgs, UsageError
+from rehearsal.flags import parse
 from rehearsal.release import Release
 
 

@@ -146,7 +146,7 @@ def test_a_long_command_is_told_about_while_it_runs(tmp_path: Path, monkeypatch:
     status, output = pip_install._run([sys.executable, "-c", script], tmp_path, said.append)
     assert status == 3
     assert output.endswith("not this\n")
-    assert any("unpacking 3 packages, 2 MB so far" in line for line in said)
+    assert any("unpacking 3 packages, 2 MB on disk" in line for line in said)
 
 
 def test_a_release_on_pythonpath_does_not_reach_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,6 +131,20 @@ def test_where_nothing_is_claimed_no_figure_is_shown(
         assert "207" not in text
 
 
+def test_a_client_that_came_late_has_rates_and_no_times(tmp_path: Path) -> None:
+    journal = measured("gpu")
+    for entry in journal.entries:
+        if entry["event"] == "throughput-round" and entry["arm"] == "reported":
+            entry["figures"]["late_s"] = 0.09
+    report = journal.report(tmp_path)
+    trial = report.as_json()["arms"][0]["trials"][0]["throughput"]
+    assert (trial["ttft_s"], trial["quartiles"]["tpot_s"]) == (None, None)
+    assert trial["output_tok_s"] == pytest.approx(206.0)
+    assert "| reported | 207 (204 to 210) | 0.404 (0.399 to 0.409) | - | - | - | - | 90 (90 to 90) |" in markdown(
+        report
+    )
+
+
 def test_a_simulated_figure_never_stands_without_the_word(tmp_path: Path) -> None:
     report = measured("rehearsal", "imitated").report(tmp_path)
     assert report.as_json()["throughput"] is None

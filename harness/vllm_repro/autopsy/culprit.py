@@ -1,4 +1,4 @@
-"""Of a server over several nodes, the ranks that its death began with. Pure.
+"""Of a server over several nodes, the nodes that its death began with, by their `--node-rank`. Pure.
 
 Every node's log tells the end of its own part. When a worker is killed only its own node says so; the others report a connection that
 was closed, which names nobody. When the code itself fails, several ranks may fail of the same at once.
@@ -21,7 +21,8 @@ _GONE = re.compile(r"Worker proc VllmWorker-(\d+) died unexpectedly")
 
 @dataclass(frozen=True)
 class NodeLog:
-    """What one node's log says. node: 0 for the one with the HTTP. lost: the worker whose process it saw vanish, by rank."""
+    """What one node's log says. node: 0 for the one with the HTTP. lost: the worker whose process it saw vanish, by its rank among all
+    workers, which is the node's only where each has one."""
 
     node: int
     diagnosis: Diagnosis
@@ -37,8 +38,8 @@ def lost_worker(lines: Iterable[Line]) -> int | None:
 
 
 def culprits(logs: Sequence[NodeLog], signature: Signature) -> tuple[int, ...]:
-    """The ranks, in order: of a worker whose process vanished, else the nodes that died of the signature, else those that name a cause."""
-    if gone := {log.lost for log in logs if log.lost is not None}:
+    """The nodes, in order: those that saw a worker's process vanish, else those of the signature, else those that name a cause."""
+    if gone := [log.node for log in logs if log.lost is not None]:
         return tuple(sorted(gone))
     named = [log for log in logs if log.diagnosis.exception is not None]
     same = [log.node for log in named if compare(signature, log.diagnosis).how is How.MATCH]

@@ -176,7 +176,9 @@ def run_one(job: Job, progress: Progress, chosen: Callable[[Site, str], None]) -
         job.wishes,
     )
     try:
-        return run_plan(plan, progress.say, progress.done, on_record(plan.out, job.scenario, site.evidence))
+        return run_plan(
+            plan, progress.say, progress.done, on_record(plan.out, job.scenario, site.evidence, arms, version)
+        )
     finally:
         progress.close()
 

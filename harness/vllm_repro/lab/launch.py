@@ -61,7 +61,11 @@ def lab_launch(
             f"prompts of {size.lab} tokens in place of {size.plus}, sized for the stand-in's blocks and its pool"
             for size in sized_for_lab(scenario.workload_of(arm))
         ),
-        *(f"{edit.in_lab} in place of {edit}: sized for the stand-in's pool" for edit in arm.edits if edit.in_lab),
+        *(
+            f"{edit.in_lab} in place of {edit.words.removeprefix('with ')}, sized for the stand-in's pool"
+            for edit in arm.edits
+            if edit.in_lab
+        ),
         "on the CPU, with " + ", ".join(f"{name}={value}" for name, value in CPU_ENV.items()),
         "VLLM_USE_V2_MODEL_RUNNER=0: the reported release used the first model runner",
         "VLLM_DEBUG_WORKSPACE=1: vLLM's own lines about the workspace's size",

@@ -10,6 +10,7 @@ from pathlib import Path
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.lab.launch import lab_launch, no_lab
 from vllm_repro.lab.plugin.vllm_repro_lab.parts import MECHANISMS
+from vllm_repro.lab.untried import untried
 from vllm_repro.launch import Launch
 from vllm_repro.releases.overlay import changed_files, overlay
 from vllm_repro.releases.provision import ReleaseCache, cache_root, provision
@@ -32,11 +33,13 @@ _WIDTH = 256
 class LabServer(ProcessServer):
     """A process whose plugin says, in the file `facts`, what it replaced, and which changed files it found.
 
-    patched: sha256 of each file that was changed for this trial, by its name below the folder of packages.
+    patched: sha256 of each file that was changed for this trial, by its name below the folder of packages. untried: what of the changes
+    the lab runs something else for, by file.
     """
 
     facts: Path
     patched: Mapping[str, str]
+    untried: Mapping[str, tuple[str, ...]]
 
     def booted(self, facts: ServerFacts, *, ready: bool) -> ServerFacts:
         if ready and not self.facts.is_file():
@@ -48,10 +51,11 @@ class LabServer(ProcessServer):
         seen = {changed.file: changed.sha256 for changed in found.patched}
         if ready and seen != self.patched:
             raise InfraError(
-                f"the server did not load the patched files: {', '.join(sorted(self.patched))}",
+                f"the server did not find the patched files: {', '.join(sorted(self.patched))}",
                 hint="the cache may be damaged: vllm-repro clean --envs --yes, then run it again",
             )
-        return replace(facts, replaced=found.replaced, patched=found.patched)
+        patched = tuple(replace(one, untried=self.untried.get(one.file, ())) for one in found.patched)
+        return replace(facts, replaced=found.replaced, patched=patched)
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,16 @@ class LabSite(Site):
             launch.argv, port=launch.port, log=log, env=launch.env, kind=self.kind, evidence=self.evidence
         )
         server.facts, server.patched = facts, digests
+        server.untried = self._untried(arm)
         return launch, server
+
+    def _untried(self, arm: Arm) -> dict[str, tuple[str, ...]]:
+        folder, parts = self._release.pythonpath, MECHANISMS[self._lab.mechanism].parts
+        changed = changed_files(folder, arm.patches)
+        return {
+            file: untried(parts, file, (folder / file).read_text(encoding="utf-8"), text)
+            for file, text in changed.items()
+        }
 
 
 def shown(scenario: Scenario, arm: Arm, options: Options, port: int) -> str:

@@ -206,13 +206,25 @@ def _environment(scratch: Path) -> dict[str, str]:
     return environment
 
 
+# What pip prints while it unpacks, which takes longest, is about single packages that it had or had not to replace.
+_ASIDES = (
+    "WARNING",
+    "Attempting uninstall",
+    "Found existing",
+    "Not uninstalling",
+    "Can't uninstall",
+    "Uninstalling",
+    "Successfully un",
+)
+
+
 def _tell(lines: Sequence[str], scratch: Path, elapsed_s: float, progress: Progress) -> None:
-    telling = (line.strip() for line in reversed(lines) if line.strip() and not line.startswith("WARNING"))
-    last = next(telling, "starting")
+    said = (line.strip() for line in reversed(lines))
+    last = next((line for line in said if line and not line.startswith(_ASIDES)), "starting")
     if last.startswith("Installing collected packages"):
         last = f"unpacking {last.count(',') + 1} packages"
     waiting = folder_size(scratch)
-    downloaded = f", {human_size(waiting)} so far" if waiting > 1_000_000 else ""
+    downloaded = f", {human_size(waiting)} on disk" if waiting > 1_000_000 else ""
     progress(f"  {elapsed_s:4.0f} s  {last[:100]}{downloaded}")
 
 

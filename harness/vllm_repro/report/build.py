@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,9 @@ def report_of(recording: Recording, folder: Path) -> RunReport:
     quiet = verdict.verdict in (Verdict.QUIET, Verdict.FIXED)
     if not imitated and (quiet or (ran and all(result.alive for result in ran))):
         text = f"the rehearsal engine does not imitate {started['issue']}, so its survival says nothing"
+        verdict = VerdictReport(Verdict.INCONCLUSIVE, None, text)
+    if quiet and (idle := [arm.name for arm in arms if arm.idle]):
+        text = f"{', '.join(idle)}: no process of the server imported a file that the patch changes, so it was not put to the test"
         verdict = VerdictReport(Verdict.INCONCLUSIVE, None, text)
     missing = [arm.name for arm in arms if not arm.trials]
     if verdict.expected and (ended is None or (missing and interrupted)):
@@ -151,7 +154,7 @@ def _arm(
         result,
         redactor.text(begun["command"]) if begun else "",
         tuple(redactor.text(text) for text in begun["differences"]) if begun else (),
-        _server(begun, server, trials, redactor),
+        _with_imports(_server(begun, server, trials, redactor), ended),
         trials,
         declared.get("why", ""),
         tuple(declared.get("edits") or ()),
@@ -184,6 +187,15 @@ def _server(
         "replaced": redactor.deep(facts.get("replaced") or []),
         "patched": redactor.deep(facts.get("patched") or []),
     }
+
+
+def _with_imports(server: Mapping[str, Any], ended: Sequence[Entry]) -> Mapping[str, Any]:
+    """`server` with the word, for each changed file, whether a process of it imported that file, as far as the journal knows."""
+    told = [files for entry in ended if (files := entry.get("imported")) is not None]
+    if not told:
+        return server
+    files = {file for one in told for file in one}
+    return {**server, "patched": [{**one, "imported": one["file"] in files} for one in server["patched"]]}
 
 
 def _boot_line(boot: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from vllm_repro.outcome import Outcome
 from vllm_repro.output import Checks, Said, Weights, differs
 from vllm_repro.output import Probe as OutputProbe
 from vllm_repro.soak import Soak
-from vllm_repro.throughput import Figures, Point, Ratio, Round, figures, ratio, withheld
+from vllm_repro.throughput import Figures, Point, Ratio, Round, Spread, figures, ratio, withheld
 
 __all__ = ["Measured", "Row", "Soaked", "measured", "parted"]
 
@@ -96,17 +96,14 @@ def _ratio_json(found: Ratio) -> dict[str, Any]:
 
 
 def _figures_json(one: Figures) -> dict[str, Any]:
-    """Medians under plain names, and the quartiles of each beside them."""
-    spreads = {
-        name: spread
-        for name in ("output_tok_s", "req_s", "ttft_s", "tpot_s", "itl_s", "itl_p99_s", "late_s")
-        if (spread := getattr(one, name)) is not None
-    }
+    """Medians under plain names, and the quartiles of each beside them; null where there is none."""
+    names = ("output_tok_s", "req_s", "ttft_s", "tpot_s", "itl_s", "itl_p99_s", "late_s")
+    spreads: dict[str, Spread | None] = {name: getattr(one, name) for name in names}
     return {
         **_point_json(one.point),
         "rounds": one.output_tok_s.n,
-        **{name: spread.median for name, spread in spreads.items()},
-        "quartiles": {name: [spread.low, spread.high] for name, spread in spreads.items()},
+        **{name: spread and spread.median for name, spread in spreads.items()},
+        "quartiles": {name: spread and [spread.low, spread.high] for name, spread in spreads.items()},
     }
 
 

@@ -91,6 +91,12 @@ class ArmReport:
     def expected(self) -> Expected:
         return self.result.expected
 
+    @property
+    def idle(self) -> bool:
+        """Whether none of the code that was changed for it can have run."""
+        changed = self.server.get("patched") or ()
+        return bool(changed) and not any(one.get("imported", True) for one in changed)
+
     def as_json(self, measured: Measured | None) -> dict[str, Any]:
         return {
             "name": self.name,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
+from typing import Any
 
 from vllm_repro.patch import Patch
 from vllm_repro.report.escape import cell, fence
 from vllm_repro.report.model import ArmReport, RunReport
 
-__all__ = ["patched_section"]
+__all__ = ["patched_section", "untried_in"]
 
 
 def patched_section(report: RunReport) -> str:
@@ -22,10 +24,20 @@ def _arm(arm: ArmReport) -> str:
     text = f"`{arm.name}`" + (f": {cell('; '.join(whys))}" if whys else "")
     text += "\n\n" + fence("\n".join(line for patch in arm.patches for line in _diff(patch)), "diff")
     loaded = arm.server.get("patched") or ()
-    hashes = [f"- `{changed['file']}` sha256 `{changed['sha256']}`" for changed in loaded]
+    hashes = [f"- `{changed['file']}` sha256 `{changed['sha256']}`{''.join(untried_in(changed))}" for changed in loaded]
     return text + (
         "\n\nAs the server's own process found them:\n\n" + "\n".join(hashes) if hashes else "\n\nNo server loaded it."
     )
+
+
+def untried_in(changed: Mapping[str, Any]) -> list[str]:
+    """What of a changed file cannot have run, each as the end of a line."""
+    said = []
+    if not changed.get("imported", True):
+        said.append("; no process of the server imported it, so its change was not tried")
+    if names := changed.get("untried"):
+        said.append(f"; the lab runs something else for {', '.join(names)}, so that change was not tried")
+    return said
 
 
 def _diff(patch: Patch) -> list[str]:

@@ -25,7 +25,8 @@ def speed_section(found: Measured | None, *, rehearsal: bool) -> str:
         parts.append(
             "Median over rounds, quartiles in brackets. A round is so many requests sent at once; its prompts are made to the exact "
             "length and salted, its answers have a fixed length, tokens are counted by `usage` and again by the server's counters. "
-            "What the client itself was late by is in its times, and hardly in the rates. "
+            "Times are of rounds in which the client was late by less than half of the time to the first token, and by a fifth of the "
+            "round in all; the rates do not depend on that. "
             f"The ratio is that of output tokens a second to those of `{found.baseline}`, with its 95 % bootstrap interval."
         )
         parts.append(_table(found, rehearsal=rehearsal))
@@ -43,10 +44,11 @@ def speed_section(found: Measured | None, *, rehearsal: bool) -> str:
 
 
 def _table(found: Measured, *, rehearsal: bool) -> str:
-    lines = [
-        f"| load | arm | output tok/s | req/s | TTFT ms | TPOT ms | ITL ms | ITL p99 ms | client late ms | rounds, boots | to {found.baseline} |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    heads = (
+        *("load", "arm", "output tok/s", "req/s", "TTFT ms", "TPOT ms", "ITL ms", "ITL p99 ms", "client late ms"),
+        *("rounds, boots", f"to {found.baseline}"),
+    )
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for row in found.rows:
         one = row.figures
         cells = (

@@ -60,7 +60,7 @@ def terminal(version_map: VersionMap, path: str) -> str:
     kind = {"rehearsal": "REHEARSAL of vLLM", "lab": "LAB", "cpu": "vLLM on a CPU"}.get(of.evidence or "", "vLLM")
     rows = [_HEAD, *_rows(of)]
     limits = _LIMITS
-    if len(of.arms) == 1:
+    if not of.names_arms:
         rows = [(*row[:_ARM], *row[_ARM + 1 :]) for row in rows]
         limits = (*_LIMITS[:_ARM], *_LIMITS[_ARM + 1 :])
     lines = [

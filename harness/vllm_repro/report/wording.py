@@ -69,9 +69,7 @@ def death_line(trial: TrialReport) -> str:
     then = f", then by {', '.join(rest)}" if rest else ""
     during = f", after the workload, in {trial.during}" if trial.during else ""
     where = f" {_ranks(trial)}." if death.ranks else ""
-    return (
-        f"Seen first by {death.detected_by} {latency(death.latency_s)}{then}. Phase: {trial.phase or 'unknown'}{during}.{where}"
-    )
+    return f"Seen first by {death.detected_by} {latency(death.latency_s)}{then}. Phase: {trial.phase or 'unknown'}{during}.{where}"
 
 
 def _ranks(trial: TrialReport) -> str:

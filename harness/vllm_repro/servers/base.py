@@ -71,10 +71,14 @@ class Replaced:
 
 @dataclass(frozen=True)
 class Patched:
-    """A file of a release that was changed for a trial: its name below the folder of packages, and its hash as the server found it."""
+    """A file of a release that was changed for a trial: its name below the folder of packages, and its hash as the server found it.
+
+    untried: changed functions of it in whose place something else runs.
+    """
 
     file: str
     sha256: str
+    untried: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ PARTS = (
         "BlockPool.get_num_free_blocks",
         "to see the list of free blocks run out",
         "none: it answers what it would; where blocks are about to be taken the list is counted, and a list that is too short is logged",
+        runs=True,
     ),
     # Called, stood in for or looked at, not replaced.
     Part(_BACKEND, "DmaCopyBackend.init", parameters=("gpu_caches", "cpu_caches", "device", "load_stream", "store_stream")),
@@ -45,7 +46,7 @@ PARTS = (
         parameters=("src_blocks", "dst_blocks", "is_store", "event_idx", "events_list"),
     ),
     Part(_BACKEND, "DmaCopyBackend.shutdown"),
-    Part(_POOL, "BlockPool.get_new_blocks", parameters=("num_blocks",)),
-    Part("vllm.v1.core.kv_cache_utils", "FreeKVCacheBlockQueue.popleft_n"),
-    Part("vllm.distributed.kv_transfer.kv_connector.v1.simple_cpu_offload_connector", "SimpleCPUOffloadConnector"),
+    Part(_POOL, "BlockPool.get_new_blocks", parameters=("num_blocks",), runs=True),
+    Part("vllm.v1.core.kv_cache_utils", "FreeKVCacheBlockQueue.popleft_n", runs=True),
+    Part("vllm.distributed.kv_transfer.kv_connector.v1.simple_cpu_offload_connector", "SimpleCPUOffloadConnector", runs=True),
 )  # fmt: skip

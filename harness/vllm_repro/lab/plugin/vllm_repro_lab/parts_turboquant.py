@@ -30,6 +30,7 @@ PARTS = (
         "CPUWorker.init_device",
         "the GPU worker makes the workspace manager there, the CPU worker makes none",
         "none: vLLM's init_workspace_manager is called first, with the arguments that the GPU worker gives it",
+        runs=True,
     ),
     Part(
         "vllm.v1.worker.cpu_worker",
@@ -37,6 +38,7 @@ PARTS = (
         "the GPU worker captures graphs at its end and so locks the workspace, the CPU worker does not",
         "vLLM's own capture_model() sizes and locks the workspace, unless the command line turns graphs off. While it runs the mode is "
         "FULL_DECODE_ONLY; what the GPU's default adds to that are piecewise graphs, whose dummy batches use no workspace",
+        runs=True,
     ),
     Part("vllm.v1.worker.gpu_model_runner", "graph_capture", "it opens a CUDA stream", f"none: {_GRAPHS}"),
     Part("torch.cuda.memory", "mem_get_info", "it asks the CUDA driver", "the log's memory taken by graphs is 0; nothing else uses it"),
@@ -47,6 +49,7 @@ PARTS = (
         "TritonPlaceholder",
         "vLLM's stand-in for the module triton lacks next_power_of_2 in some releases",
         "none: the missing function is added, and gives the kernels their block sizes",
+        runs=True,
     ),
     Part(_STORE, "_tq_fused_store_mse", _KERNEL, _NUMBERS, ("Y_ptr", "Norms_ptr", "Midpoints_ptr", "MSE_BITS", *_SLOTS, *_STRIDES)),
     Part(_STORE, "_tq_fused_store_fp8", _KERNEL, _NUMBERS, ("Key_ptr", *_SLOTS, *_STRIDES)),
@@ -60,11 +63,11 @@ PARTS = (
     Part(_DECODE, "_tq_full_dequant_kv", _KERNEL, _NUMBERS, ("K_out_ptr", "V_out_ptr", *_CACHE)),
     Part(_DECODE, "_fwd_kernel_stage2", _KERNEL, _NUMBERS),
     Part(_BACKEND, "_tq_full_dequant_kv", _KERNEL, _NUMBERS),
-    # Called, not replaced.
-    Part(_BACKEND, "TurboQuantAttentionBackend"),
+    # Called, not replaced; the kernel is replaced where TurboQuant calls it.
+    Part(_BACKEND, "TurboQuantAttentionBackend", runs=True),
     Part("vllm.v1.attention.ops.triton_decode_attention", "_fwd_kernel_stage2", parameters=_MERGE),
-    Part("vllm.v1.worker.workspace", "init_workspace_manager"),
-    Part("vllm.v1.worker.gpu_model_runner", "GPUModelRunner.capture_model"),
-    Part("vllm.config.vllm", "VllmConfig._set_cudagraph_sizes"),
-    Part("vllm.v1.cudagraph_dispatcher", "CudagraphDispatcher.initialize_cudagraph_keys"),
+    Part("vllm.v1.worker.workspace", "init_workspace_manager", runs=True),
+    Part("vllm.v1.worker.gpu_model_runner", "GPUModelRunner.capture_model", runs=True),
+    Part("vllm.config.vllm", "VllmConfig._set_cudagraph_sizes", runs=True),
+    Part("vllm.v1.cudagraph_dispatcher", "CudagraphDispatcher.initialize_cudagraph_keys", runs=True),
 )  # fmt: skip

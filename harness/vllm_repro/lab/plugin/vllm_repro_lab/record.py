@@ -20,7 +20,8 @@ class Part:
 
     module: dotted. name: `function`, `Class` or `Class.method` in it. parameters: those that a stand-in reads by name.
     why: what keeps the original from running on a CPU. effect: what the replacement means for the bug. otherwise: what other releases
-    have in its place, where it does the same.
+    have in its place, where it does the same. runs: whether the release's own lines run all the same; where not, to change them
+    changes nothing in the lab.
     """
 
     module: str
@@ -29,6 +30,7 @@ class Part:
     effect: str = ""
     parameters: tuple[str, ...] = ()
     otherwise: tuple[str, ...] = ()
+    runs: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,65 @@
+"""A pool that groups of layers share: its size in vLLM's words, and which prompts must list a block twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from vllm_repro.autopsy.bootfacts import BootFacts
+from vllm_repro.catalogue import find
+from vllm_repro.commands.command import parse
+from vllm_repro.grouped import GroupedPool, listed_twice
+from vllm_repro.offload import block_listed_twice
+from vllm_repro.trigger import Asked, AttentionShape, Finding, TriggerFacts
+
+SCO = find("sco-hybrid")
+GROUPS = ((256, 0), *SCO.model.window_groups)
+REPORTED = GroupedPool(8151, 16_384, GROUPS)
+SHAPE = AttentionShape(64, 1, 512, 256, window_groups=tuple(SCO.model.window_groups))
+
+
+def test_the_reported_pool_in_blocks() -> None:
+    assert GroupedPool.of_tokens(145_274, 128_000, 16_384, GROUPS) == REPORTED
+    assert GroupedPool.of_tokens(145_269, 128_000, 16_384, GROUPS) == REPORTED  # as the log of so many blocks rounds it
+
+
+def test_two_groups_alike_are_as_in_the_lab() -> None:
+    # 330 blocks of 32 tokens were "8,169 tokens" in a log of vLLM 0.21.0, which listed 80 blocks, 54 distinct.
+    pool = GroupedPool.of_tokens(8_169, 7_600, 2_048, ((32, 0), (32, 128)))
+    assert pool == GroupedPool(330, 2_048, ((32, 0), (32, 128)))
+    assert listed_twice(5693, 8, pool) == 80 - 54
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "twice"),
+    [
+        (90_109, 8, 675),
+        (90_109, 3, 0),
+        (90_112, 8, 0),
+        (90_000, 8, 0),
+    ],  # as vLLM 0.21.0's own scheduler, played with these groups
+)
+def test_which_prompts_list_twice(prompt: int, answer: int, twice: int) -> None:
+    assert listed_twice(prompt, answer, REPORTED) == twice
+
+
+def found(flags: str = "", *, prompt: int = 90_109, tokens: int | None = 145_269) -> Finding:
+    command = parse(f"vllm serve m --block-size 256 --max-model-len 128000 {flags}")
+    asked = (Asked("prompt A", prompt, answer_tokens=8), Asked("prompt B", prompt, answer_tokens=8))
+    facts = TriggerFacts(asked, 16_384, True, command=command, shape=SHAPE, boot=BootFacts(kv_cache_tokens=tokens))
+    return block_listed_twice().find(facts)
+
+
+def test_the_evidence_names_the_prompt_and_the_pool() -> None:
+    finding = found()
+    assert (finding.crossed, finding.brief) == (True, "675 to be listed twice")
+    assert finding.evidence[0].startswith(
+        "prompt A: 90109 prompt tokens and an answer of 8, in a pool of 8,151 blocks: played through"
+    )
+
+
+def test_what_does_not_cross_says_why() -> None:
+    assert found(prompt=90_112).brief == "none to be listed twice"
+    assert not found("--num-gpu-blocks-override 50000").crossed
+    assert "in a pool of 50,000 blocks" in found("--num-gpu-blocks-override 50000").evidence[0]
+    assert "not known" in found(tokens=None).evidence[0]
+    assert not found(tokens=None).crossed
