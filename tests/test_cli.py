@@ -12,8 +12,11 @@ from tests.conftest import Harness
 from tests.golden_files import assert_golden
 from vllm_repro.catalogue import all_scenarios, find
 from vllm_repro.cli import VERBS, main, parser
+from vllm_repro.cli.running import Job
 from vllm_repro.commands.command import parse
 from vllm_repro.composed import compose_file
+from vllm_repro.errors import Unsupported
+from vllm_repro.verdict import Expect
 
 ROOT = Path(__file__).parents[1]
 
@@ -172,3 +175,31 @@ def test_json_goes_to_standard_output_alone(harness: Harness) -> None:
     done = harness("run", "min-tokens-stop-ids", "--server", "rehearsal", "--arm", "near-miss", "--json")
     assert json.loads(done.out)["verdict"] == "inconclusive"
     assert done.status == 0, "the arm did what it is declared to do"
+
+
+def test_the_expectation_is_repeated_where_it_is_not_the_usual_one(harness: Harness) -> None:
+    asked = ("run", "min-tokens-stop-ids", "--server", "rehearsal", "--vllm", "0.29.0")
+    assert harness(*asked, "--expect", "crash").report["reproduce"].endswith("--expect crash --seed 1")
+    assert "--expect" not in harness(*asked).report["reproduce"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expect"),
+    [
+        ((), Expect.DECLARED),
+        (("--patch", "x.diff"), Expect.ALIVE),
+        (("--patch", "x.diff", "--expect", "declared"), Expect.DECLARED),
+    ],
+)
+def test_a_patch_is_expected_to_live_unless_something_else_is_said(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], expect: Expect
+) -> None:
+    jobs: list[Job] = []
+
+    def take(job: Job, *_: object) -> None:
+        jobs.append(job)
+        raise Unsupported("enough")
+
+    monkeypatch.setattr("vllm_repro.cli.run.run_one", take)
+    main(["run", "tq-prefix-hit-unreserved", "--server", "lab", *words])
+    assert [job.expect for job in jobs] == [expect]

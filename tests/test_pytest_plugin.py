@@ -52,6 +52,15 @@ def test_one_that_no_longer_reproduces_is_xpassed_and_loud(suite: pytest.Pyteste
     result.stdout.fnmatch_lines(["*NO LONGER REPRODUCES*", "REHEARSAL: *the engine lived*"])
 
 
+def test_a_bug_that_the_rehearsal_does_not_imitate_is_not_said_to_be_gone(suite: pytest.Pytester) -> None:
+    path = suite.path / "scenarios" / "tq_chunked_prefill.py"
+    text = path.read_text(encoding="utf-8").replace("vllm#41726", "vllm#39702").replace("<0.24.0", "<0.25.0")
+    path.write_text(text.replace('good=">=0.24.0"', 'good=">=0.25.0"'), encoding="utf-8")
+    result = run(suite, "-k", "tq-chunked-prefill and reported", "--scenario-vllm", "0.24.0")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["SKIPPED*undecided: the rehearsal engine does not imitate vllm-project/vllm#39702*"])
+
+
 def test_an_engine_that_should_live_and_dies_is_a_failure(suite: pytest.Pytester) -> None:
     path = suite.path / "scenarios" / "tq_chunked_prefill.py"
     text = path.read_text(encoding="utf-8").replace('try_with="0.23.0"', 'try_with="0.22.1"')

@@ -8,15 +8,18 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.conftest import Harness
+from vllm_repro.catalogue import find
 from vllm_repro.journal import read
+from vllm_repro.patch import Patch
 from vllm_repro.processes import session_members
-from vllm_repro.run import order
+from vllm_repro.run import on_record, order
 from vllm_repro.scenario import Arm
 from vllm_repro.verdict import Expected
 
@@ -80,6 +83,54 @@ def test_fixed_is_said_once_enough_boots_are_on_record(harness: Harness) -> None
     done = harness(*TQ, "--arm", "reported", "--trials", "4", "--vllm", "0.24.0")
     assert (done.report["verdict"], done.status) == ("fixed", 0)
     assert "5 of 5 died" in done.report["because"]
+
+
+def test_a_run_is_held_against_deaths_of_the_same_arm_only(harness: Harness) -> None:
+    assert harness(*TQ, "--arm", "reported", "--trials", "5").report["arms"][0]["k"] == 5
+    other = harness(*TQ, "--arm", "near-miss-129", "--trials", "4", "--vllm", "0.24.0")
+    assert (other.report["verdict"], other.status) == ("quiet", 0)
+    assert "no reproducing run is on record" in other.report["because"]
+
+
+def recorded(out: Path, run: str, arm: str, version: str, k: int, *, patched: bool = False) -> None:
+    (out / "tq-chunked-prefill" / run).mkdir(parents=True)
+    server = {"vllm_version": version, "patched": [{"file": "vllm/a.py", "sha256": "0"}] if patched else []}
+    report = {"evidence": "lab", "arms": [{"name": arm, "k": k, "n": k, "server": server}]}
+    (out / "tq-chunked-prefill" / run / "report.json").write_text(json.dumps(report), encoding="utf-8")
+
+
+def test_a_patch_is_held_against_its_own_release_before_any_other(tmp_path: Path) -> None:
+    scenario = find("tq-chunked-prefill")
+    recorded(tmp_path, "a", "reported", "0.21.0", 9)
+    recorded(tmp_path, "b", "reported", "0.23.0", 2)
+    recorded(tmp_path, "c", "prefix-hit", "0.23.0", 3)
+    recorded(tmp_path, "d", "reported", "0.23.0", 5, patched=True)
+    reported, hit = (arm for arm in scenario.arms if arm.name in ("reported", "prefix-hit"))
+    patched = replace(reported, patches=(Patch("vllm/a.py", "a", "b"),))
+
+    def found(*arms: Arm, evidence: str = "lab") -> str | None:
+        record = on_record(tmp_path, scenario, evidence, arms, "0.23.0")
+        return None if record is None else record.run
+
+    assert found(reported, hit) == "a", "the strongest"
+    assert found(hit) == "c"
+    assert found(patched) == "b"
+    assert found(reported, evidence="cpu") is None
+    assert found(Arm("eager", Expected.LIVES)) is None
+
+
+def test_an_arm_that_cannot_be_tried_here_does_not_end_the_others(harness: Harness) -> None:
+    done = harness(
+        *("run", "tq-prefix-hit-unreserved", "--server", "rehearsal"),
+        "--arm",
+        "reported",
+        "--arm",
+        "patched",
+        "--trials",
+        "2",
+    )
+    outcomes = {arm["name"]: [trial["outcome"] for trial in arm["trials"]] for arm in done.report["arms"]}
+    assert outcomes == {"reported": ["crash", "crash"], "patched": ["unsupported", "unsupported"]}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fake_vllm import COMPLETION, Exchange, FakeVllm
+from tests.fake_vllm import COMPLETION, METRICS, Exchange, FakeVllm
 from vllm_repro.assess import Conclusion
 from vllm_repro.catalogue import find
 from vllm_repro.journal import Journal, read
@@ -229,3 +229,48 @@ def test_a_shared_head_has_the_size_that_was_sent(tmp_path: Path, kind: ServerKi
         with trial.journal, trial.requests:
             asyncio.run(run_trial(trial))
     assert [asked.repeats for asked in trial.seen.asked] == [0, repeats]
+
+
+@pytest.mark.parametrize(("hits", "cached"), [(96, 96), (0, 0), (128, None), (5000, None)])
+def test_hits_of_other_clients_are_not_those_of_a_request(tmp_path: Path, hits: int, cached: int | None) -> None:
+    answered: list[bool] = []
+
+    def completions(exchange: Exchange) -> None:
+        answered.append(True)
+        exchange.answer(200, {**COMPLETION, "usage": {"prompt_tokens": 128, "completion_tokens": 1}})
+
+    def metrics(exchange: Exchange) -> None:
+        counted = hits * bool(answered)
+        exchange.answer(200, f"{METRICS}vllm:prefix_cache_hits_total {counted}\n", "text/plain")
+
+    with FakeVllm(tmp_path / "log", {"/v1/completions": completions, "/metrics": metrics}) as fake:
+        trial = trial_on(fake, tmp_path)
+        trial.arm = replace(trial.arm, workload=(completion(prompt="hello"),))
+        with trial.journal, trial.requests:
+            asyncio.run(run_trial(trial))
+    assert trial.seen.asked[0].cached_tokens == cached
+
+
+def test_a_count_below_nothing_is_no_count(tmp_path: Path) -> None:
+    usage = {"prompt_tokens": 128, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": -1}}
+    paths = {"/v1/completions": lambda exchange: exchange.answer(200, {**COMPLETION, "usage": usage})}
+    with FakeVllm(tmp_path / "log", paths) as fake:
+        trial = trial_on(fake, tmp_path)
+        with trial.journal, trial.requests:
+            asyncio.run(run_trial(trial))
+    assert trial.seen.asked[0].cached_tokens is None
+
+
+@pytest.mark.parametrize("told", ["nothing", "a reset"])
+def test_a_request_that_a_death_left_unanswered_had_reached_the_engine(tmp_path: Path, told: str) -> None:
+    def completions(exchange: Exchange) -> None:
+        if not is_the_odd_one(exchange):
+            exchange.answer(200, COMPLETION)
+            return
+        exchange.fake.write(FATAL)
+        exchange.reset() if told == "a reset" else exchange.stall()
+
+    conclusion = concluded(tmp_path, {"/v1/completions": completions})
+    assert conclusion.outcome is Outcome.OTHER_CRASH
+    assert conclusion.trigger.crossed
+    assert "the engine died with it in flight" in conclusion.trigger.evidence[0]

@@ -93,6 +93,14 @@ def test_a_prefix_hit_is_what_the_server_counted() -> None:
     assert not prefix_hit().find(facts(385, cached_tokens=0, repeats=256)).crossed
 
 
+def test_an_engine_that_lives_and_does_not_say_what_was_cached_proves_no_hit() -> None:
+    """Of requests at the same time nobody can tell whose the hits were, and the cache may be off."""
+    silent = facts(385, cached_tokens=None, repeats=256, batch=100)
+    assert not prefix_hit().find(silent).crossed
+    assert silent.cached(silent.asked[0]) == 0
+    assert silent.uncached(silent.asked[0]) == 129, "no more chunks are counted than there must have been"
+
+
 @pytest.mark.parametrize(("flags", "cached"), [("", 256), ("--block-size 200", 200), ("--no-enable-prefix-caching", 0)])
 def test_of_a_request_that_died_the_blocks_filled_before_it_count(flags: str, cached: int) -> None:
     asked = Asked("again", 385, "tokenize", repeats=256, status=None, died=True)

@@ -17,6 +17,7 @@ from vllm_repro.catalogue import find
 from vllm_repro.fate import Fate
 from vllm_repro.outcome import Outcome
 from vllm_repro.report.model import RunReport
+from vllm_repro.report.versions import terminal
 from vllm_repro.scenario import Arm, Status
 from vllm_repro.verdict import Expected, Standing, Verdict, arm_result, decide
 from vllm_repro.versionmap import Row, VersionMap, readings, row_of, row_without_run

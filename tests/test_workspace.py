@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vllm_repro.assess import Seen, assess
+from vllm_repro.catalogue import find
 from vllm_repro.commands.command import parse
+from vllm_repro.outcome import Outcome
+from vllm_repro.servers.base import Evidence, ServerFacts, ServerKind
 from vllm_repro.trigger import Asked, AttentionShape, ScheduledChunk, TriggerFacts
 from vllm_repro.workspace import capture_batch, continuation_bytes, decode_bytes, workspace_outgrown
 
 SEED = AttentionShape(16, 4, 256, 2048)
 TINY = AttentionShape(4, 2, 32)
 OUTGROWN = workspace_outgrown()
+TQ = find("tq-chunked-prefill")
 
 
 def facts(
@@ -109,3 +116,47 @@ def test_the_step_that_died_counts() -> None:
     dump = (ScheduledChunk(4096, 3497),)
     assert OUTGROWN.find(TriggerFacts(dump=dump, shape=SEED, args={"max_num_seqs": 2, "block_size": 128})).crossed
     assert not OUTGROWN.find(TriggerFacts(dump=dump, shape=SEED)).crossed  # nobody knows how many sequences
+
+
+@pytest.mark.parametrize(
+    ("served", "known"),
+    [
+        ("Qwen/Qwen3.5-9B", True),
+        ("/models/qwen3.5-9b/", True),
+        ("/home/yk/AI/Models/models/qwen3.5-9b-nvfp4-ptq", True),  # the reported one
+        ("Qwen/Qwen3-0.6B", False),
+    ],
+)
+@pytest.mark.parametrize("kind", [ServerKind.ATTACH, ServerKind.DOCKER])
+def test_the_sizes_of_another_model_are_not_taken_for_its_own(
+    tmp_path: Path, kind: ServerKind, served: str, known: bool
+) -> None:
+    """Eight sequences of 16 heads lock 4 MB, and 4096 cached tokens ask for 16: of a model with one KV head they ask for 2."""
+    log = tmp_path / "log"
+    args = {"model": served, "max_num_seqs": 8, "max_num_batched_tokens": 4096}
+    log.write_text(
+        "INFO 11-21 20:22:35 [cuda.py:1] Using TURBOQUANT attention backend out of potential backends: ['TURBOQUANT'].\n"
+        "INFO 11-21 20:22:35 [scheduler.py:1] Chunked prefill is enabled with max_num_batched_tokens=4096.\n"
+        f"INFO 11-21 20:22:35 [api_utils.py:1] non-default args: {args}\n",
+        encoding="utf-8",
+    )
+    asked = [Asked("long", 7593, cached_tokens=0)]
+    seen = Seen(ServerFacts(kind, Evidence.GPU, ()), ready=True, asked=asked, canary_ok=True)
+    conclusion = assess(TQ, TQ.reported(), seen, log)
+    assert conclusion.outcome is (Outcome.CLEAN if known else Outcome.UNTRIGGERED)
+    assert ("a model of another shape" in conclusion.why) is not known
+
+
+def test_a_prompt_is_not_cut_where_the_platform_turned_that_off(tmp_path: Path) -> None:
+    """The CPU platform does so for MLA models, whatever the command line says."""
+    log = tmp_path / "log"
+    asked = [Asked("long", 7593, cached_tokens=0)]
+    seen = Seen(ServerFacts(ServerKind.PROCESS, Evidence.CPU, ()), ready=True, asked=asked, canary_ok=True)
+    lines = (
+        "Using TURBOQUANT attention backend out of potential backends: ['TURBOQUANT'].\n"
+        "Chunked prefill is enabled with max_num_batched_tokens=4096.\n"
+        "Initializing a V1 LLM engine (v0.24.0) with config: enable_prefix_caching=True, enable_chunked_prefill={}, x=1\n"
+    )
+    for on, outcome in ((True, Outcome.CLEAN), (False, Outcome.UNTRIGGERED)):
+        log.write_text(lines.format(on), encoding="utf-8")
+        assert assess(TQ, TQ.reported(), seen, log).outcome is outcome

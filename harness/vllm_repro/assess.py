@@ -6,7 +6,7 @@ The one effect here is reading the trial's log file; everything else is a functi
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -182,17 +182,16 @@ def _trigger_facts(
     attached = seen.facts is not None and seen.facts.kind is ServerKind.ATTACH
     if not attached:
         batch = batch or command.number("--max-num-batched-tokens")
-        said = command.enabled("--enable-chunked-prefill")
-        chunked = chunked if said is None else said
+        chunked = command.enabled("--enable-chunked-prefill") if chunked is None else chunked
     return TriggerFacts(
-        tuple(seen.asked),
+        tuple(_in_flight(asked, seen) for asked in seen.asked),
         batch,
         chunked,
         boot.attention_backend,
         step,
         None if attached else command,
         boot.args,
-        _shape(scenario, seen),
+        _shape(scenario, seen, boot),
         boot.workspace_locked,
         boot.workspace_reserved,
         observed(_lines(log)),
@@ -201,7 +200,14 @@ def _trigger_facts(
     )
 
 
-def _shape(scenario: Scenario, seen: Seen) -> AttentionShape:
+def _in_flight(asked: Asked, seen: Seen) -> Asked:
+    """A request that the death left without any answer, as a reset does or our own end to the waiting, was in flight when it came."""
+    unanswered = asked.status is None and any(sign.decisive for sign in seen.signs)
+    return replace(asked, died=True) if unanswered else asked
+
+
+def _shape(scenario: Scenario, seen: Seen, boot: BootFacts) -> AttentionShape | None:
+    """None where the server says that it serves another model: its sizes are not those that the scenario states."""
     model = scenario.model
     if scenario.lab is not None and seen.facts is not None and seen.facts.kind is ServerKind.LAB:
         served = scenario.lab.shape(model)
@@ -210,7 +216,16 @@ def _shape(scenario: Scenario, seen: Seen) -> AttentionShape:
     # How a GPU's pool is cut is for its own release to say: the groups are those of the pool that the rehearsal engine imitates.
     imitated = seen.facts is not None and seen.facts.evidence is Evidence.REHEARSAL
     groups = tuple(model.window_groups) if imitated else ()
+    said = boot.args.get("model")
+    known = {_last(name) for name in (model.name, scenario.reported().model) if name}
+    if not imitated and isinstance(said, str) and _last(said) not in known:
+        return None
     return AttentionShape(model.heads, model.kv_heads, model.head_dim, model.block_size, window_groups=groups)
+
+
+def _last(name: str) -> str:
+    """A model's own name: of `org/model`, and of a folder that was made from it."""
+    return name.rstrip("/").rpartition("/")[2].lower()
 
 
 def _node_logs(log: Path, head: Diagnosis) -> list[NodeLog]:

@@ -141,7 +141,8 @@ def _usage(body: Mapping[str, Any]) -> Usage | None:
         return None
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    return Usage(usage["prompt_tokens"], usage.get("completion_tokens") or 0, cached)
+    known = isinstance(cached, int) and cached >= 0  # a request that never ran may have -1
+    return Usage(usage["prompt_tokens"], usage.get("completion_tokens") or 0, cached if known else None)
 
 
 def _error_text(body: Any) -> str | None:

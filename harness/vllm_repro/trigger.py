@@ -137,17 +137,27 @@ class TriggerFacts:
         return self.number("--block-size") or (self.shape.block_size if self.shape else 16)
 
     def cached(self, asked: Asked) -> int:
-        """Prompt tokens that came from the prefix cache: as the server counted them, else the blocks that it must have had."""
+        """Prompt tokens that came from the prefix cache, as the server counted them; of a request that died, which no counter tells of,
+        the blocks that it must have had. 0 where an engine that lives does not say: then nothing is proved."""
         if asked.cached_tokens is not None:
             return asked.cached_tokens
-        off = self.command is not None and self.command.enabled("--enable-prefix-caching") is False
+        return self._reckoned(asked) if asked.died else 0
+
+    def _reckoned(self, asked: Asked) -> int:
+        """Tokens of the blocks that an earlier request had filled with the same head."""
+        off = self.boot.prefix_caching is False or (
+            self.command is not None and self.command.enabled("--enable-prefix-caching") is False
+        )
         if off or asked.prompt_tokens is None:
             return 0
         return min(asked.repeats, asked.prompt_tokens - 1) // self.block_size * self.block_size
 
     def uncached(self, asked: Asked) -> int | None:
-        """Prompt tokens that had to be computed; None where the length is not known."""
-        return None if asked.prompt_tokens is None else asked.prompt_tokens - self.cached(asked)
+        """Prompt tokens that had to be computed, the fewest where the server does not say; None where the length is not known."""
+        if asked.prompt_tokens is None:
+            return None
+        known = asked.cached_tokens
+        return asked.prompt_tokens - (self._reckoned(asked) if known is None else known)
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ class VerdictReport:
 def same_release(one: str | None, other: str | None) -> bool:
     """Whether two servers that report `0.28.0+cpu` and `0.28.0` are of one release."""
     try:
-        return Version(one or "").public == Version(other or "").public
+        return Version(Version(one or "").public) == Version(Version(other or "").public)
     except InvalidVersion:
         return one is not None and one == other
 

@@ -235,6 +235,8 @@ class Work:
         cached = last.cached_tokens
         if cached is None and before.cache_hits is not None and after.cache_hits is not None:
             cached = int(after.cache_hits - before.cache_hits)
+            if last.prompt_tokens is not None and not 0 <= cached < last.prompt_tokens:
+                cached = None  # a running server has other clients too, or was started anew
         seen.asked[-1] = replace(last, steps=steps, cached_tokens=cached)
         self.trial.journal.write("steps", **self.trial.label, name=last.name, steps=steps, cached_tokens=cached)
 

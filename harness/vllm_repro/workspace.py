@@ -56,7 +56,9 @@ class _Outgrown(Condition):
         if not long:
             return Finding(False, (f"no continuation of more than {DECODE_THRESHOLD} tokens asked for workspace",))
         sequences = facts.number("--max-num-seqs")
-        if facts.shape is None or sequences is None:
+        if facts.shape is None:
+            return Finding(False, ("the server has a model of another shape, so what it locks cannot be computed",))
+        if sequences is None:
             return Finding(False, ("--max-num-seqs is not known, so what decoding locks cannot be computed",))
         needed = decode_bytes(facts.shape, capture_batch(sequences))
         return _judged(facts, facts.shape, max(long, key=lambda part: part.context), needed)

@@ -34,6 +34,14 @@ def test_a_real_boot(name: str, version: str, tokens: int) -> None:
     assert facts.args["load_format"] == "dummy"
 
 
+def test_what_a_platform_turned_off_is_off() -> None:
+    """The API server speaks before its platform does; EngineCore's own list comes after."""
+    listed = "Initializing a V1 LLM engine (v0.32.0) with config: model='m', enable_prefix_caching=False, enable_chunked_prefill=False, x=1"
+    facts = boot_facts(f"Chunked prefill is enabled with max_num_batched_tokens=4096.\n{listed}\n")
+    assert (facts.chunked_prefill, facts.prefix_caching) == (False, False)
+    assert boot_facts(recording("v0.32.0-boot.log")).prefix_caching is True
+
+
 def test_a_headless_rank_names_its_version_too() -> None:
     facts = boot_facts(recording("v0.32.0-two-ranks-worker1-killed-rank1.log"))
     assert facts.vllm_version == "0.32.0"

@@ -18,9 +18,10 @@ from tests.fake_vllm import FakeVllm
 from tests.report_examples import EXAMPLES, report
 from tests.test_trial import trial_on
 from vllm_repro.catalogue import find
+from vllm_repro.commands.command import parse
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.journal import read
-from vllm_repro.lab.launch import lab_launch
+from vllm_repro.lab.launch import graph_mode, lab_launch
 from vllm_repro.lab.site import PLUGIN, LabFacts, LabServer, LabSite, read_facts, shown
 from vllm_repro.launch import Launch
 from vllm_repro.outcome import Outcome
@@ -66,6 +67,24 @@ def test_every_change_of_the_reported_command_is_listed_with_its_reason() -> Non
 def test_the_plugin_is_told_when_graphs_are_turned_off() -> None:
     assert launch_of("graphs-off").env["REPRO_LAB_GRAPHS"] == "NONE"
     assert "REPRO_LAB_GRAPHS" not in launch_of("reported").env
+
+
+@pytest.mark.parametrize(
+    ("flags", "mode"),
+    [
+        ("", ""),
+        ("-cc.cudagraph_mode=none", "NONE"),
+        ("""--compilation-config '{"cudagraph_mode": "NONE", "mode": 0}'""", "NONE"),
+        ("--compilation-config '{}'", ""),
+        ("--compilation-config 3", ""),
+        ("-O0", "NONE"),
+        ("-O3", ""),
+        ("-O0 -cc.cudagraph_mode=full", "FULL"),
+    ],
+)
+def test_graphs_are_turned_off_in_several_ways(flags: str, mode: str) -> None:
+    """Where the lab overlooked one it would lock the workspace, and kill an engine that lives as it was asked for."""
+    assert graph_mode(parse(f"vllm serve m {flags}")) == mode
 
 
 def test_an_arm_has_the_last_word() -> None:

@@ -11,7 +11,9 @@ import sys
 import threading
 import time
 import zipfile
+from base64 import urlsafe_b64encode
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -108,8 +110,9 @@ class FakeInstaller:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(folder)
         info = next(folder.glob("*.dist-info"))
-        size = (folder / "vllm" / "__init__.py").stat().st_size
-        (info / "RECORD").write_text(f"vllm/__init__.py,sha256=x,{size}\n../../bin/vllm,sha256=x,9\n")
+        source = (folder / "vllm" / "__init__.py").read_bytes()
+        digest = urlsafe_b64encode(sha256(source).digest()).rstrip(b"=").decode()
+        (info / "RECORD").write_text(f"vllm/__init__.py,sha256={digest},{len(source)}\n../../bin/vllm,sha256=x,9\n")
         main = folder / "vllm" / "entrypoints" / "cli"
         main.mkdir(parents=True)
         (main / "main.py").write_text(
@@ -381,6 +384,17 @@ def test_damage_is_said_in_one_line(cache: ReleaseCache) -> None:
     said: list[str] = []
     cache.provision("0.28.0", said.append)
     assert said[0] == "releases/0.28.0 in the cache is damaged: vllm/__init__.py is missing; making it again"
+
+
+def test_a_release_that_somebody_edited_is_made_again(cache: ReleaseCache) -> None:
+    """A change of one digit leaves the size as it is, and would be reported as what was released."""
+    path = cache.provision("0.28.0", silent).pythonpath / "vllm" / "__init__.py"
+    released = path.read_bytes()
+    path.write_bytes(released.replace(b"0.28.0", b"0.28.1"))
+    said: list[str] = []
+    cache.provision("0.28.0", said.append)
+    assert said[0] == "releases/0.28.0 in the cache is damaged: vllm/__init__.py was changed; making it again"
+    assert path.read_bytes() == released
 
 
 def test_a_damaged_set_is_found_by_the_next_release_that_would_share_it(

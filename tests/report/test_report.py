@@ -14,7 +14,7 @@ from tests.conftest import SCHEMA
 from tests.golden_files import assert_golden
 from tests.report_examples import EXAMPLES, report
 from vllm_repro.errors import UsageError
-from vllm_repro.journal import read
+from vllm_repro.journal import Entry, read
 from vllm_repro.outcome import Outcome
 from vllm_repro.report.build import report_of
 from vllm_repro.report.escape import cell, fence
@@ -137,3 +137,35 @@ def test_reports_are_written_whole(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["rehearsal"] is True
     with pytest.raises(UsageError, match="no format"):
         render(report(REHEARSAL), "pdf")
+
+
+@pytest.mark.parametrize(("imported", "verdict"), [(["vllm/a.py"], "quiet"), ([], "inconclusive"), (None, "quiet")])
+def test_a_change_that_no_process_imported_was_not_tried(imported: list[str] | None, verdict: str) -> None:
+    """None: a journal from before anybody looked."""
+    changed = [{"file": "vllm/a.py", "sha256": "0" * 64, "untried": ["kernel"]}]
+
+    def patched(entry: Entry) -> Entry:
+        fields = dict(entry.fields)
+        if entry.event == "run-started":
+            patches = [{"file": "vllm/a.py", "was": "a", "now": "b"}]
+            fields["arms"] = [{**fields["arms"][0], "patches": patches}]
+            fields["expect"] = "alive"
+        if entry.event == "server-started":
+            fields["facts"] = {**fields["facts"], "patched": changed}
+        if entry.event == "trial-ended":
+            fields |= {"outcome": "clean", "death": None} | ({} if imported is None else {"imported": imported})
+        return replace(entry, fields=fields)
+
+    recording = read(REHEARSAL / "journal.jsonl")
+    made = report_of(replace(recording, entries=tuple(map(patched, recording.entries))), REHEARSAL)
+    assert made.verdict.verdict == verdict
+    jsonschema.validate(made.as_json(), SCHEMA)
+    for text in (markdown(made), summary(made)):
+        assert "the lab runs something else for kernel, so that change was not tried" in text
+        assert ("no process of the server imported it" in text) is (imported == [])
+    assert "> **With vLLM's source changed, as shown below, in reported: vllm/a.py.**" in markdown(made).splitlines()
+    suite = ET.fromstring(junit(made))
+    assert [one.get("value") for one in suite.iter("property") if one.get("name") == "patched"] == [
+        "reported: vllm/a.py"
+    ]
+    assert len(list(suite.iter("skipped"))) == (imported == [])

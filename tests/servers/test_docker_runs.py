@@ -72,6 +72,23 @@ def test_the_stop_ids_in_containers(
     assert outcomes == [outcome, "untriggered"]
 
 
+def test_two_nodes_in_two_containers(harness: Harness, engine: Engine, rehearsal_image: str) -> None:
+    branch = "0.20.1rc1.dev12+g363ffa145"
+    arms = ("--arm", "reported", "--arm", "eager")
+    done = harness("run", "dsv4-tp2", "--server", "docker", "--image", rehearsal_image, "--vllm", branch, *arms)
+    assert done.status == 0, done.out + done.err
+    reported, eager = (arm["trials"][0] for arm in done.report["arms"])
+    assert (reported["outcome"], reported["death"]["ranks"]) == ("crash", [0, 1])
+    assert "21.80 MB, current size is 21.62 MB" in reported["death"]["message"]
+    assert eager["outcome"] == "clean"
+    assert done.folder is not None
+    assert sorted(path.name for path in (done.folder / "logs").glob("reported*")) == [
+        "reported-1.log",
+        "reported-1.rank1.log",
+    ]
+    assert containers(engine, done.folder.name) == []
+
+
 def test_what_show_prints_is_what_was_run(harness: Harness, engine: Engine, rehearsal_image: str) -> None:
     assert engine.local
     port = ("--port", "18417")

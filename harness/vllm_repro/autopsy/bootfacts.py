@@ -26,6 +26,7 @@ class BootFacts:
     tq_hybrid_layers: full-attention layers that TurboQuant found in a hybrid model.
     kv_cache_tokens: the pool's capacity. cudagraph_mode: `NONE`, `FULL_AND_PIECEWISE`, ….
     graphs_captured: the capture finished, so the workspace was locked after it.
+    chunked_prefill, prefix_caching: as EngineCore has them, after a platform had its say.
     max_num_batched_tokens: largest chunk of a prompt in one step, in tokens.
     runner_note: vLLM's own sentence about which model runner it uses.
     workspace_locked: bytes, as VLLM_DEBUG_WORKSPACE=1 prints them; of several workspaces the largest.
@@ -41,6 +42,7 @@ class BootFacts:
     cudagraph_mode: str | None = None
     enforce_eager: bool | None = None
     chunked_prefill: bool | None = None
+    prefix_caching: bool | None = None
     max_num_batched_tokens: int | None = None
     runner_note: str | None = None
     workspace_locked: int | None = None
@@ -59,6 +61,7 @@ class BootFacts:
             "cudagraph_mode": self.cudagraph_mode,
             "enforce_eager": self.enforce_eager,
             "chunked_prefill": self.chunked_prefill,
+            "prefix_caching": self.prefix_caching,
             "max_num_batched_tokens": self.max_num_batched_tokens,
             "runner_note": self.runner_note,
             "workspace_locked": self.workspace_locked,
@@ -123,6 +126,7 @@ _BACKEND = re.compile(
 _TQ_LAYERS = re.compile(r"TQ hybrid: full-attention layers \[([\d, ]*)\]")
 _KV_TOKENS = re.compile(r"KV cache size\s*[:=] ?([\d,]+) tokens")
 _CHUNKED = re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=(\d+)")
+_IN_FORCE = re.compile(r"\benable_(chunked_prefill|prefix_caching)=(True|False)\b")
 _GRAPH_MODE = re.compile(r"'cudagraph_mode': (?:<CUDAGraphMode\.(\w+)|'(\w+)')")
 _RUNNER = re.compile(r"Model Runner V2\b|V2 model runner|V1 model runner")
 _LOCKED = re.compile(r"Workspace locked\. Current sizes: \[([\d., e+-]*)\]")
@@ -153,6 +157,9 @@ class BootReader:
         if "Chunked prefill" in text and (found := _CHUNKED.search(text)):
             self._say("chunked_prefill", True)
             self._facts["max_num_batched_tokens"] = int(found[1])  # what is in force, whatever was asked for
+        if "LLM engine" in text:
+            # The CPU platform turns both off for some models, after the API server has said that chunks are on.
+            self._facts.update((found[1], found[2] == "True") for found in _IN_FORCE.finditer(text))
         if "cudagraph_mode" in text and (found := _GRAPH_MODE.search(text)):
             self._say("cudagraph_mode", found[1] or found[2])
         if "Graph capturing finished" in text:

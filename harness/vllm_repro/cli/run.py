@@ -10,7 +10,15 @@ from dataclasses import replace
 from vllm_repro.catalogue import find, find_arms
 from vllm_repro.cli.common import Subparsers, print_json, verb
 from vllm_repro.cli.options import add_server_options, server_options, span
-from vllm_repro.cli.running import INTERRUPTED, add_run_options, choice_of, first_line, job_of, run_one
+from vllm_repro.cli.running import (
+    INTERRUPTED,
+    add_run_options,
+    choice_of,
+    first_line,
+    job_of,
+    run_one,
+    usual_expectation,
+)
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.report.model import RunReport
 from vllm_repro.scenario import Arm, Scenario
@@ -37,7 +45,6 @@ def add(subparsers: Subparsers) -> None:
         "--expect",
         type=Expect,
         choices=list(Expect),
-        default=Expect.DECLARED,
         metavar="{declared,alive,crash,any}",
         help="what exit status 0 means: the scenario's own status (default; with --patch: alive), alive, a crash, or any verdict",
     )
@@ -101,8 +108,7 @@ def _run_one(name: str, scenario: Scenario, arguments: argparse.Namespace) -> Ru
     """One scenario's run, with its first line and its table on the terminal."""
     options = server_options(arguments)
     arms = find_arms(scenario, arguments.arm)
-    # Whoever lays a patch over a release wants to see it live; the scenario's status is about the release as it is.
-    expect = Expect.ALIVE if options.patch and arguments.expect is Expect.DECLARED else arguments.expect
+    expect = arguments.expect or usual_expectation(options)
     job = job_of(arguments, name, scenario, options, choice_of(scenario, options), arms, expect=expect)
     job = replace(job, wishes=Wishes(arguments.throughput, arguments.soak))
     said = sys.stderr if arguments.json else sys.stdout

@@ -28,7 +28,17 @@ from vllm_repro.verdict import Expect
 from vllm_repro.watch import Patience
 from vllm_repro.wishes import Wishes
 
-__all__ = ["INTERRUPTED", "Job", "add_run_options", "again", "choice_of", "first_line", "job_of", "run_one"]
+__all__ = [
+    "INTERRUPTED",
+    "Job",
+    "add_run_options",
+    "again",
+    "choice_of",
+    "first_line",
+    "job_of",
+    "run_one",
+    "usual_expectation",
+]
 
 INTERRUPTED = 130
 _NAMED = (ServerKind.REHEARSAL, ServerKind.LAB)
@@ -129,6 +139,12 @@ def job_of(
     )
 
 
+def usual_expectation(options: Options) -> Expect:
+    """What a run that names no `--expect` is held against. Whoever lays a patch over a release wants to see it live, and the scenario's
+    status is about the release as it is."""
+    return Expect.ALIVE if options.patch else Expect.DECLARED
+
+
 def choice_of(scenario: Scenario, options: Options) -> Choice:
     """The kind of server, `auto` resolved."""
     return choose(scenario, options) if options.server == "auto" else Choice(ServerKind(options.server), "")
@@ -204,6 +220,8 @@ def again(verb: str, job: Job, kind: ServerKind, release: tuple[str, str | None]
         words += ["--arm", arm]
     if job.trials != 1:
         words += ["--trials", "auto" if job.trials is None else str(job.trials)]
+    if job.expect is not usual_expectation(options):
+        words += ["--expect", job.expect.value]
     if job.wishes.throughput:
         words += ["--throughput"]
     if job.wishes.soak:

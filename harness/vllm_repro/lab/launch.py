@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +20,13 @@ __all__ = ["graph_mode", "lab_launch", "no_lab"]
 
 def graph_mode(command: ServeCommand) -> str:
     """The CUDA graph mode that the command line asks for, in capitals; empty where the default decides."""
-    return (command.get("--compilation-config.cudagraph_mode") or "").upper()
+    said = command.get("--compilation-config.cudagraph_mode")
+    if said is None:
+        with contextlib.suppress(ValueError, AttributeError):  # no JSON, or no object: vLLM refuses it itself
+            said = json.loads(command.get("--compilation-config") or "{}").get("cudagraph_mode")
+    if said is None and command.get("--optimization-level") == "0":
+        said = "NONE"  # what that level stands for
+    return str(said or "").upper()
 
 
 def sized_for_lab(steps: Sequence[Step]) -> list[Size]:

@@ -11,6 +11,7 @@ import xml.etree.ElementTree as ET
 
 from vllm_repro.outcome import Outcome
 from vllm_repro.report.model import ArmReport, RunReport, banner
+from vllm_repro.report.patched import changed_files
 from vllm_repro.verdict import Expected
 
 __all__ = ["junit"]
@@ -45,6 +46,7 @@ def junit(report: RunReport) -> str:
         ("evidence", report.evidence),
         ("vllm_version", report.version or ""),
         ("notice", banner(report.evidence, report.version)),
+        *(("patched", text) for text in changed_files(report)),
     ):
         ET.SubElement(properties, "property", {"name": name, "value": _clean(value)})
     suite.extend(cases)
@@ -76,6 +78,8 @@ def _case(report: RunReport, arm: ArmReport) -> ET.Element:
     elif report.verdict.expected is None and any(outcome in _DIED for outcome in outcomes):
         # Nobody can say what it died of, which is no pass.
         ET.SubElement(case, "error", {"message": message, "type": telling.outcome})
+    elif arm.idle:
+        ET.SubElement(case, "skipped", {"message": _clean(report.verdict.because)})
     elif all(outcome is Outcome.UNTRIGGERED for outcome in outcomes) and arm.expected is not Expected.UNTRIGGERED:
         ET.SubElement(case, "skipped", {"message": message})
     out = ET.SubElement(case, "system-out")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vllm_repro.report.escape import cell, code, fence
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner
-from vllm_repro.report.patched import patched_section
+from vllm_repro.report.patched import changed_files, patched_section
 from vllm_repro.report.replaced import replaced_section
 from vllm_repro.report.speed import soak_section, speed_section
 from vllm_repro.report.wording import boundary, death_line, engine_word, folded, seconds
@@ -16,6 +16,8 @@ def markdown(report: RunReport) -> str:
     parts = [f"# {report.scenario}: {report.verdict.verdict}{_simulated(report)}"]
     if notice := banner(report.evidence, report.version):
         parts.append(f"> **{notice}**")
+    if changed := changed_files(report):
+        parts.append(f"> **With vLLM's source changed, as shown below, in {cell('; '.join(changed))}.**")
     if report.interrupted:
         parts.append(f"> **Interrupted by {report.interrupted}: what follows is what was seen until then.**")
     elif report.cut:

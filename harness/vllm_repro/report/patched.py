@@ -10,7 +10,13 @@ from vllm_repro.patch import Patch
 from vllm_repro.report.escape import cell, fence
 from vllm_repro.report.model import ArmReport, RunReport
 
-__all__ = ["patched_section", "untried_in"]
+__all__ = ["changed_files", "patched_section", "untried_in"]
+
+
+def changed_files(report: RunReport) -> list[str]:
+    """`reported: vllm/a.py`, for each arm that did not run vLLM as released."""
+    files = {arm.name: dict.fromkeys(patch.file for patch in arm.patches) for arm in report.arms if arm.patches}
+    return [f"{name}: {', '.join(changed)}" for name, changed in files.items()]
 
 
 def patched_section(report: RunReport) -> str:

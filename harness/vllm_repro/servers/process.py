@@ -55,10 +55,15 @@ def listeners(port: int) -> set[int]:
     return set()
 
 
+def _steers_vllm(name: str) -> bool:
+    return name.startswith("VLLM_") and not name.startswith("VLLM_REPRO_")
+
+
 class ProcessServer(Server):
     """Runs `argv`, which must make it listen on `port`.
 
-    env: what is set on top of the caller's environment. Secrets among it are not recorded.
+    env: what is set on top of the caller's environment. Recorded is that and what of the caller's vLLM reads, without secrets. The
+    caller's PYTHONOPTIMIZE is not passed on: it takes the assertions out of vLLM, of which some of these engines die.
     """
 
     def __init__(
@@ -85,12 +90,14 @@ class ProcessServer(Server):
     async def start(self) -> ServerFacts:
         check_port(self.port)
         assert self.log_path is not None
-        self._started = start(self.argv, {**os.environ, **self.env}, self.log_path)
+        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONOPTIMIZE"}
+        self._started = start(self.argv, inherited | self.env, self.log_path)
+        told = {name: value for name, value in inherited.items() if _steers_vllm(name)} | self.env
         return ServerFacts(
             self.kind,
             self.evidence,
             self.argv,
-            {key: value for key, value in self.env.items() if not looks_secret(key)},
+            {key: value for key, value in told.items() if not looks_secret(key)},
             pid=self._started.popen.pid,
         )
 
