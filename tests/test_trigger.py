@@ -33,6 +33,13 @@ def test_the_threshold_of_a_continued_prefill(tokens: int, crossed: bool) -> Non
     assert LONG.find(facts(tokens)).crossed is crossed
 
 
+@pytest.mark.parametrize(("held_back", "crossed"), [(0, True), (100, False), (200, True), (8192, True)])
+def test_long_prompts_may_be_held_back_to_smaller_chunks(held_back: int, crossed: bool) -> None:
+    command = parse(f"vllm serve m --long-prefill-token-threshold {held_back}")
+    asked = (Asked("long chat", 4096 + 129, cached_tokens=0),)
+    assert continuation_over(128).find(TriggerFacts(asked, 4096, True, command=command)).crossed is crossed
+
+
 def test_evidence_names_the_source_of_the_count_and_the_chunks() -> None:
     assert LONG.find(facts(7593)).evidence == (
         "long chat: 7593 prompt tokens by usage, cut at 4096 into 4096 + 3497",

@@ -160,7 +160,8 @@ class ScenarioItem(pytest.Item):
         assert self.report is not None
         arm = self._arm()
         standing = self.scenario.status_of(self.arm).standing(self.report.version)
-        living = (Result.QUIET,) if self.report.imitated else ()  # of a bug that it does not have an engine says nothing
+        # An engine that does not have the bug at all says nothing by living.
+        living = (Result.QUIET,) if self.report.imitated else ()
         told = arm.result.result in (Result.REPRODUCES, Result.FLAKY, *living)
         if arm.expected is Expected.DIES and standing is Standing.BAD and told:
             # The open bug: pytest's own words for an expected failure, and the louder ones for an unexpected pass. Not for another

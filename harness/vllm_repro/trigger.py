@@ -132,6 +132,12 @@ class TriggerFacts:
         return None if self.command is None else self.command.number(flag)
 
     @property
+    def chunk(self) -> int | None:
+        """Most tokens of one prompt in a step: the batch, or less where long prompts are held back; None where unknown."""
+        held_back = self.number("--long-prefill-token-threshold") or 0
+        return min(self.batch, held_back) if self.batch and held_back > 0 else self.batch
+
+    @property
     def block_size(self) -> int:
         """Tokens of a KV-cache block."""
         return self.number("--block-size") or (self.shape.block_size if self.shape else 16)
@@ -233,10 +239,10 @@ def continuations(facts: TriggerFacts) -> tuple[Continuation, ...]:
     found = [Continuation(chunk.computed, chunk.scheduled) for chunk in facts.dump if chunk.computed]
     for asked in facts.asked:
         uncached = facts.uncached(asked)
-        if uncached is None or facts.batch is None or not asked.accepted:
+        if uncached is None or facts.chunk is None or not asked.accepted:
             continue
         context = facts.cached(asked)
-        for tokens in chunks_of(uncached, facts.batch, chunked=facts.chunked is not False):
+        for tokens in chunks_of(uncached, facts.chunk, chunked=facts.chunked is not False):
             if context:
                 found.append(Continuation(context, tokens))
             context += tokens
