@@ -122,7 +122,9 @@ def test_a_request_with_the_fields_counts_when_it_was_answered_or_killed() -> No
     condition = sent_with("min_tokens", "stop_token_ids")
     fields = {"min_tokens": 1, "stop_token_ids": [999999]}
     assert condition.find(facts(2, fields=fields, status=None, died=True)).crossed
-    assert condition.find(facts(2, fields=fields, status=400)).crossed
+    refused = "token_id(s) [999999] in stop_token_ids contain out-of-vocab token ids"
+    assert condition.find(facts(2, fields=fields, status=400, refusal=refused)).crossed
+    assert not condition.find(facts(2, fields=fields, status=400, refusal="maximum context length is 8192")).crossed
     assert not condition.find(facts(2, fields=fields, status=None)).crossed
     assert not condition.find(facts(2, fields={"stop_token_ids": [999999]})).crossed
     assert not condition.find(facts(2, fields={**fields, "min_tokens": 0})).crossed

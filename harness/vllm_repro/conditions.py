@@ -59,7 +59,7 @@ class _ChunkedPrefill(Condition):
         for chunk in facts.dump:
             if chunk.computed and not chunk.new and chunk.scheduled > 1:  # a decoded token is no chunk
                 return Finding(True, (_dumped(chunk),), f"{chunk.computed} + {chunk.scheduled} tokens")
-        if facts.batch is None:
+        if facts.chunk is None:
             return Finding(False, ("the batch size in force is not known, so chunks cannot be counted",))
         if facts.chunked is False:
             return Finding(False, ("chunked prefill is off",))
@@ -68,18 +68,18 @@ class _ChunkedPrefill(Condition):
             tokens = facts.uncached(asked)
             if tokens is None:
                 continue
-            cut = chunks_of(tokens, facts.batch)
+            cut = chunks_of(tokens, facts.chunk)
             if not asked.accepted:
                 notes.append(f"{_count(facts, asked)}, but the server refused it with {asked.status}")
             elif len(cut) >= self.chunks:
                 seen = f"; iterations recorded: {', '.join(asked.steps)}" if asked.steps else ""
                 return Finding(
                     True,
-                    (f"{_count(facts, asked)}, cut at {facts.batch} into {_plus(cut)}{seen}",),
+                    (f"{_count(facts, asked)}, cut at {facts.chunk} into {_plus(cut)}{seen}",),
                     f"{_plus(cut)} tokens",
                 )
             else:
-                notes.append(f"{_count(facts, asked)}, {len(cut)} step of at most {facts.batch}")
+                notes.append(f"{_count(facts, asked)}, {len(cut)} step of at most {facts.chunk}")
         return Finding(
             False, tuple(notes[-1:]) or ("no request reached the engine",), "1 step" if notes else "no request"
         )
@@ -136,7 +136,7 @@ class _PrefillOver(Condition):
             uncached = facts.uncached(asked)
             if uncached is None or not asked.accepted:
                 continue
-            batch = facts.batch or uncached
+            batch = facts.chunk or uncached
             piece = max(chunks_of(uncached, batch, chunked=facts.chunked is not False), default=0)
             if piece > largest:
                 largest, crossed = piece, piece > self.tokens
@@ -148,8 +148,9 @@ class _PrefillOver(Condition):
         return f"prefill_over({self.tokens})"
 
 
-# Success, or a refusal of what is in the request. Other refusals (a key, a path, a rate) come before anybody looked at it.
-_JUDGED = frozenset({200, 400, 422})
+def _judged(asked: Asked, names: tuple[str, ...]) -> bool:
+    """Answered with success, or refused for one of these fields. Another refusal came before, or instead of, a look at them."""
+    return asked.status == 200 or (asked.status in (400, 422) and any(name in asked.refusal for name in names))
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ class _SentWith(Condition):
     def find(self, facts: TriggerFacts) -> Finding:
         wanted = " and ".join(self.names)
         for asked in facts.asked:
-            if all(asked.fields.get(name) for name in self.names) and (asked.died or asked.status in _JUDGED):
+            if all(asked.fields.get(name) for name in self.names) and (asked.died or _judged(asked, self.names)):
                 values = ", ".join(f"{name}={json.dumps(asked.fields[name])}" for name in self.names)
                 end = "the engine died with it in flight" if asked.died else f"answered {asked.status}"
                 return Finding(True, (f"{asked.name} carried {values}: {end}",), end)

@@ -161,6 +161,7 @@ class ScenarioItem(pytest.Item):
         arm = self._arm()
         standing = self.scenario.status_of(self.arm).standing(self.report.version)
         # An engine that does not have the bug at all says nothing by living.
+        # That an engine lives which does not have the bug at all says nothing.
         living = (Result.QUIET,) if self.report.imitated else ()
         told = arm.result.result in (Result.REPRODUCES, Result.FLAKY, *living)
         if arm.expected is Expected.DIES and standing is Standing.BAD and told:

@@ -47,7 +47,7 @@ class Asked:
     answer_tokens: as usage reports them, and max_tokens before that; None where neither is known.
     repeats: tokens at its head that an earlier request, which was answered, began with too.
     steps: what the engine recorded in `vllm:iteration_tokens_total` while it was the only request, largest first; see `metrics`.
-    fields: names and values of the body fields beyond the usual ones.
+    fields: names and values of the body fields beyond the usual ones. refusal: what an error answer says.
     status: HTTP status; None where no answer came.
     """
 
@@ -58,6 +58,7 @@ class Asked:
     repeats: int = 0
     steps: tuple[str, ...] = ()
     fields: Mapping[str, Any] = field(default_factory=dict)
+    refusal: str = ""
     status: int | None = 200
     died: bool = False
     answer_tokens: int | None = None

@@ -201,6 +201,7 @@ class Work:
             cached_tokens=usage.cached_tokens if usage else None,
             answer_tokens=usage.completion_tokens if usage else asked.answer_tokens,
             status=answer.status,
+            refusal=answer.error or "",
             died=died,
         )
         trial.seen.answers.append(answer)
