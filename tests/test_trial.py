@@ -109,11 +109,23 @@ def test_a_request_without_any_answer_is_not_clean(tmp_path: Path) -> None:
     assert "no answer" in conclusion.why
 
 
-@pytest.mark.parametrize(("status", "crossed"), [(400, True), (422, True), (401, False), (404, False), (429, False)])
-def test_only_a_refusal_of_the_request_itself_is_an_answer_to_it(tmp_path: Path, status: int, crossed: bool) -> None:
+@pytest.mark.parametrize(
+    ("status", "message", "crossed"),
+    [
+        (400, "stop_token_ids contain out-of-vocab token ids", True),
+        (422, "stop_token_ids contain out-of-vocab token ids", True),
+        (400, "maximum context length is 8 tokens", False),
+        (401, "stop_token_ids contain out-of-vocab token ids", False),
+        (404, "no such model", False),
+        (429, "too many requests", False),
+    ],
+)
+def test_only_a_refusal_of_the_request_itself_is_an_answer_to_it(
+    tmp_path: Path, status: int, message: str, crossed: bool
+) -> None:
     def completions(exchange: Exchange) -> None:
         if is_the_odd_one(exchange):
-            exchange.answer(status, {"error": {"message": "no", "code": status}})
+            exchange.answer(status, {"error": {"message": message, "code": status}})
         else:
             exchange.answer(200, COMPLETION)
 
