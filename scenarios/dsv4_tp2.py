@@ -22,6 +22,7 @@ from vllm_repro.vocabulary import (
     lives,
     prefill_over,
     signature,
+    throughput,
     untriggered,
     with_flags,
 )
@@ -95,6 +96,11 @@ scenario = Scenario(
             with_flags("--max-num-seqs 2"),
             why="reported to tighten the lock; by the code its size depends on --max-model-len alone",
         ),
+    ],
+    throughput=[
+        # The points of #40991's own tables.
+        throughput(prompt=128, output=512, concurrency=[1, 2, 4, 8], baseline="eager"),
+        throughput(prompt=8192, output=512, concurrency=[1, 2], baseline="eager"),
     ],
     related=["vllm-project/vllm#40991", "vllm-project/vllm#41834", "vllm-project/vllm#43477"],
 )
