@@ -27,10 +27,13 @@ from vllm_repro.launch import Launch
 from vllm_repro.outcome import Outcome
 from vllm_repro.releases.provision import Provisioned, ReleaseCache
 from vllm_repro.report.markdown import markdown
+from vllm_repro.scenario import Arm
 from vllm_repro.scenario_file import read as read_scenario
 from vllm_repro.servers.base import Evidence, Replaced, ServerFacts, ServerKind
 from vllm_repro.site import Choice, Options, choose, open_site
 from vllm_repro.trial import run_trial
+from vllm_repro.verdict import Expected
+from vllm_repro.vocabulary import with_flags
 
 TQ = find("tq-chunked-prefill")
 PART = Replaced("vllm.a.b", "vllm/a.py", "0" * 64, "there is no | GPU", "none")
@@ -104,6 +107,12 @@ def test_weights_of_ones_own_do_not_go_there() -> None:
     for options in (Options(model="/m"), Options(weights="real")):
         with pytest.raises(UsageError, match="dummy weights"):
             LabSite(options, TQ)
+
+
+def test_a_graph_mode_that_the_lab_cannot_stand_for_is_refused() -> None:
+    site = LabSite(Options(), TQ)
+    piecewise = with_flags("--compilation-config.cudagraph_mode PIECEWISE")
+    assert "with PIECEWISE alone" in site.cannot(Arm("piecewise", Expected.DIES, (piecewise,)))
 
 
 def test_show_lists_what_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vllm_repro.errors import InfraError, Unsupported, UsageError
-from vllm_repro.lab.launch import lab_launch, no_lab
+from vllm_repro.lab.launch import graph_mode, lab_launch, no_lab
 from vllm_repro.lab.plugin.vllm_repro_lab.parts import MECHANISMS
 from vllm_repro.lab.untried import untried
 from vllm_repro.launch import Launch
@@ -97,7 +97,7 @@ class LabSite(Site):
             )
         self._port = options.port
         self._version = options.vllm or scenario.try_with
-        self._lab, self._reported = scenario.lab, scenario.model
+        self._lab, self._reported, self._scenario = scenario.lab, scenario.model, scenario
 
     def prepare(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -109,6 +109,8 @@ class LabSite(Site):
         return [arm for arm in arms if not chosen or arm.name in chosen]
 
     def cannot(self, arm: Arm) -> str:
+        if graph_mode(self._scenario.command_in_lab(arm)) == "PIECEWISE":
+            return "the lab captures what full graphs of decode batches would; with PIECEWISE alone a GPU captures something else"
         try:
             changed_files(self._release.pythonpath, arm.patches)
         except Unsupported as error:
