@@ -108,7 +108,7 @@ def test_a_gpu_that_is_not_there_is_unsupported(harness: Harness, engine: Engine
     assert trial["outcome"] == "unsupported"
     assert "could not select device driver" in trial["why"]
     assert "NVIDIA Container Toolkit" in trial["why"]
-    assert [len(arm["trials"]) for arm in done.report["arms"][1:]] == [0] * 5, "one refusal is enough"
+    assert not any(arm["trials"] for arm in done.report["arms"][1:]), "one refusal is enough"
 
 
 def test_an_image_that_is_not_there_says_how_to_get_it(harness: Harness, engine: Engine) -> None:

@@ -274,8 +274,13 @@ def _stopped(case: _Case) -> Judgement | None:
 def _quiet(case: _Case) -> Judgement:
     if case.life.ready:
         return Judgement(False, "Nothing here says that the engine died: alive as far as this log goes.")
-    if case.life.is_log:
+    if case.life.booted:
         return Judgement(False, "The server was still booting, without a failure, where this log ends.")
+    if case.life.is_log:
+        return Judgement(
+            None,
+            "A piece of a log with neither a boot nor an answered request in it: paste it from the boot on, or the whole traceback.",
+        )
     return Judgement(None, "There is neither a server log nor an exception in this text.")
 
 
