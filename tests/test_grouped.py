@@ -51,14 +51,14 @@ def found(flags: str = "", *, prompt: int = 90_109, tokens: int | None = 145_269
 
 def test_the_evidence_names_the_prompt_and_the_pool() -> None:
     finding = found()
-    assert (finding.crossed, finding.brief) == (True, "675 to be listed twice")
+    assert (finding.crossed, finding.brief) == (True, "675 must be listed twice to 0.21.0")
     assert finding.evidence[0].startswith(
         "prompt A: 90109 prompt tokens and an answer of 8, in a pool of 8,151 blocks: played through"
     )
 
 
 def test_what_does_not_cross_says_why() -> None:
-    assert found(prompt=90_112).brief == "none to be listed twice"
+    assert found(prompt=90_112).brief == "none listed twice"
     assert not found("--num-gpu-blocks-override 50000").crossed
     assert "in a pool of 50,000 blocks" in found("--num-gpu-blocks-override 50000").evidence[0]
     assert "not known" in found(tokens=None).evidence[0]

@@ -10,7 +10,7 @@ import pytest
 from vllm_repro.autopsy.diagnosis import Diagnosis, diagnose
 from vllm_repro.autopsy.signature import How
 from vllm_repro.catalogue import all_scenarios, find
-from vllm_repro.matching import matches
+from vllm_repro.matching import matches, twins
 
 CHUNKED, UNRESERVED, MIN_TOKENS = map(find, ("tq-chunked-prefill", "tq-prefix-hit-unreserved", "min-tokens-stop-ids"))
 DEATH = """\
@@ -98,3 +98,8 @@ def test_neighbours_are_not_taken_for_the_reported_deaths(text: str, scenario: s
     assert diagnosis.died
     exact = [match.scenario.id for match in matches(diagnosis, all_scenarios()) if match.how is How.MATCH]
     assert exact == ([scenario] if scenario else [])
+
+
+def test_the_twin_of_a_scenario_is_named_beside_it() -> None:
+    assert twins(CHUNKED, [CHUNKED, UNRESERVED, MIN_TOKENS]) == [UNRESERVED]
+    assert twins(UNRESERVED, [CHUNKED, UNRESERVED, MIN_TOKENS]) == []

@@ -191,7 +191,7 @@ PLAIN = Observed("store", {"event": 0, "blocks": 128, "distinct": 128, "twice": 
 def test_a_workload_that_must_list_twice_has_crossed_in_any_release() -> None:
     found = find(LONG, observed=(PLAIN, PLAIN))
     assert found.crossed
-    assert found.brief == "26 to be listed twice"
+    assert found.brief == "26 must be listed twice to 0.21.0; none was"
     assert "5693 prompt tokens by usage" in found.evidence[0]
     assert found.evidence[1] == "seen: 2 store events, none lists a block twice"
 

@@ -69,6 +69,6 @@ def _request(asked: Asked, pool: GroupedPool) -> Finding:
     said = f"{asked.name}: {prompt} prompt tokens and an answer of {answer}, in a pool of {pool.blocks:,} blocks"
     twice = listed_twice(prompt, answer, pool)
     if not twice:
-        return Finding(False, (f"{said}: played through, no block is listed twice",), "none to be listed twice")
+        return Finding(False, (f"{said}: played through, no block is listed twice",), "none listed twice")
     text = f"{said}: played through under the hybrid manager, to 0.21.0 the eager connector lists {twice} blocks twice in one store event"
-    return Finding(True, (text,), f"{twice} to be listed twice")
+    return Finding(True, (text,), f"{twice} must be listed twice to 0.21.0")

@@ -10,7 +10,7 @@ from vllm_repro.autopsy.signature import How, compare
 from vllm_repro.scenario import Scenario
 from vllm_repro.verdict import Standing
 
-__all__ = ["Match", "matches"]
+__all__ = ["Match", "matches", "twins"]
 
 
 @dataclass(frozen=True)
@@ -39,3 +39,8 @@ def matches(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:
     return sorted(
         (match for match in found if match.scenario.id not in hidden), key=lambda match: match.how is not How.MATCH
     )
+
+
+def twins(scenario: Scenario, scenarios: Sequence[Scenario]) -> list[Scenario]:
+    """The scenarios that share the death of this one, and are it where a release has this one fixed."""
+    return [other for other in scenarios if other.same_death_as == scenario.id]

@@ -90,6 +90,8 @@ class _ListedTwice(Condition):
     def find(self, facts: TriggerFacts) -> Finding:
         computed, seen = _computed(facts), _seen(facts)
         brief = seen.brief if seen.crossed or not computed.brief else computed.brief
+        if computed.crossed and not seen.crossed and any(one.kind == "store" for one in facts.observed):
+            brief += "; none was"
         return Finding(computed.crossed or seen.crossed, (*computed.evidence, *seen.evidence), brief)
 
     def __str__(self) -> str:
@@ -159,7 +161,7 @@ def _request(asked: Asked, pool: Pool) -> Finding:
         f"{said}, and an answer of {answer} fills the last one; under the hybrid manager {back} of its own blocks come back to it in a "
         f"pool of {pool.blocks}, and to 0.21.0 the eager connector lists {twice} of them twice in one store event"
     )
-    return Finding(True, (text,), f"{twice} to be listed twice")
+    return Finding(True, (text,), f"{twice} must be listed twice to 0.21.0")
 
 
 def block_listed_twice() -> Condition:

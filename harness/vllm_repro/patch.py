@@ -49,7 +49,8 @@ class Patch:
             times = "nowhere" if not count else f"{count} times"
             first = next(line for line in self.was.splitlines() if line.strip()).strip()
             raise Unsupported(
-                f"the patch does not fit this release: {self.file} has its text {times}, which begins {first!r}",
+                f"the patch does not fit this release: {self.file} has the text of {self.why or 'the change'} {times}; "
+                f"it begins with {first!r}",
                 hint="--vllm names a release that it was written for",
             )
         return text[: found[0]] + self.now + text[found[0] + len(self.was) :]
@@ -80,5 +81,5 @@ def read_diff(path: Path) -> tuple[Patch, ...]:
             except ValueError as error:
                 raise UsageError(f"{name}: {error}", hint="make the diff at the top of a vLLM checkout") from error
     if not found:
-        raise UsageError(f"{name} holds no change", hint="git diff > my-fix.diff")
+        raise UsageError(f"{name} is no unified diff that changes anything", hint="git diff > my-fix.diff")
     return tuple(found)

@@ -29,7 +29,8 @@ from vllm_repro.outcome import Outcome
 from vllm_repro.report.build import build
 from vllm_repro.report.files import write_reports
 from vllm_repro.report.model import RunReport
-from vllm_repro.scenario import Arm, Scenario
+from vllm_repro.scenario import Arm, Edit, Scenario
+from vllm_repro.servers.base import ServerKind
 from vllm_repro.site import Site
 from vllm_repro.statistics import lower_bound
 from vllm_repro.trial import Trial, run_trial
@@ -157,7 +158,7 @@ def _header(plan: Plan, machine: Machine, record: Record | None) -> dict[str, An
                 "name": arm.name,
                 "expected": arm.expected,
                 "why": arm.why,
-                "edits": [str(edit) for edit in (*arm.edits, *arm.patches)],
+                "edits": [str(edit) for edit in (*_edits(plan, arm), *arm.patches)],
                 "patches": arm.patches,
                 "bad": arm.bad,
             }
@@ -170,6 +171,12 @@ def _header(plan: Plan, machine: Machine, record: Record | None) -> dict[str, An
         "folders": private_folders(),
         "imitated": plan.site.imitates(scenario),
     }
+
+
+def _edits(plan: Plan, arm: Arm) -> list[Edit]:
+    """What is changed for an arm where it runs: the lab has changes of its own for some."""
+    in_lab = plan.site.kind is ServerKind.LAB
+    return [(edit.in_lab if in_lab else None) or edit for edit in arm.edits]
 
 
 def private_folders() -> list[tuple[str, str]]:

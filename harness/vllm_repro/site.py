@@ -49,6 +49,9 @@ IMITATED = frozenset(
 """The bugs whose mechanism the rehearsal engine has (fixtures/rehearsal/defects). It lives through all others, which proves nothing."""
 
 
+_NO_HARDWARE = "--server rehearsal shows the scenario at work without the hardware"
+
+
 @dataclass(frozen=True)
 class Options:
     """What the command line says about servers."""
@@ -91,7 +94,8 @@ class Site(ABC):
     def server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
         """A server for one trial, not started; one that cannot be says so when it is started."""
         if why := self.cannot(arm):
-            return self.launch(scenario, arm, free_port(), run=run, number=number), _Unavailable(why, log)
+            hint = "--vllm names another release, or leave the patch out" if arm.patches else _NO_HARDWARE
+            return self.launch(scenario, arm, free_port(), run=run, number=number), _Unavailable(why, hint, log)
         return self._server(scenario, arm, number, log, run)
 
     @abstractmethod
@@ -272,13 +276,14 @@ class AttachSite(Site):
 class _Unavailable(Server):
     """Stands for a server that this machine cannot run: starting it says why."""
 
-    def __init__(self, why: str, log: Path) -> None:
+    def __init__(self, why: str, hint: str, log: Path) -> None:
         self.why = why
+        self.hint = hint
         self.base_url = "http://127.0.0.1:0"
         self.log_path = log
 
     async def start(self) -> ServerFacts:
-        raise Unsupported(self.why, hint="--server rehearsal shows the scenario at work without the hardware")
+        raise Unsupported(self.why, hint=self.hint)
 
     async def exited(self) -> Exit:
         raise Unsupported(self.why)

@@ -87,8 +87,7 @@ def summary(report: RunReport) -> str:
     lines += columns(rows, (24, 8, 60, 28, 24))
     for arm in report.arms:
         found = {changed["file"]: "".join(untried_in(changed)) for changed in arm.server.get("patched") or ()}
-        files = dict.fromkeys(patch.file for patch in arm.patches)
-        lines += [f"changed in {arm.name}: {file}{found.get(file, '')}" for file in files]
+        lines += [f"changed in {arm.name}: {file}{untried}" for file, untried in found.items()]
     telling = [trial for arm in report.arms for trial in arm.trials if trial.death] or [
         trial for arm in report.arms for trial in arm.trials if trial.outcome not in ("clean", "untriggered")
     ]

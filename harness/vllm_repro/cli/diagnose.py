@@ -11,7 +11,7 @@ from vllm_repro.autopsy.logtext import read_lines
 from vllm_repro.catalogue import all_scenarios, to_stderr
 from vllm_repro.cli.common import Subparsers, print_json, verb
 from vllm_repro.errors import UsageError
-from vllm_repro.matching import matches
+from vllm_repro.matching import matches, twins
 
 
 def add(subparsers: Subparsers) -> None:
@@ -28,7 +28,8 @@ def add(subparsers: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     diagnosis = _read(arguments.file)
-    found = matches(diagnosis, all_scenarios(warn=to_stderr))
+    known = all_scenarios(warn=to_stderr)
+    found = matches(diagnosis, known)
     if arguments.json:
         print_json(
             {
@@ -53,6 +54,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{diagnosis.exception}: {diagnosis.message or ''}".rstrip(": "))
     for match in found:
         print(f"{match.how}: {match.scenario.id} ({match.scenario.issue}): {match.scenario.title}")
+        for twin in twins(match.scenario, known) if diagnosis.vllm_version is None else ():
+            print(
+                f"  or, from {match.scenario.status.first_good} on: {twin.id}: {twin.title}. The text names no release"
+            )
     if diagnosis.exception and not found:
         print("no known scenario has this signature")
     return 0

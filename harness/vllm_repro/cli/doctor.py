@@ -120,13 +120,13 @@ def findings() -> Iterator[Finding]:
         try:
             choice = choose(scenario, Options())
             real = choice.kind is not ServerKind.REHEARSAL
-            how = "would run" if real else "can only be rehearsed"
+            how = f"would run by {choice.kind}" if real else "would only be rehearsed by itself"
             hint = (
                 ""
                 if real or scenario.needs.gpus
                 else f"; --server process --vllm {scenario.try_with} runs the real one"
             )
-            yield Finding(scenario.id, real, f"{how} by {choice.kind}: {choice.why}{hint}")
+            yield Finding(scenario.id, real, f"{how}: {choice.why}{hint}")
         except ReproError as error:
             yield Finding(scenario.id, False, str(error))
 

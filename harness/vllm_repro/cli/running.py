@@ -173,6 +173,8 @@ def run_one(job: Job, progress: Progress, chosen: Callable[[Site, str], None]) -
     if len(arms) < len(job.arms):
         left = ", ".join(arm.name for arm in job.arms if arm not in arms)
         progress.line(f"{len(arms)} of {len(job.arms)} arms; --arm all runs these too: {left}")
+    if job.options.patch and not job.named_arms:
+        arms = [arm for arm in arms if not arm.patches]  # a fix of their own would lie in the way of this one
     if job.options.patch:
         extra = read_diff(job.options.patch)
         arms = [replace(arm, patches=(*arm.patches, *extra)) for arm in arms]

@@ -36,9 +36,14 @@ def sized_for_lab(steps: Sequence[Step]) -> list[Size]:
 
 
 def no_lab(scenario: Scenario) -> UsageError:
+    real = (
+        f"--server docker runs it as reported, with {scenario.needs}"
+        if scenario.needs.gpus
+        else f"a CPU has this bug by itself: --server process --vllm {scenario.try_with}"
+    )
     return UsageError(
         f"{scenario.id} does not say how it goes to the lab",
-        hint="--server process or docker run it as reported; --server rehearsal shows it at work without the hardware",
+        hint=f"{real}; --server rehearsal shows it at work",
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from vllm_repro.outcome import Outcome
 from vllm_repro.report.escape import cell, code, fence
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner
 from vllm_repro.report.patched import changed_files, patched_section
 from vllm_repro.report.replaced import replaced_section
 from vllm_repro.report.speed import soak_section, speed_section
 from vllm_repro.report.wording import boundary, death_line, engine_word, folded, seconds
+from vllm_repro.verdict import Expected
 
 __all__ = ["markdown"]
 
@@ -83,6 +85,8 @@ def _table(report: RunReport) -> str:
 
 
 def _result(arm: ArmReport) -> str:
+    if arm.expected is Expected.UNTRIGGERED and set(arm.result.outcomes) == {Outcome.UNTRIGGERED}:
+        return "as declared: it proves nothing"
     counted = f" ({arm.result.crashed} of {arm.result.conclusive} died)" if arm.result.conclusive else ""
     return f"{arm.result.result}{counted}"
 
