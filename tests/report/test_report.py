@@ -153,7 +153,9 @@ def test_a_change_that_no_process_imported_was_not_tried(imported: list[str] | N
         if entry.event == "server-started":
             fields["facts"] = {**fields["facts"], "patched": changed}
         if entry.event == "trial-ended":
-            fields |= {"outcome": "clean", "death": None} | ({} if imported is None else {"imported": imported})
+            fields |= {"outcome": "clean", "death": None, "imported": imported}
+            if imported is None:
+                del fields["imported"]
         return replace(entry, fields=fields)
 
     recording = read(REHEARSAL / "journal.jsonl")
