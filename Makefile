@@ -32,7 +32,7 @@ rehearse-%: $(BIN)/vllm-repro ## show a scenario at work on the rehearsal engine
 	@$(RUN) $* --server rehearsal
 
 test: $(BIN)/vllm-repro ## all tests that need neither Docker nor a real vLLM
-	@$(BIN)/python -m pytest tests -n 2 -m "not docker and not live"
+	@$(BIN)/python -m pytest tests -n 2 --dist worksteal -m "not docker and not live"
 
 test-scenarios: $(BIN)/vllm-repro ## every scenario and arm as a pytest test, on the rehearsal engine
 	@$(BIN)/python -m pytest scenarios -n 2 --scenario-server rehearsal
