@@ -28,6 +28,7 @@ from typing import Any
 import psutil
 
 from vllm_repro.catalogue import find
+from vllm_repro.choice import Options
 from vllm_repro.client import Client
 from vllm_repro.deathsigns import Channel, log_sign
 from vllm_repro.errors import ReproError
@@ -38,7 +39,7 @@ from vllm_repro.scenario import Arm, Scenario
 from vllm_repro.servers.base import Evidence, Server, ServerKind
 from vllm_repro.servers.docker import DockerServer
 from vllm_repro.servers.docker_engine import connect
-from vllm_repro.site import Options, Site, make_site
+from vllm_repro.site import Site, make_site
 from vllm_repro.watch import Patience, Watch
 
 VERSION = "0.28.0"

@@ -26,6 +26,7 @@ import httpx
 import psutil
 
 from vllm_repro.catalogue import find
+from vllm_repro.choice import Options
 from vllm_repro.journal import read
 from vllm_repro.launch import Launch
 from vllm_repro.processes import session_members
@@ -33,7 +34,7 @@ from vllm_repro.releases.provision import ReleaseCache
 from vllm_repro.scenario import Arm
 from vllm_repro.servers.base import ServerKind
 from vllm_repro.servers.process import free_port
-from vllm_repro.site import Options, make_site
+from vllm_repro.site import make_site
 from vllm_repro.workload import Request
 
 VERSION = "0.28.0"

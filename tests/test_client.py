@@ -124,7 +124,7 @@ def test_log_signs_are_vllms_own_words() -> None:
 def test_a_piece_without_text_has_its_time_and_its_token() -> None:
     """Half a letter has no text yet, and the engine has made a step."""
     pieces = [chunk(""), chunk("é", "length")]
-    ids = [{"choices": [{**piece["choices"][0], "token_ids": [number]}]} for number, piece in enumerate(pieces, 7)]  # type: ignore[index]
+    ids = [{"choices": [{**piece["choices"][0], "token_ids": [number]}]} for number, piece in enumerate(pieces, 7)]  # type: ignore[index]  # the pieces are dicts of this shape, as written above
     answer = ask(events([*ids, USAGE]), stream=True)
     assert (len(answer.arrivals), len(answer.token_times)) == (2, 1)
     assert answer.tokens == (7, 8)

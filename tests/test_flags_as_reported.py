@@ -10,9 +10,10 @@ import psutil
 import pytest
 
 from vllm_repro.catalogue import find
+from vllm_repro.choice import Choice, Options
 from vllm_repro.commands.command import ServeCommand, parse
 from vllm_repro.servers.base import ServerKind
-from vllm_repro.site import Choice, Options, open_site
+from vllm_repro.site import open_site
 
 ISSUES = Path(__file__).parent / "data" / "commands"
 OURS = {"--host", "--port", "--master-addr", "--master-port"}

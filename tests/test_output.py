@@ -86,4 +86,4 @@ def test_what_is_kept_of_an_answer() -> None:
 )
 def test_checks_that_would_check_nothing_are_refused(fields: dict[str, object], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        checks(**fields)  # type: ignore[arg-type]
+        checks(**fields)  # type: ignore[arg-type]  # wrong on purpose

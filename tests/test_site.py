@@ -7,11 +7,12 @@ import pytest
 
 from vllm_repro import site
 from vllm_repro.catalogue import find
+from vllm_repro.choice import Options, default_image
 from vllm_repro.errors import InfraError
 from vllm_repro.machine import Gpu
 from vllm_repro.releases.localvllm import LocalVllm
 from vllm_repro.servers.base import Evidence
-from vllm_repro.site import Options, ProcessSite, default_image
+from vllm_repro.site import ProcessSite
 
 TQ = find("tq-chunked-prefill")
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from vllm_repro.choice import Choice, Options, choose
 from vllm_repro.errors import InfraError, ReproError, Unsupported
 from vllm_repro.outcome import Outcome
 from vllm_repro.report.model import ArmReport, RunReport
@@ -27,7 +28,7 @@ from vllm_repro.run import Plan, default_out, run
 from vllm_repro.scenario import Arm, Scenario
 from vllm_repro.scenario_file import load_file
 from vllm_repro.servers.base import Evidence, ServerKind
-from vllm_repro.site import Choice, Options, choose, open_site
+from vllm_repro.site import open_site
 from vllm_repro.verdict import Expect, Expected, Result, Standing
 from vllm_repro.watch import Patience
 

@@ -1,29 +1,23 @@
-"""Where servers come from in one run: the kind, decided once, and a server for each trial.
-
-`choose` answers `--server auto`: Docker when an engine has what the scenario needs, else a local vLLM with the GPUs it needs, else the
-lab where the scenario has one, else the rehearsal engine. It says which and why, since what a run is evidence of depends on it.
-"""
+"""Where servers come from in one run: one site, of the kind that was chosen, and a server of it for each trial."""
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_repro.assess import Conclusion
+from vllm_repro.choice import Choice, Options, default_image, lacking, weights_for
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.launch import Launch, Weights, container_launch, process_launch, rehearsal_launch
-from vllm_repro.machine import Gpu, gpus
+from vllm_repro.machine import gpus
 from vllm_repro.outcome import Outcome
 from vllm_repro.ranks import containers_over_nodes, nodes_of, over_nodes
 from vllm_repro.releases.localvllm import local_vllm
-from vllm_repro.releases.provision import ReleaseCache, cache_root, provision
-from vllm_repro.releases.tinymodel import make_tiny_model
+from vllm_repro.releases.provision import provision
 from vllm_repro.resources import rehearsal_engine
-from vllm_repro.scenario import Arm, Needs, Scenario
+from vllm_repro.scenario import Arm, Scenario
 from vllm_repro.servers.attach import AttachServer
 from vllm_repro.servers.base import Evidence, Exit, Server, ServerFacts, ServerKind
 from vllm_repro.servers.docker import DockerServer
@@ -31,7 +25,7 @@ from vllm_repro.servers.docker_engine import connect, image_facts, our_labels
 from vllm_repro.servers.process import ProcessServer, free_port
 from vllm_repro.servers.ranked import RankedServer
 
-__all__ = ["Choice", "Options", "Site", "choose", "default_image", "make_site", "open_site", "weights_for"]
+__all__ = ["Site", "make_site", "open_site"]
 
 Say = Callable[[str], None]
 
@@ -50,29 +44,6 @@ IMITATED = frozenset(
 
 
 _NO_HARDWARE = "--server rehearsal shows the scenario at work without the hardware"
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the command line says about servers."""
-
-    server: str = "auto"
-    url: str | None = None
-    image: str | None = None
-    vllm: str | None = None
-    model: str | None = None
-    weights: str | None = None
-    port: int | None = None
-    log: Path | None = None
-    patch: Path | None = None
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The kind that `auto` picked, and the sentence that says why."""
-
-    kind: ServerKind
-    why: str
 
 
 class Site(ABC):
@@ -310,103 +281,6 @@ def _process(launch: Launch, log: Path) -> tuple[Launch, Server]:
         for follower in followers
     ]
     return head, RankedServer(first, others)
-
-
-def default_image(scenario: Scenario, version: str) -> str:
-    """The reported image for the release that the scenario names, and for any other release the official one of it."""
-    reported = scenario.reported().container
-    pinned = reported is not None and not reported.image.endswith((":nightly", ":latest"))  # those have moved on since
-    if reported is not None and pinned and scenario.needs.gpus and version == scenario.try_with:
-        return reported.image
-    repository = "vllm/vllm-openai" if scenario.needs.gpus else "vllm/vllm-openai-cpu"
-    return f"{repository}:v{version.partition('+')[0]}"  # a tag cannot hold a build's own suffix
-
-
-def lacking(needs: Needs, here: tuple[Gpu, ...]) -> str:
-    """What this machine lacks, as a sentence; empty where nothing is."""
-    if len(here) < needs.gpus:
-        count = "no NVIDIA GPU" if not here else f"{len(here)} NVIDIA GPU" + ("s" if len(here) > 1 else "")
-        return f"the scenario needs {needs}, and this machine has {count}"
-    for gpu in here[: needs.gpus]:
-        if needs.gpu_memory_gb and gpu.memory_gb < needs.gpu_memory_gb * 0.98:  # a 16 GB card reports somewhat less
-            return f"the scenario needs {needs}; {gpu.name} has {gpu.memory_gb:g} GB"
-        if needs.capability and gpu.capability and gpu.capability < needs.capability:
-            return f"the scenario needs {needs}; {gpu.name} has capability {gpu.capability:g}"
-    return ""
-
-
-def weights_for(scenario: Scenario, options: Options) -> Weights:
-    """The model to serve. Raises `UsageError` for a folder that is no model."""
-    if options.model:
-        folder = Path(options.model).expanduser()
-        if folder.is_dir():
-            if not (folder / "config.json").is_file():
-                raise UsageError(
-                    f"{options.model} has no config.json, so it is no model folder",
-                    hint="name the folder that holds config.json, or a model's name on the hub",
-                )
-            return Weights(folder.name, folder.resolve(), dummy=options.weights == "dummy")
-        if options.model.startswith(("/", "./", "../", "~")):
-            raise UsageError(
-                f"there is no folder {options.model}", hint="name a model folder, or a model's name on the hub"
-            )
-        return Weights(options.model, dummy=options.weights == "dummy")
-    if scenario.model.tiny_will_do and options.weights != "real":
-        return Weights("tiny", make_tiny_model(cache_root() / "models" / "tiny-qwen3"), dummy=True)
-    return Weights(scenario.model.name, dummy=options.weights == "dummy")
-
-
-def choose(scenario: Scenario, options: Options, *, download: bool = True) -> Choice:
-    """What `--server auto` means for this scenario on this machine.
-
-    download: whether gigabytes may be fetched for the lab. A test suite that nobody watches does not fill a disk unasked.
-    """
-    if options.url:
-        return Choice(ServerKind.ATTACH, "a URL was given")
-    needs = scenario.needs
-    missing = lacking(needs, gpus())
-    docker = _docker_has(scenario, options, missing)
-    if docker:
-        return Choice(ServerKind.DOCKER, docker)
-    if options.image:
-        return Choice(ServerKind.DOCKER, "an image was given")
-    if not missing:
-        if options.vllm and not needs.gpus:
-            return Choice(
-                ServerKind.PROCESS, f"vLLM {options.vllm} runs on this CPU, which is all that the scenario needs"
-            )
-        found = local_vllm()
-        if found is not None:
-            return Choice(
-                ServerKind.PROCESS,
-                f"vllm {found.version or ''} is installed here, with what the scenario needs".replace("  ", " "),
-            )
-        if not needs.gpus and ReleaseCache().get(scenario.try_with):
-            return Choice(
-                ServerKind.PROCESS,
-                f"vLLM {scenario.try_with} is in the cache, and a CPU is all that the scenario needs",
-            )
-        why = "no vllm is installed here, and no image of it" if not needs.gpus else "no vllm is installed here"
-    else:
-        why = missing
-    version = options.vllm or scenario.try_with
-    if scenario.lab is not None and not options.model and options.weights != "real":
-        if download or ReleaseCache().get(version):
-            return Choice(ServerKind.LAB, why)
-        why += f"; --scenario-server lab installs vLLM {version} and runs it without"
-    return Choice(ServerKind.REHEARSAL, why)
-
-
-def _docker_has(scenario: Scenario, options: Options, missing: str) -> str:
-    """Why Docker will do, or an empty string."""
-    if missing:
-        return ""
-    image = options.image or default_image(scenario, options.vllm or scenario.try_with)
-    with contextlib.suppress(InfraError), contextlib.closing(connect()) as engine:
-        if not scenario.needs.gpus or "nvidia" in engine.runtimes:
-            image_facts(engine, image)
-            return f"Docker {engine.version} has the image {image}"
-    return ""
 
 
 def make_site(scenario: Scenario, options: Options, kind: ServerKind, say: Say, *, rehearsal_url: bool = False) -> Site:

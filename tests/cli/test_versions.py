@@ -19,6 +19,7 @@ from tests.conftest import SCHEMA as REPORT_SCHEMA
 from tests.conftest import Harness
 from tests.test_versionmap import SCHEMA, run_of
 from vllm_repro.catalogue import find
+from vllm_repro.choice import Choice, Options
 from vllm_repro.cli import main, running, versions
 from vllm_repro.cli.running import Job
 from vllm_repro.cli.versions import bounds, releases
@@ -26,7 +27,7 @@ from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.outcome import Outcome
 from vllm_repro.report.model import RunReport
 from vllm_repro.servers.base import Evidence, ServerKind
-from vllm_repro.site import Choice, Options, RehearsalSite
+from vllm_repro.site import RehearsalSite
 
 TQ = ("versions", "tq-chunked-prefill", "--server", "rehearsal")
 

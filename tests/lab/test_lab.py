@@ -11,13 +11,14 @@ from unittest.mock import Mock
 import jsonschema
 import pytest
 
+import vllm_repro.choice
 import vllm_repro.lab.site
-import vllm_repro.site
 from tests.conftest import SCHEMA
 from tests.fake_vllm import FakeVllm
 from tests.report_examples import EXAMPLES, report
 from tests.test_trial import trial_on
 from vllm_repro.catalogue import find
+from vllm_repro.choice import Choice, Options, choose
 from vllm_repro.commands.command import parse
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.journal import read
@@ -30,7 +31,7 @@ from vllm_repro.report.markdown import markdown
 from vllm_repro.scenario import Arm
 from vllm_repro.scenario_file import read as read_scenario
 from vllm_repro.servers.base import Evidence, Replaced, ServerFacts, ServerKind
-from vllm_repro.site import Choice, Options, choose, open_site
+from vllm_repro.site import open_site
 from vllm_repro.trial import run_trial
 from vllm_repro.verdict import Expected
 from vllm_repro.vocabulary import with_flags
@@ -183,9 +184,9 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def no_engine() -> None:
         raise InfraError("no engine")
 
-    monkeypatch.setattr(vllm_repro.site, "gpus", lambda: ())
-    monkeypatch.setattr(vllm_repro.site, "local_vllm", lambda: None)
-    monkeypatch.setattr(vllm_repro.site, "connect", no_engine)
+    monkeypatch.setattr(vllm_repro.choice, "gpus", lambda: ())
+    monkeypatch.setattr(vllm_repro.choice, "local_vllm", lambda: None)
+    monkeypatch.setattr(vllm_repro.choice, "connect", no_engine)
     monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path / "cache"))
 
 

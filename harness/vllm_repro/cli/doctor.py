@@ -11,6 +11,7 @@ from pathlib import Path
 
 from vllm_repro import leftovers
 from vllm_repro.catalogue import all_scenarios, to_stderr
+from vllm_repro.choice import Options, choose
 from vllm_repro.cli.common import Subparsers, print_json, verb
 from vllm_repro.errors import InfraError, ReproError
 from vllm_repro.machine import gpus, look
@@ -22,7 +23,6 @@ from vllm_repro.releases.provision import ReleaseCache
 from vllm_repro.servers.base import ServerKind
 from vllm_repro.servers.docker_engine import connect
 from vllm_repro.servers.process import free_port
-from vllm_repro.site import Options, choose
 
 
 @dataclass(frozen=True)

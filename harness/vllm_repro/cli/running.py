@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from vllm_repro.choice import Choice, Options, choose
 from vllm_repro.cli.options import number, seconds
 from vllm_repro.errors import UsageError
 from vllm_repro.leftovers import sweep
@@ -22,7 +23,7 @@ from vllm_repro.run import run as run_plan
 from vllm_repro.scenario import Arm, Scenario
 from vllm_repro.servers.attach import identify
 from vllm_repro.servers.base import ServerKind
-from vllm_repro.site import Choice, Options, Site, choose, open_site
+from vllm_repro.site import Site, open_site
 from vllm_repro.terminal import Progress
 from vllm_repro.verdict import Expect
 from vllm_repro.watch import Patience

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 
 from vllm_repro.catalogue import find, find_arms
+from vllm_repro.choice import Options, default_image, weights_for
 from vllm_repro.cli.common import Subparsers, print_json, verb
 from vllm_repro.cli.options import add_server_options, server_options
 from vllm_repro.commands.compose_file import compose_text, service
@@ -15,7 +16,6 @@ from vllm_repro.launch import Weights, container_launch, process_launch
 from vllm_repro.scenario import Arm, Scenario
 from vllm_repro.servers.base import Evidence
 from vllm_repro.servers.docker_engine import connect, image_facts
-from vllm_repro.site import Options, default_image, weights_for
 
 STYLES = ("docker", "serve", "compose", "lab")
 SHOWN_PORT = 8000

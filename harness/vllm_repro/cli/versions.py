@@ -15,6 +15,7 @@ from packaging.version import Version
 
 from vllm_repro import __version__
 from vllm_repro.catalogue import find, find_arms
+from vllm_repro.choice import Options
 from vllm_repro.cli.common import Subparsers, print_json, verb
 from vllm_repro.cli.options import add_server_options, server_options
 from vllm_repro.cli.running import INTERRUPTED, Job, add_run_options, again, choice_of, first_line, job_of, run_one
@@ -28,7 +29,7 @@ from vllm_repro.run import private_folders, stamped_folder
 from vllm_repro.scenario import Scenario
 from vllm_repro.servers.base import Evidence, ServerKind
 from vllm_repro.servers.docker_engine import connect
-from vllm_repro.site import Options, Site
+from vllm_repro.site import Site
 from vllm_repro.terminal import Progress
 from vllm_repro.verdict import exit_status
 from vllm_repro.versionmap import Row, VersionMap, row_of, row_without_run

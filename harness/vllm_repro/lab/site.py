@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from vllm_repro.choice import Options
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.lab.launch import graph_mode, lab_launch, no_lab
 from vllm_repro.lab.plugin.vllm_repro_lab.parts import MECHANISMS
@@ -18,7 +19,7 @@ from vllm_repro.releases.tinymodel import make_tiny_model
 from vllm_repro.scenario import Arm, Lab, Model, Scenario
 from vllm_repro.servers.base import Evidence, Patched, Replaced, Server, ServerFacts, ServerKind
 from vllm_repro.servers.process import ProcessServer, free_port
-from vllm_repro.site import Options, Site
+from vllm_repro.site import Site
 
 __all__ = ["PLUGIN", "LabFacts", "LabServer", "LabSite", "read_facts", "shown"]
 
