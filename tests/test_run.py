@@ -340,3 +340,10 @@ def test_the_next_run_sweeps_too_but_not_what_belongs_to_a_living_run(
     finally:
         living.send_signal(signal.SIGTERM)
         living.wait(timeout=30)
+
+
+def test_any_body_field_can_be_what_a_trigger_waits_for(harness: Harness) -> None:
+    """Also one that this package could have set by itself."""
+    scenario = Path(__file__).parent / "data" / "declared" / "two_ranks.py"
+    trial = harness("run", str(scenario), "--server", "rehearsal").report["arms"][0]["trials"][0]
+    assert (trial["outcome"], trial["trigger"]["crossed"]) == ("clean", True)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Work"]
 
-_USUAL_FIELDS = {"model", "prompt", "messages", "max_tokens", "stream", "stream_options", "temperature", "ignore_eos"}
+_USUAL_FIELDS = {"model", "prompt", "messages", "max_tokens", "stream", "stream_options", "temperature"}
 
 
 @dataclass
