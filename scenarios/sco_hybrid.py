@@ -24,6 +24,7 @@ from vllm_repro.vocabulary import (
     pause,
     signature,
     sized,
+    throughput,
     untriggered,
     with_flags,
     without,
@@ -211,6 +212,7 @@ scenario = Scenario(
             ),
         ],
     ),
+    throughput=throughput(prompt=8192, output=256, concurrency=[1, 4], baseline="sco-off"),
     related=[
         "vllm-project/vllm#42571",
         "vllm-project/vllm#42615",

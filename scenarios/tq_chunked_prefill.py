@@ -24,6 +24,7 @@ from vllm_repro.vocabulary import (
     lives,
     prefix_hit,
     signature,
+    throughput,
     untriggered,
     with_flags,
     without,
@@ -157,6 +158,7 @@ scenario = Scenario(
             with_flags("--compilation-config.mode 0", why="nothing is compiled, so that a boot takes seconds"),
         ],
     ),
+    throughput=throughput(prompt=1024, output=256, baseline="eager"),
     related=[
         "vllm-project/vllm#43357",
         "vllm-project/vllm#46767",

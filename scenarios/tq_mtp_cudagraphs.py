@@ -25,6 +25,7 @@ from vllm_repro.vocabulary import (
     drafting,
     graphs_captured,
     signature,
+    throughput,
     untriggered,
     with_flags,
     without,
@@ -133,6 +134,7 @@ scenario = Scenario(
             why="tried in the report: TurboQuant's own code makes the copy, whatever FlashAttention's version",
         ),
     ],
+    throughput=throughput(prompt=1024, output=256, baseline="eager"),
     related=[
         "vllm-project/vllm#42808",
         "vllm-project/vllm#52475",

@@ -17,7 +17,19 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
 
-__all__ = ["QUESTION", "Checks", "Probe", "Said", "Weights", "checks", "differs", "judge", "longest_run", "said"]
+__all__ = [
+    "QUESTION",
+    "Checks",
+    "Probe",
+    "Said",
+    "Weights",
+    "checks",
+    "differs",
+    "judge",
+    "longest_run",
+    "pair",
+    "said",
+]
 
 QUESTION = (
     "The bicycle was not invented by one person on one day. Its history begins in the early nineteenth century, when"
@@ -136,11 +148,14 @@ def judge(wanted: Checks | None, answers: Sequence[Said], weights: Weights | Non
     return None
 
 
-def differs(wanted: Checks, answers: Sequence[Said], baseline: Sequence[Sequence[Said]]) -> str | None:
-    """How the greedy answer of one trial parts from the baseline arm's, as a sentence; None where it does not, or where nobody can say.
+Tokens = tuple[int | str, ...]
 
-    `baseline`: the answers of each of its trials. Where these differ among themselves the model does not repeat itself, and nothing
-    follows from another arm's doing so.
+
+def pair(wanted: Checks, answers: Sequence[Said], baseline: Sequence[Sequence[Said]]) -> tuple[Tokens, Tokens] | None:
+    """The first tokens of one trial's greedy answer and those that they are held against; None where nobody can say.
+
+    `baseline`: the answers of each of the baseline arm's trials. Where these differ among themselves the model does not repeat itself, and
+    nothing follows from another arm's doing so.
     """
     if wanted.same is None:
         return None
@@ -148,9 +163,15 @@ def differs(wanted: Checks, answers: Sequence[Said], baseline: Sequence[Sequence
     ours = next((one.first[: wanted.same] for one in answers if one.probe is Probe.GREEDY), None)
     if ours is None or len(theirs) != 1:
         return None
-    (right,) = theirs
-    if ours == right:
+    return ours, theirs.pop()
+
+
+def differs(wanted: Checks, answers: Sequence[Said], baseline: Sequence[Sequence[Said]]) -> str | None:
+    """How the greedy answer of one trial parts from the baseline arm's, as a sentence; None where it does not, or nobody can say."""
+    held = pair(wanted, answers, baseline)
+    if held is None or held[0] == held[1]:
         return None
+    ours, right = held
     shared = next((i for i, (a, b) in enumerate(zip(ours, right, strict=False)) if a != b), min(len(ours), len(right)))
     return (
         f"its greedy answer is not that of {wanted.baseline}: they part after {shared} tokens, and the first {wanted.same} "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from vllm_repro.journal import Entry, Recording, read
 from vllm_repro.outcome import Death, Outcome
 from vllm_repro.patch import Patch
 from vllm_repro.redact import Redactor
-from vllm_repro.report.measured import measured, parted
+from vllm_repro.report.answered import Trial, answers, output_words, parted, trial_of
+from vllm_repro.report.measured import measured
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport
 from vllm_repro.scenario import Status
 from vllm_repro.trigger import Finding
@@ -31,6 +33,15 @@ from vllm_repro.verdict import (
 )
 
 __all__ = ["build", "report_of"]
+
+
+@dataclass(frozen=True)
+class _Said:
+    """By trial. wrong: what only the other arms could tell of its answers. answers, output: as in `TrialReport`."""
+
+    wrong: Mapping[Trial, str]
+    answers: Mapping[Trial, tuple[str, ...]]
+    output: Mapping[Trial, str]
 
 
 def build(folder: Path) -> RunReport:
@@ -51,8 +62,9 @@ def report_of(recording: Recording, folder: Path) -> RunReport:
     standing = Status(started["status"]["bad"], started["status"]["good"]).standing(version)
     good = started["status"]["good"]
     wrong = parted(recording)
+    said = _Said(wrong, answers(recording), output_words(recording, wrong))
     arms = tuple(
-        _arm(recording, declared, _own_standing(declared, good, version), redactor, wrong)
+        _arm(recording, declared, _own_standing(declared, good, version), redactor, said)
         for declared in started["arms"]
     )
     ended = recording.first("run-ended")
@@ -133,7 +145,7 @@ def _arm(
     declared: Mapping[str, Any],
     standing: Standing | None,
     redactor: Redactor,
-    wrong: Mapping[tuple[str, int], str],
+    said: _Said,
 ) -> ArmReport:
     name = declared["name"]
     ended = [entry for entry in recording.of("trial-ended") if entry["arm"] == name]
@@ -141,7 +153,7 @@ def _arm(
     server = next((entry for entry in recording.of("server-started") if entry["arm"] == name), None)
     # What only a booted server could tell; it has all that its start had.
     server = next((entry for entry in recording.of("server-booted") if entry["arm"] == name), server)
-    trials = tuple(_trial(entry, redactor, wrong.get((name, entry["trial"]))) for entry in ended)
+    trials = tuple(_trial(entry, redactor, said) for entry in ended)
     unexplained = sum(trial.death is not None and trial.death.signature is None for trial in trials)
     result = arm_result(
         name,
@@ -216,9 +228,9 @@ def _boot_line(boot: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _trial(entry: Entry, redactor: Redactor, wrong: str | None) -> TrialReport:
-    """wrong: what only the other arms could tell of its answers."""
-    death = entry["death"]
+def _trial(entry: Entry, redactor: Redactor, said: _Said) -> TrialReport:
+    death, trial = entry["death"], trial_of(entry)
+    wrong = said.wrong.get(trial)
     return TrialReport(
         entry["trial"],
         Outcome.WRONG_OUTPUT if wrong else Outcome(entry["outcome"]),
@@ -248,4 +260,6 @@ def _trial(entry: Entry, redactor: Redactor, wrong: str | None) -> TrialReport:
         entry.get("version"),
         _boot_line(entry.get("boot") or {}),
         entry.get("during", ""),
+        said.answers.get(trial, ()),
+        said.output.get(trial, ""),
     )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from vllm_repro.outcome import Outcome
 from vllm_repro.report.escape import cell, code, fence
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner
 from vllm_repro.report.patched import changed_files, patched_section
 from vllm_repro.report.replaced import replaced_section
 from vllm_repro.report.speed import soak_section, speed_section
-from vllm_repro.report.wording import boundary, death_line, engine_word, folded, seconds
-from vllm_repro.verdict import Expected
+from vllm_repro.report.table import arms_table
+from vllm_repro.report.wording import death_line
 
 __all__ = ["markdown"]
 
@@ -31,7 +30,7 @@ def markdown(report: RunReport) -> str:
     parts += [cell(text) + "." for text in report.comparisons]
     if cause := next((t for arm in report.arms for t in arm.trials if t.death and t.death.exception), None):
         parts.append(f"Cause: {code(cause.why)}")
-    parts.append(_table(report))
+    parts.append(arms_table(report))
     parts.append(f"Trigger: `{report.trigger}`. Declared: {report.status}.")
     for arm in report.arms:
         if dead := next((trial for trial in arm.trials if trial.death), None):
@@ -68,27 +67,6 @@ def _simulated(report: RunReport) -> str:
 
 def _expected(report: RunReport) -> str:
     return {True: "as expected", False: "a surprise", None: "undecided"}[report.verdict.expected]
-
-
-def _table(report: RunReport) -> str:
-    rows = ["| arm | boot | boundary | engine | outcome | result |", "|---|---|---|---|---|---|"]
-    for arm in report.arms:
-        for trial, times in folded(arm.trials):
-            signature = f", {trial.death.signature}" if trial.death and trial.death.signature else ""
-            rows.append(
-                f"| {arm.name} | {seconds(trial.boot_s)} | {cell(boundary(trial))} | {cell(engine_word(trial))} "
-                f"| {trial.outcome}{signature}{times} | {_result(arm)} |"
-            )
-        if not arm.trials:
-            rows.append(f"| {arm.name} | | | | not run | |")
-    return "\n".join(rows)
-
-
-def _result(arm: ArmReport) -> str:
-    if arm.expected is Expected.UNTRIGGERED and set(arm.result.outcomes) == {Outcome.UNTRIGGERED}:
-        return "as declared: it proves nothing"
-    counted = f" ({arm.result.crashed} of {arm.result.conclusive} died)" if arm.result.conclusive else ""
-    return f"{arm.result.result}{counted}"
 
 
 def _death(arm: ArmReport, trial: TrialReport) -> str:

@@ -1,4 +1,4 @@
-"""From a journal to what was measured after the workloads: throughput, soaks, and answers held against the baseline arm's. Pure.
+"""From a journal to what was measured after the workloads: throughput and soaks. Pure.
 
 Figures are those of trials whose engine lived to the end, at points that were measured whole, and whose tokens by `usage` are those that
 the server's own counters show. All others stay in the journal.
@@ -12,18 +12,12 @@ from statistics import median
 from typing import Any
 
 from vllm_repro.journal import Entry, Recording
-from vllm_repro.outcome import Outcome
-from vllm_repro.output import Checks, Said, Weights, differs
-from vllm_repro.output import Probe as OutputProbe
+from vllm_repro.output import Weights
+from vllm_repro.report.answered import ALIVE, Trial, trial_of
 from vllm_repro.soak import Soak
 from vllm_repro.throughput import Figures, Point, Ratio, Round, Spread, figures, ratio, withheld
 
-__all__ = ["Measured", "Row", "Soaked", "measured", "parted"]
-
-_ALIVE = (Outcome.CLEAN, Outcome.UNTRIGGERED)
-
-Trial = tuple[str, int]
-"""An arm's name and the number of its trial."""
+__all__ = ["Measured", "Row", "Soaked", "measured"]
 
 
 @dataclass(frozen=True)
@@ -115,8 +109,8 @@ def measured(recording: Recording) -> Measured | None:
         return None
     loads = started.get("loads") or ()
     baseline = str(loads[0]["baseline"]) if loads else ""
-    ended = {_trial(entry): entry for entry in recording.of("trial-ended")}
-    alive = {trial for trial, entry in ended.items() if entry["outcome"] in _ALIVE}
+    ended = {trial_of(entry): entry for entry in recording.of("trial-ended")}
+    alive = {trial for trial, entry in ended.items() if entry["outcome"] in ALIVE}
     rounds = _rounds(recording, alive)
     drift = {
         trial: median(_speeds(again)) / median(_speeds(first))
@@ -124,37 +118,17 @@ def measured(recording: Recording) -> Measured | None:
         if (again := _first(rounds, trial, again=True)) and (first := _first(rounds, trial, again=False))
     }
     rows = tuple(_rows(rounds, baseline, [arm["name"] for arm in started["arms"]], started["seed"]))
-    weights = {entry.get("weights") for entry in ended.values() if _trial(entry) in alive}
+    weights = {entry.get("weights") for entry in ended.values() if trial_of(entry) in alive}
     served = Weights.DUMMY if Weights.DUMMY in weights else None if None in weights else Weights.REAL
     return Measured(
         baseline,
         rows,
         {trial: tuple(_figures_of(rounds, trial)) for trial in sorted(alive)},
         drift,
-        tuple(Soaked(*_trial(entry), _soak(entry)) for entry in recording.of("soak")),
+        tuple(Soaked(*trial_of(entry), _soak(entry)) for entry in recording.of("soak")),
         tuple(_stopped(recording, alive)),
         withheld(started["evidence"], served),
     )
-
-
-def parted(recording: Recording) -> dict[Trial, str]:
-    """The trials that lived and whose greedy answer is not the baseline arm's, each with the sentence that says so."""
-    started = recording.first("run-started")
-    if started is None or not started.get("output"):
-        return {}
-    checks = Checks(**started["output"])
-    judged = {
-        _trial(entry)
-        for entry in recording.of("trial-ended")
-        if entry["outcome"] in _ALIVE and entry.get("weights") in (Weights.REAL, Weights.IMITATED)
-    }
-    said: dict[Trial, list[Said]] = {}
-    for entry in recording.of("output"):
-        if _trial(entry) in judged:
-            said.setdefault(_trial(entry), []).append(_said(entry["said"]))
-    right = [answers for (arm, _), answers in said.items() if arm == checks.baseline]
-    found = {trial: differs(checks, answers, right) for trial, answers in said.items() if trial[0] != checks.baseline}
-    return {trial: why for trial, why in found.items() if why}
 
 
 # ── from entries ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -163,19 +137,15 @@ Rounds = dict[tuple[Trial, Point, bool], list[Round]]
 """By trial, point, and whether it was the second look at that point."""
 
 
-def _trial(entry: Entry) -> Trial:
-    return entry["arm"], entry["trial"]
-
-
 def _rounds(recording: Recording, alive: set[Trial]) -> Rounds:
     whole = {
-        (_trial(entry), Point(**entry["point"]), entry["again"])
+        (trial_of(entry), Point(**entry["point"]), entry["again"])
         for entry in recording.of("throughput-point")
-        if _trial(entry) in alive and entry["counted"] in (None, entry["usage"])
+        if trial_of(entry) in alive and entry["counted"] in (None, entry["usage"])
     }
     found: Rounds = {}
     for entry in recording.of("throughput-round"):
-        key = (_trial(entry), Point(**entry["point"]), entry["again"])
+        key = (trial_of(entry), Point(**entry["point"]), entry["again"])
         if key in whole:
             found.setdefault(key, []).append(Round(**entry["figures"]))
     return found
@@ -215,15 +185,11 @@ def _soak(entry: Entry) -> Soak:
     return Soak(**{**entry["soak"], "tenths": tuple(entry["soak"]["tenths"])})
 
 
-def _said(fields: Mapping[str, Any]) -> Said:
-    return Said(**{**fields, "probe": OutputProbe(fields["probe"]), "first": tuple(fields["first"])})
-
-
 def _stopped(recording: Recording, alive: set[Trial]) -> Iterator[str]:
     for entry in recording.of("measure-stopped"):
         yield f"{entry['arm']}, trial {entry['trial']}: {entry['doing']} was not measured: {entry['why']}"
     for entry in recording.of("throughput-point"):
-        if _trial(entry) in alive and entry["counted"] not in (None, entry["usage"]):
+        if trial_of(entry) in alive and entry["counted"] not in (None, entry["usage"]):
             counted, usage = entry["counted"], entry["usage"]
             yield (
                 f"{entry['arm']}, trial {entry['trial']}: {Point(**entry['point'])} is left out: the answers' usage says "

@@ -35,6 +35,10 @@ class TrialReport:
     boot: str = ""
     during: str = ""
     """What an engine that died was asked for after its workload; empty for a death in it."""
+    answers: tuple[str, ...] = ()
+    """HTTP results of the workload in the order of arrival, equal ones in a row as one."""
+    output: str = ""
+    """What the output check made of the answers, in a word or two; empty where none was made."""
 
     def as_json(self, measured: Measured | None, arm: str) -> dict[str, Any]:
         death = self.death
@@ -59,6 +63,8 @@ class TrialReport:
             "boot_s": self.boot_s,
             "duration_s": self.duration_s,
             "requests": dict(self.requests),
+            "answers": list(self.answers),
+            "output": self.output or None,
             "throughput": measured and measured.trial_json(arm, self.number),
             "soak": soak and asdict(soak),
             "log": self.log,

@@ -10,7 +10,12 @@ from vllm_repro.report.measured import Measured, Row, Soaked
 from vllm_repro.report.wording import columns
 from vllm_repro.throughput import Spread
 
-__all__ = ["soak_section", "speed_lines", "speed_section"]
+__all__ = ["ratio_words", "shown_rows", "soak_section", "speed_lines", "speed_section", "spread_words"]
+
+
+def shown_rows(found: Measured | None, *, rehearsal: bool) -> tuple[Row, ...]:
+    """The rows that a report may show: a rehearsal's, whose every figure is marked as one, and those that are a claim."""
+    return found.rows if found is not None and (rehearsal or not found.withheld) else ()
 
 
 def speed_section(found: Measured | None, *, rehearsal: bool) -> str:
@@ -21,7 +26,7 @@ def speed_section(found: Measured | None, *, rehearsal: bool) -> str:
     parts = [f"## Throughput{mark}"]
     if found.withheld:
         parts.append(f"**{found.withheld}.**")
-    if found.rows and (rehearsal or not found.withheld):
+    if shown_rows(found, rehearsal=rehearsal):
         parts.append(
             "Median over rounds, quartiles in brackets. A round is so many requests sent at once; its prompts are made to the exact "
             "length and salted, its answers have a fixed length, tokens are counted by `usage` and again by the server's counters. "
@@ -54,11 +59,11 @@ def _table(found: Measured, *, rehearsal: bool) -> str:
         cells = (
             str(one.point),
             row.arm + (" (REHEARSAL)" if rehearsal else ""),
-            _spread(one.output_tok_s),
-            _spread(one.req_s),
-            *(_spread(spread, 1000) for spread in (one.ttft_s, one.tpot_s, one.itl_s, one.itl_p99_s, one.late_s)),
+            spread_words(one.output_tok_s),
+            spread_words(one.req_s),
+            *(spread_words(spread, 1000) for spread in (one.ttft_s, one.tpot_s, one.itl_s, one.itl_p99_s, one.late_s)),
             f"{one.output_tok_s.n}, {one.boots}",
-            _ratio(row),
+            ratio_words(row),
         )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -68,14 +73,14 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _spread(spread: Spread | None, times: float = 1) -> str:
+def spread_words(spread: Spread | None, times: float = 1) -> str:
     if spread is None:
         return "-"
     low, middle, high = (_number(value * times) for value in (spread.low, spread.median, spread.high))
     return f"{middle} ({low} to {high})"
 
 
-def _ratio(row: Row) -> str:
+def ratio_words(row: Row) -> str:
     if row.ratio is None:
         return "-"
     return f"{row.ratio.ratio:.2f} ({row.ratio.low:.2f} to {row.ratio.high:.2f}), {row.ratio.change}"
@@ -89,13 +94,17 @@ def speed_lines(found: Measured | None, *, rehearsal: bool) -> list[str]:
     if found.baseline:
         if found.withheld:
             lines.append(found.withheld + ".")
-        if found.rows and (rehearsal or not found.withheld):
+        if shown_rows(found, rehearsal=rehearsal):
             word = "REHEARSAL, " if rehearsal else ""
             rows = [("load", "arm", "output tok/s", "TTFT ms", "TPOT ms", f"to {found.baseline}")]
             for row in found.rows:
                 one = row.figures
-                speeds = (_spread(one.output_tok_s), _spread(one.ttft_s, 1000), _spread(one.tpot_s, 1000))
-                rows.append((str(one.point), word + row.arm, *speeds, _ratio(row)))
+                speeds = (
+                    spread_words(one.output_tok_s),
+                    spread_words(one.ttft_s, 1000),
+                    spread_words(one.tpot_s, 1000),
+                )
+                rows.append((str(one.point), word + row.arm, *speeds, ratio_words(row)))
             lines += columns(rows, (40, 30, 28, 24, 24, 44))
         elif not found.withheld:
             lines.append("No throughput: no arm's engine lived through its workload and the measurement.")

@@ -1,0 +1,113 @@
+"""What the client got of each trial: its answers over HTTP, and what the output check made of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from vllm_repro.journal import Entry, Recording
+from vllm_repro.outcome import Outcome
+from vllm_repro.output import Checks, Probe, Said, Weights, differs, pair
+
+__all__ = ["Trial", "answers", "output_words", "parted", "trial_of"]
+
+ALIVE = (Outcome.CLEAN, Outcome.UNTRIGGERED)
+JUDGED = (Weights.REAL, Weights.IMITATED)
+
+Trial = tuple[str, int]
+"""An arm's name and the number of its trial."""
+
+
+def trial_of(entry: Entry) -> Trial:
+    return entry["arm"], entry["trial"]
+
+
+def answers(recording: Recording) -> dict[Trial, tuple[str, ...]]:
+    """The HTTP results of each trial's workload in the order of arrival, equal ones in a row as one: `("200 x 2", "500")`."""
+    words: dict[Trial, list[str]] = {}
+    for entry in recording.of("answer"):
+        words.setdefault(trial_of(entry), []).append(_word(entry))
+    for trial, sent in _count(recording, "request-sent").items():
+        got = words.setdefault(trial, [])
+        got += ["none"] * (sent - len(got))
+    return {trial: tuple(_folded(those)) for trial, those in words.items()}
+
+
+def _word(entry: Entry) -> str:
+    status = entry["status"]
+    if status is None:
+        return "none"
+    if status == 200 and entry["error"] is not None:
+        return "200 (error event)"
+    if status == 200 and entry["finish_reason"] is None:
+        return "200 (cut off)"
+    return f"{status}"
+
+
+def _count(recording: Recording, event: str) -> dict[Trial, int]:
+    found: dict[Trial, int] = {}
+    for entry in recording.of(event):
+        found[trial_of(entry)] = found.get(trial_of(entry), 0) + 1
+    return found
+
+
+def _folded(words: Sequence[str]) -> list[str]:
+    runs = [(word, sum(1 for _ in run)) for word, run in groupby(words)]
+    return [word if times == 1 else f"{word} x {times}" for word, times in runs]
+
+
+# ── the output check ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def parted(recording: Recording) -> dict[Trial, str]:
+    """The trials that lived and whose greedy answer is not the baseline arm's, each with the sentence that says so."""
+    if (checks := _checks(recording)) is None:
+        return {}
+    said = _said(recording)
+    right = [those for (arm, _), those in said.items() if arm == checks.baseline]
+    found = {trial: differs(checks, those, right) for trial, those in said.items() if trial[0] != checks.baseline}
+    return {trial: why for trial, why in found.items() if why}
+
+
+def output_words(recording: Recording, wrong: Mapping[Trial, str]) -> dict[Trial, str]:
+    """A word or two on the answers of each trial whose output was checked; `wrong` is what `parted` found."""
+    if (checks := _checks(recording)) is None:
+        return {}
+    judged = _said(recording)
+    right = [those for (arm, _), those in judged.items() if arm == checks.baseline]
+    words: dict[Trial, str] = {}
+    for entry in recording.of("trial-ended"):
+        trial = trial_of(entry)
+        if trial in wrong or entry["outcome"] == Outcome.WRONG_OUTPUT:
+            words[trial] = "wrong"
+        elif trial in judged:
+            compared = trial[0] != checks.baseline and pair(checks, judged[trial], right) is not None
+            words[trial] = f"as {checks.baseline}" if compared else "plausible"
+        elif entry["outcome"] in ALIVE:
+            words[trial] = "not judged"
+    return words
+
+
+def _checks(recording: Recording) -> Checks | None:
+    started = recording.first("run-started")
+    declared = started.get("output") if started is not None else None
+    return Checks(**declared) if declared else None
+
+
+def _said(recording: Recording) -> dict[Trial, list[Said]]:
+    """The answers of the trials that lived and whose weights can be judged."""
+    judged = {
+        trial_of(entry)
+        for entry in recording.of("trial-ended")
+        if entry["outcome"] in ALIVE and entry.get("weights") in JUDGED
+    }
+    said: dict[Trial, list[Said]] = {}
+    for entry in recording.of("output"):
+        if trial_of(entry) in judged:
+            said.setdefault(trial_of(entry), []).append(_of(entry["said"]))
+    return said
+
+
+def _of(fields: Mapping[str, Any]) -> Said:
+    return Said(**{**fields, "probe": Probe(fields["probe"]), "first": tuple(fields["first"])})

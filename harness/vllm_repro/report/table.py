@@ -1,0 +1,70 @@
+"""The table of arms that reporters make by hand: what each was answered, whether its engine lives, how fast it is, its signature. Pure.
+
+A column stands only where the run can fill it: no check of answers without a scenario that asks for one, no speed that was not measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from vllm_repro.outcome import Outcome
+from vllm_repro.report.escape import cell
+from vllm_repro.report.model import ArmReport, RunReport, TrialReport
+from vllm_repro.report.speed import ratio_words, shown_rows, spread_words
+from vllm_repro.report.wording import boundary, engine_word, folded, seconds
+from vllm_repro.verdict import Expected
+
+__all__ = ["arms_table"]
+
+
+class _Line(NamedTuple):
+    arm: ArmReport
+    trial: TrialReport
+
+
+Column = tuple[str, Callable[[_Line], str]]
+
+
+def arms_table(report: RunReport) -> str:
+    """Markdown: a row a trial, or, from four trials of an arm on, one an outcome."""
+    columns = _columns(report)
+    rows = [
+        "| arm | " + " | ".join(head for head, _ in columns) + " | outcome | result |",
+        "|---" * (len(columns) + 3) + "|",
+    ]
+    for arm in report.arms:
+        for trial, times in folded(arm.trials):
+            signature = f", {trial.death.signature}" if trial.death and trial.death.signature else ""
+            cells = [arm.name, *(cell(words(_Line(arm, trial))) for _, words in columns)]
+            rows.append("| " + " | ".join((*cells, f"{trial.outcome}{signature}{times}", _result(arm))) + " |")
+        if not arm.trials:
+            rows.append(f"| {arm.name} " + "| " * len(columns) + "| not run | |")
+    return "\n".join(rows)
+
+
+def _columns(report: RunReport) -> list[Column]:
+    columns: list[Column] = [
+        ("boot", lambda line: seconds(line.trial.boot_s)),
+        ("boundary", lambda line: boundary(line.trial)),
+        ("answers", lambda line: ", ".join(line.trial.answers) or "-"),
+        ("engine", lambda line: engine_word(line.trial)),
+    ]
+    if any(trial.output for arm in report.arms for trial in arm.trials):
+        columns.append(("output", lambda line: line.trial.output or "-"))
+    if rows := shown_rows(report.measured, rehearsal=report.rehearsal):
+        assert report.measured is not None  # it has the rows
+        mark = " (REHEARSAL)" if report.rehearsal else ""
+        first = {row.arm: row for row in rows if row.figures.point == rows[0].figures.point}
+        speed = {arm: spread_words(row.figures.output_tok_s) + mark for arm, row in first.items()}
+        ratios = {arm: ratio_words(row) + mark for arm, row in first.items() if row.ratio is not None}
+        columns.append((f"output tok/s at {rows[0].figures.point}", lambda line: speed.get(line.arm.name, "-")))
+        columns.append((f"to {report.measured.baseline}", lambda line: ratios.get(line.arm.name, "-")))
+    return columns
+
+
+def _result(arm: ArmReport) -> str:
+    if arm.expected is Expected.UNTRIGGERED and set(arm.result.outcomes) == {Outcome.UNTRIGGERED}:
+        return "as declared: it proves nothing"
+    counted = f" ({arm.result.crashed} of {arm.result.conclusive} died)" if arm.result.conclusive else ""
+    return f"{arm.result.result}{counted}"
