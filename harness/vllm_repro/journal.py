@@ -7,6 +7,7 @@ line: `read` gives what is there and says that it is cut.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import time
@@ -19,7 +20,7 @@ from typing import Any, Self
 
 from vllm_repro.errors import InfraError, UsageError
 
-__all__ = ["Entry", "Journal", "Recording", "read"]
+__all__ = ["Entry", "Journal", "Recording", "json_of", "read"]
 
 LAST_EVENT = "run-ended"
 
@@ -53,6 +54,21 @@ class Recording:
     def first(self, event: str) -> Entry | None:
         return next(self.of(event), None)
 
+    @property
+    def end(self) -> Entry | None:
+        """What ended the run; None where it is cut."""
+        return None if self.cut else self.entries[-1]
+
+
+def json_of(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields as they read in a journal."""
+    read_again: dict[str, Any] = json.loads(_dumped(fields))
+    return read_again
+
+
+def _dumped(fields: Mapping[str, Any]) -> str:
+    return json.dumps(fields, default=_plain, ensure_ascii=False)
+
 
 def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
@@ -69,17 +85,27 @@ def _plain(value: Any) -> Any:
 
 
 class Journal:
-    """Appends to `path`. Each line reaches the kernel before `write` returns, so a killed harness loses none."""
+    """Appends to `path`, after what a cut run may have left there.
+
+    Each line reaches the kernel before `write` returns, so a killed harness loses none. Raises `UsageError` where another process
+    writes the same journal.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         # Trials and the threads of servers write at the same time; a line must not be torn by another.
         self._lock = Lock()
-        self._torn = False
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._file)
+            raise UsageError(f"another run is writing {path}", hint="wait for its end") from error
+        size = os.fstat(self._file).st_size  # a run that was killed may have left a part of a line
+        self._torn = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
 
     def write(self, event: str, **fields: Any) -> None:
-        line = json.dumps({"t": round(time.time(), 6), "event": event, **fields}, default=_plain, ensure_ascii=False)
+        line = _dumped({"t": round(time.time(), 6), "event": event, **fields})
         data = line.encode("utf-8", "replace") + b"\n"
         with self._lock:
             if self._file < 0:

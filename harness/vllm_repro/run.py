@@ -13,7 +13,8 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -23,12 +24,13 @@ from vllm_repro import __version__
 from vllm_repro.assess import Conclusion
 from vllm_repro.boots import more
 from vllm_repro.errors import UsageError
-from vllm_repro.journal import Journal
+from vllm_repro.journal import Journal, json_of
 from vllm_repro.machine import Machine, look
 from vllm_repro.outcome import Outcome
 from vllm_repro.report.build import build
 from vllm_repro.report.files import write_reports
 from vllm_repro.report.model import RunReport
+from vllm_repro.resume import Left
 from vllm_repro.scenario import Arm, Edit, Scenario
 from vllm_repro.servers.base import ServerKind
 from vllm_repro.site import Site
@@ -110,21 +112,29 @@ def stamped_folder(out: Path, below: Path, holding: str = "") -> Path:
 
 
 def run(
-    plan: Plan, say: Callable[[str], None], done: Callable[[Arm, int, Conclusion], None], record: Record | None
+    plan: Plan,
+    say: Callable[[str], None],
+    done: Callable[[Arm, int, Conclusion], None],
+    record: Record | None,
+    left: Left | None = None,
 ) -> RunReport:
     """Runs the plan to its end, or to the signal that interrupts it, and writes every report.
 
-    `say` gets lines of progress; `done` each trial's conclusion. An interrupted run has a report too, marked so.
+    `say` gets lines of progress; `done` each trial's conclusion. An interrupted run has a report too, marked so. `left`: what a run that
+    was cut has left to do, which is then done in its folder. Raises `UsageError` where the plan is not that run's.
     """
     arms = _attachable(plan)  # before there is a folder: a run that cannot be is none, and `latest` stays where it is
-    folder = new_folder(plan.out, plan.scenario.id)
+    machine = look()
+    header = _header(plan, machine, record)
+    if left is not None:
+        left.refuse_other(json_of(header))
+    folder = left.folder if left is not None else new_folder(plan.out, plan.scenario.id)
     with Journal(folder / "journal.jsonl") as journal, Journal(folder / "requests.jsonl") as requests:
-        machine = look()
-        journal.write("run-started", **_header(plan, machine, record))
+        journal.write("run-resumed" if left is not None else "run-started", **header)
         interrupted = _Interrupted()
         try:
             with _handlers_kept():
-                asyncio.run(_trials(plan, arms, folder, journal, requests, say, done, interrupted, record))
+                asyncio.run(_trials(plan, arms, folder, journal, requests, say, done, interrupted, record, left))
         except (KeyboardInterrupt, asyncio.CancelledError):
             interrupted.by = interrupted.by or "SIGINT"
         finally:
@@ -215,6 +225,7 @@ async def _trials(
     done: Callable[[Arm, int, Conclusion], None],
     interrupted: _Interrupted,
     record: Record | None,
+    left: Left | None,
 ) -> None:
     current = asyncio.current_task()
     assert current is not None
@@ -232,7 +243,8 @@ async def _trials(
             continue  # under nohup a run is meant to outlive its terminal
         with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread: then the caller has the signals
             loop.add_signal_handler(number, stop, number)
-    outcomes: dict[str, list[Outcome]] = {arm.name: [] for arm in arms}
+    outcomes = {arm.name: list(left.outcomes.get(arm.name, ())) if left else list[Outcome]() for arm in arms}
+    numbers = Counter(left.last if left else {})
     version = plan.version
     patched = all(arm.patches for arm in arms)
 
@@ -240,8 +252,13 @@ async def _trials(
         results = [arm_result(arm.name, arm.expected, outcomes[arm.name]) for arm in arms]
         return more(results, record, version, patched=patched)
 
-    boots = order(arms, plan.trials) if plan.trials is not None else as_needed(arms, undecided)
-    for number_of_trial, arm in boots:
+    boots: Iterable[tuple[int, Arm]] = as_needed(arms, undecided)
+    if plan.trials is not None:
+        whole = order(arms, plan.trials)
+        boots = left.boots(whole) if left is not None else whole
+    for _, arm in boots:
+        numbers[arm.name] += 1
+        number_of_trial = numbers[arm.name]
         log = folder / "logs" / f"{arm.name}-{number_of_trial}.log"
         launch, server = plan.site.server(plan.scenario, arm, number_of_trial, log, folder.name)
 

@@ -88,7 +88,7 @@ def summary(report: RunReport) -> str:
     for arm in report.arms:
         found = {changed["file"]: "".join(untried_in(changed)) for changed in arm.server.get("patched") or ()}
         lines += [f"changed in {arm.name}: {file}{untried}" for file, untried in found.items()]
-    telling = [trial for arm in report.arms for trial in arm.trials if trial.death] or [
+    telling = [trial for _, trial in report.deaths] or [
         trial for arm in report.arms for trial in arm.trials if trial.outcome not in ("clean", "untriggered")
     ]
     if telling:
@@ -105,5 +105,8 @@ def summary(report: RunReport) -> str:
         f"again:   {report.reproduce}",
     ]
     if report.interrupted:
-        lines.append(f"interrupted by {report.interrupted}; nothing is left running")
+        lines += [
+            f"interrupted by {report.interrupted}; nothing is left running",
+            f"go on:   vllm-repro run {report.scenario} --resume {report.folder}",
+        ]
     return "\n".join(lines)

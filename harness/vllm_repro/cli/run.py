@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from vllm_repro.catalogue import find, find_arms
 from vllm_repro.cli.common import Subparsers, print_json, verb
@@ -21,6 +22,7 @@ from vllm_repro.cli.running import (
 )
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.report.model import RunReport
+from vllm_repro.resume import Left, read_left
 from vllm_repro.scenario import Arm, Scenario
 from vllm_repro.servers.base import Evidence
 from vllm_repro.site import Site
@@ -60,8 +62,19 @@ def add(subparsers: Subparsers) -> None:
         "--bisect-exit", action="store_true", help="exit as `git bisect run` wants it: 0 good, 1 bad, 125 skip"
     )
 
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="RUN",
+        help="go on with the run in this folder that was cut; all other options are that run's",
+    )
+    parser.set_defaults(parser=parser)
+
 
 def run(arguments: argparse.Namespace) -> int:
+    left = _left(arguments) if arguments.resume else None
+    if left is not None:
+        arguments = _as_begun(arguments, left)
     scenarios = {name: find(name) for name in dict.fromkeys(arguments.scenarios)}
     if arguments.throughput:
         for scenario in scenarios.values():
@@ -70,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     statuses: list[int] = []
     for name, scenario in scenarios.items():
         try:
-            report = _run_one(name, scenario, arguments)
+            report = _run_one(name, scenario, arguments, left)
         except (InfraError, Unsupported) as error:
             if len(scenarios) == 1:
                 raise
@@ -104,7 +117,33 @@ def _refuse_unmeasured(scenario: Scenario, arms: Sequence[Arm]) -> None:
         )
 
 
-def _run_one(name: str, scenario: Scenario, arguments: argparse.Namespace) -> RunReport:
+def _left(arguments: argparse.Namespace) -> Left:
+    left = read_left(arguments.resume)
+    bare = arguments.parser.parse_args([*arguments.scenarios, "--resume", str(arguments.resume)])
+    given = [
+        name for name in vars(bare) if name not in ("json", "verbose") and vars(bare)[name] != getattr(arguments, name)
+    ]
+    if given:
+        raise UsageError(
+            f"--resume goes on as the run was begun, and --{given[0].replace('_', '-')} would change it",
+            hint=f"vllm-repro run {arguments.scenarios[0]} --resume {arguments.resume}",
+        )
+    return left
+
+
+def _as_begun(arguments: argparse.Namespace, left: Left) -> argparse.Namespace:
+    """The arguments that the run was begun with, and from this call how its result is printed."""
+    begun: argparse.Namespace = arguments.parser.parse_args(left.words[1:])
+    if [find(name).id for name in arguments.scenarios] != [find(name).id for name in begun.scenarios]:
+        raise UsageError(
+            f"the run in {left.folder} is one of {begun.scenarios[0]}",
+            hint=f"vllm-repro run {begun.scenarios[0]} --resume {arguments.resume}",
+        )
+    begun.json, begun.verbose, begun.out = arguments.json, arguments.verbose, left.folder.parent.parent
+    return begun
+
+
+def _run_one(name: str, scenario: Scenario, arguments: argparse.Namespace, left: Left | None) -> RunReport:
     """One scenario's run, with its first line and its table on the terminal."""
     options = server_options(arguments)
     arms = find_arms(scenario, arguments.arm)
@@ -118,6 +157,6 @@ def _run_one(name: str, scenario: Scenario, arguments: argparse.Namespace) -> Ru
         version = named if site.evidence is Evidence.REHEARSAL else job.version(site.kind)
         print(first_line(site, why, version), file=said, flush=True)
 
-    report = run_one(job, Progress(), chosen)
+    report = run_one(job, Progress(), chosen, left)
     print("\n" + summary(report), file=said)
     return report

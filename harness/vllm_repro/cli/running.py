@@ -18,6 +18,7 @@ from vllm_repro.errors import UsageError
 from vllm_repro.leftovers import sweep
 from vllm_repro.patch import read_diff
 from vllm_repro.report.model import RunReport, banner
+from vllm_repro.resume import Left
 from vllm_repro.run import Plan, default_out, on_record
 from vllm_repro.run import run as run_plan
 from vllm_repro.scenario import Arm, Scenario
@@ -157,8 +158,10 @@ def first_line(site: Site, why: str, version: str | None) -> str:
     return f"{first + ' ' if first else ''}Server: {site.kind}{f', because {why}' if why else ''}."
 
 
-def run_one(job: Job, progress: Progress, chosen: Callable[[Site, str], None]) -> RunReport:
-    """Runs `job` and writes its reports; `chosen` is told the site and why it is that one, before anything is fetched or booted.
+def run_one(job: Job, progress: Progress, chosen: Callable[[Site, str], None], left: Left | None = None) -> RunReport:
+    """Runs `job`, or what is `left` of it, and writes its reports.
+
+    `chosen` is told the site and why it is that one, before anything is fetched or booted.
 
     Raises `UsageError`, `InfraError` or `Unsupported` where no server can be had; then there is no run's folder.
     """
@@ -172,8 +175,8 @@ def run_one(job: Job, progress: Progress, chosen: Callable[[Site, str], None]) -
     site = open_site(job.scenario, job.options, job.choice, progress.line, chosen=chosen, rehearsal_url=rehearsal_url)
     arms = job.arms if job.named_arms else site.usual_arms(job.scenario, job.arms)
     if len(arms) < len(job.arms):
-        left = ", ".join(arm.name for arm in job.arms if arm not in arms)
-        progress.line(f"{len(arms)} of {len(job.arms)} arms; --arm all runs these too: {left}")
+        others = ", ".join(arm.name for arm in job.arms if arm not in arms)
+        progress.line(f"{len(arms)} of {len(job.arms)} arms; --arm all runs these too: {others}")
     if job.options.patch and not job.named_arms:
         arms = [arm for arm in arms if not arm.patches]  # a fix of their own would lie in the way of this one
     if job.options.patch:
@@ -196,7 +199,11 @@ def run_one(job: Job, progress: Progress, chosen: Callable[[Site, str], None]) -
     )
     try:
         return run_plan(
-            plan, progress.say, progress.done, on_record(plan.out, job.scenario, site.evidence, arms, version)
+            plan,
+            progress.say,
+            progress.done,
+            on_record(plan.out, job.scenario, site.evidence, arms, version),
+            left,
         )
     finally:
         progress.close()

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def report_of(recording: Recording, folder: Path) -> RunReport:
         _arm(recording, declared, _own_standing(declared, good, version), redactor, said)
         for declared in started["arms"]
     )
-    ended = recording.first("run-ended")
+    ended = recording.end
     interrupted = ended["interrupted"] if ended is not None else None
     record = Record(**started["record"]) if started.get("record") else None
     ran = [arm.result for arm in arms if arm.trials]
@@ -104,7 +105,7 @@ def report_of(recording: Recording, folder: Path) -> RunReport:
         started["evidence"],
         started["harness_version"],
         time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started.t)),
-        round(recording.entries[-1].t - started.t, 3),
+        round(_spent(recording), 3),
         {
             "os": machine["os"],
             "python": machine["python"],
@@ -124,6 +125,13 @@ def report_of(recording: Recording, folder: Path) -> RunReport:
         measured(recording),
         comparisons(ran),
     )
+
+
+def _spent(recording: Recording) -> float:
+    """Seconds from the start to the last entry, without the time between the parts of a run that was gone on with."""
+    entries = recording.entries
+    away = sum(after.t - before.t for before, after in pairwise(entries) if after.event == "run-resumed")
+    return entries[-1].t - entries[0].t - away
 
 
 def _version(recording: Recording) -> str | None:
@@ -158,7 +166,7 @@ def _arm(
     result = arm_result(
         name,
         Expected(declared["expected"]),
-        [trial.outcome for trial in trials],
+        [trial.outcome for trial in _standing(trials)],
         unexplained=unexplained,
         standing=standing,
     )
@@ -173,6 +181,12 @@ def _arm(
         _requests(recording, name, redactor),
         tuple(Patch(**redactor.deep(patch)) for patch in declared.get("patches") or ()),
     )
+
+
+def _standing(trials: Sequence[TrialReport]) -> list[TrialReport]:
+    """Those that count: a boot that was cut, and made again when the run was gone on with, is shown and decides nothing."""
+    last = trials[-1:]
+    return [trial for trial in trials if trial.outcome is not Outcome.CANCELLED or trial in last]
 
 
 def _requests(recording: Recording, arm: str, redactor: Redactor) -> tuple[str, ...]:

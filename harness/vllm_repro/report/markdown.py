@@ -28,14 +28,11 @@ def markdown(report: RunReport) -> str:
     )
     parts.append(f"**{report.verdict.verdict}** ({_expected(report)}): {report.verdict.because}.")
     parts += [cell(text) + "." for text in report.comparisons]
-    if cause := next((t for arm in report.arms for t in arm.trials if t.death and t.death.exception), None):
+    if cause := next((trial for _, trial in report.deaths if trial.death and trial.death.exception), None):
         parts.append(f"Cause: {code(cause.why)}")
     parts.append(arms_table(report))
     parts.append(f"Trigger: `{report.trigger}`. Declared: {report.status}.")
-    for arm in report.arms:
-        if dead := next((trial for trial in arm.trials if trial.death), None):
-            parts.append(_death(arm, dead))
-            break
+    parts += [_death(arm, trial) for arm, trial in report.deaths[:1]]
     parts.append("## Proof that the boundary was crossed, or not")
     parts.append("\n".join(_proof(arm) for arm in report.arms if arm.trials))
     if speed := speed_section(report.measured, rehearsal=report.rehearsal):

@@ -152,6 +152,12 @@ class RunReport:
         return self.evidence == "rehearsal"
 
     @property
+    def deaths(self) -> list[tuple[ArmReport, TrialReport]]:
+        """In the order of arms; those of boots that were cut come last, since they decide nothing."""
+        found = [(arm, trial) for arm in self.arms for trial in arm.trials if trial.death]
+        return sorted(found, key=lambda pair: pair[1].outcome is Outcome.CANCELLED)
+
+    @property
     def issue_url(self) -> str:
         repository, _, number = self.issue.partition("#")
         return f"https://github.com/{repository}/issues/{number}"
