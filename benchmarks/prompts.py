@@ -30,6 +30,7 @@ from vllm_repro.releases.tinymodel import make_tiny_model
 from vllm_repro.resources import rehearsal_engine
 from vllm_repro.servers.base import Evidence, ServerKind
 from vllm_repro.servers.process import ProcessServer, free_port
+from vllm_repro.standin import StandIn
 
 VERSION = "0.28.0"
 SIZES = (100, 4225, 7593, 90_000)
@@ -120,7 +121,7 @@ async def release(seeds: int, folder: Path) -> None:
     if found is None:
         print(f"not measured: vLLM {VERSION} is not in the cache; a `vllm-repro run` installs it")
         return
-    model = make_tiny_model(folder / "tiny-long", max_position=LONG)
+    model = make_tiny_model(folder / "tiny-long", StandIn(max_position=LONG))
     env = {**CPU_ENV, **OFFLINE_ENV}
     flags = f"{FLAGS} --load-format dummy"
     async with serving(_serve(found.argv_prefix, str(model), LONG, flags), env, folder) as client:

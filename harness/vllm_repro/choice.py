@@ -14,11 +14,12 @@ from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.launch import Weights
 from vllm_repro.machine import Gpu, gpus
 from vllm_repro.releases.localvllm import local_vllm
-from vllm_repro.releases.provision import ReleaseCache, cache_root
-from vllm_repro.releases.tinymodel import make_tiny_model
+from vllm_repro.releases.provision import ReleaseCache
+from vllm_repro.releases.tinymodel import cached_model
 from vllm_repro.scenario import Needs, Scenario
 from vllm_repro.servers.base import ServerKind
 from vllm_repro.servers.docker_engine import connect, image_facts
+from vllm_repro.standin import StandIn
 
 __all__ = ["Choice", "Options", "choose", "default_image", "lacking", "weights_for"]
 
@@ -86,7 +87,7 @@ def weights_for(scenario: Scenario, options: Options) -> Weights:
             )
         return Weights(options.model, dummy=options.weights == "dummy")
     if scenario.model.tiny_will_do and options.weights != "real":
-        return Weights("tiny", make_tiny_model(cache_root() / "models" / "tiny-qwen3"), dummy=True)
+        return Weights("tiny", cached_model(StandIn()), dummy=True)
     return Weights(scenario.model.name, dummy=options.weights == "dummy")
 
 

@@ -17,13 +17,16 @@ from vllm_repro.autopsy.signature import Signature
 from vllm_repro.commands.command import ServeCommand, parse
 from vllm_repro.output import Checks
 from vllm_repro.patch import Patch
-from vllm_repro.releases.tinymodel import Kind
+from vllm_repro.standin import Family, Kind, StandIn
 from vllm_repro.throughput import Load
 from vllm_repro.trigger import Condition
 from vllm_repro.verdict import Expected, Standing
 from vllm_repro.workload import Step
 
-__all__ = ["Arm", "Edit", "Lab", "LabShape", "Model", "Needs", "Scenario", "Status"]
+__all__ = ["Arm", "Edit", "Lab", "Model", "Needs", "Scenario", "Status"]
+
+_LAB_WIDTH = 256
+"""Of a stand-in between its layers. No workspace and no KV cache depends on it, and every matrix product does."""
 
 
 @dataclass(frozen=True)
@@ -107,30 +110,14 @@ class Model:
 
 
 @dataclass(frozen=True)
-class LabShape:
-    """The attention shape of the model that stands in."""
-
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    kinds: tuple[Kind, ...] = ()
-    window: int | None = None
-
-    def __str__(self) -> str:
-        layers = f"{self.layers} layer" + ("s" if self.layers > 1 else "")
-        if self.kinds:
-            layers += f" ({' then '.join(self.kinds)} attention, with a window of {self.window} tokens)"
-        return f"{layers}, {self.heads} heads, {self.kv_heads} KV heads of {self.head_dim}"
-
-
-@dataclass(frozen=True)
 class Lab:
     """How a scenario goes to the lab: a real release on the CPU, with its CUDA parts replaced.
 
     mechanism: the part of the lab's plugin that does it. changes: edits of the reported command, each with its `why`; they come before an
-    arm's own. layers: of the stand-in: their number where all are alike, else the kind of each. window: of its sliding layers, in tokens.
-    heads, kv_heads, head_dim: those of the reported model unless given. why: what makes the stand-in stand for that model.
+    arm's own. layers: of the stand-in: their number where all are of full attention, else the kind of each. window: of its sliding layers,
+    in tokens. heads, kv_heads, head_dim: those of the reported model unless given. family: the code of vLLM that runs it; unless given a
+    gemma3 where it has sliding layers, else a qwen3. drafts: how many further layers draft tokens for it.
+    why: what makes the stand-in stand for that model.
     arms: names of those that a run takes where none is named, since each boot is half a minute of a CPU; all of them where this is empty.
     """
 
@@ -142,6 +129,8 @@ class Lab:
     heads: int | None = None
     kv_heads: int | None = None
     head_dim: int | None = None
+    family: Family | None = None
+    drafts: int = 0
     arms: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -149,12 +138,21 @@ class Lab:
         if sliding != (self.window is not None):
             raise ValueError("window=… goes with sliding layers, and they with it")
 
-    def shape(self, model: Model) -> LabShape:
-        """Of the stand-in for `model`."""
-        kinds = () if isinstance(self.layers, int) else tuple(self.layers)
-        count = self.layers if isinstance(self.layers, int) else len(kinds)
-        heads, kv_heads = self.heads or model.heads, self.kv_heads or model.kv_heads
-        return LabShape(count, heads, kv_heads, self.head_dim or model.head_dim, kinds, self.window)
+    def shape(self, model: Model) -> StandIn:
+        """Of the stand-in for `model`. Raises `ValueError` for one that cannot be."""
+        layers: Sequence[Kind] = ["full"] * self.layers if isinstance(self.layers, int) else self.layers
+        kinds = tuple(layers)
+        return StandIn(
+            family=self.family or ("gemma3" if "sliding" in kinds else "qwen3"),
+            kinds=kinds,
+            heads=self.heads or model.heads,
+            kv_heads=self.kv_heads or model.kv_heads,
+            head_dim=self.head_dim or model.head_dim,
+            window=self.window,
+            drafts=self.drafts,
+            hidden=_LAB_WIDTH,
+            max_position=model.max_position,
+        )
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_repro.autopsy.bootfacts import BootFacts
 from vllm_repro.autopsy.observed import Observed
-from vllm_repro.releases.tinymodel import Kind
+from vllm_repro.standin import Kind
 
 if TYPE_CHECKING:
     from vllm_repro.commands.command import ServeCommand

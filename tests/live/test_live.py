@@ -17,9 +17,10 @@ import pytest
 
 from tests.conftest import Harness
 from vllm_repro.processes import session_members, start
-from vllm_repro.releases.provision import cache_root, provision
-from vllm_repro.releases.tinymodel import make_tiny_model
+from vllm_repro.releases.provision import provision
+from vllm_repro.releases.tinymodel import cached_model
 from vllm_repro.servers.process import free_port
+from vllm_repro.standin import StandIn
 
 pytestmark = pytest.mark.live
 
@@ -78,7 +79,7 @@ def test_a_flag_that_the_release_does_not_know_is_unsupported(harness: Harness, 
 def running(tmp_path: Path) -> Iterator[str]:
     """Somebody else's server: started by hand, its output in a file, not known to the harness."""
     release = provision("0.28.0")
-    model = make_tiny_model(cache_root() / "models" / "tiny-qwen3")
+    model = cached_model(StandIn())
     port = free_port()
     words = [
         *release.argv_prefix,

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_repro.releases.tinymodel import FAMILIES, make_tiny_model, model_config
+from vllm_repro.releases.families import model_config
+from vllm_repro.releases.tinymodel import make_tiny_model
 from vllm_repro.releases.tinytokenizer import MARKERS, SPECIAL_TOKENS, byte_alphabet, special_id, tokenizer_json
+from vllm_repro.standin import StandIn
 
+MODELS = [
+    StandIn(),
+    StandIn("llama"),
+    StandIn("gemma3", ("full", "sliding"), window=128),
+    StandIn("mimo", ("full",), heads=24, kv_heads=4, head_dim=256, drafts=1),
+    StandIn("deepseek_v4", ("sliding", "sparse", "compressed", "sparse"), 8, 1, 512, window=128, hidden=256),
+]
 FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
 
 
@@ -24,9 +34,9 @@ def read(folder: Path, name: str) -> dict[str, Any]:
     return content
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_folder_holds_what_a_server_reads_and_nothing_else(tmp_path: Path, family: str) -> None:
-    folder = make_tiny_model(tmp_path / "model", family=family)
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.family)
+def test_a_folder_holds_what_a_server_reads_and_nothing_else(tmp_path: Path, model: StandIn) -> None:
+    folder = make_tiny_model(tmp_path / "model", model)
     assert sorted(path.name for path in folder.iterdir()) == FILES
     config, tokenizer = read(folder, "config.json"), read(folder, "tokenizer.json")
     assert len(tokenizer["model"]["vocab"]) == config["vocab_size"] == 4096
@@ -34,25 +44,27 @@ def test_a_folder_holds_what_a_server_reads_and_nothing_else(tmp_path: Path, fam
 
 
 def test_the_same_bytes_every_time_and_nothing_rewritten(tmp_path: Path) -> None:
-    folder = make_tiny_model(tmp_path / "a")
-    again = make_tiny_model(tmp_path / "b")
+    folder = make_tiny_model(tmp_path / "a", StandIn())
+    again = make_tiny_model(tmp_path / "b", StandIn())
     assert [(folder / name).read_bytes() for name in FILES] == [(again / name).read_bytes() for name in FILES]
     for name in FILES:
         os.utime(folder / name, ns=(1, 1))
     (folder / "config.json").write_text("{}")
-    make_tiny_model(folder)
+    make_tiny_model(folder, StandIn())
     assert read(folder, "config.json")["vocab_size"] == 4096
     assert [(folder / name).stat().st_mtime_ns for name in FILES[1:]] == [1, 1, 1]
 
 
 def test_many_may_make_one_folder_at_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: make_tiny_model(tmp_path / "model"), range(16)))
+        list(pool.map(lambda _: make_tiny_model(tmp_path / "model", StandIn()), range(16)))
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == FILES
 
 
 def test_shapes_are_those_asked_for() -> None:
-    config = model_config("llama", layers=3, heads=8, kv_heads=4, head_dim=64, vocab=300, max_position=100)
+    config = model_config(
+        StandIn("llama", ("full",) * 3, heads=8, kv_heads=4, head_dim=64, vocab=300, max_position=100)
+    )
     assert config["num_hidden_layers"] == 3
     assert config["hidden_size"] == 512
     assert config["num_key_value_heads"] == 4
@@ -61,25 +73,35 @@ def test_shapes_are_those_asked_for() -> None:
     assert config["architectures"] == ["LlamaForCausalLM"]
 
 
-def test_gemma3_is_a_hybrid_with_one_full_layer_in_six() -> None:
-    assert model_config("gemma3")["layer_types"] == ["sliding_attention"] * 5 + ["full_attention"]
-    assert model_config("gemma3", layers=12)["layer_types"].count("full_attention") == 2
+def test_the_layers_of_a_hybrid_are_named_one_by_one() -> None:
+    config = model_config(StandIn("gemma3", ("full", "sliding"), window=128))
+    assert config["layer_types"] == ["full_attention", "sliding_attention"]
+    assert (config["num_hidden_layers"], config["sliding_window"]) == (2, 128)
 
 
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [
-        ({"family": "mamba"}, "no tiny model of family 'mamba'"),
-        ({"heads": 4, "kv_heads": 3}, "evenly"),
-        ({"layers": 0}, "count from 1"),
-        ({"vocab": 100}, "at least 264"),
-    ],
-)
-def test_impossible_shapes_are_refused_before_anything_is_written(
-    tmp_path: Path, shape: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        make_tiny_model(tmp_path / "model", **shape)
+def test_a_mimo_is_a_qwen2_that_drafts() -> None:
+    config = model_config(StandIn("mimo", ("full",), 24, 4, 256, drafts=1, hidden=256))
+    assert (config["architectures"], config["model_type"]) == (["MiMoForCausalLM"], "qwen2")
+    assert config["num_nextn_predict_layers"] == 1
+    assert config["hidden_size"] // config["num_attention_heads"] == config["head_dim"] == 256
+
+
+def test_a_deepseek_v4_keeps_the_sizes_that_its_workspace_goes_by() -> None:
+    config = model_config(MODELS[-1])
+    assert config["compress_ratios"] == [0, 4, 128, 4]
+    assert (config["head_dim"], config["sliding_window"]) == (512, 128)
+    assert (config["index_head_dim"], config["index_topk"], config["qk_rope_head_dim"]) == (128, 512, 64)
+    assert "quantization_config" not in config
+    on_gpu = model_config(replace(MODELS[-1], fp8=True))
+    assert on_gpu["quantization_config"]["scale_fmt"] == "ue8m0"
+    assert {key for key in config if on_gpu[key] != config[key]} == {
+        "q_lora_rank", "o_lora_rank", "o_groups", "index_n_heads", "moe_intermediate_size"
+    }  # fmt: skip
+
+
+def test_a_vocabulary_without_room_for_bytes_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at least 264"):
+        make_tiny_model(tmp_path / "model", StandIn(vocab=100))
     assert not (tmp_path / "model").exists()
 
 
@@ -146,19 +168,3 @@ def test_text_comes_back_as_it_went_in(text: str) -> None:
 def test_common_words_are_short() -> None:
     assert len(encode(" the request and the answer", TOKENIZER)) <= 8
     assert len(encode("日本", TOKENIZER)) == 6
-
-
-def test_the_layers_of_a_gemma3_can_be_named_one_by_one() -> None:
-    config = model_config("gemma3", kinds=("full", "sliding"), window=128)
-    assert config["layer_types"] == ["full_attention", "sliding_attention"]
-    assert (config["num_hidden_layers"], config["sliding_window"]) == (2, 128)
-    assert model_config("gemma3")["sliding_window"] == 512
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [{"family": "qwen3", "kinds": ("full",)}, {"family": "gemma3", "kinds": ("full", "sliding"), "layers": 3}],
-)
-def test_kinds_are_those_of_each_layer_of_a_gemma3(shape: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="kinds names each layer of a gemma3"):
-        model_config(**shape)

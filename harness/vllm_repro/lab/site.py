@@ -15,7 +15,7 @@ from vllm_repro.lab.untried import untried
 from vllm_repro.launch import Launch
 from vllm_repro.releases.overlay import changed_files, overlay
 from vllm_repro.releases.provision import ReleaseCache, cache_root, provision
-from vllm_repro.releases.tinymodel import make_tiny_model
+from vllm_repro.releases.tinymodel import cached_model
 from vllm_repro.scenario import Arm, Lab, Model, Scenario
 from vllm_repro.servers.base import Evidence, Patched, Replaced, Server, ServerFacts, ServerKind
 from vllm_repro.servers.process import ProcessServer, free_port
@@ -25,10 +25,6 @@ __all__ = ["PLUGIN", "LabFacts", "LabServer", "LabSite", "read_facts", "shown"]
 
 PLUGIN = Path(__file__).resolve().parent / "plugin"
 """A folder for PYTHONPATH: the plugin and its metadata, by which vLLM finds it."""
-
-
-_WIDTH = 256
-"""Of the stand-in between its layers. No workspace and no KV cache depends on it, and every matrix product does."""
 
 
 class LabServer(ProcessServer):
@@ -172,19 +168,4 @@ def shown(scenario: Scenario, arm: Arm, options: Options, port: int) -> str:
 
 def lab_model(lab: Lab, model: Model) -> Path:
     """The folder of the stand-in, made on first use."""
-    shape = lab.shape(model)
-    name = ["lab", f"{shape.layers}x{shape.heads}x{shape.kv_heads}x{shape.head_dim}", f"{_WIDTH}", *shape.kinds]
-    if shape.window is not None:
-        name.append(f"{shape.window}")
-    return make_tiny_model(
-        cache_root() / "models" / "-".join(name),
-        family="gemma3" if shape.kinds else "qwen3",
-        layers=shape.layers,
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        hidden=_WIDTH,
-        max_position=model.max_position,
-        kinds=shape.kinds,
-        window=shape.window,
-    )
+    return cached_model(lab.shape(model))

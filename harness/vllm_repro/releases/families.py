@@ -1,0 +1,140 @@
+"""What `config.json` says of a stand-in, by family. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from vllm_repro.releases.tinytokenizer import END_OF_TURN, PAD, special_id
+from vllm_repro.standin import Family, Kind, StandIn
+
+__all__ = ["model_config"]
+
+_COMPRESS: Mapping[Kind, int] = {"sliding": 0, "sparse": 4, "compressed": 128}
+_YARN = 16  # DeepSeek-V4 was trained on a sixteenth of its length
+
+
+def model_config(model: StandIn) -> dict[str, Any]:
+    """The content of `config.json`."""
+    common: dict[str, Any] = {
+        "vocab_size": model.vocab,
+        "hidden_size": model.width,
+        "intermediate_size": 2 * min(model.width, 256),  # a wide one only costs time
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_dim,
+        "max_position_embeddings": model.max_position,
+        "rms_norm_eps": 1e-6,
+        "initializer_range": 0.02,
+        "tie_word_embeddings": True,
+        "use_cache": True,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "eos_token_id": special_id(END_OF_TURN),
+        "pad_token_id": special_id(PAD),
+        "dtype": "bfloat16",
+        "torch_dtype": "bfloat16",  # the name that transformers 4 reads
+    }
+    return common | _SETTINGS[model.family](model)
+
+
+def _mimo(model: StandIn) -> dict[str, Any]:
+    # vLLM's MiMo is its Qwen2 with drafting layers, and transformers has no class for it: the checkpoint brings code that vLLM does not
+    # need. Called a qwen2 it is read without that code.
+    drafter = {"num_nextn_predict_layers": model.drafts, "tie_word_embeddings": False}
+    return _dense("MiMoForCausalLM", "qwen2") | {"use_sliding_window": False} | drafter
+
+
+def _dense(architecture: str, model_type: str) -> dict[str, Any]:
+    return {"architectures": [architecture], "model_type": model_type, "hidden_act": "silu", "rope_theta": 10_000.0}
+
+
+def _gemma3(model: StandIn) -> dict[str, Any]:
+    return {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 32,
+        "sliding_window": model.window,
+        "sliding_window_pattern": 6,  # what older code of transformers wants to read, and layer_types overrules
+        "layer_types": [f"{kind}_attention" for kind in model.kinds],
+        "rope_theta": 1_000_000.0,
+        "rope_local_base_freq": 10_000.0,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+    }
+
+
+def _deepseek_v4(model: StandIn) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "architectures": ["DeepseekV4ForCausalLM"],
+        "model_type": "deepseek_v4",
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "qk_rope_head_dim": 64,
+        "sliding_window": model.window,
+        "compress_ratios": [_COMPRESS[kind] for kind in model.kinds],
+        # The indexer's workspace goes by its head size, and what is chosen by the top k: both are the model's own.
+        "index_head_dim": 128,
+        "index_topk": 512,
+        "hc_mult": 4,
+        "hc_sinkhorn_iters": 4,
+        "hc_eps": 1e-6,
+        # Routing is written for this number of experts; narrow ones make them cheap.
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 6,
+        "n_shared_experts": 1,
+        "num_hash_layers": 1,
+        "scoring_func": "sqrtsoftplus",
+        "topk_method": "noaux_tc",
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.5,
+        "swiglu_limit": 10.0,
+        "num_nextn_predict_layers": model.drafts,
+        "rope_theta": 10_000.0,
+        "compress_rope_theta": 160_000.0,
+        "rope_scaling": {
+            "type": "yarn",
+            "rope_type": "yarn",
+            "factor": _YARN,
+            "original_max_position_embeddings": max(1, model.max_position // _YARN),
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "rope_theta": 10_000.0,
+        },
+    }
+    return config | (_DEEPSEEK_V4_ON_A_GPU if model.fp8 else _DEEPSEEK_V4_NARROW)
+
+
+_DEEPSEEK_V4_NARROW: dict[str, Any] = {
+    "q_lora_rank": 128,
+    "o_lora_rank": 64,
+    "o_groups": 4,
+    "index_n_heads": 8,
+    "moe_intermediate_size": 128,
+}
+_DEEPSEEK_V4_ON_A_GPU: dict[str, Any] = {
+    "q_lora_rank": 1024,
+    "o_lora_rank": 1024,
+    "o_groups": 8,
+    "index_n_heads": 64,
+    "moe_intermediate_size": 512,  # a quarter of the model's
+    "expert_dtype": "fp4",
+    "quantization_config": {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "scale_fmt": "ue8m0",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128],
+    },
+}
+"""Those of DeepSeek-V4-Flash, but for the width of its experts. No kernel is known to take others."""
+
+_SETTINGS: Mapping[Family, Callable[[StandIn], dict[str, Any]]] = {
+    "qwen3": lambda _: _dense("Qwen3ForCausalLM", "qwen3") | {"use_sliding_window": False},
+    "llama": lambda _: _dense("LlamaForCausalLM", "llama"),
+    "gemma3": _gemma3,
+    "mimo": _mimo,
+    "deepseek_v4": _deepseek_v4,
+}

@@ -1,0 +1,98 @@
+"""A model that stands in for the reported one: its attention, few layers, and no weights. Pure.
+
+Scheduling, caching, workspaces and graphs do not depend on what a model says. They do depend on the shape of its attention and on
+which kinds of layers it has, and that is what a `StandIn` states. `vllm_repro.releases.tinymodel` makes a folder of one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+__all__ = ["FAMILIES", "Family", "Kind", "StandIn"]
+
+Family = Literal["qwen3", "llama", "gemma3", "mimo", "deepseek_v4"]
+"""The code of vLLM that runs it. "mimo" has layers that draft for it; "deepseek_v4" has compressed layers."""
+
+FAMILIES: tuple[Family, ...] = get_args(Family)
+
+Kind = Literal["full", "sliding", "sparse", "compressed"]
+"""What a layer's attention looks at: everything before a token; a window; that and the best of every 4 tokens in one; that and every
+128 in one."""
+
+_KINDS: dict[Family, frozenset[Kind]] = {
+    "qwen3": frozenset({"full"}),
+    "llama": frozenset({"full"}),
+    "gemma3": frozenset({"full", "sliding"}),
+    "mimo": frozenset({"full"}),
+    "deepseek_v4": frozenset({"sliding", "sparse", "compressed"}),
+}
+_DRAFTERS = frozenset({"mimo", "deepseek_v4"})
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """Sizes are numbers of elements, lengths are in tokens. Raises `ValueError` for a shape that no model has.
+
+    kinds: of its layers, one by one. window: of gemma3's sliding layers, and of all of deepseek_v4. drafts: layers that
+    draft tokens for it (`--speculative-config` with the method "mtp"). hidden: width between the layers, heads x head_dim unless given; a
+    narrow one makes wide attention cheap. vocab: up to about 9,500 every token id is a piece of text; ids beyond that decode to nothing.
+    fp8: weights of 8 bits, and the inner sizes that the kernels for them are written for, as vLLM's DeepSeek-V4 for GPUs insists on.
+    """
+
+    family: Family = "qwen3"
+    kinds: tuple[Kind, ...] = ("full", "full")
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+    window: int | None = None
+    drafts: int = 0
+    hidden: int | None = None
+    vocab: int = 4096
+    max_position: int = 32768
+    fp8: bool = False
+
+    def __post_init__(self) -> None:
+        if self.family not in FAMILIES:
+            raise ValueError(f"no tiny model of family {self.family!r}; there are {', '.join(FAMILIES)}")
+        sizes = (len(self.kinds), self.heads, self.kv_heads, self.head_dim, self.width, self.vocab, self.max_position)
+        if min(*sizes, 1 if self.window is None else self.window) < 1 or self.drafts < 0:
+            raise ValueError("layers, heads, sizes and lengths count from 1")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly")
+        if strange := sorted(set(self.kinds) - _KINDS[self.family]):
+            raise ValueError(f"{self.family} has no {strange[0]} layers, only {', '.join(sorted(_KINDS[self.family]))}")
+        if ("sliding" in _KINDS[self.family]) != (self.window is not None):
+            raise ValueError("window=… goes with sliding layers, and they with it")
+        if self.drafts and self.family not in _DRAFTERS:
+            raise ValueError(f"vLLM has no drafter for {self.family}, only for {', '.join(sorted(_DRAFTERS))}")
+        if self.fp8 and self.family != "deepseek_v4":
+            raise ValueError("fp8=… is for deepseek_v4, which has no other weights on a GPU")
+
+    @property
+    def layers(self) -> int:
+        """Without those that draft."""
+        return len(self.kinds)
+
+    @property
+    def width(self) -> int:
+        """Between the layers. A mimo takes its head size from it, so there it is never narrow."""
+        if self.hidden is None or self.family == "mimo":
+            return self.heads * self.head_dim
+        return self.hidden
+
+    @property
+    def slug(self) -> str:
+        """A name for its folder, another one for every other stand-in."""
+        digest = hashlib.sha256(repr(self).encode()).hexdigest()[:8]
+        return f"{self.family}-{self.layers}x{self.heads}x{self.kv_heads}x{self.head_dim}-{digest}"
+
+    def __str__(self) -> str:
+        layers = f"{self.layers} layer" + ("s" if self.layers > 1 else "")
+        if set(self.kinds) != {"full"}:
+            layers += f" ({' then '.join(self.kinds)} attention, with a window of {self.window} tokens)"
+        if self.drafts:
+            layers += f" and {self.drafts} that draft" + ("s" if self.drafts == 1 else "")
+        heads = f"{self.kv_heads} KV head" + ("s" if self.kv_heads > 1 else "")
+        return f"{layers}, {self.heads} heads, {heads} of {self.head_dim}"
