@@ -12,6 +12,7 @@ Both ranks die at the same step. The second `vllm serve` does not see the end of
 """
 
 from vllm_repro.vocabulary import (
+    Dummy,
     Model,
     Needs,
     Scenario,
@@ -56,6 +57,14 @@ scenario = Scenario(
         max_position=1048576,
     ),
     needs=Needs(gpus=2, gpu_memory_gb=96, capability=12.0, nodes=2),
+    dummy=Dummy(
+        family="deepseek_v4",
+        layers=["sliding", "sparse", "compressed", "sparse"],
+        window=128,
+        fp8=True,
+        why="each of the model's three kinds of layers, with its heads, its window, and the indexer's head size and top k: what is "
+        "locked, and what a prompt asks for, depend on nothing else of it",
+    ),
     status=Status(bad="==0.20.1rc1.dev12+g363ffa145", good=">=0.20.0,!=0.20.1rc1.dev12+g363ffa145"),
     try_with="0.20.1rc1.dev12+g363ffa145",
     workload=[

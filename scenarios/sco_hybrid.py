@@ -10,6 +10,7 @@ flight is another one. 0.24.0 frees a block once, however often it is listed.
 """
 
 from vllm_repro.vocabulary import (
+    Dummy,
     Lab,
     Model,
     Needs,
@@ -70,6 +71,24 @@ scenario = Scenario(
         kv_cache_gib=7.13,
     ),
     needs=Needs(gpus=2, gpu_memory_gb=96),
+    dummy=Dummy(
+        family="deepseek_v4",
+        layers=["sliding", "sparse", "compressed", "sparse"],
+        window=128,
+        fp8=True,
+        why="vLLM 0.21.0 cuts the cache of these four layers into the same five groups as that of the model's 43; "
+        "a block is an eleventh as large",
+        changes=[
+            with_flags(
+                "--num-gpu-blocks-override 7283", why="as many blocks as the report's 145,274 tokens, whatever the GPU"
+            ),
+            with_flags(
+                """--kv-transfer-config '{"kv_connector":"SimpleCPUOffloadConnector","kv_role":"kv_both","""
+                """"kv_connector_extra_config":{"cpu_bytes_to_use":12494450315}}'""",
+                why="an eleventh of the reported 128 GiB, for as many blocks",
+            ),
+        ],
+    ),
     status=Status(bad=">=0.20.0,<0.22.0", good=">=0.24.0"),
     try_with="0.21.0",
     workload=[
@@ -133,6 +152,8 @@ scenario = Scenario(
                 """"kv_connector_extra_config":{"cpu_bytes_to_use":7516192768}}'""",
                 lab="""--kv-transfer-config '{"kv_connector":"SimpleCPUOffloadConnector","kv_role":"kv_both","""
                 """"kv_connector_extra_config":{"cpu_bytes_to_use":1310720}}'""",
+                dummy="""--kv-transfer-config '{"kv_connector":"SimpleCPUOffloadConnector","kv_role":"kv_both","""
+                """"kv_connector_extra_config":{"cpu_bytes_to_use":683290251}}'""",
             ),
             workload=[
                 chat(name="prompt A", prompt=UNFILLED, max_tokens=8, stream=False),

@@ -13,6 +13,7 @@ needs no such change, and so the shape here leaves the other layers out.
 """
 
 from vllm_repro.vocabulary import (
+    Dummy,
     Model,
     Needs,
     Scenario,
@@ -67,6 +68,18 @@ scenario = Scenario(
         why="its 16 layers of full attention; 0.20 refuses the other ones beside TurboQuant",
     ),
     needs=Needs(gpus=1, gpu_memory_gb=24),
+    dummy=Dummy(
+        family="mimo",
+        layers=1,
+        drafts=1,
+        why="one layer of full attention, which TurboQuant does not leave out, and one that drafts, by vLLM's own code for MiMo",
+        changes=[
+            without(
+                "--quantization",
+                why="it names how the reported weights were made smaller, and vLLM refuses it where there are none",
+            )
+        ],
+    ),
     status=Status(bad=">=0.20.0,<0.21.0"),
     try_with="0.20.2",
     workload=[

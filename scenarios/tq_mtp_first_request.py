@@ -10,6 +10,7 @@ together from those.
 """
 
 from vllm_repro.vocabulary import (
+    Dummy,
     Model,
     Needs,
     Scenario,
@@ -52,6 +53,12 @@ scenario = Scenario(
         why="the reporter's quantization is not named; the attention is this model's",
     ),
     needs=Needs(gpus=1, gpu_memory_gb=24),
+    dummy=Dummy(
+        family="mimo",
+        layers=1,
+        drafts=1,
+        why="one layer of full attention, which TurboQuant does not leave out, and one that drafts, by vLLM's own code for MiMo",
+    ),
     status=Status(bad=">=0.21.0,<0.24.0", good=">=0.24.0"),
     try_with="0.21.0",
     workload=[chat(name="first chat", prompt=20, max_tokens=8)],

@@ -62,6 +62,7 @@ def test_the_bug_reproduces_in_the_releases_that_have_it(harness: Harness, versi
     assert trial["phase"] == "request"
     assert trial["captured"]["asked"] == "16.00"
     assert report["arms"][0]["server"]["vllm_version"] == version
+    assert report["arms"][0]["server"]["weights"] == "none: a rehearsal"
     assert "REHEARSAL" in done.out
     for name in ("report.md", "junit.xml"):
         assert done.folder is not None

@@ -146,6 +146,7 @@ def test_the_interval_covers_the_true_ratio_as_often_as_it_says(rounds: int, wid
         ("gpu", "real", ""),
         ("cpu", "real", ""),
         ("cpu", "dummy", "weights are random"),
+        ("gpu", "dummy", "weights are random"),
         ("gpu", None, "which weights"),
         ("lab", "real", "LAB"),
         ("rehearsal", "real", "REHEARSAL"),

@@ -12,6 +12,7 @@ from vllm_repro.assess import Seen, assess
 from vllm_repro.catalogue import find
 from vllm_repro.commands.command import parse
 from vllm_repro.outcome import Outcome
+from vllm_repro.output import Weights
 from vllm_repro.servers.base import Evidence, ServerFacts, ServerKind
 from vllm_repro.trigger import Asked, AttentionShape, ScheduledChunk, TriggerFacts
 from vllm_repro.workspace import capture_batch, continuation_bytes, decode_bytes, workspace_outgrown
@@ -145,6 +146,29 @@ def test_the_sizes_of_another_model_are_not_taken_for_its_own(
     conclusion = assess(TQ, TQ.reported(), seen, log)
     assert conclusion.outcome is (Outcome.CLEAN if known else Outcome.UNTRIGGERED)
     assert ("a model of another shape" in conclusion.why) is not known
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_the_sizes_of_a_stand_in_are_its_own(tmp_path: Path, made: bool) -> None:
+    """What it asks for is computed from the model that was made, whatever its folder is called, and its weights are random."""
+    log = tmp_path / "log"
+    args = {"model": "/models/stand-in", "max_num_seqs": 1, "max_num_batched_tokens": 4096}
+    log.write_text(
+        "INFO 11-21 20:22:35 [cuda.py:1] Using TURBOQUANT attention backend out of potential backends: ['TURBOQUANT'].\n"
+        "INFO 11-21 20:22:35 [scheduler.py:1] Chunked prefill is enabled with max_num_batched_tokens=4096.\n"
+        f"INFO 11-21 20:22:35 [api_utils.py:1] non-default args: {args}\n",
+        encoding="utf-8",
+    )
+    seen = Seen(
+        ServerFacts(ServerKind.DOCKER, Evidence.GPU, ()), ready=True, asked=[Asked("long", 7593)], canary_ok=True
+    )
+    seen.stand_in = TQ.stand_in if made else None
+    conclusion = assess(TQ, TQ.command_with_dummy(TQ.arms[0]).with_flags("--load-format dummy"), seen, log)
+    assert conclusion.outcome is (Outcome.CLEAN if made else Outcome.UNTRIGGERED)
+    assert conclusion.weights is Weights.DUMMY
+    assert (
+        any("16.00 MB for 4096 cached tokens, against 0.51 MB" in text for text in conclusion.trigger.evidence) is made
+    )
 
 
 def test_a_prompt_is_not_cut_where_the_platform_turned_that_off(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from vllm_repro.outcome import Death, Outcome, TrialFacts, classify
 from vllm_repro.output import Said, Weights, judge
 from vllm_repro.scenario import Scenario
 from vllm_repro.servers.base import Evidence, Exit, ServerFacts, ServerKind
+from vllm_repro.standin import StandIn
 from vllm_repro.trigger import Asked, AttentionShape, Finding, ScheduledChunk, TriggerFacts
 
 __all__ = ["Conclusion", "Seen", "assess"]
@@ -35,10 +36,11 @@ class Seen:
     """What one trial saw, filled while it runs. Times in seconds.
 
     After the workload: doing, what the engine was asked for last; later, the answers to it that went wrong; said, its answers to the output
-    check.
+    check. stand_in: the model that was made to be served, if one was.
     """
 
     facts: ServerFacts | None = None
+    stand_in: StandIn | None = None
     ready: bool = False
     boot_s: float | None = None
     version: str | None = None
@@ -208,11 +210,11 @@ def _in_flight(asked: Asked, seen: Seen) -> Asked:
 
 def _shape(scenario: Scenario, seen: Seen, boot: BootFacts) -> AttentionShape | None:
     """None where the server says that it serves another model: its sizes are not those that the scenario states."""
-    model = scenario.model
-    if scenario.lab is not None and seen.facts is not None and seen.facts.kind is ServerKind.LAB:
+    model, served = scenario.model, seen.stand_in
+    if served is None and scenario.lab is not None and seen.facts is not None and seen.facts.kind is ServerKind.LAB:
         served = scenario.lab.shape(model)
-        shape = (served.heads, served.kv_heads, served.head_dim)
-        return AttentionShape(*shape, model.block_size, served.kinds, served.window)
+    if served is not None:
+        return AttentionShape(served.heads, served.kv_heads, served.head_dim, kinds=served.kinds, window=served.window)
     # How a GPU's pool is cut is for its own release to say: the groups are those of the pool that the rehearsal engine imitates.
     imitated = seen.facts is not None and seen.facts.evidence is Evidence.REHEARSAL
     groups = tuple(model.window_groups) if imitated else ()

@@ -7,7 +7,7 @@ the rehearsal engine. The answer comes with its reason, since what a run is evid
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vllm_repro.errors import InfraError, UsageError
@@ -21,7 +21,7 @@ from vllm_repro.servers.base import ServerKind
 from vllm_repro.servers.docker_engine import connect, image_facts
 from vllm_repro.standin import StandIn
 
-__all__ = ["Choice", "Options", "choose", "default_image", "lacking", "weights_for"]
+__all__ = ["Choice", "Options", "choose", "default_image", "lacking", "needs_of", "stand_in_of", "weights_for"]
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,18 @@ def lacking(needs: Needs, here: tuple[Gpu, ...]) -> str:
     return ""
 
 
+def stand_in_of(scenario: Scenario, options: Options) -> StandIn | None:
+    """The model that is made for a run with `options`; None where one is served that is there already."""
+    asked = options.weights == "dummy" or (options.weights is None and scenario.model.tiny_will_do)
+    return scenario.stand_in if asked and not options.model else None
+
+
+def needs_of(scenario: Scenario, options: Options) -> Needs:
+    """What a run with `options` needs. A stand-in fits any GPU, so that only their number and capability are left of the reported ones."""
+    made = stand_in_of(scenario, options) is not None
+    return replace(scenario.needs, gpu_memory_gb=0) if made else scenario.needs
+
+
 def weights_for(scenario: Scenario, options: Options) -> Weights:
     """The model to serve. Raises `UsageError` for a folder that is no model."""
     if options.model:
@@ -86,8 +98,9 @@ def weights_for(scenario: Scenario, options: Options) -> Weights:
                 f"there is no folder {options.model}", hint="name a model folder, or a model's name on the hub"
             )
         return Weights(options.model, dummy=options.weights == "dummy")
-    if scenario.model.tiny_will_do and options.weights != "real":
-        return Weights("tiny", cached_model(StandIn()), dummy=True)
+    stand_in = stand_in_of(scenario, options)
+    if stand_in is not None:
+        return Weights(stand_in.slug, cached_model(stand_in), dummy=True, stand_in=stand_in)
     return Weights(scenario.model.name, dummy=options.weights == "dummy")
 
 
@@ -98,8 +111,10 @@ def choose(scenario: Scenario, options: Options, *, download: bool = True) -> Ch
     """
     if options.url:
         return Choice(ServerKind.ATTACH, "a URL was given")
-    needs = scenario.needs
+    needs = needs_of(scenario, options)
     missing = lacking(needs, gpus())
+    if missing and not lacking(needs_of(scenario, replace(options, weights="dummy")), gpus()):
+        missing += "; --weights dummy runs on it"
     docker = _docker_has(scenario, options, missing)
     if docker:
         return Choice(ServerKind.DOCKER, docker)

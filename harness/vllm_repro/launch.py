@@ -15,6 +15,7 @@ from vllm_repro.commands.command import ServeCommand
 from vllm_repro.commands.container import ContainerSpec, Mount
 from vllm_repro.scenario import Arm, Scenario
 from vllm_repro.servers.base import Evidence, ServerKind
+from vllm_repro.standin import StandIn
 
 __all__ = ["CONTAINER_MODEL", "Launch", "Weights", "container_launch", "process_launch", "rehearsal_launch"]
 
@@ -26,21 +27,40 @@ CPU_ENV = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 CPU_SHM_BYTES = 2**30
+_IMITATED = "no vLLM at all: a rehearsal engine that imitates it"
+_NO_WEIGHTS = "none: a rehearsal"
+_DUMMY = "--load-format dummy"
+_WHY_DUMMY = f"{_DUMMY}: random weights, since this death does not depend on them"
 OFFLINE_ENV = {"HF_HUB_OFFLINE": "1"}  # a local folder needs no hub, and a hub that does not answer costs minutes
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The model to serve. path: a local folder, None where `name` is fetched by the server. dummy: random weights of that shape."""
+    """The model to serve.
+
+    path: a local folder, None where `name` is fetched by the server. dummy: random weights of that shape. stand_in: the shape of a model
+    that was made for this run, in the folder `path`.
+    """
 
     name: str
     path: Path | None = None
     dummy: bool = False
+    stand_in: StandIn | None = None
+
+    def __str__(self) -> str:
+        """Which weights are served, for a report."""
+        if self.stand_in is not None:
+            return f"{'dummy' if self.dummy else 'made'}: {self.stand_in}, run by vLLM's {self.stand_in.family}"
+        return f"{'dummy, in the shape of' if self.dummy else 'real, of'} {self.name}"
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What will be run. `differences`: each way in which it is not the reported command, as a sentence."""
+    """What will be run.
+
+    differences: each way in which it is not the reported command, as a sentence. weights: which are served, in words; empty where nobody
+    knows. stand_in: the model that was made to be served, if one was.
+    """
 
     kind: ServerKind
     evidence: Evidence
@@ -50,6 +70,8 @@ class Launch:
     container: ContainerSpec | None = None
     differences: tuple[str, ...] = ()
     port: int = 0
+    weights: str = ""
+    stand_in: StandIn | None = None
 
     def render(self) -> str:
         """The command, ready to paste into a POSIX shell; a container's name and labels, which tie it to one run, are left out."""
@@ -76,20 +98,35 @@ class Launch:
 
 
 def _with_model(scenario: Scenario, arm: Arm, weights: Weights, seen_as: str) -> tuple[ServeCommand, list[str]]:
+    if weights.stand_in is not None:
+        return _with_stand_in(scenario, arm, weights.stand_in, seen_as)
     command = scenario.command_of(arm)
-    reported = command.model
     differences: list[str] = []
-    if seen_as != reported:
-        stand_in = "dummy weights in a local folder" if weights.dummy else weights.name
+    if seen_as != command.model:
+        served = "dummy weights in a local folder" if weights.dummy else weights.name
         differences.append(
-            f"model: {stand_in} in place of the reported one"
-            + (f" ({scenario.model.why})" if scenario.model.why else "")
+            f"model: {served} in place of the reported one" + (f" ({scenario.model.why})" if scenario.model.why else "")
         )
         command = command.with_model(seen_as)
     if weights.dummy:
-        command = command.with_flags("--load-format dummy")
-        differences.append("--load-format dummy: random weights, since this death does not depend on them")
+        command = command.with_flags(_DUMMY)
+        differences.append(_WHY_DUMMY)
     return command, differences
+
+
+def _with_stand_in(scenario: Scenario, arm: Arm, stand_in: StandIn, seen_as: str) -> tuple[ServeCommand, list[str]]:
+    why = scenario.dummy.why if scenario.dummy else scenario.model.why
+    differences = [
+        f"model: dummy weights in the shape {stand_in}, in place of the reported one" + (f" ({why})" if why else ""),
+        *(f"{change}: {change.why}" for change in (scenario.dummy.changes if scenario.dummy else ())),
+        *(
+            f"{edit.in_dummy} in place of {edit.words.removeprefix('with ')}, sized for the stand-in's pool"
+            for edit in arm.edits
+            if edit.in_dummy
+        ),
+        _WHY_DUMMY,
+    ]
+    return scenario.command_with_dummy(arm).with_model(seen_as).with_flags(_DUMMY), differences
 
 
 def process_launch(
@@ -112,7 +149,17 @@ def process_launch(
     if evidence is Evidence.CPU:
         differences.append("on the CPU, with " + ", ".join(f"{key}={value}" for key, value in CPU_ENV.items()))
     argv = (*vllm, "serve", *command.argv())
-    return Launch(ServerKind.PROCESS, evidence, command, argv, variables, differences=tuple(differences), port=port)
+    return Launch(
+        ServerKind.PROCESS,
+        evidence,
+        command,
+        argv,
+        variables,
+        differences=tuple(differences),
+        port=port,
+        weights=str(weights),
+        stand_in=weights.stand_in,
+    )
 
 
 def rehearsal_launch(
@@ -127,8 +174,9 @@ def rehearsal_launch(
         command,
         (*engine, "serve", *command.argv()),
         rehearsal_env(scenario, version),
-        differences=(*differences, "no vLLM at all: a rehearsal engine that imitates it"),
+        differences=(*differences, _IMITATED),
         port=port,
+        weights=_NO_WEIGHTS,
     )
 
 
@@ -156,7 +204,7 @@ def container_launch(
     env: dict[str, str] = {}
     if evidence is Evidence.REHEARSAL:
         env |= rehearsal_env(scenario, version or scenario.try_with)
-        differences.append("no vLLM at all: a rehearsal engine that imitates it")
+        differences.append(_IMITATED)
     elif evidence is Evidence.CPU:
         env |= CPU_ENV
         differences.append("on the CPU, with " + ", ".join(f"{key}={value}" for key, value in CPU_ENV.items()))
@@ -173,4 +221,16 @@ def container_launch(
         spec = replace(spec, shm_size=CPU_SHM_BYTES)
         differences.append("--shm-size 1g: on a CPU the worker is a process of its own and needs it")
     differences.append(f"published on {LOOPBACK} only")
-    return Launch(ServerKind.DOCKER, evidence, command, spec.argv, dict(spec.env), spec, tuple(differences), port)
+    served = _NO_WEIGHTS if evidence is Evidence.REHEARSAL else str(weights)
+    return Launch(
+        ServerKind.DOCKER,
+        evidence,
+        command,
+        spec.argv,
+        dict(spec.env),
+        spec,
+        tuple(differences),
+        port,
+        served,
+        weights.stand_in,
+    )

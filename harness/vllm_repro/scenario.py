@@ -23,23 +23,24 @@ from vllm_repro.trigger import Condition
 from vllm_repro.verdict import Expected, Standing
 from vllm_repro.workload import Step
 
-__all__ = ["Arm", "Edit", "Lab", "Model", "Needs", "Scenario", "Status"]
+__all__ = ["Arm", "Dummy", "Edit", "Lab", "Model", "Needs", "Scenario", "Status"]
 
-_LAB_WIDTH = 256
-"""Of a stand-in between its layers. No workspace and no KV cache depends on it, and every matrix product does."""
+_NARROW = 256
+"""Width of a stand-in between its layers. No workspace and no KV cache depends on it, and every matrix product does."""
 
 
 @dataclass(frozen=True)
 class Edit:
     """One small change of the reported command, with the words that declared it, and why where a report is to say so.
 
-    in_lab: the change that does the same to the lab's smaller model and pool, where it is another one.
+    in_lab, in_dummy: the change that does the same to the lab's smaller model and pool, or to the dummy one's, where it is another one.
     """
 
     words: str
     apply: Callable[[ServeCommand], ServeCommand] = field(compare=False)
     why: str = ""
     in_lab: Edit | None = None
+    in_dummy: Edit | None = None
 
     def __str__(self) -> str:
         return self.words
@@ -109,29 +110,26 @@ class Model:
         } | {name: value for name, value in told.items() if value}
 
 
-@dataclass(frozen=True)
-class Lab:
-    """How a scenario goes to the lab: a real release on the CPU, with its CUDA parts replaced.
+@dataclass(frozen=True, kw_only=True)
+class Dummy:
+    """The model of random weights that stands in for the reported one (`--weights dummy`): the same attention, few layers.
 
-    mechanism: the part of the lab's plugin that does it. changes: edits of the reported command, each with its `why`; they come before an
-    arm's own. layers: of the stand-in: their number where all are of full attention, else the kind of each. window: of its sliding layers,
-    in tokens. heads, kv_heads, head_dim: those of the reported model unless given. family: the code of vLLM that runs it; unless given a
-    gemma3 where it has sliding layers, else a qwen3. drafts: how many further layers draft tokens for it.
-    why: what makes the stand-in stand for that model.
-    arms: names of those that a run takes where none is named, since each boot is half a minute of a CPU; all of them where this is empty.
+    layers: their number where all are of full attention, else the kind of each. window: of its sliding layers, in tokens. heads, kv_heads,
+    head_dim: those of the reported model unless given. family: the code of vLLM that runs it; unless given a gemma3 where it has sliding
+    layers, else a qwen3. drafts: how many further layers draft tokens for it. fp8: see `StandIn`. changes: edits of the reported command
+    that such a model needs, each with its `why`; they come before an arm's own. why: what makes it stand for the reported model.
     """
 
-    mechanism: str
-    changes: Sequence[Edit]
     layers: int | Sequence[Kind]
     why: str
+    changes: Sequence[Edit] = ()
     window: int | None = None
     heads: int | None = None
     kv_heads: int | None = None
     head_dim: int | None = None
     family: Family | None = None
     drafts: int = 0
-    arms: Sequence[str] = ()
+    fp8: bool = False
 
     def __post_init__(self) -> None:
         sliding = not isinstance(self.layers, int) and "sliding" in self.layers
@@ -141,18 +139,30 @@ class Lab:
     def shape(self, model: Model) -> StandIn:
         """Of the stand-in for `model`. Raises `ValueError` for one that cannot be."""
         layers: Sequence[Kind] = ["full"] * self.layers if isinstance(self.layers, int) else self.layers
-        kinds = tuple(layers)
         return StandIn(
-            family=self.family or ("gemma3" if "sliding" in kinds else "qwen3"),
-            kinds=kinds,
+            family=self.family or ("gemma3" if "sliding" in layers else "qwen3"),
+            kinds=tuple(layers),
             heads=self.heads or model.heads,
             kv_heads=self.kv_heads or model.kv_heads,
             head_dim=self.head_dim or model.head_dim,
             window=self.window,
             drafts=self.drafts,
-            hidden=_LAB_WIDTH,
+            hidden=_NARROW,
             max_position=model.max_position,
+            fp8=self.fp8,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lab(Dummy):
+    """How a scenario goes to the lab: a real release on the CPU, with its CUDA parts replaced, and a model that a CPU can run.
+
+    mechanism: the part of the lab's plugin that does it. arms: names of those that a run takes where none is named, since each boot is
+    half a minute of a CPU; all of them where this is empty.
+    """
+
+    mechanism: str
+    arms: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -260,6 +270,7 @@ class Scenario:
     arms: Sequence[Arm]
     related: Sequence[str] = ()
     lab: Lab | None = None
+    dummy: Dummy | None = None
     same_death_as: str = ""
     throughput: Load | Sequence[Load] = ()
     output: Checks | None = None
@@ -296,18 +307,30 @@ class Scenario:
         earlier = self.arms[: [one.name for one in self.arms].index(arm.name)]
         return server(arm) not in [server(one) for one in earlier]
 
+    @property
+    def stand_in(self) -> StandIn | None:
+        """What `--weights dummy` serves; None where the scenario does not say."""
+        if self.dummy is not None:
+            return self.dummy.shape(self.model)
+        return StandIn() if self.model.tiny_will_do else None
+
     def command_of(self, arm: Arm) -> ServeCommand:
         """The reported command with the edits of `arm`; raises `CommandError` where one does not fit."""
-        command = self.reported()
-        for edit in arm.edits:
-            command = edit.apply(command)
-        return command
+        return self._edited(arm.edits)
 
     def command_in_lab(self, arm: Arm) -> ServeCommand:
         """`command_of`, with the lab's changes first, so that an arm has the last word."""
+        return self._edited([*(self.lab.changes if self.lab else ()), *(edit.in_lab or edit for edit in arm.edits)])
+
+    def command_with_dummy(self, arm: Arm) -> ServeCommand:
+        """`command_of`, with the changes first that the stand-in needs."""
+        changes = self.dummy.changes if self.dummy else ()
+        return self._edited([*changes, *(edit.in_dummy or edit for edit in arm.edits)])
+
+    def _edited(self, edits: Sequence[Edit]) -> ServeCommand:
         command = self.reported()
-        for edit in (*(self.lab.changes if self.lab else ()), *arm.edits):
-            command = (edit.in_lab or edit).apply(command)
+        for edit in edits:
+            command = edit.apply(command)
         return command
 
     def workload_of(self, arm: Arm) -> tuple[Step, ...]:

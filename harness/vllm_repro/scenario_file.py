@@ -24,10 +24,11 @@ from beartype import BeartypeConf
 from beartype.door import is_bearable
 
 from vllm_repro import vocabulary
+from vllm_repro.commands.command import ServeCommand
 from vllm_repro.commands.flags import NoteLevel, unknown_flags
 from vllm_repro.errors import CommandError, ScenarioError
 from vllm_repro.lab.plugin.vllm_repro_lab.parts import MECHANISMS
-from vllm_repro.scenario import Arm, Lab, Scenario
+from vllm_repro.scenario import Arm, Dummy, Scenario
 from vllm_repro.sizes import Size, resolve
 from vllm_repro.verdict import Expected, Standing
 from vllm_repro.workload import requests_of
@@ -343,7 +344,12 @@ def _check_meaning(reader: _Reader, path: Path, scenario: Scenario) -> None:
         return  # arms edit the command; with either made up nothing can be said of them
     _check_baselines(scenario, wrong)
     if scenario.lab is not None:
-        _check_lab(reader, at("lab"), scenario, scenario.lab)
+        if scenario.lab.mechanism not in MECHANISMS:
+            near = _near(scenario.lab.mechanism, MECHANISMS)
+            wrong("lab", f"the lab has no mechanism {scenario.lab.mechanism!r}{near}")
+        _check_stand_in(reader, at("lab"), "lab", scenario, scenario.lab, scenario.command_in_lab)
+    if scenario.dummy is not None:
+        _check_stand_in(reader, at("dummy"), "dummy", scenario, scenario.dummy, scenario.command_with_dummy)
     seen: set[str] = set()
     for index, arm in enumerate(scenario.arms):
         _check_arm(reader, at(f"arms[{index}]"), scenario, arm, seen)
@@ -370,17 +376,21 @@ def _check_baselines(scenario: Scenario, wrong: Callable[[str, str], None]) -> N
         wrong("throughput", f"{point}: twice")
 
 
-def _check_lab(reader: _Reader, line: int, scenario: Scenario, lab: Lab) -> None:
-    if lab.mechanism not in MECHANISMS:
-        reader.problem(line, f"the lab has no mechanism {lab.mechanism!r}{_near(lab.mechanism, MECHANISMS)}")
-    for change in lab.changes:
+def _check_stand_in(
+    reader: _Reader, line: int, key: str, scenario: Scenario, dummy: Dummy, command_of: Callable[[Arm], ServeCommand]
+) -> None:
+    for change in dummy.changes:
         if not change.why:
-            reader.problem(line, f"lab: `{change}` has no why=: the report lists each change with its reason")
+            reader.problem(line, f"{key}: `{change}` has no why=: the report lists each change with its reason")
+    try:
+        dummy.shape(scenario.model)
+    except ValueError as error:
+        reader.problem(line, f"{key}: {error}")
     for arm in scenario.arms:
         try:
-            scenario.command_in_lab(arm)
+            command_of(arm)
         except CommandError as error:
-            reader.problem(line, f"lab, arm {arm.name!r}: {error}")
+            reader.problem(line, f"{key}, arm {arm.name!r}: {error}")
 
 
 def _check_arm(reader: _Reader, line: int, scenario: Scenario, arm: Arm, seen: set[str]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from vllm_repro.assess import Conclusion
-from vllm_repro.choice import Choice, Options, default_image, lacking, weights_for
+from vllm_repro.choice import Choice, Options, default_image, lacking, needs_of, weights_for
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.launch import Launch, Weights, container_launch, process_launch, rehearsal_launch
 from vllm_repro.machine import gpus
@@ -124,7 +124,7 @@ class ProcessSite(Site):
 
     def __init__(self, options: Options, scenario: Scenario, say: Say) -> None:
         self.evidence = Evidence.GPU if scenario.needs.gpus else Evidence.CPU
-        self._lacking = lacking(scenario.needs, gpus())
+        self._lacking = lacking(needs_of(scenario, options), gpus())
         self._ports = _PortChooser(options.port)
         self._weights = weights_for(scenario, options)
         self._vllm: tuple[str, ...]

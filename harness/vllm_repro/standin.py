@@ -28,6 +28,7 @@ _KINDS: dict[Family, frozenset[Kind]] = {
     "mimo": frozenset({"full"}),
     "deepseek_v4": frozenset({"sliding", "sparse", "compressed"}),
 }
+_FP8_WIDTH = 4096
 _DRAFTERS = frozenset({"mimo", "deepseek_v4"})
 
 
@@ -77,7 +78,9 @@ class StandIn:
 
     @property
     def width(self) -> int:
-        """Between the layers. A mimo takes its head size from it, so there it is never narrow."""
+        """Between the layers. A mimo takes its head size from it, so there it is never narrow; nor is it with `fp8`."""
+        if self.fp8:
+            return _FP8_WIDTH
         if self.hidden is None or self.family == "mimo":
             return self.heads * self.head_dim
         return self.hidden

@@ -71,6 +71,7 @@ async def run_trial(trial: Trial) -> Conclusion:
         server=trial.launch.kind,
         evidence=trial.launch.evidence,
         differences=trial.launch.differences,
+        weights=trial.launch.weights,
     )
     cancelled = False
     try:
@@ -123,6 +124,7 @@ async def _boot_and_work(trial: Trial) -> None:
     facts: ServerFacts = await trial.server.start()
     trial.journal.write("server-started", **trial.label, facts=facts)
     trial.seen.facts = facts
+    trial.seen.stand_in = trial.launch.stand_in
     async with (
         Client(trial.server.base_url, api_key=trial.api_key) as client,
         Watch(trial.server, trial.launch.kind, client, trial.journal, trial.patience, trial.say) as watch,

@@ -27,7 +27,7 @@ from vllm_repro.conditions import (
 from vllm_repro.offload import block_listed_twice
 from vllm_repro.output import checks
 from vllm_repro.patch import Patch
-from vllm_repro.scenario import Arm, Edit, Lab, Model, Needs, Scenario, Status
+from vllm_repro.scenario import Arm, Dummy, Edit, Lab, Model, Needs, Scenario, Status
 from vllm_repro.sizes import flag, sized
 from vllm_repro.throughput import throughput
 from vllm_repro.verdict import Expected
@@ -35,6 +35,7 @@ from vllm_repro.workload import Step, chat, completion, conversation, pause, tog
 from vllm_repro.workspace import workspace_outgrown
 
 __all__ = [
+    "Dummy",
     "Lab",
     "Model",
     "Needs",
@@ -74,16 +75,17 @@ lives = Expected.LIVES
 untriggered = Expected.UNTRIGGERED
 
 
-def with_flags(*words: str, lab: str = "", why: str = "") -> Edit:
+def with_flags(*words: str, lab: str = "", dummy: str = "", why: str = "") -> Edit:
     """Adds flags, or replaces those of the same name: `with_flags("--max-num-batched-tokens 8192")`.
 
-    lab: those that do the same to the lab's smaller model and pool.
+    lab: those that do the same to the lab's smaller model and pool. dummy: those that do it to the model of `--weights dummy`.
     """
 
     def apply(command: ServeCommand) -> ServeCommand:
         return command.with_flags(*words)
 
-    return Edit("with " + " ".join(words), apply, why, with_flags(lab) if lab else None)
+    in_lab, in_dummy = (with_flags(flags) if flags else None for flags in (lab, dummy))
+    return Edit("with " + " ".join(words), apply, why, in_lab, in_dummy)
 
 
 def without(*names: str, why: str = "") -> Edit:

@@ -115,7 +115,12 @@ def test_a_ratio_with_its_interval(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("evidence", "weights", "reason"),
-    [("lab", "dummy", "LAB"), ("cpu", "dummy", "weights are random"), ("gpu", None, "which weights were served")],
+    [
+        ("lab", "dummy", "LAB"),
+        ("cpu", "dummy", "weights are random"),
+        ("gpu", "dummy", "weights are random"),
+        ("gpu", None, "which weights were served"),
+    ],
 )
 def test_where_nothing_is_claimed_no_figure_is_shown(
     tmp_path: Path, evidence: str, weights: str | None, reason: str
@@ -128,7 +133,18 @@ def test_where_nothing_is_claimed_no_figure_is_shown(
     for text in (markdown(report), summary(report)):
         assert f"No throughput is claimed: {reason}" in text or reason in text
         assert "tok/s" not in text
+
         assert "207" not in text
+
+
+@pytest.mark.parametrize("told", ["dummy: 1 layer, 16 heads, 4 KV heads of 256, run by vLLM's qwen3", "", None])
+def test_a_report_says_which_weights_were_served_where_that_is_known(tmp_path: Path, told: str | None) -> None:
+    journal = measured("gpu", "dummy")
+    known = {} if told is None else {"weights": told}  # an older journal says nothing of them
+    journal.add("trial-started", "reported", 1, command="vllm serve x", server="process", differences=[], **known)
+    report = journal.report(tmp_path)
+    assert report.as_json()["arms"][0]["server"]["weights"] == (told or None)
+    assert ("- Weights: dummy: 1 layer, 16 heads" in markdown(report)) is bool(told)
 
 
 def test_a_client_that_came_late_has_rates_and_no_times(tmp_path: Path) -> None:

@@ -38,7 +38,11 @@ def add_server_options(parser: argparse.ArgumentParser, which: Sequence[str] = _
     if "model" in which:
         parser.add_argument("--model", metavar="M", help="a model folder or name in place of the scenario's stand-in")
     if "weights" in which:
-        parser.add_argument("--weights", choices=("real", "dummy"), help="random weights, or the model's own")
+        parser.add_argument(
+            "--weights",
+            choices=("real", "dummy"),
+            help="the model's own weights, or random ones of a small model with the same attention, made on the spot",
+        )
     if "port" in which:
         parser.add_argument("--port", type=_port, metavar="P", help="the loopback port (default: a free one)")
     if "log" in which:

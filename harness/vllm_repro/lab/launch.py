@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vllm_repro.commands.command import ServeCommand
 from vllm_repro.errors import UsageError
-from vllm_repro.launch import CPU_ENV, LOOPBACK, OFFLINE_ENV, Launch
+from vllm_repro.launch import CPU_ENV, LOOPBACK, OFFLINE_ENV, Launch, Weights
 from vllm_repro.scenario import Arm, Scenario
 from vllm_repro.servers.base import Evidence, ServerKind
 from vllm_repro.sizes import Size
@@ -65,10 +65,10 @@ def lab_launch(
     lab = scenario.lab
     if lab is None:
         raise no_lab(scenario)
-    command = scenario.command_in_lab(arm)
+    command, stand_in = scenario.command_in_lab(arm), lab.shape(scenario.model)
     differences = [
         "LAB: vLLM's own code on a CPU; server.replaced names each part that stands in for CUDA",
-        f"model: dummy weights in the shape {lab.shape(scenario.model)}, in place of the reported one ({lab.why})",
+        f"model: dummy weights in the shape {stand_in}, in place of the reported one ({lab.why})",
         *(f"{change}: {change.why}" for change in lab.changes),
         *(
             f"prompts of {size.lab} tokens in place of {size.plus}, sized for the stand-in's blocks and its pool"
@@ -101,4 +101,15 @@ def lab_launch(
         **({"REPRO_LAB_PATCHED": ":".join(sorted({patch.file for patch in arm.patches}))} if arm.patches else {}),
     }
     argv = (*vllm, "serve", *command.argv())
-    return Launch(ServerKind.LAB, Evidence.LAB, command, argv, variables, differences=tuple(differences), port=port)
+    weights = Weights("lab", model, dummy=True, stand_in=stand_in)
+    return Launch(
+        ServerKind.LAB,
+        Evidence.LAB,
+        command,
+        argv,
+        variables,
+        differences=tuple(differences),
+        port=port,
+        weights=str(weights),
+        stand_in=stand_in,
+    )

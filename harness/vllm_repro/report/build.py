@@ -207,6 +207,7 @@ def _server(
         "kind": begun["server"] if begun is not None else None,
         "image": facts.get("image"),
         "digest": facts.get("digest"),
+        "weights": (redactor.text(begun.get("weights") or "") or None) if begun is not None else None,
         "vllm_version": next((trial.version for trial in trials if trial.version), None),
         "argv": redactor.deep(facts.get("argv") or []),
         "env": redactor.deep(facts.get("env") or {}),

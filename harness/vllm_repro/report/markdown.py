@@ -128,6 +128,8 @@ def _environment(report: RunReport) -> str:
         f"- {environment['os']}, {environment['cpus']} CPUs, {environment['memory_gb']:g} GB, Python {environment['python']}",
         f"- GPUs: {cards}" + (f", driver {environment['driver']}" if environment["driver"] else ""),
     ]
+    served = dict.fromkeys(weights for arm in report.arms if (weights := arm.server.get("weights")))
+    lines += [f"- Weights: {cell(weights)}" for weights in served]
     if environment["docker"]:
         lines.append(f"- Docker {environment['docker']}")
     lines.append(f"- vllm-repro {report.harness_version}, started {report.started_at}, took {report.duration_s:.0f} s")

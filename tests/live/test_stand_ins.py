@@ -1,0 +1,74 @@
+"""Stand-ins for GPUs: real releases read their folders, and take the reported flags with them, as far as that goes without a device."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_repro.catalogue import find
+from vllm_repro.choice import Options, weights_for
+from vllm_repro.launch import process_launch
+from vllm_repro.releases.provision import provision
+from vllm_repro.servers.base import Evidence
+
+pytestmark = pytest.mark.live
+
+READER = Path(__file__).with_name("engine_config.py")
+
+
+def words(name: str, *, quantized: bool = False) -> list[str]:
+    """What follows `vllm serve` for the reported arm with dummy weights."""
+    scenario = find(name)
+    weights = weights_for(scenario, Options(weights="dummy"))
+    launch = process_launch(
+        scenario, scenario.arms[0], vllm=("vllm",), env={}, weights=weights, port=8000, evidence=Evidence.GPU
+    )
+    argv = [word.replace("<HEAD_IP>", "127.0.0.1") for word in launch.argv[2:]]
+    return [*argv, "--quantization", "auto_round"] if quantized else argv
+
+
+def read(version: str, lines: list[list[str]]) -> list[dict[str, Any]]:
+    release = provision(version)
+    environment = {**os.environ, "PYTHONPATH": str(release.pythonpath), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [release.python, READER],
+        input=json.dumps(lines),
+        env=environment | {"VLLM_CPU_KVCACHE_SPACE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    sys.stdout.write(done.stderr[-4000:])
+    (answer,) = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
+    found: list[dict[str, Any]] = json.loads(answer.removeprefix("FOUND "))
+    return found
+
+
+def test_0_21_takes_the_stand_ins_and_all_that_their_commands_say() -> None:
+    names = ["tq-chunked-prefill", "tq-prefix-hit-unreserved", "tq-mtp-first-request", "sco-hybrid", "dsv4-tp2"]
+    found = dict(zip(names, read("0.21.0", [words(name) for name in names]), strict=True))
+    for name, facts in found.items():
+        model = find(name).model
+        ranks = 2 if model.kv_heads == 1 else 1  # both DeepSeek-V4 are reported over two
+        assert facts.get("head_size") == model.head_dim, facts
+        assert (facts["heads"], facts["kv_heads"]) == (model.heads // ranks, model.kv_heads)
+        assert facts["longest"] == find(name).reported().number("--max-model-len")
+        assert (facts["weights"], facts["skipped"]) == ("dummy", [])
+        assert "hello" in facts["chat"]
+    assert found["tq-chunked-prefill"]["cache"] == "turboquant_4bit_nc"
+    assert found["tq-mtp-first-request"]["drafter"] == "MiMoMTPModel"
+    assert found["sco-hybrid"]["architecture"] == found["dsv4-tp2"]["architecture"] == "DeepseekV4ForCausalLM"
+    assert found["dsv4-tp2"]["tokenizer_mode"] == "deepseek_v4"
+
+
+def test_0_20_takes_all_but_the_quantization_that_there_is_none_of() -> None:
+    mtp, refused = read("0.20.2", [words("tq-mtp-cudagraphs"), words("tq-mtp-cudagraphs", quantized=True)])
+    assert (mtp.get("drafter"), mtp.get("cache"), mtp.get("head_size")) == ("MiMoMTPModel", "turboquant_k8v4", 256), mtp
+    assert "Unknown quantization method: auto_round" in refused["error"]
