@@ -19,7 +19,7 @@ from vllm_repro.servers.base import Evidence
 
 pytestmark = pytest.mark.live
 
-READER = Path(__file__).with_name("engine_config.py")
+FOLDER = Path(__file__).parent
 
 
 def words(name: str, *, quantized: bool = False) -> list[str]:
@@ -33,12 +33,13 @@ def words(name: str, *, quantized: bool = False) -> list[str]:
     return [*argv, "--quantization", "auto_round"] if quantized else argv
 
 
-def read(version: str, lines: list[list[str]]) -> list[dict[str, Any]]:
+def read(version: str, script: str, asked: object) -> list[dict[str, Any]]:
+    """What a script of this folder answers under a release's interpreter."""
     release = provision(version)
     environment = {**os.environ, "PYTHONPATH": str(release.pythonpath), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        [release.python, READER],
-        input=json.dumps(lines),
+        [release.python, FOLDER / script],
+        input=json.dumps(asked),
         env=environment | {"VLLM_CPU_KVCACHE_SPACE": "1"},
         capture_output=True,
         text=True,
@@ -53,7 +54,7 @@ def read(version: str, lines: list[list[str]]) -> list[dict[str, Any]]:
 
 def test_0_21_takes_the_stand_ins_and_all_that_their_commands_say() -> None:
     names = ["tq-chunked-prefill", "tq-prefix-hit-unreserved", "tq-mtp-first-request", "sco-hybrid", "dsv4-tp2"]
-    found = dict(zip(names, read("0.21.0", [words(name) for name in names]), strict=True))
+    found = dict(zip(names, read("0.21.0", "engine_config.py", [words(name) for name in names]), strict=True))
     for name, facts in found.items():
         model = find(name).model
         ranks = 2 if model.kv_heads == 1 else 1  # both DeepSeek-V4 are reported over two
@@ -69,6 +70,27 @@ def test_0_21_takes_the_stand_ins_and_all_that_their_commands_say() -> None:
 
 
 def test_0_20_takes_all_but_the_quantization_that_there_is_none_of() -> None:
-    mtp, refused = read("0.20.2", [words("tq-mtp-cudagraphs"), words("tq-mtp-cudagraphs", quantized=True)])
+    mtp, refused = read(
+        "0.20.2", "engine_config.py", [words("tq-mtp-cudagraphs"), words("tq-mtp-cudagraphs", quantized=True)]
+    )
     assert (mtp.get("drafter"), mtp.get("cache"), mtp.get("head_size")) == ("MiMoMTPModel", "turboquant_k8v4", 256), mtp
     assert "Unknown quantization method: auto_round" in refused["error"]
+
+
+def test_0_21_cuts_the_cache_of_four_layers_as_that_of_43() -> None:
+    """And the pool of the stand-in has the blocks of the reported one, by the report's own two numbers."""
+    scenario = find("sco-hybrid")
+    model, command = scenario.model, scenario.command_with_dummy(scenario.arms[0])
+    blocks = command.number("--num-gpu-blocks-override")
+    assert blocks is not None
+    asked = {
+        "ratios": [[0, 0, *([4, 128] * 20), 4], [0, 4, 128, 4]],
+        "blocks": blocks,
+        "longest": command.number("--max-model-len"),
+        "batch": command.number("--max-num-batched-tokens"),
+    }
+    whole, made = read("0.21.0", "cache_groups.py", asked)
+    assert whole["groups"] == made["groups"] == [[256, 0], *map(list, model.window_groups)]
+    assert whole["tokens"] == model.kv_cache_tokens
+    assert round(blocks * whole["block_bytes"] / 2**30, 2) == model.kv_cache_gib
+    assert whole["block_bytes"] == 11 * made["block_bytes"]
