@@ -102,6 +102,14 @@ def test_each_mistake_is_found_with_its_line(old: str, new: str, line: str, text
         ("lab=5_693)", "lab=0)", "takes two numbers of tokens"),
         ('layers=["full", "sliding"]', 'layers=["full", "local"]', "is not what 'layers' takes"),
         ("        window=128,\n", "", "window=… goes with sliding layers"),
+        ('family="deepseek_v4"', 'family="deepseek"', "is not what 'family' takes"),
+        ('"compressed", "sparse"]', '"full"]', "dummy: deepseek_v4 has no full layers"),
+        (
+            'why="an eleventh of the reported 128 GiB, for as many blocks"',
+            'why=""',
+            "has no why=: the report lists each change",
+        ),
+        ('"--num-gpu-blocks-override 7283"', '"7283"', "dummy, arm 'reported': "),
     ],
 )
 def test_mistakes_of_the_offload_scenario_are_found(old: str, new: str, said: str) -> None:
