@@ -95,7 +95,7 @@ def test_a_deepseek_v4_keeps_the_sizes_that_its_workspace_goes_by() -> None:
     on_gpu = model_config(replace(MODELS[-1], fp8=True))
     assert on_gpu["quantization_config"]["scale_fmt"] == "ue8m0"
     assert {key for key in config if on_gpu[key] != config[key]} == {
-        "q_lora_rank", "o_lora_rank", "o_groups", "index_n_heads", "moe_intermediate_size"
+        "hidden_size", "q_lora_rank", "o_lora_rank", "o_groups", "index_n_heads", "moe_intermediate_size"
     }  # fmt: skip
 
 
