@@ -146,6 +146,8 @@ def shown(scenario: Scenario, arm: Arm, options: Options, port: int) -> str:
     """The command, ready to paste, and below it what is replaced, as comments. The release is called `vllm` where it is not here yet."""
     version = options.vllm or scenario.try_with
     release = ReleaseCache().get(version)
+    if release and arm.patches:
+        release = overlay(cache_root(), release, arm.patches, lambda _: None).release
     vllm = release.argv_prefix if release else ("vllm",)
     if scenario.lab is None:
         raise no_lab(scenario)
