@@ -63,6 +63,11 @@ class Site(ABC):
         """Fetches what its servers need, which may take minutes. Raises `InfraError`."""
         return
 
+    def _hint(self, arm: Arm) -> str:
+        if not arm.patches:
+            return _NO_HARDWARE
+        return "" if self.unchangeable else "--vllm names another release, or leave the patch out"
+
     @abstractmethod
     def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:
         """Exactly what will be run for `arm`."""
@@ -72,8 +77,7 @@ class Site(ABC):
         refusal: ReproError | None = None
         try:
             if why := self.cannot(arm):
-                hint = "--vllm names another release, or leave the patch out" if arm.patches else _NO_HARDWARE
-                refusal = Unsupported(why, hint=hint)
+                refusal = Unsupported(why, hint=self._hint(arm))
         except InfraError as error:
             refusal = error
         if refusal is not None:
