@@ -7,7 +7,7 @@ RUN    := $(BIN)/vllm-repro run --expect any
 
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help install test test-live lint format bench clean images check compose test-docker test-scenarios
+.PHONY: help install test test-live lint format bench clean images check compose test-docker test-scenarios test-by-hand
 
 help: ## this list
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 26
@@ -41,7 +41,10 @@ test-docker: $(BIN)/vllm-repro images ## the tests against a real Docker Engine
 	@$(BIN)/python -m pytest tests -m "docker and not live"
 
 test-live: $(BIN)/vllm-repro ## real vLLM releases on this CPU (the first time installs them: gigabytes)
-	@$(BIN)/python -m pytest tests -m live
+	@$(BIN)/python -m pytest tests -m "live and not by_hand"
+
+test-by-hand: $(BIN)/vllm-repro ## more real releases in containers: what CI has no minutes for
+	@$(BIN)/python -m pytest tests -m by_hand
 
 images: ## build the images of the rehearsal engine
 	@fixtures/images/build.sh rehearsal

@@ -17,6 +17,8 @@ from vllm_repro.vocabulary import (
     arm,
     completion,
     dies,
+    lives,
+    patched,
     sent_with,
     signature,
     untriggered,
@@ -81,6 +83,23 @@ scenario = Scenario(
                 )
             ],
             why="the same stop token, and nothing that indexes with it",
+        ),
+        arm(
+            "patched",
+            lives,
+            patched(
+                "vllm/sampling_params.py",
+                was="        self._validate_logit_bias(model_config)\n",
+                now="        self._validate_logit_bias(model_config)\n"
+                "        vocab_size = model_config.get_vocab_size()\n"
+                "        beyond = [token for token in self.stop_token_ids or () if not 0 <= token < vocab_size]\n"
+                "        if beyond:\n"
+                "            raise VLLMValidationError(\n"
+                '                f"stop_token_ids {beyond} are not below {vocab_size}", parameter="stop_token_ids", value=beyond\n'
+                "            )\n",
+                why="a stop token beyond the vocabulary is refused, as one with a logit bias is",
+            ),
+            why="what 0.29.0 does, in the words of 0.20.0 to 0.28.0",
         ),
     ],
     related=["vllm-project/vllm#54196"],

@@ -72,6 +72,13 @@ def test_every_verb_is_in_the_readme() -> None:
             "--url has no meaning",
         ),
         (["run", "tq-chunked-prefill", "--server", "rehearsal", "--out", "/proc/nowrite"], 64, "cannot write to"),
+        (
+            ["run", "tq-chunked-prefill", "--server", "rehearsal", "--patch", "x.diff"],
+            64,
+            "use --server docker or process or lab",
+        ),
+        (["show", "min-tokens-stop-ids", "--arm", "patched", "--vllm", "0.0.1"], 2, "vLLM 0.0.1 is not in the cache"),
+        (["show", "min-tokens-stop-ids", "--arm", "patched", "--as", "docker"], 2, "no Docker Engine answers"),
         (["report", "/nowhere"], 64, "no journal at"),
         (["check", "/nowhere.py"], 64, "there is no"),
         (["diagnose", "/nowhere.log"], 64, "cannot read"),

@@ -25,7 +25,7 @@ def run(suite: pytest.Pytester, *words: str) -> pytest.RunResult:
 
 def test_an_open_bug_that_reproduces_is_xfailed(suite: pytest.Pytester) -> None:
     result = run(suite, "-k", "min-tokens")
-    result.assert_outcomes(passed=1, xfailed=1)
+    result.assert_outcomes(passed=1, xfailed=1, skipped=1)  # a rehearsal has no source to patch
     result.stdout.fnmatch_lines(
         [
             "*! REHEARSAL !*",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -145,7 +145,7 @@ def process_launch(
     variables = {**dict(command.env), **(CPU_ENV if evidence is Evidence.CPU else {}), **env}
     if weights.path is not None:
         variables |= OFFLINE_ENV
-    differences.append(f"bound to {LOOPBACK}, on a free port")
+    differences += [*arm.changed_source(), f"bound to {LOOPBACK}, on a free port"]
     if evidence is Evidence.CPU:
         differences.append("on the CPU, with " + ", ".join(f"{key}={value}" for key, value in CPU_ENV.items()))
     argv = (*vllm, "serve", *command.argv())
@@ -196,11 +196,16 @@ def container_launch(
     labels: Mapping[str, str],
     name: str | None = None,
     version: str | None = None,
+    mounts: Sequence[Mount] = (),
+    more_env: Mapping[str, str] | None = None,
 ) -> Launch:
-    """A container of `image`. GPUs are asked for when the evidence is to be of a GPU."""
+    """A container of `image`. GPUs are asked for when the evidence is to be of a GPU.
+
+    mounts, more_env: what lays the arm's changes of vLLM's source over the image, where it has any.
+    """
     inside = CONTAINER_MODEL if weights.path is not None else weights.name
     command, differences = _with_model(scenario, arm, weights, inside)
-    mounts = [Mount(str(weights.path.resolve()), CONTAINER_MODEL, readonly=True)] if weights.path is not None else []
+    model = [Mount(str(weights.path.resolve()), CONTAINER_MODEL, readonly=True)] if weights.path is not None else []
     env: dict[str, str] = {}
     if evidence is Evidence.REHEARSAL:
         env |= rehearsal_env(scenario, version or scenario.try_with)
@@ -214,13 +219,20 @@ def container_launch(
     if evidence is Evidence.GPU:
         gpus = (command.container.gpus if command.container else None) or str(scenario.needs.gpus)
     spec = ContainerSpec.from_command(
-        command, port=port, image=image, labels=labels, name=name, env=env, gpus=gpus, mounts=mounts
+        command,
+        port=port,
+        image=image,
+        labels=labels,
+        name=name,
+        env=env | dict(more_env or {}),
+        gpus=gpus,
+        mounts=[*model, *mounts],
     )
     if evidence is Evidence.CPU and spec.shm_size is None and spec.ipc is None:
         # On a CPU there is always a worker process, and what it is fed through does not fit the engine's default of 64 MiB.
         spec = replace(spec, shm_size=CPU_SHM_BYTES)
         differences.append("--shm-size 1g: on a CPU the worker is a process of its own and needs it")
-    differences.append(f"published on {LOOPBACK} only")
+    differences += [*arm.changed_source(), f"published on {LOOPBACK} only"]
     served = _NO_WEIGHTS if evidence is Evidence.REHEARSAL else str(weights)
     return Launch(
         ServerKind.DOCKER,

@@ -62,6 +62,10 @@ class Arm:
     workload: tuple[Step, ...] | None = None
     why: str = ""
 
+    def changed_source(self) -> tuple[str, ...]:
+        """Each change of vLLM's source, as the sentence that a report has of it."""
+        return tuple(f"{patch}" + (f": {patch.why}" if patch.why else "") for patch in self.patches)
+
 
 @dataclass(frozen=True)
 class Model:

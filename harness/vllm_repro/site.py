@@ -5,17 +5,20 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from vllm_repro.assess import Conclusion
 from vllm_repro.choice import Choice, Options, default_image, lacking, needs_of, weights_for
-from vllm_repro.errors import InfraError, Unsupported, UsageError
+from vllm_repro.errors import InfraError, ReproError, Unsupported, UsageError
+from vllm_repro.laid import Laid, over_container, over_installed, over_release
 from vllm_repro.launch import Launch, Weights, container_launch, process_launch, rehearsal_launch
 from vllm_repro.machine import gpus
 from vllm_repro.outcome import Outcome
+from vllm_repro.patch import Patch
 from vllm_repro.ranks import containers_over_nodes, nodes_of, over_nodes
 from vllm_repro.releases.localvllm import local_vllm
-from vllm_repro.releases.provision import provision
+from vllm_repro.releases.provision import Provisioned, provision
 from vllm_repro.resources import rehearsal_engine
 from vllm_repro.scenario import Arm, Scenario
 from vllm_repro.servers.attach import AttachServer
@@ -53,10 +56,17 @@ class Site(ABC):
     evidence: Evidence
     attached = False
     engine_version: str | None = None
+    unchangeable = ""
+    """Why no arm with changes of vLLM's source can run here; empty where one can."""
 
     def prepare(self, say: Say) -> None:
         """Fetches what its servers need, which may take minutes. Raises `InfraError`."""
         return
+
+    def _hint(self, arm: Arm) -> str:
+        if not arm.patches:
+            return _NO_HARDWARE
+        return "" if self.unchangeable else "--vllm names another release, or leave the patch out"
 
     @abstractmethod
     def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:
@@ -64,9 +74,15 @@ class Site(ABC):
 
     def server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
         """A server for one trial, not started; one that cannot be says so when it is started."""
-        if why := self.cannot(arm):
-            hint = "--vllm names another release, or leave the patch out" if arm.patches else _NO_HARDWARE
-            return self.launch(scenario, arm, free_port(), run=run, number=number), _Unavailable(why, hint, log)
+        refusal: ReproError | None = None
+        try:
+            if why := self.cannot(arm):
+                refusal = Unsupported(why, hint=self._hint(arm))
+        except InfraError as error:
+            refusal = error
+        if refusal is not None:
+            unchanged = replace(arm, patches=())
+            return self.launch(scenario, unchanged, free_port(), run=run, number=number), _Unavailable(refusal, log)
         return self._server(scenario, arm, number, log, run)
 
     @abstractmethod
@@ -74,7 +90,20 @@ class Site(ABC):
 
     def cannot(self, arm: Arm) -> str:
         """What keeps this site from running `arm`, as a sentence; empty where nothing does."""
-        return "an arm that changes vLLM's source runs in the lab" if arm.patches else ""
+        if arm.patches and self.unchangeable:
+            return self.unchangeable
+        try:
+            self.laid(arm)
+        except Unsupported as error:
+            return f"{error}"
+        return ""
+
+    def laid(self, arm: Arm) -> Laid:
+        """What makes a server of this site run the changes of vLLM's source that `arm` has.
+
+        Raises `Unsupported` where they do not fit, and `InfraError` where they cannot be laid over it.
+        """
+        return Laid()
 
     def usual_arms(self, scenario: Scenario, arms: Sequence[Arm]) -> list[Arm]:
         """Those of `arms` that a run takes where none is named."""
@@ -100,6 +129,7 @@ class _PortChooser:
 class RehearsalSite(Site):
     kind = ServerKind.REHEARSAL
     evidence = Evidence.REHEARSAL
+    unchangeable = "a rehearsal runs no vLLM, so there is no source to change: an arm that does so needs docker, process or the lab"
 
     def __init__(self, options: Options, scenario: Scenario) -> None:
         self._version = options.vllm or scenario.try_with
@@ -127,6 +157,8 @@ class ProcessSite(Site):
         self._lacking = lacking(needs_of(scenario, options), gpus())
         self._ports = _PortChooser(options.port)
         self._weights = weights_for(scenario, options)
+        self._say = say
+        self._release: Provisioned | None = None
         self._vllm: tuple[str, ...]
         if options.vllm:
             if self._lacking:
@@ -134,7 +166,8 @@ class ProcessSite(Site):
                 self._vllm = ("vllm",)
                 return
             if not scenario.needs.gpus:
-                self._vllm = provision(options.vllm, say).argv_prefix
+                self._release = provision(options.vllm, say)
+                self._vllm = self._release.argv_prefix
                 return
         found = local_vllm()
         if options.vllm and (found is None or (found.version or "").partition("+")[0] != options.vllm):
@@ -150,13 +183,27 @@ class ProcessSite(Site):
         self._vllm = (str(found.executable),)
 
     def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:
+        laid = self.laid(arm)
         return process_launch(
-            scenario, arm, vllm=self._vllm, env={}, weights=self._weights, port=port, evidence=self.evidence
+            scenario,
+            arm,
+            vllm=laid.vllm or self._vllm,
+            env=laid.env,
+            weights=self._weights,
+            port=port,
+            evidence=self.evidence,
         )
 
     def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
         launch = self.launch(scenario, arm, self._ports.next())
-        return _process(launch, log)
+        return _process(launch, log, self.laid(arm).digests)
+
+    def laid(self, arm: Arm) -> Laid:
+        if not arm.patches:
+            return Laid()
+        if self._release is not None:
+            return over_release(self._release, arm.patches, self._say)
+        return over_installed(Path(self._vllm[0]), arm.patches, self._say)
 
     def cannot(self, arm: Arm) -> str:
         return self._lacking or super().cannot(arm)
@@ -165,7 +212,7 @@ class ProcessSite(Site):
 class DockerSite(Site):
     kind = ServerKind.DOCKER
 
-    def __init__(self, options: Options, scenario: Scenario) -> None:
+    def __init__(self, options: Options, scenario: Scenario, say: Say = lambda _: None) -> None:
         engine = connect()
         self.engine_version = engine.version
         self._version = options.vllm or scenario.try_with
@@ -176,13 +223,24 @@ class DockerSite(Site):
             engine.close()
         if facts.rehearsal:
             self.evidence = Evidence.REHEARSAL
+            self.unchangeable = RehearsalSite.unchangeable
             self._weights = Weights(options.model or scenario.model.name)
         else:
             self.evidence = Evidence.GPU if scenario.needs.gpus else Evidence.CPU
             self._weights = weights_for(scenario, options)
         self._ports = _PortChooser(options.port)
+        self._scenario, self._say = scenario, say
+        self._laid: dict[tuple[Patch, ...], Laid] = {}
+
+    def laid(self, arm: Arm) -> Laid:
+        if arm.patches and arm.patches not in self._laid:
+            unchanged = self.launch(self._scenario, replace(arm, patches=()), 0)
+            assert unchanged.container is not None
+            self._laid[arm.patches] = over_container(unchanged.container, arm.patches, "source", self._say)
+        return self._laid.get(arm.patches, Laid())
 
     def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:
+        laid = self.laid(arm)
         labels = (
             {**our_labels(run), "org.vllm-repro.scenario": scenario.id, "org.vllm-repro.arm": arm.name} if run else {}
         )
@@ -196,22 +254,32 @@ class DockerSite(Site):
             labels=labels,
             name=f"vllm-repro-{run[-6:]}-{arm.name}-{number}" if run else None,
             version=self._version,
+            mounts=laid.mounts,
+            more_env=laid.env,
         )
 
     def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
         launch = self.launch(scenario, arm, self._ports.next(), run=run, number=number)
         assert launch.container is not None
+        laid = self.laid(arm) if arm.patches else None
         if nodes_of(launch) == 1:
-            return launch, DockerServer(launch.container, log=log, run=run, evidence=self.evidence)
+            return launch, DockerServer(launch.container, log=log, run=run, evidence=self.evidence, laid=laid)
         head, others = containers_over_nodes(launch)
         assert head.container is not None
         followers = [
             DockerServer(
-                spec, log=log.with_suffix(f".rank{rank}.log"), run=run, evidence=self.evidence, port=launch.port
+                spec,
+                log=log.with_suffix(f".rank{rank}.log"),
+                run=run,
+                evidence=self.evidence,
+                port=launch.port,
+                laid=laid,
             )
             for rank, spec in enumerate(others, 1)
         ]
-        return head, RankedServer(DockerServer(head.container, log=log, run=run, evidence=self.evidence), followers)
+        return head, RankedServer(
+            DockerServer(head.container, log=log, run=run, evidence=self.evidence, laid=laid), followers
+        )
 
 
 class AttachSite(Site):
@@ -219,6 +287,7 @@ class AttachSite(Site):
 
     kind = ServerKind.ATTACH
     attached = True
+    unchangeable = "the source of a server that already runs cannot be changed: an arm that does so needs docker, process or the lab"
 
     def __init__(self, options: Options, scenario: Scenario, *, rehearsal: bool) -> None:
         if options.url is None:
@@ -247,26 +316,27 @@ class AttachSite(Site):
 class _Unavailable(Server):
     """Stands for a server that this machine cannot run: starting it says why."""
 
-    def __init__(self, why: str, hint: str, log: Path) -> None:
-        self.why = why
-        self.hint = hint
+    def __init__(self, refusal: ReproError, log: Path) -> None:
+        self.refusal = refusal
         self.base_url = "http://127.0.0.1:0"
         self.log_path = log
 
     async def start(self) -> ServerFacts:
-        raise Unsupported(self.why, hint=self.hint)
+        raise self.refusal
 
     async def exited(self) -> Exit:
-        raise Unsupported(self.why)
+        raise self.refusal
 
     async def stop(self) -> None:
         return None
 
 
-def _process(launch: Launch, log: Path) -> tuple[Launch, Server]:
-    """A server of this host, of as many processes as the command has nodes."""
+def _process(launch: Launch, log: Path, patched: Mapping[str, str] | None = None) -> tuple[Launch, Server]:
+    """A server of this host, of as many processes as the command has nodes. patched: sha256 of each changed file of vLLM's source."""
     head, followers = over_nodes(launch, free_port()) if nodes_of(launch) > 1 else (launch, ())
-    first = ProcessServer(head.argv, port=head.port, log=log, env=head.env, kind=head.kind, evidence=head.evidence)
+    first = ProcessServer(
+        head.argv, port=head.port, log=log, env=head.env, kind=head.kind, evidence=head.evidence, patched=patched
+    )
     if not followers:
         return head, first
     others = [
@@ -277,6 +347,7 @@ def _process(launch: Launch, log: Path) -> tuple[Launch, Server]:
             env=follower.env,
             kind=head.kind,
             evidence=head.evidence,
+            patched=patched,
         )
         for follower in followers
     ]
@@ -290,7 +361,7 @@ def make_site(scenario: Scenario, options: Options, kind: ServerKind, say: Say, 
     makers: Mapping[ServerKind, Callable[[], Site]] = {
         ServerKind.REHEARSAL: lambda: RehearsalSite(options, scenario),
         ServerKind.PROCESS: lambda: ProcessSite(options, scenario, say),
-        ServerKind.DOCKER: lambda: DockerSite(options, scenario),
+        ServerKind.DOCKER: lambda: DockerSite(options, scenario, say),
         ServerKind.ATTACH: lambda: AttachSite(options, scenario, rehearsal=rehearsal_url),
         ServerKind.LAB: lambda: LabSite(options, scenario),
     }

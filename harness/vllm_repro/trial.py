@@ -132,7 +132,8 @@ async def _boot_and_work(trial: Trial) -> None:
         trial.seen.signs = watch.signs
         try:
             ready = await watch.until_ready()
-            booted = trial.server.booted(facts, ready=ready)
+            # In a thread: to look into a container takes longer than anything that is watched here may wait.
+            booted = await asyncio.to_thread(trial.server.booted, facts, ready=ready)
             if booted != facts:
                 trial.seen.facts = booted
                 trial.journal.write("server-booted", **trial.label, facts=booted)

@@ -23,7 +23,7 @@ from vllm_repro.commands.command import parse
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.journal import read
 from vllm_repro.lab.launch import graph_mode, lab_launch
-from vllm_repro.lab.site import PLUGIN, LabFacts, LabServer, LabSite, read_facts, shown
+from vllm_repro.lab.site import PLUGIN, LabServer, LabSite, read_replaced, shown
 from vllm_repro.launch import Launch
 from vllm_repro.outcome import Outcome
 from vllm_repro.releases.provision import Provisioned, ReleaseCache
@@ -49,7 +49,7 @@ def launch_of(arm: str, facts: Path | None = None) -> Launch:
 
 def server(tmp_path: Path) -> LabServer:
     made = LabServer(("true",), port=1, log=tmp_path / "log", env={}, kind=ServerKind.LAB, evidence=Evidence.LAB)
-    made.facts, made.patched, made.untried = tmp_path / "lab.json", {}, {}
+    made.facts, made.untried = tmp_path / "lab.json", {}
     return made
 
 
@@ -125,9 +125,9 @@ def test_show_lists_what_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_what_the_plugin_wrote(tmp_path: Path) -> None:
     path = tmp_path / "lab.json"
-    assert read_facts(path) == LabFacts()
-    path.write_text(json.dumps({"mechanism": "m", "replaced": [vars(PART)], "patched": []}), encoding="utf-8")
-    assert read_facts(path) == LabFacts((PART,))
+    assert read_replaced(path) == ()
+    path.write_text(json.dumps({"mechanism": "m", "replaced": [vars(PART)]}), encoding="utf-8")
+    assert read_replaced(path) == (PART,)
     facts = ServerFacts(ServerKind.LAB, Evidence.LAB, ())
     assert server(tmp_path).booted(facts, ready=True).replaced == (PART,)
     path.write_text(json.dumps({"replaced": [], "unsupported": ["vllm.a", "vllm.b(c)"]}), encoding="utf-8")

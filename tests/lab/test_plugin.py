@@ -15,8 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_repro.autopsy.logtext import read_lines
-from vllm_repro.autopsy.observed import observed
 from vllm_repro.lab.plugin.vllm_repro_lab.parts import MECHANISMS
 from vllm_repro.lab.plugin.vllm_repro_lab.record import Part, names_in, survey, write_once
 from vllm_repro.lab.site import PLUGIN
@@ -158,22 +156,6 @@ def test_a_mechanism_that_it_does_not_have(tmp_path: Path) -> None:
         1,
         f"the lab has no mechanism 'turbo'; it has {', '.join(MECHANISMS)}",
     )
-
-
-def test_a_process_says_which_changed_files_it_imports(tmp_path: Path) -> None:
-    for name in ("vllm/__init__.py", "vllm/early.py", "vllm/late.py", "vllm/never.py"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    code = (
-        f"import sys; sys.path[:0] = {[str(tmp_path), str(PLUGIN)]!r}; import vllm.early, vllm_repro_lab;"
-        "vllm_repro_lab._watch_imports(['vllm/early.py', 'vllm/late.py', 'vllm/never.py']); import vllm.late"
-    )
-    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
-    seen = observed(read_lines(done.stderr))
-    assert [(one.kind, one.values["file"]) for one in seen] == [
-        ("imported", "vllm/early.py"),
-        ("imported", "vllm/late.py"),
-    ]
 
 
 def test_the_parts_whose_own_lines_run_are_those_that_are_called_or_looked_at() -> None:

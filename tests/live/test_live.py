@@ -6,6 +6,7 @@ Each test boots servers for some minutes. Waits follow the log's progress, so a 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -55,6 +56,21 @@ def test_the_engine_of_0_29_0_refuses_it_and_lives(harness: Harness) -> None:
     trial = done.report["arms"][0]["trials"][0]
     assert (trial["outcome"], trial["trigger"]["crossed"], trial["death"]) == ("clean", True, None)
     assert done.report["verdict"] == "quiet"
+
+
+def test_0_28_0_with_the_fix_laid_over_it_lives(harness: Harness) -> None:
+    """That it dies without is the first test here."""
+    done = harness("run", SCENARIO, "--server", "process", "--vllm", "0.28.0", "--arm", "patched")
+    assert done.status == 0, done.out + done.err
+    (arm,) = done.report["arms"]
+    trial = arm["trials"][0]
+    assert (trial["outcome"], trial["trigger"]["crossed"], trial["death"]) == ("clean", True, None)
+    (changed,) = arm["server"]["patched"]
+    assert (changed["file"], changed["imported"]) == ("vllm/sampling_params.py", True)
+    assert done.folder is not None
+    log = (done.folder / trial["log"]).read_text(encoding="utf-8")
+    processes = set(re.findall(r"REPRO observed imported .*\"pid\": (\d+)", log))
+    assert len(processes) == 3, "API server, EngineCore and worker"
 
 
 def test_a_flag_that_the_release_does_not_know_is_unsupported(harness: Harness, tmp_path: Path) -> None:

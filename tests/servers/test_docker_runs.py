@@ -111,6 +111,19 @@ def test_a_gpu_that_is_not_there_is_unsupported(harness: Harness, engine: Engine
     assert not any(arm["trials"] for arm in done.report["arms"][1:]), "one refusal is enough"
 
 
+def test_a_rehearsal_has_no_source_to_patch(harness: Harness, engine: Engine, rehearsal_image: str) -> None:
+    assert engine.local
+    choice = ("--server", "docker", "--image", rehearsal_image, "--arm", "patched")
+    done = harness("run", "min-tokens-stop-ids", *choice)
+    assert done.status == 2
+    trial = done.report["arms"][0]["trials"][0]
+    assert trial["outcome"] == "unsupported"
+    assert "a rehearsal runs no vLLM, so there is no source to change" in trial["why"]
+    shown = harness("show", "min-tokens-stop-ids", "--as", "docker", "--image", rehearsal_image, "--arm", "patched")
+    assert shown.status == 2
+    assert "no vLLM whose source could be changed" in shown.err
+
+
 def test_an_image_that_is_not_there_says_how_to_get_it(harness: Harness, engine: Engine) -> None:
     assert engine.local
     done = harness("run", "min-tokens-stop-ids", "--server", "docker", "--image", "vllm/vllm-openai:v0.0.0-nope")

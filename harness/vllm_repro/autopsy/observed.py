@@ -1,6 +1,7 @@
-"""What the lab's plugin saw inside the engine: lines that it puts into the server's own log, so that the log stays the one record.
+"""What our plugins saw inside the engine: lines that they put into the server's own log, so that the log stays the one record.
 
 INFO 11-21 20:22:35 [...] LAB observed store {"event": 3, "blocks": 80, "distinct": 54}
+REPRO observed imported {"file": "vllm/sampling_params.py", "sha256": "…", "pid": 4711}
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from vllm_repro.autopsy.logtext import Line
 
 __all__ = ["Observed", "observed"]
 
-_LINE = re.compile(r"LAB observed (\w+) (\{.*\})\s*$")
+_LINE = re.compile(r"(?:LAB|REPRO) observed (\w+) (\{.*\})\s*$")
 _MOST = 10_000
 
 
@@ -31,7 +32,7 @@ def observed(lines: Iterable[Line]) -> tuple[Observed, ...]:
     """Every observation of a log, in order; the first 10,000, since an engine that runs for a day makes more than anybody reads."""
     found: list[Observed] = []
     for line in lines:
-        if "LAB observed" not in line.text or not (match := _LINE.search(line.text)):
+        if " observed " not in line.text or not (match := _LINE.search(line.text)):
             continue
         try:
             values = json.loads(match[2])

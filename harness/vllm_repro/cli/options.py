@@ -55,7 +55,7 @@ def add_server_options(parser: argparse.ArgumentParser, which: Sequence[str] = _
             "--patch",
             type=Path,
             metavar="FILE",
-            help="a unified diff of vLLM to lay over the release, in the lab: what git diff prints in a checkout of vLLM",
+            help="a unified diff of vLLM to lay over the image or release: what git diff prints in a checkout of vLLM",
         )
 
 

@@ -251,10 +251,10 @@ def _program() -> tuple[str, ...]:
 def _refuse_idle_options(options: Options, kind: ServerKind) -> None:
     """An option that the chosen server does not look at would be obeyed in the caller's mind only."""
     for flag, value, kinds in (
-        ("--url", options.url, {ServerKind.ATTACH}),
-        ("--log", options.log, {ServerKind.ATTACH}),
-        ("--image", options.image, {ServerKind.DOCKER}),
-        ("--patch", options.patch, {ServerKind.LAB}),
+        ("--url", options.url, (ServerKind.ATTACH,)),
+        ("--log", options.log, (ServerKind.ATTACH,)),
+        ("--image", options.image, (ServerKind.DOCKER,)),
+        ("--patch", options.patch, (ServerKind.DOCKER, ServerKind.PROCESS, ServerKind.LAB)),
     ):
         if value is not None and kind not in kinds:
             raise UsageError(

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+from dataclasses import replace
+from functools import partial
 
-from vllm_repro.catalogue import find, find_arms
+from vllm_repro.catalogue import find, find_arms, to_stderr
 from vllm_repro.choice import Options, default_image, weights_for
 from vllm_repro.cli.common import Subparsers, print_json, verb
 from vllm_repro.cli.options import add_server_options, server_options
 from vllm_repro.commands.compose_file import compose_text, service
 from vllm_repro.errors import InfraError
 from vllm_repro.lab.site import shown as lab_text
+from vllm_repro.laid import Laid, over_container, over_installed, over_release
 from vllm_repro.launch import Weights, container_launch, process_launch
+from vllm_repro.patch import read_diff
+from vllm_repro.releases.localvllm import local_vllm
+from vllm_repro.releases.provision import ReleaseCache
 from vllm_repro.scenario import Arm, Scenario
 from vllm_repro.servers.base import Evidence
 from vllm_repro.servers.docker_engine import connect, image_facts
@@ -33,12 +39,14 @@ def add(subparsers: Subparsers) -> None:
     parser.add_argument("scenario", metavar="SCENARIO")
     parser.add_argument("--arm", default=None, help="one arm; the first one where none is named")
     parser.add_argument("--as", dest="style", choices=STYLES, default="serve", help="how to write it (default: serve)")
-    add_server_options(parser, which=("image", "vllm", "model", "weights", "port"))
+    add_server_options(parser, which=("image", "vllm", "model", "weights", "port", "patch"))
 
 
 def run(arguments: argparse.Namespace) -> int:
     scenario = find(arguments.scenario)
     arm = find_arms(scenario, [arguments.arm] if arguments.arm else None)[0]
+    if patch := server_options(arguments).patch:
+        arm = replace(arm, patches=(*arm.patches, *read_diff(patch)))
     text = command_text(scenario, arm, server_options(arguments), arguments.style)
     if arguments.json:
         print_json({"scenario": scenario.id, "arm": arm.name, "as": arguments.style, "command": text})
@@ -55,14 +63,23 @@ def command_text(scenario: Scenario, arm: Arm, options: Options, style: str) -> 
     weights = weights_for(scenario, options)
     evidence = Evidence.GPU if scenario.needs.gpus else Evidence.CPU
     if style == "serve":
-        launch = process_launch(scenario, arm, vllm=("vllm",), env={}, weights=weights, port=port, evidence=evidence)
+        laid = _laid_over_local(arm, options)
+        launch = process_launch(
+            scenario,
+            arm,
+            vllm=laid.vllm or ("vllm",),
+            env=laid.env,
+            weights=weights,
+            port=port,
+            evidence=evidence,
+        )
         return launch.render()
     image = options.image or default_image(scenario, options.vllm or scenario.try_with)
     if _is_rehearsal(image):
         evidence, weights = Evidence.REHEARSAL, Weights(options.model or scenario.model.name)
-    launch = container_launch(
+    made = partial(
+        container_launch,
         scenario,
-        arm,
         image=image,
         weights=weights,
         port=port,
@@ -70,10 +87,34 @@ def command_text(scenario: Scenario, arm: Arm, options: Options, style: str) -> 
         labels={},
         version=options.vllm,
     )
-    assert launch.container is not None
+    shown = made(replace(arm, patches=()))
+    if arm.patches:
+        assert shown.container is not None
+        laid = over_container(shown.container, arm.patches, "show", to_stderr)
+        shown = made(arm, mounts=laid.mounts, more_env=laid.env)
+    assert shown.container is not None
     if style == "compose":
-        return compose_text({arm.name: service(launch.container)}).rstrip()
-    return launch.render()
+        return compose_text({arm.name: service(shown.container)}).rstrip()
+    return shown.render()
+
+
+def _laid_over_local(arm: Arm, options: Options) -> Laid:
+    """The arm's changes of vLLM's source over the release that is named, where the cache has it, or the `vllm` on PATH.
+
+    Raises `InfraError` where neither is here: there is nothing then that the changed files could be made from.
+    """
+    if not arm.patches:
+        return Laid()
+    if options.vllm and (release := ReleaseCache().get(options.vllm)):
+        return over_release(release, arm.patches, to_stderr)
+    found = None if options.vllm else local_vllm()
+    if found is None:
+        what = f"vLLM {options.vllm} is not in the cache" if options.vllm else "no vllm is installed here"
+        raise InfraError(
+            f"{what}, and the arm {arm.name} changes files of it",
+            hint="run it once with --server process --vllm V, or show it --as docker or --as lab",
+        )
+    return over_installed(found.executable, arm.patches, to_stderr)
 
 
 def _is_rehearsal(image: str) -> bool:

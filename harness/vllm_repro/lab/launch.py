@@ -13,6 +13,8 @@ from vllm_repro.launch import CPU_ENV, LOOPBACK, OFFLINE_ENV, Launch, Weights
 from vllm_repro.scenario import Arm, Scenario
 from vllm_repro.servers.base import Evidence, ServerKind
 from vllm_repro.sizes import Size
+from vllm_repro.witness import PLUGIN as WITNESS
+from vllm_repro.witness import witness_env
 from vllm_repro.workload import Step, requests_of
 
 __all__ = ["graph_mode", "lab_launch", "no_lab"]
@@ -83,7 +85,7 @@ def lab_launch(
         "VLLM_USE_V2_MODEL_RUNNER=0: the reported release used the first model runner",
         "VLLM_DEBUG_WORKSPACE=1: vLLM's own lines about the workspace's size",
         "TORCHDYNAMO_DISABLE=1: the sampler is not compiled either, which needs a C++ compiler and a third of the boot",
-        *(f"{patch}" + (f": {patch.why}" if patch.why else "") for patch in arm.patches),
+        *arm.changed_source(),
         f"bound to {LOOPBACK}, on a free port",
     ]
     command = command.with_model(str(model)).with_flags("--load-format dummy", f"--host {LOOPBACK}", f"--port {port}")
@@ -98,7 +100,7 @@ def lab_launch(
         "REPRO_LAB_MECHANISM": lab.mechanism,
         **({"REPRO_LAB_GRAPHS": graph_mode(command)} if graph_mode(command) else {}),
         **({"REPRO_LAB_FACTS": str(facts)} if facts is not None else {}),
-        **({"REPRO_LAB_PATCHED": ":".join(sorted({patch.file for patch in arm.patches}))} if arm.patches else {}),
+        **(witness_env({patch.file for patch in arm.patches}, str(plugin), str(WITNESS)) if arm.patches else {}),
     }
     argv = (*vllm, "serve", *command.argv())
     weights = Weights("lab", model, dummy=True, stand_in=stand_in)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from vllm_repro.choice import Options
@@ -17,25 +17,23 @@ from vllm_repro.releases.overlay import changed_files, overlay
 from vllm_repro.releases.provision import ReleaseCache, cache_root, provision
 from vllm_repro.releases.tinymodel import cached_model
 from vllm_repro.scenario import Arm, Lab, Model, Scenario
-from vllm_repro.servers.base import Evidence, Patched, Replaced, Server, ServerFacts, ServerKind
+from vllm_repro.servers.base import Evidence, Replaced, Server, ServerFacts, ServerKind
 from vllm_repro.servers.process import ProcessServer, free_port
 from vllm_repro.site import Site
 
-__all__ = ["PLUGIN", "LabFacts", "LabServer", "LabSite", "read_facts", "shown"]
+__all__ = ["PLUGIN", "LabServer", "LabSite", "read_replaced", "shown"]
 
 PLUGIN = Path(__file__).resolve().parent / "plugin"
 """A folder for PYTHONPATH: the plugin and its metadata, by which vLLM finds it."""
 
 
 class LabServer(ProcessServer):
-    """A process whose plugin says, in the file `facts`, what it replaced, and which changed files it found.
+    """A process whose plugin says, in the file `facts`, what it replaced.
 
-    patched: sha256 of each file that was changed for this trial, by its name below the folder of packages. untried: what of the changes
-    the lab runs something else for, by file.
+    untried: what of the changes of vLLM's source the lab runs something else for, by file.
     """
 
     facts: Path
-    patched: Mapping[str, str]
     untried: Mapping[str, tuple[str, ...]]
 
     def booted(self, facts: ServerFacts, *, ready: bool) -> ServerFacts:
@@ -44,39 +42,24 @@ class LabServer(ProcessServer):
                 "the release did not load the lab's plugin, so nothing is known about what ran",
                 hint="unset VLLM_PLUGINS where it is set: it keeps vLLM from loading others",
             )
-        found = read_facts(self.facts)
-        seen = {changed.file: changed.sha256 for changed in found.patched}
-        if ready and seen != self.patched:
-            raise InfraError(
-                f"the server did not find the patched files: {', '.join(sorted(self.patched))}",
-                hint="the cache may be damaged: vllm-repro clean --envs --yes, then run it again",
-            )
-        patched = tuple(replace(one, untried=self.untried.get(one.file, ())) for one in found.patched)
-        return replace(facts, replaced=found.replaced, patched=patched)
+        replaced = read_replaced(self.facts)
+        booted = super().booted(facts, ready=ready)
+        patched = tuple(replace(one, untried=self.untried.get(one.file, ())) for one in booted.patched)
+        return replace(booted, replaced=replaced, patched=patched)
 
 
-@dataclass(frozen=True)
-class LabFacts:
-    """What the plugin wrote about a server: the names that it replaced, and the changed files that it found."""
-
-    replaced: tuple[Replaced, ...] = ()
-    patched: tuple[Patched, ...] = ()
-
-
-def read_facts(path: Path) -> LabFacts:
-    """What the plugin wrote; empty where it did not get so far. Raises `Unsupported` naming what the release lacks."""
+def read_replaced(path: Path) -> tuple[Replaced, ...]:
+    """The names that the plugin replaced; none where it did not get so far. Raises `Unsupported` naming what the release lacks."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return LabFacts()
+        return ()
     if lacking := found.get("unsupported"):
         raise Unsupported(
             f"the lab cannot run this release: it has no {', '.join(lacking)}",
             hint="--vllm names another release; vllm-repro show … --as lab says what the lab replaces",
         )
-    return LabFacts(
-        tuple(Replaced(**part) for part in found["replaced"]), tuple(Patched(**part) for part in found["patched"])
-    )
+    return tuple(Replaced(**part) for part in found["replaced"])
 
 
 class LabSite(Site):
@@ -135,10 +118,15 @@ class LabSite(Site):
             port=self._port or free_port(),
         )
         server = LabServer(
-            launch.argv, port=launch.port, log=log, env=launch.env, kind=self.kind, evidence=self.evidence
+            launch.argv,
+            port=launch.port,
+            log=log,
+            env=launch.env,
+            kind=self.kind,
+            evidence=self.evidence,
+            patched=digests,
         )
-        server.facts, server.patched = facts, digests
-        server.untried = self._untried(arm)
+        server.facts, server.untried = facts, self._untried(arm)
         return launch, server
 
     def _untried(self, arm: Arm) -> dict[str, tuple[str, ...]]:
@@ -154,6 +142,8 @@ def shown(scenario: Scenario, arm: Arm, options: Options, port: int) -> str:
     """The command, ready to paste, and below it what is replaced, as comments. The release is called `vllm` where it is not here yet."""
     version = options.vllm or scenario.try_with
     release = ReleaseCache().get(version)
+    if release and arm.patches:
+        release = overlay(cache_root(), release, arm.patches, lambda _: None).release
     vllm = release.argv_prefix if release else ("vllm",)
     if scenario.lab is None:
         raise no_lab(scenario)

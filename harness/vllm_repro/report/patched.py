@@ -30,10 +30,18 @@ def _arm(arm: ArmReport) -> str:
     text = f"`{arm.name}`" + (f": {cell('; '.join(whys))}" if whys else "")
     text += "\n\n" + fence("\n".join(line for patch in arm.patches for line in _diff(patch)), "diff")
     loaded = arm.server.get("patched") or ()
-    hashes = [f"- `{changed['file']}` sha256 `{changed['sha256']}`{''.join(untried_in(changed))}" for changed in loaded]
+    hashes = [
+        f"- `{changed['file']}` sha256 `{changed['sha256']}`{_inside(changed)}{''.join(untried_in(changed))}"
+        for changed in loaded
+    ]
     return text + (
         "\n\nAs the server's own process found them:\n\n" + "\n".join(hashes) if hashes else "\n\nNo server loaded it."
     )
+
+
+def _inside(changed: Mapping[str, Any]) -> str:
+    place = changed.get("inside")
+    return f"; the same hash was read in the running container, of `{place}`" if place else ""
 
 
 def untried_in(changed: Mapping[str, Any]) -> list[str]:

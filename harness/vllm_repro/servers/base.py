@@ -73,12 +73,14 @@ class Replaced:
 class Patched:
     """A file of a release that was changed for a trial: its name below the folder of packages, and its hash as the server found it.
 
-    untried: changed functions of it in whose place something else runs.
+    untried: changed functions of it in whose place something else runs. inside: its path in a running container, where a program that
+    was run in there read the same hash; empty elsewhere.
     """
 
     file: str
     sha256: str
     untried: tuple[str, ...] = ()
+    inside: str = ""
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,15 @@ import psutil
 
 from vllm_repro.commands.container import LOOPBACK, ContainerSpec, looks_secret
 from vllm_repro.errors import HarnessBug, InfraError, Unsupported
-from vllm_repro.servers.base import Evidence, Exit, Server, ServerFacts, ServerKind
+from vllm_repro.laid import Laid
+from vllm_repro.servers.base import Evidence, Exit, Patched, Server, ServerFacts, ServerKind
 from vllm_repro.servers.docker_engine import Engine, ImageFacts, connect, image_facts, our_labels
 from vllm_repro.servers.docker_errors import ENGINE_ERRORS, explain
 from vllm_repro.servers.docker_leftovers import remove_container
 from vllm_repro.servers.docker_output import STDERR, STDOUT, WholeLines, chunks, close, demuxed, without_first
+from vllm_repro.servers.docker_source import hashes_inside
 from vllm_repro.servers.docker_words import create_arguments, exit_of
+from vllm_repro.witness import witnessed
 
 __all__ = ["DockerServer"]
 
@@ -44,7 +47,8 @@ class DockerServer(Server):
     """Runs the container of `spec`.
 
     spec: must publish a port on 127.0.0.1, or use the host's network and have `port` said. run: id of the
-    run, for the labels. grace: seconds between SIGTERM and SIGKILL at the end. engine: how to reach one.
+    run, for the labels. grace: seconds between SIGTERM and SIGKILL at the end. engine: how to reach one. laid: the changes of vLLM's
+    source that `spec` mounts over the image's own.
     """
 
     log_path: Path
@@ -59,6 +63,7 @@ class DockerServer(Server):
         port: int | None = None,
         grace: float = 15.0,
         engine: Callable[[], Engine] = connect,
+        laid: Laid | None = None,
     ) -> None:
         if any(publish.host_ip != LOOPBACK for publish in spec.publish):
             raise HarnessBug(f"a container would be published beyond {LOOPBACK}")
@@ -72,6 +77,7 @@ class DockerServer(Server):
         self.log_path = log
         self.evidence = evidence
         self.grace = grace
+        self.laid = laid
         self._connect = engine
         self._engine: Engine | None = None
         self._container: str | None = None
@@ -83,6 +89,13 @@ class DockerServer(Server):
 
     async def start(self) -> ServerFacts:
         return await asyncio.to_thread(self._launch)
+
+    def booted(self, facts: ServerFacts, *, ready: bool) -> ServerFacts:
+        if self.laid is None:
+            return facts
+        log = self.log_path.read_text(encoding="utf-8", errors="replace")
+        seen = witnessed(log, self.laid.digests, ready=ready)
+        return replace(facts, patched=self._read_inside(self.laid, seen) if ready else seen)
 
     async def exited(self) -> Exit:
         if self._container is None:
@@ -105,6 +118,25 @@ class DockerServer(Server):
             return ()
         # Docker's init stands before the API server; without it the API server is the first process.
         return below if self.spec.init else (first.pid, *below)
+
+    def _read_inside(self, laid: Laid, seen: tuple[Patched, ...]) -> tuple[Patched, ...]:
+        """What the server's processes said, held against what a program finds that is run in their container."""
+        engine, container, inside = self._engine, self._container, laid.inside
+        if engine is None or container is None or inside is None:
+            return seen
+        paths = [inside.paths[one.file] for one in seen]
+        try:
+            hashes = hashes_inside(engine, container, inside.python, paths)
+        except InfraError:
+            if self._runs(engine, container):
+                raise
+            return seen  # it died meanwhile, which says more
+        for one, path, found in zip(seen, paths, hashes, strict=True):
+            if found != one.sha256:
+                raise InfraError(
+                    f"{path} in the running container has sha256 {found}, and is not the patched {one.file}"
+                )
+        return tuple(replace(one, inside=path) for one, path in zip(seen, paths, strict=True))
 
     # ── start ───────────────────────────────────────────────────────────────────────────────────────────
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,7 @@ from vllm_repro.commands.container import looks_secret
 from vllm_repro.errors import InfraError
 from vllm_repro.processes import Started, start
 from vllm_repro.servers.base import Evidence, Exit, Server, ServerFacts, ServerKind
+from vllm_repro.witness import witnessed
 
 __all__ = ["ProcessServer", "check_port", "free_port"]
 
@@ -62,7 +64,8 @@ def _steers_vllm(name: str) -> bool:
 class ProcessServer(Server):
     """Runs `argv`, which must make it listen on `port`.
 
-    env: what is set on top of the caller's environment. Recorded is that and what of the caller's vLLM reads, without secrets. The
+    patched: sha256 of each file of vLLM's source that was changed for it, by its name below the folder of packages. env: what is set on
+    top of the caller's environment. Recorded is that and what of the caller's vLLM reads, without secrets. The
     caller's PYTHONOPTIMIZE is not passed on: it takes the assertions out of vLLM, of which some of these engines die.
     """
 
@@ -76,20 +79,21 @@ class ProcessServer(Server):
         kind: ServerKind,
         evidence: Evidence,
         grace: float = 15.0,
+        patched: Mapping[str, str] | None = None,
     ) -> None:
         self.argv = tuple(argv)
         self.port = port
-        self.log_path = log
+        self.log_path: Path = log
         self.env = dict(env)
         self.kind = kind
         self.evidence = evidence
         self.grace = grace
+        self.patched = dict(patched or {})
         self.base_url = f"http://{LOOPBACK}:{port}"
         self._started: Started | None = None
 
     async def start(self) -> ServerFacts:
         check_port(self.port)
-        assert self.log_path is not None
         inherited = {name: value for name, value in os.environ.items() if name != "PYTHONOPTIMIZE"}
         self._started = start(self.argv, inherited | self.env, self.log_path)
         told = {name: value for name, value in inherited.items() if _steers_vllm(name)} | self.env
@@ -100,6 +104,12 @@ class ProcessServer(Server):
             {key: value for key, value in told.items() if not looks_secret(key)},
             pid=self._started.popen.pid,
         )
+
+    def booted(self, facts: ServerFacts, *, ready: bool) -> ServerFacts:
+        if not self.patched:
+            return facts
+        log = self.log_path.read_text(encoding="utf-8", errors="replace")
+        return replace(facts, patched=witnessed(log, self.patched, ready=ready))
 
     async def exited(self) -> Exit:
         if self._started is None:

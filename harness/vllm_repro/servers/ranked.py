@@ -43,6 +43,10 @@ class RankedServer(Server):
             raise
 
     def booted(self, facts: ServerFacts, *, ready: bool) -> ServerFacts:
+        for follower in self.followers:
+            follower.booted(
+                facts, ready=ready
+            )  # what it would say of itself the first node says too; what is wrong with it, it alone
         return self.head.booted(facts, ready=ready)
 
     async def exited(self) -> Exit:

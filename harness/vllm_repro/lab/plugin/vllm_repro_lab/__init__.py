@@ -6,18 +6,13 @@ standard library, torch and vllm; nothing of the harness is there.
 
     REPRO_LAB_MECHANISM  for example "turboquant"
     REPRO_LAB_FACTS      where to write what is replaced, or what this release lacks
-    REPRO_LAB_PATCHED    files that were changed, below the folder of packages and separated by colons: their hashes go into the facts, and
-                         each process that imports one says so in the log
     REPRO_LAB_GRAPHS     the CUDA graph mode that the command line asks for: the CPU platform wipes it from vLLM's configuration
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Mapping
-from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -40,7 +35,6 @@ def register() -> None:
     if mechanism is None:
         sys.exit(f"the lab has no mechanism {name!r}; it has {', '.join(MECHANISMS)}")
     _record(mechanism)
-    _watch_imports([name for name in os.environ.get("REPRO_LAB_PATCHED", "").split(":") if name])
     mechanism.install()
 
 
@@ -51,45 +45,9 @@ def _record(mechanism: Mechanism) -> None:
         return
     found = survey(mechanism.parts, _source)
     if path:
-        write_once(Path(path), {"mechanism": mechanism.name, "patched": _patched(), **found.as_fields()})
+        write_once(Path(path), {"mechanism": mechanism.name, **found.as_fields()})
     if found.missing:
         sys.exit(f"the lab cannot run this release: it has no {', '.join(found.missing)}")
-
-
-def _patched() -> list[dict[str, str]]:
-    """Each changed file as this process would import it."""
-    found: list[dict[str, str]] = []
-    spec = find_spec("vllm")
-    for name in filter(None, os.environ.get("REPRO_LAB_PATCHED", "").split(":")):
-        for package in (spec.submodule_search_locations if spec else None) or ():
-            path = Path(package).parent / name
-            if path.is_file():
-                found.append({"file": name, "sha256": sha256(path.read_bytes()).hexdigest()})
-    return found
-
-
-def _watch_imports(files: list[str]) -> None:
-    """Says in the log which changed files this process imports: a change of code that no process imports was not tried."""
-    waiting = {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name for name in files}
-    for module in waiting.keys() & sys.modules.keys():
-        _say_imported(waiting.pop(module))
-    if waiting:
-        sys.meta_path.insert(0, _Imports(waiting))
-
-
-def _say_imported(file: str) -> None:
-    print(f"LAB observed imported {json.dumps({'file': file})}", file=sys.stderr, flush=True)
-
-
-class _Imports:
-    """Asked first for every module, and finds none. files: by the module's name."""
-
-    def __init__(self, files: Mapping[str, str]) -> None:
-        self._files = dict(files)
-
-    def find_spec(self, name: str, *_: object) -> None:
-        if file := self._files.pop(name, None):
-            _say_imported(file)
 
 
 def _source(part: Part) -> tuple[str, Path] | None:

@@ -1,0 +1,31 @@
+"""A package `vllm` of two files, and a program that does with it what vLLM does: it loads the general plugins, then imports."""
+
+from __future__ import annotations
+
+import py_compile
+from pathlib import Path
+
+from vllm_repro.patch import Patch
+
+FILE = "vllm/answer.py"
+BEFORE = "ANSWER = 41\n"
+PATCH = Patch(FILE, "ANSWER = 41", "ANSWER = 42")
+
+PROGRAM = """
+import importlib.metadata, sys, time
+for point in importlib.metadata.entry_points(group="vllm.general_plugins"):
+    point.load()()
+import vllm.answer
+print("ANSWER", vllm.answer.ANSWER, flush=True)
+"""
+
+
+def write_package(folder: Path, *, stale: bool = False) -> Path:
+    """The package in `folder`. stale: with a compiled form of another text, which Python is told to take unasked."""
+    (folder / "vllm").mkdir(parents=True)
+    (folder / "vllm" / "__init__.py").touch()
+    (folder / FILE).write_text("ANSWER = 7\n" if stale else BEFORE, encoding="utf-8")
+    if stale:
+        py_compile.compile(str(folder / FILE), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+        (folder / FILE).write_text(BEFORE, encoding="utf-8")
+    return folder

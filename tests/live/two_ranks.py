@@ -1,0 +1,88 @@
+"""A run of one engine over two nodes in the background, and the processes of its second node, for tests that signal them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import docker
+import psutil
+
+SCENARIO = Path(__file__).parents[1] / "data" / "declared" / "two_ranks.py"
+
+
+@dataclass
+class Run:
+    """A run of the harness in the background, whose long request is in flight."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+
+    def journal(self) -> list[dict[str, Any]]:
+        text = (self.folder / "journal.jsonl").read_text(encoding="utf-8")
+        return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+
+    def facts(self) -> dict[str, Any]:
+        facts: dict[str, Any] = next(entry for entry in self.journal() if entry["event"] == "server-started")["facts"]
+        return facts
+
+    def second_node(self) -> psutil.Process:
+        """The first process of rank 1: its `vllm serve`, or in a container Docker's init, whose child that is."""
+        rank = self.facts()["ranks"][0]
+        if rank["pid"] is not None:
+            return psutil.Process(int(rank["pid"]))
+        client = docker.from_env()
+        try:
+            return psutil.Process(int(client.api.inspect_container(rank["container_id"])["State"]["Pid"]))
+        finally:
+            client.close()
+
+    def worker(self) -> psutil.Process:
+        """The worker of rank 1."""
+        children = self.second_node().children(recursive=True)
+        return next(child for child in children if "Worker_TP1" in " ".join(child.cmdline()))
+
+    def report(self) -> dict[str, Any]:
+        self.process.wait(timeout=280)
+        report: dict[str, Any] = json.loads((self.folder / "report.json").read_text(encoding="utf-8"))
+        return report
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(timeout=120)
+
+
+def begin(out: Path, *options: str) -> Run:
+    """Starts a run with these options and returns when its request was sent. The caller ends it."""
+    command = [sys.executable, "-m", "vllm_repro", "run", str(SCENARIO)]
+    process = subprocess.Popen(
+        [*command, "--out", str(out), *options],
+        env={**os.environ, "CI": "true"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        while not (folders := list((out / "two-ranks").glob("2*/journal.jsonl"))):
+            assert process.poll() is None
+            time.sleep(0.1)
+        run = Run(process, folders[0].parent)
+        size, grown = 0, time.monotonic()
+        while not any(entry["event"] == "request-sent" for entry in run.journal()):
+            assert process.poll() is None, "the run ended before its request was sent"
+            now = sum(log.stat().st_size for log in (run.folder / "logs").iterdir())
+            if now != size:
+                size, grown = now, time.monotonic()
+            assert time.monotonic() - grown < 240, "the boot makes no progress"
+            time.sleep(0.2)
+    except BaseException:
+        process.terminate()
+        process.wait(timeout=120)
+        raise
+    return run
