@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from packaging.version import Version
 from reference.pools import Pool
 from reference.table import Boot
 from reference.tables.sco_hybrid import AMPLE
@@ -112,7 +113,10 @@ def judged_pools() -> list[Pool]:
     return [
         pool
         for pool in recording(SCO).pools
-        if pool.release < "0.22" and pool.cpu_blocks == AMPLE and pool.caching and not pool.groups[0][1]
+        if Version(pool.release) < Version("0.22.0")
+        and pool.cpu_blocks == AMPLE
+        and pool.caching
+        and not pool.groups[0][1]
     ]
 
 
