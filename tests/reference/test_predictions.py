@@ -70,11 +70,12 @@ def test_what_would_have_crossed_lives_where_it_is_reserved() -> None:
     assert {True, False} == set(crossed)
 
 
-def test_the_step_that_died_is_the_one_that_was_computed() -> None:
+def test_the_step_that_died_is_the_one_that_was_computed_and_asked_for_as_much() -> None:
     for boot, shown in recording(TQ).boots.items():
         if shown.died:
-            found = continuations(facts(TQ, boot, shown, len(shown.answers) - 1))
-            assert Continuation(*shown.step[0]) in found
+            found = facts(TQ, boot, shown, len(shown.answers) - 1)
+            assert Continuation(*shown.step[0]) in continuations(found)
+            assert f"requires {largest(found) / MB:.2f} MB" in (shown.message or "")
 
 
 def test_what_decoding_locks_is_computed_to_the_byte() -> None:
