@@ -31,6 +31,9 @@ lab-%: $(BIN)/vllm-repro ## reproduce it in real vLLM on the CPU, with its CUDA 
 rehearse-%: $(BIN)/vllm-repro ## show a scenario at work on the rehearsal engine, in seconds
 	@$(RUN) $* --server rehearsal
 
+reference-%: $(BIN)/vllm-repro ## record anew what real releases do with the seeded combinations of its reference table
+	@PYTHONPATH=fixtures $(BIN)/python -m reference $*
+
 test: $(BIN)/vllm-repro ## all tests that need neither Docker nor a real vLLM
 	@$(BIN)/python -m pytest tests -n 2 --dist worksteal -m "not docker and not live"
 

@@ -63,22 +63,24 @@ def test_a_prompt_shorter_than_the_template_is_refused() -> None:
 
 
 class Tokenizer:
-    """`/tokenize` of a server with a token a word, as far as prompts ask it."""
+    """`/tokenize` of a server with a token a word, as far as prompts ask it. vocabulary: how many tokens there are."""
+
+    def __init__(self, vocabulary: int = 2**32) -> None:
+        self._vocabulary = vocabulary
 
     async def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
         assert path == "/tokenize"
         messages = body.get("messages")
         text = str(body["prompt"]) if messages is None else " ".join(str(message["content"]) for message in messages)
-        ids = [zlib.crc32(word.encode()) for word in text.split()]
+        ids = [zlib.crc32(word.encode()) % self._vocabulary for word in text.split()]
         overhead = 0 if messages is None else 3 * len(messages) + 5 * len(body.get("tools", ()))
         content = {"tokens": ids, "count": len(ids) + overhead}
         return httpx.Response(200, json=content, request=httpx.Request("POST", "http://server/tokenize"))
 
 
-def completed(tokens: int, seed: str, shared: int = 0) -> list[int]:
-    made = asyncio.run(
-        build_completion(cast("Client", Tokenizer()), "m", tokens, seed, shared=shared, shared_seed="head")
-    )
+def completed(tokens: int, seed: str, shared: int = 0, vocabulary: int = 2**32) -> list[int]:
+    client = cast("Client", Tokenizer(vocabulary))
+    made = asyncio.run(build_completion(client, "m", tokens, seed, shared=shared, shared_seed="head"))
     return list(made.body["prompt"])
 
 
@@ -88,6 +90,15 @@ def test_completions_that_share_begin_alike_and_differ_at_once_after_it(shared: 
     assert len(one) == len(other) == shared + rest
     assert one[:shared] == other[:shared]
     assert one[shared] != other[shared]
+
+
+@given(st.integers(1, 60), st.integers(8, 60), st.text(max_size=4))
+def test_no_more_is_shared_than_was_asked_for_however_few_tokens_there_are(shared: int, rest: int, seed: str) -> None:
+    whole = completed(shared + 1, "", shared + 1, vocabulary=3)
+    made = completed(shared + rest, seed, shared, vocabulary=3)
+    assert len(made) == shared + rest
+    assert made[:shared] == whole[:shared]
+    assert made[shared] != whole[shared]
 
 
 def test_a_chat_counts_what_was_said_before_and_its_tools() -> None:

@@ -153,15 +153,16 @@ async def build_completion(
 ) -> Prompt:
     """A text completion's prompt, as the token ids themselves: their number is the length, whatever the vocabulary.
 
-    Its first `shared` ids are made from `shared_seed`, the others from `seed`.
+    Its first `shared` ids are made from `shared_seed` and no more of them are: the others are made from `seed`.
     """
-    ids: list[int] = []
-    calls = 0
-    for wanted, source in ((shared, shared_seed), (tokens - shared, seed)):
-        if wanted:
-            ids += await _ids(client, model, wanted, source)
-            calls += 1
-    return Prompt({"prompt": ids}, tokens, calls)
+    if not shared or shared == tokens:
+        return Prompt({"prompt": await _ids(client, model, tokens, shared_seed if shared else seed)}, tokens, 1)
+    *head, following = await _ids(client, model, shared + 1, shared_seed)
+    own = await _ids(client, model, tokens - shared + 1, seed)
+    # By chance the own ones may begin as the shared ones go on, and a block of the prefix cache would be full that should not be.
+    other = next((place for place, one in enumerate(own) if one != following), 0)
+    own[0], own[other] = own[other], own[0]
+    return Prompt({"prompt": head + own[:-1]}, tokens, 2)
 
 
 async def build_needle(client: Client, model: str, tokens: int, seed: str) -> tuple[Prompt, str]:

@@ -60,7 +60,8 @@ class _Outgrown(Condition):
             return Finding(False, ("the server has a model of another shape, so what it locks cannot be computed",))
         if sequences is None:
             return Finding(False, ("--max-num-seqs is not known, so what decoding locks cannot be computed",))
-        needed = decode_bytes(facts.shape, capture_batch(sequences))
+        # What is reserved for decoding is for all sequences, graphs or not.
+        needed = decode_bytes(facts.shape, sequences if facts.reserved else capture_batch(sequences))
         return _judged(facts, facts.shape, max(long, key=lambda part: part.context), needed)
 
     def __str__(self) -> str:

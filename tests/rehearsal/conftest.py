@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-
-# the engine's modules are imported as a package where a test looks at one alone, and the helpers by their full name
-sys.path[:0] = [str(ROOT), str(ROOT / "fixtures")]
-
-from tests.rehearsal.rehearsal_process import TINY, Running, Start  # noqa: E402  # found by the path set above
+from tests.rehearsal.rehearsal_process import TINY, Running, Start
 
 
 @pytest.fixture

@@ -1,119 +1,44 @@
-"""The hybrid pool and the stores of the offload connector, against what vLLM's own scheduler does with the same prompts."""
+"""The hybrid pool and the stores of the offload connector: in single parts, in the reported pool, and in a server."""
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference.pools import Fate, Pool, rehearsed
 from rehearsal.blockstore import Block, BlockStore, FreeList, FreeListError
-from rehearsal.defects.offload import SimpleOffload
 from rehearsal.forecast import listed_twice
 from rehearsal.hybrid import Group, HybridPool
-from rehearsal.release import Release
 from rehearsal.request import Request, SamplingParams
 from rehearsal.scheduler import Scheduler
 from tests.rehearsal.rehearsal_process import DEAD_BODY, Start, in_order
 
-DSV4 = (Group(256), Group(64, 128), Group(64, 128), Group(4, 8), Group(8, 128))
-"""The groups that vLLM 0.21.0 makes of DeepSeek-V4-Flash's layers."""
+DSV4 = ((256, 0), (64, 128), (64, 128), (4, 8), (8, 128))
+"""The groups that vLLM 0.21.0 makes of DeepSeek-V4-Flash's layers: the block size and window of each."""
 
-
-@dataclass
-class Played:
-    """Distinct prompts of one length, one after another, without a server."""
-
-    version: str = "0.21.0"
-    blocks: int = 330
-    groups: tuple[Group, ...] = (Group(32), Group(32, 128))
-    chunk: int = 2048
-    cpu_blocks: int = 32_768
-    caching: bool = True
-    twice: int = 0
-    free: tuple[int, int] = (0, 0)
-    """What the counter says and what the list has, before the step that died."""
-
-    def dies_at(self, length: int, *, answer: int = 8, requests: int = 4) -> int | None:
-        """Number of the request that dies, from 1; None where all live."""
-        release = Release.parse(self.version)
-        pool = HybridPool(self.blocks, self.groups, self.caching, self.chunk, once=release.frees_blocks_once)
-        offload = SimpleOffload(release, pool, self.cpu_blocks)
-        scheduler = Scheduler(self.chunk, 8, True, pool, offload)
-        for number in range(1, requests + 1):
-            prompt = [random.Random(number).randrange(10, 4000), *range(length - 1)]
-            request = Request(f"r{number}", prompt, SamplingParams(answer))
-            scheduler.add(request)
-            try:
-                while scheduler.has_work:
-                    self.free = (pool.store.free.count, pool.store.free.walk())
-                    step = scheduler.schedule()
-                    produced = [chunk for chunk in step.chunks if chunk.produces]
-                    scheduler.advance(step)
-                    request.generated += [0] * len(produced)
-                    if len(request.generated) >= answer:
-                        scheduler.finish(request)
-                    scheduler.settle()
-            except FreeListError:
-                return number
-            finally:
-                self.twice = offload.most_twice
-        return None
-
-
-# Outcomes of vLLM's own `Scheduler` and connector with tokens of whole blocks + `over`, blocks of 32, a window of 128 and chunks of
-# 2048: the request that died. Some of more than 800 lengths that were held against it, all of which agree.
-@pytest.mark.parametrize(
-    ("pool", "over", "answer", "outcomes"),
-    [
-        (Played(), 29, 8, {160: None, 165: None, 166: 3, 171: 3, 172: 2, 177: 2, 191: 2, 192: None, 223: None, 224: None, 226: 2, 227: 2,
-                           228: None, 235: None}),
-        (Played(blocks=300), 29, 8, {149: None, 151: 4, 154: 4, 155: 3, 161: 3, 162: 2, 178: 2, 179: None}),
-        (Played(blocks=400), 29, 8, {232: None, 233: 3, 236: 3}),
-        (Played(blocks=450), 29, 8, {177: None, 235: None}),
-        (Played(), 0, 8, {166: None, 177: None, 226: None}),
-        (Played(), 24, 8, {177: None}),
-        (Played(), 25, 8, {177: 2}),
-        (Played(), 29, 3, {177: None}),
-        (Played(), 29, 4, {177: 2}),
-        (Played(), 5, 40, {165: None, 166: 3, 172: 2, 192: None}),
-        (Played(caching=False), 29, 8, {177: None}),
-        (Played(groups=(Group(32, 128), Group(32))), 29, 8, {177: None}),
-        (Played("0.20.2"), 29, 8, {177: 2}),
-        (Played("0.22.1"), 29, 8, {177: None}),
-        (Played("0.24.0"), 29, 8, {177: None}),
-        (Played("0.22.1", cpu_blocks=160), 5, 8, {199: None, 200: 2, 235: 2}),
-        (Played("0.23.0", cpu_blocks=100), 5, 8, {176: None, 184: 4, 187: 3, 198: 2, 235: 3}),
-        (Played("0.24.0", cpu_blocks=160), 5, 8, {200: None, 235: None}),
-    ],
-)  # fmt: skip
-def test_dies_where_vllms_scheduler_dies(pool: Played, over: int, answer: int, outcomes: dict[int, int | None]) -> None:
-    assert {whole: pool.dies_at(whole * 32 + over, answer=answer) for whole in outcomes} == outcomes
+# What vLLM's own scheduler does with prompts in pools of two groups is in fixtures/reference, and tests/reference plays it.
 
 
 def test_the_death_on_record_to_the_block() -> None:
-    # One store event of 0.21.0 listed 80 blocks, 54 distinct; then the counter said 96 and the list had 24.
-    pool = Played()
-    assert pool.dies_at(5693) == 2
-    assert (pool.twice, pool.free) == (80 - 54, (96, 24))
+    # One store event of 0.21.0 listed 80 blocks, 54 distinct; then 50 blocks were asked for, the counter said 106 and the list had 34.
+    pool = Pool("0.21.0", 330, ((32, 0), (32, 128)), 2048, 32_768, True, ((5693, 8),) * 4)
+    assert rehearsed(pool) == Fate(dies=2, twice=(80 - 54, 0), lost=(106, 34, 50))
 
 
 def test_the_reported_prompts_in_the_reported_pool() -> None:
     # vLLM 0.21.0's own scheduler with these groups: one event listed 2218 blocks, 1543 distinct; then 8824 counted, 6611 in the list.
-    whole = sum(group.blocks_per_request(128_000, 16_384) for group in DSV4)
-    pool = Played(blocks=round(145_274 * whole / 128_000), groups=DSV4, chunk=16_384, cpu_blocks=100_000)
+    whole = sum(Group(*group).blocks_per_request(128_000, 16_384) for group in DSV4)
+    pool = Pool("0.21.0", round(145_274 * whole / 128_000), DSV4, 16_384, 100_000, True, ((90_109, 8),) * 2)
     assert pool.blocks == 8151
-    assert pool.dies_at(90_109, requests=2) == 2
-    assert (pool.twice, pool.free) == (2218 - 1543, (8824, 6611))
-    assert pool.dies_at(90_112, requests=2) is None
-
-
-def test_a_store_may_list_twice_and_hurt_nobody_where_each_block_is_freed_once() -> None:
-    pool = Played("0.24.0", cpu_blocks=160)
-    assert pool.dies_at(235 * 32 + 5) is None
-    assert pool.twice == 28
+    fate = rehearsed(pool)
+    assert (fate.dies, fate.twice[0]) == (2, 2218 - 1543)
+    assert fate.lost is not None
+    counted, there, _ = fate.lost
+    assert counted - there == 8824 - 6611
+    assert rehearsed(replace(pool, prompts=((90_112, 8),) * 2)) == Fate(twice=(0, 0))
 
 
 @pytest.mark.parametrize(("length", "answer", "twice"), [(5693, 8, 26), (5693, 3, 0), (5664, 8, 0), (4000, 8, 0)])
@@ -233,6 +158,7 @@ def test_a_preempted_request_goes_on_and_answers(start: Start) -> None:
 
 
 def test_pools_are_worded_as_vllm_words_them() -> None:
-    sizes = [sum(group.blocks_per_request(length, 16_384) for group in DSV4) for length in (16_384, 32_000, 128_000)]
+    groups = [Group(*group) for group in DSV4]
+    sizes = [sum(group.blocks_per_request(length, 16_384) for group in groups) for length in (16_384, 32_000, 128_000)]
     assert all(smaller < larger for smaller, larger in pairwise(sizes))
     assert sizes[-1] == 7182
