@@ -31,6 +31,7 @@ PREFIX = 2048  # cached tokens: 8 MB to unpack, far more than two sequences lock
 scenario = Scenario(
     id="tq-prefix-hit-unreserved",
     issue="vllm-project/vllm#44053",
+    filed=False,
     title="TurboQuant KV cache crashes on a prefix-cache hit when chunked prefill is off",
     command="""
         vllm serve Qwen/Qwen3-8B

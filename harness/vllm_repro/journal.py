@@ -2,7 +2,7 @@
 
 It is the truth of a run; every report is a rendering of it and can be made again. A line carries `t` (seconds since the epoch),
 `event` (what happened) and fields of that event. A run that was killed leaves a journal that ends early, possibly in the middle of a
-line: `read` gives what is there and says that it is cut.
+line: `read` gives what is there and says that it is cut. Keys and tokens never get here: a marker says what was taken out.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from threading import Lock
 from typing import Any, Self
 
 from vllm_repro.errors import InfraError, UsageError
+from vllm_repro.redact import Redactor
 
 __all__ = ["Entry", "Journal", "Recording", "json_of", "read"]
 
@@ -85,14 +86,18 @@ def _plain(value: Any) -> Any:
 
 
 class Journal:
-    """Appends to `path`, after what a cut run may have left there.
+    """Appends to `path`, after what a cut run may have left there, without any secret.
 
     Each line reaches the kernel before `write` returns, so a killed harness loses none. Raises `UsageError` where another process
     writes the same journal.
+
+
+    redactor: what it is written through. Private names stay, for a later command needs the paths.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, redactor: Redactor | None = None) -> None:
         self.path = path
+        self._redactor = redactor or Redactor(names=False)
         # Trials and the threads of servers write at the same time; a line must not be torn by another.
         self._lock = Lock()
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
@@ -105,7 +110,8 @@ class Journal:
         self._torn = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
 
     def write(self, event: str, **fields: Any) -> None:
-        line = _dumped({"t": round(time.time(), 6), "event": event, **fields})
+        safe = self._redactor.deep(json_of(fields))
+        line = _dumped({"t": round(time.time(), 6), "event": event, **safe})
         data = line.encode("utf-8", "replace") + b"\n"
         with self._lock:
             if self._file < 0:

@@ -12,6 +12,7 @@ import json
 import os
 import secrets
 import signal
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,6 +28,7 @@ from vllm_repro.errors import UsageError
 from vllm_repro.journal import Journal, json_of
 from vllm_repro.machine import Machine, look
 from vllm_repro.outcome import Outcome
+from vllm_repro.redact import Redactor, known_secrets
 from vllm_repro.report.build import build
 from vllm_repro.report.files import write_reports
 from vllm_repro.report.model import RunReport
@@ -48,6 +50,7 @@ __all__ = [
     "on_record",
     "order",
     "private_folders",
+    "private_hosts",
     "run",
     "stamped_folder",
 ]
@@ -126,10 +129,14 @@ def run(
     arms = _attachable(plan)  # before there is a folder: a run that cannot be is none, and `latest` stays where it is
     machine = look()
     header = _header(plan, machine, record)
+    redactor = Redactor(secrets=known_secrets(os.environ), names=False)
     if left is not None:
-        left.refuse_other(json_of(header))
+        left.refuse_other(redactor.deep(json_of(header)))
     folder = left.folder if left is not None else new_folder(plan.out, plan.scenario.id)
-    with Journal(folder / "journal.jsonl") as journal, Journal(folder / "requests.jsonl") as requests:
+    with (
+        Journal(folder / "journal.jsonl", redactor) as journal,
+        Journal(folder / "requests.jsonl", redactor) as requests,
+    ):
         journal.write("run-resumed" if left is not None else "run-started", **header)
         interrupted = _Interrupted()
         try:
@@ -151,6 +158,8 @@ def _header(plan: Plan, machine: Machine, record: Record | None) -> dict[str, An
         "harness_version": __version__,
         "scenario": scenario.id,
         "issue": scenario.issue,
+        "filed": scenario.filed,
+        "related": scenario.related,
         "title": scenario.title,
         "status": {"bad": scenario.status.bad, "good": scenario.status.good},
         "trigger": str(scenario.trigger),
@@ -179,6 +188,7 @@ def _header(plan: Plan, machine: Machine, record: Record | None) -> dict[str, An
         "machine": machine,
         "docker": plan.site.engine_version,
         "folders": private_folders(),
+        "hosts": private_hosts(scenario),
         "imitated": plan.site.imitates(scenario),
     }
 
@@ -195,6 +205,13 @@ def private_folders() -> list[tuple[str, str]]:
     if temporary := os.environ.get("TMPDIR"):
         folders.append((temporary.rstrip("/"), "$TMPDIR"))
     return sorted(folders, key=lambda pair: -len(pair[0]))
+
+
+def private_hosts(scenario: Scenario) -> list[str]:
+    """The names of this machine. One that the scenario itself has in it (a host called `vllm`) says nothing, and would tear up the text."""
+    names = {socket.gethostname(), socket.gethostname().partition(".")[0]}
+    public = f"{scenario.id} {scenario.title} {scenario.command} {scenario.model.name} localhost"
+    return sorted((name for name in names if name and name not in public), key=len, reverse=True)
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -21,11 +22,11 @@ from vllm_repro.cli.options import add_server_options, server_options
 from vllm_repro.cli.running import INTERRUPTED, Job, add_run_options, again, choice_of, first_line, job_of, run_one
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.fate import Fate
-from vllm_repro.redact import Redactor
+from vllm_repro.redact import Redactor, known_secrets
 from vllm_repro.releases.knowledge import release_version
 from vllm_repro.report.files import write_whole
 from vllm_repro.report.versions import markdown, terminal
-from vllm_repro.run import private_folders, stamped_folder
+from vllm_repro.run import private_folders, private_hosts, stamped_folder
 from vllm_repro.scenario import Scenario
 from vllm_repro.servers.base import Evidence, ServerKind
 from vllm_repro.servers.docker_engine import connect
@@ -145,7 +146,7 @@ class _Mapping:
         self._job = job
         self._said = said
         self._progress = Progress()
-        self._redactor = Redactor(private_folders())
+        self._redactor = Redactor(private_folders(), private_hosts(job.scenario), known_secrets(os.environ))
         self._started = time.time()
         self._folder: Path | None = None
         scenario, kind = job.scenario, job.choice.kind

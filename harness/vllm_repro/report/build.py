@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from vllm_repro.errors import UsageError
 from vllm_repro.journal import Entry, Recording, read
 from vllm_repro.outcome import Death, Outcome
 from vllm_repro.patch import Patch
-from vllm_repro.redact import Redactor
+from vllm_repro.redact import Redactor, known_secrets
 from vllm_repro.report.answered import Trial, answers, output_words, parted, trial_of
 from vllm_repro.report.measured import measured
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport
@@ -49,24 +50,33 @@ def build(folder: Path) -> RunReport:
     """The report of the run in `folder`. Raises `UsageError` where there is no journal, or an empty one."""
     if folder.is_file():
         folder = folder.parent
-    return report_of(read(folder / "journal.jsonl"), folder)
+    return report_of(read(folder / "journal.jsonl"), folder, known_secrets(os.environ))
 
 
-def report_of(recording: Recording, folder: Path) -> RunReport:
-    """The report of a recording; pure. Raises `UsageError` where it does not even hold the start of a run."""
+def report_of(recording: Recording, folder: Path, secrets: Mapping[str, str] | None = None) -> RunReport:
+    """The report of a recording; pure. Raises `UsageError` where it does not even hold the start of a run.
+
+    secrets: values that must not show, each with its name (`known_secrets`).
+    """
     started = recording.first("run-started")
     if started is None:
         raise UsageError(f"the journal in {folder} does not hold the start of a run", hint="name another run's folder")
-    # As the folders were where the run was made, so that a report reads the same wherever it is rendered.
-    redactor = Redactor([(path, stand_in) for path, stand_in in started.get("folders") or ()])
+    # As folders and hosts were where the run was made, so that a report reads the same wherever it is rendered.
+    # A run that was gone on with has had two heads, and perhaps two hosts.
+    heads = [started, *recording.of("run-resumed")]
+    folders = dict(pair for head in heads for pair in head.get("folders") or ())
+    hosts = dict.fromkeys(host for head in heads for host in head.get("hosts") or ())
+    redactor = Redactor(sorted(folders.items(), key=lambda pair: -len(pair[0])), tuple(hosts), secrets or {})
+    # Before anything is made of it: a rendering can only show what is in here.
+    recording = replace(recording, entries=tuple(_redacted(entry, redactor) for entry in recording.entries))
+    started = _redacted(started, redactor)
     version = _version(recording)
     standing = Status(started["status"]["bad"], started["status"]["good"]).standing(version)
     good = started["status"]["good"]
     wrong = parted(recording)
     said = _Said(wrong, answers(recording), output_words(recording, wrong))
     arms = tuple(
-        _arm(recording, declared, _own_standing(declared, good, version), redactor, said)
-        for declared in started["arms"]
+        _arm(recording, declared, _own_standing(declared, good, version), said) for declared in started["arms"]
     )
     ended = recording.end
     interrupted = ended["interrupted"] if ended is not None else None
@@ -116,14 +126,17 @@ def report_of(recording: Recording, folder: Path) -> RunReport:
             "driver": machine["gpus"][0]["driver"] if machine["gpus"] else None,
         },
         arms,
-        tuple(redactor.text(trial.why) for arm in arms for trial in arm.trials if trial.outcome is Outcome.INFRA),
-        redactor.text(started["reproduce"]),
+        tuple(trial.why for arm in arms for trial in arm.trials if trial.outcome is Outcome.INFRA),
+        started["reproduce"],
         version,
         interrupted,
         recording.cut or recording.damaged > 0,
         imitated,
         measured(recording),
         comparisons(ran),
+        bool(started.get("filed", True)),
+        tuple(started.get("related") or ()),
+        redactor,
     )
 
 
@@ -132,6 +145,10 @@ def _spent(recording: Recording) -> float:
     entries = recording.entries
     away = sum(after.t - before.t for before, after in pairwise(entries) if after.event == "run-resumed")
     return entries[-1].t - entries[0].t - away
+
+
+def _redacted(entry: Entry, redactor: Redactor) -> Entry:
+    return replace(entry, fields=redactor.deep(entry.fields))
 
 
 def _version(recording: Recording) -> str | None:
@@ -152,7 +169,6 @@ def _arm(
     recording: Recording,
     declared: Mapping[str, Any],
     standing: Standing | None,
-    redactor: Redactor,
     said: _Said,
 ) -> ArmReport:
     name = declared["name"]
@@ -161,7 +177,7 @@ def _arm(
     server = next((entry for entry in recording.of("server-started") if entry["arm"] == name), None)
     # What only a booted server could tell; it has all that its start had.
     server = next((entry for entry in recording.of("server-booted") if entry["arm"] == name), server)
-    trials = tuple(_trial(entry, redactor, said) for entry in ended)
+    trials = tuple(_trial(entry, said) for entry in ended)
     unexplained = sum(trial.death is not None and trial.death.signature is None for trial in trials)
     result = arm_result(
         name,
@@ -172,14 +188,14 @@ def _arm(
     )
     return ArmReport(
         result,
-        redactor.text(begun["command"]) if begun else "",
-        tuple(redactor.text(text) for text in begun["differences"]) if begun else (),
-        _with_imports(_server(begun, server, trials, redactor), ended),
+        begun["command"] if begun else "",
+        tuple(begun["differences"]) if begun else (),
+        _with_imports(_server(begun, server, trials), ended),
         trials,
         declared.get("why", ""),
         tuple(declared.get("edits") or ()),
-        _requests(recording, name, redactor),
-        tuple(Patch(**redactor.deep(patch)) for patch in declared.get("patches") or ()),
+        _requests(recording, name),
+        tuple(Patch(**patch) for patch in declared.get("patches") or ()),
     )
 
 
@@ -189,30 +205,28 @@ def _standing(trials: Sequence[TrialReport]) -> list[TrialReport]:
     return [trial for trial in trials if trial.outcome is not Outcome.CANCELLED or trial in last]
 
 
-def _requests(recording: Recording, arm: str, redactor: Redactor) -> tuple[str, ...]:
+def _requests(recording: Recording, arm: str) -> tuple[str, ...]:
     """What the first trial of an arm sent, a sentence a request."""
     sent: list[str] = []
     for entry in recording.of("request-sent"):
         if entry["arm"] == arm and entry["trial"] == 1:
             body = json.dumps(entry.get("body", {}), ensure_ascii=False)
-            sent.append(redactor.text(f"{entry['name']}: POST {entry.get('endpoint', '')} {body}"))
+            sent.append(f"{entry['name']}: POST {entry.get('endpoint', '')} {body}")
     return tuple(sent)
 
 
-def _server(
-    begun: Entry | None, server: Entry | None, trials: tuple[TrialReport, ...], redactor: Redactor
-) -> Mapping[str, Any]:
+def _server(begun: Entry | None, server: Entry | None, trials: tuple[TrialReport, ...]) -> Mapping[str, Any]:
     facts = server["facts"] if server is not None else {}
     return {
         "kind": begun["server"] if begun is not None else None,
         "image": facts.get("image"),
         "digest": facts.get("digest"),
-        "weights": (redactor.text(begun.get("weights") or "") or None) if begun is not None else None,
+        "weights": (begun.get("weights") or None) if begun is not None else None,
         "vllm_version": next((trial.version for trial in trials if trial.version), None),
-        "argv": redactor.deep(facts.get("argv") or []),
-        "env": redactor.deep(facts.get("env") or {}),
-        "replaced": redactor.deep(facts.get("replaced") or []),
-        "patched": redactor.deep(facts.get("patched") or []),
+        "argv": facts.get("argv") or [],
+        "env": facts.get("env") or {},
+        "replaced": facts.get("replaced") or [],
+        "patched": facts.get("patched") or [],
     }
 
 
@@ -243,7 +257,7 @@ def _boot_line(boot: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _trial(entry: Entry, redactor: Redactor, said: _Said) -> TrialReport:
+def _trial(entry: Entry, said: _Said) -> TrialReport:
     death, trial = entry["death"], trial_of(entry)
     wrong = said.wrong.get(trial)
     return TrialReport(
@@ -252,7 +266,7 @@ def _trial(entry: Entry, redactor: Redactor, said: _Said) -> TrialReport:
         entry["phase"],
         Finding(
             entry["trigger"]["crossed"],
-            tuple(redactor.deep(entry["trigger"]["evidence"])),
+            tuple(entry["trigger"]["evidence"]),
             entry["trigger"].get("brief", ""),
         ),
         death
@@ -260,8 +274,8 @@ def _trial(entry: Entry, redactor: Redactor, said: _Said) -> TrialReport:
             death["detected_by"],
             death["latency_s"],
             death["exception"],
-            death["message"] and redactor.text(death["message"]),
-            tuple(redactor.deep(death["frames"])),
+            death["message"],
+            tuple(death["frames"]),
             How(death["signature"]) if death["signature"] else None,
             tuple(death["channels"]),
             tuple(death.get("ranks") or ()),
@@ -270,8 +284,8 @@ def _trial(entry: Entry, redactor: Redactor, said: _Said) -> TrialReport:
         entry["duration_s"],
         entry["requests"],
         entry["log"],
-        wrong or redactor.text(entry["why"]),
-        redactor.deep(entry.get("captured") or {}),
+        wrong or entry["why"],
+        entry.get("captured") or {},
         entry.get("version"),
         _boot_line(entry.get("boot") or {}),
         entry.get("during", ""),

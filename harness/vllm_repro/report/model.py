@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from vllm_repro.outcome import Death, Outcome
 from vllm_repro.patch import Patch
+from vllm_repro.redact import Redactor
 from vllm_repro.report.measured import Measured
 from vllm_repro.trigger import Finding
 from vllm_repro.verdict import ArmResult, Expected, VerdictReport
@@ -146,6 +147,12 @@ class RunReport:
     measured: Measured | None = None
     comparisons: tuple[str, ...] = ()
     """What arms that should live show beside one that died."""
+    filed: bool = True
+    """Whether `issue` is about this bug; else it is only what the bug is nearest to."""
+    related: tuple[str, ...] = ()
+    """Issues that the scenario names beside its own."""
+    redactor: Redactor = field(default_factory=Redactor)
+    """What the journal was read through; whatever of the run's folder is added to a rendering has to go through it too."""
 
     @property
     def rehearsal(self) -> bool:

@@ -1,0 +1,116 @@
+"""What tells whose machine a text comes from: user names in home paths, host names, addresses. Pure.
+
+Names that anybody has stay: loopback, wildcards, the public places that vLLM's own messages point to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from ipaddress import IPv4Address, IPv6Address, ip_address
+
+__all__ = ["ADDRESS", "HOST", "without_private_names"]
+
+ADDRESS, HOST, USER, EMAIL = "[address]", "[host]", "[user]", "[email]"
+
+_HOME = re.compile(r"((?:/|\\\\?)(?:home|Users|users)(?:/|\\\\?))(?!\[user\])[^/\\\s'\":,;()\[\]{}<>|&?#]+")
+
+_SCHEMES = r"(?:https?|tcp|udp|wss?|grpcs?|rediss?|nats|amqps?|postgres(?:ql)?|mysql|mongodb(?:\+srv)?|ssh|git|s3|gs|zmq|nccl|etcd|socks5h?)"
+_URL_HOST = re.compile(
+    rf"(?i)\b({_SCHEMES}://(?:\[redacted:[\w-]+\]@)?)(?!\[(?:host|address)\])(\[[0-9a-f:.]+(?:%\w+)?\]|[^\s/:?#'\"<>\\()\[\],{{}}|`]+)"
+)
+_PUBLIC = re.compile(
+    r"(?i)(?:[\w-]+\.)*(?:github\.com|githubusercontent\.com|huggingface\.co|hf\.co|vllm\.ai|pytorch\.org|python\.org|nvidia\.com|amd\.com"
+    r"|openai\.com|docker\.com|docker\.io|readthedocs\.io|ray\.io|modelscope\.cn|arxiv\.org|w3\.org|pydantic\.dev|fastapi\.tiangolo\.com)"
+)
+_SAME_MACHINE = ("localhost", "ip6-localhost", "host.docker.internal", "0.0.0.0")  # noqa: S104  # a word to look for, not one to bind to
+
+_INSIDE = re.compile(
+    r"(?i)(?<![\w./@-])(?!\d+\.)[a-z0-9][\w-]*(?:\.[a-z0-9][\w-]*)*"
+    r"\.(?:internal|lan|corp|intranet|localdomain|home\.arpa|svc|cluster\.local|compute\.amazonaws\.com)(?![\w-]|\.\w|\()"
+    r"|(?<![\w./@-])(?=[\w.]*[\d-])[a-z0-9][\w-]*\.local(?![\w-]|\.\w|\()"  # without a digit or hyphen: threading.local
+    r"|(?<![\w-])ip-\d{1,3}(?:-\d{1,3}){3}(?:\.[\w.-]*\w)?"
+)
+_NCCL = re.compile(r"(?<![\w./-])(?!\[host\])[\w.-]+(?=:\d+:\d+ \[\d+\] NCCL )")
+_PEER = re.compile(r"(?<=\[)(?!localhost\]|host\]|address\])[A-Za-z][\w.-]*(?=\]:\d{2,5}\b)")
+_PROMPT = re.compile(r"(?<![\w.@-])[A-Za-z_][\w.-]*@(?!\[host\])[\w.-]+(?=:[~/]\S*[$#])")
+_EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]+@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}(?![\w-])")
+_NAMED = re.compile(
+    r"(?i)((?:(?<![\w-])--(?:host|master-addr|headless-host|node-ip-address|data-parallel-address)(?:=|[ \t]+)"
+    r"|(?<![A-Za-z-])(?:hostname|nodename|host|\w*host_ip|master_addr|node_ip(?:_address)?|master_ip)(?:=|['\"]\s*:\s*))['\"]?)"
+    r"(?!\[|none\b|null\b|true\b|false\b)([A-Za-z][\w.-]*)"
+)
+_IPV4 = re.compile(r"(?<![\w.])(?<!==)((?:\d{1,3}\.){3}\d{1,3})(?![\w]|\.\d)(?=(:\d{2,5}\b)?)")
+_IPV6 = re.compile(
+    r"(?<![\w:.])([0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7}(?:(?<=:)(?:\d{1,3}\.){3}\d{1,3})?)(?:%\w+)?(?![\w:.]*\w)"
+)
+
+
+def without_private_names(text: str) -> str:
+    """`text` with `[user]`, `[host]`, `[address]` and `[email]` in their places. Doing it twice changes nothing."""
+    lowered = text.lower()
+    for hints, pattern, stand_in in _STEPS:
+        if any(hint in lowered for hint in hints):
+            text = pattern.sub(stand_in, text)
+    return text
+
+
+def _address(word: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(word)
+    except ValueError:
+        return None
+
+
+def _anybodys(word: str) -> bool:
+    """Whether an address or a name says nothing about a machine."""
+    address = _address(word.strip("[]"))
+    if address is not None:
+        return address.is_loopback or address.is_unspecified
+    return word.lower() in _SAME_MACHINE or bool(_PUBLIC.fullmatch(word))
+
+
+def _url(found: re.Match[str]) -> str:
+    host = found[2]
+    if _anybodys(host):
+        return found[0]
+    return found[1] + (ADDRESS if _address(host.strip("[]")) is not None else HOST)
+
+
+def _named(found: re.Match[str]) -> str:
+    return found[0] if _anybodys(found[2]) else found[1] + HOST
+
+
+def _inside(found: re.Match[str]) -> str:
+    return found[0] if _anybodys(found[0]) else HOST
+
+
+def _ipv4(found: re.Match[str]) -> str:
+    address = _address(found[1])
+    if address is None or _anybodys(found[1]) or found[1].startswith("255."):
+        return found[0]
+    # Four numbers with dots are a package's version as often, unless the range is private or a port follows.
+    return ADDRESS if not address.is_global or found[2] else found[0]
+
+
+def _ipv6(found: re.Match[str]) -> str:
+    address = _address(found[1])
+    if not isinstance(address, IPv6Address) or _anybodys(found[1]):
+        return found[0]
+    # C++ names (c10d::add) read as addresses of ranges that nobody has.
+    real = address.is_private or address.ipv4_mapped is not None or found[1][:1] in ("2", "3")
+    return ADDRESS if real else found[0]
+
+
+_STEPS: tuple[tuple[tuple[str, ...], re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
+    (("home", "users"), _HOME, rf"\1{USER}"),
+    (("://",), _URL_HOST, _url),
+    (("@",), _PROMPT, f"{USER}@{HOST}"),
+    (("@",), _EMAIL, EMAIL),
+    (("nccl",), _NCCL, HOST),
+    (("]:",), _PEER, HOST),
+    (("host", "node", "master", "address"), _NAMED, _named),
+    ((".internal", ".lan", ".corp", ".local", "intranet", ".home", ".svc", "amazonaws", "ip-"), _INSIDE, _inside),
+    ((".",), _IPV4, _ipv4),
+    ((":",), _IPV6, _ipv6),
+)
