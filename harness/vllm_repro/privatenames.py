@@ -15,7 +15,7 @@ ADDRESS, HOST, USER, EMAIL = "[address]", "[host]", "[user]", "[email]"
 
 _HOME = re.compile(r"((?:/|\\\\?)(?:home|Users|users)(?:/|\\\\?))(?!\[user\])[^/\\\s'\":,;()\[\]{}<>|&?#]+")
 
-_SCHEMES = r"(?:https?|tcp|udp|wss?|grpcs?|rediss?|nats|amqps?|postgres(?:ql)?|mysql|mongodb(?:\+srv)?|ssh|git|s3|gs|zmq|nccl|etcd|socks5h?)"
+_SCHEMES = r"(?:https?|tcp|udp|wss?|grpcs?|rediss?|nats|amqps?|postgres(?:ql)?|mysql|mongodb(?:\+srv)?|ssh|git|s3|gs|zmq|nccl|etcd)"
 _URL_HOST = re.compile(
     rf"(?i)\b({_SCHEMES}://(?:\[redacted:[\w-]+\]@)?)(?!\[(?:host|address)\])(\[[0-9a-f:.]+(?:%\w+)?\]|[^\s/:?#'\"<>\\()\[\],{{}}|`]+)"
 )
@@ -23,7 +23,7 @@ _PUBLIC = re.compile(
     r"(?i)(?:[\w-]+\.)*(?:github\.com|githubusercontent\.com|huggingface\.co|hf\.co|vllm\.ai|pytorch\.org|python\.org|nvidia\.com|amd\.com"
     r"|openai\.com|docker\.com|docker\.io|readthedocs\.io|ray\.io|modelscope\.cn|arxiv\.org|w3\.org|pydantic\.dev|fastapi\.tiangolo\.com)"
 )
-_SAME_MACHINE = ("localhost", "ip6-localhost", "host.docker.internal", "0.0.0.0")  # noqa: S104  # a word to look for, not one to bind to
+_SAME_MACHINE = ("localhost", "ip6-localhost", "host.docker.internal", "0.0.0.0")
 
 _INSIDE = re.compile(
     r"(?i)(?<![\w./@-])(?!\d+\.)[a-z0-9][\w-]*(?:\.[a-z0-9][\w-]*)*"

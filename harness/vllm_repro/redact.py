@@ -1,7 +1,7 @@
 """Takes out of a text what a report must not carry: keys and tokens, and whatever tells whose machine it was made on. Pure.
 
-Twice: the journal is written without secrets, each with a marker in its place; a report loses the private names too. Journal and logs stay on
-this machine, and keep the paths that a later command needs.
+Twice: the journal is written without secrets, each with a marker in its place; a report loses the private names too. Journal and logs
+stay on this machine, and keep the paths that a later command needs.
 """
 
 from __future__ import annotations

@@ -255,9 +255,9 @@ class Scenario:
     """One upstream bug.
 
     id: name on the command line. issue: `owner/repository#number`. filed: False where nobody has reported it, and `issue` is only what it
-    is nearest to. command: the reported command, word for word. try_with: the release that a run uses when none is named; one that has the bug. same_death_as: the scenario whose signature this one shares; a log
-    from elsewhere is this bug only where its release no longer has that one. throughput: what `--throughput` measures. output: what is
-    asked of an engine that lived.
+    is nearest to. command: the reported command, word for word. try_with: the release that a run uses when none is named; one that has
+    the bug. same_death_as: the scenario whose signature this one shares; a log from elsewhere is this bug only where its release no
+    longer has that one. throughput: what `--throughput` measures. output: what is asked of an engine that lived.
     """
 
     id: str

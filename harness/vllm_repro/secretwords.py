@@ -1,7 +1,7 @@
 """What a key, a token or a password looks like around vLLM, and the marker that takes its place. Pure.
 
-Two ways to know one: by its own shape (`hf_…`), or by the name beside it (`--api-key`, `HF_TOKEN=`, `'api_key': [`). A marker names what was
-there, `[redacted:hf-token]`, is one word of a command line, and is left alone by a second pass.
+Two ways to know one: by its own shape (`hf_…`), or by the name beside it (`--api-key`, `HF_TOKEN=`, `'api_key': [`). A marker names what
+was there, `[redacted:hf-token]`, is one word of a command line, and is left alone by a second pass.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PEM = re.compile(
 )
 _WEBHOOK = re.compile(r"(hooks\.slack\.com/(?:services|workflows)/|discord(?:app)?\.com/api/webhooks/)[\w/-]+")
 _LOGIN = re.compile(  # a password may hold an @, and some hold a slash
-    rf"(?<=://)(?!{_MARKED})(?:[^\s/'\"]{{1,400}}|[^\s/:@'\"]{{0,100}}:(?!\d+/)[^\s@'\"]{{1,400}})@"
+    rf"(?<=://)(?!{_MARKED})(?:[^\s/:@'\"]{{0,100}}:(?!\d+/)[^\s'\"]{{1,400}}|[^\s/'\"]{{1,400}})@"
 )
 _QUERY = re.compile(
     r"(?i)([?&](?:[\w-]{0,40}token|[\w-]{0,40}key|sig|[\w-]{0,40}signature|x-amz-credential|awsaccesskeyid|password|auth|code)=)"

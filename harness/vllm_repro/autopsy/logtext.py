@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-__all__ = ["MAX_LINE", "Line", "read_lines"]
+__all__ = ["ANSI", "MAX_LINE", "Line", "read_lines"]
 
 MAX_LINE = 1 << 20
 """Longest line kept, in characters. A scheduler dump with long block lists fits; a runaway line does not fill
@@ -52,8 +52,8 @@ class Line:
         return self.process if self.pid is None else self.pid
 
 
-# Colours and cursor movement (CSI), titles and links (OSC), and the two-character escapes.
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+"""Colours and cursor movement (CSI), titles and links (OSC), and the two-character escapes."""
 
 # What log collectors put before a line. Each is tried once and in this order, so that no message text is
 # eaten.
@@ -109,7 +109,7 @@ def _physical_lines(source: str | bytes | Iterable[str | bytes]) -> Iterator[str
 
 
 def _pieces(number: int, physical: str) -> Iterator[Line]:
-    clean = _ANSI.sub("", physical) if "\x1b" in physical else physical
+    clean = ANSI.sub("", physical) if "\x1b" in physical else physical
     clean = clean.removeprefix("\ufeff").replace("\xa0", " ").rstrip("\r")
     if clean.startswith('{"log":'):
         clean = _from_json_file(clean)

@@ -9,7 +9,7 @@ from pathlib import Path
 from vllm_repro.cli.common import Subparsers, verb
 from vllm_repro.errors import UsageError
 from vllm_repro.report.build import build
-from vllm_repro.report.files import FORMATS, render, write_reports
+from vllm_repro.report.files import FORMATS, ON_REQUEST, render, write_reports
 
 
 def add(subparsers: Subparsers) -> None:
@@ -22,7 +22,9 @@ def add(subparsers: Subparsers) -> None:
     )
     parser.add_argument("run", metavar="RUN", help="a run's folder, or its journal.jsonl")
     parser.add_argument(
-        "--format", choices=sorted(FORMATS), help="print this one; all are written into the folder where none is named"
+        "--format",
+        choices=sorted({**FORMATS, **ON_REQUEST}),
+        help="print this one; all but the draft are written into the folder where none is named",
     )
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write to FILE instead of printing")
 
@@ -31,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     report = build(Path(arguments.run))
     if arguments.format is None:
         if arguments.output:
-            raise UsageError("-o needs one format", hint=f"--format {'|'.join(FORMATS)}")
+            raise UsageError("-o needs one format", hint=f"--format {'|'.join({**FORMATS, **ON_REQUEST})}")
         for path in write_reports(report):
             print(path)
         return 0

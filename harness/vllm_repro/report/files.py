@@ -1,29 +1,57 @@
-"""Writes a run's reports beside its journal."""
+"""A run's reports: rendered, and written beside its journal. What a draft shows of the logs is read here."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+from vllm_repro.catalogue import all_scenarios, to_stderr
 from vllm_repro.errors import InfraError, UsageError
+from vllm_repro.logpieces import LogPieces, read_pieces
+from vllm_repro.report.duplicates import duplicates
+from vllm_repro.report.issue import Draft, draft
 from vllm_repro.report.junit import junit
 from vllm_repro.report.markdown import markdown
 from vllm_repro.report.model import RunReport
+from vllm_repro.report.wording import rank_logs
 
-__all__ = ["FORMATS", "render", "write_reports", "write_whole"]
+__all__ = ["DRAFT", "FORMATS", "ON_REQUEST", "drafted", "render", "write_reports", "write_whole"]
 
 FORMATS = {"md": "report.md", "json": "report.json", "junit": "junit.xml"}
+DRAFT = "issue.md"
+ON_REQUEST = {"issue": DRAFT}
+"""Not written by a run: a draft is made when somebody wants to send one."""
+
+_MOST_LOGS = 3
 
 
 def render(report: RunReport, form: str) -> str:
-    """The text of one format: `md`, `json` or `junit`. Raises `UsageError` for others."""
+    """The text of one format: `md`, `json`, `junit` or `issue`. Raises `UsageError` for others."""
+    if form == "issue":
+        return drafted(report).body
     if form == "md":
         return markdown(report)
     if form == "json":
         return json.dumps(report.as_json(), indent=2, ensure_ascii=False) + "\n"
     if form == "junit":
         return junit(report)
-    raise UsageError(f"no format {form!r}", hint=f"one of {', '.join(FORMATS)}")
+    raise UsageError(f"no format {form!r}", hint=f"one of {', '.join({**FORMATS, **ON_REQUEST})}")
+
+
+def drafted(report: RunReport) -> Draft:
+    """The draft for upstream, with pieces of the logs beside the journal, and the issues that today's scenarios know."""
+    return draft(report, _logs(report), duplicates(report, all_scenarios(warn=to_stderr)))
+
+
+def _logs(report: RunReport) -> list[LogPieces]:
+    """Of the first trials that died, one an arm, and of the nodes that such a death began with."""
+    found: list[LogPieces | None] = []
+    for arm in report.arms:
+        trial = next((trial for trial in arm.trials if trial.death), None)
+        if trial is not None and trial.death is not None:
+            names = rank_logs(trial) or [trial.log]
+            found += [read_pieces(report.folder, name, report.redactor, trial.death.exception) for name in names]
+    return [log for log in found if log is not None][:_MOST_LOGS]
 
 
 def write_reports(report: RunReport) -> list[Path]:

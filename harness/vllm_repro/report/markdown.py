@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_repro.report.escape import cell, code, fence
+from vllm_repro.report.escape import cell, code, fence, plain
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner
 from vllm_repro.report.patched import changed_files, patched_section
 from vllm_repro.report.replaced import replaced_section
@@ -10,7 +10,7 @@ from vllm_repro.report.speed import soak_section, speed_section
 from vllm_repro.report.table import arms_table
 from vllm_repro.report.wording import death_line
 
-__all__ = ["markdown"]
+__all__ = ["environment_list", "markdown"]
 
 
 def markdown(report: RunReport) -> str:
@@ -24,14 +24,14 @@ def markdown(report: RunReport) -> str:
     elif report.cut:
         parts.append("> **The journal is cut: the run was killed. What follows is what it holds.**")
     parts.append(
-        f"{report.title} ([{report.issue}]({report.issue_url})), vLLM {report.version or 'of unknown version'}."
+        f"{plain(report.title)} ([{report.issue}]({report.issue_url})), vLLM {report.version or 'of unknown version'}."
     )
-    parts.append(f"**{report.verdict.verdict}** ({_expected(report)}): {report.verdict.because}.")
-    parts += [cell(text) + "." for text in report.comparisons]
+    parts.append(f"**{report.verdict.verdict}** ({_expected(report)}): {cell(report.verdict.because)}.")
+    parts += [plain(text) + "." for text in report.comparisons]
     if cause := next((trial for _, trial in report.deaths if trial.death and trial.death.exception), None):
         parts.append(f"Cause: {code(cause.why)}")
     parts.append(arms_table(report))
-    parts.append(f"Trigger: `{report.trigger}`. Declared: {report.status}.")
+    parts.append(f"Trigger: {code(report.trigger)}. Declared: {cell(report.status)}.")
     parts += [_death(arm, trial) for arm, trial in report.deaths[:1]]
     parts.append("## Proof that the boundary was crossed, or not")
     parts.append("\n".join(_proof(arm) for arm in report.arms if arm.trials))
@@ -52,7 +52,7 @@ def markdown(report: RunReport) -> str:
     if report.infra:
         parts.append("## Trouble of the host\n\n" + "\n".join(f"- {cell(text)}" for text in report.infra))
     parts.append("## Environment")
-    parts.append(_environment(report))
+    parts.append(environment_list(report))
     parts.append("## Again")
     parts.append(fence(report.reproduce, "console"))
     return "\n\n".join(parts) + "\n"
@@ -69,12 +69,12 @@ def _expected(report: RunReport) -> str:
 def _death(arm: ArmReport, trial: TrialReport) -> str:
     death = trial.death
     assert death is not None
-    parts = [f"## The death in `{arm.name}`", death_line(trial)]
+    parts = [f"## The death in {code(arm.name)}", cell(death_line(trial))]
     if death.exception:
         frames = "\n".join(f"  {frame}" for frame in death.frames[-15:])
         parts.append(fence(f"{frames}\n{death.exception}: {death.message}", "text"))
     else:
-        parts.append(cell(trial.why))
+        parts.append(plain(trial.why))
     return "\n\n".join(parts)
 
 
@@ -84,7 +84,7 @@ def _proof(arm: ArmReport) -> str:
         crossed = "crossed" if trial.trigger.crossed else "not crossed"
         boot = f" Boot: {cell(trial.boot)}." if trial.boot else ""
         lines.append(
-            f"- `{arm.name}`, trial {trial.number}: {crossed}. {cell('; '.join(trial.trigger.evidence))}.{boot}"
+            f"- {code(arm.name)}, trial {trial.number}: {crossed}. {cell('; '.join(trial.trigger.evidence))}.{boot}"
         )
     return "\n".join(lines)
 
@@ -94,7 +94,7 @@ def _requests(report: RunReport) -> str:
     senders: dict[tuple[str, ...], list[str]] = {}
     for arm in report.arms:
         if arm.requests:
-            senders.setdefault(arm.requests, []).append(f"`{arm.name}`")
+            senders.setdefault(arm.requests, []).append(code(arm.name))
     lines = []
     for requests, names in senders.items():
         lines.append(f"{', '.join(names)}:\n")
@@ -105,32 +105,33 @@ def _requests(report: RunReport) -> str:
 
 def _command(arm: ArmReport, first: ArmReport | None) -> str:
     """The command in full, or what it changes of the first arm's."""
-    why = f": {arm.why}" if arm.why else ""
+    why = f": {cell(arm.why)}" if arm.why else ""
     if first is not None:
         return (
-            f"`{arm.name}`{why}\n\nAs `{first.name}`, "
+            f"{code(arm.name)}{why}\n\nAs {code(first.name)}, "
             + (" and ".join(code(edit) for edit in arm.edits) if arm.edits else "with other requests")
             + "."
         )
-    text = f"`{arm.name}`{why}\n\n" + fence(arm.command, "console")
+    text = f"{code(arm.name)}{why}\n\n" + fence(arm.command, "console")
     if arm.server.get("digest"):
-        text += f"\n\nImage `{arm.server['image']}`, digest `{arm.server['digest']}`."
+        text += f"\n\nImage {code(str(arm.server['image']))}, digest {code(arm.server['digest'])}."
     if arm.differences:
         text += "\n\nNot as reported:\n" + "\n".join(f"- {cell(difference)}" for difference in arm.differences)
     return text
 
 
-def _environment(report: RunReport) -> str:
+def environment_list(report: RunReport) -> str:
+    """What it ran on, an item a line."""
     environment = report.environment
-    cards = ", ".join(f"{gpu['name']} ({gpu['memory_gb']:g} GB)" for gpu in environment["gpus"]) or "none"
+    cards = ", ".join(f"{cell(gpu['name'])} ({gpu['memory_gb']:g} GB)" for gpu in environment["gpus"]) or "none"
     lines = [
-        f"- vLLM {report.version or 'unknown'}, evidence: {report.evidence}",
-        f"- {environment['os']}, {environment['cpus']} CPUs, {environment['memory_gb']:g} GB, Python {environment['python']}",
+        f"- vLLM {cell(report.version or 'unknown')}, evidence: {report.evidence}",
+        f"- {cell(environment['os'])}, {environment['cpus']} CPUs, {environment['memory_gb']:g} GB, Python {environment['python']}",
         f"- GPUs: {cards}" + (f", driver {environment['driver']}" if environment["driver"] else ""),
     ]
     served = dict.fromkeys(weights for arm in report.arms if (weights := arm.server.get("weights")))
     lines += [f"- Weights: {cell(weights)}" for weights in served]
     if environment["docker"]:
-        lines.append(f"- Docker {environment['docker']}")
+        lines.append(f"- Docker {cell(str(environment['docker']))}")
     lines.append(f"- vllm-repro {report.harness_version}, started {report.started_at}, took {report.duration_s:.0f} s")
     return "\n".join(lines)

@@ -14,7 +14,7 @@ from vllm_repro.report.measured import Measured
 from vllm_repro.trigger import Finding
 from vllm_repro.verdict import ArmResult, Expected, VerdictReport
 
-__all__ = ["ArmReport", "RunReport", "TrialReport", "banner"]
+__all__ = ["ArmReport", "RunReport", "TrialReport", "banner", "issue_url"]
 
 
 @dataclass(frozen=True)
@@ -166,8 +166,7 @@ class RunReport:
 
     @property
     def issue_url(self) -> str:
-        repository, _, number = self.issue.partition("#")
-        return f"https://github.com/{repository}/issues/{number}"
+        return issue_url(self.issue)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -193,6 +192,12 @@ class RunReport:
             "interrupted": self.interrupted,
             "journal_cut": self.cut,
         }
+
+
+def issue_url(issue: str) -> str:
+    """Of `owner/repository#number`; GitHub leads on to a pull request where it is one."""
+    repository, _, number = issue.partition("#")
+    return f"https://github.com/{repository}/issues/{number}"
 
 
 def banner(evidence: str, version: str | None) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_repro.patch import Patch
-from vllm_repro.report.escape import cell, fence
+from vllm_repro.report.escape import cell, code, fence
 from vllm_repro.report.model import ArmReport, RunReport
 
 __all__ = ["changed_files", "patched_section", "untried_in"]
@@ -27,11 +27,11 @@ def patched_section(report: RunReport) -> str:
 
 def _arm(arm: ArmReport) -> str:
     whys = dict.fromkeys(patch.why for patch in arm.patches if patch.why)
-    text = f"`{arm.name}`" + (f": {cell('; '.join(whys))}" if whys else "")
+    text = code(arm.name) + (f": {cell('; '.join(whys))}" if whys else "")
     text += "\n\n" + fence("\n".join(line for patch in arm.patches for line in _diff(patch)), "diff")
     loaded = arm.server.get("patched") or ()
     hashes = [
-        f"- `{changed['file']}` sha256 `{changed['sha256']}`{_inside(changed)}{''.join(untried_in(changed))}"
+        f"- {code(changed['file'])} sha256 {code(changed['sha256'])}{cell(_inside(changed) + ''.join(untried_in(changed)))}"
         for changed in loaded
     ]
     return text + (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from vllm_repro.report.escape import cell
+from vllm_repro.report.escape import cell, code
 from vllm_repro.report.model import RunReport
 
 __all__ = ["replaced_section"]
@@ -18,9 +18,11 @@ def replaced_section(report: RunReport) -> str:
     if not parts:
         return ""
     rows = ["| replaced | why | effect on the bug |", "|---|---|---|"]
-    rows += [f"| `{part['name']}` | {cell(part['why'])} | {cell(part['effect'])} |" for part in parts]
+    rows += [
+        f"| {code(part['name'], in_table=True)} | {cell(part['why'])} | {cell(part['effect'])} |" for part in parts
+    ]
     files = {part["file"]: part["sha256"] for part in parts}
-    hashes = "\n".join(f"- `{file}` sha256 `{digest}`" for file, digest in files.items())
+    hashes = "\n".join(f"- {code(file)} sha256 {code(digest)}" for file, digest in files.items())
     return (
         "## LAB: what was replaced\n\n" + "\n".join(rows) + f"\n\nIn the files, as this release has them:\n\n{hashes}"
     )

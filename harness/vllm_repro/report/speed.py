@@ -5,7 +5,7 @@ A figure of a rehearsal stands beside the word REHEARSAL wherever it stands; oth
 
 from __future__ import annotations
 
-from vllm_repro.report.escape import cell
+from vllm_repro.report.escape import cell, code
 from vllm_repro.report.measured import Measured, Row, Soaked
 from vllm_repro.report.wording import columns
 from vllm_repro.throughput import Spread
@@ -32,13 +32,15 @@ def speed_section(found: Measured | None, *, rehearsal: bool) -> str:
             "length and salted, its answers have a fixed length, tokens are counted by `usage` and again by the server's counters. "
             "Times are of rounds in which the client was late by less than half of the time to the first token, and by a fifth of the "
             "round in all; the rates do not depend on that. "
-            f"The ratio is that of output tokens a second to those of `{found.baseline}`, with its 95 % bootstrap interval."
+            f"The ratio is that of output tokens a second to those of {code(found.baseline)}, with its 95 % bootstrap interval."
         )
         parts.append(_table(found, rehearsal=rehearsal))
         if any(row.figures.boots < 2 for row in found.rows):
             parts.append("One boot of an arm: an interval does not hold what differs from boot to boot (`--trials`).")
         if found.drift:
-            again = ", ".join(f"`{arm}` {number}: {value:.2f}" for (arm, number), value in sorted(found.drift.items()))
+            again = ", ".join(
+                f"{code(arm)} {number}: {value:.2f}" for (arm, number), value in sorted(found.drift.items())
+            )
             parts.append(f"The first load measured again at the end, over its first time{mark}: {again}.")
     elif found.withheld:
         parts.append("What was measured is in `journal.jsonl`.")

@@ -36,10 +36,10 @@ def arms_table(report: RunReport) -> str:
     for arm in report.arms:
         for trial, times in folded(arm.trials):
             signature = f", {trial.death.signature}" if trial.death and trial.death.signature else ""
-            cells = [arm.name, *(cell(words(_Line(arm, trial))) for _, words in columns)]
+            cells = [cell(arm.name), *(cell(words(_Line(arm, trial))) for _, words in columns)]
             rows.append("| " + " | ".join((*cells, f"{trial.outcome}{signature}{times}", _result(arm))) + " |")
         if not arm.trials:
-            rows.append(f"| {arm.name} " + "| " * len(columns) + "| not run | |")
+            rows.append(f"| {cell(arm.name)} " + "| " * len(columns) + "| not run | |")
     return "\n".join(rows)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from vllm_repro.outcome import Outcome
 from vllm_repro.report.model import TrialReport
 
-__all__ = ["boundary", "columns", "death_line", "engine_word", "folded", "latency", "seconds"]
+__all__ = ["boundary", "columns", "death_line", "engine_word", "folded", "latency", "rank_logs", "seconds"]
 
 
 def folded(trials: Sequence[TrialReport]) -> list[tuple[TrialReport, str]]:
@@ -75,5 +75,10 @@ def death_line(trial: TrialReport) -> str:
 def _ranks(trial: TrialReport) -> str:
     """`It began with rank 1: logs/reported-1.rank1.log`, or with several at once."""
     ranks = trial.death.ranks if trial.death else ()
-    logs = [trial.log.removesuffix(".log") + f".rank{rank}.log" if rank else trial.log for rank in ranks]
-    return f"It began with rank{'s' if len(ranks) > 1 else ''} {' and '.join(map(str, ranks))}: {', '.join(logs)}"
+    return f"It began with rank{'s' if len(ranks) > 1 else ''} {' and '.join(map(str, ranks))}: {', '.join(rank_logs(trial))}"
+
+
+def rank_logs(trial: TrialReport) -> list[str]:
+    """The logs of the nodes that a death over several nodes began with; empty for one node."""
+    ranks = trial.death.ranks if trial.death else ()
+    return [trial.log.removesuffix(".log") + f".rank{rank}.log" if rank else trial.log for rank in ranks]

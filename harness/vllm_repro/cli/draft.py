@@ -1,0 +1,54 @@
+"""`vllm-repro draft`: writes what a person may send upstream about a run, and prints the command that sends it. It sends nothing itself."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from vllm_repro.cli.common import Subparsers, verb
+from vllm_repro.report.budget import LIMIT
+from vllm_repro.report.build import build
+from vllm_repro.report.files import DRAFT, drafted, write_whole
+from vllm_repro.report.issue import Draft
+from vllm_repro.report.model import RunReport
+from vllm_repro.verdict import Verdict
+
+
+def add(subparsers: Subparsers) -> None:
+    parser = verb(
+        subparsers,
+        "draft",
+        run,
+        does="write the comment or issue that a run has to tell upstream, and print the gh command that would send it",
+        example="vllm-repro draft reports/tq-chunked-prefill/latest",
+    )
+    parser.add_argument("run", metavar="RUN", help="a run's folder, or its journal.jsonl")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, help=f"write to FILE (default: {DRAFT} in the folder)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    report = build(Path(arguments.run))
+    made = drafted(report)
+    path = arguments.output or report.folder / DRAFT
+    write_whole(path, made.body, hint="-o FILE writes it elsewhere")
+    for warning in _warnings(report, made):
+        print(f"vllm-repro: {warning}", file=sys.stderr)
+    kind = f"a new issue for {made.issue.partition('#')[0]}" if made.title else f"a comment on {made.issue}"
+    print(f"{path}: {kind}, {len(made.body):,} of {LIMIT:,} characters. Nothing is sent; once you have read it:")
+    print(made.command(path))
+    return 0
+
+
+def _warnings(report: RunReport, made: Draft) -> list[str]:
+    """What speaks against sending it as it is."""
+    found = [f"may be the same as {url}" for url in made.alike_urls]
+    if report.rehearsal:
+        found.append("a REHEARSAL says nothing about vLLM, and is nothing for upstream")
+    if report.verdict.verdict is Verdict.INCONCLUSIVE:
+        found.append(f"the run decided nothing: {report.verdict.because}")
+    if report.interrupted or report.cut:
+        found.append("the run was cut short")
+    return found

@@ -1,0 +1,143 @@
+"""The parts of a server log that a draft shows: its start, its first error, the root traceback, its end. Redacted, and read by seeking.
+
+A log may be larger than the memory. It is searched in blocks, and no more of it is kept than a few windows.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import BinaryIO
+
+from vllm_repro.redact import Redactor
+
+__all__ = ["Keep", "LogPieces", "Piece", "read_pieces"]
+
+_HEAD, _ERROR, _ROOT, _TAIL = 8_192, 32_768, 24_576, 24_576
+_CONTEXT = 1_024  # before an error: what the engine did
+_BLOCK, _OVERLAP = 1 << 20, 4_096
+_ALIGN = 8_192  # how far the end of a line is looked for
+_MARGIN = 4_096  # of a line that a window cuts: half a key has no shape any more
+_LONGEST_LINE = 2_000
+
+_ALARM = re.compile(
+    rb"\b(?:ERROR|CRITICAL|FATAL)\b|Traceback \(most recent call last\)|Fatal Python error|Segmentation fault|(?:Error|Exception): "
+)
+
+
+class Keep(Enum):
+    """Which end of a piece stays when there is too little room."""
+
+    START = "start"
+    END = "end"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Whole lines, where the log has lines. before: bytes of the log that are left out before it. share: of the room, beside the others."""
+
+    text: str
+    before: int
+    keep: Keep
+    share: int
+
+
+@dataclass(frozen=True)
+class LogPieces:
+    """name: the file's, relative to the run's folder. size: of the whole log, in bytes."""
+
+    name: str
+    size: int
+    pieces: tuple[Piece, ...]
+
+
+def read_pieces(folder: Path, name: str, redactor: Redactor, root: str | None) -> LogPieces | None:
+    """The pieces of `folder/name`; None where there is no such file, or where the name leads out of the folder.
+
+    root: the exception that the engine died of, whose traceback is kept even where other errors came first.
+    """
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        return None  # a journal from elsewhere must not have other files read into a draft
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            return LogPieces(name, size, _pieces(file, size, redactor, root))
+    except OSError:
+        return None
+
+
+def _pieces(file: BinaryIO, size: int, redactor: Redactor, root: str | None) -> tuple[Piece, ...]:
+    alarm = _find(file, _ALARM, 0)
+    raised = None if root is None else _find(file, re.compile(rb"\b" + re.escape(root.encode()) + rb"\b(?!')"), 0)
+    start = size if alarm is None else max(0, alarm - _CONTEXT)
+    windows = [(0, min(_HEAD, start), Keep.START, 1)]
+    if alarm is not None:
+        windows.append((start, start + _ERROR, Keep.START, 4))
+        if raised is not None:
+            begin = _traceback_before(file, raised)
+            windows.append((max(begin, start + _ERROR), max(begin, raised - _ROOT // 2) + _ROOT, Keep.START, 3))
+    windows.append((size - _TAIL, size, Keep.END, 3))
+    found: list[Piece] = []
+    at = 0
+    for first, last, keep, share in windows:
+        first, last = _lines(file, max(at, first), min(last, size), size)
+        if first >= last or first < at:
+            continue
+        found.append(Piece(_read(file, first, last, size, redactor), first - at, keep, share))
+        at = last
+    return tuple(found)
+
+
+def _find(file: BinaryIO, pattern: re.Pattern[bytes], at: int) -> int | None:
+    """Where `pattern` is found first from `at` on."""
+    while True:
+        file.seek(at)
+        block = file.read(_BLOCK)
+        if found := pattern.search(block):
+            return at + found.start()
+        if len(block) < _BLOCK:
+            return None
+        at += _BLOCK - _OVERLAP
+
+
+def _traceback_before(file: BinaryIO, at: int) -> int:
+    first = max(0, at - _ROOT // 2)
+    file.seek(first)
+    before = file.read(at - first).rfind(b"Traceback (most recent call last)")
+    return at if before < 0 else first + before
+
+
+def _lines(file: BinaryIO, first: int, last: int, size: int) -> tuple[int, int]:
+    """The window moved to ends of lines, where these are near: back at its start, so that no error is cut, and back at its end."""
+    if 0 < first < size:
+        near = max(0, first - _ALIGN)
+        file.seek(near)
+        newline = file.read(first - near).rfind(b"\n")
+        first = near + newline + 1 if newline >= 0 else first
+    if first < last < size:
+        near = max(first, last - _ALIGN)
+        file.seek(near)
+        newline = file.read(last - near).rfind(b"\n")
+        last = near + newline + 1 if newline >= 0 else last
+    return first, last
+
+
+def _read(file: BinaryIO, first: int, last: int, size: int, redactor: Redactor) -> str:
+    file.seek(max(0, first - 1))
+    raw = file.read(last - max(0, first - 1))
+    begins = first == 0 or raw[:1] == b"\n"
+    raw = raw[min(first, 1) :]
+    ends = last >= size or raw.endswith(b"\n")
+    text = redactor.text(raw.decode("utf-8", "replace"))
+    text = text if begins else text[_MARGIN:]
+    text = text if ends else text[: max(0, len(text) - _MARGIN)]
+    return "\n".join(map(_short, text.split("\n")))
+
+
+def _short(line: str) -> str:
+    left = len(line) - _LONGEST_LINE
+    return line if left <= 0 else f"{line[:_LONGEST_LINE]} [{left:,} more characters in this line]"

@@ -1,0 +1,313 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.github_markdown import Rendered, render
+from tests.report_examples import EXAMPLES, report
+from vllm_repro.catalogue import all_scenarios
+from vllm_repro.journal import Entry, Recording, read
+from vllm_repro.logpieces import LogPieces, read_pieces
+from vllm_repro.outcome import Outcome
+from vllm_repro.redact import Redactor
+from vllm_repro.report.budget import LIMIT
+from vllm_repro.report.build import report_of
+from vllm_repro.report.duplicates import duplicates
+from vllm_repro.report.escape import printable
+from vllm_repro.report.files import render as render_format
+from vllm_repro.report.issue import draft
+from vllm_repro.report.model import RunReport
+from vllm_repro.verdict import Verdict, VerdictReport
+
+SCENARIOS = all_scenarios()
+DIED = report(next(folder for folder in EXAMPLES if folder.name == "tq-chunked-prefill-lab-0.23.0"))
+RECORDINGS = Path(__file__).parents[1] / "data" / "recordings"
+SECRETIVE = Redactor()
+
+HOSTILE = [
+    "```",
+    "````````````````````````````````````",
+    "`" * 40_000,
+    "~~~\n~~~",
+    "</details></details>\n\n# out",
+    "<!-- swallowed",
+    "<script>alert(1)</script> <img src=x onerror=y> <b>bold</b>",
+    "@vllm-project/maintainers and @user, see #123, vllm-project/vllm#1, GH-12",
+    "https://github.com/vllm-project/vllm/issues/1 http://x.y/z www.github.com",
+    "[a](https://evil.example) ![b](https://evil.example/c.png) [d]: https://evil.example",
+    "a | b | c\n|---|---|",
+    "\x1b[31mred\x1b[0m \x00 \ud800 \u202eevil\u2066 \r\n\r x \x85 \u2028 y",
+    "$$x$$ **bold** _it_ ~~gone~~ &amp; &#64;user \\@user",
+    "- list\n1. one\n> quote\n# head\n===\n---\n    code",
+    "x" * 1_000_000,
+    "语言模型" * 30_000,
+    "`@user` ``#1`` `<b>`",
+]
+
+
+def logs_of(text: str, tmp_path: Path) -> list[LogPieces]:
+    (tmp_path / "server.log").write_bytes(text.encode("utf-8", "replace"))
+    pieces = read_pieces(tmp_path, "server.log", SECRETIVE, "AssertionError")
+    assert pieces is not None
+    return [pieces]
+
+
+def assert_sound(body: str, meant: list[str]) -> Rendered:
+    """`body` fits, calls nobody, and links to the issues that are meant and to nothing else."""
+    assert len(body) <= LIMIT
+    assert len(body.encode("utf-8")) <= LIMIT
+    page = render(body)
+    assert page.calls() == []
+    known = {f"https://github.com/{issue.replace('#', '/issues/')}" for issue in meant}
+    assert set(page.links) <= known
+    assert not {"script", "img", "b", "h1", "h2"} & set(page.tags)
+    assert page.deepest <= 1
+    return page
+
+
+@pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
+def test_examples_are_what_their_journals_draft(folder: Path) -> None:
+    path = folder / "issue.md"
+    made = report(folder)
+    text = draft(made, (), duplicates(made, SCENARIOS)).body
+    if os.environ.get("UPDATE_GOLDEN") and not os.environ.get("CI"):
+        path.write_text(text, encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == text
+    assert_sound(text, [made.issue, *duplicates(made, SCENARIOS)])
+
+
+@pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
+def test_a_draft_is_read_in_half_a_minute(folder: Path) -> None:
+    """Its prose, that is: 150 words, without code, tables, and what is folded."""
+    body = draft(report(folder), (), duplicates(report(folder), SCENARIOS)).body
+    unfolded = re.sub(
+        r"<details>.*?</details>|```.*?```|^\|.*?$|`[^`\n]*`|\(http\S*\)", "", body, flags=re.DOTALL | re.MULTILINE
+    )
+    assert len(unfolded.split()) <= 150
+
+
+def test_what_matters_comes_first() -> None:
+    body = draft(DIED, (), ["vllm-project/vllm#43357"]).body
+    order = (
+        "**Reproduces on vLLM 0.23.0 (LAB)**",
+        "AssertionError in _ensure_workspace_size",
+        "Booted: `reported` (1), `eager` (1)",
+        "LAB: vLLM 0.23.0's own code on a CPU",
+        "May be the same",
+        "| arm |",
+        "Boundary crossed in `reported`",
+        "Command of `reported`",
+        "vllm-repro run tq-chunked-prefill",
+        "- vLLM 0.23.0, evidence: lab",
+        "Root of the death",
+        "<details>",
+        "Made by vllm-repro",
+    )
+    places = [body.index(text) for text in order]
+    assert places == sorted(places)
+    assert "_wrapped_call_impl" in body
+    assert body.count("<details>") == body.count("</details>") >= 4
+
+
+def test_a_comment_and_a_new_issue() -> None:
+    comment = draft(DIED)
+    path = Path("a folder/issue.md")
+    assert comment.title == ""
+    assert comment.command(path) == "gh issue comment 41726 --repo vllm-project/vllm --body-file 'a folder/issue.md'"
+    new = draft(replace(DIED, filed=False, issue="vllm-project/vllm#44053", title="It's -- @you <b>"))
+    assert new.title == "[Bug]: It's -- @you <b>"
+    assert new.command(path) == (
+        "gh issue create --repo vllm-project/vllm --title '[Bug]: It'\"'\"'s -- @you <b>' --body-file 'a folder/issue.md'"
+    )
+    page = assert_sound(new.body, ["vllm-project/vllm#44053"])
+    assert len(page.comments) == 1
+    assert "A new issue" in page.comments[0]
+    assert "No report of it was found" in new.body
+
+
+@pytest.mark.parametrize("expected", [True, False, None])
+@pytest.mark.parametrize("verdict", Verdict)
+def test_the_first_line_is_the_verdict(verdict: Verdict, expected: bool | None) -> None:
+    body = draft(replace(DIED, verdict=VerdictReport(verdict, expected, "because"))).body
+    first = body.splitlines()[0]
+    assert first.startswith(f"**{verdict.capitalize()} on vLLM 0.23.0 (LAB)**: because.")
+    assert ("not what was known" in first) is (expected is False)
+
+
+def test_a_run_that_was_cut_and_one_without_a_trial_say_so() -> None:
+    assert "cut short" in draft(replace(DIED, interrupted="SIGINT")).body
+    body = draft(replace(DIED, arms=())).body
+    assert "Booted: nothing" in body
+    assert_sound(body, [DIED.issue])
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_no_log_breaks_out_of_its_block(text: str, tmp_path: Path) -> None:
+    log = f"INFO begin\n{text}\nERROR first\n{text}\nAssertionError: {text}\n" + f"{text}\nlast line\n"
+    page = assert_sound(draft(DIED, logs_of(log, tmp_path)).body, [DIED.issue])
+    shown = [code for code in page.code if "ERROR first" in code]
+    assert len(shown) == 1
+    assert "last line" in shown[0]
+    assert all("ERROR first" not in words for words in page.text)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from([*HOSTILE, "ERROR x", "\n", "AssertionError: y", "ordinary"]), max_size=8), st.booleans()
+)
+def test_whatever_a_log_holds(tmp_path_factory: pytest.TempPathFactory, parts: list[str], newlines: bool) -> None:
+    text = ("\n" if newlines else " ").join(parts)
+    page = assert_sound(draft(DIED, logs_of(text, tmp_path_factory.mktemp("log"))).body, [DIED.issue])
+    if newlines and 0 < len(text) < 5_000 and "`" * 17 not in text and "\x1b" not in text:
+        # Of a short log nothing is left out: it stands in one block, letter by letter.
+        whole = printable(text.encode("utf-8", "replace").decode()).strip("\n").rstrip()
+        assert not whole or whole in [code.removesuffix("\n") for code in page.code]
+
+
+def strings(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The ways to each text in a structure of JSON's types."""
+    if isinstance(value, str):
+        yield at
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from strings(item, (*at, key))
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from strings(item, (*at, number))
+
+
+def changed(value: Any, at: tuple[Any, ...], change: Callable[[str], str]) -> Any:
+    if not at:
+        return change(value)
+    if isinstance(value, dict):
+        return {key: changed(item, at[1:], change) if key == at[0] else item for key, item in value.items()}
+    return [changed(item, at[1:], change) if number == at[0] else item for number, item in enumerate(value)]
+
+
+MEANINGFUL = {
+    # What the harness itself reads from these fields, and so refuses when it is something else.
+    *(
+        "event",
+        "outcome",
+        "expected",
+        "expect",
+        "evidence",
+        "signature",
+        "bad",
+        "good",
+        "arm",
+        "name",
+        "server",
+        "issue",
+        "related",
+    ),
+    *("version", "phase", "weights", "log", "vllm_version", "kind", "endpoint"),
+}
+
+
+def journals() -> list[tuple[Recording, int, tuple[Any, ...]]]:
+    """Each text field of the examples' journals, once a kind: a recording, the entry's place, and the way to the text."""
+    found: dict[tuple[Any, ...], tuple[Recording, int, tuple[Any, ...]]] = {}
+    for folder in EXAMPLES:
+        recording = read(folder / "journal.jsonl")
+        for place, entry in enumerate(recording.entries):
+            for way in strings(json.loads(json.dumps(dict(entry.fields)))):
+                if way[-1] in MEANINGFUL or (len(way) > 1 and way[-2] in ("output", "loads", "said", "wishes")):
+                    continue
+                kind = (folder.name[:5], entry.event, *("*" if isinstance(step, int) else step for step in way))
+                found.setdefault(kind, (recording, place, way))
+    return list(found.values())
+
+
+FIELDS = journals()
+
+
+def planted(recording: Recording, place: int, way: tuple[Any, ...], change: Callable[[str], str]) -> RunReport:
+    entries = list(recording.entries)
+    entries[place] = Entry(entries[place].t, entries[place].event, changed(dict(entries[place].fields), way, change))
+    return report_of(replace(recording, entries=tuple(entries)), Path("reports/x"))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(FIELDS), st.sampled_from(HOSTILE), st.booleans())
+def test_no_field_of_a_journal_breaks_a_draft(
+    field: tuple[Recording, int, tuple[Any, ...]], text: str, instead: bool
+) -> None:
+    made = planted(*field, lambda was: text if instead else f"{was} {text}")
+    assert_sound(draft(made).body, [made.issue])
+
+
+def test_the_fields_are_all_that_a_journal_has() -> None:
+    """So that the tests above and those of what is planted stay as wide as the journal is."""
+    kinds = {
+        (recording.entries[place].event, way[-1] if isinstance(way[-1], str) else way[-2])
+        for recording, place, way in FIELDS
+    }
+    for kind in (
+        *(
+            ("run-started", key)
+            for key in ("title", "trigger", "reproduce", "os", "python", "edits", "why", "was", "now")
+        ),
+        *(("trial-started", key) for key in ("command", "differences")),
+        *(("server-started", key) for key in ("argv", "HF_HUB_OFFLINE")),
+        *(
+            ("trial-ended", key)
+            for key in ("message", "exception", "frames", "why", "evidence", "brief", "attention_backend")
+        ),
+        ("answer", "error"),
+        ("sign", "detail"),
+        ("exited", "detail"),
+    ):
+        assert kind in kinds, kind
+
+
+@pytest.mark.parametrize(
+    "name", ["v0.20.2-workspace.log", "v0.28.0-min-tokens.log", "v0.32.0-oom.log", "v0.32.0-killed-inflight.log"]
+)
+def test_real_logs_keep_their_first_error_and_their_end(name: str) -> None:
+    raw = (RECORDINGS / name).read_text(encoding="utf-8", errors="replace")
+    pieces = read_pieces(RECORDINGS, name, SECRETIVE, None)
+    assert pieces is not None
+    page = assert_sound(draft(DIED, [pieces]).body, [DIED.issue])
+    lines = [line for line in printable(raw).splitlines() if line.strip()]
+    first = next(line for line in lines if re.search(r"\bERROR\b|\bCRITICAL\b|Traceback|Error: ", line))
+    shown = page.code[-1]
+    assert first[:200] in shown
+    assert lines[-1][:200] in shown
+
+
+def test_a_huge_run_fits_and_says_what_is_missing() -> None:
+    trial = DIED.arms[0].trials[0]
+    arm = replace(
+        DIED.arms[0],
+        trials=tuple(replace(trial, number=n, outcome=outcome) for n in range(40) for outcome in Outcome),
+        differences=("d" * 3_000,) * 200,
+        requests=("r" * 3_000,) * 300,
+        edits=("e" * 3_000,) * 300,
+        command="vllm serve \\\n" + "  --flag 语 \\\n" * 20_000,
+    )
+    body = draft(replace(DIED, arms=(arm,) * 60)).body
+    assert_sound(body, [DIED.issue])
+    assert "bytes left out" in body
+    assert "more" in body
+    assert "Made by vllm-repro" in body
+
+
+def test_a_format_of_the_report_verb() -> None:
+    assert render_format(DIED, "issue").startswith("**Reproduces on vLLM 0.23.0 (LAB)**")
+
+
+@example("#1")
+@example("@a")
+@given(st.text(max_size=60))
+def test_a_new_issues_title_calls_nobody(title: str) -> None:
+    assert_sound(draft(replace(DIED, filed=False, title=title)).body, [DIED.issue])
