@@ -73,19 +73,22 @@ def read_pieces(folder: Path, name: str, redactor: Redactor, root: str | None) -
 def _pieces(file: BinaryIO, size: int, redactor: Redactor, root: str | None) -> tuple[Piece, ...]:
     alarm = _find(file, _ALARM, 0)
     raised = None if root is None else _find(file, re.compile(rb"\b" + re.escape(root.encode()) + rb"\b(?!')"), 0)
-    start = size if alarm is None else max(0, alarm - _CONTEXT)
-    windows = [(0, min(_HEAD, start), Keep.START, 1)]
+    first_error = size if alarm is None else _lines(file, alarm, size, size)[0]
+    context = max(0, first_error - _CONTEXT)
+    windows = [(0, min(_HEAD, context), Keep.START, 1)]
     if alarm is not None:
-        windows.append((start, start + _ERROR, Keep.START, 4))
+        windows.append((context, first_error, Keep.END, 1))
+        windows.append((first_error, first_error + _ERROR, Keep.START, 4))
         if raised is not None:
             begin = _traceback_before(file, raised)
-            windows.append((max(begin, start + _ERROR), max(begin, raised - _ROOT // 2) + _ROOT, Keep.START, 3))
+            windows.append((max(begin, first_error + _ERROR), max(begin, raised - _ROOT // 2) + _ROOT, Keep.START, 3))
     windows.append((size - _TAIL, size, Keep.END, 3))
     found: list[Piece] = []
     at = 0
     for first, last, keep, share in windows:
         first, last = _lines(file, max(at, first), min(last, size), size)
-        if first >= last or first < at:
+        first = max(at, first)
+        if first >= last:
             continue
         found.append(Piece(_read(file, first, last, size, redactor), first - at, keep, share))
         at = last
@@ -133,9 +136,12 @@ def _read(file: BinaryIO, first: int, last: int, size: int, redactor: Redactor) 
     raw = raw[min(first, 1) :]
     ends = last >= size or raw.endswith(b"\n")
     text = redactor.text(raw.decode("utf-8", "replace"))
-    text = text if begins else text[_MARGIN:]
-    text = text if ends else text[: max(0, len(text) - _MARGIN)]
-    return "\n".join(map(_short, text.split("\n")))
+    lines = text.split("\n")
+    if not begins:
+        lines[0] = lines[0][_MARGIN:]
+    if not ends:
+        lines[-1] = lines[-1][: max(0, len(lines[-1]) - _MARGIN)]
+    return "\n".join(map(_short, lines))
 
 
 def _short(line: str) -> str:

@@ -90,9 +90,9 @@ def test_a_draft_is_read_in_half_a_minute(folder: Path) -> None:
     """Its prose, that is: 150 words, without code, tables, and what is folded."""
     body = draft(report(folder), (), duplicates(report(folder), SCENARIOS)).body
     unfolded = re.sub(
-        r"<details>.*?</details>|```.*?```|^\|.*?$|`[^`\n]*`|\(http\S*\)", "", body, flags=re.DOTALL | re.MULTILINE
+        r"<details>.*?</details>|```.*?```|^[|-].*?$|`[^`\n]*`|\(http\S*\)", "", body, flags=re.DOTALL | re.MULTILINE
     )
-    assert len(unfolded.split()) <= 150
+    assert len(re.findall(r"[A-Za-z][\w'-]*", unfolded)) <= 150
 
 
 def test_what_matters_comes_first() -> None:
@@ -169,7 +169,7 @@ def test_whatever_a_log_holds(tmp_path_factory: pytest.TempPathFactory, parts: l
     page = assert_sound(draft(DIED, logs_of(text, tmp_path_factory.mktemp("log"))).body, [DIED.issue])
     if newlines and 0 < len(text) < 5_000 and "`" * 17 not in text and "\x1b" not in text:
         # Of a short log nothing is left out: it stands in one block, letter by letter.
-        whole = printable(text.encode("utf-8", "replace").decode()).strip("\n").rstrip()
+        whole = printable(SECRETIVE.text(text.encode("utf-8", "replace").decode())).strip("\n").rstrip()
         assert not whole or whole in [code.removesuffix("\n") for code in page.code]
 
 
@@ -210,15 +210,30 @@ MEANINGFUL = {
         "issue",
         "related",
     ),
-    *("version", "phase", "weights", "log", "vllm_version", "kind", "endpoint"),
+    *("version", "phase", "weights", "log", "vllm_version", "kind", "endpoint", "file"),
 }
+
+
+def patched(recording: Recording) -> Recording:
+    """The recording as if its first arm had changed vLLM's source."""
+    change = {"file": "vllm/a.py", "was": "a", "now": "b", "why": "because"}
+
+    def one(entry: Entry) -> Entry:
+        fields = json.loads(json.dumps(dict(entry.fields)))
+        if entry.event == "run-started":
+            fields["arms"][0]["patches"] = [change]
+        if entry.event == "server-started":
+            fields["facts"]["patched"] = [{"file": "vllm/a.py", "sha256": "0" * 64, "untried": ["kernel"]}]
+        return replace(entry, fields=fields)
+
+    return replace(recording, entries=tuple(map(one, recording.entries)))
 
 
 def journals() -> list[tuple[Recording, int, tuple[Any, ...]]]:
     """Each text field of the examples' journals, once a kind: a recording, the entry's place, and the way to the text."""
     found: dict[tuple[Any, ...], tuple[Recording, int, tuple[Any, ...]]] = {}
     for folder in EXAMPLES:
-        recording = read(folder / "journal.jsonl")
+        recording = patched(read(folder / "journal.jsonl"))
         for place, entry in enumerate(recording.entries):
             for way in strings(json.loads(json.dumps(dict(entry.fields)))):
                 if way[-1] in MEANINGFUL or (len(way) > 1 and way[-2] in ("output", "loads", "said", "wishes")):

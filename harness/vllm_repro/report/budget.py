@@ -28,7 +28,7 @@ def held(text: str, limit: int) -> str:
     """`text` in at most `limit` bytes, its middle left out and counted."""
     if size(text) <= limit:
         return text
-    room = limit - len(_gap(size(text)))
+    room = limit - size(_gap(size(text)))
     if room < _LEAST:
         return ""
     return f"{_end(text, room // 2, Keep.START)}{_gap(size(text) - room)}{_end(text, room // 2, Keep.END)}"
@@ -51,7 +51,7 @@ def fitted(make: Callable[[int], str], limit: int) -> str:
 def excerpt(log: LogPieces, limit: int) -> str:
     """The log in at most `limit` bytes: each piece keeps its better end, and what is left out is counted."""
     texts = [printable(piece.text).strip("\n") for piece in log.pieces]
-    notes = sum(len(_gap(log.size)) + 2 for _ in texts) * 2
+    notes = (size(_gap(log.size)) + 2) * (len(texts) + 1)
     room = _rooms([size(text) for text in texts], [piece.share for piece in log.pieces], limit - notes)
     if room is None:
         return ""

@@ -20,6 +20,8 @@ __all__ = ["duplicates"]
 
 def duplicates(report: RunReport, scenarios: Sequence[Scenario]) -> list[str]:
     """Issues, `owner/repository#number`: first those whose signature a death of this run has, then those that the scenario names."""
+    if not any(trial.death for arm in report.arms for trial in arm.trials):
+        return []  # what nobody saw is the same as nothing
     found: list[str] = []
     for arm in report.arms:
         for trial in arm.trials:

@@ -17,7 +17,7 @@ _UNPRINTABLE = re.compile(
 _MOST_TICKS = 16
 """A longer run of backticks is shortened: the fence around it has to be longer still."""
 
-_GAP = "&#8203;"
+_GAP = "&#x200B;"
 """A space of no width. GitHub looks for names and numbers in what it has rendered, so a backslash or an entity would not do."""
 
 _CALLS = (

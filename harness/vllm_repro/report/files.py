@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from vllm_repro.catalogue import all_scenarios, to_stderr
@@ -40,7 +41,11 @@ def render(report: RunReport, form: str) -> str:
 
 def drafted(report: RunReport) -> Draft:
     """The draft for upstream, with pieces of the logs beside the journal, and the issues that today's scenarios know."""
-    return draft(report, _logs(report), duplicates(report, all_scenarios(warn=to_stderr)))
+    scenarios = all_scenarios(warn=to_stderr)
+    # Whether somebody has reported it is a matter of today, not of the day of the run.
+    own = next((scenario for scenario in scenarios if scenario.id == report.scenario), None)
+    today = report if own is None else replace(report, issue=own.issue, filed=own.filed)
+    return draft(today, _logs(report), duplicates(today, scenarios))
 
 
 def _logs(report: RunReport) -> list[LogPieces]:

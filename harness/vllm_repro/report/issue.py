@@ -32,6 +32,8 @@ _FRAMES = 12
 
 _LEFT_OUT = "Left out, for it did not fit: {}. The run's `report.md` has it."
 
+_PROOF = 160  # letters of a piece of evidence that is read at a glance
+
 Make = Callable[[int], str]
 
 
@@ -163,7 +165,8 @@ def _link(issue: str) -> str:
 def _proof(arm: ArmReport, trial: TrialReport) -> str:
     word = "crossed" if trial.trigger.crossed else "not crossed"
     # The last ones are what was seen; what led there is folded.
-    evidence = cell(held("; ".join(trial.trigger.evidence[-2:]), _SENTENCE))
+    last = [text for text in trial.trigger.evidence[-2:] if len(text) <= _PROOF] or trial.trigger.evidence[-1:]
+    evidence = cell(held("; ".join(last), _SENTENCE))
     return f"Boundary {word} in {code(held(arm.name, 60))}: {evidence or 'nothing tells'}."
 
 

@@ -126,12 +126,14 @@ def environment_list(report: RunReport) -> str:
     cards = ", ".join(f"{cell(gpu['name'])} ({gpu['memory_gb']:g} GB)" for gpu in environment["gpus"]) or "none"
     lines = [
         f"- vLLM {cell(report.version or 'unknown')}, evidence: {report.evidence}",
-        f"- {cell(environment['os'])}, {environment['cpus']} CPUs, {environment['memory_gb']:g} GB, Python {environment['python']}",
-        f"- GPUs: {cards}" + (f", driver {environment['driver']}" if environment["driver"] else ""),
+        f"- {cell(environment['os'])}, {environment['cpus']} CPUs, {environment['memory_gb']:g} GB, Python {cell(environment['python'])}",
+        f"- GPUs: {cards}" + (f", driver {cell(environment['driver'])}" if environment["driver"] else ""),
     ]
     served = dict.fromkeys(weights for arm in report.arms if (weights := arm.server.get("weights")))
     lines += [f"- Weights: {cell(weights)}" for weights in served]
     if environment["docker"]:
         lines.append(f"- Docker {cell(str(environment['docker']))}")
-    lines.append(f"- vllm-repro {report.harness_version}, started {report.started_at}, took {report.duration_s:.0f} s")
+    lines.append(
+        f"- vllm-repro {cell(report.harness_version)}, started {report.started_at}, took {report.duration_s:.0f} s"
+    )
     return "\n".join(lines)

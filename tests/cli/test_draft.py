@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import shlex
+import shutil
+from pathlib import Path
+
+from tests.conftest import Harness
+from tests.report_examples import EXAMPLES
+
+LAB = next(folder for folder in EXAMPLES if folder.name == "tq-chunked-prefill-lab-0.23.0")
+REHEARSAL = next(folder for folder in EXAMPLES if folder.name.endswith("-rehearsal"))
+
+
+def run_of(example: Path, folder: Path) -> Path:
+    run = folder / "run"
+    run.mkdir()
+    shutil.copy(example / "journal.jsonl", run)
+    return run
+
+
+def test_a_draft_is_a_file_and_a_command_and_nothing_more(harness: Harness, tmp_path: Path) -> None:
+    run = run_of(LAB, tmp_path)
+    (run / "logs").mkdir()
+    (run / "logs" / "reported-1.log").write_text("INFO\nERROR boom for HF_TOKEN=abcdef\nend\n", encoding="utf-8")
+    (tmp_path / "bin").mkdir()
+    gh = tmp_path / "bin" / "gh"
+    gh.write_text(f"#!/bin/sh\ntouch {tmp_path}/called\n", encoding="utf-8")
+    gh.chmod(0o755)
+    done = harness("draft", str(run), env={"PATH": f"{gh.parent}:/usr/bin:/bin"})
+    assert done.status == 0, done.err
+    (command,) = [line for line in done.out.splitlines() if line.startswith("gh ")]
+    assert shlex.split(command)[:3] == ["gh", "issue", "comment"]
+    assert Path(shlex.split(command)[-1]) == run / "issue.md"
+    body = (run / "issue.md").read_text(encoding="utf-8")
+    assert "ERROR boom for HF_TOKEN=[redacted:hf-token]" in body
+    assert done.err.count("may be the same as https://github.com/") == 3
+    assert not (tmp_path / "called").exists()
+    printed = harness("report", str(run), "--format", "issue")
+    assert printed.out == body
+
+
+def test_a_rehearsal_is_not_for_upstream(harness: Harness, tmp_path: Path) -> None:
+    done = harness("draft", str(run_of(REHEARSAL, tmp_path)), "-o", str(tmp_path / "there.md"))
+    assert done.status == 0
+    assert "a REHEARSAL says nothing about vLLM" in done.err
+    assert "(REHEARSAL)" in (tmp_path / "there.md").read_text(encoding="utf-8").splitlines()[0]
+
+
+def test_where_there_is_no_run(harness: Harness, tmp_path: Path) -> None:
+    assert harness("draft", str(tmp_path)).status == 64

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.github_markdown import render
+from vllm_repro.report.escape import cell, code, fence, html, plain, printable
+
+NASTY = st.text(st.sampled_from("ab1 `~*_[]()<>!#@|\\&;:/.-+=$\n\r\t\x00\x1b\u202e\ud800" + "@u#1"), max_size=60)
+
+
+@settings(max_examples=400)
+@given(NASTY)
+def test_a_fence_holds_its_text_letter_by_letter(text: str) -> None:
+    page = render(f"before\n\n{fence(text, 'text')}\n\nafter")
+    assert page.code == [printable(text).rstrip() + "\n"] or "`" * 17 in text or not printable(text).strip()
+    assert len(page.code) == 1
+    assert [words for words in page.text if words.strip()] == ["before", "after"]
+
+
+@settings(max_examples=400)
+@given(NASTY)
+def test_plain_text_is_read_as_it_stands(text: str) -> None:
+    page = render(plain(text))
+    said = "".join(page.text).replace("\u200b", "").strip()
+    assert said == " ".join(printable(text).split())
+    assert page.calls() == []
+    assert set(page.tags) <= {"p"}
+
+
+@settings(max_examples=400)
+@given(NASTY)
+def test_a_cell_is_one_cell(text: str) -> None:
+    page = render(f"| a | b | c |\n|---|---|---|\n| x | {cell(text)} | {code(text, in_table=True)} |")
+    assert page.tags.count("td") == 3
+    assert page.tags.count("tr") == 2
+    assert set(page.tags) <= {"table", "thead", "tbody", "tr", "th", "td", "code"}
+    assert page.calls() == []
+
+
+@settings(max_examples=200)
+@given(NASTY)
+def test_code_within_a_line(text: str) -> None:
+    page = render(f"x {code(text)} y")
+    assert set(page.tags) == {"p", "code"}
+    assert page.calls() == []
+
+
+@settings(max_examples=200)
+@given(NASTY)
+def test_a_summary(text: str) -> None:
+    page = render(f"<details><summary>{html(text)}</summary>\n\nx\n\n</details>")
+    assert page.tags == ["details", "summary", "p"]
+    assert page.calls() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("bad >=0.21.0,<0.24.0 [999999] _under_score_ a_b", r"bad >=0.21.0,<0.24.0 [999999] \_under_score\_ a_b"),
+        ("@user #1 owner/repo#2 GH-3", "@&#x200B;user #&#x200B;1 owner/repo#&#x200B;2 GH-&#x200B;3"),
+        ("https://github.com/a/b/issues/1", "https:&#x200B;//github.com/a/b/issues/1"),
+        ("<b> a|b", r"\<b> a\|b"),
+    ],
+)
+def test_it_stays_readable(text: str, expected: str) -> None:
+    assert cell(text) == expected
