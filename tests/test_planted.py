@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.report.test_issue import FIELDS, SCENARIOS, planted
+from tests.report.test_issue import FIELDS, SCENARIOS, Field, planted
 from tests.secrets_planted import PRIVATE, SECRETS, Plant
 from tests.test_versionmap import map_of
 from vllm_repro.journal import Journal, read
@@ -50,37 +50,29 @@ def outputs(made: RunReport) -> Iterator[tuple[str, str]]:
     yield "versions.json", json.dumps(version_map.as_json(), ensure_ascii=False)
 
 
+SOURCES = {
+    # Where texts come from that nobody of the house wrote: one field of each kind.
+    (field[0].entries[field[1]].event, field[2][-1] if isinstance(field[2][-1], str) else field[2][-2]): field
+    for field in FIELDS
+    if {"command", "argv", "message", "frames", "why", "evidence", "os", "reproduce"} & set(field[2])
+}
+
+
 @pytest.mark.parametrize("plant", PLANTS, ids=[*SECRETS, *PRIVATE])
 def test_each_kind_planted_where_texts_come_from(plant: Plant) -> None:
-    """Into every kind of field at once, one after another, each time into all that come out."""
-    telling = (
-        "command",
-        "argv",
-        "error",
-        "detail",
-        "message",
-        "frames",
-        "why",
-        "evidence",
-        "brief",
-        "differences",
-        "os",
-        "reproduce",
-    )
-    for field in FIELDS:
-        if any(step in telling for step in field[2]) and field[0].entries[field[1]].event != "answer":
-            made = planted(*field, lambda was: f"{was} {plant.written}")
-            for name, text in outputs(made):
-                assert plant.hidden not in text, (name, field[1:])
+    for field in SOURCES.values():
+        made = planted(*field, lambda was: f"{was} {plant.written}")
+        for name, text in outputs(made):
+            assert plant.hidden not in text, (name, field[1:])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     st.sampled_from(FIELDS),
     st.sampled_from(PLANTS),
     st.sampled_from(["{0} {1}", "{1}", "{0}\n{1}\n", "{0} '{1}', x", "({1})", "{0}={1}"]),
 )
-def test_no_field_of_a_journal_lets_one_through(field: tuple, plant: Plant, form: str) -> None:  # type: ignore[type-arg]  # as in FIELDS
+def test_no_field_of_a_journal_lets_one_through(field: Field, plant: Plant, form: str) -> None:
     made = planted(*field, lambda was: form.format(was, plant.written))
     for name, text in outputs(made):
         assert plant.hidden not in text, name

@@ -243,6 +243,7 @@ def journals() -> list[tuple[Recording, int, tuple[Any, ...]]]:
     return list(found.values())
 
 
+Field = tuple[Recording, int, tuple[Any, ...]]
 FIELDS = journals()
 
 
