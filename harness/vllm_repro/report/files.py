@@ -50,12 +50,12 @@ def drafted(report: RunReport) -> Draft:
 
 def _logs(report: RunReport) -> list[LogPieces]:
     """Of the first trials that died, one an arm, and of the nodes that such a death began with."""
-    found: list[LogPieces | None] = []
-    for arm in report.arms:
-        trial = next((trial for trial in arm.trials if trial.death), None)
-        if trial is not None and trial.death is not None:
-            names = rank_logs(trial) or [trial.log]
-            found += [read_pieces(report.folder, name, report.redactor, trial.death.exception) for name in names]
+    first = {arm.name: trial for arm, trial in reversed(report.deaths)}
+    found = [
+        read_pieces(report.folder, name, report.redactor, trial.death.exception if trial.death else None)
+        for trial in reversed(first.values())
+        for name in rank_logs(trial) or [trial.log]
+    ]
     return [log for log in found if log is not None][:_MOST_LOGS]
 
 

@@ -90,8 +90,7 @@ def draft(report: RunReport, logs: Sequence[LogPieces] = (), alike: Sequence[str
 
 def _telling(report: RunReport) -> tuple[ArmReport, TrialReport] | None:
     """The trial that a reader should see: the first that died, else the first there is."""
-    trials = [(arm, trial) for arm in report.arms for trial in arm.trials]
-    return next((one for one in trials if one[1].death), trials[0] if trials else None)
+    return next(iter((*report.deaths, *((arm, trial) for arm in report.arms for trial in arm.trials))), None)
 
 
 class _Page:

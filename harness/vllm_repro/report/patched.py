@@ -31,7 +31,7 @@ def _arm(arm: ArmReport) -> str:
     text += "\n\n" + fence("\n".join(line for patch in arm.patches for line in _diff(patch)), "diff")
     loaded = arm.server.get("patched") or ()
     hashes = [
-        f"- {code(changed['file'])} sha256 {code(changed['sha256'])}{cell(_inside(changed) + ''.join(untried_in(changed)))}"
+        f"- {code(changed['file'])} sha256 {code(changed['sha256'])}{_inside(changed)}{cell(''.join(untried_in(changed)))}"
         for changed in loaded
     ]
     return text + (
@@ -41,7 +41,7 @@ def _arm(arm: ArmReport) -> str:
 
 def _inside(changed: Mapping[str, Any]) -> str:
     place = changed.get("inside")
-    return f"; the same hash was read in the running container, of `{place}`" if place else ""
+    return f"; the same hash was read in the running container, of {code(place)}" if place else ""
 
 
 def untried_in(changed: Mapping[str, Any]) -> list[str]:
