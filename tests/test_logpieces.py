@@ -41,6 +41,12 @@ def test_first_error_root_and_end_of_a_long_one(tmp_path: Path) -> None:
     assert log.pieces[-1].keep is Keep.END
 
 
+def test_an_error_that_a_warning_quotes_is_not_the_first(tmp_path: Path) -> None:
+    filling = "INFO filling\n" * 10_000
+    text = f"WARNING this can cause errors like `OSError: [Errno 24]`\n{filling}(Worker pid=4) ERROR it hit an exception.\n{filling}"
+    assert "ERROR it hit an exception." in excerpt(pieces(tmp_path, text), 4_000)
+
+
 def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
     text = "".join(f"line {n}\n" for n in range(30_000))
     shown = excerpt(pieces(tmp_path, text), 4_000)

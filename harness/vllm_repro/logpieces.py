@@ -24,7 +24,10 @@ _MARGIN = 4_096  # of a line that a window cuts: half a key has no shape any mor
 _LONGEST_LINE = 2_000
 
 _ALARM = re.compile(
-    rb"\b(?:ERROR|CRITICAL|FATAL)\b|Traceback \(most recent call last\)|Fatal Python error|Segmentation fault|(?:Error|Exception): "
+    # An exception in the middle of a line is quoted: a warning of each boot's has one.
+    rb"\b(?:ERROR|CRITICAL|FATAL)\b|Traceback \(most recent call last\)|Fatal Python error|Segmentation fault"
+    rb"|^[\w.]*(?:Error|Exception)(?:: |$)",
+    re.MULTILINE,
 )
 
 
