@@ -47,6 +47,10 @@ def test_an_error_that_a_warning_quotes_is_not_the_first(tmp_path: Path) -> None
     assert "ERROR it hit an exception." in excerpt(pieces(tmp_path, text), 4_000)
 
 
+def test_an_error_within_the_very_first_line(tmp_path: Path) -> None:
+    assert excerpt(pieces(tmp_path, "(Worker pid=4) ERROR boom"), 1_000) == "(Worker pid=4) ERROR boom"
+
+
 def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
     text = "".join(f"line {n}\n" for n in range(30_000))
     shown = excerpt(pieces(tmp_path, text), 4_000)

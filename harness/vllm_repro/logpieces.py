@@ -123,7 +123,7 @@ def _lines(file: BinaryIO, first: int, last: int, size: int) -> tuple[int, int]:
         near = max(0, first - _ALIGN)
         file.seek(near)
         newline = file.read(first - near).rfind(b"\n")
-        first = near + newline + 1 if newline >= 0 else first
+        first = near + newline + 1 if newline >= 0 or near == 0 else first
     if first < last < size:
         near = max(first, last - _ALIGN)
         file.seek(near)
