@@ -141,7 +141,7 @@ def test_the_same_lists_are_copied_and_a_store_is_over_one_step_later(install: C
 
 def test_whoever_waits_for_a_store_waits_no_longer(install: Callable[..., Installed]) -> None:
     plugin, _, _, _ = install(PIN_MEMORY=True)
-    event = plugin._Event(polls=1)
+    event = plugin.Event(polls=1)
     event.synchronize()
     assert event.query()
 

@@ -17,7 +17,7 @@ import vllm.v1.simple_kv_offload.worker as worker
 from vllm.logger import init_logger
 from vllm.v1.core.block_pool import BlockPool
 
-__all__ = ["install"]
+__all__ = ["Event", "install", "without_cuda"]
 
 logger = init_logger("vllm.repro_lab")
 
@@ -28,12 +28,17 @@ def install() -> None:
     """Puts every replacement in place in this process."""
     replaced: Any = worker
     replaced.DmaCopyBackend = CopyBackend
-    replaced.torch = _Over(torch, cuda=_Over(torch.cuda, Stream=_Stream, current_stream=_Stream), Event=_Event)
-    if hasattr(worker, "PIN_MEMORY"):
-        replaced.PIN_MEMORY = False
-    else:
-        replaced.is_pin_memory_available = lambda: False
+    without_cuda(replaced)
     _watch_free_list()
+
+
+def without_cuda(module: Any) -> None:
+    """Puts dummies for streams and events into the connector's worker module, and keeps it from pinning memory."""
+    module.torch = _Over(torch, cuda=_Over(torch.cuda, Stream=_Stream, current_stream=_Stream), Event=Event)
+    if hasattr(module, "PIN_MEMORY"):
+        module.PIN_MEMORY = False
+    else:
+        module.is_pin_memory_available = lambda: False
 
 
 def _observe(kind: str, **values: object) -> None:
@@ -60,7 +65,7 @@ class _Stream:
         return 0, -1
 
 
-class _Event:
+class Event:
     """True at poll number `polls` + 1, and at once for whoever waits."""
 
     def __init__(self, polls: int = 0) -> None:
@@ -96,7 +101,7 @@ class CopyBackend:
             target[name][dst_blocks] = source[name][src_blocks]
         if is_store:
             _observe_store(event_idx, src_blocks)
-        events_list.append((event_idx, _Event(polls=1 if is_store else 0)))
+        events_list.append((event_idx, Event(polls=1 if is_store else 0)))
 
     def shutdown(self) -> None: ...
 

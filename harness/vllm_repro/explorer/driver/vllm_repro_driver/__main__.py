@@ -1,0 +1,39 @@
+"""The protocol: a line that says what this release can do, then for each case on standard input a line of its outcome."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from typing import Any
+
+
+def main() -> None:
+    # The answers have standard output for themselves: whatever vLLM prints goes to standard error.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def say(value: dict[str, Any]) -> None:
+        answers.write(json.dumps(value) + "\n")
+        answers.flush()
+
+    try:
+        from . import engine, play
+
+        version = engine.version()
+    except (ImportError, AttributeError) as error:
+        say({"unsupported": f"{type(error).__name__}: {error}"})
+        return
+    logging.disable(logging.WARNING)
+    say({"version": version})
+    for line in sys.stdin:
+        case = json.loads(line)
+        started = time.perf_counter()
+        outcome = play.play(case)
+        say({"id": case.get("id"), **outcome, "ms": round((time.perf_counter() - started) * 1000, 1)})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""One scheduler as EngineCore makes it, from the same flags, with both halves of its connector."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import vllm
+from vllm.config import KVTransferConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.core.kv_cache_utils import (
+    generate_scheduler_kv_cache_config,
+    get_kv_cache_configs,
+    get_request_block_hasher,
+    init_none_hash,
+    resolve_kv_cache_block_sizes,
+)
+from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+from .workers import Half, worker_half
+
+__all__ = ["Engine", "NoBoot", "version"]
+
+_BYTES = 2 * 2 * 32 * 2
+"""Of a token's keys and values in one layer: two KV heads of 32 numbers of two bytes."""
+
+
+class NoBoot(Exception):
+    """A server with these flags would not start."""
+
+
+def version() -> str:
+    return str(vllm.__version__)
+
+
+class Engine:
+    """scheduler: vLLM's own. half: the connector's worker half, vLLM's own above a stand-in for what copies; None without a connector.
+    asynchronous: a step is scheduled before the one before it has been answered."""
+
+    def __init__(self, case: Mapping[str, Any]) -> None:
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+        try:
+            config = _config(case)
+            _register_specs(config)
+            groups = _kv_cache_config(case, config)
+        except (ValueError, NotImplementedError) as error:
+            raise NoBoot(f"{type(error).__name__}: {error}") from error
+        # Only now: a machine without Triton is refused the second runner, and a scheduler needs nothing of it.
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if case["runner"] == 2 else "0"
+        self.asynchronous = bool(case["asynchronous"])
+        config.scheduler_config.async_scheduling = self.asynchronous
+        blocks, hashed = resolve_kv_cache_block_sizes(groups, config)
+        make = config.scheduler_config.get_scheduler_cls()
+        try:
+            self.scheduler = make(
+                vllm_config=config,
+                kv_cache_config=groups,
+                structured_output_manager=StructuredOutputManager(config),
+                block_size=blocks,
+                hash_block_size=hashed,
+                log_stats=False,
+            )
+        except (ValueError, NotImplementedError) as error:
+            raise NoBoot(f"{type(error).__name__}: {error}") from error
+        connector = self.scheduler.connector
+        self.half: Half | None = None
+        if connector is not None:
+            self.half = worker_half(config, groups, case["store_polls"], case["load_polls"])
+        self._hasher = None
+        if config.cache_config.enable_prefix_caching or connector is not None:
+            function = _hash_function(config.cache_config.prefix_caching_hash_algo)
+            init_none_hash(function)
+            self._hasher = get_request_block_hasher(hashed, function)
+
+    def request(self, name: str, prompt: list[int], answer: int) -> Request:
+        return Request(
+            request_id=name,
+            prompt_token_ids=prompt,
+            sampling_params=SamplingParams(max_tokens=answer, temperature=0, ignore_eos=True),
+            pooling_params=None,
+            block_hasher=self._hasher,
+        )
+
+    @property
+    def managers(self) -> tuple[Any, ...]:
+        """One for each group of layers, which knows the blocks of each request."""
+        return tuple(self.scheduler.kv_cache_manager.coordinator.single_type_managers)
+
+    @property
+    def pools(self) -> dict[str, Any]:
+        """The pools of blocks, by name: the GPU's, and those of connectors that have one of the same kind."""
+        found = {"gpu": self.scheduler.kv_cache_manager.block_pool}
+        connector = self.scheduler.connector
+        for number, one in enumerate(getattr(connector, "_connectors", [connector])):
+            manager = getattr(one, "scheduler_manager", None)
+            if (pool := getattr(manager, "cpu_block_pool", None)) is not None:
+                found["cpu" if not number else f"cpu{number}"] = pool
+        return found
+
+    def close(self) -> None:
+        shutdown = getattr(self.scheduler, "shutdown", None)
+        if shutdown is not None:
+            shutdown()
+
+
+def _config(case: Mapping[str, Any]) -> Any:
+    given: dict[str, Any] = {}
+    if case["connector"]:
+        given["kv_transfer_config"] = KVTransferConfig(
+            kv_connector=case["connector"], kv_role="kv_both", kv_connector_extra_config=_extra(case)
+        )
+    if case["draft"]:
+        given["speculative_config"] = {
+            "method": "ngram",
+            "num_speculative_tokens": case["draft"],
+            "prompt_lookup_max": 4,
+        }
+    return EngineArgs(
+        model=os.environ["REPRO_DRIVER_MODEL"],
+        load_format="dummy",
+        dtype="bfloat16",
+        max_model_len=case["max_len"],
+        block_size=case["block"],
+        enable_chunked_prefill=True,
+        enable_prefix_caching=case["caching"],
+        max_num_batched_tokens=case["chunk"],
+        max_num_seqs=case["seqs"],
+        num_gpu_blocks_override=case["blocks"],
+        disable_hybrid_kv_cache_manager=not case["hybrid"],
+        enforce_eager=True,
+        **given,
+    ).create_engine_config()
+
+
+def _extra(case: Mapping[str, Any]) -> dict[str, Any]:
+    bytes_of_pool = case["cpu_blocks"] * case["block"] * _BYTES
+    extra: dict[str, Any] = {"cpu_bytes_to_use": bytes_of_pool}
+    name = case["connector"]
+    if name == "SimpleCPUOffloadConnector":
+        return extra | ({"lazy_offload": True} if case["lazy"] else {})
+    if name == "OffloadingConnector":
+        # Chunks of pages are rounded up to the machine's page; older releases count blocks.
+        return extra
+    if name == "MultiConnector":
+        children = ("SimpleCPUOffloadConnector", "OffloadingConnector")
+        return {
+            "connectors": [
+                {"kv_connector": child, "kv_role": "kv_both", "kv_connector_extra_config": dict(extra)}
+                for child in children
+            ]
+        }
+    return {}
+
+
+def _kv_cache_config(case: Mapping[str, Any], config: Any) -> Any:
+    """Groups of layers and a pool, by vLLM's own rules from what each layer says of itself."""
+    shape = {"block_size": case["block"], "num_kv_heads": 2, "head_size": 32, "dtype": torch.bfloat16}
+    specs = {
+        f"model.layers.{number}.self_attn.attn": (
+            FullAttentionSpec(**shape)
+            if kind == "full"
+            else SlidingWindowSpec(sliding_window=case["window"], **shape)
+        )
+        for number, kind in enumerate(case["layers"])
+    }
+    _lay_out(config, list(specs.values()))
+    memory = case["blocks"] * case["block"] * _BYTES * len(specs)
+    (worker,) = get_kv_cache_configs(config, [specs], [memory])
+    found = generate_scheduler_kv_cache_config([worker])
+    config.cache_config.num_gpu_blocks = found.num_blocks
+    config.cache_config.block_size = min(group.kv_cache_spec.block_size for group in found.kv_cache_groups)
+    alignment = getattr(kv_cache_utils, "resolve_cache_hit_alignment_tokens", None)
+    if alignment is not None:
+        blocks, hashed = resolve_kv_cache_block_sizes(found, config)
+        found.hash_block_size = hashed
+        found.cache_hit_alignment_tokens = alignment(found, config, blocks, hashed)
+    return found
+
+
+def _lay_out(config: Any, specs: list[Any]) -> None:
+    """Where a release wants to know how a KV cache lies in memory before it sizes one: as the CPU's attention has it."""
+    from vllm.v1.attention.backends import utils
+
+    if not hasattr(utils, "resolve_kv_cache_layout"):
+        return
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    layouts = utils.get_supported_kv_cache_layouts([CPUAttentionBackend])
+    utils.resolve_kv_cache_layout(config, [[layout.name for layout in layouts]], specs)
+
+
+def _register_specs(config: Any) -> None:
+    try:
+        from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
+    except ImportError:
+        return
+    register_all_kvcache_specs(config)
+
+
+def _hash_function(name: str) -> Any:
+    from vllm.utils.hashing import get_hash_fn_by_name
+
+    return get_hash_fn_by_name(name)
+
+

@@ -1,0 +1,192 @@
+"""A workload, step by step, with the invariants checked after each."""
+
+from __future__ import annotations
+
+import linecache
+import random
+import traceback
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.request import RequestStatus
+
+from .engine import Engine, NoBoot
+from .invariants import Broken, at_rest, books, listed_twice
+
+__all__ = ["play"]
+
+_PATIENCE = 400
+"""Steps without any progress before a request counts as stuck. A transfer takes at most some tens of them."""
+_DRAIN = 40
+
+
+def play(case: Mapping[str, Any]) -> dict[str, Any]:
+    """{steps, broken: [{invariant, detail, step, wave}], death: {...}?} or {invalid: why} where a server would not have started."""
+    try:
+        engine = Engine(case)
+    except NoBoot as error:
+        return {"invalid": str(error)[:300]}
+    player = _Player(engine, case)
+    found: dict[str, Any] = {}
+    try:
+        player.play()
+    except Stuck as error:
+        how, detail = error.args
+        found["death"] = {"kind": how, "detail": detail, "wave": player.wave, "step": player.steps}
+    except Exception as error:  # whatever it is, it would have ended EngineCore
+        found["death"] = {"kind": "death", **_site(error), "wave": player.wave, "step": player.steps}
+    finally:
+        engine.close()
+    return {"steps": player.steps, "broken": player.broken, **player.seen, **found}
+
+
+class Stuck(Exception):
+    """Nothing moves any more: what kind of standstill, and who waits."""
+
+
+class _Player:
+    def __init__(self, engine: Engine, case: Mapping[str, Any]) -> None:
+        self._engine, self._case = engine, case
+        self._scheduler = engine.scheduler
+        self._rng = random.Random(case["seed"])
+        self._common = [self._token() for _ in range(max((ask["shared"] for wave in case["waves"] for ask in wave), default=0))]
+        self._queue: deque[tuple[Any, Any]] = deque()
+        self.steps = self.wave = 0
+        self.broken: list[dict[str, Any]] = []
+        self._known: set[str] = set()
+        self._reached: dict[str, int] = {}
+        self._moved = 0
+        self.seen = {"preempted": 0, "hits": 0, "stores": 0, "loads": 0}
+
+    def _token(self) -> int:
+        return self._rng.randrange(10, 4000)
+
+    def play(self) -> None:
+        for self.wave, wave in enumerate(self._case["waves"], 1):
+            self._play_wave(wave)
+        # An engine that has nothing to do takes no step; the next request's steps would tell what was copied meanwhile.
+        for _ in range(_DRAIN):
+            before = self.seen["stores"], self.seen["loads"]
+            self._step()
+            copying = before != (self.seen["stores"], self.seen["loads"])
+            if not copying and not (self._engine.half and self._engine.half.busy) and not self._queue:
+                self._note(at_rest(self._engine.pools, self._engine.managers))
+                return
+
+    def _play_wave(self, wave: list[Mapping[str, Any]]) -> None:
+        started = self.steps
+        waiting = [(ask["after"], number, ask) for number, ask in enumerate(wave, 1)]
+        aborts: list[tuple[int, str]] = []
+        self._moved = self.steps
+        while waiting or self._queue or self._scheduler.has_requests():
+            for due, number, ask in [one for one in waiting if one[0] <= self.steps - started]:
+                waiting.remove((due, number, ask))
+                name = f"w{self.wave}r{number}"
+                own = ask["prompt"] - min(ask["shared"], ask["prompt"])
+                prompt = self._common[: ask["prompt"] - own] + [self._token() for _ in range(own)]
+                self._scheduler.add_request(self._engine.request(name, prompt, ask["answer"]))
+                if ask["abort"] >= 0:
+                    aborts.append((self.steps + ask["abort"], name))
+            for due, name in [one for one in aborts if one[0] <= self.steps]:
+                aborts.remove((due, name))
+                self._scheduler.finish_requests([name], RequestStatus.FINISHED_ABORTED)
+                self._check()
+            self._step()
+            if self.steps - self._moved > _PATIENCE:
+                self._give_up()
+
+    def _give_up(self) -> None:
+        requests = list(self._scheduler.requests.values())
+        if not requests:
+            raise Stuck("restless", f"no request is left, and the engine goes on: {self.seen['stores']} stores in {self.steps} steps")
+        states = sorted({one.status.name for one in requests})
+        each = [f"{one.request_id} {one.status.name} {one.num_computed_tokens} of {one.num_tokens}" for one in requests]
+        raise Stuck(f"stuck-{'-'.join(states).lower()}", "; ".join(each))
+
+    def _step(self) -> None:
+        self.steps += 1
+        scheduler = self._scheduler
+        if not self._engine.asynchronous:
+            output = scheduler.schedule()
+            self._check()
+            self._answer(output, self._execute(output))
+            return
+        if scheduler.has_requests() or not self._queue:
+            output = scheduler.schedule()
+            self._check()
+            self._queue.append((output, self._execute(output)))
+            if len(self._queue) < 2 and (output.total_num_scheduled_tokens or scheduler.has_requests()):
+                return
+        self._answer(*self._queue.popleft())
+
+    def _execute(self, output: Any) -> Any:
+        """What the workers answer: a token for each request whose last known token this step computes, more where drafts are taken."""
+        scheduled = output.num_scheduled_tokens
+        names = list(scheduled)
+        tokens: list[list[int]] = []
+        for name in names:
+            request = self._scheduler.requests[name]
+            drafts = output.scheduled_spec_decode_tokens.get(name, ())
+            taken = self._rng.randint(0, len(drafts))
+            tokens.append([] if request.is_prefill_chunk else [self._token() for _ in range(1 + taken)])
+            if request.num_computed_tokens > self._reached.get(name, 0):
+                self._reached[name] = request.num_computed_tokens
+                self._moved = self.steps
+        copied = None
+        if self._engine.half is not None:
+            copied = self._engine.half.step(output)
+            listed = self._engine.half.take_listed()
+            self._note(listed_twice(listed))
+            for direction, _ in listed:
+                self.seen["stores" if direction == "store" else "loads"] += 1
+        return ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: number for number, name in enumerate(names)},
+            sampled_token_ids=tokens,
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=[],
+            kv_connector_output=copied,
+        )
+
+    def _answer(self, output: Any, answer: Any) -> None:
+        self.seen["preempted"] += len(output.preempted_req_ids or ())
+        self.seen["hits"] += sum(one.num_computed_tokens > 0 for one in output.scheduled_new_reqs)
+        outputs = self._scheduler.update_from_output(output, answer)
+        for one in outputs.values():
+            if any(part.finish_reason is not None or part.new_token_ids for part in one.outputs):
+                self._moved = self.steps
+        if self._case["draft"] and output.total_num_scheduled_tokens:
+            alive = [name for name, tokens in zip(answer.req_ids, answer.sampled_token_ids, strict=True) if tokens]
+            drafts = [[self._token() for _ in range(self._case["draft"])] for _ in alive]
+            self._scheduler.update_draft_token_ids(DraftTokenIds(alive, drafts))
+        self._check()
+
+    def _check(self) -> None:
+        self._note(books(self._engine.pools, self._engine.managers))
+
+    def _note(self, found: Any) -> None:
+        """Keeps the first sight of each invariant that does not hold."""
+        one: Broken
+        for one in found:
+            invariant, detail = one
+            if invariant not in self._known:
+                self._known.add(invariant)
+                self.broken.append({"invariant": invariant, "detail": detail, "step": self.steps, "wave": self.wave})
+
+
+def _site(error: Exception) -> dict[str, Any]:
+    """Where an exception came from, without line numbers: they move from release to release."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "/vllm/" in frame.filename] or list(frames)
+    last = own[-1]
+    return {
+        "exception": type(error).__name__,
+        "message": str(error)[:300],
+        "file": "vllm/" + last.filename.rpartition("/vllm/")[2],
+        "function": last.name,
+        "source": linecache.getline(last.filename, last.lineno or 0).strip(),
+        "frames": [frame.name for frame in own][-8:],
+    }
