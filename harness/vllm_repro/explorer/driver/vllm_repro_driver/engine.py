@@ -23,6 +23,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from .shadow import Shadow
 from .workers import Half, worker_half
 
 __all__ = ["Engine", "NoBoot", "version"]
@@ -69,9 +70,10 @@ class Engine:
         except (ValueError, NotImplementedError) as error:
             raise NoBoot(f"{type(error).__name__}: {error}") from error
         connector = self.scheduler.connector
+        self.shadow = Shadow(self.managers)
         self.half: Half | None = None
         if connector is not None:
-            self.half = worker_half(config, groups, case["store_polls"], case["load_polls"])
+            self.half = worker_half(config, groups, self.shadow, case["store_polls"], case["load_polls"])
         self._hasher = None
         if config.cache_config.enable_prefix_caching or connector is not None:
             function = _hash_function(config.cache_config.prefix_caching_hash_algo)

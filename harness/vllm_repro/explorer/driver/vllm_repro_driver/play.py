@@ -123,21 +123,28 @@ class _Player:
 
     def _execute(self, output: Any) -> Any:
         """What the workers answer: a token for each request whose last known token this step computes, more where drafts are taken."""
-        scheduled = output.num_scheduled_tokens
-        names = list(scheduled)
+        half, shadow = self._engine.half, self._engine.shadow
+        names = list(output.num_scheduled_tokens)
         tokens: list[list[int]] = []
+        if half is not None:
+            half.before(output)
+        shadow.copy(getattr(output, "kv_cache_block_copies", None) or ())
         for name in names:
             request = self._scheduler.requests[name]
             drafts = output.scheduled_spec_decode_tokens.get(name, ())
+            count = output.num_scheduled_tokens[name]
+            known = [*request.all_token_ids, *self._unanswered(name), *drafts]
+            self._note(shadow.compute(name, known, request.num_computed_tokens - count, count))
             taken = self._rng.randint(0, len(drafts))
-            tokens.append([] if request.is_prefill_chunk else [self._token() for _ in range(1 + taken)])
+            new = [*drafts[:taken], self._token()]
+            tokens.append([] if request.is_prefill_chunk else new)
             if request.num_computed_tokens > self._reached.get(name, 0):
                 self._reached[name] = request.num_computed_tokens
                 self._moved = self.steps
         copied = None
-        if self._engine.half is not None:
-            copied = self._engine.half.step(output)
-            listed = self._engine.half.take_listed()
+        if half is not None:
+            copied = half.after(output)
+            listed = half.take_listed()
             self._note(listed_twice(listed))
             for direction, _ in listed:
                 self.seen["stores" if direction == "store" else "loads"] += 1
@@ -150,6 +157,15 @@ class _Player:
             pooler_output=[],
             kv_connector_output=copied,
         )
+
+    def _unanswered(self, name: str) -> list[int]:
+        """Tokens that the workers have sampled and the scheduler does not know yet."""
+        return [
+            token
+            for _, answer in self._queue
+            if name in answer.req_id_to_index
+            for token in answer.sampled_token_ids[answer.req_id_to_index[name]]
+        ]
 
     def _answer(self, output: Any, answer: Any) -> None:
         self.seen["preempted"] += len(output.preempted_req_ids or ())
