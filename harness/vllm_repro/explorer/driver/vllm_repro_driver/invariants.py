@@ -15,45 +15,44 @@ Broken = tuple[str, str]
 def books(pools: dict[str, Any], managers: tuple[Any, ...]) -> Iterator[Broken]:
     """Free lists against counters and reference counts, and those against the requests that hold blocks."""
     for name, pool in pools.items():
-        queue = pool.free_block_queue
-        free, whole = _walk(queue)
-        if not whole:
-            yield f"{name}-free-list-broken", f"the list of free blocks ends or turns back after {len(free)}"
-        if len(free) != queue.num_free_blocks:
-            yield f"{name}-free-count", f"the counter says {queue.num_free_blocks} free blocks, the list has {len(free)}"
-        held = [block.block_id for block in free if block.ref_cnt > 0]
-        if held:
-            yield f"{name}-free-and-held", f"{len(held)} blocks are in the free list with a count above 0: {held[:6]}"
-        ids = {block.block_id for block in free}
-        for block in pool.blocks:
-            if block.ref_cnt < 0 and not block.is_null:  # the null block's count is not kept
-                yield f"{name}-negative-count", f"block {block.block_id} is counted {block.ref_cnt} times"
-                break
-        lost = [block.block_id for block in pool.blocks if not block.ref_cnt and not block.is_null and block.block_id not in ids]
-        if lost and whole:
-            yield f"{name}-lost", f"{len(lost)} blocks are neither free nor held: {lost[:6]}"
+        yield from _pool(name, pool)
+    blocks = pools["gpu"].blocks
     holders: Counter[int] = Counter()
     for manager in managers:
-        for blocks in manager.req_to_blocks.values():
-            holders.update(block.block_id for block in blocks if not block.is_null)
-    short = [(number, count) for number, count in holders.items() if pools["gpu"].blocks[number].ref_cnt < count]
+        for held in manager.req_to_blocks.values():
+            holders.update([block.block_id for block in held if not block.is_null])
+    short = [(number, count) for number, count in holders.items() if blocks[number].ref_cnt < count]
     if short:
         number, count = short[0]
-        said = pools["gpu"].blocks[number].ref_cnt
+        said = blocks[number].ref_cnt
         yield "gpu-held-and-free", f"{len(short)} blocks have more holders than counts: block {number} {count}, counted {said}"
 
 
-def _walk(queue: Any) -> tuple[list[Any], bool]:
-    """The blocks of the free list, and whether it ends where it should."""
-    found, seen = [], set()
+def _pool(name: str, pool: Any) -> Iterator[Broken]:
+    queue, blocks = pool.free_block_queue, pool.blocks
+    free: list[Any] = []
     block, tail = queue.fake_free_list_head.next_free_block, queue.fake_free_list_tail
-    while block is not None and block is not tail:
-        if block.block_id in seen:
-            return found, False
-        seen.add(block.block_id)
-        found.append(block)
+    while block is not None and block is not tail and len(free) <= len(blocks):
+        free.append(block)
         block = block.next_free_block
-    return found, block is tail
+    whole = block is tail
+    if not whole:
+        yield f"{name}-free-list-broken", f"the list of free blocks does not end where it should, after {len(free)} blocks"
+    if len(free) != queue.num_free_blocks:
+        yield f"{name}-free-count", f"the counter says {queue.num_free_blocks} free blocks, the list has {len(free)}"
+    counts = [block.ref_cnt for block in blocks]
+    null = [block.block_id for block in blocks if block.is_null]  # whose count nobody keeps
+    held = [block.block_id for block in free if block.ref_cnt]
+    if held:
+        yield f"{name}-free-and-held", f"{len(held)} blocks of the free list are counted as held: {held[:6]}"
+    for number in null:
+        counts[number] = 1
+    if min(counts) < 0:
+        yield f"{name}-negative-count", f"block {counts.index(min(counts))} is counted {min(counts)} times"
+    if whole and counts.count(0) != len(free) - len(held):
+        ids = {block.block_id for block in free}
+        lost = [number for number, count in enumerate(counts) if not count and number not in ids]
+        yield f"{name}-lost", f"{len(lost)} blocks are neither free nor held: {lost[:6]}"
 
 
 def listed_twice(transfers: list[tuple[str, list[int]]]) -> Iterator[Broken]:

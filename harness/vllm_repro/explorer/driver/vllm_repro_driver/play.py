@@ -20,6 +20,7 @@ __all__ = ["play"]
 _PATIENCE = 400
 """Steps without any progress before a request counts as stuck. A transfer takes at most some tens of them."""
 _DRAIN = 40
+_VOCABULARY = range(10, 4000)
 
 
 def play(case: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,7 +52,7 @@ class _Player:
         self._engine, self._case = engine, case
         self._scheduler = engine.scheduler
         self._rng = random.Random(case["seed"])
-        self._common = [self._token() for _ in range(max((ask["shared"] for wave in case["waves"] for ask in wave), default=0))]
+        self._common = self._tokens(max((ask["shared"] for wave in case["waves"] for ask in wave), default=0))
         self._queue: deque[tuple[Any, Any]] = deque()
         self.steps = self.wave = 0
         self.broken: list[dict[str, Any]] = []
@@ -60,8 +61,8 @@ class _Player:
         self._moved = 0
         self.seen = {"preempted": 0, "hits": 0, "stores": 0, "loads": 0}
 
-    def _token(self) -> int:
-        return self._rng.randrange(10, 4000)
+    def _tokens(self, count: int) -> list[int]:
+        return self._rng.choices(_VOCABULARY, k=count)
 
     def play(self) -> None:
         for self.wave, wave in enumerate(self._case["waves"], 1):
@@ -85,7 +86,7 @@ class _Player:
                 waiting.remove((due, number, ask))
                 name = f"w{self.wave}r{number}"
                 own = ask["prompt"] - min(ask["shared"], ask["prompt"])
-                prompt = self._common[: ask["prompt"] - own] + [self._token() for _ in range(own)]
+                prompt = self._common[: ask["prompt"] - own] + self._tokens(own)
                 self._scheduler.add_request(self._engine.request(name, prompt, ask["answer"]))
                 if ask["abort"] >= 0:
                     aborts.append((self.steps + ask["abort"], name))
@@ -110,12 +111,10 @@ class _Player:
         scheduler = self._scheduler
         if not self._engine.asynchronous:
             output = scheduler.schedule()
-            self._check()
             self._answer(output, self._execute(output))
             return
         if scheduler.has_requests() or not self._queue:
             output = scheduler.schedule()
-            self._check()
             self._queue.append((output, self._execute(output)))
             if len(self._queue) < 2 and (output.total_num_scheduled_tokens or scheduler.has_requests()):
                 return
@@ -136,7 +135,7 @@ class _Player:
             known = [*request.all_token_ids, *self._unanswered(name), *drafts]
             self._note(shadow.compute(name, known, request.num_computed_tokens - count, count))
             taken = self._rng.randint(0, len(drafts))
-            new = [*drafts[:taken], self._token()]
+            new = [*drafts[:taken], *self._tokens(1)]
             tokens.append([] if request.is_prefill_chunk else new)
             if request.num_computed_tokens > self._reached.get(name, 0):
                 self._reached[name] = request.num_computed_tokens
@@ -176,7 +175,7 @@ class _Player:
                 self._moved = self.steps
         if self._case["draft"] and output.total_num_scheduled_tokens:
             alive = [name for name, tokens in zip(answer.req_ids, answer.sampled_token_ids, strict=True) if tokens]
-            drafts = [[self._token() for _ in range(self._case["draft"])] for _ in alive]
+            drafts = [self._tokens(self._case["draft"]) for _ in alive]
             self._scheduler.update_draft_token_ids(DraftTokenIds(alive, drafts))
         self._check()
 
