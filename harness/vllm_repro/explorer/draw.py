@@ -9,7 +9,7 @@ from random import Random
 
 from vllm_repro.explorer.case import Ask, Case, Setup
 
-__all__ = ["AXES", "draw", "least_blocks"]
+__all__ = ["AXES", "draw", "least_blocks", "waves_of"]
 
 _LAYERS = (
     ("full",),
@@ -20,9 +20,9 @@ _LAYERS = (
     ("sliding", "full", "sliding"),
 )
 AXES = (
-    "layers and their order, window, block size, blocks of the pool, chunk, requests at once, prefix caching, hybrid manager, room and mode "
-    "of the connector, steps that stores and loads take, asynchronous scheduling, model runner, draft tokens, lengths of prompts and "
-    "answers, shared prefixes, requests in flight together or late, clients that go away"
+    "layers and their order, window, block size, blocks of the pool, chunk, requests at once, prefix caching, hybrid manager, room and "
+    "mode of the connector, steps that stores and loads take, asynchronous scheduling, model runner, draft tokens, lengths of prompts "
+    "and answers, shared prefixes, requests in flight together or late, clients that go away"
 )
 
 
@@ -31,7 +31,7 @@ def draw(seed: int, connector: str = "") -> Case:
     rng = Random(f"{seed}")
     block = rng.choice((16, 32, 32, 64))
     chunk = block * rng.choice((2, 4, 8, 16, 32)) + rng.choice((0, 0, 0, 0, 1, block // 2, block - 1))
-    waves = _waves(rng, block, chunk)
+    waves = waves_of(rng, block, chunk)
     asks = [ask for wave in waves for ask in wave]
     max_len = max(ask.prompt + ask.answer for ask in asks) + rng.choice((1, 8, 2 * block))
     seqs = rng.choice((1, 2, 4, 8))
@@ -73,7 +73,7 @@ def least_blocks(setup: Setup) -> int:
     return whole + sliding * window + 1
 
 
-def _waves(rng: Random, block: int, chunk: int) -> tuple[tuple[Ask, ...], ...]:
+def waves_of(rng: Random, block: int, chunk: int) -> tuple[tuple[Ask, ...], ...]:
     """One to six waves. All prompts are about one length or about several: real traffic repeats itself."""
     longest = rng.choice((chunk, 2 * chunk, 4 * chunk, 8 * chunk))
     longest = max(2 * block, min(longest, 240 * block))
@@ -83,7 +83,9 @@ def _waves(rng: Random, block: int, chunk: int) -> tuple[tuple[Ask, ...], ...]:
     waves = []
     for _ in range(rng.randint(1, 6)):
         width = rng.choice((1, 1, 1, 2, 3, 5))
-        waves.append(tuple(_ask(rng, rng.choice(usual), rng.choice(answers), shares, late, leaves) for _ in range(width)))
+        waves.append(
+            tuple(_ask(rng, rng.choice(usual), rng.choice(answers), shares, late, leaves) for _ in range(width))
+        )
     return tuple(waves)
 
 

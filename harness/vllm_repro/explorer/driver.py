@@ -34,7 +34,9 @@ class Driver:
     nice: of the process. Raises `Unsupported` where the release has moved what the driver needs, and `InfraError` where it does not start.
     """
 
-    def __init__(self, release: Provisioned, model: Path, errors: Path, *, nice: int = 0, case_s: float = _CASE_S) -> None:
+    def __init__(
+        self, release: Provisioned, model: Path, errors: Path, *, nice: int = 0, case_s: float = _CASE_S
+    ) -> None:
         self._release, self._model, self._errors = release, model, errors
         self._nice, self._case_s = nice, case_s
         self._process: subprocess.Popen[bytes] | None = None
@@ -44,14 +46,17 @@ class Driver:
     def __enter__(self) -> Driver:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def play(self, case: Case) -> Outcome:
         if self._process is None or self._played >= _RENEWED:
             self.close()
             self._start()
-        assert self._process is not None and self._process.stdin is not None
+        assert self._process is not None
+        assert self._process.stdin is not None
         self._played += 1
         with contextlib.suppress(BrokenPipeError):  # it has died; the answer that does not come says so
             self._process.stdin.write(json.dumps(case.as_json()).encode() + b"\n")
@@ -126,7 +131,8 @@ class Driver:
 
     def _line(self, most: float) -> bytes | None:
         """The next line; empty where the process has ended, None where it says nothing for so long."""
-        assert self._process is not None and self._process.stdout is not None
+        assert self._process is not None
+        assert self._process.stdout is not None
         until = time.monotonic() + most
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)

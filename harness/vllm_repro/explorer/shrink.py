@@ -5,10 +5,12 @@ First requests go, then whatever is switched on that need not be, then numbers c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
-from vllm_repro.explorer.case import Ask, Case, Setup
+from vllm_repro.explorer.case import Ask, Case
 
 __all__ = ["Shrunk", "shrink"]
 
@@ -30,7 +32,8 @@ _PLAIN: tuple[tuple[str, object], ...] = (
 )
 """What a live server in the lab has, where a case does not need another."""
 
-_LEAST = {"blocks": 4, "chunk": 16, "window": 1, "cpu_blocks": 1, "max_len": 2}
+_LEAST = {"blocks": 4, "chunk": 16, "window": 16, "cpu_blocks": 1, "prompt": 8, "answer": 1}
+"""A prompt of fewer tokens cannot be made for a server."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ class _Shrinking:
         for name, value in _PLAIN:
             setup = self.case.setup
             if getattr(setup, name) != value and not (name == "layers" and not _simpler(value, setup.layers)):
-                self._take(replace(self.case, setup=replace(setup, **{name: value})))
+                self._take(self._with_setup(name, value))
         for name, plain in (("abort", -1), ("after", 0), ("shared", 0)):
             self._each_ask(name, plain)
 
@@ -102,16 +105,16 @@ class _Shrinking:
             for place, ask in enumerate(wave):
                 changed = (*wave[:place], replace(ask, **{name: value}), *wave[place + 1 :])
                 if self._take(self._with_wave(number, changed)):
-                    wave = self.case.waves[number]  # noqa: PLW2901  # the rest of it goes on from what was taken
+                    wave = self.case.waves[number]  # the rest of it goes on from what was taken
 
     def _numbers(self) -> None:
         for name in ("prompt", "answer", "shared", "after", "abort"):
             for value in sorted({getattr(ask, name) for ask in self.case.asks}, reverse=True):
-                self._lower(value, 0 if name in ("shared", "after", "abort") else 1, lambda new, name=name, old=value: self._renamed(name, old, new))  # type: ignore[misc]  # the loop's names are bound as defaults
+                self._lower(value, _LEAST.get(name, 0), partial(self._renamed, name, value))
         longest = max(ask.prompt + ask.answer for ask in self.case.asks)
-        self._lower(self.case.setup.max_len, longest, lambda new: self._with_setup(max_len=new))
+        self._lower(self.case.setup.max_len, longest, partial(self._with_setup, "max_len"))
         for name in ("blocks", "chunk", "window", "cpu_blocks"):
-            self._lower(getattr(self.case.setup, name), _LEAST[name], lambda new, name=name: self._with_setup(**{name: new}))  # type: ignore[misc]
+            self._lower(getattr(self.case.setup, name), _LEAST[name], partial(self._with_setup, name))
 
     def _lower(self, value: int, least: int, at: Callable[[int], Case]) -> None:
         """The smallest number that still fails, as far as halving steps find it."""
@@ -135,19 +138,13 @@ class _Shrinking:
     def _with_wave(self, number: int, wave: tuple[Ask, ...]) -> Case:
         return replace(self.case, waves=(*self.case.waves[:number], wave, *self.case.waves[number + 1 :]))
 
-    def _with_setup(self, **values: int) -> Case:
-        return replace(self.case, setup=replace(self.case.setup, **values))  # type: ignore[arg-type]  # all of them are numbers
+    def _with_setup(self, name: str, value: Any) -> Case:
+        return replace(self.case, setup=replace(self.case.setup, **{name: value}))
 
 
 def _tidy(ask: Ask) -> Ask:
     return replace(ask, shared=min(ask.shared, ask.prompt))
 
 
-def _simpler(layers: object, than: Setup | tuple[str, ...]) -> bool:
-    return isinstance(layers, tuple) and isinstance(than, tuple) and len(layers) < len(than)
-
-
-def sizes(case: Case) -> Iterator[int]:
-    """Numbers that tell a smaller case from a larger one."""
-    yield len(case.asks)
-    yield sum(ask.prompt + ask.answer for ask in case.asks)
+def _simpler(layers: object, than: tuple[str, ...]) -> bool:
+    return isinstance(layers, tuple) and len(layers) < len(than)

@@ -165,9 +165,7 @@ def _kv_cache_config(case: Mapping[str, Any], config: Any) -> Any:
     shape = {"block_size": case["block"], "num_kv_heads": 2, "head_size": 32, "dtype": torch.bfloat16}
     specs = {
         f"model.layers.{number}.self_attn.attn": (
-            FullAttentionSpec(**shape)
-            if kind == "full"
-            else SlidingWindowSpec(sliding_window=case["window"], **shape)
+            FullAttentionSpec(**shape) if kind == "full" else SlidingWindowSpec(sliding_window=case["window"], **shape)
         )
         for number, kind in enumerate(case["layers"])
     }
@@ -209,5 +207,3 @@ def _hash_function(name: str) -> Any:
     from vllm.utils.hashing import get_hash_fn_by_name
 
     return get_hash_fn_by_name(name)
-
-

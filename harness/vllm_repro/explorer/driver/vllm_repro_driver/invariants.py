@@ -25,7 +25,10 @@ def books(pools: dict[str, Any], managers: tuple[Any, ...]) -> Iterator[Broken]:
     if short:
         number, count = short[0]
         said = blocks[number].ref_cnt
-        yield "gpu-held-and-free", f"{len(short)} blocks have more holders than counts: block {number} {count}, counted {said}"
+        yield (
+            "gpu-held-and-free",
+            f"{len(short)} blocks have more holders than counts: block {number} {count}, counted {said}",
+        )
 
 
 def _pool(name: str, pool: Any) -> Iterator[Broken]:
@@ -37,7 +40,10 @@ def _pool(name: str, pool: Any) -> Iterator[Broken]:
         block = block.next_free_block
     whole = block is tail
     if not whole:
-        yield f"{name}-free-list-broken", f"the list of free blocks does not end where it should, after {len(free)} blocks"
+        yield (
+            f"{name}-free-list-broken",
+            f"the list of free blocks does not end where it should, after {len(free)} blocks",
+        )
     if len(free) != queue.num_free_blocks:
         yield f"{name}-free-count", f"the counter says {queue.num_free_blocks} free blocks, the list has {len(free)}"
     counts = [block.ref_cnt for block in blocks]

@@ -65,7 +65,8 @@ class _Player:
         return self._rng.choices(_VOCABULARY, k=count)
 
     def play(self) -> None:
-        for self.wave, wave in enumerate(self._case["waves"], 1):
+        for wave in self._case["waves"]:
+            self.wave += 1
             self._play_wave(wave)
         # An engine that has nothing to do takes no step; the next request's steps would tell what was copied meanwhile.
         for _ in range(_DRAIN):
@@ -101,7 +102,10 @@ class _Player:
     def _give_up(self) -> None:
         requests = list(self._scheduler.requests.values())
         if not requests:
-            raise Stuck("restless", f"no request is left, and the engine goes on: {self.seen['stores']} stores in {self.steps} steps")
+            raise Stuck(
+                "restless",
+                f"no request is left, and the engine goes on: {self.seen['stores']} stores in {self.steps} steps",
+            )
         states = sorted({one.status.name for one in requests})
         each = [f"{one.request_id} {one.status.name} {one.num_computed_tokens} of {one.num_tokens}" for one in requests]
         raise Stuck(f"stuck-{'-'.join(states).lower()}", "; ".join(each))

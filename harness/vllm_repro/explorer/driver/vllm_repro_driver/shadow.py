@@ -56,20 +56,35 @@ class Shadow:
                     slots[position % size] = chain[position]
 
     def _read(
-        self, name: str, group: int, blocks: Sequence[Any], chain: Sequence[int], start: int, size: int, window: int | None
+        self,
+        name: str,
+        group: int,
+        blocks: Sequence[Any],
+        chain: Sequence[int],
+        start: int,
+        size: int,
+        window: int | None,
     ) -> Iterable[Broken]:
         low = max(0, start - window + 1) if window else 0
+        if low >= start:
+            return
         for index in range(low // size, -(-start // size)):
             block = blocks[index] if index < len(blocks) else None
             if block is None or block.is_null:
-                yield "reads-nothing", f"{name} reads token {max(low, index * size)} of group {group} and has no block for it"
+                yield (
+                    "reads-nothing",
+                    f"{name} reads token {max(low, index * size)} of group {group} and has no block for it",
+                )
                 return
             slots = self._blocks.get(block.block_id)
             for position in (max(low, index * size), min(start, (index + 1) * size) - 1):
                 held = slots[position % size] if slots else None
                 if held != chain[position]:
                     what = "nothing was written" if held is None else "there is another prompt's"
-                    yield "reads-wrong-content", f"{name} reads token {position} of {start} in group {group}, block {block.block_id}: {what}"
+                    yield (
+                        "reads-wrong-content",
+                        f"{name} reads token {position} of {start} in group {group}, block {block.block_id}: {what}",
+                    )
                     return
 
     def _chain(self, name: str, tokens: list[int]) -> list[int]:

@@ -1,0 +1,208 @@
+"""`vllm-repro explore`: a seeded search over vLLM's scheduler alone for the smallest workload that fails."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+from vllm_repro.catalogue import find, find_arms
+from vllm_repro.cli.common import Subparsers, print_json, verb
+from vllm_repro.cli.options import number, release, span
+from vllm_repro.errors import UsageError
+from vllm_repro.explorer.account import Account, as_json, terminal
+from vllm_repro.explorer.case import Case
+from vllm_repro.explorer.draft import draft, draft_id, unlike_live
+from vllm_repro.explorer.draw import draw
+from vllm_repro.explorer.driver import Driver
+from vllm_repro.explorer.finding import Kind
+from vllm_repro.explorer.given import draw_for, setup_of
+from vllm_repro.explorer.model import driver_model
+from vllm_repro.explorer.search import Found, Tally, search
+from vllm_repro.redact import Redactor
+from vllm_repro.releases.provision import provision
+from vllm_repro.report.files import write_whole
+from vllm_repro.run import private_folders, stamped_folder
+from vllm_repro.terminal import Progress
+
+_CONNECTORS = ("none", "SimpleCPUOffloadConnector", "OffloadingConnector", "MultiConnector")
+_GENERAL = "general"
+_NEWEST = "0.32.0"
+INTERRUPTED = 130
+
+_EPILOG = """
+
+exit status:
+  0  nothing was found in the cases that were played
+  1  something was found; see which of it is known
+  2  undecided: the release cannot be explored, or no case could be played
+  64 wrong usage, 70 a fault of the harness itself, 130 interrupted
+
+No server runs, and no model: vLLM's own Scheduler, KV-cache manager and connector take steps, and what workers would
+answer is made by hand. Each finding is shrunk, written to OUT/explore/<time>-<id>/findings.jsonl as soon as it is there,
+and laid beside it as a scenario file that sends the same workload to a real server in the lab."""
+
+
+def add(subparsers: Subparsers) -> None:
+    parser = verb(
+        subparsers,
+        "explore",
+        run,
+        does="search vLLM's scheduler alone for the smallest workload that kills, corrupts or stalls it",
+        example="vllm-repro explore --connector SimpleCPUOffloadConnector --vllm 0.20.2 --seeds 500",
+        json_output=True,
+    )
+    parser.epilog = (parser.epilog or "") + _EPILOG
+    parser.add_argument(
+        "scenario", nargs="?", metavar="SCENARIO", help="search workloads for this scenario's server in the lab"
+    )
+    parser.add_argument(
+        "--connector",
+        choices=_CONNECTORS,
+        help="in place of a scenario: draw the server too, with this KV connector",
+    )
+    parser.add_argument("--arm", metavar="A", help="the arm of the scenario (default: its first)")
+    parser.add_argument(
+        "--vllm", type=release, metavar="V", help=f"the release (default: the scenario's, or {_NEWEST})"
+    )
+    parser.add_argument(
+        "--seeds", type=_count, metavar="N", help="how many cases (default: 300, or as many as --for allows)"
+    )
+    parser.add_argument("--from", dest="first", type=_count, default=1, metavar="K", help="the first seed (default: 1)")
+    parser.add_argument("--for", dest="most", type=span, metavar="TIME", help="stop after so long: 10m, 2h")
+    parser.add_argument("--nice", type=_nice, default=0, metavar="N", help="of the process that plays, up to 19")
+    parser.add_argument("--out", type=Path, default=Path("reports"), metavar="DIR", help="default: reports")
+
+
+def _count(text: str) -> int:
+    return number(text, least=1, most=10**9, what="number of cases")
+
+
+def _nice(text: str) -> int:
+    return number(text, least=0, most=19, what="niceness from 0 to 19")
+
+
+@dataclass
+class _Exploring:
+    """One search. again: its command, without what makes it this one."""
+
+    version: str
+    connector: str
+    start: str
+    case: Callable[[int], Case]
+    arguments: argparse.Namespace
+    again: str
+    progress: Progress = field(default_factory=Progress)
+
+    def run(self) -> tuple[Account, Path]:
+        arguments = self.arguments
+        release_ = provision(self.version, self.progress.line)
+        folder = stamped_folder(arguments.out, Path("explore"))
+        started = time.monotonic()
+        tally, interrupted = Tally(), False
+        with Driver(release_, driver_model(), folder / "driver.log", nice=arguments.nice) as driver:
+
+            def keep(found: Found) -> None:
+                with (folder / "findings.jsonl").open("a", encoding="utf-8") as lines:
+                    lines.write(json.dumps(found.as_json()) + "\n")
+                self.progress.line(f"  seed {found.seed}: {found.finding}, shrunk in {found.tried} cases")
+
+            def said(now: Tally) -> None:
+                self.progress.say(
+                    f"{now.trials} cases, {len(now.found)} kinds of findings, {time.monotonic() - started:.0f} s"
+                )
+
+            try:
+                search(
+                    driver.play,
+                    self._cases(),
+                    go_on=lambda: arguments.most is None or time.monotonic() - started < arguments.most,
+                    keep=keep,
+                    said=said,
+                    tally=tally,
+                )
+            except KeyboardInterrupt:
+                interrupted = True
+        self.progress.close()
+        live = [self._draft(found, folder) for found in tally.findings]
+        account = Account(
+            self.version, self.connector, self.start, tally, live, time.monotonic() - started, self.again, interrupted
+        )
+        text = json.dumps(as_json(account), indent=2, ensure_ascii=False) + "\n"
+        write_whole(folder / "explore.json", text, hint="free some space, or name another --out")
+        return account, folder
+
+    def _cases(self) -> Iterator[tuple[int, Case]]:
+        first, many = self.arguments.first, self.arguments.seeds
+        if many is None and self.arguments.most is None:
+            many = 300
+        for seed in count(first) if many is None else range(first, first + many):
+            yield seed, self.case(seed)
+
+    def _draft(self, found: Found, folder: Path) -> str:
+        """Writes the finding's scenario file, where it can be one; the command that runs it, or why there is none."""
+        if found.finding.kind in (Kind.CORRUPTED, Kind.LEAK, Kind.RESTLESS):
+            return "none: a server would live and say nothing of it"
+        if reasons := unlike_live(found.shrunk):
+            return f"none: {'; '.join(reasons)}"
+        name = draft_id(found.finding, self.version).replace("-", "_") + ".py"
+        write_whole(folder / name, draft(found, self.version), hint="free some space, or name another --out")
+        return f"vllm-repro run {folder / name} --server lab --vllm {self.version}"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if (arguments.scenario is None) == (arguments.connector is None):
+        raise UsageError(
+            "what is to be explored: a SCENARIO, or a --connector from a general start",
+            hint=f"--connector takes {', '.join(_CONNECTORS)}",
+        )
+    exploring = _for_scenario(arguments) if arguments.scenario else _general(arguments)
+    said = sys.stderr if arguments.json else sys.stdout
+    account, folder = exploring.run()
+    print(("" if arguments.json else "\n") + terminal(account), file=said)
+    print(f"folder:  {folder}", file=said)
+    if arguments.json:
+        print_json(as_json(account))
+    if account.interrupted:
+        return INTERRUPTED
+    if account.tally.trials == account.tally.invalid:
+        return 2
+    return 1 if account.tally.found else 0
+
+
+def _general(arguments: argparse.Namespace) -> _Exploring:
+    if arguments.arm:
+        raise UsageError("--arm is of a scenario, and none is named", hint="vllm-repro explore SCENARIO --arm A")
+    connector = "" if arguments.connector == "none" else arguments.connector
+    version = arguments.vllm or _NEWEST
+    words = _again(arguments, version, ["--connector", arguments.connector])
+    return _Exploring(version, connector, _GENERAL, lambda seed: draw(seed, connector), arguments, words)
+
+
+def _for_scenario(arguments: argparse.Namespace) -> _Exploring:
+    scenario = find(arguments.scenario)
+    (arm, *_) = find_arms(scenario, [arguments.arm] if arguments.arm else None)
+    setup = setup_of(scenario, arm)
+    version = arguments.vllm or scenario.try_with
+    words = [arguments.scenario, *(["--arm", arm.name] if arguments.arm else [])]
+    return _Exploring(
+        version,
+        setup.connector,
+        scenario.id,
+        lambda seed: draw_for(setup, seed),
+        arguments,
+        _again(arguments, version, words),
+    )
+
+
+def _again(arguments: argparse.Namespace, version: str, words: list[str]) -> str:
+    seeds = ["--seeds", f"{arguments.seeds}"] if arguments.seeds else []
+    most = ["--for", f"{arguments.most:g}s"] if arguments.most else []
+    first = ["--from", f"{arguments.first}"] if arguments.first != 1 else []
+    text = " ".join(["vllm-repro", "explore", *words, "--vllm", version, *seeds, *first, *most])
+    return Redactor(private_folders()).text(text)
