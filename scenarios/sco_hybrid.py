@@ -10,6 +10,7 @@ flight is another one. 0.24.0 frees a block once, however often it is listed.
 """
 
 from vllm_repro.vocabulary import (
+    Causes,
     Dummy,
     Lab,
     Model,
@@ -18,8 +19,10 @@ from vllm_repro.vocabulary import (
     Status,
     arm,
     block_listed_twice,
+    cause,
     chat,
     dies,
+    lengths,
     lives,
     patched,
     pause,
@@ -35,6 +38,8 @@ from vllm_repro.vocabulary import (
 # UNFILLED is five tokens over, and no short answer fills that block.
 LONG = sized(90_109, lab=5_693)
 UNFILLED = sized(90_117, lab=6_789)
+MANAGER = "vllm/v1/simple_kv_offload/manager.py"
+POOL = "vllm/v1/core/block_pool.py"
 
 scenario = Scenario(
     id="sco-hybrid",
@@ -192,7 +197,7 @@ scenario = Scenario(
             "patched",
             lives,
             patched(
-                "vllm/v1/simple_kv_offload/manager.py",
+                MANAGER,
                 was="gpu_block_id in gpu_blocks_this_step",
                 now="gpu_block_id in gpu_blocks_this_step\n                        or gpu_block_id in gpu_block_ids",
                 why="a block that this scan has listed already is not listed again",
@@ -234,6 +239,109 @@ scenario = Scenario(
         ],
     ),
     throughput=throughput(prompt=8192, output=256, concurrency=[1, 4], baseline="sco-off"),
+    causes=Causes(
+        prompts=lengths(blocks=(160, 235), over=(25, 31)),
+        answer=8,
+        requests=4,
+        changes=[
+            cause(
+                "in-flight set of #41289 added",
+                "0.20.2",
+                dies,
+                patched(
+                    MANAGER,
+                    was="        self._store_event_to_reqs: dict[int, list[str]] = {}\n",
+                    now="        self._store_event_to_reqs: dict[int, list[str]] = {}\n"
+                    "        self._in_flight_store_gpu_blocks: set[int] = set()\n",
+                ),
+                patched(
+                    MANAGER,
+                    was="gpu_blocks_this_step: set[int] = set()",
+                    now="gpu_blocks_this_step = self._in_flight_store_gpu_blocks",
+                ),
+                patched(
+                    MANAGER,
+                    was="        transfer = self._store_event_to_blocks.pop(event_idx)\n",
+                    now="        transfer = self._store_event_to_blocks.pop(event_idx)\n"
+                    "        self._in_flight_store_gpu_blocks.difference_update(transfer.gpu_block_ids)\n",
+                ),
+                believed="it is taken for the fix",
+            ),
+            cause(
+                "scan skips a block without a hash, as from 0.22.0",
+                "0.20.2",
+                lives,
+                patched(
+                    MANAGER,
+                    was="                    if bhash_with_group is None:\n                        break\n",
+                    now="                    if bhash_with_group is None:\n"
+                    "                        advanced_per_group[g] += 1\n                        continue\n",
+                ),
+            ),
+            cause(
+                "a block that is listed is not listed again (#42615, #42903)",
+                "0.20.2",
+                lives,
+                patched(
+                    MANAGER,
+                    was="gpu_block_id in gpu_blocks_this_step",
+                    now="gpu_block_id in gpu_blocks_this_step\n                        or gpu_block_id in gpu_block_ids",
+                ),
+            ),
+            cause(
+                "free_blocks in one pass, as from 0.24.0",
+                "0.20.2",
+                lives,
+                patched(
+                    POOL,
+                    was="        for block in blocks_list:\n            block.ref_cnt -= 1\n"
+                    "        self.free_block_queue.append_n(\n"
+                    "            [block for block in blocks_list if block.ref_cnt == 0 and not block.is_null]\n        )\n",
+                    now="        freed = []\n        for block in blocks_list:\n            block.ref_cnt -= 1\n"
+                    "            if block.ref_cnt == 0 and not block.is_null:\n                freed.append(block)\n"
+                    "        self.free_block_queue.append_n(freed)\n",
+                ),
+            ),
+            cause(
+                "scan stops at a block without a hash, as to 0.21.0",
+                "0.22.1",
+                dies,
+                patched(
+                    MANAGER,
+                    was="                        # Masked-out SWA position the coordinator chose not to\n"
+                    "                        # hash; it can never serve a prefix-cache hit, so skip.\n"
+                    "                        advanced_per_group[g] += 1\n                        continue\n",
+                    now="                        break\n",
+                ),
+            ),
+            cause(
+                "in-flight set of #41289 taken back",
+                "0.22.1",
+                lives,
+                patched(
+                    MANAGER,
+                    was="        in_flight = self._in_flight_store_gpu_blocks\n",
+                    now="        in_flight: set[int] = set()\n",
+                ),
+            ),
+            cause(
+                "free_blocks in two passes, as to 0.23.0",
+                "0.28.0",
+                dies,
+                patched(
+                    POOL,
+                    was="        for block in ordered_blocks:\n            block.ref_cnt -= 1\n"
+                    "            if block.ref_cnt == 0 and not block.is_null:\n"
+                    "                if block.block_hash is None or not self.enable_caching:\n",
+                    now="        ordered_blocks = list(ordered_blocks)\n        for block in ordered_blocks:\n"
+                    "            block.ref_cnt -= 1\n        for block in ordered_blocks:\n"
+                    "            if block.ref_cnt == 0 and not block.is_null:\n"
+                    "                if block.block_hash is None or not self.enable_caching:\n",
+                ),
+                arm="small-cpu-pool",
+            ),
+        ],
+    ),
     related=[
         "vllm-project/vllm#42571",
         "vllm-project/vllm#42615",

@@ -14,6 +14,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from vllm_repro.autopsy.signature import Signature
+from vllm_repro.cause import Causes
 from vllm_repro.commands.command import ServeCommand, parse
 from vllm_repro.output import Checks
 from vllm_repro.patch import Patch
@@ -257,7 +258,8 @@ class Scenario:
     id: name on the command line. issue: `owner/repository#number`. filed: False where nobody has reported it, and `issue` is only what it
     is nearest to. command: the reported command, word for word. try_with: the release that a run uses when none is named; one that has
     the bug. same_death_as: the scenario whose signature this one shares; a log from elsewhere is this bug only where its release no
-    longer has that one. throughput: what `--throughput` measures. output: what is asked of an engine that lived.
+    longer has that one. throughput: what `--throughput` measures. output: what is asked of an engine that lived. causes: changes of vLLM
+    that `causes` tries one at a time.
     """
 
     id: str
@@ -279,6 +281,7 @@ class Scenario:
     throughput: Load | Sequence[Load] = ()
     output: Checks | None = None
     filed: bool = True
+    causes: Causes | None = None
 
     @property
     def issue_url(self) -> str:

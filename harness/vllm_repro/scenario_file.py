@@ -350,6 +350,12 @@ def _check_meaning(reader: _Reader, path: Path, scenario: Scenario) -> None:
         _check_stand_in(reader, at("lab"), "lab", scenario, scenario.lab, scenario.command_in_lab)
     if scenario.dummy is not None:
         _check_stand_in(reader, at("dummy"), "dummy", scenario, scenario.dummy, scenario.command_with_dummy)
+    for change in scenario.causes.changes if scenario.causes else ():
+        if scenario.arm(change.arm) is None:
+            near = _near(change.arm, [arm.name for arm in scenario.arms])
+            wrong("causes", f"cause {change.name!r}: there is no arm {change.arm!r}{near}")
+        if not change.patches:
+            wrong("causes", f"cause {change.name!r} changes nothing: patched(…) says what")
     seen: set[str] = set()
     for index, arm in enumerate(scenario.arms):
         _check_arm(reader, at(f"arms[{index}]"), scenario, arm, seen)

@@ -13,6 +13,7 @@ from typing import Literal
 
 from vllm_repro.autopsy.diagnosis import Phase
 from vllm_repro.autopsy.signature import Signature
+from vllm_repro.cause import Cause, Causes, Lengths
 from vllm_repro.commands.command import ServeCommand
 from vllm_repro.conditions import (
     attention_backend,
@@ -35,6 +36,7 @@ from vllm_repro.workload import Step, chat, completion, conversation, pause, tog
 from vllm_repro.workspace import workspace_outgrown
 
 __all__ = [
+    "Causes",
     "Dummy",
     "Lab",
     "Model",
@@ -44,6 +46,7 @@ __all__ = [
     "arm",
     "attention_backend",
     "block_listed_twice",
+    "cause",
     "chat",
     "checks",
     "chunked_prefill",
@@ -54,6 +57,7 @@ __all__ = [
     "drafting",
     "flag",
     "graphs_captured",
+    "lengths",
     "lives",
     "patched",
     "pause",
@@ -138,3 +142,15 @@ def arm(
         patches=tuple(edit for edit in edits if isinstance(edit, Patch)),
         bad=bad,
     )
+
+
+def lengths(*, blocks: Sequence[int], over: Sequence[int]) -> Lengths:
+    """Prompts between so many whole blocks, and between so many tokens over: `lengths(blocks=(160, 235), over=(25, 31))`."""
+    return Lengths(tuple(blocks), tuple(over))
+
+
+def cause(
+    name: str, release: str, expected: Expected, *patches: Patch, arm: str = "reported", believed: str = ""
+) -> Cause:
+    """A change of `release`, made in it alone, and whether it then dies or lives. believed: who takes it for a fix that it is not."""
+    return Cause(name, release, expected, tuple(patches), arm, believed)
