@@ -21,7 +21,7 @@ from vllm_repro.releases.provision import Provisioned
 
 __all__ = ["Driver"]
 
-PROGRAM = Path(__file__).resolve().parent / "driver"
+PROGRAM = Path(__file__).resolve().parent / "program"
 _BOOT_S = 300.0
 _CASE_S = 120.0
 _RENEWED = 2000

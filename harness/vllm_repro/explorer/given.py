@@ -8,7 +8,6 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from vllm_repro.commands.command import ServeCommand
 from vllm_repro.errors import UsageError
 from vllm_repro.explorer.case import Case, Setup
 from vllm_repro.explorer.draw import waves_of
@@ -29,8 +28,8 @@ def setup_of(scenario: Scenario, arm: Arm) -> Setup:
             hint="layers=[…] in its lab=Lab(…), as sco-hybrid has; or --connector NAME searches from a general start",
         )
     command, shape = scenario.command_in_lab(arm), lab.shape(scenario.model)
-    block = _number(command, "--block-size", 16)
-    blocks = _number(command, "--num-gpu-blocks-override", 0)
+    block = command.number("--block-size") or 16
+    blocks = command.number("--num-gpu-blocks-override")
     if not blocks:
         raise UsageError(f"{scenario.id} does not say how many blocks the pool has", hint="--num-gpu-blocks-override")
     transfer = json.loads(command.get("--kv-transfer-config") or "{}")
@@ -42,11 +41,11 @@ def setup_of(scenario: Scenario, arm: Arm) -> Setup:
         window=shape.window or 1,
         block=block,
         blocks=blocks,
-        chunk=_number(command, "--max-num-batched-tokens", 2048),
-        seqs=_number(command, "--max-num-seqs", 8),
-        max_len=_number(command, "--max-model-len", 4096),
-        caching=command.get("--no-enable-prefix-caching") is None,
-        hybrid=command.get("--disable-hybrid-kv-cache-manager") is None,
+        chunk=command.number("--max-num-batched-tokens") or 2048,
+        seqs=command.number("--max-num-seqs") or 8,
+        max_len=command.number("--max-model-len") or 4096,
+        caching=command.enabled("--enable-prefix-caching") is not False,
+        hybrid=not command.enabled("--disable-hybrid-kv-cache-manager"),
         connector=transfer.get("kv_connector", ""),
         lazy=bool(extra.get("lazy_offload", False)),
         cpu_blocks=min(room, _PLENTY * blocks) or _PLENTY * blocks,
@@ -71,8 +70,3 @@ def draw_for(setup: Setup, seed: int) -> Case:
         for wave in waves
     )
     return Case(setup, cut, rng.randrange(10_000))
-
-
-def _number(command: ServeCommand, flag: str, otherwise: int) -> int:
-    value = command.get(flag)
-    return int(value) if value else otherwise
