@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ def block(number: int, count: int = 0, *, null: bool = False) -> Any:
 def pool(blocks: list[Any], free: list[Any], counter: int | None = None) -> Any:
     head, tail = block(-1), block(-1)
     chain = [head, *free, tail]
-    for one, following in zip(chain, chain[1:], strict=False):
+    for one, following in itertools.pairwise(chain):
         one.next_free_block = following
     queue = SimpleNamespace(
         fake_free_list_head=head, fake_free_list_tail=tail, num_free_blocks=len(free) if counter is None else counter

@@ -27,7 +27,7 @@ from vllm_repro.explorer.search import Found, Tally, search
 from vllm_repro.redact import Redactor
 from vllm_repro.releases.provision import provision
 from vllm_repro.report.files import write_whole
-from vllm_repro.run import private_folders, stamped_folder
+from vllm_repro.run import default_out, private_folders, stamped_folder
 from vllm_repro.terminal import Progress
 
 _CONNECTORS = ("none", "SimpleCPUOffloadConnector", "OffloadingConnector", "MultiConnector")
@@ -76,7 +76,7 @@ def add(subparsers: Subparsers) -> None:
     parser.add_argument("--from", dest="first", type=_count, default=1, metavar="K", help="the first seed (default: 1)")
     parser.add_argument("--for", dest="most", type=span, metavar="TIME", help="stop after so long: 10m, 2h")
     parser.add_argument("--nice", type=_nice, default=0, metavar="N", help="of the process that plays, up to 19")
-    parser.add_argument("--out", type=Path, default=Path("reports"), metavar="DIR", help="default: reports")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where searches are written (default: reports)")
 
 
 def _count(text: str) -> int:
@@ -102,7 +102,7 @@ class _Exploring:
     def run(self) -> tuple[Account, Path]:
         arguments = self.arguments
         release_ = provision(self.version, self.progress.line)
-        folder = stamped_folder(arguments.out, Path("explore"))
+        folder = stamped_folder(arguments.out or default_out(), Path("explore"))
         started = time.monotonic()
         tally, interrupted = Tally(), False
         with Driver(release_, driver_model(), folder / "driver.log", nice=arguments.nice) as driver:

@@ -84,7 +84,9 @@ def _broken(one: Mapping[str, Any]) -> Finding:
 def _death(death: Mapping[str, Any]) -> Finding:
     how = death["kind"]
     if how != "death":
-        return Finding(Kind.RESTLESS if how == "restless" else Kind.STUCK, how, death["detail"])
+        if how == "restless":
+            return Finding(Kind.RESTLESS, "no request is left, and the engine goes on", death["detail"])
+        return Finding(Kind.STUCK, f"requests stay {death['states']}", death["detail"])
     message = death["message"]
     site = f"{death['exception']} in {death['function']} ({death['file']}): {template(message) or death['source']}"
     return Finding(
@@ -103,6 +105,7 @@ _KNOWN: Sequence[tuple[str, str]] = (
     ("popleft_n (vllm/v1/core/kv_cache_utils.py): assert curr_block is not None", "vllm-project/vllm#42085"),
     ("append_n (vllm/v1/core/kv_cache_utils.py): prev_free_block", "vllm-project/vllm#42085, seen as vllm-project/vllm#42571"),
     ("gpu-free-count", "vllm-project/vllm#42085 before the death"),
+    ("requests stay WAITING, WAITING_FOR_REMOTE_KVS", "the standstill of vllm-project/vllm#45388 and vllm-project/vllm#53868"),
 )  # fmt: skip
 
 

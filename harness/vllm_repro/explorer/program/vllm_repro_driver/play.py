@@ -34,8 +34,8 @@ def play(case: Mapping[str, Any]) -> dict[str, Any]:
     try:
         player.play()
     except Stuck as error:
-        how, detail = error.args
-        found["death"] = {"kind": how, "detail": detail, "wave": player.wave, "step": player.steps}
+        how, detail, states = error.args
+        found["death"] = {"kind": how, "detail": detail, "states": states, "wave": player.wave, "step": player.steps}
     except Exception as error:  # whatever it is, it would have ended EngineCore
         found["death"] = {"kind": "death", **_site(error), "wave": player.wave, "step": player.steps}
     finally:
@@ -44,7 +44,7 @@ def play(case: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Stuck(Exception):
-    """Nothing moves any more: what kind of standstill, and who waits."""
+    """Nothing moves any more: what kind of standstill, who waits, and in which states."""
 
 
 class _Player:
@@ -105,10 +105,11 @@ class _Player:
             raise Stuck(
                 "restless",
                 f"no request is left, and the engine goes on: {self.seen['stores']} stores in {self.steps} steps",
+                "",
             )
-        states = sorted({one.status.name for one in requests})
+        states = ", ".join(sorted({one.status.name for one in requests}))
         each = [f"{one.request_id} {one.status.name} {one.num_computed_tokens} of {one.num_tokens}" for one in requests]
-        raise Stuck(f"stuck-{'-'.join(states).lower()}", "; ".join(each))
+        raise Stuck("stuck", "; ".join(each), states)
 
     def _step(self) -> None:
         self.steps += 1

@@ -1,0 +1,227 @@
+"""`vllm-repro explore` and `vllm-repro causes`, with a driver that is made up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.golden_files import assert_golden
+from vllm_repro.catalogue import find
+from vllm_repro.cause import Cause, Causes
+from vllm_repro.cli import causes as causes_verb
+from vllm_repro.cli import explore as explore_verb
+from vllm_repro.cli import main
+from vllm_repro.explorer.case import Case
+from vllm_repro.explorer.causing import Row, case_of, lines, reading, tried
+from vllm_repro.explorer.finding import Outcome, outcome_from
+from vllm_repro.explorer.given import setup_of
+from vllm_repro.patch import Patch
+from vllm_repro.releases.overlay import Overlaid
+from vllm_repro.releases.provision import Provisioned
+from vllm_repro.scenario_file import check_file, read
+from vllm_repro.verdict import Expected
+
+DEATH = {
+    "kind": "death",
+    "exception": "AssertionError",
+    "message": "",
+    "file": "vllm/v1/core/kv_cache_utils.py",
+    "function": "popleft_n",
+    "source": "assert curr_block is not None",
+    "frames": ["schedule", "popleft_n"],
+}
+Play = Callable[[Case], Outcome]
+
+
+def quiet(_: Case) -> Outcome:
+    return outcome_from({"steps": 3})
+
+
+def dies_of_long_prompts(case: Case) -> Outcome:
+    return outcome_from({"steps": 3, "death": DEATH} if any(ask.prompt > 40 for ask in case.asks) else {"steps": 3})
+
+
+@pytest.fixture
+def playing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callable[[Provisioned], Play]], None]:
+    """Puts what plays for a release in the driver's place; nothing is installed."""
+
+    def put(player: Callable[[Provisioned], Play]) -> None:
+        class Fake:
+            def __init__(self, release: Provisioned, *_: object, **__: object) -> None:
+                self.play = player(release)
+
+            def __enter__(self) -> Fake:
+                return self
+
+            def __exit__(self, *_: object) -> None: ...
+
+        def provision(version: str, _: object) -> Provisioned:
+            return Provisioned(version, "0", Path("python"), tmp_path, ())
+
+        def overlay(_: Path, release: Provisioned, patches: tuple[Patch, ...], __: object) -> Overlaid:
+            return Overlaid(Provisioned(release.version, patches[0].was, Path("python"), tmp_path, ()), {})
+
+        for module in (explore_verb, causes_verb):
+            monkeypatch.setattr(module, "Driver", Fake)
+            monkeypatch.setattr(module, "provision", provision)
+            monkeypatch.setattr(module, "driver_model", lambda: tmp_path)
+        monkeypatch.setattr(causes_verb, "overlay", overlay)
+        monkeypatch.setenv("VLLM_REPRO_REPORTS", str(tmp_path / "reports"))
+
+    return put
+
+
+def folder_of(tmp_path: Path) -> Path:
+    return (tmp_path / "reports" / "explore" / "latest").resolve()
+
+
+def test_what_is_found_lies_in_the_folder_and_exits_1(playing: Any, tmp_path: Path, capsys: Any) -> None:
+    playing(lambda _: dies_of_long_prompts)
+    words = ["explore", "--connector", "none", "--vllm", "v0.20.2", "--seeds", "9", "--json"]
+    assert main(words) == 1
+    said = capsys.readouterr()
+    told = json.loads(said.out)
+    folder = folder_of(tmp_path)
+    assert told == json.loads((folder / "explore.json").read_text(encoding="utf-8"))
+    assert (told["vllm_version"], told["trials"], told["seeds"], told["connector"]) == ("0.20.2", 9, [1, 9], None)
+    (one,) = told["findings"]
+    (line,) = (folder / "findings.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(line)["case"] == one["case"]
+    assert [ask["prompt"] for wave in one["case"]["waves"] for ask in wave] == [41]
+    drafted = folder / "explored_popleft_n_0_20_2.py"
+    assert one["live"] == f"vllm-repro run {drafted} --server lab --vllm 0.20.2".replace(
+        str(folder), one["live"].split()[2].rpartition("/")[0]
+    )
+    assert check_file(drafted) == []
+    assert told["reproduce"] == "vllm-repro explore --connector none --vllm 0.20.2 --seeds 9"
+
+
+def test_nothing_found_exits_0_and_says_what_was_played(playing: Any, capsys: Any) -> None:
+    playing(lambda _: quiet)
+    assert main(["explore", "sco-hybrid", "--seeds", "4", "--from", "11"]) == 0
+    out = capsys.readouterr().out
+    assert "vLLM 0.21.0's scheduler alone, SimpleCPUOffloadConnector, on the server of sco-hybrid" in out
+    assert "nothing in 4 cases" in out
+    assert "again:   vllm-repro explore sco-hybrid --vllm 0.21.0 --seeds 4 --from 11" in out
+
+
+def test_a_server_that_would_not_start_decides_nothing(playing: Any, capsys: Any) -> None:
+    playing(lambda _: lambda _: Outcome(invalid="ValueError: no such connector"))
+    assert main(["explore", "--connector", "OffloadingConnector", "--seeds", "2"]) == 2
+    assert "2 of them vLLM would not start with" in capsys.readouterr().out
+
+
+def test_an_interrupted_search_keeps_and_tells_what_it_has(playing: Any, tmp_path: Path, capsys: Any) -> None:
+    played: list[Case] = []
+
+    def interrupted(case: Case) -> Outcome:
+        played.append(case)
+        if len(played) > 60:
+            raise KeyboardInterrupt
+        return dies_of_long_prompts(case)
+
+    playing(lambda _: interrupted)
+    assert main(["explore", "--connector", "none", "--seeds", "900"]) == 130
+    assert "interrupted" in capsys.readouterr().out
+    assert json.loads((folder_of(tmp_path) / "explore.json").read_text(encoding="utf-8"))["interrupted"] is True
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["explore"], "a SCENARIO, or a --connector"),
+        (["explore", "sco-hybrid", "--connector", "none"], "a SCENARIO, or a --connector"),
+        (["explore", "tq-chunked-prefill"], "does not say which layers"),
+        (["explore", "--connector", "none", "--arm", "reported"], "--arm is of a scenario"),
+        (["causes", "tq-chunked-prefill"], "names no changes to try"),
+    ],
+)
+def test_what_cannot_be_searched_is_wrong_usage(words: list[str], says: str, capsys: Any) -> None:
+    assert main(words) == 64
+    assert says in capsys.readouterr().err
+
+
+# --- causes --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_each_change_is_held_against_its_own_release(playing: Any, capsys: Any) -> None:
+    scenario = find("sco-hybrid")
+    assert scenario.causes is not None
+    fatal = {cause.patches[0].was for cause in scenario.causes.changes if cause.expected is Expected.DIES}
+
+    def player(release: Provisioned) -> Play:
+        patched = release.torch != "0"
+        dies = release.torch in fatal if patched else release.version == "0.20.2"
+        return (lambda _: outcome_from({"death": DEATH})) if dies else quiet
+
+    playing(player)
+    assert main(["causes", "sco-hybrid", "--trials", "20", "--json"]) == 0
+    said = capsys.readouterr()
+    rows = json.loads(said.out)["rows"]
+    assert [(row["release"], row["change"], row["died"]) for row in rows if row["change"] == "as released"] == [
+        ("0.20.2", "as released", 20),
+        ("0.22.1", "as released", 0),
+        ("0.28.0", "as released", 0),
+    ]
+    assert len(rows) == 3 + len(scenario.causes.changes)
+    assert all(row["n"] == 20 and row["as_expected"] for row in rows)
+    assert "none of 20 excludes a death in more than 14% of such workloads" in said.err
+
+
+def test_a_change_that_does_not_do_what_is_declared_exits_1(playing: Any, capsys: Any) -> None:
+    playing(lambda _: quiet)
+    assert main(["causes", "sco-hybrid", "--trials", "3"]) == 1
+    assert "A SURPRISE" in capsys.readouterr().out
+
+
+def row(name: str, died: int, expected: Expected, believed: str = "", listed: int = 0, n: int = 100) -> Row:
+    patches = () if name == "as released" else (Patch("vllm/x.py", name, "now"),)
+    return Row(Cause(name, "0.20.2", expected, patches, believed=believed), n, died, listed)
+
+
+def test_the_table_of_causes() -> None:
+    dies, lives = Expected.DIES, Expected.LIVES
+    base = row("as released", 40, dies, listed=44)
+    rows = [
+        base,
+        row("one that everybody believes in", 40, dies, "it is taken for the fix", 44),
+        row("one that protects", 0, lives),
+        row("one that helps a little", 38, dies),
+        row("one that was to protect", 12, lives),
+    ]
+    assert_golden("causes.txt", "\n".join(lines(rows, {("0.20.2", "reported"): base})) + "\n")
+    assert reading(row("x", 3, dies, n=4), row("as released", 0, lives, n=4)) == "changes nothing that was seen"
+    assert reading(row("x", 40, dies), row("as released", 0, lives)) == "brings the death back"
+
+
+def test_every_change_gets_the_same_workloads() -> None:
+    scenario = find("sco-hybrid")
+    assert scenario.causes is not None
+    setup = setup_of(scenario, scenario.arms[0])
+    cases = [case_of(scenario.causes, setup, seed) for seed in range(1, 200)]
+    assert cases == [case_of(scenario.causes, setup, seed) for seed in range(1, 200)]
+    for case in cases:
+        lengths = {ask.prompt for ask in case.asks}
+        assert len(case.waves) == 4
+        assert len(lengths) == 1
+        assert 25 <= lengths.pop() % 32 <= 31
+    with pytest.raises(ValueError, match="no such flag"):
+        tried(scenario.causes.changes[0], cases, lambda _: Outcome(invalid="no such flag"))
+
+
+def test_a_cause_of_no_arm_and_one_that_changes_nothing_are_mistakes() -> None:
+    text = (Path(__file__).parents[2] / "scenarios" / "sco_hybrid.py").read_text(encoding="utf-8")
+    wrong = text.replace(
+        'arm="small-cpu-pool",\n            ),',
+        'arm="smal-cpu-pool",\n            ),\n            cause("nothing", "0.20.2", dies),',
+    )
+    problems = [problem.text for problem in read(Path("sco_hybrid.py"), wrong)[1]]
+    assert problems == [
+        "cause 'free_blocks in two passes, as to 0.23.0': there is no arm 'smal-cpu-pool'; did you mean 'small-cpu-pool'?",
+        "cause 'nothing' changes nothing: patched(…) says what",
+    ]
+    assert isinstance(find("sco-hybrid").causes, Causes)

@@ -1,0 +1,54 @@
+"""Real releases' schedulers, without a server: the search dies of #42085 where it should and lives where it should. Some 20 seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vllm_repro.catalogue import find
+from vllm_repro.explorer.causing import case_of, tried
+from vllm_repro.explorer.draw import draw
+from vllm_repro.explorer.driver import Driver
+from vllm_repro.explorer.finding import Finding, Kind
+from vllm_repro.explorer.given import setup_of
+from vllm_repro.explorer.model import driver_model
+from vllm_repro.releases.provision import provision
+
+pytestmark = pytest.mark.live
+
+SEEDS = range(99, 129)
+CONNECTOR = "SimpleCPUOffloadConnector"
+
+
+def worst(version: str, folder: Path) -> list[Finding | None]:
+    with Driver(provision(version), driver_model(), folder / "driver.log") as driver:
+        outcomes = [driver.play(draw(seed, CONNECTOR)) for seed in SEEDS]
+    assert not [outcome.invalid for outcome in outcomes if outcome.invalid]
+    # Cases that reach nothing would find nothing in any release.
+    for name in ("stores", "loads", "hits", "preempted"):
+        assert sum(outcome.counts[name] > 0 for outcome in outcomes) >= 2, name
+    return [outcome.worst for outcome in outcomes]
+
+
+def test_the_general_start_dies_of_a_list_that_is_too_short(tmp_path: Path) -> None:
+    deaths = [finding for finding in worst("0.20.2", tmp_path) if finding and finding.kind is Kind.DEATH]
+    assert {finding.frames[-1] for finding in deaths} == {"popleft_n", "append_n"}  # #42085 and #42571, one defect
+    assert all(finding.exception == "AssertionError" for finding in deaths)
+
+
+def test_the_same_seeds_kill_no_fixed_release(tmp_path: Path) -> None:
+    assert [finding for finding in worst("0.24.0", tmp_path) if finding and finding.kind is Kind.DEATH] == []
+
+
+def test_the_workloads_of_causes_kill_and_list_twice_as_often_as_known(tmp_path: Path) -> None:
+    """40 of the first 100, 118 of the first 300; here the first 20."""
+    scenario = find("sco-hybrid")
+    assert scenario.causes is not None
+    cause = next(one for one in scenario.causes.changes if one.release == "0.20.2")
+    setup = setup_of(scenario, scenario.arms[0])
+    cases = [case_of(scenario.causes, setup, seed) for seed in range(1, 21)]
+    with Driver(provision("0.20.2"), driver_model(), tmp_path / "driver.log") as driver:
+        row = tried(cause, cases, driver.play)
+    assert (row.died, row.listed) == (10, 11)
+    assert all(site.startswith("AssertionError in") for site in row.sites)
