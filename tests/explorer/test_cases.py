@@ -120,3 +120,10 @@ def test_the_budget_is_the_most_that_is_played() -> None:
         return True
 
     assert shrink(draw(3), fails, budget=5).tried == 5 == len(played)
+
+
+def test_requests_are_sent_in_turn_where_together_is_not_needed() -> None:
+    case = Case(Setup(), ((Ask(100, 8), Ask(90, 8)), (Ask(80, 8), Ask(70, 8))), 1)
+    assert [len(wave) for wave in shrink(case, lambda one: len(one.asks) >= 4).case.waves] == [1, 1, 1, 1]
+    beside = shrink(case, lambda one: any(len(wave) > 1 for wave in one.waves) and len(one.asks) >= 3).case
+    assert sorted(len(wave) for wave in beside.waves) == [1, 2]

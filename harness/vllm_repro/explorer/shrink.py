@@ -1,6 +1,6 @@
 """From a case that fails to a small one that fails in the same way. Pure.
 
-First requests go, then whatever is switched on that need not be, then numbers come down. A change stays where the case still fails.
+First requests go, or are sent in turn, then whatever is switched on that need not be, then numbers come down. A change stays where the case still fails.
 """
 
 from __future__ import annotations
@@ -88,6 +88,11 @@ class _Shrinking:
                 wave = self.case.waves[number]
                 if len(wave) > 1:
                     self._take(self._with_wave(number, wave[:place] + wave[place + 1 :]))
+        # In turn rather than together: a server gets such requests in the same step only by chance.
+        for number in reversed(range(len(self.case.waves))):
+            apart = tuple((ask,) for ask in self.case.waves[number])
+            before, after = self.case.waves[:number], self.case.waves[number + 1 :]
+            self._take(replace(self.case, waves=(*before, *apart, *after)))
 
     def _plain(self) -> None:
         for name, value in _PLAIN:
