@@ -4,23 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vllm_repro.releases.provision import cache_root
-from vllm_repro.releases.tinymodel import make_tiny_model
+from vllm_repro.releases.tinymodel import cached_model
+from vllm_repro.standin import StandIn
 
 __all__ = ["driver_model"]
 
-_POSITIONS = 1_048_576
+_HYBRID = StandIn(family="gemma3", kinds=("full", "sliding"), window=128, max_position=1_048_576)
+"""So that every release takes it for a model whose layers are in several groups."""
 
 
 def driver_model() -> Path:
-    """Made on first use; a hybrid, so that every release takes it for a model whose layers are in several groups."""
-    return make_tiny_model(
-        cache_root() / "models" / "explored",
-        family="gemma3",
-        heads=4,
-        kv_heads=2,
-        head_dim=32,
-        max_position=_POSITIONS,
-        kinds=("full", "sliding"),
-        window=128,
-    )
+    """Made on first use."""
+    return cached_model(_HYBRID)

@@ -1,6 +1,7 @@
 """From a case that fails to a small one that fails in the same way. Pure.
 
-First requests go, or are sent in turn, then whatever is switched on that need not be, then numbers come down. A change stays where the case still fails.
+First requests go, or are sent in turn, then whatever is switched on that need not be, then numbers come down. A change stays where the
+case still fails.
 """
 
 from __future__ import annotations
