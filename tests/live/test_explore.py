@@ -13,7 +13,9 @@ from vllm_repro.explorer.driver import Driver
 from vllm_repro.explorer.finding import Finding, Kind
 from vllm_repro.explorer.given import setup_of
 from vllm_repro.explorer.model import driver_model
-from vllm_repro.releases.provision import provision
+from vllm_repro.patch import Patch
+from vllm_repro.releases.overlay import overlay
+from vllm_repro.releases.provision import cache_root, provision
 
 pytestmark = pytest.mark.live
 
@@ -52,3 +54,20 @@ def test_the_workloads_of_causes_kill_and_list_twice_as_often_as_known(tmp_path:
         row = tried(cause, cases, driver.play)
     assert (row.died, row.listed) == (10, 11)
     assert all(site.startswith("AssertionError in") for site in row.sites)
+
+
+def test_a_planted_fault_that_no_assertion_sees_is_seen_in_what_is_read(tmp_path: Path) -> None:
+    """Blocks are given away while they are still being stored: the copy is wrong, and whoever loads it reads another prompt's."""
+    fault = Patch(
+        "vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py",
+        was="            jobs_to_flush=self._current_batch_jobs_to_flush,\n",
+        now="            jobs_to_flush=set(),\n",
+    )
+    case = draw(32, "OffloadingConnector")
+    sound = provision("0.32.0")
+    broken = overlay(cache_root(), sound, [fault], print).release
+    found = []
+    for release in (sound, broken):
+        with Driver(release, driver_model(), tmp_path / "driver.log") as driver:
+            found.append([finding.site for finding in driver.play(case).findings])
+    assert found == [[], ["reads-wrong-content"]]

@@ -152,7 +152,8 @@ class _Exploring:
             return f"none: {'; '.join(reasons)}"
         name = draft_id(found.finding, self.version).replace("-", "_") + ".py"
         write_whole(folder / name, draft(found, self.version), hint="free some space, or name another --out")
-        return f"vllm-repro run {folder / name} --server lab --vllm {self.version}"
+        hang = " --answer-stall 60" if found.finding.kind is Kind.STUCK else ""
+        return f"vllm-repro run {folder / name} --server lab --vllm {self.version}{hang}"
 
 
 def run(arguments: argparse.Namespace) -> int:
