@@ -59,8 +59,8 @@ def draft(found: Found, version: str) -> str:
         "",
         "scenario = Scenario(",
         f"    id={_text(draft_id(finding, version))},",
-        f"    issue={_text(issue[0] if issue else 'vllm-project/vllm#0')},"
-        + ("" if issue else "  # nobody has reported it yet, as far as the search knows"),
+        f"    issue={_text(issue[0] if issue else 'vllm-project/vllm#0')},",
+        *([] if issue else ["    filed=False,"]),
         f"    title={_text(_sentence(finding))},",
         '    command="""',
         *(f"        {line}" for line in _command(case.setup)),
