@@ -38,7 +38,7 @@ from vllm_repro.servers.base import ServerKind
 from vllm_repro.site import Site
 from vllm_repro.statistics import lower_bound
 from vllm_repro.trial import Trial, run_trial
-from vllm_repro.verdict import Expect, Expected, Record, arm_result, same_release
+from vllm_repro.verdict import Expect, Record, arm_result, same_release
 from vllm_repro.watch import Patience
 from vllm_repro.wishes import Wishes
 
@@ -316,7 +316,7 @@ def _attachable(plan: Plan) -> list[Arm]:
             f"the arm {plan.arms[0].name} changes the server's flags, which a running server does not",
             hint="start the server with those flags and attach with the arm `reported`",
         )
-    return sorted(arms, key=lambda arm: arm.expected is Expected.DIES)
+    return sorted(arms, key=lambda arm: arm.expected.has_bug)
 
 
 def on_record(
@@ -327,7 +327,7 @@ def on_record(
     version: what `arms` run on. Where they patch it, a run of that release is stronger than any other. `vllm_repro.verdict` weighs it.
     """
     found: list[Record] = []
-    leading = next((arm for arm in arms if arm.expected is Expected.DIES), None)
+    leading = next((arm for arm in arms if arm.expected.has_bug), None)
     if leading is None:
         return None
     over = version if leading.patches else None
