@@ -328,7 +328,9 @@ def _why(outcome: Outcome, facts: TrialFacts, diagnosis: Diagnosis, seen: Seen) 
     if facts.death is not None and facts.death.exception is None:
         return f"{diagnosis.why.rstrip('.')}; no log names the cause" if diagnosis.why else "no log names the cause"
     if facts.death is not None and facts.death.exception:
-        last = facts.death.frames[-1].rsplit(":", 1)[-1] if facts.death.frames else ""
+        # The lab's guard stands where a CUDA build has C++, which no traceback shows.
+        own = [frame for frame in facts.death.frames if not frame.startswith("vllm_repro_lab/")]
+        last = own[-1].rsplit(":", 1)[-1] if own else ""
         message = " ".join((facts.death.message or "").split())
         return f"{facts.death.exception}{' in ' + last if last else ''}: {message}".rstrip(": ")
     return diagnosis.why

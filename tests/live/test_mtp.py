@@ -24,6 +24,7 @@ def test_the_boot_dies_in_a_capture_of_the_reported_sentence(harness: Harness) -
     assert trial["phase"] in ("boot", "warmup")
     death = trial["death"]
     assert (death["exception"], death["signature"]) == ("RuntimeError", "match")
+    assert trial["why"].startswith("RuntimeError in _prefill_attention: ")
     assert death["message"].startswith(
         "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is pinned."
     )
