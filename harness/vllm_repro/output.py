@@ -191,7 +191,9 @@ def hold(wanted: Checks, answers: Sequence[Said], baseline: Sequence[Sequence[Sa
     if ours is None:
         return Held(unknown="it was not asked the question")
     if not theirs:
-        return Held(unknown=f"there is no answer of {wanted.baseline} to hold its own against")
+        return Held(
+            unknown=f"there is no answer of {wanted.baseline} to hold its own against (--arm {wanted.baseline})"
+        )
     if len({one.first[: wanted.same] for one in theirs}) != 1:
         return Held(unknown=f"{wanted.baseline} does not repeat its own answer")
     if weights is Weights.MADE and not all(_looks_back(trial, wanted.same) for trial in baseline):

@@ -347,8 +347,12 @@ class Scenario:
             command = edit.apply(command)
         return command
 
-    def trigger_of(self, arm: Arm) -> Condition:
-        return self.trigger if arm.trigger is None else arm.trigger
+    @property
+    def leading(self) -> tuple[Arm, ...]:
+        """The arm that shows the bug, and where it answers wrongly the one that its answer is held against."""
+        first = self.arms[0]
+        baseline = self.arm(self.output.baseline) if self.output and first.expected is Expected.ERRS else None
+        return (first,) if baseline is None else (first, baseline)
 
     @property
     def phase(self) -> str | None:

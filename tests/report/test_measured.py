@@ -275,7 +275,10 @@ def test_where_a_wrong_answer_is_the_bug_nothing_is_clean_that_was_not_compared(
     alone.entries = [entry for entry in alone.entries if entry.get("arm") not in ("eager", "graphs-off")]
     (tmp_path / "alone").mkdir()
     trial = alone.report(tmp_path / "alone").arms[0].trials[0]
-    assert (trial.outcome.value, trial.why) == ("untriggered", "there is no answer of eager to hold its own against")
+    assert (trial.outcome.value, trial.why) == (
+        "untriggered",
+        "there is no answer of eager to hold its own against (--arm eager)",
+    )
 
 
 def test_random_weights_are_not_compared(tmp_path: Path) -> None:
