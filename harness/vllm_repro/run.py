@@ -38,7 +38,7 @@ from vllm_repro.servers.base import ServerKind
 from vllm_repro.site import Site
 from vllm_repro.statistics import lower_bound
 from vllm_repro.trial import Trial, run_trial
-from vllm_repro.verdict import Expect, Record, arm_result, same_release
+from vllm_repro.verdict import Expect, Expected, Record, arm_result, same_release
 from vllm_repro.watch import Patience
 from vllm_repro.wishes import Wishes
 
@@ -171,6 +171,7 @@ def _header(plan: Plan, machine: Machine, record: Record | None) -> dict[str, An
         "wishes": plan.wishes,
         "loads": scenario.loads,
         "output": scenario.output,
+        "errs": any(arm.expected is Expected.ERRS for arm in scenario.arms),
         "version": plan.version,
         "arms": [
             {

@@ -250,6 +250,7 @@ def test_an_arm_that_says_something_else_than_the_baseline_is_wrong(tmp_path: Pa
 def erring(journal: Journal) -> Journal:
     """`journal`, with the bug being that the reported arm answers wrongly."""
     expected = {"reported": "errs", "eager": "lives", "graphs-off": "lives"}
+    journal.header["errs"] = True
     journal.header["arms"] = [{**arm, "expected": expected[arm["name"]]} for arm in journal.header["arms"]]
     journal.header["version"] = "0.23.0"
     return journal
