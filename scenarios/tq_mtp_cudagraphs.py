@@ -136,7 +136,11 @@ scenario = Scenario(
         arm(
             "no-chunked-prefill",
             dies,
-            with_flags("--no-enable-chunked-prefill", "--max-num-batched-tokens 125000"),
+            with_flags(
+                "--no-enable-chunked-prefill",
+                "--max-num-batched-tokens 125000",
+                lab="--no-enable-chunked-prefill --max-num-batched-tokens 4128 --max-model-len 4128",
+            ),
             why="what is captured is a decode batch: prompts have no part in it",
         ),
         arm(
