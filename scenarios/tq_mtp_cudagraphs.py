@@ -2,11 +2,13 @@
 
 A decode step with drafts has more than one query token a request, so graph capture runs it through TurboQuant's `_prefill_attention`. In
 0.20 that turns tensors on the GPU into Python lists, a copy that CUDA refuses while a graph is captured. The report blames chunked prefill
-and three draft tokens; by the code neither is needed, only TurboQuant, drafts and graphs that hold the attention.
+and three draft tokens; neither is needed (`no-chunked-prefill` and `one-draft-token` die too), only TurboQuant, drafts and graphs that
+hold the attention. It also blames piecewise graphs, which carry no attention: vLLM 0.20 keeps full graphs of decode batches here, and dies
+while it measures what memory they take, before there is a KV cache.
 
 This text is gone from 0.21.0 on, and the defect is not: 0.21.0 to 0.23.0 boot and die of their first request (`tq-mtp-first-request`), and
-0.24.0 and later answer with one token over and over (#53180, #52475). So no release is called good here, and an engine that lives is asked
-for an answer that is held against one without graphs.
+0.24.0 and later answer wrongly (`tq-mtp-wrong-tokens`). So no release is called good here, and an engine that lives is asked for an answer
+that is held against one without graphs.
 
 Released 0.20 refuses the reported model, whose layers are of two kinds; the report took that refusal out. A model of full attention alone
 needs no such change, and so the shape here leaves the other layers out.
@@ -14,6 +16,7 @@ needs no such change, and so the shape here leaves the other layers out.
 
 from vllm_repro.vocabulary import (
     Dummy,
+    Lab,
     Model,
     Needs,
     Scenario,
@@ -25,6 +28,8 @@ from vllm_repro.vocabulary import (
     dies,
     drafting,
     graphs_captured,
+    lives,
+    patched,
     signature,
     throughput,
     untriggered,
@@ -112,7 +117,7 @@ scenario = Scenario(
         arm(
             "plain-cache",
             untriggered,
-            with_flags("--kv-cache-dtype fp8_e5m2"),
+            with_flags("--kv-cache-dtype fp8_e5m2", lab="--kv-cache-dtype auto"),
             why="the cache that the report compares with; it is not TurboQuant's",
         ),
         arm(
@@ -131,7 +136,11 @@ scenario = Scenario(
         arm(
             "no-chunked-prefill",
             dies,
-            with_flags("--no-enable-chunked-prefill", "--max-num-batched-tokens 125000"),
+            with_flags(
+                "--no-enable-chunked-prefill",
+                "--max-num-batched-tokens 125000",
+                lab="--no-enable-chunked-prefill --max-num-batched-tokens 4128 --max-model-len 4128",
+            ),
             why="what is captured is a decode batch: prompts have no part in it",
         ),
         arm(
@@ -146,8 +155,58 @@ scenario = Scenario(
             with_flags("--attention-config.flash_attn_version 2"),
             why="tried in the report: TurboQuant's own code makes the copy, whatever FlashAttention's version",
         ),
+        arm(
+            "patched",
+            lives,
+            patched(
+                "vllm/v1/attention/backends/turboquant_attn.py",
+                was="    num_decode_tokens: int = 0  # tokens from decode requests\n",
+                now="    num_decode_tokens: int = 0  # tokens from decode requests\n"
+                "    query_start_loc_cpu: torch.Tensor | None = None\n"
+                "    seq_lens_cpu: torch.Tensor | None = None\n",
+                why="the lists come from what the runner has on the host already, as from 0.21.0 on",
+            ),
+            patched(
+                "vllm/v1/attention/backends/turboquant_attn.py",
+                was="            num_decode_tokens=num_decode_tokens,\n        )\n",
+                now="            num_decode_tokens=num_decode_tokens,\n"
+                "            query_start_loc_cpu=cam.query_start_loc_cpu,\n"
+                "            seq_lens_cpu=cam._seq_lens_cpu,\n"
+                "        )\n",
+            ),
+            patched(
+                "vllm/v1/attention/backends/turboquant_attn.py",
+                was="        qsl = query_start_loc.tolist()\n        seq_lens_list = attn_metadata.seq_lens.tolist()\n",
+                now="        lens, starts = attn_metadata.seq_lens_cpu, attn_metadata.query_start_loc_cpu\n"
+                "        qsl = (query_start_loc if starts is None else starts).tolist()\n"
+                "        seq_lens_list = (attn_metadata.seq_lens if lens is None else lens).tolist()\n",
+            ),
+            why="the smallest change that captures. Like 0.24.0 it freezes the branch that the capture took (`tq-mtp-wrong-tokens`)",
+        ),
     ],
     throughput=throughput(prompt=1024, output=256, baseline="eager"),
+    lab=Lab(
+        mechanism="turboquant",
+        family="mimo",
+        layers=1,
+        drafts=1,
+        heads=6,
+        kv_heads=1,
+        capture="guard",
+        arms=["reported", "no-spec-decode", "cudagraph-none", "patched"],
+        why="one full-attention layer of the reported head size, which vLLM's own MTP drafter of MiMo drafts for; a quarter of the heads, "
+        "since what a capture refuses has no size",
+        changes=[
+            without("--gpu-memory-utilization", why="on a CPU it is a share of the host's memory"),
+            without("--quantization", why="there are no quantized weights"),
+            with_flags(
+                "--dtype bfloat16",
+                why="TurboQuant's stand-ins are checked in it, and a CPU's matrix products are fast in it",
+            ),
+            with_flags("--block-size 128", why="a block that the cache takes on a CPU"),
+            with_flags("--compilation-config.mode 0", why="nothing is compiled, so that a boot takes seconds"),
+        ],
+    ),
     related=[
         "vllm-project/vllm#42808",
         "vllm-project/vllm#52475",

@@ -3,7 +3,7 @@
 What 0.21.0 to 0.23.0 make of the defect that keeps 0.20 from booting (`tq-mtp-cudagraphs`). Each captured decode batch has drafts in it and
 takes the way of a prefill, so nothing that decodes single tokens runs before the workspace is locked: it is locked with nothing in it, and
 the first such step asks for 0.76 MB of 0.00. The length of the prompt has no part in it. 0.24.0 reserves that room, which ends this death
-and nothing else: such a server answers with one token over and over.
+and nothing else: such a server answers wrongly (`tq-mtp-wrong-tokens`).
 
 The issue names a quantization of Qwen3.6-27B for itself on Windows, its flags and its numbers, and no whole command; the one here is put
 together from those.
@@ -11,6 +11,7 @@ together from those.
 
 from vllm_repro.vocabulary import (
     Dummy,
+    Lab,
     Model,
     Needs,
     Scenario,
@@ -86,5 +87,23 @@ scenario = Scenario(
             why="single tokens are captured then, so their room is there when the workspace is locked",
         ),
     ],
+    lab=Lab(
+        mechanism="turboquant",
+        family="mimo",
+        layers=1,
+        drafts=1,
+        capture="guard",
+        arms=["reported", "no-spec-decode", "cudagraph-none"],
+        why="one full-attention layer with the reported heads, by which the workspace is counted, and vLLM's own MTP drafter of MiMo",
+        changes=[
+            with_flags("--dtype bfloat16", why="a CPU's matrix products are fast in it"),
+            with_flags("--block-size 128", why="a block that the cache takes on a CPU"),
+            with_flags(
+                "--max-num-batched-tokens 2048",
+                why="a profile run of it takes seconds; no workspace here depends on it",
+            ),
+            with_flags("--compilation-config.mode 0", why="nothing is compiled, so that a boot takes seconds"),
+        ],
+    ),
     related=["vllm-project/vllm#40807", "vllm-project/vllm#44053", "vllm-project/vllm#41726"],
 )

@@ -132,6 +132,17 @@ def test_a_piece_without_text_has_its_time_and_its_token() -> None:
     assert without.tokens == ("é",)
 
 
+def test_by_how_much_each_token_was_likelier_than_the_next_best() -> None:
+    best = [{"top_logprobs": [{" a": -0.5, " b": -2.0}]}, {"top_logprobs": [{" c": -0.125, " d": -0.25, " e": -9.0}]}]
+    pieces: list[dict[str, object]] = [{"index": 0, "text": "x", "logprobs": told} for told in best]
+    answer = ask(events([{"choices": [piece]} for piece in pieces]), stream=True)
+    assert answer.margins == (1.5, 0.125)
+    whole = {"choices": [{**pieces[0], "finish_reason": "length"}]}
+    assert ask(httpx.Response(200, json=whole), stream=False).margins == (1.5,)
+    for told in (None, {}, {"top_logprobs": None}, {"top_logprobs": [{" a": -0.5}]}):
+        assert ask(events([{"choices": [{"index": 0, "text": "x", "logprobs": told}]}]), stream=True).margins == ()
+
+
 def test_tokens_of_an_answer_in_one_piece() -> None:
     body = {"choices": [{"text": "ab", "finish_reason": "length", "token_ids": [1, 2]}], "usage": USAGE["usage"]}
     answer = ask(httpx.Response(200, json=body), stream=False)

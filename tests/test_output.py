@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_repro.output import Checks, Probe, Said, Weights, checks, differs, judge, longest_run, said
+from vllm_repro.output import Checks, Held, Probe, Said, Weights, checks, hold, judge, longest_run, said
 
 CHECKS = checks(longest_run=8, distinct=0.1, same=4, needle=400, baseline="eager", tokens=32)
 GOOD = said(Probe.GREEDY, list(range(32)), "some text")
@@ -29,6 +29,7 @@ def test_the_longest_run(tokens: list[int]) -> None:
         (CHECKS, [STUCK], Weights.REAL, "one token 32 times in a row"),
         (CHECKS, [STUCK], Weights.IMITATED, "one token 32 times in a row"),
         (CHECKS, [STUCK], Weights.DUMMY, None),
+        (CHECKS, [STUCK], Weights.MADE, None),
         (CHECKS, [STUCK], None, None),
         (checks(distinct=0.2, tokens=32), [LOOP], Weights.REAL, "only 4 different tokens in an answer of 32"),
         (checks(distinct=0.2, tokens=32), [LOOP], Weights.DUMMY, None),
@@ -53,17 +54,53 @@ def test_a_needle_is_looked_for_in_the_answers_of_real_weights_only() -> None:
 def test_an_answer_that_is_not_the_baselines() -> None:
     other = said(Probe.GREEDY, [0, 1, 9, 3, *range(4, 32)], "other")
     late = said(Probe.GREEDY, [*range(30), 99, 98], "parts later than is compared")
-    assert differs(CHECKS, [GOOD], [[GOOD]]) is None
-    assert differs(CHECKS, [late], [[GOOD]]) is None
-    assert "they part after 2 tokens" in (differs(CHECKS, [other], [[GOOD]]) or "")
-    assert "not that of eager" in (differs(CHECKS, [other], [[GOOD], [late]]) or "")
-    # A baseline that does not repeat itself, or said nothing, proves nothing about others.
-    assert differs(CHECKS, [other], [[GOOD], [other]]) is None
-    assert differs(CHECKS, [other], []) is None
-    assert differs(CHECKS, [], [[GOOD]]) is None
-    assert differs(checks(longest_run=8), [other], [[GOOD]]) is None
+    assert hold(CHECKS, [GOOD], [[GOOD]], Weights.REAL) == Held()
+    assert hold(CHECKS, [late], [[GOOD]], Weights.REAL) == Held()
+    assert "they part after 2 tokens" in hold(CHECKS, [other], [[GOOD]], Weights.REAL).wrong
+    assert "not that of eager" in hold(CHECKS, [other], [[GOOD], [late]], Weights.IMITATED).wrong
     short = said(Probe.GREEDY, [0, 1], "ends early")
-    assert "after 2 tokens" in (differs(CHECKS, [short], [[GOOD]]) or "")
+    assert "after 2 tokens" in hold(CHECKS, [short], [[GOOD]], Weights.REAL).wrong
+
+
+@pytest.mark.parametrize(
+    ("wanted", "answers", "baseline", "weights", "says"),
+    [
+        (CHECKS, [STUCK], [[GOOD], [STUCK]], Weights.REAL, "eager does not repeat its own answer"),
+        (CHECKS, [STUCK], [], Weights.REAL, "there is no answer of eager"),
+        (CHECKS, [], [[GOOD]], Weights.REAL, "not asked"),
+        (checks(longest_run=8), [STUCK], [[GOOD]], Weights.REAL, "nothing is declared"),
+        (CHECKS, [STUCK], [[GOOD]], Weights.DUMMY, "dummy weights"),
+        (CHECKS, [STUCK], [[GOOD]], None, "dummy weights"),
+    ],
+)
+def test_where_a_difference_says_nothing(
+    wanted: Checks, answers: list[Said], baseline: list[list[Said]], weights: Weights | None, says: str
+) -> None:
+    held = hold(wanted, answers, baseline, weights)
+    assert (held.wrong, says in held.unknown) == ("", True)
+
+
+def made(tokens: list[int], margins: list[float], probe: Probe = Probe.GREEDY) -> Said:
+    return said(probe, tokens, "x", margins=margins)
+
+
+def test_made_weights_are_judged_where_the_baseline_is_sure_and_looks_back() -> None:
+    right, other = made([1, 2, 3, 4], [2.0, 0.1, 3.0, 3.0]), made([9, 2, 3, 4], [2.0] * 4, Probe.BEGINNING)
+    late, early = made([1, 2, 7, 4], [2.0] * 4), made([1, 7, 3, 4], [2.0] * 4)
+    assert hold(CHECKS, [right, other], [[right, other]], Weights.MADE) == Held()
+    assert "part after 2 tokens" in hold(CHECKS, [late], [[right, other]], Weights.MADE).wrong
+    assert "no clear best one" in hold(CHECKS, [early], [[right, other]], Weights.MADE).unknown
+    unsure = made([1, 2, 3, 4], [])  # a server that tells no margins
+    assert "no clear best one" in hold(CHECKS, [late], [[unsure, other]], Weights.MADE).unknown
+    same = made([1, 2, 3, 4, 9], [2.0] * 5, Probe.BEGINNING)
+    for baseline in ([right, same], [right]):
+        assert "after another beginning" in hold(CHECKS, [late], [baseline], Weights.MADE).unknown
+
+
+@given(st.lists(st.integers(0, 3), min_size=4, max_size=6), st.lists(st.integers(0, 3), min_size=4, max_size=6))
+def test_an_answer_is_right_or_wrong_by_its_first_tokens_alone(ours: list[int], theirs: list[int]) -> None:
+    held = hold(CHECKS, [said(Probe.GREEDY, ours, "")], [[said(Probe.GREEDY, theirs, "")]], Weights.REAL)
+    assert (not held.wrong, held.unknown) == (ours[:4] == theirs[:4], "")
 
 
 def test_what_is_kept_of_an_answer() -> None:

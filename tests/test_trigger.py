@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_repro.autopsy.bootfacts import BootFacts
+from vllm_repro.autopsy.observed import Observed
 from vllm_repro.commands.command import parse
 from vllm_repro.conditions import (
     attention_backend,
@@ -186,6 +187,13 @@ def test_drafts_are_what_the_server_says_before_what_it_was_told() -> None:
 )
 def test_graphs_are_captured_or_were_about_to_be(boot: BootFacts, crossed: bool) -> None:
     assert graphs_captured().find(TriggerFacts(boot=boot)).crossed is crossed
+
+
+def test_a_guarded_capture_says_what_was_looked_at() -> None:
+    boot = BootFacts(cudagraph_mode="FULL_DECODE_ONLY", graphs_captured=True, ready=True)
+    seen = Observed("capture", {"captures": 2, "checked": 190, "refused": 0, "recorded": True})
+    found = graphs_captured().find(TriggerFacts(boot=boot, observed=(Observed("store", {}), seen)))
+    assert found.evidence[1:] == ("2 captures under the guard: 190 operators looked at, 0 refused",)
 
 
 @pytest.mark.parametrize(

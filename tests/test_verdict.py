@@ -24,6 +24,7 @@ from vllm_repro.verdict import (
 )
 
 CRASH, CLEAN, UNTRIGGERED, OTHER = Outcome.CRASH, Outcome.CLEAN, Outcome.UNTRIGGERED, Outcome.OTHER_CRASH
+WRONG = Outcome.WRONG_OUTPUT
 
 
 def arm(name: str, expected: Expected, *outcomes: Outcome, unexplained: int = 0) -> ArmResult:
@@ -32,6 +33,10 @@ def arm(name: str, expected: Expected, *outcomes: Outcome, unexplained: int = 0)
 
 def reported(*outcomes: Outcome, unexplained: int = 0) -> ArmResult:
     return arm("reported", Expected.DIES, *outcomes, unexplained=unexplained)
+
+
+def errs(*outcomes: Outcome) -> ArmResult:
+    return arm("reported", Expected.ERRS, *outcomes)
 
 
 def eager(*outcomes: Outcome) -> ArmResult:
@@ -75,6 +80,12 @@ def test_bad_beats_unknown_beats_good(outcomes: tuple[Outcome, ...], result: Res
         ([reported(Outcome.INFRA)], Standing.BAD, Expect.DECLARED, Verdict.INCONCLUSIVE, None),
         ([reported(Outcome.INFRA)], Standing.BAD, Expect.ANY, Verdict.INCONCLUSIVE, None),
         ([reported(CRASH), eager(CRASH)], Standing.GOOD, Expect.ANY, Verdict.REGRESSED, True),
+        ([errs(WRONG), eager(CLEAN)], Standing.BAD, Expect.DECLARED, Verdict.REPRODUCES, True),
+        ([errs(WRONG)], Standing.GOOD, Expect.DECLARED, Verdict.REGRESSED, False),
+        ([errs(CLEAN)], Standing.BAD, Expect.DECLARED, Verdict.QUIET, False),
+        ([errs(OTHER)], Standing.BAD, Expect.DECLARED, Verdict.CHANGED, False),
+        ([errs(WRONG), eager(WRONG)], Standing.BAD, Expect.DECLARED, Verdict.REPRODUCES, False),
+        ([reported(WRONG)], Standing.BAD, Expect.DECLARED, Verdict.CHANGED, False),
         ([arm("near", Expected.UNTRIGGERED, UNTRIGGERED)], Standing.BAD, Expect.DECLARED, Verdict.INCONCLUSIVE, True),
         ([arm("near", Expected.UNTRIGGERED, CLEAN)], Standing.BAD, Expect.DECLARED, Verdict.QUIET, False),
         ([eager(CLEAN)], Standing.BAD, Expect.DECLARED, Verdict.QUIET, True),

@@ -24,7 +24,7 @@ from vllm_repro.output import Said, Weights, judge
 from vllm_repro.scenario import Scenario
 from vllm_repro.servers.base import Evidence, Exit, ServerFacts, ServerKind
 from vllm_repro.standin import StandIn
-from vllm_repro.trigger import Asked, AttentionShape, Finding, ScheduledChunk, TriggerFacts
+from vllm_repro.trigger import Asked, AttentionShape, Condition, Finding, ScheduledChunk, TriggerFacts
 
 __all__ = ["Conclusion", "Seen", "assess"]
 
@@ -115,15 +115,17 @@ class Conclusion:
         }
 
 
-def assess(scenario: Scenario, command: ServeCommand, seen: Seen, log: Path) -> Conclusion:
-    """The conclusion of one trial; `log` is its whole server log (an absent file is an empty log)."""
+def assess(
+    scenario: Scenario, command: ServeCommand, seen: Seen, log: Path, trigger: Condition | None = None
+) -> Conclusion:
+    """The conclusion of one trial; `log` is its whole server log (an absent file is an empty log). trigger: the arm's own."""
     died = any(sign.decisive for sign in seen.signs)
     # Read once for each question rather than kept: a log may be larger than the memory.
     diagnosis = diagnose(_lines(log), we_terminated=not died)
     boot = boot_facts(_lines(log))
     nodes = _node_logs(log, diagnosis)
     death, captured = _death(scenario, seen, diagnosis, nodes) if died else (None, {})
-    finding = scenario.trigger.find(_trigger_facts(scenario, command, seen, log, boot, captured))
+    finding = (trigger or scenario.trigger).find(_trigger_facts(scenario, command, seen, log, boot, captured))
     unsupported = seen.unsupported
     if unsupported is None and not seen.ready and diagnosis.usage is not None:
         unsupported = f"this release refused the command line: {diagnosis.usage}"
@@ -248,7 +250,9 @@ def _death(scenario: Scenario, seen: Seen, diagnosis: Diagnosis, nodes: list[Nod
     latency = max(0.0, first.at - min(sign.since for sign in signs))
     signature: How | None = None
     captured: dict[str, str] = {}
-    if diagnosis.exception is not None:
+    if diagnosis.exception is not None and scenario.signature is None:
+        signature = How.OTHER  # no death is this bug
+    elif diagnosis.exception is not None and scenario.signature is not None:
         comparison = compare(scenario.signature, diagnosis)
         captured = dict(comparison.captured)
         signature = comparison.how
@@ -275,7 +279,9 @@ def _weights(command: ServeCommand, seen: Seen, boot: BootFacts) -> Weights | No
     if seen.facts.kind is ServerKind.ATTACH:
         # Its command line is somebody else's, and only the log may tell.
         return None if not boot.args else Weights.DUMMY if boot.args.get("load_format") == "dummy" else Weights.REAL
-    return Weights.DUMMY if command.get("--load-format") == "dummy" else Weights.REAL
+    if command.get("--load-format") == "dummy":
+        return Weights.DUMMY
+    return Weights.MADE if seen.facts.kind is ServerKind.LAB else Weights.REAL
 
 
 def _infra(seen: Seen) -> str | None:
@@ -322,7 +328,9 @@ def _why(outcome: Outcome, facts: TrialFacts, diagnosis: Diagnosis, seen: Seen) 
     if facts.death is not None and facts.death.exception is None:
         return f"{diagnosis.why.rstrip('.')}; no log names the cause" if diagnosis.why else "no log names the cause"
     if facts.death is not None and facts.death.exception:
-        last = facts.death.frames[-1].rsplit(":", 1)[-1] if facts.death.frames else ""
+        # The lab's guard stands where a CUDA build has C++, which no traceback shows.
+        own = [frame for frame in facts.death.frames if not frame.startswith("vllm_repro_lab/")]
+        last = own[-1].rsplit(":", 1)[-1] if own else ""
         message = " ".join((facts.death.message or "").split())
         return f"{facts.death.exception}{' in ' + last if last else ''}: {message}".rstrip(": ")
     return diagnosis.why

@@ -27,7 +27,7 @@ def more(
     """Names of the arms to boot again; empty once everything is decided that boots can decide. The rest is as for `decide`."""
     if record is not None and same_release(record.version, version) is not patched:
         record = None  # it decides nothing: a release is not fixed by living, nor a patch of one by another's deaths
-    dying = next((arm for arm in arms if arm.expected is Expected.DIES and arm.crashed), None)
+    dying = next((arm for arm in arms if arm.expected.has_bug and arm.crashed), None)
     compared = any(arm.expected is Expected.LIVES and _may_count(arm) for arm in arms)
     return [arm.name for arm in arms if not arm.outcomes or _undecided(arm, dying, record, compared=compared)]
 
@@ -38,7 +38,7 @@ def _may_count(arm: ArmResult) -> bool:
 
 def _undecided(arm: ArmResult, dying: ArmResult | None, record: Record | None, *, compared: bool) -> bool:
     boots = len(arm.outcomes)
-    if boots >= MOST or not set(arm.outcomes) <= {Outcome.CRASH, Outcome.CLEAN}:
+    if boots >= MOST or not set(arm.outcomes) <= {arm.expected.sign, Outcome.CLEAN}:
         return False
     if arm.crashed:
         return arm is dying and compared and boots < DEATHS

@@ -37,6 +37,8 @@ class Options:
     port: int | None = None
     log: Path | None = None
     patch: Path | None = None
+    guard: bool = False
+    record: bool = False
 
 
 @dataclass(frozen=True)

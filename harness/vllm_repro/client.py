@@ -35,6 +35,7 @@ class Answer:
 
     arrivals: when each piece of a streamed answer came, with text or without, which is one a step of the engine: a token that is half a
     letter has no text yet. tokens: ids where `return_token_ids` was asked for and the release knows it, else the text of each piece.
+    margins: where `logprobs` were asked for, by how much each token was likelier than the next best one, in nats.
     status: HTTP status, None where no status line came; a stream's 200 gives way to the code of an error event that refuses the request,
     which is how newer servers answer 400 to one. error: the text of an error body, an error event in a stream, or the
     transport's own; error_kind names which ("body", "event", "transport"). finish_reason: None where the answer did not give one.
@@ -53,6 +54,7 @@ class Answer:
     streamed: bool = False
     arrivals: tuple[float, ...] = ()
     tokens: tuple[int | str, ...] = ()
+    margins: tuple[float, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -77,6 +79,7 @@ class _Stream:
     times: list[float] = field(default_factory=list)
     arrivals: list[float] = field(default_factory=list)
     tokens: list[int | str] = field(default_factory=list)
+    margins: list[float] = field(default_factory=list)
     usage: Usage | None = None
     finish: str | None = None
     error: str | None = None
@@ -102,6 +105,7 @@ class _Stream:
             piece = choice.get("text") or _message_text(choice.get("delta"))
             self.arrivals.append(now)
             self.tokens += _tokens(choice, str(piece or ""))
+            self.margins += _margins(choice)
             if piece:
                 self.text.append(str(piece))
                 self.times.append(now)
@@ -126,6 +130,16 @@ def _tokens(choice: Mapping[str, Any], text: str) -> list[int | str]:
     if isinstance(ids, list) and all(isinstance(one, int) for one in ids):
         return list(ids)
     return [text] if text else []
+
+
+def _margins(choice: Mapping[str, Any]) -> tuple[float, ...]:
+    """A text completion's own list of the best tokens at each place; empty where it has none."""
+    told = choice.get("logprobs")
+    best = told.get("top_logprobs") if isinstance(told, dict) else None
+    if not isinstance(best, list) or not all(isinstance(one, dict) and len(one) > 1 for one in best):
+        return ()
+    ordered = (sorted(map(float, one.values()), reverse=True) for one in best)
+    return tuple(first - second for first, second, *_ in ordered)
 
 
 def _message_text(message: Any) -> str:
@@ -221,6 +235,7 @@ class Client:
             streamed,
             tuple(seen.arrivals),
             tuple(seen.tokens),
+            tuple(seen.margins),
         )
 
     async def model_name(self) -> str:
@@ -254,6 +269,7 @@ def _plain_answer(sent: float, status: int, raw: bytes, streamed: bool) -> Answe
         streamed,
         (now,),
         tuple(_tokens(choice, text)),
+        _margins(choice),
     )
 
 

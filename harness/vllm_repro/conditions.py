@@ -206,7 +206,8 @@ class _GraphsCaptured(Condition):
     def find(self, facts: TriggerFacts) -> Finding:
         boot = facts.boot
         if boot.graphs_captured:
-            return Finding(True, (f"the log says that CUDA graphs were captured, mode {boot.cudagraph_mode}",))
+            text = f"the log says that CUDA graphs were captured, mode {boot.cudagraph_mode}"
+            return Finding(True, (text, *_guarded(facts)))
         if boot.ready:
             return Finding(False, ("the server is up and its log tells of no captured graph",), "no graphs")
         if boot.cudagraph_mode in (None, "NONE"):
@@ -216,6 +217,15 @@ class _GraphsCaptured(Condition):
 
     def __str__(self) -> str:
         return "graphs_captured()"
+
+
+def _guarded(facts: TriggerFacts) -> tuple[str, ...]:
+    """What the lab's capture guard says that it did, in the one process that captures."""
+    said = [one.values for one in facts.observed if one.kind == "capture"]
+    return tuple(
+        f"{one['captures']} captures under the guard: {one['checked']} operators looked at, {one['refused']} refused"
+        for one in said
+    )
 
 
 def attention_backend(name: str) -> Condition:

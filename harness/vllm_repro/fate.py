@@ -24,7 +24,6 @@ class Fate(StrEnum):
     UNDECIDED = "undecided"
 
 
-_OTHERWISE = {Outcome.OTHER_CRASH, Outcome.HANG, Outcome.WRONG_OUTPUT}
 _ALONE = {
     Outcome.UNTRIGGERED: Fate.UNTRIGGERED,
     Outcome.BOOT_FAILED: Fate.BOOT_FAILED,
@@ -43,7 +42,7 @@ def fate(result: ArmResult, *, imitated: bool = True) -> Fate:
     if result.result is Result.QUIET:
         return Fate.LIVES if imitated else Fate.UNDECIDED
     # A death that no log explains may be this one.
-    if sum(outcome in _OTHERWISE for outcome in result.outcomes) > result.unexplained:
+    if len(result.otherwise) > result.unexplained:
         return Fate.FAILS_OTHERWISE
     if len(set(result.outcomes)) == 1:
         return _ALONE.get(result.outcomes[0], Fate.UNDECIDED)

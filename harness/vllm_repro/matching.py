@@ -28,7 +28,7 @@ def matches(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:
     """
     if diagnosis.exception is None:
         return []
-    found = [Match(scenario, compare(scenario.signature, diagnosis).how) for scenario in scenarios]
+    found = [Match(one, compare(one.signature, diagnosis).how) for one in scenarios if one.signature is not None]
     found = [match for match in found if match.how is not How.OTHER]
     by_id = {match.scenario.id: match for match in found}
     hidden: set[str] = set()

@@ -19,8 +19,9 @@ from vllm_repro.client import Answer
 from vllm_repro.deathsigns import Channel
 from vllm_repro.lateness import Lateness
 from vllm_repro.metrics import Reading
-from vllm_repro.output import QUESTION, Checks, Probe, said
+from vllm_repro.output import BEGINNING, QUESTION, Checks, Probe, said
 from vllm_repro.prompts import Prompt, PromptError, build_completion, build_needle
+from vllm_repro.servers.base import ServerKind
 from vllm_repro.soak import LOAD, SoakCount
 from vllm_repro.throughput import WARM_UPS, Load, Point, Timing, round_of
 from vllm_repro.trigger import Asked
@@ -84,8 +85,14 @@ class Measure:
     async def _probe(self, checks: Checks) -> None:
         trial = self.work.trial
         asked = {"max_tokens": checks.tokens, "return_token_ids": True}
+        made = trial.seen.facts is not None and trial.seen.facts.kind is ServerKind.LAB
+        if made:
+            asked["logprobs"] = 2
         greedy = Prompt({"prompt": QUESTION}, 0, 0)
         await self._say(Probe.GREEDY, await self._one("output check", greedy, asked), "")
+        if made:
+            other = Prompt({"prompt": BEGINNING}, 0, 0)
+            await self._say(Probe.BEGINNING, await self._one("another beginning", other, asked), "")
         if checks.needle is not None:
             seed = f"{trial.seed}/needle"
             prompt, number = await build_needle(self.work.client, self.work.model, checks.needle, seed)
@@ -93,7 +100,7 @@ class Measure:
 
     async def _say(self, probe: Probe, answer: Answer, needle: str) -> None:
         trial = self.work.trial
-        kept = said(probe, answer.tokens, answer.text, needle=needle)
+        kept = said(probe, answer.tokens, answer.text, needle=needle, margins=answer.margins)
         trial.seen.said.append(kept)
         trial.journal.write("output", **trial.label, said=kept)
 

@@ -6,7 +6,10 @@ After its workload each arm is asked the same question, greedily. Some answers a
 prompt that is not remembered. The strong check holds an answer against the baseline arm's: the same weights and the same prompt give the
 same first tokens, whatever graphs or caches are in between. Further on they may part, because sums in another order round differently.
 
-Random weights say nothing that could be right: a tiny model of them repeats itself in perfect health. They are not judged.
+Random weights say nothing that could be right: a tiny model of them repeats itself in perfect health. They are not judged by themselves,
+and dummy ones not at all. Weights that were made so that each token depends on all before it (`releases.weights`) can be held against the
+baseline arm's answer where two things are seen in that arm: it answers otherwise after another beginning of the same text, and where the
+answers part its own token was clearly likelier than the next best one, so that no rounding can have decided.
 """
 
 from __future__ import annotations
@@ -18,16 +21,17 @@ from enum import StrEnum
 from itertools import groupby
 
 __all__ = [
+    "BEGINNING",
     "QUESTION",
     "Checks",
+    "Held",
     "Probe",
     "Said",
     "Weights",
     "checks",
-    "differs",
+    "hold",
     "judge",
     "longest_run",
-    "pair",
     "said",
 ]
 
@@ -35,6 +39,15 @@ QUESTION = (
     "The bicycle was not invented by one person on one day. Its history begins in the early nineteenth century, when"
 )
 """Prose, which a model continues without repeating itself; the same for every arm, so that answers can be compared."""
+
+BEGINNING = (
+    "The telescope was not invented by one person on one day. Its history begins in the early nineteenth century, when"
+)
+"""`QUESTION` with another second word: whoever looks that far back continues it otherwise."""
+
+CLEAR = 0.5
+"""Nats by which a token must be likelier than the next best one for a difference there to mean something. What another order of sums
+in bfloat16 changes is a tenth of that."""
 
 KEPT = 64
 """Tokens of an answer that the journal keeps."""
@@ -44,6 +57,7 @@ class Probe(StrEnum):
     """What was asked."""
 
     GREEDY = "greedy"  # to continue `QUESTION`
+    BEGINNING = "beginning"  # the same, after another beginning
     NEEDLE = "needle"  # for a number that stands in the middle of a long prompt
 
 
@@ -52,6 +66,7 @@ class Weights(StrEnum):
 
     REAL = "real"
     DUMMY = "dummy"  # random numbers
+    MADE = "made"  # random numbers of such sizes that each token depends on all before it
     IMITATED = (
         "imitated"  # a rehearsal: words that are made up, and never one of them over and over unless that was ordered
     )
@@ -102,7 +117,8 @@ def checks(
 @dataclass(frozen=True)
 class Said:
     """One answer, as the journal keeps it: sha256 of its text, and its first tokens (ids, or pieces of text where the server gives
-    none). found: whether the needle is in it; None where none was hidden."""
+    none). margins: of these, by how much each was likelier than the next best, in nats; empty where the server does not say. found:
+    whether the needle is in it; None where none was hidden."""
 
     probe: Probe
     length: int
@@ -111,6 +127,7 @@ class Said:
     longest_run: int
     distinct: float
     found: bool | None = None
+    margins: tuple[float, ...] = ()
 
 
 def longest_run(tokens: Sequence[int | str]) -> int:
@@ -118,7 +135,9 @@ def longest_run(tokens: Sequence[int | str]) -> int:
     return max((sum(1 for _ in run) for _, run in groupby(tokens)), default=0)
 
 
-def said(probe: Probe, tokens: Sequence[int | str], text: str, *, needle: str = "") -> Said:
+def said(
+    probe: Probe, tokens: Sequence[int | str], text: str, *, needle: str = "", margins: Sequence[float] = ()
+) -> Said:
     """What is kept of an answer. `needle`: the text that it should hold."""
     return Said(
         probe,
@@ -128,12 +147,13 @@ def said(probe: Probe, tokens: Sequence[int | str], text: str, *, needle: str = 
         longest_run(tokens),
         len(set(tokens)) / len(tokens) if tokens else 0.0,
         needle in text if needle else None,
+        tuple(round(margin, 3) for margin in margins[:KEPT]),
     )
 
 
 def judge(wanted: Checks | None, answers: Sequence[Said], weights: Weights | None) -> str | None:
     """What is wrong with the answers of one trial by themselves, as a sentence; None where nothing is, or nobody can say."""
-    if wanted is None or weights in (None, Weights.DUMMY):
+    if wanted is None or weights in (None, Weights.DUMMY, Weights.MADE):
         return None
     for answer in answers:
         if answer.probe is Probe.NEEDLE:
@@ -148,32 +168,54 @@ def judge(wanted: Checks | None, answers: Sequence[Said], weights: Weights | Non
     return None
 
 
-Tokens = tuple[int | str, ...]
+@dataclass(frozen=True)
+class Held:
+    """An answer that was held against the baseline arm's. wrong: how they part. unknown: why nothing follows from either. Sentences, and
+    empty where it is not so."""
+
+    wrong: str = ""
+    unknown: str = ""
 
 
-def pair(wanted: Checks, answers: Sequence[Said], baseline: Sequence[Sequence[Said]]) -> tuple[Tokens, Tokens] | None:
-    """The first tokens of one trial's greedy answer and those that they are held against; None where nobody can say.
+def hold(wanted: Checks, answers: Sequence[Said], baseline: Sequence[Sequence[Said]], weights: Weights | None) -> Held:
+    """Holds the greedy answer of one trial against the baseline arm's.
 
-    `baseline`: the answers of each of the baseline arm's trials. Where these differ among themselves the model does not repeat itself, and
-    nothing follows from another arm's doing so.
+    `baseline`: the answers of each of its trials. Where these differ among themselves the model does not repeat itself, and nothing
+    follows from another arm's doing so.
     """
     if wanted.same is None:
-        return None
-    theirs = {one.first[: wanted.same] for trial in baseline for one in trial if one.probe is Probe.GREEDY}
-    ours = next((one.first[: wanted.same] for one in answers if one.probe is Probe.GREEDY), None)
-    if ours is None or len(theirs) != 1:
-        return None
-    return ours, theirs.pop()
-
-
-def differs(wanted: Checks, answers: Sequence[Said], baseline: Sequence[Sequence[Said]]) -> str | None:
-    """How the greedy answer of one trial parts from the baseline arm's, as a sentence; None where it does not, or nobody can say."""
-    held = pair(wanted, answers, baseline)
-    if held is None or held[0] == held[1]:
-        return None
-    ours, right = held
-    shared = next((i for i, (a, b) in enumerate(zip(ours, right, strict=False)) if a != b), min(len(ours), len(right)))
-    return (
+        return Held(unknown="nothing is declared that an answer could be held against")
+    if weights in (None, Weights.DUMMY):
+        return Held(unknown="what dummy weights say is neither right nor wrong")
+    ours, theirs = _greedy(answers), [one for one in map(_greedy, baseline) if one is not None]
+    if ours is None:
+        return Held(unknown="it was not asked the question")
+    if not theirs:
+        return Held(
+            unknown=f"there is no answer of {wanted.baseline} to hold its own against (--arm {wanted.baseline})"
+        )
+    if len({one.first[: wanted.same] for one in theirs}) != 1:
+        return Held(unknown=f"{wanted.baseline} does not repeat its own answer")
+    if weights is Weights.MADE and not all(_looks_back(trial, wanted.same) for trial in baseline):
+        return Held(unknown=f"{wanted.baseline} answers the same after another beginning, so its answer shows nothing")
+    right = theirs[0]
+    mine, its = ours.first[: wanted.same], right.first[: wanted.same]
+    if mine == its:
+        return Held()
+    shared = next((i for i, (a, b) in enumerate(zip(mine, its, strict=False)) if a != b), min(len(mine), len(its)))
+    if weights is Weights.MADE and right.margins[shared : shared + 1] < (CLEAR,):
+        return Held(unknown=f"they part after {shared} tokens, where {wanted.baseline} had no clear best one")
+    return Held(
         f"its greedy answer is not that of {wanted.baseline}: they part after {shared} tokens, and the first {wanted.same} "
         "should be the same"
     )
+
+
+def _greedy(answers: Sequence[Said]) -> Said | None:
+    return next((one for one in answers if one.probe is Probe.GREEDY), None)
+
+
+def _looks_back(answers: Sequence[Said], same: int) -> bool:
+    """Whether another beginning gave another answer."""
+    ours, other = _greedy(answers), next((one for one in answers if one.probe is Probe.BEGINNING), None)
+    return ours is not None and other is not None and ours.first[:same] != other.first[:same]

@@ -29,7 +29,7 @@ from vllm_repro.scenario import Arm, Scenario
 from vllm_repro.scenario_file import load_file
 from vllm_repro.servers.base import Evidence, ServerKind
 from vllm_repro.site import open_site
-from vllm_repro.verdict import Expect, Expected, Result, Standing
+from vllm_repro.verdict import Expect, Result, Standing
 from vllm_repro.watch import Patience
 
 _EVIDENCE_REHEARSAL = ("vllm-repro-evidence", Evidence.REHEARSAL.value)
@@ -165,7 +165,7 @@ class ScenarioItem(pytest.Item):
         # That an engine lives which does not have the bug at all says nothing.
         living = (Result.QUIET,) if self.report.imitated else ()
         told = arm.result.result in (Result.REPRODUCES, Result.FLAKY, *living)
-        if arm.expected is Expected.DIES and standing is Standing.BAD and told:
+        if arm.expected.has_bug and standing is Standing.BAD and told:
             # The open bug: pytest's own words for an expected failure, and the louder ones for an unexpected pass. Not for another
             # death: the marker would hide it.
             word = "REHEARSAL: " if self.report.rehearsal else ""

@@ -171,6 +171,7 @@ def _header(plan: Plan, machine: Machine, record: Record | None) -> dict[str, An
         "wishes": plan.wishes,
         "loads": scenario.loads,
         "output": scenario.output,
+        "errs": any(arm.expected is Expected.ERRS for arm in scenario.arms),
         "version": plan.version,
         "arms": [
             {
@@ -316,7 +317,7 @@ def _attachable(plan: Plan) -> list[Arm]:
             f"the arm {plan.arms[0].name} changes the server's flags, which a running server does not",
             hint="start the server with those flags and attach with the arm `reported`",
         )
-    return sorted(arms, key=lambda arm: arm.expected is Expected.DIES)
+    return sorted(arms, key=lambda arm: arm.expected.has_bug)
 
 
 def on_record(
@@ -327,7 +328,7 @@ def on_record(
     version: what `arms` run on. Where they patch it, a run of that release is stronger than any other. `vllm_repro.verdict` weighs it.
     """
     found: list[Record] = []
-    leading = next((arm for arm in arms if arm.expected is Expected.DIES), None)
+    leading = next((arm for arm in arms if arm.expected.has_bug), None)
     if leading is None:
         return None
     over = version if leading.patches else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
@@ -24,7 +24,10 @@ from vllm_repro.trigger import Condition
 from vllm_repro.verdict import Expected, Standing
 from vllm_repro.workload import Step
 
-__all__ = ["Arm", "Dummy", "Edit", "Lab", "Model", "Needs", "Scenario", "Status"]
+__all__ = ["Arm", "Capture", "Dummy", "Edit", "Lab", "Model", "Needs", "Scenario", "Status"]
+
+Capture = Literal["", "guard", "record"]
+LabWeights = Literal["dummy", "made"]
 
 _NARROW = 256
 """Width of a stand-in between its layers. No workspace and no KV cache depends on it, and every matrix product does."""
@@ -52,7 +55,7 @@ class Arm:
     """One server configuration: the reported command with edits, and possibly a workload of its own.
 
     patches: changes of vLLM's source that are laid over the release it runs. bad: the releases in which it dies, where they are not
-    those of the scenario's status.
+    those of the scenario's status. trigger: what must have happened in it, where that is not the scenario's.
     """
 
     name: str
@@ -62,6 +65,7 @@ class Arm:
     bad: str = field(default="", kw_only=True)
     workload: tuple[Step, ...] | None = None
     why: str = ""
+    trigger: Condition | None = field(default=None, kw_only=True)
 
     def changed_source(self) -> tuple[str, ...]:
         """Each change of vLLM's source, as the sentence that a report has of it."""
@@ -162,11 +166,15 @@ class Dummy:
 class Lab(Dummy):
     """How a scenario goes to the lab: a real release on the CPU, with its CUDA parts replaced, and a model that a CPU can run.
 
-    mechanism: the part of the lab's plugin that does it. arms: names of those that a run takes where none is named, since each boot is
-    half a minute of a CPU; all of them where this is empty.
+    mechanism: the part of the lab's plugin that does it. capture: what is done while CUDA graphs are captured: "guard" refuses what CUDA
+    refuses then, "record" also replays the graphs while serving; where it is empty the same batches run and nothing looks on. weights:
+    "made" where answers are to be compared, which dummy ones do not allow (`vllm_repro.releases.weights`). arms: names of those that a run
+    takes where none is named, since each boot is half a minute of a CPU; all of them where this is empty.
     """
 
     mechanism: str
+    capture: Capture = ""
+    weights: LabWeights = "dummy"
     arms: Sequence[str] = ()
 
 
@@ -258,8 +266,8 @@ class Scenario:
     id: name on the command line. issue: `owner/repository#number`. filed: False where nobody has reported it, and `issue` is only what it
     is nearest to. command: the reported command, word for word. try_with: the release that a run uses when none is named; one that has
     the bug. same_death_as: the scenario whose signature this one shares; a log from elsewhere is this bug only where its release no
-    longer has that one. throughput: what `--throughput` measures. output: what is asked of an engine that lived. causes: changes of vLLM
-    that `causes` tries one at a time.
+    longer has that one. signature: of a bug that kills. throughput: what `--throughput` measures. output: what is asked of an engine that
+    lived. causes: changes of vLLM that `causes` tries one at a time.
     """
 
     id: str
@@ -272,8 +280,8 @@ class Scenario:
     try_with: str
     workload: Sequence[Step]
     trigger: Condition
-    signature: Signature
     arms: Sequence[Arm]
+    signature: Signature | None = None
     related: Sequence[str] = ()
     lab: Lab | None = None
     dummy: Dummy | None = None
@@ -340,6 +348,18 @@ class Scenario:
         for edit in edits:
             command = edit.apply(command)
         return command
+
+    @property
+    def leading(self) -> tuple[Arm, ...]:
+        """The arm that shows the bug, and where it answers wrongly the one that its answer is held against."""
+        first = self.arms[0]
+        baseline = self.arm(self.output.baseline) if self.output and first.expected is Expected.ERRS else None
+        return (first,) if baseline is None else (first, baseline)
+
+    @property
+    def phase(self) -> str | None:
+        """Where the bug shows: the phase of the death, "answers" where it kills nothing; None where a death may come in any phase."""
+        return "answers" if self.signature is None else self.signature.phase
 
     def workload_of(self, arm: Arm) -> tuple[Step, ...]:
         return tuple(self.workload) if arm.workload is None else arm.workload

@@ -319,7 +319,9 @@ def _check_meaning(reader: _Reader, path: Path, scenario: Scenario) -> None:
         wrong("try_with", text, "status")
     for version in sorted(scenario.status.contradictions()):
         wrong("status", f"{version} is both bad and good")
-    if not scenario.signature.frames:
+    if scenario.signature is None and any(arm.expected is Expected.DIES for arm in scenario.arms):
+        wrong("arms", "an arm `dies`, and no signature= says of what")
+    if scenario.signature is not None and not scenario.signature.frames:
         wrong(
             "signature", "a signature without frames matches too much: name the functions that the death goes through"
         )
@@ -338,8 +340,8 @@ def _check_meaning(reader: _Reader, path: Path, scenario: Scenario) -> None:
         wrong("arms", "no arms: at least `arm('reported', dies)`")
         return
     first = scenario.arms[0]
-    if first.edits or first.expected is not Expected.DIES:
-        wrong("arms[0]", "the first arm is the reported command itself: it `dies` and has no edits")
+    if first.edits or not first.expected.has_bug:
+        wrong("arms[0]", "the first arm is the reported command itself: it `dies` or `errs` and has no edits")
     if reader.made_up & {"command", "arms"}:
         return  # arms edit the command; with either made up nothing can be said of them
     _check_baselines(scenario, wrong)
@@ -405,7 +407,7 @@ def _check_arm(reader: _Reader, line: int, scenario: Scenario, arm: Arm, seen: s
     if arm.name in seen:
         reader.problem(line, f"two arms are named {arm.name!r}")
     seen.add(arm.name)
-    if arm.bad and arm.expected is not Expected.DIES:
+    if arm.bad and not arm.expected.has_bug:
         reader.problem(line, f"arm {arm.name!r}: bad= names the releases in which an arm dies, and this one does not")
     for version in sorted(scenario.status_of(arm).contradictions() if arm.bad else ()):
         reader.problem(line, f"arm {arm.name!r}: {version} is both bad and good")

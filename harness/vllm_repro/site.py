@@ -40,6 +40,7 @@ IMITATED = frozenset(
         "vllm-project/vllm#42085",
         "vllm-project/vllm#42808",
         "vllm-project/vllm#44053",
+        "vllm-project/vllm#53180",
         "vllm-project/vllm#54195",
     }
 )

@@ -90,7 +90,7 @@ async def run_trial(trial: Trial) -> Conclusion:
         cancelled = cancelled or interrupted
     # From here on the trial is over, and an interrupt must not take what it saw with it.
     conclusion, interrupted = await _undisturbed(
-        asyncio.to_thread(assess, trial.scenario, trial.launch.command, trial.seen, trial.log)
+        asyncio.to_thread(assess, trial.scenario, trial.launch.command, trial.seen, trial.log, trial.arm.trigger)
     )
     trial.journal.write(
         "trial-ended",

@@ -39,6 +39,22 @@ class Expected(StrEnum):
     DIES = "dies"  # in the releases that have the bug; lives in those that do not
     LIVES = "lives"  # crosses the trigger and lives, in every release
     UNTRIGGERED = "untriggered"  # lives, and must not be mistaken for proof
+    ERRS = "errs"  # lives and answers wrongly in the releases that have the bug, rightly in those that do not
+
+    @property
+    def has_bug(self) -> bool:
+        """Whether it shows the bug in the releases that have it."""
+        return self in (Expected.DIES, Expected.ERRS)
+
+    @property
+    def sign(self) -> Outcome:
+        """The outcome that is the bug."""
+        return Outcome.WRONG_OUTPUT if self is Expected.ERRS else Outcome.CRASH
+
+    @property
+    def did(self) -> str:
+        """What it did where it showed the bug."""
+        return "answered wrongly" if self is Expected.ERRS else "died"
 
 
 class Standing(StrEnum):
@@ -81,7 +97,8 @@ _DIED_OTHERWISE = {Outcome.OTHER_CRASH, Outcome.HANG, Outcome.WRONG_OUTPUT}
 
 @dataclass(frozen=True)
 class ArmResult:
-    """`crashed` of `conclusive` trials died of this bug. `bound`: the sentence that these numbers support."""
+    """`crashed` of `conclusive` trials died of this bug, or showed it as the arm is expected to. `bound`: the sentence that these numbers
+    support."""
 
     name: str
     expected: Expected
@@ -94,6 +111,11 @@ class ArmResult:
     """Deaths whose cause nothing names: they say that something died, not that something changed."""
     standing: Standing | None = None
     """What the arm's own status says of the release; None where the scenario's holds for it."""
+
+    @property
+    def otherwise(self) -> tuple[Outcome, ...]:
+        """Ends that are neither life nor this bug."""
+        return tuple(one for one in self.outcomes if one in _DIED_OTHERWISE and one is not self.expected.sign)
 
     @property
     def alive(self) -> bool:
@@ -132,10 +154,10 @@ def same_release(one: str | None, other: str | None) -> bool:
         return one is not None and one == other
 
 
-def _died(crashed: int, boots: int) -> str:
-    return (
-        f"{crashed} of {boots} died (95 % confidence: it dies in at least {lower_bound(crashed, boots):.0%} of boots)"
-    )
+def _died(expected: Expected, crashed: int, boots: int) -> str:
+    does = "dies" if expected.did == "died" else "does so"
+    bound = lower_bound(crashed, boots)
+    return f"{crashed} of {boots} {expected.did} (95 % confidence: it {does} in at least {bound:.0%} of boots)"
 
 
 def arm_result(
@@ -148,19 +170,19 @@ def arm_result(
 ) -> ArmResult:
     """The result of one arm from the outcomes of its trials."""
     count = Counter(outcomes)
-    crashed, clean = count[Outcome.CRASH], count[Outcome.CLEAN]
+    crashed, clean = count[expected.sign], count[Outcome.CLEAN]
     conclusive = crashed + clean
     if crashed and clean:
         result = Result.FLAKY
-        bound = _died(crashed, conclusive)
+        bound = _died(expected, crashed, conclusive)
     elif crashed:
         result = Result.REPRODUCES
-        bound = _died(crashed, conclusive)
+        bound = _died(expected, crashed, conclusive)
     elif outcomes and set(outcomes) <= _BLOCKING:
         result, bound = Result.BLOCKED, "no trial got as far as the workload"
     elif clean and clean == len(outcomes):
         result = Result.QUIET
-        bound = f"0 of {clean} died: a crash in more than {excluded_rate(clean):.0%} of boots is excluded"
+        bound = f"0 of {clean} {expected.did}: a crash in more than {excluded_rate(clean):.0%} of boots is excluded"
     else:
         result = Result.INCONCLUSIVE
         seen = ", ".join(f"{number} {outcome}" for outcome, number in count.items()) or "no trial ran"
@@ -170,7 +192,7 @@ def arm_result(
 
 def _arm_as_expected(arm: ArmResult, standing: Standing, expect: Expect, *, patched: bool) -> bool | None:
     """True, False, or None where the arm's trials decide nothing about the expectation."""
-    died = arm.crashed > 0 or any(outcome in _DIED_OTHERWISE for outcome in arm.outcomes)
+    died = arm.crashed > 0 or bool(arm.otherwise)
     if expect is Expect.ALIVE and not died and patched and arm.expected is not Expected.UNTRIGGERED:
         # A patch that keeps the engine away from the boundary has not been put to the test.
         return True if arm.result is Result.QUIET else None
@@ -183,7 +205,7 @@ def _arm_as_expected(arm: ArmResult, standing: Standing, expect: Expect, *, patc
             return None
         return all(outcome is Outcome.UNTRIGGERED for outcome in arm.outcomes)
     decided = arm.result in (Result.REPRODUCES, Result.FLAKY, Result.QUIET)
-    if arm.expected is Expected.DIES:
+    if arm.expected.has_bug:
         must_die = expect is Expect.CRASH or standing is Standing.BAD
         if not decided:
             # Dying of something else is a surprise wherever a stated end was expected; silence about it is not.
@@ -205,7 +227,7 @@ def _because_quiet(
     clean = arms[0].outcomes.count(Outcome.CLEAN)
     lived = f"the boundary was crossed and the engine lived, {clean} of {clean}"
     excluded = f"a crash in more than {excluded_rate(clean):.0%} of boots is excluded"
-    if any(arm.expected is not Expected.DIES for arm in arms):
+    if any(not arm.expected.has_bug for arm in arms):
         # An arm that lives in every release says nothing about whether the bug is still there.
         names = ", ".join(arm.name for arm in arms)
         should = "with its change of vLLM's source" if patched else "as it should in any release"
@@ -246,7 +268,7 @@ def _fisher(crashed: int, boots: int, clean: int) -> str:
 
 def comparisons(arms: Sequence[ArmResult]) -> tuple[str, ...]:
     """What quiet arms that should live show beside one that died in the same run, a sentence for all that show the same."""
-    dying = next((arm for arm in arms if arm.expected is Expected.DIES and arm.crashed), None)
+    dying = next((arm for arm in arms if arm.expected.has_bug and arm.crashed), None)
     quiet = [arm for arm in arms if arm.expected is Expected.LIVES and arm.result is Result.QUIET]
     if dying is None:
         return ()
@@ -258,7 +280,8 @@ def comparisons(arms: Sequence[ArmResult]) -> tuple[str, ...]:
 
 
 def _compared(dying: ArmResult, names: str, clean: int, needed: int | None) -> str:
-    seen = f"{names}: 0 of {clean} died, where {dying.name} died in {dying.crashed} of {dying.conclusive} boots"
+    did = dying.expected.did
+    seen = f"{names}: 0 of {clean} {did}, where {dying.name} {did} in {dying.crashed} of {dying.conclusive} boots"
     if needed is None or clean < needed:
         return f"{seen}: too few boots to say that it helps (--trials auto)"
     return (
@@ -280,7 +303,7 @@ def decide(
 
     patched: whether a change of the source was laid over the release for all of them.
     """
-    subjects = [arm for arm in arms if arm.expected is Expected.DIES]
+    subjects = [arm for arm in arms if arm.expected.has_bug]
     led_by = subjects or list(arms)
     with_patch = " with the patch" if patched else ""
     reproducing = next((arm for arm in led_by if arm.crashed), None)
@@ -290,11 +313,8 @@ def decide(
         because = f"{reproducing.name}{with_patch}: {reproducing.bound}"
         if verdict is Verdict.REGRESSED:
             because += "; this release was declared good" + (" as it is" if patched else "")
-    elif changed := next(
-        (arm for arm in led_by if not arm.unexplained and any(o in _DIED_OTHERWISE for o in arm.outcomes)), None
-    ):
-        otherwise = next(outcome for outcome in changed.outcomes if outcome in _DIED_OTHERWISE)
-        verdict, because = Verdict.CHANGED, f"{changed.name}{with_patch}: {otherwise}, and not of this bug"
+    elif changed := next((arm for arm in led_by if not arm.unexplained and arm.otherwise), None):
+        verdict, because = Verdict.CHANGED, f"{changed.name}{with_patch}: {changed.otherwise[0]}, and not of this bug"
     elif led_by and all(arm.result is Result.QUIET for arm in led_by):
         verdict, because = _because_quiet(led_by, record, version, patched=patched)
     else:

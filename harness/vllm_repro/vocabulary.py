@@ -31,6 +31,7 @@ from vllm_repro.patch import Patch
 from vllm_repro.scenario import Arm, Dummy, Edit, Lab, Model, Needs, Scenario, Status
 from vllm_repro.sizes import flag, sized
 from vllm_repro.throughput import throughput
+from vllm_repro.trigger import Condition
 from vllm_repro.verdict import Expected
 from vllm_repro.workload import Step, chat, completion, conversation, pause, together
 from vllm_repro.workspace import workspace_outgrown
@@ -55,6 +56,7 @@ __all__ = [
     "conversation",
     "dies",
     "drafting",
+    "errs",
     "flag",
     "graphs_captured",
     "lengths",
@@ -77,6 +79,7 @@ __all__ = [
 dies = Expected.DIES
 lives = Expected.LIVES
 untriggered = Expected.UNTRIGGERED
+errs = Expected.ERRS
 
 
 def with_flags(*words: str, lab: str = "", dummy: str = "", why: str = "") -> Edit:
@@ -125,11 +128,13 @@ def arm(
     *edits: Edit | Patch,
     workload: Sequence[Step] | None = None,
     bad: str = "",
+    trigger: Condition | None = None,
     why: str = "",
 ) -> Arm:
     """One server configuration, what it is expected to do, and the edits that make it from the reported command.
 
-    bad: the releases in which an arm dies, where they are others than the scenario's.
+    bad: the releases in which an arm dies, where they are others than the scenario's. trigger: what must have happened in it, where that
+    is another thing than in the others.
     """
     if bad:
         Status(bad)  # raises where it is no specifier
@@ -141,6 +146,7 @@ def arm(
         why,
         patches=tuple(edit for edit in edits if isinstance(edit, Patch)),
         bad=bad,
+        trigger=trigger,
     )
 
 

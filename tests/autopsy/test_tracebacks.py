@@ -29,6 +29,7 @@ def pasted(name: str) -> str:
         ("/home/someone/secret/run.py", "run.py"),
         ("C:\\Users\\someone\\vllm\\v1\\engine\\core.py", "vllm/v1/engine/core.py"),
         ("uvloop/loop.pyx", "uvloop/loop.pyx"),
+        ("/home/someone/lab/plugin/vllm_repro_lab/refusals.py", "vllm_repro_lab/refusals.py"),
     ],
 )
 def test_paths_begin_at_the_package(path: str, short: str) -> None:

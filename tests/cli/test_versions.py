@@ -282,3 +282,8 @@ def test_an_interrupt_in_an_install_keeps_the_map(made_up: Callable[[Answer], li
     loaded = map_in(tmp_path)
     assert (len(asked), loaded["interrupted"]) == (2, "SIGINT")
     assert loaded["pending"] == ["0.27.0", "0.28.0"]
+
+
+def test_an_arm_that_errs_is_mapped_with_the_one_that_its_answer_is_held_against() -> None:
+    assert [arm.name for arm in find("tq-mtp-wrong-tokens").leading] == ["reported", "cudagraph-none"]
+    assert [arm.name for arm in find("tq-mtp-cudagraphs").leading] == ["reported"]

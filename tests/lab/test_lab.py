@@ -23,12 +23,12 @@ from vllm_repro.commands.command import parse
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.journal import read
 from vllm_repro.lab.launch import graph_mode, lab_launch
-from vllm_repro.lab.site import PLUGIN, LabServer, LabSite, read_replaced, shown
+from vllm_repro.lab.site import PLUGIN, LabServer, LabSite, capture_of, read_replaced, shown
 from vllm_repro.launch import Launch
 from vllm_repro.outcome import Outcome
 from vllm_repro.releases.provision import Provisioned, ReleaseCache
 from vllm_repro.report.markdown import markdown
-from vllm_repro.scenario import Arm
+from vllm_repro.scenario import Arm, Capture
 from vllm_repro.scenario_file import read as read_scenario
 from vllm_repro.servers.base import Evidence, Replaced, ServerFacts, ServerKind
 from vllm_repro.site import open_site
@@ -89,6 +89,40 @@ def test_the_plugin_is_told_when_graphs_are_turned_off() -> None:
 def test_graphs_are_turned_off_in_several_ways(flags: str, mode: str) -> None:
     """Where the lab overlooked one it would lock the workspace, and kill an engine that lives as it was asked for."""
     assert graph_mode(parse(f"vllm serve m {flags}")) == mode
+
+
+@pytest.mark.parametrize("capture", ["guard", "record"])
+def test_a_capture_that_is_looked_at_captures_the_full_graphs(capture: Capture) -> None:
+    def launched(arm: str) -> Launch:
+        chosen = TQ.arm(arm)
+        assert chosen is not None
+        folders = {"plugin": PLUGIN, "model": Path("/m/tiny"), "facts": None}
+        return lab_launch(TQ, chosen, vllm=("vllm",), **folders, port=1, capture=capture)  # type: ignore[arg-type]  # by name
+
+    launch = launched("reported")
+    assert launch.env["REPRO_LAB_CAPTURE"] == capture
+    assert launch.command.get("--compilation-config.cudagraph_mode") == "FULL_DECODE_ONLY"
+    assert any(text.startswith("with --compilation-config.cudagraph_mode FULL") for text in launch.differences)
+    assert launched("graphs-off").command.get("--compilation-config.cudagraph_mode") == "none"
+    assert not launched("eager").command.has("--compilation-config.cudagraph_mode")
+    assert "REPRO_LAB_CAPTURE" not in launch_of("reported").env
+
+
+def test_the_command_line_asks_for_more_than_the_scenario_and_never_for_less() -> None:
+    lab = TQ.lab
+    assert lab is not None
+    assert [capture_of(lab, options) for options in (Options(), Options(guard=True), Options(record=True))] == [
+        "", "guard", "record",
+    ]  # fmt: skip
+    recording = replace(lab, capture="record")
+    assert [capture_of(recording, options) for options in (Options(), Options(guard=True))] == ["record", "record"]
+
+
+def test_weights_that_were_made_are_loaded() -> None:
+    wrong = find("tq-mtp-wrong-tokens")
+    launch = lab_launch(wrong, wrong.arms[0], vllm=("vllm",), plugin=PLUGIN, model=Path("/m"), facts=None, port=1)
+    assert not launch.command.has("--load-format")
+    assert any("by which each token depends on all before it" in text for text in launch.differences)
 
 
 def test_an_arm_has_the_last_word() -> None:

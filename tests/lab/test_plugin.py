@@ -9,13 +9,14 @@ import os
 import subprocess
 import sys
 from importlib.metadata import distributions
+from itertools import product
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_repro.lab.plugin.vllm_repro_lab.parts import MECHANISMS
+from vllm_repro.lab.plugin.vllm_repro_lab.parts import GRAPHS, MECHANISMS
 from vllm_repro.lab.plugin.vllm_repro_lab.record import Part, names_in, survey, write_once
 from vllm_repro.lab.site import PLUGIN
 
@@ -88,6 +89,14 @@ def test_a_release_that_moved_something_says_what(tmp_path: Path) -> None:
     assert missing == ("gone.anything", "worker.Worker.warm_up", "worker.kernel(KPS)", "worker.renamed")
 
 
+def test_a_part_that_is_not_needed_is_listed_where_a_release_has_it(tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text(SOURCE, encoding="utf-8")
+    parts = tuple(Part(module, "kernel", "w", "e", needed=False) for module in ("worker", "gone"))
+    parts += (Part("worker", "renamed", "w", "e", needed=False),)
+    found = survey(parts, lambda part: find(part, tmp_path))
+    assert ([part["name"] for part in found.replaced], found.missing) == (["worker.kernel"], ())
+
+
 def test_what_is_written_is_whole_or_not_there(tmp_path: Path) -> None:
     write_once(tmp_path / "lab.json", {"replaced": []})
     assert json.loads((tmp_path / "lab.json").read_text(encoding="utf-8")) == {"replaced": []}
@@ -97,16 +106,32 @@ def test_what_is_written_is_whole_or_not_there(tmp_path: Path) -> None:
 
 
 def test_each_replacement_says_why_and_what_it_means() -> None:
-    for mechanism in MECHANISMS.values():
-        replaced = [part for part in mechanism.parts if part.effect]
+    for mechanism, graphs in product(MECHANISMS.values(), ("", *GRAPHS)):
+        replaced = [part for part in mechanism.parts_with(graphs) if part.effect]
         assert len({(part.module, part.name) for part in replaced}) == len(replaced) > 0
         assert all(part.why for part in replaced)
 
 
+def raising(tree: ast.AST) -> list[str]:
+    """The functions that raise, or that assert."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [one.name for one in functions for node in ast.walk(one) if isinstance(node, ast.Raise | ast.Assert)]
+
+
 @pytest.mark.parametrize("module", sorted(PLUGIN.glob("vllm_repro_lab/*.py")), ids=lambda path: path.stem)
-def test_nothing_in_the_plugin_raises_on_purpose(module: Path) -> None:
+def test_nothing_in_the_plugin_raises_on_purpose_but_what_cuda_refuses(module: Path) -> None:
     tree = ast.parse(module.read_text(encoding="utf-8"))
-    assert not [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Raise | ast.Assert)]
+    assert raising(tree) == (["refuse"] if module.stem == "refusals" else [])
+
+
+@pytest.mark.parametrize("module", ["memory", "refusals", "replay", "capture"])
+def test_the_guard_knows_nothing_of_vllm(module: str) -> None:
+    tree = ast.parse((PLUGIN / "vllm_repro_lab" / f"{module}.py").read_text(encoding="utf-8"))
+    imported = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level]
+    imported += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    assert not [name for name in imported if name.startswith("vllm")]
+    named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    assert not [name for name in named if "turbo" in name.lower() or "prefill" in name.lower()]
 
 
 def test_vllm_finds_it_by_its_entry_point() -> None:
@@ -158,8 +183,27 @@ def test_a_mechanism_that_it_does_not_have(tmp_path: Path) -> None:
     )
 
 
+def test_something_about_graphs_that_it_does_not_do(tmp_path: Path) -> None:
+    done = register(tmp_path, REPRO_LAB_MECHANISM="turboquant", REPRO_LAB_CAPTURE="guarded")
+    assert (done.returncode, done.stderr.strip()) == (1, "the lab knows guard and record for graphs, and no 'guarded'")
+
+
+@pytest.mark.parametrize("graphs", ["", *GRAPHS])
+def test_what_is_looked_for_goes_by_what_is_done_about_graphs(tmp_path: Path, graphs: str) -> None:
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").touch()
+    facts = tmp_path / "lab.json"
+    register(tmp_path, REPRO_LAB_MECHANISM="turboquant", REPRO_LAB_CAPTURE=graphs, REPRO_LAB_FACTS=str(facts))
+    lacking = json.loads(facts.read_text(encoding="utf-8"))["unsupported"]
+    wrapper = "vllm.compilation.cuda_graph.CUDAGraphWrapper"
+    assert (wrapper in lacking, "vllm.config.vllm.VllmConfig._set_cudagraph_sizes" in lacking) == (
+        bool(graphs),
+        not graphs,
+    )
+
+
 def test_the_parts_whose_own_lines_run_are_those_that_are_called_or_looked_at() -> None:
-    idle = {f"{part.module}.{part.name}" for one in MECHANISMS.values() for part in one.parts if not part.runs}
+    idle = {f"{part.module}.{part.name}" for one in MECHANISMS.values() for part in one.parts_with("") if not part.runs}
     assert "vllm.v1.attention.ops.triton_decode_attention._fwd_kernel_stage2" in idle
     assert "vllm.v1.simple_kv_offload.copy_backend.DmaCopyBackend.launch_copy" in idle
     assert not {name for name in idle if "CPUWorker" in name or "BlockPool" in name or "capture_model" in name}

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_repro.releases.families import model_config
-from vllm_repro.releases.tinymodel import make_tiny_model
+from vllm_repro.releases.tinymodel import cached_model, make_tiny_model
 from vllm_repro.releases.tinytokenizer import MARKERS, SPECIAL_TOKENS, byte_alphabet, special_id, tokenizer_json
 from vllm_repro.standin import StandIn
 
@@ -41,6 +41,17 @@ def test_a_folder_holds_what_a_server_reads_and_nothing_else(tmp_path: Path, mod
     config, tokenizer = read(folder, "config.json"), read(folder, "tokenizer.json")
     assert len(tokenizer["model"]["vocab"]) == config["vocab_size"] == 4096
     assert read(folder, "tokenizer_config.json")["eos_token"] == SPECIAL_TOKENS[config["eos_token_id"]]
+
+
+def test_a_model_with_weights_is_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path))
+    model = StandIn("mimo", ("full",), heads=2, kv_heads=1, head_dim=8, drafts=1, vocab=4096)
+    plain, weighed = cached_model(model), cached_model(model, weights=True)
+    assert plain != weighed
+    assert sorted(path.name for path in plain.iterdir()) == FILES
+    written = (weighed / "model.safetensors").stat()
+    assert cached_model(model, weights=True) == weighed
+    assert (weighed / "model.safetensors").stat().st_mtime_ns == written.st_mtime_ns
 
 
 def test_the_same_bytes_every_time_and_nothing_rewritten(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vllm_repro.journal import Entry, Recording
-from vllm_repro.report.answered import answers, output_words, parted
+from vllm_repro.report.answered import answers, held, output_words
 
 CHECKS = {"longest_run": 24, "distinct": 0.1, "same": 2, "needle": None, "baseline": "eager", "tokens": 64}
 
@@ -66,7 +66,7 @@ def output(arm: str, *tokens: int) -> tuple[str, dict[str, Any]]:
 
 def words(*entries: tuple[str, dict[str, Any]]) -> dict[str, str]:
     run = recording(("run-started", {"output": CHECKS}), *entries)
-    return {arm: word for (arm, _), word in output_words(run, parted(run)).items()}
+    return {arm: word for (arm, _), word in output_words(run, held(run)).items()}
 
 
 def test_an_arm_is_held_against_the_baseline() -> None:
@@ -87,11 +87,23 @@ def test_random_weights_are_not_judged_and_the_dead_have_no_word() -> None:
     }
 
 
+def test_weights_that_were_made_are_held_against_a_baseline_that_looks_back() -> None:
+    def made(arm: str, probe: str, *tokens: int) -> tuple[str, dict[str, Any]]:
+        event, fields = output(arm, *tokens)
+        return event, {**fields, "said": {**fields["said"], "probe": probe, "margins": [2.0] * len(tokens)}}
+
+    asked = [made("eager", "greedy", 1, 2, 3), made("same", "greedy", 1, 2, 9), made("other", "greedy", 1, 7)]
+    ends = [ended(arm, weights="made") for arm in ("eager", "same", "other")]
+    looked = made("eager", "beginning", 5, 2, 3)
+    assert words(*asked, looked, *ends) == {"eager": "plausible", "same": "as eager", "other": "wrong"}
+    assert words(*asked, *ends) == dict.fromkeys(("eager", "same", "other"), "not judged")
+
+
 def test_an_answer_that_is_wrong_by_itself_says_so() -> None:
     assert words(output("eager", 1, 1), ended("eager", "wrong-output")) == {"eager": "wrong"}
 
 
 def test_a_scenario_without_a_check_has_no_words() -> None:
     run = recording(("run-started", {"output": None}), output("eager", 1, 2), ended("eager"))
-    assert parted(run) == {}
+    assert held(run) == {}
     assert output_words(run, {}) == {}

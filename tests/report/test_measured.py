@@ -247,6 +247,41 @@ def test_an_arm_that_says_something_else_than_the_baseline_is_wrong(tmp_path: Pa
     assert "wrong-output" in summary(report)
 
 
+def erring(journal: Journal) -> Journal:
+    """`journal`, with the bug being that the reported arm answers wrongly."""
+    expected = {"reported": "errs", "eager": "lives", "graphs-off": "lives"}
+    journal.header["errs"] = True
+    journal.header["arms"] = [{**arm, "expected": expected[arm["name"]]} for arm in journal.header["arms"]]
+    journal.header["version"] = "0.23.0"
+    return journal
+
+
+def test_where_a_wrong_answer_is_the_bug_it_reproduces(tmp_path: Path) -> None:
+    journal = erring(answered())
+    for entry in journal.entries:
+        if entry["event"] == "trial-ended":
+            entry["version"] = "0.23.0"
+    report = journal.report(tmp_path)
+    assert (report.verdict.verdict, report.verdict.expected) == ("reproduces", True)
+    assert "1 of 1 answered wrongly (95 % confidence: it does so in at least" in report.verdict.because
+    assert "0 of 1 answered wrongly, where reported answered wrongly in 1 of 1 boots" in report.comparisons[0]
+    assert "(1 of 1 answered wrongly)" in markdown(report)
+
+
+def test_where_a_wrong_answer_is_the_bug_nothing_is_clean_that_was_not_compared(tmp_path: Path) -> None:
+    report = erring(answered("dummy")).report(tmp_path)
+    assert {arm.trials[0].outcome.value for arm in report.arms} == {"untriggered"}
+    assert "dummy weights" in report.arms[0].trials[0].why
+    alone = erring(answered())
+    alone.entries = [entry for entry in alone.entries if entry.get("arm") not in ("eager", "graphs-off")]
+    (tmp_path / "alone").mkdir()
+    trial = alone.report(tmp_path / "alone").arms[0].trials[0]
+    assert (trial.outcome.value, trial.why) == (
+        "untriggered",
+        "there is no answer of eager to hold its own against (--arm eager)",
+    )
+
+
 def test_random_weights_are_not_compared(tmp_path: Path) -> None:
     report = answered("dummy").report(tmp_path)
     assert {arm.trials[0].outcome.value for arm in report.arms} == {"clean"}

@@ -37,10 +37,10 @@ def lost_worker(lines: Iterable[Line]) -> int | None:
     return None
 
 
-def culprits(logs: Sequence[NodeLog], signature: Signature) -> tuple[int, ...]:
+def culprits(logs: Sequence[NodeLog], signature: Signature | None) -> tuple[int, ...]:
     """The nodes, in order: those that saw a worker's process vanish, else those of the signature, else those that name a cause."""
     if gone := [log.node for log in logs if log.lost is not None]:
         return tuple(sorted(gone))
     named = [log for log in logs if log.diagnosis.exception is not None]
-    same = [log.node for log in named if compare(signature, log.diagnosis).how is How.MATCH]
+    same = [log.node for log in named if signature and compare(signature, log.diagnosis).how is How.MATCH]
     return tuple(sorted(same or [log.node for log in named]))

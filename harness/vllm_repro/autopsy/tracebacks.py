@@ -97,6 +97,7 @@ _PACKAGES = frozenset(
         "triton",
         "uvicorn",
         "uvloop",
+        "vllm_repro_lab",
         "xgrammar",
     }
 )

@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
                     "scenario": scenario.id,
                     "issue": scenario.issue,
                     "title": scenario.title,
-                    "phase": scenario.signature.phase,
+                    "phase": scenario.phase,
                     "needs": {
                         "gpus": scenario.needs.gpus,
                         "gpu_memory_gb": scenario.needs.gpu_memory_gb,
@@ -36,12 +36,12 @@ def run(arguments: argparse.Namespace) -> int:
             ]
         )
         return 0
-    rows = [("scenario", "issue", "dies in", "needs", "status", "first bad", "first good")]
+    rows = [("scenario", "issue", "shows in", "needs", "status", "first bad", "first good")]
     rows += [
         (
             scenario.id,
             scenario.issue,
-            str(scenario.signature.phase or "any phase"),
+            scenario.phase or "any phase",
             str(scenario.needs),
             "open" if scenario.status.open else "fixed",
             scenario.status.first_bad or "-",

@@ -12,7 +12,7 @@ from vllm_repro.choice import Options
 
 __all__ = ["add_server_options", "number", "release", "seconds", "server_options", "span"]
 
-_ALL = ("server", "url", "image", "vllm", "model", "weights", "port", "log", "patch")
+_ALL = ("server", "url", "image", "vllm", "model", "weights", "port", "log", "patch", "guard", "record")
 
 
 def add_server_options(parser: argparse.ArgumentParser, which: Sequence[str] = _ALL) -> None:
@@ -56,6 +56,20 @@ def add_server_options(parser: argparse.ArgumentParser, which: Sequence[str] = _
             type=Path,
             metavar="FILE",
             help="a unified diff of vLLM to lay over the image or release: what git diff prints in a checkout of vLLM",
+        )
+    if "guard" in which:
+        parser.add_argument(
+            "--guard",
+            action="store_true",
+            default=None,
+            help="in the lab: while graphs are captured, refuse every copy and wait between host and device, as CUDA does",
+        )
+    if "record" in which:
+        parser.add_argument(
+            "--record",
+            action="store_true",
+            default=None,
+            help="in the lab: under that guard, record what graphs capture and serve by replaying it, as a GPU does",
         )
 
 

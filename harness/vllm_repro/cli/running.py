@@ -226,6 +226,7 @@ def again(verb: str, job: Job, kind: ServerKind, release: tuple[str, str | None]
     ):
         if value:
             words += [flag, str(value)]
+    words += [flag for flag, value in (("--guard", options.guard), ("--record", options.record)) if value]
     for arm in job.named_arms:
         words += ["--arm", arm]
     if job.trials != 1:
@@ -255,6 +256,8 @@ def _refuse_idle_options(options: Options, kind: ServerKind) -> None:
         ("--log", options.log, (ServerKind.ATTACH,)),
         ("--image", options.image, (ServerKind.DOCKER,)),
         ("--patch", options.patch, (ServerKind.DOCKER, ServerKind.PROCESS, ServerKind.LAB)),
+        ("--guard", options.guard or None, (ServerKind.LAB,)),
+        ("--record", options.record or None, (ServerKind.LAB,)),
     ):
         if value is not None and kind not in kinds:
             raise UsageError(

@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
             hint="vllm-repro run SCENARIO --url U; or --server rehearsal, lab, process or docker",
         )
     scenario = find(arguments.scenario)
-    names = arguments.arm or [scenario.arms[0].name]
+    names = arguments.arm or [arm.name for arm in scenario.leading]
     arms = find_arms(scenario, names)
     versions = bounds(scenario) if arguments.versions is None else releases(arguments.versions)
     options = server_options(arguments)

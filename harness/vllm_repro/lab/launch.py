@@ -10,7 +10,7 @@ from pathlib import Path
 from vllm_repro.commands.command import ServeCommand
 from vllm_repro.errors import UsageError
 from vllm_repro.launch import CPU_ENV, LOOPBACK, OFFLINE_ENV, Launch, Weights
-from vllm_repro.scenario import Arm, Scenario
+from vllm_repro.scenario import Arm, Capture, Scenario
 from vllm_repro.servers.base import Evidence, ServerKind
 from vllm_repro.sizes import Size
 from vllm_repro.witness import PLUGIN as WITNESS
@@ -18,6 +18,14 @@ from vllm_repro.witness import witness_env
 from vllm_repro.workload import Step, requests_of
 
 __all__ = ["graph_mode", "lab_launch", "no_lab"]
+
+
+_FULL_GRAPHS = "--compilation-config.cudagraph_mode FULL_DECODE_ONLY"
+_WEIGHTS = {"dummy": "dummy weights", "made": "random weights by which each token depends on all before it"}
+_WHY_FULL = (
+    "without the compiler vLLM turns its default, FULL_AND_PIECEWISE, to NONE. These are the full graphs of it; "
+    "the pieces of the others leave attention out"
+)
 
 
 def graph_mode(command: ServeCommand) -> str:
@@ -58,9 +66,10 @@ def lab_launch(
     model: Path,
     facts: Path | None,
     port: int,
+    capture: Capture | None = None,
 ) -> Launch:
     """`vllm` is how the release's command is called, which has the arm's patches already; the plugin in the folder `plugin` writes what it
-    replaces to `facts`.
+    replaces to `facts`. capture: what is done while graphs are captured, where it is not what the scenario says.
 
     Raises `UsageError` for a scenario that does not say how it goes to the lab.
     """
@@ -68,10 +77,15 @@ def lab_launch(
     if lab is None:
         raise no_lab(scenario)
     command, stand_in = scenario.command_in_lab(arm), lab.shape(scenario.model)
+    capture = lab.capture if capture is None else capture
+    full = bool(capture) and not graph_mode(command) and not command.has("--enforce-eager")
+    if full:
+        command = command.with_flags(_FULL_GRAPHS)
     differences = [
         "LAB: vLLM's own code on a CPU; server.replaced names each part that stands in for CUDA",
-        f"model: dummy weights in the shape {stand_in}, in place of the reported one ({lab.why})",
+        f"model: {_WEIGHTS[lab.weights]} in the shape {stand_in}, in place of the reported one ({lab.why})",
         *(f"{change}: {change.why}" for change in lab.changes),
+        *([f"with {_FULL_GRAPHS}: {_WHY_FULL}"] if full else []),
         *(
             f"prompts of {size.lab} tokens in place of {size.plus}, sized for the stand-in's blocks and its pool"
             for size in sized_for_lab(scenario.workload_of(arm))
@@ -88,7 +102,9 @@ def lab_launch(
         *arm.changed_source(),
         f"bound to {LOOPBACK}, on a free port",
     ]
-    command = command.with_model(str(model)).with_flags("--load-format dummy", f"--host {LOOPBACK}", f"--port {port}")
+    if lab.weights == "dummy":
+        command = command.with_flags("--load-format dummy")
+    command = command.with_model(str(model)).with_flags(f"--host {LOOPBACK}", f"--port {port}")
     variables = {
         **dict(command.env),
         **CPU_ENV,
@@ -98,12 +114,13 @@ def lab_launch(
         "TORCHDYNAMO_DISABLE": "1",
         "PYTHONPATH": str(plugin),
         "REPRO_LAB_MECHANISM": lab.mechanism,
+        **({"REPRO_LAB_CAPTURE": capture} if capture else {}),
         **({"REPRO_LAB_GRAPHS": graph_mode(command)} if graph_mode(command) else {}),
         **({"REPRO_LAB_FACTS": str(facts)} if facts is not None else {}),
         **(witness_env({patch.file for patch in arm.patches}, str(plugin), str(WITNESS)) if arm.patches else {}),
     }
     argv = (*vllm, "serve", *command.argv())
-    weights = Weights("lab", model, dummy=True, stand_in=stand_in)
+    weights = Weights("lab", model, dummy=lab.weights == "dummy", stand_in=stand_in)
     return Launch(
         ServerKind.LAB,
         Evidence.LAB,

@@ -16,7 +16,7 @@ from vllm_repro.launch import Launch
 from vllm_repro.releases.overlay import changed_files, overlay
 from vllm_repro.releases.provision import ReleaseCache, cache_root, provision
 from vllm_repro.releases.tinymodel import cached_model
-from vllm_repro.scenario import Arm, Lab, Model, Scenario
+from vllm_repro.scenario import Arm, Capture, Lab, Model, Scenario
 from vllm_repro.servers.base import Evidence, Replaced, Server, ServerFacts, ServerKind
 from vllm_repro.servers.process import ProcessServer, free_port
 from vllm_repro.site import Site
@@ -78,6 +78,7 @@ class LabSite(Site):
         self._port = options.port
         self._version = options.vllm or scenario.try_with
         self._lab, self._reported, self._scenario = scenario.lab, scenario.model, scenario
+        self._capture = capture_of(scenario.lab, options)
 
     def prepare(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -99,7 +100,14 @@ class LabSite(Site):
 
     def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:
         return lab_launch(
-            scenario, arm, vllm=self._release.argv_prefix, plugin=PLUGIN, model=self._model, facts=None, port=port
+            scenario,
+            arm,
+            vllm=self._release.argv_prefix,
+            plugin=PLUGIN,
+            model=self._model,
+            facts=None,
+            port=port,
+            capture=self._capture,
         )
 
     def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
@@ -116,6 +124,7 @@ class LabSite(Site):
             model=self._model,
             facts=facts,
             port=self._port or free_port(),
+            capture=self._capture,
         )
         server = LabServer(
             launch.argv,
@@ -130,7 +139,7 @@ class LabSite(Site):
         return launch, server
 
     def _untried(self, arm: Arm) -> dict[str, tuple[str, ...]]:
-        folder, parts = self._release.pythonpath, MECHANISMS[self._lab.mechanism].parts
+        folder, parts = self._release.pythonpath, MECHANISMS[self._lab.mechanism].parts_with(self._capture)
         changed = changed_files(folder, arm.patches)
         return {
             file: untried(parts, file, (folder / file).read_text(encoding="utf-8"), text)
@@ -148,14 +157,20 @@ def shown(scenario: Scenario, arm: Arm, options: Options, port: int) -> str:
     if scenario.lab is None:
         raise no_lab(scenario)
     model = lab_model(scenario.lab, scenario.model)
-    launch = lab_launch(scenario, arm, vllm=vllm, plugin=PLUGIN, model=model, facts=None, port=port)
+    capture = capture_of(scenario.lab, options)
+    launch = lab_launch(scenario, arm, vllm=vllm, plugin=PLUGIN, model=model, facts=None, port=port, capture=capture)
     lines = [launch.render(), "", f"# LAB: vLLM {version} on the CPU. Replaced, and nothing else:"]
-    for part in MECHANISMS[scenario.lab.mechanism].parts:
+    for part in MECHANISMS[scenario.lab.mechanism].parts_with(capture):
         if part.effect:
             lines += [f"# {part.module}.{part.name}", f"#   why: {part.why}", f"#   effect on the bug: {part.effect}"]
     return "\n".join(lines)
 
 
+def capture_of(lab: Lab, options: Options) -> Capture:
+    """What is done while graphs are captured: what the scenario says, and more where the command line asks for more."""
+    return "record" if options.record else lab.capture or ("guard" if options.guard else "")
+
+
 def lab_model(lab: Lab, model: Model) -> Path:
     """The folder of the stand-in, made on first use."""
-    return cached_model(lab.shape(model))
+    return cached_model(lab.shape(model), weights=lab.weights == "made")

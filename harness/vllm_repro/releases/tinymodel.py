@@ -17,6 +17,7 @@ from typing import Any
 from vllm_repro.releases.families import model_config
 from vllm_repro.releases.provision import cache_root
 from vllm_repro.releases.tinytokenizer import END_OF_TURN, PAD, special_id, tokenizer_json
+from vllm_repro.releases.weights import safetensors
 from vllm_repro.standin import StandIn
 
 _CHAT_TEMPLATE = (
@@ -61,9 +62,13 @@ def make_tiny_model(folder: Path, model: StandIn) -> Path:
     return folder
 
 
-def cached_model(model: StandIn) -> Path:
-    """The folder of `model` in the cache, made on first use."""
-    return make_tiny_model(cache_root() / "models" / model.slug, model)
+def cached_model(model: StandIn, *, weights: bool = False) -> Path:
+    """The folder of `model` in the cache, made on first use. weights: whether it has some of its own."""
+    folder = make_tiny_model(cache_root() / "models" / (model.slug + ("-weights" if weights else "")), model)
+    if weights and not (folder / "model.safetensors").exists():
+        content = safetensors(model, model_config(model)["intermediate_size"])
+        _replace(folder / "model.safetensors", content)
+    return folder
 
 
 def _tokenizer_config(max_position: int) -> dict[str, Any]:
@@ -80,12 +85,15 @@ def _tokenizer_config(max_position: int) -> dict[str, Any]:
 
 
 def _write(path: Path, text: str) -> None:
-    if path.exists() and path.read_text(encoding="utf-8") == text:
-        return
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        _replace(path, text.encode())
+
+
+def _replace(path: Path, content: bytes) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
     except BaseException:

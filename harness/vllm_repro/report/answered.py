@@ -8,12 +8,12 @@ from typing import Any
 
 from vllm_repro.journal import Entry, Recording
 from vllm_repro.outcome import Outcome
-from vllm_repro.output import Checks, Probe, Said, Weights, differs, pair
+from vllm_repro.output import Checks, Held, Probe, Said, Weights, hold
 
-__all__ = ["Trial", "answers", "output_words", "parted", "trial_of"]
+__all__ = ["Trial", "answers", "held", "output_words", "trial_of"]
 
 ALIVE = (Outcome.CLEAN, Outcome.UNTRIGGERED)
-JUDGED = (Weights.REAL, Weights.IMITATED)
+JUDGED = (Weights.REAL, Weights.IMITATED, Weights.MADE)
 
 Trial = tuple[str, int]
 """An arm's name and the number of its trial."""
@@ -60,32 +60,31 @@ def _folded(words: Sequence[str]) -> list[str]:
 # ── the output check ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def parted(recording: Recording) -> dict[Trial, str]:
-    """The trials that lived and whose greedy answer is not the baseline arm's, each with the sentence that says so."""
+def held(recording: Recording) -> dict[Trial, Held]:
+    """The trials that lived, each with what its greedy answer shows when it is held against the baseline arm's."""
     if (checks := _checks(recording)) is None:
         return {}
-    said = _said(recording)
-    right = [those for (arm, _), those in said.items() if arm == checks.baseline]
-    found = {trial: differs(checks, those, right) for trial, those in said.items() if trial[0] != checks.baseline}
-    return {trial: why for trial, why in found.items() if why}
+    said, weights = _said(recording), _weights(recording)
+    right = [those for (arm, _), those in said.items() if arm == checks.baseline and those]
+    return {trial: hold(checks, those, right, weights[trial]) for trial, those in said.items()}
 
 
-def output_words(recording: Recording, wrong: Mapping[Trial, str]) -> dict[Trial, str]:
-    """A word or two on the answers of each trial whose output was checked; `wrong` is what `parted` found."""
+def output_words(recording: Recording, found: Mapping[Trial, Held]) -> dict[Trial, str]:
+    """A word or two on the answers of each trial whose output was checked; `found` is what `held` found."""
     if (checks := _checks(recording)) is None:
         return {}
-    judged = _said(recording)
-    right = [those for (arm, _), those in judged.items() if arm == checks.baseline]
+    said, weights = _said(recording), _weights(recording)
     words: dict[Trial, str] = {}
     for entry in recording.of("trial-ended"):
-        trial = trial_of(entry)
-        if trial in wrong or entry["outcome"] == Outcome.WRONG_OUTPUT:
+        trial, one = trial_of(entry), found.get(trial_of(entry))
+        if (one is not None and one.wrong) or entry["outcome"] == Outcome.WRONG_OUTPUT:
             words[trial] = "wrong"
-        elif trial in judged:
-            compared = trial[0] != checks.baseline and pair(checks, judged[trial], right) is not None
-            words[trial] = f"as {checks.baseline}" if compared else "plausible"
-        elif entry["outcome"] in ALIVE:
+        elif one is None:
+            continue
+        elif not said[trial] or weights[trial] not in JUDGED or (one.unknown and weights[trial] is Weights.MADE):
             words[trial] = "not judged"
+        else:
+            words[trial] = "plausible" if one.unknown or trial[0] == checks.baseline else f"as {checks.baseline}"
     return words
 
 
@@ -95,19 +94,27 @@ def _checks(recording: Recording) -> Checks | None:
     return Checks(**declared) if declared else None
 
 
+def _weights(recording: Recording) -> dict[Trial, Weights | None]:
+    """Those of the trials that lived."""
+    alive = [entry for entry in recording.of("trial-ended") if entry["outcome"] in ALIVE]
+    return {trial_of(entry): Weights(entry["weights"]) if entry.get("weights") else None for entry in alive}
+
+
 def _said(recording: Recording) -> dict[Trial, list[Said]]:
-    """The answers of the trials that lived and whose weights can be judged."""
-    judged = {
-        trial_of(entry)
-        for entry in recording.of("trial-ended")
-        if entry["outcome"] in ALIVE and entry.get("weights") in JUDGED
-    }
-    said: dict[Trial, list[Said]] = {}
+    """The answers of the trials that lived."""
+    said: dict[Trial, list[Said]] = {trial: [] for trial in _weights(recording)}
     for entry in recording.of("output"):
-        if trial_of(entry) in judged:
-            said.setdefault(trial_of(entry), []).append(_of(entry["said"]))
+        if trial_of(entry) in said:
+            said[trial_of(entry)].append(_of(entry["said"]))
     return said
 
 
 def _of(fields: Mapping[str, Any]) -> Said:
-    return Said(**{**fields, "probe": Probe(fields["probe"]), "first": tuple(fields["first"])})
+    return Said(
+        **{
+            **fields,
+            "probe": Probe(fields["probe"]),
+            "first": tuple(fields["first"]),
+            "margins": tuple(fields.get("margins", ())),
+        }
+    )

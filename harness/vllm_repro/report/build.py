@@ -15,9 +15,10 @@ from vllm_repro.autopsy.signature import How
 from vllm_repro.errors import UsageError
 from vllm_repro.journal import Entry, Recording, read
 from vllm_repro.outcome import Death, Outcome
+from vllm_repro.output import Held
 from vllm_repro.patch import Patch
 from vllm_repro.redact import Redactor, known_secrets
-from vllm_repro.report.answered import Trial, answers, output_words, parted, trial_of
+from vllm_repro.report.answered import Trial, answers, held, output_words, trial_of
 from vllm_repro.report.measured import measured
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport
 from vllm_repro.scenario import Status
@@ -39,9 +40,9 @@ __all__ = ["build", "report_of"]
 
 @dataclass(frozen=True)
 class _Said:
-    """By trial. wrong: what only the other arms could tell of its answers. answers, output: as in `TrialReport`."""
+    """By trial. held: what only the other arms could tell of its answers. answers, output: as in `TrialReport`."""
 
-    wrong: Mapping[Trial, str]
+    held: Mapping[Trial, Held]
     answers: Mapping[Trial, tuple[str, ...]]
     output: Mapping[Trial, str]
 
@@ -73,8 +74,11 @@ def report_of(recording: Recording, folder: Path, secrets: Mapping[str, str] | N
     version = _version(recording)
     standing = Status(started["status"]["bad"], started["status"]["good"]).standing(version)
     good = started["status"]["good"]
-    wrong = parted(recording)
-    said = _Said(wrong, answers(recording), output_words(recording, wrong))
+    found = held(recording)
+    said = _Said(found, answers(recording), output_words(recording, found))
+    if not started.get("errs"):
+        # Beside another bug a wrong answer is a surprise; that none can be judged takes nothing from an engine's having lived.
+        said = replace(said, held={trial: replace(one, unknown="") for trial, one in found.items()})
     arms = tuple(
         _arm(recording, declared, _own_standing(declared, good, version), said) for declared in started["arms"]
     )
@@ -258,11 +262,17 @@ def _boot_line(boot: Mapping[str, Any]) -> str:
 
 
 def _trial(entry: Entry, said: _Said) -> TrialReport:
-    death, trial = entry["death"], trial_of(entry)
-    wrong = said.wrong.get(trial)
+    death, trial, outcome = entry["death"], trial_of(entry), Outcome(entry["outcome"])
+    answer = said.held.get(trial, Held())
+    if answer.wrong:
+        outcome = Outcome.WRONG_OUTPUT
+    elif answer.unknown and outcome is Outcome.CLEAN:
+        outcome = Outcome.UNTRIGGERED
+    elif answer.unknown:
+        answer = Held()
     return TrialReport(
         entry["trial"],
-        Outcome.WRONG_OUTPUT if wrong else Outcome(entry["outcome"]),
+        outcome,
         entry["phase"],
         Finding(
             entry["trigger"]["crossed"],
@@ -284,7 +294,7 @@ def _trial(entry: Entry, said: _Said) -> TrialReport:
         entry["duration_s"],
         entry["requests"],
         entry["log"],
-        wrong or entry["why"],
+        answer.wrong or answer.unknown or entry["why"],
         entry.get("captured") or {},
         entry.get("version"),
         _boot_line(entry.get("boot") or {}),

@@ -66,5 +66,5 @@ def _columns(report: RunReport) -> list[Column]:
 def _result(arm: ArmReport) -> str:
     if arm.expected is Expected.UNTRIGGERED and set(arm.result.outcomes) == {Outcome.UNTRIGGERED}:
         return "as declared: it proves nothing"
-    counted = f" ({arm.result.crashed} of {arm.result.conclusive} died)" if arm.result.conclusive else ""
+    counted = f" ({arm.result.crashed} of {arm.result.conclusive} {arm.expected.did})" if arm.result.conclusive else ""
     return f"{arm.result.result}{counted}"

@@ -6,6 +6,7 @@ standard library, torch and vllm; nothing of the harness is there.
 
     REPRO_LAB_MECHANISM  for example "turboquant"
     REPRO_LAB_FACTS      where to write what is replaced, or what this release lacks
+    REPRO_LAB_CAPTURE    "guard" or "record": what is done about graphs beside the mechanism
     REPRO_LAB_GRAPHS     the CUDA graph mode that the command line asks for: the CPU platform wipes it from vLLM's configuration
 """
 
@@ -16,7 +17,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from .parts import MECHANISMS, Mechanism
+from .parts import GRAPHS, MECHANISMS, Mechanism
 from .record import Part, survey, write_once
 
 __all__ = ["register"]
@@ -34,16 +35,29 @@ def register() -> None:
     mechanism = MECHANISMS.get(name)
     if mechanism is None:
         sys.exit(f"the lab has no mechanism {name!r}; it has {', '.join(MECHANISMS)}")
-    _record(mechanism)
-    mechanism.install()
+    graphs = os.environ.get("REPRO_LAB_CAPTURE", "")
+    if graphs and graphs not in GRAPHS:
+        sys.exit(f"the lab knows {' and '.join(GRAPHS)} for graphs, and no {graphs!r}")
+    _record(mechanism, graphs)
+    if not graphs:
+        mechanism.install(graphs)
+        return
+    from . import capture  # here, because it imports torch
+
+    guard = capture.Guard()
+    capture.install(guard)  # first: vLLM's custom operators are made known to torch while its modules are imported
+    mechanism.install(graphs)
+    from . import graphs as gpu_steps
+
+    gpu_steps.install(guard, record=graphs == "record")
 
 
-def _record(mechanism: Mechanism) -> None:
+def _record(mechanism: Mechanism, graphs: str) -> None:
     """Checks the release once a boot: vLLM's first process writes the file, and the others find it there."""
     path = os.environ.get("REPRO_LAB_FACTS")
     if path and Path(path).exists():
         return
-    found = survey(mechanism.parts, _source)
+    found = survey(mechanism.parts_with(graphs), _source)
     if path:
         write_once(Path(path), {"mechanism": mechanism.name, **found.as_fields()})
     if found.missing:

@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from . import capture
+
 __all__ = ["StandIn", "decode_splits", "merge_splits", "store_fp8", "store_mse", "unpack_cache"]
 
 Grid: TypeAlias = tuple[int, ...]
@@ -36,7 +38,7 @@ class StandIn:
             given = {name: value for name, value in keywords.items() if name not in _LAUNCH_OPTIONS}
             bound = self._signature.bind(*args, **given)
             bound.apply_defaults()
-            self._body(grid, SimpleNamespace(**bound.arguments))
+            capture.launch(self._body, grid, SimpleNamespace(**bound.arguments))
 
         return launch
 

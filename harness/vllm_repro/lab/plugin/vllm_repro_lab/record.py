@@ -21,7 +21,7 @@ class Part:
     module: dotted. name: `function`, `Class` or `Class.method` in it. parameters: those that a stand-in reads by name.
     why: what keeps the original from running on a CPU. effect: what the replacement means for the bug. otherwise: what other releases
     have in its place, where it does the same. runs: whether the release's own lines run all the same; where not, to change them
-    changes nothing in the lab.
+    changes nothing in the lab. needed: whether the lab cannot do without it; where not, it is replaced in the releases that have it.
     """
 
     module: str
@@ -31,6 +31,7 @@ class Part:
     parameters: tuple[str, ...] = ()
     otherwise: tuple[str, ...] = ()
     runs: bool = False
+    needed: bool = True
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ def survey(parts: Sequence[Part], source: Callable[[Part], tuple[str, Path] | No
     missing: list[str] = []
     for part in parts:
         place = source(part)
+        if place is None and not part.needed:
+            continue
         if place is None:
             missing.append(f"{part.module}.{part.name}")
             continue
@@ -61,6 +64,8 @@ def survey(parts: Sequence[Part], source: Callable[[Part], tuple[str, Path] | No
             known[path] = dict(names_in(content)), hashlib.sha256(content).hexdigest()
         names, digest = known[path]
         found = next((name for name in (part.name, *part.otherwise) if name in names), None)
+        if found is None and not part.needed:
+            continue
         if found is None:
             missing.append(" or ".join(f"{part.module}.{name}" for name in (part.name, *part.otherwise)))
             continue

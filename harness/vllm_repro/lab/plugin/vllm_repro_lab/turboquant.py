@@ -25,11 +25,15 @@ __all__ = ["install"]
 logger = init_logger("vllm.repro_lab")
 
 
-def install() -> None:
-    """Puts every replacement in place in this process, apart from the kernels: they come with the backend, when it is chosen."""
+def install(*, graphs: bool) -> None:
+    """Puts every replacement in place in this process, apart from the kernels: they come with the backend, when it is chosen.
+
+    graphs: whether `graphs` makes the workspace and captures.
+    """
     _choose_backend()
-    _make_workspace()
-    _capture_after_warm_up()
+    if not graphs:
+        _make_workspace()
+        _capture_after_warm_up()
 
 
 def _choose_backend() -> None:

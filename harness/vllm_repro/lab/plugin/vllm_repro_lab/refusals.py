@@ -1,0 +1,158 @@
+"""What CUDA refuses while a stream captures a graph: copies and waits between host and device. Knows torch, and nothing of vLLM.
+
+A refusal is of the class and the text of a CUDA build of torch. A copy between the device and host memory that is not pinned is refused by
+torch itself; one that is pinned, and is waited for, by the driver; so is everything that reads a number back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+
+from .memory import DEVICE, HOST, any_on_device, is_pinned, on_device
+from .replay import Recording
+
+__all__ = ["STATE", "check_call", "check_operator", "non_blocking", "refuse", "wait"]
+
+COPY = (
+    "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is pinned. "
+    "Please use tensor.pin_memory() or allocate the tensor with pin_memory=True."
+)
+WAIT = (
+    "CUDA error: operation not permitted when stream is capturing\n"
+    "Search for `cudaErrorStreamCaptureUnsupported' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html "
+    "for more information."
+)
+NUMPY = "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+
+_WAITING = frozenset(
+    f"aten::{name}"
+    for name in (
+        "_local_scalar_dense", "_unique", "_unique2", "allclose", "bincount", "equal", "masked_select", "nonzero", "unique_consecutive",
+        "unique_dim", "unique_dim_consecutive",
+    )
+)  # fmt: skip
+"""Operators whose CUDA kernels read something back before they return."""
+_MAKING = ("tensor", "as_tensor", "asarray", "new_tensor")
+"""They fill host memory from Python's numbers and copy it."""
+
+
+@dataclass
+class State:
+    """Of this process. in_kernel: depth of stand-ins for device code, whose insides are the device's own business. by_number: whether a
+    number of Python's is being set, which a kernel gets as an argument.
+
+    captures, checked, refused: since the start; the operators that were looked at while a stream captured. recording: whether what a
+    graph holds is kept. recorded: by the capture that is on.
+    """
+
+    capturing: bool = False
+    in_kernel: int = 0
+    by_number: bool = False
+    captures: int = 0
+    checked: int = 0
+    refused: int = 0
+    recording: bool = False
+    recorded: Recording | None = None
+
+    @property
+    def watching(self) -> bool:
+        return self.capturing and not self.in_kernel
+
+
+STATE = State()
+
+
+def check_call(
+    name: str, first: Any, args: tuple[Any, ...], keywords: Mapping[str, Any], target: torch.device | None
+) -> None:
+    """Of Python's calls, those whose operators on a CPU no longer show that memory changes hands. target: where the result is to be."""
+    if name in _READING and on_device(first):
+        refuse(_READING[name]())
+    if name in ("to", "cpu", "cuda") and target is not None and isinstance(first, torch.Tensor):
+        patient = not non_blocking(name, args, keywords)
+        if on_device(first) and target is HOST and patient:
+            refuse(_copied())  # without blocking it goes to new host memory, which torch pins
+        if not on_device(first) and target is DEVICE:
+            _check_copy(pinned=is_pinned(first), waits=patient)
+    if name in _MAKING and (target is DEVICE or (name == "new_tensor" and target is None and on_device(first))):
+        data = args[-1] if args else keywords.get("data")
+        if not on_device(data):
+            _check_copy(pinned=is_pinned(data), waits=True)
+
+
+def check_operator(name: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+    """Of the operators below Python's calls, those that copy or wait."""
+    STATE.checked += 1
+    first = args[0] if args else None
+    if name in _WAITING and any_on_device(args, keywords):
+        refuse(_waited())
+    if name == "aten::repeat_interleave" and on_device(args[-1]) and keywords.get("output_size") is None:
+        refuse(_waited())
+    if name == "aten::copy_" and on_device(first) is not on_device(args[1]):
+        host: Any = args[1] if on_device(first) else first
+        if not (STATE.by_number and host.dim() == 0):
+            _check_copy(pinned=is_pinned(host), waits=not non_blocking(name, args, keywords))
+    if name in ("aten::index", "aten::index_put_", "aten::index_put") and on_device(first):
+        _check_indices(name, args)
+
+
+def non_blocking(name: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
+    """Whether a transfer is not waited for."""
+    if "non_blocking" in keywords or len(args) < 2:
+        return bool(keywords.get("non_blocking"))
+    # to(device, dtype, non_blocking), to(other, non_blocking), cuda(device, non_blocking), copy_(source, non_blocking)
+    place = 3 if name == "to" and not isinstance(args[1], torch.Tensor) else 2
+    return len(args) > place and args[place] is True
+
+
+def wait(*_: Any, **__: Any) -> None:
+    """Stands for a synchronization: everything is done by now, and while a stream captures it is refused."""
+    if STATE.watching:
+        refuse(_waited())
+
+
+def refuse(error: Exception) -> NoReturn:
+    """The only place where the lab raises: in a CUDA build it is C++."""
+    STATE.refused += 1
+    raise error
+
+
+def _check_indices(name: str, args: tuple[Any, ...]) -> None:
+    """Indices are brought to the device; a mask is counted first, unless one number is put where it holds."""
+    indices = [one for one in args[1] if one is not None]
+    masks = [one.dtype in (torch.bool, torch.uint8) for one in indices]
+    if name != "aten::index" and all(masks) and args[2].numel() == 1:
+        return
+    for one, mask in zip(indices, masks, strict=True):
+        if not on_device(one):
+            refuse(_copied())
+        if mask:
+            refuse(_waited())
+
+
+def _check_copy(*, pinned: bool, waits: bool) -> None:
+    if not pinned:
+        refuse(_copied())
+    if waits:
+        refuse(_waited())
+
+
+def _copied() -> Exception:
+    return RuntimeError(COPY)
+
+
+def _waited() -> Exception:
+    kind: type[RuntimeError] = getattr(torch, "AcceleratorError", RuntimeError)
+    return kind(WAIT)
+
+
+def _no_array() -> Exception:
+    return TypeError(NUMPY)
+
+
+_READING = {"tolist": _copied, "numpy": _no_array, "__array__": _no_array, "__repr__": _waited, "__str__": _waited}
+"""Methods that hand the numbers of a tensor to Python without an operator that shows it."""

@@ -1,0 +1,97 @@
+"""Weights for a stand-in whose answers are to be compared: random numbers of such sizes that each token depends on all before it.
+
+Dummy weights are nearly equal and tiny, so that a model of them says the same whatever it was asked, and its two best tokens are equally
+likely to four digits. Here the output of attention is large beside the token's own embedding, so that what a layer hands on is mostly what
+it looked up in its context, and the last layer spreads the tokens' scores over several nats, so that one of them is clearly the best. The
+file is made with the standard library, and is the same on every machine.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from array import array
+from collections.abc import Iterator
+from math import sqrt
+
+from vllm_repro.standin import StandIn
+
+__all__ = ["Tensor", "safetensors", "tensors"]
+
+_SEED = 7
+_ONE = b"\x80\x3f"  # 1.0 in bfloat16
+_EMBEDDING = 0.05
+_ATTENTION = 2.0
+_SCORES = 8.0
+
+Tensor = tuple[str, tuple[int, ...], bytes]
+"""Name, shape, and content in bfloat16."""
+
+
+def tensors(model: StandIn, intermediate: int) -> Iterator[Tensor]:
+    """Every tensor of a mimo and of the layers that draft for it. intermediate: width inside its feed-forward layers.
+
+    Raises `ValueError` for another family.
+    """
+    if model.family != "mimo":
+        raise ValueError(f"weights are made for mimo alone, not for {model.family}")
+    source = random.Random(_SEED)
+    width = model.width
+
+    def matrix(name: str, rows: int, columns: int, scale: float) -> Tensor:
+        return name, (rows, columns), _bfloat16(source, rows * columns, scale)
+
+    yield matrix("model.embed_tokens.weight", model.vocab, width, _EMBEDDING)
+    yield matrix("lm_head.weight", model.vocab, width, _SCORES / sqrt(width))
+    yield _ones("model.norm.weight", width)
+    layers = [f"model.layers.{index}" for index in range(model.layers)]
+    drafters = [f"model.mtp_layers.{index}" for index in range(model.drafts)]
+    for layer in (*layers, *drafters):
+        queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
+        for name, rows, columns in (
+            ("q", queries, width),
+            ("k", keys, width),
+            ("v", keys, width),
+            ("o", width, queries),
+        ):
+            yield matrix(f"{layer}.self_attn.{name}_proj.weight", rows, columns, _ATTENTION / sqrt(columns))
+            if name != "o":
+                yield f"{layer}.self_attn.{name}_proj.bias", (rows,), bytes(2 * rows)
+        for name, rows, columns in (
+            ("gate", intermediate, width),
+            ("up", intermediate, width),
+            ("down", width, intermediate),
+        ):
+            yield matrix(f"{layer}.mlp.{name}_proj.weight", rows, columns, 1 / sqrt(columns))
+        yield _ones(f"{layer}.input_layernorm.weight", width)
+        yield _ones(f"{layer}.post_attention_layernorm.weight", width)
+    for layer in drafters:
+        yield matrix(f"{layer}.input_proj.weight", width, 2 * width, 1 / sqrt(2 * width))
+        for name in ("token", "hidden", "final"):
+            yield _ones(f"{layer}.{name}_layernorm.weight", width)
+
+
+def safetensors(model: StandIn, intermediate: int) -> bytes:
+    """The content of `model.safetensors`."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    contents: list[bytes] = []
+    at = 0
+    for name, shape, content in tensors(model, intermediate):
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": (at, at + len(content))}
+        contents.append(content)
+        at += len(content)
+    told = json.dumps(header, separators=(",", ":")).encode()
+    told += b" " * (-len(told) % 8)
+    return b"".join((len(told).to_bytes(8, "little"), told, *contents))
+
+
+def _ones(name: str, count: int) -> Tensor:
+    return name, (count,), _ONE * count
+
+
+def _bfloat16(source: random.Random, count: int, scale: float) -> bytes:
+    """Normally distributed numbers. bfloat16 is the upper half of a float32."""
+    wide = array("f", (source.gauss(0.0, scale) for _ in range(count))).tobytes()
+    narrow = bytearray(2 * count)
+    narrow[0::2], narrow[1::2] = wide[2::4], wide[3::4]
+    return bytes(narrow)

@@ -1,0 +1,55 @@
+"""Weights that are made: read back as safetensors says, the same every time, and of the shapes that vLLM's own code asks for."""
+
+from __future__ import annotations
+
+import json
+import struct
+from math import sqrt
+from statistics import fmean, pstdev
+
+import pytest
+
+from vllm_repro.releases.weights import safetensors, tensors
+from vllm_repro.standin import StandIn
+
+MODEL = StandIn("mimo", ("full",), heads=4, kv_heads=2, head_dim=16, drafts=1, vocab=256)
+
+
+def numbers(content: bytes) -> list[float]:
+    return [struct.unpack("<f", b"\0\0" + content[at : at + 2])[0] for at in range(0, len(content), 2)]
+
+
+def test_the_file_is_what_safetensors_says() -> None:
+    content = safetensors(MODEL, 32)
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    assert size % 8 == 0
+    assert header.pop("__metadata__") == {"format": "pt"}
+    ends = [0]
+    for told in header.values():
+        first, last = told["data_offsets"]
+        count = told["shape"][0] * (told["shape"][1] if len(told["shape"]) > 1 else 1)
+        assert (first, last - first, told["dtype"]) == (ends[-1], 2 * count, "BF16")
+        ends.append(last)
+    assert len(content) == 8 + size + ends[-1]
+    assert header["model.layers.0.self_attn.k_proj.weight"]["shape"] == [32, 64]
+    assert header["model.mtp_layers.0.input_proj.weight"]["shape"] == [64, 128]
+    assert content == safetensors(MODEL, 32)
+
+
+def test_numbers_are_of_the_sizes_that_make_answers_depend_on_their_context() -> None:
+    found = {name: numbers(content) for name, _, content in tensors(MODEL, 32)}
+    assert set(found["model.norm.weight"]) == {1.0}
+    for name, scale in (
+        ("model.embed_tokens", 0.05),
+        ("model.layers.0.self_attn.v_proj", 2 / sqrt(64)),
+        ("lm_head", 8 / sqrt(64)),
+    ):
+        values = found[f"{name}.weight"]
+        assert pstdev(values) == pytest.approx(scale, rel=0.05)
+        assert abs(fmean(values)) < scale / 10
+
+
+def test_other_families_have_none() -> None:
+    with pytest.raises(ValueError, match="for mimo alone"):
+        list(tensors(StandIn(), 32))
