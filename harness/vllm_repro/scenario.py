@@ -162,11 +162,13 @@ class Lab(Dummy):
     """How a scenario goes to the lab: a real release on the CPU, with its CUDA parts replaced, and a model that a CPU can run.
 
     mechanism: the part of the lab's plugin that does it. arms: names of those that a run takes where none is named, since each boot is
-    half a minute of a CPU; all of them where this is empty.
+    half a minute of a CPU; all of them where this is empty. vllm: the release of a run that names none, where the scenario's own cannot be
+    installed.
     """
 
     mechanism: str
     arms: Sequence[str] = ()
+    vllm: str = ""
 
 
 @dataclass(frozen=True)
@@ -285,6 +287,11 @@ class Scenario:
         repository, _, number = self.issue.partition("#")
         return f"https://github.com/{repository}/issues/{number}"
 
+    @property
+    def try_in_lab(self) -> str:
+        """The release of a run in the lab that names none."""
+        return (self.lab.vllm if self.lab else "") or self.try_with
+
     def reported(self) -> ServeCommand:
         """The reported command, parsed."""
         return parse(self.command)
@@ -293,8 +300,11 @@ class Scenario:
         return next((arm for arm in self.arms if arm.name == name), None)
 
     def status_of(self, arm: Arm) -> Status:
-        """The scenario's status, with the arm's own bad releases where it has some. Raises ValueError where they are no specifier."""
-        return Status(arm.bad, self.status.good) if arm.bad else self.status
+        """The scenario's status, with the arm's own bad releases where it has some. Raises ValueError where they are no specifier.
+
+        An arm that changes the source is no release: where the change is what kills it, that releases are good says nothing of it.
+        """
+        return Status(arm.bad, "" if arm.patches else self.status.good) if arm.bad else self.status
 
     @property
     def loads(self) -> tuple[Load, ...]:

@@ -29,6 +29,7 @@ from vllm_repro.output import checks
 from vllm_repro.patch import Patch
 from vllm_repro.scenario import Arm, Dummy, Edit, Lab, Model, Needs, Scenario, Status
 from vllm_repro.sizes import flag, sized
+from vllm_repro.sparse_prefill import sparse_prefill_outgrown
 from vllm_repro.throughput import throughput
 from vllm_repro.verdict import Expected
 from vllm_repro.workload import Step, chat, completion, conversation, pause, together
@@ -62,6 +63,7 @@ __all__ = [
     "sent_with",
     "signature",
     "sized",
+    "sparse_prefill_outgrown",
     "throughput",
     "together",
     "untriggered",

@@ -41,20 +41,20 @@ PART = Replaced("vllm.a.b", "vllm/a.py", "0" * 64, "there is no | GPU", "none")
 REHEARSAL = next(folder for folder in EXAMPLES if folder.name.endswith("-rehearsal"))
 
 
-def launch_of(arm: str, facts: Path | None = None) -> Launch:
+def launch_of(arm: str) -> Launch:
     chosen = TQ.arm(arm)
     assert chosen is not None
-    return lab_launch(TQ, chosen, vllm=("/r/bin/vllm",), plugin=PLUGIN, model=Path("/m/tiny"), facts=facts, port=8001)
+    vllm, version = ("/r/bin/vllm",), TQ.try_with
+    return lab_launch(TQ, chosen, vllm=vllm, version=version, plugin=PLUGIN, model=Path("/m/tiny"), port=8001)
 
 
 def server(tmp_path: Path) -> LabServer:
-    made = LabServer(("true",), port=1, log=tmp_path / "log", env={}, kind=ServerKind.LAB, evidence=Evidence.LAB)
-    made.facts, made.untried = tmp_path / "lab.json", {}
-    return made
+    log, kind, evidence = tmp_path / "reported-1.log", ServerKind.LAB, Evidence.LAB
+    return LabServer(("true",), port=1, log=log, env={}, kind=kind, evidence=evidence, untried={})
 
 
 def test_every_change_of_the_reported_command_is_listed_with_its_reason() -> None:
-    launch = launch_of("reported", Path("/run/lab.json"))
+    launch = launch_of("reported")
     assert TQ.lab is not None
     for change in TQ.lab.changes:
         assert f"{change}: {change.why}" in launch.differences
@@ -64,7 +64,6 @@ def test_every_change_of_the_reported_command_is_listed_with_its_reason() -> Non
     assert launch.command.get("--tool-call-parser") == "qwen3_coder"
     assert not launch.command.has("--gpu-memory-utilization")
     assert (launch.kind, launch.evidence) == (ServerKind.LAB, Evidence.LAB)
-    assert launch.env["REPRO_LAB_FACTS"] == "/run/lab.json"
     assert launch.env["PYTHONPATH"] == str(PLUGIN)
 
 
@@ -101,7 +100,7 @@ def test_a_scenario_without_a_lab_says_what_else_there_is() -> None:
     with pytest.raises(UsageError, match="does not say how it goes to the lab"):
         LabSite(Options(), other)
     with pytest.raises(UsageError, match="does not say how it goes to the lab"):
-        lab_launch(other, other.arms[0], vllm=("vllm",), plugin=PLUGIN, model=Path("/m"), facts=None, port=1)
+        lab_launch(other, other.arms[0], vllm=("v",), version="0.28.0", plugin=PLUGIN, model=Path("/m"), port=1)
 
 
 def test_weights_of_ones_own_do_not_go_there() -> None:
@@ -124,7 +123,7 @@ def test_show_lists_what_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_what_the_plugin_wrote(tmp_path: Path) -> None:
-    path = tmp_path / "lab.json"
+    path = tmp_path / "reported-1.lab.json"
     assert read_replaced(path) == ()
     path.write_text(json.dumps({"mechanism": "m", "replaced": [vars(PART)]}), encoding="utf-8")
     assert read_replaced(path) == (PART,)
