@@ -83,8 +83,8 @@ def test_two_ranks_each_tell_what_they_found(site: LabSite, tmp_path: Path) -> N
         assert rank.argv[rank.argv.index("--node-rank") :][:2] == options
         assert list(rank.patched) == ["vllm/models/deepseek_v4/nvidia/flashmla.py"]
         assert rank.env["REPRO_LAB_FACTS"] == str(rank.facts)
-        assert rank.env["REPRO_LAB_PATCHED"] == "vllm/models/deepseek_v4/nvidia/flashmla.py"
         assert rank.env["REPRO_LAB_MECHANISM"] == "deepseek"
+        assert rank.env["TRITON_INTERPRET"] == "1"
         assert (rank.env["GLOO_SOCKET_IFNAME"], rank.env["OMP_NUM_THREADS"]) == ("lo", "1")
     assert isinstance(ranks[1], LabServer)
     assert "--headless" in ranks[1].argv
