@@ -36,12 +36,12 @@ def numbers(*values: int) -> torch.Tensor:
 def gathered(ops: Any) -> str:
     different = values = 0
     for block_size, lengths, last, offset in (
-        (64, (70, 131), None, 0),
-        (64, (200, 77), (140, 77), 5),
+        (16, (70, 131), None, 0),
+        (16, (150, 77), (140, 77), 5),
         (2, (9, 4), None, 0),
     ):
-        cache = filled(ops, 10, block_size)
-        table = torch.randperm(10)[: 2 * -(-max(lengths) // block_size)].view(2, -1).to(torch.int32)
+        cache = filled(ops, 20, block_size)
+        table = torch.randperm(20)[: 2 * -(-max(lengths) // block_size)].view(2, -1).to(torch.int32)
         own, stand_in = (torch.zeros(2, 210, SIZE, dtype=torch.bfloat16) for _ in range(2))
         for gather, out in ((ops.dequantize_and_gather_k_cache, own), (ours.gather, stand_in)):
             gather(out, cache, numbers(*lengths), last and numbers(*last), table, block_size, offset)
@@ -53,17 +53,17 @@ def gathered(ops: Any) -> str:
 def combined(ops: Any) -> str:
     different = indices = 0
     for ratio, top_k in ((1, 0), (4, 512), (128, 128)):
-        chosen = torch.full((260, max(top_k, 1)), -1, dtype=torch.int32)
-        for token, place in enumerate((*range(240, 300), *range(200))):
+        chosen = torch.full((60, max(top_k, 1)), -1, dtype=torch.int32)
+        for token, place in enumerate((*range(280, 300), *range(40))):
             count = min((place + 1) // ratio, top_k)
             chosen[token, :count] = torch.randperm(max(count, 1))[:count].to(torch.int32)
         before = 75 if top_k else 0
         width = -(-(top_k + WINDOW) // 128) * 128
         found = []
         for combine in (ops.combine_topk_swa_indices, ours.combine):
-            out = (torch.empty(260, width, dtype=torch.int32), torch.empty(260, dtype=torch.int32))
-            starts, lengths, last = numbers(7, 67, 267), numbers(300, 200), numbers(187, 200)
-            found.append(combine(chosen, starts, lengths, last, WINDOW, ratio, top_k, before + 200, before, out))
+            out = (torch.empty(60, width, dtype=torch.int32), torch.empty(60, dtype=torch.int32))
+            starts, lengths, last = numbers(7, 27, 67), numbers(300, 40), numbers(147, 40)
+            found.append(combine(chosen, starts, lengths, last, WINDOW, ratio, top_k, before + 150, before, out))
         different += sum(int((one != other).sum()) for one, other in zip(*found, strict=True))
         indices += found[0][0].numel()
     return f"{different} of {indices} indices differ"
@@ -72,8 +72,8 @@ def combined(ops: Any) -> str:
 def attended(ops: Any) -> str:
     """Of a whole prompt: gathered, combined and attended to by the stand-ins, and token by token by vLLM's kernel for CPUs."""
     tokens, heads, scale = 200, 8, SIZE**-0.5
-    windows, compressed = filled(ops, 8, 64), filled(ops, 4, 64)
-    table, others = torch.tensor([[5, 2, 7, 0]], dtype=torch.int32), torch.tensor([[3, 1]], dtype=torch.int32)
+    windows, compressed = filled(ops, 4, 64), filled(ops, 2, 64)
+    table, others = torch.tensor([[3, 1, 2, 0]], dtype=torch.int32), torch.tensor([[1, 0]], dtype=torch.int32)
     q, sink = torch.randn(tokens, heads, SIZE, dtype=torch.bfloat16), torch.randn(heads)
     place = torch.arange(tokens)
     seen = (place + 1).clamp(max=WINDOW)

@@ -72,5 +72,5 @@ def test_the_stand_ins_do_what_the_kernels_do(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     gathered, combined, answers = done.stdout.splitlines()[-3:]
     assert gathered.startswith("0 of ")
-    assert combined == "0 of 266240 indices differ"
+    assert combined == "0 of 61440 indices differ"
     assert answers.startswith("0 of 1638400 answers differ")
