@@ -286,3 +286,34 @@ def test_a_request_that_a_death_left_unanswered_had_reached_the_engine(tmp_path:
     assert conclusion.outcome is Outcome.OTHER_CRASH
     assert conclusion.trigger.crossed
     assert "the engine died with it in flight" in conclusion.trigger.evidence[0]
+
+
+def test_the_server_of_another_node_that_stays_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds its GPU, and "the process is there" would say nothing of the engine."""
+    ranks = [tmp_path / f"log.rank{rank}.log" for rank in (1, 2)]
+    for log in ranks:
+        log.write_text("up\n", encoding="utf-8")
+
+    def completions(exchange: Exchange) -> None:
+        exchange.fake.write(FATAL)
+        exchange.fake.ended.set()
+        exchange.reset()
+
+    async def outlasting(_: FakeVllm, seconds: float) -> tuple[int, ...]:
+        assert seconds > 3.0  # of a worker that died the server ends within so many
+        with ranks[1].open("a", encoding="utf-8") as log:
+            log.write("a last word\n")
+        return (1, 2)
+
+    monkeypatch.setattr(FakeVllm, "outlasting", outlasting)
+    monkeypatch.setattr(FakeVllm, "rank_logs", property(lambda _: tuple(ranks)))
+    conclusion = concluded(tmp_path, {"/v1/completions": completions})
+    assert [(one.rank, one.silent) for one in conclusion.outlasted] == [(1, True), (2, False)]
+    ended = read(tmp_path / "journal.jsonl").first("trial-ended")
+    assert ended is not None
+    assert ended["rank_logs"] == ["logs/log.rank1.log", "logs/log.rank2.log"]
+    assert [one["rank"] for one in ended["outlasted"]] == [1, 2]
+
+
+def test_of_a_server_that_lived_nobody_stays(tmp_path: Path) -> None:
+    assert concluded(tmp_path, {}).outlasted == ()

@@ -19,7 +19,7 @@ from vllm_repro.autopsy.signature import How, compare
 from vllm_repro.client import Answer
 from vllm_repro.commands.command import ServeCommand
 from vllm_repro.deathsigns import Channel, DeathSign
-from vllm_repro.outcome import Death, Outcome, TrialFacts, classify
+from vllm_repro.outcome import Death, Outcome, Outlasted, TrialFacts, classify
 from vllm_repro.output import Said, Weights, judge
 from vllm_repro.scenario import Scenario
 from vllm_repro.servers.base import Evidence, Exit, ServerFacts, ServerKind
@@ -37,6 +37,7 @@ class Seen:
 
     After the workload: doing, what the engine was asked for last; later, the answers to it that went wrong; said, its answers to the output
     check. stand_in: the model that was made to be served, if one was.
+    outlasted: the servers of further nodes that stayed when the first one was gone.
     """
 
     facts: ServerFacts | None = None
@@ -57,6 +58,7 @@ class Seen:
     doing: str = ""
     later: list[Answer] = field(default_factory=list)
     said: list[Said] = field(default_factory=list)
+    outlasted: tuple[Outlasted, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class Conclusion:
     during: str = ""
     weights: Weights | None = None
     imported: tuple[str, ...] = ()
+    outlasted: tuple[Outlasted, ...] = ()
 
     def as_fields(self) -> dict[str, Any]:
         """For the journal: plain values under the names of `report.json`."""
@@ -112,6 +115,7 @@ class Conclusion:
             "during": self.during,
             "weights": self.weights,
             "imported": list(self.imported),
+            "outlasted": [asdict(one) for one in self.outlasted],
         }
 
 
@@ -161,6 +165,7 @@ def assess(
         seen.doing if death is not None or outcome is Outcome.HANG else "",
         weights,
         tuple(dict.fromkeys(str(one.values["file"]) for one in observed(_lines(log)) if one.kind == "imported")),
+        seen.outlasted,
     )
 
 

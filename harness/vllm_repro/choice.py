@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.launch import Weights
-from vllm_repro.machine import Gpu, gpus
+from vllm_repro.machine import Gpu, gpus, memory_gb
 from vllm_repro.releases.localvllm import local_vllm
 from vllm_repro.releases.provision import ReleaseCache
 from vllm_repro.releases.tinymodel import cached_model
@@ -21,7 +21,17 @@ from vllm_repro.servers.base import ServerKind
 from vllm_repro.servers.docker_engine import connect, image_facts
 from vllm_repro.standin import StandIn
 
-__all__ = ["Choice", "Options", "choose", "default_image", "lacking", "needs_of", "stand_in_of", "weights_for"]
+__all__ = [
+    "Choice",
+    "Options",
+    "choose",
+    "default_image",
+    "lacking",
+    "needs_of",
+    "stand_in_of",
+    "usual_release",
+    "weights_for",
+]
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,11 @@ def default_image(scenario: Scenario, version: str) -> str:
     return f"{repository}:v{version.partition('+')[0]}"  # a tag cannot hold a build's own suffix
 
 
+def usual_release(scenario: Scenario, kind: ServerKind) -> str | None:
+    """The release of a run that names none; None where the server decides."""
+    return {ServerKind.REHEARSAL: scenario.try_with, ServerKind.LAB: scenario.try_in_lab}.get(kind)
+
+
 def lacking(needs: Needs, here: tuple[Gpu, ...]) -> str:
     """What this machine lacks, as a sentence; empty where nothing is."""
     if len(here) < needs.gpus:
@@ -69,6 +84,8 @@ def lacking(needs: Needs, here: tuple[Gpu, ...]) -> str:
             return f"the scenario needs {needs}; {gpu.name} has {gpu.memory_gb:g} GB"
         if needs.capability and gpu.capability and gpu.capability < needs.capability:
             return f"the scenario needs {needs}; {gpu.name} has capability {gpu.capability:g}"
+    if needs.memory_gb * 0.9 > memory_gb():  # part of what is installed is the system's
+        return f"the scenario needs {needs}, and this machine has {memory_gb():g} GB"
     return ""
 
 
@@ -115,6 +132,8 @@ def choose(scenario: Scenario, options: Options, *, download: bool = True) -> Ch
         return Choice(ServerKind.ATTACH, "a URL was given")
     needs = needs_of(scenario, options)
     missing = lacking(needs, gpus())
+    # Where a CPU's bug goes to the lab, a release as it is installed here lacks something for it.
+    alone = not needs.gpus and scenario.lab is None
     if missing and not lacking(needs_of(scenario, replace(options, weights="dummy")), gpus()):
         missing += "; --weights dummy runs on it"
     docker = _docker_has(scenario, options, missing)
@@ -123,7 +142,7 @@ def choose(scenario: Scenario, options: Options, *, download: bool = True) -> Ch
     if options.image:
         return Choice(ServerKind.DOCKER, "an image was given")
     if not missing:
-        if options.vllm and not needs.gpus:
+        if options.vllm and alone:
             return Choice(
                 ServerKind.PROCESS, f"vLLM {options.vllm} runs on this CPU, which is all that the scenario needs"
             )
@@ -133,7 +152,7 @@ def choose(scenario: Scenario, options: Options, *, download: bool = True) -> Ch
                 ServerKind.PROCESS,
                 f"vllm {found.version or ''} is installed here, with what the scenario needs".replace("  ", " "),
             )
-        if not needs.gpus and ReleaseCache().get(scenario.try_with):
+        if alone and ReleaseCache().get(scenario.try_with):
             return Choice(
                 ServerKind.PROCESS,
                 f"vLLM {scenario.try_with} is in the cache, and a CPU is all that the scenario needs",
@@ -141,7 +160,7 @@ def choose(scenario: Scenario, options: Options, *, download: bool = True) -> Ch
         why = "no vllm is installed here, and no image of it" if not needs.gpus else "no vllm is installed here"
     else:
         why = missing
-    version = options.vllm or scenario.try_with
+    version = options.vllm or scenario.try_in_lab
     if scenario.lab is not None and not options.model and options.weights != "real":
         if download or ReleaseCache().get(version):
             return Choice(ServerKind.LAB, why)

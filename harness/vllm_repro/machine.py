@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import psutil
 
-__all__ = ["Gpu", "Machine", "gpus", "look"]
+__all__ = ["Gpu", "Machine", "gpus", "look", "memory_gb"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,11 @@ def gpus() -> tuple[Gpu, ...]:
     return tuple(found)
 
 
+def memory_gb() -> float:
+    """The host's memory in GB of 2**30 bytes."""
+    return round(psutil.virtual_memory().total / 2**30, 1)
+
+
 def _number(text: str) -> float | None:
     try:
         return float(text)
@@ -68,6 +73,6 @@ def look() -> Machine:
         f"{platform.system()} {platform.release()} {platform.machine()}",
         platform.python_version(),
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        round(psutil.virtual_memory().total / 2**30, 1),
+        memory_gb(),
         gpus(),
     )

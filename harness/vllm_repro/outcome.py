@@ -13,7 +13,7 @@ from enum import StrEnum
 from vllm_repro.autopsy.signature import How
 from vllm_repro.trigger import Finding
 
-__all__ = ["Death", "Outcome", "TrialFacts", "classify"]
+__all__ = ["Death", "Outcome", "Outlasted", "TrialFacts", "classify"]
 
 
 class Outcome(StrEnum):
@@ -46,6 +46,19 @@ class Death:
     signature: How | None
     channels: tuple[str, ...]
     ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outlasted:
+    """A further node's server that stayed when the first one was gone. Times in seconds.
+
+    watched_s: how long after it was still there. silent: whether its log had no new line in that time. ended_s: what it took to end it.
+    """
+
+    rank: int
+    watched_s: float
+    silent: bool
+    ended_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from vllm_repro.choice import Choice, Options, choose
+from vllm_repro.choice import Choice, Options, choose, usual_release
 from vllm_repro.errors import InfraError, ReproError, Unsupported
 from vllm_repro.outcome import Outcome
 from vllm_repro.report.model import ArmReport, RunReport
@@ -136,8 +136,7 @@ class ScenarioItem(pytest.Item):
                     1,
                     default_out(),
                     f"pytest scenarios -k '{self.name}'",
-                    options.vllm
-                    or (self.scenario.try_with if site.kind in (ServerKind.REHEARSAL, ServerKind.LAB) else None),
+                    options.vllm or usual_release(self.scenario, site.kind),
                     os.environ.get("VLLM_API_KEY"),  # a server that we start takes it from the same environment
                 )
                 self.report = run(plan, lambda _: None, lambda *_: None, None)

@@ -169,13 +169,15 @@ class Lab(Dummy):
     mechanism: the part of the lab's plugin that does it. capture: what is done while CUDA graphs are captured: "guard" refuses what CUDA
     refuses then, "record" also replays the graphs while serving; where it is empty the same batches run and nothing looks on. weights:
     "made" where answers are to be compared, which dummy ones do not allow (`vllm_repro.releases.weights`). arms: names of those that a run
-    takes where none is named, since each boot is half a minute of a CPU; all of them where this is empty.
+    takes where none is named, since each boot is half a minute of a CPU; all of them where this is empty. vllm: the release of a run
+    that names none, where the scenario's own cannot be installed.
     """
 
     mechanism: str
     capture: Capture = ""
     weights: LabWeights = "dummy"
     arms: Sequence[str] = ()
+    vllm: str = ""
 
 
 @dataclass(frozen=True)
@@ -296,6 +298,11 @@ class Scenario:
         repository, _, number = self.issue.partition("#")
         return f"https://github.com/{repository}/issues/{number}"
 
+    @property
+    def try_in_lab(self) -> str:
+        """The release of a run in the lab that names none."""
+        return (self.lab.vllm if self.lab else "") or self.try_with
+
     def reported(self) -> ServeCommand:
         """The reported command, parsed."""
         return parse(self.command)
@@ -304,8 +311,11 @@ class Scenario:
         return next((arm for arm in self.arms if arm.name == name), None)
 
     def status_of(self, arm: Arm) -> Status:
-        """The scenario's status, with the arm's own bad releases where it has some. Raises ValueError where they are no specifier."""
-        return Status(arm.bad, self.status.good) if arm.bad else self.status
+        """The scenario's status, with the arm's own bad releases where it has some. Raises ValueError where they are no specifier.
+
+        An arm that changes the source is no release: where the change is what kills it, that releases are good says nothing of it.
+        """
+        return Status(arm.bad, "" if arm.patches else self.status.good) if arm.bad else self.status
 
     @property
     def loads(self) -> tuple[Load, ...]:

@@ -6,6 +6,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from vllm_repro.assess import Conclusion
@@ -28,7 +29,7 @@ from vllm_repro.servers.docker_engine import connect, image_facts, our_labels
 from vllm_repro.servers.process import ProcessServer, free_port
 from vllm_repro.servers.ranked import RankedServer
 
-__all__ = ["Site", "make_site", "open_site"]
+__all__ = ["Site", "make_site", "open_site", "process_server"]
 
 Say = Callable[[str], None]
 
@@ -145,7 +146,7 @@ class RehearsalSite(Site):
 
     def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
         launch = self.launch(scenario, arm, self._ports.next())
-        return _process(launch, log)
+        return process_server(launch, log)
 
 
 class ProcessSite(Site):
@@ -197,7 +198,7 @@ class ProcessSite(Site):
 
     def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
         launch = self.launch(scenario, arm, self._ports.next())
-        return _process(launch, log, self.laid(arm).digests)
+        return process_server(launch, log, partial(ProcessServer, patched=self.laid(arm).digests))
 
     def laid(self, arm: Arm) -> Laid:
         if not arm.patches:
@@ -332,23 +333,22 @@ class _Unavailable(Server):
         return None
 
 
-def _process(launch: Launch, log: Path, patched: Mapping[str, str] | None = None) -> tuple[Launch, Server]:
-    """A server of this host, of as many processes as the command has nodes. patched: sha256 of each changed file of vLLM's source."""
+def process_server(
+    launch: Launch, log: Path, make: Callable[..., ProcessServer] = ProcessServer
+) -> tuple[Launch, Server]:
+    """A server of this host, of as many processes as the command has nodes. `make` takes what a `ProcessServer` does."""
     head, followers = over_nodes(launch, free_port()) if nodes_of(launch) > 1 else (launch, ())
-    first = ProcessServer(
-        head.argv, port=head.port, log=log, env=head.env, kind=head.kind, evidence=head.evidence, patched=patched
-    )
+    first = make(head.argv, port=head.port, log=log, env=head.env, kind=head.kind, evidence=head.evidence)
     if not followers:
         return head, first
     others = [
-        ProcessServer(
+        make(
             follower.argv,
             port=free_port(),
             log=log.with_suffix(f".rank{follower.rank}.log"),
             env=follower.env,
             kind=head.kind,
             evidence=head.evidence,
-            patched=patched,
         )
         for follower in followers
     ]

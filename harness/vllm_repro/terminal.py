@@ -16,7 +16,7 @@ from vllm_repro.assess import Conclusion
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.patched import untried_in
 from vllm_repro.report.speed import speed_lines
-from vllm_repro.report.wording import boundary, columns, death_line, engine_word, folded, seconds
+from vllm_repro.report.wording import boundary, columns, death_line, engine_word, folded, outlasted_line, seconds
 from vllm_repro.scenario import Arm
 
 __all__ = ["Progress", "summary"]
@@ -95,6 +95,8 @@ def summary(report: RunReport) -> str:
         lines += ["", telling[0].why]
         if seen := death_line(telling[0]):
             lines.append(f"  {seen}")
+        if stayed := outlasted_line(telling[0]):
+            lines.append(f"  {stayed}")
     lines += speed_lines(report.measured, rehearsal=report.rehearsal)
     lines += [
         "",

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from vllm_repro.errors import HarnessBug, ReproError, Unsupported
 from vllm_repro.journal import Journal
 from vllm_repro.launch import Launch
 from vllm_repro.measure import Measure
+from vllm_repro.outcome import Outlasted
 from vllm_repro.scenario import Arm, Scenario
 from vllm_repro.servers.base import Server, ServerFacts
 from vllm_repro.watch import Patience, Watch
@@ -31,6 +32,9 @@ from vllm_repro.work import Work
 __all__ = ["Trial", "run_trial"]
 
 T = TypeVar("T")
+
+_OUTLAST = 10.0
+"""Seconds that other nodes' servers have to follow the first one. One whose worker died ends within three."""
 
 
 @dataclass
@@ -86,7 +90,10 @@ async def run_trial(trial: Trial) -> Conclusion:
         cancelled = True
         trial.seen.cancelled = "the run was interrupted"
     finally:
+        ending = time.monotonic()
         _, interrupted = await _undisturbed(trial.server.stop())
+        took = time.monotonic() - ending
+        trial.seen.outlasted = tuple(replace(one, ended_s=round(took, 1)) for one in trial.seen.outlasted)
         cancelled = cancelled or interrupted
     # From here on the trial is over, and an interrupt must not take what it saw with it.
     conclusion, interrupted = await _undisturbed(
@@ -97,6 +104,7 @@ async def run_trial(trial: Trial) -> Conclusion:
         **trial.label,
         duration_s=time.time() - began,
         log=f"logs/{trial.log.name}",
+        rank_logs=[f"logs/{path.name}" for path in trial.server.rank_logs],
         **conclusion.as_fields(),
     )
     if cancelled or interrupted:
@@ -148,10 +156,20 @@ async def _boot_and_work(trial: Trial) -> None:
             if watch.dead.is_set():
                 trial.say("the engine died; waiting for the end of its log")
                 await watch.aftermath()
+                if watch.exit is not None:
+                    trial.seen.outlasted = await _outlasted(trial.server)
         finally:
             trial.seen.hung = watch.hung
             trial.seen.exit = watch.exit
             watch.stopping()
+
+
+async def _outlasted(server: Server) -> tuple[Outlasted, ...]:
+    """The other nodes' servers that do not follow the first one, which is gone."""
+    before = [path.stat().st_size for path in server.rank_logs]
+    ranks = await server.outlasting(_OUTLAST)
+    sizes = [path.stat().st_size for path in server.rank_logs]
+    return tuple(Outlasted(rank, _OUTLAST, sizes[rank - 1] == before[rank - 1]) for rank in ranks)
 
 
 async def _version(client: Client) -> str | None:

@@ -30,6 +30,7 @@ from vllm_repro.output import checks
 from vllm_repro.patch import Patch
 from vllm_repro.scenario import Arm, Dummy, Edit, Lab, Model, Needs, Scenario, Status
 from vllm_repro.sizes import flag, sized
+from vllm_repro.sparse_prefill import sparse_prefill_outgrown
 from vllm_repro.throughput import throughput
 from vllm_repro.trigger import Condition
 from vllm_repro.verdict import Expected
@@ -68,6 +69,7 @@ __all__ = [
     "sent_with",
     "signature",
     "sized",
+    "sparse_prefill_outgrown",
     "throughput",
     "together",
     "untriggered",

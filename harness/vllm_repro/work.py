@@ -58,6 +58,10 @@ class Work:
                 return
         await self.finish()
 
+    @property
+    def _in_lab(self) -> bool:
+        return self.trial.launch.kind is ServerKind.LAB
+
     async def finish(self) -> None:
         """The last word on whether the engine lives."""
         await self.canary()
@@ -96,8 +100,7 @@ class Work:
             one = [{"role": "user", "content": request.prompt}]
             return Prompt({"messages": one} if "chat" in request.endpoint else {"prompt": request.prompt}, 0, 0)
         command = self.trial.launch.command
-        in_lab = self.trial.launch.kind is ServerKind.LAB
-        tokens = resolve(request.prompt, command, in_lab=in_lab)
+        tokens = resolve(request.prompt, command, in_lab=self._in_lab)
         # The trial's number is in the seed: a second boot against an attached server must not meet its own cached prompt.
         trial = f"{self.trial.seed}/{self.trial.arm.name}/{self.trial.number}"
         seed = f"{trial}/{position}"
@@ -107,7 +110,7 @@ class Work:
                 return await self._next_turn(request, tokens, seed)
             if "chat" in request.endpoint:
                 return await build_chat(self.client, self.model, tokens, seed, fields=request.fields)
-            shared = resolve(request.shared, command, in_lab=in_lab)
+            shared = resolve(request.shared, command, in_lab=self._in_lab)
             return await build_completion(
                 self.client, self.model, tokens, seed, shared=shared, shared_seed=f"{trial}/shared"
             )
@@ -137,10 +140,11 @@ class Work:
         return self.watch.ended
 
     async def _send(self, request: Request, prompt: Prompt) -> None:
+        answer_tokens = resolve(request.max_tokens, self.trial.launch.command, in_lab=self._in_lab)
         body: dict[str, Any] = {
             "model": self.model,
             **prompt.body,
-            "max_tokens": request.max_tokens,
+            "max_tokens": answer_tokens,
             "temperature": 0,
             "stream": request.stream,
             **request.fields,
@@ -158,7 +162,7 @@ class Work:
             fields=extra,
             repeats=self._repeats(request),
             status=None,
-            answer_tokens=request.max_tokens,
+            answer_tokens=answer_tokens,
         )
         index = len(trial.seen.asked)
         trial.seen.asked.append(asked)
@@ -190,7 +194,7 @@ class Work:
         return min(self._shared(request), self.shared)
 
     def _shared(self, request: Request) -> int:
-        return resolve(request.shared, self.trial.launch.command, in_lab=self.trial.launch.kind is ServerKind.LAB)
+        return resolve(request.shared, self.trial.launch.command, in_lab=self._in_lab)
 
     def _take_answer(self, index: int, asked: Asked, answer: Answer, *, died: bool) -> None:
         trial, usage = self.trial, answer.usage

@@ -51,7 +51,7 @@ class Request:
 
     endpoint: str
     prompt: int | Size | str
-    max_tokens: int = 8
+    max_tokens: int | Size = 8
     stream: bool = True
     name: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -98,12 +98,12 @@ class Pause:
 Step = Request | Together | Conversation | Pause
 
 
-def _checked(prompt: int | Size | str, max_tokens: int) -> None:
+def _checked(prompt: int | Size | str, max_tokens: int | Size) -> None:
     if isinstance(prompt, str) and re.fullmatch(r"\s*[\d.,_]+\s*[kKmM]?\s*", prompt):
         raise ValueError(f"the prompt {prompt!r} is a text; a size in tokens is a number without quotes")
     if isinstance(prompt, int) and prompt < 1:
         raise ValueError(f"a prompt of {prompt} tokens cannot be sent")
-    if max_tokens < 1:
+    if isinstance(max_tokens, int) and max_tokens < 1:
         raise ValueError(f"max_tokens={max_tokens}: the server needs at least 1")
 
 
@@ -118,7 +118,7 @@ def _frozen(value: Any) -> Any:
 
 
 def chat(
-    *, prompt: int | Size | str, max_tokens: int = 8, stream: bool = True, name: str = "", **fields: Any
+    *, prompt: int | Size | str, max_tokens: int | Size = 8, stream: bool = True, name: str = "", **fields: Any
 ) -> Request:
     """A chat completion with one user message; `prompt` counts the chat template too."""
     _checked(prompt, max_tokens)
@@ -129,7 +129,7 @@ def completion(
     *,
     prompt: int | Size | str,
     shared: int | Size = 0,
-    max_tokens: int = 8,
+    max_tokens: int | Size = 8,
     stream: bool = False,
     name: str = "",
     **fields: Any,
@@ -148,7 +148,7 @@ def conversation(
     first: int | Size,
     adds: Sequence[int],
     tools: Sequence[Mapping[str, Any]] = (),
-    max_tokens: int = 8,
+    max_tokens: int | Size = 8,
     stream: bool = True,
     name: str = "turn",
 ) -> Conversation:

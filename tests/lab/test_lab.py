@@ -41,20 +41,20 @@ PART = Replaced("vllm.a.b", "vllm/a.py", "0" * 64, "there is no | GPU", "none")
 REHEARSAL = next(folder for folder in EXAMPLES if folder.name.endswith("-rehearsal"))
 
 
-def launch_of(arm: str, facts: Path | None = None) -> Launch:
+def launch_of(arm: str) -> Launch:
     chosen = TQ.arm(arm)
     assert chosen is not None
-    return lab_launch(TQ, chosen, vllm=("/r/bin/vllm",), plugin=PLUGIN, model=Path("/m/tiny"), facts=facts, port=8001)
+    vllm, version = ("/r/bin/vllm",), TQ.try_with
+    return lab_launch(TQ, chosen, vllm=vllm, version=version, plugin=PLUGIN, model=Path("/m/tiny"), port=8001)
 
 
 def server(tmp_path: Path) -> LabServer:
-    made = LabServer(("true",), port=1, log=tmp_path / "log", env={}, kind=ServerKind.LAB, evidence=Evidence.LAB)
-    made.facts, made.untried = tmp_path / "lab.json", {}
-    return made
+    log, kind, evidence = tmp_path / "reported-1.log", ServerKind.LAB, Evidence.LAB
+    return LabServer(("true",), port=1, log=log, env={}, kind=kind, evidence=evidence, untried={})
 
 
 def test_every_change_of_the_reported_command_is_listed_with_its_reason() -> None:
-    launch = launch_of("reported", Path("/run/lab.json"))
+    launch = launch_of("reported")
     assert TQ.lab is not None
     for change in TQ.lab.changes:
         assert f"{change}: {change.why}" in launch.differences
@@ -64,7 +64,6 @@ def test_every_change_of_the_reported_command_is_listed_with_its_reason() -> Non
     assert launch.command.get("--tool-call-parser") == "qwen3_coder"
     assert not launch.command.has("--gpu-memory-utilization")
     assert (launch.kind, launch.evidence) == (ServerKind.LAB, Evidence.LAB)
-    assert launch.env["REPRO_LAB_FACTS"] == "/run/lab.json"
     assert launch.env["PYTHONPATH"] == str(PLUGIN)
 
 
@@ -96,8 +95,8 @@ def test_a_capture_that_is_looked_at_captures_the_full_graphs(capture: Capture) 
     def launched(arm: str) -> Launch:
         chosen = TQ.arm(arm)
         assert chosen is not None
-        folders = {"plugin": PLUGIN, "model": Path("/m/tiny"), "facts": None}
-        return lab_launch(TQ, chosen, vllm=("vllm",), **folders, port=1, capture=capture)  # type: ignore[arg-type]  # by name
+        release = {"vllm": ("vllm",), "version": "0.23.0"}
+        return lab_launch(TQ, chosen, **release, plugin=PLUGIN, model=Path("/m"), port=1, capture=capture)  # type: ignore[arg-type]  # by name
 
     launch = launched("reported")
     assert launch.env["REPRO_LAB_CAPTURE"] == capture
@@ -118,9 +117,17 @@ def test_the_command_line_asks_for_more_than_the_scenario_and_never_for_less() -
     assert [capture_of(recording, options) for options in (Options(), Options(guard=True))] == ["record", "record"]
 
 
+def test_a_mechanism_that_captures_by_itself_is_not_guarded() -> None:
+    lab = find("dsv4-tp2").lab
+    assert lab is not None
+    assert capture_of(lab, Options()) == ""
+    with pytest.raises(UsageError, match="mechanism deepseek"):
+        capture_of(lab, Options(guard=True))
+
+
 def test_weights_that_were_made_are_loaded() -> None:
     wrong = find("tq-mtp-wrong-tokens")
-    launch = lab_launch(wrong, wrong.arms[0], vllm=("vllm",), plugin=PLUGIN, model=Path("/m"), facts=None, port=1)
+    launch = lab_launch(wrong, wrong.arms[0], vllm=("v",), version="0.24.0", plugin=PLUGIN, model=Path("/m"), port=1)
     assert not launch.command.has("--load-format")
     assert any("by which each token depends on all before it" in text for text in launch.differences)
 
@@ -135,7 +142,7 @@ def test_a_scenario_without_a_lab_says_what_else_there_is() -> None:
     with pytest.raises(UsageError, match="does not say how it goes to the lab"):
         LabSite(Options(), other)
     with pytest.raises(UsageError, match="does not say how it goes to the lab"):
-        lab_launch(other, other.arms[0], vllm=("vllm",), plugin=PLUGIN, model=Path("/m"), facts=None, port=1)
+        lab_launch(other, other.arms[0], vllm=("v",), version="0.28.0", plugin=PLUGIN, model=Path("/m"), port=1)
 
 
 def test_weights_of_ones_own_do_not_go_there() -> None:
@@ -158,7 +165,7 @@ def test_show_lists_what_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_what_the_plugin_wrote(tmp_path: Path) -> None:
-    path = tmp_path / "lab.json"
+    path = tmp_path / "reported-1.lab.json"
     assert read_replaced(path) == ()
     path.write_text(json.dumps({"mechanism": "m", "replaced": [vars(PART)]}), encoding="utf-8")
     assert read_replaced(path) == (PART,)

@@ -37,7 +37,7 @@ def arm(name: str) -> Arm:
 
 def launch_of(name: str) -> Launch:
     return lab_launch(
-        SCO, arm(name), vllm=("/r/bin/vllm",), plugin=PLUGIN, model=Path("/m/tiny"), facts=None, port=8001
+        SCO, arm(name), vllm=("/r/bin/vllm",), version="0.21.0", plugin=PLUGIN, model=Path("/m/tiny"), port=8001
     )
 
 
@@ -47,11 +47,11 @@ def shape_of(scenario: Scenario) -> StandIn:
 
 
 def test_prompts_that_are_others_in_the_lab_are_among_the_differences() -> None:
-    said = "prompts of 5693 tokens in place of 90109, sized for the stand-in's blocks and its pool"
+    said = "prompts of 5693 tokens in place of 90109, sized for the stand-in"
     assert launch_of("reported").differences.count(said) == 1
     assert launch_of("near-miss-length").differences.count(said.replace("5693", "5664").replace("90109", "90112")) == 1
     assert not any(text.startswith("prompts of") for text in lab_launch(
-        TQ, TQ.arms[0], vllm=("v",), plugin=PLUGIN, model=Path("/m"), facts=None, port=1
+        TQ, TQ.arms[0], vllm=("v",), version="0.23.0", plugin=PLUGIN, model=Path("/m"), port=1
     ).differences)  # fmt: skip
 
 

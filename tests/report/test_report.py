@@ -15,7 +15,7 @@ from tests.golden_files import assert_golden
 from tests.report_examples import EXAMPLES, report
 from vllm_repro.errors import UsageError
 from vllm_repro.journal import Entry, read
-from vllm_repro.outcome import Outcome
+from vllm_repro.outcome import Outcome, Outlasted
 from vllm_repro.report.build import report_of
 from vllm_repro.report.escape import cell, fence
 from vllm_repro.report.files import FORMATS, render, write_reports
@@ -172,3 +172,23 @@ def test_a_change_that_no_process_imported_was_not_tried(imported: list[str] | N
         "reported: vllm/a.py"
     ]
     assert len(list(suite.iter("skipped"))) == (imported == [])
+
+
+def test_a_report_says_whose_server_stayed_and_where_each_log_is() -> None:
+    example = report(REHEARSAL)
+    arm = next(arm for arm in example.arms if arm.trials[0].death)
+    trial = replace(
+        arm.trials[0],
+        rank_logs=("logs/reported-1.rank1.log",),
+        outlasted=(Outlasted(1, 10.0, silent=True, ended_s=9.04),),
+    )
+    ranked = replace(example, arms=tuple(replace(one, trials=(trial,)) if one is arm else one for one in example.arms))
+    jsonschema.validate(ranked.as_json(), SCHEMA)
+    said = (
+        "Rank 1's server stayed: it was still there 10 s after the first one was gone, without a word. "
+        "It was ended, which took 9.0 s."
+    )
+    assert said in markdown(ranked)
+    assert said in summary(ranked)
+    assert f"Logs by rank: {trial.log}, logs/reported-1.rank1.log." in markdown(ranked)
+    assert "server stayed" not in markdown(example)

@@ -76,3 +76,18 @@ def test_a_node_that_cannot_be_started_leaves_nothing(tmp_path: Path, monkeypatc
         return ranked.head.processes()
 
     assert asyncio.run(run()) == ()
+
+
+def test_a_node_that_stays_when_the_first_is_gone_is_named(tmp_path: Path) -> None:
+    async def run() -> tuple[tuple[int, ...], tuple[int, ...]]:
+        ranked = server(tmp_path, "raise SystemExit(0)", "raise SystemExit(0)", SLEEP)
+        await ranked.start()
+        try:
+            await asyncio.wait_for(ranked.exited(), 20)
+            stayed = await ranked.outlasting(2.0)
+            await ranked.stop()
+            return stayed, await ranked.outlasting(2.0)
+        finally:
+            await ranked.stop()
+
+    assert asyncio.run(run()) == ((2,), ())

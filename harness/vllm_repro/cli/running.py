@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vllm_repro.choice import Choice, Options, choose
+from vllm_repro.choice import Choice, Options, choose, usual_release
 from vllm_repro.cli.options import number, seconds
 from vllm_repro.errors import UsageError
 from vllm_repro.leftovers import sweep
@@ -43,8 +43,6 @@ __all__ = [
 ]
 
 INTERRUPTED = 130
-_NAMED = (ServerKind.REHEARSAL, ServerKind.LAB)
-"""Kinds that run the release which the scenario names, where the command line names none."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ class Job:
 
     def version(self, kind: ServerKind) -> str | None:
         """The release that is asked for; None where the server decides."""
-        return self.options.vllm or (self.scenario.try_with if kind in _NAMED else None)
+        return self.options.vllm or usual_release(self.scenario, kind)
 
 
 def add_run_options(parser: argparse.ArgumentParser, *, arm: str, auto: bool = False) -> None:

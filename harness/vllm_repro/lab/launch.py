@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from vllm_repro.commands.command import ServeCommand
 from vllm_repro.errors import UsageError
+from vllm_repro.lab.plugin.vllm_repro_lab.parts import MECHANISMS
 from vllm_repro.launch import CPU_ENV, LOOPBACK, OFFLINE_ENV, Launch, Weights
 from vllm_repro.scenario import Arm, Capture, Scenario
 from vllm_repro.servers.base import Evidence, ServerKind
@@ -41,7 +42,15 @@ def graph_mode(command: ServeCommand) -> str:
 
 def sized_for_lab(steps: Sequence[Step]) -> list[Size]:
     """The sizes of prompts that are others in the lab, each once and in order."""
-    sizes = (request.prompt for request in requests_of(tuple(steps)))
+    return _others(request.prompt for request in requests_of(tuple(steps)))
+
+
+def answers_for_lab(steps: Sequence[Step]) -> list[Size]:
+    """The same of answers."""
+    return _others(request.max_tokens for request in requests_of(tuple(steps)))
+
+
+def _others(sizes: Iterable[Size | int | str]) -> list[Size]:
     return list(dict.fromkeys(size for size in sizes if isinstance(size, Size) and size.lab is not None))
 
 
@@ -62,14 +71,15 @@ def lab_launch(
     arm: Arm,
     *,
     vllm: tuple[str, ...],
+    version: str,
     plugin: Path,
     model: Path,
-    facts: Path | None,
     port: int,
     capture: Capture | None = None,
 ) -> Launch:
-    """`vllm` is how the release's command is called, which has the arm's patches already; the plugin in the folder `plugin` writes what it
-    replaces to `facts`. capture: what is done while graphs are captured, where it is not what the scenario says.
+    """`vllm` is how the command of release `version` is called, which has the arm's patches already. The plugin is in the folder `plugin`.
+
+    capture: what is done while graphs are captured, where it is not what the scenario says.
 
     Raises `UsageError` for a scenario that does not say how it goes to the lab.
     """
@@ -83,12 +93,21 @@ def lab_launch(
         command = command.with_flags(_FULL_GRAPHS)
     differences = [
         "LAB: vLLM's own code on a CPU; server.replaced names each part that stands in for CUDA",
+        *(
+            [f"vLLM {version} in place of the reported {scenario.try_with}, which cannot be installed here"]
+            if lab.vllm and version != scenario.try_with
+            else []
+        ),
         f"model: {_WEIGHTS[lab.weights]} in the shape {stand_in}, in place of the reported one ({lab.why})",
         *(f"{change}: {change.why}" for change in lab.changes),
         *([f"with {_FULL_GRAPHS}: {_WHY_FULL}"] if full else []),
         *(
-            f"prompts of {size.lab} tokens in place of {size.plus}, sized for the stand-in's blocks and its pool"
+            f"prompts of {size.lab} tokens in place of {size.plus}, sized for the stand-in"
             for size in sized_for_lab(scenario.workload_of(arm))
+        ),
+        *(
+            f"answers of up to {size.lab} tokens in place of {size.plus}, since a CPU takes a second for each"
+            for size in answers_for_lab(scenario.workload_of(arm))
         ),
         *(
             f"{edit.in_lab} in place of {edit.words.removeprefix('with ')}, sized for the stand-in's pool"
@@ -114,9 +133,9 @@ def lab_launch(
         "TORCHDYNAMO_DISABLE": "1",
         "PYTHONPATH": str(plugin),
         "REPRO_LAB_MECHANISM": lab.mechanism,
+        **MECHANISMS[lab.mechanism].env,
         **({"REPRO_LAB_CAPTURE": capture} if capture else {}),
         **({"REPRO_LAB_GRAPHS": graph_mode(command)} if graph_mode(command) else {}),
-        **({"REPRO_LAB_FACTS": str(facts)} if facts is not None else {}),
         **(witness_env({patch.file for patch in arm.patches}, str(plugin), str(WITNESS)) if arm.patches else {}),
     }
     argv = (*vllm, "serve", *command.argv())

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from vllm_repro.choice import Options
 from vllm_repro.errors import InfraError, Unsupported, UsageError
@@ -14,12 +16,12 @@ from vllm_repro.lab.plugin.vllm_repro_lab.parts import MECHANISMS
 from vllm_repro.lab.untried import untried
 from vllm_repro.launch import Launch
 from vllm_repro.releases.overlay import changed_files, overlay
-from vllm_repro.releases.provision import ReleaseCache, cache_root, provision
+from vllm_repro.releases.provision import Provisioned, ReleaseCache, cache_root, provision
 from vllm_repro.releases.tinymodel import cached_model
 from vllm_repro.scenario import Arm, Capture, Lab, Model, Scenario
 from vllm_repro.servers.base import Evidence, Replaced, Server, ServerFacts, ServerKind
 from vllm_repro.servers.process import ProcessServer, free_port
-from vllm_repro.site import Site
+from vllm_repro.site import Site, process_server
 
 __all__ = ["PLUGIN", "LabServer", "LabSite", "read_replaced", "shown"]
 
@@ -28,13 +30,23 @@ PLUGIN = Path(__file__).resolve().parent / "plugin"
 
 
 class LabServer(ProcessServer):
-    """A process whose plugin says, in the file `facts`, what it replaced.
+    """A process whose plugin says, in a file beside the log, what it replaced.
 
-    untried: what of the changes of vLLM's source the lab runs something else for, by file.
+    untried: what of the changes of vLLM's source the lab runs something else for, by file. The rest is what a `ProcessServer` takes.
     """
 
-    facts: Path
-    untried: Mapping[str, tuple[str, ...]]
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        untried: Mapping[str, tuple[str, ...]],
+        log: Path,
+        env: Mapping[str, str],
+        **more: Any,
+    ) -> None:
+        self.facts = log.with_suffix(".lab.json").absolute()
+        self.untried = untried
+        super().__init__(argv, log=log, env={**env, "REPRO_LAB_FACTS": str(self.facts)}, **more)
 
     def booted(self, facts: ServerFacts, *, ready: bool) -> ServerFacts:
         if ready and not self.facts.is_file():
@@ -76,7 +88,7 @@ class LabSite(Site):
                 "the lab serves dummy weights of the scenario's shape", hint="leave --model and --weights out"
             )
         self._port = options.port
-        self._version = options.vllm or scenario.try_with
+        self._version = options.vllm or scenario.try_in_lab
         self._lab, self._reported, self._scenario = scenario.lab, scenario.model, scenario
         self._capture = capture_of(scenario.lab, options)
 
@@ -99,44 +111,28 @@ class LabSite(Site):
         return ""
 
     def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:
+        return self._launch(scenario, arm, self._release, port)
+
+    def _launch(self, scenario: Scenario, arm: Arm, release: Provisioned, port: int) -> Launch:
+        vllm, version = release.argv_prefix, self._version
         return lab_launch(
             scenario,
             arm,
-            vllm=self._release.argv_prefix,
+            vllm=vllm,
+            version=version,
             plugin=PLUGIN,
             model=self._model,
-            facts=None,
             port=port,
             capture=self._capture,
         )
 
     def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
-        facts = log.with_suffix(".lab.json").absolute()
         release, digests = self._release, dict[str, str]()
         if arm.patches:
             overlaid = overlay(cache_root(), release, arm.patches, self._say)
             release, digests = overlaid.release, dict(overlaid.digests)
-        launch = lab_launch(
-            scenario,
-            arm,
-            vllm=release.argv_prefix,
-            plugin=PLUGIN,
-            model=self._model,
-            facts=facts,
-            port=self._port or free_port(),
-            capture=self._capture,
-        )
-        server = LabServer(
-            launch.argv,
-            port=launch.port,
-            log=log,
-            env=launch.env,
-            kind=self.kind,
-            evidence=self.evidence,
-            patched=digests,
-        )
-        server.facts, server.untried = facts, self._untried(arm)
-        return launch, server
+        launch = self._launch(scenario, arm, release, self._port or free_port())
+        return process_server(launch, log, partial(LabServer, patched=digests, untried=self._untried(arm)))
 
     def _untried(self, arm: Arm) -> dict[str, tuple[str, ...]]:
         folder, parts = self._release.pythonpath, MECHANISMS[self._lab.mechanism].parts_with(self._capture)
@@ -149,7 +145,7 @@ class LabSite(Site):
 
 def shown(scenario: Scenario, arm: Arm, options: Options, port: int) -> str:
     """The command, ready to paste, and below it what is replaced, as comments. The release is called `vllm` where it is not here yet."""
-    version = options.vllm or scenario.try_with
+    version = options.vllm or scenario.try_in_lab
     release = ReleaseCache().get(version)
     if release and arm.patches:
         release = overlay(cache_root(), release, arm.patches, lambda _: None).release
@@ -158,7 +154,9 @@ def shown(scenario: Scenario, arm: Arm, options: Options, port: int) -> str:
         raise no_lab(scenario)
     model = lab_model(scenario.lab, scenario.model)
     capture = capture_of(scenario.lab, options)
-    launch = lab_launch(scenario, arm, vllm=vllm, plugin=PLUGIN, model=model, facts=None, port=port, capture=capture)
+    launch = lab_launch(
+        scenario, arm, vllm=vllm, version=version, plugin=PLUGIN, model=model, port=port, capture=capture
+    )
     lines = [launch.render(), "", f"# LAB: vLLM {version} on the CPU. Replaced, and nothing else:"]
     for part in MECHANISMS[scenario.lab.mechanism].parts_with(capture):
         if part.effect:
@@ -167,7 +165,15 @@ def shown(scenario: Scenario, arm: Arm, options: Options, port: int) -> str:
 
 
 def capture_of(lab: Lab, options: Options) -> Capture:
-    """What is done while graphs are captured: what the scenario says, and more where the command line asks for more."""
+    """What is done while graphs are captured: what the scenario says, and more where the command line asks for more.
+
+    Raises `UsageError` where the scenario's mechanism does not go with it.
+    """
+    if (options.guard or options.record) and MECHANISMS[lab.mechanism].alone:
+        raise UsageError(
+            f"the guard has not been made to go with the lab's mechanism {lab.mechanism}",
+            hint="leave --guard and --record out",
+        )
     return "record" if options.record else lab.capture or ("guard" if options.guard else "")
 
 

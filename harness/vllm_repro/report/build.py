@@ -14,7 +14,7 @@ from typing import Any
 from vllm_repro.autopsy.signature import How
 from vllm_repro.errors import UsageError
 from vllm_repro.journal import Entry, Recording, read
-from vllm_repro.outcome import Death, Outcome
+from vllm_repro.outcome import Death, Outcome, Outlasted
 from vllm_repro.output import Held
 from vllm_repro.patch import Patch
 from vllm_repro.redact import Redactor, known_secrets
@@ -301,4 +301,6 @@ def _trial(entry: Entry, said: _Said) -> TrialReport:
         entry.get("during", ""),
         said.answers.get(trial, ()),
         said.output.get(trial, ""),
+        tuple(entry.get("rank_logs") or ()),
+        tuple(Outlasted(**one) for one in entry.get("outlasted") or ()),
     )

@@ -8,7 +8,7 @@ from vllm_repro.report.patched import changed_files, patched_section
 from vllm_repro.report.replaced import replaced_section
 from vllm_repro.report.speed import soak_section, speed_section
 from vllm_repro.report.table import arms_table
-from vllm_repro.report.wording import death_line
+from vllm_repro.report.wording import death_line, outlasted_line
 
 __all__ = ["environment_list", "markdown"]
 
@@ -69,7 +69,8 @@ def _expected(report: RunReport) -> str:
 def _death(arm: ArmReport, trial: TrialReport) -> str:
     death = trial.death
     assert death is not None
-    parts = [f"## The death in {code(arm.name)}", cell(death_line(trial))]
+    said = " ".join(filter(None, (death_line(trial), outlasted_line(trial))))
+    parts = [f"## The death in {code(arm.name)}", cell(said)]
     if death.exception:
         frames = "\n".join(f"  {frame}" for frame in death.frames[-15:])
         parts.append(fence(f"{frames}\n{death.exception}: {death.message}", "text"))
@@ -84,9 +85,14 @@ def _proof(arm: ArmReport) -> str:
         crossed = "crossed" if trial.trigger.crossed else "not crossed"
         boot = f" Boot: {cell(trial.boot)}." if trial.boot else ""
         lines.append(
-            f"- {code(arm.name)}, trial {trial.number}: {crossed}. {cell('; '.join(trial.trigger.evidence))}.{boot}"
+            f"- {code(arm.name)}, trial {trial.number}: {crossed}. {cell('; '.join(trial.trigger.evidence))}.{boot}{_logs(trial)}"
         )
     return "\n".join(lines)
+
+
+def _logs(trial: TrialReport) -> str:
+    """Of a server over several nodes: the log of each."""
+    return f" Logs by rank: {', '.join((trial.log, *trial.rank_logs))}." if trial.rank_logs else ""
 
 
 def _requests(report: RunReport) -> str:

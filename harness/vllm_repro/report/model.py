@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vllm_repro.outcome import Death, Outcome
+from vllm_repro.outcome import Death, Outcome, Outlasted
 from vllm_repro.patch import Patch
 from vllm_repro.redact import Redactor
 from vllm_repro.report.measured import Measured
@@ -40,6 +40,9 @@ class TrialReport:
     """HTTP results of the workload in the order of arrival, equal ones in a row as one."""
     output: str = ""
     """What the output check made of the answers, in a word or two; empty where none was made."""
+    rank_logs: tuple[str, ...] = ()
+    """Of further nodes, by rank from 1."""
+    outlasted: tuple[Outlasted, ...] = ()
 
     def as_json(self, measured: Measured | None, arm: str) -> dict[str, Any]:
         death = self.death
@@ -69,6 +72,8 @@ class TrialReport:
             "throughput": measured and measured.trial_json(arm, self.number),
             "soak": soak and asdict(soak),
             "log": self.log,
+            "rank_logs": list(self.rank_logs),
+            "outlasted": [asdict(one) for one in self.outlasted],
             "why": self.why,
             "during": self.during,
             "captured": dict(self.captured),

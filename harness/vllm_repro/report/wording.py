@@ -7,7 +7,17 @@ from collections.abc import Sequence
 from vllm_repro.outcome import Outcome
 from vllm_repro.report.model import TrialReport
 
-__all__ = ["boundary", "columns", "death_line", "engine_word", "folded", "latency", "rank_logs", "seconds"]
+__all__ = [
+    "boundary",
+    "columns",
+    "death_line",
+    "engine_word",
+    "folded",
+    "latency",
+    "outlasted_line",
+    "rank_logs",
+    "seconds",
+]
 
 
 def folded(trials: Sequence[TrialReport]) -> list[tuple[TrialReport, str]]:
@@ -70,6 +80,16 @@ def death_line(trial: TrialReport) -> str:
     during = f", after the workload, in {trial.during}" if trial.during else ""
     where = f" {_ranks(trial)}." if death.ranks else ""
     return f"Seen first by {death.detected_by} {latency(death.latency_s)}{then}. Phase: {trial.phase or 'unknown'}{during}.{where}"
+
+
+def outlasted_line(trial: TrialReport) -> str:
+    """`Rank 1's server stayed: it was still there 10 s after the first one was gone, without a word. It was ended, which took 9 s.`"""
+    told = []
+    for one in trial.outlasted:
+        silent = ", without a word" if one.silent else ""
+        stayed = f"it was still there {one.watched_s:g} s after the first one was gone{silent}"
+        told.append(f"Rank {one.rank}'s server stayed: {stayed}. It was ended, which took {seconds(one.ended_s)}.")
+    return " ".join(told)
 
 
 def _ranks(trial: TrialReport) -> str:

@@ -132,6 +132,10 @@ class Server(ABC):
         never: asyncio.Future[tuple[int, Exit]] = asyncio.get_running_loop().create_future()
         return await never
 
+    async def outlasting(self, seconds: float) -> tuple[int, ...]:
+        """The ranks of further nodes whose server is still there after so long; waits only for those that are."""
+        return ()
+
     def booted(self, facts: ServerFacts, *, ready: bool) -> ServerFacts:
         """`facts` with what only the booted server could tell. Called when it is ready, or will not be. Raises as `start` does."""
         return facts

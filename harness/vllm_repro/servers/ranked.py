@@ -64,6 +64,16 @@ class RankedServer(Server):
                 task.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
 
+    async def outlasting(self, seconds: float) -> tuple[int, ...]:
+        waits = [asyncio.ensure_future(follower.exited()) for follower in self.followers]
+        try:
+            await asyncio.wait(waits, timeout=seconds)
+            return tuple(rank for rank, task in enumerate(waits, 1) if not task.done())
+        finally:
+            for task in waits:
+                task.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
     async def stop(self) -> None:
         for server in (self.head, *self.followers):
             await server.stop()

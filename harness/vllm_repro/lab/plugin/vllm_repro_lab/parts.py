@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from . import parts_graphs, parts_offload, parts_turboquant
+from . import parts_deepseek, parts_dry_run, parts_graphs, parts_offload, parts_turboquant
 from .record import Part
 
 __all__ = ["GRAPHS", "MECHANISMS", "Mechanism"]
@@ -19,12 +19,15 @@ class Mechanism:
     """A way to run one bug's code on a CPU. install: puts the replacements in place, in the process that calls it.
 
     parts: replaced in any case. dry_run: those with which it goes through the motions of a capture, where nothing of `GRAPHS` is asked for.
+    env: what the server is started with for it. alone: nothing of `GRAPHS` goes with it; it has a dry run of its own.
     """
 
     name: str
     parts: tuple[Part, ...]
     install: Callable[[str], None]
     dry_run: tuple[Part, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    alone: bool = False
 
     def parts_with(self, graphs: str) -> tuple[Part, ...]:
         """All that is replaced; `graphs` is a key of `GRAPHS`, or empty."""
@@ -43,7 +46,26 @@ def _install_offload(_: str) -> None:
     offload.install()
 
 
+def _install_deepseek(_: str) -> None:
+    from . import interpreter
+
+    interpreter.install()  # before the next line, which imports much of vLLM
+    from . import deepseek
+
+    deepseek.install()
+
+
+def _install_interpreter(_: str) -> None:
+    from . import interpreter
+
+    interpreter.install()
+
+
+_INTERPRET = {"TRITON_INTERPRET": "1"}  # Triton reads it when it is imported, which is before there are plugins
+
 MECHANISMS: Mapping[str, Mechanism] = {
-    "turboquant": Mechanism("turboquant", parts_turboquant.PARTS, _install_turboquant, parts_turboquant.DRY_RUN),
+    "turboquant": Mechanism("turboquant", parts_turboquant.PARTS, _install_turboquant, parts_dry_run.PARTS),
     "offload": Mechanism("offload", parts_offload.PARTS, _install_offload),
+    "deepseek": Mechanism("deepseek", parts_deepseek.PARTS, _install_deepseek, env=_INTERPRET, alone=True),
+    "interpreter": Mechanism("interpreter", parts_deepseek.INTERPRETER, _install_interpreter, env=_INTERPRET),
 }

@@ -1,0 +1,157 @@
+"""DeepSeek-V4 in the lab: two ranks of a release in place of a branch that nobody can install, and what its arms change of it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import vllm_repro.choice
+import vllm_repro.lab.site
+from vllm_repro.catalogue import find
+from vllm_repro.choice import Options, choose, usual_release
+from vllm_repro.errors import InfraError
+from vllm_repro.lab.site import LabServer, LabSite
+from vllm_repro.launch import Launch
+from vllm_repro.releases.provision import Provisioned, ReleaseCache
+from vllm_repro.scenario import Arm, Scenario
+from vllm_repro.scenario_file import read as read_scenario
+from vllm_repro.servers.base import Server, ServerKind
+from vllm_repro.servers.ranked import RankedServer
+from vllm_repro.sizes import sized
+from vllm_repro.verdict import Standing
+from vllm_repro.vocabulary import chat
+
+DSV4 = find("dsv4-tp2")
+ON_A_CPU = find("dsv4-cpu-first-request")
+FLASHMLA = """
+class DeepseekV4FlashMLAAttention:
+    def forward_mqa(self, q, output):
+        if attn_metadata is None:
+            current_workspace_manager().get_simultaneous(
+                ((self.PREFILL_CHUNK_SIZE, M, q.shape[-1]), torch.bfloat16),
+                ((self.max_num_batched_tokens, combined_topk), torch.int32),
+                ((self.max_num_batched_tokens,), torch.int32),
+            )
+            output.zero_()
+            return
+
+    def _forward_prefill(self, q):
+        for chunk_start, chunk_end, chunk_N, chunk_M in chunk_plan:
+            workspace = workspace_manager.get_simultaneous(
+                ((chunk_size, chunk_M, q.shape[-1]), torch.bfloat16),
+                ((self.max_num_batched_tokens, combined_topk), torch.int32),
+                ((self.max_num_batched_tokens,), torch.int32),
+            )
+            kv, combined_indices_out, combined_lens_out = workspace
+"""
+
+
+def arm(name: str, scenario: Scenario = DSV4) -> Arm:
+    found = scenario.arm(name)
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LabSite:
+    """A lab whose release is a folder with the one file that the arms change."""
+    monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "release"
+    file = folder / "vllm" / "models" / "deepseek_v4" / "nvidia" / "flashmla.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(FLASHMLA, encoding="utf-8")
+    release = Provisioned("0.32.0", "2.13.0", folder / "python", folder, (str(folder / "bin" / "vllm"),))
+    monkeypatch.setattr(vllm_repro.lab.site, "provision", lambda *_: release)
+    made = LabSite(Options(), DSV4)
+    made.prepare(print)
+    return made
+
+
+def server(site: LabSite, name: str, folder: Path) -> tuple[Launch, Server]:
+    return site.server(DSV4, arm(name), 1, folder / f"{name}-1.log", "run")
+
+
+def test_two_ranks_each_tell_what_they_found(site: LabSite, tmp_path: Path) -> None:
+    launch, ranked = server(site, "branch", tmp_path)
+    assert isinstance(ranked, RankedServer)
+    ranks = (ranked.head, *ranked.followers)
+    assert [rank.log_path and rank.log_path.name for rank in ranks] == ["branch-1.log", "branch-1.rank1.log"]
+    for rank, options in zip(ranks, (("--node-rank", "0"), ("--node-rank", "1")), strict=True):
+        assert isinstance(rank, LabServer)
+        assert rank.argv[rank.argv.index("--node-rank") :][:2] == options
+        assert list(rank.patched) == ["vllm/models/deepseek_v4/nvidia/flashmla.py"]
+        assert rank.env["REPRO_LAB_FACTS"] == str(rank.facts)
+        assert rank.env["REPRO_LAB_MECHANISM"] == "deepseek"
+        assert rank.env["TRITON_INTERPRET"] == "1"
+        assert (rank.env["GLOO_SOCKET_IFNAME"], rank.env["OMP_NUM_THREADS"]) == ("lo", "1")
+    assert isinstance(ranks[1], LabServer)
+    assert "--headless" in ranks[1].argv
+    assert "--port" not in ranks[1].argv
+    assert len({str(rank.facts) for rank in ranks if isinstance(rank, LabServer)}) == 2
+    assert (
+        "vLLM 0.32.0 in place of the reported 0.20.1rc1.dev12+g363ffa145, which cannot be installed here"
+        in launch.differences
+    )
+    assert "REPRO_LAB_FACTS" not in launch.render()
+
+
+def test_a_rank_that_did_not_load_the_plugin_proves_nothing(site: LabSite, tmp_path: Path) -> None:
+    _, ranked = server(site, "reported", tmp_path)
+    assert isinstance(ranked, RankedServer)
+    assert isinstance(ranked.head, LabServer)
+    ranked.head.facts.write_text('{"replaced": [], "patched": []}', encoding="utf-8")
+    with pytest.raises(InfraError, match="did not load the lab's plugin"):
+        ranked.booted(None, ready=True)  # type: ignore[arg-type]  # raises before it looks at them
+
+
+def test_what_the_arms_take_out_is_the_reservation_and_the_lines_stay() -> None:
+    changed = {name: arm(name).patches for name in ("unreserved", "unreserved-eager", "branch")}
+    assert changed["unreserved"] == changed["unreserved-eager"] == changed["branch"][:1]
+    text = FLASHMLA
+    for patch in changed["branch"]:
+        text = patch.apply(text)
+        assert len(text.splitlines()) == len(FLASHMLA.splitlines())
+    calls = [ast.unparse(node.func) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    assert "current_workspace_manager().get_simultaneous" not in calls
+    assert calls.count("workspace_manager.get_simultaneous") == 1
+
+
+def test_a_release_that_is_good_says_nothing_of_an_arm_that_changes_it() -> None:
+    assert DSV4.status.standing("0.32.0") is Standing.GOOD
+    for name in ("unreserved", "unreserved-together", "branch"):
+        assert DSV4.status_of(arm(name)).standing("0.32.0") is Standing.BAD
+        assert DSV4.status_of(arm(name)).standing("0.28.0") is Standing.UNKNOWN
+    path = Path("scenarios/dsv4_tp2.py")
+    assert read_scenario(path, (Path(__file__).parents[2] / path).read_text(encoding="utf-8"))[1] == []
+
+
+def test_without_a_release_named_the_lab_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert usual_release(DSV4, ServerKind.LAB) == DSV4.try_in_lab == "0.32.0"
+    assert usual_release(DSV4, ServerKind.REHEARSAL) == DSV4.try_with
+    assert usual_release(DSV4, ServerKind.DOCKER) is None
+    tq = find("tq-chunked-prefill")
+    assert usual_release(tq, ServerKind.LAB) == tq.try_with
+    monkeypatch.setattr(vllm_repro.choice, "gpus", lambda: ())
+    monkeypatch.setattr(ReleaseCache, "get", lambda _, version: "here" if version == "0.32.0" else None)
+    assert choose(DSV4, Options(), download=False).kind is ServerKind.LAB
+
+
+def test_a_bug_of_a_cpu_that_the_lab_carries_goes_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release as it is installed here has no Triton for CPUs, and would die of that."""
+    monkeypatch.setattr(vllm_repro.choice, "_docker_has", lambda *_: "")
+    monkeypatch.setattr(vllm_repro.choice, "local_vllm", lambda: None)
+    monkeypatch.setattr(ReleaseCache, "get", lambda _, version: f"release {version}")
+    for memory in (16.0, 1024.0):
+        monkeypatch.setattr(vllm_repro.choice, "memory_gb", lambda memory=memory: memory)
+        assert choose(ON_A_CPU, Options(), download=False).kind is ServerKind.LAB
+        assert choose(ON_A_CPU, Options(vllm="0.32.0"), download=False).kind is ServerKind.LAB
+    monkeypatch.setattr(vllm_repro.choice, "memory_gb", lambda: 16.0)
+    assert choose(ON_A_CPU, Options()).why == "the scenario needs CPU, 256 GB, and this machine has 16 GB"
+
+
+def test_answers_may_be_shorter_in_the_lab(site: LabSite, tmp_path: Path) -> None:
+    launch, _ = server(site, "reported", tmp_path)
+    assert "answers of up to 4 tokens in place of 4000, since a CPU takes a second for each" in launch.differences
+    assert chat(prompt=1, max_tokens=sized(4000, lab=4)).max_tokens == sized(4000, lab=4)

@@ -1,0 +1,76 @@
+"""DeepSeek-V4 over two real ranks in the lab: #41700 dies in vLLM's own lines on both, with the issue's numbers, and nothing is left."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Harness
+from tests.live.lab_frames import strange_frames
+from vllm_repro.autopsy.logtext import read_lines
+from vllm_repro.autopsy.observed import observed
+from vllm_repro.lab.site import PLUGIN
+from vllm_repro.processes import session_members
+from vllm_repro.releases.provision import provision
+from vllm_repro.sparse_prefill import Shapes, Sizes, prefill_bytes
+
+pytestmark = pytest.mark.live
+
+RELEASE = "0.32.0"
+COMPARISON = Path(__file__).with_name("compare_deepseek_kernels.py")
+DEATH = "_forward_prefill' requires 21.80 MB, current size is 21.62 MB"
+
+
+def test_the_branchs_shapes_die_on_both_ranks_with_the_reported_numbers(harness: Harness) -> None:
+    release = provision(RELEASE)  # here, so that an install does not count against the time of a run
+    done = harness("run", "dsv4-tp2", "--server", "lab", "--arm", "branch")
+    assert done.status == 0, done.out + done.err
+    assert done.out.startswith(f"LAB: vLLM {RELEASE}'s own code")
+    assert done.folder is not None
+    report = done.report
+    assert (report["verdict"], report["expected"], report["evidence"]) == ("reproduces", True, "lab")
+    arm = report["arms"][0]
+    assert [one["imported"] for one in arm["server"]["patched"]] == [True]
+    trial = arm["trials"][0]
+    death = trial["death"]
+    assert (trial["outcome"], death["signature"], death["ranks"]) == ("crash", "match", [0, 1])
+    assert DEATH in death["message"]
+    assert strange_frames(death["frames"], release.pythonpath) == []
+
+    logs = [done.folder / name for name in (trial["log"], *trial["rank_logs"])]
+    assert len(logs) == 2
+    first_layer = Sizes(16384, 8192, 64 // 2, kinds=("sliding",))
+    for log in logs:
+        assert DEATH in log.read_text(encoding="utf-8")
+        with log.open("rb") as lines:
+            asked = [one.values for one in observed(read_lines(lines)) if one.kind == "prefill"]
+        assert asked[-1]["bytes"] == prefill_bytes(Shapes.BRANCH, first_layer, asked[-1]["prompts"])
+        assert asked[-1]["prompts"] == [1304]
+
+    (stayed,) = trial["outlasted"]
+    assert (stayed["rank"], stayed["silent"]) == (1, True)
+    journal = (done.folder / "journal.jsonl").read_text(encoding="utf-8").splitlines()
+    facts = next(entry["facts"] for entry in map(json.loads, journal) if entry["event"] == "server-started")
+    assert [session_members(node["pid"]) for node in (facts, *facts["ranks"])] == [[], []]
+
+
+def test_the_stand_ins_do_what_the_kernels_do(tmp_path: Path) -> None:
+    """Against vLLM's own kernels: those of Triton in its interpreter, and the one for CPUs, in the release's own Python."""
+    release = provision(RELEASE)
+    found = {"PYTHONPATH": f"{release.pythonpath}:{PLUGIN}", "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [str(release.python), str(COMPARISON)],
+        env={**found, "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    gathered, combined, answers = done.stdout.splitlines()[-3:]
+    assert gathered.startswith("0 of ")
+    assert combined == "0 of 61440 indices differ"
+    assert answers.startswith("0 of 1638400 answers differ")
