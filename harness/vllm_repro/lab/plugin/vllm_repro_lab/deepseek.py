@@ -16,7 +16,7 @@ from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.workspace import WorkspaceManager
 
-from . import capture, interpreter
+from . import gpu_boot, interpreter
 
 __all__ = ["install"]
 
@@ -27,9 +27,9 @@ def install() -> None:
     """Puts every replacement in place in this process, where Triton's interpreter is already; the attention comes before a worker makes
     its model."""
     _keep_the_scheduler_as_asked()
-    capture.make_workspace()
-    capture.profile_before_memory()
-    capture.capture_after_warm_up()
+    gpu_boot.make_workspace()
+    gpu_boot.profile_before_memory()
+    gpu_boot.capture_after_warm_up()
     _replace_attention_first()
 
 

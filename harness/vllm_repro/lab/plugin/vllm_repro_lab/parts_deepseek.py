@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import parts_capture
+from . import parts_gpu_boot
 from .record import Part
 
 __all__ = ["INTERPRETER", "PARTS"]
@@ -28,8 +28,8 @@ INTERPRETER = (
 
 PARTS = (
     *INTERPRETER,
-    *parts_capture.PARTS,
-    *parts_capture.PROFILE,
+    *parts_gpu_boot.PARTS,
+    *parts_gpu_boot.PROFILE,
     Part(
         "vllm.platforms.cpu",
         "CpuPlatform.check_and_update_config",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import parts_capture
+from . import parts_gpu_boot
 from .record import Part
 
 __all__ = ["PARTS"]
@@ -25,7 +25,7 @@ PARTS = (
         "the CPU platform answers CPU_ATTN for every cache",
         "none: for a turboquant cache it answers with vLLM's own TURBOQUANT backend, as the CUDA platform does",
     ),
-    *parts_capture.PARTS,
+    *parts_gpu_boot.PARTS,
     Part(
         "vllm.triton_utils.importing",
         "TritonPlaceholder",

@@ -10,7 +10,7 @@ from vllm.logger import init_logger
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-from . import capture, kernels
+from . import gpu_boot, kernels
 
 __all__ = ["install"]
 
@@ -20,8 +20,8 @@ logger = init_logger("vllm.repro_lab")
 def install() -> None:
     """Puts every replacement in place in this process, apart from the kernels: they come with the backend, when it is chosen."""
     _choose_backend()
-    capture.make_workspace()
-    capture.capture_after_warm_up()
+    gpu_boot.make_workspace()
+    gpu_boot.capture_after_warm_up()
 
 
 def _choose_backend() -> None:

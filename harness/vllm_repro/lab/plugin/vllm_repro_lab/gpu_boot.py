@@ -1,6 +1,6 @@
 """What the GPU worker does at boot and the CPU worker does not: make the workspace, profile, capture graphs and so lock the workspace.
 
-`parts_capture` says in words what each name here replaces, and why. Nothing of it sets a size, and the lock is vLLM's own.
+`parts_gpu_boot` says in words what each name here replaces, and why. Nothing of it sets a size, and the lock is vLLM's own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `capture` replaces, in words. Nothing here imports torch or vllm."""
+"""What `gpu_boot` replaces, in words. Nothing here imports torch or vllm."""
 
 from __future__ import annotations
 
