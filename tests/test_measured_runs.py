@@ -124,7 +124,7 @@ def test_boots_end_when_they_decide_nothing_more(harness: Harness) -> None:
 def test_wishes_that_cannot_be_fulfilled(
     harness: Harness, tmp_path: Path, words: tuple[str, ...], declared: str, says: str
 ) -> None:
-    path = scenario(tmp_path, declared) if declared else "tq-chunked-prefill"
+    path = scenario(tmp_path, declared) if declared else "min-tokens-stop-ids"
     done = harness("run", path, "--server", "rehearsal", *words)
     assert (done.status, done.folder) == (64, None)
     assert says in done.err
