@@ -27,6 +27,7 @@ from vllm_repro.vocabulary import (
 scenario = Scenario(
     id="dsv4-cpu-first-request",
     issue="vllm-project/vllm#55355",
+    filed=False,
     title="DeepSeek-V4 on a CPU: KeyError in the metadata builder at the first request",
     command="""
         vllm serve deepseek-ai/DeepSeek-V4-Flash

@@ -253,3 +253,10 @@ def test_an_arm_that_is_not_the_reported_one_is_named_even_alone() -> None:
     assert readings(alone) == ("eager: lives in 0.23.0",)
     assert "reading:  eager: lives in 0.23.0" in terminal(alone, "x")
     assert readings(replace(map_of([one]), arms=("reported",))) == ("dies in 0.23.0",)
+
+
+def test_a_bug_that_is_a_wrong_answer_is_not_called_a_death() -> None:
+    run = run_of("0.24.0", [Outcome.WRONG_OUTPUT])
+    arm = replace(run.arms[0], result=arm_result(run.arms[0].name, Expected.ERRS, [Outcome.WRONG_OUTPUT]))
+    one = row_of(replace(run, arms=(arm,)), "0.24.0", Standing.BAD, "rehearsal")
+    assert readings(map_of([replace(one, surprises=())])) == ("answers wrongly in 0.24.0",)

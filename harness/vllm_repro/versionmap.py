@@ -256,11 +256,18 @@ def readings(version_map: VersionMap) -> tuple[str, ...]:
 
 
 def _sentence(version_map: VersionMap, name: str) -> str:
-    fates = {row.version: arm.fate for row in version_map.rows for arm in row.arms if arm.name == name}
+    arms = {row.version: arm for row in version_map.rows for arm in row.arms if arm.name == name}
+    fates = {version: arm.fate for version, arm in arms.items()}
+    errs = any(arm.result.expected is Expected.ERRS for arm in arms.values())
+    ranged_words = _RANGED | (
+        {Fate.DIES: "answers wrongly in", Fate.SOMETIMES: "answers wrongly in some boots of"} if errs else {}
+    )
     tested = version_map.versions
     ranged = [version for version in tested if fates.get(version) in _RANGED]
     clauses = [
-        ", ".join(f"{_RANGED[of]} {_spans(list(group), tested)}" for of, group in groupby(ranged, fates.__getitem__))
+        ", ".join(
+            f"{ranged_words[of]} {_spans(list(group), tested)}" for of, group in groupby(ranged, fates.__getitem__)
+        )
     ]
     for listed, words in _LISTED.items():
         clauses.append(_listed([version for version in tested if fates.get(version) is listed], words))

@@ -87,8 +87,13 @@ def run(arguments: argparse.Namespace) -> int:
     scenario = find(arguments.scenario)
     names = arguments.arm or [arm.name for arm in scenario.leading]
     arms = find_arms(scenario, names)
-    versions = bounds(scenario) if arguments.versions is None else releases(arguments.versions)
     options = server_options(arguments)
+    if arguments.versions is not None:
+        versions = releases(arguments.versions)
+    elif choice_of(scenario, options).kind is ServerKind.LAB and scenario.lab and scenario.lab.vllm:
+        versions = (scenario.lab.vllm,)  # those of the status are in no cache and on no index
+    else:
+        versions = bounds(scenario)
     if options.image and _HOLE not in options.image:
         raise UsageError(
             f"every release would run {options.image}", hint=f"write {_HOLE} where its tag has the release"
@@ -127,7 +132,7 @@ def releases(text: str) -> tuple[str, ...]:
 def bounds(scenario: Scenario) -> tuple[str, ...]:
     """The first release that is declared bad, the one that the scenario is tried with, and the first that is declared good."""
     status = scenario.status
-    return _ordered(map(release_version, filter(None, (status.first_bad, scenario.try_with, status.first_good))))
+    return _ordered(filter(None, (status.first_bad, scenario.try_with, status.first_good)))
 
 
 def _ordered(versions: Iterable[str]) -> tuple[str, ...]:
