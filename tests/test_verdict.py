@@ -270,3 +270,14 @@ def test_deaths_of_one_arm_say_nothing_of_another() -> None:
 )
 def test_a_build_is_of_its_release(one: str | None, other: str | None, same: bool) -> None:
     assert same_release(one, other) is same
+
+
+def test_a_bug_that_hangs_is_shown_by_a_hang_and_by_no_death() -> None:
+    hung = arm("reported", Expected.HANGS, Outcome.HANG, Outcome.HANG)
+    assert (hung.result, hung.crashed, hung.otherwise) == (Result.REPRODUCES, 2, ())
+    assert hung.bound.startswith("2 of 2 hung")
+    assert decide([hung], standing=Standing.BAD).verdict is Verdict.REPRODUCES
+    died = arm("reported", Expected.HANGS, OTHER)
+    assert (died.result, died.otherwise) == (Result.INCONCLUSIVE, (OTHER,))
+    quiet = arm("reported", Expected.HANGS, CLEAN)
+    assert (quiet.result, decide([quiet], standing=Standing.BAD).expected) == (Result.QUIET, False)

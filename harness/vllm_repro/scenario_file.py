@@ -341,7 +341,7 @@ def _check_meaning(reader: _Reader, path: Path, scenario: Scenario) -> None:
         return
     first = scenario.arms[0]
     if first.edits or not first.expected.has_bug:
-        wrong("arms[0]", "the first arm is the reported command itself: it `dies` or `errs` and has no edits")
+        wrong("arms[0]", "the first arm is the reported command itself: it `dies`, `errs` or `hangs` and has no edits")
     if reader.made_up & {"command", "arms"}:
         return  # arms edit the command; with either made up nothing can be said of them
     _check_baselines(scenario, wrong)

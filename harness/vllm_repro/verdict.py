@@ -40,21 +40,29 @@ class Expected(StrEnum):
     LIVES = "lives"  # crosses the trigger and lives, in every release
     UNTRIGGERED = "untriggered"  # lives, and must not be mistaken for proof
     ERRS = "errs"  # lives and answers wrongly in the releases that have the bug, rightly in those that do not
+    HANGS = "hangs"  # leaves requests unanswered for ever in the releases that have the bug, answers them in those that do not
 
     @property
     def has_bug(self) -> bool:
         """Whether it shows the bug in the releases that have it."""
-        return self in (Expected.DIES, Expected.ERRS)
+        return self in _SIGNS
 
     @property
     def sign(self) -> Outcome:
         """The outcome that is the bug."""
-        return Outcome.WRONG_OUTPUT if self is Expected.ERRS else Outcome.CRASH
+        return _SIGNS.get(self, (Outcome.CRASH, "died"))[0]
 
     @property
     def did(self) -> str:
         """What it did where it showed the bug."""
-        return "answered wrongly" if self is Expected.ERRS else "died"
+        return _SIGNS.get(self, (Outcome.CRASH, "died"))[1]
+
+
+_SIGNS = {
+    Expected.DIES: (Outcome.CRASH, "died"),
+    Expected.ERRS: (Outcome.WRONG_OUTPUT, "answered wrongly"),
+    Expected.HANGS: (Outcome.HANG, "hung"),
+}
 
 
 class Standing(StrEnum):
@@ -182,7 +190,8 @@ def arm_result(
         result, bound = Result.BLOCKED, "no trial got as far as the workload"
     elif clean and clean == len(outcomes):
         result = Result.QUIET
-        bound = f"0 of {clean} {expected.did}: a crash in more than {excluded_rate(clean):.0%} of boots is excluded"
+        what = "a crash" if expected.did == "died" else "that"
+        bound = f"0 of {clean} {expected.did}: {what} in more than {excluded_rate(clean):.0%} of boots is excluded"
     else:
         result = Result.INCONCLUSIVE
         seen = ", ".join(f"{number} {outcome}" for outcome, number in count.items()) or "no trial ran"

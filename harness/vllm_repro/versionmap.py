@@ -21,6 +21,12 @@ __all__ = ["ArmRow", "Row", "VersionMap", "readings", "row_of", "row_without_run
 
 _RANGED = {Fate.LIVES: "lives in", Fate.DIES: "dies in", Fate.SOMETIMES: "dies in some boots of"}
 
+_INSTEAD = {
+    Expected.ERRS: _RANGED | {Fate.DIES: "answers wrongly in", Fate.SOMETIMES: "answers wrongly in some boots of"},
+    Expected.HANGS: _RANGED | {Fate.DIES: "hangs in", Fate.SOMETIMES: "hangs in some boots of"},
+}
+"""Of a bug that is no death."""
+
 _LISTED: Mapping[Fate, tuple[str, str]] = {
     Fate.FAILS_OTHERWISE: ("fails in another way", "fail in another way"),
     Fate.UNTRIGGERED: ("does not cross the boundary", "do not cross the boundary"),
@@ -258,10 +264,7 @@ def readings(version_map: VersionMap) -> tuple[str, ...]:
 def _sentence(version_map: VersionMap, name: str) -> str:
     arms = {row.version: arm for row in version_map.rows for arm in row.arms if arm.name == name}
     fates = {version: arm.fate for version, arm in arms.items()}
-    errs = any(arm.result.expected is Expected.ERRS for arm in arms.values())
-    ranged_words = _RANGED | (
-        {Fate.DIES: "answers wrongly in", Fate.SOMETIMES: "answers wrongly in some boots of"} if errs else {}
-    )
+    ranged_words = next((_INSTEAD.get(arm.result.expected, _RANGED) for arm in arms.values()), _RANGED)
     tested = version_map.versions
     ranged = [version for version in tested if fates.get(version) in _RANGED]
     clauses = [

@@ -60,6 +60,7 @@ __all__ = [
     "errs",
     "flag",
     "graphs_captured",
+    "hangs",
     "lengths",
     "lives",
     "patched",
@@ -82,6 +83,7 @@ dies = Expected.DIES
 lives = Expected.LIVES
 untriggered = Expected.UNTRIGGERED
 errs = Expected.ERRS
+hangs = Expected.HANGS
 
 
 def with_flags(*words: str, lab: str = "", dummy: str = "", why: str = "") -> Edit:
