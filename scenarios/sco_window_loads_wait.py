@@ -42,6 +42,7 @@ scenario = Scenario(
         --max-num-batched-tokens 257
         --max-num-seqs 8
         --enable-prefix-caching
+        --enable-prompt-tokens-details
         --no-disable-hybrid-kv-cache-manager
         --kv-transfer-config '{"kv_connector":"SimpleCPUOffloadConnector","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":278528}}'
     """,  # noqa: E501  # one flag is one word
