@@ -59,7 +59,7 @@ def harness(tmp_path: Path) -> Harness:
             capture_output=True,
             text=True,
             input=stdin,
-            timeout=300,
+            timeout=1800,
             check=False,
         )
         latest = sorted(out.glob("*/latest")) if out.exists() else []

@@ -87,7 +87,8 @@ def test_tokens_are_those_that_the_server_counts_and_random_weights_claim_nothin
     lines = [json.loads(line) for line in (done.folder / "requests.jsonl").read_text(encoding="utf-8").splitlines()]
     taken = [line for line in lines if line["name"] == "throughput"]
     assert taken
-    assert all(len(line["token_times"]) == line["usage"]["completion_tokens"] for line in taken)
+    # An API server that is late itself sends the tokens of several steps in one piece.
+    assert all(0 < len(line["token_times"]) <= line["usage"]["completion_tokens"] for line in taken)
     probes = [entry["said"] for entry in journal.of("output")]
     assert [probe["probe"] for probe in probes] == ["greedy", "needle"] * 2
     assert all(isinstance(token, int) for probe in probes for token in probe["first"][:1] if probe["probe"] == "greedy")
