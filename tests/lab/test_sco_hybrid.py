@@ -131,7 +131,7 @@ def test_the_boundary_is_computed_for_the_model_that_is_served(
 def test_near_misses_differ_from_the_report_by_one_thing() -> None:
     lengths = {request.prompt for request in arm("near-miss-length").workload or () if isinstance(request, Request)}
     answers = {request.max_tokens for request in arm("near-miss-answer").workload or () if isinstance(request, Request)}
-    assert [(size.plus % 256, size.lab % 32) for size in lengths] == [(0, 0)]  # type: ignore[union-attr,operator]  # sizes
+    assert [(size.plus % 256, size.lab % 32) for size in lengths] == [(0, 0)]  # type: ignore[union-attr,operator]  # they are sizes, not texts
     assert answers == {3}
 
 
