@@ -21,7 +21,7 @@ from vllm_repro.report.patched import changed_files, patched_section
 from vllm_repro.report.replaced import replaced_section
 from vllm_repro.report.speed import soak_section, speed_section
 from vllm_repro.report.table import arms_table
-from vllm_repro.report.wording import death_line
+from vllm_repro.report.wording import death_line, simulated
 
 __all__ = ["Draft", "draft"]
 
@@ -119,10 +119,11 @@ class _Page:
 
 
 def _first_lines(report: RunReport, alike: Sequence[str]) -> list[Make]:
-    simulated = {"rehearsal": " (REHEARSAL)", "lab": " (LAB)"}.get(report.evidence, "")
     verdict = f"{report.verdict.verdict[:1].upper()}{report.verdict.verdict[1:]}"
     version = cell(held(report.version or "of unknown version", 60))
-    found = f"**{verdict} on vLLM {version}{simulated}**: {cell(held(report.verdict.because, _SENTENCE))}."
+    found = (
+        f"**{verdict} on vLLM {version}{simulated(report.evidence)}**: {cell(held(report.verdict.because, _SENTENCE))}."
+    )
     if report.verdict.expected is False:
         found += f" That is not what was known: {cell(held(report.status, 200))}."
     parts: list[Make] = []

@@ -8,13 +8,13 @@ from vllm_repro.report.patched import changed_files, patched_section
 from vllm_repro.report.replaced import replaced_section
 from vllm_repro.report.speed import soak_section, speed_section
 from vllm_repro.report.table import arms_table
-from vllm_repro.report.wording import death_line, outlasted_line
+from vllm_repro.report.wording import death_line, expected_words, outlasted_line, simulated
 
-__all__ = ["environment_list", "markdown"]
+__all__ = ["environment_lines", "environment_list", "markdown", "senders"]
 
 
 def markdown(report: RunReport) -> str:
-    parts = [f"# {report.scenario}: {report.verdict.verdict}{_simulated(report)}"]
+    parts = [f"# {report.scenario}: {report.verdict.verdict}{simulated(report.evidence)}"]
     if notice := banner(report.evidence, report.version):
         parts.append(f"> **{notice}**")
     if changed := changed_files(report):
@@ -26,7 +26,9 @@ def markdown(report: RunReport) -> str:
     parts.append(
         f"{plain(report.title)} ([{report.issue}]({report.issue_url})), vLLM {report.version or 'of unknown version'}."
     )
-    parts.append(f"**{report.verdict.verdict}** ({_expected(report)}): {cell(report.verdict.because)}.")
+    parts.append(
+        f"**{report.verdict.verdict}** ({expected_words(report.verdict.expected)}): {cell(report.verdict.because)}."
+    )
     parts += [plain(text) + "." for text in report.comparisons]
     if cause := next((trial for _, trial in report.deaths if trial.death and trial.death.exception), None):
         parts.append(f"Cause: {code(cause.why)}")
@@ -58,14 +60,6 @@ def markdown(report: RunReport) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _simulated(report: RunReport) -> str:
-    return {"rehearsal": " (REHEARSAL)", "lab": " (LAB)"}.get(report.evidence, "")
-
-
-def _expected(report: RunReport) -> str:
-    return {True: "as expected", False: "a surprise", None: "undecided"}[report.verdict.expected]
-
-
 def _death(arm: ArmReport, trial: TrialReport) -> str:
     death = trial.death
     assert death is not None
@@ -95,15 +89,19 @@ def _logs(trial: TrialReport) -> str:
     return f" Logs by rank: {', '.join((trial.log, *trial.rank_logs))}." if trial.rank_logs else ""
 
 
-def _requests(report: RunReport) -> str:
-    """What each arm sent, once for all arms that sent the same."""
-    senders: dict[tuple[str, ...], list[str]] = {}
+def senders(report: RunReport) -> dict[tuple[str, ...], list[str]]:
+    """What was sent, each with the names of the arms that sent just that."""
+    found: dict[tuple[str, ...], list[str]] = {}
     for arm in report.arms:
         if arm.requests:
-            senders.setdefault(arm.requests, []).append(code(arm.name))
+            found.setdefault(arm.requests, []).append(arm.name)
+    return found
+
+
+def _requests(report: RunReport) -> str:
     lines = []
-    for requests, names in senders.items():
-        lines.append(f"{', '.join(names)}:\n")
+    for requests, names in senders(report).items():
+        lines.append(f"{', '.join(map(code, names))}:\n")
         lines += [f"{number}. {cell(request)}" for number, request in enumerate(requests, 1)]
         lines.append("")
     return "\n".join(lines).rstrip()
@@ -127,19 +125,25 @@ def _command(arm: ArmReport, first: ArmReport | None) -> str:
 
 
 def environment_list(report: RunReport) -> str:
-    """What it ran on, an item a line."""
+    """Markdown of `environment_lines`."""
+    return "\n".join(f"- {cell(line)}" for line in environment_lines(report))
+
+
+def environment_lines(report: RunReport) -> list[str]:
+    """What it ran on, as plain text."""
     environment = report.environment
-    cards = ", ".join(f"{cell(gpu['name'])} ({gpu['memory_gb']:g} GB)" for gpu in environment["gpus"]) or "none"
+    cards = ", ".join(f"{gpu['name']} ({gpu['memory_gb']:g} GB)" for gpu in environment["gpus"]) or "none"
     lines = [
-        f"- vLLM {cell(report.version or 'unknown')}, evidence: {report.evidence}",
-        f"- {cell(environment['os'])}, {environment['cpus']} CPUs, {environment['memory_gb']:g} GB, Python {cell(environment['python'])}",
-        f"- GPUs: {cards}" + (f", driver {cell(environment['driver'])}" if environment["driver"] else ""),
+        f"vLLM {report.version or 'unknown'}, evidence: {report.evidence}",
+        f"{environment['os']}, {environment['cpus']} CPUs, {environment['memory_gb']:g} GB, Python {environment['python']}",
+        f"GPUs: {cards}" + (f", driver {environment['driver']}" if environment["driver"] else ""),
     ]
-    served = dict.fromkeys(weights for arm in report.arms if (weights := arm.server.get("weights")))
-    lines += [f"- Weights: {cell(weights)}" for weights in served]
+    lines += [f"Weights: {weights}" for weights in _served(report)]
     if environment["docker"]:
-        lines.append(f"- Docker {cell(str(environment['docker']))}")
-    lines.append(
-        f"- vllm-repro {cell(report.harness_version)}, started {report.started_at}, took {report.duration_s:.0f} s"
-    )
-    return "\n".join(lines)
+        lines.append(f"Docker {environment['docker']}")
+    lines.append(f"vllm-repro {report.harness_version}, started {report.started_at}, took {report.duration_s:.0f} s")
+    return lines
+
+
+def _served(report: RunReport) -> list[str]:
+    return list(dict.fromkeys(weights for arm in report.arms if (weights := arm.server.get("weights"))))

@@ -5,12 +5,25 @@ A figure of a rehearsal stands beside the word REHEARSAL wherever it stands; oth
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from vllm_repro.report.escape import cell, code
+from vllm_repro.report.grid import Grid, table
 from vllm_repro.report.measured import Measured, Row, Soaked
 from vllm_repro.report.wording import columns
 from vllm_repro.throughput import Spread
 
-__all__ = ["ratio_words", "shown_rows", "soak_section", "speed_lines", "speed_section", "spread_words"]
+__all__ = [
+    "ratio_words",
+    "shown_rows",
+    "soak_lines",
+    "soak_section",
+    "speed_grid",
+    "speed_lines",
+    "speed_notes",
+    "speed_section",
+    "spread_words",
+]
 
 
 def shown_rows(found: Measured | None, *, rehearsal: bool) -> tuple[Row, ...]:
@@ -27,21 +40,8 @@ def speed_section(found: Measured | None, *, rehearsal: bool) -> str:
     if found.withheld:
         parts.append(f"**{found.withheld}.**")
     if shown_rows(found, rehearsal=rehearsal):
-        parts.append(
-            "Median over rounds, quartiles in brackets. A round is so many requests sent at once; its prompts are made to the exact "
-            "length and salted, its answers have a fixed length, tokens are counted by `usage` and again by the server's counters. "
-            "Times are of rounds in which the client was late by less than half of the time to the first token, and by a fifth of the "
-            "round in all; the rates do not depend on that. "
-            f"The ratio is that of output tokens a second to those of {code(found.baseline)}, with its 95 % bootstrap interval."
-        )
-        parts.append(_table(found, rehearsal=rehearsal))
-        if any(row.figures.boots < 2 for row in found.rows):
-            parts.append("One boot of an arm: an interval does not hold what differs from boot to boot (`--trials`).")
-        if found.drift:
-            again = ", ".join(
-                f"{code(arm)} {number}: {value:.2f}" for (arm, number), value in sorted(found.drift.items())
-            )
-            parts.append(f"The first load measured again at the end, over its first time{mark}: {again}.")
+        before, *after = speed_notes(found, rehearsal=rehearsal, quote=code)
+        parts += [before, table(speed_grid(found, rehearsal=rehearsal)), *after]
     elif found.withheld:
         parts.append("What was measured is in `journal.jsonl`.")
     else:
@@ -50,12 +50,33 @@ def speed_section(found: Measured | None, *, rehearsal: bool) -> str:
     return "\n\n".join(parts)
 
 
-def _table(found: Measured, *, rehearsal: bool) -> str:
+def speed_notes(found: Measured, *, rehearsal: bool, quote: Callable[[str], str]) -> list[str]:
+    """What the figures of the grid are, then what weakens them. quote: how the name of an arm is written."""
+    notes = [
+        (
+            "Median over rounds, quartiles in brackets. A round is so many requests sent at once; its prompts are made to the exact "
+            "length and salted, its answers have a fixed length, tokens are counted by `usage` and again by the server's counters. "
+            "Times are of rounds in which the client was late by less than half of the time to the first token, and by a fifth of the "
+            "round in all; the rates do not depend on that. "
+            f"The ratio is that of output tokens a second to those of {quote(found.baseline)}, with its 95 % bootstrap interval."
+        )
+    ]
+    if any(row.figures.boots < 2 for row in found.rows):
+        notes.append("One boot of an arm: an interval does not hold what differs from boot to boot (`--trials`).")
+    if found.drift:
+        again = ", ".join(f"{quote(arm)} {number}: {value:.2f}" for (arm, number), value in sorted(found.drift.items()))
+        mark = " (REHEARSAL)" if rehearsal else ""
+        notes.append(f"The first load measured again at the end, over its first time{mark}: {again}.")
+    return notes
+
+
+def speed_grid(found: Measured, *, rehearsal: bool) -> Grid:
+    """A row an arm at a load. Only where `shown_rows` has rows."""
     heads = (
         *("load", "arm", "output tok/s", "req/s", "TTFT ms", "TPOT ms", "ITL ms", "ITL p99 ms", "client late ms"),
         *("rounds, boots", f"to {found.baseline}"),
     )
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    rows = []
     for row in found.rows:
         one = row.figures
         cells = (
@@ -67,8 +88,8 @@ def _table(found: Measured, *, rehearsal: bool) -> str:
             f"{one.output_tok_s.n}, {one.boots}",
             ratio_words(row),
         )
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return Grid(heads, tuple(rows))
 
 
 def _number(value: float) -> str:
@@ -110,15 +131,18 @@ def speed_lines(found: Measured | None, *, rehearsal: bool) -> list[str]:
             lines += columns(rows, (40, 30, 28, 24, 24, 44))
         elif not found.withheld:
             lines.append("No throughput: no arm's engine lived through its workload and the measurement.")
-    lines += [_soaked(one, figures=not found.withheld) for one in found.soaks]
+    lines += soak_lines(found)
     return ["", *lines, *found.stopped] if lines or found.stopped else []
 
 
 def soak_section(found: Measured | None) -> str:
     """Markdown; empty where there was none."""
-    if found is None or not found.soaks:
-        return ""
-    return "## Soak\n\n" + "\n".join(f"- {_soaked(one, figures=not found.withheld)}" for one in found.soaks)
+    lines = soak_lines(found)
+    return "## Soak\n\n" + "\n".join(f"- {line}" for line in lines) if lines else ""
+
+
+def soak_lines(found: Measured | None) -> list[str]:
+    return [_soaked(one, figures=not found.withheld) for one in found.soaks] if found is not None else []
 
 
 def _soaked(one: Soaked, *, figures: bool) -> str:

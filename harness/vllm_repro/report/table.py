@@ -9,13 +9,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from vllm_repro.outcome import Outcome
-from vllm_repro.report.escape import cell
+from vllm_repro.report.grid import Grid, table
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport
 from vllm_repro.report.speed import ratio_words, shown_rows, spread_words
-from vllm_repro.report.wording import boundary, engine_word, folded, seconds
+from vllm_repro.report.wording import boundary, engine_word, folded, outcome_word, seconds
 from vllm_repro.verdict import Expected
 
-__all__ = ["arms_table"]
+__all__ = ["arms_grid", "arms_table"]
 
 
 class _Line(NamedTuple):
@@ -27,20 +27,21 @@ Column = tuple[str, Callable[[_Line], str]]
 
 
 def arms_table(report: RunReport) -> str:
-    """Markdown: a row a trial, or, from four trials of an arm on, one an outcome."""
+    """Markdown of `arms_grid`."""
+    return table(arms_grid(report))
+
+
+def arms_grid(report: RunReport) -> Grid:
+    """A row a trial, or, from four trials of an arm on, one an outcome. Its last two columns: outcome and result."""
     columns = _columns(report)
-    rows = [
-        "| arm | " + " | ".join(head for head, _ in columns) + " | outcome | result |",
-        "|---" * (len(columns) + 3) + "|",
-    ]
+    rows: list[tuple[str, ...]] = []
     for arm in report.arms:
         for trial, times in folded(arm.trials):
-            signature = f", {trial.death.signature}" if trial.death and trial.death.signature else ""
-            cells = [cell(arm.name), *(cell(words(_Line(arm, trial))) for _, words in columns)]
-            rows.append("| " + " | ".join((*cells, f"{trial.outcome}{signature}{times}", _result(arm))) + " |")
+            words = (words(_Line(arm, trial)) for _, words in columns)
+            rows.append((arm.name, *words, f"{outcome_word(trial)}{times}", _result(arm)))
         if not arm.trials:
-            rows.append(f"| {cell(arm.name)} " + "| " * len(columns) + "| not run | |")
-    return "\n".join(rows)
+            rows.append((arm.name, *("" for _ in columns), "not run", ""))
+    return Grid(("arm", *(head for head, _ in columns), "outcome", "result"), tuple(rows))
 
 
 def _columns(report: RunReport) -> list[Column]:

@@ -12,11 +12,14 @@ __all__ = [
     "columns",
     "death_line",
     "engine_word",
+    "expected_words",
     "folded",
     "latency",
+    "outcome_word",
     "outlasted_line",
     "rank_logs",
     "seconds",
+    "simulated",
 ]
 
 
@@ -48,6 +51,20 @@ def latency(value: float | None) -> str:
     if value is None:
         return "at an unknown moment"
     return f"after {value * 1000:.0f} ms" if value < 1 else f"after {value:.1f} s"
+
+
+def outcome_word(trial: TrialReport) -> str:
+    """`crash, match`"""
+    return trial.outcome + (f", {trial.death.signature}" if trial.death and trial.death.signature else "")
+
+
+def expected_words(expected: bool | None) -> str:
+    return {True: "as expected", False: "a surprise", None: "undecided"}[expected]
+
+
+def simulated(evidence: str) -> str:
+    """The word that stands beside whatever no GPU's vLLM did, empty for those; with a space before it."""
+    return {"rehearsal": " (REHEARSAL)", "lab": " (LAB)"}.get(evidence, "")
 
 
 def boundary(trial: TrialReport) -> str:
