@@ -1,4 +1,4 @@
-"""The parts of a server log that a draft shows: its start, its first error, the root traceback, its end. Redacted, and read by seeking.
+"""The parts of a server log that is read by people: its start, its first error, the root traceback, its end. Redacted, and read by seeking.
 
 A log may be larger than the memory. It is searched in blocks, and no more of it is kept than a few windows.
 """
@@ -14,14 +14,14 @@ from typing import BinaryIO
 
 from vllm_repro.redact import Redactor
 
-__all__ = ["Keep", "LogPieces", "Piece", "read_pieces"]
+__all__ = ["ALARM", "DRAFT", "PAGE", "Keep", "LogPieces", "Piece", "Windows", "read_pieces"]
 
-_HEAD, _ERROR, _ROOT, _TAIL = 8_192, 32_768, 24_576, 24_576
 _CONTEXT = 1_024  # before an error: what the engine did
 _BLOCK, _OVERLAP = 1 << 20, 4_096
 _ALIGN = 8_192  # how far the end of a line is looked for
 _MARGIN = 4_096  # of a line that a window cuts: half a key has no shape any more
-_LONGEST_LINE = 2_000
+_LONGEST_LINE, _LINE_END = 2_000, 400  # letters of a line that stay, and how many of them are its last ones
+_SEARCHED = 256 << 20  # bytes at each end of a log in which an error is looked for
 
 _ALARM = re.compile(
     # An exception in the middle of a line is quoted: a warning of each boot's has one.
@@ -29,6 +29,24 @@ _ALARM = re.compile(
     rb"|^[\w.]*(?:Error|Exception)(?:: |$)",
     re.MULTILINE,
 )
+ALARM = re.compile(_ALARM.pattern.decode(), re.MULTILINE)
+"""What a first error is told by, in text."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How much of a log is read, in bytes: at its start, from its first error on, around the root exception, at its end. A log of at most
+    `whole` bytes is one piece."""
+
+    head: int
+    error: int
+    root: int
+    tail: int
+    whole: int = 0
+
+
+DRAFT = Windows(8_192, 32_768, 24_576, 24_576)
+PAGE = Windows(32_768, 81_920, 65_536, 65_536, whole=262_144)
 
 
 class Keep(Enum):
@@ -57,7 +75,9 @@ class LogPieces:
     pieces: tuple[Piece, ...]
 
 
-def read_pieces(folder: Path, name: str, redactor: Redactor, root: str | None) -> LogPieces | None:
+def read_pieces(
+    folder: Path, name: str, redactor: Redactor, root: str | None, windows: Windows = DRAFT
+) -> LogPieces | None:
     """The pieces of `folder/name`; None where there is no such file, or where the name leads out of the folder.
 
     root: the exception that the engine died of, whose traceback is kept even where other errors came first.
@@ -68,24 +88,30 @@ def read_pieces(folder: Path, name: str, redactor: Redactor, root: str | None) -
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            return LogPieces(name, size, _pieces(file, size, redactor, root))
+            return LogPieces(name, size, _pieces(file, size, redactor, root, windows))
     except OSError:
         return None
 
 
-def _pieces(file: BinaryIO, size: int, redactor: Redactor, root: str | None) -> tuple[Piece, ...]:
-    alarm = _find(file, _ALARM, 0)
-    raised = None if root is None else _find(file, re.compile(rb"\b" + re.escape(root.encode()) + rb"\b(?!')"), 0)
+def _pieces(file: BinaryIO, size: int, redactor: Redactor, root: str | None, of: Windows) -> tuple[Piece, ...]:
+    if size <= of.whole:
+        return (Piece(_read(file, 0, size, size, redactor), 0, Keep.START, 1),) if size else ()
+    alarm = _find(file, _ALARM, size)
+    # With what may not be encoded: a journal from elsewhere may name anything.
+    name = None if root is None else re.escape(root.encode("utf-8", "replace"))
+    raised = None if name is None else _find(file, re.compile(rb"\b" + name + rb"\b(?!')"), size)
     first_error = size if alarm is None else _lines(file, alarm, size, size)[0]
     context = max(0, first_error - _CONTEXT)
-    windows = [(0, min(_HEAD, context), Keep.START, 1)]
+    windows = [(0, min(of.head, context), Keep.START, 1)]
     if alarm is not None:
         windows.append((context, first_error, Keep.END, 1))
-        windows.append((first_error, first_error + _ERROR, Keep.START, 4))
+        windows.append((first_error, first_error + of.error, Keep.START, 4))
         if raised is not None:
-            begin = _traceback_before(file, raised)
-            windows.append((max(begin, first_error + _ERROR), max(begin, raised - _ROOT // 2) + _ROOT, Keep.START, 3))
-    windows.append((size - _TAIL, size, Keep.END, 3))
+            begin = _traceback_before(file, raised, of.root // 2)
+            windows.append(
+                (max(begin, first_error + of.error), max(begin, raised - of.root // 2) + of.root, Keep.START, 3)
+            )
+    windows.append((size - of.tail, size, Keep.END, 3))
     found: list[Piece] = []
     at = 0
     for first, last, keep, share in windows:
@@ -98,9 +124,12 @@ def _pieces(file: BinaryIO, size: int, redactor: Redactor, root: str | None) -> 
     return tuple(found)
 
 
-def _find(file: BinaryIO, pattern: re.Pattern[bytes], at: int) -> int | None:
-    """Where `pattern` is found first from `at` on."""
-    while True:
+def _find(file: BinaryIO, pattern: re.Pattern[bytes], size: int) -> int | None:
+    """Where `pattern` is found first, in a log of more than twice `_SEARCHED` only in its first and last such part."""
+    at = 0
+    while at < size:
+        if _SEARCHED <= at < size - _SEARCHED:
+            at = size - _SEARCHED
         file.seek(at)
         block = file.read(_BLOCK)
         if found := pattern.search(block):
@@ -108,10 +137,11 @@ def _find(file: BinaryIO, pattern: re.Pattern[bytes], at: int) -> int | None:
         if len(block) < _BLOCK:
             return None
         at += _BLOCK - _OVERLAP
+    return None
 
 
-def _traceback_before(file: BinaryIO, at: int) -> int:
-    first = max(0, at - _ROOT // 2)
+def _traceback_before(file: BinaryIO, at: int, most: int) -> int:
+    first = max(0, at - most)
     file.seek(first)
     before = file.read(at - first).rfind(b"Traceback (most recent call last)")
     return at if before < 0 else first + before
@@ -149,4 +179,6 @@ def _read(file: BinaryIO, first: int, last: int, size: int, redactor: Redactor) 
 
 def _short(line: str) -> str:
     left = len(line) - _LONGEST_LINE
-    return line if left <= 0 else f"{line[:_LONGEST_LINE]} [{left:,} more characters in this line]"
+    if left <= 0:
+        return line
+    return f"{line[: _LONGEST_LINE - _LINE_END]} [… {left:,} more characters in this line …] {line[-_LINE_END:]}"

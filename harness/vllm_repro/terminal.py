@@ -103,7 +103,8 @@ def summary(report: RunReport) -> str:
         f"verdict: {report.verdict.verdict}{' (REHEARSAL)' if report.rehearsal else ''}, {expected}",
         f"         {report.verdict.because}",
         *(f"         {text}" for text in report.comparisons),
-        f"report:  {report.folder / 'report.md'}",
+        f"report:  {report.folder / 'report.md'}   page: report.html",
+        f"draft:   vllm-repro draft {report.folder}",
         f"again:   {report.reproduce}",
     ]
     if report.interrupted:

@@ -11,25 +11,37 @@ import hashlib
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from vllm_repro.report.budget import held
 from vllm_repro.report.escape import printable
 
 __all__ = ["asset", "document", "fragment"]
 
 _HERE = Path(__file__).parent
+_LONGEST = 1 << 18
+"""Bytes that one value may take on a page, so that no field of a journal fills it."""
 
 
 def clean(value: object) -> object:
     """What a template shows of `value`: markup as it is, anything else as text that prints."""
-    return value if isinstance(value, Markup) else printable(str(value))
+    return value if isinstance(value, Markup) else held(printable(str(value)), _LONGEST)
+
+
+def there(path: str) -> str:
+    """A link to a file beside the page or below it; to the page itself where `path` leads elsewhere, or names a scheme."""
+    parts = printable(path).split("/")
+    if not path or "" in parts or ".." in parts or "\\" in path:
+        return "#"
+    return quote(path.encode("utf-8", "replace"), safe="/")
 
 
 @cache
 def _environment() -> Environment:
-    return Environment(
+    made = Environment(
         loader=FileSystemLoader(_HERE / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -38,6 +50,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    made.filters["there"] = there
+    return made
 
 
 def asset(name: str) -> str:

@@ -10,7 +10,7 @@ from vllm_repro.journal import Entry, Recording
 from vllm_repro.outcome import Outcome
 from vllm_repro.output import Checks, Held, Probe, Said, Weights, hold
 
-__all__ = ["Trial", "answers", "held", "output_words", "trial_of"]
+__all__ = ["Trial", "answer_word", "answers", "held", "output_words", "trial_of"]
 
 ALIVE = (Outcome.CLEAN, Outcome.UNTRIGGERED)
 JUDGED = (Weights.REAL, Weights.IMITATED, Weights.MADE)
@@ -27,14 +27,15 @@ def answers(recording: Recording) -> dict[Trial, tuple[str, ...]]:
     """The HTTP results of each trial's workload in the order of arrival, equal ones in a row as one: `("200 x 2", "500")`."""
     words: dict[Trial, list[str]] = {}
     for entry in recording.of("answer"):
-        words.setdefault(trial_of(entry), []).append(_word(entry))
+        words.setdefault(trial_of(entry), []).append(answer_word(entry))
     for trial, sent in _count(recording, "request-sent").items():
         got = words.setdefault(trial, [])
         got += ["none"] * (sent - len(got))
     return {trial: tuple(_folded(those)) for trial, those in words.items()}
 
 
-def _word(entry: Entry) -> str:
+def answer_word(entry: Entry) -> str:
+    """`200`, `200 (cut off)`, `none`: what came back of one request."""
     status = entry["status"]
     if status is None:
         return "none"

@@ -21,6 +21,7 @@ from vllm_repro.redact import Redactor, known_secrets
 from vllm_repro.report.answered import Trial, answers, held, output_words, trial_of
 from vllm_repro.report.measured import measured
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport
+from vllm_repro.report.timeline import timelines
 from vllm_repro.scenario import Status
 from vllm_repro.trigger import Finding
 from vllm_repro.verdict import (
@@ -140,6 +141,7 @@ def report_of(recording: Recording, folder: Path, secrets: Mapping[str, str] | N
         comparisons(ran),
         bool(started.get("filed", True)),
         tuple(started.get("related") or ()),
+        timelines(recording),
         redactor,
     )
 

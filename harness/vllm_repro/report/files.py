@@ -8,8 +8,9 @@ from pathlib import Path
 
 from vllm_repro.catalogue import all_scenarios, to_stderr
 from vllm_repro.errors import InfraError, UsageError
-from vllm_repro.logpieces import LogPieces, read_pieces
+from vllm_repro.logpieces import PAGE, LogPieces, read_pieces
 from vllm_repro.report.duplicates import duplicates
+from vllm_repro.report.html import LOG_ROOM, UnreadLog, html_page, log_names
 from vllm_repro.report.issue import Draft, draft
 from vllm_repro.report.junit import junit
 from vllm_repro.report.markdown import markdown
@@ -18,7 +19,7 @@ from vllm_repro.report.wording import rank_logs
 
 __all__ = ["DRAFT", "FORMATS", "ON_REQUEST", "drafted", "render", "write_reports", "write_whole"]
 
-FORMATS = {"md": "report.md", "json": "report.json", "junit": "junit.xml"}
+FORMATS = {"md": "report.md", "html": "report.html", "json": "report.json", "junit": "junit.xml"}
 DRAFT = "issue.md"
 ON_REQUEST = {"issue": DRAFT}
 """Not written by a run: a draft is made when somebody wants to send one."""
@@ -27,11 +28,13 @@ _MOST_LOGS = 3
 
 
 def render(report: RunReport, form: str) -> str:
-    """The text of one format: `md`, `json`, `junit` or `issue`. Raises `UsageError` for others."""
+    """The text of one format: `md`, `html`, `json`, `junit` or `issue`. Raises `UsageError` for others."""
     if form == "issue":
         return drafted(report).body
     if form == "md":
         return markdown(report)
+    if form == "html":
+        return html_page(report, _page_logs(report))
     if form == "json":
         return json.dumps(report.as_json(), indent=2, ensure_ascii=False) + "\n"
     if form == "junit":
@@ -57,6 +60,21 @@ def _logs(report: RunReport) -> list[LogPieces]:
         for name in rank_logs(trial) or [trial.log]
     ]
     return [log for log in found if log is not None][:_MOST_LOGS]
+
+
+def _page_logs(report: RunReport) -> list[LogPieces | UnreadLog]:
+    """As many as have room on the page. Each counts as what is read of it at most, so that a run with many huge logs ends soon too."""
+    found: list[LogPieces | UnreadLog] = []
+    room = LOG_ROOM
+    for name, root in log_names(report).items():
+        if room < PAGE.whole:
+            found.append(UnreadLog(name, "not shown for want of room on this page"))
+            continue
+        log = read_pieces(report.folder, name, report.redactor, root, PAGE)
+        if log is not None:
+            room -= min(log.size, PAGE.whole)
+        found.append(log or UnreadLog(name, "not beside this page when it was made"))
+    return found
 
 
 def write_reports(report: RunReport) -> list[Path]:

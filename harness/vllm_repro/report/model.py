@@ -11,6 +11,7 @@ from vllm_repro.outcome import Death, Outcome, Outlasted
 from vllm_repro.patch import Patch
 from vllm_repro.redact import Redactor
 from vllm_repro.report.measured import Measured
+from vllm_repro.report.timeline import Timeline
 from vllm_repro.trigger import Finding
 from vllm_repro.verdict import ArmResult, Expected, VerdictReport
 
@@ -156,6 +157,8 @@ class RunReport:
     """Whether `issue` is about this bug; else it is only what the bug is nearest to."""
     related: tuple[str, ...] = ()
     """Issues that the scenario names beside its own."""
+    timelines: Mapping[tuple[str, int], Timeline] = field(default_factory=dict)
+    """By arm and trial; also of a trial that a cut run did not end."""
     redactor: Redactor = field(default_factory=Redactor)
     """What the journal was read through; whatever of the run's folder is added to a rendering has to go through it too."""
 

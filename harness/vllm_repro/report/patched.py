@@ -10,7 +10,7 @@ from vllm_repro.patch import Patch
 from vllm_repro.report.escape import cell, code, fence
 from vllm_repro.report.model import ArmReport, RunReport
 
-__all__ = ["changed_files", "patched_section", "untried_in"]
+__all__ = ["changed_files", "diff_of", "patched_section", "untried_in"]
 
 
 def changed_files(report: RunReport) -> list[str]:
@@ -28,7 +28,7 @@ def patched_section(report: RunReport) -> str:
 def _arm(arm: ArmReport) -> str:
     whys = dict.fromkeys(patch.why for patch in arm.patches if patch.why)
     text = code(arm.name) + (f": {cell('; '.join(whys))}" if whys else "")
-    text += "\n\n" + fence("\n".join(line for patch in arm.patches for line in _diff(patch)), "diff")
+    text += "\n\n" + fence(diff_of(arm), "diff")
     loaded = arm.server.get("patched") or ()
     hashes = [
         f"- {code(changed['file'])} sha256 {code(changed['sha256'])}{_inside(changed)}{cell(''.join(untried_in(changed)))}"
@@ -37,6 +37,11 @@ def _arm(arm: ArmReport) -> str:
     return text + (
         "\n\nAs the server's own process found them:\n\n" + "\n".join(hashes) if hashes else "\n\nNo server loaded it."
     )
+
+
+def diff_of(arm: ArmReport) -> str:
+    """What is changed for `arm`, as a diff without line numbers."""
+    return "\n".join(line for patch in arm.patches for line in _diff(patch))
 
 
 def _inside(changed: Mapping[str, Any]) -> str:
