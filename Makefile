@@ -7,7 +7,7 @@ RUN    := $(BIN)/vllm-repro run --expect any
 
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help install test test-live lint format bench clean images check compose test-docker test-scenarios test-by-hand
+.PHONY: help install test test-live lint format bench clean images check compose test-docker test-scenarios test-browser test-by-hand
 
 help: ## this list
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 26
@@ -34,11 +34,14 @@ rehearse-%: $(BIN)/vllm-repro ## show a scenario at work on the rehearsal engine
 reference-%: $(BIN)/vllm-repro ## record anew what real releases do with the seeded combinations of its reference table
 	@PYTHONPATH=fixtures $(BIN)/python -m reference $*
 
-test: $(BIN)/vllm-repro ## all tests that need neither Docker nor a real vLLM
-	@$(BIN)/python -m pytest tests -n 2 --dist worksteal -m "not docker and not live"
+test: $(BIN)/vllm-repro ## all tests that need no Docker, no browser and no real vLLM
+	@$(BIN)/python -m pytest tests -n 2 --dist worksteal -m "not docker and not live and not browser"
 
 test-scenarios: $(BIN)/vllm-repro ## every scenario and arm as a pytest test, on the rehearsal engine
 	@$(BIN)/python -m pytest scenarios -n 2 --scenario-server rehearsal
+
+test-browser: $(BIN)/vllm-repro ## the pages in a real Chromium, headless (Debian: apt-get install chromium)
+	@$(BIN)/python -m pytest tests -m browser
 
 test-docker: $(BIN)/vllm-repro images ## the tests against a real Docker Engine
 	@$(BIN)/python -m pytest tests -m "docker and not live"

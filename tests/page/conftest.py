@@ -1,0 +1,66 @@
+"""A real Chromium, headless, and pages in it that tell what went wrong."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+FLAGS = (
+    "--no-sandbox",  # CI runs as root
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@dataclass
+class Opened:
+    """A page, and what it said and asked for meanwhile."""
+
+    page: Page
+    said: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+
+
+Open = Callable[..., Opened]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """An error where there is no Chromium: pages that nobody looked at are not tested."""
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if path is None:
+        pytest.fail("no Chromium on PATH; on Debian: apt-get install chromium", pytrace=False)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(browser: Browser) -> Iterator[Open]:
+    """Opens a file as a person does who got only that. Keywords are those of a browser's context."""
+    with ExitStack() as stack:
+
+        def call(path: Path, **options: Any) -> Opened:
+            context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
+            stack.callback(context.close)
+            made = Opened(context.new_page())
+            made.page.on("console", lambda message: made.said.append(message.text))
+            made.page.on("pageerror", lambda error: made.said.append(str(error)))
+            made.page.on("request", lambda request: made.asked.append(request.url))
+            made.page.goto(path.as_uri())
+            made.page.wait_for_load_state()
+            return made
+
+        yield call
