@@ -98,3 +98,11 @@ def test_an_excerpt_keeps_to_its_room(limit: int, lines: list[str], tmp_path_fac
     errors = [line for line in lines if line.startswith(("ERROR", "AssertionError"))]
     if limit >= 1_000 and errors:
         assert errors[0] in shown
+
+
+def test_a_key_of_several_lines_whose_head_a_window_cuts(tmp_path: Path) -> None:
+    """The window on what the engine did before its first error begins in the middle of the key's first line."""
+    key = "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkq\n-----END PRIVATE KEY-----\n"
+    for filling in range(900, 1100):
+        text = "x" * 20_000 + key + "y\n" * (filling // 2) + "ERROR boom\n"
+        assert all("MIIEvQ" not in piece.text for piece in pieces(tmp_path, text).pieces), filling

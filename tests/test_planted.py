@@ -16,7 +16,7 @@ from tests.report.test_issue import FIELDS, SCENARIOS, Field, planted
 from tests.secrets_planted import PRIVATE, SECRETS, Plant
 from tests.test_versionmap import map_of
 from vllm_repro.journal import Journal, read
-from vllm_repro.logpieces import read_pieces
+from vllm_repro.logpieces import DRAFT, PAGE, Windows, read_pieces
 from vllm_repro.outcome import Outcome
 from vllm_repro.redact import Redactor, known_secrets
 from vllm_repro.report.duplicates import duplicates
@@ -84,13 +84,18 @@ def test_the_plants_would_be_seen() -> None:
     for field in FIELDS:
         made = planted(*field, lambda was: f"{was} harmlesspayload")
         seen |= {name for name, text in outputs(made) if "harmlesspayload" in text}
-    assert seen == {"md", "json", "junit", "issue", "terminal", "versions.md", "versions", "versions.json"}
+    assert seen == {"md", "html", "json", "junit", "issue", "terminal", "versions.md", "versions", "versions.json"}
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.sampled_from(PLANTS), min_size=1, max_size=6), st.integers(0, 40_000), st.integers(0, 40_000))
+@given(
+    st.sampled_from([DRAFT, PAGE, replace(PAGE, whole=0)]),
+    st.lists(st.sampled_from(PLANTS), min_size=1, max_size=6),
+    st.integers(0, 40_000),
+    st.integers(0, 40_000),
+)
 def test_no_part_of_a_log_lets_one_through(
-    tmp_path_factory: pytest.TempPathFactory, plants: list[Plant], before: int, after: int
+    tmp_path_factory: pytest.TempPathFactory, windows: Windows, plants: list[Plant], before: int, after: int
 ) -> None:
     """Wherever the windows on the log begin and end, in the middle of a key too."""
     folder = tmp_path_factory.mktemp("log")
@@ -98,7 +103,7 @@ def test_no_part_of_a_log_lets_one_through(
     filling = "x" * (before // 2) + " " + "y\n" * (before // 4)
     text = f"{middle}\n{filling}\n{middle} ERROR {middle}\n{'z ' * after}\nAssertionError: {middle}\n{'w' * after}\n{middle}"
     (folder / "a.log").write_text(text, encoding="utf-8")
-    pieces = read_pieces(folder, "a.log", Redactor(), "AssertionError")
+    pieces = read_pieces(folder, "a.log", Redactor(), "AssertionError", windows)
     assert pieces is not None
     for plant in plants:
         assert all(plant.hidden not in piece.text for piece in pieces.pieces)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -21,13 +22,23 @@ _BLOCK, _OVERLAP = 1 << 20, 4_096
 _ALIGN = 8_192  # how far the end of a line is looked for
 _MARGIN = 4_096  # of a line that a window cuts: half a key has no shape any more
 _LONGEST_LINE, _LINE_END = 2_000, 400  # letters of a line that stay, and how many of them are its last ones
-_SEARCHED = 256 << 20  # bytes at each end of a log in which an error is looked for
+_SEARCHED = 128 << 20  # bytes at each end of a log in which an error is looked for
 
 _ALARM = re.compile(
     # An exception in the middle of a line is quoted: a warning of each boot's has one.
     rb"\b(?:ERROR|CRITICAL|FATAL)\b|Traceback \(most recent call last\)|Fatal Python error|Segmentation fault"
     rb"|^[\w.]*(?:Error|Exception)(?:: |$)",
     re.MULTILINE,
+)
+_ALARM_WORDS = (
+    b"ERROR",
+    b"CRITICAL",
+    b"FATAL",
+    b"Traceback (",
+    b"Fatal Python",
+    b"Segmentation",
+    b"Error",
+    b"Exception",
 )
 ALARM = re.compile(_ALARM.pattern.decode(), re.MULTILINE)
 """What a first error is told by, in text."""
@@ -96,10 +107,10 @@ def read_pieces(
 def _pieces(file: BinaryIO, size: int, redactor: Redactor, root: str | None, of: Windows) -> tuple[Piece, ...]:
     if size <= of.whole:
         return (Piece(_read(file, 0, size, size, redactor), 0, Keep.START, 1),) if size else ()
-    alarm = _find(file, _ALARM, size)
+    alarm = _find(file, _ALARM, _ALARM_WORDS, size)
     # With what may not be encoded: a journal from elsewhere may name anything.
-    name = None if root is None else re.escape(root.encode("utf-8", "replace"))
-    raised = None if name is None else _find(file, re.compile(rb"\b" + name + rb"\b(?!')"), size)
+    name = None if root is None else root.encode("utf-8", "replace")
+    raised = None if not name else _find(file, re.compile(rb"\b" + re.escape(name) + rb"\b(?!')"), (name,), size)
     first_error = size if alarm is None else _lines(file, alarm, size, size)[0]
     context = max(0, first_error - _CONTEXT)
     windows = [(0, min(of.head, context), Keep.START, 1)]
@@ -124,15 +135,18 @@ def _pieces(file: BinaryIO, size: int, redactor: Redactor, root: str | None, of:
     return tuple(found)
 
 
-def _find(file: BinaryIO, pattern: re.Pattern[bytes], size: int) -> int | None:
-    """Where `pattern` is found first, in a log of more than twice `_SEARCHED` only in its first and last such part."""
+def _find(file: BinaryIO, pattern: re.Pattern[bytes], words: Sequence[bytes], size: int) -> int | None:
+    """Where `pattern` is found first, in a log of more than twice `_SEARCHED` only in its first and last such part.
+
+    words: one of them is in whatever the pattern finds. A word is looked for a hundred times faster.
+    """
     at = 0
     while at < size:
         if _SEARCHED <= at < size - _SEARCHED:
             at = size - _SEARCHED
         file.seek(at)
         block = file.read(_BLOCK)
-        if found := pattern.search(block):
+        if any(word in block for word in words) and (found := pattern.search(block)):
             return at + found.start()
         if len(block) < _BLOCK:
             return None
@@ -172,6 +186,8 @@ def _read(file: BinaryIO, first: int, last: int, size: int, redactor: Redactor) 
     lines = text.split("\n")
     if not begins:
         lines[0] = lines[0][_MARGIN:]
+        # Once more: with half of its first line gone, what is left of a key of several lines begins the text, and is known by that.
+        lines = redactor.text("\n".join(lines)).split("\n")
     if not ends:
         lines[-1] = lines[-1][: max(0, len(lines[-1]) - _MARGIN)]
     return "\n".join(map(_short, lines))

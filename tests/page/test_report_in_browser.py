@@ -176,7 +176,8 @@ CONTRAST = """() => {
     };
     const low = [];
     for (const one of document.querySelectorAll('main *, header *, .banner, footer *')) {
-        if (![...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim()) || one.closest('svg') || !one.checkVisibility()) continue;
+        const bare = ![...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+        if (bare || one.closest('svg') || !one.checkVisibility()) continue;
         const [a, b] = [light(number(getComputedStyle(one).color)), light(paper(one))];
         const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
         if (ratio < 4.5) low.push(`${one.tagName}.${one.className} ${ratio.toFixed(2)}`);
