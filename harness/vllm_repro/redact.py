@@ -20,6 +20,9 @@ _LEAST = 8
 """Letters of a value that is looked for by itself; shorter ones (EMPTY, true) are words of every log."""
 
 
+_SHORT, _MOST_KNOWN = 4_096, 8_192  # letters of a text that is remembered, and how many are
+
+
 def known_secrets(environ: Mapping[str, str]) -> dict[str, str]:
     """The values of an environment that are secrets by their names: value to name. They are found in any text, whatever stands beside."""
     return {value: name for name, value in environ.items() if is_secret_name(name) and len(value) >= _LEAST}
@@ -37,7 +40,19 @@ class Redactor:
     secrets: Mapping[str, str] = field(default_factory=dict)
     names: bool = True
 
+    _known: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What short texts became. The entries of a journal repeat themselves, and most of a report's time went into them."""
+
     def text(self, value: str) -> str:
+        if len(value) > _SHORT:
+            return self._text(value)
+        if (found := self._known.get(value)) is None:
+            found = self._text(value)
+            if len(self._known) < _MOST_KNOWN:
+                self._known[value] = found
+        return found
+
+    def _text(self, value: str) -> str:
         for secret in sorted(self.secrets, key=len, reverse=True):
             value = value.replace(secret, marker(self.secrets[secret]))
         value = without_secrets(value)

@@ -196,7 +196,7 @@ def test_dark_and_light_differ_and_paper_is_white(page: Path, opened: Open) -> N
     made = opened(page)
     seen = []
     for scheme in ("light", "dark"):
-        made.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]  # a literal, from a list
+        made.page.emulate_media(color_scheme=scheme)
         seen.append(made.page.evaluate("getComputedStyle(document.body).backgroundColor"))
     made.page.emulate_media(color_scheme="dark", media="print")
     assert made.page.evaluate("getComputedStyle(document.body).backgroundColor") == seen[0] == "rgb(255, 255, 255)"
