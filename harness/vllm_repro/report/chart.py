@@ -102,6 +102,16 @@ def timeline_chart(of: Timeline) -> Chart:
             )
         )
 
+    if of.ready_s is None:
+        end = scale.at(last if death is None else death)
+        row("boot", [Bar(scale.at(0), max(end - scale.at(0), 2), "warn")], "never ready", scale.at(0), end)
+    else:
+        row(
+            "boot",
+            [Bar(scale.at(of.ready_s), None, "dull")],
+            f"ready, {_took(of.ready_s)} after launch",
+            *[scale.at(of.ready_s)] * 2,
+        )
     for span in of.spans[:_MOST_REQUESTS]:
         tone = {True: "good", False: "bad", None: "warn"}[span.ok]
         x, end = scale.at(span.start_s), scale.at(span.end_s)
