@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree.ElementTree import Element
 
 import html5lib
@@ -17,6 +19,7 @@ from tests.report.hostile_logs import REHEARSAL, run_folder, write_hostile
 from tests.report.test_issue import FIELDS, HOSTILE, Field, planted
 from tests.report.test_measured import Journal, measured
 from tests.report_examples import EXAMPLES, report
+from tests.test_versionmap import map_of
 from vllm_repro.errors import UsageError
 from vllm_repro.journal import Entry, Recording, read
 from vllm_repro.logpieces import PAGE
@@ -25,6 +28,8 @@ from vllm_repro.page.document import there
 from vllm_repro.report.build import build, report_of
 from vllm_repro.report.files import render
 from vllm_repro.report.html import LOG_ROOM, html_page, shown_trials
+from vllm_repro.verdict import Standing
+from vllm_repro.versionmap import row_of
 
 XHTML = "{http://www.w3.org/1999/xhtml}"
 MARKUP = [
@@ -234,3 +239,30 @@ def test_a_claim_has_its_intervals_and_what_is_withheld_its_reason(tmp_path: Pat
 )
 def test_links_stay_beside_the_page(path: str, link: str) -> None:
     assert there(path) == link
+
+
+def map_beside(folder: Path, **changes: Any) -> None:
+    of = report(REHEARSAL)
+    made = map_of([row_of(of, "0.23.0", Standing.BAD, of.evidence)]).as_json()
+    (folder / "versions.json").write_text(json.dumps({**made, "scenario": of.scenario, **changes}), encoding="utf-8")
+
+
+def test_a_version_map_beside_the_run_is_shown_with_its_mark(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    assert "Version map" not in render(build(folder), "html")
+    map_beside(folder, reading="<planted-tag> reads")
+    text = text_of(assert_sound(render(build(folder), "html")))
+    assert "Version map (REHEARSAL)" in text
+    assert "<planted-tag> reads." in text
+    assert "not of this run" in text
+
+
+@pytest.mark.parametrize(
+    "changes", [{"scenario": "another"}, {"schema": 2}, {"rows": None}, {"rows": [{"version": 1}]}]
+)
+def test_a_version_map_that_is_none_of_this_scenario_is_not_shown(tmp_path: Path, changes: dict[str, Any]) -> None:
+    folder = run_folder(tmp_path / "run")
+    map_beside(folder, **changes)
+    assert "Version map" not in render(build(folder), "html")
+    (folder / "versions.json").write_bytes(b"[" * 100_000)
+    assert "Version map" not in render(build(folder), "html")

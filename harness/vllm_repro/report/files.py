@@ -13,6 +13,7 @@ from vllm_repro.report.duplicates import duplicates
 from vllm_repro.report.html import LOG_ROOM, UnreadLog, html_page, log_names
 from vllm_repro.report.issue import Draft, draft
 from vllm_repro.report.junit import junit
+from vllm_repro.report.mapped import Mapped, mapped
 from vllm_repro.report.markdown import markdown
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.wording import rank_logs
@@ -25,6 +26,7 @@ ON_REQUEST = {"issue": DRAFT}
 """Not written by a run: a draft is made when somebody wants to send one."""
 
 _MOST_LOGS = 3
+_LARGEST_MAP = 1 << 20  # bytes
 
 
 def render(report: RunReport, form: str) -> str:
@@ -34,7 +36,7 @@ def render(report: RunReport, form: str) -> str:
     if form == "md":
         return markdown(report)
     if form == "html":
-        return html_page(report, _page_logs(report))
+        return html_page(report, _page_logs(report), _version_map(report))
     if form == "json":
         return json.dumps(report.as_json(), indent=2, ensure_ascii=False) + "\n"
     if form == "junit":
@@ -75,6 +77,19 @@ def _page_logs(report: RunReport) -> list[LogPieces | UnreadLog]:
             room -= min(log.size, PAGE.whole)
         found.append(log or UnreadLog(name, "not beside this page when it was made"))
     return found
+
+
+def _version_map(report: RunReport) -> Mapped | None:
+    """The one in the run's folder, else the scenario's newest; None where there is none that can be read."""
+    for where in ("versions.json", "../versions/latest/versions.json"):
+        try:
+            with (report.folder / where).open("rb") as file:
+                raw = file.read(_LARGEST_MAP + 1)
+            if len(raw) <= _LARGEST_MAP:
+                return mapped(report.redactor.deep(json.loads(raw)), report.scenario, where)
+        except (OSError, ValueError, RecursionError):
+            continue
+    return None
 
 
 def write_reports(report: RunReport) -> list[Path]:

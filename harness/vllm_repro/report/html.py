@@ -17,6 +17,7 @@ from vllm_repro.page.document import asset, document, fragment
 from vllm_repro.report.answered import Trial
 from vllm_repro.report.chart import Chart, chunk_chart, interval_chart, timeline_chart
 from vllm_repro.report.logview import LogView, view
+from vllm_repro.report.mapped import Mapped
 from vllm_repro.report.markdown import environment_lines, senders
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner
 from vllm_repro.report.patched import changed_files, diff_of, untried_in
@@ -82,13 +83,13 @@ class _Shown:
     tone: str
 
 
-def html_page(report: RunReport, logs: Sequence[LogPieces | UnreadLog] = ()) -> str:
-    """The whole page. logs: what there is of `log_names`, in that order."""
+def html_page(report: RunReport, logs: Sequence[LogPieces | UnreadLog] = (), versions: Mapped | None = None) -> str:
+    """The whole page. logs: what there is of `log_names`, in that order. versions: the newest map of the scenario, where there is one."""
     values = {**_first_screen(report), **_below(report), **_logs(report, logs)}
     title = f"{report.scenario}: {report.verdict.verdict}{simulated(report.evidence)}"
     return document(
         title=title,
-        body=fragment("report.html", report=report, **values),
+        body=fragment("report.html", report=report, versions=versions, **values),
         script=asset("copy.js") + asset("report.js"),
         style=asset("report.css"),
     )
