@@ -94,9 +94,9 @@ def test_what_is_planted_comes_out_as_text() -> None:
     """That the search above can fail: what it plants is on the page."""
     plant = MARKUP[0]
     seen = sum(
-        plant in text_of(parsed(html_page(planted(*field, lambda was: f"{was} {plant}")))) for field in FIELDS[::25]
+        plant in text_of(parsed(html_page(planted(*field, lambda was: f"{was} {plant}")))) for field in FIELDS[::12]
     )
-    assert seen > 5
+    assert seen >= 5
 
 
 @settings(max_examples=40, deadline=None)

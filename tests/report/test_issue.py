@@ -328,6 +328,7 @@ def test_a_format_of_the_report_verb() -> None:
 
 @example("#1")
 @example("@a")
+@settings(deadline=None)
 @given(st.text(max_size=60))
 def test_a_new_issues_title_calls_nobody(title: str) -> None:
     assert_sound(draft(replace(DIED, filed=False, title=title)).body, [DIED.issue])
