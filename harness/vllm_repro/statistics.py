@@ -68,7 +68,7 @@ def clean_streak(crashed: int, boots: int, alpha: float = ALPHA) -> int | None:
     """Quiet boots in a row needed by whoever watches night after night, after `crashed` of `boots`. None where nothing crashed.
 
     A bug that dies now and then has a lucky streak sooner or later: one may begin after each death. So the j-th death leaves only
-    alpha / (j (j + 1)) of the chance of being wrong, which adds up to alpha however long one watches: 5 of 5 asks for 8, 30 of 30 for
+    alpha / (j (j + 1)) of the chance of being wrong, which adds up to alpha however long one watches: 5 of 5 asks for 9, 30 of 30 for
     5, 35 of 70 for 21. `clean_needed` is for a comparison that is made once.
     """
     rate = lower_bound(crashed, boots)

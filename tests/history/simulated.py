@@ -16,6 +16,7 @@ from vllm_repro.history.rows import ArmRow, Figure, RunRow, build_of
 from vllm_repro.throughput import Point
 from vllm_repro.verdict import Expected, Result, Standing, Verdict
 
+NOTICE = "REHEARSAL: simulated nights. Every number here is drawn from a seed; none was measured."
 FIRST = date(2026, 9, 1)
 POINT = Point(1024, 256, 8)
 HOSTS = {"a1b2c3d4": "1 x NVIDIA H200", "b2c3d4e5": "1 x NVIDIA H200", "c3d4e5f6": "2 x NVIDIA L40S"}

@@ -67,12 +67,13 @@ def run(arguments: argparse.Namespace) -> int:
         known = ", ".join(sorted({row.scenario for row in rows})) or "no run at all"
         raise UsageError(f"no run of {unknown[0]} in {root}", hint=f"it has: {known}")
     found = account(rows, None, nights=arguments.nights, scenarios=named)
+    if arguments.html:  # before anything is printed: the reader of that may go away
+        _write(arguments.html, page(found, _way(root, arguments.html)))
     if arguments.json:
         print_json(as_json(found))
     else:
         print(terminal(found))
     if arguments.html:
-        _write(arguments.html, page(found, _way(root, arguments.html)))
         print(f"page: {arguments.html}", file=sys.stderr if arguments.json else sys.stdout)
     return 0
 

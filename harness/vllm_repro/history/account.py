@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import date, tzinfo
 from enum import StrEnum
 
-from vllm_repro.history.life import Life, Lived, Step, lives
+from vllm_repro.history.life import Life, Lived, lives
 from vllm_repro.history.marks import Cell, cells
 from vllm_repro.history.nights import night_of
 from vllm_repro.history.rows import RunRow
@@ -78,9 +78,10 @@ class Account:
 def account(
     runs: Sequence[RunRow], zone: tzinfo | None, *, nights: int = 1, shown: int = 14, scenarios: Sequence[str] = ()
 ) -> Account:
-    """The account of `runs`. zone: whose clocks say what a night is (`night_of`). nights: how many of the last ones are compared with those before. shown: how many the table has.
+    """The account of `runs`.
 
-    scenarios: only these are told of; hosts are judged by all, since one slow scenario is no slow host.
+    zone: whose clocks say what a night is (`night_of`). nights: how many of the last ones are compared with those before. shown: how many
+    the table has. scenarios: only these are told of; hosts are judged by all, since one slow scenario is no slow host.
     """
     rows = [(night_of(row.started_at, zone), row) for row in runs]
     all_nights = tuple(sorted({night for night, _ in rows}))
@@ -94,7 +95,7 @@ def account(
     if since is not None:
         calls = [call for call in found.calls if not scenarios or call.scenario in scenarios]
         news = [
-            *_lives_news(lived, last),
+            *_lives_news(lived, since),
             *_calls_news(calls, last),
             *_otherwise(told, last, all_nights),
             *_missing(told, since, last),
@@ -115,22 +116,24 @@ def account(
     )
 
 
-def _lives_news(lived: Iterable[Lived], last: Sequence[date]) -> list[News]:
+def _lives_news(lived: Iterable[Lived], since: date) -> list[News]:
+    """Where each bug stands now, if that is elsewhere than it stood at the end of `since`."""
     found: list[News] = []
     for life in lived:
-        for step in life.steps:
-            if step.night in last:
-                text = f"{step.life} (was {step.was}): {step.why}"
-                found.append(News(_kind(step), step.night, life.scenario, life.evidence, text, step.run))
+        was = life.as_of(since)
+        if life.steps and life.life is not was:
+            step = life.steps[-1]
+            text = f"{life.life} (was {was}): {step.why}"
+            found.append(News(_kind(was, life.life), step.night, life.scenario, life.evidence, text, step.run))
     return found
 
 
-def _kind(step: Step) -> Kind:
-    if step.life is Life.REGRESSED:
+def _kind(was: Life, now: Life) -> Kind:
+    if now is Life.REGRESSED:
         return Kind.REGRESSED
-    if step.life.good and not step.was.good and step.was is not Life.OPEN:
+    if now.good and not was.good and was is not Life.OPEN:
         return Kind.FIX
-    return Kind.CANDIDATE if step.life is Life.CANDIDATE else Kind.LIFE
+    return Kind.CANDIDATE if now is Life.CANDIDATE else Kind.LIFE
 
 
 def _calls_news(calls: Iterable[Call], last: Sequence[date]) -> list[News]:
@@ -142,13 +145,14 @@ def _calls_news(calls: Iterable[Call], last: Sequence[date]) -> list[News]:
 
 
 def call_text(call: Call) -> str:
-    """`eager: 8.1 % slower since 16 Oct …`, in words that say what it was held against."""
-    first = call.changes[0]
-    away = abs(call.ratio - 1)
+    """`eager: 8.1% slower since 2026-10-16, on 3 hosts: …`, in words that say what it was held against."""
+    shown = next((one for one in call.changes if not one.relative), call.changes[0])
     return (
-        f"{call.arm}: {away:.1%} {call.direction} since {call.since:%Y-%m-%d}, on {_hosts(call)}; outside the spread of "
-        f"{first.nights} earlier nights ({first.low:,.0f} to {first.high:,.0f} tok/s about {first.reference:,.0f}, {first.series.host})"
-        + ("; the release is the same as before, so it is not vLLM that changed" if first.same_vllm else "")
+        f"{call.arm}: {abs(call.ratio - 1):.1%} {call.direction} since {call.since:%Y-%m-%d}, on {_hosts(call)}; on {shown.series.host} "
+        f"outside {shown.low:,.0f} to {shown.high:,.0f} tok/s, three times the spread of {shown.nights} earlier nights about "
+        f"{shown.reference:,.0f}"
+        + (" (as if the host were as fast as before)" if shown.relative else "")
+        + ("; the release is the same as before, so it is not vLLM that changed" if shown.same_vllm else "")
     )
 
 

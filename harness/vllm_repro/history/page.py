@@ -78,7 +78,7 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Chart:
-    """Lengths in the picture's own units. band: x, y, width and height of the spread of the reference nights that a change was held
+    """Lengths in the picture's own units. band: x, y, width and height of the limits that a change was held
     against; whiskers: x, y and y of each night's quartiles."""
 
     says: str
@@ -103,11 +103,11 @@ class _Trend:
     arms: tuple[_Arm, ...]
 
 
-def page(of: Account, way: str) -> str:
-    """The whole page. way: from it to the folder of all runs, for its links."""
+def page(of: Account, way: str, notice: str = "") -> str:
+    """The whole page. way: from it to the folder of all runs, for its links. notice: what stands above everything else."""
     values = {
         "summary": summary(of) if of.nights else "no run is in the history yet",
-        "banner": SIMULATED if of.simulated else "",
+        "banner": notice or (SIMULATED if of.simulated else ""),
         "since": of.since,
         "last": of.nights[-1] if of.nights else None,
         "news": [_item(one, way) for one in of.news],
@@ -204,7 +204,7 @@ def _chart(one: Series, of: Account) -> _Chart | None:
         f"{last.median:,.0f}",
         " ".join(f"{across.x(seen.night):g},{_y(seen.median, middle):g}" for seen in nights),
         tuple((across.x(seen.night), _y(seen.high, middle), _y(seen.low, middle)) for seen in nights),
-        _band(change, nights, across, middle) if change else None,
+        _band(change, nights, across, middle) if change and not change.relative else None,
         across.x(change.since) if change else None,
         "" if change is None or change.lone else "good" if change.ratio > 1 else "bad",
     )

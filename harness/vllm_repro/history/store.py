@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from vllm_repro.errors import InfraError, ReproError
 from vllm_repro.history.rows import ArmRow, Build, Figure, RunRow, row_of
@@ -239,34 +240,32 @@ def _rows(connection: sqlite3.Connection) -> Iterator[RunRow]:
     arms: dict[str, list[ArmRow]] = {}
     for found in connection.execute("SELECT * FROM arms ORDER BY run, place"):
         arms.setdefault(found[0], []).append(_arm(found, figures.get((found[0], found[1]), ())))
-    for run, *told, build_, standing, verdict, expected, because, interrupted, cut, infra in connection.execute(
-        "SELECT * FROM runs ORDER BY started_at, id"
-    ):
+    for found in connection.execute("SELECT * FROM runs ORDER BY started_at, id"):
+        run, scenario, issue, started_at, host, hardware, evidence, server, version, *rest = found
+        build_, standing, verdict, expected, because, interrupted, cut, infra = rest
         yield RunRow(
-            run,
-            *told,
-            Build(build_),
-            Standing(standing),
-            Verdict(verdict),
-            None if expected is None else bool(expected),
-            because,
-            interrupted,
-            bool(cut),
-            bool(infra),
-            tuple(arms.get(run, ())),
+            id=run,
+            scenario=scenario,
+            issue=issue,
+            started_at=started_at,
+            host=host,
+            hardware=hardware,
+            evidence=evidence,
+            server=server,
+            version=version,
+            build=Build(build_),
+            standing=Standing(standing),
+            verdict=Verdict(verdict),
+            expected=None if expected is None else bool(expected),
+            because=because,
+            interrupted=interrupted,
+            cut=bool(cut),
+            infra=bool(infra),
+            arms=tuple(arms.get(run, ())),
         )
 
 
-def _arm(found: Sequence[str | int], figures: Sequence[Figure]) -> ArmRow:
+def _arm(found: Sequence[Any], figures: Sequence[Figure]) -> ArmRow:
     _, _, name, expected, result, crashed, boots, patched, signature, setup = found
-    return ArmRow(
-        str(name),
-        Expected(expected),
-        Result(result),
-        int(crashed),
-        int(boots),
-        bool(patched),
-        str(signature),
-        str(setup),
-        tuple(figures) or None,
-    )
+    told = (Expected(expected), Result(result), crashed, boots, bool(patched), signature, setup)
+    return ArmRow(name, *told, tuple(figures) or None)

@@ -32,8 +32,8 @@ def life_text(life: Lived) -> str:
     text = f"{life.crashed} of {life.boots} died" + (" (flaky)" if life.flaky else "")
     if life.life.good:
         return f"{text} until then; {life.streak} quiet in a row made it a fix"
-    needed = f"{life.needed} in a row" if life.needed else "no number"
-    return f"{text}; quiet for {life.streak} boots, {needed} would be a fix"
+    quiet = f"{life.streak} quiet since; " if life.streak else ""
+    return f"{text}; {quiet}{life.needed} quiet boots in a row would be a fix"
 
 
 def suspect_text(suspect: Suspect, of: Account) -> str:
@@ -90,11 +90,7 @@ def terminal(of: Account) -> str:
             )
         )
     lines += ["", *columns(rows, (32, 9, 17, 10, 60, 80))]
-    if speeds := _speeds(of):
-        lines += [
-            "",
-            *columns([("tok/s, last night", "at", "host", "now", "14 nights", "n"), *speeds], (44, 32, 8, 8, 20, 4)),
-        ]
+    lines += _speeds(of)
     return "\n".join(lines)
 
 
@@ -115,25 +111,24 @@ def _news_line(news: News) -> str:
     return f"{news.kind.upper() if news.kind.call else news.kind}: {news.scenario}{f' ({word})' if word else ''}: {news.text}"
 
 
-def _speeds(of: Account) -> list[tuple[str, ...]]:
-    scenarios = {life.scenario for life in of.lives}
-    found: list[tuple[str, ...]] = []
-    for one in latest_of(of.trends, tuple(scenarios)):
-        nights = [seen for seen in of.trends.series[one] if seen.night in of.shown]
-        if nights and nights[-1].night == of.nights[-1]:
-            medians = [seen.median for seen in nights]
-            spread = f"{min(medians):,.0f} to {max(medians):,.0f}"
-            found.append(
-                (
-                    f"{one.scenario}, {one.arm}",
-                    str(one.point),
-                    one.host,
-                    f"{medians[-1]:,.0f}",
-                    spread,
-                    str(len(medians)),
-                )
-            )
-    return found
+def _speeds(of: Account) -> list[str]:
+    """A row an arm and load, a column a host: the newest night's median, and the least and the most of the nights shown."""
+    series = latest_of(of.trends, tuple({life.scenario for life in of.lives}))
+    loads = dict.fromkeys((one.scenario, one.arm, one.point) for one in series)
+    if not loads:
+        return []
+    rows: list[tuple[str, ...]] = [("output tok/s, and the range of those nights", "load", *of.hosts)]
+    for scenario, arm, point in loads:
+        cells = {
+            one.host: _speed(one, of) for one in series if (one.scenario, one.arm, one.point) == (scenario, arm, point)
+        }
+        rows.append((f"{scenario}, {arm}", str(point), *(cells.get(host, "-") for host in of.hosts)))
+    return ["", *columns(rows, (48, 36, *[24] * len(of.hosts)))]
+
+
+def _speed(one: Series, of: Account) -> str:
+    medians = [seen.median for seen in of.trends.series[one] if seen.night in of.shown]
+    return f"{medians[-1]:,.0f} ({min(medians):,.0f} to {max(medians):,.0f})" if medians else "-"
 
 
 def as_json(of: Account) -> dict[str, Any]:
@@ -220,6 +215,8 @@ def _change(one: Change) -> dict[str, Any]:
         "since": _day(one.since),
         "ratio": one.ratio,
         "reference": {"median": one.reference, "low": one.low, "high": one.high, "nights": one.nights},
+        "relative_to_host": one.relative,
+        "same_vllm": one.same_vllm,
     }
 
 

@@ -71,7 +71,8 @@ class Measured:
 class Change:
     """A series at a new level. since: the first of the three nights; called: the third. ratio: new level over reference.
 
-    reference: the median of the earlier nights, its spread on either side of it, and how many nights. same_vllm: whether the last
+    reference: the median of the earlier nights, the limits on either side of it beyond which a night is outside, and how many nights they
+    were. relative: whether the host had moved, so that reference and limits are as they would be if it had not. same_vllm: whether the last
     reference night ran the very version of the first night outside: then it is not vLLM that changed.
     """
 
@@ -84,6 +85,7 @@ class Change:
     low: float
     high: float
     nights: int
+    relative: bool
     same_vllm: bool
     lone: bool = False
     """Whether a host with the same hardware measured the same in those nights and did not move: then it is no call."""
@@ -281,7 +283,7 @@ def trends(rows: Sequence[tuple[date, RunRow]]) -> Trends:
         for one, value in tonight.items():
             relative[one][night] = value - blamed.get(one.host, 0.0)
         moved = [one for one in tonight if levels[one].take(night, relative[one][night])]
-        found = [_change(one, levels[one], values[one]) for one in moved]
+        found = [_change(one, levels[one], values[one], relative=one.host in blamed) for one in moved]
         for change in found:
             twins = [one for one in _twins(change.series, hardware, series) if levels[one].ready]
             known = [*changes, *found]
@@ -318,7 +320,7 @@ def _blamed(
     hosts: Mapping[str, _Host], away: Mapping[Series, float], night: date, suspects: list[Suspect]
 ) -> dict[str, float]:
     """How far each host is off tonight that went its own way; `suspects` is kept up to date."""
-    shifts = {host: shift for host in hosts if (shift := _shift(host, away)) is not None}
+    shifts = {host: found for host in hosts if (found := _shift(host, away)) is not None}
     blamed: dict[str, float] = {}
     for host, (shift, together, count) in shifts.items():
         state = hosts[host]
@@ -365,8 +367,8 @@ def _moved(host: str, state: _Host, move: tuple[date, float, int], suspects: lis
         suspects[state.named] = found
 
 
-def _change(one: Series, level: _Level, nights: Mapping[date, Measured]) -> Change:
-    middle, spread = level.middle, level.spread
+def _change(one: Series, level: _Level, nights: Mapping[date, Measured], *, relative: bool) -> Change:
+    middle, limit = level.middle, SPREADS * level.spread
     ratio = exp(median(value for _, value in level.outside) - middle)
     since, called = level.outside[0][0], level.outside[-1][0]
     before = [seen.version for night, seen in nights.items() if night < since]
@@ -377,8 +379,9 @@ def _change(one: Series, level: _Level, nights: Mapping[date, Measured]) -> Chan
         called,
         ratio,
         exp(middle),
-        exp(middle - spread),
-        exp(middle + spread),
+        exp(middle - limit),
+        exp(middle + limit),
         len(level.reference),
+        relative,
         bool(before) and before[-1] is not None and before[-1] == nights[since].version,
     )
