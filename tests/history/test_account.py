@@ -19,8 +19,8 @@ from vllm_repro.history.telling import as_json, terminal
 from vllm_repro.verdict import Standing, Verdict
 
 
-def told(pairs: list[tuple[date, RunRow]], **more: int) -> Account:
-    return account([made for _, made in pairs], UTC, **more)
+def told(pairs: list[tuple[date, RunRow]], nights: int = 1) -> Account:
+    return account([made for _, made in pairs], UTC, nights=nights)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,9 @@ def test_ten_weeks_as_people_read_them() -> None:
     text = terminal(found)
     assert_golden("history.txt", f"{NOTICE}\n{text}\n")
     data = as_json(found)
-    data["throughput"] = [{**one, "nights": one["nights"][-2:]} for one in data["throughput"][-1:]]  # of 33 with 70 nights each
+    data["throughput"] = [
+        {**one, "nights": one["nights"][-2:]} for one in data["throughput"][-1:]
+    ]  # of 33 with 70 nights each
     data["scenarios"] = [{**one, "nights": one["nights"][-2:]} for one in data["scenarios"]]
     data["nights"] = data["nights"][-2:]
     data["simulated"] = NOTICE
