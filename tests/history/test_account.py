@@ -16,7 +16,7 @@ from vllm_repro.history.marks import Mark
 from vllm_repro.history.nights import night_of
 from vllm_repro.history.rows import RunRow
 from vllm_repro.history.telling import as_json, terminal
-from vllm_repro.verdict import Standing, Verdict
+from vllm_repro.verdict import Expected, Standing, Verdict
 
 
 def told(pairs: list[tuple[date, RunRow]], nights: int = 1) -> Account:
@@ -83,6 +83,21 @@ def test_a_night_of_several_runs_shows_the_worst() -> None:
     assert (cell.mark, cell.mixed, cell.runs[0]) == (Mark.REPRODUCES, True, rows[1][1].id)
     ((cell,),) = told([row(0, 1, 1, standing=Standing.GOOD)]).rows.values()
     assert cell.mark is Mark.REGRESSED
+
+
+@pytest.mark.parametrize(
+    "verdict", [Verdict.QUIET, Verdict.REPRODUCES, Verdict.REGRESSED, Verdict.FIXED, Verdict.CHANGED]
+)
+def test_controls_and_patched_arms_say_nothing_of_the_bug(verdict: Verdict) -> None:
+    died = int(verdict in (Verdict.REPRODUCES, Verdict.REGRESSED))
+    night, made = row(0, died, 1)
+    made = replace(made, verdict=verdict)
+    ((cell,),) = told([(night, made)]).rows.values()
+    assert cell.mark is not Mark.UNDECIDED
+    for changed in ({"patched": True}, {"expected": Expected.LIVES}):
+        arms = tuple(replace(one, **changed) for one in made.arms)
+        ((cell,),) = told([(night, replace(made, arms=arms))]).rows.values()
+        assert cell.mark is Mark.UNDECIDED
 
 
 def test_kinds_of_evidence_are_never_mixed() -> None:

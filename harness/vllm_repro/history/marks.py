@@ -91,8 +91,11 @@ def _cell(night: date, rows: Sequence[RunRow]) -> Cell:
 
 
 def _mark(row: RunRow) -> Mark:
-    if row.verdict in _OF:
-        return _OF[row.verdict]
+    """Of one run. What a run of controls or of patched arms alone found says nothing of the bug in vLLM as it was built."""
+    mark = _OF.get(row.verdict)
+    told = {Mark.QUIET: bool(row.quiet), Mark.FIXED: bool(row.quiet), Mark.CHANGED: bool(row.leading)}
+    if mark is not None and told.get(mark, row.died is not None):
+        return mark
     if row.interrupted or row.cut:
         return Mark.CUT
     return Mark.INFRA if row.infra else Mark.UNDECIDED
