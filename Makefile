@@ -75,6 +75,7 @@ bench: $(BIN)/vllm-repro ## the figures in benchmarks/
 	@$(BIN)/python benchmarks/detection.py
 	@$(BIN)/python benchmarks/overhead.py
 	@$(BIN)/python benchmarks/prompts.py
+	@$(BIN)/python -m benchmarks.nights
 
 clean: $(BIN)/vllm-repro ## remove what killed runs left, and build products
 	@$(BIN)/vllm-repro clean --yes

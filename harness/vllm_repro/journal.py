@@ -21,7 +21,7 @@ from typing import Any, Self
 from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.redact import Redactor
 
-__all__ = ["Entry", "Journal", "Recording", "json_of", "read"]
+__all__ = ["Entry", "Journal", "Recording", "being_written", "json_of", "read"]
 
 LAST_EVENT = "run-ended"
 
@@ -139,6 +139,16 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def being_written(path: Path) -> bool:
+    """Whether a run that goes on holds this journal, by the kernel's list of locks: to try the lock would get in the way of a run."""
+    try:
+        inode = path.stat().st_ino
+        locks = Path("/proc/locks").read_text(encoding="ascii")
+    except OSError:
+        return False
+    return any(" FLOCK " in line and f":{inode} " in line for line in locks.splitlines())
 
 
 def read(path: Path) -> Recording:

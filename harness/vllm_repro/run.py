@@ -13,10 +13,11 @@ import os
 import secrets
 import signal
 import socket
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from vllm_repro import __version__
 from vllm_repro.assess import Conclusion
 from vllm_repro.boots import more
 from vllm_repro.errors import UsageError
+from vllm_repro.history.store import remember
+from vllm_repro.hostid import hosted_by
 from vllm_repro.journal import Journal, json_of
 from vllm_repro.machine import Machine, look
 from vllm_repro.outcome import Outcome
@@ -148,6 +151,8 @@ def run(
             journal.write("run-ended", interrupted=interrupted.by)
     report = build(folder)
     write_reports(report)
+    if lost := remember(report, folder.parent.parent):
+        print(f"vllm-repro: {lost}", file=sys.stderr)
     return report
 
 
@@ -187,6 +192,7 @@ def _header(plan: Plan, machine: Machine, record: Record | None) -> dict[str, An
         "reproduce": plan.reproduce,
         "record": record,
         "machine": machine,
+        "host": hosted_by(asdict(machine)),
         "docker": plan.site.engine_version,
         "folders": private_folders(),
         "hosts": private_hosts(scenario),

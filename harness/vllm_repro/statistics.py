@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import ceil, comb, log
 
-__all__ = ["clean_needed", "excluded_rate", "fisher", "lower_bound"]
+__all__ = ["clean_needed", "clean_streak", "excluded_rate", "fisher", "lower_bound"]
 
 ALPHA = 0.05
 
@@ -62,3 +62,18 @@ def clean_needed(crashed: int, boots: int, alpha: float = ALPHA) -> int | None:
     if rate >= 1.0:
         return 1
     return max(1, ceil(log(alpha) / log(1.0 - rate) - 1e-9))
+
+
+def clean_streak(crashed: int, boots: int, alpha: float = ALPHA) -> int | None:
+    """Quiet boots in a row needed by whoever watches night after night, after `crashed` of `boots`. None where nothing crashed.
+
+    A bug that dies now and then has a lucky streak sooner or later: one may begin after each death. So the j-th death leaves only
+    alpha / (j (j + 1)) of the chance of being wrong, which adds up to alpha however long one watches: 5 of 5 asks for 9, 30 of 30 for
+    5, 35 of 70 for 21. `clean_needed` is for a comparison that is made once.
+    """
+    rate = lower_bound(crashed, boots)
+    if rate <= 0.0:
+        return None
+    if rate >= 1.0:
+        return 1
+    return max(1, ceil(log(alpha / (crashed * (crashed + 1))) / log(1.0 - rate) - 1e-9))

@@ -13,6 +13,7 @@ from typing import Any
 
 from vllm_repro.autopsy.signature import How
 from vllm_repro.errors import UsageError
+from vllm_repro.hostid import host_id
 from vllm_repro.journal import Entry, Recording, read
 from vllm_repro.outcome import Death, Outcome, Outlasted
 from vllm_repro.output import Held
@@ -142,6 +143,8 @@ def report_of(recording: Recording, folder: Path, secrets: Mapping[str, str] | N
         bool(started.get("filed", True)),
         tuple(started.get("related") or ()),
         timelines(recording),
+        started.get("host") or host_id(machine),  # journals of before it was written
+        standing,
         redactor,
     )
 

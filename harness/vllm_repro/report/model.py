@@ -13,7 +13,7 @@ from vllm_repro.redact import Redactor
 from vllm_repro.report.measured import Measured
 from vllm_repro.report.timeline import Timeline
 from vllm_repro.trigger import Finding
-from vllm_repro.verdict import ArmResult, Expected, VerdictReport
+from vllm_repro.verdict import ArmResult, Expected, Standing, VerdictReport
 
 __all__ = ["ArmReport", "RunReport", "TrialReport", "banner", "issue_url"]
 
@@ -159,6 +159,10 @@ class RunReport:
     """Issues that the scenario names beside its own."""
     timelines: Mapping[tuple[str, int], Timeline] = field(default_factory=dict)
     """By arm and trial; also of a trial that a cut run did not end."""
+    host: str = ""
+    """Which machine it was made on (`vllm_repro.hostid`)."""
+    standing: Standing = Standing.UNKNOWN
+    """What the scenario declares for the release."""
     redactor: Redactor = field(default_factory=Redactor)
     """What the journal was read through; whatever of the run's folder is added to a rendering has to go through it too."""
 

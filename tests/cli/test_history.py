@@ -1,0 +1,71 @@
+"""`vllm-repro history`, as people call it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Harness
+from tests.history.simulated import SLOW, Weeks
+from vllm_repro.history.store import STORE, Store
+
+UTC = {"TZ": "UTC"}
+
+
+@pytest.fixture
+def reports(tmp_path: Path) -> Path:
+    """Ten simulated weeks, in the folder that the command looks at."""
+    root = tmp_path / "reports"
+    root.mkdir()
+    Store(root).add(Weeks(0).rows())
+    return root
+
+
+def test_the_loss_and_the_fix_and_nothing_else_is_called(harness: Harness, reports: Path) -> None:
+    page = reports / "nights.html"
+    done = harness("history", "--json", "--nights", "40", "--html", str(page), env=UTC)
+    assert done.status == 0, done.err
+    told = json.loads(done.out)
+    weeks = Weeks(0)
+    assert [(news["kind"], news["scenario"]) for news in told["news"]] == [
+        ("fix", weeks.fixed),
+        ("slower", weeks.lossy[0]),
+    ]
+    assert all(news["call"] for news in told["news"])
+    assert [suspect["host"] for suspect in told["suspects"]] == [SLOW]
+    assert [one["scenario"] for one in told["scenarios"] if one["flaky"]] == [weeks.flaking]
+    assert f"page: {page}" in done.err
+    assert "What changed since the night of 30 September" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("reports")
+def test_one_night_without_news_is_a_line(harness: Harness) -> None:
+    done = harness("history", "--scenario", "tq-prefix-hit", env=UTC)
+    assert "since the night of 2026-11-08:\n  nothing changed" in done.out
+    assert "min-tokens-stop-ids" not in done.out
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "says"),
+    [
+        (("--scenario", "tq-prefix"), 64, "it has: min-tokens-stop-ids"),
+        (("--nights", "0"), 64, "at least 1"),
+        (("--reports", "/nowhere/at/all"), 64, "there is no folder"),
+        (("--html", "/nowhere/at/all.html"), 2, "there is no folder"),
+    ],
+)
+@pytest.mark.usefixtures("reports")
+def test_what_cannot_be_told_is_said(harness: Harness, words: tuple[str, ...], status: int, says: str) -> None:
+    done = harness("history", *words)
+    assert (done.status, says in done.err) == (status, True), done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_damaged_store_is_said_and_made_anew(harness: Harness, reports: Path) -> None:
+    (reports / STORE).write_bytes(b"\0" * 9000)
+    done = harness("history")
+    assert (done.status, "--rebuild" in done.err) == (2, True), done.err
+    assert harness("history", "--rebuild").status == 0
+    assert harness("history").out.strip() == "no run is in the history yet"

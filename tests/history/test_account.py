@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from datetime import UTC, date, timedelta, timezone
+
+import pytest
+
+from tests.golden_files import assert_golden
+from tests.history.made import FIRST, row
+from tests.history.simulated import NOTICE, SLOW, Weeks
+from vllm_repro.history.account import Account, Kind, account
+from vllm_repro.history.life import Life
+from vllm_repro.history.marks import Mark
+from vllm_repro.history.nights import night_of
+from vllm_repro.history.rows import RunRow
+from vllm_repro.history.telling import as_json, terminal
+from vllm_repro.verdict import Expected, Standing, Verdict
+
+
+def told(pairs: list[tuple[date, RunRow]], nights: int = 1) -> Account:
+    return account([made for _, made in pairs], UTC, nights=nights)
+
+
+@pytest.mark.parametrize(
+    ("started", "night"),
+    [
+        ("2026-11-21T17:59:59Z", date(2026, 11, 21)),
+        ("2026-11-21T18:00:00Z", date(2026, 11, 22)),
+        ("2026-11-22T03:45:16Z", date(2026, 11, 22)),
+        ("2026-12-31T23:00:00Z", date(2027, 1, 1)),
+    ],
+)
+def test_a_night_is_named_for_its_morning(started: str, night: date) -> None:
+    assert night_of(started, UTC) == night
+
+
+def test_a_night_is_one_by_the_clocks_of_its_place() -> None:
+    california = timezone(timedelta(hours=-8))
+    assert night_of("2026-11-22T01:00:00Z", UTC) == night_of("2026-11-22T03:00:00Z", UTC)
+    assert night_of("2026-11-22T01:59:59Z", california) == date(2026, 11, 21)
+    assert night_of("2026-11-22T02:00:00Z", california) == date(2026, 11, 22)
+
+
+def test_each_kind_of_news_comes_once() -> None:
+    nights = [row(night, 1, 1) for night in range(10)] + [row(10, 0, 9)]
+    (fix,) = told(nights).news
+    assert (fix.kind, fix.kind.call, fix.run) == (Kind.FIX, True, nights[-1][1].id)
+    assert told([*nights, row(11, 0, 1)]).news == ()
+    (regressed,) = told([*nights, row(11, 1, 1)]).news
+    assert regressed.kind is Kind.REGRESSED
+    # Over more nights it is the end that counts.
+    assert [news.kind for news in told([*nights, row(11, 0, 1)], nights=3).news] == [Kind.FIX]
+
+
+def test_the_first_night_has_nothing_to_be_compared_with() -> None:
+    found = told([row(0, 1, 1)])
+    assert (found.since, found.news) == (None, ())
+    assert "no earlier night" in terminal(found)
+    assert terminal(told([])) == "no run is in the history yet"
+
+
+def test_what_did_not_run_is_said() -> None:
+    rows = [row(0, 1, 1), row(0, 1, 1, scenario="other"), row(1, 1, 1)]
+    (news,) = told(rows).news
+    assert (news.kind, news.scenario) == (Kind.MISSING, "other")
+
+
+def test_another_death_is_news_after_nights_without_one() -> None:
+    def changed(night: int) -> tuple[date, RunRow]:
+        when, made = row(night, 0, 0)
+        return when, replace(made, verdict=Verdict.CHANGED, because="hang, and not of this bug")
+
+    rows = [row(night, 1, 1) for night in range(5)] + [changed(5)]
+    assert [news.kind for news in told(rows).news] == [Kind.DIED_OTHERWISE]
+    assert told([*rows, changed(6)]).news == ()
+
+
+def test_a_night_of_several_runs_shows_the_worst() -> None:
+    rows = [row(0, 0, 1), row(0, 1, 1, hour=3), row(0, 0, 0, hour=4)]
+    ((cell,),) = told(rows).rows.values()
+    assert (cell.mark, cell.mixed, cell.runs[0]) == (Mark.REPRODUCES, True, rows[1][1].id)
+    ((cell,),) = told([row(0, 1, 1, standing=Standing.GOOD)]).rows.values()
+    assert cell.mark is Mark.REGRESSED
+
+
+@pytest.mark.parametrize(
+    "verdict", [Verdict.QUIET, Verdict.REPRODUCES, Verdict.REGRESSED, Verdict.FIXED, Verdict.CHANGED]
+)
+def test_controls_and_patched_arms_say_nothing_of_the_bug(verdict: Verdict) -> None:
+    died = int(verdict in (Verdict.REPRODUCES, Verdict.REGRESSED))
+    night, made = row(0, died, 1)
+    made = replace(made, verdict=verdict)
+    ((cell,),) = told([(night, made)]).rows.values()
+    assert cell.mark is not Mark.UNDECIDED
+    for changed in ({"patched": True}, {"expected": Expected.LIVES}):
+        arms = tuple(replace(one, **changed) for one in made.arms)
+        ((cell,),) = told([(night, replace(made, arms=arms))]).rows.values()
+        assert cell.mark is Mark.UNDECIDED
+
+
+def test_kinds_of_evidence_are_never_mixed() -> None:
+    rows = [row(night, 1, 1, evidence="lab") for night in range(3)] + [row(3, 0, 50, evidence="rehearsal")]
+    found = told(rows)
+    assert {life.evidence: life.life for life in found.lives} == {"lab": Life.REPRODUCES, "rehearsal": Life.OPEN}
+    assert "LAB" in terminal(found)
+    assert "REHEARSAL" in terminal(found)
+    assert not terminal(found).startswith("REHEARSAL")
+    assert terminal(told(rows[3:])).startswith("REHEARSAL")
+
+
+def test_one_scenario_is_told_with_hosts_judged_by_all() -> None:
+    weeks = Weeks(0)
+    found = account(list(weeks.rows()), UTC, nights=30, scenarios=(weeks.lossy[0],))
+    assert {life.scenario for life in found.lives} == {weeks.lossy[0]}
+    assert [news.kind for news in found.news] == [Kind.SLOWER]
+    assert [suspect.host for suspect in found.suspects] == [SLOW]
+
+
+def test_ten_weeks_as_people_read_them() -> None:
+    found = account(list(Weeks(0).rows()), UTC, nights=28)
+    text = terminal(found)
+    assert_golden("history.txt", f"{NOTICE}\n{text}\n")
+    data = as_json(found)
+    data["throughput"] = [
+        {**one, "nights": one["nights"][-2:]} for one in data["throughput"][-1:]
+    ]  # of 33 with 70 nights each
+    data["scenarios"] = [{**one, "nights": one["nights"][-2:]} for one in data["scenarios"]]
+    data["nights"] = data["nights"][-2:]
+    data["simulated"] = NOTICE
+    assert_golden("history.json", json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+    # One night at a time: each call is news in exactly one of them.
+    calls = []
+    for number in range(30, 70):
+        nights = [made for made in Weeks(0).rows() if night_of(made.started_at, UTC) <= FIRST + timedelta(days=number)]
+        calls += [(news.kind, news.scenario) for news in account(nights, UTC).news if news.kind.call]
+    assert sorted(calls) == [(Kind.FIX, "tq-chunked-prefill"), (Kind.SLOWER, "tq-prefix-hit")]
+
+
+def test_nothing_of_a_host_but_its_id_is_told() -> None:
+    found = account(list(Weeks(0, nights=3).rows()), UTC)
+    assert re.fullmatch("[0-9a-f]{8}", next(iter(found.hosts)))

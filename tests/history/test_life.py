@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import date
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.history.made import RELEASE, row
+from vllm_repro.history.life import SETTLED, Life, Lived, lives
+from vllm_repro.history.rows import RunRow
+from vllm_repro.statistics import clean_needed, clean_streak, lower_bound
+from vllm_repro.verdict import Standing
+
+Rows = Sequence[tuple[date, RunRow]]
+
+
+def life(rows: Rows) -> Lived:
+    (found,) = lives(rows)
+    return found
+
+
+def moves(rows: Rows) -> list[Life]:
+    return [step.life for step in life(rows).steps]
+
+
+def test_a_whole_life() -> None:
+    rows = [row(night, 5, 5) for night in range(2)]
+    assert life(rows).life is Life.REPRODUCES
+    rows += [row(2, 0, 1)]
+    assert life(rows).life is Life.CANDIDATE
+    assert "1 quiet with the trigger crossed, after 10 of 10 died: 6 are needed" in life(rows).steps[-1].why
+    rows += [row(3, 0, 5)]
+    assert life(rows).life is Life.GOOD_NIGHTLY
+    rows += [row(4, 5, 5, version=RELEASE.format(0))]
+    assert life(rows).life is Life.GOOD_NIGHTLY, "no release has it yet"
+    rows += [row(5, 0, 9, version=RELEASE.format(1))]
+    assert life(rows).life is Life.GOOD_RELEASE
+    rows += [row(6 + night, 0, 1, version=RELEASE.format(1)) for night in range(SETTLED)]
+    assert life(rows).life is Life.CLOSED
+    rows += [row(20, 1, 2)]
+    assert life(rows).life is Life.REGRESSED
+    assert "where it was good" in life(rows).steps[-1].why
+    rows += [row(21, 2, 2), row(22, 0, 30)]
+    assert moves(rows) == [
+        Life.REPRODUCES,
+        Life.CANDIDATE,
+        Life.GOOD_NIGHTLY,
+        Life.GOOD_RELEASE,
+        Life.CLOSED,
+        Life.REGRESSED,
+        Life.GOOD_RELEASE,
+    ]
+
+
+def test_what_is_declared_good_and_lives_is_closed_and_its_death_is_a_regression() -> None:
+    rows = [row(0, 0, 1, standing=Standing.GOOD, version="0.25.0")]
+    assert life(rows).life is Life.CLOSED
+    rows += [row(1, 1, 1, standing=Standing.GOOD, version="0.25.0")]
+    assert life(rows).life is Life.REGRESSED
+
+
+def test_an_old_release_says_nothing_of_now() -> None:
+    rows = [row(0, 5, 5, version="0.23.0"), row(1, 0, 9, version="0.24.0")]
+    assert life(rows).life is Life.GOOD_RELEASE
+    # A version map of the next night.
+    assert (
+        life([*rows, row(2, 5, 5, version="0.22.0"), row(2, 0, 1, version="0.20.0", hour=3)]).life is Life.GOOD_RELEASE
+    )
+
+
+def test_what_decides_nothing_moves_nothing() -> None:
+    rows = [row(0, 3, 3), row(1, 0, 0), row(2, 0, 0)]
+    assert moves(rows) == [Life.REPRODUCES]
+    assert life([row(0, 0, 0)]).life is Life.OPEN
+    assert life([row(0, 0, 3)]).life is Life.OPEN, "quiet, and nothing to compare with"
+
+
+def test_a_host_that_never_had_it_is_no_proof_of_a_fix() -> None:
+    rows = [pair for night in range(10) for pair in (row(night, 1, 1), row(night, 0, 5, host="bbbb0002"))]
+    assert moves(rows) == [Life.REPRODUCES]
+    # The host that had it holds the scenario back until its own boots are enough, or it is gone.
+    rows += [row(10, 0, 50, host="bbbb0002")]
+    assert life(rows).life is Life.REPRODUCES
+    assert life([*rows, row(11, 0, 6)]).life is Life.GOOD_NIGHTLY
+
+
+def test_a_flaky_bug_is_no_change_night_after_night() -> None:
+    rows = [row(night, night % 2, 1) for night in range(1, 40)]
+    assert moves(rows) == [Life.REPRODUCES, Life.CANDIDATE, Life.REPRODUCES]
+    assert life(rows).flaky
+    needed = life(rows).needed
+    assert needed is not None
+    quiet = [row(40 + night, 0, 1) for night in range(needed)]
+    assert life([*rows, *quiet[:-1]]).life is Life.REPRODUCES
+    assert life([*rows, *quiet]).life is Life.GOOD_NIGHTLY
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.sampled_from("ab")), max_size=30),
+    st.randoms(use_true_random=False),
+)
+def test_a_life_follows_from_the_rows_alone(nights: list[tuple[int, int, str]], shuffle: object) -> None:
+    rows = [
+        row(night, min(crashed, boots), boots, host=f"{host}aaa0001")
+        for night, (crashed, boots, host) in enumerate(nights)
+    ]
+    again = list(rows)
+    shuffle.shuffle(again)  # type: ignore[attr-defined]  # hypothesis's Random has no public type
+    assert lives(again) == lives(rows)
+    for found in lives(rows):
+        states = [Life.OPEN, *(step.life for step in found.steps)]
+        assert states[-1] is found.life
+        assert all(
+            step.was is before and step.life is not before for step, before in zip(found.steps, states, strict=False)
+        )
+        assert [step.night for step in found.steps] == sorted(step.night for step in found.steps)
+        assert 0 <= found.crashed <= found.boots
+        died = sum(made.died is not None for _, made in rows)
+        # No fix, and nothing that leads to one, without a death before it.
+        if not died:
+            assert found.life is Life.OPEN
+        good = next((step for step in found.steps if step.life.good), None)
+        if good is not None:
+            assert any(made.died for night, made in rows if night < good.night)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 40), st.integers(0, 40))
+def test_watching_asks_for_more_boots_than_one_comparison(crashed: int, quiet: int) -> None:
+    once, watching = clean_needed(crashed, crashed + quiet), clean_streak(crashed, crashed + quiet)
+    assert once is not None
+    assert watching is not None
+    assert watching >= once
+    rate = lower_bound(crashed, crashed + quiet)
+    assert (1 - rate) ** watching * crashed * (crashed + 1) <= 0.05 * (1 + 1e-6)
+    assert clean_streak(0, quiet) is None
+
+
+@pytest.mark.parametrize(("crashed", "boots", "needed"), [(1, 1, 72), (5, 5, 9), (30, 30, 5), (35, 70, 21)])
+def test_how_many_quiet_boots_in_a_row(crashed: int, boots: int, needed: int) -> None:
+    assert clean_streak(crashed, boots) == needed
