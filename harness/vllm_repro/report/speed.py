@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from vllm_repro.report.escape import cell, code
 from vllm_repro.report.measured import Measured, Row, Soaked
-from vllm_repro.report.wording import columns
+from vllm_repro.report.wording import columns, few
 from vllm_repro.throughput import Spread
 
 __all__ = ["ratio_words", "shown_rows", "soak_section", "speed_lines", "speed_section", "spread_words"]
+
+_LINES = 20
 
 
 def shown_rows(found: Measured | None, *, rehearsal: bool) -> tuple[Row, ...]:
@@ -38,15 +40,14 @@ def speed_section(found: Measured | None, *, rehearsal: bool) -> str:
         if any(row.figures.boots < 2 for row in found.rows):
             parts.append("One boot of an arm: an interval does not hold what differs from boot to boot (`--trials`).")
         if found.drift:
-            again = ", ".join(
-                f"{code(arm)} {number}: {value:.2f}" for (arm, number), value in sorted(found.drift.items())
-            )
+            looks = [f"{code(arm)} {number}: {value:.2f}" for (arm, number), value in sorted(found.drift.items())]
+            again = ", ".join(few(looks, _LINES))
             parts.append(f"The first load measured again at the end, over its first time{mark}: {again}.")
     elif found.withheld:
         parts.append("What was measured is in `journal.jsonl`.")
     else:
         parts.append("No arm was measured: an engine that died, or never lived, has no throughput.")
-    parts += ["\n".join(f"- {cell(text)}" for text in found.stopped)] if found.stopped else []
+    parts += ["\n".join(f"- {cell(text)}" for text in few(found.stopped, _LINES))] if found.stopped else []
     return "\n\n".join(parts)
 
 
@@ -110,15 +111,16 @@ def speed_lines(found: Measured | None, *, rehearsal: bool) -> list[str]:
             lines += columns(rows, (40, 30, 28, 24, 24, 44))
         elif not found.withheld:
             lines.append("No throughput: no arm's engine lived through its workload and the measurement.")
-    lines += [_soaked(one, figures=not found.withheld) for one in found.soaks]
-    return ["", *lines, *found.stopped] if lines or found.stopped else []
+    lines += few([_soaked(one, figures=not found.withheld) for one in found.soaks], _LINES)
+    return ["", *lines, *few(found.stopped, _LINES)] if lines or found.stopped else []
 
 
 def soak_section(found: Measured | None) -> str:
     """Markdown; empty where there was none."""
     if found is None or not found.soaks:
         return ""
-    return "## Soak\n\n" + "\n".join(f"- {_soaked(one, figures=not found.withheld)}" for one in found.soaks)
+    told = few([_soaked(one, figures=not found.withheld) for one in found.soaks], _LINES)
+    return "## Soak\n\n" + "\n".join(f"- {text}" for text in told)
 
 
 def _soaked(one: Soaked, *, figures: bool) -> str:
