@@ -109,8 +109,8 @@ def summary(report: RunReport) -> str:
         f"report:  {report.folder / 'report.md'}",
         f"again:   {report.reproduce}",
     ]
-    if report.cut and not report.interrupted:
-        lines.append("the journal is cut: this is what it holds")
+    if report.shortfall and not report.interrupted:
+        lines.append(f"{report.shortfall}; this is what it holds")
     if report.interrupted:
         lines += [
             f"interrupted by {report.interrupted}; nothing is left running",

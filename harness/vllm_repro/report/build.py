@@ -141,6 +141,7 @@ def report_of(recording: Recording, folder: Path, secrets: Mapping[str, str] | N
         comparisons(ran),
         bool(started.get("filed", True)),
         tuple(started.get("related") or ()),
+        recording.cut,
         redactor,
     )
 

@@ -33,7 +33,7 @@ _MESSAGE, _TEXT, _FRAMES = 1_000, 8_000, 10
 def junit(report: RunReport) -> str:
     """The XML text, with declaration."""
     cases = [_case(report, arm) for arm in report.arms if arm.trials]
-    if report.cut or report.interrupted:
+    if report.killed or report.interrupted:
         cases += _not_run(report)
     count = {kind: sum(case.find(kind) is not None for case in cases) for kind in ("failure", "error", "skipped")}
     attributes = {
@@ -77,7 +77,7 @@ def _classname(report: RunReport) -> str:
 
 def _not_run(report: RunReport) -> list[ET.Element]:
     """Of a run that came to no end: that it did not, and the arms that it did not come to."""
-    by = f"interrupted by {report.interrupted}" if report.interrupted else "killed: its journal is cut"
+    by = f"interrupted by {report.interrupted}" if report.interrupted else "killed, its journal is cut"
     named = {"classname": _classname(report), "time": "0.000"}
     whole = _element("testcase", {**named, "name": "the whole run"})
     whole.append(_element("error", {"message": f"the run was {by}", "type": "cut"}, f"The run was {by}."))

@@ -23,10 +23,8 @@ def markdown(report: RunReport) -> str:
         parts.append(f"> **{notice}**")
     if changed := changed_files(report):
         parts.append(f"> **With vLLM's source changed, as shown below, in {cell('; '.join(changed))}.**")
-    if report.interrupted:
-        parts.append(f"> **Interrupted by {report.interrupted}: what follows is what was seen until then.**")
-    elif report.cut:
-        parts.append("> **The journal is cut: the run was killed. What follows is what it holds.**")
+    if report.shortfall:
+        parts.append(f"> **{report.shortfall}. What follows is what the journal holds.**")
     parts.append(
         f"{plain(report.title)} ([{report.issue}]({report.issue_url})), vLLM {report.version or 'of unknown version'}."
     )

@@ -127,7 +127,8 @@ class ArmReport:
 
 @dataclass(frozen=True)
 class RunReport:
-    """A whole run. `interrupted`: the signal that ended it; `cut`: its journal ends before the run did."""
+    """A whole run. `interrupted`: the signal that ended it; `cut`: its journal is not whole, be it that it ends before the run did
+    (`killed`) or that lines of it cannot be read."""
 
     folder: Path
     scenario: str
@@ -156,8 +157,18 @@ class RunReport:
     """Whether `issue` is about this bug; else it is only what the bug is nearest to."""
     related: tuple[str, ...] = ()
     """Issues that the scenario names beside its own."""
+    killed: bool = False
     redactor: Redactor = field(default_factory=Redactor)
     """What the journal was read through; whatever of the run's folder is added to a rendering has to go through it too."""
+
+    @property
+    def shortfall(self) -> str:
+        """Why this is not all of the run, as a sentence without its stop; empty where it is."""
+        if self.interrupted:
+            return f"Interrupted by {self.interrupted}"
+        if self.killed:
+            return "The journal is cut: the run was killed"
+        return "The journal is damaged: lines of it cannot be read" if self.cut else ""
 
     @property
     def rehearsal(self) -> bool:
