@@ -10,9 +10,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from tests.conftest import SCHEMA
 from tests.golden_files import assert_golden
 from tests.report_examples import EXAMPLES, report
+from tests.schemas import SCHEMA
 from vllm_repro.errors import UsageError
 from vllm_repro.journal import Entry, read
 from vllm_repro.outcome import Outcome, Outlasted

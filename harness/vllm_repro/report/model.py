@@ -70,7 +70,7 @@ class TrialReport:
             "answers": list(self.answers),
             "output": self.output or None,
             "throughput": measured and measured.trial_json(arm, self.number),
-            "soak": soak and asdict(soak),
+            "soak": soak and {**asdict(soak), "tenths": list(soak.tenths)},
             "log": self.log,
             "rank_logs": list(self.rank_logs),
             "outlasted": [asdict(one) for one in self.outlasted],
