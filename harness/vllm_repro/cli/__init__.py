@@ -10,7 +10,21 @@ from types import FrameType
 from typing import NoReturn
 
 from vllm_repro import __version__
-from vllm_repro.cli import causes, check, clean, diagnose, doctor, draft, explore, list_, report, run, show, versions
+from vllm_repro.cli import (
+    causes,
+    check,
+    clean,
+    diagnose,
+    doctor,
+    draft,
+    explore,
+    list_,
+    nightly,
+    report,
+    run,
+    show,
+    versions,
+)
 from vllm_repro.errors import ReproError
 
 __all__ = ["main", "parser"]
@@ -19,7 +33,7 @@ WRONG_USAGE = 64
 HARNESS_FAULT = 70
 INTERRUPTED = 130
 
-VERBS = (list_, show, check, doctor, run, versions, explore, causes, report, draft, diagnose, clean)
+VERBS = (list_, show, check, doctor, run, versions, explore, causes, nightly, report, draft, diagnose, clean)
 
 
 class _Parser(argparse.ArgumentParser):
