@@ -29,8 +29,6 @@ _ALARM = re.compile(
     rb"|^[\w.]*(?:Error|Exception)(?:: |$)",
     re.MULTILINE,
 )
-_HINTS = (b"ERROR", b"CRITICAL", b"FATAL", b"Traceback (", b"Fatal Python", b"Segmentation", b"Error", b"Exception")
-"""One of these is in everything that `_ALARM` finds: to look for words is ten times as fast, and most of a huge log has none."""
 
 
 class Keep(Enum):
@@ -76,11 +74,8 @@ def read_pieces(folder: Path, name: str, redactor: Redactor, root: str | None) -
 
 
 def _pieces(file: BinaryIO, size: int, redactor: Redactor, root: str | None) -> tuple[Piece, ...]:
-    alarm = _find(file, _ALARM, _HINTS)
-    raised = None
-    if root is not None:
-        name = root.encode()
-        raised = _find(file, re.compile(rb"\b" + re.escape(name) + rb"\b(?!')"), (name,))
+    alarm = _find(file, _ALARM, 0)
+    raised = None if root is None else _find(file, re.compile(rb"\b" + re.escape(root.encode()) + rb"\b(?!')"), 0)
     first_error = size if alarm is None else _lines(file, alarm, size, size)[0]
     context = max(0, first_error - _CONTEXT)
     windows = [(0, min(_HEAD, context), Keep.START, 1)]
@@ -103,13 +98,12 @@ def _pieces(file: BinaryIO, size: int, redactor: Redactor, root: str | None) -> 
     return tuple(found)
 
 
-def _find(file: BinaryIO, pattern: re.Pattern[bytes], hints: tuple[bytes, ...]) -> int | None:
-    """Where `pattern` is found first. hints: words of which each match holds one."""
-    at = 0
+def _find(file: BinaryIO, pattern: re.Pattern[bytes], at: int) -> int | None:
+    """Where `pattern` is found first from `at` on."""
     while True:
         file.seek(at)
         block = file.read(_BLOCK)
-        if any(hint in block for hint in hints) and (found := pattern.search(block)):
+        if found := pattern.search(block):
             return at + found.start()
         if len(block) < _BLOCK:
             return None
