@@ -12,7 +12,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,13 +29,14 @@ from pathlib import Path
 from vllm_repro.report.build import build
 from vllm_repro.report.files import pieces, write_whole
 write_whole(Path(sys.argv[3]), pieces(build(Path(sys.argv[1])), sys.argv[2]), hint="")
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, Path(sys.argv[3]).stat().st_size)
+used = resource.getrusage(resource.RUSAGE_SELF)
+print(used.ru_utime + used.ru_stime, used.ru_maxrss * 1024, Path(sys.argv[3]).stat().st_size)
 """
 
 
 @dataclass(frozen=True)
 class Cost:
-    """seconds: wall time. peak, output: bytes."""
+    """seconds: of the processor, for other load would blur the clock's. peak, output: bytes."""
 
     seconds: float
     peak: int
@@ -146,11 +146,10 @@ def make_logs(folder: Path, megabytes: int) -> None:
 
 def cost(folder: Path, form: str) -> Cost:
     """Of one process that renders `form`."""
-    began = time.monotonic()
     words = [sys.executable, "-c", RENDERED, str(folder), form, str(folder / f"out.{form}")]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
-    peak, output = done.stdout.split()
-    return Cost(time.monotonic() - began, int(peak), int(output))
+    seconds, peak, output = done.stdout.split()
+    return Cost(float(seconds), int(peak), int(output))
 
 
 def table(title: str, rows: Sequence[tuple[str, dict[str, Cost]]], forms: Sequence[str]) -> str:

@@ -35,9 +35,9 @@ class Job:
         return any(self.status.values())
 
 
-def loaded() -> dict[str, Any]:
+def loaded() -> dict[Any, Any]:
     # YAML 1.1 reads the key `on` as true.
-    found: dict[str, Any] = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
+    found: dict[Any, Any] = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
     return found
 
 

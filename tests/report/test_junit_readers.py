@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from junitparser import Error, Failure, JUnitXml, Skipped
+from junitparser import Error, Failure, JUnitXml, Property, Skipped, TestSuite
 
 from tests.golden_files import assert_golden
 from tests.report_examples import EXAMPLES, report
@@ -25,6 +26,9 @@ from vllm_repro.report.model import RunReport
 from vllm_repro.verdict import Verdict, VerdictReport, arm_result
 
 EXAMPLE = report(next(folder for folder in EXAMPLES if folder.name.endswith("-rehearsal")))
+# Typed, which the library's are not.
+counted: Callable[[TestSuite], None] = TestSuite.update_statistics
+told: Callable[[TestSuite], Iterable[Property]] = TestSuite.properties
 KINDS = {Failure: "failure", Error: "error", Skipped: "skipped"}
 
 
@@ -59,9 +63,9 @@ def test_junitparser_reads_what_was_meant(source: RunReport, tmp_path: Path) -> 
         assert case.time == pytest.approx(sum(trial.duration_s or 0 for trial in arm.trials), abs=1e-3)
         assert len(case.result) <= 1
     before = (suite.tests, suite.failures, suite.errors, suite.skipped)
-    suite.update_statistics()  # its own count of what it read
+    counted(suite)  # its own count of what it read
     assert before == (suite.tests, suite.failures, suite.errors, suite.skipped)
-    properties = {one.name: one.value for one in suite.properties()}
+    properties = {one.name: one.value for one in told(suite)}
     assert properties["issue"] == source.issue
     assert properties["verdict"] == source.verdict.verdict
     if source.scenario == EXAMPLE.scenario and source.verdict.verdict is Verdict.REGRESSED:
