@@ -7,7 +7,7 @@ RUN    := $(BIN)/vllm-repro run --expect any
 
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help install test test-live lint format bench clean images check compose test-docker test-scenarios test-browser test-by-hand
+.PHONY: help install nightly test test-live lint format bench clean images check compose test-docker test-scenarios test-browser test-by-hand
 
 help: ## this list
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 26
@@ -33,6 +33,9 @@ rehearse-%: $(BIN)/vllm-repro ## show a scenario at work on the rehearsal engine
 
 reference-%: $(BIN)/vllm-repro ## record anew what real releases do with the seeded combinations of its reference table
 	@PYTHONPATH=fixtures $(BIN)/python -m reference $*
+
+nightly: $(BIN)/vllm-repro ## every scenario that this machine can run, at the newest nightly image: green, red or amber (docs/nightly.md)
+	@$(BIN)/vllm-repro nightly $(ARGS)
 
 test: $(BIN)/vllm-repro ## all tests that need no Docker, no browser and no real vLLM
 	@$(BIN)/python -m pytest tests -n 2 --dist worksteal -m "not docker and not live and not browser"
@@ -61,11 +64,13 @@ compose: $(BIN)/vllm-repro ## write docker-compose.yml anew from the scenarios
 check: $(BIN)/vllm-repro ## find mistakes in the scenario files
 	@$(BIN)/vllm-repro check
 
-lint: $(BIN)/vllm-repro ## ruff, mypy strict, scenario files
+lint: $(BIN)/vllm-repro ## ruff, mypy strict, scenario files, workflows
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/vllm-repro check
+	@$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	@$(BIN)/zizmor --offline --quiet --no-progress .github/workflows
 
 format: $(BIN)/vllm-repro ## let ruff format and mend what it can
 	@$(BIN)/ruff format .
@@ -76,6 +81,7 @@ bench: $(BIN)/vllm-repro ## the figures in benchmarks/
 	@$(BIN)/python benchmarks/overhead.py
 	@$(BIN)/python benchmarks/prompts.py
 	@$(BIN)/python -m benchmarks.nights
+	@$(BIN)/python -m benchmarks.rendering
 
 clean: $(BIN)/vllm-repro ## remove what killed runs left, and build products
 	@$(BIN)/vllm-repro clean --yes

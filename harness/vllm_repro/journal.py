@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -151,23 +151,38 @@ def being_written(path: Path) -> bool:
     return any(" FLOCK " in line and f":{inode} " in line for line in locks.splitlines())
 
 
-def read(path: Path) -> Recording:
-    """The entries of a journal, however it ends. Raises `UsageError` where there is none."""
+def read(path: Path, keep: Callable[[Iterable[Entry]], Iterable[Entry]] = tuple) -> Recording:
+    """The entries of a journal, however it ends. Raises `UsageError` where there is none.
+
+    keep: of all entries, given one by one, those that are to be held in memory.
+    """
+    reader = _Reader()
     try:
-        raw = path.read_bytes()
+        with path.open("rb") as file:
+            kept = tuple(keep(reader.entries(file)))
     except OSError as error:
         raise UsageError(
             f"no journal at {path}: {error.strerror}", hint="name a run's folder, such as reports/<scenario>/latest"
         ) from error
-    entries: list[Entry] = []
-    damaged = 0
-    for line in raw.split(b"\n"):
-        if not line.strip():
-            continue
-        try:
-            fields = json.loads(line.decode("utf-8", "replace"))
-            entries.append(Entry(float(fields.pop("t")), str(fields.pop("event")), fields))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            damaged += 1
-    ended = bool(entries) and entries[-1].event == LAST_EVENT
-    return Recording(tuple(entries), cut=not ended, damaged=damaged)
+    return Recording(kept, cut=reader.last != LAST_EVENT, damaged=reader.damaged)
+
+
+class _Reader:
+    """Line by line. last: the event of the last whole line. damaged: lines that are none."""
+
+    def __init__(self) -> None:
+        self.last = ""
+        self.damaged = 0
+
+    def entries(self, lines: Iterable[bytes]) -> Iterator[Entry]:
+        for line in lines:
+            if not line.strip():
+                continue
+            try:
+                fields = json.loads(line.decode("utf-8", "replace"))
+                entry = Entry(float(fields.pop("t")), str(fields.pop("event")), fields)
+            except (ValueError, KeyError, TypeError, AttributeError):
+                self.damaged += 1
+                continue
+            self.last = entry.event
+            yield entry

@@ -8,11 +8,8 @@ servers that use the GPUs take turns.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ import pytest
 
 from vllm_repro.choice import Choice, Options, choose, usual_release
 from vllm_repro.errors import InfraError, ReproError, Unsupported
+from vllm_repro.gpulock import gpus_taken
 from vllm_repro.outcome import Outcome
 from vllm_repro.report.model import ArmReport, RunReport
 from vllm_repro.report.wording import death_line
@@ -125,7 +123,7 @@ class ScenarioItem(pytest.Item):
         choice = choose(self.scenario, options, download=False) if auto else Choice(ServerKind(options.server), "")
         try:
             site = open_site(self.scenario, options, choice, lambda _: None)
-            with _gpu_lock(needed=site.evidence is Evidence.GPU):
+            with gpus_taken(needed=site.evidence is Evidence.GPU):
                 plan = Plan(
                     self.scenario,
                     [self.arm],
@@ -206,15 +204,3 @@ def _explain(report: RunReport, arm: ArmReport) -> str:
         lines += [f"  {frame}" for frame in trial.death.frames[-8:]]
     lines += [trial.why, death_line(trial), f"report: {report.folder / 'report.md'}"]
     return "\n".join(line for line in lines if line)
-
-
-@contextlib.contextmanager
-def _gpu_lock(*, needed: bool) -> Iterator[None]:
-    """One server at a time on the GPUs of this host, whatever `-n` says; others run beside it."""
-    if not needed:
-        yield
-        return
-    path = Path(tempfile.gettempdir()) / f"vllm-repro-gpus-{os.getuid()}.lock"
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -7,8 +7,9 @@ stay on this machine, and keep the paths that a later command needs.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import Any
 
 from vllm_repro.privatenames import HOST, without_private_names
@@ -19,8 +20,9 @@ __all__ = ["Redactor", "known_secrets"]
 _LEAST = 8
 """Letters of a value that is looked for by itself; shorter ones (EMPTY, true) are words of every log."""
 
-
-_SHORT, _MOST_KNOWN = 4_096, 8_192  # letters of a text that is remembered, and how many are
+_REMEMBERED = 4_096
+_LONGEST_REMEMBERED = 20_000
+"""A run says the same things in each of its boots, so a text is often met again: it is looked through once."""
 
 
 def known_secrets(environ: Mapping[str, str]) -> dict[str, str]:
@@ -40,19 +42,14 @@ class Redactor:
     secrets: Mapping[str, str] = field(default_factory=dict)
     names: bool = True
 
-    _known: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """What short texts became. The entries of a journal repeat themselves, and most of a report's time went into them."""
-
     def text(self, value: str) -> str:
-        if len(value) > _SHORT:
-            return self._text(value)
-        if (found := self._known.get(value)) is None:
-            found = self._text(value)
-            if len(self._known) < _MOST_KNOWN:
-                self._known[value] = found
-        return found
+        return self._looked_up(value) if len(value) <= _LONGEST_REMEMBERED else self._without(value)
 
-    def _text(self, value: str) -> str:
+    @cached_property
+    def _looked_up(self) -> Callable[[str], str]:
+        return lru_cache(_REMEMBERED)(self._without)
+
+    def _without(self, value: str) -> str:
         for secret in sorted(self.secrets, key=len, reverse=True):
             value = value.replace(secret, marker(self.secrets[secret]))
         value = without_secrets(value)

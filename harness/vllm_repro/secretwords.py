@@ -76,7 +76,7 @@ def marker(kind: str) -> str:
     return f"[redacted:{kind}]"
 
 
-@lru_cache(maxsize=4_096)
+@lru_cache(1_024)
 def is_secret_name(name: str) -> bool:
     """Whether the value of a variable, field or flag of this name is one: `HF_TOKEN`, `api_key`, `--api-key`; not `max_tokens`."""
     return bool(_SECRET_NAME.search(name))

@@ -6,18 +6,25 @@ a number on that. Method: exact (Clopper-Pearson) one-sided bounds for a binomia
 
 from __future__ import annotations
 
-from math import ceil, comb, log
+from functools import lru_cache
+from math import ceil, comb, exp, fsum, lgamma, log, log1p
 
 __all__ = ["clean_needed", "clean_streak", "excluded_rate", "fisher", "lower_bound"]
 
 ALPHA = 0.05
+_EXACT = 1_000
 
 
 def _at_least(k: int, n: int, p: float) -> float:
-    """Chance of k or more crashes in n boots of an engine that crashes with rate p."""
-    return sum(comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k, n + 1))
+    """Chance of k or more crashes in n boots of an engine that crashes with rate p, 0 < p < 1."""
+    if n <= _EXACT:
+        return sum(comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k, n + 1))
+    # The ways to crash so often are more than a float holds; their logarithms are not.
+    ways, win, lose = lgamma(n + 1), log(p), log1p(-p)
+    return fsum(exp(ways - lgamma(i + 1) - lgamma(n - i + 1) + i * win + (n - i) * lose) for i in range(k, n + 1))
 
 
+@lru_cache(256)
 def lower_bound(crashed: int, boots: int, alpha: float = ALPHA) -> float:
     """The crash rate that `crashed` of `boots` supports at least: 5 of 5 supports 0.55, 1 of 1 only 0.05."""
     if not 0 <= crashed <= boots:

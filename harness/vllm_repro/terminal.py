@@ -13,6 +13,7 @@ import time
 from typing import TextIO
 
 from vllm_repro.assess import Conclusion
+from vllm_repro.report.budget import held
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.patched import untried_in
 from vllm_repro.report.speed import speed_lines
@@ -20,6 +21,8 @@ from vllm_repro.report.wording import boundary, columns, death_line, engine_word
 from vllm_repro.scenario import Arm
 
 __all__ = ["Progress", "summary"]
+
+_CAUSE = 4_000
 
 
 class Progress:
@@ -92,7 +95,7 @@ def summary(report: RunReport) -> str:
         trial for arm in report.arms for trial in arm.trials if trial.outcome not in ("clean", "untriggered")
     ]
     if telling:
-        lines += ["", telling[0].why]
+        lines += ["", held(telling[0].why, _CAUSE)]
         if seen := death_line(telling[0]):
             lines.append(f"  {seen}")
         if stayed := outlasted_line(telling[0]):
@@ -107,6 +110,8 @@ def summary(report: RunReport) -> str:
         f"draft:   vllm-repro draft {report.folder}",
         f"again:   {report.reproduce}",
     ]
+    if report.shortfall and not report.interrupted:
+        lines.append(f"{report.shortfall}; this is what it holds")
     if report.interrupted:
         lines += [
             f"interrupted by {report.interrupted}; nothing is left running",

@@ -41,7 +41,9 @@ __all__ = [
 
 LEAST_ROUNDS = 5
 WARM_UPS = 2
-_RESAMPLES = 2000
+_RESAMPLES, _LEAST_RESAMPLES = 2_000, 200
+_DRAWN = 2_000_000
+"""Values that are drawn for one interval at most, down to the least number of resamples: thousands of boots are fewer resamples' work."""
 
 
 @dataclass(frozen=True, order=True)
@@ -230,10 +232,12 @@ class Ratio:
 
 
 def interval(
-    arm: Sequence[Sequence[float]], baseline: Sequence[Sequence[float]], seed: int, *, resamples: int = _RESAMPLES
+    arm: Sequence[Sequence[float]], baseline: Sequence[Sequence[float]], seed: int, *, resamples: int | None = None
 ) -> tuple[float, float]:
     """The 95 % percentile bootstrap interval of the ratio of medians. Values above 0, by boot; the same seed gives the same interval."""
     draw = random.Random(seed)
+    values = sum(map(len, (*arm, *baseline)))
+    resamples = resamples or max(_LEAST_RESAMPLES, min(_RESAMPLES, _DRAWN // max(1, values)))
 
     def drawn(boots: Sequence[Sequence[float]]) -> float:
         chosen = draw.choices(boots, k=len(boots))

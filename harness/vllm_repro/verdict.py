@@ -27,6 +27,7 @@ __all__ = [
     "VerdictReport",
     "arm_result",
     "comparisons",
+    "counted",
     "decide",
     "exit_status",
     "same_release",
@@ -152,6 +153,11 @@ class VerdictReport:
     expected: bool | None
     because: str
     surprises: tuple[str, ...] = ()
+
+
+def counted(outcomes: Sequence[Outcome]) -> str:
+    """`crash, clean x 3`: each outcome once, in the order of its first time."""
+    return ", ".join(f"{one}{f' x {times}' if times > 1 else ''}" for one, times in Counter(outcomes).items())
 
 
 def same_release(one: str | None, other: str | None) -> bool:
@@ -337,7 +343,7 @@ def decide(
         surprises = [arm for arm, answer in zip(arms, answers, strict=True) if answer is False]
         for arm in surprises:
             if arm not in led_by or verdict in (Verdict.QUIET, Verdict.FIXED):
-                because += f"; unexpected in arm {arm.name}: {', '.join(arm.outcomes)}"
+                because += f"; unexpected in arm {arm.name}: {counted(arm.outcomes)}"
         return VerdictReport(verdict, False, because, tuple(arm.name for arm in surprises))
     if None in answers or not answers:
         return VerdictReport(verdict, None, because)

@@ -15,8 +15,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.conftest import SCHEMA as REPORT_SCHEMA
 from tests.conftest import Harness
+from tests.schemas import SCHEMA as REPORT_SCHEMA
 from tests.test_versionmap import SCHEMA, run_of
 from vllm_repro.catalogue import find
 from vllm_repro.choice import Choice, Options

@@ -13,9 +13,9 @@ import pytest
 
 import vllm_repro.choice
 import vllm_repro.lab.site
-from tests.conftest import SCHEMA
 from tests.fake_vllm import FakeVllm
 from tests.report_examples import EXAMPLES, report
+from tests.schemas import SCHEMA
 from tests.test_trial import trial_on
 from vllm_repro.catalogue import find
 from vllm_repro.choice import Choice, Options, choose

@@ -9,9 +9,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.conftest import SCHEMA
 from tests.golden_files import assert_golden
 from tests.report_examples import EXAMPLES
+from tests.schemas import SCHEMA
 from vllm_repro.journal import read
 from vllm_repro.output import Probe, checks, said
 from vllm_repro.report.build import report_of

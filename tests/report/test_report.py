@@ -10,9 +10,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from tests.conftest import SCHEMA
 from tests.golden_files import assert_golden
 from tests.report_examples import EXAMPLES, report
+from tests.schemas import SCHEMA
 from vllm_repro.errors import UsageError
 from vllm_repro.journal import Entry, read
 from vllm_repro.outcome import Outcome, Outlasted
@@ -108,26 +108,6 @@ def test_log_text_breaks_neither_fence_nor_table_nor_xml() -> None:
     source = report(REHEARSAL)
     trial = replace(source.arms[0].trials[0], why=hostile)
     ET.fromstring(junit(replace(source, arms=(replace(source.arms[0], trials=(trial,)),))))
-
-
-@pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
-def test_a_journal_cut_after_any_line_renders_and_says_so(folder: Path, tmp_path: Path) -> None:
-    lines = (folder / "journal.jsonl").read_bytes().splitlines(keepends=True)
-    for count in range(1, len(lines)):
-        (tmp_path / "journal.jsonl").write_bytes(b"".join(lines[:count]) + lines[count][: len(lines[count]) // 2])
-        cut = report_of(read(tmp_path / "journal.jsonl"), tmp_path)
-        assert cut.cut
-        assert "The journal is cut" in markdown(cut)
-        jsonschema.validate(cut.as_json(), SCHEMA)
-        ET.fromstring(junit(cut))
-        if not any(arm.trials for arm in cut.arms):
-            assert cut.verdict.verdict is Verdict.INCONCLUSIVE
-
-
-def test_an_empty_journal_is_wrong_usage(tmp_path: Path) -> None:
-    (tmp_path / "journal.jsonl").write_bytes(b"")
-    with pytest.raises(UsageError, match="does not hold the start of a run"):
-        report_of(read(tmp_path / "journal.jsonl"), tmp_path)
 
 
 def test_reports_are_written_whole(tmp_path: Path) -> None:

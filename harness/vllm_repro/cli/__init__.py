@@ -20,6 +20,7 @@ from vllm_repro.cli import (
     explore,
     history,
     list_,
+    nightly,
     report,
     run,
     show,
@@ -33,7 +34,7 @@ WRONG_USAGE = 64
 HARNESS_FAULT = 70
 INTERRUPTED = 130
 
-VERBS = (list_, show, check, doctor, run, versions, explore, causes, report, draft, diagnose, history, clean)
+VERBS = (list_, show, check, doctor, run, versions, explore, causes, nightly, report, draft, diagnose, history, clean)
 
 
 class _Parser(argparse.ArgumentParser):

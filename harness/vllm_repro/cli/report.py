@@ -9,7 +9,7 @@ from pathlib import Path
 from vllm_repro.cli.common import Subparsers, verb
 from vllm_repro.errors import UsageError
 from vllm_repro.report.build import build
-from vllm_repro.report.files import FORMATS, ON_REQUEST, render, write_reports
+from vllm_repro.report.files import FORMATS, ON_REQUEST, pieces, write_reports
 
 
 def add(subparsers: Subparsers) -> None:
@@ -37,12 +37,13 @@ def run(arguments: argparse.Namespace) -> int:
         for path in write_reports(report):
             print(path)
         return 0
-    text = render(report, arguments.format)
+    text = pieces(report, arguments.format)
     if arguments.output is None:
-        sys.stdout.write(text)
+        sys.stdout.writelines(text)
         return 0
     try:
-        arguments.output.write_text(text, encoding="utf-8")
+        with arguments.output.open("w", encoding="utf-8") as file:
+            file.writelines(text)
     except OSError as error:
         raise UsageError(
             f"cannot write {arguments.output}: {error.strerror}", hint="name another file with -o"

@@ -66,8 +66,15 @@ def held(recording: Recording) -> dict[Trial, Held]:
     if (checks := _checks(recording)) is None:
         return {}
     said, weights = _said(recording), _weights(recording)
-    right = [those for (arm, _), those in said.items() if arm == checks.baseline and those]
+    # Boots that said the same are one: thousands are not compared with thousands.
+    right = list(
+        {_shown(those): those for (arm, _), those in said.items() if arm == checks.baseline and those}.values()
+    )
     return {trial: hold(checks, those, right, weights[trial]) for trial, those in said.items()}
+
+
+def _shown(those: Sequence[Said]) -> tuple[tuple[Probe, tuple[int | str, ...]], ...]:
+    return tuple((one.probe, one.first) for one in those)
 
 
 def output_words(recording: Recording, found: Mapping[Trial, Held]) -> dict[Trial, str]:

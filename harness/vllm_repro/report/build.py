@@ -22,6 +22,7 @@ from vllm_repro.redact import Redactor, known_secrets
 from vllm_repro.report.answered import Trial, answers, held, output_words, trial_of
 from vllm_repro.report.measured import measured
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport
+from vllm_repro.report.thinned import thinned
 from vllm_repro.report.timeline import timelines
 from vllm_repro.scenario import Status
 from vllm_repro.trigger import Finding
@@ -53,7 +54,7 @@ def build(folder: Path) -> RunReport:
     """The report of the run in `folder`. Raises `UsageError` where there is no journal, or an empty one."""
     if folder.is_file():
         folder = folder.parent
-    return report_of(read(folder / "journal.jsonl"), folder, known_secrets(os.environ))
+    return report_of(read(folder / "journal.jsonl", thinned), folder, known_secrets(os.environ))
 
 
 def report_of(recording: Recording, folder: Path, secrets: Mapping[str, str] | None = None) -> RunReport:
@@ -145,6 +146,7 @@ def report_of(recording: Recording, folder: Path, secrets: Mapping[str, str] | N
         timelines(recording),
         started.get("host") or host_id(machine),  # journals of before it was written
         standing,
+        recording.cut,
         redactor,
     )
 

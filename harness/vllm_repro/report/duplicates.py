@@ -23,10 +23,9 @@ def duplicates(report: RunReport, scenarios: Sequence[Scenario]) -> list[str]:
     if not any(trial.death for arm in report.arms for trial in arm.trials):
         return []  # what nobody saw is the same as nothing
     found: list[str] = []
-    for arm in report.arms:
-        for trial in arm.trials:
-            alike = matches(_diagnosis(trial, report.version), scenarios)
-            found += [match.scenario.issue for match in alike if match.scenario.id != report.scenario]
+    # Each death once: a thousand boots may die the same.
+    for death in dict.fromkeys(_diagnosis(trial, report.version) for arm in report.arms for trial in arm.trials):
+        found += [match.scenario.issue for match in matches(death, scenarios) if match.scenario.id != report.scenario]
     own = next((scenario for scenario in scenarios if scenario.id == report.scenario), None)
     if own is not None:
         found += [twin.issue for twin in twins(own, scenarios)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from vllm_repro.report.markdown import markdown
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.wording import rank_logs
 
-__all__ = ["DRAFT", "FORMATS", "ON_REQUEST", "drafted", "render", "write_reports", "write_whole"]
+__all__ = ["DRAFT", "FORMATS", "ON_REQUEST", "drafted", "pieces", "render", "write_reports", "write_whole"]
 
 FORMATS = {"md": "report.md", "html": "report.html", "json": "report.json", "junit": "junit.xml"}
 DRAFT = "issue.md"
@@ -31,17 +32,24 @@ _LARGEST_MAP = 1 << 20  # bytes
 
 def render(report: RunReport, form: str) -> str:
     """The text of one format: `md`, `html`, `json`, `junit` or `issue`. Raises `UsageError` for others."""
+    return "".join(pieces(report, form))
+
+
+def pieces(report: RunReport, form: str) -> Iterator[str]:
+    """The same text, piece by piece: `report.json` of a huge run need not be in memory as a whole."""
     if form == "issue":
-        return drafted(report).body
-    if form == "md":
-        return markdown(report)
-    if form == "html":
-        return html_page(report, _page_logs(report), _version_map(report))
-    if form == "json":
-        return json.dumps(report.as_json(), indent=2, ensure_ascii=False) + "\n"
-    if form == "junit":
-        return junit(report)
-    raise UsageError(f"no format {form!r}", hint=f"one of {', '.join({**FORMATS, **ON_REQUEST})}")
+        yield drafted(report).body
+    elif form == "md":
+        yield markdown(report)
+    elif form == "html":
+        yield html_page(report, _page_logs(report), _version_map(report))
+    elif form == "json":
+        yield from json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(report.as_json())
+        yield "\n"
+    elif form == "junit":
+        yield junit(report)
+    else:
+        raise UsageError(f"no format {form!r}", hint=f"one of {', '.join({**FORMATS, **ON_REQUEST})}")
 
 
 def drafted(report: RunReport) -> Draft:
@@ -97,16 +105,17 @@ def write_reports(report: RunReport) -> list[Path]:
     written: list[Path] = []
     for form, name in FORMATS.items():
         path = report.folder / name
-        write_whole(path, render(report, form), hint="vllm-repro report RUN -o FILE writes it elsewhere")
+        write_whole(path, pieces(report, form), hint="vllm-repro report RUN -o FILE writes it elsewhere")
         written.append(path)
     return written
 
 
-def write_whole(path: Path, text: str, *, hint: str) -> None:
+def write_whole(path: Path, text: str | Iterable[str], *, hint: str) -> None:
     """Replaces `path` in one step, so that no reader finds half of it. Raises `InfraError` with `hint`."""
     fresh = path.with_name(f".{path.name}.new")
     try:
-        fresh.write_text(text, encoding="utf-8")
+        with fresh.open("w", encoding="utf-8") as file:
+            file.writelines((text,) if isinstance(text, str) else text)
         fresh.replace(path)
     except OSError as error:
         raise InfraError(f"cannot write {path}: {error.strerror}", hint=hint) from error

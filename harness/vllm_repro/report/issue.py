@@ -151,8 +151,10 @@ def _what_was_run(report: RunReport) -> str:
     kind = next((str(arm.server["kind"]) for arm in report.arms if arm.server.get("kind")), "none")
     named = ", ".join(boots[:12]) + (f" and {len(boots) - 12} more" if len(boots) > 12 else "")
     text = f"Booted: {named or 'nothing'}; server: {cell(held(kind, 40))}."
-    if report.interrupted or report.cut:
+    if report.interrupted or report.killed:
         text += " **The run was cut short: this is what was seen until then.**"
+    elif report.cut:
+        text += f" **{report.shortfall}.**"
     notice = banner(report.evidence, report.version and held(report.version, 60))
     return text + (f" {cell(notice)}" if notice else "")
 

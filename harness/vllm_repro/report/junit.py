@@ -1,33 +1,40 @@
 """JUnit XML of a run, for CI: a test case an arm.
 
 failure: an engine did what was not expected of this release. error: trouble of the host. skipped: this machine cannot, or nothing was
-proved; with the reason. A bug that is known to be open and reproduces is expected, and passes.
+proved; with the reason. A bug that is known to be open and reproduces is expected, and passes. A run that was killed has one case more,
+an error: what it did not come to is no pass.
+
+Held to what the readers of CI read (their sources): the attributes `name`, `classname` and `time` of a case, `message`, `type` and the text
+of its failure or error, the `message` of a skip. Some show only the attribute and some only the text, so both say what happened.
 """
 
 from __future__ import annotations
 
-import re
 import xml.etree.ElementTree as ET
+from collections.abc import Mapping
 
 from vllm_repro.outcome import Outcome
-from vllm_repro.report.model import ArmReport, RunReport, banner
+from vllm_repro.report.budget import held
+from vllm_repro.report.escape import printable
+from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner
 from vllm_repro.report.patched import changed_files
-from vllm_repro.verdict import Expected
+from vllm_repro.report.wording import death_line, telling
+from vllm_repro.verdict import Expected, counted
 
 __all__ = ["junit"]
 
-_ILLEGAL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff\ud800-\udfff]")
-
 _DIED = (Outcome.OTHER_CRASH, Outcome.HANG, Outcome.WRONG_OUTPUT)
+_TROUBLE = (Outcome.INFRA, Outcome.CANCELLED, Outcome.BOOT_FAILED)
 
-
-def _clean(text: str) -> str:
-    return _ILLEGAL.sub("\N{REPLACEMENT CHARACTER}", text)
+_MESSAGE, _TEXT, _FRAMES = 1_000, 8_000, 10
+"""Bytes of a message, which readers show in one line, and of the text below it; frames of the traceback, the innermost."""
 
 
 def junit(report: RunReport) -> str:
     """The XML text, with declaration."""
     cases = [_case(report, arm) for arm in report.arms if arm.trials]
+    if report.killed or report.interrupted:
+        cases += _not_run(report)
     count = {kind: sum(case.find(kind) is not None for case in cases) for kind in ("failure", "error", "skipped")}
     attributes = {
         "name": report.scenario,
@@ -38,7 +45,7 @@ def junit(report: RunReport) -> str:
         "time": f"{report.duration_s:.3f}",
         "timestamp": report.started_at,
     }
-    suite = ET.Element("testsuite", attributes)
+    suite = _element("testsuite", attributes)
     properties = ET.SubElement(suite, "properties")
     for name, value in (
         ("issue", report.issue),
@@ -46,45 +53,73 @@ def junit(report: RunReport) -> str:
         ("evidence", report.evidence),
         ("vllm_version", report.version or ""),
         ("notice", banner(report.evidence, report.version)),
+        *(("journal_cut", "true") for _ in range(report.cut)),
         *(("patched", text) for text in changed_files(report)),
     ):
-        ET.SubElement(properties, "property", {"name": name, "value": _clean(value)})
+        properties.append(_element("property", {"name": name, "value": value}))
     suite.extend(cases)
-    root = ET.Element(
-        "testsuites", {key: attributes[key] for key in ("tests", "failures", "errors", "skipped", "time")}
-    )
+    root = _element("testsuites", {key: attributes[key] for key in ("tests", "failures", "errors", "skipped", "time")})
     root.append(suite)
     ET.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
 
 
+def _element(tag: str, attributes: Mapping[str, str], text: str = "") -> ET.Element:
+    """With characters that XML has."""
+    element = ET.Element(tag, {name: printable(value) for name, value in attributes.items()})
+    element.text = printable(text) or None
+    return element
+
+
+def _classname(report: RunReport) -> str:
+    return f"{'REHEARSAL.' if report.rehearsal else ''}{report.scenario}"
+
+
+def _not_run(report: RunReport) -> list[ET.Element]:
+    """Of a run that came to no end: that it did not, and the arms that it did not come to."""
+    by = f"interrupted by {report.interrupted}" if report.interrupted else "killed, its journal is cut"
+    named = {"classname": _classname(report), "time": "0.000"}
+    whole = _element("testcase", {**named, "name": "the whole run"})
+    whole.append(_element("error", {"message": f"the run was {by}", "type": "cut"}, f"The run was {by}."))
+    cases = [whole]
+    for arm in report.arms:
+        if not arm.trials:
+            case = _element("testcase", {**named, "name": arm.name})
+            case.append(_element("skipped", {"message": f"not run: the run was {by}"}))
+            cases.append(case)
+    return cases
+
+
 def _case(report: RunReport, arm: ArmReport) -> ET.Element:
     seconds = sum(trial.duration_s or 0.0 for trial in arm.trials)
-    prefix = "REHEARSAL." if report.rehearsal else ""
-    case = ET.Element(
-        "testcase", {"classname": f"{prefix}{report.scenario}", "name": arm.name, "time": f"{seconds:.3f}"}
-    )
+    named = {"classname": _classname(report), "name": arm.name, "time": f"{seconds:.3f}"}
+    case = _element("testcase", named)
     outcomes = [trial.outcome for trial in arm.trials]
-    telling = next((trial for trial in arm.trials if trial.death), arm.trials[0])
-    message = _clean(f"{', '.join(outcomes)}: {telling.why}")
-    if any(outcome in (Outcome.INFRA, Outcome.CANCELLED, Outcome.BOOT_FAILED) for outcome in outcomes):
-        ET.SubElement(case, "error", {"message": message, "type": outcomes[0]})
+    told = next((trial for trial in arm.trials if trial.death), arm.trials[0])
+    message = f"{counted(outcomes)}: {held(' '.join(told.why.split()), _MESSAGE)}"
+    text = held(_text(told), _TEXT)
+    if any(outcome in _TROUBLE for outcome in outcomes):
+        trouble = next(trial for trial in arm.trials if trial.outcome in _TROUBLE)
+        message = f"{counted(outcomes)}: {held(' '.join(trouble.why.split()), _MESSAGE)}"
+        case.append(_element("error", {"message": message, "type": trouble.outcome}, held(_text(trouble), _TEXT)))
     elif all(outcome is Outcome.UNSUPPORTED for outcome in outcomes):
-        ET.SubElement(case, "skipped", {"message": message})
+        case.append(_element("skipped", {"message": message}))
     elif arm.name in report.verdict.surprises:
-        failure = ET.SubElement(case, "failure", {"message": message, "type": telling.outcome})
-        if telling.death:
-            failure.text = _clean("\n".join(telling.death.frames[-10:]) + f"\n{telling.why}\n")
+        case.append(_element("failure", {"message": message, "type": told.outcome}, text))
     elif report.verdict.expected is None and any(outcome in _DIED for outcome in outcomes):
         # Nobody can say what it died of, which is no pass.
-        ET.SubElement(case, "error", {"message": message, "type": telling.outcome})
+        case.append(_element("error", {"message": message, "type": told.outcome}, text))
     elif arm.idle:
-        ET.SubElement(case, "skipped", {"message": _clean(report.verdict.because)})
+        case.append(_element("skipped", {"message": held(report.verdict.because, _MESSAGE)}))
     elif all(outcome is Outcome.UNTRIGGERED for outcome in outcomes) and arm.expected is not Expected.UNTRIGGERED:
-        ET.SubElement(case, "skipped", {"message": message})
-    out = ET.SubElement(case, "system-out")
-    out.text = _clean(
-        "\n".join(f"trial {t.number}: {t.outcome}: {t.why}\n  " + "\n  ".join(t.trigger.evidence) for t in arm.trials)
-        + "\n"
-    )
+        case.append(_element("skipped", {"message": message}))
+    shown, rest = telling(arm.trials)
+    proofs = [f"trial {t.number}: {t.outcome}: {t.why}\n  " + "\n  ".join(t.trigger.evidence) for t in shown]
+    case.append(_element("system-out", {}, "\n".join(held(one, _TEXT) for one in (*proofs, *rest)) + "\n"))
     return case
+
+
+def _text(trial: TrialReport) -> str:
+    """The traceback's end, what it came to, how it was seen, and where the whole log is."""
+    frames = trial.death.frames[-_FRAMES:] if trial.death else ()
+    return "\n".join(filter(None, (*frames, trial.why, death_line(trial), f"log: {trial.log}"))) + "\n"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from vllm_repro.report.budget import held
 from vllm_repro.report.escape import cell, code, fence, plain
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner
 from vllm_repro.report.patched import changed_files, patched_section
 from vllm_repro.report.replaced import replaced_section
 from vllm_repro.report.speed import soak_section, speed_section
 from vllm_repro.report.table import arms_table
-from vllm_repro.report.wording import death_line, expected_words, outlasted_line, simulated
+from vllm_repro.report.wording import death_line, expected_words, few, outlasted_line, simulated, telling
 
 __all__ = ["environment_lines", "environment_list", "markdown", "senders"]
+
+_MESSAGE, _LINES = 8_000, 40
+"""Most bytes of a text that an engine printed, and most lines of a list: `report.json` has all of it."""
 
 
 def markdown(report: RunReport) -> str:
@@ -19,10 +23,8 @@ def markdown(report: RunReport) -> str:
         parts.append(f"> **{notice}**")
     if changed := changed_files(report):
         parts.append(f"> **With vLLM's source changed, as shown below, in {cell('; '.join(changed))}.**")
-    if report.interrupted:
-        parts.append(f"> **Interrupted by {report.interrupted}: what follows is what was seen until then.**")
-    elif report.cut:
-        parts.append("> **The journal is cut: the run was killed. What follows is what it holds.**")
+    if report.shortfall:
+        parts.append(f"> **{report.shortfall}. What follows is what the journal holds.**")
     parts.append(
         f"{plain(report.title)} ([{report.issue}]({report.issue_url})), vLLM {report.version or 'of unknown version'}."
     )
@@ -31,7 +33,7 @@ def markdown(report: RunReport) -> str:
     )
     parts += [plain(text) + "." for text in report.comparisons]
     if cause := next((trial for _, trial in report.deaths if trial.death and trial.death.exception), None):
-        parts.append(f"Cause: {code(cause.why)}")
+        parts.append(f"Cause: {code(held(cause.why, _MESSAGE))}")
     parts.append(arms_table(report))
     parts.append(f"Trigger: {code(report.trigger)}. Declared: {cell(report.status)}.")
     parts += [_death(arm, trial) for arm, trial in report.deaths[:1]]
@@ -52,7 +54,8 @@ def markdown(report: RunReport) -> str:
     if replaced := replaced_section(report):
         parts.append(replaced)
     if report.infra:
-        parts.append("## Trouble of the host\n\n" + "\n".join(f"- {cell(text)}" for text in report.infra))
+        troubles = few([cell(held(text, _MESSAGE)) for text in dict.fromkeys(report.infra)], _LINES)
+        parts.append("## Trouble of the host\n\n" + "\n".join(f"- {text}" for text in troubles))
     parts.append("## Environment")
     parts.append(environment_list(report))
     parts.append("## Again")
@@ -67,20 +70,23 @@ def _death(arm: ArmReport, trial: TrialReport) -> str:
     parts = [f"## The death in {code(arm.name)}", cell(said)]
     if death.exception:
         frames = "\n".join(f"  {frame}" for frame in death.frames[-15:])
-        parts.append(fence(f"{frames}\n{death.exception}: {death.message}", "text"))
+        parts.append(fence(f"{frames}\n{held(f'{death.exception}: {death.message}', _MESSAGE)}", "text"))
     else:
-        parts.append(plain(trial.why))
+        parts.append(plain(held(trial.why, _MESSAGE)))
     return "\n\n".join(parts)
 
 
 def _proof(arm: ArmReport) -> str:
     lines = []
-    for trial in arm.trials:
+    shown, rest = telling(arm.trials)
+    for trial in shown:
         crossed = "crossed" if trial.trigger.crossed else "not crossed"
         boot = f" Boot: {cell(trial.boot)}." if trial.boot else ""
+        evidence = "; ".join(trial.trigger.evidence)
         lines.append(
-            f"- {code(arm.name)}, trial {trial.number}: {crossed}. {cell('; '.join(trial.trigger.evidence))}.{boot}{_logs(trial)}"
+            f"- {code(arm.name)}, trial {trial.number}: {crossed}. {cell(held(evidence, _MESSAGE))}.{boot}{_logs(trial)}"
         )
+    lines += [f"- {code(arm.name)}: {text}." for text in rest]
     return "\n".join(lines)
 
 
@@ -102,7 +108,7 @@ def _requests(report: RunReport) -> str:
     lines = []
     for requests, names in senders(report).items():
         lines.append(f"{', '.join(map(code, names))}:\n")
-        lines += [f"{number}. {cell(request)}" for number, request in enumerate(requests, 1)]
+        lines += few([f"{number}. {cell(request)}" for number, request in enumerate(requests, 1)], _LINES)
         lines.append("")
     return "\n".join(lines).rstrip()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import median
 from typing import Any
 
@@ -50,7 +51,11 @@ class Measured:
     withheld: str
 
     def soak_of(self, arm: str, trial: int) -> Soak | None:
-        return next((one.soak for one in self.soaks if (one.arm, one.trial) == (arm, trial)), None)
+        return self._soaks.get((arm, trial))
+
+    @cached_property
+    def _soaks(self) -> dict[Trial, Soak]:
+        return {(one.arm, one.trial): one.soak for one in reversed(self.soaks)}
 
     def as_json(self) -> dict[str, Any] | None:
         """`throughput` of `report.json`: nothing where nothing is claimed."""
@@ -112,10 +117,11 @@ def measured(recording: Recording) -> Measured | None:
     ended = {trial_of(entry): entry for entry in recording.of("trial-ended")}
     alive = {trial for trial, entry in ended.items() if entry["outcome"] in ALIVE}
     rounds = _rounds(recording, alive)
+    by_trial = _by_trial(rounds)
     drift = {
         trial: median(_speeds(again)) / median(_speeds(first))
-        for trial in alive
-        if (again := _first(rounds, trial, again=True)) and (first := _first(rounds, trial, again=False))
+        for trial, those in by_trial.items()
+        if (again := _first(those, again=True)) and (first := _first(those, again=False))
     }
     rows = tuple(_rows(rounds, baseline, [arm["name"] for arm in started["arms"]], started["seed"]))
     weights = {entry.get("weights") for entry in ended.values() if trial_of(entry) in alive}
@@ -123,7 +129,7 @@ def measured(recording: Recording) -> Measured | None:
     return Measured(
         baseline,
         rows,
-        {trial: tuple(_figures_of(rounds, trial)) for trial in sorted(alive)},
+        {trial: tuple(_figures_of(by_trial.get(trial, {}))) for trial in sorted(alive)},
         drift,
         tuple(Soaked(*trial_of(entry), _soak(entry)) for entry in recording.of("soak")),
         tuple(_stopped(recording, alive)),
@@ -133,8 +139,11 @@ def measured(recording: Recording) -> Measured | None:
 
 # ── from entries ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
+Looks = dict[tuple[Point, bool], list[Round]]
+"""By point, and whether it was the second look at that point."""
+
 Rounds = dict[tuple[Trial, Point, bool], list[Round]]
-"""By trial, point, and whether it was the second look at that point."""
+"""The same by trial."""
 
 
 def _rounds(recording: Recording, alive: set[Trial]) -> Rounds:
@@ -151,17 +160,24 @@ def _rounds(recording: Recording, alive: set[Trial]) -> Rounds:
     return found
 
 
-def _first(rounds: Rounds, trial: Trial, *, again: bool) -> list[Round]:
-    return next((those for (one, _, second), those in rounds.items() if one == trial and second is again), [])
+def _by_trial(rounds: Rounds) -> dict[Trial, Looks]:
+    found: dict[Trial, Looks] = {}
+    for (trial, point, again), those in rounds.items():
+        found.setdefault(trial, {})[point, again] = those
+    return found
+
+
+def _first(looks: Looks, *, again: bool) -> list[Round]:
+    return next((those for (_, second), those in looks.items() if second is again), [])
 
 
 def _speeds(rounds: list[Round]) -> list[float]:
     return [one.output_tok_s for one in rounds]
 
 
-def _figures_of(rounds: Rounds, trial: Trial) -> Iterator[Figures]:
-    for (one, point, again), those in rounds.items():
-        if one == trial and not again:
+def _figures_of(looks: Looks) -> Iterator[Figures]:
+    for (point, again), those in looks.items():
+        if not again:
             yield figures(point, [those])
 
 

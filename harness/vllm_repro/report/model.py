@@ -71,7 +71,7 @@ class TrialReport:
             "answers": list(self.answers),
             "output": self.output or None,
             "throughput": measured and measured.trial_json(arm, self.number),
-            "soak": soak and asdict(soak),
+            "soak": soak and {**asdict(soak), "tenths": list(soak.tenths)},
             "log": self.log,
             "rank_logs": list(self.rank_logs),
             "outlasted": [asdict(one) for one in self.outlasted],
@@ -128,7 +128,8 @@ class ArmReport:
 
 @dataclass(frozen=True)
 class RunReport:
-    """A whole run. `interrupted`: the signal that ended it; `cut`: its journal ends before the run did."""
+    """A whole run. `interrupted`: the signal that ended it; `cut`: its journal is not whole, be it that it ends before the run did
+    (`killed`) or that lines of it cannot be read."""
 
     folder: Path
     scenario: str
@@ -163,8 +164,18 @@ class RunReport:
     """Which machine it was made on (`vllm_repro.hostid`)."""
     standing: Standing = Standing.UNKNOWN
     """What the scenario declares for the release."""
+    killed: bool = False
     redactor: Redactor = field(default_factory=Redactor)
     """What the journal was read through; whatever of the run's folder is added to a rendering has to go through it too."""
+
+    @property
+    def shortfall(self) -> str:
+        """Why this is not all of the run, as a sentence without its stop; empty where it is."""
+        if self.interrupted:
+            return f"Interrupted by {self.interrupted}"
+        if self.killed:
+            return "The journal is cut: the run was killed"
+        return "The journal is damaged: lines of it cannot be read" if self.cut else ""
 
     @property
     def rehearsal(self) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from vllm_repro.report.escape import cell, code
 from vllm_repro.report.grid import Grid, table
 from vllm_repro.report.measured import Measured, Row, Soaked
-from vllm_repro.report.wording import columns
+from vllm_repro.report.wording import columns, few
 from vllm_repro.throughput import Spread
 
 __all__ = [
@@ -24,6 +24,8 @@ __all__ = [
     "speed_section",
     "spread_words",
 ]
+
+_LINES = 20
 
 
 def shown_rows(found: Measured | None, *, rehearsal: bool) -> tuple[Row, ...]:
@@ -46,7 +48,7 @@ def speed_section(found: Measured | None, *, rehearsal: bool) -> str:
         parts.append("What was measured is in `journal.jsonl`.")
     else:
         parts.append("No arm was measured: an engine that died, or never lived, has no throughput.")
-    parts += ["\n".join(f"- {cell(text)}" for text in found.stopped)] if found.stopped else []
+    parts += ["\n".join(f"- {cell(text)}" for text in few(found.stopped, _LINES))] if found.stopped else []
     return "\n\n".join(parts)
 
 
@@ -64,7 +66,8 @@ def speed_notes(found: Measured, *, rehearsal: bool, quote: Callable[[str], str]
     if any(row.figures.boots < 2 for row in found.rows):
         notes.append("One boot of an arm: an interval does not hold what differs from boot to boot (`--trials`).")
     if found.drift:
-        again = ", ".join(f"{quote(arm)} {number}: {value:.2f}" for (arm, number), value in sorted(found.drift.items()))
+        looks = [f"{quote(arm)} {number}: {value:.2f}" for (arm, number), value in sorted(found.drift.items())]
+        again = ", ".join(few(looks, _LINES))
         mark = " (REHEARSAL)" if rehearsal else ""
         notes.append(f"The first load measured again at the end, over its first time{mark}: {again}.")
     return notes
@@ -132,7 +135,7 @@ def speed_lines(found: Measured | None, *, rehearsal: bool) -> list[str]:
         elif not found.withheld:
             lines.append("No throughput: no arm's engine lived through its workload and the measurement.")
     lines += soak_lines(found)
-    return ["", *lines, *found.stopped] if lines or found.stopped else []
+    return ["", *lines, *few(found.stopped, _LINES)] if lines or found.stopped else []
 
 
 def soak_section(found: Measured | None) -> str:
@@ -142,7 +145,7 @@ def soak_section(found: Measured | None) -> str:
 
 
 def soak_lines(found: Measured | None) -> list[str]:
-    return [_soaked(one, figures=not found.withheld) for one in found.soaks] if found is not None else []
+    return few([_soaked(one, figures=not found.withheld) for one in found.soaks], _LINES) if found is not None else []
 
 
 def _soaked(one: Soaked, *, figures: bool) -> str:

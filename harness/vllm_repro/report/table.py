@@ -12,10 +12,12 @@ from vllm_repro.outcome import Outcome
 from vllm_repro.report.grid import Grid, table
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport
 from vllm_repro.report.speed import ratio_words, shown_rows, spread_words
-from vllm_repro.report.wording import boundary, engine_word, folded, outcome_word, seconds
+from vllm_repro.report.wording import boundary, engine_word, few, folded, outcome_word, seconds
 from vllm_repro.verdict import Expected
 
 __all__ = ["arms_grid", "arms_table"]
+
+_ANSWERS = 12
 
 
 class _Line(NamedTuple):
@@ -48,7 +50,7 @@ def _columns(report: RunReport) -> list[Column]:
     columns: list[Column] = [
         ("boot", lambda line: seconds(line.trial.boot_s)),
         ("boundary", lambda line: boundary(line.trial)),
-        ("answers", lambda line: ", ".join(line.trial.answers) or "-"),
+        ("answers", lambda line: ", ".join(few(line.trial.answers, _ANSWERS)) or "-"),
         ("engine", lambda line: engine_word(line.trial)),
     ]
     if any(trial.output for arm in report.arms for trial in arm.trials):

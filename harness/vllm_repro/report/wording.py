@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from vllm_repro.outcome import Outcome
@@ -13,6 +14,7 @@ __all__ = [
     "death_line",
     "engine_word",
     "expected_words",
+    "few",
     "folded",
     "latency",
     "outcome_word",
@@ -20,7 +22,11 @@ __all__ = [
     "rank_logs",
     "seconds",
     "simulated",
+    "telling",
 ]
+
+_FIRST = 3
+"""Trials of one outcome that a report tells of one by one; the others are counted."""
 
 
 def folded(trials: Sequence[TrialReport]) -> list[tuple[TrialReport, str]]:
@@ -29,6 +35,27 @@ def folded(trials: Sequence[TrialReport]) -> list[tuple[TrialReport, str]]:
         return [(trial, "") for trial in trials]
     first = {trial.outcome: trial for trial in reversed(trials)}
     return [(trial, f" x {sum(t.outcome is outcome for t in trials)}") for outcome, trial in first.items()]
+
+
+def telling(trials: Sequence[TrialReport]) -> tuple[list[TrialReport], list[str]]:
+    """Of one arm: the first trials of each outcome, and of the others a sentence an outcome."""
+    shown: list[TrialReport] = []
+    seen: Counter[Outcome] = Counter()
+    crossed: Counter[Outcome] = Counter()
+    for trial in trials:
+        seen[trial.outcome] += 1
+        if seen[trial.outcome] <= _FIRST:
+            shown.append(trial)
+        else:
+            crossed[trial.outcome] += trial.trigger.crossed
+    rest = [(outcome, times - _FIRST) for outcome, times in seen.items() if times > _FIRST]
+    return shown, [f"{n:,} more: {outcome}, the boundary crossed in {crossed[outcome]:,}" for outcome, n in rest]
+
+
+def few(texts: Sequence[str], most: int) -> list[str]:
+    """The first `most` of them, and how many more there are."""
+    left = len(texts) - most
+    return [*texts[:most], f"and {left:,} more"] if left > 0 else list(texts)
 
 
 def columns(rows: Sequence[tuple[str, ...]], limits: Sequence[int]) -> list[str]:

@@ -1,0 +1,205 @@
+"""`vllm-repro nightly`: every scenario that this machine can run, at one release, and one answer: green, red or amber."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from vllm_repro.catalogue import all_scenarios, find, to_stderr
+from vllm_repro.choice import Choice, Options, lacking, needs_of
+from vllm_repro.cli.common import Subparsers, verb
+from vllm_repro.cli.options import add_server_options, server_options
+from vllm_repro.cli.running import INTERRUPTED, add_run_options, job_of, run_one
+from vllm_repro.errors import InfraError, Unsupported, UsageError
+from vllm_repro.gpulock import gpus_taken
+from vllm_repro.machine import gpus
+from vllm_repro.nightly.night import Light, Night, Slot, annotation, light_of, markdown, suites
+from vllm_repro.nightly.preflight import pull, trouble
+from vllm_repro.releases.localvllm import local_vllm
+from vllm_repro.report.files import FORMATS, write_whole
+from vllm_repro.report.junit import junit
+from vllm_repro.report.model import RunReport
+from vllm_repro.run import default_out, stamped_folder
+from vllm_repro.scenario import Scenario
+from vllm_repro.servers.base import ServerKind
+from vllm_repro.servers.docker_engine import connect
+from vllm_repro.terminal import Progress
+
+NIGHTLY_IMAGE = "vllm/vllm-openai:nightly"
+
+_SERVER, _IMAGE, _VLLM, _SCENARIOS = (f"VLLM_REPRO_NIGHTLY_{name}" for name in ("SERVER", "IMAGE", "VLLM", "SCENARIOS"))
+_EPILOG = f"""
+
+Exit status: 0 green, every arm did what is declared for that release; 1 red, a surprise; 2 amber, undecided or trouble of the host.
+A CI file may set {_SERVER}, {_IMAGE}, {_VLLM} and {_SCENARIOS} in place of the options; docs/nightly.md."""
+
+
+def add(subparsers: Subparsers) -> None:
+    parser = verb(
+        subparsers,
+        "nightly",
+        run,
+        does="run every scenario that this machine can, at one release, and say green, red or amber",
+        example="vllm-repro nightly --server docker --image vllm/vllm-openai:nightly",
+    )
+    parser.epilog = (parser.epilog or "") + _EPILOG
+    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="only these (default: all of the package)")
+    parser.add_argument(
+        "--server",
+        choices=("auto", "docker", "process", "lab", "rehearsal"),
+        default=os.environ.get(_SERVER) or "auto",
+        help="where the vLLM comes from (default: auto: docker where an engine has GPUs, else the vllm on PATH; never a rehearsal)",
+    )
+    add_server_options(parser, which=("image", "vllm", "weights"))
+    add_run_options(parser, arm="only this arm; may be given again", auto=True)
+    parser.add_argument(
+        "--least-disk", type=float, default=20.0, metavar="GB", help="room that must be free for the runs (default: 20)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    options = _options(arguments)
+    out = arguments.out or default_out()
+    named = arguments.scenarios or os.environ.get(_SCENARIOS, "").split()
+    scenarios = [(name, find(name)) for name in named] or [(one.id, one) for one in all_scenarios(warn=to_stderr)]
+    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    folder = stamped_folder(out, Path("nightly"))
+    wrong = list(trouble(options.server, out, arguments.least_disk))
+    slots: list[Slot] = []
+    reports: list[RunReport] = []
+    if not wrong:
+        with gpus_taken(needed=options.server in (ServerKind.DOCKER, ServerKind.PROCESS)):
+            try:
+                if options.server == ServerKind.DOCKER and (options.image or "").endswith((":nightly", ":latest")):
+                    pull(str(options.image))
+            except InfraError as error:
+                wrong.append(_said(error))
+            else:
+                for slot, report in _slots(scenarios, arguments, options):
+                    slots.append(slot)
+                    print(f"{slot.light}: {slot.scenario}: {slot.why}", flush=True)
+                    if report is not None:
+                        reports.append(report)
+                        _keep(report, folder / slot.scenario)
+    interrupted = next((report.interrupted for report in reports if report.interrupted), None)
+    night = Night(_asked(options), started, tuple(slots), tuple(wrong), interrupted)
+    _publish(night, reports, folder)
+    return INTERRUPTED if interrupted else night.light.status
+
+
+def _options(arguments: argparse.Namespace) -> Options:
+    """With the environment's in place of what was not given, and `auto` resolved. Raises `UsageError`."""
+    options = server_options(arguments)
+    options = replace(
+        options,
+        image=options.image or os.environ.get(_IMAGE) or None,
+        vllm=options.vllm or os.environ.get(_VLLM) or None,
+    )
+    if options.server not in ("auto", *(kind.value for kind in ServerKind if kind is not ServerKind.ATTACH)):
+        raise UsageError(f"{_SERVER} is {options.server!r}", hint="auto, docker, process, lab or rehearsal")
+    if options.server == "auto":
+        local = not options.image and (options.vllm or local_vllm())
+        options = replace(options, server=ServerKind.PROCESS if local and not _docker_has_gpus() else ServerKind.DOCKER)
+    if options.server == ServerKind.DOCKER and not options.vllm:
+        options = replace(options, image=options.image or NIGHTLY_IMAGE)
+    return options
+
+
+def _docker_has_gpus() -> bool:
+    with contextlib.suppress(InfraError), contextlib.closing(connect()) as engine:
+        return "nvidia" in engine.runtimes
+    return False
+
+
+def _asked(options: Options) -> str:
+    release = options.image or (f"vLLM {options.vllm}" if options.vllm else "the installed vllm")
+    if options.server in (ServerKind.REHEARSAL, ServerKind.LAB) and not options.vllm:
+        release = "the release that each scenario is tried with"
+    return f"{release}, server {options.server}"
+
+
+def _unfit(scenario: Scenario, options: Options) -> str:
+    """Why this machine, or this kind of server, cannot run it; empty where it can."""
+    if options.server == ServerKind.REHEARSAL:
+        return ""
+    if options.server == ServerKind.LAB:
+        return "" if scenario.lab is not None else "it has no lab"
+    if options.server == ServerKind.DOCKER and not scenario.needs.gpus:
+        return f"it needs {scenario.needs}, and a night in containers is of the image for GPUs"
+    return lacking(needs_of(scenario, options), gpus())
+
+
+def _slots(
+    scenarios: Sequence[tuple[str, Scenario]], arguments: argparse.Namespace, options: Options
+) -> Iterator[tuple[Slot, RunReport | None]]:
+    for name, scenario in scenarios:
+        needs = str(scenario.needs)
+        if unfit := _unfit(scenario, options):
+            yield Slot(scenario.id, Light.NONE, unfit, needs), None
+            continue
+        progress = Progress()
+        try:
+            choice = Choice(ServerKind(options.server), "")
+            report = run_one(job_of(arguments, name, scenario, options, choice, list(scenario.arms)), progress, _unsaid)
+        except Unsupported as error:
+            yield Slot(scenario.id, Light.NONE, _said(error), needs), None
+        except InfraError as error:
+            yield Slot(scenario.id, Light.AMBER, _said(error), needs), None
+        else:
+            yield _slot(report, needs), report
+            if report.interrupted:
+                return
+
+
+def _unsaid(*_: object) -> None:
+    """The first line of a run: a night says what it asked for once."""
+
+
+def _slot(report: RunReport, needs: str) -> Slot:
+    light = light_of(report)
+    why = report.verdict.because
+    if light is Light.NONE and report.imitated:
+        why = next(trial.why for arm in report.arms for trial in arm.trials)
+    return Slot(
+        report.scenario,
+        light,
+        why,
+        needs,
+        report.verdict.verdict,
+        report.version,
+        report.evidence,
+        report.duration_s,
+        report.folder.name,
+    )
+
+
+def _said(error: InfraError | Unsupported) -> str:
+    return f"{error}" + (f" ({error.hint})" if error.hint else "")
+
+
+def _keep(report: RunReport, folder: Path) -> None:
+    """What others may read, beside the night: the reports, which are redacted. Journal and logs stay where the run is."""
+    folder.mkdir()
+    for name in FORMATS.values():
+        shutil.copyfile(report.folder / name, folder / name)
+
+
+def _publish(night: Night, reports: Sequence[RunReport], folder: Path) -> None:
+    """summary.md and junit.xml of the night, the summary of a GitHub job, its mark, and the end of the terminal."""
+    text = markdown(night)
+    write_whole(folder / "summary.md", text, hint="free some space")
+    write_whole(folder / "junit.xml", suites(night, map(junit, reports)), hint="free some space")
+    for name, added in (("GITHUB_STEP_SUMMARY", text), ("GITHUB_OUTPUT", f"light={night.light}\nfolder={folder}\n")):
+        if os.environ.get(name):
+            with Path(os.environ[name]).open("a", encoding="utf-8") as file:
+                file.write(added)
+    if os.environ.get("GITHUB_ACTIONS") and (mark := annotation(night)):
+        print(mark)
+    print(f"\nnight:   {night.headline}\nsummary: {folder / 'summary.md'}", file=sys.stdout, flush=True)

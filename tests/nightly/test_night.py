@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.golden_files import assert_golden
+from tests.report_examples import EXAMPLES, report
+from vllm_repro.nightly.night import Light, Night, Slot, annotation, light_of, markdown, suites
+from vllm_repro.nightly.preflight import trouble
+from vllm_repro.outcome import Outcome
+from vllm_repro.report.junit import junit
+from vllm_repro.verdict import Verdict, VerdictReport
+
+REHEARSAL = next(folder for folder in EXAMPLES if folder.name.endswith("-rehearsal"))
+ASKED = "vllm/vllm-openai:nightly, server docker"
+
+SLOTS = (
+    Slot("a-good", Light.GREEN, "reported: 1 of 1 died", "1 GPU", "reproduces", "0.33.0", "gpu", 61.2, "run-1"),
+    Slot(
+        "b-bad",
+        Light.RED,
+        "died | of it; this release was declared good",
+        "1 GPU",
+        "regressed",
+        "0.33.0",
+        "gpu",
+        99,
+        "run-2",
+    ),
+    Slot(
+        "c-quiet",
+        Light.AMBER,
+        "nothing can be said: 1 untriggered",
+        "1 GPU",
+        "inconclusive",
+        "0.33.0",
+        "gpu",
+        40,
+        "run-3",
+    ),
+    Slot("d-lost", Light.AMBER, "the image is not on this machine", "1 GPU"),
+    Slot("e-big", Light.NONE, "the scenario needs 2 GPUs, 96 GB each, and this machine has 1 NVIDIA GPU", "2 GPUs"),
+)
+
+
+def night(*slots: Slot, **fields: object) -> Night:
+    return replace(Night(ASKED, "2026-11-20T02:17:00Z", slots), **fields)  # type: ignore[arg-type]  # fields of a Night
+
+
+@given(st.lists(st.sampled_from(SLOTS)), st.booleans())
+def test_red_outweighs_amber_which_outweighs_green(slots: list[Slot], troubled: bool) -> None:
+    found = night(*slots, trouble=("a GPU is busy",) if troubled else ())
+    lights = {slot.light for slot in slots}
+    if Light.RED in lights:
+        assert (found.light, found.light.status) == (Light.RED, 1)
+    elif troubled or Light.AMBER in lights or Light.GREEN not in lights:
+        assert (found.light, found.light.status) == (Light.AMBER, 2)
+    else:
+        assert (found.light, found.light.status) == (Light.GREEN, 0)
+    assert found.headline.startswith(f"{found.light}: ")
+    assert annotation(found).startswith(
+        {Light.RED: "::error ", Light.AMBER: "::warning ", Light.GREEN: ""}[found.light]
+    )
+    assert "\n" not in annotation(found)
+
+
+def test_what_a_night_says() -> None:
+    assert_golden("nightly-red.md", markdown(night(*SLOTS)))
+    assert_golden(
+        "nightly-trouble.md", markdown(night(trouble=("GPU 0 (NVIDIA H200) is busy: 70,000 MB of it are in use",)))
+    )
+
+
+def test_the_light_of_a_run() -> None:
+    example = report(REHEARSAL)
+    for expected, light in ((True, Light.GREEN), (False, Light.RED), (None, Light.AMBER)):
+        verdict = VerdictReport(Verdict.INCONCLUSIVE, expected, "because")
+        assert light_of(replace(example, verdict=verdict)) is light
+        refused = tuple(
+            replace(arm, trials=tuple(replace(one, outcome=Outcome.UNSUPPORTED) for one in arm.trials))
+            for arm in example.arms
+        )
+        assert light_of(replace(example, verdict=verdict, arms=refused)) is Light.NONE
+    undecided = VerdictReport(Verdict.INCONCLUSIVE, None, "because")
+    assert light_of(replace(example, verdict=undecided, imitated=False)) is Light.NONE
+
+
+def test_one_junit_file_for_the_night() -> None:
+    root = ET.fromstring(suites(night(*SLOTS, trouble=("x\x00",)), [junit(report(folder)) for folder in EXAMPLES[:2]]))
+    assert [suite.get("name") for suite in root] == ["nightly", *(report(folder).scenario for folder in EXAMPLES[:2])]
+    own = root[0]
+    assert {case.get("name"): [one.tag for one in case] for case in own} == {
+        "d-lost": ["error"],
+        "e-big": ["skipped"],
+        "preflight": ["error"],
+    }
+    for name, tag in (("tests", "testcase"), ("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        assert int(root.get(name, "-1")) == len(list(root.iter(tag)))
+        assert sum(int(suite.get(name, "-1")) for suite in root) == len(list(root.iter(tag)))
+
+
+def fake_smi(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = folder / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+
+
+TWO = """case "$1" in *memory.used*) printf '0, NVIDIA H200, 4\\n1, NVIDIA H200, 70000\\n' ;;
+*) printf 'NVIDIA H200, 143771, 9.0, 580.1\\nNVIDIA H200, 143771, 9.0, 580.1\\n' ;; esac"""
+
+
+def test_a_busy_gpu_is_trouble_of_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_smi(tmp_path, TWO, monkeypatch)
+    assert list(trouble("process", tmp_path, 0)) == ["GPU 1 (NVIDIA H200) is busy: 70,000 MB of it are in use"]
+    fake_smi(tmp_path, "exit 9", monkeypatch)
+    assert list(trouble("process", tmp_path, 0)) == ["no NVIDIA GPU: nvidia-smi is absent, fails, or lists none"]
+
+
+def test_a_full_disk_is_trouble_of_the_host(tmp_path: Path) -> None:
+    (said,) = trouble("rehearsal", tmp_path / "not" / "made", 10**9)
+    assert "GB are free where runs are written" in said
+    assert not list(trouble("rehearsal", tmp_path, 0))
+
+
+def test_no_container_engine_is_trouble_of_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_smi(tmp_path, TWO.replace("70000", "3"), monkeypatch)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    (said,) = trouble("docker", tmp_path, 0)
+    assert "none.sock" in said or "Docker" in said

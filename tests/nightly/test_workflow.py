@@ -1,0 +1,214 @@
+"""The steps of the workflow, and of Buildkite's pipeline, run here in their order as their runner would, on the rehearsal engine."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+WORKFLOW = ROOT / ".github" / "workflows" / "nightly-gpu.yml"
+SCENARIO = ROOT / "scenarios" / "min_tokens_stop_ids.py"
+
+
+@dataclass
+class Job:
+    """How a job went. status: of each step that ran, by its name or what it uses."""
+
+    status: dict[str, int] = field(default_factory=dict)
+    said: str = ""
+    summary: str = ""
+    outputs: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> bool:
+        return any(self.status.values())
+
+
+def loaded() -> dict[Any, Any]:
+    # YAML 1.1 reads the key `on` as true.
+    found: dict[Any, Any] = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
+    return found
+
+
+def given(text: str, inputs: Mapping[str, str], job: Job) -> str:
+    """A value with its expressions replaced, of which there are two kinds."""
+
+    def one(found: re.Match[str]) -> str:
+        name = found[1]
+        if name.startswith("inputs."):
+            return inputs.get(name.removeprefix("inputs."), "")
+        assert name.startswith("steps.night.outputs."), name
+        return job.outputs.get(name.removeprefix("steps.night.outputs."), "")
+
+    return re.sub(r"\$\{\{ *([\w.]+) *\}\}", one, text)
+
+
+def runs(condition: str, job: Job) -> bool:
+    """The conditions of the workflow: none, `always()`, and that with an output."""
+    if not condition:
+        return not job.failed
+    always, _, output = condition.partition(" && ")
+    assert always == "always()", condition
+    return not output or bool(given(f"${{{{ {output} }}}}", {}, job))
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of what git has, with the environment of this one."""
+    copy = tmp_path / "checkout"
+    files = subprocess.run(
+        ["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
+    )
+    for name in filter(None, files.stdout.decode().split("\0")):
+        if (ROOT / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, copy / name)
+            os.utime(copy / name, (1, 1))  # so that make takes the environment for newer
+            shutil.copymode(ROOT / name, copy / name)
+    (copy / ".venv" / "bin").mkdir(parents=True)
+    for name, words in (("python", sys.executable), ("vllm-repro", f"{sys.executable} -m vllm_repro")):
+        tool = copy / ".venv" / "bin" / name
+        tool.write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
+        tool.chmod(0o755)
+    return copy
+
+
+def run(checkout: Path, inputs: Mapping[str, str], **extra: str) -> Job:
+    definition = loaded()["jobs"]["nightly"]
+    job = Job()
+    files = {name: checkout.parent / name.lower() for name in ("GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT")}
+    env = {
+        **os.environ,
+        **{name: given(value, inputs, job) for name, value in definition["env"].items()},
+        **{name: str(path) for name, path in files.items()},
+        "GITHUB_ACTIONS": "true",
+        "CI": "true",
+        "PYTHONPATH": str(checkout / "harness"),
+        **extra,
+    }
+    for path in files.values():
+        path.write_text("", encoding="utf-8")
+    for step in definition["steps"]:
+        name = step.get("name") or step["uses"]
+        if not runs(step.get("if", ""), job):
+            continue
+        if "run" not in step:
+            job.status[name] = 0
+            continue
+        # As GitHub runs a step that names no shell.
+        words = ["bash", "-e", "-c", given(step["run"], inputs, job)]
+        done = subprocess.run(words, cwd=checkout, env=env, capture_output=True, text=True, timeout=600, check=False)
+        job.status[name] = done.returncode
+        job.said += done.stdout + done.stderr
+        job.outputs |= dict(line.split("=", 1) for line in files["GITHUB_OUTPUT"].read_text().splitlines())
+    job.summary = files["GITHUB_STEP_SUMMARY"].read_text(encoding="utf-8")
+    return job
+
+
+ALL = {
+    *(
+        "actions/checkout@v4",
+        "Install",
+        "End what a killed night left",
+        "See what this machine can run",
+        "Run the night",
+    ),
+    *("Keep the reports", "Leave nothing behind"),
+}
+
+
+def test_a_green_night(checkout: Path) -> None:
+    job = run(checkout, {"server": "rehearsal", "scenarios": "min-tokens-stop-ids"})
+    assert job.status == dict.fromkeys(ALL, 0), job.said
+    assert job.outputs["light"] == "green"
+    assert "# ✅ Nightly: green" in job.summary
+    assert "REHEARSAL" in job.summary
+    assert "::" not in job.said
+    kept = checkout / job.outputs["folder"]
+    assert {path.name for path in kept.iterdir()} == {"summary.md", "junit.xml", "min-tokens-stop-ids"}
+    assert (kept / "min-tokens-stop-ids" / "report.md").is_file()
+    assert not [path for path in kept.rglob("*") if path.suffix in (".log", ".jsonl")]  # those are not redacted
+    root = ET.parse(kept / "junit.xml").getroot()
+    assert (root.get("failures"), root.get("errors")) == ("0", "0")
+
+
+def test_a_red_night_still_cleans_up_and_keeps_its_reports(checkout: Path) -> None:
+    """The scenario is altered, so that a release whose engine dies is declared good."""
+    declared = 'bad=">=0.20.0,<0.29.0", good=">=0.29.0"'
+    text = SCENARIO.read_text(encoding="utf-8")
+    assert declared in text
+    altered = checkout / "altered" / SCENARIO.name
+    altered.parent.mkdir()
+    altered.write_text(text.replace(declared, 'bad="==0.28.0", good="<0.28.0"'), encoding="utf-8")
+    job = run(checkout, {"server": "rehearsal", "scenarios": f"altered/{SCENARIO.name}", "vllm": "0.27.1"})
+    assert job.status == {**dict.fromkeys(ALL, 0), "Run the night": 1}, job.said
+    assert job.outputs["light"] == "red"
+    assert "# ❌ Nightly: red" in job.summary
+    assert "::error title=vllm-repro nightly::red: 1 surprise (min-tokens-stop-ids)" in job.said
+    root = ET.parse(checkout / job.outputs["folder"] / "junit.xml").getroot()
+    assert int(root.get("failures", "0")) >= 1
+
+
+def test_an_amber_night_passes_with_a_warning(checkout: Path) -> None:
+    """A host without the GPU that is asked for: nothing is booted, and nothing is said about vLLM."""
+    empty = checkout.parent / "empty"
+    empty.mkdir()
+    for tool in ("bash", "sh", "env", "make", "sed", "grep", "touch", "test", "python3", "expand", "git"):
+        if found := shutil.which(tool):
+            (empty / tool).symlink_to(found)
+    job = run(checkout, {"server": "process"}, PATH=str(empty))  # as a schedule, without nvidia-smi
+    assert job.status == dict.fromkeys(ALL, 0), job.said
+    assert job.outputs["light"] == "amber"
+    assert "# ⚠️ Nightly: amber" in job.summary
+    assert "::warning title=vllm-repro nightly::amber: trouble of the host: no NVIDIA GPU" in job.said
+    root = ET.parse(checkout / job.outputs["folder"] / "junit.xml").getroot()
+    assert (root.get("tests"), root.get("errors")) == ("1", "1")
+
+
+def test_the_pipeline_of_buildkite_says_amber_by_its_status(checkout: Path) -> None:
+    page = (ROOT / "docs" / "nightly.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"```yaml\n(steps:.*?)```", page, re.DOTALL)
+    (step,) = yaml.safe_load(text)["steps"]
+    assert step["soft_fail"] == [{"exit_status": 2}]
+    assert step["concurrency"] == 1
+    assert step["concurrency_group"]
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(checkout / "harness"),
+        "VLLM_REPRO_NIGHTLY_SERVER": "rehearsal",
+        "VLLM_REPRO_NIGHTLY_SCENARIOS": "min-tokens-stop-ids",
+    }
+    for least, status in (("", 0), (" --least-disk 1000000000", 2)):
+        *before, night = (
+            command.replace("nightly", f"nightly{least}", 1) if "vllm-repro nightly" in command else command
+            for command in step["commands"]
+        )
+        done = [
+            subprocess.run(
+                ["bash", "-e", "-c", command], cwd=checkout, env=env, capture_output=True, timeout=600, check=False
+            )
+            for command in (*before, night)
+        ]
+        assert [one.returncode for one in done] == [0] * len(before) + [status], done[-1].stderr.decode()
+
+
+def test_a_night_holds_to_the_rules_of_its_runner() -> None:
+    whole = loaded()
+    job = whole["jobs"]["nightly"]
+    assert whole["permissions"] == {"contents": "read"}
+    assert whole["concurrency"] == {"group": "nightly-gpu", "cancel-in-progress": False}
+    assert job["timeout-minutes"] > 0
+    assert {"schedule", "workflow_dispatch"} == set(whole[True])
+    last = job["steps"][-1]
+    assert (last["if"], last["run"]) == ("always()", ".venv/bin/vllm-repro clean --yes")

@@ -1,0 +1,116 @@
+"""A journal renders wherever it was cut or damaged, in every format, and every format says so."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.report_examples import EXAMPLES
+from vllm_repro import catalogue
+from vllm_repro.errors import UsageError
+from vllm_repro.journal import read
+from vllm_repro.report import files
+from vllm_repro.report.build import build
+from vllm_repro.report.files import FORMATS, ON_REQUEST, render
+from vllm_repro.report.model import RunReport
+from vllm_repro.terminal import summary
+from vllm_repro.verdict import Verdict
+
+SMALLEST = min(EXAMPLES, key=lambda folder: (folder / "journal.jsonl").stat().st_size)
+LARGEST = max(EXAMPLES, key=lambda folder: (folder / "journal.jsonl").stat().st_size)
+
+KILLED, DAMAGED = "The journal is cut: the run was killed", "The journal is damaged: lines of it cannot be read"
+SAYS_SO: dict[str, Callable[[str, bool], bool]] = {
+    "md": lambda text, killed: (KILLED if killed else DAMAGED) in text,
+    "json": lambda text, _: json.loads(text)["journal_cut"] is True,
+    "junit": lambda text, killed: _junit_says_so(ET.fromstring(text), killed=killed),
+    "issue": lambda text, killed: ("The run was cut short" if killed else DAMAGED) in text,
+}
+
+
+def _junit_says_so(root: ET.Element, *, killed: bool) -> bool:
+    cut = [one.get("value") for one in root.iter("property") if one.get("name") == "journal_cut"]
+    errors = [error.get("message", "") for error in root.iter("error")]
+    counted = int(root.get("errors", "0")) == len(errors)
+    return cut == ["true"] and counted and ("the run was killed, its journal is cut" in errors) is killed
+
+
+@pytest.fixture(autouse=True)
+def scenarios_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft reads all scenario files, each time anew; here once for all."""
+    monkeypatch.setattr(files, "all_scenarios", cache(catalogue.all_scenarios))
+
+
+def rendered(journal: Iterable[bytes], folder: Path) -> RunReport | None:
+    """None where the journal does not hold the start of a run; else it is rendered in each format, and each says that it is cut."""
+    (folder / "journal.jsonl").write_bytes(b"".join(journal))
+    if read(folder / "journal.jsonl").first("run-started") is None:
+        with pytest.raises(UsageError, match="does not hold the start of a run") as refused:
+            build(folder)
+        assert refused.value.hint
+        return None
+    report = build(folder)
+    assert report.cut
+    for form in (*FORMATS, *ON_REQUEST):
+        assert SAYS_SO[form](render(report, form), report.killed), form
+    assert (KILLED if report.killed else DAMAGED) in summary(report)
+    if not any(arm.trials for arm in report.arms):
+        assert report.verdict.verdict is Verdict.INCONCLUSIVE
+    return report
+
+
+def test_every_format_is_asked_to_say_it() -> None:
+    assert set(SAYS_SO) == {*FORMATS, *ON_REQUEST}
+
+
+@pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
+def test_no_part_of_a_line_reads_as_an_entry(folder: Path) -> None:
+    """Every byte: so a cut within a line is a cut before it, and to render the cuts of each line once is to render them all."""
+    for line in (folder / "journal.jsonl").read_bytes().splitlines():
+        for end in range(1, len(line)):
+            with pytest.raises(ValueError, match=r"column|codec"):
+                json.loads(line[:end])
+
+
+def test_a_journal_cut_at_or_beside_the_end_of_any_line(tmp_path: Path) -> None:
+    raw = (SMALLEST / "journal.jsonl").read_bytes()
+    ends = [at + 1 for at, byte in enumerate(raw) if byte == ord("\n")]
+    for end in ends:
+        for at in (end - 2, end - 1, end, end + 1):
+            if at < len(raw) - 1:
+                started = rendered([raw[:at]], tmp_path) is not None
+                assert started is (at >= ends[0] - 1)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(share=st.floats(0, 1, exclude_max=True), folder=st.sampled_from(EXAMPLES))
+def test_a_journal_cut_at_any_byte(tmp_path: Path, share: float, folder: Path) -> None:
+    raw = (folder / "journal.jsonl").read_bytes()
+    rendered([raw[: int(share * (len(raw) - 1))]], tmp_path)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_journal_that_lost_lines_in_its_middle(tmp_path: Path, data: st.DataObject) -> None:
+    """As a disk that was full for a while leaves it, or a block that never got there."""
+    lines = (LARGEST / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    torn = data.draw(st.sets(st.integers(1, len(lines) - 1), min_size=1, max_size=len(lines) // 2))
+    report = rendered(
+        [line[: len(line) // 2] + b"\n" if at in torn else line for at, line in enumerate(lines)], tmp_path
+    )
+    assert report is not None
+    assert report.killed is (len(lines) - 1 in torn)
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"\n", b"{", b'{"t": 1, "event": "run-ended"}\n', b"\x00" * 4096, b"[]\n1\nnull\n"]
+)
+def test_what_does_not_hold_the_start_of_a_run_is_wrong_usage(tmp_path: Path, raw: bytes) -> None:
+    assert rendered([raw], tmp_path) is None
