@@ -29,6 +29,7 @@ LARGEST = max(EXAMPLES, key=lambda folder: (folder / "journal.jsonl").stat().st_
 KILLED, DAMAGED = "The journal is cut: the run was killed", "The journal is damaged: lines of it cannot be read"
 SAYS_SO: dict[str, Callable[[str, bool], bool]] = {
     "md": lambda text, killed: (KILLED if killed else DAMAGED) in text,
+    "html": lambda text, killed: (KILLED if killed else DAMAGED) in text,
     "json": lambda text, _: json.loads(text)["journal_cut"] is True,
     "junit": lambda text, killed: _junit_says_so(ET.fromstring(text), killed=killed),
     "issue": lambda text, killed: ("The run was cut short" if killed else DAMAGED) in text,

@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"no run of {unknown[0]} in {root}", hint=f"it has: {known}")
     found = account(rows, None, nights=arguments.nights, scenarios=named)
     if arguments.html:  # before anything is printed: the reader of that may go away
-        _write(arguments.html, page(found, _way(root, arguments.html)))
+        _write(arguments.html, page(found, way(root, arguments.html)))
     if arguments.json:
         print_json(as_json(found))
     else:
@@ -93,7 +93,7 @@ def _tell(caught: Caught, *, rebuilt: bool) -> None:
         print(f"vllm-repro: {line}", file=sys.stderr)
 
 
-def _way(root: Path, file: Path) -> str:
+def way(root: Path, file: Path) -> str:
     """From the page to the folder of all runs, as a relative link."""
     return Path(os.path.relpath(root.resolve(), file.resolve().parent)).as_posix()
 

@@ -15,10 +15,14 @@ from pathlib import Path
 from vllm_repro.catalogue import all_scenarios, find, to_stderr
 from vllm_repro.choice import Choice, Options, lacking, needs_of
 from vllm_repro.cli.common import Subparsers, verb
+from vllm_repro.cli.history import way
 from vllm_repro.cli.options import add_server_options, server_options
 from vllm_repro.cli.running import INTERRUPTED, add_run_options, job_of, run_one
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.gpulock import gpus_taken
+from vllm_repro.history.account import account
+from vllm_repro.history.page import page
+from vllm_repro.history.store import Store
 from vllm_repro.machine import gpus
 from vllm_repro.nightly.night import Light, Night, Slot, annotation, light_of, markdown, suites
 from vllm_repro.nightly.preflight import pull, trouble
@@ -90,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
                         _keep(report, folder / slot.scenario)
     interrupted = next((report.interrupted for report in reports if report.interrupted), None)
     night = Night(_asked(options), started, tuple(slots), tuple(wrong), interrupted)
-    _publish(night, reports, folder)
+    _publish(night, reports, folder, out)
     return INTERRUPTED if interrupted else night.light.status
 
 
@@ -191,11 +195,12 @@ def _keep(report: RunReport, folder: Path) -> None:
         shutil.copyfile(report.folder / name, folder / name)
 
 
-def _publish(night: Night, reports: Sequence[RunReport], folder: Path) -> None:
-    """summary.md and junit.xml of the night, the summary of a GitHub job, its mark, and the end of the terminal."""
+def _publish(night: Night, reports: Sequence[RunReport], folder: Path, out: Path) -> None:
+    """The night's files, the summary of a GitHub job, its mark, and the end of the terminal. out: of all runs."""
     text = markdown(night)
     write_whole(folder / "summary.md", text, hint="free some space")
     write_whole(folder / "junit.xml", suites(night, map(junit, reports)), hint="free some space")
+    _write_page(folder / "nights.html", out)
     for name, added in (("GITHUB_STEP_SUMMARY", text), ("GITHUB_OUTPUT", f"light={night.light}\nfolder={folder}\n")):
         if os.environ.get(name):
             with Path(os.environ[name]).open("a", encoding="utf-8") as file:
@@ -203,3 +208,16 @@ def _publish(night: Night, reports: Sequence[RunReport], folder: Path) -> None:
     if os.environ.get("GITHUB_ACTIONS") and (mark := annotation(night)):
         print(mark)
     print(f"\nnight:   {night.headline}\nsummary: {folder / 'summary.md'}", file=sys.stdout, flush=True)
+
+
+def _write_page(file: Path, out: Path) -> None:
+    """This night beside the ones before it. The history is an extra: a night does not fail of it."""
+    store = Store(out)
+    try:
+        store.catch_up()
+        rows = store.rows()
+    except InfraError as error:
+        print(f"no page: {_said(error)}", file=sys.stderr)
+        return
+    if rows:  # none where nothing could be run, and nothing ever was
+        write_whole(file, page(account(rows, None), way(out, file)), hint="free some space")

@@ -141,10 +141,8 @@ def _first_screen(report: RunReport) -> dict[str, Any]:
         for changed in [changed_files(report)]
         if changed
     ]
-    if report.interrupted:
-        notices.append(f"Interrupted by {report.interrupted}: what follows is what was seen until then.")
-    elif report.cut:
-        notices.append("The journal is cut: the run was killed. What follows is what it holds.")
+    if report.shortfall:
+        notices.append(f"{report.shortfall}. What follows is what was seen until then.")
     heads, rows = arms_grid(report)
     tones = {outcome.value: tone for outcome, tone in _TONES.items()}
     return {

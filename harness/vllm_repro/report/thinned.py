@@ -61,13 +61,15 @@ class _Thin:
 
     def _counted(self, trial: list[Entry]) -> Iterator[Entry]:
         for entry in trial:
-            if entry.event == "trial-ended" or entry.event in _MEASURED:
-                yield entry
-            elif (entry.event in _FIRST_OF_ARM and self._first(entry)) or (
-                entry.event == "request-sent" and entry["trial"] == 1
+            asked = entry.event == "request-sent"
+            if (
+                entry.event == "trial-ended"
+                or entry.event in _MEASURED
+                or (entry.event in _FIRST_OF_ARM and self._first(entry))
+                or (asked and entry["trial"] == 1)
             ):
                 yield entry
-            elif entry.event in ("request-sent", "answer"):
+            elif asked or entry.event == "answer":
                 # How many there were, and how each was answered; what an error said is in the trial's end.
                 short = _only(entry, "arm", "trial", "status", "finish_reason")
                 yield replace(short, fields={**short.fields, "error": None if entry.get("error") is None else "…"})
