@@ -35,7 +35,8 @@ def test_a_recording_is_of_what_the_seed_draws(name: str) -> None:
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_has_enough_of_both_outcomes(name: str) -> None:
     found = recording(name)
-    assert len(found.rows) + len(found.pools) >= 20
+    never_served = [shown for shown in found.boots.values() if not shown.answers]
+    assert len(found.rows) + len(never_served) + len(found.pools) >= 20
     died = sum(shown.died for shown in found.boots.values()) + sum(bool(fate.dies) for fate in found.pools.values())
     assert died >= 5
     assert any(not shown.died for shown in found.boots.values())
@@ -44,8 +45,11 @@ def test_a_table_has_enough_of_both_outcomes(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "boot"), BOOTS, ids=[f"{name}-{boot.release}" for name, boot in BOOTS])
 def test_the_rehearsal_engine_does_what_the_release_did(name: str, boot: Boot, tmp_path: Path) -> None:
-    shown = recording(name).boots[boot]
-    assert rehearsed(find(name), boot, tmp_path / "run") == replace(shown, twice=0, lost=None)
+    shown, played = recording(name).boots[boot], rehearsed(find(name), boot, tmp_path / "run")
+    if boot.together:
+        # Who came into the step that died, and so what it asked for, is chance.
+        shown, played = (replace(one, step=(), message=None) for one in (shown, played))
+    assert played == replace(shown, twice=0, lost=None, prefills=())
 
 
 @pytest.mark.parametrize(("name", "release"), POOLS)
