@@ -127,10 +127,10 @@ def longest_that_fits(shapes: Shapes, sizes: Sizes) -> int:
 
 def lone_bytes(shapes: Shapes, sizes: Sizes, prompt: int) -> int:
     """The most that a lone prompt asks for, in the chunks that it is cut into."""
-    return max(
-        prefill_bytes(shapes, sizes, (min(sizes.batch, prompt - before),), (before,))
-        for before in range(0, prompt, sizes.batch)
-    )
+    whole, rest = divmod(prompt, sizes.batch)
+    full = prefill_bytes(shapes, sizes, (sizes.batch,), ((whole - 1) * sizes.batch,)) if whole else 0
+    # Of full chunks the last one has the most before it.
+    return max(full, prefill_bytes(shapes, sizes, (rest,), (whole * sizes.batch,)))
 
 
 @dataclass(frozen=True)
@@ -225,9 +225,10 @@ def _seen_and_computed(facts: TriggerFacts) -> tuple[str, ...]:
 
 def _computed(sizes: Sizes, step: tuple[Continuation, ...]) -> tuple[str, ...]:
     asked, fits = _step_bytes(Shapes.BRANCH, sizes, step), longest_that_fits(Shapes.BRANCH, sizes)
-    return (
-        f"a prefill of {_tokens(tuple(part.tokens for part in step))} asks for {_mb(asked)} MB with the branch's shapes: a lone prompt fits up to {fits} tokens",
+    said = (
+        f"a prefill of {_tokens(tuple(part.tokens for part in step))} asks for {_mb(asked)} MB with the branch's shapes"
     )
+    return (f"{said}: a lone prompt fits up to {fits} tokens",)
 
 
 def _tokens(prompts: tuple[int, ...]) -> str:
