@@ -25,10 +25,10 @@ POOLS = [
 def test_a_recording_is_of_what_the_seed_draws(name: str) -> None:
     table, found = TABLES[name], recording(name)
     assert (found.scenario, found.seed) == (table.scenario, table.seed)
-    assert (tuple(found.boots), tuple(found.pools)) == table.drawn()
+    assert (tuple(found.boots), tuple(found.pools), tuple(found.sizes)) == table.drawn()
     assert table.drawn() == table.drawn()
     assert replace(table, seed=table.seed + 1).drawn() != table.drawn()
-    tried = {boot.release for boot in found.boots} | {pool.release for pool in found.pools}
+    tried = {one.release for one in (*found.boots, *found.pools, *found.sizes)}
     assert tried == set(found.recorder["releases"]) == set(map(release_version, tried))
 
 
@@ -40,7 +40,7 @@ def test_a_table_has_enough_of_both_outcomes(name: str) -> None:
     died = sum(shown.died for shown in found.boots.values()) + sum(bool(fate.dies) for fate in found.pools.values())
     assert died >= 5
     assert any(not shown.died for shown in found.boots.values())
-    assert all(shown.answers or shown.phase == "boot" for shown in found.boots.values())
+    assert all(shown.answers or shown.phase == "warmup" for shown in found.boots.values())
 
 
 @pytest.mark.parametrize(("name", "boot"), BOOTS, ids=[f"{name}-{boot.release}" for name, boot in BOOTS])
