@@ -28,7 +28,8 @@ def test_a_recording_is_of_what_the_seed_draws(name: str) -> None:
     assert (tuple(found.boots), tuple(found.pools), tuple(found.sizes)) == table.drawn()
     assert table.drawn() == table.drawn()
     assert replace(table, seed=table.seed + 1).drawn() != table.drawn()
-    tried = {one.release for one in (*found.boots, *found.pools, *found.sizes)}
+    tried = {boot.release for boot in found.boots} | {pool.release for pool in found.pools}
+    tried |= {sized.release for sized in found.sizes}
     assert tried == set(found.recorder["releases"]) == set(map(release_version, tried))
 
 
