@@ -72,6 +72,7 @@ scenario = Scenario(
         max_position=1048576,
         # As vLLM 0.21.0 groups this model's layers: two halves of the sliding windows, and the states of both compressors.
         window_groups=[(64, 128), (64, 128), (4, 8), (8, 128)],
+        group_pages=[1_002_240, 823_680, 786_240, 967_680, 748_800],
         kv_cache_tokens=145_274,
         kv_cache_gib=7.13,
     ),

@@ -15,6 +15,7 @@ from vllm_repro.sparse_prefill import (
     Shapes,
     Sizes,
     indexer_bytes,
+    lone_bytes,
     longest_that_fits,
     prefill_bytes,
     sparse_prefill_outgrown,
@@ -85,8 +86,10 @@ def test_prompts_of_one_step_ask_together() -> None:
     [
         (Shapes.RELEASE, REPORTED, 1306),
         (Shapes.BRANCH, REPORTED, 759),
-        (Shapes.RELEASE, Sizes(16384, 4096, 32), 4096),  # a smaller batch needs fewer indices, and hides the bug
-        (Shapes.RELEASE, Sizes(8192, 8192, 32), 0),  # indices for a batch are more than the indexer's share already
+        (Shapes.RELEASE, Sizes(16384, 4096, 32), 16384),  # a smaller batch needs fewer indices, and hides the bug
+        (Shapes.RELEASE, Sizes(8192, 8192, 32), 1),  # indices for a batch are more than the indexer's share already
+        (Shapes.RELEASE, Sizes(4096, 1574, 32), 3047),  # the second chunk gathers what the first one has compressed
+        (Shapes.BRANCH, Sizes(16384, 512, 32), 2023),
     ],
 )
 def test_the_longest_prompt_that_fits(shapes: Shapes, given: Sizes, fits: int) -> None:
@@ -124,9 +127,9 @@ def test_a_release_never_asks_for_more_than_it_reserves(given: Sizes, some: list
 @given(every_shapes, sizes)
 def test_the_longest_that_fits_is_the_last_that_does(shapes: Shapes, given: Sizes) -> None:
     fits, locked = longest_that_fits(shapes, given), indexer_bytes(given.max_model_len)
-    assert 0 <= fits <= given.batch
-    assert fits == 0 or prefill_bytes(shapes, given, [fits]) <= locked
-    assert fits == given.batch or prefill_bytes(shapes, given, [fits + 1]) > locked
+    assert 0 <= fits <= given.max_model_len
+    assert fits == 0 or lone_bytes(shapes, given, fits) <= locked
+    assert fits == given.max_model_len or lone_bytes(shapes, given, fits + 1) > locked
 
 
 @pytest.mark.parametrize(
@@ -136,7 +139,8 @@ def test_the_longest_that_fits_is_the_last_that_does(shapes: Shapes, given: Size
         (760, FLAGS, True),
         (1304, FLAGS, True),
         (1304, FLAGS.replace("16384", "65536"), False),  # a longer context locks more
-        (3000, FLAGS.replace("8192", "512"), False),  # cut into pieces that fit
+        (2023, FLAGS.replace("8192", "512"), False),  # cut into pieces that fit
+        (2024, FLAGS.replace("8192", "512"), True),  # the last of which gathers all that is compressed
     ],
 )
 def test_without_the_lab_it_is_computed_for_the_branch(
@@ -172,6 +176,9 @@ def test_a_size_that_the_flags_do_not_give_is_said_to_be_so() -> None:
     (first, *_) = OUTGROWN.find(facts(1307, observed=(prefill(1307, 22_676_736),))).evidence
     assert first.endswith("which is not what the flags give for any shapes that are known here")
     (first, *_) = OUTGROWN.find(facts(1307, observed=(prefill(7, 22_676_736, prompts=(1307,)),))).evidence
+    assert first.endswith("7 of them new, which is not what the flags give for any shapes that are known here")
+    step = prefill(7, 22_676_736, prompts=(1307, 1200))
+    (first, *_) = OUTGROWN.find(facts(1307, observed=(step,))).evidence
     assert first.endswith("in a layer of ratio 4, 7 of them new")
 
 

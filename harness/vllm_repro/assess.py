@@ -229,7 +229,14 @@ def _shape(scenario: Scenario, seen: Seen, boot: BootFacts) -> AttentionShape | 
     known = {_last(name) for name in (model.name, scenario.reported().model) if name}
     if not imitated and isinstance(said, str) and _last(said) not in known:
         return None
-    return AttentionShape(model.heads, model.kv_heads, model.head_dim, model.block_size, window_groups=groups)
+    return AttentionShape(
+        model.heads,
+        model.kv_heads,
+        model.head_dim,
+        model.block_size,
+        window_groups=groups,
+        group_pages=tuple(model.group_pages) if groups else (),
+    )
 
 
 def _last(name: str) -> str:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from packaging.version import InvalidVersion, Version
+
 from vllm_repro.resources import rehearsal_module
 from vllm_repro.trigger import Asked, Finding, TriggerFacts
 
@@ -27,13 +29,26 @@ class GroupedPool:
     groups: tuple[tuple[int, int], ...]
 
     @staticmethod
-    def of_tokens(tokens: int, max_model_len: int, batch: int, groups: tuple[tuple[int, int], ...]) -> GroupedPool:
-        """The pool whose size vLLM words as so many tokens: as often as the longest request would fit into it, times its length."""
-        whole = 0
-        for size, window in groups:
+    def of_tokens(
+        tokens: int,
+        max_model_len: int,
+        batch: int,
+        groups: tuple[tuple[int, int], ...],
+        pages: tuple[int, ...] = (),
+    ) -> GroupedPool:
+        """The pool whose size vLLM words as so many tokens: as often as the longest request would fit into it, times its length.
+
+        pages: bytes of one block of each group's layers. To 0.24.0 what a request needs is counted in bytes, and those in blocks of the
+        first group; without `pages` each block counts as one, as from 0.28.0 on.
+        """
+        weights = pages or (1,) * len(groups)
+        needed = 0
+        for (size, window), weight in zip(groups, weights, strict=True):
             reach = min(window - 1 + batch, max_model_len) if window else max_model_len
-            whole += -(-reach // size) + bool(window)
-        return GroupedPool(round(tokens * whole / max_model_len), batch, groups)
+            needed += (-(-reach // size) + bool(window)) * weight
+        whole = -(-needed // weights[0])
+        # The log's number is cut to whole tokens, so the pool has the next whole number of blocks.
+        return GroupedPool(-(-tokens * whole // max_model_len), batch, groups)
 
 
 @lru_cache(maxsize=256)
@@ -61,7 +76,16 @@ def _pool(facts: TriggerFacts) -> GroupedPool | None:
     groups = ((facts.block_size, 0), *shape.window_groups)
     if blocks := facts.number("--num-gpu-blocks-override"):
         return GroupedPool(blocks, facts.batch, groups)
-    return GroupedPool.of_tokens(tokens, longest, facts.batch, groups) if tokens and longest else None
+    pages = shape.group_pages if _counts_bytes(facts.boot.vllm_version) else ()
+    return GroupedPool.of_tokens(tokens, longest, facts.batch, groups, pages) if tokens and longest else None
+
+
+def _counts_bytes(version: str | None) -> bool:
+    """Whether a release words its pool by bytes. 0.24.0 does and 0.28.0 does not; those between them were not looked at."""
+    try:
+        return version is None or Version(version) < Version("0.28.0")
+    except InvalidVersion:
+        return True
 
 
 def _request(asked: Asked, pool: GroupedPool) -> Finding:

@@ -78,7 +78,8 @@ class Model:
 
     name: what `--model` defaults to. block_size: KV-cache block in tokens when no flag sets it. full_attention_interval: every
     n-th layer is full attention (1: all are). window_groups: the groups of layers with a sliding window that share the pool with one
-    group of full attention, each with its block size and window in tokens. kv_cache_tokens, kv_cache_gib: the KV cache of the report's
+    group of full attention, each with its block size and window in tokens. group_pages: bytes of one block of each group, that of full
+    attention first, by which vLLM to 0.24.0 words the size of the pool. kv_cache_tokens, kv_cache_gib: the KV cache of the report's
     boot log, on each GPU, for a rehearsal, which has no memory to measure. tiny_will_do: whether any weights show the bug, so that a
     tiny model of random weights may stand in on a machine that cannot hold the real one.
     """
@@ -95,6 +96,7 @@ class Model:
     architecture: str = "Qwen3ForCausalLM"
     tiny_will_do: bool = False
     window_groups: Sequence[tuple[int, int]] = ()
+    group_pages: Sequence[int] = ()
     kv_cache_tokens: int = 0
     kv_cache_gib: float = 0
     why: str = ""
@@ -103,6 +105,7 @@ class Model:
         """The shape under the names that a model's config.json uses."""
         told = {
             "window_groups": list(self.window_groups),
+            "group_pages": list(self.group_pages),
             "kv_cache_tokens": self.kv_cache_tokens,
             "kv_cache_gib": self.kv_cache_gib,
         }

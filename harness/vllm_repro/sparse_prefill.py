@@ -12,9 +12,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from vllm_repro.trigger import Condition, Finding, TriggerFacts, chunks_of
+from vllm_repro.trigger import Condition, Continuation, Finding, TriggerFacts, chunks_of
 
-__all__ = ["Shapes", "Sizes", "indexer_bytes", "longest_that_fits", "prefill_bytes", "sparse_prefill_outgrown"]
+__all__ = [
+    "Shapes",
+    "Sizes",
+    "indexer_bytes",
+    "lone_bytes",
+    "longest_that_fits",
+    "prefill_bytes",
+    "sparse_prefill_outgrown",
+]
 
 _ALIGNED = 256
 _MB = 1024 * 1024
@@ -57,27 +65,41 @@ def indexer_bytes(max_model_len: int) -> int:
     return _aligned(keys * _INDEX_SIZE) + _aligned(keys * _WORD) + _INDEX_SCRATCH
 
 
-def prefill_bytes(shapes: Shapes, sizes: Sizes, prompts: Sequence[int]) -> int:
-    """The most that new prompts of these lengths ask for when they are prefilled in one step."""
+def prefill_bytes(shapes: Shapes, sizes: Sizes, prompts: Sequence[int], before: Sequence[int] = ()) -> int:
+    """The most that prompts ask for when so many tokens of each are prefilled in one step.
+
+    before: tokens of each that are computed already, 0 unless given. The last token alone is no prefill.
+    """
+    contexts = before or (0,) * len(prompts)
+    pieces = [(tokens, context) for tokens, context in zip(prompts, contexts, strict=True) if tokens > 1]
+    together = sum(tokens for tokens, _ in pieces)
     return max(
-        _asked(shapes, sizes, kind, count, rows, sum(prompts))
-        for kind in dict.fromkeys(sizes.kinds)
-        for count, rows in _gathered(sizes, kind, prompts)
+        (
+            _asked(shapes, sizes, kind, count, rows, together)
+            for kind in dict.fromkeys(sizes.kinds)
+            for count, rows in _gathered(sizes, kind, pieces)
+        ),
+        default=0,
     )
 
 
-def _gathered(sizes: Sizes, kind: str, prompts: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The prompts whose rows are gathered at once: how many, and the rows of each, in the order in which they are scheduled."""
+def _gathered(sizes: Sizes, kind: str, pieces: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """The prompts whose rows are gathered at once: how many, and the rows of each, in the order in which they are scheduled.
+
+    pieces: tokens of each in this step, and before it. A layer gathers what the window still sees, and all that is compressed.
+    """
     ratio = _RATIOS[kind]
-    most = _CHUNK * (-(-sizes.max_model_len // ratio) * (ratio > 1) + sizes.window + sizes.batch)
-    count = longest = 0
-    for prompt in prompts:
-        rows = max(longest, prompt + prompt // ratio * (ratio > 1))
-        if count and (count + 1) * rows > most:
-            yield count, longest
-            count, rows = 0, prompt + prompt // ratio * (ratio > 1)
-        count, longest = count + 1, rows
-    yield count, longest
+    compresses = ratio > 1
+    most = _CHUNK * (-(-sizes.max_model_len // ratio) * compresses + sizes.window + sizes.batch)
+    count = seen = packed = 0
+    for tokens, context in pieces:
+        near, far = tokens + min(context, sizes.window - 1), (context + tokens) // ratio * compresses
+        if count and (count + 1) * (max(seen, near) + max(packed, far)) > most:
+            yield count, seen + packed
+            count = seen = packed = 0
+        count, seen, packed = count + 1, max(seen, near), max(packed, far)
+    if count:
+        yield count, seen + packed
 
 
 def _asked(shapes: Shapes, sizes: Sizes, kind: str, count: int, rows: int, tokens: int) -> int:
@@ -92,15 +114,23 @@ def _asked(shapes: Shapes, sizes: Sizes, kind: str, count: int, rows: int, token
 
 
 def longest_that_fits(shapes: Shapes, sizes: Sizes) -> int:
-    """Tokens of the longest lone prompt that asks for no more than the indexer does; 0 where none is so short."""
-    fits, beyond = 0, sizes.batch + 1
+    """Tokens of the longest lone prompt of which no chunk asks for more than the indexer does; 0 where none is so short."""
+    fits, beyond = 0, sizes.max_model_len + 1
     while beyond - fits > 1:
         middle = (fits + beyond) // 2
-        if prefill_bytes(shapes, sizes, (middle,)) <= indexer_bytes(sizes.max_model_len):
+        if lone_bytes(shapes, sizes, middle) <= indexer_bytes(sizes.max_model_len):
             fits = middle
         else:
             beyond = middle
     return fits
+
+
+def lone_bytes(shapes: Shapes, sizes: Sizes, prompt: int) -> int:
+    """The most that a lone prompt asks for, in the chunks that it is cut into."""
+    whole, rest = divmod(prompt, sizes.batch)
+    full = prefill_bytes(shapes, sizes, (sizes.batch,), ((whole - 1) * sizes.batch,)) if whole else 0
+    # Of full chunks the last one has the most before it.
+    return max(full, prefill_bytes(shapes, sizes, (rest,), (whole * sizes.batch,)))
 
 
 @dataclass(frozen=True)
@@ -117,10 +147,10 @@ class _Outgrown(Condition):
         if seen := _seen_and_computed(facts):
             asked = max(one.values["bytes"] for one in facts.observed if one.kind == "prefill")
         else:
-            step = max(_steps(facts), key=lambda step: prefill_bytes(Shapes.BRANCH, sizes, step), default=())
+            step = max(_steps(facts), key=lambda step: _step_bytes(Shapes.BRANCH, sizes, step), default=())
             if not step:
                 return Finding(False, ("no request reached the engine",), "no request")
-            asked, seen = prefill_bytes(Shapes.BRANCH, sizes, step), _computed(sizes, step)
+            asked, seen = _step_bytes(Shapes.BRANCH, sizes, step), _computed(sizes, step)
         locked = (
             "the log tells of no lock"
             if facts.locked is None
@@ -149,17 +179,22 @@ def _sizes(facts: TriggerFacts) -> Sizes | str:
     return Sizes(length, facts.batch, shape.heads // ranks, shape.head_dim, window, kinds)
 
 
-def _steps(facts: TriggerFacts) -> list[tuple[int, ...]]:
-    """Prompts that were prefilled together: each alone, as it was cut, and those of the step that the engine died in."""
-    step = tuple(part.scheduled for part in facts.dump if part.scheduled > 1)
+def _steps(facts: TriggerFacts) -> list[tuple[Continuation, ...]]:
+    """What was prefilled together: each prompt alone, as it was cut, and those of the step that the engine died in."""
+    step = tuple(Continuation(part.computed or 0, part.scheduled) for part in facts.dump if part.scheduled > 1)
     found = [step] if step else []
     for asked in facts.asked:
         uncached = facts.uncached(asked)
         if uncached is not None and asked.accepted:
-            found += [
-                (piece,) for piece in chunks_of(uncached, facts.chunk or uncached, chunked=facts.chunked is not False)
-            ]
+            context = facts.cached(asked)
+            for tokens in chunks_of(uncached, facts.chunk or uncached, chunked=facts.chunked is not False):
+                found.append((Continuation(context, tokens),))
+                context += tokens
     return found
+
+
+def _step_bytes(shapes: Shapes, sizes: Sizes, step: Sequence[Continuation]) -> int:
+    return prefill_bytes(shapes, sizes, [part.tokens for part in step], [part.context for part in step])
 
 
 def _seen_and_computed(facts: TriggerFacts) -> tuple[str, ...]:
@@ -170,13 +205,17 @@ def _seen_and_computed(facts: TriggerFacts) -> tuple[str, ...]:
     sizes = _sizes(facts)
     if seen is None or isinstance(sizes, str):
         return ()
-    prompts = tuple(seen["prompts"])
+    prompts, new = tuple(seen["prompts"]), seen["tokens"]
     told = f"the lab saw a prefill of {_tokens(prompts)} ask for {seen['bytes']:,} bytes in a layer of ratio {seen['ratio']}"
-    if sum(prompts) != seen["tokens"]:
-        return (f"{told}, {seen['tokens']} of them new",)
+    if sum(prompts) != new:
+        told += f", {new} of them new"
+        if len(prompts) > 1:
+            return (told,)
+    before = (sum(prompts) - new,) if len(prompts) == 1 else ()
+    parts = (new,) if before else prompts
     there = replace(sizes, kinds=tuple(kind for kind in sizes.kinds if _RATIOS[kind] == seen["ratio"]))
     for shapes in Shapes:
-        if there.kinds and prefill_bytes(shapes, there, prompts) == seen["bytes"]:
+        if there.kinds and prefill_bytes(shapes, there, parts, before) == seen["bytes"]:
             fits = longest_that_fits(shapes, sizes)
             return (
                 f"{told}, as computed from the flags for the shapes of the {shapes}: a lone prompt fits up to {fits} tokens",
@@ -184,11 +223,12 @@ def _seen_and_computed(facts: TriggerFacts) -> tuple[str, ...]:
     return (f"{told}, which is not what the flags give for any shapes that are known here",)
 
 
-def _computed(sizes: Sizes, step: tuple[int, ...]) -> tuple[str, ...]:
-    asked, fits = prefill_bytes(Shapes.BRANCH, sizes, step), longest_that_fits(Shapes.BRANCH, sizes)
-    return (
-        f"a prefill of {_tokens(step)} asks for {_mb(asked)} MB with the branch's shapes: a lone prompt fits up to {fits} tokens",
+def _computed(sizes: Sizes, step: tuple[Continuation, ...]) -> tuple[str, ...]:
+    asked, fits = _step_bytes(Shapes.BRANCH, sizes, step), longest_that_fits(Shapes.BRANCH, sizes)
+    said = (
+        f"a prefill of {_tokens(tuple(part.tokens for part in step))} asks for {_mb(asked)} MB with the branch's shapes"
     )
+    return (f"{said}: a lone prompt fits up to {fits} tokens",)
 
 
 def _tokens(prompts: tuple[int, ...]) -> str:

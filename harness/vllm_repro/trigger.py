@@ -86,7 +86,8 @@ class AttentionShape:
     """Heads, KV heads and head size of the model that is served; block_size: KV-cache block in tokens where no flag sets it.
 
     kinds: each layer's attention, where it is known. window: of the sliding ones, in tokens. window_groups: block size and window of
-    each group of sliding layers, where there are several, with block sizes of their own.
+    each group of sliding layers, where there are several, with block sizes of their own. group_pages: bytes of a block of each group,
+    full attention first.
     """
 
     heads: int
@@ -96,6 +97,7 @@ class AttentionShape:
     kinds: tuple[Kind, ...] = ()
     window: int | None = None
     window_groups: tuple[tuple[int, int], ...] = ()
+    group_pages: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -108,3 +108,16 @@ def test_a_copy_takes_content_along_and_back() -> None:
     assert read(shadow, [*tokens, 8], 8, 1) == []
     shadow.copy([SimpleNamespace(src_block_id=2, dst_block_id=1)])
     assert read(shadow, [*tokens, 8], 8, 1) == ["reads-wrong-content"]
+
+
+def test_a_block_that_comes_from_a_group_of_another_size_holds_nothing_for_this_one() -> None:
+    wide, narrow = manager([block(1)]), manager([block(2), block(1)])
+    narrow.block_size = 2
+    shadow = Shadow([wide])
+    list(shadow.compute("a", list(range(4)), 0, 4))
+    other = Shadow([narrow])
+    other.put(1, shadow.get(1))
+    other.put(2, None)
+    assert read(other, list(range(4)), 3, 1) == ["reads-wrong-content"]
+    assert read(other, list(range(4)), 0, 4) == []
+    assert read(other, list(range(4)), 3, 1) == []

@@ -75,22 +75,3 @@ def test_0_20_takes_all_but_the_quantization_that_there_is_none_of() -> None:
     )
     assert (mtp.get("drafter"), mtp.get("cache"), mtp.get("head_size")) == ("MiMoMTPModel", "turboquant_k8v4", 256), mtp
     assert "Unknown quantization method: auto_round" in refused["error"]
-
-
-def test_0_21_cuts_the_cache_of_four_layers_as_that_of_43() -> None:
-    """And the pool of the stand-in has the blocks of the reported one, by the report's own two numbers."""
-    scenario = find("sco-hybrid")
-    model, command = scenario.model, scenario.command_with_dummy(scenario.arms[0])
-    blocks = command.number("--num-gpu-blocks-override")
-    assert blocks is not None
-    asked = {
-        "ratios": [[0, 0, *([4, 128] * 20), 4], [0, 4, 128, 4]],
-        "blocks": blocks,
-        "longest": command.number("--max-model-len"),
-        "batch": command.number("--max-num-batched-tokens"),
-    }
-    whole, made = read("0.21.0", "cache_groups.py", asked)
-    assert whole["groups"] == made["groups"] == [[256, 0], *map(list, model.window_groups)]
-    assert whole["tokens"] == model.kv_cache_tokens
-    assert round(blocks * whole["block_bytes"] / 2**30, 2) == model.kv_cache_gib
-    assert whole["block_bytes"] == 11 * made["block_bytes"]

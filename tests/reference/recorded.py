@@ -21,7 +21,7 @@ def facts(scenario_id: str, boot: Boot, shown: Shown, number: int) -> TriggerFac
     """What the harness knows of the prompt `number` alone, of the flags and of the boot log, without the death's own words."""
     scenario = find(scenario_id)
     assert scenario.lab is not None
-    command = scenario.command_in_lab(arm_of(boot))
+    command = scenario.command_in_lab(arm_of(scenario, boot))
     shape = scenario.lab.shape(scenario.model)
     prompt, answer = boot.prompts[number], shown.answers[number]
     earlier = zip(boot.prompts[:number], shown.answers, strict=False)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
 from packaging.version import Version
-from reference.pools import Pool
+from reference.pools import Pool, Sized
+from reference.servers import arm_of
 from reference.table import Boot
-from reference.tables.sco_hybrid import AMPLE
+from reference.tables.sco_hybrid import AMPLE, FLASH, GROUPS, REPORTED, STAND_IN, WINDOW_EDGE
 
 from tests.reference.recorded import facts, locked, recording
-from vllm_repro.commands.command import parse
-from vllm_repro.offload import block_listed_twice
+from vllm_repro.catalogue import find
+from vllm_repro.commands.command import ServeCommand, parse
+from vllm_repro.grouped import GroupedPool, listed_twice
+from vllm_repro.lab.launch import graph_mode
+from vllm_repro.offload import Pool as Whole
+from vllm_repro.offload import block_listed_twice, own_blocks_back
+from vllm_repro.sparse_prefill import Shapes, Sizes, indexer_bytes, longest_that_fits, prefill_bytes
 from vllm_repro.trigger import Asked, AttentionShape, Continuation, TriggerFacts, continuations
 from vllm_repro.workspace import (
     DECODE_THRESHOLD,
@@ -19,7 +28,7 @@ from vllm_repro.workspace import (
     workspace_outgrown,
 )
 
-TQ, SCO = "tq-chunked-prefill", "sco-hybrid"
+TQ, MTP, DSV4, SCO = "tq-chunked-prefill", "tq-mtp-cudagraphs", "dsv4-tp2", "sco-hybrid"
 MB = 2**20
 
 
@@ -112,12 +121,111 @@ def test_without_a_lock_the_workspace_grows_to_what_was_computed() -> None:
     assert grown >= 3
 
 
+def test_what_would_be_reckoned_of_a_prompt_that_died_is_what_the_server_counts() -> None:
+    """Of a death no counter tells; of these prompts, which were answered, one does. Heads end inside a block too."""
+    reckoned = inside = 0
+    for boot, number in rows():
+        shown = recording(TQ).boots[boot]
+        found = facts(TQ, boot, shown, number)
+        (asked,) = found.asked
+        if asked.cached_tokens is not None:
+            assert found.cached(replace(asked, cached_tokens=None, died=True)) == asked.cached_tokens, (boot, number)
+            reckoned += asked.cached_tokens > 0
+            inside += asked.cached_tokens > 0 and asked.repeats % found.block_size > 0
+    assert reckoned >= 10
+    assert inside >= 2
+
+
+def test_continued_contexts_that_are_no_whole_blocks_are_among_those_that_were_seen() -> None:
+    """Else the sizes above would agree with arithmetic that forgets the rest of a block."""
+    ragged = [
+        part
+        for boot, number in rows()
+        for found in [facts(TQ, boot, recording(TQ).boots[boot], number)]
+        if recording(TQ).boots[boot].answers[number].status == 500
+        for part in continuations(found)
+        if part.context % found.block_size and part.tokens > DECODE_THRESHOLD
+    ]
+    assert ragged
+
+
+def drafts(boot: Boot) -> ServeCommand:
+    scenario = find(MTP)
+    return scenario.command_in_lab(arm_of(scenario, boot))
+
+
+def test_drafts_under_graphs_kill_with_turboquant_and_without_one_of_these_nothing_dies() -> None:
+    for boot, shown in recording(MTP).boots.items():
+        command = drafts(boot)
+        graphs = not command.has("--enforce-eager") and graph_mode(command) != "NONE"
+        turboquant = (command.get("--kv-cache-dtype") or "").startswith("turboquant_")
+        deadly = graphs and turboquant and command.has("--speculative-config")
+        assert shown.died == (deadly and Version(boot.release) < Version("0.24.0")), boot
+        assert shown.phase == (("warmup" if boot.release == "0.20.2" else "request") if shown.died else None)
+
+
+def test_what_the_first_request_asks_for_is_what_decoding_one_sequence_takes() -> None:
+    asked = []
+    for boot, shown in recording(MTP).boots.items():
+        if shown.died and shown.answers:
+            found = facts(MTP, boot, shown, 0)
+            assert found.shape is not None
+            assert locked(shown) == 0
+            asked.append(f"requires {decode_bytes(found.shape, 1) / MB:.2f} MB, current size is 0.00 MB")
+            assert asked[-1] in (shown.message or "")
+    assert len(asked) >= 2
+
+
+def sparse(boot: Boot) -> tuple[Shapes, Sizes]:
+    """Whose shapes a boot's prefills have, and what they depend on."""
+    scenario = find(DSV4)
+    command = scenario.command_in_lab(arm_of(scenario, boot))
+    numbers = [command.number(flag) for flag in ("--max-model-len", "--max-num-batched-tokens")]
+    longest, batch = [number or 0 for number in numbers]
+    heads = scenario.model.heads // (command.number("--tensor-parallel-size") or 1)
+    return Shapes.BRANCH if boot.arm == "branch" else Shapes.RELEASE, Sizes(longest, batch, heads)
+
+
+def test_every_prefill_asks_to_the_byte_for_what_is_computed() -> None:
+    ratios: Counter[int] = Counter()
+    continued = 0
+    for boot, shown in recording(DSV4).boots.items():
+        shapes, sizes = sparse(boot)
+        for seen in shown.prefills:
+            kind = {1: "sliding", 4: "sparse", 128: "compressed"}[seen.ratio]
+            before = (sum(seen.prompts) - seen.tokens,) if len(seen.prompts) == 1 else ()
+            tokens = (seen.tokens,) if before else seen.prompts
+            assert sum(tokens) == seen.tokens
+            assert prefill_bytes(shapes, replace(sizes, kinds=(kind,)), tokens, before) == seen.bytes, (boot, seen)
+            ratios[seen.ratio] += 1
+            continued += any(before)
+    assert min(ratios[ratio] for ratio in (1, 4)) >= 5
+    assert continued >= 3
+
+
+def test_a_prompt_dies_where_it_asks_for_more_than_the_indexer_and_nothing_is_reserved() -> None:
+    died = 0
+    for boot, shown in recording(DSV4).boots.items():
+        shapes, sizes = sparse(boot)
+        if boot.together or not boot.arm or "--enforce-eager" in boot.flags:
+            assert boot.together or not shown.died
+            continue
+        fits = longest_that_fits(shapes, sizes)
+        for prompt, answer in zip(boot.prompts, shown.answers, strict=False):
+            if answer.status != 400:
+                assert (prompt.tokens > fits) == (answer.status == 500), (boot, prompt)
+        assert locked(shown) == indexer_bytes(sizes.max_model_len)
+        died += shown.died
+    assert died >= 2
+
+
 def judged_pools() -> list[Pool]:
     """Those that the arithmetic is about: to 0.21.0, with room for every store, full attention first."""
     return [
         pool
         for pool in recording(SCO).pools
-        if Version(pool.release) < Version("0.22.0")
+        if len(pool.groups) == 2
+        and Version(pool.release) < Version("0.22.0")
         and pool.cpu_blocks == AMPLE
         and pool.caching
         and not pool.groups[0][1]
@@ -157,6 +265,54 @@ def test_played_through_it_comes_to_the_same_and_always_to_something() -> None:
         assert finding.crossed == (twice > 0), (pool, finding)
         if twice:
             assert finding.brief == f"{twice} must be listed twice to 0.21.0"
+
+
+def test_what_the_window_has_given_back_is_known_to_the_token() -> None:
+    """A window of one token more has left one block fewer, and then the prompt gets none of its own."""
+    counted = {}
+    for pool in recording(SCO).pools:
+        (size, _), (_, window), *more = pool.groups
+        if pool.blocks == WINDOW_EDGE[0] and not more and window in WINDOW_EDGE[2]:
+            prompt, _ = pool.prompts[0]
+            counted[window] = own_blocks_back(prompt, Whole(pool.blocks, size, pool.chunk, window))
+            fate = recording(SCO).pools[pool]
+            assert (counted[window] is None) == (not any(fate.twice))
+            assert counted[window] in (None, fate.twice[0] + 1)
+    assert counted == {128: 60, 129: 60, 130: None}
+
+
+def test_a_pool_that_a_release_words_in_tokens_has_the_blocks_that_it_was_given() -> None:
+    for sized, worded in recording(SCO).sizes.items():
+        pool = GroupedPool.of_tokens(worded.tokens, sized.longest, sized.batch, worded.groups, worded.pages)
+        assert pool.blocks == sized.blocks, sized
+    assert len(recording(SCO).sizes) >= 20
+
+
+def test_the_scenarios_own_pool_is_the_reported_one_and_its_stand_in_is_cut_alike() -> None:
+    """By the report's own three numbers: tokens, GiB, and the blocks that its stand-in is told to have."""
+    model, command = find(SCO).model, find(SCO).command_with_dummy(find(SCO).arms[0])
+    told = {sized.ratios: worded for sized, worded in recording(SCO).sizes.items() if sized == _reported(sized)}
+    whole, made = told[FLASH], told[STAND_IN]
+    assert whole.groups == made.groups == ((256, 0), *map(tuple, model.window_groups))
+    assert whole.pages == tuple(model.group_pages)
+    assert whole.tokens == model.kv_cache_tokens
+    assert command.number("--num-gpu-blocks-override") == REPORTED[0]
+    assert round(REPORTED[0] * whole.block_bytes / 2**30, 2) == model.kv_cache_gib
+    assert whole.block_bytes == 11 * made.block_bytes
+
+
+def _reported(sized: Sized) -> Sized:
+    return Sized("0.21.0", sized.ratios, *REPORTED)
+
+
+def test_the_reported_prompts_in_the_reported_pool() -> None:
+    """The second one dies of the 1,541 blocks that the first one's answer has listed twice; a prompt of whole blocks lists none."""
+    fates = {pool.prompts[0]: fate for pool, fate in recording(SCO).pools.items() if len(pool.groups) > 2}
+    for (prompt, answer), fate in fates.items():
+        pool = GroupedPool(REPORTED[0], REPORTED[2], GROUPS)
+        assert listed_twice(prompt, answer, pool) == fate.twice[0]
+        assert bool(fate.dies) == (fate.twice[0] > 0)
+    assert fates[90_109, 8].twice[0] == 1541
 
 
 def test_none_dies_that_did_not_list_a_block_twice() -> None:

@@ -16,13 +16,19 @@ FLASH = ModelShape(
 
 
 def backend(
-    version: str = BRANCH, *, max_model_len: int = 16_384, ranks: int = 2, lock: bool = True
+    version: str = BRANCH,
+    *,
+    source: str = "",
+    shape: ModelShape = FLASH,
+    max_model_len: int = 16_384,
+    batch: int = 8192,
+    ranks: int = 2,
+    lock: bool = True,
 ) -> DeepseekBackend:
-    workspace = Workspace()
-    made = DeepseekBackend(Release.parse(version), FLASH, workspace, ranks)
-    made.warm_up(max_model_len)
+    made = DeepseekBackend(Release.parse(version, source), shape, Workspace(), ranks, max_model_len, batch)
+    made.warm_up()
     if lock:
-        workspace.lock()
+        made.workspace.lock()
     return made
 
 
@@ -60,7 +66,29 @@ def test_no_release_asks_for_more_than_it_reserved(version: str) -> None:
 
 
 def test_another_model_has_no_part_in_it() -> None:
-    workspace = Workspace()
-    other = DeepseekBackend(Release.parse(BRANCH), ModelShape(), workspace, 1)
-    other.warm_up(16_384)
-    assert workspace.size == 0
+    assert backend(shape=ModelShape()).workspace.size == 0
+
+
+def test_what_a_release_reserves() -> None:
+    assert backend("0.32.0").workspace.size == 71_860_224
+
+
+@pytest.mark.parametrize(("source", "fits"), [("unreserved", 1306), ("branch", 759)])
+def test_a_release_with_changed_source(source: str, fits: int) -> None:
+    changed = backend("0.32.0", source=source)
+    assert changed.workspace.size == 22_675_456
+    changed.prefill([(0, fits)])
+    with pytest.raises(WorkspaceLockedError, match=r"flashmla.py:319:_forward_prefill' requires 21.63 MB"):
+        changed.prefill([(0, fits + 1)])
+
+
+def test_a_last_token_alone_is_decoded() -> None:
+    none = backend("0.32.0", source="unreserved", max_model_len=2048, batch=2048)
+    none.prefill([(2048, 1)])
+    with pytest.raises(WorkspaceLockedError):
+        none.prefill([(2048, 2)])
+
+
+def test_a_change_that_is_not_known() -> None:
+    with pytest.raises(ValueError, match="none of them"):
+        Release.parse("0.32.0", "none of them")

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import pairwise
+import json
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference.pools import Fate, Pool, rehearsed
 from rehearsal.blockstore import Block, BlockStore, FreeList, FreeListError
+from rehearsal.config import resolve
+from rehearsal.flags import parse
 from rehearsal.forecast import listed_twice
 from rehearsal.hybrid import Group, HybridPool
+from rehearsal.release import Release
 from rehearsal.request import Request, SamplingParams
 from rehearsal.scheduler import Scheduler
+from rehearsal.shape import resolve as resolve_shape
 from tests.rehearsal.rehearsal_process import DEAD_BODY, Start, in_order
 
-DSV4 = ((256, 0), (64, 128), (64, 128), (4, 8), (8, 128))
-"""The groups that vLLM 0.21.0 makes of DeepSeek-V4-Flash's layers: the block size and window of each."""
+from vllm_repro.catalogue import find
 
 # What vLLM's own scheduler does with prompts in pools of two groups is in fixtures/reference, and tests/reference plays it.
 
@@ -26,19 +28,6 @@ def test_the_death_on_record_to_the_block() -> None:
     # One store event of 0.21.0 listed 80 blocks, 54 distinct; then 50 blocks were asked for, the counter said 106 and the list had 34.
     pool = Pool("0.21.0", 330, ((32, 0), (32, 128)), 2048, 32_768, True, ((5693, 8),) * 4)
     assert rehearsed(pool) == Fate(dies=2, twice=(80 - 54, 0), lost=(106, 34, 50))
-
-
-def test_the_reported_prompts_in_the_reported_pool() -> None:
-    # vLLM 0.21.0's own scheduler with these groups: one event listed 2218 blocks, 1543 distinct; then 8824 counted, 6611 in the list.
-    whole = sum(Group(*group).blocks_per_request(128_000, 16_384) for group in DSV4)
-    pool = Pool("0.21.0", round(145_274 * whole / 128_000), DSV4, 16_384, 100_000, True, ((90_109, 8),) * 2)
-    assert pool.blocks == 8151
-    fate = rehearsed(pool)
-    assert (fate.dies, fate.twice[0]) == (2, 2218 - 1543)
-    assert fate.lost is not None
-    counted, there, _ = fate.lost
-    assert counted - there == 8824 - 6611
-    assert rehearsed(replace(pool, prompts=((90_112, 8),) * 2)) == Fate(twice=(0, 0))
 
 
 @pytest.mark.parametrize(("length", "answer", "twice"), [(5693, 8, 26), (5693, 3, 0), (5664, 8, 0), (4000, 8, 0)])
@@ -157,8 +146,13 @@ def test_a_preempted_request_goes_on_and_answers(start: Start) -> None:
     assert server.metric("vllm:prompt_tokens_total") == len(prompt)
 
 
-def test_pools_are_worded_as_vllm_words_them() -> None:
-    groups = [Group(*group) for group in DSV4]
-    sizes = [sum(group.blocks_per_request(length, 16_384) for group in groups) for length in (16_384, 32_000, 128_000)]
-    assert all(smaller < larger for smaller, larger in pairwise(sizes))
-    assert sizes[-1] == 7182
+@pytest.mark.parametrize(("version", "blocks"), [("0.20.0", 7283), ("0.24.0", 7283), ("0.28.0", 8152)])
+def test_the_reported_pool_is_worded_by_the_release(version: str, blocks: int) -> None:
+    model = find("sco-hybrid").model
+    told = {"VLLM_REHEARSAL_SHAPE": json.dumps(model.shape())}
+    words = "serve m --max-model-len 128000 --max-num-batched-tokens 16384 --no-disable-hybrid-kv-cache-manager"
+    release = Release.parse(version)
+    shape = resolve_shape(None, told)
+    config = resolve(parse(words.split(), release), shape, release, "uni")
+    assert config.num_blocks(shape, 0) == blocks
+    assert config.tokens_of(7283) == (145_274 if blocks == 7283 else 129_800)

@@ -8,9 +8,10 @@ import os
 import selectors
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.explorer.case import Case
@@ -19,13 +20,21 @@ from vllm_repro.lab.site import PLUGIN
 from vllm_repro.launch import CPU_ENV, OFFLINE_ENV
 from vllm_repro.releases.provision import Provisioned
 
-__all__ = ["Driver"]
+__all__ = ["Driver", "Silent"]
 
 PROGRAM = Path(__file__).resolve().parent / "program"
 _BOOT_S = 300.0
 _CASE_S = 120.0
 _RENEWED = 2000
 """Cases of one process: what vLLM keeps for good grows no further."""
+
+
+class Silent(InfraError):
+    """A case that the driver's process hung or ended of, which is a finding too."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(f"{finding}", hint=finding.detail)
+        self.finding = finding
 
 
 class Driver:
@@ -52,6 +61,13 @@ class Driver:
         self.close()
 
     def play(self, case: Case) -> Outcome:
+        try:
+            return outcome_from(self.ask(case.as_json()))
+        except Silent as silent:
+            return Outcome((silent.finding,))
+
+    def ask(self, case: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The driver's own answer to a case as it takes it. Raises `Silent` where it has none."""
         if self._process is None or self._played >= _RENEWED:
             self.close()
             self._start()
@@ -59,16 +75,17 @@ class Driver:
         assert self._process.stdin is not None
         self._played += 1
         with contextlib.suppress(BrokenPipeError):  # it has died; the answer that does not come says so
-            self._process.stdin.write(json.dumps(case.as_json()).encode() + b"\n")
+            self._process.stdin.write(json.dumps(case).encode() + b"\n")
             self._process.stdin.flush()
         line = self._line(self._case_s)
         if line:
-            return outcome_from(json.loads(line))
+            answer: Mapping[str, Any] = json.loads(line)
+            return answer
         hung = line is None
         status = self.close()
         if hung:
-            return Outcome((Finding(Kind.STUCK, "one step never ends", f"no answer within {self._case_s:.0f} s"),))
-        return Outcome((Finding(Kind.DEATH, f"the process itself ended with {status}", f"see {self._errors.name}"),))
+            raise Silent(Finding(Kind.STUCK, "one step never ends", f"no answer within {self._case_s:.0f} s"))
+        raise Silent(Finding(Kind.DEATH, f"the process itself ended with {status}", f"see {self._errors.name}"))
 
     def close(self) -> int | None:
         """Ends the process; its exit status."""

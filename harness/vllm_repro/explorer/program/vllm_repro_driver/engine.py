@@ -19,7 +19,13 @@ from vllm.v1.core.kv_cache_utils import (
     init_none_hash,
     resolve_kv_cache_block_sizes,
 )
-from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheTensor,
+    SlidingWindowSpec,
+)
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -49,7 +55,7 @@ class Engine:
         try:
             config = _config(case)
             _register_specs(config)
-            groups = _kv_cache_config(case, config)
+            groups = _stated_groups(case, config) if case.get("groups") else _kv_cache_config(case, config)
         except (ValueError, NotImplementedError) as error:
             raise NoBoot(f"{type(error).__name__}: {error}") from error
         # Only now: a machine without Triton is refused the second runner, and a scheduler needs nothing of it.
@@ -162,11 +168,8 @@ def _extra(case: Mapping[str, Any]) -> dict[str, Any]:
 
 def _kv_cache_config(case: Mapping[str, Any], config: Any) -> Any:
     """Groups of layers and a pool, by vLLM's own rules from what each layer says of itself."""
-    shape = {"block_size": case["block"], "num_kv_heads": 2, "head_size": 32, "dtype": torch.bfloat16}
     specs = {
-        f"model.layers.{number}.self_attn.attn": (
-            FullAttentionSpec(**shape) if kind == "full" else SlidingWindowSpec(sliding_window=case["window"], **shape)
-        )
+        f"model.layers.{number}.self_attn.attn": _spec(case["block"], 0 if kind == "full" else case["window"])
         for number, kind in enumerate(case["layers"])
     }
     _lay_out(config, list(specs.values()))
@@ -181,6 +184,24 @@ def _kv_cache_config(case: Mapping[str, Any], config: Any) -> Any:
         found.hash_block_size = hashed
         found.cache_hit_alignment_tokens = alignment(found, config, blocks, hashed)
     return found
+
+
+def _stated_groups(case: Mapping[str, Any], config: Any) -> Any:
+    """One layer for each group that the case states, as block size and window, with the blocks of a pool that they share."""
+    specs = {f"layer.{number}": _spec(block, window) for number, (block, window) in enumerate(case["groups"])}
+    page = next(iter(specs.values())).page_size_bytes
+    config.cache_config.num_gpu_blocks = case["blocks"]
+    config.cache_config.block_size = min(spec.block_size for spec in specs.values())
+    return KVCacheConfig(
+        num_blocks=case["blocks"],
+        kv_cache_tensors=[KVCacheTensor(size=page * case["blocks"], shared_by=list(specs))],
+        kv_cache_groups=[KVCacheGroupSpec([name], spec) for name, spec in specs.items()],
+    )
+
+
+def _spec(block: int, window: int) -> Any:
+    shape = {"block_size": block, "num_kv_heads": 2, "head_size": 32, "dtype": torch.bfloat16}
+    return SlidingWindowSpec(sliding_window=window, **shape) if window else FullAttentionSpec(**shape)
 
 
 def _lay_out(config: Any, specs: list[Any]) -> None:

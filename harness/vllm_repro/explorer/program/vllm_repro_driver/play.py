@@ -24,7 +24,10 @@ _VOCABULARY = range(10, 4000)
 
 
 def play(case: Mapping[str, Any]) -> dict[str, Any]:
-    """{steps, broken: [{invariant, detail, step, wave}], death: {...}?} or {invalid: why} where a server would not have started."""
+    """{steps, broken: [{invariant, detail, step, wave}], twice: [n], death: {...}?}, or {invalid: why} where a server would not start.
+
+    twice: of each wave that began, the most entries that one store event had too many.
+    """
     try:
         engine = Engine(case)
     except NoBoot as error:
@@ -37,10 +40,16 @@ def play(case: Mapping[str, Any]) -> dict[str, Any]:
         how, detail, states = error.args
         found["death"] = {"kind": how, "detail": detail, "states": states, "wave": player.wave, "step": player.steps}
     except Exception as error:  # whatever it is, it would have ended EngineCore
-        found["death"] = {"kind": "death", **_site(error), "wave": player.wave, "step": player.steps}
+        found["death"] = {
+            "kind": "death",
+            **_site(error),
+            "lost": _lost(error),
+            "wave": player.wave,
+            "step": player.steps,
+        }
     finally:
         engine.close()
-    return {"steps": player.steps, "broken": player.broken, **player.seen, **found}
+    return {"steps": player.steps, "broken": player.broken, "twice": player.twice, **player.seen, **found}
 
 
 class Stuck(Exception):
@@ -56,6 +65,7 @@ class _Player:
         self._queue: deque[tuple[Any, Any]] = deque()
         self.steps = self.wave = 0
         self.broken: list[dict[str, Any]] = []
+        self.twice: list[int] = []
         self._known: set[str] = set()
         self._reached: dict[str, int] = {}
         self._moved = 0
@@ -67,6 +77,7 @@ class _Player:
     def play(self) -> None:
         for wave in self._case["waves"]:
             self.wave += 1
+            self.twice.append(0)
             self._play_wave(wave)
         # An engine that has nothing to do takes no step; the next request's steps would tell what was copied meanwhile.
         for _ in range(_DRAIN):
@@ -150,8 +161,10 @@ class _Player:
             copied = half.after(output)
             listed = half.take_listed()
             self._note(listed_twice(listed))
-            for direction, _ in listed:
+            for direction, blocks in listed:
                 self.seen["stores" if direction == "store" else "loads"] += 1
+                if direction == "store":
+                    self.twice[-1] = max(self.twice[-1], len(blocks) - len(set(blocks)))
         return ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: number for number, name in enumerate(names)},
@@ -195,6 +208,18 @@ class _Player:
             if invariant not in self._known:
                 self._known.add(invariant)
                 self.broken.append({"invariant": invariant, "detail": detail, "step": self.steps, "wave": self.wave})
+
+
+def _lost(error: Exception) -> tuple[int, int, int] | None:
+    """Of a death in the free list: what its counter said, what it had, what was asked for. Read from the frame that died."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    if frame.f_code.co_name != "popleft_n":
+        return None
+    seen = frame.f_locals
+    queue, wanted = seen["self"], seen["n"]
+    # It takes the list's own end for a block as well, before it has nothing left.
+    taken = [block for block in seen["ret"] if block is not queue.fake_free_list_tail]
+    return queue.num_free_blocks + wanted, len(taken), wanted
 
 
 def _site(error: Exception) -> dict[str, Any]:

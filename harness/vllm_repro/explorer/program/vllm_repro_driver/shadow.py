@@ -52,8 +52,9 @@ class Shadow:
             for position in range(start, min(start + count, len(blocks) * size)):
                 block = blocks[position // size]
                 if not block.is_null:
-                    slots = self._blocks.setdefault(block.block_id, [None] * size)
+                    slots = self._slots(block.block_id, size) or [None] * size
                     slots[position % size] = chain[position]
+                    self._blocks[block.block_id] = slots
 
     def _read(
         self,
@@ -76,7 +77,7 @@ class Shadow:
                     f"{name} reads token {max(low, index * size)} of group {group} and has no block for it",
                 )
                 return
-            slots = self._blocks.get(block.block_id)
+            slots = self._slots(block.block_id, size)
             for position in (max(low, index * size), min(start, (index + 1) * size) - 1):
                 held = slots[position % size] if slots else None
                 if held != chain[position]:
@@ -86,6 +87,11 @@ class Shadow:
                         f"{name} reads token {position} of {start} in group {group}, block {block.block_id}: {what}",
                     )
                     return
+
+    def _slots(self, block: int, size: int) -> Slots | None:
+        """What a block holds for layers that put so many tokens into one; nothing where others wrote it last."""
+        held = self._blocks.get(block)
+        return held if held is not None and len(held) == size else None
 
     def _chain(self, name: str, tokens: list[int]) -> list[int]:
         """A number for each token that stands for it and all before it."""
