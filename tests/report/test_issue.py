@@ -18,6 +18,7 @@ from vllm_repro.catalogue import all_scenarios
 from vllm_repro.journal import Entry, Recording, read
 from vllm_repro.logpieces import LogPieces, read_pieces
 from vllm_repro.outcome import Outcome
+from vllm_repro.patch import Patch
 from vllm_repro.redact import Redactor
 from vllm_repro.report.budget import LIMIT
 from vllm_repro.report.build import report_of
@@ -26,7 +27,7 @@ from vllm_repro.report.escape import printable
 from vllm_repro.report.files import render as render_format
 from vllm_repro.report.issue import draft
 from vllm_repro.report.model import RunReport
-from vllm_repro.verdict import Verdict, VerdictReport
+from vllm_repro.verdict import Expected, Verdict, VerdictReport, arm_result
 
 SCENARIOS = all_scenarios()
 DIED = report(next(folder for folder in EXAMPLES if folder.name == "tq-chunked-prefill-lab-0.23.0"))
@@ -132,6 +133,32 @@ def test_a_comment_and_a_new_issue() -> None:
     assert len(page.comments) == 1
     assert "A new issue" in page.comments[0]
     assert "No report of it was found" in new.body
+
+
+def test_a_new_issue_out_of_the_lab_shows_what_anybody_can_run_and_the_change_that_helps() -> None:
+    """The lab's own command needs the lab; a maintainer wants flags, requests, and what to change."""
+    patch = Patch("vllm/v1/attention/backends/a.py", was="x = 1\n", now="x = 2\n", why="it is two")
+    arm = DIED.arms[0]
+    cured = replace(arm, result=arm_result("patched", Expected.LIVES, [Outcome.CLEAN]), trials=(), patches=(patch,))
+    made = replace(DIED, filed=False, arms=(arm, cured), issue="vllm-project/vllm#44053")
+    body = draft(made, flags="\n        vllm serve some/model\n        --flag 1\n    ").body
+    order = (
+        "```console\nvllm serve some/model\n--flag 1\n```",
+        "Requests, in this order:\n\n1. ",
+        "With this change the engine lived (`patched`, 0 of 1 died):",
+        "-x = 1\n+x = 2\n",
+        "All of it again:",
+        "<summary>Command of reported in the lab</summary>",
+    )
+    places = [body.index(text) for text in order]
+    assert places == sorted(places)
+    assert body.count(arm.command) == 1
+    assert_sound(body, [made.issue])
+    assert "With this change" not in draft(replace(made, arms=(replace(arm, trials=()), cured))).body, (
+        "of what nobody saw"
+    )
+    comment = draft(replace(made, filed=True), flags="vllm serve some/model").body
+    assert "some/model" not in comment
 
 
 @pytest.mark.parametrize("expected", [True, False, None])

@@ -58,7 +58,8 @@ def drafted(report: RunReport) -> Draft:
     # Whether somebody has reported it is a matter of today, not of the day of the run.
     own = next((scenario for scenario in scenarios if scenario.id == report.scenario), None)
     today = report if own is None else replace(report, issue=own.issue, filed=own.filed)
-    return draft(today, _logs(report), duplicates(today, scenarios))
+    flags = "" if own is None else report.redactor.text(own.command)
+    return draft(today, _logs(report), duplicates(today, scenarios), flags=flags)
 
 
 def _logs(report: RunReport) -> list[LogPieces]:
