@@ -151,7 +151,7 @@ def _first_lines(report: RunReport, alike: Sequence[str]) -> list[Make]:
     if report.comparisons:
         parts.append(lambda _: " ".join(f"{plain(held(text, _SENTENCE))}." for text in report.comparisons[:3]))
     if alike:
-        links = ", ".join(_link(issue) for issue in alike[:8])
+        links = ", ".join(_link(issue, beside=report.issue) for issue in alike[:8])
         parts.append(lambda _: f"> **May be the same, check before sending:** {links}")
     return parts
 
@@ -169,9 +169,11 @@ def _what_was_run(report: RunReport) -> str:
     return text + (f" {cell(notice)}" if notice else "")
 
 
-def _link(issue: str) -> str:
-    """A link that is meant: the issues that a scenario names, and no others."""
-    return f"[{issue}]({issue_url(issue)})"
+def _link(issue: str, beside: str = "") -> str:
+    """A link that is meant: the issues that a scenario names, and no others. By its number alone where `beside` is of that repository."""
+    repository, sign, number = issue.partition("#")
+    same = repository == beside.partition("#")[0]
+    return f"[{sign + number if same else issue}]({issue_url(issue)})"
 
 
 def _proof(arm: ArmReport, trial: TrialReport) -> str:
