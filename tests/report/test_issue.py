@@ -141,9 +141,10 @@ def test_a_new_issue_out_of_the_lab_shows_what_anybody_can_run_and_the_change_th
     arm = DIED.arms[0]
     cured = replace(arm, result=arm_result("patched", Expected.LIVES, [Outcome.CLEAN]), trials=(), patches=(patch,))
     made = replace(DIED, filed=False, arms=(arm, cured), issue="vllm-project/vllm#44053")
-    body = draft(made, flags="\n        vllm serve some/model\n        --flag 1\n    ").body
+    body = draft(made, flags="vllm serve some/model \\\n  --flag 1", why="Two are\nasked for, @all.").body
     order = (
-        "```console\nvllm serve some/model\n--flag 1\n```",
+        "Two are asked for, ",
+        "```console\nvllm serve some/model \\\n  --flag 1\n```",
         "Requests, in this order:\n\n1. ",
         "With this change the engine lived (`patched`, 0 of 1 died):",
         "-x = 1\n+x = 2\n",
@@ -157,8 +158,11 @@ def test_a_new_issue_out_of_the_lab_shows_what_anybody_can_run_and_the_change_th
     assert "With this change" not in draft(replace(made, arms=(replace(arm, trials=()), cured))).body, (
         "of what nobody saw"
     )
-    comment = draft(replace(made, filed=True), flags="vllm serve some/model").body
+    assert "source changed" not in body, "it died of vLLM as released"
+    comment = draft(replace(made, filed=True), flags="vllm serve some/model", why="Two are asked for.").body
     assert "some/model" not in comment
+    assert "Two are" not in comment
+    assert "source changed" in comment
 
 
 @pytest.mark.parametrize("expected", [True, False, None])

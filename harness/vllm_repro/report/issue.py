@@ -7,7 +7,6 @@ The most important comes first, and what does not fit is left out from the end. 
 from __future__ import annotations
 
 import shlex
-import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -63,14 +62,16 @@ class Draft:
         return shlex.join(words)
 
 
-def draft(report: RunReport, logs: Sequence[LogPieces] = (), alike: Sequence[str] = (), *, flags: str = "") -> Draft:
+def draft(
+    report: RunReport, logs: Sequence[LogPieces] = (), alike: Sequence[str] = (), *, flags: str = "", why: str = ""
+) -> Draft:
     """logs: of the trials that died, the most telling first. alike: issues that may be about the same. flags: the scenario's own command,
-    for a new issue out of the lab, whose command nobody else can run."""
+    for a new issue out of the lab, whose command nobody else can run. why: what the scenario says of the cause, for a new issue."""
     title = "" if report.filed else f"[Bug]: {' '.join(held(report.title, 200).split())}"
     page = _Page(_footer(report))
     if title:
         page.add("", lambda _: f"<!-- A new issue. Title: {html(title).replace('--', '- -')} -->")
-    for make in _first_lines(report, alike):
+    for make in _first_lines(report, alike, why):
         page.add("", make)
     page.add("the table of arms", lambda room: _rows(arms_table(report), room), _TABLE)
     telling = _telling(report)
@@ -80,7 +81,7 @@ def draft(report: RunReport, logs: Sequence[LogPieces] = (), alike: Sequence[str
     folds_command = bool(title and flags and report.evidence == "lab" and first)
     if folds_command:
         lead = "The flags, as anybody would give them; what the lab ran instead is folded below:"
-        page.add("the flags", lambda room: _block(lead, textwrap.dedent(flags).strip(), room), _COMMAND)
+        page.add("the flags", lambda room: _block(lead, flags, room), _COMMAND)
     elif first is not None:
         page.add("the command", lambda room: _block(f"Command of {code(first.name)}:", first.command, room), _COMMAND)
     if title:
@@ -128,7 +129,7 @@ class _Page:
 # ── what is read in half a minute ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _first_lines(report: RunReport, alike: Sequence[str]) -> list[Make]:
+def _first_lines(report: RunReport, alike: Sequence[str], why: str) -> list[Make]:
     verdict = f"{report.verdict.verdict[:1].upper()}{report.verdict.verdict[1:]}"
     version = cell(held(report.version or "of unknown version", 60))
     found = (
@@ -144,8 +145,11 @@ def _first_lines(report: RunReport, alike: Sequence[str]) -> list[Make]:
     parts.append(lambda _: found)
     if (telling := _telling(report)) and telling[1].death:
         parts.append(lambda _: code(held(telling[1].why, _CAUSE)))
+    if why and not report.filed:
+        parts.append(lambda _: plain(held(" ".join(why.split()), _CAUSE)))
     parts.append(lambda _: _what_was_run(report))
-    if changed := changed_files(report):
+    as_released = not report.filed and not any(arm.patches for arm, _ in report.deaths)
+    if (changed := changed_files(report)) and not as_released:
         text = cell(held("; ".join(changed), _SENTENCE))
         parts.append(lambda _: f"**With vLLM's source changed, see the diff below, in {text}.**")
     if report.comparisons:
