@@ -24,6 +24,7 @@ from vllm_repro.report.budget import LIMIT
 from vllm_repro.report.build import report_of
 from vllm_repro.report.duplicates import duplicates
 from vllm_repro.report.escape import printable
+from vllm_repro.report.files import drafted
 from vllm_repro.report.files import render as render_format
 from vllm_repro.report.issue import draft
 from vllm_repro.report.model import RunReport
@@ -79,7 +80,7 @@ def assert_sound(body: str, meant: list[str]) -> Rendered:
 def test_examples_are_what_their_journals_draft(folder: Path) -> None:
     path = folder / "issue.md"
     made = report(folder)
-    text = draft(made, (), duplicates(made, SCENARIOS)).body
+    text = drafted(made).body
     if os.environ.get("UPDATE_GOLDEN") and not os.environ.get("CI"):
         path.write_text(text, encoding="utf-8")
     assert path.read_text(encoding="utf-8") == text
@@ -88,12 +89,16 @@ def test_examples_are_what_their_journals_draft(folder: Path) -> None:
 
 @pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
 def test_a_draft_is_read_in_half_a_minute(folder: Path) -> None:
-    """Its prose, that is: 150 words, without code, tables, and what is folded."""
-    body = draft(report(folder), (), duplicates(report(folder), SCENARIOS)).body
+    """Its prose, that is: 150 words, without code, tables, requests and what is folded; 60 more name the cause where nobody knows of it."""
+    made = report(folder)
+    body = drafted(made).body
     unfolded = re.sub(
-        r"<details>.*?</details>|```.*?```|^[|-].*?$|`[^`\n]*`|\(http\S*\)", "", body, flags=re.DOTALL | re.MULTILINE
+        r"<!--.*?-->|<details>.*?</details>|^\d+\. .*?$|```.*?```|^[|-].*?$|`[^`\n]*`|\(http\S*\)",
+        "",
+        body,
+        flags=re.DOTALL | re.MULTILINE,
     )
-    assert len(re.findall(r"[A-Za-z][\w'-]*", unfolded)) <= 150
+    assert len(re.findall(r"[A-Za-z][\w'-]*", unfolded)) <= (150 if made.filed else 210)
 
 
 def test_what_matters_comes_first() -> None:
@@ -132,7 +137,7 @@ def test_a_comment_and_a_new_issue() -> None:
     page = assert_sound(new.body, ["vllm-project/vllm#44053"])
     assert len(page.comments) == 1
     assert "A new issue" in page.comments[0]
-    assert "No report of it was found" in new.body
+    assert "No report of this was found" in new.body
 
 
 def test_a_new_issue_out_of_the_lab_shows_what_anybody_can_run_and_the_change_that_helps() -> None:

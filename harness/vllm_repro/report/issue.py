@@ -80,7 +80,7 @@ def draft(
     first = next((arm for arm in report.arms if arm.command), None)
     folds_command = bool(title and flags and report.evidence == "lab" and first)
     if folds_command:
-        lead = "The flags, as anybody would give them; what the lab ran instead is folded below:"
+        lead = "Flags (the lab's own command is folded below):"
         page.add("the flags", lambda room: _block(lead, flags, room), _COMMAND)
     elif first is not None:
         page.add("the command", lambda room: _block(f"Command of {code(first.name)}:", first.command, room), _COMMAND)
@@ -137,16 +137,13 @@ def _first_lines(report: RunReport, alike: Sequence[str], why: str) -> list[Make
     )
     if report.verdict.expected is False:
         found += f" That is not what was known: {cell(held(report.status, 200))}."
-    parts: list[Make] = []
-    if not report.filed:
-        parts.append(
-            lambda _: f"{plain(held(report.title, 200))}. No report of it was found; nearest is {_link(report.issue)}."
-        )
-    parts.append(lambda _: found)
+    parts: list[Make] = [lambda _: found]
     if (telling := _telling(report)) and telling[1].death:
         parts.append(lambda _: code(held(telling[1].why, _CAUSE)))
     if why and not report.filed:
         parts.append(lambda _: plain(held(" ".join(why.split()), _CAUSE)))
+    if not report.filed:
+        parts.append(lambda _: f"No report of this was found; nearest is {_link(report.issue, beside=report.issue)}.")
     parts.append(lambda _: _what_was_run(report))
     as_released = not report.filed and not any(arm.patches for arm, _ in report.deaths)
     if (changed := changed_files(report)) and not as_released:
