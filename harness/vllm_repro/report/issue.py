@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from vllm_repro.logpieces import LogPieces
+from vllm_repro.outcome import Outcome
 from vllm_repro.report.budget import LIMIT, excerpt, fitted, held, size
 from vllm_repro.report.escape import cell, code, fence, html, plain
 from vllm_repro.report.markdown import environment_list
@@ -140,6 +141,8 @@ def _first_lines(report: RunReport, alike: Sequence[str], why: str) -> list[Make
     parts: list[Make] = [lambda _: found]
     if (telling := _telling(report)) and telling[1].death:
         parts.append(lambda _: code(held(telling[1].why, _CAUSE)))
+    elif telling and telling[1].outcome is Outcome.WRONG_OUTPUT:
+        parts.append(lambda _: f"In {code(held(telling[0].name, 60))} {plain(held(telling[1].why, _CAUSE))}.")
     if why and not report.filed:
         parts.append(lambda _: plain(held(" ".join(why.split()), _CAUSE)))
     if not report.filed:
