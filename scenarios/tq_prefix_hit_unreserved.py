@@ -2,7 +2,9 @@
 
 From 0.24.0 on, TurboQuant reserves room for a continued prefill before the workspace is locked, but only with chunked prefill on. Without
 it a prompt is never cut, so nothing seems to be continued; yet a prompt that begins with cached blocks is a continuation just the same,
-and its first tail of more than 128 tokens dies of the sentence of #41726. No issue about this was found.
+and its first tail of more than 128 tokens dies of the sentence of #41726.
+
+No issue about this was found.
 """
 
 from vllm_repro.vocabulary import (

@@ -1,6 +1,6 @@
 """The example runs in `reports/examples`: real journals, and what they render to. They are the golden files of the reports.
 
-`UPDATE_GOLDEN=1 pytest tests/report` renders them anew.
+`UPDATE_GOLDEN=1 pytest tests/report` renders them anew. `reports/examples/versions` holds version maps of runs that are not kept.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from vllm_repro.journal import read
 from vllm_repro.report.build import report_of
 from vllm_repro.report.model import RunReport
 
-EXAMPLES = sorted(path for path in (Path(__file__).parents[1] / "reports" / "examples").iterdir() if path.is_dir())
+_FOLDER = Path(__file__).parents[1] / "reports" / "examples"
+EXAMPLES = sorted(path.parent for path in _FOLDER.glob("*/journal.jsonl"))
+MAPS = sorted(path.parent for path in _FOLDER.glob("versions/*/versions.json"))
 
 
 def report(folder: Path) -> RunReport:

@@ -52,7 +52,8 @@ def outputs(made: RunReport) -> Iterator[tuple[str, str]]:
     outcomes = [Outcome.BOOT_FAILED]
     trials = tuple(replace(trial, outcome=outcomes[0]) for trial in arm.trials[:1])
     failed = replace(made, arms=(replace(arm, trials=trials, result=arm_result(arm.name, arm.expected, outcomes)),))
-    version_map = map_of([row_of(failed, made.version or "0.23.0", Standing.BAD, made.evidence)])
+    rows = [row_of(failed, made.version or "0.23.0", Standing.BAD, made.evidence)]
+    version_map = replace(map_of(rows), arms=(arm.name,))
     yield "versions.md", version_markdown(version_map)
     yield "versions", version_terminal(version_map, "versions.md")
     yield "versions.json", json.dumps(version_map.as_json(), ensure_ascii=False)

@@ -272,3 +272,9 @@ def test_mistakes_in_what_is_measured_are_found(declared: str, said: str) -> Non
     line, problem = found[0]
     assert said in problem
     assert line > 100
+
+
+def test_a_file_that_is_read_keeps_what_it_says_of_the_bug() -> None:
+    scenario = find("tq-prefix-hit-unreserved")
+    assert scenario.about.startswith("TurboQuant without chunked prefill: ")
+    assert "only with chunked prefill on" in scenario.about.split("\n\n")[1]

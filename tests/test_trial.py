@@ -241,6 +241,8 @@ def test_a_shared_head_has_the_size_that_was_sent(tmp_path: Path, kind: ServerKi
         with trial.journal, trial.requests:
             asyncio.run(run_trial(trial))
     assert [asked.repeats for asked in trial.seen.asked] == [0, repeats]
+    sent = [entry["body"] for entry in read(tmp_path / "journal.jsonl").entries if entry.event == "request-sent"]
+    assert {body["prompt"] for body in sent} == {f"(128 tokens, the first {repeats} shared)"}
 
 
 @pytest.mark.parametrize(("hits", "cached"), [(96, 96), (0, 0), (128, None), (5000, None)])

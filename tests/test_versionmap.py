@@ -17,7 +17,7 @@ from vllm_repro.catalogue import find
 from vllm_repro.fate import Fate
 from vllm_repro.outcome import Outcome
 from vllm_repro.report.model import RunReport
-from vllm_repro.report.versions import terminal
+from vllm_repro.report.versions import markdown, terminal
 from vllm_repro.scenario import Arm, Status
 from vllm_repro.verdict import Expected, Standing, Verdict, arm_result, decide
 from vllm_repro.versionmap import Row, VersionMap, readings, row_of, row_without_run
@@ -205,6 +205,16 @@ def test_what_was_not_tried_is_said_to_be_that_and_leaves_the_map_undecided() ->
     assert readings(cut) == ("dies in 0.23.0; 0.24.0 and 0.25.1 were not tried",)
     assert (cut.expected, cut.pending) == (None, ("0.24.0", "0.25.1"))
     assert map_of([row("0.23.0", Outcome.CRASH)]).expected is True
+
+
+def test_a_release_whose_run_has_no_such_arm_was_not_tried() -> None:
+    """As a journal of the arms `branch` and `unreserved` alone, held against a map of `reported`."""
+    other = row("0.23.0", Outcome.CRASH)
+    other = replace(other, arms=tuple(replace(arm, result=replace(arm.result, name="branch")) for arm in other.arms))
+    without = map_of([other, row("0.24.0", Outcome.CLEAN)])
+    assert readings(without) == ("lives in 0.24.0; 0.23.0 was not tried",)
+    assert readings(map_of([other])) == ("0.23.0 was not tried",)
+    assert "**0.23.0 was not tried.**" in markdown(map_of([other]))
 
 
 def test_a_release_that_could_not_be_installed_has_its_reason_and_no_run() -> None:

@@ -43,11 +43,13 @@ class PromptError(ReproError):
 
 @dataclass(frozen=True)
 class Prompt:
-    """`body` holds the fields of the request that carry the prompt; `tokens` is the server's count; `calls` what it took."""
+    """`body` holds the fields of the request that carry the prompt; `tokens` is the server's count; `calls` what it took; `shared` how
+    many of its first tokens others have too."""
 
     body: dict[str, Any]
     tokens: int
     calls: int
+    shared: int = 0
 
 
 Count = Callable[[str], Awaitable[int]]
@@ -156,13 +158,13 @@ async def build_completion(
     Its first `shared` ids are made from `shared_seed` and no more of them are: the others are made from `seed`.
     """
     if not shared or shared == tokens:
-        return Prompt({"prompt": await _ids(client, model, tokens, shared_seed if shared else seed)}, tokens, 1)
+        return Prompt({"prompt": await _ids(client, model, tokens, shared_seed if shared else seed)}, tokens, 1, shared)
     *head, following = await _ids(client, model, shared + 1, shared_seed)
     own = await _ids(client, model, tokens - shared + 1, seed)
     # By chance the own ones may begin as the shared ones go on, and a block of the prefix cache would be full that should not be.
     other = next((place for place, one in enumerate(own) if one != following), 0)
     own[0], own[other] = own[other], own[0]
-    return Prompt({"prompt": head + own[:-1]}, tokens, 2)
+    return Prompt({"prompt": head + own[:-1]}, tokens, 2, shared)
 
 
 async def build_needle(client: Client, model: str, tokens: int, seed: str) -> tuple[Prompt, str]:

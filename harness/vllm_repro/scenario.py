@@ -272,7 +272,7 @@ class Scenario:
     is nearest to. command: the reported command, word for word. try_with: the release that a run uses when none is named; one that has
     the bug. same_death_as: the scenario whose signature this one shares; a log from elsewhere is this bug only where its release no
     longer has that one. signature: of a bug that kills. throughput: what `--throughput` measures. output: what is asked of an engine that
-    lived. causes: changes of vLLM that `causes` tries one at a time.
+    lived. causes: changes of vLLM that `causes` tries one at a time. about: what the file says at its head, in paragraphs.
     """
 
     id: str
@@ -295,6 +295,7 @@ class Scenario:
     output: Checks | None = None
     filed: bool = True
     causes: Causes | None = None
+    about: str = field(default="", compare=False)  # of a file that was read; one that was imported keeps it to itself
 
     @property
     def issue_url(self) -> str:

@@ -15,7 +15,7 @@ import inspect
 import re
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import add, and_, mul, or_, sub
 from pathlib import Path
 from typing import Any
@@ -288,7 +288,7 @@ def read(path: Path, text: str | None = None) -> tuple[Scenario | None, list[Pro
         reader.problem(1, "the file does not say what the bug is: begin with a docstring")
     if isinstance(value, Scenario):
         _check_meaning(reader, path, value)
-        return value, sorted(reader.problems)
+        return replace(value, about=ast.get_docstring(tree) or ""), sorted(reader.problems)
     if reader.partly is not None:
         _check_meaning(reader, path, reader.partly)
     elif value is not _BAD:

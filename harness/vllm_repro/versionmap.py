@@ -274,7 +274,8 @@ def _sentence(version_map: VersionMap, name: str) -> str:
     ]
     for listed, words in _LISTED.items():
         clauses.append(_listed([version for version in tested if fates.get(version) is listed], words))
-    clauses.append(_listed(list(version_map.pending), _NOT_TRIED))
+    # Also a release whose run has no such arm: a map must not be silent about one.
+    clauses.append(_listed([version for version in tested if version not in arms], _NOT_TRIED))
     against = [row.version for row in version_map.rows if name in row.surprises]
     if against:
         clauses.append(f"against what is declared: {_joined(against)}")

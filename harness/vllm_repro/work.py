@@ -288,5 +288,6 @@ class Work:
 
 def _telling(body: dict[str, Any], prompt: Prompt) -> dict[str, Any]:
     """The body as a report shows it: a prompt that was made to a length is that length, not its text."""
-    made = dict.fromkeys(prompt.body, f"({prompt.tokens:,} tokens)") if prompt.tokens else {}
+    beginning = f", the first {prompt.shared:,} shared" if prompt.shared else ""
+    made = dict.fromkeys(prompt.body, f"({prompt.tokens:,} tokens{beginning})") if prompt.tokens else {}
     return {key: made.get(key, value) for key, value in body.items() if key not in ("model", "stream_options")}

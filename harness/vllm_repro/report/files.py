@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vllm_repro.catalogue import all_scenarios, to_stderr
+from vllm_repro.commands.command import render_serve
 from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.logpieces import PAGE, LogPieces, read_pieces
 from vllm_repro.report.duplicates import duplicates
@@ -58,7 +59,10 @@ def drafted(report: RunReport) -> Draft:
     # Whether somebody has reported it is a matter of today, not of the day of the run.
     own = next((scenario for scenario in scenarios if scenario.id == report.scenario), None)
     today = report if own is None else replace(report, issue=own.issue, filed=own.filed)
-    return draft(today, _logs(report), duplicates(today, scenarios))
+    flags = "" if own is None else report.redactor.text(render_serve(own.reported()))
+    # The head of a scenario file says what happens, then why.
+    why = "" if own is None else report.redactor.text("".join(own.about.split("\n\n")[1:2]))
+    return draft(today, _logs(report), duplicates(today, scenarios), flags=flags, why=why)
 
 
 def _logs(report: RunReport) -> list[LogPieces]:

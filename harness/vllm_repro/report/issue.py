@@ -13,15 +13,17 @@ from functools import partial
 from pathlib import Path
 
 from vllm_repro.logpieces import LogPieces
+from vllm_repro.outcome import Outcome
 from vllm_repro.report.budget import LIMIT, excerpt, fitted, held, size
 from vllm_repro.report.escape import cell, code, fence, html, plain
 from vllm_repro.report.markdown import environment_list
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner, issue_url
-from vllm_repro.report.patched import changed_files, patched_section
+from vllm_repro.report.patched import changed_files, diff_of, patched_section
 from vllm_repro.report.replaced import replaced_section
 from vllm_repro.report.speed import soak_section, speed_section
 from vllm_repro.report.table import arms_table
 from vllm_repro.report.wording import death_line, simulated
+from vllm_repro.verdict import Result
 
 __all__ = ["Draft", "draft"]
 
@@ -61,26 +63,36 @@ class Draft:
         return shlex.join(words)
 
 
-def draft(report: RunReport, logs: Sequence[LogPieces] = (), alike: Sequence[str] = ()) -> Draft:
-    """logs: of the trials that died, the most telling first. alike: issues that may be about the same."""
+def draft(
+    report: RunReport, logs: Sequence[LogPieces] = (), alike: Sequence[str] = (), *, flags: str = "", why: str = ""
+) -> Draft:
+    """logs: of the trials that died, the most telling first. alike: issues that may be about the same. flags: the scenario's own command,
+    for a new issue out of the lab, whose command nobody else can run. why: what the scenario says of the cause, for a new issue."""
     title = "" if report.filed else f"[Bug]: {' '.join(held(report.title, 200).split())}"
     page = _Page(_footer(report))
     if title:
         page.add("", lambda _: f"<!-- A new issue. Title: {html(title).replace('--', '- -')} -->")
-    for make in _first_lines(report, alike):
+    for make in _first_lines(report, alike, why):
         page.add("", make)
     page.add("the table of arms", lambda room: _rows(arms_table(report), room), _TABLE)
     telling = _telling(report)
     if telling:
         page.add("", lambda _: _proof(*telling))
     first = next((arm for arm in report.arms if arm.command), None)
-    if first is not None:
+    folds_command = bool(title and flags and report.evidence == "lab" and first)
+    if folds_command:
+        lead = "Flags (the lab's own command is folded below):"
+        page.add("the flags", lambda room: _block(lead, flags, room), _COMMAND)
+    elif first is not None:
         page.add("the command", lambda room: _block(f"Command of {code(first.name)}:", first.command, room), _COMMAND)
+    if title:
+        page.add("the requests", lambda room: _requests(report, room), _COMMAND)
+        page.add("the change that helps", lambda room: _cure(report, room), _COMMAND)
     page.add("", lambda room: _block("All of it again:", report.reproduce, room), _COMMAND)
     page.add("the environment", lambda room: _rows(environment_list(report), room), _LISTED)
     if telling and telling[1].death:
         page.add("the traceback", partial(_traceback, *telling), _TRACEBACK)
-    for name, make in _details(report, first):
+    for name, make in _details(report, first, unfolded=bool(title), command=folds_command):
         page.add(name, make)
     for number, log in enumerate(logs):
         most = min(_LOG, page.left // (len(logs) - number))
@@ -118,7 +130,7 @@ class _Page:
 # ── what is read in half a minute ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _first_lines(report: RunReport, alike: Sequence[str]) -> list[Make]:
+def _first_lines(report: RunReport, alike: Sequence[str], why: str) -> list[Make]:
     verdict = f"{report.verdict.verdict[:1].upper()}{report.verdict.verdict[1:]}"
     version = cell(held(report.version or "of unknown version", 60))
     found = (
@@ -126,22 +138,24 @@ def _first_lines(report: RunReport, alike: Sequence[str]) -> list[Make]:
     )
     if report.verdict.expected is False:
         found += f" That is not what was known: {cell(held(report.status, 200))}."
-    parts: list[Make] = []
-    if not report.filed:
-        parts.append(
-            lambda _: f"{plain(held(report.title, 200))}. No report of it was found; nearest is {_link(report.issue)}."
-        )
-    parts.append(lambda _: found)
+    parts: list[Make] = [lambda _: found]
     if (telling := _telling(report)) and telling[1].death:
         parts.append(lambda _: code(held(telling[1].why, _CAUSE)))
+    elif telling and telling[1].outcome is Outcome.WRONG_OUTPUT:
+        parts.append(lambda _: f"In {code(held(telling[0].name, 60))} {plain(held(telling[1].why, _CAUSE))}.")
+    if why and not report.filed:
+        parts.append(lambda _: plain(held(" ".join(why.split()), _CAUSE)))
+    if not report.filed:
+        parts.append(lambda _: f"No report of this was found; nearest is {_link(report.issue, beside=report.issue)}.")
     parts.append(lambda _: _what_was_run(report))
-    if changed := changed_files(report):
+    as_released = not report.filed and not any(arm.patches for arm, _ in report.deaths)
+    if (changed := changed_files(report)) and not as_released:
         text = cell(held("; ".join(changed), _SENTENCE))
         parts.append(lambda _: f"**With vLLM's source changed, see the diff below, in {text}.**")
     if report.comparisons:
         parts.append(lambda _: " ".join(f"{plain(held(text, _SENTENCE))}." for text in report.comparisons[:3]))
     if alike:
-        links = ", ".join(_link(issue) for issue in alike[:8])
+        links = ", ".join(_link(issue, beside=report.issue) for issue in alike[:8])
         parts.append(lambda _: f"> **May be the same, check before sending:** {links}")
     return parts
 
@@ -159,9 +173,11 @@ def _what_was_run(report: RunReport) -> str:
     return text + (f" {cell(notice)}" if notice else "")
 
 
-def _link(issue: str) -> str:
-    """A link that is meant: the issues that a scenario names, and no others."""
-    return f"[{issue}]({issue_url(issue)})"
+def _link(issue: str, beside: str = "") -> str:
+    """A link that is meant: the issues that a scenario names, and no others. By its number alone where `beside` is of that repository."""
+    repository, sign, number = issue.partition("#")
+    same = repository == beside.partition("#")[0]
+    return f"[{sign + number if same else issue}]({issue_url(issue)})"
 
 
 def _proof(arm: ArmReport, trial: TrialReport) -> str:
@@ -185,18 +201,48 @@ def _traceback(arm: ArmReport, trial: TrialReport, room: int) -> str:
     return _block(lead, held("\n".join(frames), max(room // 3, 200)) + f"\n{said}", room, "text")
 
 
+def _sent(report: RunReport) -> list[str]:
+    requests = next((arm.requests for arm in report.arms if arm.requests), ())
+    return [f"{number}. {cell(held(one, _SENTENCE))}" for number, one in enumerate(requests, 1)]
+
+
+def _requests(report: RunReport, room: int) -> str:
+    sent = _sent(report)
+    return "Requests, in this order:\n\n" + _rows("\n".join(sent), room - 40) if sent else ""
+
+
+def _cure(report: RunReport, room: int) -> str:
+    """The change of vLLM's source with which the engine lived, where the run tried one."""
+    arm = next((arm for arm in report.arms if arm.patches and arm.result.result is Result.QUIET), None)
+    if arm is None or not report.deaths:
+        return ""
+    lead = f"With this change the engine lived ({code(held(arm.name, 60))}, 0 of {arm.result.conclusive} died):"
+    return f"{lead}\n\n{fitted(lambda most: fence(held(diff_of(arm), most), 'diff'), room - size(lead) - 2)}"
+
+
 # ── what is folded ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _details(report: RunReport, first: ArmReport | None) -> list[tuple[str, Make]]:
+def _details(report: RunReport, first: ArmReport | None, *, unfolded: bool, command: bool) -> list[tuple[str, Make]]:
+    """unfolded: the requests stand above already. command: the lab's does not."""
     found: list[tuple[str, Make]] = []
 
     def fold(name: str, summary: str, make: Make) -> None:
         found.append((name, lambda room: _folded(summary, make, min(room, _TABLE))))
 
+    if first is not None and command:
+        fold(
+            "the command",
+            f"Command of {first.name} in the lab",
+            lambda room: fence(held(first.command, room), "console"),
+        )
     if first is not None and first.differences:
         lines = [f"- {cell(held(text, _SENTENCE))}" for text in first.differences]
-        heading = f"How that command differs from the reported one ({len(lines)})"
+        heading = (
+            f"How the lab's command differs ({len(lines)})"
+            if command
+            else f"How that command differs from the reported one ({len(lines)})"
+        )
         fold("the differences from the report", heading, lambda room: _rows("\n".join(lines), room))
     if arms := "\n".join(_arm(arm, first) for arm in report.arms if arm.trials):
         fold(
@@ -204,9 +250,8 @@ def _details(report: RunReport, first: ArmReport | None) -> list[tuple[str, Make
             "All evidence of the boundary, and what each arm changes",
             lambda room: _rows(arms, room),
         )
-    if requests := next((arm.requests for arm in report.arms if arm.requests), ()):
-        sent = "\n".join(f"{number}. {cell(held(one, _SENTENCE))}" for number, one in enumerate(requests, 1))
-        fold("the requests", f"Requests ({len(requests)})", lambda room: _rows(sent, room))
+    if not unfolded and (sent := _sent(report)):
+        fold("the requests", f"Requests ({len(sent)})", lambda room: _rows("\n".join(sent), room))
     for section in (
         patched_section(report),
         speed_section(report.measured, rehearsal=report.rehearsal),

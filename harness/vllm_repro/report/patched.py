@@ -14,9 +14,12 @@ __all__ = ["changed_files", "diff_of", "patched_section", "untried_in"]
 
 
 def changed_files(report: RunReport) -> list[str]:
-    """`reported: vllm/a.py`, for each arm that did not run vLLM as released."""
-    files = {arm.name: dict.fromkeys(patch.file for patch in arm.patches) for arm in report.arms if arm.patches}
-    return [f"{name}: {', '.join(changed)}" for name, changed in files.items()]
+    """`reported, eager: vllm/a.py`, for the arms that did not run vLLM as released: once for those that change the same files."""
+    arms: dict[tuple[str, ...], list[str]] = {}
+    for arm in report.arms:
+        if arm.patches:
+            arms.setdefault(tuple(dict.fromkeys(patch.file for patch in arm.patches)), []).append(arm.name)
+    return [f"{', '.join(names)}: {', '.join(files)}" for files, names in arms.items()]
 
 
 def patched_section(report: RunReport) -> str:

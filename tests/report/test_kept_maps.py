@@ -1,0 +1,61 @@
+"""The version maps that are kept as examples say in Markdown what their JSON holds, and link to no run that is gone."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+import vllm_repro.report
+from tests.report_examples import MAPS
+from vllm_repro.catalogue import find
+
+SCHEMA = json.loads(Path(vllm_repro.report.__file__).with_name("versions.schema.json").read_text(encoding="utf-8"))
+EXPLAINED = (Path(__file__).parents[2] / "docs" / "version-maps.md").read_text(encoding="utf-8")
+
+
+def test_there_are_maps() -> None:
+    assert MAPS
+
+
+@pytest.fixture(params=MAPS, ids=lambda folder: folder.name)
+def kept(request: pytest.FixtureRequest) -> tuple[Path, dict[str, Any]]:
+    folder: Path = request.param
+    return folder, json.loads((folder / "versions.json").read_text(encoding="utf-8"))
+
+
+def test_a_kept_map_is_whole_and_of_its_scenario(kept: tuple[Path, dict[str, Any]]) -> None:
+    folder, loaded = kept
+    jsonschema.validate(loaded, SCHEMA)
+    assert (loaded["scenario"], loaded["evidence"], loaded["pending"]) == (folder.name, "lab", [])
+    assert loaded["interrupted"] is None
+    status = find(folder.name).status
+    assert loaded["status"] == {"bad": status.bad, "good": status.good}, "the scenario says something else by now"
+
+
+def test_its_markdown_says_the_same(kept: tuple[Path, dict[str, Any]]) -> None:
+    folder, loaded = kept
+    text = (folder / "versions.md").read_text(encoding="utf-8")
+    said = " ".join(re.findall(r"\*\*(.*?)\.?\*\*", text)).lower()
+    for sentence in loaded["reading"].split(". "):
+        assert sentence.lower() in said
+    rows = re.findall(r"^\| (\d\S*) \| \S+ \| (\S+) \| ([^|]*?) \|", text, flags=re.MULTILINE)
+    told = {(version, arm): set(re.findall(r"[a-z-]+", what)) for version, arm, what in rows}
+    assert told == {
+        (row["version"], arm["name"]): {trial["outcome"] for trial in arm["trials"]} or {arm["fate"]}
+        for row in loaded["rows"]
+        for arm in row["arms"]
+    }
+    assert not re.findall(r"\]\((?!https://)", text), "a run that is not kept is not linked"
+    assert not re.search(r"/(?:root|home|tmp)/", text + json.dumps(loaded))
+
+
+def test_each_reading_is_explained(kept: tuple[Path, dict[str, Any]]) -> None:
+    folder, loaded = kept
+    section = EXPLAINED.partition(f"## `{folder.name}`\n")[2].partition("\n## ")[0]
+    for sentence in loaded["reading"].split(". "):
+        assert sentence in " ".join(section.split())
