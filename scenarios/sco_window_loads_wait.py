@@ -1,10 +1,9 @@
 """Simple CPU offload with sliding windows: two requests wait for each other for ever, while the server says that it is well.
 
-A prompt whose beginning is in the connector's CPU memory gets blocks for it before it may run, and as many are kept back as it will still
-need at most. With a sliding window that bound is of blocks really held. It is lessened by the length of the request's table, in which the
-blocks that the window has left still stand, as nulls. So too little is kept back: two such requests are admitted into a pool that holds
-one, each has loaded the beginning of its prompt, and neither gets the rest. No request runs, none is refused, and `/health` says 200. Here
-three waves of six requests do it, those of a wave in flight at once.
+A prompt that loads its beginning from the CPU gets blocks for it first, and as many are kept back as it will still need at most. With a
+sliding window that bound counts blocks really held, but it is lessened by the length of the request's table, where blocks that the window
+has left still stand. So two such requests are admitted into a pool that holds one, and neither gets the rest, while `/health` says 200.
+Here three waves of six requests do it, each wave in flight at once.
 
 From 0.29.0 on the prefix cache keeps of a sliding window what the end of a prompt needs and nothing before (the retention interval is 0
 unless it is set). A shared beginning then comes from the CPU where it came from the GPU, and small pools stand still that did not.
