@@ -143,7 +143,7 @@ def report_of(recording: Recording, folder: Path, secrets: Mapping[str, str] | N
         comparisons(ran),
         bool(started.get("filed", True)),
         tuple(started.get("related") or ()),
-        timelines(recording),
+        timelines(recording, {(arm.name, trial.number): trial.outcome for arm in arms for trial in arm.trials}),
         started.get("host") or host_id(machine),  # journals of before it was written
         standing,
         recording.cut,
