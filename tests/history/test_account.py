@@ -61,6 +61,13 @@ def test_the_first_night_has_nothing_to_be_compared_with() -> None:
     assert terminal(told([])) == "no run is in the history yet"
 
 
+def test_one_of_a_thing_is_not_many() -> None:
+    words = terminal(account([row(0, 1, 1)[1]], UTC))
+    assert "1 run, 1 night from" in words
+    assert "last night 1 run: 1 as expected, 0 surprises, 0 undecided" in words
+    assert "last 1 night " in words
+
+
 def test_what_did_not_run_is_said() -> None:
     rows = [row(0, 1, 1), row(0, 1, 1, scenario="other"), row(1, 1, 1)]
     (news,) = told(rows).news

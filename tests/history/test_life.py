@@ -1,17 +1,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import date
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.history.made import RELEASE, row
+from tests.history.made import RELEASE, arm, row
 from vllm_repro.history.life import SETTLED, Life, Lived, lives
 from vllm_repro.history.rows import RunRow
+from vllm_repro.history.telling import life_text
 from vllm_repro.statistics import clean_needed, clean_streak, lower_bound
-from vllm_repro.verdict import Standing
+from vllm_repro.verdict import Expected, Standing
 
 Rows = Sequence[tuple[date, RunRow]]
 
@@ -142,3 +144,12 @@ def test_watching_asks_for_more_boots_than_one_comparison(crashed: int, quiet: i
 @pytest.mark.parametrize(("crashed", "boots", "needed"), [(1, 1, 72), (5, 5, 9), (30, 30, 5), (35, 70, 21)])
 def test_how_many_quiet_boots_in_a_row(crashed: int, boots: int, needed: int) -> None:
     assert clean_streak(crashed, boots) == needed
+
+
+@pytest.mark.parametrize(("expected", "did"), [(Expected.HANGS, "hung"), (Expected.ERRS, "answered wrongly")])
+def test_what_a_bug_does_that_kills_nothing(expected: Expected, did: str) -> None:
+    rows = [(night, replace(one, arms=(arm(2, 2, expected=expected),))) for night, one in (row(0, 2, 2), row(1, 2, 2))]
+    found = life([*rows, row(2, 0, 1)])
+    assert found.steps[0].why.startswith(f"2 of 2 {did} with ")
+    assert f"after 4 of 4 {did}: " in found.steps[1].why
+    assert life_text(found).startswith(f"4 of 4 {did}; 1 quiet since")

@@ -45,3 +45,11 @@ def test_a_rehearsal_says_so_at_the_top() -> None:
 
 def test_an_empty_history_is_a_page_too() -> None:
     assert "no run is in the history yet" in page(account([], UTC), "reports")
+
+
+def test_what_lies_beside_the_page_is_linked_in_place_of_its_run() -> None:
+    rows = [row(night, 1, 1)[1] for night in range(2)]
+    text = page(account(rows, UTC), "../..", near={rows[1].id: "sco-hybrid/report.html"})
+    assert 'href="sco-hybrid/report.html"' in text
+    assert rows[1].id not in text
+    assert f'href="../../{rows[0].id}/"' in text

@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,7 +104,7 @@ def test_a_run_is_in_the_history_when_it_ends_and_its_journal_gives_the_same(har
     cut = root / row.scenario / "20260101T000000Z-abcdef"
     cut.mkdir()
     (cut / "journal.jsonl").write_bytes(journal.read_bytes()[: journal.stat().st_size // 2])
-    assert "1 runs were not in the history yet" in harness("history").err
+    assert "not in the history yet, and now added: 1 run\n" in harness("history").err
     assert [one.cut for one in Store(root).rows()].count(True) == 1
 
 
@@ -235,6 +236,12 @@ def test_only_a_gpus_figures_are_kept(tmp_path: Path, evidence: str, claimed: bo
 )
 def test_nightly_or_release(version: str | None, build: Build) -> None:
     assert build_of(version) is build
+
+
+def test_a_rehearsal_without_the_bug_says_nothing_by_living() -> None:
+    quiet = build(next(folder for folder in EXAMPLES if folder.name == "tq-chunked-prefill-lab-0.24.0"))
+    assert row_of(quiet).quiet == 1
+    assert row_of(replace(quiet, imitated=False)).quiet == 0
 
 
 def test_a_setup_is_its_flags_and_model_and_not_this_run() -> None:

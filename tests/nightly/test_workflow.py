@@ -138,7 +138,7 @@ def test_a_green_night(checkout: Path) -> None:
     kept = checkout / job.outputs["folder"]
     assert {path.name for path in kept.iterdir()} == {"summary.md", "junit.xml", "nights.html", "min-tokens-stop-ids"}
     nights = (kept / "nights.html").read_text(encoding="utf-8")
-    assert "min-tokens-stop-ids" in nights
+    assert 'href="min-tokens-stop-ids/report.html"' in nights
     assert "REHEARSAL" in nights
     assert (kept / "min-tokens-stop-ids" / "report.md").is_file()
     assert not [path for path in kept.rglob("*") if path.suffix in (".log", ".jsonl")]  # those are not redacted

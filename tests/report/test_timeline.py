@@ -154,3 +154,12 @@ def test_what_is_left_out_is_a_line_of_its_own_and_no_error() -> None:
     assert kinds(found) == {"gap": "[… 12,345 bytes left out: logs/a.log has them …]"}
     assert found.left_out == 12_345
     assert not found.error
+
+
+def test_it_ends_with_the_outcome_that_the_report_has() -> None:
+    wrong = report(next(folder for folder in EXAMPLES if folder.name.startswith("tq-mtp-wrong-tokens-lab")))
+    for arm in wrong.arms:
+        for trial in arm.trials:
+            (end,) = (moment for moment in wrong.timelines[arm.name, trial.number].moments if moment.lane == "end")
+            assert end.text == trial.outcome
+    assert wrong.arms[0].trials[0].outcome == "wrong-output"

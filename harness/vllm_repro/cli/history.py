@@ -80,14 +80,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _tell(caught: Caught, *, rebuilt: bool) -> None:
     said: list[str] = []
+    runs = f"{caught.added} run{'' if caught.added == 1 else 's'}"
     if rebuilt:
-        said.append(f"{caught.added} runs, from their journals")
+        said.append(f"{runs}, from their journals")
     elif caught.added:
-        said.append(f"{caught.added} runs were not in the history yet, and are now")
+        said.append(f"not in the history yet, and now added: {runs}")
     if rebuilt and caught.gone:
-        said.append(
-            f"{caught.gone} runs have no folder any more; the store that has them is kept as history.sqlite.old"
-        )
+        said.append(f"without a folder by now: {caught.gone}; the store that has them is kept as history.sqlite.old")
     said += [f"left out, its journal does not hold a run: {name}" for name in caught.unreadable]
     for line in said:
         print(f"vllm-repro: {line}", file=sys.stderr)

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.gpulock import gpus_taken
 from vllm_repro.history.account import account
 from vllm_repro.history.page import page
+from vllm_repro.history.rows import row_id
 from vllm_repro.history.store import Store
 from vllm_repro.machine import gpus
 from vllm_repro.nightly.night import Light, Night, Slot, annotation, light_of, markdown, suites
@@ -71,7 +72,7 @@ def add(subparsers: Subparsers) -> None:
 def run(arguments: argparse.Namespace) -> int:
     options = _options(arguments)
     out = arguments.out or default_out()
-    named = arguments.scenarios or os.environ.get(_SCENARIOS, "").split()
+    named = dict.fromkeys(arguments.scenarios or os.environ.get(_SCENARIOS, "").split())
     scenarios = [(name, find(name)) for name in named] or [(one.id, one) for one in all_scenarios(warn=to_stderr)]
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     folder = stamped_folder(out, Path("nightly"))
@@ -200,7 +201,7 @@ def _publish(night: Night, reports: Sequence[RunReport], folder: Path, out: Path
     text = markdown(night)
     write_whole(folder / "summary.md", text, hint="free some space")
     write_whole(folder / "junit.xml", suites(night, map(junit, reports)), hint="free some space")
-    _write_page(folder / "nights.html", out)
+    _write_page(folder / "nights.html", out, {row_id(report): f"{report.scenario}/report.html" for report in reports})
     for name, added in (("GITHUB_STEP_SUMMARY", text), ("GITHUB_OUTPUT", f"light={night.light}\nfolder={folder}\n")):
         if os.environ.get(name):
             with Path(os.environ[name]).open("a", encoding="utf-8") as file:
@@ -210,8 +211,9 @@ def _publish(night: Night, reports: Sequence[RunReport], folder: Path, out: Path
     print(f"\nnight:   {night.headline}\nsummary: {folder / 'summary.md'}", file=sys.stdout, flush=True)
 
 
-def _write_page(file: Path, out: Path) -> None:
-    """This night beside the ones before it. The history is an extra: a night does not fail of it."""
+def _write_page(file: Path, out: Path, near: Mapping[str, str]) -> None:
+    """This night beside the ones before it; its own reports are linked as they lie beside the page (`near`). The history is an extra: a
+    night does not fail of it."""
     store = Store(out)
     try:
         store.catch_up()
@@ -220,4 +222,4 @@ def _write_page(file: Path, out: Path) -> None:
         print(f"no page: {_said(error)}", file=sys.stderr)
         return
     if rows:  # none where nothing could be run, and nothing ever was
-        write_whole(file, page(account(rows, None), way(out, file)), hint="free some space")
+        write_whole(file, page(account(rows, None), way(out, file), near=near), hint="free some space")

@@ -76,6 +76,8 @@ class Lived:
     streak: int
     needed: int | None
     steps: tuple[Step, ...]
+    did: str = "died"
+    """What the bug does, as `Expected.did` has it."""
 
     @property
     def flaky(self) -> bool:
@@ -100,6 +102,7 @@ class _Track:
     declared: bool = False
     """Good only because the scenario says so of this release: it was never seen to die."""
     why: str = ""
+    did: str = "died"
 
     @property
     def needed(self) -> int | None:
@@ -114,13 +117,14 @@ class _Track:
         self.newest = version or self.newest
         self.last = night
         if died is not None:
+            self.did = died.expected.did
             self._died(died.crashed, died.boots, row)
         else:
             self._lived(quiet, row)
         return True
 
     def _died(self, crashed: int, boots: int, row: RunRow) -> None:
-        told = f"{crashed} of {boots} died with {row.version or 'an unknown release'}"
+        told = f"{crashed} of {boots} {self.did} with {row.version or 'an unknown release'}"
         if self.life is Life.GOOD_RELEASE or row.standing is Standing.GOOD:
             self.why = f"{told}, where it {'was good' if self.life is Life.GOOD_RELEASE else 'is declared good'}"
             if self.life is not Life.REGRESSED:
@@ -145,7 +149,7 @@ class _Track:
         never_before = self.crashed == self.boots
         self.streak += boots
         needed = self.needed
-        seen = f"{self.streak} quiet with the trigger crossed, after {self.crashed} of {self.boots} died"
+        seen = f"{self.streak} quiet with the trigger crossed, after {self.crashed} of {self.boots} {self.did}"
         if needed is not None and self.streak >= needed:
             self.life = Life.GOOD_RELEASE
             self.why = f"{seen}: {needed} were needed (with {row.version})"
@@ -196,6 +200,7 @@ def _life(scenario: str, evidence: str, rows: Sequence[tuple[date, RunRow]]) -> 
         leading.streak if leading else 0,
         leading.needed if leading else None,
         tuple(steps),
+        leading.did if leading else "died",
     )
 
 

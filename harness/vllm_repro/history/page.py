@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from urllib.parse import quote
@@ -103,18 +103,20 @@ class _Trend:
     arms: tuple[_Arm, ...]
 
 
-def page(of: Account, way: str, notice: str = "") -> str:
-    """The whole page. way: from it to the folder of all runs, for its links. notice: what stands above everything else."""
+def page(of: Account, way: str, notice: str = "", near: Mapping[str, str] | None = None) -> str:
+    """The whole page. way: from it to the folder of all runs, for its links. notice: what stands above everything else. near: by run, the
+    link to what lies beside the page and is read in its stead."""
+    links = _Links(way, near or {})
     values = {
         "summary": summary(of) if of.nights else "no run is in the history yet",
         "banner": notice or (SIMULATED if of.simulated else ""),
         "since": of.since,
         "last": of.nights[-1] if of.nights else None,
-        "news": [_item(one, way) for one in of.news],
+        "news": [_item(one, links) for one in of.news],
         "suspects": [suspect_text(one, of) for one in of.suspects],
         "lone": [lone_text(one, of) for one in of.lone],
         "nights": [(night, not place or night.day == 1) for place, night in enumerate(of.shown)],
-        "rows": _rows(of, way),
+        "rows": _rows(of, links),
         "legend": [(mark.value, _MARK_TONES.get(mark, "dull"), says) for mark, says in MARKS.items()],
         "hosts": [
             (host, hardware, any(one.host == host for one in of.suspects)) for host, hardware in of.hosts.items()
@@ -129,30 +131,35 @@ def page(of: Account, way: str, notice: str = "") -> str:
     return document(title=title, body=fragment("history.html", **values), style=asset("history.css"))
 
 
-def _link(way: str, run: str) -> str:
-    return quote(f"{way}/{run}/") if run else ""
+@dataclass(frozen=True)
+class _Links:
+    way: str
+    near: Mapping[str, str]
+
+    def to(self, run: str) -> str:
+        return quote(self.near.get(run, f"{self.way}/{run}/")) if run else ""
 
 
-def _item(news: News, way: str) -> _Item:
+def _item(news: News, links: _Links) -> _Item:
     return _Item(
-        news.kind.value, _TONES[news.kind], news.scenario, evidence_word(news.evidence), news.text, _link(way, news.run)
+        news.kind.value, _TONES[news.kind], news.scenario, evidence_word(news.evidence), news.text, links.to(news.run)
     )
 
 
-def _rows(of: Account, way: str) -> list[_Row]:
+def _rows(of: Account, links: _Links) -> list[_Row]:
     found: list[_Row] = []
     for life in of.lives:
         key = (life.scenario, life.evidence)
         if key in of.rows:
             tone = "good" if life.life.good else _LIFE_TONES[life.life]
-            squares = tuple(_square(cell, way) for cell in of.rows[key])
+            squares = tuple(_square(cell, links) for cell in of.rows[key])
             found.append(
                 _Row(life.scenario, evidence_word(life.evidence), life.life, tone, life.since, squares, life_text(life))
             )
     return found
 
 
-def _square(cell: Cell, way: str) -> _Square:
+def _square(cell: Cell, links: _Links) -> _Square:
     says = f"{cell.night:%Y-%m-%d}: {MARKS[cell.mark]}"
     if cell.mixed:
         says += ", and another run of that night something else"
@@ -160,7 +167,7 @@ def _square(cell: Cell, way: str) -> _Square:
         says += "; not what is declared"
     tone = "bad" if cell.surprise else _MARK_TONES.get(cell.mark, "dull")
     letter = cell.mark + ("!" if cell.surprise else "")
-    return _Square(letter, tone, says, _link(way, cell.runs[0]) if cell.runs else "")
+    return _Square(letter, tone, says, links.to(cell.runs[0]) if cell.runs else "")
 
 
 def _trends(of: Account) -> list[_Trend]:

@@ -21,7 +21,7 @@ from vllm_repro.report.model import ArmReport, RunReport
 from vllm_repro.throughput import Figures, Point, Spread
 from vllm_repro.verdict import Expected, Result, Standing, Verdict
 
-__all__ = ["ArmRow", "Build", "Figure", "RunRow", "build_of", "row_of", "setup_of"]
+__all__ = ["ArmRow", "Build", "Figure", "RunRow", "build_of", "row_id", "row_of", "setup_of"]
 
 
 class Build(StrEnum):
@@ -122,10 +122,14 @@ def build_of(version: str | None) -> Build:
     return Build.NIGHTLY if parsed.is_prerelease else Build.RELEASE
 
 
+def row_id(report: RunReport) -> str:
+    return f"{report.scenario}/{report.folder.name}"
+
+
 def row_of(report: RunReport) -> RunRow:
     """The row of a run. A figure is kept only where it is a claim about a GPU."""
     return RunRow(
-        f"{report.scenario}/{report.folder.name}",
+        row_id(report),
         report.scenario,
         report.issue,
         report.started_at,
@@ -147,10 +151,12 @@ def row_of(report: RunReport) -> RunRow:
 
 
 def _arm(report: RunReport, arm: ArmReport) -> ArmRow:
+    quiet = arm.result.result is Result.QUIET
     return ArmRow(
         arm.name,
         arm.expected,
-        arm.result.result,
+        # Where a rehearsal does not have the bug, its engine's life says nothing.
+        Result.INCONCLUSIVE if quiet and not report.imitated else arm.result.result,
         arm.result.crashed,
         arm.result.conclusive,
         bool(arm.patches or arm.server.get("patched")),

@@ -29,7 +29,7 @@ def life_text(life: Lived) -> str:
     """What the state rests on: `23 of 60 died (flaky); quiet for 2 boots, 19 in a row would be a fix`."""
     if not life.boots:
         return "declared good, never seen to die here" if life.life is Life.CLOSED else "no death seen here"
-    text = f"{life.crashed} of {life.boots} died" + (" (flaky)" if life.flaky else "")
+    text = f"{life.crashed} of {life.boots} {life.did}" + (" (flaky)" if life.flaky else "")
     if life.life.good:
         return f"{text} until then; {life.streak} quiet in a row made it a fix"
     quiet = f"{life.streak} quiet since; " if life.streak else ""
@@ -77,7 +77,7 @@ def terminal(of: Account) -> str:
     lines += [f"  SUSPECT {suspect_text(one, of)}" for one in of.suspects]
     lines += [f"  not called: {lone_text(one, of)}" for one in of.lone]
     nights = ["".join(cell.mark for cell in of.rows.get((life.scenario, life.evidence), ())) for life in of.lives]
-    rows = [("scenario", "evidence", "life", "since", f"last {len(of.shown)} nights", "rests on")]
+    rows = [("scenario", "evidence", "life", "since", f"last {_many(len(of.shown), 'night')}", "rests on")]
     for life, letters in zip(of.lives, nights, strict=True):
         rows.append(
             (
@@ -95,15 +95,18 @@ def terminal(of: Account) -> str:
 
 
 def summary(of: Account) -> str:
-    hosts = f"{len(of.hosts)} host{'s' if len(of.hosts) != 1 else ''}"
-    nights = f"{len(of.nights)} night{'s' if len(of.nights) != 1 else ''}"
+    """`840 runs, 70 nights …; last night 12 runs: 11 as expected, 0 surprises, 1 undecided`."""
     surprises = sum(row.expected is False for row in of.tonight)
     undecided = sum(row.expected is None for row in of.tonight)
-    """`840 runs, 70 nights …; last night 12 runs: 11 as expected, 0 surprises, 1 undecided`."""
     return (
-        f"{of.runs} runs, {nights} from {of.nights[0]:%Y-%m-%d} to {of.nights[-1]:%Y-%m-%d}, {hosts}; last night {len(of.tonight)} runs: "
-        f"{len(of.tonight) - surprises - undecided} as expected, {surprises} surprises, {undecided} undecided"
+        f"{_many(of.runs, 'run')}, {_many(len(of.nights), 'night')} from {of.nights[0]:%Y-%m-%d} to {of.nights[-1]:%Y-%m-%d}, "
+        f"{_many(len(of.hosts), 'host')}; last night {_many(len(of.tonight), 'run')}: "
+        f"{len(of.tonight) - surprises - undecided} as expected, {_many(surprises, 'surprise')}, {undecided} undecided"
     )
+
+
+def _many(count: int, of: str) -> str:
+    return f"{count} {of}{'' if count == 1 else 's'}"
 
 
 def _news_line(news: News) -> str:

@@ -21,7 +21,7 @@ from vllm_repro.patch import Patch
 from vllm_repro.redact import Redactor, known_secrets
 from vllm_repro.report.answered import Trial, answers, held, output_words, trial_of
 from vllm_repro.report.measured import measured
-from vllm_repro.report.model import ArmReport, RunReport, TrialReport
+from vllm_repro.report.model import ArmReport, RunReport, TrialReport, counting
 from vllm_repro.report.thinned import thinned
 from vllm_repro.report.timeline import timelines
 from vllm_repro.scenario import Status
@@ -143,7 +143,7 @@ def report_of(recording: Recording, folder: Path, secrets: Mapping[str, str] | N
         comparisons(ran),
         bool(started.get("filed", True)),
         tuple(started.get("related") or ()),
-        timelines(recording),
+        timelines(recording, {(arm.name, trial.number): trial.outcome for arm in arms for trial in arm.trials}),
         started.get("host") or host_id(machine),  # journals of before it was written
         standing,
         recording.cut,
@@ -193,7 +193,7 @@ def _arm(
     result = arm_result(
         name,
         Expected(declared["expected"]),
-        [trial.outcome for trial in _standing(trials)],
+        [trial.outcome for trial in counting(trials)],
         unexplained=unexplained,
         standing=standing,
     )
@@ -210,17 +210,15 @@ def _arm(
     )
 
 
-def _standing(trials: Sequence[TrialReport]) -> list[TrialReport]:
-    """Those that count: a boot that was cut, and made again when the run was gone on with, is shown and decides nothing."""
-    last = trials[-1:]
-    return [trial for trial in trials if trial.outcome is not Outcome.CANCELLED or trial in last]
-
-
 def _requests(recording: Recording, arm: str) -> tuple[str, ...]:
-    """What the first trial of an arm sent, a sentence a request."""
+    """What the first trial of an arm sent that was not cut, else the first that sent anything; a sentence a request."""
+    own = [entry for entry in recording.of("trial-ended") if entry["arm"] == arm]
+    whole = {entry["trial"] for entry in own if entry["outcome"] != Outcome.CANCELLED}
+    senders = dict.fromkeys(entry["trial"] for entry in recording.of("request-sent") if entry["arm"] == arm)
+    first = next((trial for trial in senders if trial in whole), next(iter(senders), None))
     sent: list[str] = []
     for entry in recording.of("request-sent"):
-        if entry["arm"] == arm and entry["trial"] == 1:
+        if entry["arm"] == arm and entry["trial"] == first:
             body = json.dumps(entry.get("body", {}), ensure_ascii=False)
             sent.append(f"{entry['name']}: POST {entry.get('endpoint', '')} {body}")
     return tuple(sent)

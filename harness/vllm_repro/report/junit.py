@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from vllm_repro.outcome import Outcome
 from vllm_repro.report.budget import held
 from vllm_repro.report.escape import printable
-from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner
+from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner, counting
 from vllm_repro.report.patched import changed_files
 from vllm_repro.report.wording import death_line, telling
 from vllm_repro.verdict import Expected, counted
@@ -94,12 +94,13 @@ def _case(report: RunReport, arm: ArmReport) -> ET.Element:
     seconds = sum(trial.duration_s or 0.0 for trial in arm.trials)
     named = {"classname": _classname(report), "name": arm.name, "time": f"{seconds:.3f}"}
     case = _element("testcase", named)
-    outcomes = [trial.outcome for trial in arm.trials]
-    told = next((trial for trial in arm.trials if trial.death), arm.trials[0])
+    trials = counting(arm.trials)
+    outcomes = [trial.outcome for trial in trials]
+    told = next((trial for trial in trials if trial.death), trials[0])
     message = f"{counted(outcomes)}: {held(' '.join(told.why.split()), _MESSAGE)}"
     text = held(_text(told), _TEXT)
     if any(outcome in _TROUBLE for outcome in outcomes):
-        trouble = next(trial for trial in arm.trials if trial.outcome in _TROUBLE)
+        trouble = next(trial for trial in trials if trial.outcome in _TROUBLE)
         message = f"{counted(outcomes)}: {held(' '.join(trouble.why.split()), _MESSAGE)}"
         case.append(_element("error", {"message": message, "type": trouble.outcome}, held(_text(trouble), _TEXT)))
     elif all(outcome is Outcome.UNSUPPORTED for outcome in outcomes):
@@ -109,7 +110,8 @@ def _case(report: RunReport, arm: ArmReport) -> ET.Element:
     elif report.verdict.expected is None and any(outcome in _DIED for outcome in outcomes):
         # Nobody can say what it died of, which is no pass.
         case.append(_element("error", {"message": message, "type": told.outcome}, text))
-    elif arm.idle:
+    elif arm.idle or (not report.imitated and report.verdict.expected is None):
+        # A life that nothing can be concluded from is no pass.
         case.append(_element("skipped", {"message": held(report.verdict.because, _MESSAGE)}))
     elif all(outcome is Outcome.UNTRIGGERED for outcome in outcomes) and arm.expected is not Expected.UNTRIGGERED:
         case.append(_element("skipped", {"message": message}))

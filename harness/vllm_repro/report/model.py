@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from vllm_repro.report.timeline import Timeline
 from vllm_repro.trigger import Finding
 from vllm_repro.verdict import ArmResult, Expected, Standing, VerdictReport
 
-__all__ = ["ArmReport", "RunReport", "TrialReport", "banner", "issue_url"]
+__all__ = ["ArmReport", "RunReport", "TrialReport", "banner", "counting", "issue_url"]
 
 
 @dataclass(frozen=True)
@@ -215,6 +215,12 @@ class RunReport:
             "interrupted": self.interrupted,
             "journal_cut": self.cut,
         }
+
+
+def counting(trials: Sequence[TrialReport]) -> list[TrialReport]:
+    """Those that count: a boot that was cut, and made again when the run was gone on with, is shown and decides nothing."""
+    last = trials[-1:]
+    return [trial for trial in trials if trial.outcome is not Outcome.CANCELLED or trial in last]
 
 
 def issue_url(issue: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from vllm_repro.journal import Entry
+from vllm_repro.outcome import Outcome
 
 __all__ = ["DRAWN", "thinned"]
 
@@ -42,6 +43,8 @@ def thinned(entries: Iterable[Entry]) -> Iterator[Entry]:
 @dataclass
 class _Thin:
     told: set[tuple[str, str]] = field(default_factory=set)
+    asked: set[str] = field(default_factory=set)
+    """Arms of which a trial that was not cut has its requests kept whole."""
     ended: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def of(self, trial: list[Entry]) -> Iterator[Entry]:
@@ -54,10 +57,11 @@ class _Thin:
         for entry in trial:
             if entry.event in _FIRST_OF_ARM and not self._first(entry):
                 yield _only(entry, "arm", "trial")
-            elif entry.event == "request-sent" and entry["trial"] != 1:
+            elif entry.event == "request-sent" and entry["arm"] in self.asked:
                 yield _only(entry, "arm", "trial", "name", "prompt_tokens")
             else:
                 yield entry
+        self._whole(trial)
 
     def _counted(self, trial: list[Entry]) -> Iterator[Entry]:
         for entry in trial:
@@ -66,13 +70,20 @@ class _Thin:
                 entry.event == "trial-ended"
                 or entry.event in _MEASURED
                 or (entry.event in _FIRST_OF_ARM and self._first(entry))
-                or (asked and entry["trial"] == 1)
+                or (asked and entry["arm"] not in self.asked)
             ):
                 yield entry
             elif asked or entry.event == "answer":
                 # How many there were, and how each was answered; what an error said is in the trial's end.
                 short = _only(entry, "arm", "trial", "status", "finish_reason")
                 yield replace(short, fields={**short.fields, "error": None if entry.get("error") is None else "…"})
+        self._whole(trial)
+
+    def _whole(self, trial: list[Entry]) -> None:
+        """Notes whose requests are told by now. Those of a boot that was cut are told only where there is no other."""
+        last = trial[-1] if trial else None
+        if last is not None and last.event == "trial-ended" and last["outcome"] != Outcome.CANCELLED:
+            self.asked.update(str(entry["arm"]) for entry in trial if entry.event == "request-sent")
 
     def _first(self, entry: Entry) -> bool:
         one = (entry.event, str(entry["arm"]))

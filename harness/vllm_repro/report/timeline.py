@@ -5,7 +5,7 @@ Signs carry no trial: the boots of a run follow each other, so each belongs to t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from vllm_repro.journal import Entry, Recording
@@ -76,9 +76,13 @@ class Timeline:
         return min((moment.at_s for moment in self.moments if moment.decisive), default=None)
 
 
-def timelines(recording: Recording) -> dict[Trial, Timeline]:
-    """By trial, in the order of their starts; also of one that a cut run did not end."""
-    return {trial: _timeline(entries) for trial, entries in _trials(recording.entries)}
+def timelines(recording: Recording, outcomes: Mapping[Trial, str] | None = None) -> dict[Trial, Timeline]:
+    """By trial, in the order of their starts; also of one that a cut run did not end.
+
+    outcomes: as the report has them, where a look at the other arms' answers says another one than the trial's end.
+    """
+    words = outcomes or {}
+    return {trial: _timeline(entries, words.get(trial)) for trial, entries in _trials(recording.entries)}
 
 
 def _trials(entries: Sequence[Entry]) -> Iterator[tuple[Trial, list[Entry]]]:
@@ -97,13 +101,13 @@ def _trials(entries: Sequence[Entry]) -> Iterator[tuple[Trial, list[Entry]]]:
         yield trial_of(own[0]), own
 
 
-def _timeline(entries: list[Entry]) -> Timeline:
+def _timeline(entries: list[Entry], outcome: str | None) -> Timeline:
     began = entries[0].t
     last = entries[-1]
     ended = last.event == "trial-ended"
     end = (last.t if ended else max(entry.t for entry in entries)) - began
     ready = next((entry.t - began for entry in entries if entry.event == "ready"), None)
-    moments = sorted(_moments(entries, began), key=lambda moment: moment.at_s)
+    moments = sorted(_moments(entries, began, outcome), key=lambda moment: moment.at_s)
     batch = (last.get("boot") or {}).get("max_num_batched_tokens") if ended else None
     return Timeline(
         ready,
@@ -142,7 +146,7 @@ def _spans(entries: list[Entry], began: float, end: float) -> Iterator[Span]:
             yield Span(times[0], times[-1], name, f"{len(times)} on record", True)
 
 
-def _moments(entries: list[Entry], began: float) -> Iterator[Moment]:
+def _moments(entries: list[Entry], began: float, outcome: str | None) -> Iterator[Moment]:
     for entry in entries:
         at, event = entry.t - began, entry.event
         if event == "ready":
@@ -165,7 +169,7 @@ def _moments(entries: list[Entry], began: float) -> Iterator[Moment]:
         elif event == "measure-stopped":
             yield Moment(at, "measuring", f"{entry['doing']} stopped: {entry['why']}")
         elif event == "trial-ended":
-            yield Moment(at, "end", entry["outcome"])
+            yield Moment(at, "end", outcome or entry["outcome"])
 
 
 def _asked(entries: list[Entry], batch: int) -> Iterator[Asked]:

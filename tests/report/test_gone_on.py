@@ -1,0 +1,67 @@
+"""Reports of a run that was interrupted and gone on with: a boot that was cut is shown, and nothing rests on it."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from tests.report_examples import EXAMPLES
+from vllm_repro.journal import Entry, Recording, read
+from vllm_repro.report.build import report_of
+from vllm_repro.report.files import render
+from vllm_repro.report.model import RunReport
+from vllm_repro.report.thinned import thinned
+
+WHOLE = next(folder for folder in EXAMPLES if folder.name == "tq-chunked-prefill-rehearsal") / "journal.jsonl"
+
+
+def gone_on_with(*, sent: bool) -> list[Entry]:
+    """The example's run, as if the first boot of `reported` had been cut and made again. sent: whether it had sent a request by then."""
+    entries = list(read(WHOLE).entries)
+    first = next(entry for entry in entries if entry.event == "trial-started")
+    ended = next(entry for entry in entries if entry.event == "trial-ended" and entry["arm"] == first["arm"])
+    asked = next(entry for entry in entries if entry.event == "request-sent")
+
+    def changed(entry: Entry, **fields: object) -> Entry:
+        return replace(entry, fields={**entry.fields, **fields})
+
+    def all_of_it() -> Iterator[Entry]:
+        for entry in entries:
+            if entry is first:
+                yield entry
+                if sent:
+                    yield changed(asked, name="cut short")
+                yield changed(ended, outcome="cancelled", death=None, why="the run was interrupted")
+                yield replace(entries[-1], t=entry.t, fields={"interrupted": "SIGINT"})
+                yield replace(entries[0], t=entry.t, event="run-resumed")
+            again = entry.get("arm") == first["arm"] and entry.get("trial") is not None
+            yield changed(entry, trial=2) if again else entry
+
+    return list(all_of_it())
+
+
+def reported(entries: list[Entry]) -> RunReport:
+    return report_of(Recording(tuple(entries), cut=False), WHOLE.parent)
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_its_requests_are_those_of_the_boot_that_was_not_cut(sent: bool) -> None:
+    arm, whole = reported(gone_on_with(sent=sent)).arms[0], report_of(read(WHOLE), WHOLE.parent).arms[0]
+    assert [trial.outcome for trial in arm.trials] == ["cancelled", "crash"]
+    assert arm.requests == whole.requests
+    assert arm.requests
+
+
+def test_its_junit_has_no_error() -> None:
+    root = ET.fromstring(render(reported(gone_on_with(sent=True)), "junit"))
+    assert next((one.get("name"), one.find("error")) for one in root.iter("testcase")) == ("reported", None)
+
+
+@pytest.mark.parametrize("sent", [False, True])
+@pytest.mark.parametrize("form", ["md", "html", "json", "junit"])
+def test_a_thinned_journal_says_the_same(form: str, sent: bool) -> None:
+    entries = gone_on_with(sent=sent)
+    assert render(reported(list(thinned(entries))), form) == render(reported(entries), form)
