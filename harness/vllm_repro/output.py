@@ -203,10 +203,11 @@ def hold(wanted: Checks, answers: Sequence[Said], baseline: Sequence[Sequence[Sa
     if mine == its:
         return Held()
     shared = next((i for i, (a, b) in enumerate(zip(mine, its, strict=False)) if a != b), min(len(mine), len(its)))
+    parted = f"{shared} token{'' if shared == 1 else 's'}"
     if weights is Weights.MADE and right.margins[shared : shared + 1] < (CLEAR,):
-        return Held(unknown=f"they part after {shared} tokens, where {wanted.baseline} had no clear best one")
+        return Held(unknown=f"they part after {parted}, where {wanted.baseline} had no clear best one")
     return Held(
-        f"its greedy answer is not that of {wanted.baseline}: they part after {shared} tokens, and the first {wanted.same} "
+        f"its greedy answer is not that of {wanted.baseline}: they part after {parted}, and the first {wanted.same} "
         "should be the same"
     )
 

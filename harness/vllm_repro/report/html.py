@@ -134,8 +134,6 @@ def _left_out(report: RunReport, shown: Sequence[tuple[ArmReport, TrialReport]])
 
 
 def _first_screen(report: RunReport) -> dict[str, Any]:
-    cause = next((pair for pair in report.deaths if pair[1].death and pair[1].death.exception), None)
-    telling = cause or next(iter(report.deaths), None)
     notices = [
         f"With vLLM's source changed, as shown below, in {'; '.join(changed)}."
         for changed in [changed_files(report)]
@@ -152,26 +150,27 @@ def _first_screen(report: RunReport) -> dict[str, Any]:
         "verdict_tone": _VERDICT_TONES.get(report.verdict.verdict, "warn"),
         "expected": expected_words(report.verdict.expected),
         "expected_tone": {True: "dull", False: "warn", None: "dull"}[report.verdict.expected],
-        "cause": telling and _cause(*telling),
+        "cause": report.telling and _cause(*report.telling),
         "heads": heads,
         "rows": [(row, tones.get(row[-2].partition(",")[0].partition(" ")[0], "dull")) for row in rows],
     }
 
 
 def _cause(arm: ArmReport, trial: TrialReport) -> dict[str, Any]:
+    """exception, where, message, frames: empty for an engine that lives, and hangs or answers wrongly."""
     death = trial.death
-    assert death is not None  # it is one of the report's deaths
-    frames = death.frames[-15:]
+    every = death.frames if death else ()
+    frames = every[-15:]
     return {
         "arm": arm.name,
-        "exception": death.exception,
-        "message": death.message or "",
+        "exception": death and death.exception,
+        "message": (death and death.message) or "",
         "why": trial.why,
-        "where": death.frames[-1] if death.frames else "",
-        "seen": " ".join(filter(None, (death_line(trial), outlasted_line(trial)))),
+        "where": every[-1] if every else "",
+        "seen": " ".join(filter(None, (death_line(trial), outlasted_line(trial)))) or outcome_word(trial),
         "frames": frames,
-        "outer": len(death.frames) - len(frames),
-        "matched": death.signature,
+        "outer": len(every) - len(frames),
+        "matched": death and death.signature,
     }
 
 

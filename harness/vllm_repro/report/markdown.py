@@ -32,7 +32,7 @@ def markdown(report: RunReport) -> str:
         f"**{report.verdict.verdict}** ({expected_words(report.verdict.expected)}): {cell(report.verdict.because)}."
     )
     parts += [plain(text) + "." for text in report.comparisons]
-    if cause := next((trial for _, trial in report.deaths if trial.death and trial.death.exception), None):
+    if report.telling and ((cause := report.telling[1]).death is None or cause.death.exception):
         parts.append(f"Cause: {code(held(cause.why, _MESSAGE))}")
     parts.append(arms_table(report))
     parts.append(f"Trigger: {code(report.trigger)}. Declared: {cell(report.status)}.")

@@ -188,6 +188,18 @@ class RunReport:
         return sorted(found, key=lambda pair: pair[1].outcome is Outcome.CANCELLED)
 
     @property
+    def telling(self) -> tuple[ArmReport, TrialReport] | None:
+        """The trial that a reader is to see first: a death that is explained, any other, else a hang or a wrong answer."""
+        explained = (pair for pair in self.deaths if pair[1].death and pair[1].death.exception)
+        alive = (
+            (arm, trial)
+            for arm in self.arms
+            for trial in arm.trials
+            if trial.outcome in (Outcome.HANG, Outcome.WRONG_OUTPUT)
+        )
+        return next(explained, None) or next(iter(self.deaths), None) or next(alive, None)
+
+    @property
     def issue_url(self) -> str:
         return issue_url(self.issue)
 

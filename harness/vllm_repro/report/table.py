@@ -36,11 +36,12 @@ def arms_table(report: RunReport) -> str:
 def arms_grid(report: RunReport) -> Grid:
     """A row a trial, or, from four trials of an arm on, one an outcome. Its last two columns: outcome and result."""
     columns = _columns(report)
+    did = report.arms[0].expected.did if report.arms else ""  # what the bug does, which arms that live did not
     rows: list[tuple[str, ...]] = []
     for arm in report.arms:
         for trial, times in folded(arm.trials):
             words = (words(_Line(arm, trial)) for _, words in columns)
-            rows.append((arm.name, *words, f"{outcome_word(trial)}{times}", _result(arm)))
+            rows.append((arm.name, *words, f"{outcome_word(trial)}{times}", _result(arm, did)))
         if not arm.trials:
             rows.append((arm.name, *("" for _ in columns), "not run", ""))
     return Grid(("arm", *(head for head, _ in columns), "outcome", "result"), tuple(rows))
@@ -66,8 +67,8 @@ def _columns(report: RunReport) -> list[Column]:
     return columns
 
 
-def _result(arm: ArmReport) -> str:
+def _result(arm: ArmReport, did: str) -> str:
     if arm.expected is Expected.UNTRIGGERED and set(arm.result.outcomes) == {Outcome.UNTRIGGERED}:
         return "as declared: it proves nothing"
-    counted = f" ({arm.result.crashed} of {arm.result.conclusive} {arm.expected.did})" if arm.result.conclusive else ""
+    counted = f" ({arm.result.crashed} of {arm.result.conclusive} {did})" if arm.result.conclusive else ""
     return f"{arm.result.result}{counted}"
