@@ -44,7 +44,7 @@ _EVIDENCE = {ServerKind.REHEARSAL: Evidence.REHEARSAL, ServerKind.LAB: Evidence.
 _EPILOG = """
 
 exit status:
-  0  every release did what the scenario declares; one that the status does not mention is never a surprise
+  0  every release did what the scenario declares; one that the status does not mention may have the bug or not
   1  a surprise: a release that is declared bad lives, or one that is declared good dies
   2  undecided: a release that could not be tried, did not boot, or did not cross the boundary
   64 wrong usage, 70 a fault of the harness itself, 130 interrupted
