@@ -158,7 +158,6 @@ class ScenarioItem(pytest.Item):
         assert self.report is not None
         arm = self._arm()
         standing = self.scenario.status_of(self.arm).standing(self.report.version)
-        # An engine that does not have the bug at all says nothing by living.
         # That an engine lives which does not have the bug at all says nothing.
         living = (Result.QUIET,) if self.report.imitated else ()
         told = arm.result.result in (Result.REPRODUCES, Result.FLAKY, *living)

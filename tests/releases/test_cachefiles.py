@@ -58,7 +58,6 @@ def test_the_lock_is_free_after_an_error(tmp_path: Path) -> None:
     assert said == []
 
 
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux shows what a process has mapped")
 def test_a_process_that_runs_from_a_folder_is_seen(tmp_path: Path) -> None:
     assert processes_using(tmp_path) == []
     (tmp_path / "library.so").write_bytes(b"x" * 100)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import pytest
+from tests.skipping import cannot_run
 
 from vllm_repro.errors import InfraError
 from vllm_repro.servers.docker import DockerServer
@@ -22,9 +22,7 @@ def engine_or_reason(environment: Mapping[str, str]) -> Engine:
     try:
         return connect(environment)
     except InfraError as error:
-        if environment.get("CI", "").lower() in {"1", "true"}:
-            pytest.fail(f"CI promises a Docker Engine (.ci/dockerd.sh start): {error}", pytrace=False)
-        pytest.skip(f"{error}. Start one with: export DOCKER_HOST=$(.ci/dockerd.sh start)")
+        cannot_run(f"{error}. Start one with: export DOCKER_HOST=$(.ci/dockerd.sh start)", environment)
 
 
 def containers_of(engine: Engine, run: str) -> list[dict[str, Any]]:

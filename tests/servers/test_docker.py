@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.servers.docker_helpers import IDLE, containers_of, engine_or_reason, until_logged
+from tests.skipping import cannot_run
 
 from vllm_repro.commands.container import ContainerSpec, Mount, Publish, Ulimit
 from vllm_repro.errors import HarnessBug, InfraError, ReproError, Unsupported
@@ -202,7 +203,7 @@ def refused(server: DockerServer, engine: Engine) -> ReproError:
 @pytest.mark.parametrize("gpus", ["all", "2", "device=0,1"])
 def test_gpus_on_an_engine_without_them(gpus: str, program: Program, serve: Serve, docker_engine: Engine) -> None:
     if "nvidia" in docker_engine.runtimes:
-        pytest.skip("this engine has the NVIDIA runtime, so it refuses nothing")
+        cannot_run("this engine has the NVIDIA runtime, so it refuses nothing")
     error = refused(serve(program(IDLE, gpus=gpus)), docker_engine)
     assert isinstance(error, Unsupported)
     assert 'could not select device driver "" with capabilities: [[gpu]]' in str(error)

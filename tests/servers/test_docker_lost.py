@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.servers.docker_helpers import IDLE, containers_of, until_logged
 from tests.servers.docker_proxy import Proxy
+from tests.skipping import cannot_run
 
 from vllm_repro.commands.container import ContainerSpec, Mount
 from vllm_repro.servers import docker as docker_server
@@ -35,7 +36,7 @@ def _collect_dropped_sockets() -> Iterator[None]:
 @pytest.fixture
 def proxy(tmp_path: Path, docker_engine: Engine) -> Iterator[Proxy]:
     if not docker_engine.host.startswith("unix://"):
-        pytest.skip(f"the engine is at {docker_engine.host}, and the proxy is for unix sockets")
+        cannot_run(f"the engine is at {docker_engine.host}, and the proxy is for unix sockets")
     proxy = Proxy(tmp_path / "engine.sock", docker_engine.host)
     yield proxy
     proxy.close()

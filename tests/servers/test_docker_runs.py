@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import Harness
+from tests.skipping import cannot_run
 
 from vllm_repro.commands.command import parse
 from vllm_repro.servers.docker_engine import RUN_LABEL, Engine
@@ -101,7 +102,7 @@ def test_what_show_prints_is_what_was_run(harness: Harness, engine: Engine, rehe
 
 def test_a_gpu_that_is_not_there_is_unsupported(harness: Harness, engine: Engine, base_image: str) -> None:
     if "nvidia" in engine.runtimes:
-        pytest.skip("this engine has the NVIDIA runtime, so it does not refuse")
+        cannot_run("this engine has the NVIDIA runtime, so it does not refuse")
     done = harness("run", "tq-chunked-prefill", "--server", "docker", "--image", base_image)
     assert done.status == 2
     trial = done.report["arms"][0]["trials"][0]

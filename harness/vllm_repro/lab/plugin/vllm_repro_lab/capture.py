@@ -147,7 +147,7 @@ class CUDAGraph:
         self.recording = None
 
 
-class graph:  # noqa: N801, torch's name for it
+class graph:  # noqa: N801  # torch's name for it
     """`torch.cuda.graph`: from its enter to its exit a stream captures."""
 
     def __init__(self, cuda_graph: CUDAGraph, *_: Any, **__: Any) -> None:
