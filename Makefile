@@ -5,6 +5,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 RUN    := $(BIN)/vllm-repro run --expect any
 
+# A test starts the command and its servers some thousand times: bytecode that may not be written is compiled each time.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .SUFFIXES:
 .PHONY: help install nightly test test-live lint format bench clean images check compose test-docker test-scenarios test-browser test-by-hand
@@ -47,12 +50,12 @@ test-browser: $(BIN)/vllm-repro ## the pages in a real Chromium, headless (Debia
 	@$(BIN)/python -m pytest tests -m browser
 
 test-docker: $(BIN)/vllm-repro images ## the tests against a real Docker Engine
-	@$(BIN)/python -m pytest tests -m "docker and not live"
+	@$(BIN)/python -m pytest tests -n 2 --dist worksteal -m "docker and not live"
 
 test-live: $(BIN)/vllm-repro ## real vLLM releases on this CPU (the first time installs them: gigabytes)
-	@$(BIN)/python -m pytest tests -m "live and not by_hand"
+	@$(BIN)/python -m pytest tests -n 2 --dist worksteal -m "live and not by_hand"
 
-test-by-hand: $(BIN)/vllm-repro ## more real releases in containers: what CI has no minutes for
+test-by-hand: $(BIN)/vllm-repro ## more real releases, in containers too: what CI has no minutes for
 	@$(BIN)/python -m pytest tests -m by_hand
 
 images: ## build the images of the rehearsal engine

@@ -2,8 +2,8 @@
 
 A prompt that loads its beginning from the CPU gets blocks for it first, and as many are kept back as it will still need at most. With a
 sliding window that bound counts blocks really held, but it is lessened by the length of the request's table, where blocks that the window
-has left still stand. So two such requests are admitted into a pool that holds one, and neither gets the rest, while `/health` says 200.
-Here three waves of six requests do it, each wave in flight at once.
+has left still stand. So two such requests are admitted into a pool that holds one, and neither gets the rest. Three waves
+of six requests at once do it.
 
 From 0.29.0 on the prefix cache keeps of a sliding window what the end of a prompt needs and nothing before (the retention interval is 0
 unless it is set). A shared beginning then comes from the CPU where it came from the GPU, and small pools stand still that did not.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.schemas import check_files, hold_all
+from vllm_repro.processes import list_left, remove_left
 
 hold_all()
 
@@ -37,12 +39,34 @@ class Done:
 Harness = Callable[..., Done]
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Where workers run side by side (`-n`), a test that is marked `alone` waits until no other runs, and none begins meanwhile.
+
+    Among those marked `docker` or `live`, with all their fixtures: no other test is disturbed by what runs beside it. The room is
+    locked for one or for many, and whoever waits for it stands in the door, so that those who come later do not go first.
+    """
+    if not {"docker", "live"} & set(item.keywords):
+        return (yield)
+    folder = Path(__file__).parent
+    with (folder / "conftest.py").open("rb") as room:
+        with (folder / "__init__.py").open("rb") as door:
+            fcntl.flock(door, fcntl.LOCK_EX)
+            fcntl.flock(room, fcntl.LOCK_EX if "alone" in item.keywords else fcntl.LOCK_SH)
+        return (yield)
+
+
 @pytest.fixture(autouse=True)
-def own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Records of started processes in a folder of the test, so that tests do not sweep each other's."""
+def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Records of started processes in a folder of the test, so that tests do not sweep each other's.
+
+    A command that a time limit or Ctrl-C killed has left its server, and no later `vllm-repro clean` looks into this folder.
+    """
     state = tmp_path_factory.mktemp("state")
-    monkeypatch.setenv("XDG_STATE_HOME", str(state))
-    return state
+    with pytest.MonkeyPatch.context() as environment:  # its own, so that a test's patches are undone by the end
+        environment.setenv("XDG_STATE_HOME", str(state))
+        yield state
+        remove_left(list_left())
 
 
 @pytest.fixture

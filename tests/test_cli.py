@@ -2,7 +2,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import socket
+import subprocess
+import sys
+import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,6 +16,7 @@ import yaml
 
 from tests.conftest import Harness
 from tests.golden_files import assert_golden
+from vllm_repro import __main__ as command
 from vllm_repro.catalogue import all_scenarios, find
 from vllm_repro.cli import VERBS, main, parser
 from vllm_repro.cli.running import Job
@@ -96,14 +103,47 @@ def test_wrong_usage_says_what_is_wrong_and_what_to_do(
     assert done.folder is None, "a run that cannot begin leaves no folder"
 
 
+@pytest.mark.parametrize(("moment", "words"), [("import", ["list"]), ("parse", ["--version"])])
+def test_an_interrupt_before_anything_has_begun_is_quiet(tmp_path: Path, moment: str, words: list[str]) -> None:
+    wait = f"import time; open({str(tmp_path / 'there')!r}, 'w').close(); time.sleep(60)\n"
+    if moment == "import":
+        (tmp_path / "unidiff.py").write_text(
+            wait, encoding="utf-8"
+        )  # in place of a library that is imported on the way
+    else:
+        text = f"import argparse\ndef print_it(*_):\n    {wait}\nargparse._VersionAction.__call__ = print_it\n"
+        (tmp_path / "sitecustomize.py").write_text(text, encoding="utf-8")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vllm_repro", *words],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "there").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=30) == (b"", b"")
+    assert process.returncode == 130
+
+
+def test_the_installed_command_is_the_one_that_an_interrupt_leaves_quietly() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        scripts = tomllib.load(file)["project"]["scripts"]
+    assert scripts == {"vllm-repro": f"{command.__name__}:{command.main.__name__}"}
+
+
 def test_the_rehearsal_says_nothing_of_a_bug_that_it_does_not_imitate(harness: Harness, tmp_path: Path) -> None:
     text = (ROOT / "scenarios" / "tq_chunked_prefill.py").read_text(encoding="utf-8")
     path = tmp_path / "tq_chunked_prefill.py"
     path.write_text(text.replace("vllm#41726", "vllm#39702"), encoding="utf-8")
-    done = harness("run", str(path), "--server", "rehearsal", "--vllm", "0.24.0", "--arm", "reported")
+    done = harness(
+        "run", str(path), "--server", "rehearsal", "--vllm", "0.24.0", "--arm", "reported", env={"PATH": os.defpath}
+    )
     assert (done.report["verdict"], done.status) == ("inconclusive", 2)
     assert "does not imitate" in done.report["because"]
-    assert str(path) in done.report["reproduce"]
+    # By its name, however it was called: a path of this machine is of no use to who reads the report.
+    assert done.report["reproduce"].startswith(f"vllm-repro run {path} --server rehearsal")
 
 
 def test_a_model_folder_without_config_is_named(harness: Harness, tmp_path: Path) -> None:

@@ -42,10 +42,18 @@ def test_which_prompts_list_twice(prompt: int, answer: int, twice: int) -> None:
     assert listed_twice(prompt, answer, REPORTED) == twice
 
 
-def found(flags: str = "", *, prompt: int = 90_109, tokens: int | None = 145_274) -> Finding:
+def found(
+    flags: str = "",
+    *,
+    prompt: int = 90_109,
+    tokens: int | None = 145_274,
+    version: str | None = None,
+    chunked: bool = True,
+) -> Finding:
     command = parse(f"vllm serve m --block-size 256 --max-model-len 128000 {flags}")
     asked = (Asked("prompt A", prompt, answer_tokens=8), Asked("prompt B", prompt, answer_tokens=8))
-    facts = TriggerFacts(asked, 16_384, True, command=command, shape=SHAPE, boot=BootFacts(kv_cache_tokens=tokens))
+    boot = BootFacts(kv_cache_tokens=tokens, vllm_version=version)
+    facts = TriggerFacts(asked, 16_384, chunked, command=command, shape=SHAPE, boot=boot)
     return block_listed_twice().find(facts)
 
 
@@ -63,3 +71,18 @@ def test_what_does_not_cross_says_why() -> None:
     assert "in a pool of 50,000 blocks" in found("--num-gpu-blocks-override 50000").evidence[0]
     assert "not known" in found(tokens=None).evidence[0]
     assert not found(tokens=None).crossed
+
+
+def test_a_release_that_does_not_count_bytes_means_another_pool_by_as_many_tokens() -> None:
+    plain = GroupedPool.of_tokens(145_274, 128_000, 16_384, GROUPS)
+    assert plain != REPORTED
+    by_bytes, by_blocks = (f"in a pool of {pool.blocks:,} blocks" for pool in (REPORTED, plain))
+    for version in (None, "0.21.0", "0.24.0", "0.27.1", "main"):
+        assert by_bytes in found(version=version).evidence[0]
+    for version in ("0.28.0", "0.32.0"):
+        assert by_blocks in found(version=version).evidence[0]
+
+
+def test_without_chunks_nothing_is_played() -> None:
+    assert not found(chunked=False).crossed
+    assert found(chunked=False).evidence[0].startswith("not computed: ")

@@ -50,6 +50,19 @@ def test_the_death_on_record_to_the_block() -> None:
     assert listed_twice(5693, 8, LAB) == 80 - 54
 
 
+def test_full_blocks_are_among_them_only_where_the_answers_first_token_fills_the_last() -> None:
+    """More comes back than the sliding layer needs: the rest goes to the full one, whose blocks are stored when they are full."""
+    pool = Pool(300, 32, 2048, 128)
+    for over, twice in ((29, 50), (30, 50), (31, 57)):
+        assert own_blocks_back(178 * 32 + over, pool) == 59
+        assert listed_twice(178 * 32 + over, 8, pool) == Played(pool).run(178 * 32 + over, 8) == twice
+
+
+def test_a_pool_that_just_holds_the_chunks_before_is_computed() -> None:
+    assert own_blocks_back(2 * 2048 + 1, Pool(257, 32, 2048, 128)) == 2
+    assert own_blocks_back(2 * 2048 + 1, Pool(256, 32, 2048, 128)) is None
+
+
 @pytest.mark.parametrize(
     ("prompt", "answer", "fills"),
     [
@@ -236,6 +249,13 @@ def test_a_model_of_another_shape_is_not_computed() -> None:
         found = find(LONG, shape=shape)
         assert not found.crossed
         assert found.evidence[0].startswith("not computed: ")
+
+
+def test_without_chunks_nothing_is_computed() -> None:
+    command = parse(f"vllm serve m {FLAGS} 330")
+    for chunked, crossed in ((True, True), (None, True), (False, False)):
+        facts = TriggerFacts((LONG,), 2048, chunked, command=command, shape=SHAPE)
+        assert block_listed_twice().find(facts).crossed is crossed
 
 
 def test_what_the_server_says_of_itself_wins_over_its_flags() -> None:

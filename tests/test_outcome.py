@@ -31,7 +31,10 @@ def died(signature: How | None) -> Death:
         (replace(ALIVE, hung="still"), Outcome.HANG),
         (replace(ALIVE, wrong_output="empty"), Outcome.WRONG_OUTPUT),
         (replace(ALIVE, unsupported="no GPU", death=died(How.MATCH)), Outcome.UNSUPPORTED),
+        (replace(ALIVE, hung="still", wrong_output="empty"), Outcome.HANG),
+        (replace(ALIVE, death=died(None), hung="still", wrong_output="empty"), Outcome.OTHER_CRASH),
         (replace(ALIVE, infra="disk full", unsupported="no GPU"), Outcome.INFRA),
+        (replace(ALIVE, infra="disk full", death=died(How.MATCH)), Outcome.INFRA),
         (replace(ALIVE, cancelled="Ctrl-C", infra="disk full"), Outcome.CANCELLED),
     ],
 )

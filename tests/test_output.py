@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import groupby
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_repro.output import Checks, Held, Probe, Said, Weights, checks, hold, judge, longest_run, said
+from vllm_repro.output import Checks, Held, Probe, Said, Weights, checks, hold, judge, longest_run, probes, said
 
 CHECKS = checks(longest_run=8, distinct=0.1, same=4, needle=400, baseline="eager", tokens=32)
 GOOD = said(Probe.GREEDY, list(range(32)), "some text")
@@ -42,6 +43,21 @@ def test_an_answer_that_is_wrong_by_itself(
 ) -> None:
     found = judge(wanted, answers, weights)
     assert (found is None) if says is None else (found is not None and says in found)
+
+
+@pytest.mark.parametrize(
+    ("weights", "asked"),
+    [
+        (Weights.REAL, [Probe.GREEDY, Probe.NEEDLE]),
+        (Weights.IMITATED, [Probe.GREEDY, Probe.NEEDLE]),
+        (None, [Probe.GREEDY, Probe.NEEDLE]),  # a server that was attached to: its log will tell
+        (Weights.DUMMY, [Probe.GREEDY]),
+        (Weights.MADE, [Probe.GREEDY, Probe.BEGINNING]),
+    ],
+)
+def test_what_is_asked_is_what_such_weights_can_answer(weights: Weights | None, asked: list[Probe]) -> None:
+    assert list(probes(CHECKS, weights)) == asked
+    assert Probe.NEEDLE not in probes(replace(CHECKS, needle=None), weights)
 
 
 def test_a_needle_is_looked_for_in_the_answers_of_real_weights_only() -> None:

@@ -139,3 +139,22 @@ def test_time_grows_with_the_text_and_no_faster(piece: str) -> None:
         return time.process_time() - started
 
     assert took(200_000) < 20 * max(took(20_000), 0.02)
+
+
+def test_a_short_value_is_a_word_of_every_log_and_no_secret() -> None:
+    assert known_secrets({"API_KEY": "12345678", "OTHER_KEY": "1234567", "PATH": "/usr/local/bin"}) == {
+        "12345678": "API_KEY"
+    }
+
+
+def test_a_secret_that_begins_with_another_goes_whole() -> None:
+    redactor = Redactor(secrets={"abcdefgh": "A_TOKEN", "abcdefghijkl": "B_TOKEN"}, names=False)
+    assert "ijkl" not in redactor.text("it said abcdefghijkl twice: abcdefgh")
+
+
+def test_a_host_goes_where_it_is_a_whole_name() -> None:
+    redactor = Redactor(hosts=["gpubox"])
+    for others in ("gpubox2", "my-gpubox", "gpubox-7", "mygpubox", "a.gpubox"):
+        assert others in redactor.text(f"ask {others}: now")
+    for text in ("gpubox: x", "at gpubox.", "http://gpubox:8000/"):
+        assert "gpubox" not in redactor.text(text)

@@ -189,6 +189,7 @@ def test_the_other_scenario(harness: Harness, version: str, outcome: str) -> Non
         ("kill:2", "other-crash", None),
         ("other:2", "other-crash", None),
         ("hang:2", "hang", None),
+        ("busy:2", "clean", None),  # nothing here looks whether it comes to rest
         ("empty:2", "wrong-output", None),
         ("truncate:2", "wrong-output", None),
         ("boot", "boot-failed", None),
@@ -200,8 +201,9 @@ def test_the_other_scenario(harness: Harness, version: str, outcome: str) -> Non
 )
 def test_every_fault_has_its_outcome(harness: Harness, fault: str, outcome: str, channel: str | None) -> None:
     # A release without the bug, so that what is seen is the fault's.
-    stalls = ("--answer-stall", "3", "--boot-stall", "3")
-    done = harness(*TQ, "--vllm", "0.24.0", "--arm", "reported", *stalls, env={"VLLM_REHEARSAL_FAULT": fault})
+    # Patience is short only where a stall is ordered: elsewhere a crowded machine would make one.
+    short = {"hang:2": ("--answer-stall", "3"), "stuck-boot": ("--boot-stall", "3")}.get(fault, ())
+    done = harness(*TQ, "--vllm", "0.24.0", "--arm", "reported", *short, env={"VLLM_REHEARSAL_FAULT": fault})
     trial = done.report["arms"][0]["trials"][0]
     assert trial["outcome"] == outcome, trial
     assert trial["why"]

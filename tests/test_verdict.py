@@ -88,6 +88,15 @@ def test_bad_beats_unknown_beats_good(outcomes: tuple[Outcome, ...], result: Res
         ([reported(WRONG)], Standing.BAD, Expect.DECLARED, Verdict.CHANGED, False),
         ([arm("near", Expected.UNTRIGGERED, UNTRIGGERED)], Standing.BAD, Expect.DECLARED, Verdict.INCONCLUSIVE, True),
         ([arm("near", Expected.UNTRIGGERED, CLEAN)], Standing.BAD, Expect.DECLARED, Verdict.QUIET, False),
+        (
+            [arm("near", Expected.UNTRIGGERED, UNTRIGGERED, CLEAN)],
+            Standing.BAD,
+            Expect.DECLARED,
+            Verdict.INCONCLUSIVE,
+            False,
+        ),
+        ([reported(CLEAN)], Standing.UNKNOWN, Expect.CRASH, Verdict.QUIET, False),
+        ([reported(CRASH)], Standing.UNKNOWN, Expect.CRASH, Verdict.REPRODUCES, True),
         ([eager(CLEAN)], Standing.BAD, Expect.DECLARED, Verdict.QUIET, True),
         ([], Standing.BAD, Expect.DECLARED, Verdict.INCONCLUSIVE, None),
     ],
@@ -272,6 +281,23 @@ def test_a_build_is_of_its_release(one: str | None, other: str | None, same: boo
     assert same_release(one, other) is same
 
 
+def test_a_hang_of_the_other_kind_is_not_the_bug() -> None:
+    """An arm that is to spin, and whose requests hang."""
+    other = arm_result("reported", Expected.SPINS, [Outcome.HANG], strange=1)
+    assert (other.result, other.crashed, other.otherwise) == (Result.INCONCLUSIVE, 0, (Outcome.HANG,))
+    assert (decide([other], standing=Standing.BAD).verdict, decide([other], standing=Standing.BAD).expected) == (
+        Verdict.CHANGED,
+        False,
+    )
+    mixed = arm_result("reported", Expected.SPINS, [Outcome.HANG, Outcome.HANG], strange=1)
+    assert (mixed.result, mixed.crashed, mixed.otherwise) == (Result.REPRODUCES, 1, (Outcome.HANG,))
+
+
+def test_a_trial_that_was_cut_short_may_have_sent_requests() -> None:
+    assert arm("reported", Expected.DIES, Outcome.CANCELLED, Outcome.BOOT_FAILED).bound == "no trial came to its end"
+    assert arm("reported", Expected.DIES, Outcome.BOOT_FAILED).bound == "no trial got as far as the workload"
+
+
 def test_a_bug_that_hangs_is_shown_by_a_hang_and_by_no_death() -> None:
     hung = arm("reported", Expected.HANGS, Outcome.HANG, Outcome.HANG)
     assert (hung.result, hung.crashed, hung.otherwise) == (Result.REPRODUCES, 2, ())
@@ -281,3 +307,7 @@ def test_a_bug_that_hangs_is_shown_by_a_hang_and_by_no_death() -> None:
     assert (died.result, died.otherwise) == (Result.INCONCLUSIVE, (OTHER,))
     quiet = arm("reported", Expected.HANGS, CLEAN)
     assert (quiet.result, decide([quiet], standing=Standing.BAD).expected) == (Result.QUIET, False)
+    assert "that it hung in more than 95% of boots is excluded" in decide([quiet], standing=Standing.GOOD).because
+    record = Record(5, 5, "run-1", "0.23.0")
+    weighed = decide([quiet], standing=Standing.GOOD, record=record, version="0.24.0")
+    assert weighed.because.startswith("5 of 5 hung with 0.23.0")

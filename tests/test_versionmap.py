@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import vllm_repro.report
-from tests.report_examples import EXAMPLES, report
+from tests.report_examples import REHEARSAL, report
+from tests.schemas import VERSIONS_SCHEMA
 from vllm_repro.catalogue import find
 from vllm_repro.fate import Fate
 from vllm_repro.outcome import Outcome
@@ -22,9 +22,8 @@ from vllm_repro.scenario import Arm, Status
 from vllm_repro.verdict import Expected, Standing, Verdict, arm_result, decide
 from vllm_repro.versionmap import Row, VersionMap, readings, row_of, row_without_run
 
-SCHEMA = json.loads(Path(vllm_repro.report.__file__).with_name("versions.schema.json").read_text(encoding="utf-8"))
 STATUS = Status(bad=">=0.21.0,<0.24.0", good=">=0.24.0")
-EXAMPLE = report(next(folder for folder in EXAMPLES if folder.name.endswith("-rehearsal")))
+EXAMPLE = report(REHEARSAL)
 VERSIONS = ("0.20.2", "0.21.0", "0.22.1", "0.23.0", "0.24.0", "0.25.1", "0.26.0", "0.27.0", "0.28.0")
 
 PHRASES = {
@@ -161,7 +160,7 @@ def test_only_a_release_whose_every_boot_crossed_and_lived_is_said_to_live(versi
 @given(MAPS)
 def test_what_a_map_says_of_itself_is_what_its_rows_say(version_map: VersionMap) -> None:
     loaded = version_map.as_json()
-    jsonschema.validate(loaded, SCHEMA)
+    jsonschema.validate(loaded, VERSIONS_SCHEMA)
     assert json.loads(json.dumps(loaded)) == loaded
     answers = [row.expected for row in version_map.rows] + [None] * len(version_map.pending)
     assert version_map.expected is (False if False in answers else None if None in answers else True)
@@ -207,6 +206,18 @@ def test_what_was_not_tried_is_said_to_be_that_and_leaves_the_map_undecided() ->
     assert map_of([row("0.23.0", Outcome.CRASH)]).expected is True
 
 
+def test_a_range_names_its_ends_from_three_releases_on() -> None:
+    rows = [row(version, Outcome.CRASH) for version in VERSIONS[:5]]
+    (of_two,), (of_three,) = readings(map_of(rows[:2])), readings(map_of(rows[:3]))
+    assert of_two == "dies in 0.20.2 and 0.21.0"
+    assert of_three == "dies in 0.20.2 to 0.22.1 (3 tried)"
+    (broken,) = readings(map_of([*rows[:2], row("0.22.1", Outcome.CLEAN), *rows[3:]]))
+    assert (
+        broken
+        == "dies in 0.20.2 and 0.21.0, lives in 0.22.1, dies in 0.23.0 and 0.24.0; against what is declared: 0.22.1 and 0.24.0"
+    )
+
+
 def test_a_release_whose_run_has_no_such_arm_was_not_tried() -> None:
     """As a journal of the arms `branch` and `unreserved` alone, held against a map of `reported`."""
     other = row("0.23.0", Outcome.CRASH)
@@ -223,7 +234,7 @@ def test_a_release_that_could_not_be_installed_has_its_reason_and_no_run() -> No
     lost = row_without_run("0.24.0", scenario, scenario.arms[:1], Fate.INFRA, "pip cannot\nreach its package index")
     assert (lost.why, lost.run, lost.expected) == ("pip cannot reach its package index", None, None)
     assert readings(map_of([lost])) == ("0.24.0 could not be tried",)
-    jsonschema.validate(map_of([lost]).as_json(), SCHEMA)
+    jsonschema.validate(map_of([lost]).as_json(), VERSIONS_SCHEMA)
     assert (lost.declared, lost.arms[0].declared) == (Standing.GOOD, Standing.GOOD)
     assert row_without_run("0.24.0", scenario, [own], Fate.INFRA, "").arms[0].declared is Standing.BAD
 
@@ -265,8 +276,16 @@ def test_an_arm_that_is_not_the_reported_one_is_named_even_alone() -> None:
     assert readings(replace(map_of([one]), arms=("reported",))) == ("dies in 0.23.0",)
 
 
-def test_a_bug_that_is_a_wrong_answer_is_not_called_a_death() -> None:
-    run = run_of("0.24.0", [Outcome.WRONG_OUTPUT])
-    arm = replace(run.arms[0], result=arm_result(run.arms[0].name, Expected.ERRS, [Outcome.WRONG_OUTPUT]))
+@pytest.mark.parametrize(
+    ("expected", "outcome", "reading"),
+    [
+        (Expected.ERRS, Outcome.WRONG_OUTPUT, "answers wrongly in 0.24.0"),
+        (Expected.HANGS, Outcome.HANG, "hangs in 0.24.0"),
+        (Expected.SPINS, Outcome.HANG, "never rests in 0.24.0"),
+    ],
+)
+def test_a_bug_that_kills_nothing_is_not_called_a_death(expected: Expected, outcome: Outcome, reading: str) -> None:
+    run = run_of("0.24.0", [outcome])
+    arm = replace(run.arms[0], result=arm_result(run.arms[0].name, expected, [outcome]))
     one = row_of(replace(run, arms=(arm,)), "0.24.0", Standing.BAD, "rehearsal")
-    assert readings(map_of([replace(one, surprises=())])) == ("answers wrongly in 0.24.0",)
+    assert readings(map_of([replace(one, surprises=())])) == (reading,)

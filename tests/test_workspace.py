@@ -52,7 +52,8 @@ def test_what_a_continuation_asks_is_what_the_issue_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sequences", "batch"), [(1, 1), (2, 2), (3, 2), (7, 4), (8, 8), (15, 8), (255, 248), (256, 256), (1024, 512)]
+    ("sequences", "batch"),
+    [(1, 1), (2, 2), (3, 2), (7, 4), (8, 8), (15, 8), (255, 248), (256, 256), (271, 256), (300, 288), (1024, 512)],
 )
 def test_graphs_are_captured_for_the_largest_usual_batch(sequences: int, batch: int) -> None:
     assert capture_batch(sequences) == batch
@@ -97,8 +98,24 @@ def test_a_reservation_does_not_undo_the_proof_and_is_named() -> None:
     assert "this release reserves room at boot: 400.00 MB are locked" in found.evidence
 
 
+def test_what_is_reserved_is_for_all_sequences_and_not_for_a_captured_batch() -> None:
+    flags = "--max-num-seqs 15 --block-size 128"
+    assert (
+        OUTGROWN.find(facts(7593, flags=flags, locked=1, reserved=True))
+        .evidence[0]
+        .endswith(f"{decode_bytes(SEED, 15) / 2**20:.2f} MB that decoding locks")
+    )
+    assert (
+        OUTGROWN.find(facts(7593, flags=flags))
+        .evidence[0]
+        .endswith(f"{decode_bytes(SEED, 8) / 2**20:.2f} MB that decoding locks")
+    )
+
+
 def test_a_log_that_tells_of_a_larger_lock_is_believed_before_the_formula() -> None:
     assert not OUTGROWN.find(facts(7593, locked=20 * 1024 * 1024)).crossed
+    assert not OUTGROWN.find(facts(7593, locked=16 * 1024 * 1024)).crossed, "what just fits is not outgrown"
+    assert OUTGROWN.find(facts(7593, locked=16 * 1024 * 1024 - 1)).crossed
 
 
 def test_without_graphs_nothing_is_locked_and_the_prompt_counts_all_the_same() -> None:

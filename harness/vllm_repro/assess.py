@@ -26,7 +26,7 @@ from vllm_repro.servers.base import Evidence, Exit, ServerFacts, ServerKind
 from vllm_repro.standin import StandIn
 from vllm_repro.trigger import Asked, AttentionShape, Condition, Finding, ScheduledChunk, TriggerFacts
 
-__all__ = ["Conclusion", "Seen", "assess"]
+__all__ = ["Conclusion", "Seen", "assess", "weights_of"]
 
 _MOST_FRAMES = 40
 
@@ -133,7 +133,7 @@ def assess(
     unsupported = seen.unsupported
     if unsupported is None and not seen.ready and diagnosis.usage is not None:
         unsupported = f"this release refused the command line: {diagnosis.usage}"
-    weights = _weights(command, seen, boot)
+    weights = weights_of(command, seen, boot)
     facts = TrialFacts(
         ready=seen.ready,
         finding=finding,
@@ -283,7 +283,8 @@ def _death(scenario: Scenario, seen: Seen, diagnosis: Diagnosis, nodes: list[Nod
     )
 
 
-def _weights(command: ServeCommand, seen: Seen, boot: BootFacts) -> Weights | None:
+def weights_of(command: ServeCommand, seen: Seen, boot: BootFacts) -> Weights | None:
+    """What the answers come from; None where nobody knows. `boot` is looked at for a server that somebody else started."""
     if seen.facts is None:
         return None
     if seen.facts.evidence is Evidence.REHEARSAL:

@@ -271,13 +271,3 @@ def _plain_answer(sent: float, status: int, raw: bytes, streamed: bool) -> Answe
         tuple(_tokens(choice, text)),
         _margins(choice),
     )
-
-
-async def reachable(base_url: str, path: str = "/health", timeout: float = 2.0) -> bool:
-    """Whether anything at all answers HTTP there."""
-    async with Client(base_url) as client:
-        try:
-            await client.get(path, timeout=timeout)
-        except (TimeoutError, httpx.HTTPError, OSError):
-            return False
-        return True

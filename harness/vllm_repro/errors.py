@@ -15,6 +15,7 @@ becomes ready) is never an error of this package: it is an outcome, see `vllm_re
 from __future__ import annotations
 
 __all__ = [
+    "INTERRUPTED",
     "CommandError",
     "HarnessBug",
     "InfraError",
@@ -23,6 +24,9 @@ __all__ = [
     "Unsupported",
     "UsageError",
 ]
+
+INTERRUPTED = 130
+"""Exit status after a signal, which is no error of this package either."""
 
 
 class ReproError(Exception):
@@ -33,6 +37,11 @@ class ReproError(Exception):
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+
+    @property
+    def told(self) -> str:
+        """Both in one line."""
+        return f"{self} ({self.hint})" if self.hint else f"{self}"
 
 
 class UsageError(ReproError):

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["gpu_numbers", "hardware", "host_id", "hosted_by", "machine_number"]
+from vllm_repro.errors import InfraError
+from vllm_repro.machine import nvidia_smi
+
+__all__ = ["hardware", "host_id", "hosted_by"]
 
 _KEY = b"vllm-repro: the host of a run"
 _MACHINE_ID = Path("/etc/machine-id")
@@ -35,7 +36,7 @@ def host_id(machine: Mapping[str, Any], gpus: Sequence[str] = (), number: str = 
 
 def hosted_by(machine: Mapping[str, Any]) -> str:
     """The id of this machine, which `machine` describes."""
-    return host_id(machine, gpu_numbers(), machine_number())
+    return host_id(machine, _gpu_numbers(), _machine_number())
 
 
 def hardware(machine: Mapping[str, Any]) -> str:
@@ -46,21 +47,16 @@ def hardware(machine: Mapping[str, Any]) -> str:
     return f"{machine['cpus']} CPUs"
 
 
-def gpu_numbers() -> list[str]:
-    """The UUIDs of the GPUs by `nvidia-smi`; none where it is absent or fails."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
+def _gpu_numbers() -> list[str]:
+    """The UUIDs of the GPUs; none where `nvidia-smi` is absent, fails or does not answer."""
     try:
-        query = [tool, "--query-gpu=uuid", "--format=csv,noheader"]
-        done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        found = nvidia_smi("uuid")
+    except InfraError:
         return []
-    lines = [line.strip() for line in done.stdout.splitlines()] if done.returncode == 0 else []
-    return [line for line in lines if line.startswith(("GPU-", "MIG-"))]
+    return [number for (number,) in found if number.startswith(("GPU-", "MIG-"))]
 
 
-def machine_number() -> str:
+def _machine_number() -> str:
     """systemd's id of this machine; empty in a container that has none."""
     try:
         return _MACHINE_ID.read_text(encoding="ascii").strip()

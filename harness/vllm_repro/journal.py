@@ -91,7 +91,6 @@ class Journal:
     Each line reaches the kernel before `write` returns, so a killed harness loses none. Raises `UsageError` where another process
     writes the same journal.
 
-
     redactor: what it is written through. Private names stay, for a later command needs the paths.
     """
 

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 import psutil
 
-__all__ = ["Gpu", "Machine", "gpus", "look", "memory_gb"]
+from vllm_repro.errors import InfraError
+
+__all__ = ["Gpu", "Machine", "gpus", "look", "memory_gb", "nvidia_smi"]
 
 
 @dataclass(frozen=True)
@@ -36,23 +38,32 @@ class Machine:
         return self.gpus[0].driver if self.gpus else None
 
 
-def gpus() -> tuple[Gpu, ...]:
-    """NVIDIA GPUs by `nvidia-smi`; none where it is absent or fails."""
+def nvidia_smi(*fields: str) -> list[list[str]]:
+    """What `nvidia-smi` says of each GPU, a text for each field; nothing where it is absent or fails. Raises `InfraError` where it does
+    not answer."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
-        return ()
-    query = [tool, "--query-gpu=name,memory.total,compute_cap,driver_version", "--format=csv,noheader,nounits"]
+        return []
+    query = [tool, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InfraError(f"nvidia-smi does not answer: {type(error).__name__}", hint="look at the driver") from error
+    lines = [line.split(",") for line in done.stdout.splitlines()] if done.returncode == 0 else []
+    # A warning among them has another number of commas.
+    return [[field.strip() for field in line] for line in lines if len(line) == len(fields)]
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """NVIDIA GPUs by `nvidia-smi`; none where it is absent, fails or does not answer."""
+    try:
+        found = nvidia_smi("name", "memory.total", "compute_cap", "driver_version")
+    except InfraError:
         return ()
-    found: list[Gpu] = []
-    for line in done.stdout.splitlines() if done.returncode == 0 else ():
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) == 4:
-            memory, capability = _number(fields[1]), _number(fields[2])
-            found.append(Gpu(fields[0], round((memory or 0) / 1024, 1), capability, fields[3]))
-    return tuple(found)
+    return tuple(
+        Gpu(name, round((_number(memory) or 0) / 1024, 1), _number(capability), driver)
+        for name, memory, capability, driver in found
+    )
 
 
 def memory_gb() -> float:

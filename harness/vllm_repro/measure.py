@@ -15,13 +15,14 @@ from typing import Any
 
 import httpx
 
+from vllm_repro.assess import weights_of
+from vllm_repro.autopsy.bootfacts import BootFacts
 from vllm_repro.client import Answer
 from vllm_repro.deathsigns import Channel
 from vllm_repro.lateness import Lateness
 from vllm_repro.metrics import Reading
-from vllm_repro.output import BEGINNING, QUESTION, Checks, Probe, said
+from vllm_repro.output import BEGINNING, QUESTION, Checks, Probe, probes, said
 from vllm_repro.prompts import Prompt, PromptError, build_completion, build_needle
-from vllm_repro.servers.base import ServerKind
 from vllm_repro.soak import LOAD, SoakCount
 from vllm_repro.throughput import WARM_UPS, Load, Point, Timing, round_of
 from vllm_repro.trigger import Asked
@@ -85,15 +86,15 @@ class Measure:
     async def _probe(self, checks: Checks) -> None:
         trial = self.work.trial
         asked = {"max_tokens": checks.tokens, "return_token_ids": True}
-        made = trial.seen.facts is not None and trial.seen.facts.kind is ServerKind.LAB
-        if made:
+        questions = probes(checks, weights_of(trial.launch.command, trial.seen, BootFacts()))
+        if Probe.BEGINNING in questions:
             asked["logprobs"] = 2
         greedy = Prompt({"prompt": QUESTION}, 0, 0)
         await self._say(Probe.GREEDY, await self._one("output check", greedy, asked), "")
-        if made:
+        if Probe.BEGINNING in questions:
             other = Prompt({"prompt": BEGINNING}, 0, 0)
             await self._say(Probe.BEGINNING, await self._one("another beginning", other, asked), "")
-        if checks.needle is not None:
+        if Probe.NEEDLE in questions and checks.needle is not None:
             seed = f"{trial.seed}/needle"
             prompt, number = await build_needle(self.work.client, self.work.model, checks.needle, seed)
             await self._say(Probe.NEEDLE, await self._one("needle", prompt, {"max_tokens": 16}), number)

@@ -38,8 +38,11 @@ class Reading:
 
     @property
     def progress(self) -> tuple[float, ...]:
-        """Numbers that move whenever the engine does. Among chunks of one long prompt only the KV cache's usage moves."""
-        return (self.step_count, self.prompt_tokens, self.generation_tokens, self.kv_usage)
+        """Numbers that move whenever the engine does. Among chunks of one long prompt only the KV cache's usage moves.
+
+        With no request running it says nothing: a connector that copies blocks holds them meanwhile, and may do so for ever.
+        """
+        return (self.step_count, self.prompt_tokens, self.generation_tokens, self.kv_usage if self.running else 0.0)
 
 
 def read_metrics(text: str) -> Reading:

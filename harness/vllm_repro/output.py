@@ -32,6 +32,7 @@ __all__ = [
     "hold",
     "judge",
     "longest_run",
+    "probes",
     "said",
 ]
 
@@ -128,6 +129,19 @@ class Said:
     distinct: float
     found: bool | None = None
     margins: tuple[float, ...] = ()
+
+
+def probes(wanted: Checks, weights: Weights | None) -> tuple[Probe, ...]:
+    """What is asked of such weights, in this order; None for those of which only the log will tell.
+
+    Whether they look back is a question to made ones alone. A number that is lost in a long prompt is no news of random ones.
+    """
+    found = [Probe.GREEDY]
+    if weights is Weights.MADE:
+        found.append(Probe.BEGINNING)
+    if wanted.needle is not None and weights not in (Weights.DUMMY, Weights.MADE):
+        found.append(Probe.NEEDLE)
+    return tuple(found)
 
 
 def longest_run(tokens: Sequence[int | str]) -> int:

@@ -31,7 +31,7 @@ from vllm_repro.lab.plugin.vllm_repro_lab.parts import MECHANISMS
 from vllm_repro.scenario import Arm, Dummy, Scenario
 from vllm_repro.sizes import Size, resolve
 from vllm_repro.verdict import Expected, Standing
-from vllm_repro.workload import requests_of
+from vllm_repro.workload import Rest, requests_of
 
 __all__ = ["Problem", "check_file", "load_file", "read"]
 
@@ -341,7 +341,10 @@ def _check_meaning(reader: _Reader, path: Path, scenario: Scenario) -> None:
         return
     first = scenario.arms[0]
     if first.edits or not first.expected.has_bug:
-        wrong("arms[0]", "the first arm is the reported command itself: it `dies`, `errs` or `hangs` and has no edits")
+        wrong(
+            "arms[0]",
+            "the first arm is the reported command itself: it `dies`, `errs`, `hangs` or `spins` and has no edits",
+        )
     if reader.made_up & {"command", "arms"}:
         return  # arms edit the command; with either made up nothing can be said of them
     _check_baselines(scenario, wrong)
@@ -409,6 +412,9 @@ def _check_arm(reader: _Reader, line: int, scenario: Scenario, arm: Arm, seen: s
     seen.add(arm.name)
     if arm.bad and not arm.expected.has_bug:
         reader.problem(line, f"arm {arm.name!r}: bad= names the releases in which an arm dies, and this one does not")
+    looks = any(isinstance(step, Rest) for step in scenario.workload_of(arm))
+    if arm.expected is Expected.SPINS and not looks:
+        reader.problem(line, f"arm {arm.name!r} spins, and its workload does not look: rest(within=30) at its end does")
     for version in sorted(scenario.status_of(arm).contradictions() if arm.bad else ()):
         reader.problem(line, f"arm {arm.name!r}: {version} is both bad and good")
     try:

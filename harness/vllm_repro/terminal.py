@@ -17,7 +17,16 @@ from vllm_repro.report.budget import held
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.patched import untried_in
 from vllm_repro.report.speed import speed_lines
-from vllm_repro.report.wording import boundary, columns, death_line, engine_word, folded, outlasted_line, seconds
+from vllm_repro.report.wording import (
+    boundary,
+    columns,
+    death_line,
+    engine_word,
+    folded,
+    outcome_word,
+    outlasted_line,
+    seconds,
+)
 from vllm_repro.scenario import Arm
 
 __all__ = ["Progress", "summary"]
@@ -77,21 +86,13 @@ def summary(report: RunReport) -> str:
     rows: list[tuple[str, ...]] = [("arm", "boot", "boundary", "engine", "outcome")]
     for arm in report.arms:
         for trial, times in folded(arm.trials):
-            signature = f", {trial.death.signature}" if trial.death and trial.death.signature else ""
-            rows.append(
-                (
-                    arm.name,
-                    seconds(trial.boot_s),
-                    boundary(trial),
-                    engine_word(trial),
-                    trial.outcome + signature + times,
-                )
-            )
+            said = outcome_word(trial) + times
+            rows.append((arm.name, seconds(trial.boot_s), boundary(trial), engine_word(trial), said))
     lines += columns(rows, (24, 8, 60, 28, 24))
     for arm in report.arms:
         found = {changed["file"]: "".join(untried_in(changed)) for changed in arm.server.get("patched") or ()}
         lines += [f"changed in {arm.name}: {file}{untried}" for file, untried in found.items()]
-    telling = [trial for _, trial in report.deaths] or [
+    telling = [trial for _, trial in report.failures] or [
         trial for arm in report.arms for trial in arm.trials if trial.outcome not in ("clean", "untriggered")
     ]
     if telling:

@@ -81,11 +81,11 @@ async def run_trial(trial: Trial) -> Conclusion:
     try:
         await _boot_and_work(trial)
     except Unsupported as error:
-        trial.seen.unsupported = f"{error}" + (f" ({error.hint})" if error.hint else "")
+        trial.seen.unsupported = error.told
     except HarnessBug:
         raise
     except ReproError as error:
-        trial.seen.infra = f"{error}" + (f" ({error.hint})" if error.hint else "")
+        trial.seen.infra = error.told
     except asyncio.CancelledError:
         cancelled = True
         trial.seen.cancelled = "the run was interrupted"

@@ -42,6 +42,7 @@ class Expected(StrEnum):
     UNTRIGGERED = "untriggered"  # lives, and must not be mistaken for proof
     ERRS = "errs"  # lives and answers wrongly in the releases that have the bug, rightly in those that do not
     HANGS = "hangs"  # leaves requests unanswered for ever in the releases that have the bug, answers them in those that do not
+    SPINS = "spins"  # never comes to rest, with nothing left to do, in the releases that have the bug
 
     @property
     def has_bug(self) -> bool:
@@ -58,11 +59,17 @@ class Expected(StrEnum):
         """What it did where it showed the bug."""
         return _SIGNS.get(self, (Outcome.CRASH, "died"))[1]
 
+    @property
+    def event(self) -> str:
+        """What quiet boots exclude: `a crash`, `that it hung`."""
+        return "a crash" if self.sign is Outcome.CRASH else f"that it {self.did}"
+
 
 _SIGNS = {
     Expected.DIES: (Outcome.CRASH, "died"),
     Expected.ERRS: (Outcome.WRONG_OUTPUT, "answered wrongly"),
     Expected.HANGS: (Outcome.HANG, "hung"),
+    Expected.SPINS: (Outcome.HANG, "never came to rest"),
 }
 
 
@@ -120,11 +127,15 @@ class ArmResult:
     """Deaths whose cause nothing names: they say that something died, not that something changed."""
     standing: Standing | None = None
     """What the arm's own status says of the release; None where the scenario's holds for it."""
+    strange: int = 0
+    """Ends that have the bug's outcome and are not it: requests that hang in an engine that was to spin, or the other way round."""
 
     @property
     def otherwise(self) -> tuple[Outcome, ...]:
         """Ends that are neither life nor this bug."""
-        return tuple(one for one in self.outcomes if one in _DIED_OTHERWISE and one is not self.expected.sign)
+        sign = self.expected.sign
+        ends = tuple(one for one in self.outcomes if one in _DIED_OTHERWISE and one is not sign)
+        return ends + (sign,) * self.strange
 
     @property
     def alive(self) -> bool:
@@ -181,10 +192,11 @@ def arm_result(
     *,
     unexplained: int = 0,
     standing: Standing | None = None,
+    strange: int = 0,
 ) -> ArmResult:
-    """The result of one arm from the outcomes of its trials."""
+    """The result of one arm from the outcomes of its trials; `unexplained` and `strange` of them are what `ArmResult` says."""
     count = Counter(outcomes)
-    crashed, clean = count[expected.sign], count[Outcome.CLEAN]
+    crashed, clean = count[expected.sign] - strange, count[Outcome.CLEAN]
     conclusive = crashed + clean
     if crashed and clean:
         result = Result.FLAKY
@@ -193,16 +205,19 @@ def arm_result(
         result = Result.REPRODUCES
         bound = _died(expected, crashed, conclusive)
     elif outcomes and set(outcomes) <= _BLOCKING:
-        result, bound = Result.BLOCKED, "no trial got as far as the workload"
+        # One that was cut short may have got further than the boot.
+        far = "came to its end" if Outcome.CANCELLED in outcomes else "got as far as the workload"
+        result, bound = Result.BLOCKED, f"no trial {far}"
     elif clean and clean == len(outcomes):
         result = Result.QUIET
-        what = "a crash" if expected.did == "died" else "that"
-        bound = f"0 of {clean} {expected.did}: {what} in more than {excluded_rate(clean):.0%} of boots is excluded"
+        bound = f"0 of {clean} {expected.did}: {expected.event} in more than {excluded_rate(clean):.0%} of boots is excluded"
     else:
         result = Result.INCONCLUSIVE
         seen = ", ".join(f"{number} {outcome}" for outcome, number in count.items()) or "no trial ran"
         bound = f"nothing can be said: {seen}"
-    return ArmResult(name, expected, result, crashed, conclusive, bound, tuple(outcomes), unexplained, standing)
+    return ArmResult(
+        name, expected, result, crashed, conclusive, bound, tuple(outcomes), unexplained, standing, strange
+    )
 
 
 def _arm_as_expected(arm: ArmResult, standing: Standing, expect: Expect, *, patched: bool) -> bool | None:
@@ -241,7 +256,8 @@ def _because_quiet(
         record = None
     clean = arms[0].outcomes.count(Outcome.CLEAN)
     lived = f"the boundary was crossed and the engine lived, {clean} of {clean}"
-    excluded = f"a crash in more than {excluded_rate(clean):.0%} of boots is excluded"
+    expected = arms[0].expected
+    excluded = f"{expected.event} in more than {excluded_rate(clean):.0%} of boots is excluded"
     if any(not arm.expected.has_bug for arm in arms):
         # An arm that lives in every release says nothing about whether the bug is still there.
         names = ", ".join(arm.name for arm in arms)
@@ -255,11 +271,11 @@ def _because_quiet(
     needed = clean_needed(record.crashed, record.boots)
     released = " as released" if patched else ""
     here = "here with the patch" if patched else "here"
-    on_record = f"{record.crashed} of {record.boots} died with {record.version}{released} ({record.run})"
+    on_record = f"{record.crashed} of {record.boots} {expected.did} with {record.version}{released} ({record.run})"
     if same_release(record.version, version) and not patched:
         return (
             Verdict.QUIET,
-            f"{on_record}, 0 of {clean} here with the same release: it dies sometimes, or the runs differ",
+            f"{on_record}, 0 of {clean} here with the same release: it comes and goes, or the runs differ",
         )
     if patched and not same_release(record.version, version):
         # Another release than this one died: whether this one needs the patch to live nobody has seen.
@@ -335,7 +351,7 @@ def decide(
     else:
         open_arm = next((arm for arm in led_by if arm.result is not Result.QUIET), None)
         verdict = Verdict.INCONCLUSIVE
-        because = "no arm ran" if open_arm is None else f"{open_arm.name}{with_patch}: {open_arm.bound}"
+        because = "no trial came to its end" if open_arm is None else f"{open_arm.name}{with_patch}: {open_arm.bound}"
     if expect is Expect.ANY:
         return VerdictReport(verdict, None if verdict is Verdict.INCONCLUSIVE else True, because)
     answers = [_arm_as_expected(arm, arm.standing or standing, expect, patched=patched) for arm in arms]

@@ -14,6 +14,7 @@ from typing import Any
 from vllm_repro.fate import Fate, fate
 from vllm_repro.outcome import Outcome
 from vllm_repro.report.model import RunReport, TrialReport
+from vllm_repro.report.wording import cut
 from vllm_repro.scenario import Arm, Scenario, Status
 from vllm_repro.verdict import ArmResult, Expected, Standing, Verdict, arm_result, same_release
 
@@ -24,6 +25,7 @@ _RANGED = {Fate.LIVES: "lives in", Fate.DIES: "dies in", Fate.SOMETIMES: "dies i
 _INSTEAD = {
     Expected.ERRS: _RANGED | {Fate.DIES: "answers wrongly in", Fate.SOMETIMES: "answers wrongly in some boots of"},
     Expected.HANGS: _RANGED | {Fate.DIES: "hangs in", Fate.SOMETIMES: "hangs in some boots of"},
+    Expected.SPINS: _RANGED | {Fate.DIES: "never rests in", Fate.SOMETIMES: "never rests in some boots of"},
 }
 """Of a bug that is no death."""
 
@@ -169,9 +171,8 @@ def _why(report: RunReport, arms: Sequence[ArmRow]) -> str:
     return "" if report.verdict.expected else report.verdict.because
 
 
-def _one_line(text: str, limit: int = 300) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= limit else line[: limit - 1] + "…"
+def _one_line(text: str) -> str:
+    return cut(" ".join(text.split()), 300)
 
 
 @dataclass(frozen=True)

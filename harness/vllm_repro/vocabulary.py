@@ -26,6 +26,7 @@ from vllm_repro.conditions import (
     sent_with,
 )
 from vllm_repro.offload import block_listed_twice
+from vllm_repro.offload_room import offload_outgrown
 from vllm_repro.output import checks
 from vllm_repro.patch import Patch
 from vllm_repro.scenario import Arm, Dummy, Edit, Lab, Model, Needs, Scenario, Status
@@ -34,7 +35,7 @@ from vllm_repro.sparse_prefill import sparse_prefill_outgrown
 from vllm_repro.throughput import throughput
 from vllm_repro.trigger import Condition
 from vllm_repro.verdict import Expected
-from vllm_repro.workload import Step, chat, completion, conversation, pause, together
+from vllm_repro.workload import Step, chat, completion, conversation, pause, rest, together
 from vllm_repro.workspace import workspace_outgrown
 
 __all__ = [
@@ -63,14 +64,17 @@ __all__ = [
     "hangs",
     "lengths",
     "lives",
+    "offload_outgrown",
     "patched",
     "pause",
     "prefill_over",
     "prefix_hit",
+    "rest",
     "sent_with",
     "signature",
     "sized",
     "sparse_prefill_outgrown",
+    "spins",
     "throughput",
     "together",
     "untriggered",
@@ -84,6 +88,7 @@ lives = Expected.LIVES
 untriggered = Expected.UNTRIGGERED
 errs = Expected.ERRS
 hangs = Expected.HANGS
+spins = Expected.SPINS
 
 
 def with_flags(*words: str, lab: str = "", dummy: str = "", why: str = "") -> Edit:

@@ -160,6 +160,14 @@ class Watch:
         """From here on the server's end is our own doing."""
         self._stopping = True
 
+    def hang(self, detail: str, seconds: float) -> None:
+        """The engine lives and does not get on, for so many seconds by now: there is nothing more to wait for."""
+        self.hung = detail
+        self.journal.write("hung", detail=detail, seconds=seconds)
+        now = time.time()
+        self.note(DeathSign(Channel.COUNTERS, detail, now, now - seconds, decisive=False))
+        self._stalled.set()
+
     def note(self, sign: DeathSign) -> None:
         """Records a sign; the first decisive one sets `dead`."""
         if self._stopping:
@@ -294,14 +302,11 @@ class Watch:
             still = time.monotonic() - moved
             if still > self.patience.answer_stall and not self._stalled.is_set():
                 counters = "/metrics does not answer" if reading is None else f"{running:g} requests running"
-                self.hung = (
+                self.hang(
                     f"{counters}, {self.in_flight} of ours in flight, and nothing moved for {still:.0f} s; "
-                    f"/health answers {await self._health_status() or 'nothing'}"
+                    f"/health answers {await self._health_status() or 'nothing'}",
+                    still,
                 )
-                self.journal.write("hung", detail=self.hung, seconds=still)
-                now = time.time()
-                self.note(DeathSign(Channel.COUNTERS, self.hung, now, now - still, decisive=False))
-                self._stalled.set()
 
     async def scrape(self) -> Reading | None:
         """One reading of `/metrics`, None where it does not answer. A process that is not the first one is a sign."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,19 +12,23 @@ import httpx
 
 from vllm_repro.client import Answer, Client
 from vllm_repro.dialogue import Dialogue
-from vllm_repro.errors import InfraError
+from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.metrics import Reading, steps_between
 from vllm_repro.prompts import Prompt, build_chat, build_completion
+from vllm_repro.rest import RESTING, Sample, rested, restless, used
 from vllm_repro.servers.base import ServerKind
 from vllm_repro.sizes import resolve
 from vllm_repro.trigger import Asked
 from vllm_repro.watch import Watch
-from vllm_repro.workload import Conversation, Pause, Request, Step, Together
+from vllm_repro.workload import Conversation, Pause, Request, Rest, Step, Together
 
 if TYPE_CHECKING:
     from vllm_repro.trial import Trial
 
 __all__ = ["Work"]
+
+_LOOK = 0.25
+"""Seconds between two looks at an engine that is to come to rest."""
 
 _USUAL_FIELDS = {"model", "prompt", "messages", "max_tokens", "stream", "stream_options", "temperature"}
 
@@ -73,6 +78,8 @@ class Work:
         match step:
             case Pause(seconds=seconds):
                 await self.unless_over([asyncio.create_task(asyncio.sleep(seconds))])
+            case Rest(within=within):
+                await self.unless_over([asyncio.create_task(self._rest(within))])
             case Together(requests=requests):
                 await self._requests(str(number), requests)
             case Conversation(turns=turns):
@@ -81,6 +88,26 @@ class Work:
                         await self._requests(f"{number}.{turn}", (request,))
             case Request():
                 await self._requests(str(number), (step,))
+
+    async def _rest(self, within: float) -> None:
+        """Until the engine is at rest; after so many seconds without that it hangs."""
+        samples: list[Sample] = []
+        while not samples or samples[-1].at - samples[0].at < within:
+            spent = await asyncio.to_thread(lambda: used(self.watch.server.processes()))
+            if spent is None:
+                if await self._died_meanwhile():
+                    return
+                raise Unsupported(
+                    "whether the engine comes to rest is told from the processor time of EngineCore, and no such process can be seen",
+                    hint="run it on this host: --server process, docker or lab",
+                )
+            samples.append(Sample(time.monotonic(), spent))
+            if rested(samples):
+                self.trial.journal.write("rested", **self.trial.label, seconds=samples[-1].at - samples[0].at)
+                return
+            await asyncio.sleep(_LOOK)
+        self.trial.seen.doing = RESTING
+        self.watch.hang(restless(samples), samples[-1].at - samples[0].at)
 
     async def _requests(self, position: str, requests: tuple[Request, ...]) -> None:
         """Requests in flight at the same time."""

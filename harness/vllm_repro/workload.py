@@ -5,6 +5,7 @@
         chat(prompt=BATCH + 3497, max_tokens=8),
         together(chat(prompt=500), chat(prompt=500)),
         pause(2.0),
+        rest(within=30),
         conversation(first=700, adds=[100, 600]),
     ]
 
@@ -19,12 +20,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vllm_repro.rest import QUIET
 from vllm_repro.sizes import Size
 
 __all__ = [
     "Conversation",
     "Pause",
     "Request",
+    "Rest",
     "Step",
     "Together",
     "chat",
@@ -32,6 +35,7 @@ __all__ = [
     "conversation",
     "pause",
     "requests_of",
+    "rest",
     "together",
 ]
 
@@ -95,7 +99,17 @@ class Pause:
         return f"pause of {self.seconds:g} s"
 
 
-Step = Request | Together | Conversation | Pause
+@dataclass(frozen=True)
+class Rest:
+    """Nothing, until the engine has come to rest; one that goes on working for so many seconds never does."""
+
+    within: float
+
+    def __str__(self) -> str:
+        return f"rest, within {self.within:g} s"
+
+
+Step = Request | Together | Conversation | Pause | Rest
 
 
 def _checked(prompt: int | Size | str, max_tokens: int | Size) -> None:
@@ -183,6 +197,13 @@ def pause(seconds: float) -> Pause:
     if seconds < 0:
         raise ValueError("pause() takes seconds, 0 or more")
     return Pause(seconds)
+
+
+def rest(*, within: float) -> Rest:
+    """Waits until the engine, which has nothing left to do, uses no processor time any more: see `vllm_repro.rest`."""
+    if within < QUIET:
+        raise ValueError(f"rest() takes within={QUIET:g} or more seconds, since it looks on for that long")
+    return Rest(within)
 
 
 def requests_of(steps: tuple[Step, ...]) -> Iterator[Request]:

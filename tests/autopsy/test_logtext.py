@@ -86,6 +86,16 @@ def test_prefixes_of_vllm(raw: str, process: str, pid: int | None, level: str, s
         "[2026-11-20 08:24:30] {}",
         "vllm-head-1 | 2026-11-20T08:24:30.1Z {}",
         "Nov 20 08:24:30 gpu-host vllm[123]: {}",
+        "Nov 20 08:24:30.123456 gpu-host vllm[123]: {}",
+        "2026-11-20T08:24:30+0000 gpu-host vllm[123]: {}",
+        "2026-11-20 08:24:30.123\t{}",
+        "[pod/vllm-0/server] {}",
+        "> {}",
+        ">> {}",
+        "> > {}",
+        "    {}",
+        "\t{}",
+        ">     {}",
         "\x1b[31m{}\x1b[0m",
         "\x1b[1;36m{}",
         "{}\r",
@@ -96,6 +106,25 @@ def test_dresses_come_off(dress: str) -> None:
     line = one(dress.format(bare))
     assert (line.process, line.pid, line.level, line.source) == ("EngineCore", 5, "ERROR", "core.py:1138")
     assert line.text == "    raise AssertionError("
+
+
+def test_indentation_without_a_prefix_of_vllm_is_the_texts_own() -> None:
+    assert one("    raise AssertionError(").text == "    raise AssertionError("
+    assert one(">     raise AssertionError(").text == "    raise AssertionError("
+    assert one("2026-11-20T08:24:30Z   File 'a.py'").text == "  File 'a.py'"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
+def test_what_powershell_redirects_is_read(tmp_path: Path, encoding: str) -> None:
+    text = "(Worker pid=4) ERROR 11-20 08:24:30 [w.py:1] bööm\n\n(Worker pid=4) RuntimeError: \u0a0a\n"
+    path = tmp_path / "log"
+    path.write_bytes(("" if encoding == "utf-16" else "\ufeff").encode(encoding) + text.encode(encoding))
+    with path.open("rb") as file:
+        from_file = list(read_lines(file))
+    assert from_file == list(read_lines(path.read_bytes())) == list(read_lines(text))
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 3)  # in the middle of a character
+    assert [line.number for line in read_lines(path.read_bytes())] == [1, 2, 3]
 
 
 def test_docker_json_file_records() -> None:

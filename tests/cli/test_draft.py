@@ -5,10 +5,7 @@ import shutil
 from pathlib import Path
 
 from tests.conftest import Harness
-from tests.report_examples import EXAMPLES
-
-LAB = next(folder for folder in EXAMPLES if folder.name == "tq-chunked-prefill-lab-0.23.0")
-REHEARSAL = next(folder for folder in EXAMPLES if folder.name.endswith("-rehearsal"))
+from tests.report_examples import DIED, REHEARSAL
 
 
 def run_of(example: Path, folder: Path) -> Path:
@@ -19,7 +16,7 @@ def run_of(example: Path, folder: Path) -> Path:
 
 
 def test_a_draft_is_a_file_and_a_command_and_nothing_more(harness: Harness, tmp_path: Path) -> None:
-    run = run_of(LAB, tmp_path)
+    run = run_of(DIED, tmp_path)
     (run / "logs").mkdir()
     (run / "logs" / "reported-1.log").write_text("INFO\nERROR boom for HF_TOKEN=abcdef\nend\n", encoding="utf-8")
     (tmp_path / "bin").mkdir()

@@ -16,8 +16,8 @@ import jsonschema
 import pytest
 
 from tests.conftest import Harness
-from tests.schemas import SCHEMA as REPORT_SCHEMA
-from tests.test_versionmap import SCHEMA, run_of
+from tests.schemas import SCHEMA, VERSIONS_SCHEMA
+from tests.test_versionmap import run_of
 from vllm_repro.catalogue import find
 from vllm_repro.choice import Choice, Options
 from vllm_repro.cli import main, running, versions
@@ -35,7 +35,7 @@ TQ = ("versions", "tq-chunked-prefill", "--server", "rehearsal")
 def map_in(out: Path) -> dict[str, Any]:
     (path,) = out.glob("*/versions/2*/versions.json")
     loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    jsonschema.validate(loaded, SCHEMA)
+    jsonschema.validate(loaded, VERSIONS_SCHEMA)
     return loaded
 
 
@@ -90,7 +90,7 @@ def test_each_release_is_a_run_and_the_map_tells_of_all(harness: Harness, tmp_pa
     scenario = tmp_path / "reports" / "tq-chunked-prefill"
     for row in loaded["rows"]:
         report = json.loads((scenario / row["run"] / "report.json").read_text(encoding="utf-8"))
-        jsonschema.validate(report, REPORT_SCHEMA)
+        jsonschema.validate(report, SCHEMA)
         assert f"--vllm {row['version']} --arm reported " in report["reproduce"]
         assert report["arms"][0]["name"] == "reported"
         assert len(report["arms"]) == 1

@@ -1,27 +1,24 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from packaging.version import Version
 
+from tests.commands.texts import REPORTED, reported
 from vllm_repro.commands import flag_table
 from vllm_repro.commands.command import parse
 from vllm_repro.commands.flag_syntax import canonical
 from vllm_repro.commands.flags import NoteLevel, known_flags, unknown_flags
 from vllm_repro.errors import UsageError
 
-COMMANDS = sorted((Path(__file__).parents[1] / "data" / "commands").glob("*.txt"))
-
 
 def notes(flags: str, version: str | None = None) -> list[tuple[str, str, NoteLevel]]:
     return [(flag, near, level) for flag, near, _, level in unknown_flags(parse(f"vllm serve m {flags}"), version)]
 
 
-@pytest.mark.parametrize("path", COMMANDS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("name", REPORTED)
 @pytest.mark.parametrize("version", [None, "0.19.1", "0.20.2rc1.dev35+g4845aee6b", "0.23.0", "0.32.0"])
-def test_the_reported_commands_have_nothing_unknown(path: Path, version: str | None) -> None:
-    assert unknown_flags(parse(path.read_text(encoding="utf-8")), version) == []
+def test_the_reported_commands_have_nothing_unknown(name: str, version: str | None) -> None:
+    assert unknown_flags(parse(reported(name)), version) == []
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,26 @@ def test_what_a_failure_needs_is_kept() -> None:
     assert small.setup.layers == ("sliding", "full")
     assert small.setup.runner == 1
     assert [ask.shared for ask in small.asks] == [20, 20]
+    assert [ask.prompt for ask in small.asks] == [20, 20], "no prompt is shorter than what it shares"
+
+
+@given(SEEDS, st.integers(min_value=8, max_value=400))
+def test_every_case_on_the_way_could_be_served(seed: int, length: int) -> None:
+    case = draw(seed, "SimpleCPUOffloadConnector")
+    blocks, prompt = min(4, case.setup.blocks), min(8, *(ask.prompt for ask in case.asks))
+    played: list[Case] = []
+
+    def fails(candidate: Case) -> bool:
+        played.append(candidate)
+        return any(ask.prompt + ask.shared >= length for ask in candidate.asks)
+
+    shrink(case, fails)
+    for candidate in played:
+        assert candidate.setup.blocks >= blocks
+        for ask in candidate.asks:
+            assert ask.prompt >= prompt
+            assert 0 <= ask.shared <= ask.prompt
+            assert 1 <= ask.answer <= candidate.setup.max_len - ask.prompt
 
 
 def test_the_budget_is_the_most_that_is_played() -> None:

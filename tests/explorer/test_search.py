@@ -21,6 +21,8 @@ from vllm_repro.explorer.finding import Finding, Kind, Outcome, known, outcome_f
 from vllm_repro.explorer.search import Found, Tally, search
 from vllm_repro.releases.provision import Provisioned
 from vllm_repro.scenario_file import read
+from vllm_repro.verdict import Expected
+from vllm_repro.workload import Rest
 
 POPLEFT = {
     "kind": "death",
@@ -123,6 +125,24 @@ def test_the_account_of_a_search() -> None:
     assert told["findings"][0]["live"].startswith("vllm-repro run")
     empty = Account("0.32.0", "", "sco-hybrid", Tally(2, first=1, last=2), [], 1.0, "again")
     assert "nothing in 2 cases" in terminal(empty)
+
+
+@pytest.mark.parametrize(
+    ("death", "shows", "looks"),
+    [
+        (STUCK, Expected.HANGS, False),
+        ({"kind": "restless", "detail": "400 stores", "states": ""}, Expected.SPINS, True),
+        (POPLEFT, Expected.DIES, False),
+    ],
+)
+def test_a_draft_expects_what_a_server_would_show(death: dict[str, Any], shows: Expected, looks: bool) -> None:
+    one = found(alone(60), outcome_from({"death": death}))
+    scenario, problems = read(Path(f"{draft_id(one.finding, '0.32.0').replace('-', '_')}.py"), draft(one, "0.32.0"))
+    assert problems == []
+    assert scenario is not None
+    assert scenario.arms[0].expected is shows
+    assert isinstance(scenario.workload[-1], Rest) is looks
+    assert (scenario.signature is None) is (shows is not Expected.DIES)
 
 
 def found(case: Case, outcome: Outcome | None = None) -> Found:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from datetime import UTC, date, timedelta, timezone
 
@@ -10,12 +9,17 @@ import pytest
 from tests.golden_files import assert_golden
 from tests.history.made import FIRST, row
 from tests.history.simulated import NOTICE, SLOW, Weeks
+from tests.report_examples import REHEARSAL
 from vllm_repro.history.account import Account, Kind, account
 from vllm_repro.history.life import Life
 from vllm_repro.history.marks import Mark
 from vllm_repro.history.nights import night_of
-from vllm_repro.history.rows import RunRow
+from vllm_repro.history.page import page
+from vllm_repro.history.rows import RunRow, row_of
 from vllm_repro.history.telling import as_json, terminal
+from vllm_repro.hostid import hardware
+from vllm_repro.journal import Recording, read
+from vllm_repro.report.build import report_of
 from vllm_repro.verdict import Expected, Standing, Verdict
 
 
@@ -145,6 +149,14 @@ def test_ten_weeks_as_people_read_them() -> None:
     assert sorted(calls) == [(Kind.FIX, "tq-chunked-prefill"), (Kind.SLOWER, "tq-prefix-hit")]
 
 
-def test_nothing_of_a_host_but_its_id_is_told() -> None:
-    found = account(list(Weeks(0, nights=3).rows()), UTC)
-    assert re.fullmatch("[0-9a-f]{8}", next(iter(found.hosts)))
+def test_nothing_of_a_host_but_its_id_and_hardware_is_told() -> None:
+    """A journal knows its host's name and kernel; what stands in it about them is said by no row."""
+    first, *others = read(REHEARSAL / "journal.jsonl").entries
+    machine = {**first["machine"], "os": "Linux 6.1 of secretbox"}
+    head = replace(first, fields={**first.fields, "hosts": ["secretbox"], "host": "a1b2c3d4", "machine": machine})
+    ended = replace(others[-1], fields={**others[-1].fields, "interrupted": "SIGTERM on secretbox"})
+    row = row_of(report_of(Recording((head, *others[:-1], ended), cut=False), REHEARSAL))
+    found = account([row], UTC)
+    assert found.hosts == {"a1b2c3d4": hardware(machine)}
+    for text in (json.dumps(as_json(found)), terminal(found), page(found, "."), repr(row)):
+        assert "secretbox" not in text

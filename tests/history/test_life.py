@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.history.made import RELEASE, arm, row
-from vllm_repro.history.life import SETTLED, Life, Lived, lives
+from vllm_repro.history.life import ABSENT, SETTLED, Life, Lived, lives
 from vllm_repro.history.rows import RunRow
 from vllm_repro.history.telling import life_text
 from vllm_repro.statistics import clean_needed, clean_streak, lower_bound
@@ -39,11 +39,17 @@ def test_a_whole_life() -> None:
     assert life(rows).life is Life.GOOD_NIGHTLY, "no release has it yet"
     rows += [row(5, 0, 9, version=RELEASE.format(1))]
     assert life(rows).life is Life.GOOD_RELEASE
-    rows += [row(6 + night, 0, 1, version=RELEASE.format(1)) for night in range(SETTLED)]
+    for night in range(SETTLED):
+        assert life(rows).life is Life.GOOD_RELEASE
+        rows += [row(6 + night, 0, 1, version=RELEASE.format(1))]
     assert life(rows).life is Life.CLOSED
+    assert life(rows).steps[-1].why == f"quiet for {SETTLED} more nights"
     rows += [row(20, 1, 2)]
     assert life(rows).life is Life.REGRESSED
     assert "where it was good" in life(rows).steps[-1].why
+    assert (life(rows).crashed, life(rows).boots) == (1, 2), (
+        "what was before the fix says nothing of how often it dies now"
+    )
     rows += [row(21, 2, 2), row(22, 0, 30)]
     assert moves(rows) == [
         Life.REPRODUCES,
@@ -59,6 +65,7 @@ def test_a_whole_life() -> None:
 def test_what_is_declared_good_and_lives_is_closed_and_its_death_is_a_regression() -> None:
     rows = [row(0, 0, 1, standing=Standing.GOOD, version="0.25.0")]
     assert life(rows).life is Life.CLOSED
+    assert life(rows).steps[-1].why == "0.25.0 is declared good, and lived"
     rows += [row(1, 1, 1, standing=Standing.GOOD, version="0.25.0")]
     assert life(rows).life is Life.REGRESSED
 
@@ -86,6 +93,36 @@ def test_a_host_that_never_had_it_is_no_proof_of_a_fix() -> None:
     rows += [row(10, 0, 50, host="bbbb0002")]
     assert life(rows).life is Life.REPRODUCES
     assert life([*rows, row(11, 0, 6)]).life is Life.GOOD_NIGHTLY
+
+
+def test_a_scenario_is_where_its_worst_host_is() -> None:
+    rows = [pair for night in range(9) for pair in (row(night, 1, 1), row(night, 2, 2, host="bbbb0002"))]
+    rows += [row(9, 0, 50)]
+    assert life(rows).life is Life.REPRODUCES
+    assert (life(rows).crashed, life(rows).boots) == (18, 18)
+    assert life([*rows, row(10, 0, 50, host="bbbb0002")]).life is Life.GOOD_NIGHTLY
+
+
+def test_of_two_hosts_alike_the_one_with_most_boots_is_told() -> None:
+    rows = [row(0, 1, 1), row(0, 5, 5, host="bbbb0002"), row(0, 2, 2, host="cccc0003")]
+    assert (life(rows).crashed, life(rows).boots) == (5, 5)
+
+
+def test_a_host_that_is_gone_holds_nothing_back() -> None:
+    rows = [pair for night in range(5) for pair in (row(night, 5, 5), row(night, 5, 5, host="bbbb0002"))]
+    absent = ABSENT.days
+    assert life([*rows, row(4 + absent, 0, 50)]).life is Life.REPRODUCES
+    assert life([*rows, row(5 + absent, 0, 50)]).life is Life.GOOD_NIGHTLY
+
+
+def test_that_one_host_never_saw_it_does_not_close_it_for_another() -> None:
+    rows = [
+        row(0, 5, 5),
+        row(1, 0, 9, version=RELEASE.format(9)),
+        row(2, 0, 1, version=RELEASE.format(9), host="bbbb0002", standing=Standing.GOOD),
+    ]
+    assert life(rows[:1] + rows[2:]).life is Life.REPRODUCES
+    assert life(rows[2:]).life is Life.CLOSED
 
 
 def test_a_flaky_bug_is_no_change_night_after_night() -> None:

@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import Harness
 from tests.history.simulated import Weeks
 from tests.report.test_measured import measured
-from tests.report_examples import EXAMPLES
+from tests.report_examples import EXAMPLES, LIVED
 from vllm_repro.errors import InfraError
 from vllm_repro.history.rows import Build, build_of, row_of, setup_of
 from vllm_repro.history.store import STORE, Store, remember
@@ -239,7 +239,7 @@ def test_nightly_or_release(version: str | None, build: Build) -> None:
 
 
 def test_a_rehearsal_without_the_bug_says_nothing_by_living() -> None:
-    quiet = build(next(folder for folder in EXAMPLES if folder.name == "tq-chunked-prefill-lab-0.24.0"))
+    quiet = build(LIVED)
     assert row_of(quiet).quiet == 1
     assert row_of(replace(quiet, imitated=False)).quiet == 0
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from datetime import date, timedelta
 from itertools import pairwise
 
@@ -18,7 +19,7 @@ def nights(speeds: list[float], **more: str) -> Rows:
     return [measured(night, {"eager": speed}, **more) for night, speed in enumerate(speeds)]
 
 
-def steady(count: int, seed: int = 1, noise: float = 0.01) -> list[float]:
+def steady(count: int, seed: int | str = 1, noise: float = 0.01) -> list[float]:
     draw = random.Random(seed)
     return [1000 * (1 + draw.uniform(-noise, noise)) for _ in range(count)]
 
@@ -67,6 +68,31 @@ def test_the_same_release_on_both_sides_is_said() -> None:
     assert trends(nights(speeds, version="0.24.0")).changes[0].same_vllm
 
 
+def test_two_nights_of_which_no_version_is_known_are_not_of_the_same() -> None:
+    rows = [(night, replace(made, version=None)) for night, made in nights([*steady(30), 900.0, 900.0, 900.0])]
+    assert not trends(rows).changes[0].same_vllm
+
+
+def test_a_second_loss_weeks_later_is_a_call_of_its_own() -> None:
+    speeds = [*steady(30), *(0.9 * speed for speed in steady(40, 2)), *(0.8 * speed for speed in steady(5, 3))]
+    calls = trends(nights(speeds)).calls
+    assert [(call.direction, call.since) for call in calls] == [
+        (Direction.SLOWER, FIRST + timedelta(days=30)),
+        (Direction.SLOWER, FIRST + timedelta(days=70)),
+    ]
+
+
+def test_only_the_rate_of_tokens_is_judged() -> None:
+    rows = []
+    for night, made in nights([*steady(30), 900.0, 900.0, 900.0]):
+        arms = tuple(
+            replace(arm, figures=tuple(replace(one, quantity="ttft_s") for one in arm.figures or ()))
+            for arm in made.arms
+        )
+        rows.append((night, replace(made, arms=arms)))
+    assert not trends(rows).series
+
+
 def several(
     factor: dict[tuple[str, str], float], hosts: tuple[str, ...], scenarios: tuple[str, ...], since: int
 ) -> Trends:
@@ -74,7 +100,7 @@ def several(
     rows: Rows = []
     for host in hosts:
         for scenario in scenarios:
-            arms = {name: steady(40, hash((host, scenario, name)) % 1000) for name in ("reported", "eager")}
+            arms = {name: steady(40, f"{host} {scenario} {name}") for name in ("reported", "eager")}
             for night in range(40):
                 times = factor.get((host, scenario), 1.0) if night >= since else 1.0
                 speeds = {name: times * those[night] for name, those in arms.items()}
@@ -134,10 +160,30 @@ def test_what_its_twin_does_not_show_is_no_call() -> None:
     assert {change.series.host for change in found.lone} == {A}
 
 
+def test_a_twin_that_was_hardly_measured_in_those_nights_does_not_speak_against_a_call() -> None:
+    rows = [
+        measured(night, {"eager": speed}, host=host) for host in (A, B) for night, speed in enumerate(steady(30, host))
+    ]
+    rows += [measured(30 + night, {"eager": 900.0}, host=A) for night in range(IN_A_ROW)]
+    for of_twin in ([], [measured(31, {"eager": 1000.0}, host=B)]):
+        found = trends([*rows, *of_twin])
+        assert (len(found.calls), found.lone) == (1, ())
+    both = [measured(night, {"eager": 1000.0}, host=B) for night in (30, 31)]
+    assert (trends([*rows, *both]).calls, len(trends([*rows, *both]).lone)) == ((), 1)
+
+
+def test_a_host_that_goes_to_and_fro_is_not_blamed() -> None:
+    rows: Rows = []
+    for scenario in "xyz":
+        for host in (A, B):
+            for night, speed in enumerate(steady(40, f"{host} {scenario}")):
+                moved = (0.85 if night % 2 else 1.15) if host == A and night >= 34 else 1.0
+                rows.append(measured(night, {"eager": moved * speed}, host=host, scenario=scenario))
+    assert not trends(rows).suspects
+
+
 def test_no_figure_but_a_gpu_counts() -> None:
     rows = nights([*steady(30), 900.0, 900.0, 900.0])
-    from dataclasses import replace
-
     for evidence in ("lab", "rehearsal", "cpu"):
         found = trends([(night, replace(made, evidence=evidence)) for night, made in rows])
         assert not found.series

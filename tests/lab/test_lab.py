@@ -14,7 +14,7 @@ import pytest
 import vllm_repro.choice
 import vllm_repro.lab.site
 from tests.fake_vllm import FakeVllm
-from tests.report_examples import EXAMPLES, report
+from tests.report_examples import REHEARSAL, report
 from tests.schemas import SCHEMA
 from tests.test_trial import trial_on
 from vllm_repro.catalogue import find
@@ -38,7 +38,6 @@ from vllm_repro.vocabulary import with_flags
 
 TQ = find("tq-chunked-prefill")
 PART = Replaced("vllm.a.b", "vllm/a.py", "0" * 64, "there is no | GPU", "none")
-REHEARSAL = next(folder for folder in EXAMPLES if folder.name.endswith("-rehearsal"))
 
 
 def launch_of(arm: str) -> Launch:

@@ -40,7 +40,7 @@ def table() -> dict[str, list[str]]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=1800,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line.split("\t") for line in done.stdout.splitlines()]

@@ -67,7 +67,7 @@ def test_the_stand_ins_do_what_the_kernels_do(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=1800,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     gathered, combined, answers = done.stdout.splitlines()[-3:]

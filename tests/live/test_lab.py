@@ -48,20 +48,24 @@ def test_the_reported_command_dies_of_the_reported_sentence(harness: Harness) ->
     assert all(len(part["sha256"]) == 64 and part["why"] and part["effect"] for part in arm["server"]["replaced"])
 
 
+BY_HAND = pytest.mark.by_hand
+
+
 @pytest.mark.parametrize(
-    ("arm", "outcome", "status"),
+    ("arm", "outcome"),
     [
-        ("eager", "clean", 0),
-        ("near-miss-128", "untriggered", 0),
-        ("near-miss-129", "crash", 0),
-        ("prefix-hit", "crash", 0),
-        ("growing-chat", "crash", 0),
+        ("near-miss-128", "untriggered"),
+        ("near-miss-129", "crash"),
+        pytest.param("eager", "clean", marks=BY_HAND),  # the README's first command, which CI runs, boots it too
+        # A prefix hit dies of the same sentence below, in 0.32.0; the chat that grows is one more way into it.
+        pytest.param("prefix-hit", "crash", marks=BY_HAND),
+        pytest.param("growing-chat", "crash", marks=BY_HAND),
     ],
 )
-def test_the_arms_around_it(harness: Harness, arm: str, outcome: str, status: int) -> None:
+def test_the_arms_around_it(harness: Harness, arm: str, outcome: str) -> None:
     done = harness("run", SCENARIO, "--server", "lab", "--vllm", "0.23.0", "--arm", arm)
     trial = done.report["arms"][0]["trials"][0]
-    assert (trial["outcome"], done.status) == (outcome, status), done.out + done.err
+    assert (trial["outcome"], done.status) == (outcome, 0), done.out + done.err
 
 
 def test_the_fixed_release_lives_with_the_boundary_crossed(harness: Harness) -> None:
@@ -113,7 +117,7 @@ def test_the_stand_ins_write_and_read_what_the_kernels_do(tmp_path: Path) -> Non
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=1800,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith("turboquant_"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,13 +29,17 @@ pytestmark = pytest.mark.live
 SCENARIO = "min-tokens-stop-ids"
 
 
-def test_the_engine_of_0_28_0_dies_of_one_request(harness: Harness) -> None:
-    done = harness("run", SCENARIO, "--server", "process", "--vllm", "0.28.0")
+def test_the_engine_of_0_28_0_dies_of_one_request_and_lives_with_the_fix_laid_over_it(harness: Harness) -> None:
+    """The near miss is booted where a server is attached to."""
+    provision("0.28.0")  # here, so that an install does not count against the time of a run
+    arms = ("--arm", "reported", "--arm", "patched")
+    done = harness("run", SCENARIO, "--server", "process", "--vllm", "0.28.0", *arms)
     assert done.status == 0, done.out + done.err
+    assert "REHEARSAL" not in done.out
     report = done.report
     assert (report["verdict"], report["expected"], report["evidence"]) == ("reproduces", True, "cpu")
-    arms = {arm["name"]: arm for arm in report["arms"]}
-    trial = arms["reported"]["trials"][0]
+    reported, fixed = report["arms"]
+    trial = reported["trials"][0]
     assert trial["outcome"] == "crash"
     assert trial["trigger"]["crossed"] is True
     assert trial["phase"] == "request"
@@ -45,32 +50,26 @@ def test_the_engine_of_0_28_0_dies_of_one_request(harness: Harness) -> None:
     assert death["latency_s"] >= 0
     assert {"answer", "log", "process"} <= set(death["channels"])
     assert any("logits_processor/builtin.py:apply" in frame for frame in death["frames"])
-    assert arms["reported"]["server"]["vllm_version"] == "0.28.0"
-    assert arms["near-miss"]["trials"][0]["outcome"] == "untriggered"
-    assert "REHEARSAL" not in done.out
+    assert reported["server"]["vllm_version"] == "0.28.0"
+    assert reported["server"]["patched"] == []
 
-
-def test_the_engine_of_0_29_0_refuses_it_and_lives(harness: Harness) -> None:
-    done = harness("run", SCENARIO, "--server", "process", "--vllm", "0.29.0")
-    assert done.status == 0, done.out + done.err
-    trial = done.report["arms"][0]["trials"][0]
+    trial = fixed["trials"][0]
     assert (trial["outcome"], trial["trigger"]["crossed"], trial["death"]) == ("clean", True, None)
-    assert done.report["verdict"] == "quiet"
-
-
-def test_0_28_0_with_the_fix_laid_over_it_lives(harness: Harness) -> None:
-    """That it dies without is the first test here."""
-    done = harness("run", SCENARIO, "--server", "process", "--vllm", "0.28.0", "--arm", "patched")
-    assert done.status == 0, done.out + done.err
-    (arm,) = done.report["arms"]
-    trial = arm["trials"][0]
-    assert (trial["outcome"], trial["trigger"]["crossed"], trial["death"]) == ("clean", True, None)
-    (changed,) = arm["server"]["patched"]
+    (changed,) = fixed["server"]["patched"]
     assert (changed["file"], changed["imported"]) == ("vllm/sampling_params.py", True)
     assert done.folder is not None
     log = (done.folder / trial["log"]).read_text(encoding="utf-8")
     processes = set(re.findall(r"REPRO observed imported .*\"pid\": (\d+)", log))
     assert len(processes) == 3, "API server, EngineCore and worker"
+
+
+def test_the_engine_of_0_29_0_refuses_it_and_lives(harness: Harness) -> None:
+    provision("0.29.0")
+    done = harness("run", SCENARIO, "--server", "process", "--vllm", "0.29.0", "--arm", "reported")
+    assert done.status == 0, done.out + done.err
+    trial = done.report["arms"][0]["trials"][0]
+    assert (trial["outcome"], trial["trigger"]["crossed"], trial["death"]) == ("clean", True, None)
+    assert done.report["verdict"] == "quiet"
 
 
 def test_a_flag_that_the_release_does_not_know_is_unsupported(harness: Harness, tmp_path: Path) -> None:
@@ -143,27 +142,27 @@ def test_attached_to_a_running_server(harness: Harness, running: str) -> None:
 
 
 def test_a_killed_harness_leaves_a_real_server_that_clean_ends(harness: Harness, tmp_path: Path) -> None:
+    provision("0.28.0")
     environment = {**os.environ, "VLLM_REPRO_REPORTS": str(tmp_path / "reports"), "CI": "true"}
-    command = ["python", "-m", "vllm_repro", "run", SCENARIO, "--server", "process", "--vllm", "0.28.0"]
-    import sys
-
-    process = subprocess.Popen(
-        [sys.executable, *command[1:]], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    log: Path | None = None
-    grown = time.monotonic()
-    # Killed once EngineCore and its worker are there: the processes that are hardest to find again.
-    while True:
-        children = psutil.Process(process.pid).children(recursive=True)
-        if sum("VLLM::" in " ".join(child.cmdline()) for child in children if child.is_running()) >= 2:
-            break
-        log = next(iter((tmp_path / "reports").glob("*/2*/logs/*.log")), log)
-        assert process.poll() is None
-        assert time.monotonic() - grown < 600
-        time.sleep(0.2)
-    pids = [child.pid for child in children]
-    process.kill()
-    process.wait()
+    command = [sys.executable, "-m", "vllm_repro", "run", SCENARIO, "--server", "process", "--vllm", "0.28.0"]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        size, grown = -1, time.monotonic()
+        # Killed once EngineCore and its worker are there: the processes that are hardest to find again.
+        while True:
+            children = psutil.Process(process.pid).children(recursive=True)
+            if sum("VLLM::" in " ".join(child.cmdline()) for child in children if child.is_running()) >= 2:
+                break
+            assert process.poll() is None
+            now = sum(log.stat().st_size for log in (tmp_path / "reports").glob("*/2*/logs/*.log"))
+            if now != size:
+                size, grown = now, time.monotonic()
+            assert time.monotonic() - grown < 600, "the boot makes no progress"
+            time.sleep(0.2)
+        pids = [child.pid for child in children]
+    finally:
+        process.kill()
+        process.wait()
     assert all(psutil.pid_exists(pid) for pid in pids)
     assert "removed: process" in harness("clean", "--yes").out
     gone = [pid for pid in pids if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE]

@@ -1,6 +1,11 @@
-"""Real releases in the lab: #42085 dies in vLLM's own scheduler on this CPU, and lives where it should. A boot takes about 20 seconds."""
+"""Real releases in the lab: #42085 dies in vLLM's own scheduler on this CPU, and lives where it should; an engine that never comes to rest.
+
+A boot takes about 20 seconds.
+"""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 
@@ -40,7 +45,10 @@ def test_the_second_long_prompt_walks_off_the_free_list(harness: Harness) -> Non
     assert replaced == ["DmaCopyBackend", "torch", "is_pin_memory_available", "get_num_free_blocks"]
 
 
-@pytest.mark.parametrize(("arm", "outcome"), [("near-miss-length", "untriggered"), ("lazy", "clean")])
+@pytest.mark.parametrize(
+    ("arm", "outcome"),
+    [("near-miss-length", "untriggered"), pytest.param("lazy", "clean", marks=pytest.mark.by_hand)],
+)
 def test_the_arms_around_it(harness: Harness, arm: str, outcome: str) -> None:
     provision("0.21.0")
     done = harness("run", SCENARIO, "--server", "lab", "--vllm", "0.21.0", "--arm", arm)
@@ -55,3 +63,17 @@ def test_the_fixed_release_lives_with_the_boundary_crossed(harness: Harness) -> 
     trial = done.report["arms"][0]["trials"][0]
     assert (trial["outcome"], trial["trigger"]["crossed"], trial["death"]) == ("clean", True, None)
     assert trial["trigger"]["evidence"][1].endswith("none lists a block twice")
+
+
+def test_an_engine_that_answers_everything_never_comes_to_rest(harness: Harness) -> None:
+    provision("0.32.0")
+    done = harness("run", "sco-lazy-never-rests", "--server", "lab", "--vllm", "0.32.0", "--arm", "reported")
+    assert done.status == 0, done.out + done.err
+    trial = done.report["arms"][0]["trials"][0]
+    assert (trial["outcome"], trial["death"], trial["during"]) == ("hang", None, "coming to rest")
+    assert trial["requests"] == {"sent": 3, "ok": 3, "failed": 0}
+    filled, seen = trial["trigger"]["evidence"]
+    assert filled.endswith("the GPU's cache has 30, and the connector has room for 15")
+    # Three requests have 36 blocks to store.
+    events, blocks = (int(word) for word in re.findall(r"\d+", seen))
+    assert min(events, blocks) > 100

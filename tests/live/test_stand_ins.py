@@ -44,7 +44,7 @@ def read(version: str, script: str, asked: object) -> list[dict[str, Any]]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=300,
+        timeout=1800,
     )
     sys.stdout.write(done.stderr[-4000:])
     (answer,) = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]

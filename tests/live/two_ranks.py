@@ -49,9 +49,19 @@ class Run:
         return next(child for child in children if "Worker_TP1" in " ".join(child.cmdline()))
 
     def report(self) -> dict[str, Any]:
-        self.process.wait(timeout=280)
+        """Of the ended run. How long a long answer takes is the machine's matter: the logs and the journal must grow meanwhile."""
+        size, grown = 0, time.monotonic()
+        while self.process.poll() is None:
+            if (now := self.written()) != size:
+                size, grown = now, time.monotonic()
+            assert time.monotonic() - grown < 240, "the run makes no progress"
+            time.sleep(0.2)
         report: dict[str, Any] = json.loads((self.folder / "report.json").read_text(encoding="utf-8"))
         return report
+
+    def written(self) -> int:
+        """Bytes of the run's journal and logs so far."""
+        return sum(path.stat().st_size for path in (self.folder / "journal.jsonl", *(self.folder / "logs").iterdir()))
 
     def end(self) -> None:
         if self.process.poll() is None:
@@ -76,8 +86,7 @@ def begin(out: Path, *options: str) -> Run:
         size, grown = 0, time.monotonic()
         while not any(entry["event"] == "request-sent" for entry in run.journal()):
             assert process.poll() is None, "the run ended before its request was sent"
-            now = sum(log.stat().st_size for log in (run.folder / "logs").iterdir())
-            if now != size:
+            if (now := run.written()) != size:
                 size, grown = now, time.monotonic()
             assert time.monotonic() - grown < 240, "the boot makes no progress"
             time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""Folders that are whole or not there. The lock is tested with the cache that uses it, in test_provision.py."""
+"""Folders that are whole or not there. The lock is tested with the cache that uses it, in test_lock.py."""
 
 from __future__ import annotations
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from tests.report_examples import EXAMPLES
-
-REHEARSAL = next(folder for folder in EXAMPLES if folder.name.endswith("-rehearsal"))
+from tests.report_examples import REHEARSAL
 
 MARKUP = """<script>window.hacked = "script"</script>
 </pre></details></main></body></html><script>window.hacked = "end"</script>

@@ -20,6 +20,7 @@ from vllm_repro.report import files
 from vllm_repro.report.build import build
 from vllm_repro.report.files import FORMATS, ON_REQUEST, render
 from vllm_repro.report.model import RunReport
+from vllm_repro.report.table import arms_grid
 from vllm_repro.terminal import summary
 from vllm_repro.verdict import Verdict
 
@@ -88,6 +89,20 @@ def test_a_journal_cut_at_or_beside_the_end_of_any_line(tmp_path: Path) -> None:
             if at < len(raw) - 1:
                 started = rendered([raw[:at]], tmp_path) is not None
                 assert started is (at >= ends[0] - 1)
+
+
+def test_an_arm_that_was_begun_is_not_said_to_have_not_run(tmp_path: Path) -> None:
+    begun: list[bytes] = []
+    for line in (SMALLEST / "journal.jsonl").read_bytes().splitlines(keepends=True):
+        begun.append(line)
+        if b'"event": "request-sent"' in line:
+            break
+    report = rendered(begun, tmp_path)
+    assert report is not None
+    assert report.verdict.because.startswith("no trial came to its end")
+    first, *others = [row[-2] for row in arms_grid(report).rows]
+    assert first == "cut short"
+    assert set(others) <= {"not run"}
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

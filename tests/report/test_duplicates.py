@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.report_examples import EXAMPLES, report
+from tests import report_examples as examples
+from tests.report_examples import report
 from vllm_repro.catalogue import all_scenarios
 from vllm_repro.report.duplicates import duplicates
 
 SCENARIOS = all_scenarios()
-DIED = report(next(folder for folder in EXAMPLES if folder.name == "tq-chunked-prefill-lab-0.23.0"))
-LIVED = report(next(folder for folder in EXAMPLES if folder.name == "tq-chunked-prefill-lab-0.24.0"))
+DIED, LIVED = report(examples.DIED), report(examples.LIVED)
 TQ, FIX, CHUNKED = "tq-prefix-hit-unreserved", "vllm-project/vllm#44053", "vllm-project/vllm#41726"
 
 

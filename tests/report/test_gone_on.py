@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from tests.report_examples import EXAMPLES
+from tests.report_examples import REHEARSAL
 from vllm_repro.journal import Entry, Recording, read
 from vllm_repro.report.build import report_of
 from vllm_repro.report.files import render
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.thinned import thinned
 
-WHOLE = next(folder for folder in EXAMPLES if folder.name == "tq-chunked-prefill-rehearsal") / "journal.jsonl"
+WHOLE = REHEARSAL / "journal.jsonl"
 
 
 def gone_on_with(*, sent: bool) -> list[Entry]:

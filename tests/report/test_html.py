@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.report.hostile_logs import REHEARSAL, run_folder, write_hostile
+from tests.report.hostile_logs import run_folder, write_hostile
 from tests.report.test_issue import FIELDS, HOSTILE, Field, planted
 from tests.report.test_measured import Journal, measured
-from tests.report_examples import EXAMPLES, report
+from tests.report_examples import EXAMPLES, REHEARSAL, report
 from tests.test_versionmap import map_of
 from vllm_repro.errors import UsageError
 from vllm_repro.journal import Entry, Recording, read

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests import report_examples as examples
 from tests.github_markdown import Rendered, render
 from tests.report_examples import EXAMPLES, report
 from vllm_repro.catalogue import all_scenarios
@@ -28,10 +29,11 @@ from vllm_repro.report.files import drafted
 from vllm_repro.report.files import render as render_format
 from vllm_repro.report.issue import draft
 from vllm_repro.report.model import RunReport
+from vllm_repro.terminal import summary
 from vllm_repro.verdict import Expected, Verdict, VerdictReport, arm_result
 
 SCENARIOS = all_scenarios()
-DIED = report(next(folder for folder in EXAMPLES if folder.name == "tq-chunked-prefill-lab-0.23.0"))
+DIED = report(examples.DIED)
 RECORDINGS = Path(__file__).parents[1] / "data" / "recordings"
 SECRETIVE = Redactor()
 
@@ -85,6 +87,19 @@ def test_examples_are_what_their_journals_draft(folder: Path) -> None:
         path.write_text(text, encoding="utf-8")
     assert path.read_text(encoding="utf-8") == text
     assert_sound(text, [made.issue, *duplicates(made, SCENARIOS)])
+
+
+def test_a_bug_that_is_no_death_is_told_like_one() -> None:
+    """The control that lives comes first in the file, and is not what the draft is about."""
+    made = report(next(folder for folder in EXAMPLES if folder.name.startswith("sco-window-loads-wait")))
+    turned = replace(made, arms=made.arms[::-1])
+    body = drafted(turned).body
+    assert "Boundary crossed in `reported`" in body
+    assert "\n\n`0 requests running, 4 of ours in flight" in body
+    assert "(1 of 1 hung) |" in body
+    assert "With this change the engine lived (`patched`, 0 of 1 hung):" in body
+    assert "May be the same, check before sending" in body
+    assert "0 requests running, 4 of ours in flight" in summary(turned)
 
 
 @pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)

@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from junitparser import Error, Failure, JUnitXml, Property, Skipped, TestSuite
 
 from tests.golden_files import assert_golden
-from tests.report_examples import EXAMPLES, report
+from tests.report_examples import EXAMPLES, REHEARSAL, report
 from vllm_repro.outcome import Death, Outcome
 from vllm_repro.report.junit import junit
 from vllm_repro.report.model import RunReport
 from vllm_repro.verdict import Verdict, VerdictReport, arm_result
 
-EXAMPLE = report(next(folder for folder in EXAMPLES if folder.name.endswith("-rehearsal")))
+EXAMPLE = report(REHEARSAL)
 # Typed, which the library's are not.
 counted: Callable[[TestSuite], None] = TestSuite.update_statistics
 told: Callable[[TestSuite], Iterable[Property]] = TestSuite.properties

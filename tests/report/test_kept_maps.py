@@ -10,11 +10,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-import vllm_repro.report
 from tests.report_examples import MAPS
+from tests.schemas import VERSIONS_SCHEMA
 from vllm_repro.catalogue import find
 
-SCHEMA = json.loads(Path(vllm_repro.report.__file__).with_name("versions.schema.json").read_text(encoding="utf-8"))
 EXPLAINED = (Path(__file__).parents[2] / "docs" / "version-maps.md").read_text(encoding="utf-8")
 
 
@@ -30,7 +29,7 @@ def kept(request: pytest.FixtureRequest) -> tuple[Path, dict[str, Any]]:
 
 def test_a_kept_map_is_whole_and_of_its_scenario(kept: tuple[Path, dict[str, Any]]) -> None:
     folder, loaded = kept
-    jsonschema.validate(loaded, SCHEMA)
+    jsonschema.validate(loaded, VERSIONS_SCHEMA)
     assert (loaded["scenario"], loaded["evidence"], loaded["pending"]) == (folder.name, "lab", [])
     assert loaded["interrupted"] is None
     status = find(folder.name).status

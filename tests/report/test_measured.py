@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from tests.golden_files import assert_golden
-from tests.report_examples import EXAMPLES
+from tests.report_examples import REHEARSAL
 from tests.schemas import SCHEMA
 from vllm_repro.journal import read
 from vllm_repro.output import Probe, checks, said
@@ -23,7 +23,6 @@ from vllm_repro.throughput import throughput
 
 POINT = {"prompt": 128, "output": 512, "concurrency": 4}
 LOAD = throughput(prompt=128, output=512, concurrency=[4], baseline="eager")
-REHEARSED = next(folder for folder in EXAMPLES if folder.name.endswith("-rehearsal"))
 
 
 def figures(speed: float) -> dict[str, Any]:
@@ -46,7 +45,7 @@ class Journal:
     """A journal in the making: that of the example, with its trials' ends replaced."""
 
     def __init__(self, evidence: str, **header: Any) -> None:
-        lines = (REHEARSED / "journal.jsonl").read_text(encoding="utf-8").splitlines()
+        lines = (REHEARSAL / "journal.jsonl").read_text(encoding="utf-8").splitlines()
         entries = [json.loads(line) for line in lines]
         self.header = next(entry for entry in entries if entry["event"] == "run-started")
         self.ended = next(e for e in entries if e["event"] == "trial-ended" and e["outcome"] == "clean")

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from tests.golden_files import assert_golden
-from tests.report_examples import EXAMPLES, report
+from tests.report_examples import EXAMPLES, REHEARSAL, report
 from tests.schemas import SCHEMA
 from vllm_repro.errors import UsageError
 from vllm_repro.journal import Entry, read
@@ -24,8 +24,6 @@ from vllm_repro.report.markdown import markdown
 from vllm_repro.report.model import RunReport
 from vllm_repro.terminal import summary
 from vllm_repro.verdict import Verdict, VerdictReport, arm_result
-
-REHEARSAL = next(folder for folder in EXAMPLES if folder.name.endswith("-rehearsal"))
 
 
 @pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
@@ -152,6 +150,32 @@ def test_a_change_that_no_process_imported_was_not_tried(imported: list[str] | N
         "reported: vllm/a.py"
     ]
     assert len(list(suite.iter("skipped"))) == (imported == [])
+
+
+def test_a_change_that_was_not_tried_hides_no_other_arms_death() -> None:
+    death = next(read(REHEARSAL / "journal.jsonl").of("trial-ended"))["death"]
+
+    def told(entry: Entry) -> Entry:
+        fields = dict(entry.fields)
+        if entry.event == "run-started":
+            idle = {**fields["arms"][0], "patches": [{"file": "vllm/a.py", "was": "a", "now": "b"}]}
+            fields["arms"] = [
+                idle,
+                next({**arm, "expected": "lives"} for arm in fields["arms"] if arm["name"] == "eager"),
+            ]
+        if entry.event == "server-started" and fields["arm"] == "reported":
+            fields["facts"] = {**fields["facts"], "patched": [{"file": "vllm/a.py", "sha256": "0" * 64}]}
+        if entry.event == "trial-ended" and fields["arm"] == "reported":
+            fields |= {"outcome": "clean", "death": None, "imported": []}
+        if entry.event == "trial-ended" and fields["arm"] == "eager":
+            fields |= {"outcome": "crash", "death": death}
+        return replace(entry, fields=fields)
+
+    recording = read(REHEARSAL / "journal.jsonl")
+    made = report_of(replace(recording, entries=tuple(map(told, recording.entries))), REHEARSAL).verdict
+    assert (made.verdict, made.expected, made.surprises) == (Verdict.INCONCLUSIVE, False, ("eager",))
+    assert "so it was not put to the test" in made.because
+    assert "unexpected in arm eager: crash" in made.because
 
 
 def test_a_report_says_whose_server_stayed_and_where_each_log_is() -> None:

@@ -5,14 +5,15 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.report_examples import EXAMPLES, report
+from tests import report_examples as examples
+from tests.report_examples import report
 from vllm_repro.journal import Entry, Recording
 from vllm_repro.logpieces import Keep, LogPieces, Piece
 from vllm_repro.report.chart import Chart, chunk_chart, interval_chart, timeline_chart
 from vllm_repro.report.logview import LogView, view
 from vllm_repro.report.timeline import Asked, Timeline, timelines
 
-DIED = report(next(folder for folder in EXAMPLES if folder.name == "tq-chunked-prefill-lab-0.23.0"))
+DIED = report(examples.DIED)
 
 
 def of(*entries: tuple[float, str, dict[str, Any]], arm: str = "a") -> Timeline:
@@ -157,7 +158,7 @@ def test_what_is_left_out_is_a_line_of_its_own_and_no_error() -> None:
 
 
 def test_it_ends_with_the_outcome_that_the_report_has() -> None:
-    wrong = report(next(folder for folder in EXAMPLES if folder.name.startswith("tq-mtp-wrong-tokens-lab")))
+    wrong = report(examples.WRONG)
     for arm in wrong.arms:
         for trial in arm.trials:
             (end,) = (moment for moment in wrong.timelines[arm.name, trial.number].moments if moment.lane == "end")

@@ -9,8 +9,9 @@ from tests.test_versionmap import EXAMPLE, map_of, row
 from vllm_repro.catalogue import find
 from vllm_repro.fate import Fate
 from vllm_repro.outcome import Outcome
+from vllm_repro.report.mapped import mapped
 from vllm_repro.report.versions import markdown, terminal
-from vllm_repro.verdict import Standing
+from vllm_repro.verdict import Expected, Standing
 from vllm_repro.versionmap import VersionMap, row_of, row_without_run
 
 TQ = find("tq-chunked-prefill")
@@ -40,6 +41,26 @@ def several_arms() -> VersionMap:
 def test_a_map_is_what_was_reviewed(name: str, version_map: VersionMap) -> None:
     assert_golden(f"versions-{name}.md", markdown(version_map))
     assert_golden(f"versions-{name}.txt", terminal(version_map, "reports/x/versions/y/versions.md") + "\n")
+
+
+@pytest.mark.parametrize(
+    ("expected", "head", "event"),
+    [
+        (Expected.DIES, "died", "a crash"),
+        (Expected.HANGS, "hung", "that it hung"),
+        (Expected.ERRS, "answered wrongly", "that it answered wrongly"),
+    ],
+)
+def test_a_map_words_what_the_bug_does(expected: Expected, head: str, event: str) -> None:
+    one = row("0.24.0", Outcome.CLEAN)
+    arm = replace(one.arms[0], result=replace(one.arms[0].result, expected=expected))
+    version_map = map_of([replace(one, arms=(arm,))])
+    assert f"which excludes {event} in more than 95% of boots" in markdown(version_map)
+    assert f"| outcome | {head} | boundary |" in markdown(version_map)
+    assert f" {head} " in terminal(version_map, "").splitlines()[2]
+    shown = mapped(version_map.as_json(), version_map.scenario, "versions.json")
+    assert shown is not None
+    assert shown.grid.heads[4] == head
 
 
 @pytest.mark.parametrize(("evidence", "word"), [("rehearsal", "REHEARSAL"), ("lab", "LAB"), ("cpu", "CPU")])

@@ -20,7 +20,8 @@ from vllm_repro.servers.docker_engine import OWNER_LABEL, RUN_LABEL, Engine
 from vllm_repro.servers.docker_leftovers import Kind, list_leftovers, remove_container, remove_leftovers
 from vllm_repro.servers.process import free_port
 
-pytestmark = pytest.mark.docker
+# What has lost its owner is swept by any run that begins beside it.
+pytestmark = [pytest.mark.docker, pytest.mark.alone]
 
 CLIENT = """
 import asyncio, sys, time

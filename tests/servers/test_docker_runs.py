@@ -175,6 +175,7 @@ def test_an_interrupted_run_leaves_no_container(
     assert json.loads((folder / "report.json").read_text(encoding="utf-8"))["interrupted"] == number.name
 
 
+@pytest.mark.alone  # what has lost its owner is swept by any run that begins beside it
 @pytest.mark.parametrize("moment", ["trial-started", '"ready"'])
 def test_after_a_sigkill_clean_removes_the_container(
     tmp_path: Path, engine: Engine, rehearsal_image: str, harness: Harness, moment: str

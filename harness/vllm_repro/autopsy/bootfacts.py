@@ -31,6 +31,7 @@ class BootFacts:
     runner_note: vLLM's own sentence about which model runner it uses.
     workspace_locked: bytes, as VLLM_DEBUG_WORKSPACE=1 prints them; of several workspaces the largest.
     workspace_reserved: a backend asked for room there before anything ran.
+    offload_blocks: for which the simple CPU offload connector has room.
     args: the "non-default args" line as Python values.
     """
 
@@ -47,6 +48,7 @@ class BootFacts:
     runner_note: str | None = None
     workspace_locked: int | None = None
     workspace_reserved: bool = False
+    offload_blocks: int | None = None
     args: Mapping[str, object] = field(default_factory=dict)
     ready: bool = False
 
@@ -66,6 +68,7 @@ class BootFacts:
             "runner_note": self.runner_note,
             "workspace_locked": self.workspace_locked,
             "workspace_reserved": self.workspace_reserved,
+            "offload_blocks": self.offload_blocks,
             "ready": self.ready,
         }
 
@@ -130,6 +133,7 @@ _IN_FORCE = re.compile(r"\benable_(chunked_prefill|prefix_caching)=(True|False)\
 _GRAPH_MODE = re.compile(r"'cudagraph_mode': (?:<CUDAGraphMode\.(\w+)|'(\w+)')")
 _RUNNER = re.compile(r"Model Runner V2\b|V2 model runner|V1 model runner")
 _LOCKED = re.compile(r"Workspace locked\. Current sizes: \[([\d., e+-]*)\]")
+_OFFLOAD = re.compile(r"SimpleCPUOffloadScheduler: Allocating (\d+) (?:CPU|offload) blocks")
 _ARGS = re.compile(r"non-default args: (\{.*\})\s*$")
 
 
@@ -176,6 +180,8 @@ class BootReader:
                 self._say("workspace_locked", round(max(sizes, default=0.0) * 1024 * 1024))
             if ":_reserve_workspace'" in text:
                 self._say("workspace_reserved", True)
+        if "SimpleCPUOffload" in text and (found := _OFFLOAD.search(text)):
+            self._say("offload_blocks", int(found[1]))
         if "Application startup complete" in text:
             self._say("ready", True)
         if "non-default args" in text and (found := _ARGS.search(text)) and (args := _literal(found[1])):

@@ -2,14 +2,15 @@
 
 The same sentence reaches people in many dresses: printed by vLLM (`(EngineCore pid=9) ERROR 11-20 08:24:30
     [core.py:1138] …`), by uvicorn (`INFO:     …`), through compose (`vllm-1  | …`), `docker logs -t`,
-    Kubernetes or journald, in colour, or glued behind a progress bar. Everything that reads a log reads it
-    through here, so that no other module knows a prefix.
+    Kubernetes or journald, in colour, quoted or indented as a post has it, or glued behind a progress bar.
+    Everything that reads a log reads it through here, so that no other module knows a prefix.
 
 Reading is lazy and linear in the size of the log; a single line is held to `MAX_LINE` characters.
 """
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -58,15 +59,23 @@ ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-
 # What log collectors put before a line. Each is tried once and in this order, so that no message text is
 # eaten.
 _COLLECTORS = (
+    # a quotation in Markdown or a mail
+    re.compile(r"(?:> ?)+"),
+    # a block of code in Markdown; where no prefix of vLLM follows, indentation is the text's own
+    re.compile(
+        r"[ \t]+(?=\([A-Za-z][\w.:-]{0,60} pid=\d|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:\d{4}-)?\d\d-\d\d \d\d:)"
+    ),
+    # kubectl logs --prefix
+    re.compile(r"\[pod/[\w.-]{1,253}/[\w.-]{1,63}\] ?"),
     # compose; the bar must stand before anything else, so that a table in a message is left alone
     re.compile(r"[A-Za-z0-9][\w.-]{0,80} +\| ?"),
-    # docker -t, Kubernetes CRI ("… stdout F "), GitHub Actions
+    # docker -t, Kubernetes CRI ("… stdout F "), GitHub Actions, Grafana (a tab), journald with its ISO forms ("… host vllm[7]: ")
     re.compile(
-        r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]? ?"
-        r"(?:(?:stdout|stderr) [FP] )?"
+        r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?[ \t]?"
+        r"(?:(?:stdout|stderr) [FP] |[\w.-]{1,80} [\w./@-]{1,80}\[\d+\]: ?)?"
     ),
     # journald and syslog
-    re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,80} [\w./@-]{1,80}(?:\[\d+\])?: ?"),
+    re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})? \S{1,80} [\w./@-]{1,80}(?:\[\d+\])?: ?"),
 )
 
 _PROCESS = re.compile(r"\(([A-Za-z][\w.:-]{0,60}) pid=(\d{1,10})(?:, ip=[^)\s]{1,60})?\) ?")
@@ -89,15 +98,16 @@ def read_lines(source: str | bytes | Iterable[str | bytes]) -> Iterator[Line]:
     """Yields the lines of a log, or of whatever was pasted.
 
     `source`: the whole text, or an iterable of it in pieces that each hold one line or more (an open file,
-    text or binary). Bytes are read as UTF-8, and what is not valid becomes U+FFFD. Lines that are empty after
-    their prefix are kept: some messages have them.
+    text or binary). Bytes are read as UTF-8, or as UTF-16 where they begin with its mark, as PowerShell writes
+    what is redirected; what is not valid becomes U+FFFD. Lines that are empty after their prefix are kept: some
+    messages have them.
     """
     for number, physical in enumerate(_physical_lines(source), start=1):
         yield from _pieces(number, physical)
 
 
 def _physical_lines(source: str | bytes | Iterable[str | bytes]) -> Iterator[str]:
-    for piece in (source,) if isinstance(source, str | bytes) else source:
+    for piece in _without_utf16((source,) if isinstance(source, str | bytes) else source):
         text = piece.decode("utf-8", "replace") if isinstance(piece, bytes) else piece
         start = 0
         while start < len(text):
@@ -106,6 +116,18 @@ def _physical_lines(source: str | bytes | Iterable[str | bytes]) -> Iterator[str
                 end = len(text)
             yield text[start : min(end, start + MAX_LINE)]
             start = end + 1
+
+
+def _without_utf16(pieces: Iterable[str | bytes]) -> Iterator[str | bytes]:
+    """The pieces; where the first one begins with the mark of UTF-16, all in one, since its lines do not end at a byte."""
+    rest = iter(pieces)
+    first = next(rest, b"")
+    if isinstance(first, bytes) and first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        whole = b"".join([first, *(piece for piece in rest if isinstance(piece, bytes))])
+        yield whole.decode("utf-16", "replace")
+        return
+    yield first
+    yield from rest
 
 
 def _pieces(number: int, physical: str) -> Iterator[Line]:

@@ -26,13 +26,12 @@ from vllm_repro.cli import (
     show,
     versions,
 )
-from vllm_repro.errors import ReproError
+from vllm_repro.errors import INTERRUPTED, ReproError
 
 __all__ = ["main", "parser"]
 
 WRONG_USAGE = 64
 HARNESS_FAULT = 70
-INTERRUPTED = 130
 
 VERBS = (list_, show, check, doctor, run, versions, explore, causes, nightly, report, draft, diagnose, history, clean)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import tempfile
 from dataclasses import replace
@@ -42,9 +43,9 @@ def add(subparsers: Subparsers) -> None:
         run,
         does="make named changes in a release one at a time, and see which die and which live",
         example="vllm-repro causes sco-hybrid --trials 100",
-        json_output=True,
+        prints="a row for each release and each change of it",
+        more=_EPILOG,
     )
-    parser.epilog = (parser.epilog or "") + _EPILOG
     parser.add_argument("scenario", metavar="SCENARIO")
     parser.add_argument(
         "--trials", type=_trials, default=100, metavar="N", help="workloads for each change (default: 100)"
@@ -70,7 +71,9 @@ def run(arguments: argparse.Namespace) -> int:
         flush=True,
     )
     rows, released = _Trying(scenario, scenario.causes, range(arguments.seed, arguments.seed + arguments.trials)).run()
-    again = f"vllm-repro causes {arguments.scenario} --trials {arguments.trials} --seed {arguments.seed}"
+    again = shlex.join(
+        ["vllm-repro", "causes", arguments.scenario, "--trials", f"{arguments.trials}", "--seed", f"{arguments.seed}"]
+    )
     print("\n" + "\n".join(lines(rows, released)) + f"\nagain: {again}", file=said)
     if arguments.json:
         print_json(

@@ -10,6 +10,7 @@ from pathlib import Path
 from vllm_repro.catalogue import scenario_files, scenario_files_below
 from vllm_repro.cli.common import Subparsers, print_json, verb
 from vllm_repro.errors import UsageError
+from vllm_repro.report.wording import many
 from vllm_repro.scenario_file import Problem, check_file
 
 
@@ -20,7 +21,7 @@ def add(subparsers: Subparsers) -> None:
         run,
         does="find every mistake in scenario files, with file and line",
         example="vllm-repro check scenarios/tq_chunked_prefill.py",
-        json_output=True,
+        prints="a list of the mistakes, each with its file, line and text",
     )
     parser.add_argument(
         "paths", nargs="*", metavar="PATH", help="files or folders; the package's own where none is named"
@@ -35,12 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         for problem in problems:
             print(problem)
-        print(f"{_counted(len(files), 'file')}, {_counted(len(problems), 'problem')}", file=sys.stderr)
+        print(f"{many(len(files), 'file')}, {many(len(problems), 'problem')}", file=sys.stderr)
     return 1 if problems else 0
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _files(paths: list[Path]) -> list[Path]:

@@ -16,21 +16,24 @@ Function = Callable[[argparse.Namespace], int]
 
 
 def verb(
-    subparsers: Subparsers, name: str, function: Function, *, does: str, example: str, json_output: bool = False
+    subparsers: Subparsers, name: str, function: Function, *, does: str, example: str, prints: str = "", more: str = ""
 ) -> argparse.ArgumentParser:
-    """A subparser of the house: one sentence, an example, `-v`, and `--json` where the verb prints data."""
+    """A subparser of the house: one sentence, an example and what comes after it (`more`), `-v`, and `--json` where there is data to print.
+
+    prints: which data.
+    """
     parser = subparsers.add_parser(
         name,
         help=does,
         description=does[0].upper() + does[1:] + ".",
-        epilog=f"example:\n  {example}",
+        epilog=f"example:\n  {example}{more}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="say more; a fault of the harness shows its traceback"
     )
-    if json_output:
-        parser.add_argument("--json", action="store_true", help="print JSON, with the keys of report.json")
+    if prints:
+        parser.add_argument("--json", action="store_true", help=f"print JSON: {prints}")
     parser.set_defaults(function=function)
     return parser
 

@@ -21,7 +21,7 @@ def add(subparsers: Subparsers) -> None:
         run,
         does="say of a server log or a pasted traceback whether an engine died, and of what",
         example="vllm-repro diagnose server.log --json",
-        json_output=True,
+        prints="what died and of what, and the scenarios that it matches",
     )
     parser.add_argument("file", metavar="FILE", help="a log or a pasted traceback; - for standard input")
 

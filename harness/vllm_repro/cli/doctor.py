@@ -41,7 +41,7 @@ def add(subparsers: Subparsers) -> None:
         run,
         does="say what this machine can run, and why not",
         example="vllm-repro doctor",
-        json_output=True,
+        prints="a list of what was looked at, each with whether it is there and what is to be known",
     )
 
 

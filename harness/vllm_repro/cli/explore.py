@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from pathlib import Path
 from vllm_repro.catalogue import find, find_arms
 from vllm_repro.cli.common import Subparsers, print_json, verb
 from vllm_repro.cli.options import number, release, span
-from vllm_repro.errors import UsageError
+from vllm_repro.errors import INTERRUPTED, UsageError
 from vllm_repro.explorer.account import Account, as_json, terminal
 from vllm_repro.explorer.case import Case
 from vllm_repro.explorer.draft import draft, draft_id, unlike_live
@@ -33,7 +34,6 @@ from vllm_repro.terminal import Progress
 _CONNECTORS = ("none", "SimpleCPUOffloadConnector", "OffloadingConnector", "MultiConnector")
 _GENERAL = "general"
 _NEWEST = "0.32.0"
-INTERRUPTED = 130
 
 _EPILOG = """
 
@@ -55,9 +55,9 @@ def add(subparsers: Subparsers) -> None:
         run,
         does="search vLLM's scheduler alone for the smallest workload that kills, corrupts or stalls it",
         example="vllm-repro explore --connector SimpleCPUOffloadConnector --vllm 0.20.2 --seeds 500",
-        json_output=True,
+        prints="what explore.json holds",
+        more=_EPILOG,
     )
-    parser.epilog = (parser.epilog or "") + _EPILOG
     parser.add_argument(
         "scenario", nargs="?", metavar="SCENARIO", help="search workloads for this scenario's server in the lab"
     )
@@ -146,7 +146,7 @@ class _Exploring:
 
     def _draft(self, found: Found, folder: Path) -> str:
         """Writes the finding's scenario file, where it can be one; the command that runs it, or why there is none."""
-        if found.finding.kind in (Kind.CORRUPTED, Kind.LEAK, Kind.RESTLESS):
+        if found.finding.kind in (Kind.CORRUPTED, Kind.LEAK):
             return "none: a server would live and say nothing of it"
         if reasons := unlike_live(found.shrunk):
             return f"none: {'; '.join(reasons)}"
@@ -205,5 +205,5 @@ def _again(arguments: argparse.Namespace, version: str, words: list[str]) -> str
     seeds = ["--seeds", f"{arguments.seeds}"] if arguments.seeds else []
     most = ["--for", f"{arguments.most:g}s"] if arguments.most else []
     first = ["--from", f"{arguments.first}"] if arguments.first != 1 else []
-    text = " ".join(["vllm-repro", "explore", *words, "--vllm", version, *seeds, *first, *most])
+    text = shlex.join(["vllm-repro", "explore", *words, "--vllm", version, *seeds, *first, *most])
     return Redactor(private_folders()).text(text)

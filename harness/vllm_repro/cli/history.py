@@ -15,6 +15,7 @@ from vllm_repro.history.page import page
 from vllm_repro.history.store import Caught, Store
 from vllm_repro.history.telling import as_json, terminal
 from vllm_repro.report.files import write_whole
+from vllm_repro.report.wording import many
 from vllm_repro.run import default_out
 
 _EPILOG = """
@@ -30,9 +31,9 @@ def add(subparsers: Subparsers) -> None:
         run,
         does="say what changed since the last nights: fixes, regressions, throughput, and hosts that are to blame",
         example="vllm-repro history --html reports/nights.html",
-        json_output=True,
+        prints="the news, where each bug stands, and the speeds, night by night",
+        more=_EPILOG,
     )
-    parser.epilog = (parser.epilog or "") + _EPILOG
     parser.add_argument("--scenario", action="append", metavar="S", help="only this scenario; may be given again")
     parser.add_argument(
         "--nights",
@@ -80,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _tell(caught: Caught, *, rebuilt: bool) -> None:
     said: list[str] = []
-    runs = f"{caught.added} run{'' if caught.added == 1 else 's'}"
+    runs = many(caught.added, "run")
     if rebuilt:
         said.append(f"{runs}, from their journals")
     elif caught.added:

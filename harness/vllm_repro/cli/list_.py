@@ -6,10 +6,20 @@ import argparse
 
 from vllm_repro.catalogue import all_scenarios, to_stderr
 from vllm_repro.cli.common import Subparsers, print_json, verb
+from vllm_repro.report.wording import columns
+
+_WIDEST = 200
 
 
 def add(subparsers: Subparsers) -> None:
-    verb(subparsers, "list", run, does="list the scenarios", example="vllm-repro list --json", json_output=True)
+    verb(
+        subparsers,
+        "list",
+        run,
+        does="list the scenarios",
+        example="vllm-repro list --json",
+        prints="a list of the scenarios",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -49,9 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
         for scenario in scenarios
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+    for line in columns(rows, [_WIDEST] * len(rows[0])):
+        print(line)
     if arguments.verbose:
         for scenario in scenarios:
             print(f"\n{scenario.id}: {scenario.title}\n  arms: {', '.join(arm.name for arm in scenario.arms)}")

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from vllm_repro.catalogue import all_scenarios, find, to_stderr
+from vllm_repro.catalogue import all_scenarios, find, find_arms, to_stderr
 from vllm_repro.choice import Choice, Options, lacking, needs_of
 from vllm_repro.cli.common import Subparsers, verb
 from vllm_repro.cli.history import way
 from vllm_repro.cli.options import add_server_options, server_options
-from vllm_repro.cli.running import INTERRUPTED, add_run_options, job_of, run_one
-from vllm_repro.errors import InfraError, Unsupported, UsageError
+from vllm_repro.cli.running import add_run_options, job_of, run_one
+from vllm_repro.errors import INTERRUPTED, InfraError, ReproError, Unsupported, UsageError
 from vllm_repro.gpulock import gpus_taken
 from vllm_repro.history.account import account
 from vllm_repro.history.page import page
@@ -32,7 +32,7 @@ from vllm_repro.report.files import FORMATS, write_whole
 from vllm_repro.report.junit import junit
 from vllm_repro.report.model import RunReport
 from vllm_repro.run import default_out, stamped_folder
-from vllm_repro.scenario import Scenario
+from vllm_repro.scenario import Arm, Scenario
 from vllm_repro.servers.base import ServerKind
 from vllm_repro.servers.docker_engine import connect
 from vllm_repro.terminal import Progress
@@ -45,6 +45,9 @@ _EPILOG = f"""
 Exit status: 0 green, every arm did what is declared for that release; 1 red, a surprise; 2 amber, undecided or trouble of the host.
 A CI file may set {_SERVER}, {_IMAGE}, {_VLLM} and {_SCENARIOS} in place of the options; docs/nightly.md."""
 
+_Part = tuple[str, Scenario, list[Arm]]
+"""What a scenario was named as, and which of its arms are asked for."""
+
 
 def add(subparsers: Subparsers) -> None:
     parser = verb(
@@ -53,8 +56,8 @@ def add(subparsers: Subparsers) -> None:
         run,
         does="run every scenario that this machine can, at one release, and say green, red or amber",
         example="vllm-repro nightly --server docker --image vllm/vllm-openai:nightly",
+        more=_EPILOG,
     )
-    parser.epilog = (parser.epilog or "") + _EPILOG
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="only these (default: all of the package)")
     parser.add_argument(
         "--server",
@@ -72,31 +75,45 @@ def add(subparsers: Subparsers) -> None:
 def run(arguments: argparse.Namespace) -> int:
     options = _options(arguments)
     out = arguments.out or default_out()
-    named = dict.fromkeys(arguments.scenarios or os.environ.get(_SCENARIOS, "").split())
-    scenarios = [(name, find(name)) for name in named] or [(one.id, one) for one in all_scenarios(warn=to_stderr)]
+    asked = _asked_for(arguments)
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     folder = stamped_folder(out, Path("nightly"))
     wrong = list(trouble(options.server, out, arguments.least_disk))
     slots: list[Slot] = []
     reports: list[RunReport] = []
-    if not wrong:
-        with gpus_taken(needed=options.server in (ServerKind.DOCKER, ServerKind.PROCESS)):
-            try:
-                if options.server == ServerKind.DOCKER and (options.image or "").endswith((":nightly", ":latest")):
-                    pull(str(options.image))
-            except InfraError as error:
-                wrong.append(_said(error))
-            else:
-                for slot, report in _slots(scenarios, arguments, options):
-                    slots.append(slot)
-                    print(f"{slot.light}: {slot.scenario}: {slot.why}", flush=True)
-                    if report is not None:
-                        reports.append(report)
-                        _keep(report, folder / slot.scenario)
-    interrupted = next((report.interrupted for report in reports if report.interrupted), None)
-    night = Night(_asked(options), started, tuple(slots), tuple(wrong), interrupted)
+    interrupted = None
+    try:
+        with gpus_taken(needed=not wrong and options.server in (ServerKind.DOCKER, ServerKind.PROCESS)):
+            if not wrong:
+                wrong += _pulled(options)
+            for slot, report in _slots(asked, arguments, options) if not wrong else ():
+                slots.append(slot)
+                print(f"{slot.light}: {slot.scenario}: {slot.why}", flush=True)
+                if report is not None:
+                    reports.append(report)
+                    interrupted = report.interrupted
+                    _keep(report, folder / slot.scenario)
+    except KeyboardInterrupt:
+        interrupted = "SIGINT"  # between two runs, or in an install: a run takes the signals itself
+    night = Night(_request(options), started, tuple(slots), tuple(wrong), interrupted)
     _publish(night, reports, folder, out)
     return INTERRUPTED if interrupted else night.light.status
+
+
+def _asked_for(arguments: argparse.Namespace) -> list[_Part]:
+    """By the name that each was asked for by. Raises `UsageError`, before anything runs."""
+    named = dict.fromkeys(arguments.scenarios or os.environ.get(_SCENARIOS, "").split())
+    scenarios = [(name, find(name)) for name in named] or [(one.id, one) for one in all_scenarios(warn=to_stderr)]
+    return [(name, scenario, find_arms(scenario, arguments.arm)) for name, scenario in scenarios]
+
+
+def _pulled(options: Options) -> Iterator[str]:
+    """Fetches an image whose tag is of another build every night; why it could not."""
+    try:
+        if options.server == ServerKind.DOCKER and (options.image or "").endswith((":nightly", ":latest")):
+            pull(str(options.image))
+    except InfraError as error:
+        yield error.told
 
 
 def _options(arguments: argparse.Namespace) -> Options:
@@ -118,12 +135,12 @@ def _options(arguments: argparse.Namespace) -> Options:
 
 
 def _docker_has_gpus() -> bool:
-    with contextlib.suppress(InfraError), contextlib.closing(connect()) as engine:
+    with contextlib.suppress(InfraError), contextlib.closing(connect()) as engine:  # no engine has none
         return "nvidia" in engine.runtimes
     return False
 
 
-def _asked(options: Options) -> str:
+def _request(options: Options) -> str:
     release = options.image or (f"vLLM {options.vllm}" if options.vllm else "the installed vllm")
     if options.server in (ServerKind.REHEARSAL, ServerKind.LAB) and not options.vllm:
         release = "the release that each scenario is tried with"
@@ -142,21 +159,20 @@ def _unfit(scenario: Scenario, options: Options) -> str:
 
 
 def _slots(
-    scenarios: Sequence[tuple[str, Scenario]], arguments: argparse.Namespace, options: Options
+    asked: Sequence[_Part], arguments: argparse.Namespace, options: Options
 ) -> Iterator[tuple[Slot, RunReport | None]]:
-    for name, scenario in scenarios:
+    for name, scenario, arms in asked:
         needs = str(scenario.needs)
         if unfit := _unfit(scenario, options):
             yield Slot(scenario.id, Light.NONE, unfit, needs), None
             continue
-        progress = Progress()
+        job = job_of(arguments, name, scenario, options, Choice(ServerKind(options.server), ""), arms)
         try:
-            choice = Choice(ServerKind(options.server), "")
-            report = run_one(job_of(arguments, name, scenario, options, choice, list(scenario.arms)), progress, _unsaid)
+            report = run_one(job, Progress(), _unsaid)
         except Unsupported as error:
-            yield Slot(scenario.id, Light.NONE, _said(error), needs), None
-        except InfraError as error:
-            yield Slot(scenario.id, Light.AMBER, _said(error), needs), None
+            yield Slot(scenario.id, Light.NONE, error.told, needs), None
+        except ReproError as error:  # also one of our own: it takes nothing from what the others showed
+            yield Slot(scenario.id, Light.AMBER, error.told, needs), None
         else:
             yield _slot(report, needs), report
             if report.interrupted:
@@ -183,10 +199,6 @@ def _slot(report: RunReport, needs: str) -> Slot:
         report.duration_s,
         report.folder.name,
     )
-
-
-def _said(error: InfraError | Unsupported) -> str:
-    return f"{error}" + (f" ({error.hint})" if error.hint else "")
 
 
 def _keep(report: RunReport, folder: Path) -> None:
@@ -219,7 +231,7 @@ def _write_page(file: Path, out: Path, near: Mapping[str, str]) -> None:
         store.catch_up()
         rows = store.rows()
     except InfraError as error:
-        print(f"no page: {_said(error)}", file=sys.stderr)
+        print(f"no page: {error.told}", file=sys.stderr)
         return
     if rows:  # none where nothing could be run, and nothing ever was
         write_whole(file, page(account(rows, None), way(out, file), near=near), hint="free some space")

@@ -12,7 +12,6 @@ from vllm_repro.catalogue import find, find_arms
 from vllm_repro.cli.common import Subparsers, print_json, verb
 from vllm_repro.cli.options import add_server_options, server_options, span
 from vllm_repro.cli.running import (
-    INTERRUPTED,
     add_run_options,
     choice_of,
     first_line,
@@ -20,7 +19,7 @@ from vllm_repro.cli.running import (
     run_one,
     usual_expectation,
 )
-from vllm_repro.errors import InfraError, Unsupported, UsageError
+from vllm_repro.errors import INTERRUPTED, InfraError, Unsupported, UsageError
 from vllm_repro.report.model import RunReport
 from vllm_repro.resume import Left, read_left
 from vllm_repro.scenario import Arm, Scenario
@@ -38,9 +37,9 @@ def add(subparsers: Subparsers) -> None:
         run,
         does="boot a bug's flags, cross its boundary, watch the engine, and report what happened",
         example="vllm-repro run min-tokens-stop-ids --server process --vllm 0.28.0",
-        json_output=True,
+        prints="what report.json holds, of several scenarios as a list",
     )
-    parser.add_argument("scenarios", nargs="+", metavar="SCENARIO")
+    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="left out with --resume, if you like")
     add_server_options(parser)
     add_run_options(parser, arm="only this arm; may be given again", auto=True)
     parser.add_argument(
@@ -75,6 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
     left = _left(arguments) if arguments.resume else None
     if left is not None:
         arguments = _as_begun(arguments, left)
+    if not arguments.scenarios:
+        raise UsageError("no SCENARIO is named", hint="vllm-repro list names them; vllm-repro run --help")
     scenarios = {name: find(name) for name in dict.fromkeys(arguments.scenarios)}
     if arguments.throughput:
         for scenario in scenarios.values():
@@ -126,7 +127,7 @@ def _left(arguments: argparse.Namespace) -> Left:
     if given:
         raise UsageError(
             f"--resume goes on as the run was begun, and --{given[0].replace('_', '-')} would change it",
-            hint=f"vllm-repro run {arguments.scenarios[0]} --resume {arguments.resume}",
+            hint=f"vllm-repro run --resume {arguments.resume}",
         )
     return left
 
@@ -134,10 +135,11 @@ def _left(arguments: argparse.Namespace) -> Left:
 def _as_begun(arguments: argparse.Namespace, left: Left) -> argparse.Namespace:
     """The arguments that the run was begun with, and from this call how its result is printed."""
     begun: argparse.Namespace = arguments.parser.parse_args(left.words[1:])
-    if [find(name).id for name in arguments.scenarios] != [find(name).id for name in begun.scenarios]:
+    named = [find(name).id for name in arguments.scenarios]
+    if named and named != [find(name).id for name in begun.scenarios]:
         raise UsageError(
             f"the run in {left.folder} is one of {begun.scenarios[0]}",
-            hint=f"vllm-repro run {begun.scenarios[0]} --resume {arguments.resume}",
+            hint=f"vllm-repro run --resume {arguments.resume}",
         )
     begun.json, begun.verbose, begun.out = arguments.json, arguments.verbose, left.folder.parent.parent
     return begun

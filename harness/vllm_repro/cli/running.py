@@ -6,8 +6,6 @@ import argparse
 import asyncio
 import os
 import shlex
-import shutil
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,7 +29,6 @@ from vllm_repro.watch import Patience
 from vllm_repro.wishes import Wishes
 
 __all__ = [
-    "INTERRUPTED",
     "Job",
     "add_run_options",
     "again",
@@ -41,8 +38,6 @@ __all__ = [
     "run_one",
     "usual_expectation",
 ]
-
-INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
@@ -208,10 +203,13 @@ def run_one(job: Job, progress: Progress, chosen: Callable[[Site, str], None], l
 
 
 def again(verb: str, job: Job, kind: ServerKind, release: tuple[str, str | None]) -> str:
-    """One command that repeats this, with what `auto` picked written out. `release`: the flag that names releases, and its value."""
+    """One command that repeats this, with what `auto` picked written out, and the program by its name, wherever it lies here.
+
+    release: the flag that names releases, and its value.
+    """
     options = job.options
     name = job.name if job.name.endswith(".py") else job.scenario.id
-    words = [*_program(), verb, name, "--server", kind.value]
+    words = ["vllm-repro", verb, name, "--server", kind.value]
     for flag, value in (
         ("--url", options.url),
         ("--image", options.image),
@@ -237,14 +235,6 @@ def again(verb: str, job: Job, kind: ServerKind, release: tuple[str, str | None]
         words += ["--soak", f"{job.wishes.soak:g}s"]
     words += ["--seed", str(job.seed)]
     return shlex.join(words)
-
-
-def _program() -> tuple[str, ...]:
-    """How the command can be called again: by its name, or by where it lies when the name is on no path."""
-    if shutil.which("vllm-repro"):
-        return ("vllm-repro",)
-    here = Path(sys.argv[0])
-    return (os.path.relpath(here),) if here.name == "vllm-repro" else ("python", "-m", "vllm_repro")
 
 
 def _refuse_idle_options(options: Options, kind: ServerKind) -> None:

@@ -34,7 +34,7 @@ def add(subparsers: Subparsers) -> None:
         run,
         does="print the exact command of an arm, ready to paste",
         example="vllm-repro show tq-chunked-prefill --arm eager --as docker",
-        json_output=True,
+        prints="the command, with the scenario and arm that it is of",
     )
     parser.add_argument("scenario", metavar="SCENARIO")
     parser.add_argument("--arm", default=None, help="one arm; the first one where none is named")

@@ -19,8 +19,8 @@ from vllm_repro.catalogue import find, find_arms
 from vllm_repro.choice import Options
 from vllm_repro.cli.common import Subparsers, print_json, verb
 from vllm_repro.cli.options import add_server_options, server_options
-from vllm_repro.cli.running import INTERRUPTED, Job, add_run_options, again, choice_of, first_line, job_of, run_one
-from vllm_repro.errors import InfraError, Unsupported, UsageError
+from vllm_repro.cli.running import Job, add_run_options, again, choice_of, first_line, job_of, run_one
+from vllm_repro.errors import INTERRUPTED, InfraError, Unsupported, UsageError
 from vllm_repro.fate import Fate
 from vllm_repro.redact import Redactor, known_secrets
 from vllm_repro.releases.knowledge import release_version
@@ -60,9 +60,9 @@ def add(subparsers: Subparsers) -> None:
         run,
         does="map a scenario over releases: which die, which live, which say nothing",
         example="vllm-repro versions tq-chunked-prefill --server rehearsal --versions 0.20.2,0.23.0,0.24.0,0.25.1",
-        json_output=True,
+        prints="what versions.json holds",
+        more=_EPILOG,
     )
-    parser.epilog = (parser.epilog or "") + _EPILOG
     parser.add_argument("scenario", metavar="SCENARIO")
     parser.add_argument(
         "--versions",

@@ -17,6 +17,8 @@ KV_BYTES = 256
 
 _CONNECTORS = ("", "SimpleCPUOffloadConnector")
 _POSITIONS = 1_048_576
+_SHOWS = {Kind.DEATH: "dies", Kind.STUCK: "hangs", Kind.RESTLESS: "spins"}
+"""What a server does that has the finding. Of the others a server says nothing."""
 
 
 def unlike_live(case: Case) -> tuple[str, ...]:
@@ -45,8 +47,14 @@ def draft(found: Found, version: str) -> str:
     """The text of the file. Whoever runs it is to read it first: its status names the one release that was searched."""
     case, finding = found.shrunk, found.finding
     issue = re.search(r"vllm-project/vllm#\d+", known(finding))
-    words = ["Lab", "Model", "Needs", "Scenario", "Status", "arm", "completion", "dies", "sent_with", "signature"]
-    words += [word for word, there in (("together", any(len(wave) > 1 for wave in case.waves)),) if there]
+    shows = _SHOWS[finding.kind]
+    used = {
+        "together": any(len(wave) > 1 for wave in case.waves),
+        "signature": finding.kind is Kind.DEATH,
+        "rest": finding.kind is Kind.RESTLESS,
+    }
+    words = ["Lab", "Model", "Needs", "Scenario", "Status", "arm", "completion", shows, "sent_with"]
+    words += [word for word, there in used.items() if there]
     lines = [
         f'"""{_sentence(finding)}',
         "",
@@ -81,10 +89,11 @@ def draft(found: Found, version: str) -> str:
         f"    try_with={_text(version)},",
         "    workload=[",
         *(f"        {line}" for line in _workload(case.waves)),
+        *(["        rest(within=30),"] if finding.kind is Kind.RESTLESS else []),
         "    ],",
         '    trigger=sent_with("ignore_eos"),',
-        *_signature(finding),
-        '    arms=[arm("reported", dies)],',
+        *(_signature(finding) if finding.kind is Kind.DEATH else []),
+        f'    arms=[arm("reported", {shows})],',
         "    lab=Lab(",
         '        mechanism="offload",',
         f"        layers=[{', '.join(map(_text, case.setup.layers))}],",
@@ -149,14 +158,12 @@ def _workload(waves: Sequence[Sequence[Ask]]) -> Iterator[str]:
 
 
 def _signature(finding: Finding) -> Iterator[str]:
-    """For what is no death there is none to compare with: it says where the scheduler is asked."""
     message = finding.message.replace("{", "{{").replace("}", "}}")
-    frames = finding.frames or ("schedule",)
     yield "    signature=signature("
     yield '        phase="request",'
-    yield f"        exception={_text(finding.exception or 'AssertionError')},"
+    yield f"        exception={_text(finding.exception)},"
     yield f"        message={_text(message)},"
     if finding.source and not message:
         yield f"        source={_text(finding.source)},"
-    yield f"        frames=[{', '.join(_text(frame) for frame in frames if frame.isidentifier())}],"
+    yield f"        frames=[{', '.join(_text(frame) for frame in finding.frames if frame.isidentifier())}],"
     yield "    ),"

@@ -93,7 +93,7 @@ class Driver:
         if process is None:
             return None
         if process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
+            with contextlib.suppress(BrokenPipeError):  # of what was not sent any more
                 process.stdin.close()
         try:
             return process.wait(timeout=2)

@@ -141,7 +141,7 @@ class Store:
         except ValueError as error:  # a word that no enum has: written by something else
             raise InfraError(f"{self.path} cannot be used: {error}", hint=_ANEW) from error
         finally:
-            with contextlib.suppress(sqlite3.Error):
+            with contextlib.suppress(sqlite3.Error):  # what went wrong before is what is raised
                 connection.close()  # rolls back what was not committed
 
     def _aside(self) -> Path:
@@ -174,7 +174,7 @@ def remember(report: RunReport, root: Path) -> str:
     try:
         Store(root).add([row_of(report)])
     except ReproError as error:
-        return f"the run is not in the history: {error}; {error.hint}"
+        return f"the run is not in the history: {error.told}"
     return ""
 
 
@@ -196,13 +196,8 @@ def _read(folders: Iterable[Path]) -> tuple[list[RunRow], tuple[str, ...]]:
         name = f"{folder.parent.name}/{folder.name}"
         try:
             row = row_of(build(folder))
-        except (
-            ReproError,
-            KeyError,
-            TypeError,
-            ValueError,
-            AttributeError,
-        ):  # written by another version, or by a hand
+        # Written by another version, or by a hand.
+        except (ReproError, KeyError, TypeError, ValueError, AttributeError):
             unreadable.append(name)
             continue
         if row.id == name:  # else it is a copy that lies elsewhere, such as an example

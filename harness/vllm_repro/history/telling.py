@@ -8,15 +8,15 @@ from typing import Any
 from vllm_repro.history.account import Account, News
 from vllm_repro.history.life import Life, Lived
 from vllm_repro.history.trend import JUDGED, Change, Series, Suspect, latest_of
-from vllm_repro.report.wording import columns
+from vllm_repro.report.wording import columns, many
 
-__all__ = ["as_json", "host_word", "life_text", "lone_text", "summary", "suspect_text", "terminal"]
+__all__ = ["as_json", "life_text", "lone_text", "summary", "suspect_text", "terminal"]
 
 SIMULATED = "REHEARSAL: an engine of our own. It shows the history at work and says nothing about vLLM."
 _NOTHING = "nothing changed"
 
 
-def host_word(host: str, hardware: str) -> str:
+def _host_word(host: str, hardware: str) -> str:
     return f"{host} ({hardware})" if hardware else host
 
 
@@ -44,7 +44,7 @@ def suspect_text(suspect: Suspect, of: Account) -> str:
     )
     with_whom = "there is no other host to compare with" if suspect.alone else "the other hosts did not"
     return (
-        f"host {host_word(suspect.host, hardware)}: all of its {suspect.moved} series moved together, "
+        f"host {_host_word(suspect.host, hardware)}: all of its {suspect.moved} series moved together, "
         f"{_away(suspect.ratio)} {suspect.direction} {nights}, and {with_whom}; look at the host before any arm"
     )
 
@@ -54,7 +54,7 @@ def lone_text(change: Change, of: Account) -> str:
     hardware = of.hosts.get(series.host, "")
     return (
         f"{series.scenario}, {series.arm}: {_away(change.ratio)} {change.direction} since {change.since:%Y-%m-%d} on host "
-        f"{host_word(series.host, hardware)} alone; another host of the same hardware did not follow, so it is not called"
+        f"{_host_word(series.host, hardware)} alone; another host of the same hardware did not follow, so it is not called"
     )
 
 
@@ -77,7 +77,7 @@ def terminal(of: Account) -> str:
     lines += [f"  SUSPECT {suspect_text(one, of)}" for one in of.suspects]
     lines += [f"  not called: {lone_text(one, of)}" for one in of.lone]
     nights = ["".join(cell.mark for cell in of.rows.get((life.scenario, life.evidence), ())) for life in of.lives]
-    rows = [("scenario", "evidence", "life", "since", f"last {_many(len(of.shown), 'night')}", "rests on")]
+    rows = [("scenario", "evidence", "life", "since", f"last {many(len(of.shown), 'night')}", "rests on")]
     for life, letters in zip(of.lives, nights, strict=True):
         rows.append(
             (
@@ -99,14 +99,10 @@ def summary(of: Account) -> str:
     surprises = sum(row.expected is False for row in of.tonight)
     undecided = sum(row.expected is None for row in of.tonight)
     return (
-        f"{_many(of.runs, 'run')}, {_many(len(of.nights), 'night')} from {of.nights[0]:%Y-%m-%d} to {of.nights[-1]:%Y-%m-%d}, "
-        f"{_many(len(of.hosts), 'host')}; last night {_many(len(of.tonight), 'run')}: "
-        f"{len(of.tonight) - surprises - undecided} as expected, {_many(surprises, 'surprise')}, {undecided} undecided"
+        f"{many(of.runs, 'run')}, {many(len(of.nights), 'night')} from {of.nights[0]:%Y-%m-%d} to {of.nights[-1]:%Y-%m-%d}, "
+        f"{many(len(of.hosts), 'host')}; last night {many(len(of.tonight), 'run')}: "
+        f"{len(of.tonight) - surprises - undecided} as expected, {many(surprises, 'surprise')}, {undecided} undecided"
     )
-
-
-def _many(count: int, of: str) -> str:
-    return f"{count} {of}{'' if count == 1 else 's'}"
 
 
 def _news_line(news: News) -> str:

@@ -25,7 +25,7 @@ from statistics import median
 from vllm_repro.history.rows import Figure, RunRow
 from vllm_repro.throughput import Point
 
-__all__ = ["Call", "Change", "Direction", "Measured", "Series", "Suspect", "Trends", "latest_of", "series_of", "trends"]
+__all__ = ["Call", "Change", "Direction", "Measured", "Series", "Suspect", "Trends", "latest_of", "trends"]
 
 IN_A_ROW = 3
 LEAST_REFERENCE, MOST_REFERENCE = 14, 28
@@ -161,7 +161,7 @@ class Trends:
         return tuple(one for one in self.changes if one.lone)
 
 
-def series_of(rows: Iterable[tuple[date, RunRow]]) -> dict[Series, tuple[Measured, ...]]:
+def _series_of(rows: Iterable[tuple[date, RunRow]]) -> dict[Series, tuple[Measured, ...]]:
     """What was measured on GPUs, by series and in the order of nights."""
     found: dict[Series, dict[date, list[tuple[Figure, str | None]]]] = {}
     for night, row in rows:
@@ -268,7 +268,7 @@ def latest_of(trend: Trends, scenarios: Sequence[str] = ()) -> list[Series]:
 
 def trends(rows: Sequence[tuple[date, RunRow]]) -> Trends:
     """The series in `rows`, which come with their nights, and what changed in them."""
-    series = series_of(rows)
+    series = _series_of(rows)
     hardware = {row.host: row.hardware for _, row in rows}
     values = {one: {seen.night: seen for seen in nights} for one, nights in series.items()}
     levels = {one: _Level(_LEAST_SPREAD, LEAST_REFERENCE) for one in series}

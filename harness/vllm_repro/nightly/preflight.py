@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 from vllm_repro.errors import InfraError
-from vllm_repro.machine import gpus
+from vllm_repro.machine import gpus, nvidia_smi
 from vllm_repro.servers.base import ServerKind
 from vllm_repro.servers.docker_engine import connect
 from vllm_repro.servers.docker_errors import ENGINE_ERRORS, explain
@@ -31,7 +30,7 @@ def trouble(server: str, out: Path, least_disk_gb: float) -> Iterator[str]:
         return  # neither uses a GPU
     if not gpus():
         yield "no NVIDIA GPU: nvidia-smi is absent, fails, or lists none"
-    yield from busy_gpus()
+    yield from _busy_gpus()
     if server == ServerKind.DOCKER:
         yield from _docker()
 
@@ -43,19 +42,14 @@ def _disk(out: Path, least: float) -> Iterator[str]:
         yield f"{free:.1f} GB are free where runs are written, and a night wants {least:g} (--least-disk)"
 
 
-def busy_gpus() -> Iterator[str]:
+def _busy_gpus() -> Iterator[str]:
     """Each GPU that somebody else uses."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return
-    query = [tool, "--query-gpu=index,name,memory.used", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        yield f"nvidia-smi does not answer: {type(error).__name__}"
+        found = nvidia_smi("index", "name", "memory.used")
+    except InfraError as error:
+        yield str(error)
         return
-    for line in done.stdout.splitlines() if done.returncode == 0 else ():
-        index, name, used = (field.strip() for field in line.split(","))
+    for index, name, used in found:
         if used.isdigit() and int(used) > _BUSY_MB:
             yield f"GPU {index} ({name}) is busy: {int(used):,} MB of it are in use"
 
@@ -71,10 +65,8 @@ def pull(image: str) -> None:
 
 def _docker() -> Iterator[str]:
     try:
-        engine = connect()
+        with contextlib.closing(connect()) as engine:
+            if "nvidia" not in engine.runtimes:
+                yield "the NVIDIA runtime is not registered with the container engine"
     except InfraError as error:
-        yield f"{error}" + (f" ({error.hint})" if error.hint else "")
-        return
-    if "nvidia" not in engine.runtimes:
-        yield "the NVIDIA runtime is not registered with the container engine"
-    engine.close()
+        yield error.told

@@ -185,7 +185,7 @@ class ReleaseCache:
     def _damage(self, ready: Provisioned) -> dict[Path, str]:
         """What was lost since it was made, of a release and of what it runs on: {folder: what is wrong}."""
         lost = damage(ready.pythonpath, sources=True) or (
-            "" if is_finished(ready.pythonpath) else "its launcher is missing"
+            "" if is_finished(ready.pythonpath) else "its launcher is missing or empty"
         )
         layers = self._layers.of(ready.python.parent.parent.name)
         found = {ready.pythonpath: lost, **{layer.path: damage_of(layer.path) for layer in layers}}

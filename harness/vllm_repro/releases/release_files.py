@@ -65,8 +65,9 @@ def finish_release(folder: Path, version: str, python: Path) -> None:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether what `finish_release` added is there."""
-    return all((folder / name).is_file() for name in ("bin/vllm", "libexec/vllm"))
+    """Whether what `finish_release` added is there, and not the empty file that a machine leaves which lost its power."""
+    added = (folder / name for name in ("bin/vllm", "libexec/vllm"))
+    return all(path.is_file() and path.stat().st_size for path in added)
 
 
 def move_scripts(folder: Path, final: Path) -> None:

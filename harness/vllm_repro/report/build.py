@@ -24,6 +24,7 @@ from vllm_repro.report.measured import measured
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, counting
 from vllm_repro.report.thinned import thinned
 from vllm_repro.report.timeline import timelines
+from vllm_repro.rest import RESTING
 from vllm_repro.scenario import Status
 from vllm_repro.trigger import Finding
 from vllm_repro.verdict import (
@@ -87,28 +88,9 @@ def report_of(recording: Recording, folder: Path, secrets: Mapping[str, str] | N
     )
     ended = recording.end
     interrupted = ended["interrupted"] if ended is not None else None
-    record = Record(**started["record"]) if started.get("record") else None
     ran = [arm.result for arm in arms if arm.trials]
-    verdict = decide(
-        ran,
-        standing=standing,
-        expect=Expect(started["expect"]),
-        record=record,
-        version=version,
-        patched=bool(arms) and all(arm.patches for arm in arms if arm.trials),
-    )
     imitated = bool(started.get("imitated", True))
-    quiet = verdict.verdict in (Verdict.QUIET, Verdict.FIXED)
-    if not imitated and (quiet or (ran and all(result.alive for result in ran))):
-        text = f"the rehearsal engine does not imitate {started['issue']}, so its survival says nothing"
-        verdict = VerdictReport(Verdict.INCONCLUSIVE, None, text)
-    if quiet and (idle := [arm.name for arm in arms if arm.idle]):
-        text = f"{', '.join(idle)}: no process of the server imported a file that the patch changes, so it was not put to the test"
-        verdict = VerdictReport(Verdict.INCONCLUSIVE, None, text)
-    missing = [arm.name for arm in arms if not arm.trials]
-    if verdict.expected and (ended is None or (missing and interrupted)):
-        rest = f"; not run: {', '.join(missing)}" if missing else "; the run was cut short"
-        verdict = VerdictReport(verdict.verdict, None, verdict.because + rest)
+    verdict = _verdict(started, ended, arms, standing, version, imitated=imitated)
     machine = started["machine"]
     return RunReport(
         folder,
@@ -151,6 +133,42 @@ def report_of(recording: Recording, folder: Path, secrets: Mapping[str, str] | N
     )
 
 
+def _verdict(
+    started: Entry,
+    ended: Entry | None,
+    arms: Sequence[ArmReport],
+    standing: Standing,
+    version: str | None,
+    *,
+    imitated: bool,
+) -> VerdictReport:
+    """What the arms decide, and then what takes that from them: an engine that has not the bug, a change that did not run, an early end."""
+    ran = [arm.result for arm in arms if arm.trials]
+    verdict = decide(
+        ran,
+        standing=standing,
+        expect=Expect(started["expect"]),
+        record=Record(**started["record"]) if started.get("record") else None,
+        version=version,
+        patched=bool(arms) and all(arm.patches for arm in arms if arm.trials),
+    )
+    quiet = verdict.verdict in (Verdict.QUIET, Verdict.FIXED)
+    if not imitated and (quiet or (ran and all(result.alive for result in ran))):
+        text = f"the rehearsal engine does not imitate {started['issue']}, so its survival says nothing"
+        verdict = VerdictReport(Verdict.INCONCLUSIVE, None, text)
+    if quiet and (idle := [arm.name for arm in arms if arm.idle]):
+        text = f"{', '.join(idle)}: no process of the server imported a file that the patch changes, so it was not put to the test"
+        # What another arm did that it should not is no less so.
+        others = tuple(name for name in verdict.surprises if name not in idle)
+        text += f"; {verdict.because}" if others else ""
+        verdict = VerdictReport(Verdict.INCONCLUSIVE, False if others else None, text, others)
+    missing = [arm.name for arm in arms if not arm.trials]
+    if verdict.expected and (ended is None or (missing and ended["interrupted"])):
+        rest = f"; not run: {', '.join(missing)}" if missing else "; the run was cut short"
+        verdict = VerdictReport(verdict.verdict, None, verdict.because + rest)
+    return verdict
+
+
 def _spent(recording: Recording) -> float:
     """Seconds from the start to the last entry, without the time between the parts of a run that was gone on with."""
     entries = recording.entries
@@ -176,6 +194,12 @@ def _own_standing(declared: Mapping[str, Any], good: str, version: str | None) -
     return Status(declared["bad"], good).standing(version) if declared.get("bad") else None
 
 
+def _is_strange(trial: TrialReport, expected: Expected) -> bool:
+    """Whether it is a hang of the other kind than the arm is to show."""
+    kinds = {Expected.SPINS: True, Expected.HANGS: False}
+    return trial.outcome is Outcome.HANG and expected in kinds and (trial.during == RESTING) is not kinds[expected]
+
+
 def _arm(
     recording: Recording,
     declared: Mapping[str, Any],
@@ -189,13 +213,14 @@ def _arm(
     # What only a booted server could tell; it has all that its start had.
     server = next((entry for entry in recording.of("server-booted") if entry["arm"] == name), server)
     trials = tuple(_trial(entry, said) for entry in ended)
-    unexplained = sum(trial.death is not None and trial.death.signature is None for trial in trials)
+    expected = Expected(declared["expected"])
     result = arm_result(
         name,
-        Expected(declared["expected"]),
+        expected,
         [trial.outcome for trial in counting(trials)],
-        unexplained=unexplained,
+        unexplained=sum(trial.death is not None and trial.death.signature is None for trial in trials),
         standing=standing,
+        strange=sum(_is_strange(trial, expected) for trial in counting(trials)),
     )
     return ArmReport(
         result,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vllm_repro.report.timeline import Asked, Timeline
-from vllm_repro.report.wording import seconds
+from vllm_repro.report.wording import cut, seconds
 
 __all__ = ["Bar", "Chart", "Row", "Tick", "chunk_chart", "interval_chart", "timeline_chart"]
 
@@ -93,7 +93,7 @@ def timeline_chart(of: Timeline) -> Chart:
         before = end > _LEFT + (_WIDTH - _LEFT) * 0.6
         rows.append(
             Row(
-                label if len(label) <= _LABEL else label[: _LABEL - 1] + "…",
+                cut(label, _LABEL),
                 _TOP + _ROW * len(rows),
                 tuple(bars),
                 text,
@@ -129,6 +129,11 @@ def timeline_chart(of: Timeline) -> Chart:
         row(moment.lane, [Bar(x, None, tone)], _when(moment.at_s, death if moment.sign else None), x, x)
     ticks = tuple(Tick(scale.at(at), f"{at:g} s") for at in (round(tick, 9) for tick in scale.ticks()))
     rule = Tick(scale.at(death), "first sign") if death is not None else None
+    return _chart(rows, ticks, rule)
+
+
+def _chart(rows: Sequence[Row], ticks: tuple[Tick, ...], rule: Tick | None) -> Chart:
+    """As high as its rows."""
     return Chart(_WIDTH, _TOP + _ROW * len(rows) + 4, _LEFT, ticks, tuple(rows), rule)
 
 
@@ -162,12 +167,9 @@ def chunk_chart(asked: Sequence[Asked], batch: int) -> Chart:
             text = f"{len(one.chunks)} chunks of {batch}"
         if one.cached:
             text = f"{one.cached} cached, {text}"
-        label = one.name if len(one.name) <= _LABEL else one.name[: _LABEL - 1] + "…"
-        rows.append(Row(label, _TOP + _ROW * number, tuple(bars), text, scale.at(one.tokens) + 8))
+        rows.append(Row(cut(one.name, _LABEL), _TOP + _ROW * number, tuple(bars), text, scale.at(one.tokens) + 8))
     ticks = tuple(Tick(scale.at(at), f"{at:,.0f}") for at in scale.ticks())
-    return Chart(
-        _WIDTH, _TOP + _ROW * len(rows) + 4, _LEFT, ticks, tuple(rows), Tick(scale.at(batch), f"a step takes {batch}")
-    )
+    return _chart(rows, ticks, Tick(scale.at(batch), f"a step takes {batch}"))
 
 
 def interval_chart(rows: Sequence[tuple[str, float, float, float, str]], rule: float | None = None) -> Chart:
@@ -180,14 +182,6 @@ def interval_chart(rows: Sequence[tuple[str, float, float, float, str]], rule: f
     for number, (label, low, middle, high, text) in enumerate(rows):
         x, end = scale.at(low), scale.at(high)
         bars = (Bar(x, max(end - x, 1), "dull"), Bar(scale.at(middle), None, "ink"))
-        short = label if len(label) <= _LABEL else label[: _LABEL - 1] + "…"
-        made.append(Row(short, _TOP + _ROW * number, bars, text, _WIDTH - 280))
+        made.append(Row(cut(label, _LABEL), _TOP + _ROW * number, bars, text, _WIDTH - 280))
     ticks = tuple(Tick(scale.at(at), f"{round(at, 9):g}") for at in scale.ticks())
-    return Chart(
-        _WIDTH,
-        _TOP + _ROW * len(made) + 4,
-        _LEFT,
-        ticks,
-        tuple(made),
-        Tick(scale.at(rule), "") if rule is not None else None,
-    )
+    return _chart(made, ticks, Tick(scale.at(rule), "") if rule is not None else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -17,7 +18,7 @@ from vllm_repro.report.issue import Draft, draft
 from vllm_repro.report.junit import junit
 from vllm_repro.report.mapped import Mapped, mapped
 from vllm_repro.report.markdown import markdown
-from vllm_repro.report.model import RunReport
+from vllm_repro.report.model import RunReport, TrialReport
 from vllm_repro.report.wording import rank_logs
 
 __all__ = ["DRAFT", "FORMATS", "ON_REQUEST", "drafted", "pieces", "render", "write_reports", "write_whole"]
@@ -66,11 +67,13 @@ def drafted(report: RunReport) -> Draft:
 
 
 def _logs(report: RunReport) -> list[LogPieces]:
-    """Of the first trials that died, one an arm, and of the nodes that such a death began with."""
-    first = {arm.name: trial for arm, trial in reversed(report.deaths)}
+    """Of the trials that failed, the most telling of each arm, and of the nodes that such a death began with."""
+    first: dict[str, TrialReport] = {}
+    for arm, trial in report.failures:
+        first.setdefault(arm.name, trial)
     found = [
         read_pieces(report.folder, name, report.redactor, trial.death.exception if trial.death else None)
-        for trial in reversed(first.values())
+        for trial in first.values()
         for name in rank_logs(trial) or [trial.log]
     ]
     return [log for log in found if log is not None][:_MOST_LOGS]
@@ -123,3 +126,6 @@ def write_whole(path: Path, text: str | Iterable[str], *, hint: str) -> None:
         fresh.replace(path)
     except OSError as error:
         raise InfraError(f"cannot write {path}: {error.strerror}", hint=hint) from error
+    finally:
+        with contextlib.suppress(OSError):  # what went wrong before is what is raised
+            fresh.unlink(missing_ok=True)  # half a file, where the disk is full

@@ -134,11 +134,9 @@ def _left_out(report: RunReport, shown: Sequence[tuple[ArmReport, TrialReport]])
 
 
 def _first_screen(report: RunReport) -> dict[str, Any]:
-    notices = [
-        f"With vLLM's source changed, as shown below, in {'; '.join(changed)}."
-        for changed in [changed_files(report)]
-        if changed
-    ]
+    notices = []
+    if changed := changed_files(report):
+        notices.append(f"With vLLM's source changed, as shown below, in {'; '.join(changed)}.")
     if report.shortfall:
         notices.append(f"{report.shortfall}. What follows is what was seen until then.")
     heads, rows = arms_grid(report)
@@ -150,7 +148,7 @@ def _first_screen(report: RunReport) -> dict[str, Any]:
         "verdict_tone": _VERDICT_TONES.get(report.verdict.verdict, "warn"),
         "expected": expected_words(report.verdict.expected),
         "expected_tone": {True: "dull", False: "warn", None: "dull"}[report.verdict.expected],
-        "cause": report.telling and _cause(*report.telling),
+        "cause": next((_cause(arm, trial) for arm, trial in report.failures), None),
         "heads": heads,
         "rows": [(row, tones.get(row[-2].partition(",")[0].partition(" ")[0], "dull")) for row in rows],
     }

@@ -66,7 +66,7 @@ class Draft:
 def draft(
     report: RunReport, logs: Sequence[LogPieces] = (), alike: Sequence[str] = (), *, flags: str = "", why: str = ""
 ) -> Draft:
-    """logs: of the trials that died, the most telling first. alike: issues that may be about the same. flags: the scenario's own command,
+    """logs: of the trials that failed, the most telling first. alike: issues that may be about the same. flags: the scenario's own command,
     for a new issue out of the lab, whose command nobody else can run. why: what the scenario says of the cause, for a new issue."""
     title = "" if report.filed else f"[Bug]: {' '.join(held(report.title, 200).split())}"
     page = _Page(_footer(report))
@@ -101,8 +101,8 @@ def draft(
 
 
 def _telling(report: RunReport) -> tuple[ArmReport, TrialReport] | None:
-    """The trial that a reader should see: the first that died, else the first there is."""
-    return next(iter((*report.deaths, *((arm, trial) for arm in report.arms for trial in arm.trials))), None)
+    """The trial that a reader should see: one that failed, else the first there is."""
+    return next(iter((*report.failures, *((arm, trial) for arm in report.arms for trial in arm.trials))), None)
 
 
 class _Page:
@@ -139,16 +139,17 @@ def _first_lines(report: RunReport, alike: Sequence[str], why: str) -> list[Make
     if report.verdict.expected is False:
         found += f" That is not what was known: {cell(held(report.status, 200))}."
     parts: list[Make] = [lambda _: found]
-    if (telling := _telling(report)) and telling[1].death:
-        parts.append(lambda _: code(held(telling[1].why, _CAUSE)))
-    elif telling and telling[1].outcome is Outcome.WRONG_OUTPUT:
-        parts.append(lambda _: f"In {code(held(telling[0].name, 60))} {plain(held(telling[1].why, _CAUSE))}.")
+    if (telling := _telling(report)) and telling[1].failed is not None:
+        arm, trial = telling
+        said = held(trial.why, _CAUSE)
+        wrong = trial.outcome is Outcome.WRONG_OUTPUT
+        parts.append(lambda _: f"In {code(held(arm.name, 60))} {plain(said)}." if wrong else code(said))
     if why and not report.filed:
         parts.append(lambda _: plain(held(" ".join(why.split()), _CAUSE)))
     if not report.filed:
         parts.append(lambda _: f"No report of this was found; nearest is {_link(report.issue, beside=report.issue)}.")
     parts.append(lambda _: _what_was_run(report))
-    as_released = not report.filed and not any(arm.patches for arm, _ in report.deaths)
+    as_released = not report.filed and not any(arm.patches for arm, _ in report.failures)
     if (changed := changed_files(report)) and not as_released:
         text = cell(held("; ".join(changed), _SENTENCE))
         parts.append(lambda _: f"**With vLLM's source changed, see the diff below, in {text}.**")
@@ -214,9 +215,10 @@ def _requests(report: RunReport, room: int) -> str:
 def _cure(report: RunReport, room: int) -> str:
     """The change of vLLM's source with which the engine lived, where the run tried one."""
     arm = next((arm for arm in report.arms if arm.patches and arm.result.result is Result.QUIET), None)
-    if arm is None or not report.deaths:
+    if arm is None or not report.failures:
         return ""
-    lead = f"With this change the engine lived ({code(held(arm.name, 60))}, 0 of {arm.result.conclusive} died):"
+    did = report.failures[0][0].expected.did
+    lead = f"With this change the engine lived ({code(held(arm.name, 60))}, 0 of {arm.result.conclusive} {did}):"
     return f"{lead}\n\n{fitted(lambda most: fence(held(diff_of(arm), most), 'diff'), room - size(lead) - 2)}"
 
 

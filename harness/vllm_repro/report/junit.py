@@ -96,7 +96,9 @@ def _case(report: RunReport, arm: ArmReport) -> ET.Element:
     case = _element("testcase", named)
     trials = counting(arm.trials)
     outcomes = [trial.outcome for trial in trials]
-    told = next((trial for trial in trials if trial.death), trials[0])
+    told = min(
+        (trial for trial in trials if trial.failed is not None), key=lambda one: one.failed or 0, default=trials[0]
+    )
     message = f"{counted(outcomes)}: {held(' '.join(told.why.split()), _MESSAGE)}"
     text = held(_text(told), _TEXT)
     if any(outcome in _TROUBLE for outcome in outcomes):

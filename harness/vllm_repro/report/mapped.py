@@ -7,10 +7,10 @@ from typing import Any
 
 from vllm_repro.report.grid import Grid
 from vllm_repro.report.wording import simulated
+from vllm_repro.verdict import Expected
 
 __all__ = ["Mapped", "mapped"]
 
-_HEADS = ("release", "declared", "arm", "it", "died", "run")
 _MOST = 200
 
 
@@ -42,8 +42,10 @@ def mapped(loaded: Any, scenario: str, where: str) -> Mapped | None:
             for row in loaded["rows"]
             for arm in row["arms"]
         ]
+        dids = dict.fromkeys(Expected(arm["expected"]).did for row in loaded["rows"] for arm in row["arms"])
+        heads = ("release", "declared", "arm", "it", " or ".join(dids) or "died", "run")
         rows += [(str(version), "-", "-", "not tried", "-", "-") for version in loaded["pending"]]
         mark = simulated(str(loaded["evidence"]))
-        return Mapped(Grid(_HEADS, tuple(rows[:_MOST])), str(loaded["reading"]), str(loaded["started_at"]), mark, where)
-    except (KeyError, TypeError, IndexError, AttributeError):
+        return Mapped(Grid(heads, tuple(rows[:_MOST])), str(loaded["reading"]), str(loaded["started_at"]), mark, where)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError):
         return None

@@ -32,8 +32,9 @@ def markdown(report: RunReport) -> str:
         f"**{report.verdict.verdict}** ({expected_words(report.verdict.expected)}): {cell(report.verdict.because)}."
     )
     parts += [plain(text) + "." for text in report.comparisons]
-    if report.telling and ((cause := report.telling[1]).death is None or cause.death.exception):
-        parts.append(f"Cause: {code(held(cause.why, _MESSAGE))}")
+    for _, trial in report.failures[:1]:
+        if trial.death is None or trial.death.exception:
+            parts.append(f"Cause: {code(held(trial.why, _MESSAGE))}")
     parts.append(arms_table(report))
     parts.append(f"Trigger: {code(report.trigger)}. Declared: {cell(report.status)}.")
     parts += [_death(arm, trial) for arm, trial in report.deaths[:1]]

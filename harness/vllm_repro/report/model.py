@@ -17,6 +17,9 @@ from vllm_repro.verdict import ArmResult, Expected, Standing, VerdictReport
 
 __all__ = ["ArmReport", "RunReport", "TrialReport", "banner", "counting", "issue_url"]
 
+_SIGNS = {expected.sign for expected in Expected}
+"""What a bug may do."""
+
 
 @dataclass(frozen=True)
 class TrialReport:
@@ -44,6 +47,15 @@ class TrialReport:
     rank_logs: tuple[str, ...] = ()
     """Of further nodes, by rank from 1."""
     outlasted: tuple[Outlasted, ...] = ()
+
+    @property
+    def failed(self) -> int | None:
+        """How soon a reader is to see it, 0 first: a death that is explained, any other, then what else a bug may do, such as a hang.
+        A boot that was cut comes after all of them, since it decides nothing. None where the engine did nothing of the kind."""
+        if self.death is None and self.outcome not in _SIGNS:
+            return None
+        rank = 2 if self.death is None else 0 if self.death.exception else 1
+        return rank + 3 * (self.outcome is Outcome.CANCELLED)
 
     def as_json(self, measured: Measured | None, arm: str) -> dict[str, Any]:
         death = self.death
@@ -182,22 +194,15 @@ class RunReport:
         return self.evidence == "rehearsal"
 
     @property
-    def deaths(self) -> list[tuple[ArmReport, TrialReport]]:
-        """In the order of arms; those of boots that were cut come last, since they decide nothing."""
-        found = [(arm, trial) for arm in self.arms for trial in arm.trials if trial.death]
-        return sorted(found, key=lambda pair: pair[1].outcome is Outcome.CANCELLED)
+    def failures(self) -> list[tuple[ArmReport, TrialReport]]:
+        """Every trial that failed, the most telling first (`TrialReport.failed`), else in the order of arms."""
+        found = [(arm, trial) for arm in self.arms for trial in arm.trials if trial.failed is not None]
+        return sorted(found, key=lambda pair: pair[1].failed or 0)
 
     @property
-    def telling(self) -> tuple[ArmReport, TrialReport] | None:
-        """The trial that a reader is to see first: a death that is explained, any other, else a hang or a wrong answer."""
-        explained = (pair for pair in self.deaths if pair[1].death and pair[1].death.exception)
-        alive = (
-            (arm, trial)
-            for arm in self.arms
-            for trial in arm.trials
-            if trial.outcome in (Outcome.HANG, Outcome.WRONG_OUTPUT)
-        )
-        return next(explained, None) or next(iter(self.deaths), None) or next(alive, None)
+    def deaths(self) -> list[tuple[ArmReport, TrialReport]]:
+        """Those of them whose engine died."""
+        return [(arm, trial) for arm, trial in self.failures if trial.death]
 
     @property
     def issue_url(self) -> str:

@@ -36,14 +36,16 @@ def arms_table(report: RunReport) -> str:
 def arms_grid(report: RunReport) -> Grid:
     """A row a trial, or, from four trials of an arm on, one an outcome. Its last two columns: outcome and result."""
     columns = _columns(report)
-    did = report.arms[0].expected.did if report.arms else ""  # what the bug does, which arms that live did not
+    # What the bug does, which arms that live did not.
+    did = next((arm.expected.did for arm in report.arms if arm.expected.has_bug), Expected.DIES.did)
     rows: list[tuple[str, ...]] = []
     for arm in report.arms:
         for trial, times in folded(arm.trials):
             words = (words(_Line(arm, trial)) for _, words in columns)
             rows.append((arm.name, *words, f"{outcome_word(trial)}{times}", _result(arm, did)))
         if not arm.trials:
-            rows.append((arm.name, *("" for _ in columns), "not run", ""))
+            # One that was begun has a command, and was cut.
+            rows.append((arm.name, *("" for _ in columns), "cut short" if arm.command else "not run", ""))
     return Grid(("arm", *(head for head, _ in columns), "outcome", "result"), tuple(rows))
 
 

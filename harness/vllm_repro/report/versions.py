@@ -8,17 +8,17 @@ from statistics import median
 
 from vllm_repro.outcome import Outcome
 from vllm_repro.report.escape import cell, fence
-from vllm_repro.report.model import banner
-from vllm_repro.report.wording import columns, seconds
+from vllm_repro.report.model import banner, issue_url
+from vllm_repro.report.wording import columns, seconds, simulated
 from vllm_repro.statistics import excluded_rate
-from vllm_repro.verdict import Standing
+from vllm_repro.verdict import Expected, Standing
 from vllm_repro.versionmap import ArmRow, Row, VersionMap, readings
 
 __all__ = ["markdown", "terminal"]
 
-_HEAD = ("release", "declared", "arm", "outcome", "died", "boundary", "signature", "boot", "as declared", "run")
-_LIMITS: tuple[int, ...] = (16, 12, 24, 32, 10, 20, 16, 8, 12, 24)
-_ARM = _HEAD.index("arm")
+_HEAD = ("release", "declared", "arm", "outcome", "", "boundary", "signature", "boot", "as declared", "run")
+_LIMITS: tuple[int, ...] = (16, 12, 24, 32, 16, 20, 16, 8, 12, 24)
+_ARM, _DID = _HEAD.index("arm"), _HEAD.index("")
 _NOT_REACHED = {Outcome.BOOT_FAILED, Outcome.UNSUPPORTED, Outcome.INFRA, Outcome.CANCELLED}
 """Of such a trial nobody asks whether the boundary was crossed."""
 
@@ -26,16 +26,14 @@ _NOT_REACHED = {Outcome.BOOT_FAILED, Outcome.UNSUPPORTED, Outcome.INFRA, Outcome
 def markdown(version_map: VersionMap) -> str:
     """The whole of `versions.md`, which lies in `<scenario>/versions/<id>/`; runs are linked from there."""
     of = version_map
-    kind = {"rehearsal": " (REHEARSAL)", "lab": " (LAB)"}.get(of.evidence or "", "")
-    parts = [f"# {of.scenario}: version map{kind}"]
+    parts = [f"# {of.scenario}: version map{simulated(of.evidence or '')}"]
     if notice := banner(of.evidence or "", None):
         parts.append(f"> **{notice}**")
     if of.interrupted:
         parts.append(f"> **Interrupted by {of.interrupted}: what follows is what was seen until then.**")
     elif of.pending:
         parts.append(f"> **Not finished: {len(of.rows)} of {len(of.versions)} releases were tried.**")
-    repository, _, number = of.issue.partition("#")
-    parts.append(f"{of.title} ([{of.issue}](https://github.com/{repository}/issues/{number})).")
+    parts.append(f"{of.title} ([{of.issue}]({issue_url(of.issue)})).")
     first, *others = readings(of)
     if others:
         parts.append("\n".join(f"- **{text}.**" for text in (first, *others)))
@@ -45,7 +43,7 @@ def markdown(version_map: VersionMap) -> str:
     parts.append(_table(of))
     if notes := [f"- {row.version}: {cell(row.why)}" for row in of.rows if row.why]:
         parts.append("\n".join(notes))
-    parts.append(_meaning(of.trials))
+    parts.append(_meaning(of))
     parts.append(
         f"Server: {of.server}, evidence: {of.evidence or 'none'}. vllm-repro {of.harness_version}, started {of.started_at}, "
         f"took {of.duration_s:.0f} s."
@@ -58,7 +56,7 @@ def terminal(version_map: VersionMap, path: str) -> str:
     """The end of `vllm-repro versions`; `path` is where `versions.md` lies."""
     of = version_map
     kind = {"rehearsal": "REHEARSAL of vLLM", "lab": "LAB", "cpu": "vLLM on a CPU"}.get(of.evidence or "", "vLLM")
-    rows = [_HEAD, *_rows(of)]
+    rows = [_head(of), *_rows(of)]
     limits = _LIMITS
     if not of.names_arms:
         rows = [(*row[:_ARM], *row[_ARM + 1 :]) for row in rows]
@@ -89,8 +87,18 @@ def _agreement(of: VersionMap) -> str:
     return text + (f" Undecided: {', '.join(undecided)}." if undecided else "")
 
 
+def _expected(of: VersionMap) -> list[Expected]:
+    """What the arms are declared to do, each once; a death where there is no row yet."""
+    return list(dict.fromkeys(arm.result.expected for row in of.rows for arm in row.arms)) or [Expected.DIES]
+
+
+def _head(of: VersionMap) -> tuple[str, ...]:
+    did = " or ".join(dict.fromkeys(expected.did for expected in _expected(of)))
+    return (*_HEAD[:_DID], did, *_HEAD[_DID + 1 :])
+
+
 def _table(of: VersionMap) -> str:
-    lines = [f"| {' | '.join(_HEAD)} |", "|---" * len(_HEAD) + "|"]
+    lines = [f"| {' | '.join(_head(of))} |", "|---" * len(_HEAD) + "|"]
     for row in _rows(of):
         *cells, run = row
         link = f"[{run}](../../{run}/report.md)" if run != "-" else run
@@ -99,7 +107,7 @@ def _table(of: VersionMap) -> str:
 
 
 def _rows(of: VersionMap) -> Iterator[tuple[str, ...]]:
-    """One row a release and arm, under `_HEAD`."""
+    """One row a release and arm, under `_head`."""
     for row in of.rows:
         for arm in row.arms:
             yield (
@@ -153,9 +161,10 @@ def _as_declared(row: Row, arm: ArmRow) -> str:
     return {True: declared, False: "SURPRISE", None: "undecided"}[row.as_declared(arm)]
 
 
-def _meaning(trials: int) -> str:
-    boots = "one boot" if trials == 1 else f"{trials} boots"
+def _meaning(of: VersionMap) -> str:
+    boots = "one boot" if of.trials == 1 else f"{of.trials} boots"
+    events = " or ".join(dict.fromkeys(expected.event for expected in _expected(of)))
     return (
-        f"A release lives here where each of its boots crossed the boundary and lived: {boots}, which excludes a crash in more "
-        f"than {excluded_rate(trials):.0%} of boots. A range spans the releases that were tried, and no other."
+        f"A release lives here where each of its boots crossed the boundary and lived: {boots}, which excludes {events} in more "
+        f"than {excluded_rate(of.trials):.0%} of boots. A range spans the releases that were tried, and no other."
     )

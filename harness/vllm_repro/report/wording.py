@@ -7,16 +7,19 @@ from collections.abc import Sequence
 
 from vllm_repro.outcome import Outcome
 from vllm_repro.report.model import TrialReport
+from vllm_repro.rest import RESTING
 
 __all__ = [
     "boundary",
     "columns",
+    "cut",
     "death_line",
     "engine_word",
     "expected_words",
     "few",
     "folded",
     "latency",
+    "many",
     "outcome_word",
     "outlasted_line",
     "rank_logs",
@@ -58,14 +61,21 @@ def few(texts: Sequence[str], most: int) -> list[str]:
     return [*texts[:most], f"and {left:,} more"] if left > 0 else list(texts)
 
 
+def many(count: int, noun: str) -> str:
+    """`1 run`, `2 runs`"""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def cut(text: str, limit: int) -> str:
+    """At most so many letters of it; where there are more, the last one says so."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
 def columns(rows: Sequence[tuple[str, ...]], limits: Sequence[int]) -> list[str]:
     """The rows as lines of aligned columns, each at most `limits` letters wide."""
-    cut = [
-        tuple(text if len(text) <= limit else text[: limit - 1] + "…" for text, limit in zip(row, limits, strict=True))
-        for row in rows
-    ]
-    widths = [max(len(row[column]) for row in cut) for column in range(len(limits))]
-    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in cut]
+    short = [tuple(cut(text, limit) for text, limit in zip(row, limits, strict=True)) for row in rows]
+    widths = [max(len(row[column]) for row in short) for column in range(len(limits))]
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in short]
 
 
 def seconds(value: float | None) -> str:
@@ -108,7 +118,7 @@ def engine_word(trial: TrialReport) -> str:
     return {
         Outcome.CLEAN: "alive",
         Outcome.UNTRIGGERED: "alive",
-        Outcome.HANG: "hung",
+        Outcome.HANG: "never at rest" if trial.during == RESTING else "hung",
         Outcome.WRONG_OUTPUT: "alive",
         Outcome.BOOT_FAILED: "never ready",
     }.get(trial.outcome, "-")

@@ -163,10 +163,6 @@ class AttachServer(Server):
                 if self._stop.is_set():
                     return
 
-    @property
-    def has_log(self) -> bool:
-        return self._copier is not None
-
     async def exited(self) -> Exit:
         while self.pid is None:
             await asyncio.sleep(3600)  # nothing on this host to watch; HTTP is

@@ -21,7 +21,6 @@ from vllm_repro.owner import this_owner
 from vllm_repro.servers.docker_errors import ENGINE_ERRORS, explain
 
 __all__ = [
-    "IMAGE_LABEL",
     "OWNER_LABEL",
     "REHEARSAL_LABEL",
     "RUN_LABEL",
@@ -39,7 +38,6 @@ RUN_LABEL = "org.vllm-repro.run"
 OWNER_LABEL = "org.vllm-repro.owner"
 """Prefix of the labels that name the process which made it, see `vllm_repro.owner`."""
 REHEARSAL_LABEL = "org.vllm-repro.rehearsal"
-IMAGE_LABEL = "org.vllm-repro.image"
 
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 _PING_TIMEOUT_S = 10

@@ -1,0 +1,65 @@
+"""The verb `nightly`: what it runs, and what of a night is kept whatever ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from vllm_repro.cli import main
+from vllm_repro.cli.running import Job
+from vllm_repro.errors import InfraError, Unsupported, UsageError
+
+NIGHT = ("nightly", "min-tokens-stop-ids", "sco-hybrid", "--server", "rehearsal", "--least-disk", "0.001")
+
+
+@pytest.fixture
+def night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, list[Job], str]]:
+    """Exit status, jobs and summary of a night in which each run in turn raises one of `ends`."""
+    monkeypatch.setenv("VLLM_REPRO_REPORTS", str(tmp_path))
+
+    def called(*words: str, ends: tuple[BaseException, ...]) -> tuple[int, list[Job], str]:
+        jobs: list[Job] = []
+
+        def raising(job: Job, *_: object) -> None:
+            jobs.append(job)
+            raise ends[len(jobs) - 1]
+
+        monkeypatch.setattr("vllm_repro.cli.nightly.run_one", raising)
+        status = main([*NIGHT, *words])
+        texts = [path.read_text(encoding="utf-8") for path in tmp_path.glob("nightly/*/summary.md")]
+        return status, jobs, "".join(texts)
+
+    return called
+
+
+def test_only_the_arms_that_are_named_run(night: Callable[..., tuple[int, list[Job], str]]) -> None:
+    status, jobs, _ = night("--arm", "reported", ends=(Unsupported("enough"),) * 2)
+    assert [[arm.name for arm in job.arms] for job in jobs] == [["reported"]] * 2
+    assert status == 2
+
+
+def test_an_arm_that_a_scenario_has_not_is_said_before_anything_runs(
+    night: Callable[..., tuple[int, list[Job], str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert night("--arm", "near-miss", ends=()) == (64, [], "")
+    assert "sco-hybrid has no arm 'near-miss'" in capsys.readouterr().err
+
+
+def test_one_scenario_that_cannot_run_as_asked_leaves_the_others_theirs(
+    night: Callable[..., tuple[int, list[Job], str]],
+) -> None:
+    status, jobs, summary = night(ends=(UsageError("no such thing here"), InfraError("the disk is full")))
+    assert (status, len(jobs)) == (2, 2)
+    assert "no such thing here" in summary
+    assert "the disk is full" in summary
+
+
+def test_an_interrupt_between_two_runs_keeps_what_the_night_came_to(
+    night: Callable[..., tuple[int, list[Job], str]],
+) -> None:
+    status, _, summary = night(ends=(InfraError("the disk is full"), KeyboardInterrupt()))
+    assert status == 130
+    assert "interrupted by SIGINT" in summary
+    assert "the disk is full" in summary
