@@ -75,6 +75,7 @@ def test_every_scenario_links_its_issue_and_has_a_control(scenario) -> None:  # 
         ("--kv-cache-dtype turboquant_4bit_nc", "--kv-cache-dtyp turboquant_4bit_nc", "command=", "--kv-cache-dtyp"),
         ("'{\"enable_thinking\": true}'", '\'{"enable_thinking": true}', "--default-chat", "command:"),
         ("dies)", "dyes)", 'arm("reported"', "did you mean 'dies'?"),
+        ("max_tokens=", "max_tokns=", "max_tokens=", "chat has no 'max_tokns'; did you mean 'max_tokens'?"),
         ('arm("eager"', 'arm("reported"', 'arm("eager"', "two arms are named 'reported'"),
         ('arm("eager"', 'arm("Eager!"', 'arm("eager"', "lower-case words"),
         ("heads=16", 'heads="16"', "heads=16", "heads='16' is not what 'heads' takes"),

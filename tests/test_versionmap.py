@@ -206,6 +206,14 @@ def test_what_was_not_tried_is_said_to_be_that_and_leaves_the_map_undecided() ->
     assert map_of([row("0.23.0", Outcome.CRASH)]).expected is True
 
 
+def test_releases_that_do_not_boot_are_a_range_too_and_those_that_could_not_be_tried_are_not() -> None:
+    refused = [row(version, Outcome.BOOT_FAILED) for version in VERSIONS[:3]]
+    missed = [row(version, Outcome.INFRA) for version in VERSIONS[3:6]]
+    assert readings(map_of([*refused, *missed])) == (
+        "0.20.2 to 0.22.1 (3 tried) do not boot; 0.23.0, 0.24.0 and 0.25.1 could not be tried",
+    )
+
+
 def test_a_range_names_its_ends_from_three_releases_on() -> None:
     rows = [row(version, Outcome.CRASH) for version in VERSIONS[:5]]
     (of_two,), (of_three,) = readings(map_of(rows[:2])), readings(map_of(rows[:3]))

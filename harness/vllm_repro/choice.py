@@ -173,7 +173,10 @@ def _docker_has(scenario: Scenario, options: Options, missing: str) -> str:
     if missing:
         return ""
     image = options.image or default_image(scenario, options.vllm or scenario.try_with)
-    with contextlib.suppress(InfraError), contextlib.closing(connect()) as engine:
+    with (
+        contextlib.suppress(InfraError),
+        contextlib.closing(connect()) as engine,
+    ):  # no engine, or one without the image, is an answer
         if not scenario.needs.gpus or "nvidia" in engine.runtimes:
             image_facts(engine, image)
             return f"Docker {engine.version} has the image {image}"

@@ -31,7 +31,7 @@ class Lateness:
 
     async def __aexit__(self, *_: object) -> None:
         self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
+        with contextlib.suppress(asyncio.CancelledError):  # by the line above
             await self._task
 
     async def _tick(self) -> None:

@@ -37,7 +37,7 @@ def session_members(session: int) -> list[psutil.Process]:
     """The living processes of a session, its leader first."""
     found: list[psutil.Process] = []
     for pid in psutil.pids():
-        with contextlib.suppress(OSError, psutil.Error):
+        with contextlib.suppress(OSError, psutil.Error):  # ended since it was listed
             if os.getsid(pid) == session:
                 process = psutil.Process(pid)
                 if process.status() != psutil.STATUS_ZOMBIE:
@@ -70,7 +70,7 @@ class Started:
     def end(self, grace: float = 15.0, *, poll: Callable[[float], None] = time.sleep) -> None:
         """SIGTERM to the leader, then SIGKILL to whatever of the session is left after `grace` seconds; returns when all are gone."""
         if self.popen.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError):  # ended by itself just now
                 self.popen.terminate()
         deadline = time.monotonic() + grace
         while self.popen.poll() is None and time.monotonic() < deadline:
@@ -93,7 +93,7 @@ def _shared_memory(members: Sequence[psutil.Process]) -> set[Path]:
     """The /dev/shm segments of Python's multiprocessing that these processes map: a killed process does not unlink its own."""
     segments: set[Path] = set()
     for process in members:
-        with contextlib.suppress(psutil.Error, OSError):
+        with contextlib.suppress(psutil.Error, OSError):  # one that ended maps nothing
             segments |= {
                 Path(region.path) for region in process.memory_maps() if region.path.startswith("/dev/shm/psm_")
             }
@@ -105,7 +105,7 @@ def _kill_session(session: int) -> None:
     segments = _shared_memory(members)
     for _ in range(50):
         for process in members:
-            with contextlib.suppress(psutil.Error):
+            with contextlib.suppress(psutil.Error):  # one that ended needs none
                 process.kill()
         psutil.wait_procs(members, timeout=1.0)
         members = session_members(session)
@@ -141,7 +141,7 @@ def start(argv: Sequence[str], env: Mapping[str, str], log: Path, cwd: Path | No
                 preexec_fn=sign_in,
             )
     except (OSError, subprocess.SubprocessError) as error:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the start that failed is what has to be told
             record.unlink(missing_ok=True)
             pid_file.unlink(missing_ok=True)
         said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -176,11 +176,11 @@ def _signing_in(pid_file: Path) -> Iterator[Callable[[], None]]:
 def _records() -> Iterator[tuple[Owner, LeftProcess]]:
     """Every record there is, with the pids still to be found."""
     for record in sorted(state_folder().glob("*.json")):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # removed meanwhile, or cut by a full disk
             data = json.loads(record.read_text(encoding="utf-8"))
             session = data.get("session")
             if session is None:
-                with contextlib.suppress(OSError, ValueError):
+                with contextlib.suppress(OSError, ValueError):  # killed before its child could write it
                     session = int(record.with_suffix(".pid").read_text())
             device, inode = data.get("log") or (0, 0)
             yield Owner(**data["owner"]), LeftProcess(record, session, str(data["command"]), (), (device, inode))
@@ -189,7 +189,7 @@ def _records() -> Iterator[tuple[Owner, LeftProcess]]:
 def _writes_to(pid: int, log: tuple[int, int]) -> bool:
     """Whether the process has the file as its standard output or error, also where it was deleted since."""
     for descriptor in (1, 2):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # gone, or not ours to see
             found = Path(f"/proc/{pid}/fd/{descriptor}").stat()
             if (found.st_dev, found.st_ino) == log:
                 return True
@@ -223,7 +223,7 @@ def remove_left(left: Sequence[LeftProcess]) -> None:
     """Ends what `list_left` found and forgets the records."""
     for item in left:
         for pid in item.pids:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # gone; one that may not be ended is seen below
                 os.kill(pid, signal.SIGTERM)
         deadline = time.monotonic() + 3.0
         while (alive := item.pids and _members_of(item)) and time.monotonic() < deadline:

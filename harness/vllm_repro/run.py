@@ -341,6 +341,7 @@ def on_record(
     for path in (out / scenario.id).glob("*/report.json"):
         if path.parent.is_symlink():
             continue
+        # A report that was cut, or is of another release of the harness, says nothing.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             report = json.loads(path.read_text(encoding="utf-8"))
             arm = next(arm for arm in (*report["arms"], {}) if not arm or arm["name"] == leading.name)

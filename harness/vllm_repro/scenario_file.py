@@ -74,6 +74,10 @@ class Problem:
         return f"{self.file}:{self.line}: {self.text}"
 
 
+_A_SLIP = 0.85
+"""How alike `promt` and `prompt` are, at the least. `min_tokens` and `max_tokens`, two fields of the API, are 0.8."""
+
+
 class _Bad:
     """Stands for a value that could not be made, so that its users are not reported as well."""
 
@@ -234,8 +238,9 @@ class _Reader:
         parameters = signature.parameters
         open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         wrong = False
-        if not open_ended:
-            for name in [name for name in keywords if name not in parameters]:
+        for name in [name for name in keywords if name not in parameters]:
+            # An open-ended word takes any field of the API, so there only what is all but one of its own is a mistake.
+            if not open_ended or difflib.get_close_matches(name, parameters, cutoff=_A_SLIP):
                 self.problem(where[name], f"{word} has no {name!r}{_near(name, parameters)}")
                 del keywords[name]
                 wrong = True

@@ -173,6 +173,6 @@ async def _outlasted(server: Server) -> tuple[Outlasted, ...]:
 
 
 async def _version(client: Client) -> str | None:
-    with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):  # the report says that it is not known
         return str((await client.get("/version", timeout=30.0)).json()["version"])
     return None

@@ -270,31 +270,36 @@ def _sentence(version_map: VersionMap, name: str) -> str:
     ranged = [version for version in tested if fates.get(version) in _RANGED]
     clauses = [
         ", ".join(
-            f"{ranged_words[of]} {_spans(list(group), tested)}" for of, group in groupby(ranged, fates.__getitem__)
+            f"{ranged_words[of]} {_joined(_items(list(group), tested))}"
+            for of, group in groupby(ranged, fates.__getitem__)
         )
     ]
     for listed, words in _LISTED.items():
-        clauses.append(_listed([version for version in tested if fates.get(version) is listed], words))
+        chosen = [version for version in tested if fates.get(version) is listed]
+        clauses.append(_clause(chosen if listed is Fate.INFRA else _items(chosen, tested), words))
     # Also a release whose run has no such arm: a map must not be silent about one.
-    clauses.append(_listed([version for version in tested if version not in arms], _NOT_TRIED))
+    clauses.append(_clause([version for version in tested if version not in arms], _NOT_TRIED))
     against = [row.version for row in version_map.rows if name in row.surprises]
     if against:
         clauses.append(f"against what is declared: {_joined(against)}")
     return "; ".join(clause for clause in clauses if clause)
 
 
-def _listed(versions: Sequence[str], words: tuple[str, str]) -> str:
-    return f"{_joined(versions)} {words[len(versions) > 1]}" if versions else ""
+def _clause(items: Sequence[str], words: tuple[str, str]) -> str:
+    if not items:
+        return ""
+    several = len(items) > 1 or " to " in items[0]
+    return f"{_joined(items)} {words[several]}"
 
 
-def _spans(chosen: Sequence[str], tested: Sequence[str]) -> str:
+def _items(chosen: Sequence[str], tested: Sequence[str]) -> list[str]:
     """`0.21.0 to 0.23.0 (3 tried)` for three or more that follow each other in `tested`, else their names."""
     position = {version: index for index, version in enumerate(tested)}
     items: list[str] = []
     for _, run in groupby(enumerate(chosen), lambda pair: position[pair[1]] - pair[0]):
         names = [version for _, version in run]
         items += [f"{names[0]} to {names[-1]} ({len(names)} tried)"] if len(names) > 2 else names
-    return _joined(items)
+    return items
 
 
 def _joined(items: Sequence[str]) -> str:

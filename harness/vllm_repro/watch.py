@@ -276,7 +276,7 @@ class Watch:
                         )
                     )
             for pid in children:
-                with contextlib.suppress(psutil.Error, IndexError):
+                with contextlib.suppress(psutil.Error, IndexError):  # gone, or without a command line yet
                     # The name is set some time after the start, so it is read again until it is vLLM's.
                     if not known.get(pid, "").startswith("VLLM::"):
                         known[pid] = _own_name(psutil.Process(pid))
@@ -338,7 +338,7 @@ class Watch:
         return self.dead.is_set() or self._stalled.is_set()
 
     async def _sleep_unless_dead(self, seconds: float) -> None:
-        with contextlib.suppress(asyncio.TimeoutError):
+        with contextlib.suppress(asyncio.TimeoutError):  # slept well
             await asyncio.wait_for(self.dead.wait(), seconds)
 
 

@@ -146,7 +146,7 @@ class Work:
                 refused = f"/tokenize answers {error.response.status_code}: {error.response.text[:200]}"
                 raise InfraError(refused) from error
         except httpx.HTTPError:
-            pass
+            pass  # as a 5xx: whether that was a death is asked next
         if not await self._died_meanwhile():
             raise InfraError("/tokenize does not answer, though the server lives")
         return None
@@ -162,7 +162,7 @@ class Work:
 
     async def _died_meanwhile(self) -> bool:
         """Whether the engine is dead or hung. That is for the watcher to say, which looks at /health ten times a second."""
-        with contextlib.suppress(asyncio.TimeoutError):
+        with contextlib.suppress(asyncio.TimeoutError):  # then nothing says that it died
             await asyncio.wait_for(self.watch.over(), 5.0)
         return self.watch.ended
 
@@ -290,7 +290,7 @@ class Work:
             )
             await watch.see_answer(answer, canary=True)
             if not trial.seen.canary_ok and not watch.ended:
-                with contextlib.suppress(asyncio.TimeoutError):
+                with contextlib.suppress(asyncio.TimeoutError):  # then the watcher asks again
                     await asyncio.wait_for(watch.dead.wait(), 3.0)
 
         await self.unless_over([asyncio.create_task(ask())])
@@ -309,7 +309,7 @@ class Work:
             over.cancel()
             for task in tasks:
                 task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
+            with contextlib.suppress(asyncio.CancelledError):  # by the line above
                 await work
 
 

@@ -67,7 +67,7 @@ def run_leashed(
                 except subprocess.TimeoutExpired:
                     tick(lines)
         except BaseException:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError):  # ended by itself just now
                 os.killpg(process.pid, signal.SIGKILL)
             reader.join()  # ends when the last of the group has gone, and the caller may remove what they wrote to
             raise

@@ -39,7 +39,7 @@ def find_process(url: str) -> int | None:
     parts = urlsplit(url)
     if (parts.hostname or "") not in _LOCAL or parts.port is None:
         return None
-    with contextlib.suppress(psutil.Error, OSError):
+    with contextlib.suppress(psutil.Error, OSError):  # not ours to see
         for connection in psutil.net_connections(kind="tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == parts.port:
                 return connection.pid
@@ -51,7 +51,7 @@ def find_log(pid: int | None) -> Path | None:
     if pid is None:
         return None
     for descriptor in (2, 1):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # gone, or not ours to see
             target = Path(f"/proc/{pid}/fd/{descriptor}").readlink()
             if target.is_file() and os.access(target, os.R_OK):
                 return target
@@ -157,6 +157,7 @@ class AttachServer(Server):
 
     def _copy_stream(self, stream: Any) -> None:
         assert self.log_path is not None
+        # An engine that breaks off ends the log, not the run: HTTP goes on saying how the server is.
         with self.log_path.open("ab", buffering=0) as write, contextlib.suppress(requests.exceptions.RequestException):
             for chunk in stream:
                 write.write(chunk)
@@ -167,7 +168,7 @@ class AttachServer(Server):
         while self.pid is None:
             await asyncio.sleep(3600)  # nothing on this host to watch; HTTP is
         while True:
-            with contextlib.suppress(psutil.Error):
+            with contextlib.suppress(psutil.Error):  # gone: it has ended
                 process = psutil.Process(self.pid)
                 if process.create_time() == self._born and process.status() != psutil.STATUS_ZOMBIE:
                     await asyncio.sleep(0.05)
@@ -182,7 +183,7 @@ class AttachServer(Server):
     def processes(self) -> tuple[int, ...]:
         if self.pid is None:
             return ()
-        with contextlib.suppress(psutil.Error):
+        with contextlib.suppress(psutil.Error):  # it has ended
             return (self.pid, *(child.pid for child in psutil.Process(self.pid).children(recursive=True)))
         return ()
 

@@ -216,13 +216,13 @@ class DockerServer(Server):
             close(output)
             _log.warning("the log of container %s is cut short: %s", container[:12], error)
         finally:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # what the full disk did not take is lost
                 lines.close()
 
     def _follow(self, engine: Engine, container: str, stream: int, lines: WholeLines) -> None:
         """One stream from the engine's log, without what came before, until the server has ended."""
         while True:
-            with contextlib.suppress(*ENGINE_ERRORS):
+            with contextlib.suppress(*ENGINE_ERRORS):  # cut off: the state below says whether to ask again
                 whole = engine.client.api.logs(
                     container, stdout=stream == STDOUT, stderr=stream == STDERR, stream=True, follow=True
                 )

@@ -59,7 +59,7 @@ def demuxed(stream: Any) -> Iterator[tuple[int, bytes]]:
 def chunks(stream: Any) -> Iterator[Any]:
     """What comes through `stream` until it ends, for whatever reason; then it is closed."""
     try:
-        with contextlib.suppress(*ENGINE_ERRORS):
+        with contextlib.suppress(*ENGINE_ERRORS):  # one of the reasons
             yield from stream
     finally:
         close(stream)

@@ -47,7 +47,7 @@ def check_port(port: int) -> None:
 
 def listeners(port: int) -> set[int]:
     """The pids on this host that listen on a TCP port, as far as they are ours to see."""
-    with contextlib.suppress(psutil.Error, OSError):
+    with contextlib.suppress(psutil.Error, OSError):  # not ours to see
         return {
             connection.pid
             for connection in psutil.net_connections(kind="tcp")
