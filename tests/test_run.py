@@ -16,6 +16,8 @@ import pytest
 
 from tests.conftest import Harness
 from vllm_repro.catalogue import find
+from vllm_repro.cli import main
+from vllm_repro.errors import InfraError
 from vllm_repro.journal import read
 from vllm_repro.patch import Patch
 from vllm_repro.processes import session_members
@@ -237,6 +239,23 @@ def test_a_report_is_made_again_from_the_journal(harness: Harness, tmp_path: Pat
         again = harness("report", str(cut), "--format", "md")
         assert again.status == 0, again.err
         assert "journal is cut" in again.out
+
+
+def test_where_no_report_can_be_written_the_verdict_is_said_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], harness: Harness
+) -> None:
+    def refuse(path: Path, _: object, *, hint: str) -> None:
+        raise InfraError(f"cannot write {path}: No space left on device", hint=hint)
+
+    with monkeypatch.context() as full:
+        full.setattr("vllm_repro.report.files.write_whole", refuse)
+        assert main([*TQ, "--arm", "reported", "--out", str(tmp_path / "reports")]) == 2
+    said = capsys.readouterr().err
+    assert "the verdict is reproduces (REHEARSAL), and cannot write" in said
+    assert "vllm-repro report RUN -o FILE" in said
+    (journal,) = (tmp_path / "reports" / "tq-chunked-prefill").glob("2*/journal.jsonl")
+    again = harness("report", str(journal.parent), "--format", "md")
+    assert "**reproduces" in again.out
 
 
 def _interrupt(tmp_path: Path, state: Path, number: signal.Signals, wait_for: str) -> tuple[int, Path]:

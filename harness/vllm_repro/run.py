@@ -25,7 +25,7 @@ from typing import Any
 from vllm_repro import __version__
 from vllm_repro.assess import Conclusion
 from vllm_repro.boots import more
-from vllm_repro.errors import UsageError
+from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.history.store import remember
 from vllm_repro.hostid import hosted_by
 from vllm_repro.journal import Journal, json_of
@@ -35,6 +35,7 @@ from vllm_repro.redact import Redactor, known_secrets
 from vllm_repro.report.build import build
 from vllm_repro.report.files import write_reports
 from vllm_repro.report.model import RunReport
+from vllm_repro.report.wording import simulated
 from vllm_repro.resume import Left
 from vllm_repro.scenario import Arm, Edit, Scenario
 from vllm_repro.servers.base import ServerKind
@@ -150,7 +151,11 @@ def run(
         finally:
             journal.write("run-ended", interrupted=interrupted.by)
     report = build(folder)
-    write_reports(report)
+    try:
+        write_reports(report)
+    except InfraError as error:  # the journal holds it all, and what hours of boots came to has to be said
+        verdict = f"{report.verdict.verdict}{simulated(report.evidence)}"
+        raise InfraError(f"the verdict is {verdict}, and {error}", hint=error.hint) from error
     if lost := remember(report, folder.parent.parent):
         print(f"vllm-repro: {lost}", file=sys.stderr)
     return report
