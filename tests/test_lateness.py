@@ -14,6 +14,7 @@ def test_a_process_that_does_not_get_to_its_work_notices() -> None:
             await asyncio.sleep(0.02)
         return late
 
-    slow, quick = asyncio.run(busy(0.2)), asyncio.run(busy(0.0))
+    slow = asyncio.run(busy(0.2))
     assert 0.15 < slow.worst <= slow.slept
-    assert quick.worst < 0.15
+    # The machine itself may be late, but not each time.
+    assert min(asyncio.run(busy(0.0)).worst for _ in range(20)) < 0.15

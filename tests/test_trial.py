@@ -4,7 +4,6 @@ import asyncio
 import json
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -167,26 +166,31 @@ def test_a_stranger_that_took_the_port_is_not_taken_for_the_engine(tmp_path: Pat
 def test_an_interrupt_after_the_last_answer_takes_nothing_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    if moment == "assess":
-        real = run_trial.__globals__["assess"]
+    begun, cancelled = threading.Event(), threading.Event()
+    real = run_trial.__globals__["assess"]
 
-        def slow(*words: object) -> object:
-            time.sleep(0.6)
-            return real(*words)
+    def slow(*words: object) -> object:
+        if moment == "assess":
+            begun.set()
+            assert cancelled.wait(60)
+        return real(*words)
 
-        monkeypatch.setitem(run_trial.__globals__, "assess", slow)
+    monkeypatch.setitem(run_trial.__globals__, "assess", slow)
 
     class Slow(FakeVllm):
         async def stop(self) -> None:
-            await asyncio.sleep(0.6 if moment == "stop" else 0)
+            if moment == "stop":
+                begun.set()
+                assert await asyncio.to_thread(cancelled.wait, 60)
             self.stops += 1
 
     async def interrupted(trial: Trial) -> None:
         running = asyncio.create_task(run_trial(trial))
-        while '"canary"' not in trial.journal.path.read_text(encoding="utf-8"):
+        while not begun.is_set():
             await asyncio.sleep(0.02)
-        await asyncio.sleep(0.5)
+        assert '"canary"' in trial.journal.path.read_text(encoding="utf-8"), "the last answer was there"
         running.cancel()
+        cancelled.set()
         with pytest.raises(asyncio.CancelledError):
             await running
 
