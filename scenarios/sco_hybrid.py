@@ -27,6 +27,7 @@ from vllm_repro.vocabulary import (
     patched,
     pause,
     signature,
+    simple_cpu_offload,
     sized,
     throughput,
     untriggered,
@@ -89,8 +90,7 @@ scenario = Scenario(
                 "--num-gpu-blocks-override 7283", why="as many blocks as the report's 145,274 tokens, whatever the GPU"
             ),
             with_flags(
-                """--kv-transfer-config '{"kv_connector":"SimpleCPUOffloadConnector","kv_role":"kv_both","""
-                """"kv_connector_extra_config":{"cpu_bytes_to_use":12494450315}}'""",
+                simple_cpu_offload(12_494_450_315),
                 why="an eleventh of the reported 128 GiB, for as many blocks",
             ),
         ],
@@ -131,10 +131,7 @@ scenario = Scenario(
         arm(
             "lazy",
             lives,
-            with_flags(
-                """--kv-transfer-config '{"kv_connector":"SimpleCPUOffloadConnector","kv_role":"kv_both","""
-                """"kv_connector_extra_config":{"cpu_bytes_to_use":268435456,"lazy_offload":true}}'"""
-            ),
+            with_flags(simple_cpu_offload(268_435_456, lazy=True)),
             why="the lazy mode walks the free list, where a block stands once",
         ),
         arm(
@@ -154,12 +151,9 @@ scenario = Scenario(
             "small-cpu-pool",
             dies,
             with_flags(
-                """--kv-transfer-config '{"kv_connector":"SimpleCPUOffloadConnector","kv_role":"kv_both","""
-                """"kv_connector_extra_config":{"cpu_bytes_to_use":7516192768}}'""",
-                lab="""--kv-transfer-config '{"kv_connector":"SimpleCPUOffloadConnector","kv_role":"kv_both","""
-                """"kv_connector_extra_config":{"cpu_bytes_to_use":1310720}}'""",
-                dummy="""--kv-transfer-config '{"kv_connector":"SimpleCPUOffloadConnector","kv_role":"kv_both","""
-                """"kv_connector_extra_config":{"cpu_bytes_to_use":683290251}}'""",
+                simple_cpu_offload(7_516_192_768),
+                lab=simple_cpu_offload(1_310_720),
+                dummy=simple_cpu_offload(683_290_251),
             ),
             workload=[
                 chat(name="prompt A", prompt=UNFILLED, max_tokens=8, stream=False),
@@ -233,8 +227,7 @@ scenario = Scenario(
             with_flags("--max-num-seqs 8", why="the warm-up is as wide as that, and requests come one by one"),
             with_flags("--num-gpu-blocks-override 330", why="a pool that is just short for the last chunk of a prompt"),
             with_flags(
-                """--kv-transfer-config '{"kv_connector":"SimpleCPUOffloadConnector","kv_role":"kv_both","""
-                """"kv_connector_extra_config":{"cpu_bytes_to_use":268435456}}'""",
+                simple_cpu_offload(268_435_456),
                 why="256 MiB hold a hundred times the stand-in's pool",
             ),
         ],

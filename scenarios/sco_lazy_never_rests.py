@@ -19,31 +19,10 @@ from vllm_repro.vocabulary import (
     offload_outgrown,
     patched,
     rest,
+    simple_cpu_offload,
     spins,
     untriggered,
     with_flags,
-)
-
-# Room for 16 blocks of the model's 28 layers, and for 16 of the lab's one small layer; an offloading connector hands out one less.
-ROOM = (
-    """--kv-transfer-config '{"kv_connector":"SimpleCPUOffloadConnector","kv_role":"kv_both","""
-    """"kv_connector_extra_config":{"cpu_bytes_to_use":131072,"lazy_offload":true}}'"""
-)
-EAGER = (
-    """--kv-transfer-config '{"kv_connector":"SimpleCPUOffloadConnector","kv_role":"kv_both","""
-    """"kv_connector_extra_config":{"cpu_bytes_to_use":58720256}}'"""
-)
-EAGER_LAB = (
-    """--kv-transfer-config '{"kv_connector":"SimpleCPUOffloadConnector","kv_role":"kv_both","""
-    """"kv_connector_extra_config":{"cpu_bytes_to_use":131072}}'"""
-)
-TWICE = (
-    """--kv-transfer-config '{"kv_connector":"SimpleCPUOffloadConnector","kv_role":"kv_both","""
-    """"kv_connector_extra_config":{"cpu_bytes_to_use":117440512,"lazy_offload":true}}'"""
-)
-TWICE_LAB = (
-    """--kv-transfer-config '{"kv_connector":"SimpleCPUOffloadConnector","kv_role":"kv_both","""
-    """"kv_connector_extra_config":{"cpu_bytes_to_use":262144,"lazy_offload":true}}'"""
 )
 
 FIRST = completion(prompt=400, max_tokens=8, ignore_eos=True, name="first")
@@ -88,7 +67,7 @@ scenario = Scenario(
         arm(
             "eager",
             lives,
-            with_flags(EAGER, lab=EAGER_LAB),
+            with_flags(simple_cpu_offload(58_720_256), lab=simple_cpu_offload(131_072)),
             why="the eager mode copies a block once, when it is full",
         ),
         arm(
@@ -109,7 +88,7 @@ scenario = Scenario(
         arm(
             "room-for-all",
             untriggered,
-            with_flags(TWICE, lab=TWICE_LAB),
+            with_flags(simple_cpu_offload(117_440_512, lazy=True), lab=simple_cpu_offload(262_144, lazy=True)),
             why="where the connector has room for all that the GPU keeps, nothing is copied twice",
         ),
     ],
@@ -122,7 +101,7 @@ scenario = Scenario(
         arms=["reported", "eager", "patched"],
         why="one small layer: blocks are copied the same way in each",
         changes=[
-            with_flags(ROOM, why="room for as many blocks of the smaller model"),
+            with_flags(simple_cpu_offload(131_072, lazy=True), why="room for 16 blocks, as for the model"),
             with_flags("--enforce-eager", why="nothing is compiled, so that a boot takes seconds"),
             with_flags("--dtype bfloat16", why="what the CPU's attention computes in"),
         ],

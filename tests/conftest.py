@@ -13,11 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.schemas import check_files, hold_all
 from vllm_repro.processes import list_left, remove_left
 
 hold_all()
+# How long an example takes says more of the machine, which has other work, than of the code.
+settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any-machine")
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def test_a_bug_that_shows_in_four_of_five_boots_takes_more_quiet_ones() -> None:
 
 
 @given(st.lists(st.sampled_from([CRASH, CLEAN, CLEAN, UNTRIGGERED]), min_size=60, max_size=60), st.booleans())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_it_always_ends(outcomes: list[Outcome], compared: bool) -> None:
     arms = [REPORTED, EAGER] if compared else [REPORTED]
     offset = {"reported": 0, "eager": 30}

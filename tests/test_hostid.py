@@ -5,7 +5,7 @@ import socket
 from dataclasses import asdict
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_repro.hostid import hardware, host_id, hosted_by
@@ -22,7 +22,6 @@ def test_the_same_machine_has_the_same_id_whatever_kernel_it_runs() -> None:
     assert host_id(MACHINE, number="x") != host_id(MACHINE, number="y")
 
 
-@settings(deadline=None)
 @given(st.text(max_size=30))
 def test_an_id_is_eight_hex_digits(number: str) -> None:
     assert re.fullmatch("[0-9a-f]{8}", host_id(MACHINE, number=number))

@@ -85,7 +85,7 @@ def test_one_endless_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 10, 100, 400, 1_000, 5_000, 100_000])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     lines=st.lists(
         st.sampled_from(["ERROR a", "ordinary " * 20, "语" * 300, "", "AssertionError: x", "y" * 5_000]), max_size=60

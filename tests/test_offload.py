@@ -163,7 +163,7 @@ class Played:
             self.free.append(block)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     st.sampled_from([4, 16, 32]),
     st.integers(2, 12),

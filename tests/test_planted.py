@@ -75,7 +75,7 @@ def test_each_kind_planted_where_texts_come_from(plant: Plant) -> None:
             assert plant.hidden not in text, (name, field[1:])
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     st.sampled_from(FIELDS),
     st.sampled_from(PLANTS),
@@ -100,7 +100,7 @@ def test_the_plants_would_be_seen() -> None:
     assert seen == names
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.sampled_from([DRAFT, PAGE, replace(PAGE, whole=0)]),
     st.lists(st.sampled_from(PLANTS), min_size=1, max_size=6),

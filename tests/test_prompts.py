@@ -41,7 +41,7 @@ def test_an_ordinary_vocabulary_takes_two_calls(tokens: int) -> None:
 
 
 @given(st.integers(40, 5000), st.integers(1, 4), st.integers(0, 20), st.booleans())
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_any_vocabulary_gives_the_exact_length(tokens: int, cost: int, overhead: int, merges: bool) -> None:
     count = Counter(cost, overhead, merges)
     text, calls = asyncio.run(fit(count, tokens, "seed"))

@@ -46,7 +46,7 @@ def test_impossible_counts_are_refused() -> None:
 
 
 @given(st.integers(1, 40).flatmap(lambda n: st.tuples(st.integers(1, n), st.just(n))))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_the_clean_trials_asked_for_are_the_fewest_that_do(pair: tuple[int, int]) -> None:
     crashed, boots = pair
     rate, needed = lower_bound(crashed, boots), clean_needed(crashed, boots)
@@ -58,7 +58,7 @@ def test_the_clean_trials_asked_for_are_the_fewest_that_do(pair: tuple[int, int]
 
 
 @given(st.integers(1, 30), st.integers(0, 29))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_more_crashes_never_lower_the_bound(boots: int, crashed: int) -> None:
     crashed = min(crashed, boots - 1)
     assert lower_bound(crashed, boots) <= lower_bound(crashed + 1, boots) + 1e-9
@@ -79,7 +79,7 @@ def test_fisher_refuses_impossible_counts() -> None:
 
 
 @given(st.integers(1, 15), st.integers(1, 15), st.data())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_fisher_is_a_chance_and_all_crashes_on_one_side_are_the_rarest(
     boots: int, others: int, data: st.DataObject
 ) -> None:

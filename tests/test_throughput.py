@@ -109,7 +109,7 @@ speeds = st.lists(st.lists(st.floats(1.0, 1000.0), min_size=1, max_size=6), min_
 
 
 @given(speeds, speeds, st.integers(0, 9), st.floats(0.1, 10.0))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_a_bootstrap_interval(arm: list[list[float]], baseline: list[list[float]], seed: int, factor: float) -> None:
     low, high = interval(arm, baseline, seed, resamples=200)
     assert low <= high
@@ -122,7 +122,7 @@ def test_a_bootstrap_interval(arm: list[list[float]], baseline: list[list[float]
 
 
 @given(st.floats(1.0, 1000.0), st.integers(1, 9))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_without_noise_the_interval_is_a_point(speed: float, rounds: int) -> None:
     assert interval([[2 * speed] * rounds], [[speed] * rounds], 1, resamples=50) == pytest.approx((2.0, 2.0))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.report_examples import REHEARSAL, report
@@ -137,7 +137,6 @@ MAPS = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(MAPS)
 def test_a_reading_names_each_release_once_and_with_its_own_fate(version_map: VersionMap) -> None:
     (text,) = readings(version_map)
@@ -145,7 +144,6 @@ def test_a_reading_names_each_release_once_and_with_its_own_fate(version_map: Ve
     assert said(text, version_map.versions) == {version: fates.get(version) for version in version_map.versions}, text
 
 
-@settings(deadline=None)
 @given(MAPS)
 def test_only_a_release_whose_every_boot_crossed_and_lived_is_said_to_live(version_map: VersionMap) -> None:
     (text,) = readings(version_map)
@@ -156,7 +154,6 @@ def test_only_a_release_whose_every_boot_crossed_and_lived_is_said_to_live(versi
     assert living == quiet
 
 
-@settings(deadline=None)
 @given(MAPS)
 def test_what_a_map_says_of_itself_is_what_its_rows_say(version_map: VersionMap) -> None:
     loaded = version_map.as_json()

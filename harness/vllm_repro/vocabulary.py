@@ -8,6 +8,7 @@ these words, literals and names that the file itself assigns may occur in it, so
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Literal
 
@@ -72,6 +73,7 @@ __all__ = [
     "rest",
     "sent_with",
     "signature",
+    "simple_cpu_offload",
     "sized",
     "sparse_prefill_outgrown",
     "spins",
@@ -111,6 +113,13 @@ def without(*names: str, why: str = "") -> Edit:
         return command.without(*names)
 
     return Edit("without " + " ".join(names), apply, why)
+
+
+def simple_cpu_offload(cpu_bytes: int, *, lazy: bool = False) -> str:
+    """The flag that turns the simple CPU offload connector on with room for so many bytes: `with_flags(simple_cpu_offload(131_072))`."""
+    room = {"cpu_bytes_to_use": cpu_bytes} | ({"lazy_offload": True} if lazy else {})
+    config = {"kv_connector": "SimpleCPUOffloadConnector", "kv_role": "kv_both", "kv_connector_extra_config": room}
+    return f"--kv-transfer-config '{json.dumps(config, separators=(',', ':'))}'"
 
 
 def signature(

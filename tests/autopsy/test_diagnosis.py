@@ -277,7 +277,7 @@ def test_a_rank_that_lost_its_peer_says_nothing_about_the_peer() -> None:
 
 @pytest.mark.parametrize("name", REAL)
 @given(by=st.integers(1, 900), dress=st.sampled_from(["vllm-1  | ", "2026-11-20T08:24:30.123Z ", "\x1b[36m", ""]))
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 def test_line_numbers_and_dresses_change_nothing(name: str, by: int, dress: str) -> None:
     text = "\n".join(dress + line for line in drifted(recording(name), by).splitlines())
     diagnosis = diagnose(text)
@@ -302,7 +302,7 @@ def shuffled(text: str, random: Random) -> str:
 
 @pytest.mark.parametrize("name", DEATHS_WITH_ROOT)
 @given(random=st.randoms(use_true_random=False))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_the_order_of_the_processes_changes_nothing(name: str, random: Random) -> None:
     assert seen(diagnose(shuffled(recording(name), random))) == REAL[name]
 
@@ -311,7 +311,7 @@ def test_the_order_of_the_processes_changes_nothing(name: str, random: Random) -
     "name", ["v0.32.0-boot", "v0.28.0-sigterm", "v0.32.0-killed-inflight", "v0.32.0-killed-streams"]
 )
 @given(random=st.randoms(use_true_random=False))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_nor_does_it_for_ends_without_an_exception(name: str, random: Random) -> None:
     assert diagnose(shuffled(recording(name), random)).died is REAL[name][0]
 

@@ -168,7 +168,7 @@ def test_every_line_of_a_real_server_after_its_banner_has_a_level_or_is_known_no
 
 
 @given(st.text(alphabet=st.characters(codec="utf-8"), max_size=300))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_nothing_is_lost_and_nothing_breaks(text: str) -> None:
     lines = list(read_lines(text))
     assert [line.number for line in lines] == sorted(line.number for line in lines)

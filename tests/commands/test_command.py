@@ -112,7 +112,7 @@ def test_a_bare_word_is_no_flag() -> None:
         COMMAND.with_flags("enforce-eager")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(flags(), max_size=4), flags())
 def test_an_edit_sets_exactly_its_flag(chosen: list[Flag], new: Flag) -> None:
     command = ServeCommand("m", tuple(chosen))

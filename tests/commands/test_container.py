@@ -197,7 +197,7 @@ def test_secrets_by_name(name: str) -> None:
 PATHS = st.text("/ab,\" '=.", min_size=1, max_size=8)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(PATHS, PATHS, st.booleans())
 def test_a_mount_is_one_line_of_csv(source: str, target: str, readonly: bool) -> None:
     fields = next(csv.reader([Mount(source, target, readonly).render()]))
@@ -209,7 +209,7 @@ def test_a_mount_is_one_line_of_csv(source: str, target: str, readonly: bool) ->
     ]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(1, 2**45))
 def test_a_printed_size_is_read_again(size: int) -> None:
     words = replace(TestRender.SPEC, shm_size=size).docker_argv()

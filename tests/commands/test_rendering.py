@@ -29,7 +29,7 @@ def test_each_is_written_back_and_read_again(name: str, render: Render) -> None:
 
 
 @pytest.mark.parametrize("render", RENDERERS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(command=commands())
 def test_what_is_written_is_read_again(render: Render, command: ServeCommand) -> None:
     assert_read_again(render, command)

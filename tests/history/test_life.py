@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import date
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.history.made import RELEASE, arm, row
@@ -136,7 +136,6 @@ def test_a_flaky_bug_is_no_change_night_after_night() -> None:
     assert life([*rows, *quiet]).life is Life.GOOD_NIGHTLY
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.sampled_from("ab")), max_size=30),
     st.randoms(use_true_random=False),
@@ -166,7 +165,6 @@ def test_a_life_follows_from_the_rows_alone(nights: list[tuple[int, int, str]], 
             assert any(made.died for night, made in rows if night < good.night)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(0, 40))
 def test_watching_asks_for_more_boots_than_one_comparison(crashed: int, quiet: int) -> None:
     once, watching = clean_needed(crashed, crashed + quiet), clean_streak(crashed, crashed + quiet)

@@ -190,7 +190,7 @@ def test_no_figure_but_a_gpu_counts() -> None:
         assert not found.changes
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.floats(500, 2000), max_size=50), st.floats(0.1, 10))
 def test_a_change_has_its_nights_outside_and_scales(speeds: list[float], factor: float) -> None:
     found = trends(nights(speeds))

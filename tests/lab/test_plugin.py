@@ -54,7 +54,7 @@ def test_names_are_those_that_a_module_has_with_their_parameters() -> None:
 
 
 @given(st.lists(st.from_regex(r"[a-z_]{1,8}_x", fullmatch=True), unique=True, max_size=6))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_every_function_is_found_under_its_name(names: list[str]) -> None:
     source = "\n".join(f"def {name}(self, {name}): ..." for name in names)
     assert dict(names_in(source)) == {name: ("self", name) for name in names}

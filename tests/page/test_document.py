@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element
 
 import html5lib
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import UndefinedError
 from markupsafe import Markup
@@ -50,7 +50,6 @@ def test_a_page_without_a_script_allows_none() -> None:
     assert "script-src" not in text
 
 
-@settings(deadline=None)
 @given(st.text())
 def test_any_text_stays_text(text: str) -> None:
     tree = parsed(page(text, text))

@@ -55,7 +55,7 @@ def test_the_end_of_the_list_can_be_taken_and_nothing_can_be_appended_after() ->
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 6)), max_size=30), st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_blocks_that_are_given_back_once_are_never_lost(turns: list[tuple[bool, int]], once: bool) -> None:
     store = BlockStore([Block(number) for number in range(12)], once=once)
     held: list[list[Block]] = []

@@ -108,7 +108,7 @@ def test_unlocked_workspace_grows() -> None:
 
 
 @given(cached=st.integers(1, 20_000), batch=st.integers(1, 16), tokens=st.integers(129, 5_000))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_dies_exactly_when_it_asks_for_more_than_is_locked(cached: int, batch: int, tokens: int) -> None:
     workspace = locked(TINY, batch)
     backend = TurboQuantBackend(Release.parse("0.23.0"), TINY, workspace, 32)

@@ -13,7 +13,7 @@ TOKENIZER = Tokenizer(151_936)
 
 
 @given(st.text())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_decode_undoes_encode(text: str) -> None:
     assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
 
@@ -21,7 +21,7 @@ def test_decode_undoes_encode(text: str) -> None:
 @given(
     st.text(alphabet=st.sampled_from("helowrd abc<|im_start|>\n 019é"), max_size=80), st.sampled_from([259, 300, 4096])
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_vocabulary_size_is_reversible(text: str, vocab_size: int) -> None:
     tokenizer = Tokenizer(vocab_size)
     tokens = tokenizer.encode(text)

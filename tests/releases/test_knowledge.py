@@ -219,7 +219,7 @@ versions = st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(0, 9)).m
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(versions, st.lists(versions, max_size=30))
 def test_near_names_only_known_releases_in_order(version: str, known: list[str]) -> None:
     found = near(version, known)
@@ -229,7 +229,7 @@ def test_near_names_only_known_releases_in_order(version: str, known: list[str])
         assert found
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.text(max_size=400))
 def test_no_output_of_pip_breaks_its_reading(output: str) -> None:
     assert explain_failure(output, "vLLM 0.28.0").sentence

@@ -170,7 +170,7 @@ def decode(ids: list[int], tokenizer: dict[str, Any]) -> str:
 TOKENIZER = tokenizer_json(4096)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.text(max_size=60))
 def test_text_comes_back_as_it_went_in(text: str) -> None:
     assert decode(encode(text, TOKENIZER), TOKENIZER) == text

@@ -105,14 +105,14 @@ def test_an_arm_that_was_begun_is_not_said_to_have_not_run(tmp_path: Path) -> No
     assert set(others) <= {"not run"}
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0, 1, exclude_max=True), folder=st.sampled_from(EXAMPLES))
 def test_a_journal_cut_at_any_byte(tmp_path: Path, share: float, folder: Path) -> None:
     raw = (folder / "journal.jsonl").read_bytes()
     rendered([raw[: int(share * (len(raw) - 1))]], tmp_path)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_journal_that_lost_lines_in_its_middle(tmp_path: Path, data: st.DataObject) -> None:
     """As a disk that was full for a while leaves it, or a block that never got there."""

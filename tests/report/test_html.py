@@ -82,7 +82,7 @@ def test_examples_are_sound_and_the_same_each_time(folder: Path) -> None:
     assert html_page(report(folder)) == page
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.sampled_from(FIELDS), st.sampled_from([*MARKUP, *HOSTILE]), st.booleans())
 def test_no_field_of_a_journal_becomes_markup(field: Field, text: str, instead: bool) -> None:
     page = html_page(planted(*field, lambda was: text if instead else f"{was} {text}"))
@@ -99,7 +99,7 @@ def test_what_is_planted_comes_out_as_text() -> None:
     assert seen >= 5
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.sampled_from(EXAMPLES), st.floats(0, 1))
 def test_a_journal_cut_anywhere_is_a_page_that_says_so(
     tmp_path_factory: pytest.TempPathFactory, folder: Path, share: float

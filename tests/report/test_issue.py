@@ -215,7 +215,7 @@ def filled(text: str) -> list[str]:
     return [line for line in text.split("\n") if line.strip()]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.sampled_from([*HOSTILE, "ERROR x", "\n", "AssertionError: y", "ordinary"]), max_size=8), st.booleans()
 )
@@ -308,7 +308,7 @@ def planted(recording: Recording, place: int, way: tuple[Any, ...], change: Call
     return report_of(replace(recording, entries=tuple(entries)), Path("reports/x"))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.sampled_from(FIELDS), st.sampled_from(HOSTILE), st.booleans())
 def test_no_field_of_a_journal_breaks_a_draft(
     field: tuple[Recording, int, tuple[Any, ...]], text: str, instead: bool
@@ -379,7 +379,6 @@ def test_a_format_of_the_report_verb() -> None:
 
 @example("#1")
 @example("@a")
-@settings(deadline=None)
 @given(st.text(max_size=60))
 def test_a_new_issues_title_calls_nobody(title: str) -> None:
     assert_sound(draft(replace(DIED, filed=False, title=title)).body, [DIED.issue])

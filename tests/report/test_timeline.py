@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import report_examples as examples
@@ -79,7 +79,6 @@ def inside(chart: Chart) -> None:
 TIME = st.floats(0, 1e6)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(TIME, TIME)), st.lists(st.tuples(TIME, st.booleans())), st.none() | TIME)
 def test_a_timeline_stays_in_its_frame(
     spans: list[tuple[float, float]], signs: list[tuple[float, bool]], ready: float | None
@@ -94,7 +93,6 @@ def test_a_timeline_stays_in_its_frame(
     inside(timeline_chart(of(*sorted(entries, key=lambda entry: entry[0]))))
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 1 << 20), st.integers(0, 1 << 20)), min_size=1, max_size=8),
     st.integers(1, 1 << 16),
@@ -109,7 +107,6 @@ def test_chunks_stay_in_their_frame(prompts: list[tuple[int, int]], batch: int) 
     assert all(len(row.bars) < 60 for row in chart.rows)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(*[st.floats(1e-3, 1e6)] * 3).map(sorted), min_size=1, max_size=8), st.none() | st.just(1.0))
 def test_intervals_stay_in_their_frame(values: list[list[float]], rule: float | None) -> None:
     inside(

@@ -65,7 +65,7 @@ pieces_of_two = st.lists(
 
 
 @given(pieces_of_two)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_no_line_is_of_two_streams(pieces: list[tuple[int, str]]) -> None:
     file = Kept()
     lines = WholeLines(file)
