@@ -293,21 +293,6 @@ def test_a_hang_of_the_other_kind_is_not_the_bug() -> None:
     assert (mixed.result, mixed.crashed, mixed.otherwise) == (Result.REPRODUCES, 1, (Outcome.HANG,))
 
 
-def test_a_hang_short_of_the_boundary_is_neither_the_bug_nor_another() -> None:
-    """As that of 0.19.1, which lets a long prompt in only if sliding windows have room for all of it (vllm-project/vllm#39734)."""
-    other = arm_result("reported", Expected.HANGS, [Outcome.HANG], unproved=1)
-    assert (other.result, other.crashed, other.otherwise) == (Result.INCONCLUSIVE, 0, (Outcome.HANG,))
-    for standing in Standing:
-        said = decide([other], standing=standing)
-        assert (said.verdict, said.expected) == (Verdict.INCONCLUSIVE, None)
-        assert said.because == "reported: nothing can be said: 1 hang, the boundary not proved to be crossed"
-    assert decide([other], standing=Standing.BAD, expect=Expect.ALIVE).expected is False, (
-        "it is not alive, whatever it has"
-    )
-    mixed = arm_result("reported", Expected.HANGS, [Outcome.HANG, Outcome.HANG], unproved=1)
-    assert (mixed.result, mixed.crashed, mixed.conclusive) == (Result.REPRODUCES, 1, 1)
-
-
 def test_a_trial_that_was_cut_short_may_have_sent_requests() -> None:
     assert arm("reported", Expected.DIES, Outcome.CANCELLED, Outcome.BOOT_FAILED).bound == "no trial came to its end"
     assert arm("reported", Expected.DIES, Outcome.BOOT_FAILED).bound == "no trial got as far as the workload"

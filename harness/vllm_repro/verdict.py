@@ -124,12 +124,11 @@ class ArmResult:
     bound: str
     outcomes: tuple[Outcome, ...]
     unexplained: int = 0
-    """Deaths whose cause nothing names, and ends that are `unproved`: they say that something died, not that something changed."""
+    """Deaths whose cause nothing names: they say that something died, not that something changed."""
     standing: Standing | None = None
     """What the arm's own status says of the release; None where the scenario's holds for it."""
     strange: int = 0
-    """Ends that have the bug's outcome and are not taken for it: requests that hang in an engine that was to spin, or the other way round,
-    and those that are `unproved`."""
+    """Ends that have the bug's outcome and are not it: requests that hang in an engine that was to spin, or the other way round."""
 
     @property
     def otherwise(self) -> tuple[Outcome, ...]:
@@ -194,15 +193,9 @@ def arm_result(
     unexplained: int = 0,
     standing: Standing | None = None,
     strange: int = 0,
-    unproved: int = 0,
 ) -> ArmResult:
-    """The result of one arm from the outcomes of its trials; `unexplained` and `strange` of them are what `ArmResult` says.
-
-    unproved: ends that have the bug's outcome, without a signature to know it by as a crash has, and without proof that the boundary was
-    crossed: they may be of anything.
-    """
+    """The result of one arm from the outcomes of its trials; `unexplained` and `strange` of them are what `ArmResult` says."""
     count = Counter(outcomes)
-    strange, unexplained = strange + unproved, unexplained + unproved
     crashed, clean = count[expected.sign] - strange, count[Outcome.CLEAN]
     conclusive = crashed + clean
     if crashed and clean:
@@ -221,7 +214,7 @@ def arm_result(
     else:
         result = Result.INCONCLUSIVE
         seen = ", ".join(f"{number} {outcome}" for outcome, number in count.items()) or "no trial ran"
-        bound = f"nothing can be said: {seen}{', the boundary not proved to be crossed' if unproved else ''}"
+        bound = f"nothing can be said: {seen}"
     return ArmResult(
         name, expected, result, crashed, conclusive, bound, tuple(outcomes), unexplained, standing, strange
     )

@@ -200,12 +200,6 @@ def _is_strange(trial: TrialReport, expected: Expected) -> bool:
     return trial.outcome is Outcome.HANG and expected in kinds and (trial.during == RESTING) is not kinds[expected]
 
 
-def _is_unproved(trial: TrialReport, expected: Expected) -> bool:
-    """Whether only the boundary could say that it is this bug, and does not."""
-    told_by_boundary = trial.outcome is expected.sign and trial.death is None
-    return told_by_boundary and not trial.trigger.crossed and not _is_strange(trial, expected)
-
-
 def _arm(
     recording: Recording,
     declared: Mapping[str, Any],
@@ -227,7 +221,6 @@ def _arm(
         unexplained=sum(trial.death is not None and trial.death.signature is None for trial in trials),
         standing=standing,
         strange=sum(_is_strange(trial, expected) for trial in counting(trials)),
-        unproved=sum(_is_unproved(trial, expected) for trial in counting(trials)),
     )
     return ArmReport(
         result,
