@@ -26,7 +26,7 @@ settings.load_profile("any-machine")
 
 @dataclass(frozen=True)
 class Done:
-    """A finished `vllm-repro`: exit status, both outputs, and the newest report where it wrote one."""
+    """A finished `vllm-repro`: exit status, both outputs, and the folder of the report where it wrote one."""
 
     status: int
     out: str
@@ -73,12 +73,19 @@ def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         remove_left(list_left())
 
 
+def _reported(out: Path) -> dict[Path, int]:
+    """The newest run of each scenario, and when its report was written."""
+    runs = [latest.resolve() for latest in sorted(out.glob("*/latest"))]
+    return {run: (run / "report.json").stat().st_mtime_ns for run in runs if (run / "report.json").exists()}
+
+
 @pytest.fixture
 def harness(tmp_path: Path) -> Harness:
     """Runs the command as people do, in a process of its own."""
 
     def call(*words: str, env: Mapping[str, str] | None = None, stdin: str | None = None) -> Done:
         out = tmp_path / "reports"
+        before = _reported(out)
         done = subprocess.run(
             [sys.executable, "-m", "vllm_repro", *words],
             env={**os.environ, "VLLM_REPRO_REPORTS": str(out), "CI": "true", **(env or {})},
@@ -89,7 +96,8 @@ def harness(tmp_path: Path) -> Harness:
             check=False,
         )
         check_files(out)
-        latest = sorted(out.glob("*/latest")) if out.exists() else []
-        return Done(done.returncode, done.stdout, done.stderr, latest[0].resolve() if latest else None)
+        # Not the report of an earlier call: a test that looked at that one could not fail.
+        new = [folder for folder, written in _reported(out).items() if before.get(folder) != written]
+        return Done(done.returncode, done.stdout, done.stderr, new[0] if new else None)
 
     return call

@@ -119,8 +119,9 @@ def test_requests_that_hang_are_not_what_an_arm_that_spins_shows(harness: Harnes
     (found,) = done.report["arms"]
     assert (found["trials"][0]["outcome"], found["k"], done.report["verdict"]) == ("hang", 0, "changed")
     # And the other way round: an arm whose requests were to hang, and whose engine answers them and works on.
-    file.write_text(SPINS.replace("spins", "hangs"), encoding="utf-8")
-    done = harness("run", str(file), "--server", "rehearsal", env={"VLLM_REHEARSAL_FAULT": "busy"})
+    hanging = tmp_path / "hangs.py"
+    hanging.write_text(SPINS.replace("spins", "hangs"), encoding="utf-8")
+    done = harness("run", str(hanging), "--server", "rehearsal", env={"VLLM_REHEARSAL_FAULT": "busy"})
     (found,) = done.report["arms"]
     assert (found["trials"][0]["outcome"], found["k"], done.report["verdict"]) == ("hang", 0, "changed")
 
