@@ -126,6 +126,24 @@ def test_requests_that_hang_are_not_what_an_arm_that_spins_shows(harness: Harnes
     assert (found["trials"][0]["outcome"], found["k"], done.report["verdict"]) == ("hang", 0, "changed")
 
 
+@pytest.mark.parametrize(("kind", "fault"), [("spins", "busy"), ("hangs", "hang")])
+@pytest.mark.parametrize("crossed", [True, False])
+def test_a_hang_short_of_the_boundary_may_be_any(
+    harness: Harness, tmp_path: Path, kind: str, fault: str, crossed: bool
+) -> None:
+    file = tmp_path / f"{kind}.py"
+    text = SPINS if crossed else SPINS.replace('trigger=sent_with("ignore_eos")', 'trigger=sent_with("min_tokens")')
+    file.write_text(text.replace("spins", kind), encoding="utf-8")
+    fault_of = {"VLLM_REHEARSAL_FAULT": fault}
+    done = harness("run", str(file), "--server", "rehearsal", "--answer-stall", "3", env=fault_of)
+    (found,) = done.report["arms"]
+    assert (found["trials"][0]["outcome"], found["k"]) == ("hang", int(crossed))
+    assert found["trials"][0]["trigger"]["crossed"] is crossed
+    assert done.report["verdict"] == ("reproduces" if crossed else "inconclusive")
+    assert ("reported: nothing can be said: 1 hang, 1 short of the boundary" in done.out) is not crossed
+    assert done.status == (0 if crossed else 2)
+
+
 def test_a_death_while_it_is_looked_at_is_a_death(harness: Harness, tmp_path: Path) -> None:
     file = tmp_path / "spins.py"
     # The death comes with the second request, which is sent when the first look is over; its own look must not hide it.

@@ -210,9 +210,12 @@ def _trigger_facts(
 
 
 def _in_flight(asked: Asked, seen: Seen) -> Asked:
-    """A request that the death left without any answer, as a reset does or our own end to the waiting, was in flight when it came."""
-    unanswered = asked.status is None and any(sign.decisive for sign in seen.signs)
-    return replace(asked, died=True) if unanswered else asked
+    """A request that the death left without any answer, as a reset does or our own end to the waiting, was in flight when it came. So was
+    one that hangs."""
+    if asked.status is not None:
+        return asked
+    died = any(sign.decisive for sign in seen.signs)
+    return replace(asked, died=asked.died or died, hung=seen.hung is not None and not died and not asked.refusal)
 
 
 def _shape(scenario: Scenario, seen: Seen, boot: BootFacts) -> AttentionShape | None:

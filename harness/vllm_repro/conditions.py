@@ -160,9 +160,12 @@ class _SentWith(Condition):
     def find(self, facts: TriggerFacts) -> Finding:
         wanted = " and ".join(self.names)
         for asked in facts.asked:
-            if all(asked.fields.get(name) for name in self.names) and (asked.died or _judged(asked, self.names)):
+            taken = asked.died or asked.hung or _judged(asked, self.names)
+            if taken and all(asked.fields.get(name) for name in self.names):
                 values = ", ".join(f"{name}={json.dumps(asked.fields[name])}" for name in self.names)
-                end = "the engine died with it in flight" if asked.died else f"answered {asked.status}"
+                end = f"answered {asked.status}"
+                if asked.died or asked.hung:
+                    end = f"the engine {'died' if asked.died else 'hung'} with it in flight"
                 return Finding(True, (f"{asked.name} carried {values}: {end}",), end)
         return Finding(False, (f"no answered request carried {wanted}",), f"no {wanted}")
 
@@ -266,7 +269,7 @@ def graphs_captured() -> Condition:
 
 
 def sent_with(*names: str) -> Condition:
-    """A request that carried all these body fields got an answer, or killed the engine. A refusal (400) counts: it is an answer."""
+    """A request that carried all these body fields got an answer, killed the engine or hangs. A refusal (400) counts: it is an answer."""
     if not names:
         raise ValueError("sent_with() takes the names of body fields")
     return _SentWith(names)

@@ -48,7 +48,7 @@ class Asked:
     repeats: tokens at its head that an earlier request, which was answered, began with too.
     steps: what the engine recorded in `vllm:iteration_tokens_total` while it was the only request, largest first; see `metrics`.
     fields: names and values of the body fields beyond the usual ones. refusal: what an error answer says.
-    status: HTTP status; None where no answer came.
+    status: HTTP status; None where no answer came. died, hung: what the engine did while it was in flight.
     """
 
     name: str
@@ -61,6 +61,7 @@ class Asked:
     refusal: str = ""
     status: int | None = 200
     died: bool = False
+    hung: bool = False
     answer_tokens: int | None = None
 
     @property

@@ -14,6 +14,7 @@ from enum import StrEnum
 from packaging.version import InvalidVersion, Version
 
 from vllm_repro.outcome import Outcome
+from vllm_repro.rest import RESTING
 from vllm_repro.statistics import clean_needed, excluded_rate, fisher, lower_bound
 
 __all__ = [
@@ -30,6 +31,8 @@ __all__ = [
     "counted",
     "decide",
     "exit_status",
+    "is_strange",
+    "is_unproved",
     "same_release",
 ]
 
@@ -124,11 +127,11 @@ class ArmResult:
     bound: str
     outcomes: tuple[Outcome, ...]
     unexplained: int = 0
-    """Deaths whose cause nothing names: they say that something died, not that something changed."""
+    """Deaths whose cause nothing names, and hangs short of the boundary: they say that something failed, not that something changed."""
     standing: Standing | None = None
     """What the arm's own status says of the release; None where the scenario's holds for it."""
     strange: int = 0
-    """Ends that have the bug's outcome and are not it: requests that hang in an engine that was to spin, or the other way round."""
+    """Ends that have the bug's outcome and do not count as it: see `is_strange` and `is_unproved`."""
 
     @property
     def otherwise(self) -> tuple[Outcome, ...]:
@@ -185,6 +188,17 @@ def _died(expected: Expected, crashed: int, boots: int) -> str:
     return f"{crashed} of {boots} {expected.did} (95 % confidence: it {does} in at least {bound:.0%} of boots)"
 
 
+def is_strange(expected: Expected, outcome: Outcome, during: str) -> bool:
+    """Whether it is a hang of the other kind than the arm is to show: requests that hang in an engine that was to spin, or the reverse."""
+    spins = {Expected.SPINS: True, Expected.HANGS: False}.get(expected)
+    return outcome is Outcome.HANG and spins is not None and (during == RESTING) is not spins
+
+
+def is_unproved(expected: Expected, outcome: Outcome, *, crossed: bool) -> bool:
+    """Whether it is a hang that may be any: what a signature is to a death, the boundary is to a hang, and it was not crossed."""
+    return outcome is expected.sign is Outcome.HANG and not crossed
+
+
 def arm_result(
     name: str,
     expected: Expected,
@@ -193,10 +207,12 @@ def arm_result(
     unexplained: int = 0,
     standing: Standing | None = None,
     strange: int = 0,
+    unproved: int = 0,
 ) -> ArmResult:
-    """The result of one arm from the outcomes of its trials; `unexplained` and `strange` of them are what `ArmResult` says."""
+    """The result of one arm from the outcomes of its trials. unexplained: deaths among them whose cause nothing names. strange, unproved:
+    see the functions of these names; none is both."""
     count = Counter(outcomes)
-    crashed, clean = count[expected.sign] - strange, count[Outcome.CLEAN]
+    crashed, clean = count[expected.sign] - strange - unproved, count[Outcome.CLEAN]
     conclusive = crashed + clean
     if crashed and clean:
         result = Result.FLAKY
@@ -214,9 +230,18 @@ def arm_result(
     else:
         result = Result.INCONCLUSIVE
         seen = ", ".join(f"{number} {outcome}" for outcome, number in count.items()) or "no trial ran"
-        bound = f"nothing can be said: {seen}"
+        bound = f"nothing can be said: {seen}" + (f", {unproved} short of the boundary" if unproved else "")
     return ArmResult(
-        name, expected, result, crashed, conclusive, bound, tuple(outcomes), unexplained, standing, strange
+        name,
+        expected,
+        result,
+        crashed,
+        conclusive,
+        bound,
+        tuple(outcomes),
+        unexplained + unproved,
+        standing,
+        strange + unproved,
     )
 
 

@@ -24,7 +24,6 @@ from vllm_repro.report.measured import measured
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, counting
 from vllm_repro.report.thinned import thinned
 from vllm_repro.report.timeline import timelines
-from vllm_repro.rest import RESTING
 from vllm_repro.scenario import Status
 from vllm_repro.trigger import Finding
 from vllm_repro.verdict import (
@@ -37,6 +36,8 @@ from vllm_repro.verdict import (
     arm_result,
     comparisons,
     decide,
+    is_strange,
+    is_unproved,
 )
 
 __all__ = ["build", "report_of"]
@@ -194,12 +195,6 @@ def _own_standing(declared: Mapping[str, Any], good: str, version: str | None) -
     return Status(declared["bad"], good).standing(version) if declared.get("bad") else None
 
 
-def _is_strange(trial: TrialReport, expected: Expected) -> bool:
-    """Whether it is a hang of the other kind than the arm is to show."""
-    kinds = {Expected.SPINS: True, Expected.HANGS: False}
-    return trial.outcome is Outcome.HANG and expected in kinds and (trial.during == RESTING) is not kinds[expected]
-
-
 def _arm(
     recording: Recording,
     declared: Mapping[str, Any],
@@ -214,13 +209,17 @@ def _arm(
     server = next((entry for entry in recording.of("server-booted") if entry["arm"] == name), server)
     trials = tuple(_trial(entry, said) for entry in ended)
     expected = Expected(declared["expected"])
+    counted = counting(trials)
+    strange = [is_strange(expected, trial.outcome, trial.during) for trial in counted]
+    unproved = [is_unproved(expected, trial.outcome, crossed=trial.trigger.crossed) for trial in counted]
     result = arm_result(
         name,
         expected,
-        [trial.outcome for trial in counting(trials)],
+        [trial.outcome for trial in counted],
         unexplained=sum(trial.death is not None and trial.death.signature is None for trial in trials),
         standing=standing,
-        strange=sum(_is_strange(trial, expected) for trial in counting(trials)),
+        strange=sum(strange),
+        unproved=sum(one and not other for one, other in zip(unproved, strange, strict=True)),
     )
     return ArmReport(
         result,
