@@ -83,6 +83,13 @@ def test_a_bug_that_shows_in_four_of_five_boots_takes_more_quiet_ones() -> None:
     assert boots([REPORTED, EAGER], does) == {"reported": 5, "eager": 8}
 
 
+@pytest.mark.parametrize("arms", [[("reported", 1)], [("reported", 1), ("eager", 0)]])
+def test_a_hang_that_is_not_the_bug_is_no_reason_to_boot_again(arms: list[tuple[str, int]]) -> None:
+    expected = {"reported": Expected.SPINS, "eager": Expected.LIVES}
+    outcomes = {"reported": Outcome.HANG, "eager": CLEAN}
+    assert not more([arm_result(name, expected[name], [outcomes[name]], strange=odd) for name, odd in arms])
+
+
 @given(st.lists(st.sampled_from([CRASH, CLEAN, CLEAN, UNTRIGGERED]), min_size=60, max_size=60), st.booleans())
 @settings(max_examples=60)
 def test_it_always_ends(outcomes: list[Outcome], compared: bool) -> None:

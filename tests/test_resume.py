@@ -25,10 +25,12 @@ from vllm_repro.scenario import Arm
 from vllm_repro.verdict import Expected
 
 ARMS = [Arm("a", Expected.DIES), Arm("b", Expected.LIVES)]
+SPINS = Arm("c", Expected.SPINS)
 HEADER = {
     "reproduce": "vllm-repro run a-bug --server rehearsal --trials 3",
     "scenario": "a-bug",
     "machine": {"cpus": 2},
+    "arms": [{"name": arm.name, "expected": arm.expected} for arm in (*ARMS, SPINS)],
 }
 
 
@@ -39,9 +41,8 @@ def recording(*entries: tuple[str, dict[str, Any]], cut: bool = True) -> Recordi
 
 def boot(arm: str, number: int, outcome: str | None = "crash") -> list[tuple[str, dict[str, Any]]]:
     started = ("trial-started", {"arm": arm, "trial": number})
-    return (
-        [started] if outcome is None else [started, ("trial-ended", {"arm": arm, "trial": number, "outcome": outcome})]
-    )
+    ended = {"arm": arm, "trial": number, "outcome": outcome, "during": "", "trigger": {"crossed": True}}
+    return [started] if outcome is None else [started, ("trial-ended", ended)]
 
 
 @given(st.integers(1, 6), st.integers(0, 12))
@@ -58,6 +59,10 @@ def test_a_boot_that_was_cut_is_made_again_under_a_number_of_its_own() -> None:
         assert dict(left.last) == {"a": 1, "b": 1}
         assert [arm.name for _, arm in left.boots(order(ARMS, 2))] == ["b", "b", "a"]
         assert left.words == ("run", "a-bug", "--server", "rehearsal", "--trials", "3")
+
+
+def test_requests_that_hung_in_an_engine_that_was_to_spin_are_no_bug_after_the_cut_either() -> None:
+    assert dict(left_of(recording(*boot("c", 1, "hang"), *boot("c", 2, "clean")), Path("run")).strange) == {"c": 1}
 
 
 def test_a_run_that_came_to_its_end_is_not_gone_on_with() -> None:

@@ -38,7 +38,7 @@ def _may_count(arm: ArmResult) -> bool:
 
 def _undecided(arm: ArmResult, dying: ArmResult | None, record: Record | None, *, compared: bool) -> bool:
     boots = len(arm.outcomes)
-    if boots >= MOST or not set(arm.outcomes) <= {arm.expected.sign, Outcome.CLEAN}:
+    if boots >= MOST or arm.strange or not set(arm.outcomes) <= {arm.expected.sign, Outcome.CLEAN}:
         return False
     if arm.crashed:
         return arm is dying and compared and boots < DEATHS

@@ -7,6 +7,7 @@ again, under the next number, and what is known of it stays where it is.
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from vllm_repro.errors import UsageError
 from vllm_repro.journal import Recording, read
 from vllm_repro.outcome import Outcome
 from vllm_repro.scenario import Arm
+from vllm_repro.verdict import Expected, is_other
 
 __all__ = ["Left", "left_of", "read_left"]
 
@@ -38,12 +40,14 @@ SAME = (
 
 @dataclass(frozen=True)
 class Left:
-    """words: what `vllm-repro` was called with. outcomes: by arm, of the boots that ended. last: by arm, the highest number of a boot."""
+    """words: what `vllm-repro` was called with. By arm, outcomes: of the boots that ended; strange: how many of those look like the bug and
+    do not count as it; last: the highest number of a boot."""
 
     folder: Path
     words: tuple[str, ...]
     header: Mapping[str, Any]
     outcomes: Mapping[str, tuple[Outcome, ...]]
+    strange: Mapping[str, int]
     last: Mapping[str, int]
 
     def refuse_other(self, header: Mapping[str, Any]) -> None:
@@ -74,10 +78,14 @@ def left_of(recording: Recording, folder: Path) -> Left:
     if ended is not None and not ended["interrupted"]:
         raise UsageError(f"the run in {folder} came to its end", hint=f"again: {started['reproduce']}")
     words = shlex.split(started["reproduce"])
+    expected = {arm["name"]: Expected(arm["expected"]) for arm in started["arms"]}
     outcomes: dict[str, list[Outcome]] = {}
+    strange: Counter[str] = Counter()
     for entry in recording.of("trial-ended"):
-        if entry["outcome"] != Outcome.CANCELLED:
-            outcomes.setdefault(entry["arm"], []).append(Outcome(entry["outcome"]))
+        arm, outcome = entry["arm"], Outcome(entry["outcome"])
+        if outcome is not Outcome.CANCELLED:
+            outcomes.setdefault(arm, []).append(outcome)
+            strange[arm] += is_other(expected[arm], outcome, entry["during"], crossed=entry["trigger"]["crossed"])
     last: dict[str, int] = {}
     for entry in recording.of("trial-started"):
         last[entry["arm"]] = max(last.get(entry["arm"], 0), entry["trial"])
@@ -86,5 +94,6 @@ def left_of(recording: Recording, folder: Path) -> Left:
         tuple(words[words.index("run") :]),
         started.fields,
         {arm: tuple(those) for arm, those in outcomes.items()},
+        strange,
         last,
     )

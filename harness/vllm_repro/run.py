@@ -42,7 +42,7 @@ from vllm_repro.servers.base import ServerKind
 from vllm_repro.site import Site
 from vllm_repro.statistics import lower_bound
 from vllm_repro.trial import Trial, run_trial
-from vllm_repro.verdict import Expect, Expected, Record, arm_result, same_release
+from vllm_repro.verdict import Expect, Expected, Record, arm_result, is_other, same_release
 from vllm_repro.watch import Patience
 from vllm_repro.wishes import Wishes
 
@@ -273,12 +273,13 @@ async def _trials(
         with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread: then the caller has the signals
             loop.add_signal_handler(number, stop, number)
     outcomes = {arm.name: list(left.outcomes.get(arm.name, ())) if left else list[Outcome]() for arm in arms}
+    strange = Counter(left.strange if left else {})
     numbers = Counter(left.last if left else {})
     version = plan.version
     patched = all(arm.patches for arm in arms)
 
     def undecided() -> list[str]:
-        results = [arm_result(arm.name, arm.expected, outcomes[arm.name]) for arm in arms]
+        results = [arm_result(arm.name, arm.expected, outcomes[arm.name], strange=strange[arm.name]) for arm in arms]
         return more(results, record, version, patched=patched)
 
     boots: Iterable[tuple[int, Arm]] = as_needed(arms, undecided)
@@ -311,6 +312,8 @@ async def _trials(
         )
         conclusion = await run_trial(trial)
         outcomes[arm.name].append(conclusion.outcome)
+        crossed = conclusion.trigger.crossed
+        strange[arm.name] += is_other(arm.expected, conclusion.outcome, conclusion.during, crossed=crossed)
         version = conclusion.version or version
         done(arm, number_of_trial, conclusion)
         # An arm whose patch does not fit, or that needs another kind of server, says nothing of the other arms.

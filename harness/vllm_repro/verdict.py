@@ -31,6 +31,7 @@ __all__ = [
     "counted",
     "decide",
     "exit_status",
+    "is_other",
     "is_strange",
     "is_unproved",
     "same_release",
@@ -197,6 +198,11 @@ def is_strange(expected: Expected, outcome: Outcome, during: str) -> bool:
 def is_unproved(expected: Expected, outcome: Outcome, *, crossed: bool) -> bool:
     """Whether it is a hang that may be any: what a signature is to a death, the boundary is to a hang, and it was not crossed."""
     return outcome is expected.sign is Outcome.HANG and not crossed
+
+
+def is_other(expected: Expected, outcome: Outcome, during: str, *, crossed: bool) -> bool:
+    """Whether it is either, and so does not count as the bug."""
+    return is_strange(expected, outcome, during) or is_unproved(expected, outcome, crossed=crossed)
 
 
 def arm_result(
