@@ -282,6 +282,20 @@ def test_an_arm_that_is_not_the_reported_one_is_named_even_alone() -> None:
 
 
 @pytest.mark.parametrize(
+    ("crossed", "reading"), [(True, "0.24.0 fails in another way"), (False, "0.24.0 is undecided")]
+)
+def test_a_hang_that_is_not_the_bug_is_in_no_range_and_says_why(crossed: bool, reading: str) -> None:
+    run = run_of("0.24.0", [Outcome.HANG])
+    result = arm_result("reported", Expected.HANGS, [Outcome.HANG], strange=int(crossed), unproved=int(not crossed))
+    trial = replace(run.arms[0].trials[0], why="it never came to rest")
+    arm = replace(run.arms[0], result=result, trials=(trial,))
+    verdict = decide([result], standing=Standing.UNKNOWN)
+    one = row_of(replace(run, arms=(arm,), verdict=verdict), "0.24.0", Standing.UNKNOWN, "rehearsal")
+    assert readings(map_of([replace(one, surprises=())])) == (reading,)
+    assert one.why == "it never came to rest"
+
+
+@pytest.mark.parametrize(
     ("expected", "outcome", "reading"),
     [
         (Expected.ERRS, Outcome.WRONG_OUTPUT, "answers wrongly in 0.24.0"),

@@ -162,7 +162,7 @@ def _doubt(report: RunReport, version: str, reported: str | None, evidence: str)
 def _why(report: RunReport, arms: Sequence[ArmRow]) -> str:
     for arm in arms:
         # An arm that is declared to stay short of the boundary, and does, needs no reason.
-        plain = {arm.result.expected.sign, Outcome.CLEAN}
+        plain = {Outcome.CLEAN} if arm.result.strange else {Outcome.CLEAN, arm.result.expected.sign}
         if arm.result.expected is Expected.UNTRIGGERED:
             plain.add(Outcome.UNTRIGGERED)
         for trial in arm.trials:
