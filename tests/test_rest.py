@@ -66,7 +66,7 @@ def test_once_quiet_long_enough_it_rests_whatever_was_before(shares: list[float]
 
 def test_the_sentence_has_what_was_measured() -> None:
     told = restless(samples([0.5] * 60))
-    assert "in the 30 s after that" in told
+    assert "in the 30 s after the last request had ended" in told
     assert "15.0 s of processor time" in told
 
 

@@ -48,7 +48,7 @@ def restless(samples: Sequence[Sample]) -> str:
     first, last = samples[0], samples[-1]
     took = last.at - first.at
     return (
-        f"every request was answered, and in the {took:.0f} s after that EngineCore never came to rest: with nothing to do it used "
+        f"in the {took:.0f} s after the last request had ended EngineCore never came to rest: with nothing to do it used "
         f"{last.used - first.used:.1f} s of processor time"
     )
 

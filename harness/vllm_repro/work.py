@@ -15,7 +15,7 @@ from vllm_repro.dialogue import Dialogue
 from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.metrics import Reading, steps_between
 from vllm_repro.prompts import Prompt, build_chat, build_completion
-from vllm_repro.rest import RESTING, Sample, rested, restless, used
+from vllm_repro.rest import QUIET, RESTING, Sample, rested, restless, used
 from vllm_repro.servers.base import ServerKind
 from vllm_repro.sizes import resolve
 from vllm_repro.trigger import Asked
@@ -106,8 +106,24 @@ class Work:
                 self.trial.journal.write("rested", **self.trial.label, seconds=samples[-1].at - samples[0].at)
                 return
             await asyncio.sleep(_LOOK)
+        if await self._asked_by_others():
+            raise InfraError(
+                "somebody else asks this server too, so whether it comes to rest cannot be told",
+                hint="run it while nobody else does",
+            )
         self.trial.seen.doing = RESTING
         self.watch.hang(restless(samples), samples[-1].at - samples[0].at)
+
+    async def _asked_by_others(self) -> bool:
+        """Whether a server that somebody else started has anything to do, while nothing of ours is left."""
+        if self.trial.launch.kind is not ServerKind.ATTACH:
+            return False
+        before = await self.watch.scrape()
+        await asyncio.sleep(QUIET)
+        after = await self.watch.scrape()
+        if before is None or after is None:
+            return False  # it does not answer, which is for the watcher to say
+        return bool(after.running or after.waiting) or after.progress != before.progress
 
     async def _requests(self, position: str, requests: tuple[Request, ...]) -> None:
         """Requests in flight at the same time."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.conftest import Harness
+from tests.test_rest import SPINS
 
 from vllm_repro.assess import Seen, assess
 from vllm_repro.catalogue import find
@@ -26,8 +27,8 @@ from vllm_repro.trigger import Asked
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[tuple[str, Path, int]]:
-    """Somebody else's rehearsal engine, its output in a file that an earlier server wrote to as well."""
+def running(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[str, Path, int]]:
+    """Somebody else's rehearsal engine, its output in a file that an earlier server wrote to as well. `request.param`: a fault of it."""
     port = free_port()
     log = tmp_path / "server.log"
     log.write_text(
@@ -36,7 +37,11 @@ def running(tmp_path: Path) -> Iterator[tuple[str, Path, int]]:
     with log.open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, str(rehearsal_engine()), "serve", "some-model", "--port", str(port)],
-            env={**os.environ, "VLLM_REHEARSAL_VERSION": "0.28.0"},
+            env={
+                **os.environ,
+                "VLLM_REHEARSAL_VERSION": "0.28.0",
+                "VLLM_REHEARSAL_FAULT": getattr(request, "param", ""),
+            },
             stdout=output,
             stderr=subprocess.STDOUT,
         )
@@ -72,6 +77,34 @@ def test_the_bug_is_seen_on_a_server_that_runs_already(running: tuple[str, Path,
     arms = {arm["name"]: arm["trials"][0] for arm in report["arms"]}
     assert (arms["reported"]["outcome"], arms["reported"]["death"]["signature"]) == ("crash", "match")
     assert arms["near-miss"]["outcome"] == "untriggered", "an old fatal line in the file is not this server's"
+
+
+@pytest.mark.parametrize("running", ["busy"], indirect=True)
+@pytest.mark.parametrize(("others", "outcome"), [(False, "hang"), (True, "infra")])
+def test_a_server_that_others_ask_too_is_not_said_to_never_rest(
+    running: tuple[str, Path, int], harness: Harness, tmp_path: Path, others: bool, outcome: str
+) -> None:
+    url, _, _ = running
+    file = tmp_path / "spins.py"
+    file.write_text(SPINS, encoding="utf-8")
+    done = threading.Event()
+
+    def ask() -> None:
+        while not done.wait(0.1):
+            httpx.post(f"{url}/v1/completions", json={"model": "some-model", "prompt": "hello", "max_tokens": 4})
+
+    other = threading.Thread(target=ask)
+    if others:
+        other.start()
+    try:
+        ended = harness("run", str(file), "--server", "attach", "--url", url)
+    finally:
+        done.set()
+        if others:
+            other.join()
+    (trial,) = ended.report["arms"][0]["trials"]
+    assert trial["outcome"] == outcome, trial["why"]
+    assert ("somebody else" in trial["why"]) is others
 
 
 def test_an_attached_server_is_left_running(running: tuple[str, Path, int], harness: Harness) -> None:
