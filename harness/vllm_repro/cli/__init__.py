@@ -59,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _as_interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # the signature that signal.signal asks for
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -186,9 +186,9 @@ class _Mapping:
                 self._keep(self._map.with_row(row), interrupted)
                 if interrupted:
                     break
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as signal:
             # Between two runs, or in an install: a run takes the signals itself, and reports what it saw.
-            self._keep(self._map, "SIGINT")
+            self._keep(self._map, f"{signal}" or "SIGINT")
         assert self._folder is not None, "there is at least one release, and each is kept"
         return self._map, self._folder
 
