@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import signal
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from vllm_repro.cli import main
+from vllm_repro.cli import _as_interrupt, main
+from vllm_repro.cli.nightly import _asked_for
 from vllm_repro.cli.running import Job
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 
@@ -47,6 +51,31 @@ def test_an_arm_that_a_scenario_has_not_is_said_before_anything_runs(
     assert "sco-hybrid has no arm 'near-miss'" in capsys.readouterr().err
 
 
+def test_a_scenario_that_is_named_twice_runs_once() -> None:
+    file = str(Path(__file__).parents[2] / "scenarios" / "sco_hybrid.py")
+    asked = _asked_for(Namespace(scenarios=["sco-hybrid", "min-tokens-stop-ids", file], arm=None))
+    assert [name for name, *_ in asked] == ["sco-hybrid", "min-tokens-stop-ids"]
+
+
+def test_reports_that_cannot_be_copied_leave_the_night_its_light(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setenv("VLLM_REPRO_REPORTS", str(tmp_path))
+    monkeypatch.setattr("shutil.copyfile", full)
+    assert main([*NIGHT[:2], *NIGHT[3:], "--arm", "near-miss"]) == 2
+    text = (tmp_path / "nightly" / "latest" / "summary.md").read_text(encoding="utf-8")
+    assert "could not be copied beside the night: No space left on device" in text
+    assert "1 as declared" in text
+
+
+def test_a_signal_says_its_name_where_no_run_takes_it() -> None:
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+        _as_interrupt(signal.SIGTERM, None)
+
+
 def test_one_scenario_that_cannot_run_as_asked_leaves_the_others_theirs(
     night: Callable[..., tuple[int, list[Job], str]],
 ) -> None:
@@ -56,10 +85,11 @@ def test_one_scenario_that_cannot_run_as_asked_leaves_the_others_theirs(
     assert "the disk is full" in summary
 
 
+@pytest.mark.parametrize(("end", "by"), [(KeyboardInterrupt(), "SIGINT"), (KeyboardInterrupt("SIGTERM"), "SIGTERM")])
 def test_an_interrupt_between_two_runs_keeps_what_the_night_came_to(
-    night: Callable[..., tuple[int, list[Job], str]],
+    night: Callable[..., tuple[int, list[Job], str]], end: KeyboardInterrupt, by: str
 ) -> None:
-    status, _, summary = night(ends=(InfraError("the disk is full"), KeyboardInterrupt()))
+    status, _, summary = night(ends=(InfraError("the disk is full"), end))
     assert status == 130
-    assert "interrupted by SIGINT" in summary
+    assert f"interrupted by {by}" in summary
     assert "the disk is full" in summary

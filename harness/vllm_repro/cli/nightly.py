@@ -92,19 +92,22 @@ def run(arguments: argparse.Namespace) -> int:
                 if report is not None:
                     reports.append(report)
                     interrupted = report.interrupted
-                    _keep(report, folder / slot.scenario)
-    except KeyboardInterrupt:
-        interrupted = "SIGINT"  # between two runs, or in an install: a run takes the signals itself
+                    wrong += _kept(report, folder / slot.scenario)
+    except KeyboardInterrupt as signal:
+        interrupted = f"{signal}" or "SIGINT"  # between two runs, or in an install: a run takes the signals itself
     night = Night(_request(options), started, tuple(slots), tuple(wrong), interrupted)
     _publish(night, reports, folder, out)
     return INTERRUPTED if interrupted else night.light.status
 
 
 def _asked_for(arguments: argparse.Namespace) -> list[_Part]:
-    """By the name that each was asked for by. Raises `UsageError`, before anything runs."""
-    named = dict.fromkeys(arguments.scenarios or os.environ.get(_SCENARIOS, "").split())
+    """Each scenario once, by the name that it was asked for by first. Raises `UsageError`, before anything runs."""
+    named = arguments.scenarios or os.environ.get(_SCENARIOS, "").split()
     scenarios = [(name, find(name)) for name in named] or [(one.id, one) for one in all_scenarios(warn=to_stderr)]
-    return [(name, scenario, find_arms(scenario, arguments.arm)) for name, scenario in scenarios]
+    asked: dict[str, _Part] = {}
+    for name, scenario in scenarios:
+        asked.setdefault(scenario.id, (name, scenario, find_arms(scenario, arguments.arm)))
+    return list(asked.values())
 
 
 def _pulled(options: Options) -> Iterator[str]:
@@ -201,11 +204,14 @@ def _slot(report: RunReport, needs: str) -> Slot:
     )
 
 
-def _keep(report: RunReport, folder: Path) -> None:
-    """What others may read, beside the night: the reports, which are redacted. Journal and logs stay where the run is."""
-    folder.mkdir()
-    for name in FORMATS.values():
-        shutil.copyfile(report.folder / name, folder / name)
+def _kept(report: RunReport, folder: Path) -> Iterator[str]:
+    """Puts beside the night what others may read, the redacted reports; why it could not. Journal and logs stay where the run is."""
+    try:
+        folder.mkdir()
+        for name in FORMATS.values():
+            shutil.copyfile(report.folder / name, folder / name)
+    except OSError as error:  # the run is whole in its own folder, and the others may go on
+        yield f"the reports of {report.scenario} could not be copied beside the night: {error.strerror}"
 
 
 def _publish(night: Night, reports: Sequence[RunReport], folder: Path, out: Path) -> None:

@@ -50,8 +50,8 @@ class Slot:
 
 @dataclass(frozen=True)
 class Night:
-    """asked: the release or image that was asked for, as a phrase. trouble: of the host, found before anything was booted. interrupted: the
-    signal that ended it."""
+    """asked: the release or image that was asked for, as a phrase. trouble: of the host, found before anything was booted, or in copying a
+    report. interrupted: the signal that ended it."""
 
     asked: str
     started_at: str
