@@ -16,9 +16,9 @@ from vllm_repro.versionmap import ArmRow, Row, VersionMap, readings
 
 __all__ = ["markdown", "terminal"]
 
-_HEAD = ("release", "declared", "arm", "outcome", "", "boundary", "signature", "boot", "as declared", "run")
 _LIMITS: tuple[int, ...] = (16, 12, 24, 32, 16, 20, 16, 8, 12, 24)
-_ARM, _DID = _HEAD.index("arm"), _HEAD.index("")
+_ARM = 2
+"""The column of that name, see `_head`."""
 _NOT_REACHED = {Outcome.BOOT_FAILED, Outcome.UNSUPPORTED, Outcome.INFRA, Outcome.CANCELLED}
 """Of such a trial nobody asks whether the boundary was crossed."""
 
@@ -94,11 +94,11 @@ def _expected(of: VersionMap) -> list[Expected]:
 
 def _head(of: VersionMap) -> tuple[str, ...]:
     did = " or ".join(dict.fromkeys(expected.did for expected in _expected(of)))
-    return (*_HEAD[:_DID], did, *_HEAD[_DID + 1 :])
+    return ("release", "declared", "arm", "outcome", did, "boundary", "signature", "boot", "as declared", "run")
 
 
 def _table(of: VersionMap) -> str:
-    lines = [f"| {' | '.join(_head(of))} |", "|---" * len(_HEAD) + "|"]
+    lines = [f"| {' | '.join(_head(of))} |", "|---" * len(_head(of)) + "|"]
     for row in _rows(of):
         *cells, run = row
         link = f"[{run}](../../{run}/report.md)" if run != "-" else run
@@ -123,7 +123,7 @@ def _rows(of: VersionMap) -> Iterator[tuple[str, ...]]:
                 row.run or "-",
             )
     for version in of.pending:
-        yield (version, "-", "", "not tried", *["-"] * (len(_HEAD) - 4))
+        yield (version, "-", "", "not tried", *["-"] * (len(_LIMITS) - 4))
 
 
 def _outcome(arm: ArmRow) -> str:
