@@ -20,6 +20,7 @@ from vllm_repro.verdict import (
     bisect_status,
     decide,
     exit_status,
+    is_unproved,
     same_release,
 )
 
@@ -291,6 +292,39 @@ def test_a_hang_of_the_other_kind_is_not_the_bug() -> None:
     )
     mixed = arm_result("reported", Expected.SPINS, [Outcome.HANG, Outcome.HANG], strange=1)
     assert (mixed.result, mixed.crashed, mixed.otherwise) == (Result.REPRODUCES, 1, (Outcome.HANG,))
+
+
+def test_a_hang_short_of_the_boundary_is_neither_the_bug_nor_another() -> None:
+    """As that of 0.19.1, which lets a long prompt in only if sliding windows have room for all of it (vllm-project/vllm#39734)."""
+    other = arm_result("reported", Expected.HANGS, [Outcome.HANG], unproved=1)
+    assert (other.result, other.crashed, other.otherwise) == (Result.INCONCLUSIVE, 0, (Outcome.HANG,))
+    for standing in Standing:
+        said = decide([other], standing=standing)
+        assert (said.verdict, said.expected) == (Verdict.INCONCLUSIVE, None)
+        assert said.because == "reported: nothing can be said: 1 hang, 1 short of the boundary"
+    assert decide([other], standing=Standing.BAD, expect=Expect.ALIVE).expected is False, (
+        "it is not alive, whatever it has"
+    )
+    mixed = arm_result("reported", Expected.HANGS, [Outcome.HANG, Outcome.HANG], unproved=1)
+    assert (mixed.result, mixed.crashed, mixed.conclusive) == (Result.REPRODUCES, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("expected", "outcome", "crossed", "unproved"),
+    [
+        (Expected.HANGS, Outcome.HANG, False, True),
+        (Expected.SPINS, Outcome.HANG, False, True),
+        (Expected.ERRS, Outcome.WRONG_OUTPUT, False, True),
+        (Expected.ERRS, Outcome.WRONG_OUTPUT, True, False),
+        (Expected.HANGS, Outcome.WRONG_OUTPUT, False, False),
+        (Expected.DIES, Outcome.CRASH, False, False),
+        (Expected.LIVES, Outcome.CRASH, False, False),
+    ],
+)
+def test_what_has_no_signature_needs_the_boundary(
+    expected: Expected, outcome: Outcome, crossed: bool, unproved: bool
+) -> None:
+    assert is_unproved(expected, outcome, crossed=crossed) is unproved
 
 
 def test_a_trial_that_was_cut_short_may_have_sent_requests() -> None:

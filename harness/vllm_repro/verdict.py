@@ -128,7 +128,7 @@ class ArmResult:
     bound: str
     outcomes: tuple[Outcome, ...]
     unexplained: int = 0
-    """Deaths whose cause nothing names, and hangs short of the boundary: they say that something failed, not that something changed."""
+    """Deaths whose cause nothing names, and ends that are unproved: they say that something failed, not that something changed."""
     standing: Standing | None = None
     """What the arm's own status says of the release; None where the scenario's holds for it."""
     strange: int = 0
@@ -196,8 +196,8 @@ def is_strange(expected: Expected, outcome: Outcome, during: str) -> bool:
 
 
 def is_unproved(expected: Expected, outcome: Outcome, *, crossed: bool) -> bool:
-    """Whether it is a hang that may be any: what a signature is to a death, the boundary is to a hang, and it was not crossed."""
-    return outcome is expected.sign is Outcome.HANG and not crossed
+    """Whether it is a hang or a wrong answer that may be any: the boundary, their signature, was not crossed."""
+    return outcome is expected.sign is not Outcome.CRASH and not crossed
 
 
 def is_other(expected: Expected, outcome: Outcome, during: str, *, crossed: bool) -> bool:
