@@ -191,6 +191,68 @@ def test_a_killed_map_keeps_what_it_had(tmp_path: Path, harness: Harness) -> Non
     assert "removed: process" in harness("clean", "--yes").out
 
 
+def newest(out: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((out / "tq-chunked-prefill/versions/latest/versions.json").read_text("utf-8"))
+    jsonschema.validate(loaded, VERSIONS_SCHEMA)
+    return loaded
+
+
+def test_a_map_that_was_cut_is_gone_on_with_and_may_have_more_releases(tmp_path: Path, harness: Harness) -> None:
+    out = tmp_path / "reports"
+    _, cut = _stopped(tmp_path, signal.SIGTERM)
+    (folder,) = out.glob("*/versions/2*")
+    done = harness("versions", "--resume", str(folder), "--versions", "0.23.0")
+    whole = newest(out)
+    assert (done.status, whole["expected"]) == (0, True), done.err
+    assert whole["reading"] == "dies in 0.23.0, lives in 0.24.0 to 0.28.0 (3 tried)"
+    assert (whole["pending"], whole["interrupted"], whole["started_at"]) == ([], None, cut["started_at"])
+    assert whole["duration_s"] > cut["duration_s"]
+    first, second = cut["rows"]
+    kept, again = whole["rows"][1:3]
+    assert kept == first, "it came to its end, so it is not run again"
+    assert again["run"] != second["run"], "it was cut"
+    assert f"as in {first['run']}" in done.err
+    assert "--versions 0.23.0,0.24.0,0.27.0,0.28.0" in whole["reproduce"]
+    assert map_of_folder(folder) == cut, "what was there stays as it was"
+    # Nothing is left to run: the same map again, also by its scenario's name and through `latest`.
+    again_done = harness("versions", "tq-chunked-prefill", "--resume", str(folder.parent / "latest"))
+    assert (again_done.status, newest(out)["rows"]) == (0, whole["rows"])
+
+
+def map_of_folder(folder: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((folder / "versions.json").read_text(encoding="utf-8"))
+    return loaded
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--trials", "3"], "--resume goes on as it was begun, and --trials would change it"),
+        (["sco-hybrid"], "is one of tq-chunked-prefill"),
+    ],
+)
+def test_a_map_is_gone_on_with_as_it_was_begun(tmp_path: Path, harness: Harness, words: list[str], says: str) -> None:
+    assert harness(*TQ, "--versions", "0.24.0").status == 0
+    (folder,) = (tmp_path / "reports").glob("*/versions/2*")
+    done = harness("versions", *words, "--resume", str(folder))
+    assert (done.status, says in done.err) == (64, True), done.err
+    assert len(list(folder.parent.glob("2*"))) == 1
+
+
+def test_what_is_no_map_or_of_another_time_is_not_gone_on_with(tmp_path: Path, harness: Harness) -> None:
+    nothing = harness("versions", "--resume", str(tmp_path))
+    assert (nothing.status, "holds no version map that can be read" in nothing.err) == (64, True)
+    assert harness(*TQ, "--versions", "0.24.0").status == 0
+    (path,) = (tmp_path / "reports").glob("*/versions/2*/versions.json")
+    path.write_text(path.read_text("utf-8").replace('"good": ">=0.24.0"', '"good": ">=0.25.0"'), encoding="utf-8")
+    other = harness("versions", "--resume", str(path.parent))
+    assert (other.status, "its status has changed since" in other.err) == (64, True), other.err
+    path.write_text(path.read_text("utf-8").replace("--server rehearsal", "--server"), encoding="utf-8")
+    assert harness("versions", "--resume", str(path.parent)).status == 64
+    neither = harness("versions")
+    assert (neither.status, "no SCENARIO is named" in neither.err) == (64, True)
+
+
 Answer = Callable[[Job], RunReport]
 
 

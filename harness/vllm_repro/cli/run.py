@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ from pathlib import Path
 from vllm_repro.catalogue import find, find_arms
 from vllm_repro.cli.common import Subparsers, print_json, verb
 from vllm_repro.cli.options import add_server_options, server_options, span
+from vllm_repro.cli.resuming import as_begun
 from vllm_repro.cli.running import (
     add_run_options,
     choice_of,
@@ -71,7 +73,7 @@ def add(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    left = _left(arguments) if arguments.resume else None
+    left = read_left(arguments.resume) if arguments.resume else None
     if left is not None:
         arguments = _as_begun(arguments, left)
     if not arguments.scenarios:
@@ -118,30 +120,16 @@ def _refuse_unmeasured(scenario: Scenario, arms: Sequence[Arm]) -> None:
         )
 
 
-def _left(arguments: argparse.Namespace) -> Left:
-    left = read_left(arguments.resume)
-    bare = arguments.parser.parse_args([*arguments.scenarios, "--resume", str(arguments.resume)])
-    given = [
-        name for name in vars(bare) if name not in ("json", "verbose") and vars(bare)[name] != getattr(arguments, name)
-    ]
-    if given:
-        raise UsageError(
-            f"--resume goes on as the run was begun, and --{given[0].replace('_', '-')} would change it",
-            hint=f"vllm-repro run --resume {arguments.resume}",
-        )
-    return left
-
-
 def _as_begun(arguments: argparse.Namespace, left: Left) -> argparse.Namespace:
-    """The arguments that the run was begun with, and from this call how its result is printed."""
-    begun: argparse.Namespace = arguments.parser.parse_args(left.words[1:])
+    """The arguments that the run was begun with."""
+    begun = as_begun(arguments, arguments.scenarios, left.words[1:])
     named = [find(name).id for name in arguments.scenarios]
     if named and named != [find(name).id for name in begun.scenarios]:
         raise UsageError(
             f"the run in {left.folder} is one of {begun.scenarios[0]}",
-            hint=f"vllm-repro run --resume {arguments.resume}",
+            hint=f"vllm-repro run --resume {shlex.quote(str(arguments.resume))}",
         )
-    begun.json, begun.verbose, begun.out = arguments.json, arguments.verbose, left.folder.parent.parent
+    begun.out = left.folder.parent.parent
     return begun
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -19,12 +20,15 @@ from vllm_repro.catalogue import find, find_arms
 from vllm_repro.choice import Options
 from vllm_repro.cli.common import Subparsers, print_json, verb
 from vllm_repro.cli.options import add_server_options, server_options
+from vllm_repro.cli.resuming import as_begun
 from vllm_repro.cli.running import Job, add_run_options, again, choice_of, first_line, job_of, run_one
 from vllm_repro.errors import INTERRUPTED, InfraError, Unsupported, UsageError
 from vllm_repro.fate import Fate
+from vllm_repro.keptmap import KeptMap, read_kept
 from vllm_repro.redact import Redactor, known_secrets
 from vllm_repro.releases.knowledge import release_version
 from vllm_repro.report.files import write_whole
+from vllm_repro.report.model import RunReport
 from vllm_repro.report.versions import markdown, terminal
 from vllm_repro.run import private_folders, private_hosts, stamped_folder
 from vllm_repro.scenario import Scenario
@@ -50,7 +54,7 @@ exit status:
   64 wrong usage, 70 a fault of the harness itself, 130 interrupted
 
 Each release is a run with a folder of its own. The map is rewritten after each in OUT/SCENARIO/versions/, as
-versions.json and versions.md, so one that is cut keeps its rows; a cut map is not resumed but run again."""
+versions.json and versions.md, so one that is cut keeps its rows. --resume goes on with it, in a folder of its own."""
 
 
 def add(subparsers: Subparsers) -> None:
@@ -63,7 +67,7 @@ def add(subparsers: Subparsers) -> None:
         prints="what versions.json holds",
         more=_EPILOG,
     )
-    parser.add_argument("scenario", metavar="SCENARIO")
+    parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="left out with --resume, if you like")
     parser.add_argument(
         "--versions",
         metavar="A,B,...",
@@ -76,9 +80,22 @@ def add(subparsers: Subparsers) -> None:
         help="the image to run, with {version} in place of the release (default: the official one)",
     )
     add_run_options(parser, arm="this arm in place of the first; may be given again")
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="MAP",
+        help="go on with the map in this folder: what ran to its end there is not run again, --versions adds to its releases, "
+        "and all other options are that map's",
+    )
+    parser.set_defaults(parser=parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    kept = read_kept(arguments.resume) if arguments.resume else None
+    if kept is not None:
+        arguments = _as_begun(arguments, kept)
+    if not arguments.scenario:
+        raise UsageError("no SCENARIO is named", hint="vllm-repro list names them; vllm-repro versions --help")
     if arguments.server == ServerKind.ATTACH:
         raise UsageError(
             "a running server is one release, so there is no map of it",
@@ -109,11 +126,26 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.versions is None:
         text = f"No --versions: the releases where the status of {scenario.id} changes ({scenario.status}), and the one"
         print(f"{text} that it is tried with: {', '.join(versions)}.", file=said, flush=True)
-    finished, folder = _Mapping(job, versions, said).run()
+    finished, folder = _Mapping(job, versions, said, kept).run()
     print("\n" + terminal(finished, str(folder / "versions.md")), file=said)
     if arguments.json:
         print_json(finished.as_json())
     return INTERRUPTED if finished.interrupted else exit_status(finished.expected)
+
+
+def _as_begun(arguments: argparse.Namespace, kept: KeptMap) -> argparse.Namespace:
+    """The arguments that the map was begun with, for its releases and those that this call adds."""
+    begun = as_begun(
+        arguments, [arguments.scenario] if arguments.scenario else [], kept.words[1:], beside=("versions",)
+    )
+    if arguments.scenario and find(arguments.scenario).id != find(begun.scenario).id:
+        raise UsageError(
+            f"the map in {kept.folder} is one of {begun.scenario}",
+            hint=f"vllm-repro versions --resume {shlex.quote(str(arguments.resume))}",
+        )
+    begun.out = kept.out
+    begun.versions = ",".join((*kept.versions, *(releases(arguments.versions) if arguments.versions else ())))
+    return begun
 
 
 def releases(text: str) -> tuple[str, ...]:
@@ -147,8 +179,9 @@ def _for_release(options: Options, version: str) -> Options:
 class _Mapping:
     """One map in the making; what it holds is on the disk after each release."""
 
-    def __init__(self, job: Job, versions: Sequence[str], said: TextIO) -> None:
+    def __init__(self, job: Job, versions: Sequence[str], said: TextIO, kept: KeptMap | None) -> None:
         self._job = job
+        self._kept = kept
         self._said = said
         self._progress = Progress()
         self._redactor = Redactor(private_folders(), private_hosts(job.scenario), known_secrets(os.environ))
@@ -175,6 +208,10 @@ class _Mapping:
             self._redactor.text(again("versions", job, kind, ("--versions", ",".join(versions)))),
         )
         self._announced = False
+        if kept is not None:
+            kept.refuse_other(self._map)
+            self._started -= kept.head["duration_s"]
+            self._map = replace(self._map, evidence=kept.head["evidence"], started_at=kept.head["started_at"])
 
     def run(self) -> tuple[VersionMap, Path]:
         """The map, finished or interrupted, and its folder."""
@@ -195,6 +232,10 @@ class _Mapping:
     def _row(self, version: str) -> tuple[Row, str | None]:
         """The row of one release, and the signal that ended its run."""
         scenario = self._job.scenario
+        report = self._kept.report(version) if self._kept else None
+        if report is not None:
+            self._progress.line(f"  as in {report.folder.name}")
+            return self._row_of(report, version), None
         try:
             report = run_one(
                 replace(self._job, options=_for_release(self._job.options, version)), self._progress, self._chosen
@@ -204,8 +245,11 @@ class _Mapping:
             outcome = Fate.INFRA if isinstance(error, InfraError) else Fate.UNSUPPORTED
             why = self._redactor.text(str(error))
             return row_without_run(version, scenario, self._job.arms, outcome, why), None
+        return self._row_of(report, version), report.interrupted
+
+    def _row_of(self, report: RunReport, version: str) -> Row:
         assert self._map.evidence is not None, "a run has a site, and `_chosen` was told of it"
-        return row_of(report, version, scenario.status.standing(version), self._map.evidence), report.interrupted
+        return row_of(report, version, self._job.scenario.status.standing(version), self._map.evidence)
 
     def _chosen(self, site: Site, why: str) -> None:
         if not self._announced:

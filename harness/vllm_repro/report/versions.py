@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import PurePath
 from statistics import median
 
 from vllm_repro.outcome import Outcome
@@ -76,6 +78,7 @@ def terminal(version_map: VersionMap, path: str) -> str:
     ]
     if of.interrupted:
         lines.append(f"interrupted by {of.interrupted}; nothing is left running")
+        lines.append(f"go on:    vllm-repro versions --resume {shlex.quote(str(PurePath(path).parent))}")
     return "\n".join(lines)
 
 
