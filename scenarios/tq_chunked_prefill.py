@@ -7,6 +7,7 @@ remainder of up to 128 tokens takes another way and lives. With `--enforce-eager
 """
 
 from vllm_repro.vocabulary import (
+    Causes,
     Dummy,
     Lab,
     Model,
@@ -15,6 +16,7 @@ from vllm_repro.vocabulary import (
     Status,
     arm,
     attention_backend,
+    cause,
     chat,
     chunked_prefill,
     completion,
@@ -23,6 +25,7 @@ from vllm_repro.vocabulary import (
     dies,
     flag,
     lives,
+    patched,
     prefix_hit,
     signature,
     throughput,
@@ -33,6 +36,7 @@ from vllm_repro.vocabulary import (
 )
 
 BATCH = flag("--max-num-batched-tokens")
+BACKEND = "vllm/v1/attention/backends/turboquant_attn.py"
 CONTEXT = 2048  # of these cached tokens 8 MB are unpacked, far more than two sequences lock
 READ_FILE = {
     "type": "function",
@@ -165,6 +169,53 @@ scenario = Scenario(
         ],
     ),
     throughput=throughput(prompt=1024, output=256, baseline="eager"),
+    causes=Causes(
+        changes=[
+            cause(
+                "room for the longest context reserved, as from 0.24.0 (#44053)",
+                "0.23.0",
+                lives,
+                patched(
+                    BACKEND,
+                    was="        self._init_reorder_batch_threshold(1, supports_spec_as_decode=False)\n",
+                    now="""\
+        self._init_reorder_batch_threshold(1, supports_spec_as_decode=False)
+        self._reserve_workspace()
+
+    def _reserve_workspace(self) -> None:
+        if not is_workspace_manager_initialized():
+            return
+        spec = self.kv_cache_spec
+        blocks = -(-(self.vllm_config.model_config.max_model_len - 1) // spec.block_size)
+        cached = (1, spec.num_kv_heads, blocks * spec.block_size, spec.head_size)
+        current_workspace_manager().get_simultaneous((cached, torch.float16), (cached, torch.float16))
+""",
+                ),
+            ),
+            cause(
+                "that reservation taken out",
+                "0.24.0",
+                dies,
+                patched(BACKEND, was="        self._reserve_workspace()\n\n", now="\n"),
+            ),
+            cause(
+                "only what decoding needs reserved, the first half of #44053",
+                "0.24.0",
+                dies,
+                patched(
+                    BACKEND,
+                    was="        if not reserve_continuation_prefill:\n            return\n",
+                    now="        return\n",
+                ),
+            ),
+            cause(
+                "that reservation taken out",
+                "0.32.0",
+                dies,
+                patched(BACKEND, was="        self._reserve_workspace()\n\n", now="\n"),
+            ),
+        ],
+    ),
     related=[
         "vllm-project/vllm#43357",
         "vllm-project/vllm#46767",

@@ -46,9 +46,17 @@ class Cause:
 
 @dataclass(frozen=True)
 class Causes:
-    """What is played with each change: `requests` distinct prompts of one length, drawn anew for each trial, one after the other."""
+    """What is played with each change.
 
-    prompts: Lengths
-    answer: int
-    requests: int
+    With `prompts`, on vLLM's scheduler alone: `requests` distinct prompts of one length with an answer of `answer` tokens, drawn anew for
+    each trial, one after the other. Without them a server is booted for each trial, and gets the workload of the change's arm.
+    """
+
     changes: Sequence[Cause]
+    prompts: Lengths | None = None
+    answer: int = 0
+    requests: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.prompts is None) != (self.answer == 0) or (self.prompts is None) != (self.requests == 0):
+            raise ValueError("prompts=, answer= and requests= go together: a workload for the scheduler alone")

@@ -78,6 +78,8 @@ def left_of(recording: Recording, folder: Path) -> Left:
     if ended is not None and not ended["interrupted"]:
         raise UsageError(f"the run in {folder} came to its end", hint=f"again: {started['reproduce']}")
     words = shlex.split(started["reproduce"])
+    if words[1:2] != ["run"]:
+        raise UsageError(f"the run in {folder} is a part of something else", hint=f"again: {started['reproduce']}")
     expected = {arm["name"]: Expected(arm["expected"]) for arm in started["arms"]}
     outcomes: dict[str, list[Outcome]] = {}
     strange: Counter[str] = Counter()

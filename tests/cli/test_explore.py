@@ -137,7 +137,7 @@ def test_an_interrupted_search_keeps_and_tells_what_it_has(playing: Any, tmp_pat
         (["explore", "sco-hybrid", "--connector", "none"], "a SCENARIO, or a --connector"),
         (["explore", "tq-chunked-prefill"], "does not say which layers"),
         (["explore", "--connector", "none", "--arm", "reported"], "--arm is of a scenario"),
-        (["causes", "tq-chunked-prefill"], "names no changes to try"),
+        (["causes", "min-tokens-stop-ids"], "names no changes to try"),
     ],
 )
 def test_what_cannot_be_searched_is_wrong_usage(words: list[str], says: str, capsys: Any) -> None:
@@ -194,7 +194,9 @@ def test_the_table_of_causes() -> None:
         row("one that was to protect", 12, lives),
     ]
     assert_golden("causes.txt", "\n".join(lines(rows, {("0.20.2", "reported"): base})) + "\n")
-    assert reading(row("x", 3, dies, n=4), row("as released", 0, lives, n=4)) == "changes nothing that was seen"
+    assert reading(row("x", 3, dies, n=4), row("as released", 0, lives, n=4)) == "too few trials to tell"
+    assert reading(row("x", 4, dies, n=4), row("as released", 4, dies, n=4)) == "changes nothing that was seen"
+    assert reading(row("x", 0, lives, n=1), row("as released", 1, dies, n=1)) == "protects"
     assert reading(row("x", 40, dies), row("as released", 0, lives)) == "brings the death back"
 
 

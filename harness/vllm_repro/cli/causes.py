@@ -6,23 +6,29 @@ import argparse
 import shlex
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from vllm_repro.catalogue import find
 from vllm_repro.cause import Cause, Causes
+from vllm_repro.choice import Choice, Options
 from vllm_repro.cli.common import Subparsers, print_json, verb
 from vllm_repro.cli.options import number
-from vllm_repro.errors import Unsupported, UsageError
-from vllm_repro.explorer.causing import Row, case_of, lines, tried
+from vllm_repro.cli.running import Job, choice_of, run_one
+from vllm_repro.errors import InfraError, Unsupported, UsageError
+from vllm_repro.explorer.causing import Row, booted, case_of, lines, tried
 from vllm_repro.explorer.driver import Driver
 from vllm_repro.explorer.given import setup_of
 from vllm_repro.explorer.model import driver_model
 from vllm_repro.releases.overlay import overlay
 from vllm_repro.releases.provision import cache_root, provision
-from vllm_repro.scenario import Scenario
+from vllm_repro.report.wording import many
+from vllm_repro.run import default_out
+from vllm_repro.scenario import Arm, Scenario
+from vllm_repro.servers.base import ServerKind
 from vllm_repro.terminal import Progress
-from vllm_repro.verdict import Expected
+from vllm_repro.verdict import Expect, Expected, exit_status
 
 _EPILOG = """
 
@@ -33,7 +39,8 @@ exit status:
   64 wrong usage, 70 a fault of the harness itself, 130 interrupted
 
 The changes stand in the scenario's file, causes=Causes(…): small edits of a release's own source, each made in that
-release alone. Each is tried on vLLM's own scheduler and connector, without a server and a model, with the same workloads."""
+release alone. Where it states prompts=… each is tried on vLLM's own scheduler and connector, without a server and a
+model, with the same workloads; else on a server of the lab, or of --server, with the scenario's workload."""
 
 
 def add(subparsers: Subparsers) -> None:
@@ -48,9 +55,18 @@ def add(subparsers: Subparsers) -> None:
     )
     parser.add_argument("scenario", metavar="SCENARIO")
     parser.add_argument(
-        "--trials", type=_trials, default=100, metavar="N", help="workloads for each change (default: 100)"
+        "--trials",
+        type=_trials,
+        metavar="N",
+        help="workloads for each change (default: 100), or boots where servers are booted (default: 1)",
     )
     parser.add_argument("--seed", type=_trials, default=1, metavar="K", help="the first seed (default: 1)")
+    parser.add_argument(
+        "--server",
+        choices=("auto", "docker", "process", "lab"),
+        help="where servers come from, if any are booted (default: the lab, or auto for a scenario that has none)",
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where their runs are written (default: reports)")
 
 
 def _trials(text: str) -> int:
@@ -64,63 +80,88 @@ def run(arguments: argparse.Namespace) -> int:
             f"{scenario.id} names no changes to try",
             hint="causes=Causes(…) in its file; vllm-repro run … --patch tries one change of yours on a real server",
         )
+    scheduler = scenario.causes.prompts is not None
+    if scheduler and arguments.server:
+        raise UsageError(
+            f"the changes of {scenario.id} are tried on vLLM's scheduler alone, which has no server",
+            hint="leave --server out; vllm-repro run … --patch tries one change of yours on a real server",
+        )
+    trials = arguments.trials or (100 if scheduler else 1)
+    words = ["vllm-repro", "causes", arguments.scenario, "--trials", f"{trials}", "--seed", f"{arguments.seed}"]
     said = sys.stderr if arguments.json else sys.stdout
-    print(
-        f"{scenario.id}   {scenario.issue}   causes, on vLLM's own scheduler: no server, no model",
-        file=said,
-        flush=True,
-    )
-    rows, released = _Trying(scenario, scenario.causes, range(arguments.seed, arguments.seed + arguments.trials)).run()
-    again = shlex.join(
-        ["vllm-repro", "causes", arguments.scenario, "--trials", f"{arguments.trials}", "--seed", f"{arguments.seed}"]
-    )
+    make: _OnScheduler | _OnServers
+    if scheduler:
+        make = _OnScheduler(scenario, scenario.causes, range(arguments.seed, arguments.seed + trials))
+        evidence, where = "scheduler", "on vLLM's own scheduler: no server, no model"
+    else:
+        options = Options(server=arguments.server or ("lab" if scenario.lab else "auto"))
+        choice = choice_of(scenario, options)
+        if choice.kind is ServerKind.REHEARSAL:
+            raise Unsupported(
+                "a rehearsal runs no vLLM that could be changed",
+                hint="vllm-repro doctor shows which servers can run here",
+            )
+        words += ["--server", choice.kind.value]
+        out = arguments.out or default_out()
+        make = _OnServers(scenario, arguments.scenario, choice, trials, arguments.seed, out, shlex.join(words))
+        evidence, where = choice.kind.value, f"{many(trials, 'boot')} of each, {choice.kind} servers"
+    again = shlex.join(words)
+    print(f"{scenario.id}   {scenario.issue}   causes, {where}", file=said, flush=True)
+    rows, released = _rows(scenario, scenario.causes, make)
     print("\n" + "\n".join(lines(rows, released)) + f"\nagain: {again}", file=said)
     if arguments.json:
         print_json(
             {
                 "schema": 1,
                 "scenario": scenario.id,
-                "evidence": "scheduler",
+                "evidence": evidence,
                 "rows": [row.as_json() for row in rows],
                 "reproduce": again,
             }
         )
-    return 0 if all(row.as_expected for row in rows) else 1
+    answers = [row.as_expected for row in rows]
+    return exit_status(False if False in answers else None if None in answers else True)
 
 
-class _Trying:
+def _rows(
+    scenario: Scenario, causes: Causes, make: Callable[[Cause], Row]
+) -> tuple[list[Row], dict[tuple[str, str], Row]]:
+    """The rows, each release's own before those of its changes, and the former by release and arm."""
+    rows: list[Row] = []
+    released: dict[tuple[str, str], Row] = {}
+    for cause in causes.changes:
+        place = cause.release, cause.arm
+        if place not in released:
+            released[place] = make(_as_released(scenario, cause))
+            rows.append(released[place])
+        rows.append(make(cause))
+    return rows, released
+
+
+def _as_released(scenario: Scenario, cause: Cause) -> Cause:
+    arm = _arm(scenario, cause)
+    bad = scenario.status_of(arm).standing(cause.release)
+    expected = Expected.DIES if bad == "bad" else Expected.LIVES
+    return replace(cause, name="as released", patches=(), expected=expected, believed="")
+
+
+def _arm(scenario: Scenario, cause: Cause) -> Arm:
+    arm = scenario.arm(cause.arm)
+    assert arm is not None, "a scenario is checked for that"
+    return arm
+
+
+class _OnScheduler:
     def __init__(self, scenario: Scenario, causes: Causes, seeds: range) -> None:
         self._scenario, self._causes, self._seeds = scenario, causes, seeds
         self._progress = Progress()
 
-    def run(self) -> tuple[list[Row], dict[tuple[str, str], Row]]:
-        """The rows, each release's own before those of its changes, and the former by release and arm."""
-        rows: list[Row] = []
-        released: dict[tuple[str, str], Row] = {}
-        for cause in self._causes.changes:
-            place = cause.release, cause.arm
-            if place not in released:
-                released[place] = self._row(self._as_released(cause))
-                rows.append(released[place])
-            rows.append(self._row(cause))
-        self._progress.close()
-        return rows, released
-
-    def _as_released(self, cause: Cause) -> Cause:
-        arm = self._scenario.arm(cause.arm)
-        assert arm is not None, "a scenario is checked for that"
-        bad = self._scenario.status_of(arm).standing(cause.release)
-        expected = Expected.DIES if bad == "bad" else Expected.LIVES
-        return replace(cause, name="as released", patches=(), expected=expected, believed="")
-
-    def _row(self, cause: Cause) -> Row:
+    def __call__(self, cause: Cause) -> Row:
         self._progress.say(f"{cause.release}: {cause.name}")
-        arm = self._scenario.arm(cause.arm)
-        assert arm is not None, "a scenario is checked for that"
         release = provision(cause.release, self._progress.line)
         if cause.patches:
             release = overlay(cache_root(), release, cause.patches, self._progress.line).release
-        setup = setup_of(self._scenario, arm)
+        setup = setup_of(self._scenario, _arm(self._scenario, cause))
         cases = [case_of(self._causes, setup, seed) for seed in self._seeds]
         with (
             tempfile.TemporaryDirectory() as folder,
@@ -131,4 +172,44 @@ class _Trying:
             except ValueError as error:
                 raise Unsupported(f"vLLM {cause.release} does not start with {cause.name!r}: {error}") from error
         self._progress.line(f"  {cause.release} {cause.name}: {row.died} of {row.trials} die")
+        self._progress.close()
         return row
+
+
+class _OnServers:
+    """A run for each change, with a folder of its own."""
+
+    def __init__(
+        self, scenario: Scenario, name: str, choice: Choice, trials: int, seed: int, out: Path, reproduce: str
+    ) -> None:
+        self._scenario, self._name, self._choice = scenario, name, choice
+        self._trials, self._seed, self._out, self._reproduce = trials, seed, out, reproduce
+        self._progress = Progress()
+
+    def __call__(self, cause: Cause) -> Row:
+        self._progress.line(f"{cause.release}: {cause.name}")
+        arm = _arm(self._scenario, cause)
+        changed = replace(arm, patches=(*arm.patches, *cause.patches))
+        job = Job(
+            self._name,
+            self._scenario,
+            Options(server=self._choice.kind.value, vllm=cause.release),
+            self._choice,
+            [changed],
+            [changed.name],
+            self._trials,
+            self._seed,
+            self._out,
+            None,
+            None,
+            expect=Expect.ANY,
+            reproduce=self._reproduce,
+        )
+        try:
+            report = run_one(job, self._progress, lambda _site, _why: None)
+        except (InfraError, Unsupported) as error:
+            self._progress.line(f"  {error.told}")
+            return Row(cause, 0, 0, None)
+        if report.interrupted:
+            raise KeyboardInterrupt(report.interrupted)
+        return booted(cause, report)

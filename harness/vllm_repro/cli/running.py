@@ -45,7 +45,8 @@ class Job:
     """One scenario's run as the command line asks for it.
 
     name: the scenario as it was named there. named_arms: the arms that were named; `arms` are all of them where none was. Stalls in
-    seconds, None for the default of `Patience`. trials: None for as many boots as decide each arm's claim.
+    seconds, None for the default of `Patience`. trials: None for as many boots as decide each arm's claim. reproduce: the command that
+    repeats it, where that is not `run`.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Job:
     answer_stall: float | None
     expect: Expect = Expect.DECLARED
     wishes: Wishes = field(default_factory=Wishes)
+    reproduce: str = ""
 
     @property
     def patience(self) -> Patience:
@@ -185,7 +187,7 @@ def run_one(job: Job, progress: Progress, chosen: Callable[[Site, str], None], l
         job.patience,
         job.seed,
         job.out,
-        again("run", job, site.kind, ("--vllm", version)),
+        job.reproduce or again("run", job, site.kind, ("--vllm", version)),
         version,
         os.environ.get("VLLM_API_KEY"),
         job.wishes,

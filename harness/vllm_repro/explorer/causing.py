@@ -1,4 +1,4 @@
-"""Each change of a release tried on its scheduler alone, and what the row says. Pure."""
+"""Each change of a release tried, on its scheduler alone or on a server, and what the row says. Pure."""
 
 from __future__ import annotations
 
@@ -10,29 +10,38 @@ from typing import Any
 from vllm_repro.cause import Cause, Causes
 from vllm_repro.explorer.case import Ask, Case, Setup
 from vllm_repro.explorer.finding import Kind, Outcome
+from vllm_repro.report.model import RunReport
 from vllm_repro.report.wording import columns
 from vllm_repro.statistics import excluded_rate, fisher
 from vllm_repro.verdict import Expected
 
-__all__ = ["Row", "case_of", "lines", "reading", "tried"]
+__all__ = ["Row", "booted", "case_of", "lines", "reading", "tried"]
 
 _LISTED = "store-listed-twice"
 _SURE = 0.01
+_FEW = 5
+"""Trials from which on a change that kills all of them, in a release that kills none, is surer than that."""
+
+
+_SURPRISE = {True: "", False: "  A SURPRISE", None: "  UNDECIDED"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """died, listed: of `trials`, those that ended in a death and those in which a transfer listed a block twice. sites: of the deaths."""
+    """died, listed: of `trials`, those that ended in a death and those in which a transfer listed a block twice, None for servers, which do
+    not tell. sites: of the deaths. run: the folder's name of the servers' run."""
 
     cause: Cause
     trials: int
     died: int
-    listed: int
+    listed: int | None
     sites: tuple[str, ...] = ()
+    run: str | None = None
 
     @property
-    def as_expected(self) -> bool:
-        return (self.died > 0) == (self.cause.expected is Expected.DIES)
+    def as_expected(self) -> bool | None:
+        """None where no trial says anything."""
+        return (self.died > 0) == (self.cause.expected is Expected.DIES) if self.trials else None
 
     def as_json(self) -> dict[str, Any]:
         cause = asdict(self.cause) | {"expected": self.cause.expected.value}
@@ -48,11 +57,13 @@ class Row:
             "listed_twice": self.listed,
             "sites": list(self.sites),
             "as_expected": self.as_expected,
+            "run": self.run,
         }
 
 
 def case_of(causes: Causes, setup: Setup, seed: int) -> Case:
     """The workload of a seed, the same for every change."""
+    assert causes.prompts is not None, "a server has the workload of its arm"
     rng = Random(seed)
     blocks, over = causes.prompts.between
     length = rng.randint(*blocks) * setup.block + rng.randint(*over)
@@ -74,11 +85,25 @@ def tried(cause: Cause, cases: Sequence[Case], play: Callable[[Case], Outcome]) 
     return Row(cause, len(cases), died, listed, tuple(sites))
 
 
+def booted(cause: Cause, report: RunReport) -> Row:
+    """The row of a run whose only arm is that of the change. Trials that decide nothing do not count."""
+    (arm,) = report.arms
+    sites = dict.fromkeys(trial.death.exception for trial in arm.trials if trial.death and trial.death.exception)
+    return Row(cause, arm.result.conclusive, arm.result.crashed, None, tuple(sites), report.folder.name)
+
+
 def reading(row: Row, released: Row) -> str:
     """What a change does to the release that it is made in, with the chance that it is nothing said before."""
     if row.cause == released.cause:
         return "as released"
+    if not row.trials or not released.trials:
+        return "says nothing: no trial of it, or of the release, was conclusive"
     more, fewer = (row, released) if row.died >= released.died else (released, row)
+    if min(row.trials, released.trials) < _FEW and more.died:
+        if more.died < more.trials or 0 < fewer.died < fewer.trials:
+            return "too few trials to tell"
+        if not fewer.died:
+            return "brings the death back" if row.died else "protects"
     if fisher(more.died, more.trials, fewer.died, fewer.trials) > _SURE:
         return (
             f"does not protect, though {row.cause.believed}" if row.cause.believed else "changes nothing that was seen"
@@ -90,20 +115,26 @@ def reading(row: Row, released: Row) -> str:
 
 def lines(rows: Sequence[Row], released: dict[tuple[str, str], Row]) -> list[str]:
     """The table: a row a change, each beside its release as released."""
-    head = ("release", "server", "change", "die", "list twice", "reading")
+    head = ["release", "server", "change", "die", "list twice", "reading"]
     body = [
-        (
+        [
             row.cause.release,
             row.cause.arm,
             row.cause.name,
             f"{row.died} of {row.trials}",
             f"{row.listed}",
-            reading(row, released[row.cause.release, row.cause.arm]) + ("" if row.as_expected else "  A SURPRISE"),
-        )
+            reading(row, released[row.cause.release, row.cause.arm]) + _SURPRISE[row.as_expected],
+        ]
         for row in rows
     ]
-    quiet = min((row.trials for row in rows if not row.died), default=0)
-    bound = (
-        [f"none of {quiet} excludes a death in more than {excluded_rate(quiet):.0%} of such workloads"] if quiet else []
-    )
-    return [*columns([head, *body], (8, 16, 64, 12, 10, 80)), "", *bound]
+    limits = [8, 16, 64, 12, 10, 80]
+    table = [head, *body]
+    servers = any(row.listed is None for row in rows)
+    if servers:
+        del limits[4]
+        for line in table:
+            del line[4]  # a server does not tell
+    quiet = min((row.trials for row in rows if row.trials and not row.died), default=0)
+    of = "boots" if servers else "such workloads"
+    bound = [f"none of {quiet} excludes a death in more than {excluded_rate(quiet):.0%} of {of}"] if quiet else []
+    return [*columns([tuple(line) for line in table], limits), "", *bound]
