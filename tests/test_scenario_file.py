@@ -7,27 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Harness
+from tests.scenario_texts import broken, line_of, problems, text_of
 from vllm_repro import vocabulary
 from vllm_repro.catalogue import all_scenarios, find, find_arms, scenario_files
 from vllm_repro.errors import ScenarioError, UsageError
-from vllm_repro.scenario_file import check_file, load_file, read
+from vllm_repro.scenario_file import check_file, load_file
 from vllm_repro.verdict import Expected, Standing
-
-TQ = next(path for path in scenario_files() if path.name == "tq_chunked_prefill.py")
-
-
-def problems(text: str, name: str = "tq_chunked_prefill.py") -> list[tuple[int, str]]:
-    return [(problem.line, problem.text) for problem in read(Path(name), text)[1]]
-
-
-def broken(old: str, new: str) -> list[tuple[int, str]]:
-    text = TQ.read_text(encoding="utf-8")
-    assert text.count(old) >= 1, old
-    return problems(text.replace(old, new, 1))
-
-
-def line_of(snippet: str) -> int:
-    return next(n for n, line in enumerate(TQ.read_text(encoding="utf-8").splitlines(), 1) if snippet in line)
 
 
 @pytest.mark.parametrize("path", scenario_files(), ids=lambda path: path.stem)
@@ -94,45 +79,14 @@ def test_each_mistake_is_found_with_its_line(old: str, new: str, line: str, text
     assert line_of(line) in {number for number, problem in found if text in problem}, found
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ('why="the lazy mode', 'bad="<1", why="the lazy mode', "bad= names the releases in which an arm dies"),
-        ('bad=">=0.20.0,<0.24.0"', 'bad=">=0.20.0"', "arm 'small-cpu-pool': 0.24.0 is both bad and good"),
-        ('bad=">=0.20.0,<0.24.0"', 'bad="0.20"', "is no version specifier"),
-        ("lab=5_693)", "lab=0)", "takes two numbers of tokens"),
-        ('layers=["full", "sliding"]', 'layers=["full", "local"]', "is not what 'layers' takes"),
-        ("        window=128,\n", "", "window=… goes with sliding layers"),
-        ('family="deepseek_v4"', 'family="deepseek"', "is not what 'family' takes"),
-        ('"compressed", "sparse"]', '"full"]', "dummy: deepseek_v4 has no full layers"),
-        (
-            'why="an eleventh of the reported 128 GiB, for as many blocks"',
-            'why=""',
-            "has no why=: the report lists each change",
-        ),
-        ('"--num-gpu-blocks-override 7283"', '"7283"', "dummy, arm 'reported': "),
-    ],
-)
-def test_mistakes_of_the_offload_scenario_are_found(old: str, new: str, said: str) -> None:
-    text = next(path for path in scenario_files() if path.name == "sco_hybrid.py").read_text(encoding="utf-8")
-    assert old in text
-    found = problems(text.replace(old, new, 1), "sco_hybrid.py")
-    assert any(said in problem for _, problem in found), found
-
-
 def test_one_mistake_does_not_hide_the_next() -> None:
-    text = (
-        TQ.read_text(encoding="utf-8")
-        .replace("heads=16", "haeds=16")
-        .replace("try_with", "tri_with")
-        .replace("lives,", "live,", 2)
-    )
+    text = text_of().replace("heads=16", "haeds=16").replace("try_with", "tri_with").replace("lives,", "live,", 2)
     lines = {line for line, _ in problems(text)}
     assert {line_of("heads=16"), line_of("try_with=")} <= lines
 
 
 def test_what_is_missing_in_one_place_hides_nothing_elsewhere() -> None:
-    text = TQ.read_text(encoding="utf-8")
+    text = text_of()
     text = (
         text.replace("        heads=16,\n", "")
         .replace('id="tq-chunked-prefill"', 'id="tq"')
@@ -148,27 +102,6 @@ def test_what_is_missing_in_one_place_hides_nothing_elsewhere() -> None:
         "not imported",
     ):
         assert said in found, said
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "text"),
-    [
-        ("gpus=1", "gpus=-2", "needs are counts and sizes"),
-        ("prompt=100", 'prompt="90k"', "a size in tokens is a number without quotes"),
-        ('good=">=0.24.0"', 'good=">=0.22.0"', "0.22.0 is both bad and good"),
-        ('flag("--max-num-batched-tokens")', 'flag("--max-num-batched-tokns")', "is sized by --max-num-batched-tokns"),
-    ],
-)
-def test_what_is_well_formed_and_wrong(old: str, new: str, text: str) -> None:
-    found = [problem for _, problem in broken(old, new) if text in problem]
-    assert len(found) == 1, "named, and named once"
-
-
-def test_a_signature_without_frames_is_refused() -> None:
-    text = TQ.read_text(encoding="utf-8")
-    start = text.index("frames=[")
-    end = text.index("]", start)
-    assert any("without frames" in problem for _, problem in problems(text[:start] + "frames=[" + text[end:]))
 
 
 def test_a_folder_without_scenarios_is_no_success(tmp_path: Path, harness: Harness) -> None:
@@ -202,10 +135,10 @@ def test_a_scenario_file_cannot_run_code(tmp_path: Path) -> None:
         "().__class__",
         "[x for x in ()]",
     ):
-        found = problems(TQ.read_text(encoding="utf-8").replace('title="', f'title={attack}, _="', 1))
+        found = problems(text_of().replace('title="', f'title={attack}, _="', 1))
         assert found
     assert not target.exists()
-    assert problems("import os\n" + TQ.read_text(encoding="utf-8"))
+    assert problems("import os\n" + text_of())
 
 
 def test_what_is_no_scenario_file_says_so() -> None:
@@ -217,9 +150,7 @@ def test_what_is_no_scenario_file_says_so() -> None:
 
 def test_loading_a_wrong_file_names_every_problem(tmp_path: Path) -> None:
     path = tmp_path / "tq_chunked_prefill.py"
-    path.write_text(
-        TQ.read_text(encoding="utf-8").replace("heads=16", "haeds=16").replace("dies)", "dyes)", 1), encoding="utf-8"
-    )
+    path.write_text(text_of().replace("heads=16", "haeds=16").replace("dies)", "dyes)", 1), encoding="utf-8")
     with pytest.raises(ScenarioError, match="haeds") as caught:
         load_file(path)
     assert "dyes" in str(caught.value)
@@ -240,39 +171,6 @@ def test_every_word_is_in_the_guide() -> None:
     guide = (Path(__file__).parents[1] / "docs" / "scenarios.md").read_text(encoding="utf-8")
     for word in vocabulary.__all__:
         assert f"{word}(" in guide or f"`{word}`" in guide or f", {word}," in guide, word
-
-
-@pytest.mark.parametrize(
-    ("declared", "said"),
-    [
-        (
-            'throughput=throughput(prompt=8, output=8, baseline="eagre"),',
-            "the baseline 'eagre' is no arm; did you mean",
-        ),
-        ('throughput=throughput(prompt=8, output=8, baseline="near-miss-129"),', "has the server of an earlier arm"),
-        ('throughput=throughput(prompt=8, output=1, baseline="eager"),', "answers of 2 or more"),
-        ('throughput=throughput(prompt=8, output=8, baseline="eager", rounds=3),', "3 rounds show no spread"),
-        (
-            'throughput=[throughput(prompt=8, output=8, baseline="eager"), throughput(prompt=8, output=8, baseline="eager")],',
-            "8 -> 8 tokens, 1 at once: twice",
-        ),
-        (
-            'throughput=[throughput(prompt=8, output=8, baseline="eager"), throughput(prompt=9, output=8, baseline="graphs-off")],',
-            "one baseline for all loads, not eager and graphs-off",
-        ),
-        ("throughput=8,", "is not what 'throughput' takes"),
-        ("output=checks(),", "checks() checks something"),
-        ('output=checks(same=8, baseline="nobody"),', "the baseline 'nobody' is no arm"),
-    ],
-)
-def test_mistakes_in_what_is_measured_are_found(declared: str, said: str) -> None:
-    text = next(path for path in scenario_files() if path.name == "tq_chunked_prefill.py").read_text(encoding="utf-8")
-    text = text.replace("    chat,\n", "    chat,\n    checks,\n    throughput,\n", 1)
-    found = problems(text.replace("    related=[", f"    {declared}\n    related=["), "tq_chunked_prefill.py")
-    assert len(found) == 1, found
-    line, problem = found[0]
-    assert said in problem
-    assert line > 100
 
 
 def test_a_file_that_is_read_keeps_what_it_says_of_the_bug() -> None:

@@ -1,0 +1,197 @@
+"""What the words of a scenario file cannot know by themselves: whether its parts fit together.
+
+`scenario_file` evaluates a file word by word, and each word refuses what it cannot take. Here the scenario that came of it is looked at as
+a whole: that an arm which dies has a signature, that a baseline is an arm, that flags are spelled as vLLM spells them. Every mistake is
+told with the line on which it stands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vllm_repro.commands.command import ServeCommand
+from vllm_repro.commands.flags import NoteLevel, unknown_flags
+from vllm_repro.errors import CommandError, ScenarioError
+from vllm_repro.lab.plugin.vllm_repro_lab.parts import MECHANISMS
+from vllm_repro.scenario import Arm, Dummy, Scenario
+from vllm_repro.sizes import Size, resolve
+from vllm_repro.verdict import Expected, Standing
+from vllm_repro.workload import Rest, requests_of
+
+__all__ = ["Problem", "Reading", "check_meaning", "did_you_mean"]
+
+
+@dataclass(frozen=True, order=True)
+class Problem:
+    """One mistake. `line` counts from 1."""
+
+    file: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.text}"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+@dataclass
+class Reading:
+    """What is known of one file: its problems, and where things stand in it.
+
+    lines: of each argument of the `Scenario(...)` call, and of each arm. made_up: arguments that are missing or wrong, for which something
+    stands in, so that the others can be checked.
+    """
+
+    file: str
+    problems: list[Problem] = field(default_factory=list)
+    lines: dict[str, int] = field(default_factory=dict)
+    scenario_line: int = 1
+    made_up: set[str] = field(default_factory=set)
+
+    def problem(self, line: int, text: str) -> None:
+        self.problems.append(Problem(self.file, line, text))
+
+    def at(self, key: str) -> int:
+        return self.lines.get(key, self.scenario_line)
+
+    def wrong(self, key: str, text: str, *with_keys: str) -> None:
+        """A problem of this argument, and of those that it was held against. What was made up is held against nothing."""
+        if not self.made_up & {key.partition("[")[0], *with_keys}:
+            self.problem(self.at(key), text)
+
+
+def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
+    """What each word cannot know by itself: that the parts fit together. What was made up is not held against anything."""
+
+    at, wrong = reading.at, reading.wrong
+    if scenario.id != path.stem.replace("_", "-"):
+        wrong("id", f"id {scenario.id!r} does not match the file's name {path.name!r}")
+    if not scenario.title.strip():
+        wrong("title", "the title is empty")
+    for key, issues in (("issue", (scenario.issue,)), ("related", tuple(scenario.related))):
+        for issue in issues:
+            if not re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", issue):
+                wrong(key, f"{issue!r} is no upstream issue, such as 'vllm-project/vllm#41726'")
+    if scenario.status.standing(scenario.try_with) is not Standing.BAD:
+        text = f"try_with {scenario.try_with!r} is not among the bad releases ({scenario.status.bad})"
+        wrong("try_with", text, "status")
+    for version in sorted(scenario.status.contradictions()):
+        wrong("status", f"{version} is both bad and good")
+    if scenario.signature is None and any(arm.expected is Expected.DIES for arm in scenario.arms):
+        wrong("arms", "an arm `dies`, and no signature= says of what")
+    if scenario.signature is not None and not scenario.signature.frames:
+        wrong(
+            "signature", "a signature without frames matches too much: name the functions that the death goes through"
+        )
+    if not list(requests_of(tuple(scenario.workload))):
+        wrong("workload", "the workload sends no request")
+    try:
+        command = scenario.reported()
+    except CommandError as error:
+        if "command" not in reading.made_up:
+            reading.problem(at("command") + error.line - 1, f"command: {error}")
+        return
+    for unknown in unknown_flags(command, scenario.try_with):
+        if unknown.level is not NoteLevel.UNLISTED:  # the table does not claim to hold every flag there is
+            reading.problem(at("command"), f"command: {unknown}")
+    if not scenario.arms:
+        wrong("arms", "no arms: at least `arm('reported', dies)`")
+        return
+    first = scenario.arms[0]
+    if first.edits or not first.expected.has_bug:
+        wrong(
+            "arms[0]",
+            "the first arm is the reported command itself: it `dies`, `errs`, `hangs` or `spins` and has no edits",
+        )
+    if reading.made_up & {"command", "arms"}:
+        return  # arms edit the command; with either made up nothing can be said of them
+    _check_baselines(scenario, wrong)
+    if scenario.lab is not None:
+        if scenario.lab.mechanism not in MECHANISMS:
+            near = did_you_mean(scenario.lab.mechanism, MECHANISMS)
+            wrong("lab", f"the lab has no mechanism {scenario.lab.mechanism!r}{near}")
+        _check_stand_in(reading, at("lab"), "lab", scenario, scenario.lab, scenario.command_in_lab)
+    if scenario.dummy is not None:
+        _check_stand_in(reading, at("dummy"), "dummy", scenario, scenario.dummy, scenario.command_with_dummy)
+    for change in scenario.causes.changes if scenario.causes else ():
+        if scenario.arm(change.arm) is None:
+            near = did_you_mean(change.arm, [arm.name for arm in scenario.arms])
+            wrong("causes", f"cause {change.name!r}: there is no arm {change.arm!r}{near}")
+        if not change.patches:
+            wrong("causes", f"cause {change.name!r} changes nothing: patched(…) says what")
+    seen: set[str] = set()
+    for index, arm in enumerate(scenario.arms):
+        _check_arm(reading, at(f"arms[{index}]"), scenario, arm, seen)
+
+
+def _check_baselines(scenario: Scenario, wrong: Callable[[str, str], None]) -> None:
+    """The arms that others are held against must be there, and be measured themselves."""
+    baselines = {load.baseline for load in scenario.loads}
+    if len(baselines) > 1:
+        wrong("throughput", f"one baseline for all loads, not {' and '.join(sorted(baselines))}")
+    named = [("throughput", name) for name in sorted(baselines)]
+    if scenario.output is not None and scenario.output.baseline:
+        named.append(("output", scenario.output.baseline))
+    for key, name in named:
+        arm = scenario.arm(name)
+        if arm is None:
+            wrong(key, f"the baseline {name!r} is no arm{did_you_mean(name, [arm.name for arm in scenario.arms])}")
+            continue
+        with contextlib.suppress(CommandError):  # said where the arm is looked at
+            if not scenario.has_own_server(arm):
+                wrong(key, f"the baseline {name!r} has the server of an earlier arm, which is the one to name")
+    points = [point for load in scenario.loads for point in load.points]
+    for point in sorted({point for point in points if points.count(point) > 1}):
+        wrong("throughput", f"{point}: twice")
+
+
+def _check_stand_in(
+    reading: Reading, line: int, key: str, scenario: Scenario, dummy: Dummy, command_of: Callable[[Arm], ServeCommand]
+) -> None:
+    for change in dummy.changes:
+        if not change.why:
+            reading.problem(line, f"{key}: `{change}` has no why=: the report lists each change with its reason")
+    try:
+        dummy.shape(scenario.model)
+    except ValueError as error:
+        reading.problem(line, f"{key}: {error}")
+    for arm in scenario.arms:
+        try:
+            command_of(arm)
+        except CommandError as error:
+            reading.problem(line, f"{key}, arm {arm.name!r}: {error}")
+
+
+def _check_arm(reading: Reading, line: int, scenario: Scenario, arm: Arm, seen: set[str]) -> None:
+    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", arm.name):
+        reading.problem(line, f"arm name {arm.name!r} is not lower-case words joined by hyphens")
+    if arm.name in seen:
+        reading.problem(line, f"two arms are named {arm.name!r}")
+    seen.add(arm.name)
+    if arm.bad and not arm.expected.has_bug:
+        reading.problem(line, f"arm {arm.name!r}: bad= names the releases in which an arm dies, and this one does not")
+    looks = any(isinstance(step, Rest) for step in scenario.workload_of(arm))
+    if arm.expected is Expected.SPINS and not looks:
+        reading.problem(
+            line, f"arm {arm.name!r} spins, and its workload does not look: rest(within=30) at its end does"
+        )
+    for version in sorted(scenario.status_of(arm).contradictions() if arm.bad else ()):
+        reading.problem(line, f"arm {arm.name!r}: {version} is both bad and good")
+    try:
+        command = scenario.command_of(arm)
+        for request in requests_of(scenario.workload_of(arm)):
+            if isinstance(request.prompt, int | Size) and resolve(request.prompt, command) < 1:
+                reading.problem(line, f"arm {arm.name!r}: {request} has no tokens")
+    except (CommandError, ScenarioError) as error:
+        if str(error) not in seen:  # a mistake in the shared workload is not one of every arm
+            reading.problem(line, f"arm {arm.name!r}: {error}")
+            seen.add(str(error))

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.scenario_texts import broken, problems, text_of
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('why="the lazy mode', 'bad="<1", why="the lazy mode', "bad= names the releases in which an arm dies"),
+        ('bad=">=0.20.0,<0.24.0"', 'bad=">=0.20.0"', "arm 'small-cpu-pool': 0.24.0 is both bad and good"),
+        ('bad=">=0.20.0,<0.24.0"', 'bad="0.20"', "is no version specifier"),
+        ("lab=5_693)", "lab=0)", "takes two numbers of tokens"),
+        ('layers=["full", "sliding"]', 'layers=["full", "local"]', "is not what 'layers' takes"),
+        ("        window=128,\n", "", "window=… goes with sliding layers"),
+        ('family="deepseek_v4"', 'family="deepseek"', "is not what 'family' takes"),
+        ('"compressed", "sparse"]', '"full"]', "dummy: deepseek_v4 has no full layers"),
+        (
+            'why="an eleventh of the reported 128 GiB, for as many blocks"',
+            'why=""',
+            "has no why=: the report lists each change",
+        ),
+        ('"--num-gpu-blocks-override 7283"', '"7283"', "dummy, arm 'reported': "),
+    ],
+)
+def test_mistakes_of_the_offload_scenario_are_found(old: str, new: str, said: str) -> None:
+    text = text_of("sco_hybrid.py")
+    assert old in text
+    found = problems(text.replace(old, new, 1), "sco_hybrid.py")
+    assert any(said in problem for _, problem in found), found
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        ("gpus=1", "gpus=-2", "needs are counts and sizes"),
+        ("prompt=100", 'prompt="90k"', "a size in tokens is a number without quotes"),
+        ('good=">=0.24.0"', 'good=">=0.22.0"', "0.22.0 is both bad and good"),
+        ('flag("--max-num-batched-tokens")', 'flag("--max-num-batched-tokns")', "is sized by --max-num-batched-tokns"),
+    ],
+)
+def test_what_is_well_formed_and_wrong(old: str, new: str, text: str) -> None:
+    found = [problem for _, problem in broken(old, new) if text in problem]
+    assert len(found) == 1, "named, and named once"
+
+
+def test_a_signature_without_frames_is_refused() -> None:
+    text = text_of()
+    start = text.index("frames=[")
+    end = text.index("]", start)
+    assert any("without frames" in problem for _, problem in problems(text[:start] + "frames=[" + text[end:]))
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        (
+            'throughput=throughput(prompt=8, output=8, baseline="eagre"),',
+            "the baseline 'eagre' is no arm; did you mean",
+        ),
+        ('throughput=throughput(prompt=8, output=8, baseline="near-miss-129"),', "has the server of an earlier arm"),
+        ('throughput=throughput(prompt=8, output=1, baseline="eager"),', "answers of 2 or more"),
+        ('throughput=throughput(prompt=8, output=8, baseline="eager", rounds=3),', "3 rounds show no spread"),
+        (
+            'throughput=[throughput(prompt=8, output=8, baseline="eager"), throughput(prompt=8, output=8, baseline="eager")],',
+            "8 -> 8 tokens, 1 at once: twice",
+        ),
+        (
+            'throughput=[throughput(prompt=8, output=8, baseline="eager"), throughput(prompt=9, output=8, baseline="graphs-off")],',
+            "one baseline for all loads, not eager and graphs-off",
+        ),
+        ("throughput=8,", "is not what 'throughput' takes"),
+        ("output=checks(),", "checks() checks something"),
+        ('output=checks(same=8, baseline="nobody"),', "the baseline 'nobody' is no arm"),
+    ],
+)
+def test_mistakes_in_what_is_measured_are_found(declared: str, said: str) -> None:
+    text = text_of()
+    text = text.replace("    chat,\n", "    chat,\n    checks,\n    throughput,\n", 1)
+    found = problems(text.replace("    related=[", f"    {declared}\n    related=["), "tq_chunked_prefill.py")
+    assert len(found) == 1, found
+    line, problem = found[0]
+    assert said in problem
+    assert line > 100
