@@ -79,6 +79,45 @@ def test_each_mistake_is_found_with_its_line(old: str, new: str, line: str, text
     assert line_of(line) in {number for number, problem in found if text in problem}, found
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "line", "said"),
+    [
+        ("workspace_outgrown(),", "workspace_outgrown,", "& workspace", "lacks its parentheses: write workspace_outgrown()"),
+        ("continuation_over(128)", "continuation_over", "& continuation_over", "write continuation_over(…)"),
+        ("& workspace_outgrown(),", '& "workspace_outgrown",', "trigger=", "a condition and a text do not go together here"),
+        ("| prefix_hit()", "| 3", "& (chunked_prefill", "a condition and a number do not go together here"),
+        ("BATCH + 3497", "BATCH + 1.5", "BATCH + 3497", "a size and a number do not go together"),
+        ('id="tq-chunked-prefill"', 'id="a" * 3000000000', "id=", "a text and a number do not go together"),
+        ("CONTEXT = 2048 ", "CONTEXT = 10**9 ", "CONTEXT = 2048", "only + - * for sizes"),
+        ("CONTEXT = 2048 ", f"CONTEXT = {'9' * 10} * {'9' * 10} ", "CONTEXT = 2048", "larger than anything that a scenario states"),
+        ("CONTEXT = 2048 ", f"CONTEXT = {'-' * 1500}2048 ", "CONTEXT = 2048", "CONTEXT is nested too deep"),
+        ('"type": "function"', '{"a": 1}: "function"', "READ_FILE =", "a key is a text or a number"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_told_once_with_its_line(old: str, new: str, line: str, said: str) -> None:
+    assert [number for number, problem in broken(old, new) if said in problem] == [line_of(line)], broken(old, new)
+
+
+def test_a_word_without_its_parentheses_is_no_condition() -> None:
+    text = re.sub(r"trigger=.*?workspace_outgrown\(\),", "trigger=workspace_outgrown,", text_of(), flags=re.DOTALL)
+    assert problems(text) == [
+        (
+            line_of("trigger="),
+            "Scenario: trigger=workspace_outgrown is not what 'trigger' takes: write workspace_outgrown()",
+        )
+    ]
+
+
+def test_what_fills_the_memory_is_not_made() -> None:
+    doubled = "\n".join(["LONG = 'ab'", *["LONG = LONG + LONG"] * 60, "scenario ="])
+    assert any("larger than anything" in problem for _, problem in problems(text_of().replace("scenario =", doubled)))
+
+
+@pytest.mark.parametrize("text", ["x = " + "(" * 3000, "x = " + "-" * 100_000 + "1", "x = '\0'"])
+def test_what_python_itself_cannot_read_is_told(text: str) -> None:
+    assert len(problems(text)) >= 1
+
+
 def test_one_mistake_does_not_hide_the_next() -> None:
     text = text_of().replace("heads=16", "haeds=16").replace("try_with", "tri_with").replace("lives,", "live,", 2)
     lines = {line for line, _ in problems(text)}

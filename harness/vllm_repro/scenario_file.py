@@ -12,7 +12,7 @@ import ast
 import difflib
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import add, and_, mul, or_, sub
 from pathlib import Path
@@ -25,6 +25,8 @@ from vllm_repro import vocabulary
 from vllm_repro.errors import ScenarioError
 from vllm_repro.scenario import Scenario
 from vllm_repro.scenario_meaning import Problem, Reading, check_meaning, did_you_mean
+from vllm_repro.sizes import Size
+from vllm_repro.trigger import Condition
 
 __all__ = ["Problem", "check_file", "load_file", "read"]
 
@@ -37,7 +39,17 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.BitAnd: and_,
     ast.BitOr: or_,
 }
+_OPERANDS: Mapping[type[ast.operator], Sequence[tuple[type, type]]] = {
+    ast.Add: ((int, int), (float, float), (Size, int), (int, Size), (str, str), (tuple, tuple)),
+    ast.Sub: ((int, int), (float, float), (Size, int)),
+    ast.Mult: ((int, int), (float, float), (Size, int), (int, Size)),
+    ast.BitAnd: ((Condition, Condition),),
+    ast.BitOr: ((Condition, Condition),),
+}
+"""What goes together. Python would take more: a word that was not called for a condition, a text a billion times."""
 
+_LARGEST = 2**63
+_LONGEST = 1_000_000
 
 _STAND_INS: Mapping[str, Any] = {
     "id": "stand-in",
@@ -99,7 +111,10 @@ class _Reader(Reading):
                                 alias.lineno, f"the vocabulary has no {alias.name!r}{did_you_mean(alias.name, WORDS)}"
                             )
                 case ast.Assign(targets=[ast.Name(id=name)]):
-                    self.names[name] = self.value(statement.value)
+                    try:
+                        self.names[name] = self.value(statement.value)
+                    except RecursionError:
+                        self.names[name] = self.bad(statement.lineno, f"{name} is nested too deep to be read")
                 case _:
                     self.problem(
                         statement.lineno,
@@ -112,7 +127,7 @@ class _Reader(Reading):
     def value(self, node: ast.expr) -> Any:
         match node:
             case ast.Constant():
-                return node.value
+                return self._small(node.lineno, node.value)
             case ast.Name(id=name):
                 if name in WORDS and name not in self.imported:
                     self.problem(node.lineno, f"{name!r} is used and not imported from vllm_repro.vocabulary")
@@ -125,26 +140,45 @@ class _Reader(Reading):
                 return tuple(value for item in items if (value := self.value(item)) is not _BAD)
             case ast.Dict(keys=keys, values=items) if all(keys):
                 pairs = [(self.value(key), self.value(item)) for key, item in zip(keys, items, strict=True) if key]
-                return _BAD if any(_BAD in pair for pair in pairs) else dict(pairs)
+                if any(key is _BAD or value is _BAD for key, value in pairs):
+                    return _BAD
+                if not all(isinstance(key, str | int | float) for key, _ in pairs):
+                    return self.bad(node.lineno, "a key is a text or a number")
+                return dict(pairs)
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 inner = self.value(operand)
-                return -inner if isinstance(inner, int | float) else self.bad(node.lineno, "only a number has a minus")
-            case ast.BinOp(left=left, op=operator, right=right):
-                return self._binary(node.lineno, self.value(left), operator, self.value(right))
+                if isinstance(inner, int | float):
+                    return -inner
+                return inner if inner is _BAD else self.bad(node.lineno, "only a number has a minus")
+            case ast.BinOp():
+                return self._binary(node)
             case ast.Call():
                 return self._call(node)
         return self.bad(node.lineno, f"`{ast.unparse(node)}` is no part of a declaration")
 
-    def _binary(self, line: int, left: Any, operator: ast.operator, right: Any) -> Any:
+    def _binary(self, node: ast.BinOp) -> Any:
+        line, left, right = node.lineno, self.value(node.left), self.value(node.right)
         if left is _BAD or right is _BAD:
             return _BAD
-        function = _OPERATORS.get(type(operator))
+        function = _OPERATORS.get(type(node.op))
         if function is None:
             return self.bad(line, "only + - * for sizes and & | for conditions are known here")
-        try:
-            return function(left, right)
-        except TypeError:
-            return self.bad(line, f"a {type(left).__name__} and a {type(right).__name__} do not go together here")
+        for value, operand in ((left, node.left), (right, node.right)):
+            if inspect.isroutine(value) or inspect.isclass(value):
+                return self.bad(
+                    operand.lineno, f"`{ast.unparse(operand)}` lacks its parentheses: write {_called(value)}"
+                )
+        if not any(_is_each(kinds, left, right) for kinds in _OPERANDS[type(node.op)]):
+            return self.bad(line, f"a {_kind(left)} and a {_kind(right)} do not go together here")
+        return self._small(line, function(left, right))
+
+    def _small(self, line: int, value: Any) -> Any:
+        """The value, unless it is larger than anything that a scenario states: names doubled from line to line would fill the memory."""
+        if (isinstance(value, int) and abs(value) > _LARGEST) or (
+            isinstance(value, str | tuple) and len(value) > _LONGEST
+        ):
+            return self.bad(line, "larger than anything that a scenario states")
+        return value
 
     def _call(self, node: ast.Call) -> Any:
         target = self.value(node.func) if isinstance(node.func, ast.Name) else _BAD
@@ -234,11 +268,32 @@ class _Reader(Reading):
                 continue
             for one in values:
                 if one is not _BAD and not _fits(one, hints[name]):
+                    meant = f": write {_called(one)}" if inspect.isroutine(one) else ""
+                    shown = one.__name__ if inspect.isroutine(one) else _short(one)
                     self.problem(
-                        where.get(name, node.lineno), f"{word}: {name}={_short(one)} is not what {name!r} takes"
+                        where.get(name, node.lineno), f"{word}: {name}={shown} is not what {name!r} takes{meant}"
                     )
                     wrong = True
         return wrong
+
+
+def _is_each(kinds: tuple[type, type], *values: Any) -> bool:
+    """Whether each value is of its kind. An int is a float here; True and False are no numbers."""
+    return all(
+        isinstance(value, int | float if kind is float else kind) and not isinstance(value, bool)
+        for kind, value in zip(kinds, values, strict=True)
+    )
+
+
+def _kind(value: Any) -> str:
+    names = {Condition: "condition", Size: "size", str: "text", tuple: "list", int: "number", float: "number"}
+    return next((name for kind, name in names.items() if isinstance(value, kind)), type(value).__name__)
+
+
+def _called(word: Any) -> str:
+    """How a word is written that was left without its parentheses."""
+    needed = any(p.default is p.empty for p in inspect.signature(word).parameters.values())
+    return f"{word.__name__}({'…' if needed else ''})"
 
 
 def _short(value: Any) -> str:
@@ -254,8 +309,10 @@ def read(path: Path, text: str | None = None) -> tuple[Scenario | None, list[Pro
         tree = ast.parse(source, filename=name)
     except SyntaxError as error:
         return None, [Problem(name, error.lineno or 1, f"not Python: {error.msg}")]
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # the latter of a null byte, or of bytes that are no UTF-8
         return None, [Problem(name, 1, f"cannot be read: {error}")]
+    except (RecursionError, MemoryError):  # what Python's own parser says of a hundred brackets in each other
+        return None, [Problem(name, 1, "not Python: nested too deep")]
     reader = _Reader(name)
     value = reader.module(tree)
     if not ast.get_docstring(tree):
