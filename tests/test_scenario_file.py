@@ -98,6 +98,23 @@ def test_what_does_not_go_together_is_told_once_with_its_line(old: str, new: str
     assert [number for number, problem in broken(old, new) if said in problem] == [line_of(line)], broken(old, new)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "line", "said"),
+    [
+        ('frames=["', 'not_in_message="negative", frames=["', "frames=[", "not_in_message='negative' is not what"),
+        ('arms=["reported", "eager"]', 'arms="reported"', 'arms=["reported", "eager"]', "Lab: arms='reported' is not"),
+        ("    related=[\n", '    related="vllm-project/vllm#1",\n    _=[\n', "related=[", "Scenario: related='vllm-p"),
+        ("frames=[", "frames=# [\n'apply', _=[", "frames=[", "frames='apply' is not what"),
+    ],
+)  # fmt: skip
+def test_a_text_is_no_list_of_texts(old: str, new: str, line: str, said: str) -> None:
+    found = [(number, problem) for number, problem in broken(old, new) if said in problem]
+    assert len(found) == 1, broken(old, new)
+    number, problem = found[0]
+    assert number - line_of(line) in (0, 1)
+    assert problem.endswith("takes: write a list, with brackets")
+
+
 def test_a_word_without_its_parentheses_is_no_condition() -> None:
     text = re.sub(r"trigger=.*?workspace_outgrown\(\),", "trigger=workspace_outgrown,", text_of(), flags=re.DOTALL)
     assert problems(text) == [

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
+import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -78,8 +79,20 @@ class _Bad:
 _BAD = _Bad()
 
 
+def _listed(hint: Any) -> Any:
+    """The hint with a tuple for each sequence, at any depth: lists are read as tuples, and a text, which Python takes for a sequence of
+    texts, is none here."""
+    origin, inside = typing.get_origin(hint), tuple(map(_listed, typing.get_args(hint)))
+    if origin is Sequence:
+        return types.GenericAlias(tuple, (inside[0], ...))
+    if origin in (typing.Union, types.UnionType):
+        return typing.Union[inside]  # noqa: UP007  # of a tuple of hints
+    return origin[inside] if origin in (tuple, Mapping) else hint
+
+
 def _fits(value: Any, hint: Any) -> bool:
     """Whether the value is what the hint takes. beartype looks at one element of a list, by chance; a mistake may be in any."""
+    hint = _listed(hint)
     whole = is_bearable(value, hint, conf=_NUMBERS)
     return whole and (not isinstance(value, tuple) or all(is_bearable((one,), hint, conf=_NUMBERS) for one in value))
 
@@ -269,6 +282,8 @@ class _Reader(Reading):
             for one in values:
                 if one is not _BAD and not _fits(one, hints[name]):
                     meant = f": write {_called(one)}" if inspect.isroutine(one) else ""
+                    if not isinstance(one, tuple) and _fits((one,), hints[name]):
+                        meant = ": write a list, with brackets"
                     shown = one.__name__ if inspect.isroutine(one) else _short(one)
                     self.problem(
                         where.get(name, node.lineno), f"{word}: {name}={shown} is not what {name!r} takes{meant}"
