@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
-from tests.scenario_texts import broken, problems, text_of
+from tests.conftest import Harness
+from tests.scenario_texts import TQ, broken, line_of, problems, text_of
+from vllm_repro.catalogue import all_scenarios
 
 
 @pytest.mark.parametrize(
@@ -43,6 +48,37 @@ def test_mistakes_of_the_offload_scenario_are_found(old: str, new: str, said: st
 def test_what_is_well_formed_and_wrong(old: str, new: str, text: str) -> None:
     found = [problem for _, problem in broken(old, new) if text in problem]
     assert len(found) == 1, "named, and named once"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said", "name"),
+    [
+        ('try_with="0.23.0"', 'try_with="latest"', "try_with 'latest' is no release, such as '0.23.0'", TQ),
+        ('try_with="0.23.0"', 'try_with="v0.23.0"', "try_with 'v0.23.0': write it as '0.23.0', without the v", TQ),
+        ('try_with="0.23.0"', 'try_with=" 0.23.0"', "try_with ' 0.23.0': write it as '0.23.0'", TQ),
+        ("        layers=1,\n        arms=", '        vllm="v0.23.0",\n        layers=1,\n        arms=', "lab: vllm 'v0.23.0': write", TQ),
+        ('added",\n                "0.20.2"', 'added",\n                "v0.20.2"', "release 'v0.20.2': write it", "sco_hybrid.py"),
+    ],
+)  # fmt: skip
+def test_a_release_is_written_as_tags_and_pins_are_made_of_it(old: str, new: str, said: str, name: str) -> None:
+    found = broken(old, new, name)
+    assert len(found) == 1, found
+    assert said in found[0][1]
+
+
+def test_a_file_without_a_release_does_not_blind_the_others(tmp_path: Path, harness: Harness) -> None:
+    wrong = text_of().replace('try_with="0.23.0"', 'try_with="latest"').replace("--max-num-seqs 1", "--max-num-sesq 1")
+    (tmp_path / "tq_chunked_prefill.py").write_text(wrong, encoding="utf-8")
+    (tmp_path / "tq_second.py").write_text(text_of().replace('title="', 'title="" and "'), encoding="utf-8")
+    told = harness("check", str(tmp_path), "--json")
+    assert told.status == 1
+    found = {(Path(problem["file"]).name, problem["line"]) for problem in json.loads(told.out)}
+    assert ("tq_chunked_prefill.py", line_of("try_with=")) in found
+    assert ("tq_chunked_prefill.py", line_of("command=")) in found, "the flags are looked at all the same"
+    assert "tq_second.py" in {file for file, _ in found}
+    said: list[str] = []
+    assert all_scenarios(tmp_path, warn=said.append) == []
+    assert len(said) == 2
 
 
 def test_a_signature_without_frames_is_refused() -> None:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from packaging.version import InvalidVersion, Version
+
 from vllm_repro.commands.command import ServeCommand
 from vllm_repro.commands.flags import NoteLevel, unknown_flags
 from vllm_repro.errors import CommandError, ScenarioError
@@ -81,9 +83,7 @@ def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
         for issue in issues:
             if not re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", issue):
                 wrong(key, f"{issue!r} is no upstream issue, such as 'vllm-project/vllm#41726'")
-    if scenario.status.standing(scenario.try_with) is not Standing.BAD:
-        text = f"try_with {scenario.try_with!r} is not among the bad releases ({scenario.status.bad})"
-        wrong("try_with", text, "status")
+    _check_releases(scenario, wrong)
     for version in sorted(scenario.status.contradictions()):
         wrong("status", f"{version} is both bad and good")
     if scenario.signature is None and any(arm.expected is Expected.DIES for arm in scenario.arms):
@@ -100,7 +100,7 @@ def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
         if "command" not in reading.made_up:
             reading.problem(at("command") + error.line - 1, f"command: {error}")
         return
-    for unknown in unknown_flags(command, scenario.try_with):
+    for unknown in unknown_flags(command, None if _no_release(scenario.try_with) else scenario.try_with):
         if unknown.level is not NoteLevel.UNLISTED:  # the table does not claim to hold every flag there is
             reading.problem(at("command"), f"command: {unknown}")
     if not scenario.arms:
@@ -131,6 +131,29 @@ def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
     seen: set[str] = set()
     for index, arm in enumerate(scenario.arms):
         _check_arm(reading, at(f"arms[{index}]"), scenario, arm, seen)
+
+
+def _no_release(text: str) -> str:
+    """What is wrong with a release, as it is put after its name; empty where nothing is."""
+    try:
+        plain = str(Version(text))
+    except InvalidVersion:
+        return f"{text!r} is no release, such as '0.23.0'"
+    # Image tags and package pins are made of it as it stands.
+    return "" if text == plain else f"{text!r}: write it as {plain!r}" + (", without the v" if text[:1] == "v" else "")
+
+
+def _check_releases(scenario: Scenario, wrong: Callable[..., None]) -> None:
+    if problem := _no_release(scenario.try_with):
+        wrong("try_with", f"try_with {problem}")
+    elif scenario.status.standing(scenario.try_with) is not Standing.BAD:
+        text = f"try_with {scenario.try_with!r} is not among the bad releases ({scenario.status.bad})"
+        wrong("try_with", text, "status")
+    if scenario.lab is not None and scenario.lab.vllm and (problem := _no_release(scenario.lab.vllm)):
+        wrong("lab", f"lab: vllm {problem}")
+    for change in scenario.causes.changes if scenario.causes else ():
+        if problem := _no_release(change.release):
+            wrong("causes", f"cause {change.name!r}: release {problem}")
 
 
 def _check_baselines(scenario: Scenario, wrong: Callable[[str, str], None]) -> None:
