@@ -66,6 +66,68 @@ def test_a_release_is_written_as_tags_and_pins_are_made_of_it(old: str, new: str
     assert said in found[0][1]
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "line", "said"),
+    [
+        (
+            'with_flags("--enforce-eager")',
+            'with_flags("--enforce-eagr")',
+            'arm("eager"',
+            "arm 'eager': --enforce-eagr: probably a typo of --enforce-eager",
+        ),
+        (
+            'with_flags("--enforce-eager")',
+            'with_flags("--num-gpu-block-override 9")',
+            'arm("eager"',
+            "--num-gpu-blocks-override",
+        ),
+        (
+            'with_flags("--enforce-eager")',
+            'with_flags("--scheduling-policy")',
+            'arm("eager"',
+            "arm 'eager': --scheduling-policy: has no value",
+        ),
+        (
+            'with_flags("--enforce-eager")',
+            'with_flags("--enforce-eager", lab="--dtyp half")',
+            'arm("eager"',
+            "lab, arm 'eager': --dtyp: probably a typo of --dtype",
+        ),
+        ("--max-num-seqs 1\n", "--max-num-seqs\n", "command=", "command: --max-num-seqs: has no value"),
+        (
+            "--max-num-seqs 1\n",
+            "--max-num-sesq 1\n",
+            "command=",
+            "command: --max-num-sesq: probably a typo of --max-num-seqs",
+        ),
+        (
+            'with_flags("--dtype bfloat16"',
+            'with_flags("--dtyp bfloat16"',
+            "lab=Lab(",
+            "lab, arm 'reported': --dtyp: probably a typo of --dtype",
+        ),
+        (
+            'with_flags("--dtype bfloat16"',
+            'with_flags("--spec-tokens"',
+            "lab=Lab(",
+            "lab, arm 'reported': --spec-tokens: has no value",
+        ),
+        (
+            'with_flags("--dtype bfloat16"',
+            'with_flags("--log-level info"',
+            "lab=Lab(",
+            "lab, arm 'reported': --log-level: not there before 0.31",
+        ),
+    ],
+)
+def test_a_mistyped_flag_is_told_once_where_it_stands(old: str, new: str, line: str, said: str) -> None:
+    found = broken(old, new)
+    assert len(found) == 1, found
+    number, problem = found[0]
+    assert number == line_of(line)
+    assert said in problem
+
+
 def test_a_file_without_a_release_does_not_blind_the_others(tmp_path: Path, harness: Harness) -> None:
     wrong = text_of().replace('try_with="0.23.0"', 'try_with="latest"').replace("--max-num-seqs 1", "--max-num-sesq 1")
     (tmp_path / "tq_chunked_prefill.py").write_text(wrong, encoding="utf-8")

@@ -100,9 +100,8 @@ def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
         if "command" not in reading.made_up:
             reading.problem(at("command") + error.line - 1, f"command: {error}")
         return
-    for unknown in unknown_flags(command, None if _no_release(scenario.try_with) else scenario.try_with):
-        if unknown.level is not NoteLevel.UNLISTED:  # the table does not claim to hold every flag there is
-            reading.problem(at("command"), f"command: {unknown}")
+    for mistake in _mistyped(command, scenario.try_with):
+        reading.problem(at("command"), f"command: {mistake}")
     if not scenario.arms:
         wrong("arms", "no arms: at least `arm('reported', dies)`")
         return
@@ -131,6 +130,12 @@ def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
     seen: set[str] = set()
     for index, arm in enumerate(scenario.arms):
         _check_arm(reading, at(f"arms[{index}]"), scenario, arm, seen)
+
+
+def _mistyped(command: ServeCommand, release: str) -> list[str]:
+    """What is wrong with the flags of a command, a sentence each. The table does not claim to hold every flag there is."""
+    notes = unknown_flags(command, None if _no_release(release) else release)
+    return [str(note) for note in notes if note.level is not NoteLevel.UNLISTED]
 
 
 def _no_release(text: str) -> str:
@@ -187,11 +192,19 @@ def _check_stand_in(
         dummy.shape(scenario.model)
     except ValueError as error:
         reading.problem(line, f"{key}: {error}")
-    for arm in scenario.arms:
+    told = set(_mistyped(scenario.reported(), scenario.try_with))
+    for index, arm in enumerate(scenario.arms):
+        with contextlib.suppress(CommandError):  # said where the arm is looked at
+            told |= set(_mistyped(scenario.command_of(arm), scenario.try_with))
         try:
-            command_of(arm)
+            command = command_of(arm)
         except CommandError as error:
             reading.problem(line, f"{key}, arm {arm.name!r}: {error}")
+            continue
+        for mistake in _mistyped(command, scenario.try_in_lab if key == "lab" else scenario.try_with):
+            if mistake not in told:  # of the first arm, which has no edits, it is one of the changes
+                reading.problem(reading.at(f"arms[{index}]") if index else line, f"{key}, arm {arm.name!r}: {mistake}")
+                told.add(mistake)
 
 
 def _check_arm(reading: Reading, line: int, scenario: Scenario, arm: Arm, seen: set[str]) -> None:
@@ -211,6 +224,10 @@ def _check_arm(reading: Reading, line: int, scenario: Scenario, arm: Arm, seen: 
         reading.problem(line, f"arm {arm.name!r}: {version} is both bad and good")
     try:
         command = scenario.command_of(arm)
+        told = _mistyped(scenario.reported(), scenario.try_with)
+        for mistake in _mistyped(command, scenario.try_with):
+            if mistake not in told:
+                reading.problem(line, f"arm {arm.name!r}: {mistake}")
         for request in requests_of(scenario.workload_of(arm)):
             if isinstance(request.prompt, int | Size) and resolve(request.prompt, command) < 1:
                 reading.problem(line, f"arm {arm.name!r}: {request} has no tokens")

@@ -95,6 +95,23 @@ def test_only_switches_have_a_no_form() -> None:
     assert [level for _, _, level in notes("--no-max-model-len")] == [NoteLevel.UNLISTED]
 
 
+@pytest.mark.parametrize(
+    ("flags", "refused"),
+    [
+        ("--scheduling-policy", True),
+        ("--seed --enforce-eager", True),
+        ("--served-model-name --seed 1", True),
+        ("--seed 0 --chat-template=", False),
+        ("--enforce-eager --no-enable-prefix-caching --hf-token", False),
+        ("--compilation-config.cudagraph_mode", False),
+        ("--of-a-plugin", False),
+    ],
+)
+def test_a_flag_lacks_its_value(flags: str, refused: bool) -> None:
+    found = [note for note in unknown_flags(parse(f"vllm serve m {flags}"), None) if note.level is NoteLevel.REFUSED]
+    assert [note.why for note in found] == ["has no value"] * refused
+
+
 def test_keys_below_a_config_are_not_looked_up() -> None:
     assert notes("--compilation-config.cudagraph_mode none -cc.nonsense 1") == []
 

@@ -23,6 +23,7 @@ __all__ = [
     "SWITCHES",
     "SWITCH_PREFIXES",
     "VALUED_IN_SPITE_OF_PREFIX",
+    "VALUE_OPTIONAL",
 ]
 
 SHORT_FORMS: dict[str, str] = {
@@ -152,6 +153,8 @@ SWITCHES = frozenset(
 )
 SWITCH_PREFIXES = ("--enable-", "--disable-", "--no-")
 VALUED_IN_SPITE_OF_PREFIX = frozenset({"--disable-access-log-for-endpoints"})
+VALUE_OPTIONAL = frozenset({"--hf-token"})
+"""Flags that stand alone or with a value."""
 
 ADDED: dict[str, str] = {
     "0.20": "mamba-backend numa-bind numa-bind-cpus numa-bind-nodes ir-op-priority",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from packaging.version import InvalidVersion, Version
 
 from vllm_repro.commands import flag_table
-from vllm_repro.commands.flag_syntax import is_switch, positive
+from vllm_repro.commands.flag_syntax import Flag, is_switch, positive
 from vllm_repro.errors import UsageError
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ def known_flags() -> Mapping[str, Known]:
 
 
 def unknown_flags(command: ServeCommand, version: str | None) -> list[FlagNote]:
-    """Flags that the release refuses, that look mistyped, or that the table does not list, in the command's
-    order.
+    """Flags that the release refuses, that look mistyped, that lack their value, or that the table does not
+    list, in the command's order.
 
     version: as the server reports it (`0.23.0`, `0.20.2rc1.dev35+g4845aee6b`), None when it is not known yet.
     `UsageError` if it is no version.
@@ -97,7 +97,7 @@ def unknown_flags(command: ServeCommand, version: str | None) -> list[FlagNote]:
         release = Version(version.removeprefix("v")) if version is not None else None
     except InvalidVersion:
         raise UsageError(f"{version!r} is not a vLLM version", hint="write it as 0.23.0") from None
-    notes = (_note(flag.name, release) for flag in command.flags)
+    notes = (_note(flag.name, release) or _without_value(flag) for flag in command.flags)
     return [note for note in notes if note is not None]
 
 
@@ -124,6 +124,13 @@ def _note(name: str, release: Version | None) -> FlagNote | None:
         near = near if base == head else f"--no-{near[2:]}"
         return FlagNote(name, near, f"probably a typo of {near}", NoteLevel.TYPO)
     return FlagNote(name, "", "not known to this table", NoteLevel.UNLISTED)
+
+
+def _without_value(flag: Flag) -> FlagNote | None:
+    takes_one = flag.name in known_flags() and not is_switch(flag.name)
+    if flag.value is not None or not takes_one or flag.name in flag_table.VALUE_OPTIONAL:
+        return None
+    return FlagNote(flag.name, "", "has no value", NoteLevel.REFUSED)
 
 
 def _nearest(name: str, known: Mapping[str, Known]) -> str:
