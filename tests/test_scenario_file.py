@@ -115,6 +115,47 @@ def test_a_text_is_no_list_of_texts(old: str, new: str, line: str, said: str) ->
     assert problem.endswith("takes: write a list, with brackets")
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "line", "said"),
+    [
+        ("    needs=Needs(gpus=1", "    needs=Needs(),\n    needs=Needs(gpus=1", "needs=", "Scenario: needs= is given twice"),
+        ("gpus=1,", "gpus=1, gpus=2,", "needs=", "Needs: gpus= is given twice"),
+        ("gpus=1,", "**READ_FILE,", "needs=", "** is not known here"),
+    ],
+)  # fmt: skip
+def test_each_argument_is_written_once(old: str, new: str, line: str, said: str) -> None:
+    found = broken(old, new)
+    assert [number - new.count("\n") for number, _ in found] == [line_of(line)]
+    assert said in found[0][1]
+
+
+def test_what_is_wrong_in_a_list_makes_nothing_missing_elsewhere() -> None:
+    text = (
+        text_of()
+        .replace('chat(name="short chat"', 'chat(nam="short chat"')
+        .replace('"long chat"', '"long chat", nam="x"')
+    )
+    assert [problem for _, problem in problems(text)] == ["chat has no 'nam'; did you mean 'name'?"] * 2
+    named = re.sub(r"workload=\[.*?\n    \],", "workload=WORK,", text, count=1, flags=re.DOTALL)
+    named = named.replace("scenario = ", "WORK = [together(chat(prompt=0), chat(prompt=8))]\nscenario = ")
+    named = named.replace("    throughput,\n", "    throughput,\n    together,\n", 1)
+    assert [problem for _, problem in problems(named)] == ["chat: a prompt of 0 tokens cannot be sent"]
+    frames = '["_prefill_attention", "_continuation_prefill", "get_simultaneous", "_ensure_workspace_size"]'
+    for whole in ("[128, 128, 256]", frames):
+        assert [problem for _, problem in broken(whole, "[none]")] == ["unknown word 'none'"]
+    arms = (
+        text_of()
+        .replace('arm("eager", lives', 'arm("eager", live')
+        .replace('arm("reported", dies)', 'arm("reported", dyes)')
+    )
+    assert {line for line, _ in problems(arms)} == {line_of('arm("reported"'), line_of('arm("eager"')}
+
+
+def test_the_line_of_an_arm_is_its_own_after_one_that_is_wrong() -> None:
+    text = text_of().replace('arm("eager", lives', 'arm("eager", live').replace('"near-miss-129"', '"Near-Miss"')
+    assert line_of('"near-miss-129"') - 1 in {line for line, problem in problems(text) if "Near-Miss" in problem}
+
+
 def test_a_word_without_its_parentheses_is_no_condition() -> None:
     text = re.sub(r"trigger=.*?workspace_outgrown\(\),", "trigger=workspace_outgrown,", text_of(), flags=re.DOTALL)
     assert problems(text) == [

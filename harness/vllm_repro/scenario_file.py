@@ -24,7 +24,7 @@ from beartype.door import is_bearable
 
 from vllm_repro import vocabulary
 from vllm_repro.errors import ScenarioError
-from vllm_repro.scenario import Scenario
+from vllm_repro.scenario import Arm, Scenario
 from vllm_repro.scenario_meaning import Problem, Reading, check_meaning, did_you_mean
 from vllm_repro.sizes import Size
 from vllm_repro.trigger import Condition
@@ -104,6 +104,8 @@ class _Reader(Reading):
     names: dict[str, Any] = field(default_factory=lambda: dict(WORDS))
     imported: set[str] = field(default_factory=set)
     partly: Scenario | None = None
+    holes: int = 0
+    names_with_holes: set[str] = field(default_factory=set)
 
     def bad(self, line: int, text: str) -> _Bad:
         self.problem(line, text)
@@ -124,10 +126,13 @@ class _Reader(Reading):
                                 alias.lineno, f"the vocabulary has no {alias.name!r}{did_you_mean(alias.name, WORDS)}"
                             )
                 case ast.Assign(targets=[ast.Name(id=name)]):
+                    holes = self.holes
                     try:
                         self.names[name] = self.value(statement.value)
                     except RecursionError:
                         self.names[name] = self.bad(statement.lineno, f"{name} is nested too deep to be read")
+                    if self.holes > holes:
+                        self.names_with_holes.add(name)
                 case _:
                     self.problem(
                         statement.lineno,
@@ -145,12 +150,15 @@ class _Reader(Reading):
                 if name in WORDS and name not in self.imported:
                     self.problem(node.lineno, f"{name!r} is used and not imported from vllm_repro.vocabulary")
                     self.imported.add(name)  # once is enough
+                self.holes += name in self.names_with_holes
                 if name in self.names:
                     return self.names[name]
                 return self.bad(node.lineno, f"unknown word {name!r}{did_you_mean(name, self.names)}")
             case ast.List(elts=items) | ast.Tuple(elts=items):
                 # A bad element is named already; the others can still be checked.
-                return tuple(value for item in items if (value := self.value(item)) is not _BAD)
+                found = tuple(value for item in items if (value := self.value(item)) is not _BAD)
+                self.holes += len(items) - len(found)
+                return found
             case ast.Dict(keys=keys, values=items) if all(keys):
                 pairs = [(self.value(key), self.value(item)) for key, item in zip(keys, items, strict=True) if key]
                 if any(key is _BAD or value is _BAD for key, value in pairs):
@@ -197,14 +205,26 @@ class _Reader(Reading):
         target = self.value(node.func) if isinstance(node.func, ast.Name) else _BAD
         if not isinstance(node.func, ast.Name):
             return self.bad(node.lineno, f"`{ast.unparse(node.func)}` is no word of the vocabulary")
+        before = self.holes
         arguments = [self.value(argument) for argument in node.args]
-        keywords = {word.arg: self.value(word.value) for word in node.keywords if word.arg}
+        keywords: dict[str, Any] = {}
+        incomplete: set[str] = set()
+        for word in node.keywords:
+            holes, value = self.holes, self.value(word.value)
+            if word.arg is None:
+                self.problem(word.value.lineno, "each argument is written out: ** is not known here")
+            elif word.arg in keywords:
+                self.problem(word.value.lineno, f"{node.func.id}: {word.arg}= is given twice")
+            else:
+                keywords[word.arg] = value
+                incomplete |= {word.arg} if self.holes > holes else set()
         if target is _BAD:
             return _BAD
         if not callable(target):
             return self.bad(node.lineno, f"{node.func.id!r} cannot be called")
         if target is Scenario:
             self._remember(node)
+            self.incomplete = incomplete
         where = {word.arg: word.value.lineno for word in node.keywords if word.arg}
         if self._arguments_wrong(node, node.func.id, target, arguments, keywords, where):
             if target is Scenario:
@@ -215,8 +235,13 @@ class _Reader(Reading):
                 self.partly = self._with_stand_ins(keywords)
             return _BAD
         try:
-            return target(*arguments, **keywords)
+            made = target(*arguments, **keywords)
+            if isinstance(made, Arm):
+                self.arm_lines[id(made)] = node.lineno
+            return made
         except (TypeError, ValueError) as error:
+            if self.holes > before:  # it may be right once what was left out is there
+                return _BAD
             return self.bad(node.lineno, f"{node.func.id}: {error}")
 
     def _with_stand_ins(self, keywords: dict[str, Any]) -> Scenario | None:
@@ -238,8 +263,6 @@ class _Reader(Reading):
         for word in node.keywords:
             if word.arg:
                 self.lines[word.arg] = word.value.lineno
-            if word.arg == "arms" and isinstance(word.value, ast.List | ast.Tuple):
-                self.lines |= {f"arms[{i}]": item.lineno for i, item in enumerate(word.value.elts)}
 
     def _arguments_wrong(
         self,

@@ -49,15 +49,18 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 class Reading:
     """What is known of one file: its problems, and where things stand in it.
 
-    lines: of each argument of the `Scenario(...)` call, and of each arm. made_up: arguments that are missing or wrong, for which something
-    stands in, so that the others can be checked.
+    lines: of each argument of the `Scenario(...)` call. arm_lines: of each arm, by its identity. made_up: arguments that are missing or
+    wrong, for which something stands in, so that the others can be checked. incomplete: arguments in which something is wrong and was left
+    out; what is not found in these is not known to be missing.
     """
 
     file: str
     problems: list[Problem] = field(default_factory=list)
     lines: dict[str, int] = field(default_factory=dict)
     scenario_line: int = 1
+    arm_lines: dict[int, int] = field(default_factory=dict)
     made_up: set[str] = field(default_factory=set)
+    incomplete: set[str] = field(default_factory=set)
 
     def problem(self, line: int, text: str) -> None:
         self.problems.append(Problem(self.file, line, text))
@@ -67,8 +70,16 @@ class Reading:
 
     def wrong(self, key: str, text: str, *with_keys: str) -> None:
         """A problem of this argument, and of those that it was held against. What was made up is held against nothing."""
-        if not self.made_up & {key.partition("[")[0], *with_keys}:
+        if not self.made_up & {key, *with_keys}:
             self.problem(self.at(key), text)
+
+    def missing(self, key: str, text: str) -> None:
+        """A problem of this argument: that something is not in it."""
+        if key not in self.incomplete:
+            self.wrong(key, text)
+
+    def at_arm(self, arm: Arm) -> int:
+        return self.arm_lines.get(id(arm), self.at("arms"))
 
 
 def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
@@ -89,11 +100,10 @@ def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
     if scenario.signature is None and any(arm.expected is Expected.DIES for arm in scenario.arms):
         wrong("arms", "an arm `dies`, and no signature= says of what")
     if scenario.signature is not None and not scenario.signature.frames:
-        wrong(
-            "signature", "a signature without frames matches too much: name the functions that the death goes through"
-        )
+        text = "a signature without frames matches too much: name the functions that the death goes through"
+        reading.missing("signature", text)
     if not list(requests_of(tuple(scenario.workload))):
-        wrong("workload", "the workload sends no request")
+        reading.missing("workload", "the workload sends no request")
     try:
         command = scenario.reported()
     except CommandError as error:
@@ -103,17 +113,17 @@ def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
     for mistake in _mistyped(command, scenario.try_with):
         reading.problem(at("command"), f"command: {mistake}")
     if not scenario.arms:
-        wrong("arms", "no arms: at least `arm('reported', dies)`")
+        reading.missing("arms", "no arms: at least `arm('reported', dies)`")
         return
     first = scenario.arms[0]
-    if first.edits or not first.expected.has_bug:
-        wrong(
-            "arms[0]",
+    if (first.edits or not first.expected.has_bug) and not {"arms"} & (reading.made_up | reading.incomplete):
+        reading.problem(
+            reading.at_arm(first),
             "the first arm is the reported command itself: it `dies`, `errs`, `hangs` or `spins` and has no edits",
         )
     if reading.made_up & {"command", "arms"}:
         return  # arms edit the command; with either made up nothing can be said of them
-    _check_baselines(scenario, wrong)
+    _check_baselines(scenario, reading)
     if scenario.lab is not None:
         if scenario.lab.mechanism not in MECHANISMS:
             near = did_you_mean(scenario.lab.mechanism, MECHANISMS)
@@ -122,14 +132,14 @@ def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
     if scenario.dummy is not None:
         _check_stand_in(reading, at("dummy"), "dummy", scenario, scenario.dummy, scenario.command_with_dummy)
     for change in scenario.causes.changes if scenario.causes else ():
-        if scenario.arm(change.arm) is None:
+        if scenario.arm(change.arm) is None and "arms" not in reading.incomplete:
             near = did_you_mean(change.arm, [arm.name for arm in scenario.arms])
             wrong("causes", f"cause {change.name!r}: there is no arm {change.arm!r}{near}")
         if not change.patches:
             wrong("causes", f"cause {change.name!r} changes nothing: patched(…) says what")
     seen: set[str] = set()
-    for index, arm in enumerate(scenario.arms):
-        _check_arm(reading, at(f"arms[{index}]"), scenario, arm, seen)
+    for arm in scenario.arms:
+        _check_arm(reading, reading.at_arm(arm), scenario, arm, seen)
 
 
 def _mistyped(command: ServeCommand, release: str) -> list[str]:
@@ -161,8 +171,9 @@ def _check_releases(scenario: Scenario, wrong: Callable[..., None]) -> None:
             wrong("causes", f"cause {change.name!r}: release {problem}")
 
 
-def _check_baselines(scenario: Scenario, wrong: Callable[[str, str], None]) -> None:
+def _check_baselines(scenario: Scenario, reading: Reading) -> None:
     """The arms that others are held against must be there, and be measured themselves."""
+    wrong = reading.wrong
     baselines = {load.baseline for load in scenario.loads}
     if len(baselines) > 1:
         wrong("throughput", f"one baseline for all loads, not {' and '.join(sorted(baselines))}")
@@ -171,6 +182,8 @@ def _check_baselines(scenario: Scenario, wrong: Callable[[str, str], None]) -> N
         named.append(("output", scenario.output.baseline))
     for key, name in named:
         arm = scenario.arm(name)
+        if arm is None and "arms" in reading.incomplete:
+            continue
         if arm is None:
             wrong(key, f"the baseline {name!r} is no arm{did_you_mean(name, [arm.name for arm in scenario.arms])}")
             continue
@@ -191,7 +204,7 @@ def _check_stand_in(
     try:
         dummy.shape(scenario.model)
     except ValueError as error:
-        reading.problem(line, f"{key}: {error}")
+        reading.missing(key, f"{key}: {error}")
     told = set(_mistyped(scenario.reported(), scenario.try_with))
     for index, arm in enumerate(scenario.arms):
         with contextlib.suppress(CommandError):  # said where the arm is looked at
@@ -203,7 +216,7 @@ def _check_stand_in(
             continue
         for mistake in _mistyped(command, scenario.try_in_lab if key == "lab" else scenario.try_with):
             if mistake not in told:  # of the first arm, which has no edits, it is one of the changes
-                reading.problem(reading.at(f"arms[{index}]") if index else line, f"{key}, arm {arm.name!r}: {mistake}")
+                reading.problem(reading.at_arm(arm) if index else line, f"{key}, arm {arm.name!r}: {mistake}")
                 told.add(mistake)
 
 
@@ -216,7 +229,7 @@ def _check_arm(reading: Reading, line: int, scenario: Scenario, arm: Arm, seen: 
     if arm.bad and not arm.expected.has_bug:
         reading.problem(line, f"arm {arm.name!r}: bad= names the releases in which an arm dies, and this one does not")
     looks = any(isinstance(step, Rest) for step in scenario.workload_of(arm))
-    if arm.expected is Expected.SPINS and not looks:
+    if arm.expected is Expected.SPINS and not looks and not {"workload", "arms"} & reading.incomplete:
         reading.problem(
             line, f"arm {arm.name!r} spins, and its workload does not look: rest(within=30) at its end does"
         )
