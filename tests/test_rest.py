@@ -132,7 +132,7 @@ def test_a_hang_short_of_the_boundary_may_be_any(
     harness: Harness, tmp_path: Path, kind: str, fault: str, crossed: bool
 ) -> None:
     file = tmp_path / f"{kind}.py"
-    text = SPINS if crossed else SPINS.replace('trigger=sent_with("ignore_eos")', 'trigger=sent_with("min_tokens")')
+    text = SPINS if crossed else SPINS.replace("sent_with", "attention_backend")
     file.write_text(text.replace("spins", kind), encoding="utf-8")
     fault_of = {"VLLM_REHEARSAL_FAULT": fault}
     done = harness("run", str(file), "--server", "rehearsal", "--answer-stall", "3", env=fault_of)

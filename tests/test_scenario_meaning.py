@@ -9,6 +9,8 @@ from tests.conftest import Harness
 from tests.scenario_texts import TQ, broken, line_of, problems, text_of
 from vllm_repro.catalogue import all_scenarios
 
+MIN_TOKENS = "min_tokens_stop_ids.py"
+
 
 @pytest.mark.parametrize(
     ("old", "new", "said"),
@@ -126,6 +128,56 @@ def test_a_mistyped_flag_is_told_once_where_it_stands(old: str, new: str, line: 
     number, problem = found[0]
     assert number == line_of(line)
     assert said in problem
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "said"),
+    [
+        (
+            'sent_with("min_tokens"',
+            'sent_with("min_token"',
+            "trigger=",
+            "no request carries 'min_token', so sent_with(",
+        ),
+        ('sent_with("min_tokens"', 'sent_with("min_token"', "trigger=", "did you mean 'min_tokens'?"),
+        ('sent_with("min_tokens"', 'sent_with("max_tokens"', "trigger=", "no request carries 'max_tokens', so"),
+        ("min_tokens=1", "min_tokens=0", "trigger=", "no request carries 'min_tokens', so"),
+        ("min_tokens=1,", "", "trigger=", "no request carries 'min_tokens', so"),
+        ('sent_with("min', 'sent_with("stop_token_ids") | sent_with("priorty", "min', "trigger=", "carries 'priorty'"),
+        (
+            'why="what 0.29',
+            'trigger=sent_with("priorty"), why="what 0.29',
+            'arm(\n            "patched"',
+            "arm 'patched': no",
+        ),
+        (
+            "untriggered,\n            w",
+            'untriggered,\n            trigger=sent_with("x"),\n            w',
+            'arm(\n            "near',
+            "'x'",
+        ),
+    ],
+)
+def test_what_no_request_carries_was_never_sent(old: str, new: str, line: str, said: str) -> None:
+    text = text_of(MIN_TOKENS).replace(old, new, 1)
+    found = problems(text, MIN_TOKENS)
+    assert len(found) == 1, found
+    assert said in found[0][1]
+    assert found[0][0] == text[: text.index(line)].count("\n") + 1
+
+
+def test_a_near_miss_may_leave_out_what_its_trigger_wants() -> None:
+    near_miss = 'untriggered,\n            trigger=sent_with("min_tokens"),\n            w'
+    assert broken("untriggered,\n            w", near_miss, MIN_TOKENS) == []
+
+
+def test_fields_that_come_in_two_requests_come_in_none_together() -> None:
+    text = (
+        text_of(MIN_TOKENS).replace("min_tokens=1,\n", "").replace("max_tokens=4),", "max_tokens=4, min_tokens=1),", 1)
+    )
+    assert [problem for _, problem in problems(text, MIN_TOKENS)] == [
+        "no request carries min_tokens and stop_token_ids together, so sent_with(min_tokens, stop_token_ids) can never be crossed"
+    ]
 
 
 def test_a_file_without_a_release_does_not_blind_the_others(tmp_path: Path, harness: Harness) -> None:

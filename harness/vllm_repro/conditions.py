@@ -169,6 +169,9 @@ class _SentWith(Condition):
                 return Finding(True, (f"{asked.name} carried {values}: {end}",), end)
         return Finding(False, (f"no answered request carried {wanted}",), f"no {wanted}")
 
+    def wanted(self) -> tuple[tuple[str, ...], ...]:
+        return (self.names,)
+
     def __str__(self) -> str:
         return f"sent_with({', '.join(map(repr, self.names))})"
 

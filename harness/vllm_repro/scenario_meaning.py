@@ -104,6 +104,7 @@ def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
         reading.missing("signature", text)
     if not list(requests_of(tuple(scenario.workload))):
         reading.missing("workload", "the workload sends no request")
+    _check_triggers(scenario, reading)
     try:
         command = scenario.reported()
     except CommandError as error:
@@ -193,6 +194,34 @@ def _check_baselines(scenario: Scenario, reading: Reading) -> None:
     points = [point for load in scenario.loads for point in load.points]
     for point in sorted({point for point in points if points.count(point) > 1}):
         wrong("throughput", f"{point}: twice")
+
+
+def _check_triggers(scenario: Scenario, reading: Reading) -> None:
+    """What a trigger wants to see in a request must be in one that is sent, by any of the arms that it is the trigger of."""
+    if {"workload", "trigger", "arms"} & (reading.made_up | reading.incomplete) or not scenario.arms:
+        return
+    own = [  # a near miss may leave out the field that another arm sends
+        (reading.at_arm(arm), f"arm {arm.name!r}: ", arm.trigger, scenario.arms if _misses(arm) else [arm])
+        for arm in scenario.arms
+        if arm.trigger is not None
+    ]
+    others = [arm for arm in scenario.arms if arm.trigger is None] or list(scenario.arms)
+    for line, whose, trigger, arms in ((reading.at("trigger"), "", scenario.trigger, others), *own):
+        requests = [request for arm in arms for request in requests_of(scenario.workload_of(arm))]
+        # A field that is false, 0 or empty is not one that a request was sent with.
+        carried = [{name for name, value in request.fields.items() if value} for request in requests]
+        for names in trigger.wanted():
+            if any(set(names) <= fields for fields in carried):
+                continue
+            known = set().union(*carried)
+            strange = [name for name in names if name not in known]
+            text = f"{whose}no request carries " + (repr(strange[0]) if strange else f"{' and '.join(names)} together")
+            near = did_you_mean(strange[0], sorted(known)) if strange else ""
+            reading.problem(line, f"{text}, so sent_with({', '.join(names)}) can never be crossed{near}")
+
+
+def _misses(arm: Arm) -> bool:
+    return arm.expected is Expected.UNTRIGGERED
 
 
 def _check_stand_in(

@@ -185,6 +185,10 @@ class Condition(ABC):
     @abstractmethod
     def find(self, facts: TriggerFacts) -> Finding: ...
 
+    def wanted(self) -> tuple[tuple[str, ...], ...]:
+        """Body fields of which all those of a group must come in one request."""
+        return ()
+
     def __and__(self, other: Condition) -> Condition:
         return _All(self, other)
 
@@ -202,6 +206,9 @@ class _All(Condition):
         brief = ", ".join(filter(None, (first.brief, second.brief)))
         return Finding(first.crossed and second.crossed, first.evidence + second.evidence, brief)
 
+    def wanted(self) -> tuple[tuple[str, ...], ...]:
+        return self.left.wanted() + self.right.wanted()
+
     def __str__(self) -> str:
         return f"{self.left} & {self.right}"
 
@@ -217,6 +224,9 @@ class _Any(Condition):
             brief = ", ".join(filter(None, (first.brief, second.brief)))
             return Finding(first.crossed, first.evidence + second.evidence, brief)
         return first if first.crossed else second
+
+    def wanted(self) -> tuple[tuple[str, ...], ...]:
+        return self.left.wanted() + self.right.wanted()
 
     def __str__(self) -> str:
         return f"({self.left} | {self.right})"
