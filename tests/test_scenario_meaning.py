@@ -180,6 +180,78 @@ def test_fields_that_come_in_two_requests_come_in_none_together() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "line", "said"),
+    [
+        (
+            'arm("reported", dies)',
+            'arm("report", dies)',
+            'arm("reported"',
+            "the first arm is named 'reported', not 'report'",
+        ),
+        ("heads=16", "heads=0", "model=Model(", "Model: heads=0: sizes of a model count from 1"),
+        ("kv_heads=4", "kv_heads=3", "model=Model(", "Model: 16 heads cannot share 3 key-value heads evenly"),
+        ("layers=32", "layers=-1", "model=Model(", "Model: layers=-1"),
+        (
+            "--max-num-seqs 1\n",
+            "--limit-mm-per-prompt '{\"image\": 2'\n",
+            "--max-num-seqs 1",
+            "--limit-mm-per-prompt is not JSON",
+        ),
+        (
+            "BATCH + 3497, max_tokens=8",
+            "BATCH + 98_305, max_tokens=8",
+            "workload=[",
+            "and an answer of 8 do not fit --max-model-len 102400",
+        ),
+        (
+            "BATCH + 3497, max_tokens=8",
+            '"Hi", max_tokens=102_400',
+            "workload=[",
+            "of 'Hi' and an answer of 102400 do not fit",
+        ),
+        (
+            "BATCH + 128, max_tokens=8",
+            "BATCH + 128, max_tokens=200_000",
+            'arm(\n            "near-miss-128"',
+            "arm 'near-miss-128': chat at the",
+        ),
+        (
+            '"--max-num-batched-tokens 8192", ',
+            '"--max-model-len 7600", ',
+            'arm(\n            "bigger-chunk"',
+            "8 do not fit --max-model-len 7600",
+        ),
+        (
+            'with_flags("--dtype bfloat16"',
+            'with_flags("--max-model-len 7600"',
+            "lab=Lab(",
+            "lab, arm 'reported': long chat of",
+        ),
+    ],
+)
+def test_what_vllm_would_refuse_is_told_once(old: str, new: str, line: str, said: str) -> None:
+    found = broken(old, new)
+    assert len([problem for _, problem in found if said in problem]) == 1, found
+    assert {number for number, _ in found} == {text_of()[: text_of().index(line)].count("\n") + 1}, found
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("BATCH + 3497, max_tokens=8", "BATCH + 98_296, max_tokens=8"),
+        ("BATCH + 3497, max_tokens=8", "BATCH + 98_305, max_tokens=8, truncate_prompt_tokens=100"),
+        ("--max-model-len 102400", "--max-model-len auto"),
+        ("--max-num-seqs 1\n", "--max-num-seqs 1 --limit-mm-per-prompt image=2\n"),
+        ('arm("reported", dies)', 'arm("reported", errs)'),
+    ],
+)
+def test_what_vllm_takes_is_no_mistake(old: str, new: str) -> None:
+    """The last of these: a request that fails is a wrong answer too, for which nothing need be declared."""
+    text = text_of().replace("    dies,\n", "    dies,\n    errs,\n", 1)
+    assert problems(text.replace(old, new, 1)) == []
+
+
 def test_a_file_without_a_release_does_not_blind_the_others(tmp_path: Path, harness: Harness) -> None:
     wrong = text_of().replace('try_with="0.23.0"', 'try_with="latest"').replace("--max-num-seqs 1", "--max-num-sesq 1")
     (tmp_path / "tq_chunked_prefill.py").write_text(wrong, encoding="utf-8")

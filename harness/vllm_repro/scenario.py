@@ -101,6 +101,14 @@ class Model:
     kv_cache_gib: float = 0
     why: str = ""
 
+    def __post_init__(self) -> None:
+        sizes = ("heads", "kv_heads", "head_dim", "layers", "vocab_size", "block_size", "max_position")
+        for name in (*sizes, "full_attention_interval"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: sizes of a model count from 1")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly")
+
     def shape(self) -> dict[str, Any]:
         """The shape under the names that a model's config.json uses."""
         told = {

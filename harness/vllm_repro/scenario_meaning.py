@@ -122,6 +122,8 @@ def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
             reading.at_arm(first),
             "the first arm is the reported command itself: it `dies`, `errs`, `hangs` or `spins` and has no edits",
         )
+    if first.name != "reported" and not {"arms"} & (reading.made_up | reading.incomplete):
+        reading.problem(reading.at_arm(first), f"the first arm is named 'reported', not {first.name!r}")
     if reading.made_up & {"command", "arms"}:
         return  # arms edit the command; with either made up nothing can be said of them
     _check_baselines(scenario, reading)
@@ -224,6 +226,25 @@ def _misses(arm: Arm) -> bool:
     return arm.expected is Expected.UNTRIGGERED
 
 
+def _too_long(scenario: Scenario, arm: Arm, command: ServeCommand, *, in_lab: bool = False) -> list[str]:
+    """Requests that the server refuses, because prompt and answer together are longer than it was told that they can be.
+
+    Raises `CommandError` or `ScenarioError` where a size cannot be told.
+    """
+    if command.get("--max-model-len") in (None, "auto", "-1"):
+        return []
+    longest, found = command.number("--max-model-len") or 0, []
+    for request in requests_of(scenario.workload_of(arm)):
+        if "truncate_prompt_tokens" in request.fields:
+            continue
+        # How many tokens a text has only the server knows; it has one at least.
+        prompt = 1 if isinstance(request.prompt, str) else resolve(request.prompt, command, in_lab=in_lab)
+        answer = resolve(request.max_tokens, command, in_lab=in_lab)
+        if prompt + answer > longest:
+            found.append(f"{request} and an answer of {answer} do not fit --max-model-len {longest}")
+    return found
+
+
 def _check_stand_in(
     reading: Reading, line: int, key: str, scenario: Scenario, dummy: Dummy, command_of: Callable[[Arm], ServeCommand]
 ) -> None:
@@ -238,6 +259,8 @@ def _check_stand_in(
     for index, arm in enumerate(scenario.arms):
         with contextlib.suppress(CommandError):  # said where the arm is looked at
             told |= set(_mistyped(scenario.command_of(arm), scenario.try_with))
+        with contextlib.suppress(CommandError, ScenarioError):
+            told |= set(_too_long(scenario, arm, scenario.command_of(arm)))
         try:
             command = command_of(arm)
         except CommandError as error:
@@ -247,6 +270,11 @@ def _check_stand_in(
             if mistake not in told:  # of the first arm, which has no edits, it is one of the changes
                 reading.problem(reading.at_arm(arm) if index else line, f"{key}, arm {arm.name!r}: {mistake}")
                 told.add(mistake)
+        with contextlib.suppress(CommandError, ScenarioError):
+            for refused in _too_long(scenario, arm, command, in_lab=key == "lab"):
+                if refused not in told:
+                    reading.problem(line, f"{key}, arm {arm.name!r}: {refused}")
+                    told.add(refused)
 
 
 def _check_arm(reading: Reading, line: int, scenario: Scenario, arm: Arm, seen: set[str]) -> None:
@@ -273,6 +301,11 @@ def _check_arm(reading: Reading, line: int, scenario: Scenario, arm: Arm, seen: 
         for request in requests_of(scenario.workload_of(arm)):
             if isinstance(request.prompt, int | Size) and resolve(request.prompt, command) < 1:
                 reading.problem(line, f"arm {arm.name!r}: {request} has no tokens")
+        for refused in _too_long(scenario, arm, command):
+            if refused not in seen:
+                shared = arm.workload is None and not arm.edits
+                reading.problem(reading.at("workload") if shared else line, f"arm {arm.name!r}: {refused}")
+                seen.add(refused)
     except (CommandError, ScenarioError) as error:
         if str(error) not in seen:  # a mistake in the shared workload is not one of every arm
             reading.problem(line, f"arm {arm.name!r}: {error}")

@@ -144,6 +144,8 @@ class TestTable:
             *flag_table.SWITCHES,
             *flag_table.MULTI_VALUED,
             *flag_table.JSON_FLAGS,
+            *flag_table.JSON_IN_BRACES,
+            *flag_table.VALUE_OPTIONAL,
         }
         assert spelled <= set(known_flags())
 

@@ -15,6 +15,7 @@ from decimal import Decimal
 
 from vllm_repro.commands.flag_table import (
     JSON_FLAGS,
+    JSON_IN_BRACES,
     MULTI_VALUED,
     SHORT_FORMS,
     SWITCH_PREFIXES,
@@ -199,12 +200,13 @@ def _stray(word: Word, model: str | None, found: Iterable[tuple[Flag, int]]) -> 
 
 
 def _check(flag: Flag, line: int) -> None:
-    if flag.name in JSON_FLAGS and flag.value not in {None, "", "None"}:
+    told = (flag.value or "").lstrip()
+    if (flag.name in JSON_FLAGS and told not in {"", "None"}) or (flag.name in JSON_IN_BRACES and told[:1] == "{"):
         try:
             json.loads(_with_plain_numbers(flag.value or ""))
         except ValueError as error:
             raise CommandError(
-                f"the value of {flag.name} is not JSON: {error}", line=line, hint=_json_hint(flag.value)
+                f"the value of {flag.name} is not JSON: {error}", line=line, hint=_json_hint(told)
             ) from None
     if flag.name == "--max-model-len" and flag.value != "auto":
         parse_number(flag.name, flag.value, line)

@@ -15,6 +15,7 @@ __all__ = [
     "ADDED",
     "FIRST_SEEN",
     "JSON_FLAGS",
+    "JSON_IN_BRACES",
     "MULTI_VALUED",
     "NEVER_DEFINED",
     "REMOVED",
@@ -102,6 +103,23 @@ JSON_FLAGS = frozenset(
         "--weight-transfer-config",
     }
 )
+
+JSON_IN_BRACES = frozenset(
+    {
+        "--aux-output-config",
+        "--diffusion-config",
+        "--ec-manager-config",
+        "--engram-config",
+        "--fault-tolerance-config",
+        "--limit-mm-per-prompt",
+        "--logging-config",
+        "--media-io-kwargs",
+        "--quantization-config",
+        "--watermark-config",
+    }
+)
+"""Flags that take JSON, and in some releases, or for some values, plain words: what begins with a brace is
+JSON."""
 
 SWITCHES = frozenset(
     {
