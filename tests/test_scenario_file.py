@@ -171,6 +171,20 @@ def test_what_fills_the_memory_is_not_made() -> None:
     assert any("larger than anything" in problem for _, problem in problems(text_of().replace("scenario =", doubled)))
 
 
+def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "tq_chunked_prefill.py"
+    path.write_text(text_of(), encoding="utf-8-sig")
+    assert check_file(path) == []
+
+
+@pytest.mark.parametrize("strange", [b"\nx = '\xff'\n", b"\nx = '\0'\n"])
+def test_bytes_that_are_no_text_are_told(tmp_path: Path, strange: bytes) -> None:
+    path = tmp_path / "tq_chunked_prefill.py"
+    path.write_bytes(text_of().encode("utf-8") + strange)
+    (found,) = check_file(path)
+    assert found.text.startswith(("not Python: ", "cannot be read: "))
+
+
 @pytest.mark.parametrize("text", ["x = " + "(" * 3000, "x = " + "-" * 100_000 + "1", "x = '\0'"])
 def test_what_python_itself_cannot_read_is_told(text: str) -> None:
     assert len(problems(text)) >= 1

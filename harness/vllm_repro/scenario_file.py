@@ -343,8 +343,8 @@ def read(path: Path, text: str | None = None) -> tuple[Scenario | None, list[Pro
     """The scenario of a file and its problems; the scenario is None where one of them keeps it from being made."""
     name = str(path)
     try:
-        source = path.read_text(encoding="utf-8") if text is None else text
-        tree = ast.parse(source, filename=name)
+        # Bytes, so that Python's own rules hold for a byte order mark and for a line that names another encoding.
+        tree = ast.parse(path.read_bytes() if text is None else text, filename=name)
     except SyntaxError as error:
         return None, [Problem(name, error.lineno or 1, f"not Python: {error.msg}")]
     except (OSError, ValueError) as error:  # the latter of a null byte, or of bytes that are no UTF-8
