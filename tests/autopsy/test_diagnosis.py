@@ -285,6 +285,48 @@ def test_line_numbers_and_dresses_change_nothing(name: str, by: int, dress: str)
     assert diagnosis.vllm_version == diagnose(recording(name)).vllm_version
 
 
+# What collectors put before each line, of which none is known to the reader by name.
+UNKNOWN = {
+    "slurm": "0: ",
+    "stern": "vllm-7d9-abc vllm ",
+    "swarm": "stack_vllm.1.abcdef@node1    | ",
+    "logcli": '2026-11-20T08:12:39Z {{app="vllm", pod="vllm-0"}} ',
+    "syslog": "<14>1 2026-11-20T08:12:39.{0:06d}Z host vllm 3908 - - ",
+    "cat -n": "{0:6d}\t",
+    "grep -n": "{0}:",
+    "mpirun": "[1,0]<stderr>:",
+    "torchrun": "[rank0]: ",
+}
+
+
+def dressed(text: str, prefix: str) -> str:
+    return "\n".join(prefix.format(number) + line for number, line in enumerate(text.splitlines(), start=1))
+
+
+@pytest.mark.parametrize("prefix", UNKNOWN.values(), ids=UNKNOWN)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "v0.32.0-boot",
+        "v0.20.2-boot",
+        "v0.32.0-fault-workspace-mp-inflight",
+        "v0.20.2-fault-workspace-uni-inflight",
+        "v0.32.0-killed-inflight",
+        "v0.32.0-two-ranks-worker1-killed-head",
+        "v0.32.0-boot-killed",
+        "v0.32.0-hang",
+    ],
+)
+def test_an_unknown_prefix_on_every_line_changes_nothing(name: str, prefix: str) -> None:
+    assert seen(diagnose(dressed(recording(name), prefix))) == REAL[name]
+
+
+def test_several_containers_in_one_log_have_a_prefix_each() -> None:
+    death, alive = recording("v0.32.0-fault-workspace-mp-inflight"), recording("v0.32.0-boot")
+    first, second = dressed(death, "vllm-a7f3 main "), dressed(alive, "sidecar-zz helper ")
+    assert seen(diagnose(second + "\n" + first)) == REAL["v0.32.0-fault-workspace-mp-inflight"]
+
+
 def shuffled(text: str, random: Random) -> str:
     """The processes' lines in another order, those of one process kept in theirs.
 

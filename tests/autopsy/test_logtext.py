@@ -141,6 +141,21 @@ def test_the_progress_bar_gives_up_the_line_behind_it() -> None:
     assert lines[3].text == "next"
 
 
+def test_a_prefix_is_learnt_only_where_most_lines_carry_it() -> None:
+    stamped = "(Worker pid=2) ERROR 11-20 08:24:30 [w.py:1] x"
+    bar = f"100%|##| 5/5 [00:01]{stamped}\n100%|##| 5/5 [00:01]{stamped}\n"
+    words = [line.text for line in read_lines(bar + f"{stamped}\n" * 3 + "100%|##| 5/5 [00:01]")]
+    assert words[-1] == "100%|##| 5/5 [00:01]", "a bar is no prefix"
+    lines = list(read_lines(f"0: first\n0: {stamped}\n1: {stamped}\n0:     raise x\n0:"))
+    assert [line.text for line in lines] == ["first", "x", "x", "    raise x", ""]
+    assert next(line.text for line in read_lines(f"0: first\n0: {stamped}")) == "0: first", "one line shows no rule"
+
+
+def test_a_rank_before_a_process_is_only_a_prefix() -> None:
+    line = one("[rank0]: (Worker pid=4) RuntimeError: bare")
+    assert (line.process, line.pid, line.text) == ("Worker", 4, "RuntimeError: bare")
+
+
 def test_a_message_that_quotes_a_log_line_stays_whole() -> None:
     quoted = "(APIServer pid=1) INFO 11-20 08:24:30 [a.py:1] prompt: (Worker pid=2) ERROR 11-20 08:24:30 [w.py:1] x"
     assert one(quoted).text.startswith("prompt: (Worker")

@@ -5,7 +5,8 @@ The same sentence reaches people in many dresses: printed by vLLM (`(EngineCore 
     Kubernetes or journald, in colour, quoted or indented as a post has it, or glued behind a progress bar.
     Everything that reads a log reads it through here, so that no other module knows a prefix.
 
-Reading is lazy and linear in the size of the log; a single line is held to `MAX_LINE` characters.
+Reading is linear in the size of the log, and lazy but for the first lines, from which an unknown collector's
+prefix is learnt; a single line is held to `MAX_LINE` characters.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
+
+from vllm_repro.autopsy.prefixes import Prefixes
 
 __all__ = ["ANSI", "MAX_LINE", "Line", "read_lines"]
 
@@ -22,6 +26,8 @@ MAX_LINE = 1 << 20
 """Longest line kept, in characters. A scheduler dump with long block lists fits; a runaway line does not fill
 the memory.
 """
+
+_AHEAD = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +69,7 @@ _COLLECTORS = (
     re.compile(r"(?:> ?)+"),
     # a block of code in Markdown; where no prefix of vLLM follows, indentation is the text's own
     re.compile(
-        r"[ \t]+(?=\([A-Za-z][\w.:-]{0,60} pid=\d|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:\d{4}-)?\d\d-\d\d \d\d:)"
+        r"[ \t]+(?=\([A-Za-z][\w.:-]{0,60} pid=\d|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?:: {4}| (?:\d{4}-)?\d\d-\d\d \d\d:))"
     ),
     # kubectl logs --prefix
     re.compile(r"\[pod/[\w.-]{1,253}/[\w.-]{1,63}\] ?"),
@@ -79,7 +85,7 @@ _COLLECTORS = (
 )
 
 _PROCESS = re.compile(r"\(([A-Za-z][\w.:-]{0,60}) pid=(\d{1,10})(?:, ip=[^)\s]{1,60})?\) ?")
-# torch puts the rank before what an uncaught exception prints
+# torch puts the rank before what an uncaught exception prints, and launchers before everything
 _RANK = re.compile(r"\[(rank\d{1,5})\]: ?")
 _VLLM = re.compile(
     r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d{1,6})? "
@@ -102,8 +108,20 @@ def read_lines(source: str | bytes | Iterable[str | bytes]) -> Iterator[Line]:
     what is redirected; what is not valid becomes U+FFFD. Lines that are empty after their prefix are kept: some
     messages have them.
     """
-    for number, physical in enumerate(_physical_lines(source), start=1):
-        yield from _pieces(number, physical)
+    prefixes = Prefixes()
+    pieces = (
+        (number, at, piece)
+        for number, line in enumerate(_physical_lines(source), start=1)
+        for at, piece in _pieces(line)
+    )
+    # What a collector puts before each line is known before the first of them is read.
+    ahead = list(islice(pieces, _AHEAD))
+    for _, at, piece in ahead:
+        prefixes.learn(piece, at)
+    for count, (number, at, piece) in enumerate(chain(ahead, pieces)):
+        if count >= len(ahead):
+            prefixes.learn(piece, at)
+        yield from _unglued(number, piece, prefixes.end(piece, at))
 
 
 def _physical_lines(source: str | bytes | Iterable[str | bytes]) -> Iterator[str]:
@@ -130,17 +148,26 @@ def _without_utf16(pieces: Iterable[str | bytes]) -> Iterator[str | bytes]:
     yield from rest
 
 
-def _pieces(number: int, physical: str) -> Iterator[Line]:
+def _pieces(physical: str) -> Iterator[tuple[int, str]]:
+    """What carriage returns part, each with where the prefixes of the known collectors end in it."""
     clean = ANSI.sub("", physical) if "\x1b" in physical else physical
     clean = clean.removeprefix("\ufeff").replace("\xa0", " ").rstrip("\r")
     if clean.startswith('{"log":'):
         clean = _from_json_file(clean)
     if "\r" not in clean:
-        yield from _unglued(number, clean)
+        yield _collected(clean), clean
         return
     for piece in clean.split("\r"):
         if piece:
-            yield from _unglued(number, piece)
+            yield _collected(piece), piece
+
+
+def _collected(piece: str) -> int:
+    at = 0
+    for collector in _COLLECTORS:
+        if found := collector.match(piece, at):
+            at = found.end()
+    return at
 
 
 def _from_json_file(clean: str) -> str:
@@ -153,30 +180,25 @@ def _from_json_file(clean: str) -> str:
     return text.rstrip("\r\n") if isinstance(text, str) else clean
 
 
-def _unglued(number: int, piece: str) -> Iterator[Line]:
-    line = _parse(number, piece)
+def _unglued(number: int, piece: str, at: int) -> Iterator[Line]:
+    line = _parse(number, piece, at)
     # Only a piece with no vLLM prefix of its own is cut: a message that quotes another log line stays whole.
     if line.level or " pid=" not in piece:
         yield line
         return
-    cut = _GLUED.search(piece)
+    cut = _GLUED.search(piece, at + 1)
     if cut is None:
         yield line
         return
-    yield _parse(number, piece[: cut.start()])
-    yield _parse(number, piece[cut.start() :])
+    yield _parse(number, piece[: cut.start()], at)
+    yield _parse(number, piece[cut.start() :], 0)
 
 
-def _parse(number: int, raw: str) -> Line:
-    at = 0
-    for collector in _COLLECTORS:
-        if found := collector.match(raw, at):
-            at = found.end()
+def _parse(number: int, raw: str, at: int) -> Line:
     process, pid = "", None
-    while found := _PROCESS.match(raw, at):  # Ray puts its own before vLLM's; the inner one is the speaker
-        process, pid, at = found[1], int(found[2]), found.end()
-    if not process and (found := _RANK.match(raw, at)):
-        process, at = found[1], found.end()
+    # Ray puts its own before vLLM's, and a launcher the rank; the inner one is the speaker.
+    while found := _PROCESS.match(raw, at) or _RANK.match(raw, at):
+        process, pid, at = found[1], int(found[2]) if found.re is _PROCESS else None, found.end()
     level = source = ""
     if found := _VLLM.match(raw, at):
         level, source, at = found[1], found[2] or found[3], found.end()
