@@ -99,6 +99,13 @@ def test_prefixes_of_vllm(raw: str, process: str, pid: int | None, level: str, s
         "\x1b[31m{}\x1b[0m",
         "\x1b[1;36m{}",
         "{}\r",
+        "[31m{}[0m",
+        "^[[1;36m{}^[[0m",
+        "#033[1;36m{}#033[0m",
+        "\\x1b[1;36m{}\\x1b[0m",
+        "\\u001b[1m{}",
+        "\\033[K{}",
+        "\x1b_bk;t=1795345636000\x07{}",
     ],
 )
 def test_dresses_come_off(dress: str) -> None:
@@ -106,6 +113,12 @@ def test_dresses_come_off(dress: str) -> None:
     line = one(dress.format(bare))
     assert (line.process, line.pid, line.level, line.source) == ("EngineCore", 5, "ERROR", "core.py:1138")
     assert line.text == "    raise AssertionError("
+
+
+def test_a_colour_around_the_prefix_alone_comes_off() -> None:
+    line = one("[1;36m(APIServer pid=9627)[0;0m INFO 11-20 08:24:30 [a.py:1] x")
+    assert (line.process, line.level, line.text) == ("APIServer", "INFO", "x")
+    assert one("rate(requests[5m]) and a[10] stay").text == "rate(requests[5m]) and a[10] stay"
 
 
 def test_indentation_without_a_prefix_of_vllm_is_the_texts_own() -> None:

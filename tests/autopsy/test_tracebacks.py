@@ -183,3 +183,10 @@ def test_a_message_of_many_lines_from_the_interpreter() -> None:
 
 def test_levels_and_headlines_do_not_become_exceptions() -> None:
     assert find_raised("INFO:     Shutting down\nERROR: nothing\nsee: AssertionError\nA sentence. ValueError: no") == ()
+
+
+def test_a_small_word_before_a_colon_is_no_exception() -> None:
+    head = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\n'
+    assert find_raised(head + "nanobind: leaked 4 instances!\n") == ()
+    for exception in ("zmq.error.Again", "socket.timeout", "Empty", "KeyError"):
+        assert [one.exception for one in find_raised(f"{head}{exception}: x\n")] == [exception]

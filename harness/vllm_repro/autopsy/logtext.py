@@ -59,8 +59,12 @@ class Line:
         return self.process if self.pid is None else self.pid
 
 
-ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-"""Colours and cursor movement (CSI), titles and links (OSC), and the two-character escapes."""
+ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]_][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+"""Colours and cursor movement (CSI), titles, links and notes (OSC, APC), and the two-character escapes."""
+
+# What stands for the escape where a log went through something that writes it out, and a colour that lost it altogether.
+_ESC_IN_WORDS = re.compile(r"(?:\^\[|#033|\\(?:0?33|x1[bB]|u001[bB]|e)|\u241b)(?=\[[0-?]*[ -/]*[@-~])")
+_NO_ESC = re.compile(r"\[\d{1,3}(?:;\d{1,3}){0,5}m(?!\])")
 
 # What log collectors put before a line. Each is tried once and in this order, so that no message text is
 # eaten.
@@ -150,8 +154,7 @@ def _without_utf16(pieces: Iterable[str | bytes]) -> Iterator[str | bytes]:
 
 def _pieces(physical: str) -> Iterator[tuple[int, str]]:
     """What carriage returns part, each with where the prefixes of the known collectors end in it."""
-    clean = ANSI.sub("", physical) if "\x1b" in physical else physical
-    clean = clean.removeprefix("\ufeff").replace("\xa0", " ").rstrip("\r")
+    clean = _uncoloured(physical).removeprefix("\ufeff").replace("\xa0", " ").rstrip("\r")
     if clean.startswith('{"log":'):
         clean = _from_json_file(clean)
     if "\r" not in clean:
@@ -160,6 +163,14 @@ def _pieces(physical: str) -> Iterator[tuple[int, str]]:
     for piece in clean.split("\r"):
         if piece:
             yield _collected(piece), piece
+
+
+def _uncoloured(text: str) -> str:
+    if "[" in text:
+        text = _ESC_IN_WORDS.sub("\x1b", text)
+    if "\x1b" in text:
+        text = ANSI.sub("", text)
+    return _NO_ESC.sub("", text) if "m" in text and "[" in text else text
 
 
 def _collected(piece: str) -> int:

@@ -134,10 +134,11 @@ _KNOWN_CLASS = (
     + r"(?:[A-Z]\w*)?(?:Error|Exception|Interrupt|Exit|Fault|Timeout|Timedout|Failure|Failed|Died|Cancelled"
     + r"|Iteration|ExceptionGroup)"
 )
-# Anywhere: only names that say themselves that they are exceptions. Where a traceback demands one: any class
-# name.
+# Anywhere: only names that say themselves that they are exceptions. Where a traceback demands one: any class name.
+# Python prints a class with its module, unless it is one of its own, and those are capitalised: a lone small word
+# before a colon (`nanobind: leaked 4 instances!`) is no exception.
 _LIKELY = re.compile(rf"({_KNOWN_CLASS})(?:: ?(.*)|$)", re.DOTALL)
-_ANY = re.compile(rf"({_DOTTED}[A-Za-z_]\w*)(?:: ?(.*)|$)", re.DOTALL)
+_ANY = re.compile(r"((?:(?:[A-Za-z_]\w*\.)+[A-Za-z_]|[A-Z])\w*)(?:: ?(.*)|$)", re.DOTALL)
 _ON_ONE_LINE = re.compile(rf"(?<!\S)(?<!raise )(?<!except )({_KNOWN_CLASS})(?:: +(?=\S)(.*)|\s*$)", re.DOTALL)
 _EXPLICIT = "The above exception was the direct cause of the following exception:"
 _IMPLICIT = "During handling of the above exception, another exception occurred:"
