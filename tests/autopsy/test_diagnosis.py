@@ -225,6 +225,36 @@ def test_neither_log_nor_exception() -> None:
         assert diagnose(text).died is None
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "What does EngineDeadError mean?",
+        "EngineDeadError: what does it mean?",
+        "We upgraded: no more EngineDeadError since 0.29.0.",
+        "EngineCore encountered a fatal error. What is that?",
+        'class EngineDeadError(Exception):\n    """Raised when the EngineCore dies. Unrecoverable."""\n',
+        "-        raise EngineDeadError()\n+        pass\n",
+    ],
+)
+def test_a_text_that_only_names_a_death_shows_none(text: str) -> None:
+    diagnosis = diagnose(text)
+    assert diagnosis.died is None
+    assert diagnosis.why.startswith("The text names ")
+
+
+MESSENGER = (
+    "Traceback (most recent call last):\n"
+    '  File "/venv/site-packages/vllm/v1/engine/async_llm.py", line 849, in output_handler\n'
+    "    outputs = await engine_core.get_output_async()\n"
+    "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause.\n"
+)
+
+
+@pytest.mark.parametrize("text", [MESSENGER, MESSENGER.splitlines()[-1], "    " + MESSENGER.replace("\n", "\n    ")])
+def test_a_pasted_traceback_that_ends_in_the_messenger_is_a_death(text: str) -> None:
+    assert diagnose("It stopped answering, and then this:\n\n" + text).died is True
+
+
 def test_a_refused_command_line_is_told_apart() -> None:
     diagnosis = diagnose(recording("v0.28.0-unknown-flag"))
     assert diagnosis.usage == "vllm: error: unrecognized arguments: --disable-log-requests"

@@ -145,7 +145,7 @@ def _last_words(case: _Case) -> Judgement | None:
             return None
         if _before(case.line(SignKind.WORKER_TOLD), case.line(SignKind.WORKER_DIED, SignKind.FATAL)):
             return Judgement(None, _WORKER_TOLD)
-    if SignKind.FATAL in life:
+    if SignKind.FATAL in life and (life.is_log or root is not None):
         if worker is not None and own is None:
             gave_up = f"and EngineCore gave up: {_named(root)}."
             return Judgement(True, f"A worker process ended without a word ({worker.text}), {gave_up}", root)
@@ -210,10 +210,14 @@ def _pasted(case: _Case) -> Judgement | None:
     life, root = case.life, case.root
     if life.is_log:
         return None
-    if life.mentioned is not None or (SignKind.ENGINE_DEAD in life and not case.ordered):
+    messenger = SignKind.ENGINE_DEAD in life or any(one.messenger for one in case.raised)
+    quoted = life.quoted and root is not None and bool(root.raised.frames)
+    if (messenger and not case.ordered) or quoted:
         return Judgement(True, f"The text names the death of the engine{': ' + _named(root) if root else ''}.", root)
     if root is None:
-        return None
+        if life.mentioned is None or case.ordered or life.booted or life.ready:
+            return None
+        return Judgement(None, f"The text names {life.mentioned}, and shows neither a server's log nor a traceback.")
     if leaves_the_engine(root.raised):
         why = f"This exception left a step or the boot of the engine, where nothing catches it: {_named(root)}."
         return Judgement(True, why, root)

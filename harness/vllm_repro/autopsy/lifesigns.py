@@ -51,7 +51,6 @@ class Sign:
 
 
 _STARTS: tuple[tuple[str, SignKind], ...] = (
-    ("EngineCore encountered a fatal error.", SignKind.FATAL),
     ("EngineCore failed to start.", SignKind.BOOT_FAILED),
     ("WorkerProc failed to start.", SignKind.BOOT_FAILED),
     ("RuntimeError: Engine core initialization failed", SignKind.BOOT_FAILED),
@@ -78,17 +77,20 @@ _STARTS: tuple[tuple[str, SignKind], ...] = (
 _FIRST_LETTERS = frozenset(start[0] for start, _ in _STARTS)
 _GONE = re.compile(r"(?:Worker proc \S+|RayWorkerProc rank=\S+) died unexpectedly")
 _ENGINE_GONE = re.compile(r"Engine core proc \S+ died unexpectedly")
-_EXIT_DEAD = re.compile(r"(?:[\w.]+\.)?EngineDeadError: ")
+_EXIT_DEAD = re.compile(
+    r"(?:[\w.]+\.)?EngineDeadError: (?=Engine)"
+)  # with its own text; else it is somebody's sentence
 _ACCESS = re.compile(r'\S+ - "([A-Z]+) (\S+) HTTP/[\d.]+" (\d{3})\b')
 _REFUSED = re.compile(r"vllm(?: serve)?: error: ")
 _STATS = re.compile(
     r"Engine (\d+): Avg prompt throughput: ([\d.]+) tokens/s, Avg generation throughput: ([\d.]+) tokens/s, "
     r"Running: (\d+) reqs, Waiting: (\d+) reqs"
 )
-# In a paste without a log, the reporter's own sentence may be all there is.
-_MENTIONS = re.compile(
-    r"EngineDeadError|EngineCore encountered a(?:n issue| fatal error)|EngineCore failed to start"
-    r"|Engine core initialization failed"
+# In a paste without a log, the reporter's own sentence may be all there is. It may be a question as well, or a
+# changelog: only vLLM's own sentences count for anything, and they only beside a traceback.
+_NAMED = "EngineDeadError"
+_QUOTED = re.compile(
+    r"EngineCore encountered a(?:n issue| fatal error)|EngineCore failed to start|Engine core initialization failed"
 )
 
 _KEPT = 3
@@ -105,7 +107,10 @@ class Evidence:
         self.boot = BootReader()
         self.first: dict[SignKind, Sign] = {}
         self.kept: list[Sign] = []
-        self.mentioned: Sign | None = None
+        self.mentioned: str | None = None
+        """What words without a server's prefix name first of a death: the exception, or a sentence of vLLM's."""
+        self.quoted = False
+        """They hold a sentence of vLLM's."""
         self.booted = False
         """A server said its arguments or its first words: this is a log from its beginning."""
         self.served = False
@@ -155,14 +160,23 @@ class Evidence:
             self.booted = True
         if line.process == "MainProcess":
             self.headless = True
-        if not line.level and not line.process and self.mentioned is None and (found := _MENTIONS.search(text)):
-            self.mentioned = Sign(SignKind.ENGINE_DEAD, line.number, text[max(0, found.start() - 100) :][:_TEXT])
+        if not line.level and not line.process:
+            self._mention(text)
         if (kind := self._kind(line)) is not None:
             self._add(Sign(kind, line.number, text.strip()[:_TEXT]))
+
+    def _mention(self, text: str) -> None:
+        if not self.quoted and "ngine" in text and (found := _QUOTED.search(text)):
+            self.quoted = True
+            self.mentioned = self.mentioned or f'"{found[0]}"'
+        elif self.mentioned is None and _NAMED in text:
+            self.mentioned = _NAMED
 
     def _kind(self, line: Line) -> SignKind | None:
         text = line.text
         first = text[:1]
+        if text.rstrip() == "EngineCore encountered a fatal error.":
+            return SignKind.FATAL
         if first in _FIRST_LETTERS:
             for start, kind in _STARTS:
                 if text.startswith(start):

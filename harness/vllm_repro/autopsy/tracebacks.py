@@ -71,6 +71,13 @@ class Raised:
         return tuple(frame.function for frame in self.frames)
 
     @property
+    def messenger(self) -> bool:
+        """Whether it only tells that an engine is dead, to the API server or, with the answer, to a client."""
+        if bare_name(self.exception) == "EngineDeadError" and self.frames:
+            return True
+        return "EngineCore encountered an issue. See stack trace" in self.message
+
+    @property
     def same_as(self) -> tuple[str, str, tuple[str, ...]]:
         """Equal for two prints of one death: the ranks of a group, a worker's block printed twice,
         EngineCore's re-raise.
