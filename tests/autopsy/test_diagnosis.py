@@ -186,6 +186,28 @@ def test_a_500_of_one_request_is_no_death() -> None:
     assert diagnose(text).died is False
 
 
+UNWELL = 'INFO:     127.0.0.1:1 - "GET /health HTTP/1.1" 503 Service Unavailable\n'
+STOP = "(APIServer pid=9627) INFO 11-20 08:05:58 [launcher.py:254]"
+
+
+@pytest.mark.parametrize("well", ["GET /health", "POST /v1/chat/completions"])
+def test_an_unhealthy_answer_is_taken_back_by_a_later_good_one(well: str) -> None:
+    alive = until("v0.32.0-boot", STOP)
+    again = f'INFO:     127.0.0.1:1 - "{well} HTTP/1.1" 200 OK\n'
+    assert diagnose(alive + UNWELL + again).died is False
+    assert diagnose(UNWELL + alive).died is False
+    whole = recording("v0.32.0-boot")
+    assert seen(diagnose(alive + UNWELL + again + whole[len(alive) :])) == REAL["v0.32.0-boot"]
+
+
+def test_an_unhealthy_answer_alone_is_no_death_and_no_sign_of_life() -> None:
+    alive = until("v0.32.0-boot", STOP)
+    for text in (alive + UNWELL, UNWELL, alive + UNWELL + recording("v0.32.0-boot")[len(alive) :]):
+        diagnosis = diagnose(text)
+        assert diagnosis.died is None
+        assert "503" in diagnosis.why
+
+
 def test_a_log_that_ends_while_it_boots() -> None:
     diagnosis = diagnose(until("v0.32.0-boot", "(APIServer pid=9627) INFO 11-20 08:03:18 [launcher.py:186]"))
     assert (diagnosis.died, diagnosis.phase) == (False, Phase.BOOT)

@@ -64,8 +64,7 @@ class _Case:
     def missed(self) -> int | None:
         """Where the API server first knew the engine to be dead."""
         dead = (one.first_line for one in self.raised if bare_name(one.exception) == "EngineDeadError")
-        signs = self.line(SignKind.ENGINE_GONE, SignKind.HEALTH_503, SignKind.ENGINE_DEAD)
-        return _first(min(dead, default=None), signs)
+        return _first(min(dead, default=None), self.line(SignKind.ENGINE_GONE, SignKind.ENGINE_DEAD))
 
     @property
     def end(self) -> int | None:
@@ -77,7 +76,10 @@ class _Case:
         """Where the API server began to stop because somebody wanted it to, not because it missed the
         engine.
         """
-        stopping = self.line(SignKind.STOP_ASKED, SignKind.SHUTDOWN)
+        # An unhealthy answer is no proof of a death, but uvicorn's word after one is none of a request to stop.
+        shutdown = self.line(SignKind.SHUTDOWN)
+        unwell = None if self.missed is None else self.line(SignKind.HEALTH_503)
+        stopping = _first(self.line(SignKind.STOP_ASKED), shutdown if _before(shutdown, unwell) else None)
         return stopping if _before(stopping, self.end) else None
 
     @property
@@ -98,7 +100,7 @@ class _Case:
 def judge(life: Evidence, raised: tuple[Raised, ...], we_terminated: bool | None) -> Judgement:
     """The first rule that has something to say decides."""
     case = _Case(life, raised, find(raised, paste=not life.is_log), we_terminated)
-    for rule in (_refused, _last_words, _silent_end, _uncaught, _pasted, _unclear, _stopped):
+    for rule in (_refused, _last_words, _silent_end, _uncaught, _pasted, _unwell, _unclear, _stopped):
         judgement = rule(case)
         if judgement is not None:
             break
@@ -235,6 +237,15 @@ _ENGINE_TOLD_ALONE = (
     "EngineCore was told to stop by a signal that the API server did not get; this log does not say by whom."
 )
 _API_SILENT = "EngineCore was told to stop and the API server says nothing about it: it was killed, or the log is cut."
+
+
+def _unwell(case: _Case) -> Judgement | None:
+    """Nothing but the answer of /health: a server that is being scaled gives it too, and a proxy in front of it."""
+    unwell = case.line(SignKind.HEALTH_503)
+    if unwell is None or _before(case.asked, unwell):
+        return None
+    why = "/health was answered with 503 and never with 200 again; this log does not say whether the engine is dead."
+    return Judgement(None, why)
 
 
 def _unclear(case: _Case) -> Judgement | None:

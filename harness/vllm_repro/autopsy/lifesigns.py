@@ -158,6 +158,7 @@ class Evidence:
             self.logged += bool(line.level or line.process)
         if begins(line):
             self.booted = True
+            self.first.pop(SignKind.HEALTH_503, None)  # what answered before was another server, or a proxy
         if line.process == "MainProcess":
             self.headless = True
         if not line.level and not line.process:
@@ -201,9 +202,11 @@ class Evidence:
             return SignKind.SHUTDOWN  # a headless rank has no API server to say it
         return None
 
-    @staticmethod
-    def _access(method: str, path: str, status: str) -> SignKind | None:
-        if path.startswith("/health"):
+    def _access(self, method: str, path: str, status: str) -> SignKind | None:
+        health = path.startswith("/health")
+        if status[0] == "2" and (health or method == "POST"):
+            self.first.pop(SignKind.HEALTH_503, None)  # it was well again: nothing that was dead answers
+        if health:
             return SignKind.HEALTH_503 if status == "503" else None
         return SignKind.SERVER_ERROR if method == "POST" and status[0] == "5" else None
 
