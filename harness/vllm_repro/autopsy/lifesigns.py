@@ -74,6 +74,7 @@ _STARTS: tuple[tuple[str, SignKind], ...] = (
     ("Application startup complete.", SignKind.READY),
     ("usage: vllm", SignKind.USAGE),
 )
+_FATAL = "EngineCore encountered a fatal error."
 _FIRST_LETTERS = frozenset(start[0] for start, _ in _STARTS)
 _GONE = re.compile(r"(?:Worker proc \S+|RayWorkerProc rank=\S+) died unexpectedly")
 _ENGINE_GONE = re.compile(r"Engine core proc \S+ died unexpectedly")
@@ -176,7 +177,7 @@ class Evidence:
     def _kind(self, line: Line) -> SignKind | None:
         text = line.text
         first = text[:1]
-        if text.rstrip() == "EngineCore encountered a fatal error.":
+        if text.startswith(_FATAL) and (line.level or text.rstrip() == _FATAL):
             return SignKind.FATAL
         if first in _FIRST_LETTERS:
             for start, kind in _STARTS:

@@ -11,21 +11,15 @@ prefix is learnt; a single line is held to `MAX_LINE` characters.
 
 from __future__ import annotations
 
-import codecs
-import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 
+from vllm_repro.autopsy.physical import MAX_LINE, physical_lines
 from vllm_repro.autopsy.prefixes import Prefixes
 
 __all__ = ["ANSI", "MAX_LINE", "Line", "read_lines"]
-
-MAX_LINE = 1 << 20
-"""Longest line kept, in characters. A scheduler dump with long block lists fits; a runaway line does not fill
-the memory.
-"""
 
 _AHEAD = 400
 
@@ -108,14 +102,13 @@ def read_lines(source: str | bytes | Iterable[str | bytes]) -> Iterator[Line]:
     """Yields the lines of a log, or of whatever was pasted.
 
     `source`: the whole text, or an iterable of it in pieces that each hold one line or more (an open file,
-    text or binary). Bytes are read as UTF-8, or as UTF-16 where they begin with its mark, as PowerShell writes
-    what is redirected; what is not valid becomes U+FFFD. Lines that are empty after their prefix are kept: some
+    text or binary). Lines that are empty after their prefix are kept: some
     messages have them.
     """
     prefixes = Prefixes()
     pieces = (
         (number, at, piece)
-        for number, line in enumerate(_physical_lines(source), start=1)
+        for number, line in enumerate(physical_lines(source), start=1)
         for at, piece in _pieces(line)
     )
     # What a collector puts before each line is known before the first of them is read.
@@ -128,35 +121,9 @@ def read_lines(source: str | bytes | Iterable[str | bytes]) -> Iterator[Line]:
         yield from _unglued(number, piece, prefixes.end(piece, at))
 
 
-def _physical_lines(source: str | bytes | Iterable[str | bytes]) -> Iterator[str]:
-    for piece in _without_utf16((source,) if isinstance(source, str | bytes) else source):
-        text = piece.decode("utf-8", "replace") if isinstance(piece, bytes) else piece
-        start = 0
-        while start < len(text):
-            end = text.find("\n", start)
-            if end < 0:
-                end = len(text)
-            yield text[start : min(end, start + MAX_LINE)]
-            start = end + 1
-
-
-def _without_utf16(pieces: Iterable[str | bytes]) -> Iterator[str | bytes]:
-    """The pieces; where the first one begins with the mark of UTF-16, all in one, since its lines do not end at a byte."""
-    rest = iter(pieces)
-    first = next(rest, b"")
-    if isinstance(first, bytes) and first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        whole = b"".join([first, *(piece for piece in rest if isinstance(piece, bytes))])
-        yield whole.decode("utf-16", "replace")
-        return
-    yield first
-    yield from rest
-
-
 def _pieces(physical: str) -> Iterator[tuple[int, str]]:
     """What carriage returns part, each with where the prefixes of the known collectors end in it."""
-    clean = _uncoloured(physical).removeprefix("\ufeff").replace("\xa0", " ").rstrip("\r")
-    if clean.startswith('{"log":'):
-        clean = _from_json_file(clean)
+    clean = _uncoloured(physical).replace("\xa0", " ").rstrip("\r")
     if "\r" not in clean:
         yield _collected(clean), clean
         return
@@ -179,16 +146,6 @@ def _collected(piece: str) -> int:
         if found := collector.match(piece, at):
             at = found.end()
     return at
-
-
-def _from_json_file(clean: str) -> str:
-    """The line inside one record of Docker's `json-file` driver; the record itself where it is not one."""
-    try:
-        record = json.loads(clean)
-    except ValueError:
-        return clean
-    text = record.get("log") if isinstance(record, dict) else None
-    return text.rstrip("\r\n") if isinstance(text, str) else clean
 
 
 def _unglued(number: int, piece: str, at: int) -> Iterator[Line]:

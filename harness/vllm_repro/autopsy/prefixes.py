@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-__all__ = ["Prefixes"]
+__all__ = ["STAMPED", "Prefixes"]
 
 _LONGEST = 240
 _ENOUGH = 2
@@ -19,10 +19,11 @@ _ENOUGH = 2
 _MANY = 32
 """Shapes kept: a log of many pods has a few, and a log that needs more has none."""
 
-_STAMPED = re.compile(
+STAMPED = re.compile(
     r"(?:\([A-Za-z][\w.:-]{0,60} pid=\d{1,10}(?:, ip=[^)\s]{1,60})?\) ?)*"
     r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d[ .,]"
 )
+"""How a line of vLLM's logging begins."""
 _VARIES = re.compile(r"([0-9a-f]{12,}|\d+)|(\s+)")
 
 
@@ -39,10 +40,10 @@ class Prefixes:
 
     def learn(self, raw: str, at: int) -> None:
         """Looks at one line, of which the prefixes that are known to everybody end at `at`."""
-        if _STAMPED.match(raw, at):
+        if STAMPED.match(raw, at):
             self._bare += 1
             return
-        found = _STAMPED.search(raw, at, at + _LONGEST)
+        found = STAMPED.search(raw, at, at + _LONGEST)
         if found is None:
             return
         self._dressed += 1
