@@ -145,6 +145,19 @@ def test_the_first_exception_wins_over_the_one_in_the_cleanup() -> None:
     assert diagnosis.died is True
 
 
+def test_only_a_log_that_holds_the_engines_lines_can_show_its_silence() -> None:
+    silence, cut = "it printed nothing", "what it printed is not in this part of the log"
+    assert silence in diagnose(recording("v0.32.0-killed-inflight")).why
+    death = recording("v0.32.0-fault-workspace-mp-inflight")
+    lines = death.splitlines()
+    for part in (lines[-64:], [line for line in lines if "(EngineCore" not in line and "(Worker" not in line]):
+        diagnosis = diagnose("\n".join(part))
+        assert diagnosis.died is True
+        assert cut in diagnosis.why
+    torn = death.replace("EngineCore encountered a fatal error.", "EngineCore enc").replace("Error: W", "Err")
+    assert silence not in diagnose(torn).why
+
+
 def test_a_rank_that_lost_its_peer_is_not_the_root_when_the_peer_spoke() -> None:
     text = recording("v0.32.0-two-ranks-worker1-killed-head")
     own = recording("v0.28.0-min-tokens")

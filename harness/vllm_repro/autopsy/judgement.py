@@ -169,9 +169,12 @@ def _silent_end(case: _Case) -> Judgement | None:
     if not life.is_log:
         return None
     crash = life.first.get(SignKind.NATIVE_CRASH)
-    how = (
-        f"it crashed below Python ({crash.text})" if crash else "it printed nothing, like a process killed by a signal"
-    )
+    if crash is not None:
+        how = f"it crashed below Python ({crash.text})"
+    elif _before(life.engine_heard, case.missed) and not life.engine_cried:
+        how = "it printed nothing, like a process killed by a signal"
+    else:  # its words, if there were any, are not here or not in one piece: no silence can be heard in them
+        how = "what it printed is not in this part of the log"
     return Judgement(True, f"EngineCore was gone before anybody asked the server to stop; {how}.")
 
 

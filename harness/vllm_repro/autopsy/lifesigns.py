@@ -74,6 +74,7 @@ _STARTS: tuple[tuple[str, SignKind], ...] = (
     ("Application startup complete.", SignKind.READY),
     ("usage: vllm", SignKind.USAGE),
 )
+_ENGINE = ("EngineCore", "Worker", "VllmWorker", "RayWorker")
 _FATAL = "EngineCore encountered a fatal error."
 _FIRST_LETTERS = frozenset(start[0] for start, _ in _STARTS)
 _GONE = re.compile(r"(?:Worker proc \S+|RayWorkerProc rank=\S+) died unexpectedly")
@@ -119,6 +120,10 @@ class Evidence:
         self.usage: str | None = None
         """argparse's sentence, where it refused the command line."""
         self.headless = False
+        self.engine_heard: int | None = None
+        """The first line of EngineCore."""
+        self.engine_cried = False
+        """It or a worker logged an error."""
         self.lines = 0
         self.logged = 0
         self.stalls: dict[str, Sign | None] = {}
@@ -160,12 +165,20 @@ class Evidence:
         if begins(line):
             self.booted = True
             self.first.pop(SignKind.HEALTH_503, None)  # what answered before was another server, or a proxy
+        if line.process.startswith(_ENGINE):
+            self._hear(line)
         if line.process == "MainProcess":
             self.headless = True
         if not line.level and not line.process:
             self._mention(text)
         if (kind := self._kind(line)) is not None:
             self._add(Sign(kind, line.number, text.strip()[:_TEXT]))
+
+    def _hear(self, line: Line) -> None:
+        if self.engine_heard is None and line.process.startswith("EngineCore"):
+            self.engine_heard = line.number
+        if line.level in ("ERROR", "CRITICAL"):
+            self.engine_cried = True
 
     def _mention(self, text: str) -> None:
         if not self.quoted and "ngine" in text and (found := _QUOTED.search(text)):
