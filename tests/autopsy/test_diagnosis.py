@@ -221,6 +221,27 @@ def test_an_unhealthy_answer_alone_is_no_death_and_no_sign_of_life() -> None:
         assert "503" in diagnosis.why
 
 
+@pytest.mark.parametrize(
+    ("name", "first", "last"),
+    [
+        ("v0.32.0-fault-workspace-mp-inflight", "WorkerProc hit an exception.", "] AssertionError: Workspace"),
+        ("v0.28.0-min-tokens", "WorkerProc hit an exception.", "] IndexError: "),
+    ],
+)
+def test_a_log_that_ends_inside_the_engines_traceback_cannot_tell(name: str, first: str, last: str) -> None:
+    lines = recording(name).splitlines()
+    begin = next(at for at, line in enumerate(lines) if first in line)
+    end = next(at for at, line in enumerate(lines) if last in line)
+    assert diagnose("\n".join(lines[:begin])).died is False
+    for at in range(begin + 1, end + 1):
+        diagnosis = diagnose("\n".join(lines[:at]))
+        assert diagnosis.died is None, at
+        assert "ends inside a traceback that Worker prints" in diagnosis.why
+    assert diagnose("\n".join(lines[: end + 1])).died is True
+    answered = ['INFO:     127.0.0.1:1 - "POST /v1/completions HTTP/1.1" 200 OK'] * 3
+    assert diagnose("\n".join([*lines[:end], *answered])).died is False, "its last line was lost, and it went on"
+
+
 def test_a_log_that_ends_while_it_boots() -> None:
     diagnosis = diagnose(until("v0.32.0-boot", "(APIServer pid=9627) INFO 11-20 08:03:18 [launcher.py:186]"))
     assert (diagnosis.died, diagnosis.phase) == (False, Phase.BOOT)

@@ -70,7 +70,7 @@ def diagnose(source: str | bytes | Iterable[Line], *, we_terminated: bool | None
 
 
 def _diagnose(life: Evidence, we_terminated: bool | None) -> Diagnosis:
-    judgement = judge(life, life.finder.finish(), we_terminated)
+    judgement = judge(life, we_terminated)
     root = judgement.root
     signs = (*life.kept, life.stalled) if life.stalled else tuple(life.kept)
     return Diagnosis(

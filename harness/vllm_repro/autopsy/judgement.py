@@ -19,7 +19,7 @@ from enum import StrEnum
 from vllm_repro.autopsy.enginecode import booting, leaves_the_engine, starting, stepping, warming_up
 from vllm_repro.autopsy.lifesigns import Evidence, SignKind
 from vllm_repro.autopsy.rootcause import Root, find
-from vllm_repro.autopsy.tracebacks import Raised, bare_name
+from vllm_repro.autopsy.tracebacks import Raised, Unfinished, bare_name
 
 __all__ = ["Judgement", "Phase", "judge"]
 
@@ -54,6 +54,7 @@ class _Case:
 
     life: Evidence
     raised: tuple[Raised, ...]
+    cut_inside: Unfinished | None
     root: Root | None
     we_terminated: bool | None
 
@@ -97,10 +98,12 @@ class _Case:
         return None if self.root is None or self.root.of_termination else self.root
 
 
-def judge(life: Evidence, raised: tuple[Raised, ...], we_terminated: bool | None) -> Judgement:
+def judge(life: Evidence, we_terminated: bool | None) -> Judgement:
     """The first rule that has something to say decides."""
-    case = _Case(life, raised, find(raised, paste=not life.is_log), we_terminated)
-    for rule in (_refused, _last_words, _silent_end, _uncaught, _pasted, _unwell, _unclear, _stopped):
+    inside = life.cut_inside
+    raised = life.finder.finish()
+    case = _Case(life, raised, inside, find(raised, paste=not life.is_log), we_terminated)
+    for rule in (_refused, _last_words, _silent_end, _uncaught, _pasted, _unwell, _unclear, _stopped, _cut):
         judgement = rule(case)
         if judgement is not None:
             break
@@ -287,6 +290,14 @@ def _stopped(case: _Case) -> Judgement | None:
         return Judgement(None, "Only the end of a stopping server is here; what made it stop came before.")
     why = "The server was told to stop and did; what it printed after that is noise of the stopping."
     return Judgement(False, why, None, Phase.SHUTDOWN)
+
+
+def _cut(case: _Case) -> Judgement | None:
+    inside = case.cut_inside
+    if inside is None or not case.life.is_log:
+        return None
+    who = f"{inside.process} prints" if inside.process else "the engine prints"
+    return Judgement(None, f"The log ends inside a traceback that {who}: what comes after it decides.")
 
 
 def _quiet(case: _Case) -> Judgement:

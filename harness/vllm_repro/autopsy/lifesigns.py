@@ -8,12 +8,14 @@ message, never inside one: a prompt that quotes `EngineDeadError` is no sign.
 from __future__ import annotations
 
 import re
+from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
 
 from vllm_repro.autopsy.bootfacts import BootReader
+from vllm_repro.autopsy.enginecode import LOOPS
 from vllm_repro.autopsy.logtext import Line
-from vllm_repro.autopsy.tracebacks import Finder
+from vllm_repro.autopsy.tracebacks import Finder, Unfinished
 
 __all__ = ["Evidence", "Sign", "SignKind"]
 
@@ -96,6 +98,8 @@ _QUOTED = re.compile(
 )
 
 _KEPT = 3
+_SURVIVED = 3
+"""Answers after which a process that began to print a traceback has not died of it. Fewer may have been on their way."""
 _TEXT = 300
 
 
@@ -128,6 +132,7 @@ class Evidence:
         self.logged = 0
         self.stalls: dict[str, Sign | None] = {}
         self.busy: dict[str, bool] = {}
+        self._answers: deque[int] = deque(maxlen=_SURVIVED)
         self._counts: dict[SignKind, int] = {}
 
     def __contains__(self, kind: SignKind) -> bool:
@@ -154,6 +159,16 @@ class Evidence:
     def over(self) -> bool:
         """This server was ready, or came to an end: another beginning is another life."""
         return self.ready or SignKind.SHUTDOWN in self or SignKind.BOOT_FAILED in self
+
+    @property
+    def cut_inside(self) -> Unfinished | None:
+        """The traceback of the engine in which this log ends: its last line is missing, and nothing was answered after it."""
+        answered = self._answers[0] if len(self._answers) == _SURVIVED else 0
+        for one in self.finder.unfinished():
+            engine = one.process.startswith(_ENGINE) or (not one.process and not LOOPS.isdisjoint(one.functions))
+            if engine and one.last_line > answered:
+                return one
+        return None
 
     def feed(self, line: Line) -> None:
         text = line.text
@@ -198,7 +213,7 @@ class Evidence:
                     return kind
         if found := _ACCESS.match(text):
             self.served = True
-            return self._access(found[1], found[2], found[3])
+            return self._access(found[1], found[2], found[3], line.number)
         if text.startswith("Engine ") and (found := _STATS.match(text)):
             self._stats(found, line)
         if _GONE.match(text):
@@ -216,9 +231,10 @@ class Evidence:
             return SignKind.SHUTDOWN  # a headless rank has no API server to say it
         return None
 
-    def _access(self, method: str, path: str, status: str) -> SignKind | None:
+    def _access(self, method: str, path: str, status: str, number: int) -> SignKind | None:
         health = path.startswith("/health")
         if status[0] == "2" and (health or method == "POST"):
+            self._answers.append(number)
             self.first.pop(SignKind.HEALTH_503, None)  # it was well again: nothing that was dead answers
         if health:
             return SignKind.HEALTH_503 if status == "503" else None

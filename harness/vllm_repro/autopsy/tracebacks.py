@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from vllm_repro.autopsy.logtext import Line, read_lines
 
-__all__ = ["Finder", "Frame", "Raised", "bare_name", "find_raised", "shorten"]
+__all__ = ["Finder", "Frame", "Raised", "Unfinished", "bare_name", "find_raised", "shorten"]
 
 _MAX_MESSAGE_LINES = 40
 """How far an exception's message may run on; beyond that it is the rest of the log that is being read."""
@@ -198,6 +198,15 @@ class _Block:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A traceback of which the end is missing: who began to print it, where, and through which functions it went."""
+
+    process: str
+    last_line: int
+    functions: tuple[str, ...]
+
+
 @dataclass(slots=True)
 class _Voice:
     """What one process printed through one logging call (or raw): the place where the lines of one traceback
@@ -206,6 +215,17 @@ class _Voice:
 
     block: _Block | None = None
     previous: str = ""
+    process: str = ""
+    last_line: int = 0
+
+    @property
+    def unfinished(self) -> Unfinished | None:
+        if self.block is not None and self.block.exception is None:
+            functions = tuple(frame.function for frame in self.block.frames)
+            return Unfinished(self.process, self.last_line, functions)
+        if self.block is None and _RECORD.match(self.previous):  # its headline is the last that is here
+            return Unfinished(self.process, self.last_line, ())
+        return None
 
 
 class Finder:
@@ -224,15 +244,21 @@ class Finder:
         voice = self._voices.get(key)
         if voice is None:
             voice = self._voices[key] = _Voice()
+        voice.process, voice.last_line = line.process, line.number
         interrupted = self._last_voice.get(line.speaker, key) != key
         self._last_voice[line.speaker] = key
         self._read(voice, line, interrupted)
 
     def finish(self) -> tuple[Raised, ...]:
-        """Everything raised, in the order in which it began to be printed."""
+        """Everything raised, in the order in which it began to be printed; call `unfinished` before it."""
         for voice in self._voices.values():
             self._close(voice)
         return tuple(sorted(self._found, key=lambda raised: raised.first_line))
+
+    def unfinished(self) -> tuple[Unfinished, ...]:
+        """The tracebacks that processes had not printed to their ends when they were last heard."""
+        last = (self._voices[key] for key in self._last_voice.values())
+        return tuple(open_ for voice in last if (open_ := voice.unfinished) is not None)
 
     def _close(self, voice: _Voice) -> Raised | None:
         raised = voice.block.close() if voice.block is not None else None
