@@ -346,6 +346,46 @@ def test_a_container_that_restarts_is_judged_by_the_life_that_ended() -> None:
     assert diagnose(clean + "\n" + clean).died is False
 
 
+def renumbered(text: str, by: int) -> str:
+    """Another life of it: other processes, at another time."""
+    text = re.sub(r"pid=(\d+)", lambda found: f"pid={int(found[1]) + by}", text)
+    return re.sub(r" (\d\d:\d\d):\d\d \[", rf" \1:{by % 60:02d} [", text)
+
+
+def test_a_life_that_ended_without_a_word_is_said() -> None:
+    alive = until("v0.32.0-boot", STOP)
+    boot = until("v0.32.0-boot", "(APIServer pid=9627) INFO 11-20 08:03:18 [launcher.py:186]")
+    for lives in (2, 3):
+        for one in (alive, boot):
+            diagnosis = diagnose("".join(renumbered(one, 50 * number) for number in range(lives)))
+            assert diagnosis.died is None
+            assert f"{lives} lives of a server, and number 1 ended without a word" in diagnosis.why
+    in_a_container = diagnose(alive + re.sub(r" 08:(\d\d:\d\d \[)", r" 09:\1", alive))
+    assert "number 1 ended without a word" in in_a_container.why
+    stopped = recording("v0.32.0-boot")
+    assert diagnose(stopped + renumbered(alive, 50)).died is False
+    assert "number 2 ended" in diagnose(stopped + renumbered(alive, 50) + renumbered(alive, 90)).why
+
+
+def test_two_servers_in_one_log_and_lines_written_twice_are_no_restart() -> None:
+    alive = until("v0.32.0-boot", STOP).splitlines()
+    other = renumbered("\n".join(alive), 50).splitlines()
+    mixed = [line for pair in zip(alive, other, strict=True) for line in pair]
+    assert diagnose("\n".join(mixed)).died is False
+    assert diagnose("\n".join(line for line in alive for _ in range(2))).died is False
+
+
+@pytest.mark.parametrize("head", ["[123.4] ", "Nov 20 08:24:30 host kernel: Memory cgroup "])
+def test_the_kernels_word_that_it_killed_a_process_of_this_server_is_a_death(head: str) -> None:
+    alive = until("v0.32.0-boot", STOP)
+    words = "{}Out of memory: Killed process {} ({}) total-vm:1kB\n"
+    diagnosis = diagnose(alive + words.format(head, 9998, "VLLM::EngineCor"))
+    assert (diagnosis.died, diagnosis.phase) == (True, Phase.IDLE)
+    assert "for want of memory" in diagnosis.why
+    assert diagnose(alive + words.format(head, 4, "VLLM::EngineCor")).died is None
+    assert diagnose(alive + words.format(head, 4, "firefox")).died is False
+
+
 # ── the same log in other dresses ─────────────────────────────────────────────────────────────────────────
 
 

@@ -11,11 +11,11 @@ Pure: text in, data out. The rules are in `vllm_repro.autopsy.judgement`, the se
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from vllm_repro.autopsy.judgement import Phase, judge
-from vllm_repro.autopsy.lifesigns import Evidence, Sign, SignKind, begins
+from vllm_repro.autopsy.judgement import Judgement, Phase, judge
+from vllm_repro.autopsy.lifesigns import Evidence, Sign, SignKind
 from vllm_repro.autopsy.logtext import Line, read_lines
 from vllm_repro.autopsy.tracebacks import Frame, Raised
 
@@ -57,20 +57,37 @@ def diagnose(source: str | bytes | Iterable[Line], *, we_terminated: bool | None
 
     `we_terminated`: whether the caller itself told this server to stop; None where that is not known, as for
     a log from elsewhere. A log that holds several lives of a server (a container that restarts) is judged by
-    the first one that died, else by the last.
+    the first one that died, else by the first that ended without a word, else by the last.
     """
     lives = [Evidence()]
     for line in read_lines(source) if isinstance(source, str | bytes) else source:
-        if begins(line) and lives[-1].over:
+        if lives[-1].over(line):
             lives.append(Evidence())
         lives[-1].feed(line)
     last = len(lives) - 1
-    diagnoses = [_diagnose(life, we_terminated if at == last else None) for at, life in enumerate(lives)]
-    return next((diagnosis for diagnosis in diagnoses if diagnosis.died), diagnoses[-1])
+    judged = [judge(life, we_terminated if at == last else None) for at, life in enumerate(lives)]
+    diagnoses = [_diagnosis(life, judgement) for life, judgement in zip(lives, judged, strict=True)]
+    died = next((diagnosis for diagnosis in diagnoses if diagnosis.died), None)
+    if died is not None:
+        return died
+    for at, judgement in enumerate(judged[:-1]):
+        if judgement.quiet and not _goes_on(lives[at], lives[at + 1 :]):
+            why = (
+                f"This log holds {len(lives)} lives of a server, and number {at + 1} ended without a word: it was killed, "
+                "or its last lines are not here."
+            )
+            return replace(diagnoses[at], died=None, why=why)
+    return diagnoses[-1]
 
 
-def _diagnose(life: Evidence, we_terminated: bool | None) -> Diagnosis:
-    judgement = judge(life, we_terminated)
+def _goes_on(life: Evidence, later: Sequence[Evidence]) -> bool:
+    """Whether the server speaks after another one began: two servers write one log then, and none of them restarted."""
+    if life.api_pid is None or life.api_pid == later[0].api_pid:  # in a container each life has the same number
+        return False
+    return any(life.api_pid in one.pids for one in later)
+
+
+def _diagnosis(life: Evidence, judgement: Judgement) -> Diagnosis:
     root = judgement.root
     signs = (*life.kept, life.stalled) if life.stalled else tuple(life.kept)
     return Diagnosis(

@@ -13,7 +13,7 @@ one is gone, or because it is closing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from vllm_repro.autopsy.enginecode import booting, leaves_the_engine, starting, stepping, warming_up
@@ -44,6 +44,8 @@ class Judgement:
     why: str
     root: Root | None = None
     phase: Phase | None = None
+    quiet: bool = False
+    """Nothing in the log says how this life ended, if it did."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,19 @@ def judge(life: Evidence, we_terminated: bool | None) -> Judgement:
     inside = life.cut_inside
     raised = life.finder.finish()
     case = _Case(life, raised, inside, find(raised, paste=not life.is_log), we_terminated)
-    for rule in (_refused, _last_words, _silent_end, _uncaught, _pasted, _unwell, _unclear, _stopped, _cut):
+    for rule in (
+        _refused,
+        _by_kernel,
+        _last_words,
+        _silent_end,
+        _uncaught,
+        _pasted,
+        _unwell,
+        _unclear,
+        _stopped,
+        _cut,
+        _like_ours,
+    ):
         judgement = rule(case)
         if judgement is not None:
             break
@@ -111,7 +125,7 @@ def judge(life: Evidence, we_terminated: bool | None) -> Judgement:
         judgement = _quiet(case)
     if judgement.phase is not None:
         return judgement
-    return Judgement(judgement.died, judgement.why, judgement.root, _phase(case, judgement))
+    return replace(judgement, phase=_phase(case, judgement))
 
 
 def _first(*lines: int | None) -> int | None:
@@ -133,6 +147,14 @@ def _refused(case: _Case) -> Judgement | None:
     if life.usage is None or life.ready or SignKind.FATAL in life:
         return None
     return Judgement(False, "The command line was refused: no engine was started, so none died.", None, Phase.BOOT)
+
+
+def _by_kernel(case: _Case) -> Judgement | None:
+    """The kernel's own word, which a process that it kills cannot have."""
+    killed = case.life.first.get(SignKind.OOM_KILLED)
+    if killed is None or case.own_root is not None or _before(case.asked, killed.line):
+        return None
+    return Judgement(True, f"The kernel killed a process of this server for want of memory: {killed.text}")
 
 
 def _last_words(case: _Case) -> Judgement | None:
@@ -300,11 +322,21 @@ def _cut(case: _Case) -> Judgement | None:
     return Judgement(None, f"The log ends inside a traceback that {who}: what comes after it decides.")
 
 
+def _like_ours(case: _Case) -> Judgement | None:
+    named = case.life.first.get(SignKind.OOM_NAMED)
+    if named is None:
+        return None
+    why = (
+        f"The kernel killed a process like vLLM's, and this log does not say whether it was this server's: {named.text}"
+    )
+    return Judgement(None, why)
+
+
 def _quiet(case: _Case) -> Judgement:
     if case.life.ready:
-        return Judgement(False, "Nothing here says that the engine died: alive as far as this log goes.")
+        return Judgement(False, "Nothing here says that the engine died: alive as far as this log goes.", quiet=True)
     if case.life.booted:
-        return Judgement(False, "The server was still booting, without a failure, where this log ends.")
+        return Judgement(False, "The server was still booting, without a failure, where this log ends.", quiet=True)
     if case.life.is_log:
         return Judgement(
             None,

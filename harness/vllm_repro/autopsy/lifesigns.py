@@ -41,6 +41,8 @@ class SignKind(StrEnum):
     SHUTDOWN = "shutdown"  # uvicorn's word, which follows a request to stop and a death alike
     DRAINING = "draining"  # it stopped, and waits for requests that are still open
     CLOSED = "closed"
+    OOM_KILLED = "oom-killed"  # the kernel says that it killed a process of this server
+    OOM_NAMED = "oom-named"  # it names one like vLLM's, by a number that this log does not know
     READY = "ready"
     USAGE = "usage"  # the command line was refused
 
@@ -85,6 +87,7 @@ _EXIT_DEAD = re.compile(
     r"(?:[\w.]+\.)?EngineDeadError: (?=Engine)"
 )  # with its own text; else it is somebody's sentence
 _ACCESS = re.compile(r'\S+ - "([A-Z]+) (\S+) HTTP/[\d.]+" (\d{3})\b')
+_OOM = re.compile(r"\bout of memory: Killed process (\d{1,10}) \(([^)\n]{1,64})\)", re.IGNORECASE)
 _REFUSED = re.compile(r"vllm(?: serve)?: error: ")
 _STATS = re.compile(
     r"Engine (\d+): Avg prompt throughput: ([\d.]+) tokens/s, Avg generation throughput: ([\d.]+) tokens/s, "
@@ -124,6 +127,10 @@ class Evidence:
         self.usage: str | None = None
         """argparse's sentence, where it refused the command line."""
         self.headless = False
+        self.pids: dict[int, str] = {}
+        """The processes that spoke, by their last names."""
+        self.api_pid: int | None = None
+        """Of the process that began it."""
         self.engine_heard: int | None = None
         """The first line of EngineCore."""
         self.engine_cried = False
@@ -132,6 +139,7 @@ class Evidence:
         self.logged = 0
         self.stalls: dict[str, Sign | None] = {}
         self.busy: dict[str, bool] = {}
+        self._begun: dict[str, str] = {}
         self._answers: deque[int] = deque(maxlen=_SURVIVED)
         self._counts: dict[SignKind, int] = {}
 
@@ -155,10 +163,15 @@ class Evidence:
     def stalled(self) -> Sign | None:
         return next((sign for sign in self.stalls.values() if sign is not None), None)
 
-    @property
-    def over(self) -> bool:
-        """This server was ready, or came to an end: another beginning is another life."""
-        return self.ready or SignKind.SHUTDOWN in self or SignKind.BOOT_FAILED in self
+    def over(self, line: Line) -> bool:
+        """Whether another server begins with this line: the one before was ready, or came to an end, or began with the
+        same words, which a server says once. A line that a collector wrote twice is no beginning.
+        """
+        if (said := begins(line)) is None:
+            return False
+        # Ranks that a launcher started say their arguments each, and have no number in their lines.
+        again = self._begun.get(said, line.raw) != line.raw and line.pid is not None
+        return again or self.ready or SignKind.SHUTDOWN in self or SignKind.BOOT_FAILED in self
 
     @property
     def cut_inside(self) -> Unfinished | None:
@@ -177,8 +190,12 @@ class Evidence:
         if text.strip():
             self.lines += 1
             self.logged += bool(line.level or line.process)
-        if begins(line):
+        if line.pid is not None:
+            self.pids[line.pid] = line.process
+        if said := begins(line):
             self.booted = True
+            self._begun[said] = line.raw
+            self.api_pid = line.pid
             self.first.pop(SignKind.HEALTH_503, None)  # what answered before was another server, or a proxy
         if line.process.startswith(_ENGINE):
             self._hear(line)
@@ -222,6 +239,8 @@ class Evidence:
             return SignKind.ENGINE_GONE
         if _EXIT_DEAD.match(text):
             return SignKind.ENGINE_DEAD
+        if "Killed process " in text and not line.level and (found := _OOM.search(text)):
+            return self._out_of_memory(int(found[1]), found[2])
         if _REFUSED.match(text):
             self.usage = self.usage or text.strip()[:_TEXT]
             return SignKind.USAGE
@@ -239,6 +258,11 @@ class Evidence:
         if health:
             return SignKind.HEALTH_503 if status == "503" else None
         return SignKind.SERVER_ERROR if method == "POST" and status[0] == "5" else None
+
+    def _out_of_memory(self, pid: int, name: str) -> SignKind | None:
+        if pid in self.pids:
+            return SignKind.OOM_KILLED
+        return SignKind.OOM_NAMED if name.startswith("VLLM::") else None
 
     def _stats(self, found: re.Match[str], line: Line) -> None:
         self.served = True
@@ -263,6 +287,9 @@ class Evidence:
             self.kept.append(sign)
 
 
-def begins(line: Line) -> bool:
-    """A server begins to boot here."""
-    return line.text.startswith(("non-default args: ", "vLLM API server version ", "Launching vLLM ("))
+_BEGINNINGS = ("non-default args: ", "vLLM API server version ", "Launching vLLM (")
+
+
+def begins(line: Line) -> str | None:
+    """The words with which a server begins to boot, where this line has them."""
+    return next((said for said in _BEGINNINGS if line.text.startswith(said)), None)
