@@ -502,6 +502,15 @@ def test_a_log_cut_anywhere_never_turns_a_clean_end_into_a_death(name: str) -> N
             assert diagnosis.exception is None
 
 
+def test_a_piece_from_the_middle_of_a_clean_end_is_no_death() -> None:
+    lines = recording("v0.32.0-boot").splitlines()
+    begin = next(at for at, line in enumerate(lines) if "[shutdown] API server: shutdown triggered" in line)
+    end = next(at for at, line in enumerate(lines) if "EngineDeadError: " in line) + 1
+    told = next(at for at, line in enumerate(lines) if "[shutdown] EngineCore: exiting busy loop" in line)
+    for at in range(begin, told + 1):
+        assert diagnose("\n".join(lines[at:end])).died is not True, at
+
+
 @pytest.mark.parametrize("name", [name for name, (died, *_) in REAL.items() if died])
 @pytest.mark.parametrize("lines", [40, 80, 160])
 def test_the_tail_of_a_death_never_passes_for_an_orderly_end(name: str, lines: int) -> None:

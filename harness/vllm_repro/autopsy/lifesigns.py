@@ -68,7 +68,7 @@ _STARTS: tuple[tuple[str, SignKind], ...] = (
     ("Dumping scheduler output for model execution: ", SignKind.DUMP),
     ("Parent process exited, terminating worker", SignKind.PARENT_GONE),
     ("[shutdown] API server: ", SignKind.STOP_ASKED),
-    ("[shutdown] EngineCore: trigger received signal=", SignKind.ENGINE_TOLD),
+    ("[shutdown] EngineCore: ", SignKind.ENGINE_TOLD),  # whichever of these lines is here; one that dies says none
     ("Shutdown initiated (timeout=", SignKind.ENGINE_TOLD),
     ("WorkerProc was terminated", SignKind.WORKER_TOLD),
     ("[shutdown] WorkerProc: terminated by shutdown signal", SignKind.WORKER_TOLD),
