@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import io
+import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -26,12 +30,13 @@ from vllm_repro.cli import (
     show,
     versions,
 )
-from vllm_repro.errors import INTERRUPTED, ReproError
+from vllm_repro.errors import INTERRUPTED, InfraError, ReproError
 
 __all__ = ["main", "parser"]
 
 WRONG_USAGE = 64
 HARNESS_FAULT = 70
+HOST_TROUBLE = InfraError.exit_status
 
 VERBS = (list_, show, check, doctor, run, versions, explore, causes, nightly, report, draft, diagnose, history, clean)
 
@@ -69,8 +74,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _as_interrupt)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that has no word for a character still shows the rest
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        return int(arguments.function(arguments))
+        status = int(arguments.function(arguments))
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where what goes wrong has a name
+        return status
     except ReproError as error:
         print(f"vllm-repro: {error}", file=sys.stderr)
         if error.hint:
@@ -83,12 +93,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output has gone (`vllm-repro list | head`); Python would complain once more while it exits.
         sys.stderr.close()
         return 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return _fault(arguments, error)
+        # Python flushes it once more while it exits.
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+        print(f"vllm-repro: cannot write: {error.strerror}\n  next: make room, or write elsewhere", file=sys.stderr)
+        return HOST_TROUBLE
     except Exception as error:  # the last door: a fault of our own must say so and have its exit status
-        if getattr(arguments, "verbose", False):
-            raise
-        print(
-            f"vllm-repro: a fault of the harness itself: {type(error).__name__}: {error}\n"
-            "  next: run it again with -v for the traceback, and please report it",
-            file=sys.stderr,
-        )
-        return HARNESS_FAULT
+        return _fault(arguments, error)
+
+
+def _fault(arguments: argparse.Namespace, error: Exception) -> int:
+    if getattr(arguments, "verbose", False):
+        raise error
+    print(
+        f"vllm-repro: a fault of the harness itself: {type(error).__name__}: {error}\n"
+        "  next: run it again with -v for the traceback, and please report it",
+        file=sys.stderr,
+    )
+    return HARNESS_FAULT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -39,4 +40,5 @@ def verb(
 
 
 def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(json.dumps(value, indent=2, ensure_ascii=not encoding.lower().startswith("utf")))

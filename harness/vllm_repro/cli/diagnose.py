@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import io
+import shlex
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 from vllm_repro.autopsy.diagnosis import Diagnosis, diagnose
 from vllm_repro.autopsy.logtext import read_lines
@@ -63,11 +66,35 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+# How compressed files begin, and what reads them out.
+_COMPRESSED = (
+    (b"\x1f\x8b", "zcat"),
+    (b"\xfd7zXZ\x00", "xzcat"),
+    (b"\x28\xb5\x2f\xfd", "zstdcat"),
+    (b"BZh", "bzcat"),
+    (b"PK\x03\x04", "unzip -p"),
+)
+
+
 def _read(name: str) -> Diagnosis:
-    if name == "-":
-        return diagnose(read_lines(sys.stdin.buffer))
+    hint = "name a log file, or - to paste one"
+    if not name:
+        raise UsageError("no file is named", hint=hint)
+    if name == "-" and sys.stdin is None:
+        raise UsageError("standard input is closed", hint="name a log file, or give a text on standard input")
     try:
+        if name == "-":
+            return _from(sys.stdin.buffer, name)
         with Path(name).open("rb") as file:
-            return diagnose(read_lines(file))
+            return _from(file, name)
     except OSError as error:
-        raise UsageError(f"cannot read {name}: {error.strerror}", hint="name a log file, or - to paste one") from error
+        raise UsageError(f"cannot read {name}: {error.strerror}", hint=hint) from error
+
+
+def _from(file: BinaryIO, name: str) -> Diagnosis:
+    first = file.peek(8) if isinstance(file, io.BufferedReader) else b""
+    for begins, reads in _COMPRESSED:
+        if first.startswith(begins):
+            source = "FILE" if name == "-" else shlex.quote(name)
+            raise UsageError("this file is compressed", hint=f"{reads} {source} | vllm-repro diagnose -")
+    return diagnose(read_lines(file))

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Harness
+
+DATA = Path(__file__).parents[1] / "data"
+PASTED = DATA / "pasted" / "tq-chunked-prefill.txt"
+COMMAND = [sys.executable, "-m", "vllm_repro", "diagnose"]
+
+
+@pytest.mark.parametrize(
+    ("compress", "reads"), [(gzip.compress, "zcat"), (bz2.compress, "bzcat"), (lzma.compress, "xzcat")]
+)
+def test_a_compressed_log_is_told_how_to_be_read(
+    harness: Harness, tmp_path: Path, compress: Callable[[bytes], bytes], reads: str
+) -> None:
+    log = tmp_path / "my server.log"
+    log.write_bytes(compress(PASTED.read_bytes()))
+    done = harness("diagnose", str(log))
+    assert done.status == 64
+    assert f"{reads} '{log}' | vllm-repro diagnose -" in done.err
+    with log.open("rb") as file:
+        piped = subprocess.run([*COMMAND, "-"], stdin=file, capture_output=True, text=True, check=False)
+    assert piped.returncode == 64
+    assert "is compressed" in piped.stderr
+
+
+def test_no_name_and_no_standard_input_are_wrong_usage(harness: Harness) -> None:
+    done = harness("diagnose", "")
+    assert (done.status, "no file is named" in done.err) == (64, True)
+    closed = subprocess.run(
+        ["/bin/sh", "-c", 'exec "$@" <&-', "sh", *COMMAND, "-"], capture_output=True, text=True, check=False
+    )
+    assert closed.returncode == 64
+    assert "standard input is closed" in closed.stderr
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_a_full_disk_is_the_hosts_trouble(words: list[str]) -> None:
+    for environment in ({}, {"PYTHONUNBUFFERED": "1"}):
+        with Path("/dev/full").open("wb") as full:
+            done = subprocess.run(
+                [*COMMAND, str(PASTED), *words],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**{k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}, **environment},
+                check=False,
+            )
+        assert done.returncode == 2, done.stderr
+        assert "No space left on device" in done.stderr
+        assert "fault of the harness" not in done.stderr
+        assert "Exception ignored" not in done.stderr
+
+
+def test_a_terminal_without_unicode_shows_the_rest(harness: Harness) -> None:
+    ascii_only = {"PYTHONIOENCODING": "ascii"}
+    assert "\\u2026" in harness("diagnose", str(PASTED), env=ascii_only).out
+    found = json.loads(harness("diagnose", str(PASTED), "--json", env=ascii_only).out)
+    assert "…" in found["why"]
