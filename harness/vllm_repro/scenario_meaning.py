@@ -135,7 +135,8 @@ def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
     if scenario.dummy is not None:
         _check_stand_in(reading, at("dummy"), "dummy", scenario, scenario.dummy, scenario.command_with_dummy)
     for change in scenario.causes.changes if scenario.causes else ():
-        if scenario.arm(change.arm) is None and "arms" not in reading.incomplete:
+        # That there is no reported one is said where arms are looked at.
+        if change.arm != "reported" and scenario.arm(change.arm) is None and "arms" not in reading.incomplete:
             near = did_you_mean(change.arm, [arm.name for arm in scenario.arms])
             wrong("causes", f"cause {change.name!r}: there is no arm {change.arm!r}{near}")
         if not change.patches:
