@@ -1,8 +1,8 @@
 """What somebody hands over as a log, as the lines that the server wrote.
 
 On the way from a server to a file the bytes become UTF-16, the ends of the lines become carriage returns or get
-    lost, each line becomes a record of JSON, and a terminal breaks what is too long for it. All of that is undone
-    here, before anything is read: it is about lines, and knows nothing of what they say but how vLLM's begin.
+lost, each line becomes a record of JSON, and a terminal breaks what is too long for it. All of that is undone
+here, before anything is read: it is about lines, and knows nothing of what they say but how vLLM's begin.
 """
 
 from __future__ import annotations

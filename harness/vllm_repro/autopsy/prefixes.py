@@ -1,9 +1,9 @@
 """The prefix that somebody's collector puts before every line, learnt from the lines on which vLLM's own follows it.
 
 There are more collectors than can be listed (`0: ` of Slurm, `pod container ` of stern, `cat -n`, syslog's
-    `<14>1 … - - `), but what they write before one line has the shape of what they write before the next, and
-    vLLM's `(APIServer pid=9) INFO 11-20 08:24:30` says where it ends. So the shape is taken from there, and cut
-    from the lines that have nothing else to tell them by: uvicorn's, and those of a traceback.
+`<14>1 … - - `), but what they write before one line has the shape of what they write before the next, and
+vLLM's `(APIServer pid=9) INFO 11-20 08:24:30` says where it ends. So the shape is taken from there, and cut
+from the lines that have nothing else to tell them by: uvicorn's, and those of a traceback.
 """
 
 from __future__ import annotations
