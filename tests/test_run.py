@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import psutil
@@ -19,10 +20,14 @@ from vllm_repro.catalogue import find
 from vllm_repro.cli import main
 from vllm_repro.errors import InfraError
 from vllm_repro.journal import read
+from vllm_repro.outcome import Outcome
 from vllm_repro.patch import Patch
 from vllm_repro.processes import session_members
+from vllm_repro.report.build import build
+from vllm_repro.report.files import render
 from vllm_repro.run import on_record, order
 from vllm_repro.scenario import Arm
+from vllm_repro.terminal import summary
 from vllm_repro.verdict import Expected
 
 TQ = ("run", "tq-chunked-prefill", "--server", "rehearsal")
@@ -258,13 +263,16 @@ def test_where_no_report_can_be_written_the_verdict_is_said_all_the_same(
     assert "**reproduces" in again.out
 
 
+_DEATH = '"event": "sign"'
+
+
 def _interrupt(tmp_path: Path, state: Path, number: signal.Signals, wait_for: str) -> tuple[int, Path]:
     """Starts a run that would take long, sends it `number` once its journal holds `wait_for`, and returns status and folder."""
     out = tmp_path / "reports"
     environment = {
         **os.environ,
         "VLLM_REPRO_REPORTS": str(out),
-        "VLLM_REHEARSAL_FAULT": "slow-boot:60" if wait_for != "request-sent" else "hang",
+        "VLLM_REHEARSAL_FAULT": {"request-sent": "hang", _DEATH: ""}.get(wait_for, "slow-boot:60"),
         "CI": "true",
         "XDG_STATE_HOME": str(state),
     }
@@ -300,6 +308,23 @@ def test_an_interrupted_run_leaves_nothing_and_a_report(
     if moment != "trial-started":
         assert session_members(_server_session(folder)) == []
     assert list((own_state / "vllm-repro" / "processes").glob("*")) == []
+
+
+def test_a_death_that_was_seen_before_an_interrupt_is_told_with_it(tmp_path: Path, own_state: Path) -> None:
+    """It counts as cut, and every rendering says what the engine had died of by then."""
+    status, folder = _interrupt(tmp_path, own_state, signal.SIGTERM, _DEATH)
+    assert status == 130
+    report = build(folder)
+    (trial,) = report.arms[0].trials
+    assert (trial.outcome, trial.death is not None) == (Outcome.CANCELLED, True)
+    cause = "AssertionError in _ensure_workspace_size: Workspace is locked"
+    cut = "; the run was interrupted before the trial came to its end"
+    assert trial.why.startswith(cause)
+    assert trial.why.endswith(cut)
+    texts = {form: render(report, form) for form in ("md", "html", "junit", "issue")} | {"terminal": summary(report)}
+    for form, text in texts.items():
+        assert cause in unescape(text), form
+        assert cut in unescape(text), form
 
 
 def test_under_nohup_a_run_outlives_its_terminal(tmp_path: Path, own_state: Path) -> None:

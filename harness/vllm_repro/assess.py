@@ -325,6 +325,9 @@ def _wrong_output(seen: Seen) -> str | None:
 
 def _why(outcome: Outcome, facts: TrialFacts, diagnosis: Diagnosis, seen: Seen) -> str:
     match outcome:
+        case Outcome.CANCELLED if facts.death is not None:
+            # It counts as cut, and what the engine died of by then is what a reader wants to know.
+            return f"{_cause(facts.death, diagnosis).rstrip('.')}; {facts.cancelled} before the trial came to its end"
         case Outcome.CANCELLED:
             return facts.cancelled or ""
         case Outcome.INFRA:
@@ -341,12 +344,15 @@ def _why(outcome: Outcome, facts: TrialFacts, diagnosis: Diagnosis, seen: Seen) 
             return "the engine lived, and the boundary was not crossed: " + "; ".join(facts.finding.evidence)
         case Outcome.BOOT_FAILED if facts.death is None:
             return seen.hung or "it never became ready"
-    if facts.death is not None and facts.death.exception is None:
+    return diagnosis.why if facts.death is None else _cause(facts.death, diagnosis)
+
+
+def _cause(death: Death, diagnosis: Diagnosis) -> str:
+    """What an engine died of: `AssertionError in reserve: the workspace is locked`."""
+    if death.exception is None:
         return f"{diagnosis.why.rstrip('.')}; no log names the cause" if diagnosis.why else "no log names the cause"
-    if facts.death is not None and facts.death.exception:
-        # The lab's guard stands where a CUDA build has C++, which no traceback shows.
-        own = [frame for frame in facts.death.frames if not frame.startswith("vllm_repro_lab/")]
-        last = own[-1].rsplit(":", 1)[-1] if own else ""
-        message = " ".join((facts.death.message or "").split())
-        return f"{facts.death.exception}{' in ' + last if last else ''}: {message}".rstrip(": ")
-    return diagnosis.why
+    # The lab's guard stands where a CUDA build has C++, which no traceback shows.
+    own = [frame for frame in death.frames if not frame.startswith("vllm_repro_lab/")]
+    last = own[-1].rsplit(":", 1)[-1] if own else ""
+    message = " ".join((death.message or "").split())
+    return f"{death.exception}{' in ' + last if last else ''}: {message}".rstrip(": ")
