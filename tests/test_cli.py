@@ -166,11 +166,13 @@ def test_a_port_in_use_is_no_crash(harness: Harness) -> None:
 
 
 def test_a_scenario_with_a_typo_is_named_with_its_line(harness: Harness, tmp_path: Path) -> None:
-    path = tmp_path / "bad_one.py"
+    path = tmp_path / "a folder" / "bad_one.py"
+    path.parent.mkdir()
     path.write_text('"""A bug."""\n\nscenario = Scenaro(id="bad-one")\n', encoding="utf-8")
     done = harness("run", str(path))
     assert done.status == 64
     assert f"{path}:3: unknown word 'Scenaro'; did you mean 'Scenario'?" in done.err
+    assert f"next: vllm-repro check '{path}'" in done.err
     assert harness("check", str(path)).status == 1
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 import time
 
 import pytest
@@ -38,6 +39,30 @@ REDACTOR = Redactor([("/home/me/work/checkout", "."), ("/home/me", "~")], ["gpu-
 )
 def test_secrets_and_private_names_go(text: str, expected: str) -> None:
     assert REDACTOR.text(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "means"),
+    [
+        ("vllm-repro run '/home/me/a scenario.py' --seed 1", "vllm-repro run /home/you/a scenario.py --seed 1"),
+        (
+            "vllm-repro run /home/me/a.py --patch '/home/me/a; b.diff'",
+            "vllm-repro run /home/you/a.py --patch /home/you/a; b.diff",
+        ),
+        ("vllm-repro run '/home/me/checkout/a b.py'", "vllm-repro run ./a b.py"),
+        ("vllm-repro run \"it's in\" '/home/me/x y'", "vllm-repro run it's in /home/you/x y"),
+    ],
+)
+def test_a_command_without_names_still_means_the_same_to_a_shell(line: str, means: str) -> None:
+    redactor = Redactor([("/home/me/checkout", "."), ("/home/me", "$HOME")])
+    shown = subprocess.run(
+        ["sh", "-c", f"echo {redactor.command(line)}"],
+        env={"HOME": "/home/you"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout.rstrip("\n") == means
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import Harness
+from tests.report_examples import REHEARSAL
 from vllm_repro.errors import UsageError
 from vllm_repro.journal import Entry, Journal, Recording, read
 from vllm_repro.outcome import Outcome
@@ -77,6 +78,17 @@ def test_another_scenario_or_machine_would_make_another_run_of_it(name: str) -> 
     left.refuse_other(HEADER)
     with pytest.raises(UsageError, match=f"its {name} has changed"):
         left.refuse_other({**HEADER, name: "another"})
+
+
+def test_the_command_of_a_refusal_can_be_pasted(harness: Harness, tmp_path: Path) -> None:
+    folder = tmp_path / "a run; cut"
+    folder.mkdir()
+    lines = (REHEARSAL / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "journal.jsonl").write_bytes(b"".join(lines[:-1]))
+    for words in (["--seed", "2"], ["sco-hybrid"]):
+        refused = harness("run", *words, "--resume", str(folder))
+        assert refused.status == 64
+        assert f"next: vllm-repro run --resume '{folder}'\n" in refused.err
 
 
 def test_a_journal_has_one_writer_and_goes_on_after_a_torn_line(tmp_path: Path) -> None:

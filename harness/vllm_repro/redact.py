@@ -63,6 +63,14 @@ class Redactor:
             value = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", HOST, value)
         return without_private_names(value)
 
+    def command(self, line: str) -> str:
+        """`text` of a command line, which still means the same to a shell: the name that stands for a folder is left out of its quotes."""
+        found = self.text(line)
+        for _, stand_in in self.folders:
+            if stand_in.startswith("$"):
+                found = re.sub(rf"(?<!\S)'{re.escape(stand_in)}(?=/)", f'"{stand_in}"' + "'", found)
+        return found
+
     def deep(self, value: Any) -> Any:
         """Every string in a structure of JSON's types, those below a name that says secret whole."""
         if isinstance(value, str):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
+import shlex
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -374,5 +375,7 @@ def load_file(path: Path) -> Scenario:
     """The scenario of a file. Raises `ScenarioError` naming every problem."""
     scenario, problems = read(path)
     if problems or scenario is None:
-        raise ScenarioError("\n".join(map(str, problems)), hint=f"vllm-repro check {path} lists what to mend")
+        raise ScenarioError(
+            "\n".join(map(str, problems)), hint=f"vllm-repro check {shlex.quote(str(path))} lists what to mend"
+        )
     return scenario

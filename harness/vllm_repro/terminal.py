@@ -6,6 +6,7 @@ Progress goes to standard error and only to a terminal: in CI, and in a pipe, a 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 import threading
@@ -101,6 +102,7 @@ def summary(report: RunReport) -> str:
             lines.append(f"  {seen}")
         if stayed := outlasted_line(telling[0]):
             lines.append(f"  {stayed}")
+    folder = shlex.quote(str(report.folder))
     lines += speed_lines(report.measured, rehearsal=report.rehearsal)
     lines += [
         "",
@@ -108,7 +110,7 @@ def summary(report: RunReport) -> str:
         f"         {report.verdict.because}",
         *(f"         {text}" for text in report.comparisons),
         f"report:  {report.folder / 'report.md'}   page: report.html",
-        f"draft:   vllm-repro draft {report.folder}",
+        f"draft:   vllm-repro draft {folder}",
         f"again:   {report.reproduce}",
     ]
     if report.shortfall and not report.interrupted:
@@ -116,6 +118,6 @@ def summary(report: RunReport) -> str:
     if report.interrupted:
         lines += [
             f"interrupted by {report.interrupted}; nothing is left running",
-            f"go on:   vllm-repro run {report.scenario} --resume {report.folder}",
+            f"go on:   vllm-repro run --resume {folder}",
         ]
     return "\n".join(lines)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import jsonschema
 import pytest
 
 from tests.golden_files import assert_golden
-from tests.report_examples import EXAMPLES, REHEARSAL, report
+from tests.report_examples import DIED, EXAMPLES, REHEARSAL, report
 from tests.schemas import SCHEMA
 from vllm_repro.errors import UsageError
 from vllm_repro.journal import Entry, read
@@ -46,6 +47,15 @@ def test_the_terminal_says_verdict_cause_and_next_step(folder: Path) -> None:
 @pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
 def test_the_schema_holds(folder: Path) -> None:
     jsonschema.validate(report(folder).as_json(), SCHEMA)
+
+
+def test_the_commands_at_the_end_can_be_pasted_whatever_the_folder_is_called() -> None:
+    folder = Path("o ut; echo") / "it's"
+    ended = replace(report(DIED), folder=folder, interrupted="SIGINT")
+    said = dict(line.split(":", 1) for line in summary(ended).splitlines() if line.startswith(("draft:", "go on:")))
+    assert shlex.split(said["draft"]) == ["vllm-repro", "draft", str(folder)]
+    # Without the scenario, whose name is not enough where it is a file of one's own.
+    assert shlex.split(said["go on"]) == ["vllm-repro", "run", "--resume", str(folder)]
 
 
 def test_a_rehearsal_says_so_before_anything_else() -> None:

@@ -153,7 +153,7 @@ class _Exploring:
         name = draft_id(found.finding, self.version).replace("-", "_") + ".py"
         write_whole(folder / name, draft(found, self.version), hint="free some space, or name another --out")
         hang = " --answer-stall 60" if found.finding.kind is Kind.STUCK else ""
-        return f"vllm-repro run {folder / name} --server lab --vllm {self.version}{hang}"
+        return f"vllm-repro run {shlex.quote(str(folder / name))} --server lab --vllm {self.version}{hang}"
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -206,4 +206,4 @@ def _again(arguments: argparse.Namespace, version: str, words: list[str]) -> str
     most = ["--for", f"{arguments.most:g}s"] if arguments.most else []
     first = ["--from", f"{arguments.first}"] if arguments.first != 1 else []
     text = shlex.join(["vllm-repro", "explore", *words, "--vllm", version, *seeds, *first, *most])
-    return Redactor(private_folders()).text(text)
+    return Redactor(private_folders()).command(text)

@@ -205,7 +205,7 @@ class _Mapping:
             __version__,
             time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._started)),
             0.0,
-            self._redactor.text(again("versions", job, kind, ("--versions", ",".join(versions)))),
+            self._redactor.command(again("versions", job, kind, ("--versions", ",".join(versions)))),
         )
         self._announced = False
         if kept is not None:

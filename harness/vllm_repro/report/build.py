@@ -73,6 +73,7 @@ def report_of(recording: Recording, folder: Path, secrets: Mapping[str, str] | N
     folders = dict(pair for head in heads for pair in head.get("folders") or ())
     hosts = dict.fromkeys(host for head in heads for host in head.get("hosts") or ())
     redactor = Redactor(sorted(folders.items(), key=lambda pair: -len(pair[0])), tuple(hosts), secrets or {})
+    again = redactor.command(started["reproduce"])
     # Before anything is made of it: a rendering can only show what is in here.
     recording = replace(recording, entries=tuple(_redacted(entry, redactor) for entry in recording.entries))
     started = _redacted(started, redactor)
@@ -117,7 +118,7 @@ def report_of(recording: Recording, folder: Path, secrets: Mapping[str, str] | N
         },
         arms,
         tuple(trial.why for arm in arms for trial in arm.trials if trial.outcome is Outcome.INFRA),
-        started["reproduce"],
+        again,
         version,
         interrupted,
         recording.cut or recording.damaged > 0,
