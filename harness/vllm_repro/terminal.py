@@ -110,7 +110,7 @@ def summary(report: RunReport) -> str:
         f"         {report.verdict.because}",
         *(f"         {text}" for text in report.comparisons),
         f"report:  {report.folder / 'report.md'}   page: report.html",
-        f"draft:   vllm-repro draft {folder}",
+        *(f"draft:   vllm-repro draft {folder}" for _ in range(not report.rehearsal)),
         f"again:   {report.reproduce}",
     ]
     if report.shortfall and not report.interrupted:

@@ -40,6 +40,7 @@ def test_a_rehearsal_is_not_for_upstream(harness: Harness, tmp_path: Path) -> No
     done = harness("draft", str(run_of(REHEARSAL, tmp_path)), "-o", str(tmp_path / "there.md"))
     assert done.status == 0
     assert "a REHEARSAL says nothing about vLLM" in done.err
+    assert "gh issue" not in done.out + done.err
     assert "(REHEARSAL)" in (tmp_path / "there.md").read_text(encoding="utf-8").splitlines()[0]
 
 

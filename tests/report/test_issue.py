@@ -155,6 +155,12 @@ def test_a_comment_and_a_new_issue() -> None:
     assert "No report of this was found" in new.body
 
 
+def test_a_rehearsals_draft_says_so_in_its_first_line() -> None:
+    for filed in (True, False):
+        body = draft(replace(report(examples.REHEARSAL), filed=filed)).body
+        assert body.splitlines()[0].startswith("**Reproduces on vLLM 0.23.0 (REHEARSAL)**")
+
+
 def test_a_new_issue_out_of_the_lab_shows_what_anybody_can_run_and_the_change_that_helps() -> None:
     """The lab's own command needs the lab; a maintainer wants flags, requests, and what to change."""
     patch = Patch("vllm/v1/attention/backends/a.py", was="x = 1\n", now="x = 2\n", why="it is two")

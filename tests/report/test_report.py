@@ -41,6 +41,7 @@ def test_examples_are_what_their_journals_render_to(folder: Path, form: str) -> 
 def test_the_terminal_says_verdict_cause_and_next_step(folder: Path) -> None:
     text = summary(report(folder))
     assert_golden(f"terminal-{folder.name}.txt", text + "\n")
+    assert ("vllm-repro draft" in text) is (folder != REHEARSAL)
     assert text.index("verdict:") < text.index("report:") < text.index("again:")
 
 

@@ -1,4 +1,6 @@
-"""`vllm-repro draft`: writes what a person may send upstream about a run, and prints the command that sends it. It sends nothing itself."""
+"""`vllm-repro draft`: writes what a person may send upstream about a run, and prints the command that sends it. It sends nothing itself.
+
+Of a rehearsal it prints none: that says nothing about vLLM."""
 
 from __future__ import annotations
 
@@ -36,6 +38,10 @@ def run(arguments: argparse.Namespace) -> int:
     write_whole(path, made.body, hint="-o FILE writes it elsewhere")
     for warning in _warnings(report, made):
         print(f"vllm-repro: {warning}", file=sys.stderr)
+    if report.rehearsal:
+        # A command that stands ready to be pasted is run before what speaks against it is read.
+        print(f"{path}: {len(made.body):,} characters, to look at: no command sends what a REHEARSAL says.")
+        return 0
     kind = f"a new issue for {made.issue.partition('#')[0]}" if made.title else f"a comment on {made.issue}"
     print(f"{path}: {kind}, {len(made.body):,} of {LIMIT:,} characters. Nothing is sent; once you have read it:")
     print(made.command(path))

@@ -70,7 +70,7 @@ def draft(
     for a new issue out of the lab, whose command nobody else can run. why: what the scenario says of the cause, for a new issue."""
     title = "" if report.filed else f"[Bug]: {' '.join(held(report.title, 200).split())}"
     page = _Page(_footer(report))
-    if title:
+    if title and not report.rehearsal:  # whose first line says what it is, and which is nobody's issue
         page.add("", lambda _: f"<!-- A new issue. Title: {html(title).replace('--', '- -')} -->")
     for make in _first_lines(report, alike, why):
         page.add("", make)
