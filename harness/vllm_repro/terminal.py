@@ -26,6 +26,7 @@ from vllm_repro.report.wording import (
     folded,
     outcome_word,
     outlasted_line,
+    refusals,
     seconds,
 )
 from vllm_repro.scenario import Arm
@@ -93,6 +94,7 @@ def summary(report: RunReport) -> str:
     for arm in report.arms:
         found = {changed["file"]: "".join(untried_in(changed)) for changed in arm.server.get("patched") or ()}
         lines += [f"changed in {arm.name}: {file}{untried}" for file, untried in found.items()]
+    lines += refusals(report.arms)
     telling = [trial for _, trial in report.failures] or [
         trial for arm in report.arms for trial in arm.trials if trial.outcome not in ("clean", "untriggered")
     ]

@@ -119,6 +119,28 @@ def test_log_text_breaks_neither_fence_nor_table_nor_xml() -> None:
     ET.fromstring(junit(replace(source, arms=(replace(source.arms[0], trials=(trial,)),))))
 
 
+def test_requests_that_were_refused_are_told_of_everywhere() -> None:
+    """The outcome is that of those that were taken: without a word a reader would believe that all of the workload was run."""
+
+    def of_eager(entry: Entry) -> Entry:
+        first = entry.event == "answer" and entry["arm"] == "eager" and entry["status"] == 200
+        return replace(entry, fields={**entry.fields, "status": 400, "error": "too long"}) if first else entry
+
+    recording = read(REHEARSAL / "journal.jsonl")
+    made = report_of(replace(recording, entries=tuple(map(of_eager, recording.entries))), REHEARSAL)
+    (trial,) = next(arm for arm in made.arms if arm.name == "eager").trials
+    assert trial.outcome is Outcome.CLEAN
+    said = f"2 of {trial.requests['sent']} requests were refused (400 x 2)"
+    assert trial.why == f"the boundary was crossed and the engine lived; {said}"
+    assert f"eager: {said}" in summary(made).splitlines()
+    assert f"eager: {said}." in markdown(made).splitlines()
+    assert f" eager: {said}." in render(made, "html")
+    assert f"trial 1: clean: {trial.why}" in junit(made)
+    assert f" eager: {said}." in render(made, "issue")
+    whole = report(REHEARSAL)
+    assert "refused" not in summary(whole) + markdown(whole)
+
+
 def test_reports_are_written_whole(tmp_path: Path) -> None:
     written = write_reports(replace(report(REHEARSAL), folder=tmp_path))
     assert {path.name for path in written} == set(FORMATS.values())

@@ -10,7 +10,7 @@ from vllm_repro.journal import Entry, Recording
 from vllm_repro.outcome import Outcome
 from vllm_repro.output import Checks, Held, Probe, Said, Weights, hold
 
-__all__ = ["Trial", "answer_word", "answers", "held", "output_words", "trial_of"]
+__all__ = ["Trial", "answer_word", "answers", "held", "output_words", "refused", "trial_of"]
 
 ALIVE = (Outcome.CLEAN, Outcome.UNTRIGGERED)
 JUDGED = (Weights.REAL, Weights.IMITATED, Weights.MADE)
@@ -32,6 +32,15 @@ def answers(recording: Recording) -> dict[Trial, tuple[str, ...]]:
         got = words.setdefault(trial, [])
         got += ["none"] * (sent - len(got))
     return {trial: tuple(_folded(those)) for trial, those in words.items()}
+
+
+def refused(recording: Recording) -> dict[Trial, tuple[int, ...]]:
+    """The statuses of each trial's requests that the server would not take (4xx), in the order of arrival."""
+    found: dict[Trial, list[int]] = {}
+    for entry in recording.of("answer"):
+        if entry["status"] is not None and 400 <= entry["status"] < 500:
+            found.setdefault(trial_of(entry), []).append(entry["status"])
+    return {trial: tuple(statuses) for trial, statuses in found.items()}
 
 
 def answer_word(entry: Entry) -> str:

@@ -19,11 +19,12 @@ from vllm_repro.outcome import Death, Outcome, Outlasted
 from vllm_repro.output import Held
 from vllm_repro.patch import Patch
 from vllm_repro.redact import Redactor, known_secrets
-from vllm_repro.report.answered import Trial, answers, held, output_words, trial_of
+from vllm_repro.report.answered import ALIVE, Trial, answers, held, output_words, refused, trial_of
 from vllm_repro.report.measured import measured
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, counting
 from vllm_repro.report.thinned import thinned
 from vllm_repro.report.timeline import timelines
+from vllm_repro.report.wording import refused_words
 from vllm_repro.scenario import Status
 from vllm_repro.trigger import Finding
 from vllm_repro.verdict import (
@@ -48,6 +49,7 @@ class _Said:
     """By trial. held: what only the other arms could tell of its answers. answers, output: as in `TrialReport`."""
 
     held: Mapping[Trial, Held]
+    refused: Mapping[Trial, tuple[int, ...]]
     answers: Mapping[Trial, tuple[str, ...]]
     output: Mapping[Trial, str]
 
@@ -81,7 +83,7 @@ def report_of(recording: Recording, folder: Path, secrets: Mapping[str, str] | N
     standing = Status(started["status"]["bad"], started["status"]["good"]).standing(version)
     good = started["status"]["good"]
     found = held(recording)
-    said = _Said(found, answers(recording), output_words(recording, found))
+    said = _Said(found, refused(recording), answers(recording), output_words(recording, found))
     if not started.get("errs"):
         # Beside another bug a wrong answer is a surprise; that none can be judged takes nothing from an engine's having lived.
         said = replace(said, held={trial: replace(one, unknown="") for trial, one in found.items()})
@@ -300,6 +302,10 @@ def _trial(entry: Entry, said: _Said) -> TrialReport:
         outcome = Outcome.UNTRIGGERED
     elif answer.unknown:
         answer = Held()
+    why, not_taken = answer.wrong or answer.unknown or entry["why"], said.refused.get(trial, ())
+    if outcome in ALIVE and not_taken:
+        # The rest of the workload crossed the boundary, or did not; that some of it was never run has to be said.
+        why += f"; {refused_words(not_taken, entry['requests']['sent'])}"
     return TrialReport(
         entry["trial"],
         outcome,
@@ -324,7 +330,7 @@ def _trial(entry: Entry, said: _Said) -> TrialReport:
         entry["duration_s"],
         entry["requests"],
         entry["log"],
-        answer.wrong or answer.unknown or entry["why"],
+        why,
         entry.get("captured") or {},
         entry.get("version"),
         _boot_line(entry.get("boot") or {}),
@@ -333,4 +339,5 @@ def _trial(entry: Entry, said: _Said) -> TrialReport:
         said.output.get(trial, ""),
         tuple(entry.get("rank_logs") or ()),
         tuple(Outlasted(**one) for one in entry.get("outlasted") or ()),
+        not_taken,
     )

@@ -31,6 +31,7 @@ from vllm_repro.report.wording import (
     expected_words,
     outcome_word,
     outlasted_line,
+    refusals,
     seconds,
     simulated,
 )
@@ -148,6 +149,7 @@ def _first_screen(report: RunReport) -> dict[str, Any]:
         "verdict_tone": _VERDICT_TONES.get(report.verdict.verdict, "warn"),
         "expected": expected_words(report.verdict.expected),
         "expected_tone": {True: "dull", False: "warn", None: "dull"}[report.verdict.expected],
+        "told_of_arms": (*report.comparisons, *refusals(report.arms)),
         "cause": next((_cause(arm, trial) for arm, trial in report.failures), None),
         "heads": heads,
         "rows": [(row, tones.get(row[-2].partition(",")[0].partition(" ")[0], "dull")) for row in rows],

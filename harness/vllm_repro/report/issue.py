@@ -22,7 +22,7 @@ from vllm_repro.report.patched import changed_files, diff_of, patched_section
 from vllm_repro.report.replaced import replaced_section
 from vllm_repro.report.speed import soak_section, speed_section
 from vllm_repro.report.table import arms_table
-from vllm_repro.report.wording import death_line, simulated
+from vllm_repro.report.wording import death_line, refusals, simulated
 from vllm_repro.verdict import Result
 
 __all__ = ["Draft", "draft"]
@@ -153,8 +153,8 @@ def _first_lines(report: RunReport, alike: Sequence[str], why: str) -> list[Make
     if (changed := changed_files(report)) and not as_released:
         text = cell(held("; ".join(changed), _SENTENCE))
         parts.append(lambda _: f"**With vLLM's source changed, see the diff below, in {text}.**")
-    if report.comparisons:
-        parts.append(lambda _: " ".join(f"{plain(held(text, _SENTENCE))}." for text in report.comparisons[:3]))
+    if said_more := (*report.comparisons[:3], *refusals(report.arms)[:3]):
+        parts.append(lambda _: " ".join(f"{plain(held(text, _SENTENCE))}." for text in said_more))
     if alike:
         links = ", ".join(_link(issue, beside=report.issue) for issue in alike[:8])
         parts.append(lambda _: f"> **May be the same, check before sending:** {links}")

@@ -9,7 +9,7 @@ from vllm_repro.report.patched import changed_files, patched_section
 from vllm_repro.report.replaced import replaced_section
 from vllm_repro.report.speed import soak_section, speed_section
 from vllm_repro.report.table import arms_table
-from vllm_repro.report.wording import death_line, expected_words, few, outlasted_line, simulated, telling
+from vllm_repro.report.wording import death_line, expected_words, few, outlasted_line, refusals, simulated, telling
 
 __all__ = ["environment_lines", "environment_list", "markdown", "senders"]
 
@@ -31,7 +31,7 @@ def markdown(report: RunReport) -> str:
     parts.append(
         f"**{report.verdict.verdict}** ({expected_words(report.verdict.expected)}): {cell(report.verdict.because)}."
     )
-    parts += [plain(text) + "." for text in report.comparisons]
+    parts += [plain(text) + "." for text in (*report.comparisons, *refusals(report.arms))]
     for _, trial in report.failures[:1]:
         if trial.death is None or trial.death.exception:
             parts.append(f"Cause: {code(held(trial.why, _MESSAGE))}")

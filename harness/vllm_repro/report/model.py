@@ -47,6 +47,8 @@ class TrialReport:
     rank_logs: tuple[str, ...] = ()
     """Of further nodes, by rank from 1."""
     outlasted: tuple[Outlasted, ...] = ()
+    refused: tuple[int, ...] = ()
+    """Statuses of the requests that the server would not take."""
 
     @property
     def failed(self) -> int | None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from vllm_repro.outcome import Outcome
-from vllm_repro.report.model import TrialReport
+from vllm_repro.report.model import ArmReport, TrialReport
 from vllm_repro.rest import RESTING
 
 __all__ = [
@@ -23,6 +23,8 @@ __all__ = [
     "outcome_word",
     "outlasted_line",
     "rank_logs",
+    "refusals",
+    "refused_words",
     "seconds",
     "simulated",
     "telling",
@@ -88,6 +90,22 @@ def latency(value: float | None) -> str:
     if value is None:
         return "at an unknown moment"
     return f"after {value * 1000:.0f} ms" if value < 1 else f"after {value:.1f} s"
+
+
+def refused_words(statuses: Sequence[int], sent: int) -> str:
+    """`1 of 2 requests was refused (400)`"""
+    said = ", ".join(f"{one} x {times}" if times > 1 else f"{one}" for one, times in Counter(statuses).items())
+    return f"{len(statuses)} of {many(sent, 'request')} {'was' if len(statuses) == 1 else 'were'} refused ({said})"
+
+
+def refusals(arms: Sequence[ArmReport]) -> list[str]:
+    """`eager: 1 of 2 requests was refused (400)`, for each arm in whose boots the server would not take all that was asked of it."""
+    found = [(arm.name, [trial for trial in arm.trials if trial.refused]) for arm in arms]
+    return [
+        f"{name}: {refused_words([one for trial in those for one in trial.refused], sum(trial.requests['sent'] for trial in those))}"
+        for name, those in found
+        if those
+    ]
 
 
 def outcome_word(trial: TrialReport) -> str:
