@@ -277,7 +277,12 @@ def _interrupt(tmp_path: Path, state: Path, number: signal.Signals, wait_for: st
         "XDG_STATE_HOME": str(state),
     }
     process = subprocess.Popen(
-        [sys.executable, "-m", "vllm_repro", *TQ], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [sys.executable, "-m", "vllm_repro", *TQ],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        # A script's job in the background ignores it, and so would what it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGQUIT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
@@ -295,7 +300,7 @@ def _server_session(folder: Path) -> int:
     return int(started["facts"]["pid"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT])
 @pytest.mark.parametrize("moment", ["trial-started", "server-started", "request-sent"])
 def test_an_interrupted_run_leaves_nothing_and_a_report(
     tmp_path: Path, own_state: Path, number: signal.Signals, moment: str

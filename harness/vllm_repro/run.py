@@ -60,7 +60,8 @@ __all__ = [
 ]
 
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""Ctrl-\\ too: servers have sessions of their own, so what ends only this process leaves them running."""
 
 
 @dataclass(frozen=True)
@@ -268,8 +269,8 @@ async def _trials(
             current.cancel()
 
     for number in _SIGNALS:
-        if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
-            continue  # under nohup a run is meant to outlive its terminal
+        if number in (signal.SIGHUP, signal.SIGQUIT) and signal.getsignal(number) is signal.SIG_IGN:
+            continue  # under nohup a run is meant to outlive its terminal, and a script's job what is typed there
         with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread: then the caller has the signals
             loop.add_signal_handler(number, stop, number)
     outcomes = {arm.name: list(left.outcomes.get(arm.name, ())) if left else list[Outcome]() for arm in arms}

@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command `vllm-repro`; returns the exit status of the contract."""
     arguments = parser().parse_args(argv)
     # What an install or a check has begun is undone on the way out of KeyboardInterrupt; a run has handlers of its own.
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _as_interrupt)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that has no word for a character still shows the rest
