@@ -7,6 +7,7 @@ line: `read` gives what is there and says that it is cut. Keys and tokens never 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -18,10 +19,14 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Self
 
+from vllm_repro import __version__
 from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.redact import Redactor
 
-__all__ = ["Entry", "Journal", "Recording", "being_written", "json_of", "read"]
+__all__ = ["SCHEMA", "Entry", "Journal", "Recording", "being_written", "head_of", "json_of", "legible", "read"]
+
+SCHEMA = 1
+"""Which journals these are; it rises with a change after which an older release would misread one."""
 
 LAST_EVENT = "run-ended"
 
@@ -164,6 +169,40 @@ def read(path: Path, keep: Callable[[Iterable[Entry]], Iterable[Entry]] = tuple)
             f"no journal at {path}: {error.strerror}", hint="name a run's folder, such as reports/<scenario>/latest"
         ) from error
     return Recording(kept, cut=reader.last != LAST_EVENT, damaged=reader.damaged)
+
+
+def head_of(recording: Recording, folder: Path, *, hint: str) -> Entry:
+    """The line that began the run. Raises `UsageError` where there is none (then with `hint`), or several, or of another schema."""
+    heads = list(recording.of("run-started"))
+    if not heads:
+        raise UsageError(f"the journal in {folder} does not hold the start of a run", hint=hint)
+    if len(heads) > 1:
+        # Their boots have the same numbers, so nobody can tell them apart, and a death would be counted for each.
+        raise UsageError(
+            f"the journal in {folder} holds {len(heads)} runs, or one of them several times",
+            hint="give each a folder of its own: its lines go from one run-started up to the next",
+        )
+    schema = heads[0].get("schema", SCHEMA)
+    if schema != SCHEMA:
+        raise UsageError(
+            f"the journal in {folder} has schema {schema!r}, and this is for schema {SCHEMA}",
+            hint=f"vllm-repro {heads[0].get('harness_version') or 'of another release'} wrote it, and reads it",
+        )
+    return heads[0]
+
+
+@contextlib.contextmanager
+def legible(folder: Path) -> Iterator[None]:
+    """While a journal from anywhere is taken in. Raises `UsageError` where it is not as this release writes one."""
+    try:
+        yield
+    except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
+        lacking = f"it lacks {error}" if isinstance(error, KeyError) else f"{error}"
+        raise UsageError(
+            f"the journal in {folder} is not as this release, {__version__}, writes one: {lacking}",
+            hint="its first line names the release that wrote it (harness_version), which reads it; if it is this one, and nobody has "
+            "changed the file, please report it",
+        ) from error
 
 
 class _Reader:

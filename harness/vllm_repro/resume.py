@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_repro.errors import UsageError
-from vllm_repro.journal import Recording, read
+from vllm_repro.journal import Recording, head_of, legible, read
 from vllm_repro.outcome import Outcome
 from vllm_repro.scenario import Arm
 from vllm_repro.verdict import Expected, is_other
@@ -67,13 +67,12 @@ class Left:
 
 def read_left(folder: Path) -> Left:
     """Raises `UsageError` where there is no journal in `folder`, or one of a run that came to its end."""
-    return left_of(read(folder / "journal.jsonl"), folder.resolve())
+    with legible(folder):
+        return left_of(read(folder / "journal.jsonl"), folder.resolve())
 
 
 def left_of(recording: Recording, folder: Path) -> Left:
-    started = recording.first("run-started")
-    if started is None:
-        raise UsageError(f"the journal in {folder} does not hold the start of a run", hint="run it anew")
+    started = head_of(recording, folder, hint="run it anew")
     ended = recording.end
     if ended is not None and not ended["interrupted"]:
         raise UsageError(f"the run in {folder} came to its end", hint=f"again: {started['reproduce']}")

@@ -28,7 +28,7 @@ from vllm_repro.boots import more
 from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.history.store import remember
 from vllm_repro.hostid import hosted_by
-from vllm_repro.journal import Journal, json_of
+from vllm_repro.journal import SCHEMA, Journal, json_of
 from vllm_repro.machine import Machine, look
 from vllm_repro.outcome import Outcome
 from vllm_repro.redact import Redactor, known_secrets
@@ -165,7 +165,7 @@ def run(
 def _header(plan: Plan, machine: Machine, record: Record | None) -> dict[str, Any]:
     scenario = plan.scenario
     return {
-        "schema": 1,
+        "schema": SCHEMA,
         "harness_version": __version__,
         "scenario": scenario.id,
         "issue": scenario.issue,

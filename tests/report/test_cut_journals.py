@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterable
@@ -12,12 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.report_examples import EXAMPLES
+from tests.report_examples import EXAMPLES, REHEARSAL
 from vllm_repro import catalogue
+from vllm_repro.cli import main
 from vllm_repro.errors import UsageError
 from vllm_repro.journal import read
 from vllm_repro.report import files
-from vllm_repro.report.build import build
+from vllm_repro.report.build import build, build_again
 from vllm_repro.report.files import FORMATS, ON_REQUEST, render
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.table import arms_grid
@@ -123,6 +125,45 @@ def test_a_journal_that_lost_lines_in_its_middle(tmp_path: Path, data: st.DataOb
     )
     assert report is not None
     assert report.killed is (len(lines) - 1 in torn)
+
+
+def changed(event: str, /, **fields: object) -> list[bytes]:
+    """A journal, cut before its last line, with other fields in its first such line; one that is None is gone."""
+    lines = (REHEARSAL / "journal.jsonl").read_bytes().splitlines(keepends=True)[:-1]
+    at, entry = next((at, one) for at, one in enumerate(map(json.loads, lines)) if one["event"] == event)
+    told = {key: value for key, value in {**entry, **fields}.items() if value is not None}
+    return [*lines[:at], json.dumps(told).encode() + b"\n", *lines[at + 1 :]]
+
+
+@pytest.mark.parametrize("verb", ["report", "draft", "run --resume"])
+@pytest.mark.parametrize(
+    ("journal", "says"),
+    [
+        (changed("run-started", schema=99, harness_version="9.9"), "has schema 99, and this is for schema 1"),
+        (changed("run-started", arms=None, reproduce=None), "it lacks '"),
+        (changed("trial-ended", outcome="exploded"), "'exploded' is not a valid Outcome"),
+        (changed("run-started") * 2, "holds 2 runs, or one of them several times"),
+    ],
+    ids=["schema", "arms", "outcome", "twice"],
+)
+def test_a_journal_that_this_release_did_not_write_is_wrong_usage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str, journal: list[bytes], says: str
+) -> None:
+    (tmp_path / "journal.jsonl").write_bytes(b"".join(journal))
+    assert main([*verb.split(), str(tmp_path)]) == 64
+    said = capsys.readouterr().err
+    assert f"the journal in {tmp_path} " in said
+    assert says in said
+    assert "next: " in said
+
+
+def test_whatever_a_journal_lacks_is_no_fault_of_the_harness(tmp_path: Path) -> None:
+    for event in ("run-started", "trial-started", "server-started", "answer", "sign", "trial-ended"):
+        fields = next(entry for entry in map(json.loads, changed(event)) if entry["event"] == event)
+        for name in fields:
+            (tmp_path / "journal.jsonl").write_bytes(b"".join(changed(event, **{name: None})))
+            with contextlib.suppress(UsageError):  # what this release can do without is rendered
+                build_again(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vllm_repro.cli.common import Subparsers, verb
 from vllm_repro.report.budget import LIMIT
-from vllm_repro.report.build import build
+from vllm_repro.report.build import build_again
 from vllm_repro.report.files import DRAFT, drafted, write_whole
 from vllm_repro.report.issue import Draft
 from vllm_repro.report.model import RunReport
@@ -32,7 +32,7 @@ def add(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    report = build(Path(arguments.run))
+    report = build_again(Path(arguments.run))
     made = drafted(report)
     path = arguments.output or report.folder / DRAFT
     write_whole(path, made.body, hint="-o FILE writes it elsewhere")

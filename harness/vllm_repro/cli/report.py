@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vllm_repro.cli.common import Subparsers, verb
 from vllm_repro.errors import UsageError
-from vllm_repro.report.build import build
+from vllm_repro.report.build import build_again
 from vllm_repro.report.files import FORMATS, ON_REQUEST, pieces, write_reports
 
 
@@ -30,7 +30,7 @@ def add(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    report = build(Path(arguments.run))
+    report = build_again(Path(arguments.run))
     if arguments.format is None:
         if arguments.output:
             raise UsageError("-o needs one format", hint=f"--format {'|'.join({**FORMATS, **ON_REQUEST})}")

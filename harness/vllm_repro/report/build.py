@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from vllm_repro.autopsy.signature import How
-from vllm_repro.errors import UsageError
 from vllm_repro.hostid import host_id
-from vllm_repro.journal import Entry, Recording, read
+from vllm_repro.journal import Entry, Recording, head_of, legible, read
 from vllm_repro.outcome import Death, Outcome, Outlasted
 from vllm_repro.output import Held
 from vllm_repro.patch import Patch
@@ -41,7 +40,7 @@ from vllm_repro.verdict import (
     is_unproved,
 )
 
-__all__ = ["build", "report_of"]
+__all__ = ["build", "build_again", "report_of"]
 
 
 @dataclass(frozen=True)
@@ -61,14 +60,18 @@ def build(folder: Path) -> RunReport:
     return report_of(read(folder / "journal.jsonl", thinned), folder, known_secrets(os.environ))
 
 
+def build_again(folder: Path) -> RunReport:
+    """As `build`, of a journal that another release may have written, or a hand changed: what it lacks is wrong usage, no fault of ours."""
+    with legible(folder):
+        return build(folder)
+
+
 def report_of(recording: Recording, folder: Path, secrets: Mapping[str, str] | None = None) -> RunReport:
-    """The report of a recording; pure. Raises `UsageError` where it does not even hold the start of a run.
+    """The report of a recording; pure. Raises `UsageError` where it is not that of one run, from its start.
 
     secrets: values that must not show, each with its name (`known_secrets`).
     """
-    started = recording.first("run-started")
-    if started is None:
-        raise UsageError(f"the journal in {folder} does not hold the start of a run", hint="name another run's folder")
+    started = head_of(recording, folder, hint="name another run's folder")
     # As folders and hosts were where the run was made, so that a report reads the same wherever it is rendered.
     # A run that was gone on with has had two heads, and perhaps two hosts.
     heads = [started, *recording.of("run-resumed")]
