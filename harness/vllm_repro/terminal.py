@@ -28,6 +28,7 @@ from vllm_repro.report.wording import (
     outlasted_line,
     refusals,
     seconds,
+    unrun_word,
 )
 from vllm_repro.scenario import Arm
 
@@ -90,6 +91,8 @@ def summary(report: RunReport) -> str:
         for trial, times in folded(arm.trials):
             said = outcome_word(trial) + times
             rows.append((arm.name, seconds(trial.boot_s), boundary(trial), engine_word(trial), said))
+        if not arm.trials:
+            rows.append((arm.name, "", "", "", unrun_word(arm)))
     lines += columns(rows, (24, 8, 60, 28, 24))
     for arm in report.arms:
         found = {changed["file"]: "".join(untried_in(changed)) for changed in arm.server.get("patched") or ()}

@@ -107,6 +107,30 @@ def test_an_arm_that_was_begun_is_not_said_to_have_not_run(tmp_path: Path) -> No
     assert set(others) <= {"not run"}
 
 
+def test_a_kill_and_an_interrupt_in_the_same_boot_leave_the_same_said(tmp_path: Path) -> None:
+    """Of the second of eight arms: what was cut, and what was not come to, in the verdict and in every table."""
+    lines = (REHEARSAL / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    ended = [at for at, line in enumerate(lines) if b'"event": "trial-ended"' in line]
+    killed = rendered(lines[: ended[1]], tmp_path)
+    assert killed is not None
+    cut = {**json.loads(lines[ended[1]]), "outcome": "cancelled", "why": "the run was interrupted"}
+    last = {**json.loads(lines[-1]), "interrupted": "SIGINT"}
+    entries = [*lines[: ended[1]], *(json.dumps(entry).encode() + b"\n" for entry in (cut, last))]
+    (tmp_path / "journal.jsonl").write_bytes(b"".join(entries))
+    interrupted = build(tmp_path)
+    rest = (
+        "; cut short: eager; not run: graphs-off, bigger-chunk, near-miss-128, near-miss-129, prefix-hit, growing-chat"
+    )
+    for made, word in ((killed, "cut short"), (interrupted, "cancelled")):
+        assert made.verdict.verdict is Verdict.REPRODUCES
+        assert made.verdict.expected is None
+        assert made.verdict.because.endswith(rest)
+        rows = [row[-2] for row in arms_grid(made).rows]
+        assert rows == ["crash, match", word, *["not run"] * 6]
+        table = summary(made).splitlines()[3 : 3 + len(rows)]
+        assert [line.endswith(word) for line, word in zip(table, rows, strict=True)] == [True] * len(rows)
+
+
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0, 1, exclude_max=True), folder=st.sampled_from(EXAMPLES))
 def test_a_journal_cut_at_any_byte(tmp_path: Path, share: float, folder: Path) -> None:

@@ -23,7 +23,7 @@ from vllm_repro.report.measured import measured
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, counting
 from vllm_repro.report.thinned import thinned
 from vllm_repro.report.timeline import timelines
-from vllm_repro.report.wording import refused_words
+from vllm_repro.report.wording import CUT, NOT_RUN, refused_words, unrun_word
 from vllm_repro.scenario import Status
 from vllm_repro.trigger import Finding
 from vllm_repro.verdict import (
@@ -169,11 +169,23 @@ def _verdict(
         others = tuple(name for name in verdict.surprises if name not in idle)
         text += f"; {verdict.because}" if others else ""
         verdict = VerdictReport(Verdict.INCONCLUSIVE, False if others else None, text, others)
-    missing = [arm.name for arm in arms if not arm.trials]
-    if verdict.expected and (ended is None or (missing and ended["interrupted"])):
-        rest = f"; not run: {', '.join(missing)}" if missing else "; the run was cut short"
-        verdict = VerdictReport(verdict.verdict, None, verdict.because + rest)
-    return verdict
+    if ended is not None and not ended["interrupted"]:
+        return verdict
+    missing = [arm for arm in arms if not arm.trials]
+    # However it ended: a kill leaves no end of the boot that it cut, an interrupt leaves one that says so.
+    cut = [
+        arm.name
+        for arm in arms
+        if unrun_word(arm) == CUT or [t.outcome for t in arm.trials[-1:]] == [Outcome.CANCELLED]
+    ]
+    never = [arm.name for arm in missing if arm.name not in cut]
+    rest = "".join(f"; {word}: {', '.join(names)}" for word, names in ((CUT, cut), (NOT_RUN, never)) if names)
+    undecided = verdict.expected and (ended is None or missing)
+    return replace(
+        verdict,
+        expected=None if undecided else verdict.expected,
+        because=verdict.because + (rest or ("; the run was cut short" if undecided else "")),
+    )
 
 
 def _spent(recording: Recording) -> float:

@@ -18,7 +18,7 @@ from vllm_repro.report.budget import held
 from vllm_repro.report.escape import printable
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner, counting
 from vllm_repro.report.patched import changed_files
-from vllm_repro.report.wording import death_line, telling
+from vllm_repro.report.wording import death_line, telling, unrun_word
 from vllm_repro.verdict import Expected, counted
 
 __all__ = ["junit"]
@@ -85,7 +85,7 @@ def _not_run(report: RunReport) -> list[ET.Element]:
     for arm in report.arms:
         if not arm.trials:
             case = _element("testcase", {**named, "name": arm.name})
-            case.append(_element("skipped", {"message": f"not run: the run was {by}"}))
+            case.append(_element("skipped", {"message": f"{unrun_word(arm)}: the run was {by}"}))
             cases.append(case)
     return cases
 

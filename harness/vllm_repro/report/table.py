@@ -12,7 +12,7 @@ from vllm_repro.outcome import Outcome
 from vllm_repro.report.grid import Grid, table
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport
 from vllm_repro.report.speed import ratio_words, shown_rows, spread_words
-from vllm_repro.report.wording import boundary, engine_word, few, folded, outcome_word, seconds
+from vllm_repro.report.wording import boundary, engine_word, few, folded, outcome_word, seconds, unrun_word
 from vllm_repro.verdict import Expected
 
 __all__ = ["arms_grid", "arms_table"]
@@ -44,8 +44,7 @@ def arms_grid(report: RunReport) -> Grid:
             words = (words(_Line(arm, trial)) for _, words in columns)
             rows.append((arm.name, *words, f"{outcome_word(trial)}{times}", _result(arm, did)))
         if not arm.trials:
-            # One that was begun has a command, and was cut.
-            rows.append((arm.name, *("" for _ in columns), "cut short" if arm.command else "not run", ""))
+            rows.append((arm.name, *("" for _ in columns), unrun_word(arm), ""))
     return Grid(("arm", *(head for head, _ in columns), "outcome", "result"), tuple(rows))
 
 

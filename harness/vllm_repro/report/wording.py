@@ -10,6 +10,8 @@ from vllm_repro.report.model import ArmReport, TrialReport
 from vllm_repro.rest import RESTING
 
 __all__ = [
+    "CUT",
+    "NOT_RUN",
     "boundary",
     "columns",
     "cut",
@@ -28,7 +30,10 @@ __all__ = [
     "seconds",
     "simulated",
     "telling",
+    "unrun_word",
 ]
+
+CUT, NOT_RUN = "cut short", "not run"
 
 _FIRST = 3
 """Trials of one outcome that a report tells of one by one; the others are counted."""
@@ -55,6 +60,11 @@ def telling(trials: Sequence[TrialReport]) -> tuple[list[TrialReport], list[str]
             crossed[trial.outcome] += trial.trigger.crossed
     rest = [(outcome, times - _FIRST) for outcome, times in seen.items() if times > _FIRST]
     return shown, [f"{n:,} more: {outcome}, the boundary crossed in {crossed[outcome]:,}" for outcome, n in rest]
+
+
+def unrun_word(arm: ArmReport) -> str:
+    """What stands for an arm of which no boot has an end on record; empty for others. One that was begun has a command, and was cut."""
+    return "" if arm.trials else CUT if arm.command else NOT_RUN
 
 
 def few(texts: Sequence[str], most: int) -> list[str]:
