@@ -142,8 +142,10 @@ def test_a_state_folder_that_cannot_be_written_is_trouble_of_the_host(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    with pytest.raises(InfraError, match="Not a directory"):
+    with pytest.raises(InfraError, match="Not a directory") as refused:
         start([sys.executable, "-c", "pass"], os.environ, tmp_path / "log")
+    assert f"cannot write to {state_folder()}," in str(refused.value)
+    assert "set XDG_STATE_HOME" in refused.value.hint
 
 
 def test_what_a_living_owner_runs_is_not_listed(tmp_path: Path) -> None:

@@ -129,7 +129,8 @@ def start(argv: Sequence[str], env: Mapping[str, str], log: Path, cwd: Path | No
                 "started": time.time(),
                 "log": [made.st_dev, made.st_ino],
             }
-            record.write_text(json.dumps(intent), encoding="utf-8")
+            with _recording():
+                record.write_text(json.dumps(intent), encoding="utf-8")
             popen = subprocess.Popen(
                 list(argv),
                 env=dict(env),
@@ -140,10 +141,12 @@ def start(argv: Sequence[str], env: Mapping[str, str], log: Path, cwd: Path | No
                 start_new_session=True,
                 preexec_fn=sign_in,
             )
-    except (OSError, subprocess.SubprocessError) as error:
+    except (InfraError, OSError, subprocess.SubprocessError) as error:
         with contextlib.suppress(OSError):  # the start that failed is what has to be told
             record.unlink(missing_ok=True)
             pid_file.unlink(missing_ok=True)
+        if isinstance(error, InfraError):
+            raise
         said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise InfraError(
             f"cannot start {argv[0]}: {said}", hint="vllm-repro doctor shows which servers can run here"
@@ -158,10 +161,23 @@ def start(argv: Sequence[str], env: Mapping[str, str], log: Path, cwd: Path | No
 
 
 @contextlib.contextmanager
+def _recording() -> Iterator[None]:
+    """Raises `InfraError` where a server's record cannot be written: without one a later run could not find it, so it is not started."""
+    try:
+        yield
+    except OSError as error:
+        raise InfraError(
+            f"cannot write to {state_folder()}, where the record of each server is kept: {error.strerror}",
+            hint="free some space there, or set XDG_STATE_HOME to a folder that can be written to",
+        ) from error
+
+
+@contextlib.contextmanager
 def _signing_in(pid_file: Path) -> Iterator[Callable[[], None]]:
-    """What the child calls to write its pid down. Raises `OSError` where the record's folder cannot be written to."""
-    pid_file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(pid_file, os.O_WRONLY | os.O_CREAT, 0o600)
+    """What the child calls to write its pid down. Raises `InfraError` where the record's folder cannot be written to."""
+    with _recording():
+        pid_file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(pid_file, os.O_WRONLY | os.O_CREAT, 0o600)
 
     def sign_in() -> None:
         # Runs in the child between fork and exec, where only plain system calls are safe.
