@@ -103,6 +103,15 @@ def test_wrong_usage_says_what_is_wrong_and_what_to_do(
     assert done.folder is None, "a run that cannot begin leaves no folder"
 
 
+def test_a_working_folder_that_is_gone_is_named(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = f"rmdir {gone}; exec {sys.executable} -P -m vllm_repro run tq-chunked-prefill --server rehearsal --out {tmp_path}"
+    done = subprocess.run(["sh", "-c", command], cwd=gone, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 64
+    assert done.stderr == "vllm-repro: the working folder is gone\n  next: change into one that is there: cd ~\n"
+
+
 @pytest.mark.parametrize(("moment", "words"), [("import", ["list"]), ("parse", ["--version"])])
 def test_an_interrupt_before_anything_has_begun_is_quiet(tmp_path: Path, moment: str, words: list[str]) -> None:
     wait = f"import time; open({str(tmp_path / 'there')!r}, 'w').close(); time.sleep(60)\n"

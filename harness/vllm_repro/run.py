@@ -213,8 +213,14 @@ def _edits(plan: Plan, arm: Arm) -> list[Edit]:
 
 
 def private_folders() -> list[tuple[str, str]]:
-    """The folders whose names a report must not carry, and what stands for them: words that a shell understands."""
-    folders = [(str(Path.cwd()), "."), (str(Path.home()), "$HOME")]
+    """The folders whose names a report must not carry, and what stands for them: words that a shell understands.
+
+    Raises `UsageError` where the first of them, the working folder, has been removed."""
+    try:
+        here = str(Path.cwd())
+    except FileNotFoundError as error:
+        raise UsageError("the working folder is gone", hint="change into one that is there: cd ~") from error
+    folders = [(here, "."), (str(Path.home()), "$HOME")]
     if temporary := os.environ.get("TMPDIR"):
         folders.append((temporary.rstrip("/"), "$TMPDIR"))
     return sorted(folders, key=lambda pair: -len(pair[0]))
