@@ -93,7 +93,7 @@ def summary(report: RunReport) -> str:
             rows.append((arm.name, seconds(trial.boot_s), boundary(trial), engine_word(trial), said))
         if not arm.trials:
             rows.append((arm.name, "", "", "", unrun_word(arm)))
-    lines += columns(rows, (24, 8, 60, 28, 24))
+    lines += columns(rows, (24, 8, 60, 28, 32))
     for arm in report.arms:
         found = {changed["file"]: "".join(untried_in(changed)) for changed in arm.server.get("patched") or ()}
         lines += [f"changed in {arm.name}: {file}{untried}" for file, untried in found.items()]

@@ -13,7 +13,9 @@ from vllm_repro.journal import Entry, Recording, read
 from vllm_repro.report.build import report_of
 from vllm_repro.report.files import render
 from vllm_repro.report.model import RunReport
+from vllm_repro.report.table import arms_grid
 from vllm_repro.report.thinned import thinned
+from vllm_repro.terminal import summary
 
 WHOLE = REHEARSAL / "journal.jsonl"
 
@@ -53,6 +55,16 @@ def test_its_requests_are_those_of_the_boot_that_was_not_cut(sent: bool) -> None
     assert [trial.outcome for trial in arm.trials] == ["cancelled", "crash"]
     assert arm.requests == whole.requests
     assert arm.requests
+
+
+def test_two_rows_of_one_arm_say_which_was_made_again() -> None:
+    made = reported(gone_on_with(sent=True))
+    assert [row[-2] for row in arms_grid(made).rows if row[0] == "reported"] == [
+        "cancelled, made again",
+        "crash, match",
+    ]
+    first, second = [line for line in summary(made).splitlines() if line.startswith("reported ")]
+    assert (first.endswith("cancelled, made again"), second.endswith("crash, match")) == (True, True)
 
 
 def test_its_junit_has_no_error() -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from vllm_repro.outcome import Outcome
-from vllm_repro.report.model import ArmReport, TrialReport
+from vllm_repro.report.model import ArmReport, TrialReport, counting
 from vllm_repro.rest import RESTING
 
 __all__ = [
@@ -40,11 +40,13 @@ _FIRST = 3
 
 
 def folded(trials: Sequence[TrialReport]) -> list[tuple[TrialReport, str]]:
-    """One row a trial, or, from four trials on, one row an outcome with its count."""
-    if len(trials) < 4:
-        return [(trial, "") for trial in trials]
-    first = {trial.outcome: trial for trial in reversed(trials)}
-    return [(trial, f" x {sum(t.outcome is outcome for t in trials)}") for outcome, trial in first.items()]
+    """One row a trial, or, from four trials on, one row an outcome with its count; and whether a boot that was cut was made again."""
+    counted = {trial.number for trial in counting(trials)}
+    rows = [(trial, "") for trial in trials]
+    if len(trials) >= 4:
+        first = {trial.outcome: trial for trial in reversed(trials)}
+        rows = [(trial, f" x {sum(t.outcome is outcome for t in trials)}") for outcome, trial in first.items()]
+    return [(trial, times if trial.number in counted else f"{times}, made again") for trial, times in rows]
 
 
 def telling(trials: Sequence[TrialReport]) -> tuple[list[TrialReport], list[str]]:
