@@ -23,6 +23,7 @@ from vllm_repro.report.files import FORMATS, render, write_reports
 from vllm_repro.report.junit import junit
 from vllm_repro.report.markdown import markdown
 from vllm_repro.report.model import RunReport
+from vllm_repro.report.table import arms_grid
 from vllm_repro.terminal import summary
 from vllm_repro.verdict import Verdict, VerdictReport, arm_result
 
@@ -65,6 +66,14 @@ def test_a_rehearsal_says_so_before_anything_else() -> None:
     assert "REHEARSAL" in lines[1]
     suite = ET.fromstring(junit(report(REHEARSAL)))
     assert all(case.get("classname", "").startswith("REHEARSAL.") for case in suite.iter("testcase"))
+
+
+@pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
+def test_the_table_calls_a_result_what_the_json_does(folder: Path) -> None:
+    made = report(folder)
+    results = {arm["name"]: arm["result"] for arm in made.as_json()["arms"] if arm["trials"]}
+    for row in arms_grid(made).rows:
+        assert row[0] not in results or row[-1].replace(",", "").split()[0] == results[row[0]]
 
 
 def test_no_private_path_in_any_example() -> None:

@@ -70,6 +70,6 @@ def _columns(report: RunReport) -> list[Column]:
 
 def _result(arm: ArmReport, did: str) -> str:
     if arm.expected is Expected.UNTRIGGERED and set(arm.result.outcomes) == {Outcome.UNTRIGGERED}:
-        return "as declared: it proves nothing"
+        return f"{arm.result.result}, as declared: it proves nothing"
     counted = f" ({arm.result.crashed} of {arm.result.conclusive} {did})" if arm.result.conclusive else ""
     return f"{arm.result.result}{counted}"
