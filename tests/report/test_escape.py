@@ -62,6 +62,7 @@ def test_a_summary(text: str) -> None:
         ("@user #1 owner/repo#2 GH-3", "@&#x200B;user #&#x200B;1 owner/repo#&#x200B;2 GH-&#x200B;3"),
         ("https://github.com/a/b/issues/1", "https:&#x200B;//github.com/a/b/issues/1"),
         ("<b> a|b", r"\<b> a\|b"),
+        ("1@.a", "1@&#x200B;.a"),
     ],
 )
 def test_it_stays_readable(text: str, expected: str) -> None:

@@ -21,7 +21,7 @@ _GAP = "&#x200B;"
 """A space of no width. GitHub looks for names and numbers in what it has rendered, so a backslash or an entity would not do."""
 
 _CALLS = (
-    (re.compile(r"@(?=[A-Za-z0-9])"), f"@{_GAP}"),
+    (re.compile(r"@(?=\S)"), f"@{_GAP}"),  # not only before a name: `1@.a` is a mail address there
     (re.compile(r"#(?=\d)"), f"#{_GAP}"),
     (re.compile(r"(?i)\b(GH-)(?=\d)"), rf"\1{_GAP}"),
     (re.compile(r"(?i)\b((?:https?|ftp):)(?=//)"), rf"\1{_GAP}"),
