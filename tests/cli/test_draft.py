@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 from tests.conftest import Harness
-from tests.report_examples import DIED, REHEARSAL
+from tests.report_examples import DIED, EXAMPLES, REHEARSAL
 
 
 def run_of(example: Path, folder: Path) -> Path:
@@ -42,6 +42,21 @@ def test_a_rehearsal_is_not_for_upstream(harness: Harness, tmp_path: Path) -> No
     assert "a REHEARSAL says nothing about vLLM" in done.err
     assert "gh issue" not in done.out + done.err
     assert "(REHEARSAL)" in (tmp_path / "there.md").read_text(encoding="utf-8").splitlines()[0]
+
+
+def test_a_bug_that_nobody_filed_and_the_run_did_not_see_is_no_new_issue(harness: Harness, tmp_path: Path) -> None:
+    run = run_of(next(folder for folder in EXAMPLES if folder.name == "sco-window-loads-wait-lab-0.32.0"), tmp_path)
+    assert "gh issue create" in harness("draft", str(run)).out
+    cause = "gets blocks for it first, and as many are kept back"
+    assert cause in (run / "issue.md").read_text(encoding="utf-8")
+    journal = run / "journal.jsonl"
+    short = journal.read_text(encoding="utf-8").replace('"crossed": true', '"crossed": false')
+    journal.write_text(short, encoding="utf-8")
+    done = harness("draft", str(run))
+    assert (done.status, "gh issue" in done.out) == (0, False)
+    assert "the bug was not seen in this run" in done.out
+    assert "the run decided nothing" in done.err
+    assert cause not in (run / "issue.md").read_text(encoding="utf-8"), "it would explain what nobody saw"
 
 
 def test_where_there_is_no_run(harness: Harness, tmp_path: Path) -> None:

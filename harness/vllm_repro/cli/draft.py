@@ -42,6 +42,11 @@ def run(arguments: argparse.Namespace) -> int:
         # A command that stands ready to be pasted is run before what speaks against it is read.
         print(f"{path}: {len(made.body):,} characters, to look at: no command sends what a REHEARSAL says.")
         return 0
+    if made.title and not report.seen:
+        print(
+            f"{path}: {len(made.body):,} characters, to look at: the bug was not seen in this run, and nobody files what was not."
+        )
+        return 0
     kind = f"a new issue for {made.issue.partition('#')[0]}" if made.title else f"a comment on {made.issue}"
     print(f"{path}: {kind}, {len(made.body):,} of {LIMIT:,} characters. Nothing is sent; once you have read it:")
     print(made.command(path))

@@ -144,7 +144,7 @@ def _first_lines(report: RunReport, alike: Sequence[str], why: str) -> list[Make
         said = held(trial.why, _CAUSE)
         wrong = trial.outcome is Outcome.WRONG_OUTPUT
         parts.append(lambda _: f"In {code(held(arm.name, 60))} {plain(said)}." if wrong else code(said))
-    if why and not report.filed:
+    if why and not report.filed and report.seen:  # else it would explain what nobody saw
         parts.append(lambda _: plain(held(" ".join(why.split()), _CAUSE)))
     if not report.filed:
         parts.append(lambda _: f"No report of this was found; nearest is {_link(report.issue, beside=report.issue)}.")

@@ -196,6 +196,11 @@ class RunReport:
         return self.evidence == "rehearsal"
 
     @property
+    def seen(self) -> bool:
+        """Whether a boot showed the bug."""
+        return any(arm.result.crashed for arm in self.arms if arm.result.expected.has_bug)
+
+    @property
     def failures(self) -> list[tuple[ArmReport, TrialReport]]:
         """Every trial that failed, the most telling first (`TrialReport.failed`), else in the order of arms."""
         found = [(arm, trial) for arm in self.arms for trial in arm.trials if trial.failed is not None]
