@@ -127,6 +127,7 @@ def test_an_interrupt_before_anything_has_begun_is_quiet(tmp_path: Path, moment:
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background have it ignored
     )
     deadline = time.monotonic() + 60
     while not (tmp_path / "there").exists() and time.monotonic() < deadline:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,8 @@ def scenario(folder: Path, declared: str) -> str:
     """tq-chunked-prefill with something to measure."""
     source = next(path for path in scenario_files() if path.name == "tq_chunked_prefill.py")
     text = source.read_text(encoding="utf-8")
-    text = text.replace("    chat,\n", "    chat,\n    checks,\n    throughput,\n", 1)
-    text = text.replace("    related=[", declared + "    related=[")
+    text = text.replace("    chat,\n", "    chat,\n    checks,\n", 1)
+    text = re.sub(r"    throughput=throughput\(.*\),\n", declared, text)
     path = folder / source.name
     path.write_text(text, encoding="utf-8")
     return str(path)
