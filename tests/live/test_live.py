@@ -107,7 +107,7 @@ def running(tmp_path: Path) -> Iterator[str]:
         "--load-format",
         "dummy",
     ]
-    flags = "--dtype bfloat16 --max-model-len 8192 --max-num-batched-tokens 512 --max-num-seqs 8 --enforce-eager"
+    flags = "--dtype float32 --max-model-len 8192 --max-num-batched-tokens 512 --max-num-seqs 8 --enforce-eager"
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     log = tmp_path / "server.log"
     started = start([*words, *flags.split()], environment, log)

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.live]
 
 # vLLM 0.28.0 and before die of this request (#54195).
 DEADLY = {"model": "tiny", "prompt": "hello", "max_tokens": 4, "min_tokens": 1, "stop_token_ids": [999999]}
-FLAGS = "--load-format dummy --dtype bfloat16 --max-model-len 8192 --max-num-seqs 8 --enforce-eager"
+FLAGS = "--load-format dummy --dtype float32 --max-model-len 8192 --max-num-seqs 8 --enforce-eager"
 
 
 def test_a_real_engine_dies_in_a_container(docker_engine: Engine, serve: Callable[..., DockerServer]) -> None:

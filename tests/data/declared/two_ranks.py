@@ -8,7 +8,7 @@ scenario = Scenario(
     title="Two ranks on one host",
     command="""
         vllm serve Qwen/Qwen3-0.6B
-        --dtype bfloat16
+        --dtype float32
         --max-model-len 4096
         --max-num-batched-tokens 512
         --max-num-seqs 4
