@@ -96,7 +96,7 @@ def bare(launch: Launch, request: Request, log: Path) -> Bare:
         return Bare(time.monotonic() - began, boot)
     finally:
         for process in session_members(server.pid):
-            with contextlib.suppress(psutil.Error):
+            with contextlib.suppress(psutil.Error):  # ended by itself
                 process.kill()
         server.wait()
 

@@ -75,7 +75,7 @@ async def serving(argv: tuple[str, ...], env: dict[str, str], folder: Path) -> A
 
 
 async def _healthy(client: Client) -> bool:
-    with contextlib.suppress(httpx.HTTPError):
+    with contextlib.suppress(httpx.HTTPError):  # not up yet
         return (await client.get("/health")).status_code == 200
     return False
 

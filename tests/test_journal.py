@@ -75,7 +75,9 @@ def test_threads_do_not_tear_lines(tmp_path: Path) -> None:
     assert recording.damaged == 0
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)  # each example writes its file anew
 @given(cut=st.integers(0, 400))
 def test_a_journal_cut_at_any_byte_is_readable(tmp_path: Path, cut: int) -> None:
     whole = tmp_path / "whole"

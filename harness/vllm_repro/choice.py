@@ -174,9 +174,9 @@ def _docker_has(scenario: Scenario, options: Options, missing: str) -> str:
         return ""
     image = options.image or default_image(scenario, options.vllm or scenario.try_with)
     with (
-        contextlib.suppress(InfraError),
+        contextlib.suppress(InfraError),  # no engine, or one without the image, is an answer
         contextlib.closing(connect()) as engine,
-    ):  # no engine, or one without the image, is an answer
+    ):
         if not scenario.needs.gpus or "nvidia" in engine.runtimes:
             image_facts(engine, image)
             return f"Docker {engine.version} has the image {image}"

@@ -260,7 +260,7 @@ def _check_stand_in(
     for index, arm in enumerate(scenario.arms):
         with contextlib.suppress(CommandError):  # said where the arm is looked at
             told |= set(_mistyped(scenario.command_of(arm), scenario.try_with))
-        with contextlib.suppress(CommandError, ScenarioError):
+        with contextlib.suppress(CommandError, ScenarioError):  # as above
             told |= set(_too_long(scenario, arm, scenario.command_of(arm)))
         try:
             command = command_of(arm)
@@ -271,7 +271,7 @@ def _check_stand_in(
             if mistake not in told:  # of the first arm, which has no edits, it is one of the changes
                 reading.problem(reading.at_arm(arm) if index else line, f"{key}, arm {arm.name!r}: {mistake}")
                 told.add(mistake)
-        with contextlib.suppress(CommandError, ScenarioError):
+        with contextlib.suppress(CommandError, ScenarioError):  # a size that cannot be told is one of the arm's
             for refused in _too_long(scenario, arm, command, in_lab=key == "lab"):
                 if refused not in told:
                     reading.problem(line, f"{key}, arm {arm.name!r}: {refused}")

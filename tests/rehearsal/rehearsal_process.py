@@ -105,7 +105,7 @@ class Running:
             self.process.kill()
             self.process.wait()
         # a killed server leaves its children behind, as vLLM's does: they are in its session
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError):  # ended by itself
             os.killpg(self.process.pid, signal.SIGKILL)
 
 

@@ -58,7 +58,7 @@ def orphans() -> Iterator[list[psutil.Process]]:
     found: list[psutil.Process] = []
     yield found
     for process in found:
-        with suppress(psutil.NoSuchProcess):
+        with suppress(psutil.NoSuchProcess):  # ended by itself
             process.kill()
 
 

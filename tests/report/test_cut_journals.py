@@ -131,14 +131,18 @@ def test_a_kill_and_an_interrupt_in_the_same_boot_leave_the_same_said(tmp_path: 
         assert [line.endswith(word) for line, word in zip(table, rows, strict=True)] == [True] * len(rows)
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)  # each example writes its file anew
 @given(share=st.floats(0, 1, exclude_max=True), folder=st.sampled_from(EXAMPLES))
 def test_a_journal_cut_at_any_byte(tmp_path: Path, share: float, folder: Path) -> None:
     raw = (folder / "journal.jsonl").read_bytes()
     rendered([raw[: int(share * (len(raw) - 1))]], tmp_path)
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)  # each example writes its file anew
 @given(data=st.data())
 def test_a_journal_that_lost_lines_in_its_middle(tmp_path: Path, data: st.DataObject) -> None:
     """As a disk that was full for a while leaves it, or a block that never got there."""

@@ -26,11 +26,11 @@ class Proxy:
 
     def cut(self) -> None:
         for end in self._open:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # the other side has closed it
                 end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # never listened on
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._threads[0].join()
@@ -55,9 +55,9 @@ class Proxy:
                 thread.start()
 
     def _pass_on(self, one: socket.socket, other: socket.socket) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the connection was cut
             while data := one.recv(65536):
                 other.sendall(data)
         for end in (one, other):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # the other side has closed it
                 end.shutdown(socket.SHUT_RDWR)

@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             return _fault(arguments, error)
         # Python flushes it once more while it exits.
-        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  # open for as long as the process lives
         print(f"vllm-repro: cannot write: {error.strerror}\n  next: make room, or write elsewhere", file=sys.stderr)
         return HOST_TROUBLE
     except Exception as error:  # the last door: a fault of our own must say so and have its exit status

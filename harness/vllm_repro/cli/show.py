@@ -120,8 +120,8 @@ def _laid_over_local(arm: Arm, options: Options) -> Laid:
 def _is_rehearsal(image: str) -> bool:
     """Whether the image holds the rehearsal engine, as far as an engine here knows it."""
     with (
-        contextlib.suppress(InfraError),
+        contextlib.suppress(InfraError),  # what no engine here knows is not held to be one
         contextlib.closing(connect()) as engine,
-    ):  # what no engine here knows is not held to be one
+    ):
         return image_facts(engine, image).rehearsal
     return False
