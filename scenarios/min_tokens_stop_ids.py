@@ -6,8 +6,8 @@ device-side assertion on a GPU; either ends the engine for everybody. Without `m
 nothing indexes with the id. From 0.29.0 on such a request is refused with a 400.
 
 The issue gives the request and no server command, so the command here is a plain one for a small public model; any model will do,
-since the fault is in the sampler's masking and not in the weights. It computes in float32: on a
-machine with AMX the first request to so small a model in bfloat16 ends in an illegal instruction in vLLM's attention (0.28.0, 0.29.0).
+since the fault is in the sampler's masking and not in the weights. It computes in float32: on a machine with AMX the first request to so
+small a model in bfloat16 ends in an illegal instruction in vLLM's attention (0.28.0, 0.29.0).
 """
 
 from vllm_repro.vocabulary import (

@@ -117,13 +117,14 @@ def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
         reading.missing("arms", "no arms: at least `arm('reported', dies)`")
         return
     first = scenario.arms[0]
-    if (first.edits or not first.expected.has_bug) and not {"arms"} & (reading.made_up | reading.incomplete):
-        reading.problem(
-            reading.at_arm(first),
-            "the first arm is the reported command itself: it `dies`, `errs`, `hangs` or `spins` and has no edits",
-        )
-    if first.name != "reported" and not {"arms"} & (reading.made_up | reading.incomplete):
-        reading.problem(reading.at_arm(first), f"the first arm is named 'reported', not {first.name!r}")
+    if "arms" not in reading.made_up | reading.incomplete:
+        if first.edits or not first.expected.has_bug:
+            reading.problem(
+                reading.at_arm(first),
+                "the first arm is the reported command itself: it `dies`, `errs`, `hangs` or `spins` and has no edits",
+            )
+        if first.name != "reported":
+            reading.problem(reading.at_arm(first), f"the first arm is named 'reported', not {first.name!r}")
     if reading.made_up & {"command", "arms"}:
         return  # arms edit the command; with either made up nothing can be said of them
     _check_baselines(scenario, reading)
