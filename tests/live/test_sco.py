@@ -69,10 +69,10 @@ def test_an_engine_that_answers_everything_never_comes_to_rest(harness: Harness)
     provision("0.32.0")
     for _ in range(3):  # of nine boots on busy machines one came to rest
         done = harness("run", "sco-lazy-never-rests", "--server", "lab", "--vllm", "0.32.0", "--arm", "reported")
-        if done.status == 0:
+        (trial,) = done.report["arms"][0]["trials"]
+        if trial["outcome"] != "clean":
             break
     assert done.status == 0, done.out + done.err
-    trial = done.report["arms"][0]["trials"][0]
     assert (trial["outcome"], trial["death"], trial["during"]) == ("hang", None, "coming to rest")
     assert trial["requests"] == {"sent": 3, "ok": 3, "failed": 0}
     filled, seen = trial["trigger"]["evidence"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,8 @@ def test_tokens_are_those_that_the_server_counts_and_random_weights_claim_nothin
         soak = trial["soak"]
         assert (soak["errors"], soak["restarts"]) == (0, 0), name
         assert soak["seconds"] == 10
-        assert sum(tenth > 0 for tenth in soak["tenths"]) >= 7, "a crowded machine may stand still for a second or two"
+        # What a stream says comes in pieces, and a second may fall between two of them; two in a row would be a stop.
+        assert all(any(pair) for pair in pairwise(soak["tenths"])), soak["tenths"]
     lines = [json.loads(line) for line in (done.folder / "requests.jsonl").read_text(encoding="utf-8").splitlines()]
     taken = [line for line in lines if line["name"] == "throughput"]
     assert taken
