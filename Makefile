@@ -62,7 +62,7 @@ images: ## build the images of the rehearsal engine
 	@fixtures/images/build.sh rehearsal
 
 compose: $(BIN)/vllm-repro ## write docker-compose.yml anew from the scenarios
-	@$(BIN)/python -m vllm_repro.composed > docker-compose.yml.new && mv docker-compose.yml.new docker-compose.yml
+	@$(BIN)/python -m vllm_repro.servers.compose_services > docker-compose.yml.new && mv docker-compose.yml.new docker-compose.yml
 
 check: $(BIN)/vllm-repro ## find mistakes in the scenario files
 	@$(BIN)/vllm-repro check

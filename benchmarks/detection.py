@@ -27,20 +27,20 @@ from typing import Any
 
 import psutil
 
-from vllm_repro.catalogue import find
-from vllm_repro.choice import Options
-from vllm_repro.client import Client
-from vllm_repro.deathsigns import Channel, log_sign
+from vllm_repro.client.client import Client
 from vllm_repro.errors import ReproError
-from vllm_repro.journal import Journal
-from vllm_repro.launch import Launch
+from vllm_repro.journal.journal import Journal
 from vllm_repro.releases.provision import ReleaseCache
-from vllm_repro.scenario import Arm, Scenario
+from vllm_repro.running.death_signs import Channel, log_sign
+from vllm_repro.running.watch import Patience, Watch
+from vllm_repro.scenario.catalogue import find
+from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.base import Evidence, Server, ServerKind
+from vllm_repro.servers.choice import Options
 from vllm_repro.servers.docker import DockerServer
 from vllm_repro.servers.docker_engine import connect
-from vllm_repro.site import Site, make_site
-from vllm_repro.watch import Patience, Watch
+from vllm_repro.servers.launch import Launch
+from vllm_repro.servers.site import Site, make_site
 
 VERSION = "0.28.0"
 REHEARSAL_IMAGE = "vllm-repro/rehearsal:latest"

@@ -25,17 +25,17 @@ from pathlib import Path
 import httpx
 import psutil
 
-from vllm_repro.catalogue import find
-from vllm_repro.choice import Options
-from vllm_repro.journal import read
-from vllm_repro.launch import Launch
-from vllm_repro.processes import session_members
+from vllm_repro.host.processes import session_members
+from vllm_repro.journal.journal import read
 from vllm_repro.releases.provision import ReleaseCache
-from vllm_repro.scenario import Arm
+from vllm_repro.scenario.catalogue import find
+from vllm_repro.scenario.scenario import Arm
+from vllm_repro.scenario.workload import Request
 from vllm_repro.servers.base import ServerKind
+from vllm_repro.servers.choice import Options
+from vllm_repro.servers.launch import Launch
 from vllm_repro.servers.process import free_port
-from vllm_repro.site import make_site
-from vllm_repro.workload import Request
+from vllm_repro.servers.site import make_site
 
 VERSION = "0.28.0"
 SCENARIO, ARM = "min-tokens-stop-ids", "near-miss"

@@ -21,16 +21,16 @@ from pathlib import Path
 
 import httpx
 
-from vllm_repro.client import Client
+from vllm_repro.client.client import Client
+from vllm_repro.client.prompts import build_chat
 from vllm_repro.errors import ReproError
-from vllm_repro.launch import CPU_ENV, OFFLINE_ENV
-from vllm_repro.prompts import build_chat
 from vllm_repro.releases.provision import ReleaseCache
 from vllm_repro.releases.tinymodel import make_tiny_model
 from vllm_repro.resources import rehearsal_engine
 from vllm_repro.servers.base import Evidence, ServerKind
+from vllm_repro.servers.launch import CPU_ENV, OFFLINE_ENV
 from vllm_repro.servers.process import ProcessServer, free_port
-from vllm_repro.standin import StandIn
+from vllm_repro.tiny_model import StandIn
 
 VERSION = "0.28.0"
 SIZES = (100, 4225, 7593, 90_000)

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.schemas import check_files, hold_all
-from vllm_repro.processes import list_left, remove_left
+from vllm_repro.host.processes import list_left, remove_left
 
 hold_all()
 # How long an example takes says more of the machine, which has other work, than of the code.

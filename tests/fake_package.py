@@ -5,7 +5,7 @@ from __future__ import annotations
 import py_compile
 from pathlib import Path
 
-from vllm_repro.patch import Patch
+from vllm_repro.scenario.patch import Patch
 
 FILE = "vllm/answer.py"
 BEFORE = "ANSWER = 41\n"

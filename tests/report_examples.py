@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vllm_repro.journal import read
+from vllm_repro.journal.journal import read
 from vllm_repro.report.build import report_of
 from vllm_repro.report.model import RunReport
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vllm_repro.catalogue import scenario_files
-from vllm_repro.scenario_file import read
+from vllm_repro.scenario.catalogue import scenario_files
+from vllm_repro.scenario.reader import read
 
 TQ = "tq_chunked_prefill.py"
 

@@ -17,7 +17,7 @@ import jsonschema
 
 import vllm_repro.report
 from vllm_repro.report.model import RunReport
-from vllm_repro.versionmap import VersionMap
+from vllm_repro.report.version_map import VersionMap
 
 __all__ = ["SCHEMA", "VERSIONS_SCHEMA", "check_files", "closed", "hold_all", "unheld"]
 

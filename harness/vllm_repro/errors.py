@@ -9,7 +9,7 @@
     └── HarnessBug        this package did something that it must not            exit 70
 
 Each carries the sentence that says what happened and, in `hint`, what to do next. What an engine does (it dies, it hangs, it never
-becomes ready) is never an error of this package: it is an outcome, see `vllm_repro.outcome`.
+becomes ready) is never an error of this package: it is an outcome, see `vllm_repro.verdict.outcome`.
 """
 
 from __future__ import annotations

@@ -16,19 +16,19 @@ from typing import Any
 
 import pytest
 
-from vllm_repro.choice import Choice, Options, choose, usual_release
 from vllm_repro.errors import InfraError, ReproError, Unsupported
-from vllm_repro.gpulock import gpus_taken
-from vllm_repro.outcome import Outcome
+from vllm_repro.host.gpu_lock import gpus_taken
 from vllm_repro.report.model import ArmReport, RunReport
 from vllm_repro.report.wording import death_line
-from vllm_repro.run import Plan, default_out, run
-from vllm_repro.scenario import Arm, Scenario
-from vllm_repro.scenario_file import load_file
+from vllm_repro.running.run import Plan, default_out, run
+from vllm_repro.running.watch import Patience
+from vllm_repro.scenario.reader import load_file
+from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.base import Evidence, ServerKind
-from vllm_repro.site import open_site
-from vllm_repro.verdict import Expect, Result, Standing
-from vllm_repro.watch import Patience
+from vllm_repro.servers.choice import Choice, Options, choose, usual_release
+from vllm_repro.servers.site import open_site
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.verdict import Expect, Result, Standing
 
 _EVIDENCE_REHEARSAL = ("vllm-repro-evidence", Evidence.REHEARSAL.value)
 _OPTIONS = ("server", "image", "vllm", "model", "weights")

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_versionmap import run_of
+from tests.report.test_version_map import run_of
 from vllm_repro.cli import causes, main
 from vllm_repro.cli.running import Job
 from vllm_repro.errors import InfraError, UsageError
-from vllm_repro.outcome import Outcome
 from vllm_repro.report.model import RunReport
-from vllm_repro.resume import read_left
+from vllm_repro.running.resume import read_left
+from vllm_repro.verdict.outcome import Outcome
 
 CRASH, CLEAN = Outcome.CRASH, Outcome.CLEAN
 Answer = Callable[[Job], RunReport]

@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 
 from tests.golden_files import assert_golden
-from vllm_repro.catalogue import find
-from vllm_repro.cause import Cause, Causes
 from vllm_repro.cli import causes as causes_verb
 from vllm_repro.cli import explore as explore_verb
 from vllm_repro.cli import main
-from vllm_repro.explorer.case import Case
-from vllm_repro.explorer.causing import Row, case_of, lines, reading, tried
-from vllm_repro.explorer.finding import Outcome, outcome_from
-from vllm_repro.explorer.given import setup_of
-from vllm_repro.patch import Patch
 from vllm_repro.releases.overlay import Overlaid
 from vllm_repro.releases.provision import Provisioned
-from vllm_repro.scenario_file import check_file, read
-from vllm_repro.verdict import Expected
+from vllm_repro.scenario.catalogue import find
+from vllm_repro.scenario.cause import Cause, Causes
+from vllm_repro.scenario.patch import Patch
+from vllm_repro.scenario.reader import check_file, read
+from vllm_repro.verdict.verdict import Expected
+from vllm_repro_explore.case import Case
+from vllm_repro_explore.causing import Row, case_of, lines, reading, tried
+from vllm_repro_explore.finding import Outcome, outcome_from
+from vllm_repro_explore.given import setup_of
 
 DEATH = {
     "kind": "death",

@@ -16,18 +16,18 @@ import jsonschema
 import pytest
 
 from tests.conftest import Harness
+from tests.report.test_version_map import run_of
 from tests.schemas import SCHEMA, VERSIONS_SCHEMA
-from tests.test_versionmap import run_of
-from vllm_repro.catalogue import find
-from vllm_repro.choice import Choice, Options
 from vllm_repro.cli import main, running, versions
 from vllm_repro.cli.running import Job
 from vllm_repro.cli.versions import bounds, releases
 from vllm_repro.errors import InfraError, Unsupported, UsageError
-from vllm_repro.outcome import Outcome
 from vllm_repro.report.model import RunReport
+from vllm_repro.scenario.catalogue import find
 from vllm_repro.servers.base import Evidence, ServerKind
-from vllm_repro.site import RehearsalSite
+from vllm_repro.servers.choice import Choice, Options
+from vllm_repro.servers.site import RehearsalSite
+from vllm_repro.verdict.outcome import Outcome
 
 TQ = ("versions", "tq-chunked-prefill", "--server", "rehearsal")
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 
 from vllm_repro.history.rows import ArmRow, Figure, RunRow, build_of
-from vllm_repro.throughput import Point
-from vllm_repro.verdict import Expected, Result, Standing, Verdict
+from vllm_repro.verdict.throughput import Point
+from vllm_repro.verdict.verdict import Expected, Result, Standing, Verdict
 
 FIRST = date(2026, 9, 1)
 POINT = Point(128, 512, 4)

@@ -13,8 +13,8 @@ from datetime import UTC, date, datetime, timedelta
 from math import exp
 
 from vllm_repro.history.rows import ArmRow, Figure, RunRow, build_of
-from vllm_repro.throughput import Point
-from vllm_repro.verdict import Expected, Result, Standing, Verdict
+from vllm_repro.verdict.throughput import Point
+from vllm_repro.verdict.verdict import Expected, Result, Standing, Verdict
 
 NOTICE = "REHEARSAL: simulated nights. Every number here is drawn from a seed; none was measured."
 FIRST = date(2026, 9, 1)

@@ -17,10 +17,10 @@ from vllm_repro.history.nights import night_of
 from vllm_repro.history.page import page
 from vllm_repro.history.rows import RunRow, row_of
 from vllm_repro.history.telling import as_json, terminal
-from vllm_repro.hostid import hardware
-from vllm_repro.journal import Recording, read
+from vllm_repro.host.host_id import hardware
+from vllm_repro.journal.journal import Recording, read
 from vllm_repro.report.build import report_of
-from vllm_repro.verdict import Expected, Standing, Verdict
+from vllm_repro.verdict.verdict import Expected, Standing, Verdict
 
 
 def told(pairs: list[tuple[date, RunRow]], nights: int = 1) -> Account:

@@ -12,8 +12,8 @@ from tests.history.made import RELEASE, arm, row
 from vllm_repro.history.life import ABSENT, SETTLED, Life, Lived, lives
 from vllm_repro.history.rows import RunRow
 from vllm_repro.history.telling import life_text
-from vllm_repro.statistics import clean_needed, clean_streak, lower_bound
-from vllm_repro.verdict import Expected, Standing
+from vllm_repro.verdict.statistics import clean_needed, clean_streak, lower_bound
+from vllm_repro.verdict.verdict import Expected, Standing
 
 Rows = Sequence[tuple[date, RunRow]]
 

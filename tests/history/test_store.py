@@ -20,7 +20,7 @@ from tests.report_examples import EXAMPLES, LIVED
 from vllm_repro.errors import InfraError
 from vllm_repro.history.rows import Build, build_of, row_of, setup_of
 from vllm_repro.history.store import STORE, Store, remember
-from vllm_repro.journal import Journal, being_written
+from vllm_repro.journal.journal import Journal, being_written
 from vllm_repro.report.build import build
 
 RUN = ("run", "tq-chunked-prefill", "--server", "rehearsal", "--arm", "reported")

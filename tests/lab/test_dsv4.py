@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-import vllm_repro.choice
-import vllm_repro.lab.site
-from vllm_repro.catalogue import find
-from vllm_repro.choice import Options, choose, usual_release
+import vllm_repro.servers.choice
+import vllm_repro.servers.lab
 from vllm_repro.errors import InfraError
-from vllm_repro.lab.site import LabServer, LabSite
-from vllm_repro.launch import Launch
 from vllm_repro.releases.provision import Provisioned, ReleaseCache
-from vllm_repro.scenario import Arm, Scenario
-from vllm_repro.scenario_file import read as read_scenario
+from vllm_repro.scenario.catalogue import find
+from vllm_repro.scenario.reader import read as read_scenario
+from vllm_repro.scenario.scenario import Arm, Scenario
+from vllm_repro.scenario.sizes import sized
 from vllm_repro.servers.base import Server, ServerKind
+from vllm_repro.servers.choice import Options, choose, usual_release
+from vllm_repro.servers.lab import LabServer, LabSite
+from vllm_repro.servers.launch import Launch
 from vllm_repro.servers.ranked import RankedServer
-from vllm_repro.sizes import sized
-from vllm_repro.verdict import Standing
+from vllm_repro.verdict.verdict import Standing
 from vllm_repro.vocabulary import chat
 
 DSV4 = find("dsv4-tp2")
@@ -63,7 +63,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LabSite:
     file.parent.mkdir(parents=True)
     file.write_text(FLASHMLA, encoding="utf-8")
     release = Provisioned("0.32.0", "2.13.0", folder / "python", folder, (str(folder / "bin" / "vllm"),))
-    monkeypatch.setattr(vllm_repro.lab.site, "provision", lambda *_: release)
+    monkeypatch.setattr(vllm_repro.servers.lab, "provision", lambda *_: release)
     made = LabSite(Options(), DSV4)
     made.prepare(print)
     return made
@@ -133,21 +133,21 @@ def test_without_a_release_named_the_lab_has_its_own(monkeypatch: pytest.MonkeyP
     assert usual_release(DSV4, ServerKind.DOCKER) is None
     tq = find("tq-chunked-prefill")
     assert usual_release(tq, ServerKind.LAB) == tq.try_with
-    monkeypatch.setattr(vllm_repro.choice, "gpus", lambda: ())
+    monkeypatch.setattr(vllm_repro.servers.choice, "gpus", lambda: ())
     monkeypatch.setattr(ReleaseCache, "get", lambda _, version: "here" if version == "0.32.0" else None)
     assert choose(DSV4, Options(), download=False).kind is ServerKind.LAB
 
 
 def test_a_bug_of_a_cpu_that_the_lab_carries_goes_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """A release as it is installed here has no Triton for CPUs, and would die of that."""
-    monkeypatch.setattr(vllm_repro.choice, "_docker_has", lambda *_: "")
-    monkeypatch.setattr(vllm_repro.choice, "local_vllm", lambda: None)
+    monkeypatch.setattr(vllm_repro.servers.choice, "_docker_has", lambda *_: "")
+    monkeypatch.setattr(vllm_repro.servers.choice, "local_vllm", lambda: None)
     monkeypatch.setattr(ReleaseCache, "get", lambda _, version: f"release {version}")
     for memory in (16.0, 1024.0):
-        monkeypatch.setattr(vllm_repro.choice, "memory_gb", lambda memory=memory: memory)
+        monkeypatch.setattr(vllm_repro.servers.choice, "memory_gb", lambda memory=memory: memory)
         assert choose(ON_A_CPU, Options(), download=False).kind is ServerKind.LAB
         assert choose(ON_A_CPU, Options(vllm="0.32.0"), download=False).kind is ServerKind.LAB
-    monkeypatch.setattr(vllm_repro.choice, "memory_gb", lambda: 16.0)
+    monkeypatch.setattr(vllm_repro.servers.choice, "memory_gb", lambda: 16.0)
     assert choose(ON_A_CPU, Options()).why == "the scenario needs CPU, 256 GB, and this machine has 16 GB"
 
 

@@ -11,29 +11,29 @@ from unittest.mock import Mock
 import jsonschema
 import pytest
 
-import vllm_repro.choice
-import vllm_repro.lab.site
+import vllm_repro.servers.choice
+import vllm_repro.servers.lab
 from tests.fake_vllm import FakeVllm
 from tests.report_examples import REHEARSAL, report
+from tests.running.test_trial import trial_on
 from tests.schemas import SCHEMA
-from tests.test_trial import trial_on
-from vllm_repro.catalogue import find
-from vllm_repro.choice import Choice, Options, choose
-from vllm_repro.commands.command import parse
+from vllm_repro.command.command import parse
 from vllm_repro.errors import InfraError, Unsupported, UsageError
-from vllm_repro.journal import read
-from vllm_repro.lab.launch import graph_mode, lab_launch
-from vllm_repro.lab.site import PLUGIN, LabServer, LabSite, capture_of, read_replaced, shown
-from vllm_repro.launch import Launch
-from vllm_repro.outcome import Outcome
+from vllm_repro.journal.journal import read
 from vllm_repro.releases.provision import Provisioned, ReleaseCache
 from vllm_repro.report.markdown import markdown
-from vllm_repro.scenario import Arm, Capture
-from vllm_repro.scenario_file import read as read_scenario
+from vllm_repro.running.trial import run_trial
+from vllm_repro.scenario.catalogue import find
+from vllm_repro.scenario.reader import read as read_scenario
+from vllm_repro.scenario.scenario import Arm, Capture
 from vllm_repro.servers.base import Evidence, Replaced, ServerFacts, ServerKind
-from vllm_repro.site import open_site
-from vllm_repro.trial import run_trial
-from vllm_repro.verdict import Expected
+from vllm_repro.servers.choice import Choice, Options, choose
+from vllm_repro.servers.lab import LabServer, LabSite, capture_of, plugin_folder, read_replaced, shown
+from vllm_repro.servers.lab_launch import graph_mode, lab_launch
+from vllm_repro.servers.launch import Launch
+from vllm_repro.servers.site import open_site
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.verdict import Expected
 from vllm_repro.vocabulary import with_flags
 
 TQ = find("tq-chunked-prefill")
@@ -44,7 +44,7 @@ def launch_of(arm: str) -> Launch:
     chosen = TQ.arm(arm)
     assert chosen is not None
     vllm, version = ("/r/bin/vllm",), TQ.try_with
-    return lab_launch(TQ, chosen, vllm=vllm, version=version, plugin=PLUGIN, model=Path("/m/tiny"), port=8001)
+    return lab_launch(TQ, chosen, vllm=vllm, version=version, plugin=plugin_folder(), model=Path("/m/tiny"), port=8001)
 
 
 def server(tmp_path: Path) -> LabServer:
@@ -63,7 +63,7 @@ def test_every_change_of_the_reported_command_is_listed_with_its_reason() -> Non
     assert launch.command.get("--tool-call-parser") == "qwen3_coder"
     assert not launch.command.has("--gpu-memory-utilization")
     assert (launch.kind, launch.evidence) == (ServerKind.LAB, Evidence.LAB)
-    assert launch.env["PYTHONPATH"] == str(PLUGIN)
+    assert launch.env["PYTHONPATH"] == str(plugin_folder())
 
 
 def test_the_plugin_is_told_when_graphs_are_turned_off() -> None:
@@ -95,7 +95,7 @@ def test_a_capture_that_is_looked_at_captures_the_full_graphs(capture: Capture) 
         chosen = TQ.arm(arm)
         assert chosen is not None
         release = {"vllm": ("vllm",), "version": "0.23.0"}
-        return lab_launch(TQ, chosen, **release, plugin=PLUGIN, model=Path("/m"), port=1, capture=capture)  # type: ignore[arg-type]  # by name
+        return lab_launch(TQ, chosen, **release, plugin=plugin_folder(), model=Path("/m"), port=1, capture=capture)  # type: ignore[arg-type]  # by name
 
     launch = launched("reported")
     assert launch.env["REPRO_LAB_CAPTURE"] == capture
@@ -126,7 +126,9 @@ def test_a_mechanism_that_captures_by_itself_is_not_guarded() -> None:
 
 def test_weights_that_were_made_are_loaded() -> None:
     wrong = find("tq-mtp-wrong-tokens")
-    launch = lab_launch(wrong, wrong.arms[0], vllm=("v",), version="0.24.0", plugin=PLUGIN, model=Path("/m"), port=1)
+    launch = lab_launch(
+        wrong, wrong.arms[0], vllm=("v",), version="0.24.0", plugin=plugin_folder(), model=Path("/m"), port=1
+    )
     assert not launch.command.has("--load-format")
     assert any("by which each token depends on all before it" in text for text in launch.differences)
 
@@ -141,7 +143,9 @@ def test_a_scenario_without_a_lab_says_what_else_there_is() -> None:
     with pytest.raises(UsageError, match="does not say how it goes to the lab"):
         LabSite(Options(), other)
     with pytest.raises(UsageError, match="does not say how it goes to the lab"):
-        lab_launch(other, other.arms[0], vllm=("v",), version="0.28.0", plugin=PLUGIN, model=Path("/m"), port=1)
+        lab_launch(
+            other, other.arms[0], vllm=("v",), version="0.28.0", plugin=plugin_folder(), model=Path("/m"), port=1
+        )
 
 
 def test_weights_of_ones_own_do_not_go_there() -> None:
@@ -224,9 +228,9 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def no_engine() -> None:
         raise InfraError("no engine")
 
-    monkeypatch.setattr(vllm_repro.choice, "gpus", lambda: ())
-    monkeypatch.setattr(vllm_repro.choice, "local_vllm", lambda: None)
-    monkeypatch.setattr(vllm_repro.choice, "connect", no_engine)
+    monkeypatch.setattr(vllm_repro.servers.choice, "gpus", lambda: ())
+    monkeypatch.setattr(vllm_repro.servers.choice, "local_vllm", lambda: None)
+    monkeypatch.setattr(vllm_repro.servers.choice, "connect", no_engine)
     monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path / "cache"))
 
 
@@ -253,7 +257,7 @@ def test_auto_goes_on_to_the_rehearsal_where_the_lab_cannot_be_set_up(monkeypatc
     def no_network(*_: object) -> Provisioned:
         raise InfraError("no wheel of vLLM 0.23.0 can be had")
 
-    monkeypatch.setattr(vllm_repro.lab.site, "provision", no_network)
+    monkeypatch.setattr(vllm_repro.servers.lab, "provision", no_network)
     told: list[tuple[ServerKind, str]] = []
     site = open_site(
         TQ,

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from vllm_repro.autopsy.logtext import read_lines
-from vllm_repro.autopsy.observed import Observed, observed
+from vllm_repro.diagnosis.lab_lines import Observed, observed
+from vllm_repro.diagnosis.log_text import read_lines
 
-PLUGIN = "vllm_repro.lab.plugin.vllm_repro_lab.offload"
+PLUGIN = "vllm_repro_lab.offload"
 
 
 class Link:

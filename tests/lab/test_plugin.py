@@ -16,9 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_repro.lab.plugin.vllm_repro_lab.parts import GRAPHS, MECHANISMS
-from vllm_repro.lab.plugin.vllm_repro_lab.record import Part, names_in, survey, write_once
-from vllm_repro.lab.site import PLUGIN
+import vllm_repro_lab
+from vllm_repro.servers.lab import plugin_folder
+from vllm_repro_lab.parts import GRAPHS, MECHANISMS
+from vllm_repro_lab.record import Part, names_in, survey, write_once
+
+PACKAGE = Path(vllm_repro_lab.__file__).parent
 
 SOURCE = """
 from elsewhere import borrowed as here
@@ -120,7 +123,7 @@ def raising(tree: ast.AST) -> list[str]:
     return [one.name for one in functions for node in ast.walk(one) if isinstance(node, ast.Raise | ast.Assert)]
 
 
-@pytest.mark.parametrize("module", sorted(PLUGIN.glob("vllm_repro_lab/*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("module", sorted(PACKAGE.glob("*.py")), ids=lambda path: path.stem)
 def test_nothing_in_the_plugin_raises_on_purpose_but_what_cuda_refuses(module: Path) -> None:
     tree = ast.parse(module.read_text(encoding="utf-8"))
     assert raising(tree) == (["refuse"] if module.stem == "refusals" else [])
@@ -128,7 +131,7 @@ def test_nothing_in_the_plugin_raises_on_purpose_but_what_cuda_refuses(module: P
 
 @pytest.mark.parametrize("module", ["memory", "refusals", "replay", "capture"])
 def test_the_guard_knows_nothing_of_vllm(module: str) -> None:
-    tree = ast.parse((PLUGIN / "vllm_repro_lab" / f"{module}.py").read_text(encoding="utf-8"))
+    tree = ast.parse((PACKAGE / f"{module}.py").read_text(encoding="utf-8"))
     imported = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level]
     imported += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
     assert not [name for name in imported if name.startswith("vllm")]
@@ -139,7 +142,7 @@ def test_the_guard_knows_nothing_of_vllm(module: str) -> None:
 def test_vllm_finds_it_by_its_entry_point() -> None:
     points = [
         (point.name, point.value)
-        for distribution in distributions(path=[str(PLUGIN)])
+        for distribution in distributions(path=[str(plugin_folder())])
         for point in distribution.entry_points
         if point.group == "vllm.general_plugins"
     ]
@@ -151,7 +154,7 @@ def register(path: Path, **environment: str) -> subprocess.CompletedProcess[str]
     call = "import vllm_repro_lab, sys; vllm_repro_lab.register(); vllm_repro_lab.register(); print('torch' in sys.modules)"
     keep = {name: value for name, value in os.environ.items() if not name.startswith(("REPRO_LAB", "PYTHON"))}
     return subprocess.run(
-        [sys.executable, "-I", "-c", f"import sys; sys.path[:0] = {[str(path), str(PLUGIN)]!r}; {call}"],
+        [sys.executable, "-I", "-c", f"import sys; sys.path[:0] = {[str(path), str(plugin_folder())]!r}; {call}"],
         env={**keep, **environment},
         capture_output=True,
         text=True,

@@ -10,20 +10,20 @@ from pathlib import Path
 import pytest
 
 from tests.fake_vllm import COMPLETION, Exchange, FakeVllm
-from tests.test_trial import trial_on
-from vllm_repro.assess import Seen, assess
-from vllm_repro.catalogue import find
-from vllm_repro.journal import read
-from vllm_repro.lab.launch import lab_launch
-from vllm_repro.lab.site import PLUGIN, lab_model
-from vllm_repro.launch import Launch
-from vllm_repro.outcome import Outcome
-from vllm_repro.scenario import Arm, Lab, Scenario
+from tests.running.test_trial import trial_on
+from vllm_repro.journal.journal import read
+from vllm_repro.running.assess import Seen, assess
+from vllm_repro.running.trial import run_trial
+from vllm_repro.scenario.catalogue import find
+from vllm_repro.scenario.scenario import Arm, Lab, Scenario
+from vllm_repro.scenario.workload import Request
 from vllm_repro.servers.base import Evidence, ServerFacts, ServerKind
-from vllm_repro.standin import StandIn
-from vllm_repro.trial import run_trial
-from vllm_repro.trigger import Asked
-from vllm_repro.workload import Request
+from vllm_repro.servers.lab import lab_model, plugin_folder
+from vllm_repro.servers.lab_launch import lab_launch
+from vllm_repro.servers.launch import Launch
+from vllm_repro.tiny_model import StandIn
+from vllm_repro.trigger.trigger import Asked
+from vllm_repro.verdict.outcome import Outcome
 
 SCO = find("sco-hybrid")
 TQ = find("tq-chunked-prefill")
@@ -37,7 +37,13 @@ def arm(name: str) -> Arm:
 
 def launch_of(name: str) -> Launch:
     return lab_launch(
-        SCO, arm(name), vllm=("/r/bin/vllm",), version="0.21.0", plugin=PLUGIN, model=Path("/m/tiny"), port=8001
+        SCO,
+        arm(name),
+        vllm=("/r/bin/vllm",),
+        version="0.21.0",
+        plugin=plugin_folder(),
+        model=Path("/m/tiny"),
+        port=8001,
     )
 
 
@@ -51,7 +57,7 @@ def test_prompts_that_are_others_in_the_lab_are_among_the_differences() -> None:
     assert launch_of("reported").differences.count(said) == 1
     assert launch_of("near-miss-length").differences.count(said.replace("5693", "5664").replace("90109", "90112")) == 1
     assert not any(text.startswith("prompts of") for text in lab_launch(
-        TQ, TQ.arms[0], vllm=("v",), version="0.23.0", plugin=PLUGIN, model=Path("/m"), port=1
+        TQ, TQ.arms[0], vllm=("v",), version="0.23.0", plugin=plugin_folder(), model=Path("/m"), port=1
     ).differences)  # fmt: skip
 
 

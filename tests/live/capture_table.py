@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
 from vllm_repro_lab import capture, refusals
 from vllm_repro_lab.memory import DEVICE, on_device
 

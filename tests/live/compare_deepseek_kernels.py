@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
+
 from vllm_repro_lab import interpreter
 
 interpreter.install()

@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language
 import vllm.triton_utils as triton_utils
+
 from vllm_repro_lab import kernels
 
 HEADS, QUERY_HEADS, SIZE, BLOCK, BLOCKS, TOKENS = 2, 4, 32, 32, 5, 70

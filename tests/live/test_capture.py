@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from vllm_repro.lab.site import PLUGIN
 from vllm_repro.releases.provision import provision
+from vllm_repro.servers.lab import plugin_folder
 
 pytestmark = pytest.mark.live
 
@@ -36,7 +36,7 @@ def table() -> dict[str, list[str]]:
     release = provision("0.20.2")
     done = subprocess.run(
         [str(release.python), str(Path(__file__).with_name("capture_table.py"))],
-        env={"PYTHONPATH": str(PLUGIN), "PATH": "/usr/bin:/bin"},
+        env={"PYTHONPATH": str(plugin_folder()), "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
         check=False,

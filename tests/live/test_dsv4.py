@@ -10,12 +10,12 @@ import pytest
 
 from tests.conftest import Harness
 from tests.live.lab_frames import strange_frames
-from vllm_repro.autopsy.logtext import read_lines
-from vllm_repro.autopsy.observed import observed
-from vllm_repro.lab.site import PLUGIN
-from vllm_repro.processes import session_members
+from vllm_repro.diagnosis.lab_lines import observed
+from vllm_repro.diagnosis.log_text import read_lines
+from vllm_repro.host.processes import session_members
 from vllm_repro.releases.provision import provision
-from vllm_repro.sparse_prefill import Shapes, Sizes, prefill_bytes
+from vllm_repro.servers.lab import plugin_folder
+from vllm_repro.trigger.sparse_prefill import Shapes, Sizes, prefill_bytes
 
 pytestmark = pytest.mark.live
 
@@ -60,7 +60,7 @@ def test_the_branchs_shapes_die_on_both_ranks_with_the_reported_numbers(harness:
 def test_the_stand_ins_do_what_the_kernels_do(tmp_path: Path) -> None:
     """Against vLLM's own kernels: those of Triton in its interpreter, and the one for CPUs, in the release's own Python."""
     release = provision(RELEASE)
-    found = {"PYTHONPATH": f"{release.pythonpath}:{PLUGIN}", "TRITON_INTERPRET": "1"}
+    found = {"PYTHONPATH": f"{release.pythonpath}:{plugin_folder()}", "TRITON_INTERPRET": "1"}
     done = subprocess.run(
         [str(release.python), str(COMPARISON)],
         env={**found, "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from vllm_repro.catalogue import find
-from vllm_repro.explorer.causing import case_of, tried
-from vllm_repro.explorer.draw import draw
-from vllm_repro.explorer.driver import Driver
-from vllm_repro.explorer.finding import Finding, Kind
-from vllm_repro.explorer.given import setup_of
-from vllm_repro.explorer.model import driver_model
-from vllm_repro.patch import Patch
 from vllm_repro.releases.overlay import overlay
 from vllm_repro.releases.provision import cache_root, provision
+from vllm_repro.scenario.catalogue import find
+from vllm_repro.scenario.patch import Patch
+from vllm_repro_explore.causing import case_of, tried
+from vllm_repro_explore.draw import draw
+from vllm_repro_explore.driver import Driver
+from vllm_repro_explore.finding import Finding, Kind
+from vllm_repro_explore.given import setup_of
+from vllm_repro_explore.model import driver_model
 
 pytestmark = pytest.mark.live
 

@@ -10,8 +10,8 @@ import pytest
 
 from tests.conftest import Harness
 from tests.live.lab_frames import strange_frames
-from vllm_repro.lab.site import PLUGIN
 from vllm_repro.releases.provision import provision
+from vllm_repro.servers.lab import plugin_folder
 
 pytestmark = pytest.mark.live
 
@@ -109,7 +109,7 @@ def test_the_stand_ins_write_and_read_what_the_kernels_do(tmp_path: Path) -> Non
     done = subprocess.run(
         [str(release.python), str(COMPARISON)],
         env={
-            "PYTHONPATH": f"{release.pythonpath}:{PLUGIN}",
+            "PYTHONPATH": f"{release.pythonpath}:{plugin_folder()}",
             "TRITON_INTERPRET": "1",
             "PATH": "/usr/bin:/bin",
             "HOME": str(tmp_path),

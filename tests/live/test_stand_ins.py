@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from vllm_repro.catalogue import find
-from vllm_repro.choice import Options, weights_for
-from vllm_repro.launch import process_launch
 from vllm_repro.releases.provision import provision
+from vllm_repro.scenario.catalogue import find
 from vllm_repro.servers.base import Evidence
+from vllm_repro.servers.choice import Options, weights_for
+from vllm_repro.servers.launch import process_launch
 
 pytestmark = pytest.mark.live
 

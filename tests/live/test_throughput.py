@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Harness
-from vllm_repro.journal import read
+from vllm_repro.journal.journal import read
 from vllm_repro.releases.provision import provision
 from vllm_repro.report.measured import measured
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.live import two_ranks
 from tests.live.two_ranks import Run
-from vllm_repro.processes import session_members
+from vllm_repro.host.processes import session_members
 from vllm_repro.releases.provision import provision
 
 pytestmark = pytest.mark.live

@@ -8,8 +8,8 @@ from reference.servers import arm_of
 from reference.table import Boot, Recording, Shown, read
 from reference.tables import TABLES
 
-from vllm_repro.catalogue import find
-from vllm_repro.trigger import Asked, AttentionShape, TriggerFacts
+from vllm_repro.scenario.catalogue import find
+from vllm_repro.trigger.trigger import Asked, AttentionShape, TriggerFacts
 
 
 @cache

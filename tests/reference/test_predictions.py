@@ -12,15 +12,15 @@ from reference.table import Boot
 from reference.tables.sco_hybrid import AMPLE, FLASH, GROUPS, REPORTED, STAND_IN, WINDOW_EDGE
 
 from tests.reference.recorded import facts, locked, recording
-from vllm_repro.catalogue import find
-from vllm_repro.commands.command import ServeCommand, parse
-from vllm_repro.grouped import GroupedPool, listed_twice
-from vllm_repro.lab.launch import graph_mode
-from vllm_repro.offload import Pool as Whole
-from vllm_repro.offload import block_listed_twice, own_blocks_back
-from vllm_repro.sparse_prefill import Shapes, Sizes, indexer_bytes, longest_that_fits, prefill_bytes
-from vllm_repro.trigger import Asked, AttentionShape, Continuation, TriggerFacts, continuations
-from vllm_repro.workspace import (
+from vllm_repro.command.command import ServeCommand, parse
+from vllm_repro.scenario.catalogue import find
+from vllm_repro.servers.lab_launch import graph_mode
+from vllm_repro.trigger.block_groups import GroupedPool, listed_twice
+from vllm_repro.trigger.offload_store import Pool as Whole
+from vllm_repro.trigger.offload_store import block_listed_twice, own_blocks_back
+from vllm_repro.trigger.sparse_prefill import Shapes, Sizes, indexer_bytes, longest_that_fits, prefill_bytes
+from vllm_repro.trigger.trigger import Asked, AttentionShape, Continuation, TriggerFacts, continuations
+from vllm_repro.trigger.turboquant_workspace import (
     DECODE_THRESHOLD,
     capture_batch,
     continuation_bytes,

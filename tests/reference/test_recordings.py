@@ -12,8 +12,8 @@ from reference.table import Answered, Boot, Recording, Shown, read, write
 from reference.tables import TABLES
 
 from tests.reference.recorded import recording
-from vllm_repro.catalogue import find
 from vllm_repro.releases.knowledge import release_version
+from vllm_repro.scenario.catalogue import find
 
 BOOTS = [(name, boot) for name, table in TABLES.items() for boot in table.drawn()[0]]
 POOLS = [

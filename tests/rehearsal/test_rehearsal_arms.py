@@ -9,17 +9,17 @@ from random import Random
 
 import pytest
 
-from vllm_repro.catalogue import find
-from vllm_repro.choice import Options
-from vllm_repro.journal import Journal
-from vllm_repro.outcome import Outcome
-from vllm_repro.scenario import Arm
-from vllm_repro.site import RehearsalSite
-from vllm_repro.trial import Trial, run_trial
-from vllm_repro.trigger import AttentionShape, TriggerFacts
-from vllm_repro.verdict import Expected
+from vllm_repro.journal.journal import Journal
+from vllm_repro.running.trial import Trial, run_trial
+from vllm_repro.running.watch import Patience
+from vllm_repro.scenario.catalogue import find
+from vllm_repro.scenario.scenario import Arm
+from vllm_repro.servers.choice import Options
+from vllm_repro.servers.site import RehearsalSite
+from vllm_repro.trigger.trigger import AttentionShape, TriggerFacts
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.verdict import Expected
 from vllm_repro.vocabulary import with_flags
-from vllm_repro.watch import Patience
 
 TQ = find("tq-chunked-prefill")
 AXES = {

@@ -19,7 +19,7 @@ from rehearsal.scheduler import Scheduler
 from rehearsal.shape import resolve as resolve_shape
 from tests.rehearsal.rehearsal_process import DEAD_BODY, Start, in_order
 
-from vllm_repro.catalogue import find
+from vllm_repro.scenario.catalogue import find
 
 # What vLLM's own scheduler does with prompts in pools of two groups is in fixtures/reference, and tests/reference plays it.
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from vllm_repro.errors import Unsupported
-from vllm_repro.patch import Patch
 from vllm_repro.releases.overlay import overlay
 from vllm_repro.releases.provision import Provisioned
+from vllm_repro.scenario.patch import Patch
 
 FILE = "vllm/answer.py"
 PATCH = Patch(FILE, "ANSWER = 41", "ANSWER = 42")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from vllm_repro.releases.families import model_config
 from vllm_repro.releases.tinymodel import cached_model, make_tiny_model
 from vllm_repro.releases.tinytokenizer import MARKERS, SPECIAL_TOKENS, byte_alphabet, special_id, tokenizer_json
-from vllm_repro.standin import StandIn
+from vllm_repro.tiny_model import StandIn
 
 MODELS = [
     StandIn(),

@@ -10,7 +10,7 @@ from statistics import fmean, pstdev
 import pytest
 
 from vllm_repro.releases.weights import safetensors, tensors
-from vllm_repro.standin import StandIn
+from vllm_repro.tiny_model import StandIn
 
 MODEL = StandIn("mimo", ("full",), heads=4, kv_heads=2, head_dim=16, drafts=1, vocab=256)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vllm_repro.journal import Entry, Recording
+from vllm_repro.journal.journal import Entry, Recording
 from vllm_repro.report.answered import answers, held, output_words
 
 CHECKS = {"longest_run": 24, "distinct": 0.1, "same": 2, "needle": None, "baseline": "eager", "tokens": 64}

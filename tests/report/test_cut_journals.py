@@ -14,17 +14,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.report_examples import EXAMPLES, REHEARSAL
-from vllm_repro import catalogue
 from vllm_repro.cli import main
 from vllm_repro.errors import UsageError
-from vllm_repro.journal import read
+from vllm_repro.journal.journal import read
 from vllm_repro.report import files
 from vllm_repro.report.build import build, build_again
 from vllm_repro.report.files import FORMATS, ON_REQUEST, render
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.table import arms_grid
-from vllm_repro.terminal import summary
-from vllm_repro.verdict import Verdict
+from vllm_repro.running.terminal import summary
+from vllm_repro.scenario import catalogue
+from vllm_repro.verdict.verdict import Verdict
 
 SMALLEST = min(EXAMPLES, key=lambda folder: (folder / "journal.jsonl").stat().st_size)
 LARGEST = max(EXAMPLES, key=lambda folder: (folder / "journal.jsonl").stat().st_size)

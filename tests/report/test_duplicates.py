@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from tests import report_examples as examples
 from tests.report_examples import report
-from vllm_repro.catalogue import all_scenarios
 from vllm_repro.report.duplicates import duplicates
+from vllm_repro.scenario.catalogue import all_scenarios
 
 SCENARIOS = all_scenarios()
 DIED, LIVED = report(examples.DIED), report(examples.LIVED)

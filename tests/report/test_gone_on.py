@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 
 from tests.report_examples import REHEARSAL
-from vllm_repro.journal import Entry, Recording, read
+from vllm_repro.journal.journal import Entry, Recording, read
 from vllm_repro.report.build import report_of
 from vllm_repro.report.files import render
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.table import arms_grid
 from vllm_repro.report.thinned import thinned
-from vllm_repro.terminal import summary
+from vllm_repro.running.terminal import summary
 
 WHOLE = REHEARSAL / "journal.jsonl"
 

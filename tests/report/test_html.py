@@ -18,18 +18,18 @@ from hypothesis import strategies as st
 from tests.report.hostile_logs import run_folder, write_hostile
 from tests.report.test_issue import FIELDS, HOSTILE, Field, planted
 from tests.report.test_measured import Journal, measured
+from tests.report.test_version_map import map_of
 from tests.report_examples import EXAMPLES, REHEARSAL, report
-from tests.test_versionmap import map_of
 from vllm_repro.errors import UsageError
-from vllm_repro.journal import Entry, Recording, read
-from vllm_repro.logpieces import PAGE
-from vllm_repro.outcome import Outcome
-from vllm_repro.page.document import there
+from vllm_repro.journal.journal import Entry, Recording, read
+from vllm_repro.journal.log_excerpts import PAGE
 from vllm_repro.report.build import build, report_of
+from vllm_repro.report.document import there
 from vllm_repro.report.files import render
 from vllm_repro.report.html import LOG_ROOM, html_page, shown_trials
-from vllm_repro.verdict import Standing
-from vllm_repro.versionmap import row_of
+from vllm_repro.report.version_map import row_of
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.verdict import Standing
 
 XHTML = "{http://www.w3.org/1999/xhtml}"
 MARKUP = [

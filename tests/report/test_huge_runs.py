@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from benchmarks.rendering import make_journal, make_logs
 
-from vllm_repro.outcome import Outcome
 from vllm_repro.report.build import build
 from vllm_repro.report.files import pieces, render
 from vllm_repro.report.wording import few, telling
-from vllm_repro.statistics import lower_bound
-from vllm_repro.terminal import summary
-from vllm_repro.verdict import counted
+from vllm_repro.running.terminal import summary
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.statistics import lower_bound
+from vllm_repro.verdict.verdict import counted
 
 ARMS = 8
 

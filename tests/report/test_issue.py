@@ -15,12 +15,9 @@ from hypothesis import strategies as st
 from tests import report_examples as examples
 from tests.github_markdown import Rendered, render
 from tests.report_examples import EXAMPLES, report
-from vllm_repro.catalogue import all_scenarios
-from vllm_repro.journal import Entry, Recording, read
-from vllm_repro.logpieces import LogPieces, read_pieces
-from vllm_repro.outcome import Outcome
-from vllm_repro.patch import Patch
-from vllm_repro.redact import Redactor
+from vllm_repro.journal.journal import Entry, Recording, read
+from vllm_repro.journal.log_excerpts import LogPieces, read_pieces
+from vllm_repro.journal.redact import Redactor
 from vllm_repro.report.budget import LIMIT
 from vllm_repro.report.build import report_of
 from vllm_repro.report.duplicates import duplicates
@@ -29,8 +26,11 @@ from vllm_repro.report.files import drafted
 from vllm_repro.report.files import render as render_format
 from vllm_repro.report.issue import draft
 from vllm_repro.report.model import RunReport
-from vllm_repro.terminal import summary
-from vllm_repro.verdict import Expected, Verdict, VerdictReport, arm_result
+from vllm_repro.running.terminal import summary
+from vllm_repro.scenario.catalogue import all_scenarios
+from vllm_repro.scenario.patch import Patch
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.verdict import Expected, Verdict, VerdictReport, arm_result
 
 SCENARIOS = all_scenarios()
 DIED = report(examples.DIED)

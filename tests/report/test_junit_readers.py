@@ -20,10 +20,10 @@ from junitparser import Error, Failure, JUnitXml, Property, Skipped, TestSuite
 
 from tests.golden_files import assert_golden
 from tests.report_examples import EXAMPLES, REHEARSAL, report
-from vllm_repro.outcome import Death, Outcome
 from vllm_repro.report.junit import junit
 from vllm_repro.report.model import RunReport
-from vllm_repro.verdict import Verdict, VerdictReport, arm_result
+from vllm_repro.verdict.outcome import Death, Outcome
+from vllm_repro.verdict.verdict import Verdict, VerdictReport, arm_result
 
 EXAMPLE = report(REHEARSAL)
 # Typed, which the library's are not.

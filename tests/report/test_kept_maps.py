@@ -12,7 +12,7 @@ import pytest
 
 from tests.report_examples import MAPS
 from tests.schemas import VERSIONS_SCHEMA
-from vllm_repro.catalogue import find
+from vllm_repro.scenario.catalogue import find
 
 EXPLAINED = (Path(__file__).parents[2] / "docs" / "version-maps.md").read_text(encoding="utf-8")
 

@@ -12,14 +12,14 @@ import pytest
 from tests.golden_files import assert_golden
 from tests.report_examples import REHEARSAL
 from tests.schemas import SCHEMA
-from vllm_repro.journal import read
-from vllm_repro.output import Probe, checks, said
+from vllm_repro.journal.journal import read
 from vllm_repro.report.build import report_of
 from vllm_repro.report.markdown import markdown
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.speed import speed_lines, speed_section
-from vllm_repro.terminal import summary
-from vllm_repro.throughput import throughput
+from vllm_repro.running.terminal import summary
+from vllm_repro.verdict.output import Probe, checks, said
+from vllm_repro.verdict.throughput import throughput
 
 POINT = {"prompt": 128, "output": 512, "concurrency": 4}
 LOAD = throughput(prompt=128, output=512, concurrency=[4], baseline="eager")

@@ -15,8 +15,7 @@ from tests.golden_files import assert_golden
 from tests.report_examples import DIED, EXAMPLES, REHEARSAL, report
 from tests.schemas import SCHEMA
 from vllm_repro.errors import UsageError
-from vllm_repro.journal import Entry, read
-from vllm_repro.outcome import Outcome, Outlasted
+from vllm_repro.journal.journal import Entry, read
 from vllm_repro.report.build import report_of
 from vllm_repro.report.escape import cell, fence
 from vllm_repro.report.files import FORMATS, render, write_reports
@@ -24,8 +23,9 @@ from vllm_repro.report.junit import junit
 from vllm_repro.report.markdown import markdown
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.table import arms_grid
-from vllm_repro.terminal import summary
-from vllm_repro.verdict import Verdict, VerdictReport, arm_result
+from vllm_repro.running.terminal import summary
+from vllm_repro.verdict.outcome import Outcome, Outlasted
+from vllm_repro.verdict.verdict import Verdict, VerdictReport, arm_result
 
 
 @pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)

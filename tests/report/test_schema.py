@@ -14,15 +14,15 @@ import pytest
 
 from tests.report_examples import EXAMPLES, report
 from tests.schemas import SCHEMA, VERSIONS_SCHEMA, check_files, closed
-from vllm_repro.autopsy.diagnosis import Phase
-from vllm_repro.autopsy.signature import How
-from vllm_repro.deathsigns import Channel
-from vllm_repro.fate import Fate
-from vllm_repro.outcome import Outcome
+from vllm_repro.diagnosis.diagnosis import Phase
+from vllm_repro.diagnosis.signature import How
 from vllm_repro.report.model import ArmReport
+from vllm_repro.running.death_signs import Channel
 from vllm_repro.servers.base import Evidence, ServerKind
-from vllm_repro.throughput import Change
-from vllm_repro.verdict import Expected, Result, Standing, Verdict
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.release_result import Fate
+from vllm_repro.verdict.throughput import Change
+from vllm_repro.verdict.verdict import Expected, Result, Standing, Verdict
 
 RICHEST = max(EXAMPLES, key=lambda folder: (folder / "journal.jsonl").stat().st_size)
 

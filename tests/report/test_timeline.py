@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from tests import report_examples as examples
 from tests.report_examples import report
-from vllm_repro.journal import Entry, Recording
-from vllm_repro.logpieces import Keep, LogPieces, Piece
+from vllm_repro.journal.journal import Entry, Recording
+from vllm_repro.journal.log_excerpts import Keep, LogPieces, Piece
 from vllm_repro.report.chart import Chart, chunk_chart, interval_chart, timeline_chart
 from vllm_repro.report.logview import LogView, view
 from vllm_repro.report.timeline import Asked, Timeline, timelines

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 from tests.golden_files import assert_golden
-from tests.test_versionmap import EXAMPLE, map_of, row
-from vllm_repro.catalogue import find
-from vllm_repro.fate import Fate
-from vllm_repro.outcome import Outcome
-from vllm_repro.report.mapped import mapped
+from tests.report.test_version_map import EXAMPLE, map_of, row
+from vllm_repro.report.map_of_run import mapped
+from vllm_repro.report.version_map import VersionMap, row_of, row_without_run
 from vllm_repro.report.versions import markdown, terminal
-from vllm_repro.verdict import Expected, Standing
-from vllm_repro.versionmap import VersionMap, row_of, row_without_run
+from vllm_repro.scenario.catalogue import find
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.release_result import Fate
+from vllm_repro.verdict.verdict import Expected, Standing
 
 TQ = find("tq-chunked-prefill")
 WHOLE = map_of(

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.servers.docker_helpers import containers_of, engine_or_reason
 
-from vllm_repro.commands.container import ContainerSpec, Publish
+from tests.servers.docker_helpers import containers_of, engine_or_reason
+from vllm_repro.command.container import ContainerSpec, Publish
 from vllm_repro.servers.base import Evidence
 from vllm_repro.servers.docker import DockerServer
 from vllm_repro.servers.docker_engine import Engine

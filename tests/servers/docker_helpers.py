@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.skipping import cannot_run
-
 from vllm_repro.errors import InfraError
 from vllm_repro.servers.docker import DockerServer
 from vllm_repro.servers.docker_engine import RUN_LABEL, Engine, connect

@@ -12,18 +12,18 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.conftest import Harness
-from tests.test_rest import SPINS
 
-from vllm_repro.assess import Seen, assess
-from vllm_repro.catalogue import find
-from vllm_repro.conditions import chunked_prefill
-from vllm_repro.outcome import Outcome
+from tests.conftest import Harness
+from tests.verdict.test_idle import SPINS
 from vllm_repro.resources import rehearsal_engine
+from vllm_repro.running.assess import Seen, assess
+from vllm_repro.scenario.catalogue import find
 from vllm_repro.servers.attach import AttachServer, _started_at, find_log, find_process
 from vllm_repro.servers.base import Evidence, ServerFacts, ServerKind
 from vllm_repro.servers.process import free_port
-from vllm_repro.trigger import Asked
+from vllm_repro.trigger.conditions import chunked_prefill
+from vllm_repro.trigger.trigger import Asked
+from vllm_repro.verdict.outcome import Outcome
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+
 from tests.servers.docker_helpers import IDLE, containers_of, engine_or_reason, until_logged
 from tests.skipping import cannot_run
-
-from vllm_repro.commands.container import ContainerSpec, Mount, Publish, Ulimit
+from vllm_repro.command.container import ContainerSpec, Mount, Publish, Ulimit
 from vllm_repro.errors import HarnessBug, InfraError, ReproError, Unsupported
 from vllm_repro.servers.base import Evidence, Exit, ServerFacts
 from vllm_repro.servers.docker import DockerServer

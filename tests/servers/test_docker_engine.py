@@ -3,10 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.servers.docker_helpers import engine_or_reason
 
+from tests.servers.docker_helpers import engine_or_reason
 from vllm_repro.errors import InfraError
-from vllm_repro.owner import Owner, this_owner
+from vllm_repro.host.owner import Owner, this_owner
 from vllm_repro.servers.docker_engine import (
     OWNER_LABEL,
     RUN_LABEL,

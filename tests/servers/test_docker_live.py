@@ -10,13 +10,13 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+
 from tests.conftest import Harness
 from tests.servers.conftest import build
 from tests.servers.docker_helpers import until_logged
-
-from vllm_repro.catalogue import find
-from vllm_repro.commands.container import ContainerSpec, Publish
+from vllm_repro.command.container import ContainerSpec, Publish
 from vllm_repro.releases.provision import cache_root
+from vllm_repro.scenario.catalogue import find
 from vllm_repro.servers.base import Exit
 from vllm_repro.servers.docker import DockerServer
 from vllm_repro.servers.docker_engine import Engine, image_facts

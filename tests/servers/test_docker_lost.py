@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from tests.servers.docker_helpers import IDLE, containers_of, until_logged
 from tests.servers.docker_proxy import Proxy
 from tests.skipping import cannot_run
-
-from vllm_repro.commands.container import ContainerSpec, Mount
+from vllm_repro.command.container import ContainerSpec, Mount
 from vllm_repro.servers import docker as docker_server
 from vllm_repro.servers.base import Exit
 from vllm_repro.servers.docker import DockerServer

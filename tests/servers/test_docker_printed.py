@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from vllm_repro.commands.container import ContainerSpec, Mount, Publish, Ulimit
+from vllm_repro.command.container import ContainerSpec, Mount, Publish, Ulimit
 from vllm_repro.servers.docker_engine import Engine, our_labels
-from vllm_repro.servers.docker_leftovers import remove_container
+from vllm_repro.servers.docker_orphans import remove_container
 from vllm_repro.servers.docker_words import create_arguments
 
 pytestmark = pytest.mark.docker

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.conftest import Harness
 from tests.skipping import cannot_run
-
-from vllm_repro.commands.command import parse
+from vllm_repro.command.command import parse
 from vllm_repro.servers.docker_engine import RUN_LABEL, Engine
 
 pytestmark = pytest.mark.docker

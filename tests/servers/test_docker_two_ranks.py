@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from tests.live import two_ranks
 from tests.live.two_ranks import Run
 from tests.servers.conftest import build
 from tests.servers.docker_helpers import containers_of
-
 from vllm_repro.servers.docker_engine import Engine
 
 pytestmark = [pytest.mark.docker, pytest.mark.live, pytest.mark.by_hand]

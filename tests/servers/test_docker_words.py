@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from vllm_repro.commands.container import ContainerSpec, GpuRequest, Mount, Publish
+from vllm_repro.command.container import ContainerSpec, GpuRequest, Mount, Publish
 from vllm_repro.servers.docker_words import create_arguments, exit_of
 
 

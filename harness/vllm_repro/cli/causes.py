@@ -10,25 +10,25 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from vllm_repro.catalogue import find
-from vllm_repro.cause import Cause, Causes
-from vllm_repro.choice import Choice, Options
 from vllm_repro.cli.common import Subparsers, print_json, verb
 from vllm_repro.cli.options import number
 from vllm_repro.cli.running import Job, choice_of, run_one
 from vllm_repro.errors import InfraError, Unsupported, UsageError
-from vllm_repro.explorer.causing import Row, booted, case_of, lines, tried
-from vllm_repro.explorer.driver import Driver
-from vllm_repro.explorer.given import setup_of
-from vllm_repro.explorer.model import driver_model
 from vllm_repro.releases.overlay import overlay
 from vllm_repro.releases.provision import cache_root, provision
 from vllm_repro.report.wording import many
-from vllm_repro.run import default_out
-from vllm_repro.scenario import Arm, Scenario
+from vllm_repro.running.run import default_out
+from vllm_repro.running.terminal import Progress
+from vllm_repro.scenario.catalogue import find
+from vllm_repro.scenario.cause import Cause, Causes
+from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.base import ServerKind
-from vllm_repro.terminal import Progress
-from vllm_repro.verdict import Expect, Expected, exit_status
+from vllm_repro.servers.choice import Choice, Options
+from vllm_repro.verdict.verdict import Expect, Expected, exit_status
+from vllm_repro_explore.causing import Row, booted, case_of, lines, tried
+from vllm_repro_explore.driver import Driver
+from vllm_repro_explore.given import setup_of
+from vllm_repro_explore.model import driver_model
 
 _EPILOG = """
 

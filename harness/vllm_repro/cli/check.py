@@ -7,11 +7,11 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from vllm_repro.catalogue import scenario_files, scenario_files_below
 from vllm_repro.cli.common import Subparsers, print_json, verb
 from vllm_repro.errors import UsageError
 from vllm_repro.report.wording import many
-from vllm_repro.scenario_file import Problem, check_file
+from vllm_repro.scenario.catalogue import scenario_files, scenario_files_below
+from vllm_repro.scenario.reader import Problem, check_file
 
 
 def add(subparsers: Subparsers) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from vllm_repro import leftovers
 from vllm_repro.cli.common import Subparsers, verb
 from vllm_repro.releases.knowledge import human_size
 from vllm_repro.releases.provision import ReleaseCache
+from vllm_repro.servers import orphans as leftovers
 
 
 def add(subparsers: Subparsers) -> None:

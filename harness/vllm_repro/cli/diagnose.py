@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
-from vllm_repro.autopsy.diagnosis import Diagnosis, diagnose
-from vllm_repro.autopsy.logtext import read_lines
-from vllm_repro.catalogue import all_scenarios, to_stderr
 from vllm_repro.cli.common import Subparsers, print_json, verb
+from vllm_repro.diagnosis.diagnosis import Diagnosis, diagnose
+from vllm_repro.diagnosis.log_text import read_lines
 from vllm_repro.errors import UsageError
-from vllm_repro.matching import matches, twins
+from vllm_repro.scenario.catalogue import all_scenarios, to_stderr
+from vllm_repro.scenario.matching import matches, twins
 
 
 def add(subparsers: Subparsers) -> None:

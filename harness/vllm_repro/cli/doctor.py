@@ -9,18 +9,18 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from vllm_repro import leftovers
-from vllm_repro.catalogue import all_scenarios, to_stderr
-from vllm_repro.choice import Options, choose
 from vllm_repro.cli.common import Subparsers, print_json, verb
 from vllm_repro.errors import InfraError, ReproError
-from vllm_repro.machine import gpus, look
-from vllm_repro.processes import state_folder
+from vllm_repro.host.machine import gpus, look
+from vllm_repro.host.processes import state_folder
 from vllm_repro.releases.footprint import largest_install
 from vllm_repro.releases.knowledge import human_size
 from vllm_repro.releases.localvllm import local_vllm
 from vllm_repro.releases.provision import ReleaseCache
+from vllm_repro.scenario.catalogue import all_scenarios, to_stderr
+from vllm_repro.servers import orphans as leftovers
 from vllm_repro.servers.base import ServerKind
+from vllm_repro.servers.choice import Options, choose
 from vllm_repro.servers.docker_engine import connect
 from vllm_repro.servers.process import free_port
 

@@ -14,7 +14,7 @@ from vllm_repro.report.build import build_again
 from vllm_repro.report.files import DRAFT, drafted, write_whole
 from vllm_repro.report.issue import Draft
 from vllm_repro.report.model import RunReport
-from vllm_repro.verdict import Verdict
+from vllm_repro.verdict.verdict import Verdict
 
 
 def add(subparsers: Subparsers) -> None:

@@ -12,24 +12,24 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from vllm_repro.catalogue import find, find_arms
 from vllm_repro.cli.common import Subparsers, print_json, verb
 from vllm_repro.cli.options import number, release, span
 from vllm_repro.errors import INTERRUPTED, UsageError
-from vllm_repro.explorer.account import Account, as_json, terminal
-from vllm_repro.explorer.case import Case
-from vllm_repro.explorer.draft import draft, draft_id, unlike_live
-from vllm_repro.explorer.draw import draw
-from vllm_repro.explorer.driver import Driver
-from vllm_repro.explorer.finding import Kind
-from vllm_repro.explorer.given import draw_for, setup_of
-from vllm_repro.explorer.model import driver_model
-from vllm_repro.explorer.search import Found, Tally, search
-from vllm_repro.redact import Redactor
+from vllm_repro.journal.redact import Redactor
 from vllm_repro.releases.provision import provision
 from vllm_repro.report.files import write_whole
-from vllm_repro.run import default_out, private_folders, stamped_folder
-from vllm_repro.terminal import Progress
+from vllm_repro.running.run import default_out, private_folders, stamped_folder
+from vllm_repro.running.terminal import Progress
+from vllm_repro.scenario.catalogue import find, find_arms
+from vllm_repro_explore.account import Account, as_json, terminal
+from vllm_repro_explore.case import Case
+from vllm_repro_explore.draft import draft, draft_id, unlike_live
+from vllm_repro_explore.draw import draw
+from vllm_repro_explore.driver import Driver
+from vllm_repro_explore.finding import Kind
+from vllm_repro_explore.given import draw_for, setup_of
+from vllm_repro_explore.model import driver_model
+from vllm_repro_explore.search import Found, Tally, search
 
 _CONNECTORS = ("none", "SimpleCPUOffloadConnector", "OffloadingConnector", "MultiConnector")
 _GENERAL = "general"

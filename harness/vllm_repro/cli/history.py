@@ -16,7 +16,7 @@ from vllm_repro.history.store import Caught, Store
 from vllm_repro.history.telling import as_json, terminal
 from vllm_repro.report.files import write_whole
 from vllm_repro.report.wording import many
-from vllm_repro.run import default_out
+from vllm_repro.running.run import default_out
 
 _EPILOG = """
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from vllm_repro.catalogue import all_scenarios, to_stderr
 from vllm_repro.cli.common import Subparsers, print_json, verb
 from vllm_repro.report.wording import columns
+from vllm_repro.scenario.catalogue import all_scenarios, to_stderr
 
 _WIDEST = 200
 

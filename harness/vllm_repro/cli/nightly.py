@@ -12,30 +12,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from vllm_repro.catalogue import all_scenarios, find, find_arms, to_stderr
-from vllm_repro.choice import Choice, Options, lacking, needs_of
 from vllm_repro.cli.common import Subparsers, verb
 from vllm_repro.cli.history import way
 from vllm_repro.cli.options import add_server_options, server_options
 from vllm_repro.cli.running import add_run_options, job_of, run_one
 from vllm_repro.errors import INTERRUPTED, InfraError, ReproError, Unsupported, UsageError
-from vllm_repro.gpulock import gpus_taken
 from vllm_repro.history.account import account
+from vllm_repro.history.night import Light, Night, Slot, annotation, light_of, markdown, suites
 from vllm_repro.history.page import page
 from vllm_repro.history.rows import row_id
 from vllm_repro.history.store import Store
-from vllm_repro.machine import gpus
-from vllm_repro.nightly.night import Light, Night, Slot, annotation, light_of, markdown, suites
-from vllm_repro.nightly.preflight import pull, trouble
+from vllm_repro.host.gpu_lock import gpus_taken
+from vllm_repro.host.machine import gpus
 from vllm_repro.releases.localvllm import local_vllm
 from vllm_repro.report.files import FORMATS, write_whole
 from vllm_repro.report.junit import junit
 from vllm_repro.report.model import RunReport
-from vllm_repro.run import default_out, stamped_folder
-from vllm_repro.scenario import Arm, Scenario
+from vllm_repro.running.preflight import pull, trouble
+from vllm_repro.running.run import default_out, stamped_folder
+from vllm_repro.running.terminal import Progress
+from vllm_repro.scenario.catalogue import all_scenarios, find, find_arms, to_stderr
+from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.base import ServerKind
+from vllm_repro.servers.choice import Choice, Options, lacking, needs_of
 from vllm_repro.servers.docker_engine import connect
-from vllm_repro.terminal import Progress
 
 NIGHTLY_IMAGE = "vllm/vllm-openai:nightly"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from vllm_repro.choice import Options
+from vllm_repro.servers.choice import Options
 
 __all__ = ["add_server_options", "number", "release", "seconds", "server_options", "span"]
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from vllm_repro.catalogue import find, find_arms
 from vllm_repro.cli.common import Subparsers, print_json, verb
 from vllm_repro.cli.options import add_server_options, server_options, span
 from vllm_repro.cli.resuming import as_begun
@@ -23,13 +22,14 @@ from vllm_repro.cli.running import (
 )
 from vllm_repro.errors import INTERRUPTED, InfraError, Unsupported, UsageError
 from vllm_repro.report.model import RunReport
-from vllm_repro.resume import Left, read_left
-from vllm_repro.scenario import Arm, Scenario
+from vllm_repro.running.options import Wishes
+from vllm_repro.running.resume import Left, read_left
+from vllm_repro.running.terminal import Progress, summary
+from vllm_repro.scenario.catalogue import find, find_arms
+from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.base import Evidence
-from vllm_repro.site import Site
-from vllm_repro.terminal import Progress, summary
-from vllm_repro.verdict import Expect, bisect_status, exit_status
-from vllm_repro.wishes import Wishes
+from vllm_repro.servers.site import Site
+from vllm_repro.verdict.verdict import Expect, bisect_status, exit_status
 
 
 def add(subparsers: Subparsers) -> None:

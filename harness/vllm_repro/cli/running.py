@@ -10,23 +10,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vllm_repro.choice import Choice, Options, choose, usual_release
 from vllm_repro.cli.options import number, seconds
 from vllm_repro.errors import UsageError
-from vllm_repro.leftovers import sweep
-from vllm_repro.patch import read_diff
 from vllm_repro.report.model import RunReport, banner
-from vllm_repro.resume import Left
-from vllm_repro.run import Plan, default_out, on_record
-from vllm_repro.run import run as run_plan
-from vllm_repro.scenario import Arm, Scenario
+from vllm_repro.running.options import Wishes
+from vllm_repro.running.resume import Left
+from vllm_repro.running.run import Plan, default_out, on_record
+from vllm_repro.running.run import run as run_plan
+from vllm_repro.running.terminal import Progress
+from vllm_repro.running.watch import Patience
+from vllm_repro.scenario.patch import read_diff
+from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.attach import identify
 from vllm_repro.servers.base import ServerKind
-from vllm_repro.site import Site, open_site
-from vllm_repro.terminal import Progress
-from vllm_repro.verdict import Expect
-from vllm_repro.watch import Patience
-from vllm_repro.wishes import Wishes
+from vllm_repro.servers.choice import Choice, Options, choose, usual_release
+from vllm_repro.servers.orphans import sweep
+from vllm_repro.servers.site import Site, open_site
+from vllm_repro.verdict.verdict import Expect
 
 __all__ = [
     "Job",

@@ -7,21 +7,21 @@ import contextlib
 from dataclasses import replace
 from functools import partial
 
-from vllm_repro.catalogue import find, find_arms, to_stderr
-from vllm_repro.choice import Options, default_image, weights_for
 from vllm_repro.cli.common import Subparsers, print_json, verb
 from vllm_repro.cli.options import add_server_options, server_options
-from vllm_repro.commands.compose_file import compose_text, service
+from vllm_repro.command.compose_file import compose_text, service
 from vllm_repro.errors import InfraError
-from vllm_repro.lab.site import shown as lab_text
-from vllm_repro.laid import Laid, over_container, over_installed, over_release
-from vllm_repro.launch import Weights, container_launch, process_launch
-from vllm_repro.patch import read_diff
 from vllm_repro.releases.localvllm import local_vllm
 from vllm_repro.releases.provision import ReleaseCache
-from vllm_repro.scenario import Arm, Scenario
+from vllm_repro.scenario.catalogue import find, find_arms, to_stderr
+from vllm_repro.scenario.patch import read_diff
+from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.base import Evidence
+from vllm_repro.servers.choice import Options, default_image, weights_for
 from vllm_repro.servers.docker_engine import connect, image_facts
+from vllm_repro.servers.lab import shown as lab_text
+from vllm_repro.servers.launch import Weights, container_launch, process_launch
+from vllm_repro.servers.overlay import Laid, over_container, over_installed, over_release
 
 STYLES = ("docker", "serve", "compose", "lab")
 SHOWN_PORT = 8000

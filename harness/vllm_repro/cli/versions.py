@@ -16,28 +16,28 @@ from typing import TextIO
 from packaging.version import Version
 
 from vllm_repro import __version__
-from vllm_repro.catalogue import find, find_arms
-from vllm_repro.choice import Options
 from vllm_repro.cli.common import Subparsers, print_json, verb
 from vllm_repro.cli.options import add_server_options, server_options
 from vllm_repro.cli.resuming import as_begun
 from vllm_repro.cli.running import Job, add_run_options, again, choice_of, first_line, job_of, run_one
 from vllm_repro.errors import INTERRUPTED, InfraError, Unsupported, UsageError
-from vllm_repro.fate import Fate
-from vllm_repro.keptmap import KeptMap, read_kept
-from vllm_repro.redact import Redactor, known_secrets
+from vllm_repro.journal.redact import Redactor, known_secrets
 from vllm_repro.releases.knowledge import release_version
 from vllm_repro.report.files import write_whole
 from vllm_repro.report.model import RunReport
+from vllm_repro.report.version_map import Row, VersionMap, row_of, row_without_run
 from vllm_repro.report.versions import markdown, terminal
-from vllm_repro.run import private_folders, private_hosts, stamped_folder
-from vllm_repro.scenario import Scenario
+from vllm_repro.running.resume_map import KeptMap, read_kept
+from vllm_repro.running.run import private_folders, private_hosts, stamped_folder
+from vllm_repro.running.terminal import Progress
+from vllm_repro.scenario.catalogue import find, find_arms
+from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.servers.base import Evidence, ServerKind
+from vllm_repro.servers.choice import Options
 from vllm_repro.servers.docker_engine import connect
-from vllm_repro.site import Site
-from vllm_repro.terminal import Progress
-from vllm_repro.verdict import exit_status
-from vllm_repro.versionmap import Row, VersionMap, row_of, row_without_run
+from vllm_repro.servers.site import Site
+from vllm_repro.verdict.release_result import Fate
+from vllm_repro.verdict.verdict import exit_status
 
 __all__ = ["bounds", "releases"]
 

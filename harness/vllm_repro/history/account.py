@@ -12,7 +12,7 @@ from vllm_repro.history.marks import Cell, cells
 from vllm_repro.history.nights import night_of
 from vllm_repro.history.rows import RunRow
 from vllm_repro.history.trend import Call, Change, Suspect, Trends, trends
-from vllm_repro.verdict import Verdict
+from vllm_repro.verdict.verdict import Verdict
 
 __all__ = ["Account", "Kind", "News", "account"]
 

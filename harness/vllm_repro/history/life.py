@@ -23,8 +23,8 @@ from enum import StrEnum
 from packaging.version import InvalidVersion, Version
 
 from vllm_repro.history.rows import Build, RunRow
-from vllm_repro.statistics import clean_streak
-from vllm_repro.verdict import Standing
+from vllm_repro.verdict.statistics import clean_streak
+from vllm_repro.verdict.verdict import Standing
 
 __all__ = ["Life", "Lived", "Step", "lives"]
 

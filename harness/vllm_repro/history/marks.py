@@ -8,7 +8,7 @@ from datetime import date
 from enum import StrEnum
 
 from vllm_repro.history.rows import RunRow
-from vllm_repro.verdict import Verdict
+from vllm_repro.verdict.verdict import Verdict
 
 __all__ = ["MARKS", "Cell", "Mark", "cells"]
 

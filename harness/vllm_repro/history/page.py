@@ -19,7 +19,7 @@ from vllm_repro.history.telling import (
     suspect_text,
 )
 from vllm_repro.history.trend import Change, Measured, Series, latest_of
-from vllm_repro.page.document import asset, document, fragment
+from vllm_repro.report.document import asset, document, fragment
 
 __all__ = ["page"]
 

@@ -15,11 +15,11 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from vllm_repro.hostid import hardware
-from vllm_repro.outcome import Outcome
+from vllm_repro.host.host_id import hardware
 from vllm_repro.report.model import ArmReport, RunReport
-from vllm_repro.throughput import Figures, Point, Spread
-from vllm_repro.verdict import Expected, Result, Standing, Verdict
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.throughput import Figures, Point, Spread
+from vllm_repro.verdict.verdict import Expected, Result, Standing, Verdict
 
 __all__ = ["ArmRow", "Build", "Figure", "RunRow", "build_of", "row_id", "row_of", "setup_of"]
 

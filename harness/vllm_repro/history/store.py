@@ -16,11 +16,11 @@ from typing import Any
 
 from vllm_repro.errors import InfraError, ReproError
 from vllm_repro.history.rows import ArmRow, Build, Figure, RunRow, row_of
-from vllm_repro.journal import being_written
+from vllm_repro.journal.journal import being_written
 from vllm_repro.report.build import build
 from vllm_repro.report.model import RunReport
-from vllm_repro.throughput import Point
-from vllm_repro.verdict import Expected, Result, Standing, Verdict
+from vllm_repro.verdict.throughput import Point
+from vllm_repro.verdict.verdict import Expected, Result, Standing, Verdict
 
 __all__ = ["STORE", "Caught", "Store", "remember"]
 

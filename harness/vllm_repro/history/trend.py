@@ -23,7 +23,7 @@ from math import exp, log
 from statistics import median
 
 from vllm_repro.history.rows import Figure, RunRow
-from vllm_repro.throughput import Point
+from vllm_repro.verdict.throughput import Point
 
 __all__ = ["Call", "Change", "Direction", "Measured", "Series", "Suspect", "Trends", "latest_of", "trends"]
 

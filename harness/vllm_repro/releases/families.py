@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vllm_repro.releases.tinytokenizer import END_OF_TURN, PAD, special_id
-from vllm_repro.standin import Family, Kind, StandIn
+from vllm_repro.tiny_model import Family, Kind, StandIn
 
 __all__ = ["model_config"]
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vllm_repro.errors import InfraError, Unsupported
-from vllm_repro.patch import Patch
 from vllm_repro.releases.cachefiles import becoming, locked, read_marker, write_marker
 from vllm_repro.releases.pip_install import Progress
 from vllm_repro.releases.provision import Provisioned
+from vllm_repro.scenario.patch import Patch
 
 __all__ = ["Overlaid", "changed_files", "changed_texts", "keep_changed", "overlay", "overlay_package"]
 

@@ -18,7 +18,7 @@ from vllm_repro.releases.families import model_config
 from vllm_repro.releases.provision import cache_root
 from vllm_repro.releases.tinytokenizer import END_OF_TURN, PAD, special_id, tokenizer_json
 from vllm_repro.releases.weights import safetensors
-from vllm_repro.standin import StandIn
+from vllm_repro.tiny_model import StandIn
 
 _CHAT_TEMPLATE = (
     "{%- if tools -%}"

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Iterator
 from math import sqrt
 
-from vllm_repro.standin import StandIn
+from vllm_repro.tiny_model import StandIn
 
 __all__ = ["Tensor", "safetensors", "tensors"]
 

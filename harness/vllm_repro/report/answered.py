@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from vllm_repro.journal import Entry, Recording
-from vllm_repro.outcome import Outcome
-from vllm_repro.output import Checks, Held, Probe, Said, Weights, hold
+from vllm_repro.journal.journal import Entry, Recording
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.output import Checks, Held, Probe, Said, Weights, hold
 
 __all__ = ["Trial", "answer_word", "answers", "held", "output_words", "refused", "trial_of"]
 

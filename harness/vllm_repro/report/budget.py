@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from vllm_repro.logpieces import Keep, LogPieces
+from vllm_repro.journal.log_excerpts import Keep, LogPieces
 from vllm_repro.report.escape import printable
 
 __all__ = ["LIMIT", "excerpt", "fits", "fitted", "held", "size"]

@@ -11,22 +11,22 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from vllm_repro.autopsy.signature import How
-from vllm_repro.hostid import host_id
-from vllm_repro.journal import Entry, Recording, head_of, legible, read
-from vllm_repro.outcome import Death, Outcome, Outlasted
-from vllm_repro.output import Held
-from vllm_repro.patch import Patch
-from vllm_repro.redact import Redactor, known_secrets
+from vllm_repro.diagnosis.signature import How
+from vllm_repro.host.host_id import host_id
+from vllm_repro.journal.journal import Entry, Recording, head_of, legible, read
+from vllm_repro.journal.redact import Redactor, known_secrets
 from vllm_repro.report.answered import ALIVE, Trial, answers, held, output_words, refused, trial_of
 from vllm_repro.report.measured import measured
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, counting
 from vllm_repro.report.thinned import thinned
 from vllm_repro.report.timeline import timelines
 from vllm_repro.report.wording import CUT, NOT_RUN, refused_words, unrun_word
-from vllm_repro.scenario import Status
-from vllm_repro.trigger import Finding
-from vllm_repro.verdict import (
+from vllm_repro.scenario.patch import Patch
+from vllm_repro.scenario.scenario import Status
+from vllm_repro.trigger.trigger import Finding
+from vllm_repro.verdict.outcome import Death, Outcome, Outlasted
+from vllm_repro.verdict.output import Held
+from vllm_repro.verdict.verdict import (
     Expect,
     Expected,
     Record,

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vllm_repro.autopsy.diagnosis import Diagnosis, Phase
-from vllm_repro.autopsy.tracebacks import Frame
-from vllm_repro.matching import matches, twins
+from vllm_repro.diagnosis.diagnosis import Diagnosis, Phase
+from vllm_repro.diagnosis.tracebacks import Frame
 from vllm_repro.report.model import RunReport, TrialReport
-from vllm_repro.scenario import Scenario
-from vllm_repro.verdict import Standing
+from vllm_repro.scenario.matching import matches, twins
+from vllm_repro.scenario.scenario import Scenario
+from vllm_repro.verdict.verdict import Standing
 
 __all__ = ["duplicates"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from html import escape
 
-from vllm_repro.autopsy.logtext import ANSI
+from vllm_repro.diagnosis.log_text import ANSI
 
 __all__ = ["cell", "code", "fence", "html", "plain", "printable"]
 

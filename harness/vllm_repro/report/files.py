@@ -8,18 +8,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from vllm_repro.catalogue import all_scenarios, to_stderr
-from vllm_repro.commands.command import render_serve
+from vllm_repro.command.command import render_serve
 from vllm_repro.errors import InfraError, UsageError
-from vllm_repro.logpieces import PAGE, LogPieces, read_pieces
+from vllm_repro.journal.log_excerpts import PAGE, LogPieces, read_pieces
 from vllm_repro.report.duplicates import duplicates
 from vllm_repro.report.html import LOG_ROOM, UnreadLog, html_page, log_names
 from vllm_repro.report.issue import Draft, draft
 from vllm_repro.report.junit import junit
-from vllm_repro.report.mapped import Mapped, mapped
+from vllm_repro.report.map_of_run import Mapped, mapped
 from vllm_repro.report.markdown import markdown
 from vllm_repro.report.model import RunReport, TrialReport
 from vllm_repro.report.wording import rank_logs
+from vllm_repro.scenario.catalogue import all_scenarios, to_stderr
 
 __all__ = ["DRAFT", "FORMATS", "ON_REQUEST", "drafted", "pieces", "render", "write_reports", "write_whole"]
 

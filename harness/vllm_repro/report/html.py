@@ -11,13 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_repro.logpieces import LogPieces
-from vllm_repro.outcome import Outcome
-from vllm_repro.page.document import asset, document, fragment
+from vllm_repro.journal.log_excerpts import LogPieces
 from vllm_repro.report.answered import Trial
 from vllm_repro.report.chart import Chart, chunk_chart, interval_chart, timeline_chart
+from vllm_repro.report.document import asset, document, fragment
 from vllm_repro.report.logview import LogView, view
-from vllm_repro.report.mapped import Mapped
+from vllm_repro.report.map_of_run import Mapped
 from vllm_repro.report.markdown import environment_lines, senders
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner
 from vllm_repro.report.patched import changed_files, diff_of, untried_in
@@ -35,7 +34,8 @@ from vllm_repro.report.wording import (
     seconds,
     simulated,
 )
-from vllm_repro.verdict import Verdict
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.verdict import Verdict
 
 __all__ = ["LOG_ROOM", "UnreadLog", "html_page", "log_names", "shown_trials"]
 

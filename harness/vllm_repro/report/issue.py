@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from vllm_repro.logpieces import LogPieces
-from vllm_repro.outcome import Outcome
+from vllm_repro.journal.log_excerpts import LogPieces
 from vllm_repro.report.budget import LIMIT, excerpt, fitted, held, size
 from vllm_repro.report.escape import cell, code, fence, html, plain
 from vllm_repro.report.markdown import environment_list
@@ -23,7 +22,8 @@ from vllm_repro.report.replaced import replaced_section
 from vllm_repro.report.speed import soak_section, speed_section
 from vllm_repro.report.table import arms_table
 from vllm_repro.report.wording import death_line, refusals, simulated
-from vllm_repro.verdict import Result
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.verdict import Result
 
 __all__ = ["Draft", "draft"]
 

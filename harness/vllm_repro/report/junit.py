@@ -13,13 +13,13 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
 
-from vllm_repro.outcome import Outcome
 from vllm_repro.report.budget import held
 from vllm_repro.report.escape import printable
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner, counting
 from vllm_repro.report.patched import changed_files
 from vllm_repro.report.wording import death_line, telling, unrun_word
-from vllm_repro.verdict import Expected, counted
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.verdict import Expected, counted
 
 __all__ = ["junit"]
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from itertools import groupby
 
-from vllm_repro.logpieces import ALARM, LogPieces
+from vllm_repro.journal.log_excerpts import ALARM, LogPieces
 from vllm_repro.report.escape import printable
 
 __all__ = ["LogView", "Mark", "Stretch", "view"]

@@ -12,11 +12,11 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
-from vllm_repro.journal import Entry, Recording
-from vllm_repro.output import Weights
+from vllm_repro.journal.journal import Entry, Recording
 from vllm_repro.report.answered import ALIVE, Trial, trial_of
-from vllm_repro.soak import Soak
-from vllm_repro.throughput import Figures, Point, Ratio, Round, Spread, figures, ratio, withheld
+from vllm_repro.verdict.output import Weights
+from vllm_repro.verdict.soak import Soak
+from vllm_repro.verdict.throughput import Figures, Point, Ratio, Round, Spread, figures, ratio, withheld
 
 __all__ = ["Measured", "Row", "Soaked", "measured"]
 

@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vllm_repro.outcome import Death, Outcome, Outlasted
-from vllm_repro.patch import Patch
-from vllm_repro.redact import Redactor
+from vllm_repro.journal.redact import Redactor
 from vllm_repro.report.measured import Measured
 from vllm_repro.report.timeline import Timeline
-from vllm_repro.trigger import Finding
-from vllm_repro.verdict import ArmResult, Expected, Standing, VerdictReport
+from vllm_repro.scenario.patch import Patch
+from vllm_repro.trigger.trigger import Finding
+from vllm_repro.verdict.outcome import Death, Outcome, Outlasted
+from vllm_repro.verdict.verdict import ArmResult, Expected, Standing, VerdictReport
 
 __all__ = ["ArmReport", "RunReport", "TrialReport", "banner", "counting", "issue_url"]
 
@@ -175,7 +175,7 @@ class RunReport:
     timelines: Mapping[tuple[str, int], Timeline] = field(default_factory=dict)
     """By arm and trial; also of a trial that a cut run did not end."""
     host: str = ""
-    """Which machine it was made on (`vllm_repro.hostid`)."""
+    """Which machine it was made on (`vllm_repro.host.host_id`)."""
     standing: Standing = Standing.UNKNOWN
     """What the scenario declares for the release."""
     killed: bool = False

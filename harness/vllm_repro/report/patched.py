@@ -6,9 +6,9 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_repro.patch import Patch
 from vllm_repro.report.escape import cell, code, fence
 from vllm_repro.report.model import ArmReport, RunReport
+from vllm_repro.scenario.patch import Patch
 
 __all__ = ["changed_files", "diff_of", "patched_section", "untried_in"]
 

@@ -11,7 +11,7 @@ from vllm_repro.report.escape import cell, code
 from vllm_repro.report.grid import Grid, table
 from vllm_repro.report.measured import Measured, Row, Soaked
 from vllm_repro.report.wording import columns, few
-from vllm_repro.throughput import Spread
+from vllm_repro.verdict.throughput import Spread
 
 __all__ = [
     "ratio_words",

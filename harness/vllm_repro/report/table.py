@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from vllm_repro.outcome import Outcome
 from vllm_repro.report.grid import Grid, table
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport
 from vllm_repro.report.speed import ratio_words, shown_rows, spread_words
 from vllm_repro.report.wording import boundary, engine_word, few, folded, outcome_word, seconds, unrun_word
-from vllm_repro.verdict import Expected
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.verdict import Expected
 
 __all__ = ["arms_grid", "arms_table"]
 

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from vllm_repro.journal import Entry
-from vllm_repro.outcome import Outcome
+from vllm_repro.journal.journal import Entry
+from vllm_repro.verdict.outcome import Outcome
 
 __all__ = ["DRAWN", "thinned"]
 

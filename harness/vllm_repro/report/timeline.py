@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from vllm_repro.journal import Entry, Recording
+from vllm_repro.journal.journal import Entry, Recording
 from vllm_repro.report.answered import Trial, answer_word, trial_of
-from vllm_repro.trigger import chunks_of
+from vllm_repro.trigger.trigger import chunks_of
 
 __all__ = ["Asked", "Moment", "Span", "Timeline", "timelines"]
 

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from statistics import median
 
-from vllm_repro.outcome import Outcome
 from vllm_repro.report.escape import cell, fence
 from vllm_repro.report.model import banner, issue_url
+from vllm_repro.report.version_map import ArmRow, Row, VersionMap, readings
 from vllm_repro.report.wording import columns, seconds, simulated
-from vllm_repro.statistics import excluded_rate
-from vllm_repro.verdict import Expected, Standing
-from vllm_repro.versionmap import ArmRow, Row, VersionMap, readings
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.statistics import excluded_rate
+from vllm_repro.verdict.verdict import Expected, Standing
 
 __all__ = ["markdown", "terminal"]
 

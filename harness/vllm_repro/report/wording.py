@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from vllm_repro.outcome import Outcome
 from vllm_repro.report.model import ArmReport, TrialReport, counting
-from vllm_repro.rest import RESTING
+from vllm_repro.verdict.idle import RESTING
+from vllm_repro.verdict.outcome import Outcome
 
 __all__ = [
     "CUT",

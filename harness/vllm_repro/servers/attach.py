@@ -24,7 +24,7 @@ import httpx
 import psutil
 import requests.exceptions
 
-from vllm_repro.client import Client
+from vllm_repro.client.client import Client
 from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.servers.base import Evidence, Exit, Server, ServerFacts, ServerKind
 

@@ -17,7 +17,7 @@ import docker
 import docker.errors
 
 from vllm_repro.errors import InfraError
-from vllm_repro.owner import this_owner
+from vllm_repro.host.owner import this_owner
 from vllm_repro.servers.docker_errors import ENGINE_ERRORS, explain
 
 __all__ = [
@@ -36,7 +36,7 @@ __all__ = [
 RUN_LABEL = "org.vllm-repro.run"
 """On every container and network of this package: nothing without it is ever listed or removed."""
 OWNER_LABEL = "org.vllm-repro.owner"
-"""Prefix of the labels that name the process which made it, see `vllm_repro.owner`."""
+"""Prefix of the labels that name the process which made it, see `vllm_repro.host.owner`."""
 REHEARSAL_LABEL = "org.vllm-repro.rehearsal"
 
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_repro.commands.container import ContainerSpec
+from vllm_repro.command.container import ContainerSpec
 from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.servers.docker_engine import Engine, image_facts, our_labels
 from vllm_repro.servers.docker_errors import ENGINE_ERRORS, explain
-from vllm_repro.servers.docker_leftovers import remove_container
+from vllm_repro.servers.docker_orphans import remove_container
 
 __all__ = ["ImageSource", "SourceFile", "hashes_inside", "image_source"]
 

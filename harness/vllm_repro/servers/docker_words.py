@@ -8,7 +8,7 @@ from typing import Any
 
 from docker.types import DeviceRequest, Mount, Ulimit
 
-from vllm_repro.commands.container import ContainerSpec
+from vllm_repro.command.container import ContainerSpec
 from vllm_repro.servers.base import Exit
 
 __all__ = ["create_arguments", "exit_of"]

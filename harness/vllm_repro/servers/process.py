@@ -14,11 +14,11 @@ from pathlib import Path
 
 import psutil
 
-from vllm_repro.commands.container import looks_secret
+from vllm_repro.command.container import looks_secret
 from vllm_repro.errors import InfraError
-from vllm_repro.processes import Started, start
+from vllm_repro.host.processes import Started, start
 from vllm_repro.servers.base import Evidence, Exit, Server, ServerFacts, ServerKind
-from vllm_repro.witness import witnessed
+from vllm_repro.servers.witness import witnessed
 
 __all__ = ["ProcessServer", "check_port", "free_port"]
 

@@ -1,0 +1,1 @@
+"""Requests to a vLLM server, prompts of exact length, and its metrics."""

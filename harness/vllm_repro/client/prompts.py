@@ -1,0 +1,204 @@
+"""Prompts of an exact length, as the server itself counts it.
+
+The server's own `/tokenize` is asked, chat template included, because a count by another tokenizer, or by words, misses by a few tokens
+and a boundary is crossed or not by one. A prompt is salted at its head, so that no prefix cache shortens it, and made from a seed, so
+that a run can be repeated.
+
+A text of known words is counted once, then padded with words that cost one token each in nearly every vocabulary: two or three calls as a
+rule, for 100 tokens as for 90,000. Where a vocabulary is so odd that the padding does not come out, a few other fillers are tried.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from types import MappingProxyType
+from typing import Any
+
+from vllm_repro.client.client import Client
+from vllm_repro.errors import ReproError
+
+__all__ = ["Prompt", "PromptError", "build_chat", "build_completion", "build_needle"]
+
+_WORDS = """
+time year people way day man thing woman life child world school state family student group country problem
+hand part place case week company system program question work government number night point home water room
+mother area money story fact month lot right study book eye job word business issue side kind head house
+service friend father power hour game line end
+""".split()  # noqa: SIM905  # a list of a hundred words reads better as text
+_PADDING = ((" the", " and", " of"), (" a", " b", " c"), ("1", ".", ":"))
+_FILLERS = (" a", "?", "#", " 7", "Q", "~", "\n", " x?", "é")
+_MOST_CALLS = 40
+_IN_TEMPLATE = ("tools", "chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+"""Fields that a chat completion and `/tokenize` both hand to the chat template."""
+
+
+class PromptError(ReproError):
+    """No prompt of this length can be made on this server."""
+
+    exit_status = 2
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """`body` holds the fields of the request that carry the prompt; `tokens` is the server's count; `calls` what it took; `shared` how
+    many of its first tokens others have too."""
+
+    body: dict[str, Any]
+    tokens: int
+    calls: int
+    shared: int = 0
+
+
+Count = Callable[[str], Awaitable[int]]
+
+
+def _text(words: int, seed: str) -> str:
+    chosen = random.Random(seed)
+    return " ".join(chosen.choice(_WORDS) for _ in range(words))
+
+
+def _salt(seed: str) -> str:
+    return f"{random.Random('salt ' + seed).getrandbits(24):06x} "
+
+
+async def fit(count: Count, tokens: int, seed: str) -> tuple[str, int]:
+    """A text that `count` measures as exactly `tokens`, and the number of calls. Raises `PromptError`."""
+    calls = 0
+
+    async def measure(text: str) -> int:
+        nonlocal calls
+        if calls >= _MOST_CALLS:
+            raise PromptError(f"no text of exactly {tokens} tokens was found in {calls} calls of /tokenize")
+        calls += 1
+        return await count(text)
+
+    salt = _salt(seed)
+    words = max(0, int(tokens * 0.85) - 24)
+    text = salt + _text(words, seed)
+    counted = await measure(text)
+    while counted > tokens and words:  # longer words than reckoned with: shrink in proportion, with some slack
+        words = max(0, int(words * tokens / counted * 0.97) - 1)
+        text = salt + _text(words, seed)
+        counted = await measure(text)
+    if counted > tokens:
+        text, counted = "", await measure("")
+        if counted > tokens:
+            raise PromptError(
+                f"the chat template alone takes {counted} tokens, so no prompt of {tokens} tokens can be made",
+                hint="state a larger size in the scenario's workload",
+            )
+    return await _pad(measure, text, counted, tokens), calls
+
+
+async def _pad(measure: Count, text: str, counted: int, tokens: int) -> str:
+    """`text`, lengthened from `counted` to `tokens`; `measure` counts the calls and gives up."""
+    for words in _PADDING:
+        for _ in range(3):
+            wanted = tokens - counted
+            if wanted == 0:
+                return text
+            longer = text + _cycled(words, wanted)
+            now = await measure(longer)
+            if now > tokens:  # more than a token a word: as many words as fit
+                longer = text + _cycled(words, int(wanted * wanted / (now - counted)))
+                now = await measure(longer)
+            if not counted < now <= tokens:
+                break
+            text, counted = longer, now
+    while counted < tokens:
+        for filler in _FILLERS:
+            now = await measure(text + filler)
+            if counted < now <= tokens:
+                text, counted = text + filler, now
+                break
+        else:
+            raise PromptError(f"no text of exactly {tokens} tokens was found: {counted} is the nearest below")
+    return text
+
+
+def _cycled(words: Sequence[str], count: int) -> str:
+    """`count` words, none twice in a row, since some vocabularies merge a repeated one."""
+    return "".join(islice(cycle(words), count))
+
+
+async def build_chat(
+    client: Client,
+    model: str,
+    tokens: int,
+    seed: str,
+    *,
+    before: Sequence[dict[str, Any]] = (),
+    message: Mapping[str, Any] = MappingProxyType({"role": "user"}),
+    fields: Mapping[str, Any] = MappingProxyType({}),
+) -> Prompt:
+    """A chat that is `tokens` long with its template: the messages `before`, then `message` with a content made to measure.
+
+    fields: the request's further body fields. Those that its template reads are a part of the prompt, and are counted.
+    """
+    told = {name: fields[name] for name in _IN_TEMPLATE if fields.get(name) is not None}
+
+    def messages(text: str) -> list[dict[str, Any]]:
+        return [*before, {**message, "content": text}]
+
+    async def count(text: str) -> int:
+        return await _count(client, {"model": model, "messages": messages(text), "add_generation_prompt": True, **told})
+
+    text, calls = await fit(count, tokens, seed)
+    return Prompt({"messages": messages(text)}, tokens, calls)
+
+
+async def build_completion(
+    client: Client, model: str, tokens: int, seed: str, *, shared: int = 0, shared_seed: str = ""
+) -> Prompt:
+    """A text completion's prompt, as the token ids themselves: their number is the length, whatever the vocabulary.
+
+    Its first `shared` ids are made from `shared_seed` and no more of them are: the others are made from `seed`.
+    """
+    if not shared or shared == tokens:
+        return Prompt({"prompt": await _ids(client, model, tokens, shared_seed if shared else seed)}, tokens, 1, shared)
+    *head, following = await _ids(client, model, shared + 1, shared_seed)
+    own = await _ids(client, model, tokens - shared + 1, seed)
+    # By chance the own ones may begin as the shared ones go on, and a block of the prefix cache would be full that should not be.
+    other = next((place for place, one in enumerate(own) if one != following), 0)
+    own[0], own[other] = own[other], own[0]
+    return Prompt({"prompt": head + own[:-1]}, tokens, 2, shared)
+
+
+async def build_needle(client: Client, model: str, tokens: int, seed: str) -> tuple[Prompt, str]:
+    """A text completion's prompt of `tokens` that says a number in its middle and asks for it at its end, and the number."""
+    number = str(random.Random("needle " + seed).randrange(10_000, 100_000))
+    middle = await _tokenized(client, model, f" The secret number is {number}. Remember it.")
+    end = await _tokenized(client, model, "\nThe secret number is")
+    around = tokens - len(middle) - len(end)
+    if around < 2:
+        raise PromptError(f"a needle and its question take more than {tokens} tokens")
+    hay = await _ids(client, model, around, seed)
+    ids = hay[: around // 2] + middle + hay[around // 2 :] + end
+    return Prompt({"prompt": ids}, len(ids), 3), number
+
+
+async def _tokenized(client: Client, model: str, text: str) -> list[int]:
+    body = {"model": model, "prompt": text, "add_special_tokens": False}
+    response = await client.post("/tokenize", body)
+    response.raise_for_status()
+    ids: list[int] = response.json()["tokens"]
+    return ids
+
+
+async def _ids(client: Client, model: str, tokens: int, seed: str) -> list[int]:
+    # A word is at least one token in any vocabulary, and what is too much is cut off.
+    response = await client.post("/tokenize", {"model": model, "prompt": _salt(seed) + _text(tokens, seed)})
+    response.raise_for_status()
+    ids: list[int] = response.json()["tokens"]
+    if len(ids) < tokens:
+        raise PromptError(f"{tokens} words gave only {len(ids)} tokens")
+    return ids[:tokens]
+
+
+async def _count(client: Client, body: dict[str, Any]) -> int:
+    response = await client.post("/tokenize", body)
+    response.raise_for_status()
+    return int(response.json()["count"])

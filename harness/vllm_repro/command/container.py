@@ -1,0 +1,319 @@
+"""What a container with a vLLM server is made from, in one value: printed and created from the same
+`ContainerSpec`.
+
+The line that `vllm-repro show --as docker` prints and the container that the docker server creates must not
+differ, so both read this value: `render()` gives the `docker run` line, and each field maps to one argument
+of the Docker SDK:
+
+    image, argv    image=, command=list(argv)
+    entrypoint     entrypoint=list(entrypoint)
+    env, labels    environment=, labels=, each as a dict
+    mounts         mounts=[docker.types.Mount(target, source, type="bind", read_only=readonly)]
+    gpus           device_requests=, see `gpu_request`
+    shm_size       shm_size=, in bytes
+    ipc, network   ipc_mode=, network= (network_mode="host" for the host's)
+    publish        ports={"8000/tcp": (host_ip, host_port)}
+    ulimits        ulimits=[docker.types.Ulimit(name=, soft=, hard=)]
+    workdir        working_dir=
+    init, name, cap_add: the same names
+
+`mounts` are binds that fail when the source is missing; `-v` would make an empty folder on the host instead.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from vllm_repro.errors import UsageError
+
+if TYPE_CHECKING:
+    from vllm_repro.command.command import ServeCommand
+
+__all__ = [
+    "CONTAINER_PORT",
+    "LOOPBACK",
+    "ContainerSpec",
+    "GpuRequest",
+    "Mount",
+    "Publish",
+    "Ulimit",
+    "looks_secret",
+    "parse_size",
+]
+
+CONTAINER_PORT = 8000
+"""Where the server listens inside the container, whatever port the report used outside."""
+
+LOOPBACK = "127.0.0.1"
+
+PARALLEL_SHM_BYTES = 16 * 1024**3
+"""Shared memory of a multi-GPU server whose report says neither `--ipc` nor `--shm-size`: the engine's 64 MiB
+stop NCCL."""
+
+_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[bkmgtp]?)(?:i?b)?", re.IGNORECASE)
+_UNITS = "bkmgtp"
+_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
+_GPU_DEVICES = re.compile(r'"?(?:device|devices)=(?P<ids>[^"]+)"?')
+_INDENT = "  "
+
+
+def looks_secret(name: str) -> bool:
+    """Whether an environment variable of this name holds something that must not be printed: `HF_TOKEN`,
+    `VLLM_API_KEY`."""
+    return _SECRET.search(name) is not None
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size as Docker writes it: `16g`, `64MB`, `512`, `10.24gb`; units are powers of 1024.
+    `UsageError` otherwise."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"{text!r} is not a size", hint="write it as 16g, 512m or a number of bytes")
+    unit = match["unit"].lower() or "b"
+    return int(float(match["number"]) * 1024 ** _UNITS.index(unit))
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A folder or file of the host, seen inside the container at `target`."""
+
+    source: str
+    target: str
+    readonly: bool = False
+
+    def render(self) -> str:
+        """The value of `--mount`, which Docker reads as one line of CSV."""
+        fields = ["type=bind", f"source={self.source}", f"target={self.target}"]
+        line = io.StringIO()
+        csv.writer(line, lineterminator="").writerow([*fields, "readonly"] if self.readonly else fields)
+        return line.getvalue()
+
+
+@dataclass(frozen=True)
+class Publish:
+    """A port of the container on the host; loopback unless said otherwise."""
+
+    host_port: int
+    container_port: int = CONTAINER_PORT
+    host_ip: str = LOOPBACK
+
+    def render(self) -> str:
+        host = f"[{self.host_ip}]" if ":" in self.host_ip else self.host_ip
+        return f"{host}:{self.host_port}:{self.container_port}"
+
+
+@dataclass(frozen=True)
+class Ulimit:
+    """A process limit; -1 is unlimited."""
+
+    name: str
+    soft: int
+    hard: int
+
+    @classmethod
+    def parse(cls, text: str) -> Ulimit:
+        """From `memlock=-1` or `nofile=1024:4096`; raises `UsageError`."""
+        name, _, limits = text.partition("=")
+        soft, _, hard = limits.partition(":")
+        try:
+            return cls(name, int(soft), int(hard or soft))
+        except ValueError:
+            raise UsageError(f"{text!r} is not a ulimit", hint="write it as memlock=-1 or nofile=1024:4096") from None
+
+    def render(self) -> str:
+        return f"{self.name}={self.soft}" if self.soft == self.hard else f"{self.name}={self.soft}:{self.hard}"
+
+
+@dataclass(frozen=True)
+class GpuRequest:
+    """What `--gpus` asks for, in the engine's terms: a count (-1 is all) or device ids; never both, the
+    engine refuses that."""
+
+    count: int | None
+    device_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ContainerSpec:
+    """A container to be; see the head of the module for how each field reaches the engine.
+
+    argv: words after the image, or after the image's own entrypoint where `entrypoint` is None.
+    gpus: as `--gpus` has it: "all", a count, `device=0,1`; None for none.
+    shm_size: bytes. network: None for the default bridge, "host", or a network's name or id.
+    """
+
+    image: str
+    argv: tuple[str, ...] = ()
+    name: str | None = None
+    env: tuple[tuple[str, str], ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    gpus: str | None = None
+    shm_size: int | None = None
+    ipc: str | None = None
+    network: str | None = None
+    init: bool = True
+    publish: tuple[Publish, ...] = ()
+    entrypoint: tuple[str, ...] | None = None
+    workdir: str | None = None
+    ulimits: tuple[Ulimit, ...] = ()
+    cap_add: tuple[str, ...] = ()
+
+    @classmethod
+    def from_command(
+        cls,
+        command: ServeCommand,
+        *,
+        port: int,
+        image: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        name: str | None = None,
+        env: Mapping[str, str] | None = None,
+        gpus: str | None = None,
+        mounts: Iterable[Mount] = (),
+        network: str | None = None,
+    ) -> ContainerSpec:
+        """The container that runs a reported command here.
+
+        Kept from a reported container: the arguments, environment, `--ipc`, `--shm-size`, ulimits and an
+        entrypoint that starts vLLM. Not kept, since they belong to the reporter's machine: name, ports,
+        volumes, network, GPUs, runtime, variables that look like secrets, and `--host`, `--port`, `--uds`;
+        what this machine needs instead comes in as `env`, `mounts`, `gpus`.
+
+        port: on 127.0.0.1 of this host, leading to the server's own default of 8000 on all addresses of the
+        container. With `network="host"` nothing is published and the server itself gets `--host 127.0.0.1
+        --port`. image: the reported one where None. Raises `UsageError` where neither names an image.
+        """
+        reported = command.container
+        image = image or (reported.image if reported else None)
+        if not image:
+            raise UsageError("the command names no image", hint="give one with --image vllm/vllm-openai:vX.Y.Z")
+        on_host = network == "host"
+        local = command.without(*[flag for flag in ("--host", "--port", "--uds") if command.has(flag)])
+        if on_host:
+            local = local.with_flags(f"--host {LOOPBACK}", f"--port {port}")
+        variables = dict(reported.env) if reported else {}
+        variables.update(command.env)
+        variables = {key: value for key, value in variables.items() if not looks_secret(key)}
+        variables.update(env or {})
+        ipc = reported.ipc if reported else None
+        shm = parse_size(reported.shm_size) if reported and reported.shm_size else None
+        ranks = (command.number("--tensor-parallel-size") or 1) * (command.number("--pipeline-parallel-size") or 1)
+        if ranks > 1 and ipc is None and shm is None:
+            shm = PARALLEL_SHM_BYTES
+        return cls(
+            image=image,
+            argv=local.argv(),
+            name=name,
+            env=tuple(variables.items()),
+            labels=tuple((labels or {}).items()),
+            mounts=tuple(mounts),
+            gpus=gpus,
+            shm_size=shm,
+            ipc=ipc,
+            network=network,
+            publish=() if on_host else (Publish(port),),
+            entrypoint=_vllm_entrypoint(reported.entrypoint + reported.program) if reported else None,
+            ulimits=tuple(Ulimit.parse(limit) for limit in reported.ulimits) if reported else (),
+        )
+
+    def gpu_request(self) -> GpuRequest | None:
+        """`gpus` in the engine's terms; `UsageError` where it is not a form that Docker knows."""
+        if self.gpus is None:
+            return None
+        if self.gpus == "all":
+            return GpuRequest(-1)
+        if self.gpus.isdecimal():
+            return GpuRequest(int(self.gpus))
+        match = _GPU_DEVICES.fullmatch(self.gpus)
+        if match is None:
+            raise UsageError(f"--gpus {self.gpus!r} is not understood", hint="all, a count, or device=0,1")
+        return GpuRequest(None, tuple(part.strip() for part in match["ids"].split(",")))
+
+    def with_env(self, **variables: str) -> ContainerSpec:
+        return replace(self, env=tuple({**dict(self.env), **variables}.items()))
+
+    def docker_argv(self, *, detach: bool = False, secrets: bool = False) -> tuple[str, ...]:
+        """The words of `docker run`. A variable that looks like a secret appears as `-e NAME`, which makes
+        Docker take the value from the caller's environment, unless `secrets`."""
+        options = self._options(detach=detach, secrets=secrets)
+        return (*(word for group in options for word in group), *self.argv)
+
+    def render(self, *, detach: bool = False) -> str:
+        """The `docker run` line, one option a line, ready to paste into a POSIX shell and free of secrets."""
+        first, *options = self._options(detach=detach)
+        lines = [shlex.join(first)]
+        lines += [f"{_INDENT}{shlex.join(group)}" for group in options]
+        lines += [f"{_INDENT * 2}{shlex.join(group)}" for group in group_arguments(self.argv)]
+        return " \\\n".join(lines)
+
+    def _options(self, *, detach: bool, secrets: bool = False) -> list[tuple[str, ...]]:
+        groups: list[tuple[str, ...]] = [("docker", "run", *(("-d",) if detach else ()))]
+        if self.name:
+            groups.append(("--name", self.name))
+        if self.init:
+            groups.append(("--init",))
+        if self.gpus is not None:
+            groups.append(("--gpus", _gpus_word(self.gpu_request())))
+        if self.ipc:
+            groups.append(("--ipc", self.ipc))
+        if self.shm_size is not None:
+            groups.append(("--shm-size", _size_word(self.shm_size)))
+        if self.network:
+            groups.append(("--network", self.network))
+        groups += [("-p", port.render()) for port in self.publish]
+        groups += [("--ulimit", limit.render()) for limit in self.ulimits]
+        groups += [("--cap-add", name) for name in self.cap_add]
+        groups += [("--mount", mount.render()) for mount in self.mounts]
+        for key, value in self.env:
+            hidden = looks_secret(key) and not secrets
+            groups.append(("-e", key if hidden else f"{key}={value}"))
+        groups += [("--label", f"{key}={value}") for key, value in self.labels]
+        if self.workdir:
+            groups.append(("--workdir", self.workdir))
+        if self.entrypoint:
+            groups.append(("--entrypoint", self.entrypoint[0]))
+        # `--entrypoint` takes one word; the rest goes before the arguments: the same to the engine.
+        groups.append((self.image, *(self.entrypoint or ())[1:]))
+        return groups
+
+
+def group_arguments(argv: Iterable[str]) -> list[tuple[str, ...]]:
+    """Arguments by the line they are printed on: each flag with the words that follow it."""
+    groups: list[list[str]] = []
+    for word in argv:
+        starts_flag = word.startswith("--") or (word.startswith("-") and word[1:2].isalpha())
+        if starts_flag or not groups:
+            groups.append([word])
+        else:
+            groups[-1].append(word)
+    return [tuple(group) for group in groups]
+
+
+def _gpus_word(request: GpuRequest | None) -> str:
+    if request is None:
+        return ""
+    if request.device_ids:
+        # Docker reads the value as CSV: without the inner quotes `device=0,1` would be two fields.
+        ids = ",".join(request.device_ids)
+        return f'"device={ids}"' if "," in ids else f"device={ids}"
+    return "all" if request.count == -1 else str(request.count)
+
+
+def _size_word(size: int) -> str:
+    for power, unit in ((3, "g"), (2, "m"), (1, "k")):
+        if size and size % 1024**power == 0:
+            return f"{size // 1024**power}{unit}"
+    return str(size)
+
+
+def _vllm_entrypoint(entrypoint: tuple[str, ...]) -> tuple[str, ...] | None:
+    """A reported entrypoint that starts the server, else None: a shell or a wrapper script is not in the
+    image used here."""
+    return entrypoint if any(word == "vllm" or word.startswith("vllm.") for word in entrypoint) else None

@@ -1,0 +1,372 @@
+"""The rules by which the signs of one life of a server become a judgement.
+
+They go by mechanism, and their order is the order of their strength: words of the process that died, then the
+    silence of one that was missed by others, then an exception that nothing catches, then what is ambiguous.
+    Two facts decide between a death and a clean stop:
+
+- who was told to stop, and whether before anybody was missed. uvicorn's "Shutting down" follows a request to
+stop and a death alike; newer releases say `[shutdown] API server: shutdown triggered` for the first only.
+EngineCore says on its own that it was told (`trigger received signal`, `Shutdown initiated`), and a process
+that was killed cannot. - whether the exception is one of termination: what a process prints because another
+one is gone, or because it is closing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from vllm_repro.diagnosis.engine_code import booting, leaves_the_engine, starting, stepping, warming_up
+from vllm_repro.diagnosis.life_signs import Evidence, SignKind
+from vllm_repro.diagnosis.root_cause import Root, find
+from vllm_repro.diagnosis.tracebacks import Raised, Unfinished, bare_name
+
+__all__ = ["Judgement", "Phase", "judge"]
+
+
+class Phase(StrEnum):
+    """Where the engine was when it died; for one that did not die, where its log ends."""
+
+    BOOT = "boot"
+    WARMUP = "warmup"  # the part of the boot that profiles, compiles and captures graphs
+    REQUEST = "request"
+    IDLE = "idle"
+    SHUTDOWN = "shutdown"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """`died` is None where the evidence allows both; `why` is one sentence for people; `root` is the
+    exception to report.
+    """
+
+    died: bool | None
+    why: str
+    root: Root | None = None
+    phase: Phase | None = None
+    quiet: bool = False
+    """Nothing in the log says how this life ended, if it did."""
+
+
+@dataclass(frozen=True)
+class _Case:
+    """The evidence of one life, with what every rule asks of it. Numbers are lines of the log; None is "not
+    in it".
+    """
+
+    life: Evidence
+    raised: tuple[Raised, ...]
+    cut_inside: Unfinished | None
+    root: Root | None
+    we_terminated: bool | None
+
+    def line(self, *kinds: SignKind) -> int | None:
+        return _first(*(self.life.line_of(kind) for kind in kinds))
+
+    @property
+    def missed(self) -> int | None:
+        """Where the API server first knew the engine to be dead."""
+        dead = (one.first_line for one in self.raised if bare_name(one.exception) == "EngineDeadError")
+        return _first(min(dead, default=None), self.line(SignKind.ENGINE_GONE, SignKind.ENGINE_DEAD))
+
+    @property
+    def end(self) -> int | None:
+        """The first line that tells of an end, whoever says it."""
+        return _first(self.missed, self.line(SignKind.FATAL, SignKind.WORKER_DIED, SignKind.BOOT_FAILED))
+
+    @property
+    def asked(self) -> int | None:
+        """Where the API server began to stop because somebody wanted it to, not because it missed the
+        engine.
+        """
+        # An unhealthy answer is no proof of a death, but uvicorn's word after one is none of a request to stop.
+        shutdown = self.line(SignKind.SHUTDOWN)
+        unwell = None if self.missed is None else self.line(SignKind.HEALTH_503)
+        stopping = _first(self.line(SignKind.STOP_ASKED), shutdown if _before(shutdown, unwell) else None)
+        return stopping if _before(stopping, self.end) else None
+
+    @property
+    def told(self) -> bool:
+        """EngineCore was told to stop, and not as one more step of an end that had begun."""
+        return _before(self.line(SignKind.ENGINE_TOLD), self.end)
+
+    @property
+    def ordered(self) -> bool:
+        return self.asked is not None or self.told
+
+    @property
+    def own_root(self) -> Root | None:
+        """The root, unless it only says that something else ended."""
+        return None if self.root is None or self.root.of_termination else self.root
+
+
+def judge(life: Evidence, we_terminated: bool | None) -> Judgement:
+    """The first rule that has something to say decides."""
+    inside = life.cut_inside
+    raised = life.finder.finish()
+    case = _Case(life, raised, inside, find(raised, paste=not life.is_log), we_terminated)
+    for rule in (
+        _refused,
+        _by_kernel,
+        _last_words,
+        _silent_end,
+        _uncaught,
+        _pasted,
+        _unwell,
+        _unclear,
+        _stopped,
+        _cut,
+        _like_ours,
+    ):
+        judgement = rule(case)
+        if judgement is not None:
+            break
+    else:
+        judgement = _quiet(case)
+    if judgement.phase is not None:
+        return judgement
+    return replace(judgement, phase=_phase(case, judgement))
+
+
+def _first(*lines: int | None) -> int | None:
+    return min((line for line in lines if line is not None), default=None)
+
+
+def _before(line: int | None, other: int | None) -> bool:
+    """Whether `line` is there, and `other` does not precede it."""
+    return line is not None and (other is None or line < other)
+
+
+def _left_the_engine(case: _Case) -> bool:
+    own = case.own_root
+    return own is not None and own.from_engine and leaves_the_engine(own.raised)
+
+
+def _refused(case: _Case) -> Judgement | None:
+    life = case.life
+    if life.usage is None or life.ready or SignKind.FATAL in life:
+        return None
+    return Judgement(False, "The command line was refused: no engine was started, so none died.", None, Phase.BOOT)
+
+
+def _by_kernel(case: _Case) -> Judgement | None:
+    """The kernel's own word, which a process that it kills cannot have."""
+    killed = case.life.first.get(SignKind.OOM_KILLED)
+    if killed is None or case.own_root is not None or _before(case.asked, killed.line):
+        return None
+    return Judgement(True, f"The kernel killed a process of this server for want of memory: {killed.text}")
+
+
+def _last_words(case: _Case) -> Judgement | None:
+    """EngineCore, or the process above a worker, said itself that this is the end."""
+    life, root = case.life, case.root
+    own = case.own_root
+    if SignKind.BOOT_FAILED in life and not life.ready and root is not None:
+        if own is not None:
+            return Judgement(True, f"The engine did not come up: {_named(own)}.", own)
+        if bare_name(root.raised.exception) in ("SystemExit", "KeyboardInterrupt"):
+            return Judgement(False, "The boot was interrupted by a signal; nothing failed by itself.", None, Phase.BOOT)
+    worker = life.first.get(SignKind.WORKER_DIED)
+    if own is None:
+        if case.ordered:
+            return None
+        if _before(case.line(SignKind.WORKER_TOLD), case.line(SignKind.WORKER_DIED, SignKind.FATAL)):
+            return Judgement(None, _WORKER_TOLD)
+    if SignKind.FATAL in life and (life.is_log or root is not None):
+        if worker is not None and own is None:
+            gave_up = f"and EngineCore gave up: {_named(root)}."
+            return Judgement(True, f"A worker process ended without a word ({worker.text}), {gave_up}", root)
+        return Judgement(True, f"EngineCore met a fatal error: {_named(root)}.", root)
+    if worker is not None and not case.ordered:
+        return Judgement(True, f"A worker process ended without a word: {worker.text}", root)
+    return None
+
+
+def _silent_end(case: _Case) -> Judgement | None:
+    """EngineCore ended without words of its own, and the API server missed it."""
+    life = case.life
+    if case.missed is None or case.asked is not None or _left_the_engine(case):
+        return None
+    if case.told:
+        if SignKind.ENGINE_GONE in life and SignKind.STOP_ASKED not in life:
+            return Judgement(None, _ENGINE_TOLD_ALONE)
+        return None
+    if not life.is_log:
+        return None
+    crash = life.first.get(SignKind.NATIVE_CRASH)
+    if crash is not None:
+        how = f"it crashed below Python ({crash.text})"
+    elif _before(life.engine_heard, case.missed) and not life.engine_cried:
+        how = "it printed nothing, like a process killed by a signal"
+    else:  # its words, if there were any, are not here or not in one piece: no silence can be heard in them
+        how = "what it printed is not in this part of the log"
+    return Judgement(True, f"EngineCore was gone before anybody asked the server to stop; {how}.")
+
+
+def _uncaught(case: _Case) -> Judgement | None:
+    """An exception left a loop around which nothing catches, though the line that says so is not in this part
+    of the log.
+    """
+    life = case.life
+    if not life.is_log:
+        return None
+    own = case.own_root
+    stopping = case.line(SignKind.STOP_ASKED, SignKind.SHUTDOWN, SignKind.ENGINE_TOLD)
+    if own is not None and case.ordered and not _before(own.raised.first_line, stopping):
+        return None
+    if own is not None and _left_the_engine(case):
+        if own.of_lost_peer:
+            why = f"This rank lost its peer, and only the peer's log can say why: {_named(own)}."
+            return Judgement(None, why, own)
+        return Judgement(True, f"An exception left the engine's own loop: {_named(own)}.", own)
+    if case.ordered:
+        return None
+    crash = life.first.get(SignKind.NATIVE_CRASH)
+    if crash is not None:
+        return Judgement(True, f"A process crashed below Python: {crash.text}")
+    if life.ready:
+        return None
+    # An exception that the interpreter prints when it ends has no level, and went through the program itself.
+    ended = next((one for one in case.raised if not one.level and starting(frozenset(one.functions))), None)
+    if ended is None or bare_name(ended.exception) in ("SystemExit", "KeyboardInterrupt"):
+        return None
+    last = Root(ended.links[0] if ended.explicit else ended)
+    why = f"The server ended while it booted, before an engine served: {_named(last)}."
+    return Judgement(True, why, last, Phase.BOOT)
+
+
+def _pasted(case: _Case) -> Judgement | None:
+    """No log, but somebody's words about one."""
+    life, root = case.life, case.root
+    if life.is_log:
+        return None
+    messenger = SignKind.ENGINE_DEAD in life or any(one.messenger for one in case.raised)
+    quoted = life.quoted and root is not None and bool(root.raised.frames)
+    if (messenger and not case.ordered) or quoted:
+        return Judgement(True, f"The text names the death of the engine{': ' + _named(root) if root else ''}.", root)
+    if root is None:
+        if life.mentioned is None or case.ordered or life.booted or life.ready:
+            return None
+        return Judgement(None, f"The text names {life.mentioned}, and shows neither a server's log nor a traceback.")
+    if leaves_the_engine(root.raised):
+        why = f"This exception left a step or the boot of the engine, where nothing catches it: {_named(root)}."
+        return Judgement(True, why, root)
+    return Judgement(
+        None,
+        f"An exception without a log around it: {_named(root)}; whether an engine died is not said.",
+        root,
+    )
+
+
+_WORKER_TOLD = (
+    "A worker was told to stop by a signal and EngineCore gave up; this log does not say whether that was meant."
+)
+_ENGINE_TOLD_ALONE = (
+    "EngineCore was told to stop by a signal that the API server did not get; this log does not say by whom."
+)
+_API_SILENT = "EngineCore was told to stop and the API server says nothing about it: it was killed, or the log is cut."
+
+
+def _unwell(case: _Case) -> Judgement | None:
+    """Nothing but the answer of /health: a server that is being scaled gives it too, and a proxy in front of it."""
+    unwell = case.line(SignKind.HEALTH_503)
+    if unwell is None or _before(case.asked, unwell):
+        return None
+    why = "/health was answered with 503 and never with 200 again; this log does not say whether the engine is dead."
+    return Judgement(None, why)
+
+
+def _unclear(case: _Case) -> Judgement | None:
+    """What may be an end or none."""
+    life = case.life
+    if life.stalled is not None:
+        why = "Requests were there and no token moved where this log ends: a hang, or one very long step."
+        return Judgement(None, why, None, Phase.REQUEST)
+    if SignKind.DRAINING in life and SignKind.CLOSED not in life and not case.we_terminated:
+        why = (
+            "The server was told to stop and open requests did not end before this log does: a hang, or the log is cut."
+        )
+        return Judgement(None, why, None, Phase.REQUEST)
+    if case.asked is not None and case.we_terminated is False:
+        why = "The server stopped in order, though the caller did not ask it to; this log does not say who did."
+        return Judgement(None, why, None, Phase.SHUTDOWN)
+    if case.asked is not None or case.we_terminated:
+        return None
+    if case.told:
+        return None if SignKind.SHUTDOWN in life else Judgement(None, _API_SILENT)
+    if SignKind.PARENT_GONE in life:
+        return Judgement(
+            None,
+            "A worker outlived the process that had started it; this log does not say how that one ended.",
+        )
+    return None
+
+
+def _stopped(case: _Case) -> Judgement | None:
+    if not case.ordered:
+        return None
+    life = case.life
+    failed = _before(case.line(SignKind.SERVER_ERROR), case.asked)
+    lived = life.booted or SignKind.READY in life or (life.served and not failed) or case.told
+    if not lived and not case.we_terminated:
+        return Judgement(None, "Only the end of a stopping server is here; what made it stop came before.")
+    why = "The server was told to stop and did; what it printed after that is noise of the stopping."
+    return Judgement(False, why, None, Phase.SHUTDOWN)
+
+
+def _cut(case: _Case) -> Judgement | None:
+    inside = case.cut_inside
+    if inside is None or not case.life.is_log:
+        return None
+    who = f"{inside.process} prints" if inside.process else "the engine prints"
+    return Judgement(None, f"The log ends inside a traceback that {who}: what comes after it decides.")
+
+
+def _like_ours(case: _Case) -> Judgement | None:
+    named = case.life.first.get(SignKind.OOM_NAMED)
+    if named is None:
+        return None
+    why = (
+        f"The kernel killed a process like vLLM's, and this log does not say whether it was this server's: {named.text}"
+    )
+    return Judgement(None, why)
+
+
+def _quiet(case: _Case) -> Judgement:
+    if case.life.ready:
+        return Judgement(False, "Nothing here says that the engine died: alive as far as this log goes.", quiet=True)
+    if case.life.booted:
+        return Judgement(False, "The server was still booting, without a failure, where this log ends.", quiet=True)
+    if case.life.is_log:
+        return Judgement(
+            None,
+            "A piece of a log with neither a boot nor an answered request in it: paste it from the boot on, or the whole traceback.",
+        )
+    return Judgement(None, "There is neither a server log nor an exception in this text.")
+
+
+def _named(root: Root | None) -> str:
+    if root is None:
+        return "no exception of its own is in this log"
+    first = root.message.strip().partition("\n")[0]
+    short = first if len(first) <= 160 else first[:159] + "…"
+    name = bare_name(root.raised.exception) if root.class_known else "an exception whose class is not in this log"
+    where = f" in {root.frames[-1].function}" if root.frames else ""
+    return f"{name}{where}{': ' + short if short else ''}".rstrip(".")
+
+
+def _phase(case: _Case, judgement: Judgement) -> Phase | None:
+    life = case.life
+    links = () if judgement.root is None else judgement.root.raised.links
+    functions = frozenset(name for link in links for name in link.functions)
+    if warming_up(functions) and not life.ready:
+        return Phase.WARMUP
+    if stepping(functions) or SignKind.DUMP in life:
+        return Phase.REQUEST
+    if not life.ready:
+        failed = SignKind.BOOT_FAILED in life or booting(functions)
+        return Phase.BOOT if failed or (life.booted and not life.headless) else None
+    if judgement.died is False:
+        return Phase.REQUEST if any(life.busy.values()) else Phase.IDLE
+    waited = any(bare_name(one.exception) == "EngineDeadError" and "generate" in one.functions for one in case.raised)
+    return Phase.REQUEST if waited or SignKind.SERVER_ERROR in life else Phase.IDLE

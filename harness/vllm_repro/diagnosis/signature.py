@@ -1,0 +1,261 @@
+"""What one bug's death looks like, and whether a death seen is that one.
+
+A signature never holds a line number: those move with every release. It holds the exception's class, the
+    constant part of its message, and function names in order. The numbers inside the message are evidence
+    worth keeping, so holes in the template can be named and are captured; they take no part in the
+    comparison.
+
+    Signature("AssertionError", "Workspace is locked but allocation from '{file}:{line}:_continuation_prefill'
+    requires {asked} MB", …)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import lru_cache
+
+from vllm_repro.diagnosis.diagnosis import Diagnosis, Phase
+from vllm_repro.diagnosis.root_cause import squeeze, unwrap
+from vllm_repro.diagnosis.tracebacks import Frame, Raised, bare_name, shorten
+
+__all__ = ["Comparison", "How", "Signature", "canonical", "compare", "template"]
+
+
+class How(StrEnum):
+    """MATCH: this bug. NEAR: half of it agrees, a person must look. OTHER: something else, or no death."""
+
+    MATCH = "match"
+    NEAR = "near"
+    OTHER = "other"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """One bug's death.
+
+    exception: class; compared without its module. message: template, found anywhere in the message, white
+        space not counted; `{}` is a hole, `{name}` a hole that is captured, `{{` and `}}` are braces; ""
+        means that the exception is bare, without any message.
+    frames: function names that occur in this order, others may stand between them. phase: BOOT includes
+        WARMUP.
+    source: text in the echoed source line of the last frame, for a bare `assert`. not_in_message: texts that
+        rule it out.
+    """
+
+    exception: str
+    message: str = ""
+    frames: tuple[str, ...] = ()
+    phase: Phase | None = None
+    source: str | None = None
+    not_in_message: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _compiled(self.message)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How a death compares, what the named holes held, and one sentence for people."""
+
+    how: How
+    captured: Mapping[str, str] = field(default_factory=dict)
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    exception: str | None
+    """None where only a wrapper's quotation is known."""
+    message: str
+    frames: tuple[Frame, ...]
+    phase: Phase | None
+
+
+_RANK = {How.OTHER: 0, How.NEAR: 1, How.MATCH: 2}
+
+
+def compare(signature: Signature, seen: Diagnosis | Raised) -> Comparison:
+    """Compares a diagnosis, or one exception, with a signature.
+
+    Of a chained exception each link is looked at, the root first. A worker's text that is known only because
+    EngineCore quoted it matches
+    if the template does: its class and frames are unknown then, and what is unknown contradicts nothing.
+    """
+    views = _views(seen)
+    if not views:
+        return Comparison(How.OTHER, why="no exception is known of this end")
+    best = Comparison(How.OTHER)
+    for view in views:
+        comparison = _one(signature, view)
+        if not best.why or _RANK[comparison.how] > _RANK[best.how]:
+            best = comparison
+        if best.how is How.MATCH:
+            break
+    return best
+
+
+def _views(seen: Diagnosis | Raised) -> list[_Seen]:
+    if isinstance(seen, Raised):
+        links, phase, first = seen.links, None, None
+    elif seen.exception is None or seen.died is False:
+        return []
+    else:
+        links, phase = (seen.raised.links if seen.raised else ()), seen.phase
+        first = _Seen(seen.exception if seen.class_known else None, seen.message or "", seen.frames, phase)
+    views = [] if first is None else [first]
+    for link in links:
+        quoted = unwrap(link.message)
+        view = (
+            _Seen(None, quoted, (), phase)
+            if quoted is not None
+            else _Seen(link.exception, link.message, link.frames, phase)
+        )
+        if view not in views:
+            views.append(view)
+    return views
+
+
+def _one(signature: Signature, seen: _Seen) -> Comparison:
+    said = squeeze(seen.message)
+    excluded = next((text for text in signature.not_in_message if squeeze(text) in said), None)
+    if excluded is not None:
+        return Comparison(How.OTHER, why=f"the message holds “{excluded}”, which this bug's does not")
+    pattern = _compiled(signature.message)
+    found = pattern.search(said) if signature.message else None
+    says = found is not None if signature.message else not said
+    telling = bool(_constant(signature.message))
+    through = _in_order(signature.frames, [frame.function for frame in seen.frames])
+    runs = None if not signature.frames or not seen.frames else through is not None
+    same_class = None if seen.exception is None else bare_name(seen.exception) == bare_name(signature.exception)
+    wrong = []
+    if same_class is False:
+        wrong.append(f"{bare_name(seen.exception or '')} is not {bare_name(signature.exception)}")
+    if not says:
+        wrong.append(
+            "the message is another" if signature.message else "this exception has a message and the bug's has none"
+        )
+    if runs is False:
+        wrong.append(f"the frames do not go {' → '.join(signature.frames)}")
+    if signature.source is not None and runs and through is not None:
+        echo = squeeze(seen.frames[through].source)
+        if echo and squeeze(signature.source) not in echo:
+            wrong.append(f"it failed at `{echo}`")
+    if not _same_phase(signature.phase, seen.phase):
+        wrong.append(f"it died in phase {seen.phase}, not {signature.phase}")
+    captured = {name: value for name, value in found.groupdict().items() if value} if found else {}
+    agreed = (says and telling) + bool(runs)
+    if not wrong and agreed:
+        known = "class, message and frames agree" if runs else "the message agrees; the frames are not known"
+        return Comparison(How.MATCH, captured, known if signature.frames else "class and message agree")
+    if agreed == 0 or (same_class is False and agreed < 2):
+        return Comparison(How.OTHER, {}, "; ".join(wrong) or "only the class agrees")
+    return Comparison(How.NEAR, captured, "; ".join(wrong) or "only the class agrees")
+
+
+def _in_order(wanted: Sequence[str], functions: Sequence[str]) -> int | None:
+    """Index of the frame that ends the sequence, the last possible one; None where the order is not there."""
+    at = len(functions)
+    end: int | None = None
+    for name in reversed(wanted):
+        at = next((index for index in range(at - 1, -1, -1) if functions[index] == name), -1)
+        if at < 0:
+            return None
+        end = at if end is None else end
+    return end
+
+
+def _same_phase(wanted: Phase | None, seen: Phase | None) -> bool:
+    boot = (Phase.BOOT, Phase.WARMUP)
+    return wanted is None or seen is None or wanted is seen or (wanted in boot and seen in boot)
+
+
+_HOLE = re.compile(r"\{\{|\}\}|\{(\w*)\}")
+
+
+@lru_cache(maxsize=256)
+def _compiled(message: str) -> re.Pattern[str]:
+    """Raises ValueError where a template names a hole twice or leaves a brace open."""
+    pattern = ""
+    last = 0
+    names: set[str] = set()
+    message = squeeze(message)
+    for hole in _HOLE.finditer(message):
+        pattern += _literal(message[last : hole.start()])
+        last = hole.end()
+        if hole[0] in ("{{", "}}"):
+            pattern += re.escape(hole[0][0])
+            continue
+        name = hole[1]
+        if name in names or name[:1].isdigit():
+            raise ValueError(f"a template may name a hole only once, and not by a number: {{{name}}} in {message!r}")
+        if name:
+            names.add(name)
+        inner = f"(?P<{name}>.+?)" if name else "(?:.+?)"
+        pattern += inner + (r"(?=[.,;:'\")\]]*(?:\s|$))" if last == len(message) else "")
+    return re.compile(pattern + _literal(message[last:]))
+
+
+def _literal(text: str) -> str:
+    if "{" in text or "}" in text:
+        raise ValueError(f"an open brace in a template, near {text!r}; write {{{{ or }}}} for the character itself")
+    return re.escape(text)
+
+
+def _constant(message: str) -> str:
+    return _HOLE.sub("", message).strip()
+
+
+# Identifiers first: masking digits before would turn deepseek_v4_attention.py, fp8 or v1/worker into
+# something else.
+_MASKS = re.compile(
+    r"(?P<place>(?P<file>[\w./\\-]{0,200}\w\.pyx?):\d+(?=:|\b))"
+    r"|(?P<memory>0x[0-9A-Fa-f]+)"
+    r"|(?P<address>\b\d{1,3}(?:\.\d{1,3}){3}(?:\]?:\d+)?)"
+    r"|(?P<request>\b(?:chatcmpl|cmpl|req)-[\w-]+)"
+    r"|(?P<uuid>\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b)"
+    r"|(?P<path>(?<![\w.}])/(?:[\w.+@-]{1,255}/){1,60}[\w.+@-]+)"
+    r"|(?P<word>[^\W\d][\w]*(?:[./\\-]\w+){0,40})"
+    r"|(?P<number>(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?(?:\s?(?:[KMGT]i?B|[Bb]ytes?|%|ms|s)(?!\w))?)"
+)
+_DIGEST = re.compile(r"(?=[0-9a-f]*\d)[0-9a-f]{12,}")
+
+
+def template(message: str) -> str:
+    """The message with everything masked that differs between two prints of one bug: numbers with their
+    units, addresses, paths.
+
+    Identifiers that hold digits stay whole. Masking a masked message changes nothing.
+    """
+
+    def mask(found: re.Match[str]) -> str:
+        text = found[0]
+        if found["place"]:
+            return f"{shorten(found['file'])}:{{line}}"
+        if found["path"]:
+            return shorten(text)
+        if found["word"]:
+            return "{hex}" if _DIGEST.fullmatch(text) else text
+        for name, hole in (
+            ("memory", "{hex}"),
+            ("address", "{address}"),
+            ("request", "{request}"),
+            ("uuid", "{id}"),
+        ):
+            if found[name]:
+                return hole
+        return "{n}"
+
+    return _MASKS.sub(mask, squeeze(message))
+
+
+def canonical(exception: str, message: str, frames: Sequence[Frame] = ()) -> str:
+    """A key for "the same death": class, masked message, and the innermost three functions of vLLM's own."""
+    own = [
+        f"{frame.file.removesuffix('.py').replace('/', '.')}:{frame.function}"
+        for frame in frames
+        if frame.file.startswith("vllm/")
+    ]
+    return " | ".join((bare_name(exception), template(message), " > ".join(own[-3:])))

@@ -1,0 +1,1 @@
+"""This machine: GPUs, memory, processes that we started, locks."""

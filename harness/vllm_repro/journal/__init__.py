@@ -1,0 +1,1 @@
+"""The append-only record of a run, and the removal of secrets and private names."""

@@ -1,0 +1,1 @@
+"""One trial, one run: boot, workload, watch, measure."""

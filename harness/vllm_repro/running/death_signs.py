@@ -1,0 +1,85 @@
+"""Signs of death, one value a channel that saw one; pure.
+
+A dead vLLM shows itself on many channels, and each of them alone lies sometimes: the process exits with status 0, a dying stream ends
+with 200 and `[DONE]`, `/health` stays 200 over a hung engine, a clean SIGTERM logs `EngineDeadError`. So each channel reports what it
+saw and whether that decides alone; the first decisive sign wins, and all are kept with their time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from vllm_repro.client.client import Answer
+
+__all__ = ["LOG_SIGNS", "Channel", "DeathSign", "log_sign", "sign_of_answer"]
+
+
+class Channel(StrEnum):
+    PROCESS = "process"  # the server's process ended
+    CONTAINER = "container"  # its container did
+    ENGINE_PROCESS = "engine-process"  # EngineCore or a worker ended under a living API server
+    OOM_KILL = "oom-kill"
+    LOG = "log"
+    HEALTH = "health"
+    ANSWER = "answer"  # a plain request in flight
+    STREAM = "stream"  # a streamed one: an error event, or an end without finish_reason
+    EMPTY = "empty-answer"  # a success without a token
+    CANARY = "canary"  # a one-token completion of our own
+    COUNTERS = "counters"  # requests run, and no step is counted
+    RANK = "rank"  # a further node of the server: its log, or its end while the first one still waits for it
+    RESTART = "restart"  # the process behind the port is another one
+
+
+@dataclass(frozen=True)
+class DeathSign:
+    """What one channel saw. at: when the harness knew. since: the moment the evidence itself dates from, at the earliest."""
+
+    channel: Channel
+    detail: str
+    at: float
+    since: float
+    decisive: bool = True
+
+
+LOG_SIGNS: tuple[tuple[str, bool], ...] = (
+    ("EngineCore encountered a fatal error", True),
+    ("WorkerProc hit an exception", True),
+    ("EngineCore failed to start", True),
+    ("Engine core initialization failed", True),
+    ("died unexpectedly", True),
+    ("engine core exited unexpectedly", True),
+    # After a SIGTERM of somebody else's this one is logged by a healthy server too, so it needs a second witness.
+    ("vllm.v1.engine.exceptions.EngineDeadError", False),
+)
+"""Texts of a log line that say that the engine died, and whether each decides alone. Words such as Traceback or ERROR are not here:
+0.20.2 logs both for an ordinary 400."""
+
+
+def log_sign(line: str) -> tuple[str, bool] | None:
+    """The text that makes `line` a sign, and whether it decides; None for all other lines."""
+    return next((sign for sign in LOG_SIGNS if sign[0] in line), None)
+
+
+def sign_of_answer(answer: Answer, *, canary: bool = False) -> DeathSign | None:
+    """What an answer says about the engine. Decisive only where it names a dead engine: a bare 500, a reset or an odd end of a
+    stream may be one bad request, and calls for a canary."""
+    channel = Channel.CANARY if canary else (Channel.STREAM if answer.streamed else Channel.ANSWER)
+    decisive = answer.names_dead_engine
+    if decisive:
+        where = "an error event in a 200 stream" if answer.error_kind == "event" else f"HTTP {answer.status}"
+        detail = f"{where}: {answer.error}"
+    elif answer.status is None or answer.error_kind == "transport":
+        detail = f"no whole answer: {answer.error}"
+    elif answer.error_kind == "event":
+        detail = f"an error event in a stream: {answer.error}"
+    elif answer.status >= 500:
+        detail = f"HTTP {answer.status}: {answer.error}"
+    elif answer.empty:
+        channel = channel if canary else Channel.EMPTY
+        detail = "a 200 without a token"
+    elif answer.status == 200 and answer.finish_reason is None:
+        detail = "an answer that ended without finish_reason"
+    else:
+        return None
+    return DeathSign(channel, detail, answer.ended, answer.ended, decisive)

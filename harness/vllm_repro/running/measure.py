@@ -1,0 +1,267 @@
+"""What is asked of an engine that has lived through its workload: whether it says the right thing, how fast, and for how long.
+
+None of it may hide a death. The watcher goes on watching; an engine that dies here has died, and what it was doing is written down; the
+figures that were taken until then stay in the journal, and no report shows them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from vllm_repro.client.client import Answer
+from vllm_repro.client.metrics import Reading
+from vllm_repro.client.prompts import Prompt, PromptError, build_completion, build_needle
+from vllm_repro.diagnosis.boot_facts import BootFacts
+from vllm_repro.running.assess import weights_of
+from vllm_repro.running.death_signs import Channel
+from vllm_repro.running.lateness import Lateness
+from vllm_repro.running.work import Work
+from vllm_repro.trigger.trigger import Asked
+from vllm_repro.verdict.output import BEGINNING, QUESTION, Checks, Probe, probes, said
+from vllm_repro.verdict.soak import LOAD, SoakCount
+from vllm_repro.verdict.throughput import WARM_UPS, Load, Point, Timing, round_of
+
+__all__ = ["Measure"]
+
+_ENDPOINT = "/v1/completions"
+_PLAIN = {"temperature": 0, "top_p": 1, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
+"""Every field of sampling that a model's own `generation_config.json` may otherwise set."""
+_ENOUGH = 100
+"""Answers that went wrong, of which a long soak may see many: the first ones say what is to be said."""
+_COUNTED_WITHIN = 2.0
+"""Seconds in which the server's counters must show what it has answered: they are written just after the answer."""
+
+
+class _StoppedError(Exception):
+    """The engine is over, or a request failed; in either case there is no figure, and the journal says why."""
+
+
+@dataclass
+class Measure:
+    """One trial's; `run` does nothing where nothing is asked for, or where the engine is over."""
+
+    work: Work
+
+    async def run(self) -> None:
+        work, trial = self.work, self.work.trial
+        scenario, wishes = trial.scenario, trial.wishes
+        own = scenario.has_own_server(trial.arm)
+        checks = scenario.output if own else None
+        loads = scenario.loads if own and wishes.throughput else ()
+        if work.watch.ended or not trial.seen.canary_ok or not (checks or loads or wishes.soak):
+            return
+        if checks is not None:
+            await self._attempt("the output check", self._probe(checks))
+        if loads:
+            await self._attempt("throughput", self._throughput(loads))
+        if wishes.soak:
+            await self._attempt("the soak", self._soak(wishes.soak))
+        if not work.watch.ended:
+            trial.seen.doing = ""
+            await work.finish()
+
+    async def _attempt(self, what: str, part: Any) -> None:
+        """Runs one part unless the engine is over by now."""
+        trial = self.work.trial
+        if self.work.watch.ended:
+            part.close()
+            return
+        trial.seen.doing = what
+        try:
+            await part
+        except _StoppedError as error:
+            trial.journal.write("measure-stopped", **trial.label, doing=trial.seen.doing, why=str(error))
+        except (PromptError, httpx.HTTPError) as error:
+            trial.journal.write("measure-stopped", **trial.label, doing=trial.seen.doing, why=f"no prompt: {error}")
+
+    # ── output ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _probe(self, checks: Checks) -> None:
+        trial = self.work.trial
+        asked = {"max_tokens": checks.tokens, "return_token_ids": True}
+        questions = probes(checks, weights_of(trial.launch.command, trial.seen, BootFacts()))
+        if Probe.BEGINNING in questions:
+            asked["logprobs"] = 2
+        greedy = Prompt({"prompt": QUESTION}, 0, 0)
+        await self._say(Probe.GREEDY, await self._one("output check", greedy, asked), "")
+        if Probe.BEGINNING in questions:
+            other = Prompt({"prompt": BEGINNING}, 0, 0)
+            await self._say(Probe.BEGINNING, await self._one("another beginning", other, asked), "")
+        if Probe.NEEDLE in questions and checks.needle is not None:
+            seed = f"{trial.seed}/needle"
+            prompt, number = await build_needle(self.work.client, self.work.model, checks.needle, seed)
+            await self._say(Probe.NEEDLE, await self._one("needle", prompt, {"max_tokens": 16}), number)
+
+    async def _say(self, probe: Probe, answer: Answer, needle: str) -> None:
+        trial = self.work.trial
+        kept = said(probe, answer.tokens, answer.text, needle=needle, margins=answer.margins)
+        trial.seen.said.append(kept)
+        trial.journal.write("output", **trial.label, said=kept)
+
+    async def _one(self, name: str, prompt: Prompt, fields: dict[str, Any]) -> Answer:
+        (answer,) = await self._together(name, [prompt], fields)
+        return answer
+
+    # ── throughput ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _throughput(self, loads: Sequence[Load]) -> None:
+        for load in loads:
+            for point in load.points:
+                await self._point(point, load.rounds)
+        # The first point once more: an engine or a machine that drifted meanwhile shows it.
+        await self._point(loads[0].points[0], loads[0].rounds, again=True)
+
+    async def _point(self, point: Point, rounds: int, *, again: bool = False) -> None:
+        trial, watch = self.work.trial, self.work.watch
+        trial.seen.doing = f"throughput ({point})"
+        trial.say(f"making prompts for {point}")
+        # Without the arm's name: each arm gets the same prompts. With the trial's number: a server that is attached to twice does not.
+        seed = f"{trial.seed}/{trial.number}/{point}" + ("/again" if again else "")
+        total = (WARM_UPS + rounds) * point.concurrency
+        prompts = [
+            await build_completion(self.work.client, self.work.model, point.prompt, f"{seed}/{i}") for i in range(total)
+        ]
+        fields = {"max_tokens": point.output, "min_tokens": point.output, "ignore_eos": True}
+        before = await watch.scrape()
+        used = [0, 0]
+        for number in range(WARM_UPS + rounds):
+            measured = number - WARM_UPS + 1
+            trial.say(f"{point}: " + (f"round {measured} of {rounds}" if measured > 0 else "warming up"))
+            batch = prompts[number * point.concurrency :][: point.concurrency]
+            async with Lateness() as late:
+                answers = await self._together("throughput", batch, fields)
+            timings = [_timing(answer, point) for answer in answers]
+            used[0] += sum(one.prompt_tokens for one in timings)
+            used[1] += sum(one.output_tokens for one in timings)
+            if measured > 0:
+                trial.journal.write(
+                    "throughput-round",
+                    **trial.label,
+                    point=point,
+                    round=measured,
+                    again=again,
+                    figures=round_of(timings, late.worst, late.slept),
+                )
+        counted = await self._counted(before, used)
+        trial.journal.write(
+            "throughput-point",
+            **trial.label,
+            point=point,
+            again=again,
+            rounds=rounds,
+            usage={"prompt": used[0], "output": used[1]},
+            counted=counted and {"prompt": counted[0], "output": counted[1]},
+        )
+
+    async def _counted(self, before: Reading | None, used: Sequence[int]) -> tuple[int, int] | None:
+        """Prompt and output tokens by the server's own counters since `before`; None where it counts nothing."""
+        ends = time.monotonic() + _COUNTED_WITHIN
+        while True:
+            after = await self.work.watch.scrape()
+            if before is None or after is None or not after.generation_tokens:
+                return None
+            counted = (
+                int(after.prompt_tokens - before.prompt_tokens),
+                int(after.generation_tokens - before.generation_tokens),
+            )
+            if counted == tuple(used) or time.monotonic() > ends:
+                return counted
+            await asyncio.sleep(0.05)
+
+    # ── soak ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _soak(self, seconds: float) -> None:
+        trial, work = self.work.trial, self.work
+        trial.seen.doing = f"the soak ({LOAD})"
+        base = await build_completion(work.client, work.model, LOAD.prompt, f"{trial.seed}/{trial.number}/soak")
+        shuffled = random.Random(f"{trial.seed}/{trial.number}/soak")
+        fields = {"max_tokens": LOAD.output, "min_tokens": LOAD.output, "ignore_eos": True}
+        began = time.time()
+        count = SoakCount(seconds, began)
+
+        async def worker() -> None:
+            while (past := time.time() - began) < seconds and not work.watch.ended:
+                trial.say(f"soak: {past:.0f} of {seconds:.0f} s, {count.requests} requests, {count.errors} errors")
+                ids = list(base.body["prompt"])
+                shuffled.shuffle(ids)  # no two prompts alike, and none of them is counted by the server first
+                answer = await self._ask("soak", Prompt({"prompt": ids}, len(ids), 0), fields)
+                tokens = answer.usage.completion_tokens if answer.usage else 0
+                count.take(answer.arrivals, tokens, ok=answer.ok)
+                if not answer.ok:
+                    await asyncio.sleep(0.1)  # a server that refuses is not to be flooded
+
+        await work.unless_over([asyncio.create_task(worker()) for _ in range(LOAD.concurrency)])
+        restarts = sum(sign.channel is Channel.RESTART for sign in work.watch.signs)
+        trial.journal.write("soak", **trial.label, soak=count.end(time.time(), restarts=restarts))
+
+    # ── requests ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _together(self, name: str, prompts: Sequence[Prompt], fields: dict[str, Any]) -> list[Answer]:
+        """Answers to requests that were sent at once. Raises `_StoppedError` where one of them is none."""
+        answers: list[Answer] = []
+
+        async def one(prompt: Prompt) -> None:
+            answers.append(await self._ask(name, prompt, fields))
+
+        await self.work.unless_over([asyncio.create_task(one(prompt)) for prompt in prompts])
+        bad = [answer for answer in answers if not answer.ok]
+        if not self.work.watch.ended and any(not sign.decisive for sign in self.work.watch.signs):
+            await self.work.canary()
+        if self.work.watch.ended:
+            raise _StoppedError("the engine died or hung")
+        if bad:
+            status = bad[0].status or "without an answer"
+            raise _StoppedError(f"a request failed: {status}: {(bad[0].error or 'an answer that is not whole')[:300]}")
+        return answers
+
+    async def _ask(self, name: str, prompt: Prompt, fields: dict[str, Any]) -> Answer:
+        trial, watch = self.work.trial, self.work.watch
+        body = {
+            "model": self.work.model,
+            **prompt.body,
+            **_PLAIN,
+            **fields,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        watch.in_flight += 1
+        try:
+            answer = await self.work.client.ask(_ENDPOINT, body)
+        finally:
+            watch.in_flight -= 1
+        sign = await watch.see_answer(answer)
+        if not answer.ok:
+            if len(trial.seen.later) < _ENOUGH:
+                trial.seen.later.append(answer)
+            trial.journal.write("answer", **trial.label, name=name, status=answer.status, error=answer.error)
+            if sign is not None and answer.names_dead_engine:
+                # What killed the engine counts for the trigger, wherever it was sent; what it lived through counts in the workload only.
+                trial.seen.asked.append(Asked(name, prompt.tokens or None, "tokenize", status=answer.status, died=True))
+        trial.requests.write(
+            "request",
+            **trial.label,
+            name=name,
+            sent=answer.sent,
+            ended=answer.ended,
+            status=answer.status,
+            ok=answer.ok,
+            usage=answer.usage,
+            token_times=[round(moment - answer.sent, 6) for moment in answer.arrivals],
+        )
+        return answer
+
+
+def _timing(answer: Answer, point: Point) -> Timing:
+    """Raises `_StoppedError` where the answer has not the lengths that were asked for."""
+    usage = answer.usage
+    if usage is None or (usage.prompt_tokens, usage.completion_tokens) != (point.prompt, point.output):
+        lengths = f"{usage.prompt_tokens} -> {usage.completion_tokens}" if usage else "no usage"
+        raise _StoppedError(f"an answer of other lengths than {point.prompt} -> {point.output} tokens: {lengths}")
+    return Timing(answer.sent, answer.ended, answer.arrivals, usage.prompt_tokens, usage.completion_tokens)

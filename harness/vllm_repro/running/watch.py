@@ -1,0 +1,350 @@
+"""Watches one server on every channel at once, from its launch to its end.
+
+    async with Watch(server, client, journal, patience) as watch:
+        await watch.until_ready(...)
+        ... the workload, whose answers go to watch.see_answer() ...
+        await watch.aftermath()
+
+Channels: the process or container, the processes under it, the log as it grows, `/health`, the answers of requests in flight, a canary,
+and the counters of `/metrics`. The first decisive sign sets `dead`; what follows is still recorded. After `stopping()` no sign counts: a
+death that we asked for is no death.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+import psutil
+
+from vllm_repro.client.client import Answer, Client
+from vllm_repro.client.metrics import Reading, read_metrics
+from vllm_repro.errors import InfraError
+from vllm_repro.journal.journal import Journal
+from vllm_repro.running.death_signs import Channel, DeathSign, log_sign, sign_of_answer
+from vllm_repro.running.log_file import follow
+from vllm_repro.servers.base import Exit, Server, ServerKind
+
+__all__ = ["Patience", "Watch"]
+
+_LAST_LOOK = 0.25
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long nothing may happen, in seconds; none of them limits the whole, since a slow engine is not a dead one.
+
+    boot_stall: no new line of log and no answer while booting. answer_stall: requests in flight and no counter moving. grace: what is
+    still waited for after the first sign of death, so that log and exit are complete.
+    """
+
+    boot_stall: float = 900.0
+    answer_stall: float = 300.0
+    grace: float = 30.0
+
+
+class Watch:
+    """See the module. `say` gets one line of progress for people whenever there is one."""
+
+    def __init__(
+        self,
+        server: Server,
+        kind: ServerKind,
+        client: Client,
+        journal: Journal,
+        patience: Patience,
+        say: Callable[[str], None],
+    ) -> None:
+        self.server = server
+        self.kind = kind
+        self.client = client
+        self.journal = journal
+        self.patience = patience
+        self.say = say
+        self.signs: list[DeathSign] = []
+        self.dead = asyncio.Event()
+        self.exit: Exit | None = None
+        self.hung: str | None = None
+        self._born: float | None = None
+        self.in_flight = 0
+        self._ready = False
+        self._stopping = False
+        self._last_growth = time.monotonic()
+        self._last_line = ""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stalled = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        for channel in (
+            self._watch_exit(),
+            self._watch_log(),
+            self._watch_ranks(),
+            *(self._watch_rank_log(rank, path) for rank, path in enumerate(self.server.rank_logs, 1)),
+            self._watch_health(),
+            self._watch_children(),
+            self._watch_counters(),
+        ):
+            self._start(channel)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._stopping = True
+        for task in self._tasks:
+            task.cancel()
+        ends = await asyncio.gather(*self._tasks, return_exceptions=True)
+        for broken in (end for end in ends if isinstance(end, Exception)):
+            # A channel that fell over saw nothing from then on: no verdict may rest on its silence.
+            self.journal.write("channel-broken", detail=f"{type(broken).__name__}: {broken}")
+            raise broken
+
+    def _start(self, channel: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(asyncio.create_task(channel))
+
+    # ── what the trial calls ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def until_ready(self) -> bool:
+        """True when `/health` answered 200; False when the engine died or nothing moved for `patience.boot_stall`.
+
+        Raises `InfraError` where the answer is somebody else's.
+        """
+        began = time.monotonic()
+        while not self.dead.is_set() and not (self.exit is not None and self.exit.lost):
+            if await self._health_status() == 200 and not self.dead.is_set():
+                if stranger := await asyncio.to_thread(self.server.stranger):
+                    raise InfraError(f"another server answers at {self.server.base_url}: {stranger}")
+                # The first reading is what a silent restart is told from, so it is taken before any request.
+                await self.scrape()
+                self._ready = True
+                return True
+            quiet = time.monotonic() - max(self._last_growth, began)
+            if quiet > self.patience.boot_stall:
+                self.hung = (
+                    f"nothing moved for {quiet:.0f} s while it booted; the last line was: {self._last_line[:200]}"
+                )
+                self.journal.write("boot-stalled", seconds=quiet, last_line=self._last_line[:500])
+                return False
+            waited = time.monotonic() - began
+            self.say(
+                f"booting for {waited:.0f} s, waiting for /health; last line {quiet:.0f} s ago: {self._last_line[:100]}"
+            )
+            await self._sleep_unless_dead(0.1 if waited < 10 else 0.5)
+        return False
+
+    async def see_answer(self, answer: Answer, *, canary: bool = False) -> DeathSign | None:
+        """Takes the word of an answer; the sign it was, if any."""
+        sign = sign_of_answer(answer, canary=canary)
+        if sign is not None:
+            self.note(sign)
+        return sign
+
+    async def aftermath(self) -> None:
+        """After the first sign: until the server is gone and its log at rest, or `patience.grace` is over."""
+        ends = time.monotonic() + self.patience.grace
+        while time.monotonic() < ends:
+            settled = time.monotonic() - self._last_growth > 0.5
+            if self.exit is not None and settled:
+                break
+            await asyncio.sleep(0.05)
+
+    async def last_look(self) -> None:
+        """A moment for a death that the last answer hides, because it comes with the engine's next step."""
+        await self._sleep_unless_dead(_LAST_LOOK)
+
+    def stopping(self) -> None:
+        """From here on the server's end is our own doing."""
+        self._stopping = True
+
+    def hang(self, detail: str, seconds: float) -> None:
+        """The engine lives and does not get on, for so many seconds by now: there is nothing more to wait for."""
+        self.hung = detail
+        self.journal.write("hung", detail=detail, seconds=seconds)
+        now = time.time()
+        self.note(DeathSign(Channel.COUNTERS, detail, now, now - seconds, decisive=False))
+        self._stalled.set()
+
+    def note(self, sign: DeathSign) -> None:
+        """Records a sign; the first decisive one sets `dead`."""
+        if self._stopping:
+            return
+        if any(old.channel is sign.channel and old.decisive >= sign.decisive for old in self.signs):
+            return  # one a channel is enough, unless the new one decides what the old one left open
+        self.signs.append(sign)
+        self.journal.write(
+            "sign", channel=sign.channel, detail=sign.detail, at=sign.at, since=sign.since, decisive=sign.decisive
+        )
+        if sign.decisive:
+            self.dead.set()
+
+    # ── the channels ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _watch_exit(self) -> None:
+        self.exit = await self.server.exited()
+        self.journal.write(
+            "exited",
+            code=self.exit.code,
+            detail=self.exit.detail,
+            oom_killed=self.exit.oom_killed,
+            lost=self.exit.lost,
+            asked=self._stopping,
+        )
+        if self.exit.lost:
+            return
+        if self.exit.oom_killed:
+            self.note(DeathSign(Channel.OOM_KILL, self.exit.detail, self.exit.at, self.exit.at))
+        channel = Channel.CONTAINER if self.kind is ServerKind.DOCKER else Channel.PROCESS
+        self.note(DeathSign(channel, self.exit.detail, self.exit.at, self.exit.at))
+
+    async def _watch_log(self) -> None:
+        if self.server.log_path is None:
+            return
+        async for line, written in follow(self.server.log_path):
+            self._last_growth = time.monotonic()
+            if line.strip():
+                self._last_line = line.strip()
+            self._see_line(Channel.LOG, line, written)
+
+    async def _watch_rank_log(self, rank: int, path: Path) -> None:
+        async for line, written in follow(path):
+            self._last_growth = time.monotonic()
+            self._see_line(Channel.RANK, line, written, where=f"rank {rank}: ")
+
+    def _see_line(self, channel: Channel, line: str, written: float, where: str = "") -> None:
+        found = log_sign(line)
+        if found is not None:
+            now = time.time()
+            self.note(DeathSign(channel, where + line.strip()[:500], now, min(written, now), decisive=found[1]))
+
+    async def _watch_ranks(self) -> None:
+        rank, ended = await self.server.rank_exited()
+        self.journal.write("rank-exited", rank=rank, code=ended.code, detail=ended.detail, ready=self._ready)
+        if not self._ready:
+            # The first node would go on waiting for it. Later the engine may well go on without that process.
+            self.note(DeathSign(Channel.RANK, f"rank {rank}: {ended.detail}", ended.at, ended.at))
+
+    async def _health_status(self) -> int | None:
+        """The status of `/health`; None where nothing answers, 0 where it took too long."""
+        try:
+            return (await self.client.get("/health", timeout=5.0)).status_code
+        except httpx.TimeoutException:
+            return 0
+        except (httpx.HTTPError, OSError):
+            return None
+
+    async def _watch_health(self) -> None:
+        while True:
+            await asyncio.sleep(0.1)
+            if not self._ready:
+                continue
+            status = await self._health_status()
+            first = time.time()
+            if status is None:
+                # One lost connection is no death: a server closes idle ones, and may do so just as we ask.
+                await asyncio.sleep(0.02)
+                status = await self._health_status()
+            now = time.time()
+            if status is None:
+                self.note(DeathSign(Channel.HEALTH, "/health: the connection is refused or reset", now, first))
+            elif status in (500, 503):
+                self.note(DeathSign(Channel.HEALTH, f"/health answers {status}", now, now))
+
+    async def _watch_children(self) -> None:
+        known: dict[int, str] = {}
+        leader: int | None = None
+        while True:
+            await asyncio.sleep(0.25)
+            pids = self.server.processes()
+            if leader is None and pids:
+                leader = pids[0]
+            if leader is None or not pids or pids[0] != leader:
+                # Without its API server the next process comes first, and what is left of the engine ends by itself.
+                known.clear()
+                continue
+            children = pids[1:]
+            for pid in [pid for pid in known if pid not in children]:
+                name = known.pop(pid)
+                if self._ready and psutil.pid_exists(leader) and name.startswith("VLLM::"):
+                    now = time.time()
+                    self.note(
+                        DeathSign(
+                            Channel.ENGINE_PROCESS, f"{name} (pid {pid}) is gone, the API server is there", now, now
+                        )
+                    )
+            for pid in children:
+                with contextlib.suppress(psutil.Error, IndexError):  # gone, or without a command line yet
+                    # The name is set some time after the start, so it is read again until it is vLLM's.
+                    if not known.get(pid, "").startswith("VLLM::"):
+                        known[pid] = _own_name(psutil.Process(pid))
+
+    async def _watch_counters(self) -> None:
+        moved = time.monotonic()
+        seen: tuple[float, ...] = ()
+        while True:
+            await asyncio.sleep(0.5)
+            if not self._ready:
+                moved = time.monotonic()
+                continue
+            reading = await self.scrape()
+            if self.dead.is_set():
+                continue
+            # An API server that hangs answers no /metrics either: no reading is no movement.
+            counted = seen[1:] if reading is None else reading.progress
+            running = 0.0 if reading is None else reading.running
+            progress = (self.client.received, *counted)
+            if progress != seen or (self.in_flight == 0 and running == 0):
+                moved = time.monotonic()
+            seen = progress
+            still = time.monotonic() - moved
+            if still > self.patience.answer_stall and not self._stalled.is_set():
+                counters = "/metrics does not answer" if reading is None else f"{running:g} requests running"
+                self.hang(
+                    f"{counters}, {self.in_flight} of ours in flight, and nothing moved for {still:.0f} s; "
+                    f"/health answers {await self._health_status() or 'nothing'}",
+                    still,
+                )
+
+    async def scrape(self) -> Reading | None:
+        """One reading of `/metrics`, None where it does not answer. A process that is not the first one is a sign."""
+        try:
+            response = await self.client.get("/metrics", timeout=5.0)
+        except (httpx.HTTPError, OSError):
+            return None
+        if response.status_code != 200:
+            return None
+        reading = read_metrics(response.text)
+        if self._born is None:
+            self._born = reading.started
+        elif reading.started is not None and abs(reading.started - self._born) > 0.02:
+            text = "process_start_time_seconds changed: another process answers now"
+            self.note(DeathSign(Channel.RESTART, text, time.time(), reading.started))
+        return reading
+
+    async def over(self) -> None:
+        """Returns when there is no more to wait for: dead, or hung."""
+        waits = [asyncio.create_task(self.dead.wait()), asyncio.create_task(self._stalled.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    @property
+    def ended(self) -> bool:
+        return self.dead.is_set() or self._stalled.is_set()
+
+    async def _sleep_unless_dead(self, seconds: float) -> None:
+        with contextlib.suppress(asyncio.TimeoutError):  # slept well
+            await asyncio.wait_for(self.dead.wait(), seconds)
+
+
+def _own_name(process: psutil.Process) -> str:
+    """The name that a process gave itself. Empty for a fresh copy of its parent, which bears the parent's until it becomes something
+    else: a compiler that EngineCore calls is no part of the engine, and its end no death."""
+    name = process.cmdline()[0]
+    parent = process.parent()
+    return "" if parent is not None and parent.cmdline()[:1] == [name] else name

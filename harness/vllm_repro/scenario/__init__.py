@@ -1,0 +1,1 @@
+"""One upstream bug as a declaration: vocabulary, reader, checks, catalogue."""

@@ -1,0 +1,80 @@
+"""The scenarios that there are: those of the package, and files that the caller names."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from vllm_repro.errors import ScenarioError, UsageError
+from vllm_repro.resources import scenario_folder
+from vllm_repro.scenario.reader import load_file
+from vllm_repro.scenario.scenario import Arm, Scenario
+
+__all__ = ["all_scenarios", "find", "find_arms", "scenario_files", "to_stderr"]
+
+
+def scenario_files(folder: Path | None = None) -> list[Path]:
+    """The scenario files of a folder, without Python's own and pytest's."""
+    where = folder or scenario_folder()
+    return sorted(path for path in where.glob("*.py") if not path.name.startswith(("_", "conftest")))
+
+
+def scenario_files_below(folder: Path) -> list[Path]:
+    """Those of a folder, or, where it holds none itself, of the folders named `scenarios` below it."""
+    own = [path for path in scenario_files(folder) if b"vllm_repro.vocabulary" in path.read_bytes()]
+    below = (found for found in sorted(folder.glob("*/scenarios")) if found.is_dir())
+    if not own and (folder / "scenarios").is_dir():
+        return scenario_files(folder / "scenarios")
+    return own or [path for found in below for path in scenario_files(found)]
+
+
+def all_scenarios(folder: Path | None = None, *, warn: Callable[[str], None] | None = None) -> list[Scenario]:
+    """Every scenario of the package. A file that is wrong is left out and told to `warn`; without one, `ScenarioError`."""
+    found: list[Scenario] = []
+    for path in scenario_files(folder):
+        try:
+            found.append(load_file(path))
+        except ScenarioError as error:
+            if warn is None:
+                raise
+            warn(f"left out: {error}")
+    return found
+
+
+def to_stderr(text: str) -> None:
+    """A `warn` for the command line."""
+    print(f"vllm-repro: {text}", file=sys.stderr)
+
+
+def find(name: str) -> Scenario:
+    """A scenario by its id, or by the path of its file. Raises `UsageError` naming the near ones."""
+    if name.endswith(".py"):
+        path = Path(name)
+        if not path.is_file():
+            raise UsageError(f"no scenario file at {name}", hint="vllm-repro list shows the scenarios of the package")
+        return load_file(path)
+    files = {path.stem.replace("_", "-"): path for path in scenario_files()}
+    if name in files:
+        return load_file(files[name])
+    number = name.lstrip("#")
+    by_issue = [it for it in all_scenarios(warn=to_stderr) if number in (it.issue, it.issue.partition("#")[2])]
+    if len(by_issue) == 1:
+        return by_issue[0]
+    near = difflib.get_close_matches(name, files, n=3, cutoff=0.4)
+    meant = f"did you mean {' or '.join(near)}? " if near else ""
+    raise UsageError(f"no scenario is named {name!r}", hint=f"{meant}There are: {', '.join(files)}")
+
+
+def find_arms(scenario: Scenario, names: list[str] | None) -> list[Arm]:
+    """The arms by name, in the scenario's order; all of them where none is named, and for `all`."""
+    known = [arm.name for arm in scenario.arms]
+    if names and "all" in names:
+        return list(scenario.arms)
+    for name in names or ():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            meant = f"did you mean {near[0]}? " if near else ""
+            raise UsageError(f"{scenario.id} has no arm {name!r}", hint=f"{meant}It has: {', '.join(known)}")
+    return [arm for arm in scenario.arms if not names or arm.name in names]

@@ -1,0 +1,314 @@
+"""What the words of a scenario file cannot know by themselves: whether its parts fit together.
+
+`scenario_file` evaluates a file word by word, and each word refuses what it cannot take. Here the scenario that came of it is looked at as
+a whole: that an arm which dies has a signature, that a baseline is an arm, that flags are spelled as vLLM spells them. Every mistake is
+told with the line on which it stands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from packaging.version import InvalidVersion, Version
+
+from vllm_repro.command.command import ServeCommand
+from vllm_repro.command.flags import NoteLevel, unknown_flags
+from vllm_repro.errors import CommandError, ScenarioError
+from vllm_repro.scenario.scenario import Arm, Dummy, Scenario
+from vllm_repro.scenario.sizes import Size, resolve
+from vllm_repro.scenario.workload import Rest, requests_of
+from vllm_repro.verdict.verdict import Expected, Standing
+from vllm_repro_lab.parts import MECHANISMS
+
+__all__ = ["Problem", "Reading", "check_meaning", "did_you_mean"]
+
+
+@dataclass(frozen=True, order=True)
+class Problem:
+    """One mistake. `line` counts from 1."""
+
+    file: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.text}"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+@dataclass
+class Reading:
+    """What is known of one file: its problems, and where things stand in it.
+
+    lines: of each argument of the `Scenario(...)` call. arm_lines: of each arm, by its identity. made_up: arguments that are missing or
+    wrong, for which something stands in, so that the others can be checked. incomplete: arguments in which something is wrong and was left
+    out; what is not found in these is not known to be missing.
+    """
+
+    file: str
+    problems: list[Problem] = field(default_factory=list)
+    lines: dict[str, int] = field(default_factory=dict)
+    scenario_line: int = 1
+    arm_lines: dict[int, int] = field(default_factory=dict)
+    made_up: set[str] = field(default_factory=set)
+    incomplete: set[str] = field(default_factory=set)
+
+    def problem(self, line: int, text: str) -> None:
+        self.problems.append(Problem(self.file, line, text))
+
+    def at(self, key: str) -> int:
+        return self.lines.get(key, self.scenario_line)
+
+    def wrong(self, key: str, text: str, *with_keys: str) -> None:
+        """A problem of this argument, and of those that it was held against. What was made up is held against nothing."""
+        if not self.made_up & {key, *with_keys}:
+            self.problem(self.at(key), text)
+
+    def missing(self, key: str, text: str) -> None:
+        """A problem of this argument: that something is not in it."""
+        if key not in self.incomplete:
+            self.wrong(key, text)
+
+    def at_arm(self, arm: Arm) -> int:
+        return self.arm_lines.get(id(arm), self.at("arms"))
+
+
+def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
+    """What each word cannot know by itself: that the parts fit together. What was made up is not held against anything."""
+
+    at, wrong = reading.at, reading.wrong
+    if scenario.id != path.stem.replace("_", "-"):
+        wrong("id", f"id {scenario.id!r} does not match the file's name {path.name!r}")
+    if not scenario.title.strip():
+        wrong("title", "the title is empty")
+    for key, issues in (("issue", (scenario.issue,)), ("related", tuple(scenario.related))):
+        for issue in issues:
+            if not re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", issue):
+                wrong(key, f"{issue!r} is no upstream issue, such as 'vllm-project/vllm#41726'")
+    _check_releases(scenario, wrong)
+    for version in sorted(scenario.status.contradictions()):
+        wrong("status", f"{version} is both bad and good")
+    if scenario.signature is None and any(arm.expected is Expected.DIES for arm in scenario.arms):
+        wrong("arms", "an arm `dies`, and no signature= says of what")
+    if scenario.signature is not None and not scenario.signature.frames:
+        text = "a signature without frames matches too much: name the functions that the death goes through"
+        reading.missing("signature", text)
+    if not list(requests_of(tuple(scenario.workload))):
+        reading.missing("workload", "the workload sends no request")
+    _check_triggers(scenario, reading)
+    try:
+        command = scenario.reported()
+    except CommandError as error:
+        if "command" not in reading.made_up:
+            reading.problem(at("command") + error.line - 1, f"command: {error}")
+        return
+    for mistake in _mistyped(command, scenario.try_with):
+        reading.problem(at("command"), f"command: {mistake}")
+    if not scenario.arms:
+        reading.missing("arms", "no arms: at least `arm('reported', dies)`")
+        return
+    first = scenario.arms[0]
+    if "arms" not in reading.made_up | reading.incomplete:
+        if first.edits or not first.expected.has_bug:
+            reading.problem(
+                reading.at_arm(first),
+                "the first arm is the reported command itself: it `dies`, `errs`, `hangs` or `spins` and has no edits",
+            )
+        if first.name != "reported":
+            reading.problem(reading.at_arm(first), f"the first arm is named 'reported', not {first.name!r}")
+    if reading.made_up & {"command", "arms"}:
+        return  # arms edit the command; with either made up nothing can be said of them
+    _check_baselines(scenario, reading)
+    if scenario.lab is not None:
+        if scenario.lab.mechanism not in MECHANISMS:
+            near = did_you_mean(scenario.lab.mechanism, MECHANISMS)
+            wrong("lab", f"the lab has no mechanism {scenario.lab.mechanism!r}{near}")
+        _check_stand_in(reading, at("lab"), "lab", scenario, scenario.lab, scenario.command_in_lab)
+    if scenario.dummy is not None:
+        _check_stand_in(reading, at("dummy"), "dummy", scenario, scenario.dummy, scenario.command_with_dummy)
+    for change in scenario.causes.changes if scenario.causes else ():
+        # That there is no reported one is said where arms are looked at.
+        if change.arm != "reported" and scenario.arm(change.arm) is None and "arms" not in reading.incomplete:
+            near = did_you_mean(change.arm, [arm.name for arm in scenario.arms])
+            wrong("causes", f"cause {change.name!r}: there is no arm {change.arm!r}{near}")
+        if not change.patches:
+            wrong("causes", f"cause {change.name!r} changes nothing: patched(…) says what")
+    seen: set[str] = set()
+    for arm in scenario.arms:
+        _check_arm(reading, reading.at_arm(arm), scenario, arm, seen)
+
+
+def _mistyped(command: ServeCommand, release: str) -> list[str]:
+    """What is wrong with the flags of a command, a sentence each. The table does not claim to hold every flag there is."""
+    notes = unknown_flags(command, None if _no_release(release) else release)
+    return [str(note) for note in notes if note.level is not NoteLevel.UNLISTED]
+
+
+def _no_release(text: str) -> str:
+    """What is wrong with a release, as it is put after its name; empty where nothing is."""
+    try:
+        plain = str(Version(text))
+    except InvalidVersion:
+        return f"{text!r} is no release, such as '0.23.0'"
+    # Image tags and package pins are made of it as it stands.
+    return "" if text == plain else f"{text!r}: write it as {plain!r}" + (", without the v" if text[:1] == "v" else "")
+
+
+def _check_releases(scenario: Scenario, wrong: Callable[..., None]) -> None:
+    if problem := _no_release(scenario.try_with):
+        wrong("try_with", f"try_with {problem}")
+    elif scenario.status.standing(scenario.try_with) is not Standing.BAD:
+        text = f"try_with {scenario.try_with!r} is not among the bad releases ({scenario.status.bad})"
+        wrong("try_with", text, "status")
+    if scenario.lab is not None and scenario.lab.vllm and (problem := _no_release(scenario.lab.vllm)):
+        wrong("lab", f"lab: vllm {problem}")
+    for change in scenario.causes.changes if scenario.causes else ():
+        if problem := _no_release(change.release):
+            wrong("causes", f"cause {change.name!r}: release {problem}")
+
+
+def _check_baselines(scenario: Scenario, reading: Reading) -> None:
+    """The arms that others are held against must be there, and be measured themselves."""
+    wrong = reading.wrong
+    baselines = {load.baseline for load in scenario.loads}
+    if len(baselines) > 1:
+        wrong("throughput", f"one baseline for all loads, not {' and '.join(sorted(baselines))}")
+    named = [("throughput", name) for name in sorted(baselines)]
+    if scenario.output is not None and scenario.output.baseline:
+        named.append(("output", scenario.output.baseline))
+    for key, name in named:
+        arm = scenario.arm(name)
+        if arm is None and "arms" in reading.incomplete:
+            continue
+        if arm is None:
+            wrong(key, f"the baseline {name!r} is no arm{did_you_mean(name, [arm.name for arm in scenario.arms])}")
+            continue
+        with contextlib.suppress(CommandError):  # said where the arm is looked at
+            if not scenario.has_own_server(arm):
+                wrong(key, f"the baseline {name!r} has the server of an earlier arm, which is the one to name")
+    points = [point for load in scenario.loads for point in load.points]
+    for point in sorted({point for point in points if points.count(point) > 1}):
+        wrong("throughput", f"{point}: twice")
+
+
+def _check_triggers(scenario: Scenario, reading: Reading) -> None:
+    """What a trigger wants to see in a request must be in one that is sent, by any of the arms that it is the trigger of."""
+    if {"workload", "trigger", "arms"} & (reading.made_up | reading.incomplete) or not scenario.arms:
+        return
+    own = [  # a near miss may leave out the field that another arm sends
+        (reading.at_arm(arm), f"arm {arm.name!r}: ", arm.trigger, scenario.arms if _misses(arm) else [arm])
+        for arm in scenario.arms
+        if arm.trigger is not None
+    ]
+    others = [arm for arm in scenario.arms if arm.trigger is None] or list(scenario.arms)
+    for line, whose, trigger, arms in ((reading.at("trigger"), "", scenario.trigger, others), *own):
+        requests = [request for arm in arms for request in requests_of(scenario.workload_of(arm))]
+        # A field that is false, 0 or empty is not one that a request was sent with.
+        carried = [{name for name, value in request.fields.items() if value} for request in requests]
+        for names in trigger.wanted():
+            if any(set(names) <= fields for fields in carried):
+                continue
+            known = set().union(*carried)
+            strange = [name for name in names if name not in known]
+            text = f"{whose}no request carries " + (repr(strange[0]) if strange else f"{' and '.join(names)} together")
+            near = did_you_mean(strange[0], sorted(known)) if strange else ""
+            reading.problem(line, f"{text}, so sent_with({', '.join(names)}) can never be crossed{near}")
+
+
+def _misses(arm: Arm) -> bool:
+    return arm.expected is Expected.UNTRIGGERED
+
+
+def _too_long(scenario: Scenario, arm: Arm, command: ServeCommand, *, in_lab: bool = False) -> list[str]:
+    """Requests that the server refuses, because prompt and answer together are longer than it was told that they can be.
+
+    Raises `CommandError` or `ScenarioError` where a size cannot be told.
+    """
+    if command.get("--max-model-len") in (None, "auto", "-1"):
+        return []
+    longest, found = command.number("--max-model-len") or 0, []
+    for request in requests_of(scenario.workload_of(arm)):
+        if "truncate_prompt_tokens" in request.fields:
+            continue
+        # How many tokens a text has only the server knows; it has one at least.
+        prompt = 1 if isinstance(request.prompt, str) else resolve(request.prompt, command, in_lab=in_lab)
+        answer = resolve(request.max_tokens, command, in_lab=in_lab)
+        if prompt + answer > longest:
+            found.append(f"{request} and an answer of {answer} do not fit --max-model-len {longest}")
+    return found
+
+
+def _check_stand_in(
+    reading: Reading, line: int, key: str, scenario: Scenario, dummy: Dummy, command_of: Callable[[Arm], ServeCommand]
+) -> None:
+    for change in dummy.changes:
+        if not change.why:
+            reading.problem(line, f"{key}: `{change}` has no why=: the report lists each change with its reason")
+    try:
+        dummy.shape(scenario.model)
+    except ValueError as error:
+        reading.missing(key, f"{key}: {error}")
+    told = set(_mistyped(scenario.reported(), scenario.try_with))
+    for index, arm in enumerate(scenario.arms):
+        with contextlib.suppress(CommandError):  # said where the arm is looked at
+            told |= set(_mistyped(scenario.command_of(arm), scenario.try_with))
+        with contextlib.suppress(CommandError, ScenarioError):  # as above
+            told |= set(_too_long(scenario, arm, scenario.command_of(arm)))
+        try:
+            command = command_of(arm)
+        except CommandError as error:
+            reading.problem(line, f"{key}, arm {arm.name!r}: {error}")
+            continue
+        for mistake in _mistyped(command, scenario.try_in_lab if key == "lab" else scenario.try_with):
+            if mistake not in told:  # of the first arm, which has no edits, it is one of the changes
+                reading.problem(reading.at_arm(arm) if index else line, f"{key}, arm {arm.name!r}: {mistake}")
+                told.add(mistake)
+        with contextlib.suppress(CommandError, ScenarioError):  # a size that cannot be told is one of the arm's
+            for refused in _too_long(scenario, arm, command, in_lab=key == "lab"):
+                if refused not in told:
+                    reading.problem(line, f"{key}, arm {arm.name!r}: {refused}")
+                    told.add(refused)
+
+
+def _check_arm(reading: Reading, line: int, scenario: Scenario, arm: Arm, seen: set[str]) -> None:
+    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", arm.name):
+        reading.problem(line, f"arm name {arm.name!r} is not lower-case words joined by hyphens")
+    if arm.name in seen:
+        reading.problem(line, f"two arms are named {arm.name!r}")
+    seen.add(arm.name)
+    if arm.bad and not arm.expected.has_bug:
+        reading.problem(line, f"arm {arm.name!r}: bad= names the releases in which an arm dies, and this one does not")
+    looks = any(isinstance(step, Rest) for step in scenario.workload_of(arm))
+    if arm.expected is Expected.SPINS and not looks and not {"workload", "arms"} & reading.incomplete:
+        reading.problem(
+            line, f"arm {arm.name!r} spins, and its workload does not look: rest(within=30) at its end does"
+        )
+    for version in sorted(scenario.status_of(arm).contradictions() if arm.bad else ()):
+        reading.problem(line, f"arm {arm.name!r}: {version} is both bad and good")
+    try:
+        command = scenario.command_of(arm)
+        told = _mistyped(scenario.reported(), scenario.try_with)
+        for mistake in _mistyped(command, scenario.try_with):
+            if mistake not in told:
+                reading.problem(line, f"arm {arm.name!r}: {mistake}")
+        for request in requests_of(scenario.workload_of(arm)):
+            if isinstance(request.prompt, int | Size) and resolve(request.prompt, command) < 1:
+                reading.problem(line, f"arm {arm.name!r}: {request} has no tokens")
+        for refused in _too_long(scenario, arm, command):
+            if refused not in seen:
+                shared = arm.workload is None and not arm.edits
+                reading.problem(reading.at("workload") if shared else line, f"arm {arm.name!r}: {refused}")
+                seen.add(refused)
+    except (CommandError, ScenarioError) as error:
+        if str(error) not in seen:  # a mistake in the shared workload is not one of every arm
+            reading.problem(line, f"arm {arm.name!r}: {error}")
+            seen.add(str(error))

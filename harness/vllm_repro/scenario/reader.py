@@ -1,0 +1,381 @@
+"""Reads scenario files, and finds every mistake in one with its line.
+
+A scenario file is a declaration, so it is read as one: its syntax tree is evaluated here, word by word, over the vocabulary of
+`vllm_repro.vocabulary` and nothing else. That has two uses. A file from a stranger cannot run code. And a mistake does not hide the
+next one: evaluation goes on past it, so `vllm-repro check` names them all, each with file and line, where an import would stop at the
+first.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import shlex
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import add, and_, mul, or_, sub
+from pathlib import Path
+from typing import Any
+
+from beartype import BeartypeConf
+from beartype.door import is_bearable
+
+from vllm_repro.errors import ScenarioError
+from vllm_repro.scenario import vocabulary
+from vllm_repro.scenario.checks import Problem, Reading, check_meaning, did_you_mean
+from vllm_repro.scenario.scenario import Arm, Scenario
+from vllm_repro.scenario.sizes import Size
+from vllm_repro.trigger.trigger import Condition
+
+__all__ = ["Problem", "check_file", "load_file", "read"]
+
+WORDS: Mapping[str, Any] = {name: getattr(vocabulary, name) for name in vocabulary.__all__}
+_NUMBERS = BeartypeConf(is_pep484_tower=True)  # an int is a float, as for a type checker
+_OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: add,
+    ast.Sub: sub,
+    ast.Mult: mul,
+    ast.BitAnd: and_,
+    ast.BitOr: or_,
+}
+_OPERANDS: Mapping[type[ast.operator], Sequence[tuple[type, type]]] = {
+    ast.Add: ((int, int), (float, float), (Size, int), (int, Size), (str, str), (tuple, tuple)),
+    ast.Sub: ((int, int), (float, float), (Size, int)),
+    ast.Mult: ((int, int), (float, float), (Size, int), (int, Size)),
+    ast.BitAnd: ((Condition, Condition),),
+    ast.BitOr: ((Condition, Condition),),
+}
+"""What goes together. Python would take more: a word that was not called for a condition, a text a billion times."""
+
+_LARGEST = 2**63
+_LONGEST = 1_000_000
+
+_STAND_INS: Mapping[str, Any] = {
+    "id": "stand-in",
+    "issue": "owner/repository#1",
+    "title": "stand-in",
+    "command": "vllm serve stand-in",
+    "model": vocabulary.Model("stand-in", 1, 1, 1, 1, 1),
+    "needs": vocabulary.Needs(),
+    "status": vocabulary.Status(bad=">=0"),
+    "try_with": "0.1.0",
+    "workload": (vocabulary.completion(prompt="x"),),
+    "trigger": vocabulary.sent_with("x"),
+    "signature": vocabulary.signature(exception="X", message="", frames=("x",), phase="request"),
+    "arms": (vocabulary.arm("reported", vocabulary.dies),),
+}
+
+
+_A_SLIP = 0.85
+"""How alike `promt` and `prompt` are, at the least. `min_tokens` and `max_tokens`, two fields of the API, are 0.8."""
+
+
+class _Bad:
+    """Stands for a value that could not be made, so that its users are not reported as well."""
+
+
+_BAD = _Bad()
+
+
+def _listed(hint: Any) -> Any:
+    """The hint with a tuple for each sequence, at any depth: lists are read as tuples, and a text, which Python takes for a sequence of
+    texts, is none here."""
+    origin, inside = typing.get_origin(hint), tuple(map(_listed, typing.get_args(hint)))
+    if origin is Sequence:
+        return types.GenericAlias(tuple, (inside[0], ...))
+    if origin in (typing.Union, types.UnionType):
+        return typing.Union[inside]  # noqa: UP007  # of a tuple of hints
+    return origin[inside] if origin in (tuple, Mapping) else hint
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether the value is what the hint takes. beartype looks at one element of a list, by chance; a mistake may be in any."""
+    hint = _listed(hint)
+    whole = is_bearable(value, hint, conf=_NUMBERS)
+    return whole and (not isinstance(value, tuple) or all(is_bearable((one,), hint, conf=_NUMBERS) for one in value))
+
+
+@dataclass
+class _Reader(Reading):
+    """Evaluates one file."""
+
+    names: dict[str, Any] = field(default_factory=lambda: dict(WORDS))
+    imported: set[str] = field(default_factory=set)
+    partly: Scenario | None = None
+    holes: int = 0
+    names_with_holes: set[str] = field(default_factory=set)
+
+    def bad(self, line: int, text: str) -> _Bad:
+        self.problem(line, text)
+        return _BAD
+
+    def module(self, tree: ast.Module) -> Any:
+        for number, statement in enumerate(tree.body):
+            match statement:
+                case ast.Expr(value=ast.Constant(value=str())) if number == 0:
+                    pass  # the docstring
+                case ast.ImportFrom(module="__future__"):
+                    pass
+                case ast.ImportFrom(module="vllm_repro.vocabulary"):
+                    for alias in statement.names:
+                        self.imported.add(alias.name)
+                        if alias.name not in WORDS:
+                            self.problem(
+                                alias.lineno, f"the vocabulary has no {alias.name!r}{did_you_mean(alias.name, WORDS)}"
+                            )
+                case ast.Assign(targets=[ast.Name(id=name)]):
+                    holes = self.holes
+                    try:
+                        self.names[name] = self.value(statement.value)
+                    except RecursionError:
+                        self.names[name] = self.bad(statement.lineno, f"{name} is nested too deep to be read")
+                    if self.holes > holes:
+                        self.names_with_holes.add(name)
+                case _:
+                    self.problem(
+                        statement.lineno,
+                        "a scenario file only imports from vllm_repro.vocabulary and assigns names; it is read, not run",
+                    )
+        if "scenario" not in self.names:
+            return self.bad(1, "no `scenario = Scenario(...)` in this file")
+        return self.names["scenario"]
+
+    def value(self, node: ast.expr) -> Any:
+        match node:
+            case ast.Constant():
+                return self._small(node.lineno, node.value)
+            case ast.Name(id=name):
+                if name in WORDS and name not in self.imported:
+                    self.problem(node.lineno, f"{name!r} is used and not imported from vllm_repro.vocabulary")
+                    self.imported.add(name)  # once is enough
+                self.holes += name in self.names_with_holes
+                if name in self.names:
+                    return self.names[name]
+                return self.bad(node.lineno, f"unknown word {name!r}{did_you_mean(name, self.names)}")
+            case ast.List(elts=items) | ast.Tuple(elts=items):
+                # A bad element is named already; the others can still be checked.
+                found = tuple(value for item in items if (value := self.value(item)) is not _BAD)
+                self.holes += len(items) - len(found)
+                return found
+            case ast.Dict(keys=keys, values=items) if all(keys):
+                pairs = [(self.value(key), self.value(item)) for key, item in zip(keys, items, strict=True) if key]
+                if any(key is _BAD or value is _BAD for key, value in pairs):
+                    return _BAD
+                if not all(isinstance(key, str | int | float) for key, _ in pairs):
+                    return self.bad(node.lineno, "a key is a text or a number")
+                return dict(pairs)
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                inner = self.value(operand)
+                if isinstance(inner, int | float):
+                    return -inner
+                return inner if inner is _BAD else self.bad(node.lineno, "only a number has a minus")
+            case ast.BinOp():
+                return self._binary(node)
+            case ast.Call():
+                return self._call(node)
+        return self.bad(node.lineno, f"`{ast.unparse(node)}` is no part of a declaration")
+
+    def _binary(self, node: ast.BinOp) -> Any:
+        line, left, right = node.lineno, self.value(node.left), self.value(node.right)
+        if left is _BAD or right is _BAD:
+            return _BAD
+        function = _OPERATORS.get(type(node.op))
+        if function is None:
+            return self.bad(line, "only + - * for sizes and & | for conditions are known here")
+        for value, operand in ((left, node.left), (right, node.right)):
+            if inspect.isroutine(value) or inspect.isclass(value):
+                return self.bad(
+                    operand.lineno, f"`{ast.unparse(operand)}` lacks its parentheses: write {_called(value)}"
+                )
+        if not any(_is_each(kinds, left, right) for kinds in _OPERANDS[type(node.op)]):
+            return self.bad(line, f"a {_kind(left)} and a {_kind(right)} do not go together here")
+        return self._small(line, function(left, right))
+
+    def _small(self, line: int, value: Any) -> Any:
+        """The value, unless it is larger than anything that a scenario states: names doubled from line to line would fill the memory."""
+        if (isinstance(value, int) and abs(value) > _LARGEST) or (
+            isinstance(value, str | tuple) and len(value) > _LONGEST
+        ):
+            return self.bad(line, "larger than anything that a scenario states")
+        return value
+
+    def _call(self, node: ast.Call) -> Any:
+        target = self.value(node.func) if isinstance(node.func, ast.Name) else _BAD
+        if not isinstance(node.func, ast.Name):
+            return self.bad(node.lineno, f"`{ast.unparse(node.func)}` is no word of the vocabulary")
+        before = self.holes
+        arguments = [self.value(argument) for argument in node.args]
+        keywords: dict[str, Any] = {}
+        incomplete: set[str] = set()
+        for word in node.keywords:
+            holes, value = self.holes, self.value(word.value)
+            if word.arg is None:
+                self.problem(word.value.lineno, "each argument is written out: ** is not known here")
+            elif word.arg in keywords:
+                self.problem(word.value.lineno, f"{node.func.id}: {word.arg}= is given twice")
+            else:
+                keywords[word.arg] = value
+                incomplete |= {word.arg} if self.holes > holes else set()
+        if target is _BAD:
+            return _BAD
+        if not callable(target):
+            return self.bad(node.lineno, f"{node.func.id!r} cannot be called")
+        if target is Scenario:
+            self._remember(node)
+            self.incomplete = incomplete
+        where = {word.arg: word.value.lineno for word in node.keywords if word.arg}
+        if self._arguments_wrong(node, node.func.id, target, arguments, keywords, where):
+            if target is Scenario:
+                self.partly = self._with_stand_ins(keywords)
+            return _BAD
+        if any(value is _BAD for value in (*arguments, *keywords.values())):
+            if target is Scenario:
+                self.partly = self._with_stand_ins(keywords)
+            return _BAD
+        try:
+            made = target(*arguments, **keywords)
+            if isinstance(made, Arm):
+                self.arm_lines[id(made)] = node.lineno
+            return made
+        except (TypeError, ValueError) as error:
+            if self.holes > before:  # it may be right once what was left out is there
+                return _BAD
+            return self.bad(node.lineno, f"{node.func.id}: {error}")
+
+    def _with_stand_ins(self, keywords: dict[str, Any]) -> Scenario | None:
+        """The scenario with what is missing or wrong made up, so that the rest can be checked; None where that makes no sense."""
+        hints = typing.get_type_hints(Scenario)
+        good = {
+            name: value
+            for name, value in keywords.items()
+            if name in hints and value is not _BAD and _fits(value, hints[name])
+        }
+        self.made_up = set(_STAND_INS) - set(good)
+        try:
+            return Scenario(**{**_STAND_INS, **good})
+        except (TypeError, ValueError):
+            return None
+
+    def _remember(self, node: ast.Call) -> None:
+        self.scenario_line = node.lineno
+        for word in node.keywords:
+            if word.arg:
+                self.lines[word.arg] = word.value.lineno
+
+    def _arguments_wrong(
+        self,
+        node: ast.Call,
+        word: str,
+        target: Callable[..., Any],
+        arguments: list[Any],
+        keywords: dict[str, Any],
+        where: dict[str, int],
+    ) -> bool:
+        signature = inspect.signature(target)
+        parameters = signature.parameters
+        open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        wrong = False
+        for name in [name for name in keywords if name not in parameters]:
+            # An open-ended word takes any field of the API, so there only what is all but one of its own is a mistake.
+            if not open_ended or difflib.get_close_matches(name, parameters, cutoff=_A_SLIP):
+                self.problem(where[name], f"{word} has no {name!r}{did_you_mean(name, parameters)}")
+                del keywords[name]
+                wrong = True
+        try:
+            bound = signature.bind_partial(*arguments, **keywords)
+        except TypeError as error:
+            self.problem(node.lineno, f"{word}: {error}")
+            return True
+        missing = [
+            name
+            for name, p in parameters.items()
+            if name not in bound.arguments and p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+        ]
+        if missing:
+            self.problem(node.lineno, f"{word} lacks {', '.join(map(repr, missing))}")
+            wrong = True
+        hints = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
+        for name, value in bound.arguments.items():
+            kind = parameters[name].kind
+            values = value if kind is inspect.Parameter.VAR_POSITIONAL else (value,)
+            if kind is inspect.Parameter.VAR_KEYWORD or name not in hints:
+                continue
+            for one in values:
+                if one is not _BAD and not _fits(one, hints[name]):
+                    meant = f": write {_called(one)}" if inspect.isroutine(one) else ""
+                    if not isinstance(one, tuple) and _fits((one,), hints[name]):
+                        meant = ": write a list, with brackets"
+                    shown = one.__name__ if inspect.isroutine(one) else _short(one)
+                    self.problem(
+                        where.get(name, node.lineno), f"{word}: {name}={shown} is not what {name!r} takes{meant}"
+                    )
+                    wrong = True
+        return wrong
+
+
+def _is_each(kinds: tuple[type, type], *values: Any) -> bool:
+    """Whether each value is of its kind. An int is a float here; True and False are no numbers."""
+    return all(
+        isinstance(value, int | float if kind is float else kind) and not isinstance(value, bool)
+        for kind, value in zip(kinds, values, strict=True)
+    )
+
+
+def _kind(value: Any) -> str:
+    names = {Condition: "condition", Size: "size", str: "text", tuple: "list", int: "number", float: "number"}
+    return next((name for kind, name in names.items() if isinstance(value, kind)), type(value).__name__)
+
+
+def _called(word: Any) -> str:
+    """How a word is written that was left without its parentheses."""
+    needed = any(p.default is p.empty for p in inspect.signature(word).parameters.values())
+    return f"{word.__name__}({'…' if needed else ''})"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def read(path: Path, text: str | None = None) -> tuple[Scenario | None, list[Problem]]:
+    """The scenario of a file and its problems; the scenario is None where one of them keeps it from being made."""
+    name = str(path)
+    try:
+        # Bytes, so that Python's own rules hold for a byte order mark and for a line that names another encoding.
+        tree = ast.parse(path.read_bytes() if text is None else text, filename=name)
+    except SyntaxError as error:
+        return None, [Problem(name, error.lineno or 1, f"not Python: {error.msg}")]
+    except (OSError, ValueError) as error:  # the latter of a null byte, or of bytes that are no UTF-8
+        return None, [Problem(name, 1, f"cannot be read: {error}")]
+    except (RecursionError, MemoryError):  # what Python's own parser says of a hundred brackets in each other
+        return None, [Problem(name, 1, "not Python: nested too deep")]
+    reader = _Reader(name)
+    value = reader.module(tree)
+    if not ast.get_docstring(tree):
+        reader.problem(1, "the file does not say what the bug is: begin with a docstring")
+    if isinstance(value, Scenario):
+        check_meaning(reader, path, value)
+        return replace(value, about=ast.get_docstring(tree) or ""), sorted(reader.problems)
+    if reader.partly is not None:
+        check_meaning(reader, path, reader.partly)
+    elif value is not _BAD:
+        reader.problem(1, "`scenario` is not a Scenario(...)")
+    return None, sorted(set(reader.problems))
+
+
+def check_file(path: Path) -> list[Problem]:
+    """Every problem of one scenario file; an empty list means that it can be run."""
+    return read(path)[1]
+
+
+def load_file(path: Path) -> Scenario:
+    """The scenario of a file. Raises `ScenarioError` naming every problem."""
+    scenario, problems = read(path)
+    if problems or scenario is None:
+        raise ScenarioError(
+            "\n".join(map(str, problems)), hint=f"vllm-repro check {shlex.quote(str(path))} lists what to mend"
+        )
+    return scenario

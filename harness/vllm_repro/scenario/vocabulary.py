@@ -1,0 +1,180 @@
+"""The words of a scenario file, all in one place.
+
+    from vllm_repro.scenario.vocabulary import Scenario, arm, chat, dies, flag, ...
+
+A scenario file is ordinary Python for an editor and a type checker, but it is read as data (see `vllm_repro.scenario.reader`): only
+these words, literals and names that the file itself assigns may occur in it, so a scenario from a stranger runs no code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Literal
+
+from vllm_repro.command.command import ServeCommand
+from vllm_repro.diagnosis.diagnosis import Phase
+from vllm_repro.diagnosis.signature import Signature
+from vllm_repro.scenario.cause import Cause, Causes, Lengths
+from vllm_repro.scenario.patch import Patch
+from vllm_repro.scenario.scenario import Arm, Dummy, Edit, Lab, Model, Needs, Scenario, Status
+from vllm_repro.scenario.sizes import flag, sized
+from vllm_repro.scenario.workload import Step, chat, completion, conversation, pause, rest, together
+from vllm_repro.trigger.conditions import (
+    attention_backend,
+    chunked_prefill,
+    continuation_over,
+    drafting,
+    graphs_captured,
+    prefill_over,
+    prefix_hit,
+    sent_with,
+)
+from vllm_repro.trigger.offload_room import offload_outgrown
+from vllm_repro.trigger.offload_store import block_listed_twice
+from vllm_repro.trigger.sparse_prefill import sparse_prefill_outgrown
+from vllm_repro.trigger.trigger import Condition
+from vllm_repro.trigger.turboquant_workspace import workspace_outgrown
+from vllm_repro.verdict.output import checks
+from vllm_repro.verdict.throughput import throughput
+from vllm_repro.verdict.verdict import Expected
+
+__all__ = [
+    "Causes",
+    "Dummy",
+    "Lab",
+    "Model",
+    "Needs",
+    "Scenario",
+    "Status",
+    "arm",
+    "attention_backend",
+    "block_listed_twice",
+    "cause",
+    "chat",
+    "checks",
+    "chunked_prefill",
+    "completion",
+    "continuation_over",
+    "conversation",
+    "dies",
+    "drafting",
+    "errs",
+    "flag",
+    "graphs_captured",
+    "hangs",
+    "lengths",
+    "lives",
+    "offload_outgrown",
+    "patched",
+    "pause",
+    "prefill_over",
+    "prefix_hit",
+    "rest",
+    "sent_with",
+    "signature",
+    "simple_cpu_offload",
+    "sized",
+    "sparse_prefill_outgrown",
+    "spins",
+    "throughput",
+    "together",
+    "untriggered",
+    "with_flags",
+    "without",
+    "workspace_outgrown",
+]
+
+dies = Expected.DIES
+lives = Expected.LIVES
+untriggered = Expected.UNTRIGGERED
+errs = Expected.ERRS
+hangs = Expected.HANGS
+spins = Expected.SPINS
+
+
+def with_flags(*words: str, lab: str = "", dummy: str = "", why: str = "") -> Edit:
+    """Adds flags, or replaces those of the same name: `with_flags("--max-num-batched-tokens 8192")`.
+
+    lab: those that do the same to the lab's smaller model and pool. dummy: those that do it to the model of `--weights dummy`.
+    """
+
+    def apply(command: ServeCommand) -> ServeCommand:
+        return command.with_flags(*words)
+
+    in_lab, in_dummy = (with_flags(flags) if flags else None for flags in (lab, dummy))
+    return Edit("with " + " ".join(words), apply, why, in_lab, in_dummy)
+
+
+def without(*names: str, why: str = "") -> Edit:
+    """Takes flags away: `without("--speculative-config")`."""
+
+    def apply(command: ServeCommand) -> ServeCommand:
+        return command.without(*names)
+
+    return Edit("without " + " ".join(names), apply, why)
+
+
+def simple_cpu_offload(cpu_bytes: int, *, lazy: bool = False) -> str:
+    """The flag that turns the simple CPU offload connector on with room for so many bytes: `with_flags(simple_cpu_offload(131_072))`."""
+    room = {"cpu_bytes_to_use": cpu_bytes} | ({"lazy_offload": True} if lazy else {})
+    config = {"kv_connector": "SimpleCPUOffloadConnector", "kv_role": "kv_both", "kv_connector_extra_config": room}
+    return f"--kv-transfer-config '{json.dumps(config, separators=(',', ':'))}'"
+
+
+def signature(
+    *,
+    exception: str,
+    message: str,
+    frames: Sequence[str],
+    phase: Literal["boot", "warmup", "request", "idle", "shutdown"],
+    source: str | None = None,
+    not_in_message: Sequence[str] = (),
+) -> Signature:
+    """What this bug's death looks like: see `vllm_repro.diagnosis.signature.Signature`. `{name}` in the message is a hole that is kept."""
+    return Signature(exception, message, tuple(frames), Phase(phase), source, tuple(not_in_message))
+
+
+def patched(file: str, *, was: str, now: str, why: str = "") -> Patch:
+    """Changes vLLM's own source: in `file`, such as "vllm/v1/core/block_pool.py", the text `was`, which is there once, becomes `now`."""
+    return Patch(file, was, now, why)
+
+
+def arm(
+    name: str,
+    expected: Expected,
+    *edits: Edit | Patch,
+    workload: Sequence[Step] | None = None,
+    bad: str = "",
+    trigger: Condition | None = None,
+    why: str = "",
+) -> Arm:
+    """One server configuration, what it is expected to do, and the edits that make it from the reported command.
+
+    bad: the releases in which an arm dies, where they are others than the scenario's. trigger: what must have happened in it, where that
+    is another thing than in the others.
+    """
+    if bad:
+        Status(bad)  # raises where it is no specifier
+    return Arm(
+        name,
+        expected,
+        tuple(edit for edit in edits if isinstance(edit, Edit)),
+        None if workload is None else tuple(workload),
+        why,
+        patches=tuple(edit for edit in edits if isinstance(edit, Patch)),
+        bad=bad,
+        trigger=trigger,
+    )
+
+
+def lengths(*, blocks: Sequence[int], over: Sequence[int]) -> Lengths:
+    """Prompts between so many whole blocks, and between so many tokens over: `lengths(blocks=(160, 235), over=(25, 31))`."""
+    return Lengths(tuple(blocks), tuple(over))
+
+
+def cause(
+    name: str, release: str, expected: Expected, *patches: Patch, arm: str = "reported", believed: str = ""
+) -> Cause:
+    """A change of `release`, made in it alone, and whether it then dies or lives. believed: who takes it for a fix that it is not."""
+    return Cause(name, release, expected, tuple(patches), arm, believed)

@@ -1,0 +1,217 @@
+"""What a trial asks of the server: ordered steps of requests, sized in tokens.
+
+    workload=[
+        chat(prompt=100, max_tokens=8),
+        chat(prompt=BATCH + 3497, max_tokens=8),
+        together(chat(prompt=500), chat(prompt=500)),
+        pause(2.0),
+        rest(within=30),
+        conversation(first=700, adds=[100, 600]),
+    ]
+
+Prompts are made to the exact length by the server's own `/tokenize` (see `vllm_repro.client.prompts`), chat template included, and salted
+at their head, so that no prefix cache shortens them behind the scenario's back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm_repro.scenario.sizes import Size
+from vllm_repro.verdict.idle import QUIET
+
+__all__ = [
+    "Conversation",
+    "Pause",
+    "Request",
+    "Rest",
+    "Step",
+    "Together",
+    "chat",
+    "completion",
+    "conversation",
+    "pause",
+    "requests_of",
+    "rest",
+    "together",
+]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request.
+
+    endpoint: path below the server's root, `/v1/chat/completions` or `/v1/completions`.
+    prompt: an exact length in tokens (template included), or a literal text.
+    max_tokens: output budget. The answer is greedy (`temperature` 0) unless `fields` says otherwise.
+    stream: ask for server-sent events. A plain request sees a death as an HTTP 500, a stream as an error event after a 200.
+    fields: further body fields, sent as they are.
+    shared: the prompt's first so many tokens are the same in every request of the trial that shares; only for a text completion.
+    conversation: the conversation whose next turn this is; empty for a request of its own.
+    """
+
+    endpoint: str
+    prompt: int | Size | str
+    max_tokens: int | Size = 8
+    stream: bool = True
+    name: str = ""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    shared: int | Size = 0
+    conversation: str = ""
+
+    def __str__(self) -> str:
+        size = repr(self.prompt) if isinstance(self.prompt, str) else f"{self.prompt} tokens"
+        shared = f", {self.shared} of them shared" if self.shared else ""
+        extra = "".join(f", {key}={value}" for key, value in self.fields.items() if key != "tools")
+        return f"{self.name or self.endpoint.removeprefix('/v1/')} of {size}{shared}{extra}"
+
+
+@dataclass(frozen=True)
+class Together:
+    """Requests in flight at the same time."""
+
+    requests: tuple[Request, ...]
+
+    def __str__(self) -> str:
+        return " beside ".join(map(str, self.requests))
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """The turns of one growing chat, one after another, each with everything that was said before."""
+
+    turns: tuple[Request, ...]
+
+    def __str__(self) -> str:
+        return f"conversation of {len(self.turns)} turns"
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Nothing for some seconds."""
+
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"pause of {self.seconds:g} s"
+
+
+@dataclass(frozen=True)
+class Rest:
+    """Nothing, until the engine has come to rest; one that goes on working for so many seconds never does."""
+
+    within: float
+
+    def __str__(self) -> str:
+        return f"rest, within {self.within:g} s"
+
+
+Step = Request | Together | Conversation | Pause | Rest
+
+
+def _checked(prompt: int | Size | str, max_tokens: int | Size) -> None:
+    if isinstance(prompt, str) and re.fullmatch(r"\s*[\d.,_]+\s*[kKmM]?\s*", prompt):
+        raise ValueError(f"the prompt {prompt!r} is a text; a size in tokens is a number without quotes")
+    if isinstance(prompt, int) and prompt < 1:
+        raise ValueError(f"a prompt of {prompt} tokens cannot be sent")
+    if isinstance(max_tokens, int) and max_tokens < 1:
+        raise ValueError(f"max_tokens={max_tokens}: the server needs at least 1")
+
+
+def _frozen(value: Any) -> Any:
+    """Lists as tuples, at any depth, so that two declarations of the same request are equal however they were read."""
+    match value:
+        case dict():
+            return {key: _frozen(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return tuple(_frozen(inner) for inner in value)
+    return value
+
+
+def chat(
+    *, prompt: int | Size | str, max_tokens: int | Size = 8, stream: bool = True, name: str = "", **fields: Any
+) -> Request:
+    """A chat completion with one user message; `prompt` counts the chat template too."""
+    _checked(prompt, max_tokens)
+    return Request("/v1/chat/completions", prompt, max_tokens, stream, name, _frozen(fields))
+
+
+def completion(
+    *,
+    prompt: int | Size | str,
+    shared: int | Size = 0,
+    max_tokens: int | Size = 8,
+    stream: bool = False,
+    name: str = "",
+    **fields: Any,
+) -> Request:
+    """A text completion. `shared`: its first so many tokens are those of every other one that shares, for the prefix cache to find."""
+    _checked(prompt, max_tokens)
+    if shared and isinstance(prompt, str):
+        raise ValueError("shared counts tokens of a prompt that is stated as a size")
+    if isinstance(shared, int) and isinstance(prompt, int) and not 0 <= shared <= prompt:
+        raise ValueError(f"a prompt of {prompt} tokens cannot share {shared} of them")
+    return Request("/v1/completions", prompt, max_tokens, stream, name, _frozen(fields), shared)
+
+
+def conversation(
+    *,
+    first: int | Size,
+    adds: Sequence[int],
+    tools: Sequence[Mapping[str, Any]] = (),
+    max_tokens: int | Size = 8,
+    stream: bool = True,
+    name: str = "turn",
+) -> Conversation:
+    """A chat whose prompt has `first` tokens and grows by each of `adds`: a reply to what came before, and a message of the user.
+
+    With `tools` (schemas, as the API takes them) a reply is a call of the first one and the next message its result. Replies are made
+    up, not the model's: random weights would not keep to a tool's schema, and what they said would make the lengths a matter of luck.
+    """
+    _checked(first, max_tokens)
+    if not adds or min(adds) < 1:
+        raise ValueError("adds=[…] holds what each further turn adds, in tokens")
+    fields = {"tools": _frozen(list(tools))} if tools else {}
+    sizes = [first + sum(adds[:turn]) for turn in range(len(adds) + 1)]
+    endpoint = "/v1/chat/completions"
+    return Conversation(
+        tuple(
+            Request(endpoint, size, max_tokens, stream, f"{name} {number}", fields, conversation=name)
+            for number, size in enumerate(sizes, 1)
+        )
+    )
+
+
+def together(*requests: Request) -> Together:
+    """These requests at the same time; the step ends when the last one has."""
+    if len(requests) < 2:
+        raise ValueError("together() takes two requests or more")
+    return Together(requests)
+
+
+def pause(seconds: float) -> Pause:
+    """Waits, with everything still being watched."""
+    if seconds < 0:
+        raise ValueError("pause() takes seconds, 0 or more")
+    return Pause(seconds)
+
+
+def rest(*, within: float) -> Rest:
+    """Waits until the engine, which has nothing left to do, uses no processor time any more: see `vllm_repro.verdict.idle`."""
+    if within < QUIET:
+        raise ValueError(f"rest() takes within={QUIET:g} or more seconds, since it looks on for that long")
+    return Rest(within)
+
+
+def requests_of(steps: tuple[Step, ...]) -> Iterator[Request]:
+    """Every request of a workload, in order."""
+    for step in steps:
+        if isinstance(step, Request):
+            yield step
+        elif isinstance(step, Together):
+            yield from step.requests
+        elif isinstance(step, Conversation):
+            yield from step.turns

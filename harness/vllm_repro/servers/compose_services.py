@@ -1,0 +1,39 @@
+"""`docker-compose.yml`: each scenario's reported arm in a profile of its own; `python -m vllm_repro.servers.compose_services` prints it.
+
+The file in the repository is generated, and a test holds it against this.
+"""
+
+from __future__ import annotations
+
+from vllm_repro.command.compose_file import compose_text, service
+from vllm_repro.scenario.catalogue import all_scenarios
+from vllm_repro.servers.base import Evidence
+from vllm_repro.servers.choice import default_image
+from vllm_repro.servers.launch import Weights, container_launch
+
+__all__ = ["compose_file"]
+
+_HEADING = """Generated from the scenarios: make compose. One service a scenario, each with its reported flags, on loopback only:
+  docker compose --profile tq-chunked-prefill up"""
+
+
+def compose_file() -> str:
+    """The whole file."""
+    services: dict[str, dict[str, object]] = {}
+    for scenario in all_scenarios():
+        launch = container_launch(
+            scenario,
+            scenario.arms[0],
+            image=default_image(scenario, scenario.try_with),
+            weights=Weights(scenario.model.name),
+            port=8000,
+            evidence=Evidence.GPU if scenario.needs.gpus else Evidence.CPU,
+            labels={},
+        )
+        assert launch.container is not None
+        services[scenario.id] = service(launch.container, profile=scenario.id)
+    return compose_text(services, heading=_HEADING)
+
+
+if __name__ == "__main__":
+    print(compose_file(), end="")

@@ -1,0 +1,200 @@
+"""The lab as a kind of server: a provisioned release as a process, with the plugin on its path."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import vllm_repro_lab
+from vllm_repro.errors import InfraError, Unsupported, UsageError
+from vllm_repro.releases.overlay import changed_files, overlay
+from vllm_repro.releases.provision import Provisioned, ReleaseCache, cache_root, provision
+from vllm_repro.releases.tinymodel import cached_model
+from vllm_repro.scenario.scenario import Arm, Capture, Lab, Model, Scenario
+from vllm_repro.servers.base import Evidence, Replaced, Server, ServerFacts, ServerKind
+from vllm_repro.servers.choice import Options
+from vllm_repro.servers.lab_launch import graph_mode, lab_launch, no_lab
+from vllm_repro.servers.lab_untried import untried
+from vllm_repro.servers.launch import Launch
+from vllm_repro.servers.process import ProcessServer, free_port
+from vllm_repro.servers.site import Site, process_server
+from vllm_repro_lab.parts import MECHANISMS
+
+__all__ = ["LabServer", "LabSite", "plugin_folder", "read_replaced", "shown"]
+
+_METADATA = {
+    "METADATA": "Metadata-Version: 2.1\nName: vllm-repro-lab\nVersion: 0\n",
+    "entry_points.txt": "[vllm.general_plugins]\nvllm_repro_lab = vllm_repro_lab:register\n",
+}
+
+
+def plugin_folder() -> Path:
+    """Return a folder for PYTHONPATH with the plugin and its entry point, and nothing else of this environment."""
+    package = Path(vllm_repro_lab.__file__).resolve().parent
+    folder = cache_root() / "plugins" / f"lab-{hashlib.sha256(str(package).encode()).hexdigest()[:8]}"
+    metadata = folder / "vllm_repro_lab-0.dist-info"
+    metadata.mkdir(parents=True, exist_ok=True)
+    for name, text in _METADATA.items():
+        (metadata / name).write_text(text, encoding="utf-8")
+    with contextlib.suppress(FileExistsError):  # an earlier run made it
+        (folder / "vllm_repro_lab").symlink_to(package)
+    return folder
+
+
+class LabServer(ProcessServer):
+    """A process whose plugin says, in a file beside the log, what it replaced.
+
+    untried: what of the changes of vLLM's source the lab runs something else for, by file. The rest is what a `ProcessServer` takes.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        untried: Mapping[str, tuple[str, ...]],
+        log: Path,
+        env: Mapping[str, str],
+        **more: Any,
+    ) -> None:
+        self.facts = log.with_suffix(".lab.json").absolute()
+        self.untried = untried
+        super().__init__(argv, log=log, env={**env, "REPRO_LAB_FACTS": str(self.facts)}, **more)
+
+    def booted(self, facts: ServerFacts, *, ready: bool) -> ServerFacts:
+        if ready and not self.facts.is_file():
+            raise InfraError(
+                "the release did not load the lab's plugin, so nothing is known about what ran",
+                hint="unset VLLM_PLUGINS where it is set: it keeps vLLM from loading others",
+            )
+        replaced = read_replaced(self.facts)
+        booted = super().booted(facts, ready=ready)
+        patched = tuple(replace(one, untried=self.untried.get(one.file, ())) for one in booted.patched)
+        return replace(booted, replaced=replaced, patched=patched)
+
+
+def read_replaced(path: Path) -> tuple[Replaced, ...]:
+    """The names that the plugin replaced; none where it did not get so far. Raises `Unsupported` naming what the release lacks."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return ()
+    if lacking := found.get("unsupported"):
+        raise Unsupported(
+            f"the lab cannot run this release: it has no {', '.join(lacking)}",
+            hint="--vllm names another release; vllm-repro show … --as lab says what the lab replaces",
+        )
+    return tuple(Replaced(**part) for part in found["replaced"])
+
+
+class LabSite(Site):
+    """Real vLLM on the CPU, for scenarios that say how they go there; needs no GPU."""
+
+    kind = ServerKind.LAB
+    evidence = Evidence.LAB
+
+    def __init__(self, options: Options, scenario: Scenario) -> None:
+        if scenario.lab is None:
+            raise no_lab(scenario)
+        if options.model or options.weights == "real":
+            raise UsageError(
+                "the lab serves dummy weights of the scenario's shape", hint="leave --model and --weights out"
+            )
+        self._port = options.port
+        self._version = options.vllm or scenario.try_in_lab
+        self._lab, self._reported, self._scenario = scenario.lab, scenario.model, scenario
+        self._capture = capture_of(scenario.lab, options)
+
+    def prepare(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._release = provision(self._version, say)
+        self._model = lab_model(self._lab, self._reported)
+
+    def usual_arms(self, scenario: Scenario, arms: Sequence[Arm]) -> list[Arm]:
+        chosen = scenario.lab.arms if scenario.lab else ()
+        return [arm for arm in arms if not chosen or arm.name in chosen]
+
+    def cannot(self, arm: Arm) -> str:
+        if graph_mode(self._scenario.command_in_lab(arm)) == "PIECEWISE":
+            return "the lab captures what full graphs of decode batches would; with PIECEWISE alone a GPU captures something else"
+        try:
+            changed_files(self._release.pythonpath, arm.patches)
+        except Unsupported as error:
+            return f"{error}"
+        return ""
+
+    def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:
+        return self._launch(scenario, arm, self._release, port)
+
+    def _launch(self, scenario: Scenario, arm: Arm, release: Provisioned, port: int) -> Launch:
+        vllm, version = release.argv_prefix, self._version
+        return lab_launch(
+            scenario,
+            arm,
+            vllm=vllm,
+            version=version,
+            plugin=plugin_folder(),
+            model=self._model,
+            port=port,
+            capture=self._capture,
+        )
+
+    def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
+        release, digests = self._release, dict[str, str]()
+        if arm.patches:
+            overlaid = overlay(cache_root(), release, arm.patches, self._say)
+            release, digests = overlaid.release, dict(overlaid.digests)
+        launch = self._launch(scenario, arm, release, self._port or free_port())
+        return process_server(launch, log, partial(LabServer, patched=digests, untried=self._untried(arm)))
+
+    def _untried(self, arm: Arm) -> dict[str, tuple[str, ...]]:
+        folder, parts = self._release.pythonpath, MECHANISMS[self._lab.mechanism].parts_with(self._capture)
+        changed = changed_files(folder, arm.patches)
+        return {
+            file: untried(parts, file, (folder / file).read_text(encoding="utf-8"), text)
+            for file, text in changed.items()
+        }
+
+
+def shown(scenario: Scenario, arm: Arm, options: Options, port: int) -> str:
+    """The command, ready to paste, and below it what is replaced, as comments. The release is called `vllm` where it is not here yet."""
+    version = options.vllm or scenario.try_in_lab
+    release = ReleaseCache().get(version)
+    if release and arm.patches:
+        release = overlay(cache_root(), release, arm.patches, lambda _: None).release
+    vllm = release.argv_prefix if release else ("vllm",)
+    if scenario.lab is None:
+        raise no_lab(scenario)
+    model = lab_model(scenario.lab, scenario.model)
+    capture = capture_of(scenario.lab, options)
+    launch = lab_launch(
+        scenario, arm, vllm=vllm, version=version, plugin=plugin_folder(), model=model, port=port, capture=capture
+    )
+    lines = [launch.render(), "", f"# LAB: vLLM {version} on the CPU. Replaced, and nothing else:"]
+    for part in MECHANISMS[scenario.lab.mechanism].parts_with(capture):
+        if part.effect:
+            lines += [f"# {part.module}.{part.name}", f"#   why: {part.why}", f"#   effect on the bug: {part.effect}"]
+    return "\n".join(lines)
+
+
+def capture_of(lab: Lab, options: Options) -> Capture:
+    """What is done while graphs are captured: what the scenario says, and more where the command line asks for more.
+
+    Raises `UsageError` where the scenario's mechanism does not go with it.
+    """
+    if (options.guard or options.record) and MECHANISMS[lab.mechanism].alone:
+        raise UsageError(
+            f"the guard has not been made to go with the lab's mechanism {lab.mechanism}",
+            hint="leave --guard and --record out",
+        )
+    return "record" if options.record else lab.capture or ("guard" if options.guard else "")
+
+
+def lab_model(lab: Lab, model: Model) -> Path:
+    """The folder of the stand-in, made on first use."""
+    return cached_model(lab.shape(model), weights=lab.weights == "made")

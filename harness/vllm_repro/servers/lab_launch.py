@@ -1,0 +1,153 @@
+"""From a scenario's arm to what runs in the lab, with every difference from the report. Pure."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from vllm_repro.command.command import ServeCommand
+from vllm_repro.errors import UsageError
+from vllm_repro.scenario.scenario import Arm, Capture, Scenario
+from vllm_repro.scenario.sizes import Size
+from vllm_repro.scenario.workload import Step, requests_of
+from vllm_repro.servers.base import Evidence, ServerKind
+from vllm_repro.servers.launch import CPU_ENV, LOOPBACK, OFFLINE_ENV, Launch, Weights
+from vllm_repro.servers.witness import PLUGIN as WITNESS
+from vllm_repro.servers.witness import witness_env
+from vllm_repro_lab.parts import MECHANISMS
+
+__all__ = ["graph_mode", "lab_launch", "no_lab"]
+
+
+_FULL_GRAPHS = "--compilation-config.cudagraph_mode FULL_DECODE_ONLY"
+_WEIGHTS = {"dummy": "dummy weights", "made": "random weights by which each token depends on all before it"}
+_WHY_FULL = (
+    "without the compiler vLLM turns its default, FULL_AND_PIECEWISE, to NONE. These are the full graphs of it; "
+    "the pieces of the others leave attention out"
+)
+
+
+def graph_mode(command: ServeCommand) -> str:
+    """The CUDA graph mode that the command line asks for, in capitals; empty where the default decides."""
+    said = command.get("--compilation-config.cudagraph_mode")
+    if said is None:
+        with contextlib.suppress(ValueError, AttributeError):  # no JSON, or no object: vLLM refuses it itself
+            said = json.loads(command.get("--compilation-config") or "{}").get("cudagraph_mode")
+    if said is None and command.get("--optimization-level") == "0":
+        said = "NONE"  # what that level stands for
+    return str(said or "").upper()
+
+
+def sized_for_lab(steps: Sequence[Step]) -> list[Size]:
+    """The sizes of prompts that are others in the lab, each once and in order."""
+    return _others(request.prompt for request in requests_of(tuple(steps)))
+
+
+def answers_for_lab(steps: Sequence[Step]) -> list[Size]:
+    """The same of answers."""
+    return _others(request.max_tokens for request in requests_of(tuple(steps)))
+
+
+def _others(sizes: Iterable[Size | int | str]) -> list[Size]:
+    return list(dict.fromkeys(size for size in sizes if isinstance(size, Size) and size.lab is not None))
+
+
+def no_lab(scenario: Scenario) -> UsageError:
+    real = (
+        f"--server docker runs it as reported, with {scenario.needs}"
+        if scenario.needs.gpus
+        else f"a CPU has this bug by itself: --server process --vllm {scenario.try_with}"
+    )
+    return UsageError(
+        f"{scenario.id} does not say how it goes to the lab",
+        hint=f"{real}; --server rehearsal shows it at work",
+    )
+
+
+def lab_launch(
+    scenario: Scenario,
+    arm: Arm,
+    *,
+    vllm: tuple[str, ...],
+    version: str,
+    plugin: Path,
+    model: Path,
+    port: int,
+    capture: Capture | None = None,
+) -> Launch:
+    """`vllm` is how the command of release `version` is called, which has the arm's patches already. The plugin is in the folder `plugin`.
+
+    capture: what is done while graphs are captured, where it is not what the scenario says.
+
+    Raises `UsageError` for a scenario that does not say how it goes to the lab.
+    """
+    lab = scenario.lab
+    if lab is None:
+        raise no_lab(scenario)
+    command, stand_in = scenario.command_in_lab(arm), lab.shape(scenario.model)
+    capture = lab.capture if capture is None else capture
+    full = bool(capture) and not graph_mode(command) and not command.has("--enforce-eager")
+    if full:
+        command = command.with_flags(_FULL_GRAPHS)
+    differences = [
+        "LAB: vLLM's own code on a CPU; server.replaced names each part that stands in for CUDA",
+        *(
+            [f"vLLM {version} in place of the reported {scenario.try_with}, which cannot be installed here"]
+            if lab.vllm and version != scenario.try_with
+            else []
+        ),
+        f"model: {_WEIGHTS[lab.weights]} in the shape {stand_in}, in place of the reported one ({lab.why})",
+        *(f"{change}: {change.why}" for change in lab.changes),
+        *([f"with {_FULL_GRAPHS}: {_WHY_FULL}"] if full else []),
+        *(
+            f"prompts of {size.lab} tokens in place of {size.plus}, sized for the stand-in"
+            for size in sized_for_lab(scenario.workload_of(arm))
+        ),
+        *(
+            f"answers of up to {size.lab} tokens in place of {size.plus}, since a CPU takes a second for each"
+            for size in answers_for_lab(scenario.workload_of(arm))
+        ),
+        *(
+            f"{edit.in_lab} in place of {edit.words.removeprefix('with ')}, sized for the stand-in's pool"
+            for edit in arm.edits
+            if edit.in_lab
+        ),
+        "on the CPU, with " + ", ".join(f"{name}={value}" for name, value in CPU_ENV.items()),
+        "VLLM_USE_V2_MODEL_RUNNER=0: the reported release used the first model runner",
+        "VLLM_DEBUG_WORKSPACE=1: vLLM's own lines about the workspace's size",
+        "TORCHDYNAMO_DISABLE=1: the sampler is not compiled either, which needs a C++ compiler and a third of the boot",
+        *arm.changed_source(),
+        f"bound to {LOOPBACK}, on a free port",
+    ]
+    if lab.weights == "dummy":
+        command = command.with_flags("--load-format dummy")
+    command = command.with_model(str(model)).with_flags(f"--host {LOOPBACK}", f"--port {port}")
+    variables = {
+        **dict(command.env),
+        **CPU_ENV,
+        **OFFLINE_ENV,
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+        "VLLM_DEBUG_WORKSPACE": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+        "PYTHONPATH": str(plugin),
+        "REPRO_LAB_MECHANISM": lab.mechanism,
+        **MECHANISMS[lab.mechanism].env,
+        **({"REPRO_LAB_CAPTURE": capture} if capture else {}),
+        **({"REPRO_LAB_GRAPHS": graph_mode(command)} if graph_mode(command) else {}),
+        **(witness_env({patch.file for patch in arm.patches}, str(plugin), str(WITNESS)) if arm.patches else {}),
+    }
+    argv = (*vllm, "serve", *command.argv())
+    weights = Weights("lab", model, dummy=lab.weights == "dummy", stand_in=stand_in)
+    return Launch(
+        ServerKind.LAB,
+        Evidence.LAB,
+        command,
+        argv,
+        variables,
+        differences=tuple(differences),
+        port=port,
+        weights=str(weights),
+        stand_in=stand_in,
+    )

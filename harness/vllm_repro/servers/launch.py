@@ -1,0 +1,248 @@
+"""From a scenario's arm to exactly what will be run for it: argv, environment, container, and every difference from the report. Pure.
+
+`vllm-repro show` prints a `Launch`, and a run starts one; there is no second way to make a command.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from vllm_repro.command.command import ServeCommand
+from vllm_repro.command.container import ContainerSpec, Mount
+from vllm_repro.scenario.scenario import Arm, Scenario
+from vllm_repro.servers.base import Evidence, ServerKind
+from vllm_repro.tiny_model import StandIn
+
+__all__ = ["CONTAINER_MODEL", "Launch", "Weights", "container_launch", "process_launch", "rehearsal_launch"]
+
+LOOPBACK = "127.0.0.1"
+CONTAINER_MODEL = "/models/stand-in"
+
+CPU_ENV = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB: the default takes a share of the host's memory for each server
+    "VLLM_NO_USAGE_STATS": "1",
+}
+CPU_SHM_BYTES = 2**30
+_IMITATED = "no vLLM at all: a rehearsal engine that imitates it"
+_NO_WEIGHTS = "none: a rehearsal"
+_DUMMY = "--load-format dummy"
+_WHY_DUMMY = f"{_DUMMY}: random weights, since this death does not depend on them"
+OFFLINE_ENV = {"HF_HUB_OFFLINE": "1"}  # a local folder needs no hub, and a hub that does not answer costs minutes
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The model to serve.
+
+    path: a local folder, None where `name` is fetched by the server. dummy: random weights of that shape. stand_in: the shape of a model
+    that was made for this run, in the folder `path`.
+    """
+
+    name: str
+    path: Path | None = None
+    dummy: bool = False
+    stand_in: StandIn | None = None
+
+    def __str__(self) -> str:
+        """Which weights are served, for a report."""
+        if self.stand_in is not None:
+            return f"{'dummy' if self.dummy else 'made'}: {self.stand_in}, run by vLLM's {self.stand_in.family}"
+        return f"{'dummy, in the shape of' if self.dummy else 'real, of'} {self.name}"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What will be run.
+
+    differences: each way in which it is not the reported command, as a sentence. weights: which are served, in words; empty where nobody
+    knows. stand_in: the model that was made to be served, if one was.
+    """
+
+    kind: ServerKind
+    evidence: Evidence
+    command: ServeCommand
+    argv: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    container: ContainerSpec | None = None
+    differences: tuple[str, ...] = ()
+    port: int = 0
+    weights: str = ""
+    stand_in: StandIn | None = None
+
+    def render(self) -> str:
+        """The command, ready to paste into a POSIX shell; a container's name and labels, which tie it to one run, are left out."""
+        if self.container is not None:
+            return replace(self.container, name=None, labels=()).render()
+        words = [f"{key}={shlex.quote(value)}" for key, value in self.env.items()]
+        lines = [*words, shlex.join(self.argv[: self._prefix()])]
+        rest = list(self.argv[self._prefix() :])
+        grouped: list[str] = []
+        for word in rest:
+            if word.startswith("-") or not grouped:
+                grouped.append(shlex.quote(word))
+            else:
+                grouped[-1] += " " + shlex.quote(word)
+        head = " \\\n".join(lines)
+        return head + "".join(f" \\\n  {line}" for line in grouped)
+
+    def _prefix(self) -> int:
+        """Words up to and with `serve` and the model."""
+        try:
+            return self.argv.index("serve") + 2
+        except ValueError:
+            return 1
+
+
+def _with_model(scenario: Scenario, arm: Arm, weights: Weights, seen_as: str) -> tuple[ServeCommand, list[str]]:
+    if weights.stand_in is not None:
+        return _with_stand_in(scenario, arm, weights.stand_in, seen_as)
+    command = scenario.command_of(arm)
+    differences: list[str] = []
+    if seen_as != command.model:
+        served = "dummy weights in a local folder" if weights.dummy else weights.name
+        differences.append(
+            f"model: {served} in place of the reported one" + (f" ({scenario.model.why})" if scenario.model.why else "")
+        )
+        command = command.with_model(seen_as)
+    if weights.dummy:
+        command = command.with_flags(_DUMMY)
+        differences.append(_WHY_DUMMY)
+    return command, differences
+
+
+def _with_stand_in(scenario: Scenario, arm: Arm, stand_in: StandIn, seen_as: str) -> tuple[ServeCommand, list[str]]:
+    why = scenario.dummy.why if scenario.dummy else scenario.model.why
+    differences = [
+        f"model: dummy weights in the shape {stand_in}, in place of the reported one" + (f" ({why})" if why else ""),
+        *(f"{change}: {change.why}" for change in (scenario.dummy.changes if scenario.dummy else ())),
+        *(
+            f"{edit.in_dummy} in place of {edit.words.removeprefix('with ')}, sized for the stand-in's pool"
+            for edit in arm.edits
+            if edit.in_dummy
+        ),
+        _WHY_DUMMY,
+    ]
+    return scenario.command_with_dummy(arm).with_model(seen_as).with_flags(_DUMMY), differences
+
+
+def process_launch(
+    scenario: Scenario,
+    arm: Arm,
+    *,
+    vllm: tuple[str, ...],
+    env: Mapping[str, str],
+    weights: Weights,
+    port: int,
+    evidence: Evidence,
+) -> Launch:
+    """A local vLLM; `vllm` is how its command is called."""
+    command, differences = _with_model(scenario, arm, weights, str(weights.path or weights.name))
+    command = command.with_flags(f"--host {LOOPBACK}", f"--port {port}")
+    variables = {**dict(command.env), **(CPU_ENV if evidence is Evidence.CPU else {}), **env}
+    if weights.path is not None:
+        variables |= OFFLINE_ENV
+    differences += [*arm.changed_source(), f"bound to {LOOPBACK}, on a free port"]
+    if evidence is Evidence.CPU:
+        differences.append("on the CPU, with " + ", ".join(f"{key}={value}" for key, value in CPU_ENV.items()))
+    argv = (*vllm, "serve", *command.argv())
+    return Launch(
+        ServerKind.PROCESS,
+        evidence,
+        command,
+        argv,
+        variables,
+        differences=tuple(differences),
+        port=port,
+        weights=str(weights),
+        stand_in=weights.stand_in,
+    )
+
+
+def rehearsal_launch(
+    scenario: Scenario, arm: Arm, *, engine: tuple[str, ...], version: str, model: str, port: int
+) -> Launch:
+    """The rehearsal engine told to be `version`; `engine` is how it is called."""
+    command, differences = _with_model(scenario, arm, Weights(model), model)
+    command = command.with_flags(f"--host {LOOPBACK}", f"--port {port}")
+    return Launch(
+        ServerKind.REHEARSAL,
+        Evidence.REHEARSAL,
+        command,
+        (*engine, "serve", *command.argv()),
+        rehearsal_env(scenario, version),
+        differences=(*differences, _IMITATED),
+        port=port,
+        weights=_NO_WEIGHTS,
+    )
+
+
+def rehearsal_env(scenario: Scenario, version: str) -> dict[str, str]:
+    """What tells the rehearsal engine which release and which model to be."""
+    return {"VLLM_REHEARSAL_VERSION": version, "VLLM_REHEARSAL_SHAPE": json.dumps(scenario.model.shape())}
+
+
+def container_launch(
+    scenario: Scenario,
+    arm: Arm,
+    *,
+    image: str,
+    weights: Weights,
+    port: int,
+    evidence: Evidence,
+    labels: Mapping[str, str],
+    name: str | None = None,
+    version: str | None = None,
+    mounts: Sequence[Mount] = (),
+    more_env: Mapping[str, str] | None = None,
+) -> Launch:
+    """A container of `image`. GPUs are asked for when the evidence is to be of a GPU.
+
+    mounts, more_env: what lays the arm's changes of vLLM's source over the image, where it has any.
+    """
+    inside = CONTAINER_MODEL if weights.path is not None else weights.name
+    command, differences = _with_model(scenario, arm, weights, inside)
+    model = [Mount(str(weights.path.resolve()), CONTAINER_MODEL, readonly=True)] if weights.path is not None else []
+    env: dict[str, str] = {}
+    if evidence is Evidence.REHEARSAL:
+        env |= rehearsal_env(scenario, version or scenario.try_with)
+        differences.append(_IMITATED)
+    elif evidence is Evidence.CPU:
+        env |= CPU_ENV
+        differences.append("on the CPU, with " + ", ".join(f"{key}={value}" for key, value in CPU_ENV.items()))
+    if weights.path is not None:
+        env |= OFFLINE_ENV
+    gpus = None
+    if evidence is Evidence.GPU:
+        gpus = (command.container.gpus if command.container else None) or str(scenario.needs.gpus)
+    spec = ContainerSpec.from_command(
+        command,
+        port=port,
+        image=image,
+        labels=labels,
+        name=name,
+        env=env | dict(more_env or {}),
+        gpus=gpus,
+        mounts=[*model, *mounts],
+    )
+    if evidence is Evidence.CPU and spec.shm_size is None and spec.ipc is None:
+        # On a CPU there is always a worker process, and what it is fed through does not fit the engine's default of 64 MiB.
+        spec = replace(spec, shm_size=CPU_SHM_BYTES)
+        differences.append("--shm-size 1g: on a CPU the worker is a process of its own and needs it")
+    differences += [*arm.changed_source(), f"published on {LOOPBACK} only"]
+    served = _NO_WEIGHTS if evidence is Evidence.REHEARSAL else str(weights)
+    return Launch(
+        ServerKind.DOCKER,
+        evidence,
+        command,
+        spec.argv,
+        dict(spec.env),
+        spec,
+        tuple(differences),
+        port,
+        served,
+        weights.stand_in,
+    )

@@ -1,0 +1,1 @@
+"""Outcome of a trial, result of an arm, verdict of a scenario, and their statistics."""

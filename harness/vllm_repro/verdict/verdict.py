@@ -1,0 +1,413 @@
+"""From the outcomes of trials to the result of an arm, and from those to the verdict of a scenario. Pure.
+
+Merging follows one rule: bad beats unknown beats good. A single matching crash makes an arm reproduce; quiet needs every trial to have
+crossed the trigger and lived; anything else is said to be undecided rather than counted as good.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from packaging.version import InvalidVersion, Version
+
+from vllm_repro.verdict.idle import RESTING
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.statistics import clean_needed, excluded_rate, fisher, lower_bound
+
+__all__ = [
+    "ArmResult",
+    "Expect",
+    "Expected",
+    "Record",
+    "Result",
+    "Standing",
+    "Verdict",
+    "VerdictReport",
+    "arm_result",
+    "comparisons",
+    "counted",
+    "decide",
+    "exit_status",
+    "is_other",
+    "is_strange",
+    "is_unproved",
+    "same_release",
+]
+
+
+class Expected(StrEnum):
+    """What an arm is declared to do."""
+
+    DIES = "dies"  # in the releases that have the bug; lives in those that do not
+    LIVES = "lives"  # crosses the trigger and lives, in every release
+    UNTRIGGERED = "untriggered"  # lives, and must not be mistaken for proof
+    ERRS = "errs"  # lives and answers wrongly in the releases that have the bug, rightly in those that do not
+    HANGS = "hangs"  # leaves requests unanswered for ever in the releases that have the bug, answers them in those that do not
+    SPINS = "spins"  # never comes to rest, with nothing left to do, in the releases that have the bug
+
+    @property
+    def has_bug(self) -> bool:
+        """Whether it shows the bug in the releases that have it."""
+        return self in _SIGNS
+
+    @property
+    def sign(self) -> Outcome:
+        """The outcome that is the bug."""
+        return _SIGNS.get(self, (Outcome.CRASH, "died"))[0]
+
+    @property
+    def did(self) -> str:
+        """What it did where it showed the bug."""
+        return _SIGNS.get(self, (Outcome.CRASH, "died"))[1]
+
+    @property
+    def event(self) -> str:
+        """What quiet boots exclude: `a crash`, `that it hung`."""
+        return "a crash" if self.sign is Outcome.CRASH else f"that it {self.did}"
+
+
+_SIGNS = {
+    Expected.DIES: (Outcome.CRASH, "died"),
+    Expected.ERRS: (Outcome.WRONG_OUTPUT, "answered wrongly"),
+    Expected.HANGS: (Outcome.HANG, "hung"),
+    Expected.SPINS: (Outcome.HANG, "never came to rest"),
+}
+
+
+class Standing(StrEnum):
+    """What the scenario's status says of a release."""
+
+    BAD = "bad"
+    GOOD = "good"
+    UNKNOWN = "unknown"
+
+
+class Expect(StrEnum):
+    """`--expect`: what the caller of a run holds the result against."""
+
+    DECLARED = "declared"
+    ALIVE = "alive"
+    CRASH = "crash"
+    ANY = "any"
+
+
+class Result(StrEnum):
+    REPRODUCES = "reproduces"
+    QUIET = "quiet"
+    FLAKY = "flaky"
+    INCONCLUSIVE = "inconclusive"
+    BLOCKED = "blocked"
+
+
+class Verdict(StrEnum):
+    REPRODUCES = "reproduces"
+    QUIET = "quiet"
+    FIXED = "fixed"
+    REGRESSED = "regressed"
+    CHANGED = "changed"
+    INCONCLUSIVE = "inconclusive"
+
+
+_BLOCKING = {Outcome.UNSUPPORTED, Outcome.INFRA, Outcome.BOOT_FAILED, Outcome.CANCELLED}
+_DIED_OTHERWISE = {Outcome.OTHER_CRASH, Outcome.HANG, Outcome.WRONG_OUTPUT}
+
+
+@dataclass(frozen=True)
+class ArmResult:
+    """`crashed` of `conclusive` trials died of this bug, or showed it as the arm is expected to. `bound`: the sentence that these numbers
+    support."""
+
+    name: str
+    expected: Expected
+    result: Result
+    crashed: int
+    conclusive: int
+    bound: str
+    outcomes: tuple[Outcome, ...]
+    unexplained: int = 0
+    """Deaths whose cause nothing names, and ends that are unproved: they say that something failed, not that something changed."""
+    standing: Standing | None = None
+    """What the arm's own status says of the release; None where the scenario's holds for it."""
+    strange: int = 0
+    """Ends that have the bug's outcome and do not count as it: see `is_strange` and `is_unproved`."""
+
+    @property
+    def otherwise(self) -> tuple[Outcome, ...]:
+        """Ends that are neither life nor this bug."""
+        sign = self.expected.sign
+        ends = tuple(one for one in self.outcomes if one in _DIED_OTHERWISE and one is not sign)
+        return ends + (sign,) * self.strange
+
+    @property
+    def alive(self) -> bool:
+        return bool(self.outcomes) and set(self.outcomes) <= {Outcome.CLEAN, Outcome.UNTRIGGERED}
+
+
+@dataclass(frozen=True)
+class Record:
+    """An earlier run on this host in which the unpatched arm reproduced, with the same kind of evidence.
+
+    arm: the one that died. It says nothing of others, whose flags or requests are not the same.
+    """
+
+    crashed: int
+    boots: int
+    run: str
+    version: str
+    arm: str = "reported"
+
+
+@dataclass(frozen=True)
+class VerdictReport:
+    """`expected`: True, False (a surprise) or None (undecided). `because`: one sentence for people. `surprises`: names of arms."""
+
+    verdict: Verdict
+    expected: bool | None
+    because: str
+    surprises: tuple[str, ...] = ()
+
+
+def counted(outcomes: Sequence[Outcome]) -> str:
+    """`crash, clean x 3`: each outcome once, in the order of its first time."""
+    return ", ".join(f"{one}{f' x {times}' if times > 1 else ''}" for one, times in Counter(outcomes).items())
+
+
+def same_release(one: str | None, other: str | None) -> bool:
+    """Whether two servers that report `0.28.0+cpu` and `0.28.0` are of one release."""
+    try:
+        return Version(Version(one or "").public) == Version(Version(other or "").public)
+    except InvalidVersion:
+        return one is not None and one == other
+
+
+def _died(expected: Expected, crashed: int, boots: int) -> str:
+    does = "dies" if expected.did == "died" else "does so"
+    bound = lower_bound(crashed, boots)
+    return f"{crashed} of {boots} {expected.did} (95 % confidence: it {does} in at least {bound:.0%} of boots)"
+
+
+def is_strange(expected: Expected, outcome: Outcome, during: str) -> bool:
+    """Whether it is a hang of the other kind than the arm is to show: requests that hang in an engine that was to spin, or the reverse."""
+    spins = {Expected.SPINS: True, Expected.HANGS: False}.get(expected)
+    return outcome is Outcome.HANG and spins is not None and (during == RESTING) is not spins
+
+
+def is_unproved(expected: Expected, outcome: Outcome, *, crossed: bool) -> bool:
+    """Whether it is a hang or a wrong answer that may be any: the boundary, their signature, was not crossed."""
+    return outcome is expected.sign is not Outcome.CRASH and not crossed
+
+
+def is_other(expected: Expected, outcome: Outcome, during: str, *, crossed: bool) -> bool:
+    """Whether it is either, and so does not count as the bug."""
+    return is_strange(expected, outcome, during) or is_unproved(expected, outcome, crossed=crossed)
+
+
+def arm_result(
+    name: str,
+    expected: Expected,
+    outcomes: Sequence[Outcome],
+    *,
+    unexplained: int = 0,
+    standing: Standing | None = None,
+    strange: int = 0,
+    unproved: int = 0,
+) -> ArmResult:
+    """The result of one arm from the outcomes of its trials. unexplained: deaths among them whose cause nothing names. strange, unproved:
+    see the functions of these names; none is both."""
+    count = Counter(outcomes)
+    crashed, clean = count[expected.sign] - strange - unproved, count[Outcome.CLEAN]
+    conclusive = crashed + clean
+    if crashed and clean:
+        result = Result.FLAKY
+        bound = _died(expected, crashed, conclusive)
+    elif crashed:
+        result = Result.REPRODUCES
+        bound = _died(expected, crashed, conclusive)
+    elif outcomes and set(outcomes) <= _BLOCKING:
+        # One that was cut short may have got further than the boot.
+        far = "came to its end" if Outcome.CANCELLED in outcomes else "got as far as the workload"
+        result, bound = Result.BLOCKED, f"no trial {far}"
+    elif clean and clean == len(outcomes):
+        result = Result.QUIET
+        bound = f"0 of {clean} {expected.did}: {expected.event} in more than {excluded_rate(clean):.0%} of boots is excluded"
+    else:
+        result = Result.INCONCLUSIVE
+        seen = ", ".join(f"{number} {outcome}" for outcome, number in count.items()) or "no trial ran"
+        bound = f"nothing can be said: {seen}" + (f", {unproved} short of the boundary" if unproved else "")
+    return ArmResult(
+        name,
+        expected,
+        result,
+        crashed,
+        conclusive,
+        bound,
+        tuple(outcomes),
+        unexplained + unproved,
+        standing,
+        strange + unproved,
+    )
+
+
+def _arm_as_expected(arm: ArmResult, standing: Standing, expect: Expect, *, patched: bool) -> bool | None:
+    """True, False, or None where the arm's trials decide nothing about the expectation."""
+    died = arm.crashed > 0 or bool(arm.otherwise)
+    if expect is Expect.ALIVE and not died and patched and arm.expected is not Expected.UNTRIGGERED:
+        # A patch that keeps the engine away from the boundary has not been put to the test.
+        return True if arm.result is Result.QUIET else None
+    if expect is Expect.ALIVE:
+        return False if died else (True if arm.alive else None)
+    if arm.expected is Expected.UNTRIGGERED:
+        if died:
+            return False
+        if not arm.alive:
+            return None
+        return all(outcome is Outcome.UNTRIGGERED for outcome in arm.outcomes)
+    decided = arm.result in (Result.REPRODUCES, Result.FLAKY, Result.QUIET)
+    if arm.expected.has_bug:
+        must_die = expect is Expect.CRASH or standing is Standing.BAD
+        if not decided:
+            # Dying of something else is a surprise wherever a stated end was expected; silence about it is not.
+            return False if died and not arm.unexplained else None
+        if expect is not Expect.CRASH and standing is Standing.UNKNOWN:
+            return True
+        return (arm.crashed > 0) is must_die
+    if died:
+        return False
+    return True if arm.result is Result.QUIET else None
+
+
+def _because_quiet(
+    arms: Sequence[ArmResult], record: Record | None, version: str | None, *, patched: bool
+) -> tuple[Verdict, str]:
+    # The record is that of one arm, so only the boots of the same one stand against it.
+    if record is not None and record.arm != arms[0].name:
+        record = None
+    clean = arms[0].outcomes.count(Outcome.CLEAN)
+    lived = f"the boundary was crossed and the engine lived, {clean} of {clean}"
+    expected = arms[0].expected
+    excluded = f"{expected.event} in more than {excluded_rate(clean):.0%} of boots is excluded"
+    if any(not arm.expected.has_bug for arm in arms):
+        # An arm that lives in every release says nothing about whether the bug is still there.
+        names = ", ".join(arm.name for arm in arms)
+        should = "with its change of vLLM's source" if patched else "as it should in any release"
+        return Verdict.QUIET, f"{names}: {lived}, {should}; the reported arm was not run"
+    if record is None:
+        return (
+            Verdict.QUIET,
+            f"{lived}: {excluded}. Nothing to compare with yet: no reproducing run is on record for this host",
+        )
+    needed = clean_needed(record.crashed, record.boots)
+    released = " as released" if patched else ""
+    here = "here with the patch" if patched else "here"
+    on_record = f"{record.crashed} of {record.boots} {expected.did} with {record.version}{released} ({record.run})"
+    if same_release(record.version, version) and not patched:
+        return (
+            Verdict.QUIET,
+            f"{on_record}, 0 of {clean} here with the same release: it comes and goes, or the runs differ",
+        )
+    if patched and not same_release(record.version, version):
+        # Another release than this one died: whether this one needs the patch to live nobody has seen.
+        return (
+            Verdict.QUIET,
+            f"{on_record}, 0 of {clean} with {version or 'this release'} and the patch: run that release without the patch first",
+        )
+    if needed is not None and clean >= needed:
+        return Verdict.FIXED, (
+            f"{on_record}, 0 of {clean} {here}: a fix that does nothing would look like this in less than 5 % of cases"
+            f" ({_fisher(record.crashed, record.boots, clean)})"
+        )
+    return Verdict.QUIET, (
+        f"{on_record}, 0 of {clean} {here}: {needed} quiet boots are needed before this may be called fixed (--trials)"
+    )
+
+
+def _fisher(crashed: int, boots: int, clean: int) -> str:
+    return f"Fisher's exact test: p = {fisher(crashed, boots, 0, clean):.2g}"
+
+
+def comparisons(arms: Sequence[ArmResult]) -> tuple[str, ...]:
+    """What quiet arms that should live show beside one that died in the same run, a sentence for all that show the same."""
+    dying = next((arm for arm in arms if arm.expected.has_bug and arm.crashed), None)
+    quiet = [arm for arm in arms if arm.expected is Expected.LIVES and arm.result is Result.QUIET]
+    if dying is None:
+        return ()
+    names: dict[int, list[str]] = {}
+    for arm in quiet:
+        names.setdefault(arm.conclusive, []).append(arm.name)
+    needed = clean_needed(dying.crashed, dying.conclusive)
+    return tuple(_compared(dying, ", ".join(those), clean, needed) for clean, those in names.items())
+
+
+def _compared(dying: ArmResult, names: str, clean: int, needed: int | None) -> str:
+    did = dying.expected.did
+    seen = f"{names}: 0 of {clean} {did}, where {dying.name} {did} in {dying.crashed} of {dying.conclusive} boots"
+    if needed is None or clean < needed:
+        return f"{seen}: too few boots to say that it helps (--trials auto)"
+    return (
+        f"{seen}: a workaround that does nothing would look like this in less than 5 % of cases "
+        f"({_fisher(dying.crashed, dying.conclusive, clean)})"
+    )
+
+
+def decide(
+    arms: Sequence[ArmResult],
+    *,
+    standing: Standing,
+    expect: Expect = Expect.DECLARED,
+    record: Record | None = None,
+    version: str | None = None,
+    patched: bool = False,
+) -> VerdictReport:
+    """The verdict over `arms`, led by those that are declared to die (by all of them where none of those ran).
+
+    patched: whether a change of the source was laid over the release for all of them.
+    """
+    subjects = [arm for arm in arms if arm.expected.has_bug]
+    led_by = subjects or list(arms)
+    with_patch = " with the patch" if patched else ""
+    reproducing = next((arm for arm in led_by if arm.crashed), None)
+    if reproducing is not None:
+        good = (reproducing.standing or standing) is Standing.GOOD
+        verdict = Verdict.REGRESSED if good else Verdict.REPRODUCES
+        because = f"{reproducing.name}{with_patch}: {reproducing.bound}"
+        if verdict is Verdict.REGRESSED:
+            because += "; this release was declared good" + (" as it is" if patched else "")
+    elif changed := next((arm for arm in led_by if not arm.unexplained and arm.otherwise), None):
+        verdict, because = Verdict.CHANGED, f"{changed.name}{with_patch}: {changed.otherwise[0]}, and not of this bug"
+    elif led_by and all(arm.result is Result.QUIET for arm in led_by):
+        verdict, because = _because_quiet(led_by, record, version, patched=patched)
+    else:
+        open_arm = next((arm for arm in led_by if arm.result is not Result.QUIET), None)
+        verdict = Verdict.INCONCLUSIVE
+        because = "no trial came to its end" if open_arm is None else f"{open_arm.name}{with_patch}: {open_arm.bound}"
+    if expect is Expect.ANY:
+        return VerdictReport(verdict, None if verdict is Verdict.INCONCLUSIVE else True, because)
+    answers = [_arm_as_expected(arm, arm.standing or standing, expect, patched=patched) for arm in arms]
+    if False in answers:
+        surprises = [arm for arm, answer in zip(arms, answers, strict=True) if answer is False]
+        for arm in surprises:
+            if arm not in led_by or verdict in (Verdict.QUIET, Verdict.FIXED):
+                because += f"; unexpected in arm {arm.name}: {counted(arm.outcomes)}"
+        return VerdictReport(verdict, False, because, tuple(arm.name for arm in surprises))
+    if None in answers or not answers:
+        return VerdictReport(verdict, None, because)
+    if verdict is Verdict.INCONCLUSIVE:
+        did = ", ".join(arm.name for arm in arms)
+        asked = "alive" if expect is Expect.ALIVE else "as declared"
+        because = f"{did}: {asked} ({', '.join(arms[0].outcomes[:1])}); the bug itself was not put to the test"
+    return VerdictReport(verdict, True, because)
+
+
+def exit_status(expected: bool | None) -> int:
+    """0 as expected, 1 a surprise, 2 undecided."""
+    return {True: 0, False: 1, None: 2}[expected]
+
+
+def bisect_status(verdict: Verdict) -> int:
+    """The three answers that `git bisect run` knows: 0 good, 1 bad, 125 skip."""
+    if verdict in (Verdict.REPRODUCES, Verdict.REGRESSED):
+        return 1
+    return 0 if verdict in (Verdict.QUIET, Verdict.FIXED) else 125

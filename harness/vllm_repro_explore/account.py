@@ -1,0 +1,134 @@
+"""What a search is told of when it ends: on the terminal, and as JSON. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_repro_explore.case import Case, Setup
+from vllm_repro_explore.draw import AXES
+from vllm_repro_explore.finding import known
+from vllm_repro_explore.search import Found, Tally
+
+__all__ = ["Account", "as_json", "case_line", "terminal"]
+
+
+@dataclass(frozen=True)
+class Account:
+    """start: `general`, or the scenario whose server had all workloads. live: for each finding the command that sends its workload to a
+    real server, or why none does. again: the command that repeats the search."""
+
+    version: str
+    connector: str
+    start: str
+    tally: Tally
+    live: Sequence[str]
+    duration_s: float
+    again: str
+    interrupted: bool = False
+
+
+def as_json(account: Account) -> dict[str, Any]:
+    tally = account.tally
+    return {
+        "schema": 1,
+        "vllm_version": account.version,
+        "evidence": "scheduler",
+        "connector": account.connector or None,
+        "start": account.start,
+        "axes": AXES if account.start == "general" else "workloads",
+        "seeds": [tally.first, tally.last],
+        "trials": tally.trials,
+        "invalid": tally.invalid,
+        "why_invalid": dict(tally.why_invalid),
+        "steps": tally.steps,
+        "reached": dict(tally.reached),
+        "findings": [
+            found.as_json() | {"live": live} for found, live in zip(tally.findings, account.live, strict=True)
+        ],
+        "interrupted": account.interrupted,
+        "duration_s": round(account.duration_s, 3),
+        "reproduce": account.again,
+    }
+
+
+def terminal(account: Account) -> str:
+    """Few lines, each a fact: what was played, what was found, the smallest case of each, and the command that takes it to a server."""
+    tally = account.tally
+    reached = (
+        ", ".join(f"{name} in {count}" for name, count in sorted(tally.reached.items())) or "nothing in particular"
+    )
+    lines = [
+        f"vLLM {account.version}'s scheduler alone, {account.connector or 'no connector'}, {_start(account.start)}",
+        f"played:  {tally.trials} cases, seeds {tally.first} to {tally.last}, {tally.steps} steps in {account.duration_s:.0f} s; {reached}",
+    ]
+    if tally.invalid:
+        lines.append(f"         {tally.invalid} of them vLLM would not start with")
+    for found, live in zip(tally.findings, account.live, strict=True):
+        lines += ["", *_lines(found), f"  live:  {live}"]
+    if not tally.findings:
+        lines += ["", f"found:   nothing in {tally.trials - tally.invalid} cases"]
+    if account.interrupted:
+        lines += ["", "interrupted; what was found until then is above"]
+    return "\n".join([*lines, "", f"again:   {account.again}"])
+
+
+def _start(start: str) -> str:
+    return "from a general start" if start == "general" else f"on the server of {start}"
+
+
+def _lines(found: Found) -> list[str]:
+    finding = found.finding
+    lines = [f"{finding.kind}: {finding.site}", f"  seen:  {finding.detail}"]
+    if issue := known(finding):
+        lines.append(f"  known: {issue}")
+    if found.others:
+        lines.append(f"  with:  {', '.join(other.site for other in found.others)}")
+    lines.append(f"  seeds: first {found.seed}, in {found.times} of the cases; shrunk in {found.tried} more")
+    return [
+        *lines,
+        *(
+            f"  case:  {line}" if not number else f"         {line}"
+            for number, line in enumerate(case_line(found.shrunk))
+        ),
+    ]
+
+
+def case_line(case: Case) -> list[str]:
+    """A case for people: the server, then the requests of each wave."""
+    setup = case.setup
+    words = [
+        f"{' then '.join(setup.layers)}" + (f" (window {setup.window})" if "sliding" in setup.layers else ""),
+        f"{setup.blocks} blocks of {setup.block}",
+        f"chunk {setup.chunk}",
+        f"up to {setup.max_len} tokens",
+        *_unusual(setup),
+    ]
+    return [
+        ", ".join(words),
+        *(f"wave {number}: " + " + ".join(map(str, map(_ask, wave))) for number, wave in enumerate(case.waves, 1)),
+    ]
+
+
+def _unusual(setup: Setup) -> list[str]:
+    said = {
+        f"{setup.cpu_blocks} blocks of room in the connector": bool(setup.connector),
+        "lazy": setup.lazy,
+        f"{setup.seqs} requests at once": setup.seqs < 8,
+        "prefix caching off": not setup.caching,
+        "hybrid manager off": not setup.hybrid,
+        f"stores take {setup.store_polls} and loads {setup.load_polls} steps": bool(setup.connector)
+        and (setup.store_polls, setup.load_polls) != (1, 0),
+        "asynchronous": setup.asynchronous,
+        "second model runner": setup.runner == 2,
+        f"{setup.draft} draft tokens": bool(setup.draft),
+    }
+    return [words for words, holds in said.items() if holds]
+
+
+def _ask(ask: Any) -> str:
+    text = f"{ask.prompt}:{ask.answer}"
+    text += f" (shares {ask.shared})" if ask.shared else ""
+    text += f" after {ask.after} steps" if ask.after else ""
+    return text + (f", gone after {ask.abort}" if ask.abort >= 0 else "")

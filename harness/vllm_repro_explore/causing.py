@@ -1,0 +1,140 @@
+"""Each change of a release tried, on its scheduler alone or on a server, and what the row says. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from random import Random
+from typing import Any
+
+from vllm_repro.report.model import RunReport
+from vllm_repro.report.wording import columns
+from vllm_repro.scenario.cause import Cause, Causes
+from vllm_repro.verdict.statistics import excluded_rate, fisher
+from vllm_repro.verdict.verdict import Expected
+from vllm_repro_explore.case import Ask, Case, Setup
+from vllm_repro_explore.finding import Kind, Outcome
+
+__all__ = ["Row", "booted", "case_of", "lines", "reading", "tried"]
+
+_LISTED = "store-listed-twice"
+_SURE = 0.01
+_FEW = 5
+"""Trials from which on a change that kills all of them, in a release that kills none, is surer than that."""
+
+
+_SURPRISE = {True: "", False: "  A SURPRISE", None: "  UNDECIDED"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """died, listed: of `trials`, those that ended in a death and those in which a transfer listed a block twice, None for servers, which do
+    not tell. sites: of the deaths. run: the folder's name of the servers' run."""
+
+    cause: Cause
+    trials: int
+    died: int
+    listed: int | None
+    sites: tuple[str, ...] = ()
+    run: str | None = None
+
+    @property
+    def as_expected(self) -> bool | None:
+        """None where no trial says anything."""
+        return (self.died > 0) == (self.cause.expected is Expected.DIES) if self.trials else None
+
+    def as_json(self) -> dict[str, Any]:
+        cause = asdict(self.cause) | {"expected": self.cause.expected.value}
+        files = sorted({patch.file for patch in self.cause.patches})
+        return {
+            "change": cause["name"],
+            "release": cause["release"],
+            "arm": cause["arm"],
+            "files": files,
+            "expected": cause["expected"],
+            "n": self.trials,
+            "died": self.died,
+            "listed_twice": self.listed,
+            "sites": list(self.sites),
+            "as_expected": self.as_expected,
+            "run": self.run,
+        }
+
+
+def case_of(causes: Causes, setup: Setup, seed: int) -> Case:
+    """The workload of a seed, the same for every change."""
+    assert causes.prompts is not None, "a server has the workload of its arm"
+    rng = Random(seed)
+    blocks, over = causes.prompts.between
+    length = rng.randint(*blocks) * setup.block + rng.randint(*over)
+    return Case(setup, ((Ask(length, causes.answer),),) * causes.requests, seed)
+
+
+def tried(cause: Cause, cases: Sequence[Case], play: Callable[[Case], Outcome]) -> Row:
+    """Raises ValueError where a server would not start with a case: then nothing was tried."""
+    died = listed = 0
+    sites: dict[str, None] = {}
+    for case in cases:
+        outcome = play(case)
+        if outcome.invalid:
+            raise ValueError(outcome.invalid)
+        deaths = [finding for finding in outcome.findings if finding.kind is Kind.DEATH]
+        died += bool(deaths)
+        listed += any(finding.site == _LISTED for finding in outcome.findings)
+        sites |= dict.fromkeys(finding.site for finding in deaths)
+    return Row(cause, len(cases), died, listed, tuple(sites))
+
+
+def booted(cause: Cause, report: RunReport) -> Row:
+    """The row of a run whose only arm is that of the change. Trials that decide nothing do not count."""
+    (arm,) = report.arms
+    sites = dict.fromkeys(trial.death.exception for trial in arm.trials if trial.death and trial.death.exception)
+    return Row(cause, arm.result.conclusive, arm.result.crashed, None, tuple(sites), report.folder.name)
+
+
+def reading(row: Row, released: Row) -> str:
+    """What a change does to the release that it is made in, with the chance that it is nothing said before."""
+    if row.cause == released.cause:
+        return "as released"
+    if not row.trials or not released.trials:
+        return "says nothing: no trial of it, or of the release, was conclusive"
+    more, fewer = (row, released) if row.died >= released.died else (released, row)
+    if min(row.trials, released.trials) < _FEW and more.died:
+        if more.died < more.trials or 0 < fewer.died < fewer.trials:
+            return "too few trials to tell"
+        if not fewer.died:
+            return "brings the death back" if row.died else "protects"
+    if fisher(more.died, more.trials, fewer.died, fewer.trials) > _SURE:
+        return (
+            f"does not protect, though {row.cause.believed}" if row.cause.believed else "changes nothing that was seen"
+        )
+    if row.died > released.died:
+        return "brings the death back"
+    return "protects" if not row.died else "protects in part"
+
+
+def lines(rows: Sequence[Row], released: dict[tuple[str, str], Row]) -> list[str]:
+    """The table: a row a change, each beside its release as released."""
+    head = ["release", "server", "change", "die", "list twice", "reading"]
+    body = [
+        [
+            row.cause.release,
+            row.cause.arm,
+            row.cause.name,
+            f"{row.died} of {row.trials}",
+            f"{row.listed}",
+            reading(row, released[row.cause.release, row.cause.arm]) + _SURPRISE[row.as_expected],
+        ]
+        for row in rows
+    ]
+    limits = [8, 16, 64, 12, 10, 80]
+    table = [head, *body]
+    servers = any(row.listed is None for row in rows)
+    if servers:
+        del limits[4]
+        for line in table:
+            del line[4]  # a server does not tell
+    quiet = min((row.trials for row in rows if row.trials and not row.died), default=0)
+    of = "boots" if servers else "such workloads"
+    bound = [f"none of {quiet} excludes a death in more than {excluded_rate(quiet):.0%} of {of}"] if quiet else []
+    return [*columns([tuple(line) for line in table], limits), "", *bound]

@@ -1,0 +1,169 @@
+"""A finding as a scenario file, which sends exactly its workload to a real server in the lab. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+
+from vllm_repro_explore.case import Ask, Case, Setup
+from vllm_repro_explore.finding import Finding, Kind, known
+from vllm_repro_explore.search import Found
+
+__all__ = ["draft", "draft_id", "unlike_live"]
+
+KV_BYTES = 256
+"""Of one token in one layer of the model that the lab serves: keys and values of two heads of 32 numbers of two bytes."""
+
+_CONNECTORS = ("", "SimpleCPUOffloadConnector")
+_POSITIONS = 1_048_576
+_SHOWS = {Kind.DEATH: "dies", Kind.STUCK: "hangs", Kind.RESTLESS: "spins"}
+"""What a server does that has the finding. Of the others a server says nothing."""
+
+
+def unlike_live(case: Case) -> tuple[str, ...]:
+    """What of a case a server in the lab cannot be told, or does otherwise; empty where it can be sent there."""
+    setup = case.setup
+    reasons = {
+        f"the lab has no copies for {setup.connector}": setup.connector not in _CONNECTORS,
+        "a CPU schedules no step ahead": setup.asynchronous,
+        "a CPU has the first model runner only": setup.runner != 1,
+        "the lab's copies take one step for a store and none for a load": (
+            bool(setup.connector) and (setup.store_polls, setup.load_polls) != (1, 0)
+        ),
+        "requests of a workload are sent together or in turn, not so many steps apart": any(ask.after for ask in case.asks),
+        "no client of a workload goes away": any(ask.abort >= 0 for ask in case.asks),
+    }  # fmt: skip
+    return tuple(reason for reason, holds in reasons.items() if holds)
+
+
+def draft_id(finding: Finding, version: str) -> str:
+    """A scenario's id, for example `explored-popleft-n-0-20-2`."""
+    name = finding.frames[-1] if finding.kind is Kind.DEATH and finding.frames else finding.site
+    return re.sub(r"[^a-z0-9]+", "-", f"explored {name} {version}".lower()).strip("-")
+
+
+def draft(found: Found, version: str) -> str:
+    """The text of the file. Whoever runs it is to read it first: its status names the one release that was searched."""
+    case, finding = found.shrunk, found.finding
+    issue = re.search(r"vllm-project/vllm#\d+", known(finding))
+    shows = _SHOWS[finding.kind]
+    used = {
+        "together": any(len(wave) > 1 for wave in case.waves),
+        "signature": finding.kind is Kind.DEATH,
+        "rest": finding.kind is Kind.RESTLESS,
+    }
+    words = ["Lab", "Model", "Needs", "Scenario", "Status", "arm", "completion", shows, "sent_with"]
+    words += [word for word, there in used.items() if there]
+    lines = [
+        f'"""{_sentence(finding)}',
+        "",
+        f"Found by a search over the scheduler of vLLM {version} alone (seed {found.seed}), and made as small as it would go.",
+        '"""',
+        "",
+        "from vllm_repro.vocabulary import (",
+        *(f"    {word}," for word in sorted([*words, "with_flags"], key=lambda word: (word.islower(), word))),
+        ")",
+        "",
+        "scenario = Scenario(",
+        f"    id={_text(draft_id(finding, version))},",
+        f"    issue={_text(issue[0] if issue else 'vllm-project/vllm#0')},",
+        *([] if issue else ["    filed=False,"]),
+        f"    title={_text(_sentence(finding))},",
+        '    command="""',
+        *(f"        {line}" for line in _command(case.setup)),
+        '    """,',
+        "    model=Model(",
+        '        "tiny",',
+        "        heads=4,",
+        "        kv_heads=2,",
+        "        head_dim=32,",
+        f"        layers={len(case.setup.layers)},",
+        "        vocab_size=4096,",
+        f"        block_size={case.setup.block},",
+        f"        max_position={_POSITIONS},",
+        '        why="the scheduler asks for no weights",',
+        "    ),",
+        "    needs=Needs(memory_gb=6),",
+        f"    status=Status(bad={_text('==' + version)}),",
+        f"    try_with={_text(version)},",
+        "    workload=[",
+        *(f"        {line}" for line in _workload(case.waves)),
+        *(["        rest(within=30),"] if finding.kind is Kind.RESTLESS else []),
+        "    ],",
+        '    trigger=sent_with("ignore_eos"),',
+        *(_signature(finding) if finding.kind is Kind.DEATH else []),
+        f'    arms=[arm("reported", {shows})],',
+        "    lab=Lab(",
+        '        mechanism="offload",',
+        f"        layers=[{', '.join(map(_text, case.setup.layers))}],",
+        *([f"        window={case.setup.window},"] if "sliding" in case.setup.layers else []),
+        '        why="these kinds of layers, in this order, are what the search had",',
+        "        changes=[",
+        '            with_flags("--enforce-eager", why="nothing is compiled, so that a boot takes seconds"),',
+        '            with_flags("--dtype bfloat16", why="what the CPU\'s attention computes in"),',
+        "        ],",
+        "    ),",
+        ")",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _sentence(finding: Finding) -> str:
+    text = re.sub(r"\s+", " ", finding.site if finding.kind is Kind.DEATH else f"{finding.kind}: {finding.site}")
+    return text.replace('"', "'").replace("\\", "/")[:100].rstrip(" .:")
+
+
+def _text(value: str) -> str:
+    return json.dumps(value)
+
+
+def _command(setup: Setup) -> Iterator[str]:
+    yield "vllm serve tiny"
+    yield f"--max-model-len {setup.max_len}"
+    yield f"--block-size {setup.block}"
+    yield f"--num-gpu-blocks-override {setup.blocks}"
+    yield "--enable-chunked-prefill"
+    yield f"--max-num-batched-tokens {setup.chunk}"
+    yield f"--max-num-seqs {setup.seqs}"
+    yield "--enable-prefix-caching" if setup.caching else "--no-enable-prefix-caching"
+    yield "--no-disable-hybrid-kv-cache-manager" if setup.hybrid else "--disable-hybrid-kv-cache-manager"
+    if setup.draft:
+        config = {"method": "ngram", "num_speculative_tokens": setup.draft, "prompt_lookup_max": 4}
+        yield f"--speculative-config '{json.dumps(config)}'"
+    if setup.connector:
+        extra: dict[str, object] = {"cpu_bytes_to_use": setup.cpu_blocks * setup.block * KV_BYTES}
+        if setup.lazy:
+            extra["lazy_offload"] = True
+        config = {"kv_connector": setup.connector, "kv_role": "kv_both", "kv_connector_extra_config": extra}
+        yield f"--kv-transfer-config '{json.dumps(config)}'"
+
+
+def _workload(waves: Sequence[Sequence[Ask]]) -> Iterator[str]:
+    number = 0
+    for wave in waves:
+        calls = []
+        for ask in wave:
+            number += 1
+            shared = f", shared={ask.shared}" if ask.shared else ""
+            calls.append(
+                f"completion(prompt={ask.prompt}{shared}, max_tokens={ask.answer}, ignore_eos=True, name={_text(f'request {number}')})"
+            )
+        if len(calls) == 1:
+            yield f"{calls[0]},"
+        else:
+            yield "together("
+            yield from (f"    {call}," for call in calls)
+            yield "),"
+
+
+def _signature(finding: Finding) -> Iterator[str]:
+    message = finding.message.replace("{", "{{").replace("}", "}}")
+    yield "    signature=signature("
+    yield '        phase="request",'
+    yield f"        exception={_text(finding.exception)},"
+    yield f"        message={_text(message)},"
+    if finding.source and not message:
+        yield f"        source={_text(finding.source)},"
+    yield f"        frames=[{', '.join(_text(frame) for frame in finding.frames if frame.isidentifier())}],"
+    yield "    ),"

@@ -1,0 +1,165 @@
+"""The driver as a process on a release's interpreter: a case in, an outcome out. One that dies or hangs of a case is an outcome too."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from vllm_repro.errors import InfraError, Unsupported
+from vllm_repro.releases.provision import Provisioned
+from vllm_repro.servers.lab import plugin_folder
+from vllm_repro.servers.launch import CPU_ENV, OFFLINE_ENV
+from vllm_repro_explore.case import Case
+from vllm_repro_explore.finding import Finding, Kind, Outcome, outcome_from
+
+__all__ = ["Driver", "Silent"]
+
+PROGRAM = Path(__file__).resolve().parent / "program"
+_BOOT_S = 300.0
+_CASE_S = 120.0
+_RENEWED = 2000
+"""Cases of one process: what vLLM keeps for good grows no further."""
+
+
+class Silent(InfraError):
+    """A case that the driver's process hung or ended of, which is a finding too."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(f"{finding}", hint=finding.detail)
+        self.finding = finding
+
+
+class Driver:
+    """Plays cases in turn. model: a folder whose config vLLM reads; its layers are those that a case names.
+
+    nice: of the process. Raises `Unsupported` where the release has moved what the driver needs, and `InfraError` where it does not start.
+    """
+
+    def __init__(
+        self, release: Provisioned, model: Path, errors: Path, *, nice: int = 0, case_s: float = _CASE_S
+    ) -> None:
+        self._release, self._model, self._errors = release, model, errors
+        self._nice, self._case_s = nice, case_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._played = 0
+        self._buffer = b""
+
+    def __enter__(self) -> Driver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def play(self, case: Case) -> Outcome:
+        try:
+            return outcome_from(self.ask(case.as_json()))
+        except Silent as silent:
+            return Outcome((silent.finding,))
+
+    def ask(self, case: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The driver's own answer to a case as it takes it. Raises `Silent` where it has none."""
+        if self._process is None or self._played >= _RENEWED:
+            self.close()
+            self._start()
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._played += 1
+        with contextlib.suppress(BrokenPipeError):  # it has died; the answer that does not come says so
+            self._process.stdin.write(json.dumps(case).encode() + b"\n")
+            self._process.stdin.flush()
+        line = self._line(self._case_s)
+        if line:
+            answer: Mapping[str, Any] = json.loads(line)
+            return answer
+        hung = line is None
+        status = self.close()
+        if hung:
+            raise Silent(Finding(Kind.STUCK, "one step never ends", f"no answer within {self._case_s:.0f} s"))
+        raise Silent(Finding(Kind.DEATH, f"the process itself ended with {status}", f"see {self._errors.name}"))
+
+    def close(self) -> int | None:
+        """Ends the process; its exit status."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        if process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # of what was not sent any more
+                process.stdin.close()
+        try:
+            return process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+        finally:
+            if process.stdout is not None:
+                process.stdout.close()
+
+    def _start(self) -> None:
+        nice = self._nice
+        lower: Callable[[], int] | None = (lambda: os.nice(nice)) if nice else None
+        with self._errors.open("ab") as errors:
+            self._process = subprocess.Popen(
+                [str(self._release.python), "-m", "vllm_repro_driver"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=self._environment(),
+                preexec_fn=lower,
+            )
+        self._played, self._buffer = 0, b""
+        line = self._line(_BOOT_S)
+        said = json.loads(line) if line else {}
+        if lacking := said.get("unsupported"):
+            self.close()
+            raise Unsupported(
+                f"vLLM {self._release.version} cannot be explored: {lacking}", hint="--vllm names another release"
+            )
+        if "version" not in said:
+            self.close()
+            raise InfraError(
+                f"vLLM {self._release.version}'s scheduler did not start", hint=f"its own words are in {self._errors}"
+            )
+
+    def _environment(self) -> dict[str, str]:
+        kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "LANG") if name in os.environ}
+        path = ":".join(map(str, (PROGRAM, plugin_folder(), self._release.pythonpath)))
+        return {
+            **kept,
+            **CPU_ENV,
+            **OFFLINE_ENV,
+            "PYTHONPATH": path,
+            "PYTHONSAFEPATH": "1",
+            "PYTHONHASHSEED": "0",
+            "OMP_NUM_THREADS": "1",
+            "VLLM_PLUGINS": "",
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            "REPRO_DRIVER_MODEL": str(self._model),
+        }
+
+    def _line(self, most: float) -> bytes | None:
+        """The next line; empty where the process has ended, None where it says nothing for so long."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        until = time.monotonic() + most
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._buffer:
+                left = until - time.monotonic()
+                if left <= 0 or not selector.select(left):
+                    return None
+                piece = os.read(self._process.stdout.fileno(), 65536)
+                if not piece:
+                    return b""
+                self._buffer += piece
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line

@@ -1,0 +1,114 @@
+"""What came of a case, and what counts as the same finding. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from vllm_repro.diagnosis.signature import template
+
+__all__ = ["Finding", "Kind", "Outcome", "known", "outcome_from"]
+
+
+class Kind(StrEnum):
+    """How bad it is, worst first."""
+
+    DEATH = "death"  # an exception that would have ended EngineCore
+    STUCK = "stuck"  # requests wait and nothing moves any more
+    CORRUPTED = "corrupted"  # the books or the KV cache are wrong, and the engine goes on
+    LEAK = "leak"  # nothing runs, and blocks are still held
+    RESTLESS = "restless"  # nothing is left to do, and the engine goes on stepping
+
+
+_BY_KIND = list(Kind)
+_LISTED = ("store-listed-twice", "load-listed-twice")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that went wrong. site: what makes two of them the same: an invariant, or where an exception came from.
+
+    detail: numbers of this one case. frames: functions of vLLM that a death went through, outermost first.
+    """
+
+    kind: Kind
+    site: str
+    detail: str = field(default="", compare=False)
+    exception: str = field(default="", compare=False)
+    message: str = field(default="", compare=False)
+    source: str = field(default="", compare=False)
+    frames: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def rank(self) -> tuple[int, bool]:
+        """Smaller is worse. A list with a block in it twice is a sign, and the wrong count that it leads to the damage."""
+        return _BY_KIND.index(self.kind), self.site in _LISTED
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.site}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """invalid: why a server with these flags would not start. counts: what the case reached, such as `preempted`. ms: it took."""
+
+    findings: tuple[Finding, ...] = ()
+    invalid: str = ""
+    steps: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
+    ms: float = 0.0
+
+    @property
+    def worst(self) -> Finding | None:
+        return min(self.findings, key=lambda finding: finding.rank, default=None)
+
+
+def outcome_from(answer: Mapping[str, Any]) -> Outcome:
+    """What the driver's line says."""
+    findings = [_broken(one) for one in answer.get("broken", ())]
+    if (death := answer.get("death")) is not None:
+        findings.insert(0, _death(death))
+    counts = {name: answer[name] for name in ("preempted", "hits", "stores", "loads") if name in answer}
+    return Outcome(
+        tuple(findings), answer.get("invalid", ""), answer.get("steps", 0), counts, float(answer.get("ms", 0.0))
+    )
+
+
+def _broken(one: Mapping[str, Any]) -> Finding:
+    name = one["invariant"]
+    return Finding(Kind.LEAK if name.endswith("-leak") else Kind.CORRUPTED, name, one["detail"])
+
+
+def _death(death: Mapping[str, Any]) -> Finding:
+    how = death["kind"]
+    if how != "death":
+        if how == "restless":
+            return Finding(Kind.RESTLESS, "no request is left, and the engine goes on", death["detail"])
+        return Finding(Kind.STUCK, f"requests stay {death['states']}", death["detail"])
+    message = death["message"]
+    site = f"{death['exception']} in {death['function']} ({death['file']}): {template(message) or death['source']}"
+    return Finding(
+        Kind.DEATH,
+        site,
+        f"{death['exception']}: {message or death['source']}",
+        death["exception"],
+        message,
+        death["source"],
+        tuple(death["frames"]),
+    )
+
+
+_KNOWN: Sequence[tuple[str, str]] = (
+    ("store-listed-twice", "vllm-project/vllm#42085: a store event lists a block twice; from 0.24.0 on it is freed once"),
+    ("popleft_n (vllm/v1/core/kv_cache_utils.py): assert curr_block is not None", "vllm-project/vllm#42085"),
+    ("append_n (vllm/v1/core/kv_cache_utils.py): prev_free_block", "vllm-project/vllm#42085, seen as vllm-project/vllm#42571"),
+    ("gpu-free-count", "vllm-project/vllm#42085 before the death"),
+    ("requests stay WAITING, WAITING_FOR_REMOTE_KVS", "the standstill of vllm-project/vllm#45388 and vllm-project/vllm#53868"),
+)  # fmt: skip
+
+
+def known(finding: Finding) -> str:
+    """The upstream issue that has a finding already; empty where none is known."""
+    return next((what for part, what in _KNOWN if part in finding.site), "")

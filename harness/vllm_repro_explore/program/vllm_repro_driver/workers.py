@@ -1,0 +1,173 @@
+"""The worker half of a connector: vLLM's own, above a stand-in for what copies.
+
+A transfer is over after so many polls, and reads and writes only then: as late as a device may, so that blocks which are given away too
+early are seen to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.v1.outputs import KVConnectorOutput
+
+from .shadow import Shadow, Store
+
+__all__ = ["Half", "worker_half"]
+
+Pairs = list[tuple[int, int]]
+
+
+class Half:
+    """What a worker does with its connector in one step, in the order of vLLM's model runner: before the model computes, and after."""
+
+    def __init__(self, connector: Any, copiers: Sequence[Copier]) -> None:
+        self._connector = connector
+        self._copiers = copiers
+
+    @property
+    def busy(self) -> bool:
+        return any(copier.busy for copier in self._copiers)
+
+    def take_listed(self) -> list[tuple[str, list[int]]]:
+        """For each transfer since the last look, its direction and the blocks of the GPU that it lists."""
+        return [one for copier in self._copiers for one in copier.take_listed()]
+
+    def before(self, output: Any) -> None:
+        self._connector.handle_preemptions(output.kv_connector_metadata)
+        self._connector.bind_connector_metadata(output.kv_connector_metadata)
+
+    def after(self, output: Any) -> Any:
+        """The answer of the connector's workers to a step of the scheduler, as a `KVConnectorOutput`."""
+        connector = self._connector
+        connector.start_load_kv(SimpleNamespace(no_compile_layers={}, attn_metadata=None))
+        connector.wait_for_save()
+        found = KVConnectorOutput()
+        found.finished_sending, found.finished_recving = connector.get_finished(output.finished_req_ids)
+        found.invalid_block_ids = connector.get_block_ids_with_load_errors()
+        found.kv_connector_worker_meta = connector.build_connector_worker_meta()
+        connector.clear_connector_metadata()
+        return found
+
+
+class Copier:
+    """Takes note of transfers; one that never has any where a connector is switched off."""
+
+    def __init__(self, shadow: Shadow, store_polls: int, load_polls: int) -> None:
+        self._polls = {"store": store_polls, "load": load_polls}
+        self._store = Store(shadow)
+        self._listed: list[tuple[str, list[int]]] = []
+        self._waiting: list[Transfer] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether a transfer is on its way."""
+        self._waiting = [one for one in self._waiting if not one.over]
+        return bool(self._waiting)
+
+    def take_listed(self) -> list[tuple[str, list[int]]]:
+        found, self._listed = self._listed, []
+        return found
+
+    def _begin(self, direction: str, source: Iterable[int], target: Iterable[int]) -> Transfer:
+        pairs = [(int(one), int(other)) for one, other in zip(source, target, strict=True)]
+        self._listed.append((direction, [gpu if direction == "store" else other for gpu, other in pairs]))
+        copy = self._store.save if direction == "store" else self._store.load
+        begun = Transfer(self._polls[direction], lambda: copy(pairs))
+        self._waiting.append(begun)
+        return begun
+
+
+class Transfer:
+    """One copy, with the face of an event of torch: over at poll number `polls` + 1, or at once for whoever waits."""
+
+    def __init__(self, polls: int, copy: Callable[[], None]) -> None:
+        self._left, self._copy = polls, copy
+        self.over = False
+
+    def query(self) -> bool:
+        self._left -= 1
+        if self._left < 0:
+            self.synchronize()
+        return self.over
+
+    def synchronize(self) -> None:
+        if not self.over:
+            self.over = True
+            self._copy()
+
+
+class _SimpleCopies(Copier):
+    """In place of `DmaCopyBackend` in the simple connector's worker."""
+
+    def launch_copy(
+        self, src_blocks: Any, dst_blocks: Any, is_store: bool, event_idx: int, events_list: Any, wait_event: Any = None
+    ) -> None:
+        events_list.append((event_idx, self._begin("store" if is_store else "load", src_blocks, dst_blocks)))
+
+    def shutdown(self) -> None: ...
+
+
+class _OffloadingCopies(Copier):
+    """In place of what copies in the offloading connector's worker: jobs by their number."""
+
+    def __init__(self, shadow: Shadow, store_polls: int, load_polls: int) -> None:
+        super().__init__(shadow, store_polls, load_polls)
+        self._jobs: dict[int, Transfer] = {}
+
+    def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        self._jobs[job_id] = self._begin("store", src_spec.block_ids, dst_spec.block_ids)
+        return True
+
+    def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        self._jobs[job_id] = self._begin("load", src_spec.block_ids, dst_spec.block_ids)
+        return True
+
+    def transfer_async(self, job_id: int, spec: Any) -> bool:
+        """What `submit_store` and `submit_load` were in older releases."""
+        source, target = spec
+        submit = self.submit_store if "GPU" in type(source).__name__ else self.submit_load
+        return submit(job_id, source, target)
+
+    def get_finished(self) -> list[Any]:
+        done = [job for job, transfer in self._jobs.items() if transfer.over or transfer.query()]
+        for job in done:
+            del self._jobs[job]
+        unknown = {"transfer_size": None, "transfer_time": None, "transfer_type": None}
+        return [SimpleNamespace(job_id=job, success=True, **unknown) for job in done]
+
+    def wait(self, job_ids: Iterable[int]) -> None:
+        for job in job_ids:
+            if job in self._jobs:
+                self._jobs[job].synchronize()
+
+    def shutdown(self) -> None: ...
+
+
+def worker_half(config: Any, groups: Any, shadow: Shadow, store_polls: int, load_polls: int) -> Half:
+    """Raises `NotImplementedError` for a connector whose worker half has no stand-in here."""
+    connector = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, groups)
+    parts = getattr(connector, "_connectors", None) or [connector]
+    return Half(connector, [_install(one, shadow, store_polls, load_polls) for one in parts])
+
+
+def _install(connector: Any, shadow: Shadow, store_polls: int, load_polls: int) -> Copier:
+    name = type(connector).__name__
+    if name == "SimpleCPUOffloadConnector":
+        from vllm.v1.simple_kv_offload import worker
+
+        from vllm_repro_lab.offload import without_cuda
+
+        without_cuda(worker)
+        copies = _SimpleCopies(shadow, store_polls, load_polls)
+        if connector.worker_handler is not None:  # there is none without prefix caching
+            connector.worker_handler._backend = copies
+        return copies
+    if name == "OffloadingConnector":
+        jobs = _OffloadingCopies(shadow, store_polls, load_polls)
+        connector.connector_worker.worker = jobs
+        return jobs
+    raise NotImplementedError(f"no stand-in for the worker half of {name}")

@@ -1,0 +1,134 @@
+"""The search: plays case after case, and shrinks the first of each finding."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from vllm_repro_explore.case import Case
+from vllm_repro_explore.finding import Finding, Kind, Outcome, known
+from vllm_repro_explore.shrink import shrink
+
+__all__ = ["Found", "Tally", "search"]
+
+Play = Callable[[Case], Outcome]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A finding with the first seed that shows it, and the smallest case that still does. others: what else that case shows.
+
+    times: cases whose worst finding it is.
+    """
+
+    finding: Finding
+    seed: int
+    case: Case
+    shrunk: Case
+    tried: int
+    others: tuple[Finding, ...] = ()
+    times: int = 1
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "kind": self.finding.kind.value,
+            "site": self.finding.site,
+            "detail": self.finding.detail,
+            "known": known(self.finding) or None,
+            "seed": self.seed,
+            "times": self.times,
+            "with": [other.site for other in self.others],
+            "case": self.shrunk.as_json(),
+            "drawn": self.case.as_json(),
+            "shrunk_in": self.tried,
+        }
+
+
+@dataclass
+class Tally:
+    """What a search has done so far. reached: cases that got to something, such as a preemption or a load. first, last: seeds."""
+
+    trials: int = 0
+    invalid: int = 0
+    steps: int = 0
+    first: int | None = None
+    last: int | None = None
+    reached: Counter[str] = field(default_factory=Counter)
+    why_invalid: Counter[str] = field(default_factory=Counter)
+    found: dict[tuple[Kind, str], Found] = field(default_factory=dict)
+
+    @property
+    def findings(self) -> list[Found]:
+        """Worst first."""
+        return sorted(self.found.values(), key=lambda found: (found.finding.rank, found.seed))
+
+
+def search(
+    play: Play,
+    cases: Iterable[tuple[int, Case]],
+    *,
+    go_on: Callable[[], bool],
+    keep: Callable[[Found], None],
+    said: Callable[[Tally], None],
+    budget: int = 300,
+    tally: Tally | None = None,
+) -> Tally:
+    """Plays the cases while `go_on` says so. `keep` gets each new finding as soon as it is shrunk, `said` the tally after each case.
+
+    `tally` is where an interrupted search leaves what it had.
+    """
+    tally = Tally() if tally is None else tally
+    for seed, case in cases:
+        if not go_on():
+            break
+        outcome = play(case)
+        tally.trials += 1
+        tally.first = seed if tally.first is None else tally.first
+        tally.last = seed
+        tally.steps += outcome.steps
+        tally.reached.update({name: 1 for name, count in outcome.counts.items() if count})
+        if outcome.invalid:
+            tally.invalid += 1
+            tally.why_invalid[outcome.invalid.splitlines()[0][:100]] += 1
+        if (worst := outcome.worst) is not None:
+            _note(tally, play, seed, case, outcome, worst, keep, budget)
+        said(tally)
+    return tally
+
+
+def _note(
+    tally: Tally,
+    play: Play,
+    seed: int,
+    case: Case,
+    outcome: Outcome,
+    worst: Finding,
+    keep: Callable[[Found], None],
+    budget: int,
+) -> None:
+    key = worst.kind, worst.site
+    if (before := tally.found.get(key)) is not None:
+        tally.found[key] = replace(before, times=before.times + 1)
+        return
+    # Kept before it is shrunk as well: whoever stops the search meanwhile has it.
+    tally.found[key] = Found(worst, seed, case, case, 0, _others(outcome, worst))
+    last = [outcome]
+
+    def fails(candidate: Case) -> bool:
+        outcome = play(candidate)
+        if outcome.worst != worst:
+            return False
+        last.append(outcome)
+        return True
+
+    small = shrink(case, fails, budget)
+    seen = last[-1].worst or worst
+    found = Found(seen, seed, case, small.case, small.tried, _others(last[-1], worst))
+    tally.found[key] = found
+    keep(found)
+
+
+def _others(outcome: Outcome, worst: Finding) -> tuple[Finding, ...]:
+    return tuple(one for one in outcome.findings if one != worst)

@@ -1,0 +1,156 @@
+"""From a case that fails to a small one that fails in the same way. Pure.
+
+First requests go, or are sent in turn, then whatever is switched on that need not be, then numbers come down. A change stays where the
+case still fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from vllm_repro_explore.case import Ask, Case
+
+__all__ = ["Shrunk", "shrink"]
+
+_PLAIN: tuple[tuple[str, object], ...] = (
+    ("draft", 0),
+    ("asynchronous", False),
+    ("runner", 1),
+    ("lazy", False),
+    ("load_polls", 0),
+    ("store_polls", 1),
+    ("hybrid", True),
+    ("caching", True),
+    ("layers", ("full",)),
+    ("layers", ("full", "sliding")),
+    ("layers", ("sliding", "full")),
+    ("block", 32),
+    ("window", 128),
+    ("seqs", 8),
+)
+"""What a live server in the lab has, where a case does not need another."""
+
+_LEAST = {"blocks": 4, "chunk": 16, "window": 16, "cpu_blocks": 1, "prompt": 8, "answer": 1}
+"""A prompt of fewer tokens cannot be made for a server."""
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """case: the smallest that still fails. tried: how many were played for it."""
+
+    case: Case
+    tried: int
+
+
+def shrink(case: Case, fails: Callable[[Case], bool], budget: int = 300) -> Shrunk:
+    """`fails` plays a case and says whether it fails in the same way; it is asked at most `budget` times."""
+    shrinking = _Shrinking(case, fails, budget)
+    shrinking.run()
+    return Shrunk(shrinking.case, shrinking.tried)
+
+
+class _Shrinking:
+    def __init__(self, case: Case, fails: Callable[[Case], bool], budget: int) -> None:
+        self.case, self._fails, self._budget = case, fails, budget
+        self.tried = 0
+
+    def run(self) -> None:
+        while self.tried < self._budget:
+            before = self.case
+            for step in (self._requests, self._plain, self._numbers):
+                step()
+            if self.case == before:
+                return
+
+    def _take(self, candidate: Case) -> bool:
+        if candidate == self.case or self.tried >= self._budget:
+            return False
+        self.tried += 1
+        if not self._fails(candidate):
+            return False
+        self.case = candidate
+        return True
+
+    def _requests(self) -> None:
+        """Drops waves and requests, large pieces first."""
+        size = len(self.case.waves)
+        while size:
+            start = 0
+            while start < len(self.case.waves) > 1:
+                rest = self.case.waves[:start] + self.case.waves[start + size :]
+                if not rest or not self._take(replace(self.case, waves=rest)):
+                    start += size
+            size //= 2
+        for number in reversed(range(len(self.case.waves))):
+            for place in reversed(range(len(self.case.waves[number]))):
+                wave = self.case.waves[number]
+                if len(wave) > 1:
+                    self._take(self._with_wave(number, wave[:place] + wave[place + 1 :]))
+        # In turn rather than together: a server gets such requests in the same step only by chance.
+        for number in reversed(range(len(self.case.waves))):
+            apart = tuple((ask,) for ask in self.case.waves[number])
+            before, after = self.case.waves[:number], self.case.waves[number + 1 :]
+            self._take(replace(self.case, waves=(*before, *apart, *after)))
+
+    def _plain(self) -> None:
+        for name, value in _PLAIN:
+            setup = self.case.setup
+            if getattr(setup, name) != value and not (name == "layers" and not _simpler(value, setup.layers)):
+                self._take(self._with_setup(name, value))
+        for name, plain in (("abort", -1), ("after", 0), ("shared", 0)):
+            self._each_ask(name, plain)
+
+    def _each_ask(self, name: str, value: int) -> None:
+        """Of all requests at once, else of one after the other."""
+        if self._take(self._map(lambda ask: replace(ask, **{name: value}))):
+            return
+        for number, wave in enumerate(self.case.waves):
+            for place, ask in enumerate(wave):
+                changed = (*wave[:place], replace(ask, **{name: value}), *wave[place + 1 :])
+                if self._take(self._with_wave(number, changed)):
+                    wave = self.case.waves[number]  # the rest of it goes on from what was taken
+
+    def _numbers(self) -> None:
+        for name in ("prompt", "answer", "shared", "after", "abort"):
+            for value in sorted({getattr(ask, name) for ask in self.case.asks}, reverse=True):
+                self._lower(value, _LEAST.get(name, 0), partial(self._renamed, name, value))
+        longest = max(ask.prompt + ask.answer for ask in self.case.asks)
+        self._lower(self.case.setup.max_len, longest, partial(self._with_setup, "max_len"))
+        for name in ("blocks", "chunk", "window", "cpu_blocks"):
+            self._lower(getattr(self.case.setup, name), _LEAST[name], partial(self._with_setup, name))
+
+    def _lower(self, value: int, least: int, at: Callable[[int], Case]) -> None:
+        """The smallest number that still fails, as far as halving steps find it."""
+        if value <= least:
+            return
+        if self._take(at(least)):
+            return
+        step = (value - least) // 2
+        while step >= 1 and self.tried < self._budget:
+            if value - step >= least and self._take(at(value - step)):
+                value -= step
+            else:
+                step //= 2
+
+    def _renamed(self, name: str, old: int, new: int) -> Case:
+        return self._map(lambda ask: _tidy(replace(ask, **{name: new})) if getattr(ask, name) == old else ask)
+
+    def _map(self, change: Callable[[Ask], Ask]) -> Case:
+        return replace(self.case, waves=tuple(tuple(map(change, wave)) for wave in self.case.waves))
+
+    def _with_wave(self, number: int, wave: tuple[Ask, ...]) -> Case:
+        return replace(self.case, waves=(*self.case.waves[:number], wave, *self.case.waves[number + 1 :]))
+
+    def _with_setup(self, name: str, value: Any) -> Case:
+        return replace(self.case, setup=replace(self.case.setup, **{name: value}))
+
+
+def _tidy(ask: Ask) -> Ask:
+    return replace(ask, shared=min(ask.shared, ask.prompt))
+
+
+def _simpler(layers: object, than: tuple[str, ...]) -> bool:
+    return isinstance(layers, tuple) and len(layers) < len(than)

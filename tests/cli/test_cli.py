@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.conftest import Harness
+from tests.golden_files import assert_golden
+from vllm_repro import __main__ as command
+from vllm_repro.cli import VERBS, main, parser
+from vllm_repro.cli.running import Job
+from vllm_repro.command.command import parse
+from vllm_repro.errors import Unsupported
+from vllm_repro.scenario.catalogue import all_scenarios, find
+from vllm_repro.servers.compose_services import compose_file
+from vllm_repro.verdict.verdict import Expect
+
+ROOT = Path(__file__).parents[2]
+
+
+def verb_names() -> list[str]:
+    action = next(action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    return list(action.choices)
+
+
+@pytest.fixture(autouse=True)
+def fixed_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+@pytest.mark.parametrize("verb", ["", *verb_names()])
+def test_help_is_what_was_reviewed_and_has_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([verb, "--help"] if verb else ["--help"])
+    assert left.value.code == 0
+    text = capsys.readouterr().out
+    assert "example:\n  vllm-repro " in text
+    assert_golden(f"help-{verb or 'top'}.txt", text)
+
+
+def test_every_verb_is_in_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(verb_names()) == len(VERBS)
+    for verb in verb_names():
+        assert f"| `{verb}" in readme, verb
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "says"),
+    [
+        (["run", "tq-chunked-prefil"], 64, "did you mean tq-chunked-prefill"),
+        (["run", "tq-chunked-prefill", "--arm", "eagr"], 64, "did you mean eager"),
+        (["run"], 64, "SCENARIO"),
+        (["frobnicate"], 64, "invalid choice"),
+        (["run", "tq-chunked-prefill", "--trials", "0"], 64, "at least 1"),
+        (["run", "tq-chunked-prefill", "--port", "99999"], 64, "is no port"),
+        (["run", "tq-chunked-prefill", "--url", "ftp://x"], 64, "is no http URL"),
+        (["run", "tq-chunked-prefill", "--url", "http://127.0.0.1:9"], 2, "nothing answers at"),
+        (["run", "tq-chunked-prefill", "--server", "attach"], 64, "needs a URL"),
+        (["run", "min-tokens-stop-ids", "--server", "process", "--model", "/nowhere/at/all"], 64, "there is no folder"),
+        (["run", "min-tokens-stop-ids", "--server", "docker"], 2, "no Docker Engine answers"),
+        (["run", "tq-chunked-prefill", "--vllm", "banana"], 64, "is no release"),
+        (["run", "tq-chunked-prefill", "--port", "abc"], 64, "is no port"),
+        (["run", "tq-chunked-prefill", "--answer-stall", "-1"], 64, "is no number of seconds"),
+        (["run", "tq-chunked-prefill", "--server", "rehearsal", "--image", "x"], 64, "--image has no meaning"),
+        (
+            ["run", "tq-chunked-prefill", "--server", "rehearsal", "--url", "http://127.0.0.1:1"],
+            64,
+            "--url has no meaning",
+        ),
+        (["run", "tq-chunked-prefill", "--server", "rehearsal", "--out", "/proc/nowrite"], 64, "cannot write to"),
+        (
+            ["run", "tq-chunked-prefill", "--server", "rehearsal", "--patch", "x.diff"],
+            64,
+            "use --server docker or process or lab",
+        ),
+        (["show", "min-tokens-stop-ids", "--arm", "patched", "--vllm", "0.0.1"], 2, "vLLM 0.0.1 is not in the cache"),
+        (["show", "min-tokens-stop-ids", "--arm", "patched", "--as", "docker"], 2, "no Docker Engine answers"),
+        (["report", "/nowhere"], 64, "no journal at"),
+        (["check", "/nowhere.py"], 64, "there is no"),
+        (["diagnose", "/nowhere.log"], 64, "cannot read"),
+        (["show", "tq-chunked-prefill", "--arm", "x"], 64, "It has: reported"),
+    ],
+)
+def test_wrong_usage_says_what_is_wrong_and_what_to_do(
+    harness: Harness, words: list[str], status: int, says: str, tmp_path: Path
+) -> None:
+    done = harness(*words, env={"DOCKER_HOST": f"unix://{tmp_path}/no-engine.sock"})
+    assert done.status == status, done.err
+    assert says in done.err
+    assert "next:" in done.err or "--help" in done.err
+    assert "Traceback" not in done.err
+    assert done.folder is None, "a run that cannot begin leaves no folder"
+
+
+def test_a_working_folder_that_is_gone_is_named(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = f"rmdir {gone}; exec {sys.executable} -P -m vllm_repro run tq-chunked-prefill --server rehearsal --out {tmp_path}"
+    done = subprocess.run(["sh", "-c", command], cwd=gone, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 64
+    assert done.stderr == "vllm-repro: the working folder is gone\n  next: change into one that is there: cd ~\n"
+
+
+@pytest.mark.parametrize(("moment", "words"), [("import", ["list"]), ("parse", ["--version"])])
+def test_an_interrupt_before_anything_has_begun_is_quiet(tmp_path: Path, moment: str, words: list[str]) -> None:
+    wait = f"import time; open({str(tmp_path / 'there')!r}, 'w').close(); time.sleep(60)\n"
+    if moment == "import":
+        (tmp_path / "unidiff.py").write_text(
+            wait, encoding="utf-8"
+        )  # in place of a library that is imported on the way
+    else:
+        text = f"import argparse\ndef print_it(*_):\n    {wait}\nargparse._VersionAction.__call__ = print_it\n"
+        (tmp_path / "sitecustomize.py").write_text(text, encoding="utf-8")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vllm_repro", *words],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background have it ignored
+    )
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "there").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=30) == (b"", b"")
+    assert process.returncode == 130
+
+
+def test_the_installed_command_is_the_one_that_an_interrupt_leaves_quietly() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        scripts = tomllib.load(file)["project"]["scripts"]
+    assert scripts == {"vllm-repro": f"{command.__name__}:{command.main.__name__}"}
+
+
+def test_the_rehearsal_says_nothing_of_a_bug_that_it_does_not_imitate(harness: Harness, tmp_path: Path) -> None:
+    text = (ROOT / "scenarios" / "tq_chunked_prefill.py").read_text(encoding="utf-8")
+    path = tmp_path / "tq_chunked_prefill.py"
+    path.write_text(text.replace("vllm#41726", "vllm#39702"), encoding="utf-8")
+    done = harness(
+        "run", str(path), "--server", "rehearsal", "--vllm", "0.24.0", "--arm", "reported", env={"PATH": os.defpath}
+    )
+    assert (done.report["verdict"], done.status) == ("inconclusive", 2)
+    assert "does not imitate" in done.report["because"]
+    # By its name, however it was called: a path of this machine is of no use to who reads the report.
+    assert done.report["reproduce"].startswith(f"vllm-repro run {path} --server rehearsal")
+
+
+def test_a_model_folder_without_config_is_named(harness: Harness, tmp_path: Path) -> None:
+    done = harness("run", "min-tokens-stop-ids", "--server", "process", "--vllm", "0.28.0", "--model", str(tmp_path))
+    assert done.status == 64
+    assert "has no config.json" in done.err
+
+
+def test_a_port_in_use_is_no_crash(harness: Harness) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = harness("run", "min-tokens-stop-ids", "--server", "rehearsal", "--arm", "reported", "--port", str(port))
+    assert done.status == 2
+    trial = done.report["arms"][0]["trials"][0]
+    assert trial["outcome"] == "infra"
+    assert f"port {port} on 127.0.0.1 is in use" in trial["why"]
+    assert done.report["infra"] == [trial["why"]]
+
+
+def test_a_scenario_with_a_typo_is_named_with_its_line(harness: Harness, tmp_path: Path) -> None:
+    path = tmp_path / "a folder" / "bad_one.py"
+    path.parent.mkdir()
+    path.write_text('"""A bug."""\n\nscenario = Scenaro(id="bad-one")\n', encoding="utf-8")
+    done = harness("run", str(path))
+    assert done.status == 64
+    assert f"{path}:3: unknown word 'Scenaro'; did you mean 'Scenario'?" in done.err
+    assert f"next: vllm-repro check '{path}'" in done.err
+    assert harness("check", str(path)).status == 1
+
+
+def test_list_and_show_print_data(harness: Harness) -> None:
+    rows = json.loads(harness("list", "--json").out)
+    row = next(row for row in rows if row["scenario"] == "tq-chunked-prefill")
+    assert (row["issue"], row["first_bad"], row["first_good"]) == ("vllm-project/vllm#41726", "0.21.0", "0.24.0")
+    assert row["needs"]["gpus"] == 1
+    shown = json.loads(harness("show", "tq-chunked-prefill", "--arm", "eager", "--json").out)
+    assert shown["command"].startswith("vllm serve Qwen/Qwen3.5-9B")
+    assert "--enforce-eager" in shown["command"]
+    docker = harness("show", "tq-chunked-prefill", "--as", "docker").out
+    assert docker.startswith("docker run")
+    assert "--gpus 1" in docker
+    assert "vllm/vllm-openai:v0.23.0" in docker
+    assert "- --kv-cache-dtype" in harness("show", "tq-chunked-prefill", "--as", "compose").out
+
+
+@pytest.mark.parametrize("style", ["serve", "docker", "compose"])
+def test_what_is_shown_is_what_was_reported_but_for_model_and_address(style: str, harness: Harness) -> None:
+    shown = parse(harness("show", "tq-chunked-prefill", "--as", style).out)
+    local = [name for name in ("--host", "--port") if shown.has(name)]
+    assert shown.without(*local).flags == find("tq-chunked-prefill").reported().flags
+
+
+def test_the_compose_file_is_what_the_scenarios_say() -> None:
+    assert (ROOT / "docker-compose.yml").read_text(encoding="utf-8") == compose_file(), "make compose"
+    services = yaml.safe_load(compose_file())["services"]
+    assert set(services) == {scenario.id for scenario in all_scenarios()}
+    assert all(port.startswith("127.0.0.1:") for body in services.values() for port in body["ports"])
+
+
+def test_a_log_on_standard_input(harness: Harness) -> None:
+    pasted = (Path(__file__).parents[1] / "data" / "pasted").glob("tq-chunked-prefill*")
+    done = harness("diagnose", "-", "--json", stdin=next(pasted).read_text(encoding="utf-8"))
+    found = json.loads(done.out)
+    assert found["died"] is True
+    assert found["phase"] == "request"
+    assert found["matches"] == [{"scenario": "tq-chunked-prefill", "how": "match"}]
+    assert set(found) >= {"died", "phase", "exception", "message", "frames", "wrapped", "matches", "vllm_version"}
+
+
+def test_doctor_says_what_can_run(harness: Harness) -> None:
+    found = json.loads(harness("doctor", "--json").out)
+    assert {"machine", "docker", "cached releases", "tq-chunked-prefill"} <= {finding["what"] for finding in found}
+
+
+def test_json_goes_to_standard_output_alone(harness: Harness) -> None:
+    done = harness("run", "min-tokens-stop-ids", "--server", "rehearsal", "--arm", "near-miss", "--json")
+    assert json.loads(done.out)["verdict"] == "inconclusive"
+    assert done.status == 0, "the arm did what it is declared to do"
+
+
+def test_the_expectation_is_repeated_where_it_is_not_the_usual_one(harness: Harness) -> None:
+    asked = ("run", "min-tokens-stop-ids", "--server", "rehearsal", "--vllm", "0.29.0")
+    assert harness(*asked, "--expect", "crash").report["reproduce"].endswith("--expect crash --seed 1")
+    assert "--expect" not in harness(*asked).report["reproduce"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expect"),
+    [
+        ((), Expect.DECLARED),
+        (("--patch", "x.diff"), Expect.ALIVE),
+        (("--patch", "x.diff", "--expect", "declared"), Expect.DECLARED),
+    ],
+)
+def test_a_patch_is_expected_to_live_unless_something_else_is_said(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], expect: Expect
+) -> None:
+    jobs: list[Job] = []
+
+    def take(job: Job, *_: object) -> None:
+        jobs.append(job)
+        raise Unsupported("enough")
+
+    monkeypatch.setattr("vllm_repro.cli.run.run_one", take)
+    main(["run", "tq-prefix-hit-unreserved", "--server", "lab", *words])
+    assert [job.expect for job in jobs] == [expect]

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import csv
+import shlex
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_repro.command.command import parse
+from vllm_repro.command.container import (
+    PARALLEL_SHM_BYTES,
+    ContainerSpec,
+    GpuRequest,
+    Mount,
+    Publish,
+    Ulimit,
+    looks_secret,
+    parse_size,
+)
+from vllm_repro.errors import UsageError
+
+DOCKER = parse(
+    "docker run --gpus all -p 9000:8000 -v /home/reporter:/x -e HF_TOKEN=hf_reporter -e VLLM_USE_V1=1"
+    " --ipc host --ulimit memlock=-1 --network host"
+    " --name theirs vllm/vllm-openai:v1 --model m --port 9 --host 1.2.3.4"
+)
+
+
+class TestFromCommand:
+    def test_keeps_what_the_bug_may_need_and_drops_the_reporters_machine(self) -> None:
+        spec = ContainerSpec.from_command(DOCKER, port=5000, gpus="device=0")
+        assert spec == ContainerSpec(
+            image="vllm/vllm-openai:v1",
+            argv=("--model", "m"),
+            env=(("VLLM_USE_V1", "1"),),
+            gpus="device=0",
+            ipc="host",
+            publish=(Publish(5000, 8000, "127.0.0.1"),),
+            ulimits=(Ulimit("memlock", -1, -1),),
+        )
+
+    def test_takes_what_this_machine_adds(self) -> None:
+        spec = ContainerSpec.from_command(
+            DOCKER,
+            port=1,
+            image="i:2",
+            labels={"a": "b"},
+            name="ours",
+            env={"HF_TOKEN": "t", "VLLM_USE_V1": "0"},
+            mounts=[Mount("/cache", "/root/.cache")],
+        )
+        assert (spec.image, spec.name, spec.labels) == ("i:2", "ours", (("a", "b"),))
+        assert dict(spec.env) == {"HF_TOKEN": "t", "VLLM_USE_V1": "0"}
+        assert spec.mounts == (Mount("/cache", "/root/.cache"),)
+
+    def test_on_the_hosts_network_the_server_itself_stays_on_loopback(self) -> None:
+        spec = ContainerSpec.from_command(DOCKER, port=5000, network="host")
+        assert spec.publish == ()
+        assert spec.argv == ("--model", "m", "--host", "127.0.0.1", "--port", "5000")
+
+    def test_several_ranks_get_shared_memory_unless_the_report_says_how(self) -> None:
+        command = parse("vllm serve m -tp 2")
+        assert ContainerSpec.from_command(command, port=1, image="i").shm_size == PARALLEL_SHM_BYTES
+        assert ContainerSpec.from_command(parse("vllm serve m"), port=1, image="i").shm_size is None
+        assert ContainerSpec.from_command(DOCKER.with_flags("-tp 2"), port=1).shm_size is None
+        sized = parse("docker run --shm-size 2g i --model m -tp 2")
+        assert ContainerSpec.from_command(sized, port=1).shm_size == 2 * 1024**3
+
+    @pytest.mark.parametrize(
+        ("text", "entrypoint"),
+        [
+            ("docker run --entrypoint vllm i serve m", ("vllm", "serve")),
+            ("docker run i vllm serve m", ("vllm", "serve")),
+            ("docker run --entrypoint /start.sh i m", None),
+            ("docker run i bash -c 'vllm serve m'", ("vllm", "serve")),
+            ("docker run i m", None),
+        ],
+    )
+    def test_only_an_entrypoint_that_starts_vllm_is_kept(self, text: str, entrypoint: tuple[str, ...] | None) -> None:
+        spec = ContainerSpec.from_command(parse(text), port=1)
+        assert spec.entrypoint == entrypoint
+        assert spec.argv == ("m",)
+
+    def test_an_image_must_be_named_somewhere(self) -> None:
+        with pytest.raises(UsageError, match="no image"):
+            ContainerSpec.from_command(parse("vllm serve m"), port=1)
+
+
+class TestRender:
+    SPEC = ContainerSpec(
+        image="i:1",
+        argv=("m", "--x", '{"a": 1}', "--y"),
+        name="n",
+        env=(("HF_TOKEN", "hf_secret"), ("A", "b c")),
+        labels=(("l", "v"),),
+        mounts=(Mount("/a,b", "/c", readonly=True),),
+        gpus="device=0,1",
+        shm_size=512 * 1024**2,
+        ipc="private",
+        network="net",
+        publish=(Publish(80), Publish(81, 82, "::1")),
+        entrypoint=("vllm", "serve"),
+        workdir="/w",
+        ulimits=(Ulimit("nofile", 1, 2),),
+        cap_add=("SYS_PTRACE",),
+    )
+
+    def test_every_field_is_printed(self) -> None:
+        assert self.SPEC.render(detach=True).split(" \\\n") == [
+            "docker run -d",
+            "  --name n",
+            "  --init",
+            "  --gpus '\"device=0,1\"'",
+            "  --ipc private",
+            "  --shm-size 512m",
+            "  --network net",
+            "  -p 127.0.0.1:80:8000",
+            "  -p '[::1]:81:82'",
+            "  --ulimit nofile=1:2",
+            "  --cap-add SYS_PTRACE",
+            "  --mount 'type=bind,\"source=/a,b\",target=/c,readonly'",
+            "  -e HF_TOKEN",
+            "  -e 'A=b c'",
+            "  --label l=v",
+            "  --workdir /w",
+            "  --entrypoint vllm",
+            "  i:1 serve",
+            "    m",
+            "    --x '{\"a\": 1}'",
+            "    --y",
+        ]
+
+    def test_secrets_are_shown_only_on_demand(self) -> None:
+        assert "hf_secret" not in self.SPEC.render()
+        assert "HF_TOKEN=hf_secret" in self.SPEC.docker_argv(secrets=True)
+
+    def test_the_printed_line_is_the_argv(self) -> None:
+        assert tuple(shlex.split(self.SPEC.render().replace("\\\n", ""))) == self.SPEC.docker_argv()
+
+    def test_the_printed_line_reads_as_the_same_command(self) -> None:
+        spec = ContainerSpec.from_command(DOCKER, port=7, gpus="all", env={"A": "1"})
+        again = parse(spec.render())
+        assert again.model == "m"
+        assert ContainerSpec.from_command(again, port=7, gpus="all") == spec
+
+    def test_variables_are_added(self) -> None:
+        assert self.SPEC.with_env(A="1", B="2").env == (("HF_TOKEN", "hf_secret"), ("A", "1"), ("B", "2"))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "request_"),
+    [
+        (None, None),
+        ("all", GpuRequest(-1)),
+        ("2", GpuRequest(2)),
+        ("device=3", GpuRequest(None, ("3",))),
+        ('"device=0,GPU-5f"', GpuRequest(None, ("0", "GPU-5f"))),
+    ],
+)
+def test_gpus_in_the_engines_terms(gpus: str | None, request_: GpuRequest | None) -> None:
+    assert ContainerSpec("i", gpus=gpus).gpu_request() == request_
+
+
+@pytest.mark.parametrize("gpus", ["", "some", "devices", "-1"])
+def test_other_gpus_are_refused(gpus: str) -> None:
+    with pytest.raises(UsageError, match="not understood"):
+        ContainerSpec("i", gpus=gpus).gpu_request()
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("16g", 16 * 1024**3), ("64MB", 64 * 1024**2), ("512", 512), ("1.5GiB", 3 * 512 * 1024**2), ("8b", 8)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "big", "-1g", "1x"])
+def test_other_sizes_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a size"):
+        parse_size(text)
+
+
+def test_a_bad_ulimit_is_refused() -> None:
+    with pytest.raises(UsageError, match="is not a ulimit"):
+        Ulimit.parse("memlock")
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "VLLM_API_KEY", "AWS_SECRET_ACCESS_KEY"])
+def test_secrets_by_name(name: str) -> None:
+    assert looks_secret(name)
+    assert not looks_secret("VLLM_USE_V1")
+
+
+PATHS = st.text("/ab,\" '=.", min_size=1, max_size=8)
+
+
+@settings(max_examples=100)
+@given(PATHS, PATHS, st.booleans())
+def test_a_mount_is_one_line_of_csv(source: str, target: str, readonly: bool) -> None:
+    fields = next(csv.reader([Mount(source, target, readonly).render()]))
+    assert fields == [
+        "type=bind",
+        f"source={source}",
+        f"target={target}",
+        *(["readonly"] if readonly else []),
+    ]
+
+
+@settings(max_examples=100)
+@given(st.integers(1, 2**45))
+def test_a_printed_size_is_read_again(size: int) -> None:
+    words = replace(TestRender.SPEC, shm_size=size).docker_argv()
+    assert parse_size(words[words.index("--shm-size") + 1]) == size

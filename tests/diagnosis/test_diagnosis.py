@@ -1,0 +1,303 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.diagnosis.recordings import DATA, REAL, inner, pasted, recording, seen, until
+from vllm_repro.diagnosis.diagnosis import Phase, SignKind, diagnose
+
+
+def test_every_recording_has_its_line_in_the_table() -> None:
+    assert {path.stem for path in (DATA / "recordings").glob("*.log")} == set(REAL)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_real_server(name: str) -> None:
+    diagnosis = diagnose(recording(name))
+    assert seen(diagnosis) == REAL[name], diagnosis.why
+    assert diagnosis.why.endswith((".", ")"))
+    if name != "v0.28.0-unknown-flag":
+        assert diagnosis.vllm_version == name.split("-")[0].removeprefix("v")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("tq-chunked-prefill", (True, Phase.REQUEST, "AssertionError", "_ensure_workspace_size")),
+        ("tq-mtp-cudagraphs", (True, Phase.WARMUP, "RuntimeError", "_prefill_attention")),
+        ("tq-mtp-cudagraphs-one-line", (True, Phase.WARMUP, "RuntimeError", "_prefill_attention")),
+        ("sco-hybrid", (True, Phase.REQUEST, "AssertionError", "popleft_n")),
+        ("sco-hybrid-with-prose", (True, Phase.REQUEST, "AssertionError", "popleft_n")),
+        ("dsv4-tp2", (None, None, "AssertionError", None)),
+    ],
+)
+def test_a_pasted_traceback(name: str, expected: tuple[bool | None, Phase | None, str | None, str | None]) -> None:
+    assert seen(diagnose(pasted(name))) == expected
+
+
+# ── what the wrappers hide ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_wrapped_root_is_the_workers_own() -> None:
+    diagnosis = diagnose(recording("v0.32.0-fault-workspace-mp-inflight"))
+    assert diagnosis.wrapped
+    assert diagnosis.class_known
+    assert diagnosis.message is not None
+    assert diagnosis.message.startswith("Workspace is locked but allocation from 'vllm_faultinject.py:73")
+
+
+def test_without_the_workers_lines_the_class_is_unknown_and_said_so() -> None:
+    lines = recording("v0.32.0-fault-workspace-mp-inflight").splitlines()
+    diagnosis = diagnose("\n".join(line for line in lines if "(Worker pid=" not in line))
+    assert diagnosis.died is True
+    assert (diagnosis.exception, diagnosis.wrapped, diagnosis.class_known) == ("RuntimeError", True, False)
+    assert diagnosis.message is not None
+    assert diagnosis.message.startswith("Workspace is locked")
+    assert diagnosis.message.endswith("not allowed after locking.")
+    assert diagnosis.frames == ()
+    assert "class is not in this log" in diagnosis.why
+
+
+def test_the_first_exception_wins_over_the_one_in_the_cleanup() -> None:
+    text = recording("v0.20.2-fault-workspace-uni-inflight")
+    raw_end = text[text.index("(EngineCore pid=20488) Process EngineCore:") :]
+    diagnosis = diagnose(raw_end)
+    assert diagnosis.exception == "AssertionError"
+    assert diagnosis.died is True
+
+
+def test_only_a_log_that_holds_the_engines_lines_can_show_its_silence() -> None:
+    silence, cut = "it printed nothing", "what it printed is not in this part of the log"
+    assert silence in diagnose(recording("v0.32.0-killed-inflight")).why
+    death = recording("v0.32.0-fault-workspace-mp-inflight")
+    lines = death.splitlines()
+    for part in (lines[-64:], [line for line in lines if "(EngineCore" not in line and "(Worker" not in line]):
+        diagnosis = diagnose("\n".join(part))
+        assert diagnosis.died is True
+        assert cut in diagnosis.why
+    torn = death.replace("EngineCore encountered a fatal error.", "EngineCore enc").replace("Error: W", "Err")
+    assert silence not in diagnose(torn).why
+
+
+def test_a_rank_that_lost_its_peer_is_not_the_root_when_the_peer_spoke() -> None:
+    text = recording("v0.32.0-two-ranks-worker1-killed-head")
+    own = recording("v0.28.0-min-tokens")
+    block = "\n".join(line for line in own.splitlines() if "[multiproc_executor.py:1047]" in line)
+    diagnosis = diagnose(text + "\n" + block.replace("Worker pid=", "Worker_TP1 pid="))
+    assert (diagnosis.exception, inner(diagnosis)) == ("IndexError", "apply")
+
+
+def test_ranks_that_repeat_the_traceback_are_one_death() -> None:
+    text = recording("v0.28.0-min-tokens")
+    block = [line for line in text.splitlines() if "[multiproc_executor.py:1047]" in line]
+    again = "\n".join(line.replace("Worker pid=5822", "Worker_TP1 pid=5823") for line in block)
+    assert seen(diagnose(again + "\n" + text)) == REAL["v0.28.0-min-tokens"]
+
+
+# ── what is no death ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_refused_requests_with_whole_tracebacks_are_no_death() -> None:
+    for name, end in (
+        ("v0.20.2-boot", "(EngineCore pid=12461) INFO 11-20 08:20:16"),
+        ("v0.29.0-sigterm", "[shutdown] API"),
+    ):
+        text = until(name, end)
+        assert "Traceback" in text
+        diagnosis = diagnose(text)
+        assert (diagnosis.died, diagnosis.phase, diagnosis.exception) == (False, Phase.IDLE, None)
+        assert "alive as far as this log goes" in diagnosis.why
+
+
+def test_a_500_of_one_request_is_no_death() -> None:
+    text = until("v0.32.0-boot", "(APIServer pid=9627) INFO 11-20 08:05:58 [launcher.py:254]")
+    text += 'INFO:     127.0.0.1:1 - "POST /v1/chat/completions HTTP/1.1" 500 Internal Server Error\n'
+    assert diagnose(text).died is False
+
+
+UNWELL = 'INFO:     127.0.0.1:1 - "GET /health HTTP/1.1" 503 Service Unavailable\n'
+STOP = "(APIServer pid=9627) INFO 11-20 08:05:58 [launcher.py:254]"
+
+
+@pytest.mark.parametrize("well", ["GET /health", "POST /v1/chat/completions"])
+def test_an_unhealthy_answer_is_taken_back_by_a_later_good_one(well: str) -> None:
+    alive = until("v0.32.0-boot", STOP)
+    again = f'INFO:     127.0.0.1:1 - "{well} HTTP/1.1" 200 OK\n'
+    assert diagnose(alive + UNWELL + again).died is False
+    assert diagnose(UNWELL + alive).died is False
+    whole = recording("v0.32.0-boot")
+    assert seen(diagnose(alive + UNWELL + again + whole[len(alive) :])) == REAL["v0.32.0-boot"]
+
+
+def test_an_unhealthy_answer_alone_is_no_death_and_no_sign_of_life() -> None:
+    alive = until("v0.32.0-boot", STOP)
+    for text in (alive + UNWELL, UNWELL, alive + UNWELL + recording("v0.32.0-boot")[len(alive) :]):
+        diagnosis = diagnose(text)
+        assert diagnosis.died is None
+        assert "503" in diagnosis.why
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "last"),
+    [
+        ("v0.32.0-fault-workspace-mp-inflight", "WorkerProc hit an exception.", "] AssertionError: Workspace"),
+        ("v0.28.0-min-tokens", "WorkerProc hit an exception.", "] IndexError: "),
+    ],
+)
+def test_a_log_that_ends_inside_the_engines_traceback_cannot_tell(name: str, first: str, last: str) -> None:
+    lines = recording(name).splitlines()
+    begin = next(at for at, line in enumerate(lines) if first in line)
+    end = next(at for at, line in enumerate(lines) if last in line)
+    assert diagnose("\n".join(lines[:begin])).died is False
+    for at in range(begin + 1, end + 1):
+        diagnosis = diagnose("\n".join(lines[:at]))
+        assert diagnosis.died is None, at
+        assert "ends inside a traceback that Worker prints" in diagnosis.why
+    assert diagnose("\n".join(lines[: end + 1])).died is True
+    answered = ['INFO:     127.0.0.1:1 - "POST /v1/completions HTTP/1.1" 200 OK'] * 3
+    assert diagnose("\n".join([*lines[:end], *answered])).died is False, "its last line was lost, and it went on"
+
+
+def test_a_log_that_ends_while_it_boots() -> None:
+    diagnosis = diagnose(until("v0.32.0-boot", "(APIServer pid=9627) INFO 11-20 08:03:18 [launcher.py:186]"))
+    assert (diagnosis.died, diagnosis.phase) == (False, Phase.BOOT)
+
+
+def test_the_kernels_words_in_a_prompt_are_no_death() -> None:
+    text = until("v0.32.0-boot", "(APIServer pid=9627) INFO 11-20 08:05:58 [launcher.py:254]")
+    words = "prompt: 'what is EngineDeadError: EngineCore encountered a fatal error.'"
+    assert diagnose(text + f"(APIServer pid=9627) INFO 11-20 08:05:58 [logger.py:1] {words}\n").died is False
+
+
+def test_a_failed_utility_call_is_no_death() -> None:
+    text = until("v0.32.0-boot", "(APIServer pid=9627) INFO 11-20 08:05:58 [launcher.py:254]")
+    stamp = "(EngineCore pid=9998) ERROR 11-20 08:05:58 [core.py:1750] "
+    record = [
+        "Invocation of add_lora method failed",
+        "Traceback (most recent call last):",
+        '  File "/venv/site-packages/vllm/v1/engine/core.py", line 1748, in _invoke_utility_method',
+        "    result = method()",
+        '  File "/venv/site-packages/vllm/v1/worker/gpu_worker.py", line 9, in add_lora',
+        "    load_model()",
+        "ValueError: no such adapter",
+    ]
+    assert diagnose(text + "\n".join(stamp + line for line in record)).died is False
+
+
+def test_progress_after_a_still_moment_is_no_hang() -> None:
+    text = until("v0.32.0-hang", "(APIServer pid=7902) INFO 11-21 01:09:56 [launcher.py:254]")
+    assert diagnose(text).died is None
+    moving = re.sub(r"0\.0 tokens/s, Running: 2", "55.0 tokens/s, Running: 2", text.splitlines()[-1])
+    diagnosis = diagnose(text + moving + "\n")
+    assert (diagnosis.died, diagnosis.phase) == (False, Phase.REQUEST)
+
+
+def test_neither_log_nor_exception() -> None:
+    for text in ("", "\n\n", "hello\nworld", "a traceback would be nice"):
+        assert diagnose(text).died is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "What does EngineDeadError mean?",
+        "EngineDeadError: what does it mean?",
+        "We upgraded: no more EngineDeadError since 0.29.0.",
+        "EngineCore encountered a fatal error. What is that?",
+        'class EngineDeadError(Exception):\n    """Raised when the EngineCore dies. Unrecoverable."""\n',
+        "-        raise EngineDeadError()\n+        pass\n",
+    ],
+)
+def test_a_text_that_only_names_a_death_shows_none(text: str) -> None:
+    diagnosis = diagnose(text)
+    assert diagnosis.died is None
+    assert diagnosis.why.startswith("The text names ")
+
+
+MESSENGER = (
+    "Traceback (most recent call last):\n"
+    '  File "/venv/site-packages/vllm/v1/engine/async_llm.py", line 849, in output_handler\n'
+    "    outputs = await engine_core.get_output_async()\n"
+    "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause.\n"
+)
+
+
+@pytest.mark.parametrize("text", [MESSENGER, MESSENGER.splitlines()[-1], "    " + MESSENGER.replace("\n", "\n    ")])
+def test_a_pasted_traceback_that_ends_in_the_messenger_is_a_death(text: str) -> None:
+    assert diagnose("It stopped answering, and then this:\n\n" + text).died is True
+
+
+def test_a_refused_command_line_is_told_apart() -> None:
+    diagnosis = diagnose(recording("v0.28.0-unknown-flag"))
+    assert diagnosis.usage == "vllm: error: unrecognized arguments: --disable-log-requests"
+    assert SignKind.USAGE in {sign.kind for sign in diagnosis.signs}
+
+
+def test_an_issue_with_a_few_log_lines_and_a_bare_traceback_is_a_paste() -> None:
+    head = recording("v0.32.0-boot").splitlines()[:12]
+    prose = [f"Sentence {number} of what the reporter thinks about it." for number in range(20)]
+    text = "\n".join([*prose, *head, "", *pasted("sco-hybrid").splitlines()])
+    assert seen(diagnose(text)) == (True, Phase.REQUEST, "AssertionError", "popleft_n")
+
+
+# ── what the caller knows ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_orderly_end_that_the_caller_did_not_ask_for_is_not_called_alive() -> None:
+    assert diagnose(recording("v0.32.0-boot"), we_terminated=True).died is False
+    assert diagnose(recording("v0.32.0-boot"), we_terminated=False).died is None
+
+
+@pytest.mark.parametrize("name", [name for name, (died, *_) in REAL.items() if died])
+@pytest.mark.parametrize("we_terminated", [True, False])
+def test_a_death_stays_one_whoever_ended_the_rest(name: str, we_terminated: bool) -> None:
+    assert seen(diagnose(recording(name), we_terminated=we_terminated)) == REAL[name]
+
+
+def test_a_container_that_restarts_is_judged_by_the_life_that_ended() -> None:
+    clean, death = recording("v0.32.0-boot"), recording("v0.32.0-killed-worker")
+    assert diagnose(clean + "\n" + death).died is True
+    both = diagnose(recording("v0.28.0-min-tokens") + "\n" + clean)
+    assert (both.died, both.exception) == (True, "IndexError")
+    assert diagnose(clean + "\n" + clean).died is False
+
+
+def renumbered(text: str, by: int) -> str:
+    """Another life of it: other processes, at another time."""
+    text = re.sub(r"pid=(\d+)", lambda found: f"pid={int(found[1]) + by}", text)
+    return re.sub(r" (\d\d:\d\d):\d\d \[", rf" \1:{by % 60:02d} [", text)
+
+
+def test_a_life_that_ended_without_a_word_is_said() -> None:
+    alive = until("v0.32.0-boot", STOP)
+    boot = until("v0.32.0-boot", "(APIServer pid=9627) INFO 11-20 08:03:18 [launcher.py:186]")
+    for lives in (2, 3):
+        for one in (alive, boot):
+            diagnosis = diagnose("".join(renumbered(one, 50 * number) for number in range(lives)))
+            assert diagnosis.died is None
+            assert f"{lives} lives of a server, and number 1 ended without a word" in diagnosis.why
+    in_a_container = diagnose(alive + re.sub(r" 08:(\d\d:\d\d \[)", r" 09:\1", alive))
+    assert "number 1 ended without a word" in in_a_container.why
+    stopped = recording("v0.32.0-boot")
+    assert diagnose(stopped + renumbered(alive, 50)).died is False
+    assert "number 2 ended" in diagnose(stopped + renumbered(alive, 50) + renumbered(alive, 90)).why
+
+
+def test_two_servers_in_one_log_and_lines_written_twice_are_no_restart() -> None:
+    alive = until("v0.32.0-boot", STOP).splitlines()
+    other = renumbered("\n".join(alive), 50).splitlines()
+    mixed = [line for pair in zip(alive, other, strict=True) for line in pair]
+    assert diagnose("\n".join(mixed)).died is False
+    assert diagnose("\n".join(line for line in alive for _ in range(2))).died is False
+
+
+@pytest.mark.parametrize("head", ["[123.4] ", "Nov 20 08:24:30 host kernel: Memory cgroup "])
+def test_the_kernels_word_that_it_killed_a_process_of_this_server_is_a_death(head: str) -> None:
+    alive = until("v0.32.0-boot", STOP)
+    words = "{}Out of memory: Killed process {} ({}) total-vm:1kB\n"
+    diagnosis = diagnose(alive + words.format(head, 9998, "VLLM::EngineCor"))
+    assert (diagnosis.died, diagnosis.phase) == (True, Phase.IDLE)
+    assert "for want of memory" in diagnosis.why
+    assert diagnose(alive + words.format(head, 4, "VLLM::EngineCor")).died is None
+    assert diagnose(alive + words.format(head, 4, "firefox")).died is False

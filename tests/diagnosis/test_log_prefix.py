@@ -1,0 +1,143 @@
+"""The same log in other dresses: what collectors put before its lines, in what order they come, and how much of it there is."""
+
+from __future__ import annotations
+
+import re
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.diagnosis.recordings import DEATHS_WITH_ROOT, REAL, inner, recording, seen
+from vllm_repro.diagnosis.diagnosis import Phase, diagnose
+from vllm_repro.diagnosis.log_text import read_lines
+
+
+def drifted(text: str, by: int) -> str:
+    moved = re.sub(r"(\.py:)(\d+)", lambda found: f"{found[1]}{int(found[2]) + by}", text)
+    return re.sub(r'(", line )(\d+)', lambda found: f"{found[1]}{int(found[2]) + by}", moved)
+
+
+def test_a_rank_that_lost_its_peer_says_nothing_about_the_peer() -> None:
+    text = recording("v0.32.0-two-ranks-worker1-stopped-rank1")
+    diagnosis = diagnose("\n".join(line for line in text.splitlines() if "[shutdown]" not in line))
+    assert (diagnosis.died, diagnosis.exception, inner(diagnosis)) == (None, "RuntimeError", "all_reduce")
+    assert "peer" in diagnosis.why
+
+
+@pytest.mark.parametrize("name", REAL)
+@given(by=st.integers(1, 900), dress=st.sampled_from(["vllm-1  | ", "2026-11-20T08:24:30.123Z ", "\x1b[36m", ""]))
+@settings(max_examples=4)
+def test_line_numbers_and_dresses_change_nothing(name: str, by: int, dress: str) -> None:
+    text = "\n".join(dress + line for line in drifted(recording(name), by).splitlines())
+    diagnosis = diagnose(text)
+    assert seen(diagnosis) == REAL[name]
+    assert diagnosis.vllm_version == diagnose(recording(name)).vllm_version
+
+
+# What collectors put before each line, of which none is known to the reader by name.
+UNKNOWN = {
+    "slurm": "0: ",
+    "stern": "vllm-7d9-abc vllm ",
+    "swarm": "stack_vllm.1.abcdef@node1    | ",
+    "logcli": '2026-11-20T08:12:39Z {{app="vllm", pod="vllm-0"}} ',
+    "syslog": "<14>1 2026-11-20T08:12:39.{0:06d}Z host vllm 3908 - - ",
+    "cat -n": "{0:6d}\t",
+    "grep -n": "{0}:",
+    "mpirun": "[1,0]<stderr>:",
+    "torchrun": "[rank0]: ",
+}
+
+
+def dressed(text: str, prefix: str) -> str:
+    return "\n".join(prefix.format(number) + line for number, line in enumerate(text.splitlines(), start=1))
+
+
+@pytest.mark.parametrize("prefix", UNKNOWN.values(), ids=UNKNOWN)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "v0.32.0-boot",
+        "v0.20.2-boot",
+        "v0.32.0-fault-workspace-mp-inflight",
+        "v0.20.2-fault-workspace-uni-inflight",
+        "v0.32.0-killed-inflight",
+        "v0.32.0-two-ranks-worker1-killed-head",
+        "v0.32.0-boot-killed",
+        "v0.32.0-hang",
+    ],
+)
+def test_an_unknown_prefix_on_every_line_changes_nothing(name: str, prefix: str) -> None:
+    assert seen(diagnose(dressed(recording(name), prefix))) == REAL[name]
+
+
+def test_several_containers_in_one_log_have_a_prefix_each() -> None:
+    death, alive = recording("v0.32.0-fault-workspace-mp-inflight"), recording("v0.32.0-boot")
+    first, second = dressed(death, "vllm-a7f3 main "), dressed(alive, "sidecar-zz helper ")
+    assert seen(diagnose(second + "\n" + first)) == REAL["v0.32.0-fault-workspace-mp-inflight"]
+
+
+def shuffled(text: str, random: Random) -> str:
+    """The processes' lines in another order, those of one process kept in theirs.
+
+    What has no prefix goes with the API server: it is the one whose uvicorn prints without one.
+    """
+    voices: dict[int | str, list[str]] = {}
+    for line in read_lines(text):
+        speaker = "" if line.process == "APIServer" else line.speaker
+        voices.setdefault(speaker, []).append(line.raw)
+    order = [speaker for speaker, lines in voices.items() for _ in lines]
+    random.shuffle(order)
+    queues = {speaker: iter(lines) for speaker, lines in voices.items()}
+    return "\n".join(next(queues[speaker]) for speaker in order)
+
+
+@pytest.mark.parametrize("name", DEATHS_WITH_ROOT)
+@given(random=st.randoms(use_true_random=False))
+@settings(max_examples=8)
+def test_the_order_of_the_processes_changes_nothing(name: str, random: Random) -> None:
+    assert seen(diagnose(shuffled(recording(name), random))) == REAL[name]
+
+
+@pytest.mark.parametrize(
+    "name", ["v0.32.0-boot", "v0.28.0-sigterm", "v0.32.0-killed-inflight", "v0.32.0-killed-streams"]
+)
+@given(random=st.randoms(use_true_random=False))
+@settings(max_examples=8)
+def test_nor_does_it_for_ends_without_an_exception(name: str, random: Random) -> None:
+    assert diagnose(shuffled(recording(name), random)).died is REAL[name][0]
+
+
+@pytest.mark.parametrize("name", [name for name in REAL if "startup complete" in recording(name)])
+def test_the_end_of_a_log_says_what_the_whole_says(name: str) -> None:
+    end = recording(name).partition("Application startup complete.\n")[2]
+    assert seen(diagnose(end)) == REAL[name]
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_log_cut_anywhere_never_turns_a_clean_end_into_a_death(name: str) -> None:
+    died, _, exception, _ = REAL[name]
+    lines = recording(name).splitlines()
+    for end in range(0, len(lines), 7):
+        diagnosis = diagnose("\n".join(lines[:end]))
+        if died is False:
+            assert diagnosis.died is not True, f"line {end}: {diagnosis.why}"
+        if diagnosis.died and exception is None:
+            assert diagnosis.exception is None
+
+
+def test_a_piece_from_the_middle_of_a_clean_end_is_no_death() -> None:
+    lines = recording("v0.32.0-boot").splitlines()
+    begin = next(at for at, line in enumerate(lines) if "[shutdown] API server: shutdown triggered" in line)
+    end = next(at for at, line in enumerate(lines) if "EngineDeadError: " in line) + 1
+    told = next(at for at, line in enumerate(lines) if "[shutdown] EngineCore: exiting busy loop" in line)
+    for at in range(begin, told + 1):
+        assert diagnose("\n".join(lines[at:end])).died is not True, at
+
+
+@pytest.mark.parametrize("name", [name for name, (died, *_) in REAL.items() if died])
+@pytest.mark.parametrize("lines", [40, 80, 160])
+def test_the_tail_of_a_death_never_passes_for_an_orderly_end(name: str, lines: int) -> None:
+    diagnosis = diagnose("\n".join(recording(name).splitlines()[-lines:]))
+    assert diagnosis.phase is not Phase.SHUTDOWN or diagnosis.died is not False, diagnosis.why

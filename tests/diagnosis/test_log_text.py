@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_repro.diagnosis.log_text import MAX_LINE, Line, read_lines
+
+RECORDINGS = Path(__file__).parents[1] / "data" / "recordings"
+
+
+def one(text: str) -> Line:
+    (line,) = read_lines(text)
+    return line
+
+
+@pytest.mark.parametrize(
+    ("raw", "process", "pid", "level", "source", "text"),
+    [
+        (
+            "(EngineCore pid=20488) ERROR 11-20 08:24:30 [core.py:1138] EngineCore encountered a fatal error.",
+            "EngineCore",
+            20488,
+            "ERROR",
+            "core.py:1138",
+            "EngineCore encountered a fatal error.",
+        ),
+        ("(EngineCore_DP0 pid=7) INFO 11-20 08:24:30 [core.py:1] x", "EngineCore_DP0", 7, "INFO", "core.py:1", "x"),
+        (
+            "(VllmWorker-0 pid=9) WARNING 11-20 08:03:14 [vllm.py:725] y",
+            "VllmWorker-0",
+            9,
+            "WARNING",
+            "vllm.py:725",
+            "y",
+        ),
+        (
+            'ERROR 09-30 15:18:57 [v1/engine/core.py:720]   File "a.py"',
+            "",
+            None,
+            "ERROR",
+            "v1/engine/core.py:720",
+            '  File "a.py"',
+        ),
+        ("INFO 05-01 10:00:00 core.py:55] old", "", None, "INFO", "core.py:55", "old"),
+        ("INFO 11-20 08:24:30.123 [core.py:1] with milliseconds", "", None, "INFO", "core.py:1", "with milliseconds"),
+        ("INFO:     Application startup complete.", "", None, "INFO", "", "Application startup complete."),
+        ("(APIServer pid=3) INFO:     Shutting down", "APIServer", 3, "INFO", "", "Shutting down"),
+        (
+            "(APIServer pid=3) ERROR:    Exception in ASGI application",
+            "APIServer",
+            3,
+            "ERROR",
+            "",
+            "Exception in ASGI application",
+        ),
+        ("(Worker pid=4) RuntimeError: bare", "Worker", 4, "", "", "RuntimeError: bare"),
+        (
+            "(RayWorkerWrapper pid=8, ip=10.0.0.1) (EngineCore pid=5) INFO 11-20 08:24:30 [a.py:1] z",
+            "EngineCore",
+            5,
+            "INFO",
+            "a.py:1",
+            "z",
+        ),
+        ("[rank1]: Traceback (most recent call last):", "rank1", None, "", "", "Traceback (most recent call last):"),
+        ("just words", "", None, "", "", "just words"),
+    ],
+)
+def test_prefixes_of_vllm(raw: str, process: str, pid: int | None, level: str, source: str, text: str) -> None:
+    line = one(raw)
+    assert (line.process, line.pid, line.level, line.source, line.text) == (process, pid, level, source, text)
+    assert line.raw == raw
+
+
+@pytest.mark.parametrize(
+    "dress",
+    [
+        "vllm-1  | {}",
+        "2026-11-20T08:24:30.123456789Z {}",
+        "2026-11-20T08:24:30.123456789+00:00 {}",
+        "2026-11-20T08:24:30.123456789Z stderr F {}",
+        "[2026-11-20 08:24:30] {}",
+        "vllm-head-1 | 2026-11-20T08:24:30.1Z {}",
+        "Nov 20 08:24:30 gpu-host vllm[123]: {}",
+        "Nov 20 08:24:30.123456 gpu-host vllm[123]: {}",
+        "2026-11-20T08:24:30+0000 gpu-host vllm[123]: {}",
+        "2026-11-20 08:24:30.123\t{}",
+        "[pod/vllm-0/server] {}",
+        "> {}",
+        ">> {}",
+        "> > {}",
+        "    {}",
+        "\t{}",
+        ">     {}",
+        "\x1b[31m{}\x1b[0m",
+        "\x1b[1;36m{}",
+        "{}\r",
+        "[31m{}[0m",
+        "^[[1;36m{}^[[0m",
+        "#033[1;36m{}#033[0m",
+        "\\x1b[1;36m{}\\x1b[0m",
+        "\\u001b[1m{}",
+        "\\033[K{}",
+        "\x1b_bk;t=1795345636000\x07{}",
+    ],
+)
+def test_dresses_come_off(dress: str) -> None:
+    bare = "(EngineCore pid=5) ERROR 11-20 08:24:30 [core.py:1138]     raise AssertionError("
+    line = one(dress.format(bare))
+    assert (line.process, line.pid, line.level, line.source) == ("EngineCore", 5, "ERROR", "core.py:1138")
+    assert line.text == "    raise AssertionError("
+
+
+def test_a_colour_around_the_prefix_alone_comes_off() -> None:
+    line = one("[1;36m(APIServer pid=9627)[0;0m INFO 11-20 08:24:30 [a.py:1] x")
+    assert (line.process, line.level, line.text) == ("APIServer", "INFO", "x")
+    assert one("rate(requests[5m]) and a[10] stay").text == "rate(requests[5m]) and a[10] stay"
+
+
+def test_indentation_without_a_prefix_of_vllm_is_the_texts_own() -> None:
+    assert one("    raise AssertionError(").text == "    raise AssertionError("
+    assert one(">     raise AssertionError(").text == "    raise AssertionError("
+    assert one("2026-11-20T08:24:30Z   File 'a.py'").text == "  File 'a.py'"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
+def test_what_powershell_redirects_is_read(tmp_path: Path, encoding: str) -> None:
+    text = "(Worker pid=4) ERROR 11-20 08:24:30 [w.py:1] bööm\n\n(Worker pid=4) RuntimeError: \u0a0a\n"
+    path = tmp_path / "log"
+    path.write_bytes(("" if encoding == "utf-16" else "\ufeff").encode(encoding) + text.encode(encoding))
+    with path.open("rb") as file:
+        from_file = list(read_lines(file))
+    assert from_file == list(read_lines(path.read_bytes())) == list(read_lines(text))
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 3)  # in the middle of a character
+    assert [line.number for line in read_lines(path.read_bytes())] == [1, 2, 3]
+
+
+def test_docker_json_file_records() -> None:
+    record = json.dumps({"log": "(Worker pid=1) ERROR 11-20 08:24:30 [a.py:1] boom\n", "stream": "stderr"})
+    assert one(record).text == "boom"
+    assert one('{"log": broken').text == '{"log": broken'
+
+
+def test_the_progress_bar_gives_up_the_line_behind_it() -> None:
+    text = "Capturing: 50%|#\rCapturing: 100%|##| 5/5 [00:01](Worker pid=2) ERROR 11-20 08:24:30 [w.py:1] x\nnext"
+    lines = list(read_lines(text))
+    assert [line.number for line in lines] == [1, 1, 1, 2]
+    assert (lines[2].process, lines[2].text) == ("Worker", "x")
+    assert lines[3].text == "next"
+
+
+def test_a_prefix_is_learnt_only_where_most_lines_carry_it() -> None:
+    stamped = "(Worker pid=2) ERROR 11-20 08:24:30 [w.py:1] x"
+    bar = f"100%|##| 5/5 [00:01]{stamped}\n100%|##| 5/5 [00:01]{stamped}\n"
+    words = [line.text for line in read_lines(bar + f"{stamped}\n" * 3 + "100%|##| 5/5 [00:01]")]
+    assert words[-1] == "100%|##| 5/5 [00:01]", "a bar is no prefix"
+    lines = list(read_lines(f"0: first\n0: {stamped}\n1: {stamped}\n0:     raise x\n0:"))
+    assert [line.text for line in lines] == ["first", "x", "x", "    raise x", ""]
+    assert next(line.text for line in read_lines(f"0: first\n0: {stamped}")) == "0: first", "one line shows no rule"
+
+
+def test_a_rank_before_a_process_is_only_a_prefix() -> None:
+    line = one("[rank0]: (Worker pid=4) RuntimeError: bare")
+    assert (line.process, line.pid, line.text) == ("Worker", 4, "RuntimeError: bare")
+
+
+def test_a_message_that_quotes_a_log_line_stays_whole() -> None:
+    quoted = "(APIServer pid=1) INFO 11-20 08:24:30 [a.py:1] prompt: (Worker pid=2) ERROR 11-20 08:24:30 [w.py:1] x"
+    assert one(quoted).text.startswith("prompt: (Worker")
+
+
+def test_broken_utf8_is_replaced_and_a_long_line_is_cut() -> None:
+    lines = list(read_lines(b"a\xff\n" + b"x" * (MAX_LINE + 10) + b"\nend"))
+    assert lines[0].text == "a�"
+    assert len(lines[1].raw) == MAX_LINE
+    assert lines[2].text == "end"
+
+
+def test_an_open_binary_file_reads_like_its_text() -> None:
+    path = RECORDINGS / "v0.20.2-boot.log"
+    with path.open("rb") as file:
+        from_file = list(read_lines(file))
+    assert from_file == list(read_lines(path.read_text(encoding="utf-8", errors="replace").replace("\r\n", "\n")))
+
+
+def test_every_line_of_a_real_server_after_its_banner_has_a_level_or_is_known_noise() -> None:
+    lines = list(read_lines((RECORDINGS / "v0.32.0-fault-scheduler-inflight.log").read_bytes()))
+    named = [line for line in lines if line.process]
+    assert {line.process for line in named} == {"APIServer", "EngineCore", "VllmWorker-0", "Worker"}
+    assert all(line.level and line.source for line in named)
+
+
+@given(st.text(alphabet=st.characters(codec="utf-8"), max_size=300))
+@settings(max_examples=200)
+def test_nothing_is_lost_and_nothing_breaks(text: str) -> None:
+    lines = list(read_lines(text))
+    assert [line.number for line in lines] == sorted(line.number for line in lines)
+    for line in lines:
+        assert line.raw.endswith(line.text)

@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_repro.diagnosis.diagnosis import Phase, diagnose
+from vllm_repro.diagnosis.signature import How, Signature, canonical, compare, template
+from vllm_repro.diagnosis.tracebacks import find_raised
+
+DATA = Path(__file__).parents[1] / "data"
+
+TQ = Signature(
+    exception="AssertionError",
+    message=(
+        "Workspace is locked but allocation from '{file}:{line}:_continuation_prefill' requires {asked} MB, "
+        "current size is {locked} MB."
+    ),
+    frames=("_prefill_attention", "_continuation_prefill", "get_simultaneous", "_ensure_workspace_size"),
+    phase=Phase.REQUEST,
+)
+MTP = Signature(
+    exception="RuntimeError",
+    message="Cannot copy between CPU and CUDA tensors during CUDA graph capture",
+    frames=("_prefill_attention",),
+    phase=Phase.BOOT,
+)
+DSV4 = Signature(
+    exception="AssertionError",
+    message=(
+        "Workspace is locked but allocation from '{file}:{line}:_forward_prefill' requires {asked} MB, "
+        "current size is {locked} MB."
+    ),
+    frames=("_forward_prefill", "get_simultaneous", "_ensure_workspace_size"),
+    phase=Phase.REQUEST,
+)
+SCO = Signature(
+    exception="AssertionError",
+    frames=("get_new_blocks", "popleft_n"),
+    phase=Phase.REQUEST,
+    source="assert curr_block is not None",
+)
+MIN_TOKENS = Signature(
+    exception="IndexError",
+    message="index {} is out of bounds for dimension 1 with size {}",
+    frames=("apply_logits_processors", "apply"),
+    phase=Phase.REQUEST,
+)
+ALL = {"tq": TQ, "mtp": MTP, "dsv4": DSV4, "sco": SCO, "min-tokens": MIN_TOKENS}
+
+
+def pasted(name: str) -> str:
+    return (DATA / "pasted" / name).read_text(encoding="utf-8")
+
+
+def recording(name: str) -> str:
+    return (DATA / "recordings" / name).read_text(encoding="utf-8", errors="replace")
+
+
+@pytest.mark.parametrize(
+    ("text", "belongs"),
+    [
+        (pasted("tq-chunked-prefill.txt"), "tq"),
+        (pasted("tq-mtp-cudagraphs.txt"), "mtp"),
+        (pasted("tq-mtp-cudagraphs-one-line.txt"), "mtp"),
+        (pasted("dsv4-tp2.txt"), "dsv4"),
+        (pasted("sco-hybrid.txt"), "sco"),
+        (pasted("sco-hybrid-with-prose.txt"), "sco"),
+        (recording("v0.28.0-min-tokens.log"), "min-tokens"),
+        (recording("v0.28.0-min-tokens-stream.log"), "min-tokens"),
+        (recording("v0.20.2-fault-workspace-uni-inflight.log"), None),
+        (recording("v0.32.0-fault-workspace-mp-inflight.log"), None),
+        (recording("v0.32.0-fault-scheduler-inflight.log"), None),
+        (recording("v0.32.0-killed-inflight.log"), None),
+        (recording("v0.32.0-two-ranks-worker1-killed-head.log"), None),
+        (recording("v0.32.0-boot.log"), None),
+        (recording("v0.29.0-sigterm.log"), None),
+    ],
+)
+def test_each_death_matches_its_own_signature_and_no_other(text: str, belongs: str | None) -> None:
+    diagnosis = diagnose(text)
+    hows = {name: compare(signature, diagnosis).how for name, signature in ALL.items()}
+    assert hows == {name: How.MATCH if name == belongs else How.OTHER for name in ALL}
+
+
+def test_the_numbers_of_the_message_are_captured() -> None:
+    captured = compare(TQ, diagnose(pasted("tq-chunked-prefill.txt"))).captured
+    assert captured == {"file": "turboquant_attn.py", "line": "720", "asked": "16.00", "locked": "1.02"}
+    captured = compare(DSV4, diagnose(pasted("dsv4-tp2.txt"))).captured
+    assert (captured["asked"], captured["locked"]) == ("21.80", "21.62")
+
+
+def worker_block(exception: str, message: str, *functions: str) -> str:
+    lines = ["WorkerProc hit an exception.", "Traceback (most recent call last):"]
+    for function in ("worker_busy_loop", "execute_model", *functions):
+        lines += [f'  File "/venv/site-packages/vllm/v1/worker/x.py", line 1, in {function}', f"    call_{function}()"]
+    lines.append(f"{exception}: {message}" if message else exception)
+    return "\n".join(f"(Worker_TP0 pid=9) ERROR 11-20 08:13:11 [multiproc_executor.py:948] {line}" for line in lines)
+
+
+def engine_wrapper(message: str) -> str:
+    lines = [
+        "EngineCore encountered a fatal error.",
+        "Traceback (most recent call last):",
+        '  File "/venv/site-packages/vllm/v1/engine/core.py", line 1, in run_engine_core',
+        "    engine_core.run_busy_loop()",
+        '  File "/venv/site-packages/vllm/v1/executor/multiproc_executor.py", line 1, in get_response',
+        "    raise RuntimeError(",
+        f"RuntimeError: Worker failed with error '{message}', please check the stack trace above for the root cause",
+    ]
+    return "\n".join(f"(EngineCore pid=5) ERROR 11-20 08:13:11 [core.py:1197] {line}" for line in lines)
+
+
+LOCKED = (
+    "Workspace is locked but allocation from '{where}' requires 0.76 MB, current size is 0.00 MB. "
+    "Workspace growth is not allowed after locking."
+)
+
+
+@pytest.mark.parametrize("block", [True, False], ids=["with the worker's block", "only quoted by EngineCore"])
+def test_a_wrapped_death_matches_with_and_without_the_workers_own_lines(block: bool) -> None:
+    message = LOCKED.format(where="turboquant_attn.py:747:_continuation_prefill")
+    text = engine_wrapper(message)
+    if block:
+        text = worker_block("AssertionError", message, *TQ.frames) + "\n" + text
+    comparison = compare(TQ, diagnose(text))
+    assert comparison.how is How.MATCH, comparison.why
+    assert comparison.captured["asked"] == "0.76"
+
+
+@pytest.mark.parametrize(
+    ("where", "functions"),
+    [
+        (
+            "turboquant_attn.py:879:_decode_attention",
+            ("_decode_attention", "get_simultaneous", "_ensure_workspace_size"),
+        ),
+        ("deepseek_v4_attention.py:1457:_forward_prefill", DSV4.frames),
+        ("b12x.py:354:_run_compressed_mla", ("_run_compressed_mla", "get_simultaneous", "_ensure_workspace_size")),
+    ],
+)
+@pytest.mark.parametrize("block", [True, False])
+def test_cousins_of_the_workspace_assertion_are_not_it(where: str, functions: tuple[str, ...], block: bool) -> None:
+    message = LOCKED.format(where=where)
+    text = engine_wrapper(message)
+    if block:
+        text = worker_block("AssertionError", message, *functions) + "\n" + text
+    assert compare(TQ, diagnose(text)).how is How.OTHER
+
+
+def test_half_of_it_is_near() -> None:
+    message = LOCKED.format(where="turboquant_attn.py:747:_continuation_prefill")
+    other_way = worker_block("AssertionError", message, "forward", "get_simultaneous")
+    assert compare(TQ, diagnose(other_way)).how is How.NEAR
+    other_words = worker_block("AssertionError", "something else", *TQ.frames)
+    assert compare(TQ, diagnose(other_words)).how is How.NEAR
+    other_class = worker_block("ValueError", message, *TQ.frames)
+    assert compare(TQ, diagnose(other_class)).how is How.NEAR
+    only_words = worker_block("ValueError", message, "forward")
+    assert compare(TQ, diagnose(only_words)).how is How.OTHER
+
+
+def test_the_same_text_from_another_place_is_only_near() -> None:
+    text = worker_block("RuntimeError", MTP.message + " unless pinned.", "_dummy_run", "_suppress_token_ids")
+    assert compare(MTP, diagnose(text)).how is How.NEAR
+
+
+def test_another_phase_is_only_near() -> None:
+    assert compare(TQ, diagnose(pasted("tq-chunked-prefill.txt"))).how is How.MATCH
+    at_boot = Signature(TQ.exception, TQ.message, TQ.frames, Phase.BOOT)
+    assert compare(at_boot, diagnose(pasted("tq-chunked-prefill.txt"))).how is How.NEAR
+
+
+def test_the_near_relatives_of_the_bare_assertion() -> None:
+    steps = ("schedule", "allocate_slots", "get_new_blocks")
+    exhausted = worker_block("ValueError", "Cannot get 5 free blocks from the pool", *steps)
+    hits = worker_block("AssertionError", "Expected 512 hit tokens, got 0", "schedule", "update_state_after_alloc")
+    bare_elsewhere = worker_block("AssertionError", "", "schedule", "allocate_slots")
+    for text in (exhausted, hits, bare_elsewhere):
+        assert compare(SCO, diagnose(text)).how is How.OTHER
+    other_line = pasted("sco-hybrid.txt").replace("curr_block is not None", "self.num_free_blocks >= n")
+    assert compare(SCO, diagnose(other_line)).how is How.NEAR
+    assert compare(SCO, find_raised("AssertionError: with words")[0]).how is How.OTHER
+
+
+def test_an_excluded_text_rules_it_out() -> None:
+    signature = Signature("IndexError", "index {} is out of bounds", not_in_message=("with size 4096",))
+    assert compare(signature, diagnose(recording("v0.28.0-min-tokens.log"))).how is How.OTHER
+
+
+def test_white_space_quotes_and_line_breaks_do_not_count() -> None:
+    text = pasted("dsv4-tp2.txt").replace("'", "\u2019").replace("requires ", "requires\n   ")
+    assert compare(DSV4, find_raised(text)[0]).how is How.MATCH
+
+
+@pytest.mark.parametrize("message", ["{a} and {a}", "open {", "close }", "{0}"])
+def test_a_template_that_cannot_be_read_is_refused_where_it_is_declared(message: str) -> None:
+    with pytest.raises(ValueError, match="template"):
+        Signature("ValueError", message)
+
+
+def test_braces_can_be_said() -> None:
+    assert compare(Signature("KeyError", "{{{key}}} missing"), find_raised("KeyError: {c1a} missing")[0]).captured == {
+        "key": "c1a"
+    }
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (
+            "allocation from 'turboquant_attn.py:720:_continuation_prefill' requires 16.00 MB, current size is 1.02 MB",
+            "allocation from 'turboquant_attn.py:757:_continuation_prefill' requires 2.00 MB, current size is 0.26 MB",
+        ),
+        (
+            "'deepseek_v4_attention.py:1454:_forward_prefill' requires 24.89 MB",
+            "'deepseek_v4_attention.py:1457:_forward_prefill' requires 21.80 MB",
+        ),
+        ("Tried to allocate 88 MiB, 42 MiB is free", "Tried to allocate 2.00 GiB, 1,024 MiB is free"),
+        ("peer [127.0.0.1]:63194 at 0x7f3fa0d40c08", "peer [10.0.0.2]:80 at 0x1"),
+        ("cannot open /home/a/vllm/vllm/envs.py", "cannot open /opt/site-packages/vllm/envs.py"),
+    ],
+)
+def test_two_prints_of_one_bug_have_one_template(one: str, other: str) -> None:
+    assert template(one) == template(other)
+
+
+def test_identifiers_survive_the_masking() -> None:
+    masked = template("'deepseek_v4_attention.py:1457:_forward_prefill' fp8_e5m2 v1/worker gpu_model_runner 21.80 MB")
+    assert masked == "'deepseek_v4_attention.py:{line}:_forward_prefill' fp8_e5m2 v1/worker gpu_model_runner {n}"
+    assert template("modular_kernel.py:1096") != template("other_kernel.py:1096")
+
+
+@given(st.text(max_size=200))
+@settings(max_examples=300)
+def test_masking_twice_is_masking_once(text: str) -> None:
+    assert template(template(text)) == template(text)
+
+
+def test_the_canonical_key_forgets_lines_and_sizes() -> None:
+    keys = set()
+    for line, size in ((720, "16.00"), (757, "2.00")):
+        text = pasted("tq-chunked-prefill.txt").replace("720", str(line)).replace("16.00", size)
+        diagnosis = diagnose(text)
+        keys.add(canonical(diagnosis.exception or "", diagnosis.message or "", diagnosis.frames))
+    (key,) = keys
+    assert key.startswith("AssertionError | Workspace is locked")
+    assert key.endswith("vllm.v1.worker.workspace:_ensure_workspace_size")

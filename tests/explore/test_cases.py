@@ -1,0 +1,149 @@
+"""Cases: drawn from seeds, sent to the driver, shrunk."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_repro.errors import UsageError
+from vllm_repro.scenario.catalogue import find
+from vllm_repro_explore.case import Ask, Case, Setup, case_from
+from vllm_repro_explore.draw import draw, least_blocks
+from vllm_repro_explore.given import draw_for, setup_of
+from vllm_repro_explore.shrink import shrink
+
+SEEDS = st.integers(min_value=1, max_value=10**6)
+
+
+@given(SEEDS)
+def test_a_seed_is_one_case_which_a_server_could_serve(seed: int) -> None:
+    case = draw(seed, "SimpleCPUOffloadConnector")
+    assert case == draw(seed, "SimpleCPUOffloadConnector")
+    setup = case.setup
+    assert setup.blocks >= least_blocks(setup)
+    assert setup.chunk >= setup.seqs  # vLLM refuses less
+    assert not (setup.asynchronous and setup.draft)
+    for ask in case.asks:
+        assert ask.prompt >= 1
+        assert ask.answer >= 1
+        assert 0 <= ask.shared <= ask.prompt
+        assert ask.prompt + ask.answer <= setup.max_len
+
+
+@given(SEEDS)
+def test_a_case_survives_the_way_to_the_driver(seed: int) -> None:
+    case = draw(seed)
+    assert case_from(json.loads(json.dumps(case.as_json()))) == case
+
+
+def test_another_connector_gets_the_same_workload() -> None:
+    ours, theirs = draw(7, "OffloadingConnector"), draw(7)
+    assert (ours.waves, ours.seed) == (theirs.waves, theirs.seed)
+    assert (ours.setup.connector, theirs.setup.connector) == ("OffloadingConnector", "")
+
+
+def test_the_server_of_a_scenario_is_the_setup() -> None:
+    scenario = find("sco-hybrid")
+    setup = setup_of(scenario, scenario.arms[0])
+    assert (setup.layers, setup.window, setup.block, setup.blocks) == (("full", "sliding"), 128, 32, 330)
+    assert (setup.chunk, setup.seqs, setup.max_len) == (2048, 8, 7600)
+    assert (setup.connector, setup.lazy, setup.hybrid, setup.cpu_blocks) == (
+        "SimpleCPUOffloadConnector",
+        False,
+        True,
+        1320,
+    )
+    arms = {arm.name: setup_of(scenario, arm) for arm in scenario.arms}
+    assert arms["small-cpu-pool"].cpu_blocks == 160
+    assert arms["lazy"].lazy
+    assert arms["sco-off"].connector == ""
+    assert not arms["hybrid-off"].hybrid
+
+
+@given(SEEDS)
+def test_workloads_for_a_server_fit_it(seed: int) -> None:
+    setup = Setup(max_len=300, connector="SimpleCPUOffloadConnector")
+    case = draw_for(setup, seed)
+    assert case.setup == setup
+    for ask in case.asks:
+        assert 1 <= ask.prompt <= ask.prompt + ask.answer <= setup.max_len
+        assert 0 <= ask.shared <= ask.prompt
+
+
+def test_a_scenario_without_kinds_of_layers_has_no_scheduler_to_explore() -> None:
+    scenario = find("tq-chunked-prefill")
+    with pytest.raises(UsageError, match="does not say which layers") as error:
+        setup_of(scenario, scenario.arms[0])
+    assert "--connector" in error.value.hint
+
+
+@given(SEEDS, st.integers(min_value=8, max_value=400))
+def test_shrinking_ends_at_a_case_that_still_fails_and_is_no_larger(seed: int, length: int) -> None:
+    case = draw(seed, "SimpleCPUOffloadConnector")
+
+    def fails(candidate: Case) -> bool:
+        return any(ask.prompt >= length for ask in candidate.asks)
+
+    if not fails(case):
+        return
+    small = shrink(case, fails, budget=2000)
+    assert fails(small.case)
+    assert len(small.case.asks) == 1
+    assert small.case.asks[0].prompt == length  # the smallest number that still fails, exactly
+    assert (small.case.asks[0].answer, small.case.asks[0].abort, small.case.setup.draft) == (1, -1, 0)
+    assert small.case.setup.max_len == length + 1
+
+
+def test_what_a_failure_needs_is_kept() -> None:
+    waves = ((Ask(100, 8, 50), Ask(90, 4)), (Ask(100, 8, 50),))
+    case = Case(Setup(layers=("sliding", "full"), asynchronous=True, runner=2, draft=0), waves, 1)
+
+    def fails(candidate: Case) -> bool:
+        shares = sum(ask.shared >= 20 for ask in candidate.asks)
+        return candidate.setup.asynchronous and candidate.setup.layers[0] == "sliding" and shares >= 2
+
+    small = shrink(case, fails).case
+    assert small.setup.asynchronous
+    assert small.setup.layers == ("sliding", "full")
+    assert small.setup.runner == 1
+    assert [ask.shared for ask in small.asks] == [20, 20]
+    assert [ask.prompt for ask in small.asks] == [20, 20], "no prompt is shorter than what it shares"
+
+
+@given(SEEDS, st.integers(min_value=8, max_value=400))
+def test_every_case_on_the_way_could_be_served(seed: int, length: int) -> None:
+    case = draw(seed, "SimpleCPUOffloadConnector")
+    blocks, prompt = min(4, case.setup.blocks), min(8, *(ask.prompt for ask in case.asks))
+    played: list[Case] = []
+
+    def fails(candidate: Case) -> bool:
+        played.append(candidate)
+        return any(ask.prompt + ask.shared >= length for ask in candidate.asks)
+
+    shrink(case, fails)
+    for candidate in played:
+        assert candidate.setup.blocks >= blocks
+        for ask in candidate.asks:
+            assert ask.prompt >= prompt
+            assert 0 <= ask.shared <= ask.prompt
+            assert 1 <= ask.answer <= candidate.setup.max_len - ask.prompt
+
+
+def test_the_budget_is_the_most_that_is_played() -> None:
+    played = []
+
+    def fails(candidate: Case) -> bool:
+        played.append(candidate)
+        return True
+
+    assert shrink(draw(3), fails, budget=5).tried == 5 == len(played)
+
+
+def test_requests_are_sent_in_turn_where_together_is_not_needed() -> None:
+    case = Case(Setup(), ((Ask(100, 8), Ask(90, 8)), (Ask(80, 8), Ask(70, 8))), 1)
+    assert [len(wave) for wave in shrink(case, lambda one: len(one.asks) >= 4).case.waves] == [1, 1, 1, 1]
+    beside = shrink(case, lambda one: any(len(wave) > 1 for wave in one.waves) and len(one.asks) >= 3).case
+    assert sorted(len(wave) for wave in beside.waves) == [1, 2]

@@ -1,0 +1,231 @@
+"""The search, with a driver that is made up; and the driver's process, with programs that are."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.golden_files import assert_golden
+from vllm_repro.errors import InfraError, Unsupported
+from vllm_repro.releases.provision import Provisioned
+from vllm_repro.scenario.reader import read
+from vllm_repro.scenario.workload import Rest
+from vllm_repro.verdict.verdict import Expected
+from vllm_repro_explore import driver as driver_module
+from vllm_repro_explore.account import Account, as_json, terminal
+from vllm_repro_explore.case import Ask, Case, Setup
+from vllm_repro_explore.draft import draft, draft_id, unlike_live
+from vllm_repro_explore.draw import draw
+from vllm_repro_explore.driver import Driver
+from vllm_repro_explore.finding import Finding, Kind, Outcome, known, outcome_from
+from vllm_repro_explore.search import Found, Tally, search
+
+POPLEFT = {
+    "kind": "death",
+    "exception": "AssertionError",
+    "message": "",
+    "file": "vllm/v1/core/kv_cache_utils.py",
+    "function": "popleft_n",
+    "source": "assert curr_block is not None",
+    "frames": ["schedule", "allocate_slots", "<genexpr>", "get_new_blocks", "popleft_n"],
+}
+TWICE = {"invariant": "store-listed-twice", "detail": "a store lists 80 blocks, 54 distinct", "step": 6, "wave": 1}
+LEAK = {"invariant": "gpu-leak", "detail": "3 of 9 blocks", "step": 9, "wave": 1}
+STUCK = {"kind": "stuck", "detail": "w1r1 WAITING 0 of 9", "states": "WAITING"}
+
+
+def test_an_outcome_is_as_bad_as_its_worst() -> None:
+    outcome = outcome_from({"steps": 9, "broken": [TWICE, LEAK], "death": POPLEFT, "preempted": 2, "ms": 3})
+    assert [finding.kind for finding in outcome.findings] == [Kind.DEATH, Kind.CORRUPTED, Kind.LEAK]
+    worst = outcome.worst
+    assert worst is not None
+    assert worst.site == "AssertionError in popleft_n (vllm/v1/core/kv_cache_utils.py): assert curr_block is not None"
+    assert known(worst) == "vllm-project/vllm#42085"
+    assert outcome.counts == {"preempted": 2}
+    stuck = outcome_from({"broken": [TWICE], "death": STUCK}).worst
+    assert (stuck and stuck.kind, stuck and stuck.site) == (Kind.STUCK, "requests stay WAITING")
+    assert outcome_from({"steps": 3}).worst is None
+    assert outcome_from({"invalid": "ValueError: no"}).invalid == "ValueError: no"
+
+
+def test_deaths_in_one_place_are_one_finding_whatever_their_numbers() -> None:
+    def death(message: str) -> Finding | None:
+        return outcome_from({"death": POPLEFT | {"message": message}}).worst
+
+    assert death("wanted 12 blocks, have 7") == death("wanted 9 blocks, have 8")
+    assert death("wanted 12 blocks") != death("no such request")
+
+
+def fakes(case: Case) -> Outcome:
+    """Dies of a prompt over 50 tokens, lists twice from 20 on."""
+    longest = max(ask.prompt for ask in case.asks)
+    broken = [TWICE] if longest >= 20 else []
+    return outcome_from({"steps": 5, "broken": broken, "hits": 1, **({"death": POPLEFT} if longest > 50 else {})})
+
+
+def run(cases: list[Case], **more: Any) -> tuple[Tally, list[Found]]:
+    kept: list[Found] = []
+    options: dict[str, Any] = {"go_on": lambda: True, "keep": kept.append, "said": lambda _: None} | more
+    return search(fakes, enumerate(cases, 1), **options), kept
+
+
+def alone(prompt: int) -> Case:
+    return Case(Setup(max_len=prompt + 8), ((Ask(prompt, 8),),), 1)
+
+
+def test_the_first_of_each_finding_is_shrunk_and_the_others_are_counted() -> None:
+    tally, kept = run([alone(10), alone(60), alone(30), alone(70), alone(90)])
+    assert tally.trials == 5
+    assert tally.reached == {"hits": 5}
+    assert [(found.finding.kind, found.seed, found.times) for found in tally.findings] == [
+        (Kind.DEATH, 2, 3),
+        (Kind.CORRUPTED, 3, 1),
+    ]
+    assert [found.shrunk.asks for found in kept] == [(Ask(51, 1),), (Ask(20, 1),)]
+    assert [other.site for other in kept[0].others] == ["store-listed-twice"]
+
+
+def test_an_interrupted_search_keeps_what_it_had() -> None:
+    tally = Tally()
+
+    def interrupted(candidate: Case) -> Outcome:
+        if tally.trials == 1:
+            raise KeyboardInterrupt
+        return fakes(candidate)
+
+    with pytest.raises(KeyboardInterrupt):
+        search(interrupted, enumerate([alone(60)], 1), go_on=lambda: True, keep=print, said=print, tally=tally)
+    (found,) = tally.findings
+    assert (found.finding.kind, found.case, found.shrunk) == (Kind.DEATH, alone(60), alone(60))
+
+
+def test_time_that_is_up_ends_the_search() -> None:
+    left = iter([True, True, False])
+    tally, _ = run([alone(10)] * 9, go_on=lambda: next(left))
+    assert (tally.trials, tally.first, tally.last) == (2, 1, 2)
+
+
+def account() -> Account:
+    tally, _ = run(
+        [alone(60), alone(30), Case(Setup(connector="OffloadingConnector"), ((Ask(9, 2, 4, 1, 3),) * 2,), 1)]
+    )
+    live = ["vllm-repro run explored_popleft_n_0_20_2.py --server lab --vllm 0.20.2", "none: a server would live"]
+    return Account("0.20.2", "", "general", tally, live, 12.3456, "vllm-repro explore --connector none --seeds 3")
+
+
+def test_the_account_of_a_search() -> None:
+    assert_golden("explore.txt", terminal(account()) + "\n")
+    told = as_json(account())
+    assert told["seeds"] == [1, 3]
+    assert [one["kind"] for one in told["findings"]] == ["death", "corrupted"]
+    assert told["findings"][0]["live"].startswith("vllm-repro run")
+    empty = Account("0.32.0", "", "sco-hybrid", Tally(2, first=1, last=2), [], 1.0, "again")
+    assert "nothing in 2 cases" in terminal(empty)
+
+
+@pytest.mark.parametrize(
+    ("death", "shows", "looks"),
+    [
+        (STUCK, Expected.HANGS, False),
+        ({"kind": "restless", "detail": "400 stores", "states": ""}, Expected.SPINS, True),
+        (POPLEFT, Expected.DIES, False),
+    ],
+)
+def test_a_draft_expects_what_a_server_would_show(death: dict[str, Any], shows: Expected, looks: bool) -> None:
+    one = found(alone(60), outcome_from({"death": death}))
+    scenario, problems = read(Path(f"{draft_id(one.finding, '0.32.0').replace('-', '_')}.py"), draft(one, "0.32.0"))
+    assert problems == []
+    assert scenario is not None
+    assert scenario.arms[0].expected is shows
+    assert isinstance(scenario.workload[-1], Rest) is looks
+    assert (scenario.signature is None) is (shows is not Expected.DIES)
+
+
+def found(case: Case, outcome: Outcome | None = None) -> Found:
+    finding = (outcome or outcome_from({"death": POPLEFT})).worst
+    assert finding is not None
+    return Found(finding, 7, case, case, 0)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_draft_is_a_scenario_file_without_a_mistake(seed: int) -> None:
+    message = 'no {block} of "9" \\ left'
+    death = outcome_from({"death": POPLEFT | {"message": message}}) if seed % 2 else None
+    one = found(draw(seed, "SimpleCPUOffloadConnector" if seed % 3 else ""), death)
+    name = draft_id(one.finding, "0.20.2").replace("-", "_")
+    scenario, problems = read(Path(f"{name}.py"), draft(one, "0.20.2"))
+    assert problems == []
+    assert scenario is not None
+    requests = list(scenario.workload)
+    assert len(requests) == len(one.shrunk.waves)
+    assert scenario.lab is not None
+    assert tuple(scenario.lab.layers) == one.shrunk.setup.layers  # type: ignore[arg-type]  # a draft names each layer
+    command = scenario.command_in_lab(scenario.arms[0])
+    assert command.number("--num-gpu-blocks-override") == one.shrunk.setup.blocks
+
+
+def test_what_a_live_server_cannot_be_told_is_said() -> None:
+    assert unlike_live(alone(9)) == ()
+    odd = Case(
+        Setup(connector="OffloadingConnector", asynchronous=True, runner=2, store_polls=5),
+        ((Ask(9, 1, after=1, abort=2),),),
+        1,
+    )
+    assert len(unlike_live(odd)) == 6
+
+
+# --- the process ---------------------------------------------------------------------------------------------------------------------
+
+ECHO = """
+import json, sys, time, os
+print(json.dumps({"version": "1.2.3"}), flush=True)
+for line in sys.stdin:
+    case = json.loads(line)
+    seed = case["seed"]
+    if seed == 1: os._exit(9)
+    if seed == 2: time.sleep(60)
+    print(json.dumps({"steps": seed, "layers": case["layers"]}), flush=True)
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Driver]:
+    """Puts a program of one file in the driver's place, on this interpreter."""
+
+    def put(text: str, **options: Any) -> Driver:
+        (tmp_path / "vllm_repro_driver").mkdir()
+        (tmp_path / "vllm_repro_driver" / "__main__.py").write_text(text, encoding="utf-8")
+        monkeypatch.setattr(driver_module, "PROGRAM", tmp_path)
+        release = Provisioned("1.2.3", "0", Path(sys.executable), tmp_path / "none", ())
+        return Driver(release, tmp_path, tmp_path / "errors.log", **options)
+
+    return put
+
+
+def test_a_process_that_dies_or_hangs_of_a_case_is_a_finding_and_the_next_case_gets_another(
+    program: Callable[..., Driver],
+) -> None:
+    with program(ECHO, case_s=0.5) as driver:
+        cases = {seed: Case(Setup(), ((Ask(9, 1),),), seed) for seed in (1, 2, 3)}
+        assert driver.play(cases[3]).steps == 3
+        dead, hung = driver.play(cases[1]).worst, driver.play(cases[2]).worst
+        assert driver.play(cases[3]).steps == 3
+    assert (dead and dead.kind, dead and dead.site) == (Kind.DEATH, "the process itself ended with 9")
+    assert (hung and hung.kind, hung and hung.site) == (Kind.STUCK, "one step never ends")
+
+
+def test_a_release_that_lacks_a_name_is_unsupported(tmp_path: Path) -> None:
+    """The real program, on an interpreter without vLLM."""
+    release = Provisioned("1.2.3", "0", Path(sys.executable), tmp_path, ())
+    with Driver(release, tmp_path, tmp_path / "errors.log") as driver, pytest.raises(Unsupported) as error:
+        driver.play(alone(9))
+    assert "vLLM 1.2.3 cannot be explored: ModuleNotFoundError: No module named" in str(error.value)
+
+
+def test_a_driver_that_does_not_start_is_trouble_of_this_machine(program: Callable[..., Driver]) -> None:
+    with program("raise SystemExit(3)") as driver, pytest.raises(InfraError, match="did not start"):
+        driver.play(alone(9))

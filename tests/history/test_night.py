@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.golden_files import assert_golden
+from tests.report_examples import EXAMPLES, REHEARSAL, report
+from vllm_repro.history.night import Light, Night, Slot, annotation, light_of, markdown, suites
+from vllm_repro.report.junit import junit
+from vllm_repro.running.preflight import trouble
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.verdict import Verdict, VerdictReport
+
+ASKED = "vllm/vllm-openai:nightly, server docker"
+
+SLOTS = (
+    Slot("a-good", Light.GREEN, "reported: 1 of 1 died", "1 GPU", "reproduces", "0.33.0", "gpu", 61.2, "run-1"),
+    Slot(
+        "b-bad",
+        Light.RED,
+        "died | of it; this release was declared good",
+        "1 GPU",
+        "regressed",
+        "0.33.0",
+        "gpu",
+        99,
+        "run-2",
+    ),
+    Slot(
+        "c-quiet",
+        Light.AMBER,
+        "nothing can be said: 1 untriggered",
+        "1 GPU",
+        "inconclusive",
+        "0.33.0",
+        "gpu",
+        40,
+        "run-3",
+    ),
+    Slot("d-lost", Light.AMBER, "the image is not on this machine", "1 GPU"),
+    Slot("e-big", Light.NONE, "the scenario needs 2 GPUs, 96 GB each, and this machine has 1 NVIDIA GPU", "2 GPUs"),
+)
+
+
+def night(*slots: Slot, **fields: object) -> Night:
+    return replace(Night(ASKED, "2026-11-20T02:17:00Z", slots), **fields)  # type: ignore[arg-type]  # fields of a Night
+
+
+GREEN, RED, AMBER, LOST, NONE = SLOTS
+
+
+@pytest.mark.parametrize(
+    ("slots", "light"),
+    [
+        ((), Light.AMBER),
+        ((NONE,), Light.AMBER),
+        ((GREEN,), Light.GREEN),
+        ((GREEN, NONE), Light.GREEN),
+        ((GREEN, AMBER), Light.AMBER),
+        ((LOST, GREEN), Light.AMBER),
+        ((GREEN, AMBER, RED), Light.RED),
+        ((RED, GREEN), Light.RED),
+    ],
+)
+def test_red_outweighs_amber_which_outweighs_green(slots: tuple[Slot, ...], light: Light) -> None:
+    assert night(*slots).light is light
+    assert night(*reversed(slots)).light is light
+    for more in ({"trouble": ("a GPU is busy",)}, {"interrupted": "SIGTERM"}):
+        assert night(*slots, **more).light is (Light.RED if light is Light.RED else Light.AMBER)
+
+
+@pytest.mark.parametrize(
+    ("slot", "status", "marked"),
+    [(GREEN, 0, ""), (RED, 1, "::error "), (AMBER, 2, "::warning "), (NONE, 2, "::warning ")],
+)
+def test_a_light_is_an_exit_status_and_a_mark_of_one_line(slot: Slot, status: int, marked: str) -> None:
+    found = night(replace(slot, scenario="a\nb"))
+    assert found.light.status == status
+    assert found.headline.startswith(f"{found.light}: ")
+    assert annotation(found).startswith(marked)
+    assert bool(annotation(found)) is bool(marked)
+    assert "\n" not in annotation(found)
+
+
+def test_what_a_night_says() -> None:
+    assert_golden("nightly-red.md", markdown(night(*SLOTS)))
+    assert_golden(
+        "nightly-trouble.md", markdown(night(trouble=("GPU 0 (NVIDIA H200) is busy: 70,000 MB of it are in use",)))
+    )
+
+
+def test_the_light_of_a_run() -> None:
+    example = report(REHEARSAL)
+    for expected, light in ((True, Light.GREEN), (False, Light.RED), (None, Light.AMBER)):
+        verdict = VerdictReport(Verdict.INCONCLUSIVE, expected, "because")
+        assert light_of(replace(example, verdict=verdict)) is light
+        refused = tuple(
+            replace(arm, trials=tuple(replace(one, outcome=Outcome.UNSUPPORTED) for one in arm.trials))
+            for arm in example.arms
+        )
+        assert light_of(replace(example, verdict=verdict, arms=refused)) is Light.NONE
+    undecided = VerdictReport(Verdict.INCONCLUSIVE, None, "because")
+    assert light_of(replace(example, verdict=undecided, imitated=False)) is Light.NONE
+
+
+def test_one_junit_file_for_the_night() -> None:
+    root = ET.fromstring(suites(night(*SLOTS, trouble=("x\x00",)), [junit(report(folder)) for folder in EXAMPLES[:2]]))
+    assert [suite.get("name") for suite in root] == ["nightly", *(report(folder).scenario for folder in EXAMPLES[:2])]
+    own = root[0]
+    assert {case.get("name"): [one.tag for one in case] for case in own} == {
+        "d-lost": ["error"],
+        "e-big": ["skipped"],
+        "preflight": ["error"],
+    }
+    for name, tag in (("tests", "testcase"), ("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        assert int(root.get(name, "-1")) == len(list(root.iter(tag)))
+        assert sum(int(suite.get(name, "-1")) for suite in root) == len(list(root.iter(tag)))
+
+
+def fake_smi(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = folder / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+
+
+TWO = """case "$1" in *memory.used*) printf '0, NVIDIA H200, 4\\n1, NVIDIA H200, 70000\\n' ;;
+*) printf 'NVIDIA H200, 143771, 9.0, 580.1\\nNVIDIA H200, 143771, 9.0, 580.1\\n' ;; esac"""
+
+
+def test_a_busy_gpu_is_trouble_of_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_smi(tmp_path, TWO, monkeypatch)
+    assert list(trouble("process", tmp_path, 0)) == ["GPU 1 (NVIDIA H200) is busy: 70,000 MB of it are in use"]
+    fake_smi(tmp_path, f"echo 'WARNING: infoROM is corrupted at gpu 0'\n{TWO}", monkeypatch)
+    assert [said[:5] for said in trouble("process", tmp_path, 0)] == ["GPU 1"], "a warning is no GPU"
+    fake_smi(tmp_path, "exit 9", monkeypatch)
+    assert list(trouble("process", tmp_path, 0)) == ["no NVIDIA GPU: nvidia-smi is absent, fails, or lists none"]
+
+
+def test_a_full_disk_is_trouble_of_the_host(tmp_path: Path) -> None:
+    (said,) = trouble("rehearsal", tmp_path / "not" / "made", 10**9)
+    assert "GB are free where runs are written" in said
+    assert not list(trouble("rehearsal", tmp_path, 0))
+
+
+def test_no_container_engine_is_trouble_of_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_smi(tmp_path, TWO.replace("70000", "3"), monkeypatch)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    (said,) = trouble("docker", tmp_path, 0)
+    assert "none.sock" in said

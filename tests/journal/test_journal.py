@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from vllm_repro.errors import InfraError, UsageError
+from vllm_repro.journal.journal import Journal, read
+from vllm_repro.trigger.trigger import Finding
+from vllm_repro.verdict.outcome import Outcome
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        journal.write("started", finding=Finding(True, ("proof",)), outcome=Outcome.CRASH, path=tmp_path)
+        journal.write("run-ended", interrupted=None)
+    recording = read(tmp_path / "journal.jsonl")
+    assert [entry.event for entry in recording.entries] == ["started", "run-ended"]
+    assert recording.entries[0]["finding"] == {"crossed": True, "evidence": ["proof"], "brief": ""}
+    assert recording.entries[0]["outcome"] == "crash"
+    assert not recording.cut
+    assert recording.damaged == 0
+
+
+def test_a_line_is_on_disk_before_write_returns(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    journal.write("one")
+    assert json.loads((tmp_path / "j").read_text())["event"] == "one"
+    journal.close()
+    journal.write("after the end")  # a thread that is late must not crash, and must not write
+    assert len((tmp_path / "j").read_text().splitlines()) == 1
+
+
+def test_a_disk_that_is_full_for_a_while_costs_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    room = [10]
+
+    def almost_full(file: int, data: bytes) -> int:
+        if not room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data[: room.pop()])
+
+    with Journal(tmp_path / "j") as journal:
+        journal.write("before")
+        monkeypatch.setattr(os, "write", almost_full)
+        with pytest.raises(InfraError, match="No space left on device"):
+            journal.write("lost")
+        monkeypatch.setattr(os, "write", write)
+        journal.write("after")
+    recording = read(tmp_path / "j")
+    assert [entry.event for entry in recording.entries] == ["before", "after"]
+    assert recording.damaged == 1
+
+
+def test_threads_do_not_tear_lines(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j") as journal:
+
+        def many() -> None:
+            for _ in range(50):
+                journal.write("x", text="y" * 5000)
+
+        threads = [Thread(target=many) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    recording = read(tmp_path / "j")
+    assert len(recording.entries) == 200
+    assert recording.damaged == 0
+
+
+@settings(
+    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)  # each example writes its file anew
+@given(cut=st.integers(0, 400))
+def test_a_journal_cut_at_any_byte_is_readable(tmp_path: Path, cut: int) -> None:
+    whole = tmp_path / "whole"
+    if not whole.exists():
+        with Journal(whole) as journal:
+            for number in range(4):
+                journal.write("step", number=number, text="Größe | `x`")
+            journal.write("run-ended", interrupted=None)
+    raw = whole.read_bytes()
+    part = tmp_path / "part"
+    part.write_bytes(raw[: min(cut, len(raw))])
+    recording = read(part)
+    ended = bool(recording.entries) and recording.entries[-1].event == "run-ended"
+    assert recording.cut is not ended
+    assert recording.damaged <= 1
+    assert [entry["number"] for entry in recording.of("step")] == list(range(len(list(recording.of("step")))))
+
+
+def test_no_journal_is_wrong_usage(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no journal at"):
+        read(tmp_path / "missing.jsonl")

@@ -1,0 +1,158 @@
+"""Secrets and private names planted into each text of a journal, and into a log, are in nothing that comes out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.report.test_issue import FIELDS, SCENARIOS, Field, planted
+from tests.report.test_version_map import map_of
+from tests.schemas import unheld
+from tests.secrets_planted import PRIVATE, SECRETS, Plant
+from vllm_repro.journal.journal import Journal, read
+from vllm_repro.journal.log_excerpts import DRAFT, PAGE, Windows, read_pieces
+from vllm_repro.journal.redact import Redactor, known_secrets
+from vllm_repro.report.duplicates import duplicates
+from vllm_repro.report.files import FORMATS, render
+from vllm_repro.report.issue import draft
+from vllm_repro.report.model import RunReport
+from vllm_repro.report.version_map import row_of
+from vllm_repro.report.versions import markdown as version_markdown
+from vllm_repro.report.versions import terminal as version_terminal
+from vllm_repro.running.terminal import summary
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.verdict import Standing, arm_result
+
+PLANTS = [*SECRETS.values(), *PRIVATE.values()]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def fields_of_any_text() -> Iterator[None]:
+    """A journal has words where the plants stand, so the schema of a report does not hold here."""
+    with unheld():
+        yield
+
+
+def outputs(made: RunReport) -> Iterator[tuple[str, str]]:
+    """Everything that is made of a report, by name."""
+    for form in FORMATS:
+        yield form, render(made, form)
+    body = draft(made, (), duplicates(made, SCENARIOS))
+    yield "issue", body.body + body.title
+    yield "terminal", summary(made)
+    arm = made.arms[0]
+    # The map quotes what a release that did not boot died of.
+    outcomes = [Outcome.BOOT_FAILED]
+    trials = tuple(replace(trial, outcome=outcomes[0]) for trial in arm.trials[:1])
+    failed = replace(made, arms=(replace(arm, trials=trials, result=arm_result(arm.name, arm.expected, outcomes)),))
+    rows = [row_of(failed, made.version or "0.23.0", Standing.BAD, made.evidence)]
+    version_map = replace(map_of(rows), arms=(arm.name,))
+    yield "versions.md", version_markdown(version_map)
+    yield "versions", version_terminal(version_map, "versions.md")
+    yield "versions.json", json.dumps(version_map.as_json(), ensure_ascii=False)
+
+
+SOURCES = {
+    # Where texts come from that nobody of the house wrote: one field of each kind.
+    (field[0].entries[field[1]].event, field[2][-1] if isinstance(field[2][-1], str) else field[2][-2]): field
+    for field in FIELDS
+    if {"command", "argv", "message", "frames", "why", "evidence", "os", "reproduce"} & set(field[2])
+}
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=[*SECRETS, *PRIVATE])
+def test_each_kind_planted_where_texts_come_from(plant: Plant) -> None:
+    for field in SOURCES.values():
+        made = planted(*field, lambda was: f"{was} {plant.written}")
+        for name, text in outputs(made):
+            assert plant.hidden not in text, (name, field[1:])
+
+
+@settings(max_examples=120)
+@given(
+    st.sampled_from(FIELDS),
+    st.sampled_from(PLANTS),
+    st.sampled_from(["{0} {1}", "{1}", "{0}\n{1}\n", "{0} '{1}', x", "({1})", "{0}={1}"]),
+)
+def test_no_field_of_a_journal_lets_one_through(field: Field, plant: Plant, form: str) -> None:
+    made = planted(*field, lambda was: form.format(was, plant.written))
+    for name, text in outputs(made):
+        assert plant.hidden not in text, name
+
+
+def test_the_plants_would_be_seen() -> None:
+    """That the search can fail: what is planted does come out where nothing takes it away."""
+    names = {name for name, _ in outputs(planted(*FIELDS[0], str))}
+    assert names == {"md", "html", "json", "junit", "issue", "terminal", "versions.md", "versions", "versions.json"}
+    seen: set[str] = set()
+    for field in (*SOURCES.values(), *FIELDS):
+        made = planted(*field, lambda was: f"{was} harmlesspayload")
+        seen |= {name for name, text in outputs(made) if "harmlesspayload" in text}
+        if seen == names:
+            break
+    assert seen == names
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from([DRAFT, PAGE, replace(PAGE, whole=0)]),
+    st.lists(st.sampled_from(PLANTS), min_size=1, max_size=6),
+    st.integers(0, 40_000),
+    st.integers(0, 40_000),
+)
+def test_no_part_of_a_log_lets_one_through(
+    tmp_path_factory: pytest.TempPathFactory, windows: Windows, plants: list[Plant], before: int, after: int
+) -> None:
+    """Wherever the windows on the log begin and end, in the middle of a key too."""
+    folder = tmp_path_factory.mktemp("log")
+    middle = "\n".join(plant.written for plant in plants)
+    filling = "x" * (before // 2) + " " + "y\n" * (before // 4)
+    text = f"{middle}\n{filling}\n{middle} ERROR {middle}\n{'z ' * after}\nAssertionError: {middle}\n{'w' * after}\n{middle}"
+    (folder / "a.log").write_text(text, encoding="utf-8")
+    pieces = read_pieces(folder, "a.log", Redactor(), "AssertionError", windows)
+    assert pieces is not None
+    for plant in plants:
+        assert all(plant.hidden not in piece.text for piece in pieces.pieces)
+
+
+@pytest.mark.parametrize("plant", SECRETS.values(), ids=list(SECRETS))
+def test_the_journal_keeps_a_marker_in_the_place_of_a_secret(plant: Plant, tmp_path: Path) -> None:
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        journal.write("answer", error=plant.written, deep={"argv": ["vllm", plant.written], "path": "/home/me/x"})
+    text = (tmp_path / "journal.jsonl").read_text(encoding="utf-8")
+    assert plant.hidden not in json.dumps(read(tmp_path / "journal.jsonl").entries[0].fields)
+    assert plant.hidden not in text
+    assert "[redacted:" in text
+    assert "/home/me/x" in text  # which a later command needs, and a report does not show
+
+
+def test_a_key_of_the_environment_is_found_wherever_it_stands(tmp_path: Path) -> None:
+    redactor = Redactor(secrets=known_secrets({"VLLM_API_KEY": "plain-as-day"}), names=False)
+    with Journal(tmp_path / "journal.jsonl", redactor) as journal:
+        journal.write("answer", error="the key plain-as-day is not known")
+    assert read(tmp_path / "journal.jsonl").entries[0]["error"] == "the key [redacted:VLLM_API_KEY] is not known"
+
+
+def test_a_journal_from_elsewhere_does_not_open_other_files(tmp_path: Path) -> None:
+    (tmp_path / "outside.log").write_text("ERROR secret", encoding="utf-8")
+    run = tmp_path / "run"
+    run.mkdir()
+    with contextlib.suppress(OSError):  # not every file system has links
+        (run / "link.log").symlink_to("../outside.log")
+    for name in ("../outside.log", str(tmp_path / "outside.log"), "link.log", "absent.log", "."):
+        assert read_pieces(run, name, Redactor(), None) is None
+
+
+def test_a_host_is_known_by_the_name_that_the_journal_has() -> None:
+    recording, place, way = next(field for field in FIELDS if field[2] == ("trigger", "evidence", 0))
+    entries = list(recording.entries)
+    entries[0] = replace(entries[0], fields={**entries[0].fields, "hosts": ["quietname"]})
+    made = planted(replace(recording, entries=tuple(entries)), place, way, lambda was: f"{was} on quietname")
+    assert all("quietname" not in text for _, text in outputs(made))

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import subprocess
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.secrets_planted import PRIVATE, SECRETS, Plant
+from vllm_repro.journal.redact import Redactor, known_secrets
+
+REDACTOR = Redactor([("/home/me/work/checkout", "."), ("/home/me", "~")], ["gpu-box"], {"plainvalue": "VLLM_API_KEY"})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("hf_abcdefghijklmnop", "[redacted:hf-token]"),
+        ("Authorization: Bearer abc.def", "Authorization: Bearer [redacted:authorization]"),
+        ("vllm serve m --api-key sekrit --port 1", "vllm serve m --api-key [redacted:api-key] --port 1"),
+        ("--api-key one 'number two' --port 1", "--api-key [redacted:api-key] --port 1"),
+        ("--hf-token sekrit", "--hf-token [redacted:hf-token]"),
+        ("--api-key=sekrit", "--api-key=[redacted:api-key]"),
+        ("HF_TOKEN=abc VLLM_API_KEY=x y", "HF_TOKEN=[redacted:hf-token] VLLM_API_KEY=[redacted:api-key] y"),
+        ("AWS_SECRET_ACCESS_KEY='a b' y", "AWS_SECRET_ACCESS_KEY='[redacted:secret-access-key]' y"),
+        ("{'api_key': ['a', 'b'], 'port': 1}", "{'api_key': [redacted:api-key], 'port': 1}"),
+        (r"{\"HF_TOKEN\": \"abc\"}", r"{\"HF_TOKEN\": \"[redacted:hf-token]\"}"),
+        ("http://user:p@ss/w@proxy.corp:3128", "http://[redacted:login]@[host]:3128"),
+        ("/home/me/work/checkout/.venv/bin/python", "./.venv/bin/python"),
+        ("/home/me/.cache/x", "~/.cache/x"),
+        ("/home/mercury/x is not /home/me", "/home/[user]/x is not ~"),
+        (r"/Users/jane/x C:\Users\jane\x", r"/Users/[user]/x C:\Users\[user]\x"),
+        ("tcp://10.0.0.5:4123 from 192.168.7.7", "tcp://[address]:4123 from [address]"),
+        ("gpu-box:12:13 [0] NCCL INFO", "[host]:12:13 [0] NCCL INFO"),
+        ("a key plainvalue anywhere", "a key [redacted:VLLM_API_KEY] anywhere"),
+        ("-----BEGIN PRIVATE KEY-----\nMII\n-----END PRIVATE KEY-----\nx", "[redacted:private-key]\nx"),
+    ],
+)
+def test_secrets_and_private_names_go(text: str, expected: str) -> None:
+    assert REDACTOR.text(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "means"),
+    [
+        ("vllm-repro run '/home/me/a scenario.py' --seed 1", "vllm-repro run /home/you/a scenario.py --seed 1"),
+        (
+            "vllm-repro run /home/me/a.py --patch '/home/me/a; b.diff'",
+            "vllm-repro run /home/you/a.py --patch /home/you/a; b.diff",
+        ),
+        ("vllm-repro run '/home/me/checkout/a b.py'", "vllm-repro run ./a b.py"),
+        ("vllm-repro run \"it's in\" '/home/me/x y'", "vllm-repro run it's in /home/you/x y"),
+    ],
+)
+def test_a_command_without_names_still_means_the_same_to_a_shell(line: str, means: str) -> None:
+    redactor = Redactor([("/home/me/checkout", "."), ("/home/me", "$HOME")])
+    shown = subprocess.run(
+        ["sh", "-c", f"echo {redactor.command(line)}"],
+        env={"HOME": "/home/you"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout.rstrip("\n") == means
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "turboquant_attn.py:747 stays, and so do 08:24:30 and c10d::add",
+        "hf_overrides={}, hf_text_config, hf_token=None, eos_token='<|im_end|>', TOKENIZERS_PARALLELISM=false",
+        "max_tokens: 8, stop_token_ids=[1, 2], prompt_tokens=100",
+        "nvidia-curand-cu12==10.3.5.147, driver 535.104.05, cublas 12.1.3.1",
+        "127.0.0.1:8000 http://localhost:8000/v1 http://0.0.0.0:8000 https://github.com/vllm-project/vllm/issues/1",
+        "vllm/vllm-openai@sha256:0123abcd, ipc:///tmp/5f, google.protobuf.internal.decoder, threading.local",
+        "VLLM_API_KEY=${VLLM_API_KEY}",
+        "Invalid API key: ask for one; a Bearer of bad news",
+    ],
+)
+def test_what_tells_of_the_bug_stays(text: str) -> None:
+    assert REDACTOR.text(text) == text
+
+
+def test_a_key_that_is_a_word_of_its_own() -> None:
+    argv = [
+        "vllm",
+        "serve",
+        "m",
+        "--api-key",
+        "sekrit",
+        "and more",
+        "--hf-token",
+        "other",
+        "--port",
+        "1",
+        "X_TOKEN=a b",
+    ]
+    key, token = "[redacted:api-key]", "[redacted:hf-token]"
+    assert REDACTOR.deep(argv) == [
+        *argv[:4],
+        key,
+        key,
+        "--hf-token",
+        token,
+        "--port",
+        "1",
+        "X_TOKEN=[redacted:x-token]",
+    ]
+
+
+def test_everything_in_a_structure() -> None:
+    assert REDACTOR.deep(
+        {"a": ["/home/me/x", 1, None], "env": {"HF_TOKEN": "x", "N": 1}, "b": ("AKIAIOSFODNN7EXAMPLE",)}
+    ) == {
+        "a": ["~/x", 1, None],
+        "env": {"HF_TOKEN": "[redacted:hf-token]", "N": 1},
+        "b": ["[redacted:aws-key]"],
+    }
+
+
+def test_a_journal_keeps_private_names_and_no_secrets() -> None:
+    of_the_journal = Redactor(names=False)
+    for secret in SECRETS.values():
+        assert secret.hidden not in of_the_journal.text(secret.written)
+    for name in PRIVATE.values():
+        assert of_the_journal.text(name.written) == name.written
+
+
+def test_secrets_of_an_environment_are_known_by_name() -> None:
+    environ = {
+        "VLLM_API_KEY": "plainvalue",
+        "HF_TOKEN": "EMPTY",
+        "MAX_TOKENS": "123456789",
+        "TOKENIZERS_PARALLELISM": "false-ish",
+    }
+    assert known_secrets(environ) == {"plainvalue": "VLLM_API_KEY"}
+
+
+_PLANTS = [*SECRETS.values(), *PRIVATE.values()]
+_AROUND = st.text(st.sampled_from("ab 1.,;:='\"{}[]()/\\-_@\n"), max_size=12)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(_AROUND, st.sampled_from(_PLANTS)), min_size=1, max_size=4), _AROUND)
+def test_twice_is_once_and_nothing_is_left(parts: list[tuple[str, Plant]], end: str) -> None:
+    text = " ".join(f"{before} {plant.written}" for before, plant in parts) + " " + end
+    once = REDACTOR.text(text)
+    assert REDACTOR.text(once) == once
+    for _, plant in parts:
+        assert plant.hidden not in once
+
+
+@pytest.mark.parametrize(
+    "piece", ["a", "-", "a-", "://", "a:b@", " --api-key ", "host=", "eyJ", "1.1.1.1.", "'", "/home/", ":", "[", "x@"]
+)
+def test_time_grows_with_the_text_and_no_faster(piece: str) -> None:
+    """A pattern that begins anew at each letter of a hostile line takes minutes for a megabyte; this takes seconds at worst."""
+
+    def took(size: int) -> float:
+        text = piece * (size // len(piece))
+        started = time.process_time()
+        REDACTOR.text(text)
+        return time.process_time() - started
+
+    assert took(200_000) < 20 * max(took(20_000), 0.02)
+
+
+def test_a_short_value_is_a_word_of_every_log_and_no_secret() -> None:
+    assert known_secrets({"API_KEY": "12345678", "OTHER_KEY": "1234567", "PATH": "/usr/local/bin"}) == {
+        "12345678": "API_KEY"
+    }
+
+
+def test_a_secret_that_begins_with_another_goes_whole() -> None:
+    redactor = Redactor(secrets={"abcdefgh": "A_TOKEN", "abcdefghijkl": "B_TOKEN"}, names=False)
+    assert "ijkl" not in redactor.text("it said abcdefghijkl twice: abcdefgh")
+
+
+def test_a_host_goes_where_it_is_a_whole_name() -> None:
+    redactor = Redactor(hosts=["gpubox"])
+    for others in ("gpubox2", "my-gpubox", "gpubox-7", "mygpubox", "a.gpubox"):
+        assert others in redactor.text(f"ask {others}: now")
+    for text in ("gpubox: x", "at gpubox.", "http://gpubox:8000/"):
+        assert "gpubox" not in redactor.text(text)

@@ -1,0 +1,310 @@
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.report_examples import REHEARSAL, report
+from tests.schemas import VERSIONS_SCHEMA
+from vllm_repro.report.model import RunReport
+from vllm_repro.report.version_map import Row, VersionMap, readings, row_of, row_without_run
+from vllm_repro.report.versions import markdown, terminal
+from vllm_repro.scenario.catalogue import find
+from vllm_repro.scenario.scenario import Arm, Status
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.release_result import Fate
+from vllm_repro.verdict.verdict import Expected, Standing, Verdict, arm_result, decide
+
+STATUS = Status(bad=">=0.21.0,<0.24.0", good=">=0.24.0")
+EXAMPLE = report(REHEARSAL)
+VERSIONS = ("0.20.2", "0.21.0", "0.22.1", "0.23.0", "0.24.0", "0.25.1", "0.26.0", "0.27.0", "0.28.0")
+
+PHRASES = {
+    "lives in": Fate.LIVES,
+    "dies in": Fate.DIES,
+    "dies in some boots of": Fate.SOMETIMES,
+    "fails in another way": Fate.FAILS_OTHERWISE,
+    "fail in another way": Fate.FAILS_OTHERWISE,
+    "does not cross the boundary": Fate.UNTRIGGERED,
+    "do not cross the boundary": Fate.UNTRIGGERED,
+    "does not boot": Fate.BOOT_FAILED,
+    "do not boot": Fate.BOOT_FAILED,
+    "cannot run it here": Fate.UNSUPPORTED,
+    "could not be tried": Fate.INFRA,
+    "is undecided": Fate.UNDECIDED,
+    "are undecided": Fate.UNDECIDED,
+    "was not tried": None,
+    "were not tried": None,
+}
+
+
+def run_of(version: str, outcomes: Sequence[Outcome], *, reported: str | None = None) -> RunReport:
+    """The example run with its first arm's trials turned into these, on this release."""
+    first = EXAMPLE.arms[0]
+    dead = first.trials[0]
+    trials = tuple(
+        replace(
+            dead,
+            number=number,
+            outcome=outcome,
+            version=None if outcome in (Outcome.INFRA, Outcome.UNSUPPORTED) else reported or version,
+            boot_s=None if outcome in (Outcome.INFRA, Outcome.UNSUPPORTED, Outcome.BOOT_FAILED) else 10.0 * number,
+            trigger=replace(dead.trigger, crossed=outcome in (Outcome.CRASH, Outcome.CLEAN)),
+            death=dead.death if outcome is Outcome.CRASH else None,
+            why=f"it was {outcome}",
+        )
+        for number, outcome in enumerate(outcomes, 1)
+    )
+    result = arm_result(first.name, Expected.DIES, outcomes)
+    verdict = decide([result], standing=STATUS.standing(version))
+    folder = Path(f"20260101T00000{VERSIONS.index(version)}Z-abcdef")
+    return replace(
+        EXAMPLE, folder=folder, arms=(replace(first, trials=trials, result=result),), verdict=verdict, version=version
+    )
+
+
+def row(version: str, *outcomes: Outcome) -> Row:
+    return row_of(run_of(version, outcomes), version, STATUS.standing(version), "rehearsal")
+
+
+def map_of(rows: Sequence[Row], versions: Sequence[str] | None = None) -> VersionMap:
+    return VersionMap(
+        EXAMPLE.scenario,
+        EXAMPLE.issue,
+        EXAMPLE.title,
+        STATUS,
+        "rehearsal",
+        "rehearsal",
+        ("reported",),
+        1,
+        tuple(versions or [row.version for row in rows]),
+        tuple(rows),
+        "0.1.0",
+        "2026-01-01T00:00:00Z",
+        61.5,
+        "vllm-repro versions tq-chunked-prefill",
+    )
+
+
+def said(text: str, tested: Sequence[str]) -> dict[str, Fate | None]:
+    """What a reading says of each release, read back independently of how it was made."""
+    names = r"[0-9][0-9., a-z()]*?"
+    found: dict[str, Fate | None] = {}
+    head, *listed = text.split("; ")
+    clauses = [part for part in listed if not part.startswith("against ")]
+    ranged = re.findall(rf"(dies in some boots of|lives in|dies in) ({names})(?=, (?:lives|dies)|$)", head)
+    if not ranged and not head.startswith("against "):
+        clauses.append(head)
+    pairs = list(ranged)
+    for clause in clauses:
+        match = re.fullmatch(rf"({names}) ([a-z].*)", clause)
+        assert match is not None, clause
+        end = next(phrase for phrase in PHRASES if clause.endswith(f" {phrase}"))
+        pairs.append((end, clause.removesuffix(f" {end}")))
+    for phrase, text_of_names in pairs:
+        for item in re.split(r", | and ", text_of_names):
+            spanned = re.fullmatch(r"(\S+) to (\S+) \((\d+) tried\)", item)
+            chosen = [item]
+            if spanned is not None:
+                chosen = list(tested[tested.index(spanned[1]) : tested.index(spanned[2]) + 1])
+                assert len(chosen) == int(spanned[3])
+            for version in chosen:
+                assert version in tested, version
+                assert version not in found, f"{version} is named twice in: {text}"
+                found[version] = PHRASES[phrase]
+    return found
+
+
+MAPS = st.builds(
+    lambda outcomes, cut: map_of(
+        [row(version, *tried) for version, tried in zip(VERSIONS, outcomes, strict=False)][:cut],
+        VERSIONS[: len(outcomes)],
+    ),
+    st.lists(
+        st.lists(st.sampled_from(Outcome), min_size=1, max_size=2)
+        | st.lists(st.just(Outcome.CLEAN), min_size=1, max_size=3),
+        min_size=1,
+        max_size=len(VERSIONS),
+    ),
+    st.integers(min_value=0, max_value=len(VERSIONS)),
+)
+
+
+@given(MAPS)
+def test_a_reading_names_each_release_once_and_with_its_own_fate(version_map: VersionMap) -> None:
+    (text,) = readings(version_map)
+    fates: Mapping[str, Fate | None] = {row.version: row.arms[0].fate for row in version_map.rows}
+    assert said(text, version_map.versions) == {version: fates.get(version) for version in version_map.versions}, text
+
+
+@given(MAPS)
+def test_only_a_release_whose_every_boot_crossed_and_lived_is_said_to_live(version_map: VersionMap) -> None:
+    (text,) = readings(version_map)
+    living = {version for version, fate in said(text, version_map.versions).items() if fate is Fate.LIVES}
+    quiet = {
+        row.version for row in version_map.rows if {trial.outcome for trial in row.arms[0].trials} == {Outcome.CLEAN}
+    }
+    assert living == quiet
+
+
+@given(MAPS)
+def test_what_a_map_says_of_itself_is_what_its_rows_say(version_map: VersionMap) -> None:
+    loaded = version_map.as_json()
+    jsonschema.validate(loaded, VERSIONS_SCHEMA)
+    assert json.loads(json.dumps(loaded)) == loaded
+    answers = [row.expected for row in version_map.rows] + [None] * len(version_map.pending)
+    assert version_map.expected is (False if False in answers else None if None in answers else True)
+    assert not (loaded["expected"] and (loaded["undecided"] or loaded["pending"]))
+    assert [row["version"] for row in loaded["rows"]] + loaded["pending"] == loaded["versions"]
+    (text,) = readings(version_map)
+    named = re.search(r"against what is declared: (.*)", text)
+    assert (re.split(r", | and ", named[1]) if named else []) == list(version_map.surprises)
+
+
+@pytest.mark.parametrize(
+    ("rows", "text"),
+    [
+        (
+            [
+                row("0.20.2", Outcome.BOOT_FAILED),
+                row("0.21.0", Outcome.CRASH),
+                row("0.22.1", Outcome.CRASH),
+                row("0.23.0", Outcome.CRASH),
+                row("0.24.0", Outcome.CLEAN),
+                row("0.25.1", Outcome.BOOT_FAILED),
+                row("0.27.0", Outcome.CLEAN),
+            ],
+            "dies in 0.21.0 to 0.23.0 (3 tried), lives in 0.24.0 and 0.27.0; 0.20.2 and 0.25.1 do not boot",
+        ),
+        (
+            [row("0.23.0", Outcome.CLEAN), row("0.24.0", Outcome.CRASH, Outcome.CLEAN)],
+            "lives in 0.23.0, dies in some boots of 0.24.0; against what is declared: 0.23.0 and 0.24.0",
+        ),
+        ([row("0.24.0", Outcome.OTHER_CRASH)], "0.24.0 fails in another way; against what is declared: 0.24.0"),
+        ([row("0.24.0", Outcome.INFRA), row("0.25.1", Outcome.INFRA)], "0.24.0 and 0.25.1 could not be tried"),
+        ([row("0.23.0", Outcome.UNTRIGGERED)], "0.23.0 does not cross the boundary"),
+    ],
+)
+def test_readings_that_were_reviewed(rows: list[Row], text: str) -> None:
+    assert readings(map_of(rows)) == (text,)
+
+
+def test_what_was_not_tried_is_said_to_be_that_and_leaves_the_map_undecided() -> None:
+    cut = map_of([row("0.23.0", Outcome.CRASH)], ["0.23.0", "0.24.0", "0.25.1"])
+    assert readings(cut) == ("dies in 0.23.0; 0.24.0 and 0.25.1 were not tried",)
+    assert (cut.expected, cut.pending) == (None, ("0.24.0", "0.25.1"))
+    assert map_of([row("0.23.0", Outcome.CRASH)]).expected is True
+
+
+def test_releases_that_do_not_boot_are_a_range_too_and_those_that_could_not_be_tried_are_not() -> None:
+    refused = [row(version, Outcome.BOOT_FAILED) for version in VERSIONS[:3]]
+    missed = [row(version, Outcome.INFRA) for version in VERSIONS[3:6]]
+    assert readings(map_of([*refused, *missed])) == (
+        "0.20.2 to 0.22.1 (3 tried) do not boot; 0.23.0, 0.24.0 and 0.25.1 could not be tried",
+    )
+
+
+def test_a_range_names_its_ends_from_three_releases_on() -> None:
+    rows = [row(version, Outcome.CRASH) for version in VERSIONS[:5]]
+    (of_two,), (of_three,) = readings(map_of(rows[:2])), readings(map_of(rows[:3]))
+    assert of_two == "dies in 0.20.2 and 0.21.0"
+    assert of_three == "dies in 0.20.2 to 0.22.1 (3 tried)"
+    (broken,) = readings(map_of([*rows[:2], row("0.22.1", Outcome.CLEAN), *rows[3:]]))
+    assert (
+        broken
+        == "dies in 0.20.2 and 0.21.0, lives in 0.22.1, dies in 0.23.0 and 0.24.0; against what is declared: 0.22.1 and 0.24.0"
+    )
+
+
+def test_a_release_whose_run_has_no_such_arm_was_not_tried() -> None:
+    """As a journal of the arms `branch` and `unreserved` alone, held against a map of `reported`."""
+    other = row("0.23.0", Outcome.CRASH)
+    other = replace(other, arms=tuple(replace(arm, result=replace(arm.result, name="branch")) for arm in other.arms))
+    without = map_of([other, row("0.24.0", Outcome.CLEAN)])
+    assert readings(without) == ("lives in 0.24.0; 0.23.0 was not tried",)
+    assert readings(map_of([other])) == ("0.23.0 was not tried",)
+    assert "**0.23.0 was not tried.**" in markdown(map_of([other]))
+
+
+def test_a_release_that_could_not_be_installed_has_its_reason_and_no_run() -> None:
+    scenario = find("tq-chunked-prefill")
+    own = Arm("growing", Expected.DIES, bad=">=0.24.0")
+    lost = row_without_run("0.24.0", scenario, scenario.arms[:1], Fate.INFRA, "pip cannot\nreach its package index")
+    assert (lost.why, lost.run, lost.expected) == ("pip cannot reach its package index", None, None)
+    assert readings(map_of([lost])) == ("0.24.0 could not be tried",)
+    jsonschema.validate(map_of([lost]).as_json(), VERSIONS_SCHEMA)
+    assert (lost.declared, lost.arms[0].declared) == (Standing.GOOD, Standing.GOOD)
+    assert row_without_run("0.24.0", scenario, [own], Fate.INFRA, "").arms[0].declared is Standing.BAD
+
+
+@pytest.mark.parametrize(("reported", "believed"), [("0.24.0", True), ("0.24.0+cpu", True), ("0.23.0", False)])
+def test_a_server_of_another_release_decides_nothing(reported: str, believed: bool) -> None:
+    run = run_of("0.24.0", [Outcome.CLEAN], reported=reported)
+    one = row_of(run, "0.24.0", Standing.GOOD, "rehearsal")
+    assert (one.arms[0].fate, one.expected) == ((Fate.LIVES, True) if believed else (Fate.UNDECIDED, None))
+    assert (f"the server says that it is vLLM {reported}" in one.why) is not believed
+
+
+def test_neither_does_a_run_with_other_evidence_nor_a_bug_that_is_not_imitated() -> None:
+    run = run_of("0.24.0", [Outcome.CLEAN])
+    assert row_of(run, "0.24.0", Standing.GOOD, "cpu").arms[0].fate is Fate.UNDECIDED
+    assert row_of(replace(run, imitated=False), "0.24.0", Standing.GOOD, "rehearsal").arms[0].fate is Fate.UNDECIDED
+
+
+def test_several_arms_have_a_sentence_and_an_answer_each() -> None:
+    """The example has six arms, among them one that stays short of the boundary as it is declared to."""
+    one = row_of(replace(EXAMPLE, version="0.23.0"), "0.23.0", Standing.BAD, "rehearsal")
+    several = replace(map_of([one]), arms=tuple(arm.name for arm in one.arms))
+    assert readings(several)[:2] == ("reported: dies in 0.23.0", "eager: lives in 0.23.0")
+    assert "near-miss-128: 0.23.0 does not cross the boundary" in readings(several)
+    assert {one.as_declared(arm) for arm in one.arms} == {True}
+    assert (one.why, one.verdict, several.expected) == ("", Verdict.REPRODUCES, True)
+    surprised = replace(one, surprises=("eager",), expected=False)
+    assert [surprised.as_declared(arm) for arm in surprised.arms][:2] == [True, False]
+    sentences = readings(replace(several, rows=(surprised,)))
+    assert [number for number, text in enumerate(sentences) if "; against what is declared: 0.23.0" in text] == [1]
+
+
+def test_an_arm_that_is_not_the_reported_one_is_named_even_alone() -> None:
+    """`lives in 0.23.0` of a workaround would read as if the bug were not there."""
+    one = row_of(replace(EXAMPLE, version="0.23.0"), "0.23.0", Standing.BAD, "rehearsal")
+    alone = replace(map_of([one]), arms=("eager",), rows=(replace(one, arms=one.arms[1:2]),))
+    assert readings(alone) == ("eager: lives in 0.23.0",)
+    assert "reading:  eager: lives in 0.23.0" in terminal(alone, "x")
+    assert readings(replace(map_of([one]), arms=("reported",))) == ("dies in 0.23.0",)
+
+
+@pytest.mark.parametrize(
+    ("crossed", "reading"), [(True, "0.24.0 fails in another way"), (False, "0.24.0 is undecided")]
+)
+def test_a_hang_that_is_not_the_bug_is_in_no_range_and_says_why(crossed: bool, reading: str) -> None:
+    run = run_of("0.24.0", [Outcome.HANG])
+    result = arm_result("reported", Expected.HANGS, [Outcome.HANG], strange=int(crossed), unproved=int(not crossed))
+    trial = replace(run.arms[0].trials[0], why="it never came to rest")
+    arm = replace(run.arms[0], result=result, trials=(trial,))
+    verdict = decide([result], standing=Standing.UNKNOWN)
+    one = row_of(replace(run, arms=(arm,), verdict=verdict), "0.24.0", Standing.UNKNOWN, "rehearsal")
+    assert readings(map_of([replace(one, surprises=())])) == (reading,)
+    assert one.why == "it never came to rest"
+
+
+@pytest.mark.parametrize(
+    ("expected", "outcome", "reading"),
+    [
+        (Expected.ERRS, Outcome.WRONG_OUTPUT, "answers wrongly in 0.24.0"),
+        (Expected.HANGS, Outcome.HANG, "hangs in 0.24.0"),
+        (Expected.SPINS, Outcome.HANG, "never rests in 0.24.0"),
+    ],
+)
+def test_a_bug_that_kills_nothing_is_not_called_a_death(expected: Expected, outcome: Outcome, reading: str) -> None:
+    run = run_of("0.24.0", [outcome])
+    arm = replace(run.arms[0], result=arm_result(run.arms[0].name, expected, [outcome]))
+    one = row_of(replace(run, arms=(arm,)), "0.24.0", Standing.BAD, "rehearsal")
+    assert readings(map_of([replace(one, surprises=())])) == (reading,)

@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fake_vllm import COMPLETION, Exchange, FakeVllm
+from tests.running.test_trial import FATAL, SCENARIO, trial_on
+from vllm_repro.journal.journal import Recording, read
+from vllm_repro.running.assess import Conclusion
+from vllm_repro.running.options import Wishes
+from vllm_repro.running.trial import Trial, run_trial
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.output import Probe, Weights, checks
+from vllm_repro.verdict.throughput import throughput
+
+LOADS = (throughput(prompt=12, output=4, concurrency=[1, 3], baseline="reported"),)
+ROUNDS = 2 + 5
+
+
+@dataclass
+class Engine:
+    """Answers streams, and counts tokens as vLLM does. `wrong`: what it does to a measured request in place of an answer."""
+
+    fake: FakeVllm | None = None
+    wrong: Callable[[Exchange, int], bool] = lambda *_: False
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    prompt: int = 0
+    output: int = 0
+    counts_double: bool = False
+    token: Callable[[int], int] = lambda number: number
+
+    def completions(self, exchange: Exchange) -> None:
+        body = exchange.body
+        if not body.get("stream"):
+            exchange.answer(200, COMPLETION)
+            return
+        self.asked.append(body)
+        if self.wrong(exchange, len(self.asked)):
+            return
+        prompt, output = len(body["prompt"]), body["max_tokens"]
+        self.prompt += prompt
+        self.output += output * (2 if self.counts_double else 1)
+        events: list[dict[str, Any]] = [
+            {"choices": [{"index": 0, "text": f"t{i}", "token_ids": [self.token(i)], "finish_reason": None}]}
+            for i in range(output)
+        ]
+        events[-1]["choices"][0]["finish_reason"] = "length"
+        events.append({"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": output}})
+        text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+        exchange.answer(200, text, "text/event-stream")
+
+    def metrics(self, exchange: Exchange) -> None:
+        exchange.answer(
+            200,
+            f"process_start_time_seconds 1000.0\nvllm:prompt_tokens_total {100 + self.prompt}\n"
+            f"vllm:generation_tokens_total {100 + self.output}\n",
+            "text/plain",
+        )
+
+
+def tokenize(exchange: Exchange) -> None:
+    exchange.answer(200, {"tokens": [sum(map(ord, word)) for word in exchange.body["prompt"].split()], "count": 1})
+
+
+def concluded(folder: Path, engine: Engine, **changes: Any) -> tuple[Conclusion, Recording, Trial]:
+    paths = {"/v1/completions": engine.completions, "/metrics": engine.metrics, "/tokenize": tokenize}
+    with FakeVllm(folder / "log", paths) as fake:
+        engine.fake = fake
+        trial = trial_on(fake, folder)
+        loads, output = changes.pop("throughput", ()), changes.pop("output", None)
+        wishes = changes.pop("wishes", Wishes(throughput=bool(loads)))
+        trial = replace(trial, scenario=replace(SCENARIO, throughput=loads, output=output), wishes=wishes, **changes)
+        with trial.journal, trial.requests:
+            conclusion = asyncio.run(run_trial(trial))
+    return conclusion, read(folder / "journal.jsonl"), trial
+
+
+def test_each_load_is_measured_in_rounds_and_the_first_one_again(tmp_path: Path) -> None:
+    engine = Engine()
+    conclusion, journal, _ = concluded(tmp_path, engine, throughput=LOADS)
+    assert conclusion.outcome is Outcome.CLEAN
+    points = [(entry["point"]["concurrency"], entry["again"]) for entry in journal.of("throughput-point")]
+    assert points == [(1, False), (3, False), (1, True)]
+    for entry in journal.of("throughput-point"):
+        requests = ROUNDS * entry["point"]["concurrency"]
+        assert entry["usage"] == entry["counted"] == {"prompt": 12 * requests, "output": 4 * requests}
+    assert len(list(journal.of("throughput-round"))) == 3 * 5
+    # The workload is what the trigger is about, and what the trial's requests are.
+    assert conclusion.sent == 2
+    assert len(conclusion.trigger.evidence) <= 2
+
+
+def test_requests_are_greedy_salted_and_of_a_fixed_length(tmp_path: Path) -> None:
+    engine = Engine()
+    concluded(tmp_path, engine, throughput=LOADS)
+    assert len(engine.asked) == ROUNDS * 5
+    assert len({tuple(body["prompt"]) for body in engine.asked}) == len(engine.asked)
+    assert len({body["prompt"][0] for body in engine.asked}) > len(engine.asked) / 2
+    for body in engine.asked:
+        assert len(body["prompt"]) == 12
+        assert (body["max_tokens"], body["min_tokens"], body["ignore_eos"], body["temperature"]) == (4, 4, True, 0)
+
+
+def test_every_arm_gets_the_same_prompts(tmp_path: Path) -> None:
+    prompts = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        engine = Engine()
+        arm = replace(SCENARIO.arms[0], name=name)
+        scenario = replace(SCENARIO, arms=(arm,))
+        paths = {"/v1/completions": engine.completions, "/metrics": engine.metrics, "/tokenize": tokenize}
+        with FakeVllm(tmp_path / name / "log", paths) as fake:
+            trial = replace(
+                trial_on(fake, tmp_path / name),
+                scenario=replace(scenario, throughput=LOADS),
+                arm=arm,
+                wishes=Wishes(throughput=True),
+            )
+            with trial.journal, trial.requests:
+                asyncio.run(run_trial(trial))
+        prompts.append(sorted(body["prompt"] for body in engine.asked))
+    assert prompts[0] == prompts[1]
+
+
+def test_nothing_is_measured_unasked_nor_on_a_server_that_an_earlier_arm_has(tmp_path: Path) -> None:
+    cases: dict[str, dict[str, Any]] = {
+        "unasked": {"wishes": Wishes()},
+        "same-server": {"arm": SCENARIO.arms[1]},  # other requests, same command
+    }
+    for name, changes in cases.items():
+        (tmp_path / name).mkdir()
+        engine = Engine()
+        concluded(tmp_path / name, engine, throughput=LOADS, **changes)
+        assert engine.asked == []
+
+
+def test_an_engine_that_dies_while_it_is_measured_has_died(tmp_path: Path) -> None:
+    def wrong(exchange: Exchange, number: int) -> bool:
+        if number == ROUNDS + 5:  # in the second round of the second load
+            exchange.fake.write(FATAL)
+            message = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+            exchange.answer(500, {"error": {"message": message, "code": 500}})
+        return number >= ROUNDS + 5
+
+    conclusion, journal, trial = concluded(tmp_path, Engine(wrong=wrong), throughput=LOADS)
+    assert conclusion.outcome is Outcome.OTHER_CRASH
+    assert conclusion.during == "throughput (12 -> 4 tokens, 3 at once)"
+    (stopped,) = journal.of("measure-stopped")
+    assert "died" in stopped["why"]
+    assert [entry["point"]["concurrency"] for entry in journal.of("throughput-point")] == [1]
+    assert trial.seen.asked[-1].died
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [(400, Outcome.CLEAN), (500, Outcome.WRONG_OUTPUT)],  # too long for this server, or an answer that failed
+)
+def test_a_load_that_is_refused_gives_no_figure(tmp_path: Path, status: int, outcome: Outcome) -> None:
+    def wrong(exchange: Exchange, _: int) -> bool:
+        exchange.answer(status, {"error": {"message": "no", "code": status}})
+        return True
+
+    conclusion, journal, _ = concluded(tmp_path, Engine(wrong=wrong), throughput=LOADS)
+    assert conclusion.outcome is outcome
+    (stopped,) = journal.of("measure-stopped")
+    assert f"failed: {status}: no" in stopped["why"]
+    assert not list(journal.of("throughput-point"))
+
+
+def test_answers_of_another_length_give_no_figure(tmp_path: Path) -> None:
+    def wrong(exchange: Exchange, _: int) -> bool:
+        exchange.body["max_tokens"] = 3
+        return False
+
+    conclusion, journal, _ = concluded(tmp_path, Engine(wrong=wrong), throughput=LOADS)
+    assert conclusion.outcome is Outcome.CLEAN
+    (stopped,) = journal.of("measure-stopped")
+    assert "12 -> 4 tokens: 12 -> 3" in stopped["why"]
+
+
+def test_a_server_that_counts_otherwise_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_repro.running.measure._COUNTED_WITHIN", 0.1)
+    _, journal, _ = concluded(tmp_path, Engine(counts_double=True), throughput=LOADS)
+    first = next(journal.of("throughput-point"))
+    assert first["counted"]["output"] == 2 * first["usage"]["output"]
+
+
+def test_a_soak_counts_what_goes_wrong(tmp_path: Path) -> None:
+    def wrong(exchange: Exchange, number: int) -> bool:
+        if number in (3, 4):
+            exchange.answer(429, {"error": {"message": "later", "code": 429}})
+        return number in (3, 4)
+
+    engine = Engine(wrong=wrong)
+    conclusion, journal, _ = concluded(tmp_path, engine, wishes=Wishes(soak=0.5))
+    (entry,) = journal.of("soak")
+    assert (entry["soak"]["errors"], entry["soak"]["restarts"], entry["soak"]["seconds"]) == (2, 0, 0.5)
+    assert entry["soak"]["requests"] == len(engine.asked) > 8
+    assert sum(entry["soak"]["tenths"]) <= engine.output
+    assert conclusion.outcome is Outcome.CLEAN
+    assert len({tuple(body["prompt"]) for body in engine.asked}) == len(engine.asked)
+
+
+def test_a_death_in_a_soak_is_a_death(tmp_path: Path) -> None:
+    def wrong(exchange: Exchange, number: int) -> bool:
+        if number == 9:
+            exchange.fake.write(FATAL)
+        return False
+
+    conclusion, journal, _ = concluded(tmp_path, Engine(wrong=wrong), wishes=Wishes(soak=30.0))
+    assert conclusion.outcome is Outcome.OTHER_CRASH
+    assert conclusion.during.startswith("the soak")
+    (entry,) = journal.of("soak")
+    assert entry["soak"]["seconds"] < 10
+
+
+@pytest.mark.parametrize(
+    ("token", "weights", "outcome"),
+    [
+        (lambda number: number, "", Outcome.CLEAN),
+        (lambda _: 7, "", Outcome.WRONG_OUTPUT),
+        (lambda _: 7, "--load-format dummy", Outcome.CLEAN),
+    ],
+)
+def test_an_answer_that_repeats_one_token_is_wrong_where_weights_are_real(
+    tmp_path: Path, token: Callable[[int], int], weights: str, outcome: Outcome
+) -> None:
+    engine = Engine(token=token)
+    paths = {"/v1/completions": engine.completions, "/metrics": engine.metrics, "/tokenize": tokenize}
+    with FakeVllm(tmp_path / "log", paths) as fake:
+        trial = trial_on(fake, tmp_path)
+        command = trial.launch.command.with_flags(weights) if weights else trial.launch.command
+        scenario = replace(SCENARIO, output=checks(longest_run=32, needle=200))
+        trial = replace(trial, scenario=scenario, launch=replace(trial.launch, command=command))
+        with trial.journal, trial.requests:
+            conclusion = asyncio.run(run_trial(trial))
+    assert conclusion.weights is (Weights.DUMMY if weights else Weights.REAL)
+    said = [entry["said"] for entry in read(tmp_path / "journal.jsonl").of("output")]
+    assert said[0]["first"] == [token(number) for number in range(64)]
+    assert [len(asked["prompt"]) for asked in engine.asked[1:]] == ([] if weights else [200])
+    assert [one["probe"] for one in said[1:]] == ([] if weights else [Probe.NEEDLE])
+    if outcome is Outcome.WRONG_OUTPUT:
+        assert "one token 64 times in a row" in conclusion.why
+    elif not weights:
+        outcome = Outcome.WRONG_OUTPUT  # this engine knows no needle
+        assert "was not found again" in conclusion.why
+    assert conclusion.outcome is outcome

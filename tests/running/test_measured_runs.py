@@ -1,0 +1,131 @@
+"""Whole runs on the rehearsal engine with loads and output checks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Done, Harness
+from vllm_repro.journal.journal import read
+from vllm_repro.scenario.catalogue import scenario_files
+
+LOADS = """    throughput=[
+        throughput(prompt=32, output=8, concurrency=[1, 2], baseline="eager"),
+        throughput(prompt=5000, output=4, baseline="eager"),
+    ],
+"""
+
+
+def scenario(folder: Path, declared: str) -> str:
+    """tq-chunked-prefill with something to measure."""
+    source = next(path for path in scenario_files() if path.name == "tq_chunked_prefill.py")
+    text = source.read_text(encoding="utf-8")
+    text = text.replace("    chat,\n", "    chat,\n    checks,\n", 1)
+    text = re.sub(r"    throughput=throughput\(.*\),\n", declared, text)
+    path = folder / source.name
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def run(harness: Harness, path: str, version: str, arms: str, *words: str, fault: str = "") -> Done:
+    named = [word for arm in arms.split() for word in ("--arm", arm)]
+    env = {"VLLM_REHEARSAL_FAULT": fault} if fault else {}
+    return harness("run", path, "--server", "rehearsal", "--vllm", version, *named, *words, env=env)
+
+
+def test_arms_that_live_are_measured_and_nothing_is_claimed(harness: Harness, tmp_path: Path) -> None:
+    arms = "reported eager bigger-chunk near-miss-128"
+    done = run(harness, scenario(tmp_path, LOADS), "0.23.0", arms, "--throughput", "--soak", "1s")
+    assert done.status == 0, done.out + done.err
+    report = done.report
+    assert report["throughput"] is None
+    assert "REHEARSAL" in report["throughput_withheld"]
+    assert done.folder is not None
+    journal = read(done.folder / "journal.jsonl")
+    # The one that died has no figure; the near miss has the server of the one that died, and would only die of the longer load.
+    points = list(journal.of("throughput-point"))
+    assert {entry["arm"] for entry in points} == {"eager", "bigger-chunk"}
+    assert all(entry["usage"] == entry["counted"] for entry in points)
+    soaks = {arm["name"]: arm["trials"][0]["soak"] for arm in report["arms"]}
+    assert soaks["reported"] is None
+    assert (soaks["near-miss-128"]["errors"], soaks["near-miss-128"]["seconds"]) == (0, 1.0)
+    figures = [line for line in done.out.splitlines() if "at once" in line]
+    assert len(figures) == 6
+    assert all("REHEARSAL, " in line for line in figures)
+    assert "--throughput --soak 1s" in report["reproduce"]
+
+
+def test_an_engine_that_dies_while_it_is_measured_gives_no_figure(harness: Harness, tmp_path: Path) -> None:
+    done = run(harness, scenario(tmp_path, LOADS), "0.24.0", "reported", "--throughput", fault="other:20")
+    trial = done.report["arms"][0]["trials"][0]
+    assert trial["outcome"] == "other-crash"
+    assert trial["during"].startswith("throughput (32 -> 8 tokens, 2 at once)")
+    assert trial["throughput"] is None
+    assert "at once   REHEARSAL" not in done.out
+    assert "was not measured: the engine died or hung" in done.out
+    assert done.folder is not None
+    assert "after the workload, in throughput" in (done.folder / "report.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("declared", "fault", "why"),
+    [
+        ("checks(longest_run=32, distinct=0.1)", "garbage:4", "one token 64 times in a row"),
+        ("checks(distinct=0.1)", "garbage:4", "only 1 different tokens in an answer of 64"),
+        ("checks(longest_run=32, distinct=0.1)", "", ""),
+    ],
+)
+def test_an_engine_that_says_one_thing_over_and_over(
+    harness: Harness, tmp_path: Path, declared: str, fault: str, why: str
+) -> None:
+    done = run(harness, scenario(tmp_path, f"    output={declared},\n"), "0.24.0", "reported", fault=fault)
+    trial = done.report["arms"][0]["trials"][0]
+    assert trial["outcome"] == ("wrong-output" if why else "clean"), trial
+    assert why in trial["why"]
+    assert done.status == (1 if why else 0)
+
+
+def test_an_arm_that_says_something_else_than_the_baseline(harness: Harness, tmp_path: Path) -> None:
+    """The output check is the fourth request of the reported arm, and the third of the other one: only the former is spoilt."""
+    path = scenario(tmp_path, '    output=checks(same=16, baseline="bigger-chunk"),\n')
+    done = run(harness, path, "0.24.0", "reported bigger-chunk", fault="garbage:4")
+    reported, other = (arm["trials"][0] for arm in done.report["arms"])
+    assert (reported["outcome"], other["outcome"]) == ("wrong-output", "untriggered")
+    assert "not that of bigger-chunk: they part after" in reported["why"]
+    assert done.report["verdict"] == "changed"
+    assert run(harness, path, "0.24.0", "reported bigger-chunk").report["verdict"] == "quiet"
+
+
+def test_boots_end_when_they_decide_nothing_more(harness: Harness) -> None:
+    def boots(*words: str) -> dict[str, int]:
+        done = harness("run", "tq-chunked-prefill", "--server", "rehearsal", "--trials", "auto", *words)
+        assert done.status == 0, done.out + done.err
+        assert "--trials auto" in done.report["reproduce"]
+        return {arm["name"]: len(arm["trials"]) for arm in done.report["arms"]}
+
+    arms = ("--arm", "reported", "--arm", "eager", "--arm", "near-miss-128")
+    assert boots(*arms) == {"reported": 5, "eager": 4, "near-miss-128": 1}
+    done = harness("run", "tq-chunked-prefill", "--server", "rehearsal", "--vllm", "0.24.0", "--trials", "auto", *arms)
+    assert [len(arm["trials"]) for arm in done.report["arms"]] == [4, 1, 1]
+    assert done.report["verdict"] == "fixed"
+    assert "Fisher's exact test: p = 0.0079" in done.report["because"]
+
+
+@pytest.mark.parametrize(
+    ("words", "declared", "says"),
+    [
+        (("--throughput",), "", "declares no load to measure"),
+        (("--throughput", "--arm", "near-miss-128"), LOADS, "the server is that of an earlier arm"),
+        (("--soak", "soon"), "", "is no time, such as 90s, 30m or 2h"),
+        (("--trials", "some"), "", "at least 1"),
+    ],
+)
+def test_wishes_that_cannot_be_fulfilled(
+    harness: Harness, tmp_path: Path, words: tuple[str, ...], declared: str, says: str
+) -> None:
+    path = scenario(tmp_path, declared) if declared else "min-tokens-stop-ids"
+    done = harness("run", path, "--server", "rehearsal", *words)
+    assert (done.status, done.folder) == (64, None)
+    assert says in done.err

@@ -1,0 +1,143 @@
+"""A run that was cut goes on where it was, and as it was begun."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.conftest import Harness
+from tests.report_examples import REHEARSAL
+from vllm_repro.errors import UsageError
+from vllm_repro.journal.journal import Entry, Journal, Recording, read
+from vllm_repro.running.resume import left_of
+from vllm_repro.running.run import order
+from vllm_repro.scenario.scenario import Arm
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.verdict import Expected
+
+ARMS = [Arm("a", Expected.DIES), Arm("b", Expected.LIVES)]
+SPINS = Arm("c", Expected.SPINS)
+HEADER = {
+    "reproduce": "vllm-repro run a-bug --server rehearsal --trials 3",
+    "scenario": "a-bug",
+    "machine": {"cpus": 2},
+    "arms": [{"name": arm.name, "expected": arm.expected} for arm in (*ARMS, SPINS)],
+}
+
+
+def recording(*entries: tuple[str, dict[str, Any]], cut: bool = True) -> Recording:
+    whole = (("run-started", HEADER), *entries)
+    return Recording(tuple(Entry(float(t), event, fields) for t, (event, fields) in enumerate(whole)), cut=cut)
+
+
+def boot(arm: str, number: int, outcome: str | None = "crash") -> list[tuple[str, dict[str, Any]]]:
+    started = ("trial-started", {"arm": arm, "trial": number})
+    ended = {"arm": arm, "trial": number, "outcome": outcome, "during": "", "trigger": {"crossed": True}}
+    return [started] if outcome is None else [started, ("trial-ended", ended)]
+
+
+@given(st.integers(1, 6), st.integers(0, 12))
+def test_what_was_done_and_what_is_left_are_the_whole_plan(trials: int, done: int) -> None:
+    whole = order(ARMS, trials)
+    entries = [entry for n, arm in whole[:done] for entry in boot(arm.name, n)]
+    assert list(left_of(recording(*entries), Path("run")).boots(whole)) == whole[done:]
+
+
+def test_a_boot_that_was_cut_is_made_again_under_a_number_of_its_own() -> None:
+    for cut in (boot("b", 1, None), boot("b", 1, "cancelled")):
+        left = left_of(recording(*boot("a", 1), *cut), Path("run"))
+        assert dict(left.outcomes) == {"a": (Outcome.CRASH,)}
+        assert dict(left.last) == {"a": 1, "b": 1}
+        assert [arm.name for _, arm in left.boots(order(ARMS, 2))] == ["b", "b", "a"]
+        assert left.words == ("run", "a-bug", "--server", "rehearsal", "--trials", "3")
+
+
+def test_requests_that_hung_in_an_engine_that_was_to_spin_are_no_bug_after_the_cut_either() -> None:
+    assert dict(left_of(recording(*boot("c", 1, "hang"), *boot("c", 2, "clean")), Path("run")).strange) == {"c": 1}
+
+
+def test_a_run_that_came_to_its_end_is_not_gone_on_with() -> None:
+    with pytest.raises(UsageError, match="came to its end"):
+        left_of(recording(*boot("a", 1), ("run-ended", {"interrupted": None}), cut=False), Path("run"))
+    left_of(recording(*boot("a", 1), ("run-ended", {"interrupted": "SIGINT"}), cut=False), Path("run"))
+
+
+@pytest.mark.parametrize("name", ["scenario", "machine"])
+def test_another_scenario_or_machine_would_make_another_run_of_it(name: str) -> None:
+    left = left_of(recording(), Path("run"))
+    left.refuse_other(HEADER)
+    with pytest.raises(UsageError, match=f"its {name} has changed"):
+        left.refuse_other({**HEADER, name: "another"})
+
+
+def test_the_command_of_a_refusal_can_be_pasted(harness: Harness, tmp_path: Path) -> None:
+    folder = tmp_path / "a run; cut"
+    folder.mkdir()
+    lines = (REHEARSAL / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "journal.jsonl").write_bytes(b"".join(lines[:-1]))
+    for words in (["--seed", "2"], ["sco-hybrid"]):
+        refused = harness("run", *words, "--resume", str(folder))
+        assert refused.status == 64
+        assert f"next: vllm-repro run --resume '{folder}'\n" in refused.err
+
+
+def test_a_journal_has_one_writer_and_goes_on_after_a_torn_line(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_text('{"t": 1, "event": "run-started"}\n{"t": 2, "ev', encoding="utf-8")
+    with Journal(path) as journal:
+        with pytest.raises(UsageError, match="another run is writing"):
+            Journal(path)
+        journal.write("run-ended", interrupted=None)
+    found = read(path)
+    assert ([entry.event for entry in found.entries], found.damaged) == (["run-started", "run-ended"], 1)
+
+
+WORDS = ("tq-chunked-prefill", "--server", "rehearsal", "--arm", "reported", "--arm", "eager", "--trials", "2")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_killed_run_goes_on_and_its_report_is_that_of_a_whole_one(
+    tmp_path: Path, harness: Harness, number: signal.Signals
+) -> None:
+    out = tmp_path / "reports"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vllm_repro", "run", *WORDS],
+        env={**os.environ, "VLLM_REPRO_REPORTS": str(out), "VLLM_REHEARSAL_FAULT": "slow-boot:3", "CI": "true"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:  # until the second boot is under way
+        if any(path.read_text(encoding="utf-8").count("trial-started") == 2 for path in out.glob("*/2*/journal.jsonl")):
+            break
+        time.sleep(0.05)
+    process.send_signal(number)
+    process.wait(timeout=60)
+    (folder,) = (path for path in out.glob("*/2*") if not path.is_symlink())
+
+    refused = harness("run", "tq-chunked-prefill", "--resume", str(folder), "--seed", "2")
+    assert (refused.status, "--seed would change it" in refused.err) == (64, True)
+    refused = harness("run", "sco-hybrid", "--resume", str(folder))
+    assert (refused.status, "is one of tq-chunked-prefill" in refused.err) == (64, True)
+
+    # The folder says which scenario it is of; who names it as well is right, too.
+    named = () if number is signal.SIGINT else ("tq-chunked-prefill",)
+    done = harness("run", *named, "--resume", str(folder))
+    assert (done.status, done.folder) == (0, folder), done.out + done.err
+    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    assert (report["verdict"], report["interrupted"], report["journal_cut"]) == ("reproduces", None, False)
+    assert [(arm["name"], arm["k"], arm["n"]) for arm in report["arms"]] == [("reported", 2, 2), ("eager", 0, 2)]
+    numbers = {arm["name"]: [trial["trial"] for trial in arm["trials"]] for arm in report["arms"]}
+    assert numbers == {"reported": [1, 2], "eager": [1, 2, 3] if number is signal.SIGINT else [2, 3]}
+    assert len(list((folder / "logs").glob("eager-*.log"))) == 3
+    assert harness("run", "tq-chunked-prefill", "--resume", str(folder)).status == 64

@@ -1,0 +1,401 @@
+"""Whole runs on the rehearsal engine: every outcome, every way to be interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import Harness
+from vllm_repro.cli import main
+from vllm_repro.errors import InfraError
+from vllm_repro.host.processes import session_members
+from vllm_repro.journal.journal import read
+from vllm_repro.report.build import build
+from vllm_repro.report.files import render
+from vllm_repro.running.run import on_record, order
+from vllm_repro.running.terminal import summary
+from vllm_repro.scenario.catalogue import find
+from vllm_repro.scenario.patch import Patch
+from vllm_repro.scenario.scenario import Arm
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.verdict import Expected
+
+TQ = ("run", "tq-chunked-prefill", "--server", "rehearsal")
+
+
+def test_trials_are_interleaved() -> None:
+    arms = [Arm("a", Expected.DIES), Arm("b", Expected.LIVES)]
+    assert [(n, arm.name) for n, arm in order(arms, 3)] == [(1, "a"), (1, "b"), (2, "b"), (2, "a"), (3, "a"), (3, "b")]
+
+
+@pytest.mark.parametrize("version", ["0.21.0", "0.23.0"])
+def test_the_bug_reproduces_in_the_releases_that_have_it(harness: Harness, version: str) -> None:
+    done = harness(*TQ, "--vllm", version)
+    report = done.report
+    assert done.status == 0, done.out + done.err
+    assert (report["verdict"], report["expected"], report["evidence"], report["rehearsal"]) == (
+        "reproduces",
+        True,
+        "rehearsal",
+        True,
+    )
+    outcomes = {arm["name"]: arm["trials"][0]["outcome"] for arm in report["arms"]}
+    assert outcomes == {
+        "reported": "crash",
+        "eager": "clean",
+        "prefix-hit": "crash",
+        "growing-chat": "crash",
+        "graphs-off": "clean",
+        "bigger-chunk": "untriggered",
+        "near-miss-128": "untriggered",
+        "near-miss-129": "crash",
+    }
+    trial = report["arms"][0]["trials"][0]
+    assert trial["trigger"]["crossed"] is True
+    assert trial["death"]["signature"] == "match"
+    assert trial["death"]["exception"] == "AssertionError"
+    assert trial["death"]["detected_by"] in trial["death"]["channels"]
+    assert trial["death"]["latency_s"] >= 0
+    assert trial["phase"] == "request"
+    assert trial["captured"]["asked"] == "16.00"
+    assert report["arms"][0]["server"]["vllm_version"] == version
+    assert report["arms"][0]["server"]["weights"] == "none: a rehearsal"
+    assert "REHEARSAL" in done.out
+    for name in ("report.md", "junit.xml"):
+        assert done.folder is not None
+        assert "REHEARSAL" in (done.folder / name).read_text(encoding="utf-8")
+
+
+def test_a_fixed_release_is_quiet_and_a_crash_was_not_to_be_expected_of_it(harness: Harness) -> None:
+    done = harness(*TQ, "--vllm", "0.24.0", "--arm", "reported")
+    assert (done.status, done.report["verdict"]) == (0, "quiet")
+    assert done.report["arms"][0]["trials"][0]["trigger"]["crossed"] is True
+    assert harness(*TQ, "--vllm", "0.24.0", "--arm", "reported", "--expect", "crash").status == 1
+    assert harness(*TQ, "--vllm", "0.24.0", "--arm", "reported", "--bisect-exit").status == 0
+    assert harness(*TQ, "--vllm", "0.23.0", "--arm", "reported", "--expect", "alive").status == 1
+    assert harness(*TQ, "--vllm", "0.23.0", "--arm", "reported", "--bisect-exit").status == 1
+
+
+def test_fixed_is_said_once_enough_boots_are_on_record(harness: Harness) -> None:
+    assert harness(*TQ, "--arm", "reported", "--trials", "5").report["arms"][0]["k"] == 5
+    done = harness(*TQ, "--arm", "reported", "--trials", "4", "--vllm", "0.24.0")
+    assert (done.report["verdict"], done.status) == ("fixed", 0)
+    assert "5 of 5 died" in done.report["because"]
+
+
+def test_a_run_is_held_against_deaths_of_the_same_arm_only(harness: Harness) -> None:
+    assert harness(*TQ, "--arm", "reported", "--trials", "5").report["arms"][0]["k"] == 5
+    other = harness(*TQ, "--arm", "near-miss-129", "--trials", "4", "--vllm", "0.24.0")
+    assert (other.report["verdict"], other.status) == ("quiet", 0)
+    assert "no reproducing run is on record" in other.report["because"]
+
+
+def recorded(out: Path, run: str, arm: str, version: str, k: int, *, patched: bool = False) -> None:
+    (out / "tq-chunked-prefill" / run).mkdir(parents=True)
+    server = {"vllm_version": version, "patched": [{"file": "vllm/a.py", "sha256": "0"}] if patched else []}
+    report = {"evidence": "lab", "arms": [{"name": arm, "k": k, "n": k, "server": server}]}
+    (out / "tq-chunked-prefill" / run / "report.json").write_text(json.dumps(report), encoding="utf-8")
+
+
+def test_a_patch_is_held_against_its_own_release_before_any_other(tmp_path: Path) -> None:
+    scenario = find("tq-chunked-prefill")
+    recorded(tmp_path, "a", "reported", "0.21.0", 9)
+    recorded(tmp_path, "b", "reported", "0.23.0", 2)
+    recorded(tmp_path, "c", "prefix-hit", "0.23.0", 3)
+    recorded(tmp_path, "d", "reported", "0.23.0", 5, patched=True)
+    reported, hit = (arm for arm in scenario.arms if arm.name in ("reported", "prefix-hit"))
+    patched = replace(reported, patches=(Patch("vllm/a.py", "a", "b"),))
+
+    def found(*arms: Arm, evidence: str = "lab") -> str | None:
+        record = on_record(tmp_path, scenario, evidence, arms, "0.23.0")
+        return None if record is None else record.run
+
+    assert found(reported, hit) == "a", "the strongest"
+    assert found(hit) == "c"
+    assert found(patched) == "b"
+    assert found(reported, evidence="cpu") is None
+    assert found(Arm("eager", Expected.LIVES)) is None
+
+
+def test_an_arm_that_cannot_be_tried_here_does_not_end_the_others(harness: Harness) -> None:
+    done = harness(
+        *("run", "tq-prefix-hit-unreserved", "--server", "rehearsal"),
+        "--arm",
+        "reported",
+        "--arm",
+        "patched",
+        "--trials",
+        "2",
+    )
+    outcomes = {arm["name"]: [trial["outcome"] for trial in arm["trials"]] for arm in done.report["arms"]}
+    assert outcomes == {"reported": ["crash", "crash"], "patched": ["unsupported", "unsupported"]}
+
+
+@pytest.mark.parametrize(
+    ("scenario", "arms", "version", "outcomes", "verdict"),
+    [
+        ("sco-hybrid", ["reported", "sco-off", "near-miss-length"], "0.21.0", ["crash", "clean", "untriggered"], "reproduces"),
+        ("sco-hybrid", ["reported", "small-cpu-pool"], "0.23.0", ["clean", "crash"], "reproduces"),
+        ("sco-hybrid", ["reported", "small-cpu-pool"], "0.24.0", ["clean", "clean"], "quiet"),
+        ("tq-mtp-cudagraphs", ["reported", "eager", "no-spec-decode"], "0.20.2", ["crash", "untriggered", "untriggered"], "reproduces"),
+        ("tq-mtp-cudagraphs", ["reported", "cudagraph-none"], "0.24.0", ["wrong-output", "untriggered"], "changed"),
+        ("tq-mtp-first-request", ["reported", "eager"], "0.23.0", ["crash", "untriggered"], "reproduces"),
+        ("tq-mtp-first-request", ["reported"], "0.24.0", ["clean"], "quiet"),
+        ("dsv4-tp2", ["reported", "eager", "near-miss-759"], "0.20.1rc1.dev12+g363ffa145", ["crash", "clean", "untriggered"], "reproduces"),
+        ("dsv4-tp2", ["reported"], "0.20.2", ["clean"], "quiet"),
+    ],
+)  # fmt: skip
+def test_the_reported_bugs_live_and_die_with_the_releases(
+    harness: Harness, scenario: str, arms: list[str], version: str, outcomes: list[str], verdict: str
+) -> None:
+    named = [word for arm in arms for word in ("--arm", arm)]
+    done = harness("run", scenario, "--server", "rehearsal", "--vllm", version, *named)
+    assert [arm["trials"][0]["outcome"] for arm in done.report["arms"]] == outcomes, done.out
+    assert done.report["verdict"] == verdict
+    assert done.report["arms"][0]["trials"][0]["trigger"]["crossed"] is True
+    if outcomes[0] == "crash":
+        assert done.report["arms"][0]["trials"][0]["death"]["signature"] == "match"
+        assert done.status == 0
+
+
+def test_both_ranks_of_two_are_named(harness: Harness) -> None:
+    done = harness("run", "dsv4-tp2", "--server", "rehearsal", "--arm", "reported")
+    trial = done.report["arms"][0]["trials"][0]
+    assert trial["captured"] == {
+        "file": "deepseek_v4_attention.py",
+        "line": "1457",
+        "asked": "21.80",
+        "locked": "21.62",
+    }
+    assert trial["death"]["ranks"] == [0, 1]
+    assert done.folder is not None
+    assert {path.name for path in (done.folder / "logs").iterdir()} == {"reported-1.log", "reported-1.rank1.log"}
+
+
+@pytest.mark.parametrize(("version", "outcome"), [("0.28.0", "crash"), ("0.29.0", "clean")])
+def test_the_other_scenario(harness: Harness, version: str, outcome: str) -> None:
+    done = harness("run", "min-tokens-stop-ids", "--server", "rehearsal", "--vllm", version)
+    arms = {arm["name"]: arm["trials"][0] for arm in done.report["arms"]}
+    assert (done.status, arms["reported"]["outcome"], arms["near-miss"]["outcome"]) == (0, outcome, "untriggered")
+    assert arms["reported"]["trigger"]["crossed"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome", "channel"),
+    [
+        ("kill:2", "other-crash", None),
+        ("other:2", "other-crash", None),
+        ("hang:2", "hang", None),
+        ("busy:2", "clean", None),  # nothing here looks whether it comes to rest
+        ("empty:2", "wrong-output", None),
+        ("truncate:2", "wrong-output", None),
+        ("boot", "boot-failed", None),
+        ("exit", "boot-failed", "process"),
+        ("stuck-boot", "boot-failed", None),
+        ("restart:2", "other-crash", "restart"),
+        ("slow-boot:2", "clean", None),
+    ],
+)
+def test_every_fault_has_its_outcome(harness: Harness, fault: str, outcome: str, channel: str | None) -> None:
+    # A release without the bug, so that what is seen is the fault's.
+    # Patience is short only where a stall is ordered: elsewhere a crowded machine would make one.
+    short = {"hang:2": ("--answer-stall", "3"), "stuck-boot": ("--boot-stall", "3")}.get(fault, ())
+    done = harness(*TQ, "--vllm", "0.24.0", "--arm", "reported", *short, env={"VLLM_REHEARSAL_FAULT": fault})
+    trial = done.report["arms"][0]["trials"][0]
+    assert trial["outcome"] == outcome, trial
+    assert trial["why"]
+    if outcome != "clean":
+        assert done.report["verdict"] not in ("reproduces", "quiet", "fixed")
+        assert done.status != 0
+    if channel is not None:
+        assert channel in trial["death"]["channels"]
+
+
+def test_an_unknown_flag_is_unsupported_and_no_crash(harness: Harness) -> None:
+    done = harness(*TQ, "--arm", "reported", "--vllm", "0.19.1")
+    trial = done.report["arms"][0]["trials"][0]
+    assert trial["outcome"] == "unsupported"
+    assert "turboquant_4bit_nc" in trial["why"]
+    assert done.status == 2
+
+
+def test_a_report_is_made_again_from_the_journal(harness: Harness, tmp_path: Path) -> None:
+    done = harness(*TQ, "--arm", "reported")
+    assert done.folder is not None
+    first = (done.folder / "report.json").read_text(encoding="utf-8")
+    (done.folder / "report.json").unlink()
+    assert harness("report", str(done.folder)).status == 0
+    assert json.loads((done.folder / "report.json").read_text(encoding="utf-8")) == json.loads(first)
+    journal = (done.folder / "journal.jsonl").read_bytes()
+    cut = tmp_path / "cut"
+    cut.mkdir()
+    for share in (0.2, 0.5, 0.9):
+        (cut / "journal.jsonl").write_bytes(journal[: int(len(journal) * share)])
+        again = harness("report", str(cut), "--format", "md")
+        assert again.status == 0, again.err
+        assert "journal is cut" in again.out
+
+
+def test_where_no_report_can_be_written_the_verdict_is_said_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], harness: Harness
+) -> None:
+    def refuse(path: Path, _: object, *, hint: str) -> None:
+        raise InfraError(f"cannot write {path}: No space left on device", hint=hint)
+
+    with monkeypatch.context() as full:
+        full.setattr("vllm_repro.report.files.write_whole", refuse)
+        assert main([*TQ, "--arm", "reported", "--out", str(tmp_path / "reports")]) == 2
+    said = capsys.readouterr().err
+    assert "the verdict is reproduces (REHEARSAL), and cannot write" in said
+    assert "vllm-repro report RUN -o FILE" in said
+    (journal,) = (tmp_path / "reports" / "tq-chunked-prefill").glob("2*/journal.jsonl")
+    again = harness("report", str(journal.parent), "--format", "md")
+    assert "**reproduces" in again.out
+
+
+_DEATH = '"event": "sign"'
+
+
+def _interrupt(tmp_path: Path, state: Path, number: signal.Signals, wait_for: str) -> tuple[int, Path]:
+    """Starts a run that would take long, sends it `number` once its journal holds `wait_for`, and returns status and folder."""
+    out = tmp_path / "reports"
+    environment = {
+        **os.environ,
+        "VLLM_REPRO_REPORTS": str(out),
+        "VLLM_REHEARSAL_FAULT": {"request-sent": "hang", _DEATH: ""}.get(wait_for, "slow-boot:60"),
+        "CI": "true",
+        "XDG_STATE_HOME": str(state),
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vllm_repro", *TQ],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        # A script's job in the background ignores it, and so would what it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGQUIT, signal.SIG_DFL),
+    )
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        journals = list(out.glob("*/*/journal.jsonl"))
+        if journals and wait_for in journals[0].read_text(encoding="utf-8"):
+            break
+        time.sleep(0.02)
+    process.send_signal(number)
+    return process.wait(timeout=60), next(path for path in out.glob("*/2*") if not path.is_symlink())
+
+
+def _server_session(folder: Path) -> int:
+    started = read(folder / "journal.jsonl").first("server-started")
+    assert started is not None
+    return int(started["facts"]["pid"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT])
+@pytest.mark.parametrize("moment", ["trial-started", "server-started", "request-sent"])
+def test_an_interrupted_run_leaves_nothing_and_a_report(
+    tmp_path: Path, own_state: Path, number: signal.Signals, moment: str
+) -> None:
+    status, folder = _interrupt(tmp_path, own_state, number, moment)
+    assert status == 130
+    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    assert report["interrupted"] == number.name
+    assert report["arms"][0]["trials"][0]["outcome"] == "cancelled"
+    if moment != "trial-started":
+        assert session_members(_server_session(folder)) == []
+    assert list((own_state / "vllm-repro" / "processes").glob("*")) == []
+
+
+def test_a_death_that_was_seen_before_an_interrupt_is_told_with_it(tmp_path: Path, own_state: Path) -> None:
+    """It counts as cut, and every rendering says what the engine had died of by then."""
+    status, folder = _interrupt(tmp_path, own_state, signal.SIGTERM, _DEATH)
+    assert status == 130
+    report = build(folder)
+    (trial,) = report.arms[0].trials
+    assert (trial.outcome, trial.death is not None) == (Outcome.CANCELLED, True)
+    cause = "AssertionError in _ensure_workspace_size: Workspace is locked"
+    cut = "; the run was interrupted before the trial came to its end"
+    assert trial.why.startswith(cause)
+    assert trial.why.endswith(cut)
+    texts = {form: render(report, form) for form in ("md", "html", "junit", "issue")} | {"terminal": summary(report)}
+    for form, text in texts.items():
+        assert cause in unescape(text), form
+        assert cut in unescape(text), form
+
+
+def test_under_nohup_a_run_outlives_its_terminal(tmp_path: Path, own_state: Path) -> None:
+    out = tmp_path / "reports"
+    words = ["-m", "vllm_repro", *TQ, "--arm", "eager", "--out", str(out)]
+    process = subprocess.Popen(
+        ["nohup", sys.executable, *words],
+        env={**os.environ, "VLLM_REHEARSAL_FAULT": "slow-boot:2"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 60
+    while not list(out.glob("*/*/logs/*.log")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(timeout=60) == 0
+    report = json.loads(next(out.glob("*/latest/report.json")).read_text(encoding="utf-8"))
+    assert (report["interrupted"], report["arms"][0]["trials"][0]["outcome"]) == (None, "clean")
+    assert list((own_state / "vllm-repro" / "processes").glob("*")) == []
+
+
+@pytest.mark.parametrize("moment", ["server-started", "request-sent"])
+def test_after_a_sigkill_clean_ends_what_was_left(
+    tmp_path: Path, own_state: Path, harness: Harness, moment: str
+) -> None:
+    status, folder = _interrupt(tmp_path, own_state, signal.SIGKILL, moment)
+    assert status == -signal.SIGKILL
+    session = _server_session(folder)
+    assert session_members(session), "the server should have outlived its harness for this test to mean anything"
+    assert "left: process" in harness("clean").out
+    assert session_members(session), "clean without --yes touches nothing"
+    assert "removed: process" in harness("clean", "--yes").out
+    assert session_members(session) == []
+    assert "nothing is left" in harness("clean").out
+    assert harness("report", str(folder), "--format", "md").status == 0
+
+
+def test_the_next_run_sweeps_too_but_not_what_belongs_to_a_living_run(
+    tmp_path: Path, own_state: Path, harness: Harness
+) -> None:
+    _, folder = _interrupt(tmp_path, own_state, signal.SIGKILL, "server-started")
+    session = _server_session(folder)
+    living = subprocess.Popen(
+        [sys.executable, "-m", "vllm_repro", *TQ, "--out", str(tmp_path / "living")],
+        env={**os.environ, "VLLM_REHEARSAL_FAULT": "slow-boot:60", "CI": "true"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not list((tmp_path / "living").glob("*/*/logs/*.log")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        done = harness("run", "min-tokens-stop-ids", "--server", "rehearsal", "--arm", "near-miss")
+        assert done.status == 0
+        assert session_members(session) == []
+        assert psutil.Process(living.pid).status() != psutil.STATUS_ZOMBIE
+        assert living.poll() is None
+        children = psutil.Process(living.pid).children(recursive=True)
+        assert children, "the living run's server was ended by somebody else's sweep"
+    finally:
+        living.send_signal(signal.SIGTERM)
+        living.wait(timeout=30)
+
+
+def test_any_body_field_can_be_what_a_trigger_waits_for(harness: Harness) -> None:
+    """Also one that this package could have set by itself."""
+    scenario = Path(__file__).parents[1] / "data" / "declared" / "two_ranks.py"
+    trial = harness("run", str(scenario), "--server", "rehearsal").report["arms"][0]["trials"][0]
+    assert (trial["outcome"], trial["trigger"]["crossed"]) == ("clean", True)

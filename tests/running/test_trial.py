@@ -1,0 +1,325 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.fake_vllm import COMPLETION, METRICS, Exchange, FakeVllm
+from vllm_repro.journal.journal import Journal, read
+from vllm_repro.running.assess import Conclusion
+from vllm_repro.running.trial import Trial, run_trial
+from vllm_repro.running.watch import Patience
+from vllm_repro.scenario.catalogue import find
+from vllm_repro.scenario.sizes import sized
+from vllm_repro.scenario.workload import chat, completion
+from vllm_repro.servers.base import Evidence, ServerKind
+from vllm_repro.servers.launch import Launch
+from vllm_repro.servers.process import ProcessServer
+from vllm_repro.verdict.outcome import Outcome
+
+SCENARIO = find("min-tokens-stop-ids")
+FATAL = (
+    "(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] EngineCore encountered a fatal error.\n"
+    "(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] Traceback (most recent call last):\n"
+    '(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138]   File "/v/vllm/v1/engine/core.py", line 1, in run_busy_loop\n'
+    "(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] ValueError: something else"
+)
+
+
+def trial_on(fake: FakeVllm, folder: Path) -> Trial:
+    arm = SCENARIO.arms[0]
+    return Trial(
+        SCENARIO,
+        arm,
+        1,
+        Launch(ServerKind.PROCESS, Evidence.CPU, SCENARIO.command_of(arm)),
+        fake,
+        fake.log_path,
+        Patience(5.0, 5.0, 1.0),
+        1,
+        Journal(folder / "journal.jsonl"),
+        Journal(folder / "requests.jsonl"),
+        lambda _: None,
+    )
+
+
+def concluded(folder: Path, paths: Mapping[str, Callable[[Exchange], None]]) -> Conclusion:
+    with FakeVllm(folder / "log", paths) as fake:
+        trial = trial_on(fake, folder)
+        with trial.journal, trial.requests:
+            return asyncio.run(run_trial(trial))
+
+
+def is_the_odd_one(exchange: Exchange) -> bool:
+    return "stop_token_ids" in exchange.body
+
+
+def test_a_healthy_server_that_answers_is_clean(tmp_path: Path) -> None:
+    assert concluded(tmp_path, {}).outcome is Outcome.CLEAN
+
+
+def test_an_engine_that_dies_as_it_becomes_ready_is_no_trouble_of_the_host(tmp_path: Path) -> None:
+    gone: list[bool] = []
+
+    def models(exchange: Exchange) -> None:
+        gone.append(True)
+        exchange.reset()
+
+    def health(exchange: Exchange) -> None:
+        exchange.reset() if gone else exchange.answer(200)
+
+    conclusion = concluded(tmp_path, {"/v1/models": models, "/health": health})
+    assert conclusion.outcome is Outcome.OTHER_CRASH
+    assert conclusion.death is not None
+
+
+def test_a_death_that_the_last_answer_hides_is_seen(tmp_path: Path) -> None:
+    def completions(exchange: Exchange) -> None:
+        exchange.answer(200, COMPLETION)
+        if exchange.body["max_tokens"] == 1:  # the canary
+            threading.Timer(0.15, exchange.fake.write, (FATAL,)).start()
+
+    conclusion = concluded(tmp_path, {"/v1/completions": completions})
+    assert conclusion.outcome is Outcome.OTHER_CRASH
+    assert conclusion.death is not None
+    assert conclusion.death.exception == "ValueError"
+
+
+def test_a_request_without_any_answer_is_not_clean(tmp_path: Path) -> None:
+    sent: list[bool] = []
+
+    def completions(exchange: Exchange) -> None:
+        # The first request that crosses is answered; an ordinary one before it is cut off, and the server goes on.
+        if not sent:
+            sent.append(True)
+            exchange.reset()
+        else:
+            exchange.answer(200, COMPLETION)
+
+    conclusion = concluded(tmp_path, {"/v1/completions": completions})
+    assert conclusion.trigger.crossed
+    assert conclusion.outcome is Outcome.WRONG_OUTPUT
+    assert "no answer" in conclusion.why
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "crossed"),
+    [
+        (400, "stop_token_ids contain out-of-vocab token ids", True),
+        (422, "stop_token_ids contain out-of-vocab token ids", True),
+        (400, "maximum context length is 8 tokens", False),
+        (401, "stop_token_ids contain out-of-vocab token ids", False),
+        (404, "no such model", False),
+        (429, "too many requests", False),
+    ],
+)
+def test_only_a_refusal_of_the_request_itself_is_an_answer_to_it(
+    tmp_path: Path, status: int, message: str, crossed: bool
+) -> None:
+    def completions(exchange: Exchange) -> None:
+        if is_the_odd_one(exchange):
+            exchange.answer(status, {"error": {"message": message, "code": status}})
+        else:
+            exchange.answer(200, COMPLETION)
+
+    conclusion = concluded(tmp_path, {"/v1/completions": completions})
+    assert conclusion.trigger.crossed is crossed
+    assert conclusion.outcome is (Outcome.CLEAN if crossed else Outcome.UNTRIGGERED)
+
+
+@pytest.mark.parametrize("body", ["null", "[]", '{"choices": [null]}', '{"choices": [{}], "usage": 1}', "\x00"])
+def test_answers_that_are_no_answers_are_wrong_output(tmp_path: Path, body: str) -> None:
+    def completions(exchange: Exchange) -> None:
+        exchange.answer(200, body if is_the_odd_one(exchange) else COMPLETION)
+
+    assert concluded(tmp_path, {"/v1/completions": completions}).outcome is Outcome.WRONG_OUTPUT
+
+
+def test_a_stranger_that_took_the_port_is_not_taken_for_the_engine(tmp_path: Path) -> None:
+    with FakeVllm(tmp_path / "strangers.log", {}) as fake:
+        ours = ProcessServer(
+            [sys.executable, "-c", "import time; time.sleep(600)"],
+            port=0,
+            log=tmp_path / "log",
+            env={},
+            kind=ServerKind.PROCESS,
+            evidence=Evidence.CPU,
+            grace=1,
+        )
+        ours.base_url, ours.port = fake.base_url, int(fake.base_url.rsplit(":", 1)[1])
+        trial = replace(trial_on(fake, tmp_path), server=ours, log=tmp_path / "log")
+        with trial.journal, trial.requests, pytest.MonkeyPatch.context() as patch:
+            # The port was free when it was looked at.
+            patch.setattr("vllm_repro.servers.process.check_port", lambda _: None)
+            conclusion = asyncio.run(run_trial(trial))
+    assert conclusion.outcome is Outcome.INFRA
+    assert "another server answers" in conclusion.why
+
+
+@pytest.mark.parametrize("moment", ["stop", "assess"])
+def test_an_interrupt_after_the_last_answer_takes_nothing_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    begun, cancelled = threading.Event(), threading.Event()
+    real = run_trial.__globals__["assess"]
+
+    def slow(*words: object) -> object:
+        if moment == "assess":
+            begun.set()
+            assert cancelled.wait(60)
+        return real(*words)
+
+    monkeypatch.setitem(run_trial.__globals__, "assess", slow)
+
+    class Slow(FakeVllm):
+        async def stop(self) -> None:
+            if moment == "stop":
+                begun.set()
+                assert await asyncio.to_thread(cancelled.wait, 60)
+            self.stops += 1
+
+    async def interrupted(trial: Trial) -> None:
+        running = asyncio.create_task(run_trial(trial))
+        while not begun.is_set():
+            await asyncio.sleep(0.02)
+        assert '"canary"' in trial.journal.path.read_text(encoding="utf-8"), "the last answer was there"
+        running.cancel()
+        cancelled.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    with Slow(tmp_path / "log", {}) as fake:
+        trial = trial_on(fake, tmp_path)
+        with trial.journal, trial.requests:
+            asyncio.run(interrupted(trial))
+        assert fake.stops == 1
+    ended = read(tmp_path / "journal.jsonl").first("trial-ended")
+    assert ended is not None
+    assert ended["outcome"] == "clean"
+    assert json.dumps(ended["requests"]) == '{"sent": 2, "ok": 2, "failed": 0}'
+
+
+def test_the_tools_and_the_template_of_a_chat_are_counted_with_it(tmp_path: Path) -> None:
+    """They are a part of the prompt: counted without them, a prompt crosses a boundary that it should stay short of."""
+
+    def tokenize(exchange: Exchange) -> None:
+        words = sum(len(str(message["content"]).split()) for message in exchange.body["messages"])
+        extra = 7 * len(exchange.body.get("tools", ())) + 5 * len(exchange.body.get("chat_template_kwargs", ()))
+        exchange.answer(200, {"count": words + extra})
+
+    sent: list[dict[str, object]] = []
+
+    def chats(exchange: Exchange) -> None:
+        sent.append(exchange.body)
+        exchange.answer(200, COMPLETION)
+
+    request = chat(
+        prompt=60, stream=False, tools=[{"type": "function"}], chat_template_kwargs={"enable_thinking": True}
+    )
+    with FakeVllm(tmp_path / "log", {"/tokenize": tokenize, "/v1/chat/completions": chats}) as fake:
+        trial = trial_on(fake, tmp_path)
+        trial.arm = replace(trial.arm, workload=(request,))
+        with trial.journal, trial.requests:
+            asyncio.run(run_trial(trial))
+    assert len(sent[0]["messages"][0]["content"].split()) == 60 - 7 - 5  # type: ignore[index]  # of plain JSON
+
+
+@pytest.mark.parametrize(("kind", "repeats"), [(ServerKind.LAB, 32), (ServerKind.PROCESS, 96)])
+def test_a_shared_head_has_the_size_that_was_sent(tmp_path: Path, kind: ServerKind, repeats: int) -> None:
+    def tokenize(exchange: Exchange) -> None:
+        words = len(exchange.body["prompt"].split())
+        exchange.answer(200, {"count": words, "tokens": [0] * words})
+
+    shared = sized(96, lab=32)
+    request = completion(prompt=128, shared=shared)
+    with FakeVllm(tmp_path / "log", {"/tokenize": tokenize}) as fake:
+        trial = trial_on(fake, tmp_path)
+        trial.arm = replace(trial.arm, workload=(request, request))
+        trial.launch = replace(trial.launch, kind=kind)
+        with trial.journal, trial.requests:
+            asyncio.run(run_trial(trial))
+    assert [asked.repeats for asked in trial.seen.asked] == [0, repeats]
+    sent = [entry["body"] for entry in read(tmp_path / "journal.jsonl").entries if entry.event == "request-sent"]
+    assert {body["prompt"] for body in sent} == {f"(128 tokens, the first {repeats} shared)"}
+
+
+@pytest.mark.parametrize(("hits", "cached"), [(96, 96), (0, 0), (128, None), (5000, None)])
+def test_hits_of_other_clients_are_not_those_of_a_request(tmp_path: Path, hits: int, cached: int | None) -> None:
+    answered: list[bool] = []
+
+    def completions(exchange: Exchange) -> None:
+        answered.append(True)
+        exchange.answer(200, {**COMPLETION, "usage": {"prompt_tokens": 128, "completion_tokens": 1}})
+
+    def metrics(exchange: Exchange) -> None:
+        counted = hits * bool(answered)
+        exchange.answer(200, f"{METRICS}vllm:prefix_cache_hits_total {counted}\n", "text/plain")
+
+    with FakeVllm(tmp_path / "log", {"/v1/completions": completions, "/metrics": metrics}) as fake:
+        trial = trial_on(fake, tmp_path)
+        trial.arm = replace(trial.arm, workload=(completion(prompt="hello"),))
+        with trial.journal, trial.requests:
+            asyncio.run(run_trial(trial))
+    assert trial.seen.asked[0].cached_tokens == cached
+
+
+def test_a_count_below_nothing_is_no_count(tmp_path: Path) -> None:
+    usage = {"prompt_tokens": 128, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": -1}}
+    paths = {"/v1/completions": lambda exchange: exchange.answer(200, {**COMPLETION, "usage": usage})}
+    with FakeVllm(tmp_path / "log", paths) as fake:
+        trial = trial_on(fake, tmp_path)
+        with trial.journal, trial.requests:
+            asyncio.run(run_trial(trial))
+    assert trial.seen.asked[0].cached_tokens is None
+
+
+@pytest.mark.parametrize("told", ["nothing", "a reset"])
+def test_a_request_that_a_death_left_unanswered_had_reached_the_engine(tmp_path: Path, told: str) -> None:
+    def completions(exchange: Exchange) -> None:
+        if not is_the_odd_one(exchange):
+            exchange.answer(200, COMPLETION)
+            return
+        exchange.fake.write(FATAL)
+        exchange.reset() if told == "a reset" else exchange.stall()
+
+    conclusion = concluded(tmp_path, {"/v1/completions": completions})
+    assert conclusion.outcome is Outcome.OTHER_CRASH
+    assert conclusion.trigger.crossed
+    assert "the engine died with it in flight" in conclusion.trigger.evidence[0]
+
+
+def test_the_server_of_another_node_that_stays_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds its GPU, and "the process is there" would say nothing of the engine."""
+    ranks = [tmp_path / f"log.rank{rank}.log" for rank in (1, 2)]
+    for log in ranks:
+        log.write_text("up\n", encoding="utf-8")
+
+    def completions(exchange: Exchange) -> None:
+        exchange.fake.write(FATAL)
+        exchange.fake.ended.set()
+        exchange.reset()
+
+    async def outlasting(_: FakeVllm, seconds: float) -> tuple[int, ...]:
+        assert seconds > 3.0  # of a worker that died the server ends within so many
+        with ranks[1].open("a", encoding="utf-8") as log:
+            log.write("a last word\n")
+        return (1, 2)
+
+    monkeypatch.setattr(FakeVllm, "outlasting", outlasting)
+    monkeypatch.setattr(FakeVllm, "rank_logs", property(lambda _: tuple(ranks)))
+    conclusion = concluded(tmp_path, {"/v1/completions": completions})
+    assert [(one.rank, one.silent) for one in conclusion.outlasted] == [(1, True), (2, False)]
+    ended = read(tmp_path / "journal.jsonl").first("trial-ended")
+    assert ended is not None
+    assert ended["rank_logs"] == ["logs/log.rank1.log", "logs/log.rank2.log"]
+    assert [one["rank"] for one in ended["outlasted"]] == [1, 2]
+
+
+def test_of_a_server_that_lived_nobody_stays(tmp_path: Path) -> None:
+    assert concluded(tmp_path, {}).outlasted == ()

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from tests.fake_vllm import COMPLETION, METRICS, Exchange, FakeVllm
+from vllm_repro.client.client import Client
+from vllm_repro.journal.journal import Journal
+from vllm_repro.running.death_signs import Channel
+from vllm_repro.running.watch import Patience, Watch
+from vllm_repro.servers.base import ServerKind
+
+QUICK = Patience(boot_stall=5.0, answer_stall=1.0, grace=1.0)
+
+
+def watched(fake: FakeVllm, work: Callable[[Watch, Client], Awaitable[None]], folder: Path) -> Watch:
+    """The watch over `fake` after `work` is done on it."""
+
+    async def run() -> Watch:
+        with Journal(folder / "journal.jsonl") as journal:
+            async with (
+                Client(fake.base_url) as client,
+                Watch(fake, ServerKind.PROCESS, client, journal, QUICK, lambda _: None) as watch,
+            ):
+                assert await watch.until_ready()
+                await work(watch, client)
+                watch.stopping()
+                return watch
+
+    with fake:
+        return asyncio.run(run())
+
+
+async def ask(watch: Watch, client: Client, *, stream: bool = False) -> None:
+    """One request, given up where the watch says that there is nothing to wait for."""
+    watch.in_flight += 1
+    request = asyncio.create_task(client.ask("/v1/completions", {"stream": stream}))
+    over = asyncio.create_task(watch.over())
+    try:
+        async with asyncio.timeout(10):
+            await asyncio.wait([request, over], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        watch.in_flight -= 1
+        request.cancel()
+        over.cancel()
+        await asyncio.gather(request, over, return_exceptions=True)
+
+
+def test_an_api_server_that_answers_nothing_any_more_hangs(tmp_path: Path) -> None:
+    stuck: list[bool] = []
+
+    def metrics(exchange: Exchange) -> None:
+        exchange.answer(404) if stuck else exchange.answer(200, METRICS)
+
+    def completions(exchange: Exchange) -> None:
+        stuck.append(True)
+        exchange.stall()
+
+    fake = FakeVllm(tmp_path / "log", {"/metrics": metrics, "/v1/completions": completions})
+    watch = watched(fake, ask, tmp_path)
+    assert watch.hung is not None
+    assert "/metrics does not answer" in watch.hung
+    assert not watch.dead.is_set()
+
+
+@pytest.mark.parametrize(("running", "hung"), [(0, True), (1, False)])
+def test_blocks_that_come_and_go_are_progress_of_a_request_that_runs_and_of_no_other(
+    tmp_path: Path, running: int, hung: bool
+) -> None:
+    """A connector that copies blocks for ever holds some of them, now more and now fewer; so does a long prompt between its chunks."""
+    scrapes = iter(range(1000))
+    ends = time.monotonic() + 3 * QUICK.answer_stall
+
+    def metrics(exchange: Exchange) -> None:
+        usage = f"vllm:kv_cache_usage_perc {0.1 + next(scrapes) % 3 / 10}\n"
+        waiting = f"vllm:num_requests_running {running}.0\nvllm:num_requests_waiting {1 - running}.0\n"
+        exchange.answer(200, f"{waiting}{usage}process_start_time_seconds 1000.0\n", "text/plain")
+
+    def completions(exchange: Exchange) -> None:
+        while time.monotonic() < ends:
+            time.sleep(0.05)
+        exchange.answer(200, COMPLETION)
+
+    fake = FakeVllm(tmp_path / "log", {"/metrics": metrics, "/v1/completions": completions})
+    assert (watched(fake, ask, tmp_path).hung is not None) is hung
+
+
+def test_a_stream_that_goes_on_is_no_hang_though_no_counter_is_kept(tmp_path: Path) -> None:
+    def completions(exchange: Exchange) -> None:
+        exchange.send_response(200)
+        exchange.send_header("Connection", "close")
+        exchange.end_headers()
+        for _ in range(20):
+            exchange.wfile.write(b'data: {"choices": [{"text": "x", "finish_reason": null}]}\n\n')
+            time.sleep(0.1)
+        exchange.close_connection = True
+
+    fake = FakeVllm(tmp_path / "log", {"/v1/completions": completions})
+    assert watched(fake, lambda watch, client: ask(watch, client, stream=True), tmp_path).hung is None
+
+
+@pytest.mark.parametrize(("resets", "dead"), [(1, False), (50, True)])
+def test_one_lost_connection_is_no_death(tmp_path: Path, resets: int, dead: bool) -> None:
+    asked: list[float] = []
+
+    def health(exchange: Exchange) -> None:
+        asked.append(time.monotonic())
+        exchange.reset() if 2 <= len(asked) < 2 + resets else exchange.answer(200)
+
+    async def work(watch: Watch, _: Client) -> None:
+        while len(asked) < 6 and not watch.dead.is_set():
+            await asyncio.sleep(0.02)
+
+    watch = watched(FakeVllm(tmp_path / "log", {"/health": health}), work, tmp_path)
+    assert watch.dead.is_set() is dead
+    assert [sign.channel for sign in watch.signs] == ([Channel.HEALTH] if dead else [])
+
+
+def test_a_channel_that_falls_over_is_not_taken_for_a_quiet_one(tmp_path: Path) -> None:
+    class Broken(FakeVllm):
+        def processes(self) -> tuple[int, ...]:
+            raise RuntimeError("this should not happen")
+
+    async def work(_watch: Watch, _client: Client) -> None:
+        await asyncio.sleep(0.4)
+
+    with pytest.raises(RuntimeError, match="this should not happen"):
+        watched(Broken(tmp_path / "log", {}), work, tmp_path)
+    assert "channel-broken" in (tmp_path / "journal.jsonl").read_text(encoding="utf-8")
+
+
+# An engine that starts something: for a moment after the fork the copy bears the name of what it was copied from.
+ENGINE = """
+import os, sys, time
+pid = os.fork()
+if pid == 0:
+    time.sleep(0.8)
+    os._exit(0)
+os.waitpid(pid, 0)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("channels", [[], [Channel.ENGINE_PROCESS]])
+def test_the_engine_that_goes_is_told_from_a_copy_of_it_that_goes(tmp_path: Path, channels: list[Channel]) -> None:
+    engine = subprocess.Popen(["VLLM::EngineCore", "-c", ENGINE], executable=sys.executable, stdout=subprocess.DEVNULL)
+
+    class WithEngine(FakeVllm):
+        looks = 0
+
+        def processes(self) -> tuple[int, ...]:
+            self.looks += 1
+            below = subprocess.run(
+                ["pgrep", "-P", str(engine.pid)], capture_output=True, text=True, check=False
+            ).stdout.split()
+            own = (engine.pid,) if engine.poll() is None else ()
+            return (1, *own, *map(int, below))
+
+    async def work(watch: Watch, _client: Client) -> None:
+        while len(fake.processes()) == 3:  # until the copy is gone
+            await asyncio.sleep(0.05)
+        seen = fake.looks
+        while fake.looks < seen + 3:  # until the watch knows that, and the engine
+            await asyncio.sleep(0.05)
+        if channels:
+            engine.kill()
+            await asyncio.wait_for(watch.dead.wait(), 60)
+
+    fake = WithEngine(tmp_path / "log", {})
+    try:
+        watch = watched(fake, work, tmp_path)
+    finally:
+        engine.kill()
+        engine.wait()
+    assert [sign.channel for sign in watch.signs] == channels
+
+
+def test_junk_in_the_log_is_read_past(tmp_path: Path) -> None:
+    fake = FakeVllm(tmp_path / "log", {})
+
+    async def work(watch: Watch, _: Client) -> None:
+        with fake.log_path.open("ab") as file:
+            file.write(b"\xff\xfe\x00" * 1000 + b"\n" + b"x" * 20_000_000 + b"\r\n")
+            file.write(b"ERROR EngineCore encountered a fatal error.\n")
+        async with asyncio.timeout(10):
+            await watch.over()
+
+    watch = watched(fake, work, tmp_path)
+    assert [sign.channel for sign in watch.signs] == [Channel.LOG]

@@ -1,0 +1,308 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Harness
+from tests.scenario_texts import TQ, broken, line_of, problems, text_of
+from vllm_repro.scenario.catalogue import all_scenarios
+
+MIN_TOKENS = "min_tokens_stop_ids.py"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('why="the lazy mode', 'bad="<1", why="the lazy mode', "bad= names the releases in which an arm dies"),
+        ('bad=">=0.20.0,<0.24.0"', 'bad=">=0.20.0"', "arm 'small-cpu-pool': 0.24.0 is both bad and good"),
+        ('bad=">=0.20.0,<0.24.0"', 'bad="0.20"', "is no version specifier"),
+        ("lab=5_693)", "lab=0)", "takes two numbers of tokens"),
+        ('layers=["full", "sliding"]', 'layers=["full", "local"]', "is not what 'layers' takes"),
+        ("        window=128,\n", "", "window=… goes with sliding layers"),
+        ('family="deepseek_v4"', 'family="deepseek"', "is not what 'family' takes"),
+        ('"compressed", "sparse"]', '"full"]', "dummy: deepseek_v4 has no full layers"),
+        (
+            'why="an eleventh of the reported 128 GiB, for as many blocks"',
+            'why=""',
+            "has no why=: the report lists each change",
+        ),
+        ('"--num-gpu-blocks-override 7283"', '"7283"', "dummy, arm 'reported': "),
+    ],
+)
+def test_mistakes_of_the_offload_scenario_are_found(old: str, new: str, said: str) -> None:
+    text = text_of("sco_hybrid.py")
+    assert old in text
+    found = problems(text.replace(old, new, 1), "sco_hybrid.py")
+    assert any(said in problem for _, problem in found), found
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        ("gpus=1", "gpus=-2", "needs are counts and sizes"),
+        ("prompt=100", 'prompt="90k"', "a size in tokens is a number without quotes"),
+        ('good=">=0.24.0"', 'good=">=0.22.0"', "0.22.0 is both bad and good"),
+        ('flag("--max-num-batched-tokens")', 'flag("--max-num-batched-tokns")', "is sized by --max-num-batched-tokns"),
+    ],
+)
+def test_what_is_well_formed_and_wrong(old: str, new: str, text: str) -> None:
+    found = [problem for _, problem in broken(old, new) if text in problem]
+    assert len(found) == 1, "named, and named once"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said", "name"),
+    [
+        ('try_with="0.23.0"', 'try_with="latest"', "try_with 'latest' is no release, such as '0.23.0'", TQ),
+        ('try_with="0.23.0"', 'try_with="v0.23.0"', "try_with 'v0.23.0': write it as '0.23.0', without the v", TQ),
+        ('try_with="0.23.0"', 'try_with=" 0.23.0"', "try_with ' 0.23.0': write it as '0.23.0'", TQ),
+        ("        layers=1,\n        arms=", '        vllm="v0.23.0",\n        layers=1,\n        arms=', "lab: vllm 'v0.23.0': write", TQ),
+        ('added",\n                "0.20.2"', 'added",\n                "v0.20.2"', "release 'v0.20.2': write it", "sco_hybrid.py"),
+    ],
+)  # fmt: skip
+def test_a_release_is_written_as_tags_and_pins_are_made_of_it(old: str, new: str, said: str, name: str) -> None:
+    found = broken(old, new, name)
+    assert len(found) == 1, found
+    assert said in found[0][1]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "said"),
+    [
+        (
+            'with_flags("--enforce-eager")',
+            'with_flags("--enforce-eagr")',
+            'arm("eager"',
+            "arm 'eager': --enforce-eagr: probably a typo of --enforce-eager",
+        ),
+        (
+            'with_flags("--enforce-eager")',
+            'with_flags("--num-gpu-block-override 9")',
+            'arm("eager"',
+            "--num-gpu-blocks-override",
+        ),
+        (
+            'with_flags("--enforce-eager")',
+            'with_flags("--scheduling-policy")',
+            'arm("eager"',
+            "arm 'eager': --scheduling-policy: has no value",
+        ),
+        (
+            'with_flags("--enforce-eager")',
+            'with_flags("--enforce-eager", lab="--dtyp half")',
+            'arm("eager"',
+            "lab, arm 'eager': --dtyp: probably a typo of --dtype",
+        ),
+        ("--max-num-seqs 1\n", "--max-num-seqs\n", "command=", "command: --max-num-seqs: has no value"),
+        (
+            "--max-num-seqs 1\n",
+            "--max-num-sesq 1\n",
+            "command=",
+            "command: --max-num-sesq: probably a typo of --max-num-seqs",
+        ),
+        (
+            'with_flags("--dtype bfloat16"',
+            'with_flags("--dtyp bfloat16"',
+            "lab=Lab(",
+            "lab, arm 'reported': --dtyp: probably a typo of --dtype",
+        ),
+        (
+            'with_flags("--dtype bfloat16"',
+            'with_flags("--spec-tokens"',
+            "lab=Lab(",
+            "lab, arm 'reported': --spec-tokens: has no value",
+        ),
+        (
+            'with_flags("--dtype bfloat16"',
+            'with_flags("--log-level info"',
+            "lab=Lab(",
+            "lab, arm 'reported': --log-level: not there before 0.31",
+        ),
+    ],
+)
+def test_a_mistyped_flag_is_told_once_where_it_stands(old: str, new: str, line: str, said: str) -> None:
+    found = broken(old, new)
+    assert len(found) == 1, found
+    number, problem = found[0]
+    assert number == line_of(line)
+    assert said in problem
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "said"),
+    [
+        (
+            'sent_with("min_tokens"',
+            'sent_with("min_token"',
+            "trigger=",
+            "no request carries 'min_token', so sent_with(",
+        ),
+        ('sent_with("min_tokens"', 'sent_with("min_token"', "trigger=", "did you mean 'min_tokens'?"),
+        ('sent_with("min_tokens"', 'sent_with("max_tokens"', "trigger=", "no request carries 'max_tokens', so"),
+        ("min_tokens=1", "min_tokens=0", "trigger=", "no request carries 'min_tokens', so"),
+        ("min_tokens=1,", "", "trigger=", "no request carries 'min_tokens', so"),
+        ('sent_with("min', 'sent_with("stop_token_ids") | sent_with("priorty", "min', "trigger=", "carries 'priorty'"),
+        (
+            'why="what 0.29',
+            'trigger=sent_with("priorty"), why="what 0.29',
+            'arm(\n            "patched"',
+            "arm 'patched': no",
+        ),
+        (
+            "untriggered,\n            w",
+            'untriggered,\n            trigger=sent_with("x"),\n            w',
+            'arm(\n            "near',
+            "'x'",
+        ),
+    ],
+)
+def test_what_no_request_carries_was_never_sent(old: str, new: str, line: str, said: str) -> None:
+    text = text_of(MIN_TOKENS).replace(old, new, 1)
+    found = problems(text, MIN_TOKENS)
+    assert len(found) == 1, found
+    assert said in found[0][1]
+    assert found[0][0] == text[: text.index(line)].count("\n") + 1
+
+
+def test_a_near_miss_may_leave_out_what_its_trigger_wants() -> None:
+    near_miss = 'untriggered,\n            trigger=sent_with("min_tokens"),\n            w'
+    assert broken("untriggered,\n            w", near_miss, MIN_TOKENS) == []
+
+
+def test_fields_that_come_in_two_requests_come_in_none_together() -> None:
+    text = (
+        text_of(MIN_TOKENS).replace("min_tokens=1,\n", "").replace("max_tokens=4),", "max_tokens=4, min_tokens=1),", 1)
+    )
+    assert [problem for _, problem in problems(text, MIN_TOKENS)] == [
+        "no request carries min_tokens and stop_token_ids together, so sent_with(min_tokens, stop_token_ids) can never be crossed"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "said"),
+    [
+        (
+            'arm("reported", dies)',
+            'arm("report", dies)',
+            'arm("reported"',
+            "the first arm is named 'reported', not 'report'",
+        ),
+        ("heads=16", "heads=0", "model=Model(", "Model: heads=0: sizes of a model count from 1"),
+        ("kv_heads=4", "kv_heads=3", "model=Model(", "Model: 16 heads cannot share 3 key-value heads evenly"),
+        ("layers=32", "layers=-1", "model=Model(", "Model: layers=-1"),
+        (
+            "--max-num-seqs 1\n",
+            "--limit-mm-per-prompt '{\"image\": 2'\n",
+            "--max-num-seqs 1",
+            "--limit-mm-per-prompt is not JSON",
+        ),
+        (
+            "BATCH + 3497, max_tokens=8",
+            "BATCH + 98_305, max_tokens=8",
+            "workload=[",
+            "and an answer of 8 do not fit --max-model-len 102400",
+        ),
+        (
+            "BATCH + 3497, max_tokens=8",
+            '"Hi", max_tokens=102_400',
+            "workload=[",
+            "of 'Hi' and an answer of 102400 do not fit",
+        ),
+        (
+            "BATCH + 128, max_tokens=8",
+            "BATCH + 128, max_tokens=200_000",
+            'arm(\n            "near-miss-128"',
+            "arm 'near-miss-128': chat at the",
+        ),
+        (
+            '"--max-num-batched-tokens 8192", ',
+            '"--max-model-len 7600", ',
+            'arm(\n            "bigger-chunk"',
+            "8 do not fit --max-model-len 7600",
+        ),
+        (
+            'with_flags("--dtype bfloat16"',
+            'with_flags("--max-model-len 7600"',
+            "lab=Lab(",
+            "lab, arm 'reported': long chat of",
+        ),
+    ],
+)
+def test_what_vllm_would_refuse_is_told_once(old: str, new: str, line: str, said: str) -> None:
+    found = broken(old, new)
+    assert len([problem for _, problem in found if said in problem]) == 1, found
+    assert {number for number, _ in found} == {text_of()[: text_of().index(line)].count("\n") + 1}, found
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("BATCH + 3497, max_tokens=8", "BATCH + 98_296, max_tokens=8"),
+        ("BATCH + 3497, max_tokens=8", "BATCH + 98_305, max_tokens=8, truncate_prompt_tokens=100"),
+        ("--max-model-len 102400", "--max-model-len auto"),
+        ("--max-num-seqs 1\n", "--max-num-seqs 1 --limit-mm-per-prompt image=2\n"),
+        ('arm("reported", dies)', 'arm("reported", errs)'),
+    ],
+)
+def test_what_vllm_takes_is_no_mistake(old: str, new: str) -> None:
+    """The last of these: a request that fails is a wrong answer too, for which nothing need be declared."""
+    text = text_of().replace("    dies,\n", "    dies,\n    errs,\n", 1)
+    assert problems(text.replace(old, new, 1)) == []
+
+
+def test_a_file_without_a_release_does_not_blind_the_others(tmp_path: Path, harness: Harness) -> None:
+    wrong = text_of().replace('try_with="0.23.0"', 'try_with="latest"').replace("--max-num-seqs 1", "--max-num-sesq 1")
+    (tmp_path / "tq_chunked_prefill.py").write_text(wrong, encoding="utf-8")
+    (tmp_path / "tq_second.py").write_text(text_of().replace('title="', 'title="" and "'), encoding="utf-8")
+    told = harness("check", str(tmp_path), "--json")
+    assert told.status == 1
+    found = {(Path(problem["file"]).name, problem["line"]) for problem in json.loads(told.out)}
+    assert ("tq_chunked_prefill.py", line_of("try_with=")) in found
+    assert ("tq_chunked_prefill.py", line_of("command=")) in found, "the flags are looked at all the same"
+    assert "tq_second.py" in {file for file, _ in found}
+    said: list[str] = []
+    assert all_scenarios(tmp_path, warn=said.append) == []
+    assert len(said) == 2
+
+
+def test_a_signature_without_frames_is_refused() -> None:
+    text = text_of()
+    start = text.index("frames=[")
+    end = text.index("]", start)
+    assert any("without frames" in problem for _, problem in problems(text[:start] + "frames=[" + text[end:]))
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        (
+            'throughput=throughput(prompt=8, output=8, baseline="eagre"),',
+            "the baseline 'eagre' is no arm; did you mean",
+        ),
+        ('throughput=throughput(prompt=8, output=8, baseline="near-miss-129"),', "has the server of an earlier arm"),
+        ('throughput=throughput(prompt=8, output=1, baseline="eager"),', "answers of 2 or more"),
+        ('throughput=throughput(prompt=8, output=8, baseline="eager", rounds=3),', "3 rounds show no spread"),
+        (
+            'throughput=[throughput(prompt=8, output=8, baseline="eager"), throughput(prompt=8, output=8, baseline="eager")],',
+            "8 -> 8 tokens, 1 at once: twice",
+        ),
+        (
+            'throughput=[throughput(prompt=8, output=8, baseline="eager"), throughput(prompt=9, output=8, baseline="graphs-off")],',
+            "one baseline for all loads, not eager and graphs-off",
+        ),
+        ("throughput=8,", "is not what 'throughput' takes"),
+        ("output=checks(),", "checks() checks something"),
+        ('output=checks(same=8, baseline="nobody"),', "the baseline 'nobody' is no arm"),
+    ],
+)
+def test_mistakes_in_what_is_measured_are_found(declared: str, said: str) -> None:
+    text = text_of()
+    text = text.replace("    chat,\n", "    chat,\n    checks,\n    throughput,\n", 1)
+    text = text.replace('    throughput=throughput(prompt=1024, output=256, baseline="eager"),\n', "", 1)
+    found = problems(text.replace("    related=[", f"    {declared}\n    related=["), "tq_chunked_prefill.py")
+    assert len(found) == 1, found
+    line, problem = found[0]
+    assert said in problem
+    assert line > 100

@@ -1,0 +1,105 @@
+"""Which scenario a death is, where two share a signature."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vllm_repro.diagnosis.diagnosis import Diagnosis, diagnose
+from vllm_repro.diagnosis.signature import How
+from vllm_repro.scenario.catalogue import all_scenarios, find
+from vllm_repro.scenario.matching import matches, twins
+
+CHUNKED, UNRESERVED, MIN_TOKENS = map(find, ("tq-chunked-prefill", "tq-prefix-hit-unreserved", "min-tokens-stop-ids"))
+DEATH = """\
+Traceback (most recent call last):
+  File "vllm/v1/attention/backends/turboquant_attn.py", line 600, in _prefill_attention
+  File "vllm/v1/attention/backends/turboquant_attn.py", line 747, in _continuation_prefill
+  File "vllm/v1/worker/workspace.py", line 110, in get_simultaneous
+  File "vllm/v1/worker/workspace.py", line 157, in _ensure_workspace_size
+AssertionError: Workspace is locked but allocation from 'turboquant_attn.py:747:_continuation_prefill' requires 16.00 MB, \
+current size is 1.02 MB. Workspace growth is not allowed after locking.
+"""
+
+
+def dead_of(version: str | None) -> Diagnosis:
+    return replace(diagnose(DEATH), vllm_version=version)
+
+
+@pytest.mark.parametrize(
+    ("version", "scenario"),
+    [
+        (None, CHUNKED),
+        ("0.20.2rc1.dev35+g4845aee6b", CHUNKED),
+        ("0.21.0", CHUNKED),
+        ("0.23.0", CHUNKED),
+        ("0.24.0", UNRESERVED),
+        ("0.32.0", UNRESERVED),
+    ],
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_of_two_that_share_a_death_the_release_decides(version: str | None, scenario: object, turned: bool) -> None:
+    known = [CHUNKED, UNRESERVED, MIN_TOKENS][:: -1 if turned else 1]
+    assert [(match.scenario, match.how) for match in matches(dead_of(version), known)] == [(scenario, How.MATCH)]
+
+
+def test_a_scenario_whose_twin_is_not_known_here_is_named() -> None:
+    assert [match.scenario for match in matches(dead_of("0.21.0"), [UNRESERVED])] == [UNRESERVED]
+
+
+def test_no_death_no_match() -> None:
+    assert matches(diagnose("INFO:     Application startup complete."), [CHUNKED, UNRESERVED]) == []
+
+
+PASTED = Path(__file__).parents[1] / "data" / "pasted"
+
+
+@pytest.mark.parametrize("path", sorted(PASTED.glob("*.txt")), ids=lambda path: path.stem)
+def test_each_reported_death_is_its_own_scenario_and_no_other(path: Path) -> None:
+    found = matches(diagnose(path.read_text(encoding="utf-8")), all_scenarios())
+    (match,) = found
+    assert path.stem.startswith(match.scenario.id)
+    assert match.how is How.MATCH
+
+
+def raised(exception: str, message: str, *functions: str) -> str:
+    lines = ["EngineCore encountered a fatal error.", "Traceback (most recent call last):"]
+    for function in ("run_engine_core", "schedule", *functions):
+        lines += [f'  File "/v/vllm/v1/x.py", line 1, in {function}', f"    self.{function}()"]
+    return "\n".join(
+        f"(EngineCore pid=5) ERROR 11-20 08:13:11 [core.py:1142] {line}" for line in [*lines, f"{exception}: {message}"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "scenario"),
+    [
+        # The neighbours of #42085: an ordinary shortage of blocks, and the race in the same connector (#39702).
+        (raised("ValueError", "Cannot get 50 free blocks from the pool", "allocate_slots", "get_new_blocks"), None),
+        (raised("AssertionError", "Expected 512 hit tokens, got 0", "update_state_after_alloc"), None),
+        # A copy that CUDA refuses in capture, made by somebody else's code.
+        (raised("RuntimeError", "Cannot copy between CPU and CUDA tensors during CUDA graph capture", "_suppress_token_ids"), None),
+        (
+            raised("AssertionError", "Workspace is locked but allocation from 'b12x.py:354:_run_compressed_mla' requires 607.70 MB, "
+                   "current size is 578.50 MB.", "_run_compressed_mla", "get_simultaneous", "_ensure_workspace_size"),
+            None,
+        ),
+        (
+            raised("AssertionError", "Workspace is locked but allocation from 'turboquant_attn.py:879:_decode_attention' requires 0.76 "
+                   "MB, current size is 0.00 MB.", "_decode_attention", "get_simultaneous", "_ensure_workspace_size"),
+            "tq-mtp-first-request",
+        ),
+    ],
+)  # fmt: skip
+def test_neighbours_are_not_taken_for_the_reported_deaths(text: str, scenario: str | None) -> None:
+    diagnosis = diagnose(text)
+    assert diagnosis.died
+    exact = [match.scenario.id for match in matches(diagnosis, all_scenarios()) if match.how is How.MATCH]
+    assert exact == ([scenario] if scenario else [])
+
+
+def test_the_twin_of_a_scenario_is_named_beside_it() -> None:
+    assert twins(CHUNKED, [CHUNKED, UNRESERVED, MIN_TOKENS]) == [UNRESERVED]
+    assert twins(UNRESERVED, [CHUNKED, UNRESERVED, MIN_TOKENS]) == []

@@ -1,0 +1,290 @@
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Harness
+from tests.scenario_texts import broken, line_of, problems, text_of
+from vllm_repro.errors import ScenarioError, UsageError
+from vllm_repro.scenario import vocabulary
+from vllm_repro.scenario.catalogue import all_scenarios, find, find_arms, scenario_files
+from vllm_repro.scenario.reader import check_file, load_file
+from vllm_repro.verdict.verdict import Expected, Standing
+
+
+@pytest.mark.parametrize("path", scenario_files(), ids=lambda path: path.stem)
+def test_the_scenarios_of_the_package_have_no_problem(path: Path) -> None:
+    assert check_file(path) == []
+
+
+@pytest.mark.parametrize("path", scenario_files(), ids=lambda path: path.stem)
+def test_a_scenario_read_is_the_scenario_imported(path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("scenario_under_test", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    loaded = load_file(path)
+    assert str(loaded.trigger) == str(module.scenario.trigger)
+    assert loaded.signature == module.scenario.signature
+    assert [arm.name for arm in loaded.arms] == [arm.name for arm in module.scenario.arms]
+    for arm, other in zip(loaded.arms, module.scenario.arms, strict=True):
+        assert loaded.command_of(arm) == module.scenario.command_of(other)
+        assert loaded.workload_of(arm) == module.scenario.workload_of(other)
+
+
+@pytest.mark.parametrize("scenario", all_scenarios(), ids=lambda scenario: scenario.id)
+def test_every_scenario_links_its_issue_and_has_a_control(scenario) -> None:  # type: ignore[no-untyped-def]  # parametrized
+    assert scenario.issue_url.startswith("https://github.com/vllm-project/vllm/issues/")
+    assert any(arm.expected is not Expected.DIES for arm in scenario.arms)
+    assert scenario.status.standing(scenario.try_with) is Standing.BAD
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "text"),
+    [
+        (
+            "chunked_prefill(chunks=2)",
+            "chuncked_prefill(chunks=2)",
+            "& (chunked_prefill",
+            "did you mean 'chunked_prefill'?",
+        ),
+        ("try_with=", "try_wiht=", "try_with=", "Scenario has no 'try_wiht'; did you mean 'try_with'?"),
+        ('try_with="0.23.0"', 'try_with="0.24.0"', "try_with=", "is not among the bad releases"),
+        ('issue="vllm-project/vllm#41726"', 'issue="#41726"', "issue=", "is no upstream issue"),
+        ('id="tq-chunked-prefill"', 'id="tq-chunked"', "id=", "does not match the file's name"),
+        ('bad=">=0.21.0,<0.24.0"', 'bad="0.21"', "status=", "is no version specifier"),
+        ("--kv-cache-dtype turboquant_4bit_nc", "--kv-cache-dtyp turboquant_4bit_nc", "command=", "--kv-cache-dtyp"),
+        ("'{\"enable_thinking\": true}'", '\'{"enable_thinking": true}', "--default-chat", "command:"),
+        ("dies)", "dyes)", 'arm("reported"', "did you mean 'dies'?"),
+        ("max_tokens=", "max_tokns=", "max_tokens=", "chat has no 'max_tokns'; did you mean 'max_tokens'?"),
+        ('arm("eager"', 'arm("reported"', 'arm("eager"', "two arms are named 'reported'"),
+        ('arm("eager"', 'arm("Eager!"', 'arm("eager"', "lower-case words"),
+        ("heads=16", 'heads="16"', "heads=16", "heads='16' is not what 'heads' takes"),
+        ("continuation_over(128)", "continuation_over()", "& continuation_over", "continuation_over lacks 'tokens'"),
+        ('flag("--max', 'flag("max', "BATCH = flag", "as it is written on the command line"),
+        ("BATCH + 3497", 'BATCH + "3497"', "BATCH + 3497", "do not go together"),
+        ("& continuation", "^ continuation", "trigger=", "only + - * for sizes and & | for conditions"),
+        ('phase="request"', 'phase="serving"', "phase=", "phase='serving' is not what 'phase' takes"),
+        ("prompt=100", "prompt=0", "prompt=100", "a prompt of 0 tokens cannot be sent"),
+    ],
+)
+def test_each_mistake_is_found_with_its_line(old: str, new: str, line: str, text: str) -> None:
+    found = broken(old, new)
+    assert found
+    assert any(text in problem for _, problem in found), found
+    assert line_of(line) in {number for number, problem in found if text in problem}, found
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "said"),
+    [
+        ("workspace_outgrown(),", "workspace_outgrown,", "& workspace", "lacks its parentheses: write workspace_outgrown()"),
+        ("continuation_over(128)", "continuation_over", "& continuation_over", "write continuation_over(…)"),
+        ("& workspace_outgrown(),", '& "workspace_outgrown",', "trigger=", "a condition and a text do not go together here"),
+        ("| prefix_hit()", "| 3", "& (chunked_prefill", "a condition and a number do not go together here"),
+        ("BATCH + 3497", "BATCH + 1.5", "BATCH + 3497", "a size and a number do not go together"),
+        ('id="tq-chunked-prefill"', 'id="a" * 3000000000', "id=", "a text and a number do not go together"),
+        ("CONTEXT = 2048 ", "CONTEXT = 10**9 ", "CONTEXT = 2048", "only + - * for sizes"),
+        ("CONTEXT = 2048 ", f"CONTEXT = {'9' * 10} * {'9' * 10} ", "CONTEXT = 2048", "larger than anything that a scenario states"),
+        ("CONTEXT = 2048 ", f"CONTEXT = {'-' * 1500}2048 ", "CONTEXT = 2048", "CONTEXT is nested too deep"),
+        ('"type": "function"', '{"a": 1}: "function"', "READ_FILE =", "a key is a text or a number"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_told_once_with_its_line(old: str, new: str, line: str, said: str) -> None:
+    assert [number for number, problem in broken(old, new) if said in problem] == [line_of(line)], broken(old, new)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "said"),
+    [
+        ('frames=["', 'not_in_message="negative", frames=["', "frames=[", "not_in_message='negative' is not what"),
+        ('arms=["reported", "eager"]', 'arms="reported"', 'arms=["reported", "eager"]', "Lab: arms='reported' is not"),
+        ("    related=[\n", '    related="vllm-project/vllm#1",\n    _=[\n', "related=[", "Scenario: related='vllm-p"),
+        ("frames=[", "frames=# [\n'apply', _=[", "frames=[", "frames='apply' is not what"),
+    ],
+)  # fmt: skip
+def test_a_text_is_no_list_of_texts(old: str, new: str, line: str, said: str) -> None:
+    found = [(number, problem) for number, problem in broken(old, new) if said in problem]
+    assert len(found) == 1, broken(old, new)
+    number, problem = found[0]
+    assert number - line_of(line) in (0, 1)
+    assert problem.endswith("takes: write a list, with brackets")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "said"),
+    [
+        ("    needs=Needs(gpus=1", "    needs=Needs(),\n    needs=Needs(gpus=1", "needs=", "Scenario: needs= is given twice"),
+        ("gpus=1,", "gpus=1, gpus=2,", "needs=", "Needs: gpus= is given twice"),
+        ("gpus=1,", "**READ_FILE,", "needs=", "** is not known here"),
+    ],
+)  # fmt: skip
+def test_each_argument_is_written_once(old: str, new: str, line: str, said: str) -> None:
+    found = broken(old, new)
+    assert [number - new.count("\n") for number, _ in found] == [line_of(line)]
+    assert said in found[0][1]
+
+
+def test_what_is_wrong_in_a_list_makes_nothing_missing_elsewhere() -> None:
+    text = (
+        text_of()
+        .replace('chat(name="short chat"', 'chat(nam="short chat"')
+        .replace('"long chat"', '"long chat", nam="x"')
+    )
+    assert [problem for _, problem in problems(text)] == ["chat has no 'nam'; did you mean 'name'?"] * 2
+    named = re.sub(r"workload=\[.*?\n    \],", "workload=WORK,", text, count=1, flags=re.DOTALL)
+    named = named.replace("scenario = ", "WORK = [together(chat(prompt=0), chat(prompt=8))]\nscenario = ")
+    named = named.replace("    throughput,\n", "    throughput,\n    together,\n", 1)
+    assert [problem for _, problem in problems(named)] == ["chat: a prompt of 0 tokens cannot be sent"]
+    frames = '["_prefill_attention", "_continuation_prefill", "get_simultaneous", "_ensure_workspace_size"]'
+    for whole in ("[128, 128, 256]", frames):
+        assert [problem for _, problem in broken(whole, "[none]")] == ["unknown word 'none'"]
+    arms = (
+        text_of()
+        .replace('arm("eager", lives', 'arm("eager", live')
+        .replace('arm("reported", dies)', 'arm("reported", dyes)')
+    )
+    assert {line for line, _ in problems(arms)} == {line_of('arm("reported"'), line_of('arm("eager"')}
+
+
+def test_the_line_of_an_arm_is_its_own_after_one_that_is_wrong() -> None:
+    text = text_of().replace('arm("eager", lives', 'arm("eager", live').replace('"near-miss-129"', '"Near-Miss"')
+    assert line_of('"near-miss-129"') - 1 in {line for line, problem in problems(text) if "Near-Miss" in problem}
+
+
+def test_a_word_without_its_parentheses_is_no_condition() -> None:
+    text = re.sub(r"trigger=.*?workspace_outgrown\(\),", "trigger=workspace_outgrown,", text_of(), flags=re.DOTALL)
+    assert problems(text) == [
+        (
+            line_of("trigger="),
+            "Scenario: trigger=workspace_outgrown is not what 'trigger' takes: write workspace_outgrown()",
+        )
+    ]
+
+
+def test_what_fills_the_memory_is_not_made() -> None:
+    doubled = "\n".join(["LONG = 'ab'", *["LONG = LONG + LONG"] * 60, "scenario ="])
+    assert any("larger than anything" in problem for _, problem in problems(text_of().replace("scenario =", doubled)))
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "tq_chunked_prefill.py"
+    path.write_text(text_of(), encoding="utf-8-sig")
+    assert check_file(path) == []
+
+
+@pytest.mark.parametrize("strange", [b"\nx = '\xff'\n", b"\nx = '\0'\n"])
+def test_bytes_that_are_no_text_are_told(tmp_path: Path, strange: bytes) -> None:
+    path = tmp_path / "tq_chunked_prefill.py"
+    path.write_bytes(text_of().encode("utf-8") + strange)
+    (found,) = check_file(path)
+    assert found.text.startswith(("not Python: ", "cannot be read: "))
+
+
+@pytest.mark.parametrize("text", ["x = " + "(" * 3000, "x = " + "-" * 100_000 + "1", "x = '\0'"])
+def test_what_python_itself_cannot_read_is_told(text: str) -> None:
+    assert len(problems(text)) >= 1
+
+
+def test_one_mistake_does_not_hide_the_next() -> None:
+    text = text_of().replace("heads=16", "haeds=16").replace("try_with", "tri_with").replace("lives,", "live,", 2)
+    lines = {line for line, _ in problems(text)}
+    assert {line_of("heads=16"), line_of("try_with=")} <= lines
+
+
+def test_what_is_missing_in_one_place_hides_nothing_elsewhere() -> None:
+    text = text_of()
+    text = (
+        text.replace("        heads=16,\n", "")
+        .replace('id="tq-chunked-prefill"', 'id="tq"')
+        .replace('arm("eager"', 'arm("reported"')
+    )
+    text = re.sub(r'title=".*"', 'title=""', text).replace("    with_flags,\n", "")
+    found = " ".join(problem for _, problem in problems(text))
+    for said in (
+        "Model lacks 'heads'",
+        "does not match the file's name",
+        "two arms are named",
+        "title is empty",
+        "not imported",
+    ):
+        assert said in found, said
+
+
+def test_a_folder_without_scenarios_is_no_success(tmp_path: Path, harness: Harness) -> None:
+    assert harness("check", str(tmp_path)).status == 64
+    root = harness("check", str(Path(__file__).parents[2]))
+    assert root.status == 0
+    assert "0 problems" in root.err
+
+
+def test_one_broken_file_does_not_blind_the_others(tmp_path: Path) -> None:
+    for path in scenario_files():
+        (tmp_path / path.name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+    (tmp_path / "broken.py").write_text("scenario = (", encoding="utf-8")
+    said: list[str] = []
+    assert len(all_scenarios(tmp_path, warn=said.append)) == len(scenario_files())
+    assert len(said) == 1
+    assert "broken.py:1: not Python" in said[0]
+    with pytest.raises(ScenarioError):
+        all_scenarios(tmp_path)
+
+
+def test_a_scenario_is_found_by_its_issue() -> None:
+    assert find("41726").id == find("#41726").id == find("vllm-project/vllm#41726").id == "tq-chunked-prefill"
+
+
+def test_a_scenario_file_cannot_run_code(tmp_path: Path) -> None:
+    target = tmp_path / "proof"
+    for attack in (
+        f"open({str(target)!r}, 'w')",
+        f"__import__('os').system('touch {target}')",
+        "().__class__",
+        "[x for x in ()]",
+    ):
+        found = problems(text_of().replace('title="', f'title={attack}, _="', 1))
+        assert found
+    assert not target.exists()
+    assert problems("import os\n" + text_of())
+
+
+def test_what_is_no_scenario_file_says_so() -> None:
+    assert problems("x = (") == [(1, "not Python: '(' was never closed")]
+    assert "no `scenario = Scenario(...)`" in problems('"""A bug."""\n')[0][1]
+    assert "`scenario` is not a Scenario" in problems('"""A bug."""\nscenario = 3\n')[0][1]
+    assert "begin with a docstring" in problems("scenario = 3\n")[-1][1]
+
+
+def test_loading_a_wrong_file_names_every_problem(tmp_path: Path) -> None:
+    path = tmp_path / "tq_chunked_prefill.py"
+    path.write_text(text_of().replace("heads=16", "haeds=16").replace("dies)", "dyes)", 1), encoding="utf-8")
+    with pytest.raises(ScenarioError, match="haeds") as caught:
+        load_file(path)
+    assert "dyes" in str(caught.value)
+
+
+def test_unknown_names_are_answered_with_near_ones() -> None:
+    with pytest.raises(UsageError) as caught:
+        find("tq-chunked-prefil")
+    assert "did you mean tq-chunked-prefill" in caught.value.hint
+    with pytest.raises(UsageError) as arm:
+        find_arms(find("tq-chunked-prefill"), ["eagre"])
+    assert "did you mean eager" in arm.value.hint
+    with pytest.raises(UsageError, match="no scenario file at"):
+        find("nothing.py")
+
+
+def test_every_word_is_in_the_guide() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "scenarios.md").read_text(encoding="utf-8")
+    for word in vocabulary.__all__:
+        assert f"{word}(" in guide or f"`{word}`" in guide or f", {word}," in guide, word
+
+
+def test_a_file_that_is_read_keeps_what_it_says_of_the_bug() -> None:
+    scenario = find("tq-prefix-hit-unreserved")
+    assert scenario.about.startswith("TurboQuant without chunked prefill: ")
+    assert "only with chunked prefill on" in scenario.about.split("\n\n")[1]

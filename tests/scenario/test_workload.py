@@ -1,0 +1,63 @@
+"""The words of a workload: what they make, and what they refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_repro.command.command import parse
+from vllm_repro.scenario.sizes import flag, resolve
+from vllm_repro.scenario.workload import Request, chat, completion, conversation, requests_of, together
+
+TOOL = {"type": "function", "function": {"name": "read_file", "parameters": {"required": ["path"]}}}
+
+
+@given(st.integers(1, 5000), st.lists(st.integers(1, 500), min_size=1, max_size=8))
+def test_each_turn_is_as_long_as_all_before_it(first: int, adds: list[int]) -> None:
+    turns = conversation(first=first, adds=adds).turns
+    assert [turn.prompt for turn in turns] == [first + sum(adds[:n]) for n in range(len(adds) + 1)]
+    assert {turn.conversation for turn in turns} == {"turn"}
+    assert [turn.name for turn in turns] == [f"turn {n}" for n in range(1, len(turns) + 1)]
+
+
+def test_a_turn_may_be_sized_by_a_flag() -> None:
+    command = parse("vllm serve m --max-num-batched-tokens 512")
+    turns = conversation(first=flag("--max-num-batched-tokens") + 10, adds=[5, 6]).turns
+    assert [resolve(turn.prompt, command) for turn in turns if not isinstance(turn.prompt, str)] == [522, 527, 533]
+
+
+def test_requests_come_in_order_whatever_holds_them() -> None:
+    steps = (chat(prompt=1, name="a"), together(chat(prompt=1, name="b"), chat(prompt=1, name="c")))
+    names = [request.name for request in requests_of((*steps, conversation(first=9, adds=[1], name="d")))]
+    assert names == ["a", "b", "c", "d 1", "d 2"]
+
+
+def test_tools_go_with_every_turn_and_a_declaration_equals_itself_however_it_was_written() -> None:
+    listed = conversation(first=9, adds=[1], tools=[TOOL])
+    frozen: dict[str, Any] = {**TOOL, "function": {**TOOL["function"], "parameters": {"required": ("path",)}}}  # type: ignore[dict-item]  # a dict, as the line above says
+    assert listed == conversation(first=9, adds=(1,), tools=(frozen,))
+    assert all(turn.fields["tools"] for turn in listed.turns)
+    assert "tools" not in conversation(first=9, adds=[1]).turns[0].fields
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: conversation(first=9, adds=[]), "adds="),
+        (lambda: conversation(first=9, adds=[1, 0]), "adds="),
+        (lambda: conversation(first=0, adds=[1]), "0 tokens"),
+        (lambda: completion(prompt=10, shared=11), "cannot share 11"),
+        (lambda: completion(prompt="hello", shared=2), "stated as a size"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_report_says_what_is_shared() -> None:
+    assert str(completion(prompt=385, shared=256, name="again")) == "again of 385 tokens, 256 of them shared"
+    assert isinstance(completion(prompt=1), Request)

@@ -1,0 +1,71 @@
+"""What is run in place of the report's command, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from vllm_repro.scenario.catalogue import find
+from vllm_repro.scenario.scenario import Scenario
+from vllm_repro.servers.base import Evidence
+from vllm_repro.servers.launch import CONTAINER_MODEL, Launch, Weights, container_launch, process_launch
+
+FOLDER = Path("/m/made")
+
+
+def launch(scenario: Scenario, name: str = "reported") -> Launch:
+    arm, stand_in = scenario.arm(name), scenario.stand_in
+    assert arm is not None
+    weights = Weights("made", FOLDER, dummy=True, stand_in=stand_in)
+    return process_launch(scenario, arm, vllm=("vllm",), env={}, weights=weights, port=1, evidence=Evidence.GPU)
+
+
+def cpu_bytes(found: Launch) -> int:
+    config = json.loads(found.command.get("--kv-transfer-config") or "")
+    return int(config["kv_connector_extra_config"]["cpu_bytes_to_use"])
+
+
+def test_the_flags_that_a_stand_in_takes_stay_and_each_other_one_is_a_difference() -> None:
+    mtp = find("tq-mtp-cudagraphs")
+    found = launch(mtp)
+    assert mtp.dummy is not None
+    kept = mtp.reported().without("--quantization").with_model(str(FOLDER))
+    assert found.command.without("--load-format", "--host", "--port") == kept
+    assert found.differences[:3] == (
+        f"model: dummy weights in the shape {mtp.stand_in}, in place of the reported one ({mtp.dummy.why})",
+        "without --quantization: it names how the reported weights were made smaller, and vLLM refuses it where there are none",
+        "--load-format dummy: random weights, since this death does not depend on them",
+    )
+    assert found.weights == "dummy: 1 layer and 1 that drafts, 24 heads, 4 KV heads of 256, run by vLLM's mimo"
+    assert found.stand_in == mtp.stand_in
+
+
+def test_a_stand_in_for_a_command_without_such_flags_changes_nothing_else() -> None:
+    tq = find("tq-chunked-prefill")
+    found = launch(tq, "bigger-chunk").command
+    arm = tq.arm("bigger-chunk")
+    assert arm is not None
+    assert found.without("--load-format", "--host", "--port") == tq.command_of(arm).with_model(str(FOLDER))
+
+
+def test_an_arm_may_size_its_flags_for_the_stand_in() -> None:
+    sco = find("sco-hybrid")
+    assert cpu_bytes(launch(sco)) == 137438953472 // 11
+    assert cpu_bytes(launch(sco, "small-cpu-pool")) == 7516192768 // 11
+    assert any(" in place of --kv-transfer-config " in text for text in launch(sco, "small-cpu-pool").differences)
+    arm = sco.arm("small-cpu-pool")
+    assert arm is not None
+    assert '"cpu_bytes_to_use":7516192768' in (sco.command_of(arm).get("--kv-transfer-config") or "")
+
+
+def test_a_container_gets_the_folder_and_no_hub() -> None:
+    tq = find("tq-chunked-prefill")
+    weights = Weights("made", FOLDER, dummy=True, stand_in=tq.stand_in)
+    found = container_launch(
+        tq, tq.arms[0], image="vllm/vllm-openai:v0.23.0", weights=weights, port=1, evidence=Evidence.GPU, labels={}
+    )
+    assert found.container is not None
+    assert [mount.target for mount in found.container.mounts] == [CONTAINER_MODEL]
+    assert found.env["HF_HUB_OFFLINE"] == "1"
+    assert found.command.model == CONTAINER_MODEL
+    assert found.weights.startswith("dummy: 1 layer, ")

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vllm_repro.errors import InfraError, Unsupported
+from vllm_repro.host.machine import Gpu
+from vllm_repro.releases.localvllm import LocalVllm
+from vllm_repro.scenario.catalogue import find
+from vllm_repro.servers import site
+from vllm_repro.servers.base import Evidence
+from vllm_repro.servers.choice import Options, default_image
+from vllm_repro.servers.process import ProcessServer
+from vllm_repro.servers.site import AttachSite, ProcessSite, RehearsalSite, Site
+
+TQ = find("tq-chunked-prefill")
+STOP_IDS = find("min-tokens-stop-ids")
+PATCHED = next(arm for arm in STOP_IDS.arms if arm.patches)
+
+
+def test_the_reported_image_is_that_of_one_release() -> None:
+    pasted = replace(TQ, command="docker run --gpus all reporter/vllm:mine --model Qwen/Qwen3.5-9B")
+    assert default_image(pasted, TQ.try_with) == "reporter/vllm:mine"
+    assert default_image(pasted, "0.24.0") == "vllm/vllm-openai:v0.24.0"
+    assert default_image(TQ, TQ.try_with) == "vllm/vllm-openai:v0.23.0"
+
+
+@pytest.mark.parametrize(
+    ("here", "says"),
+    [
+        (None, "no vllm is installed here"),
+        (LocalVllm(Path("/x/vllm"), "0.24.0"), "the vllm that is installed here is 0.24.0"),
+    ],
+)
+def test_a_cpu_build_is_not_run_for_a_scenario_that_needs_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, here: LocalVllm | None, says: str
+) -> None:
+    """It would be reported as evidence from a GPU."""
+    monkeypatch.setattr(site, "gpus", lambda: (Gpu("H100", 80.0, 9.0, "580"),))
+    monkeypatch.setattr(site, "local_vllm", lambda: here)
+    with pytest.raises(InfraError, match=says):
+        ProcessSite(Options(vllm="0.23.0"), TQ, lambda _: None)
+
+
+def test_the_release_that_is_installed_here_is_run_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site, "gpus", lambda: (Gpu("H100", 80.0, 9.0, "580"),))
+    monkeypatch.setattr(site, "local_vllm", lambda: LocalVllm(Path("/x/vllm"), "0.23.0+cu129"))
+    here = ProcessSite(Options(vllm="0.23.0"), TQ, lambda _: None)
+    assert here.evidence is Evidence.GPU
+    assert here.launch(TQ, TQ.arms[0], 8000).argv[0] == "/x/vllm"
+
+
+REHEARSAL = RehearsalSite(Options(), STOP_IDS)
+ATTACHED = AttachSite(Options(url="http://127.0.0.1:1"), STOP_IDS, rehearsal=False)
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [(REHEARSAL, "a rehearsal runs no vLLM, so there is no source"), (ATTACHED, "that already runs cannot be changed")],
+)
+def test_an_arm_that_changes_the_source_says_where_it_can_run(tmp_path: Path, where: Site, says: str) -> None:
+    assert where.cannot(STOP_IDS.arms[0]) == ""
+    launch, server = where.server(STOP_IDS, PATCHED, 1, tmp_path / "log", "run")
+    assert not any("patched" in difference for difference in launch.differences), "nothing was laid over anything"
+    with pytest.raises(Unsupported, match=says) as refused:
+        asyncio.run(server.start())
+    assert "docker, process or the lab" in str(refused.value)
+
+
+def installed(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> ProcessSite:
+    """The site of a `vllm` on PATH whose `sampling_params.py` holds `text`."""
+    (folder / "packages" / "vllm").mkdir(parents=True)
+    (folder / "packages" / "vllm" / "__init__.py").touch()
+    (folder / "packages" / PATCHED.patches[0].file).write_text(text, encoding="utf-8")
+    (folder / "vllm").write_text(f"#!{sys.executable}\n", encoding="utf-8")
+    monkeypatch.setenv("VLLM_REPRO_CACHE", str(folder / "cache"))
+    monkeypatch.setenv("PYTHONPATH", str(folder / "packages"))
+    monkeypatch.setattr(site, "local_vllm", lambda: LocalVllm(folder / "vllm", "0.28.0"))
+    return ProcessSite(Options(), STOP_IDS, lambda _: None)
+
+
+def test_an_installed_vllm_is_run_with_the_changed_file_before_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = installed(tmp_path, PATCHED.patches[0].was, monkeypatch)
+    assert here.cannot(PATCHED) == ""
+    launch, server = here.server(STOP_IDS, PATCHED, 1, tmp_path / "log", "run")
+    assert isinstance(server, ProcessServer)
+    assert server.patched == here.laid(PATCHED).digests
+    first, *others = launch.env["PYTHONPATH"].split(":")
+    assert (Path(first) / PATCHED.patches[0].file).read_text(encoding="utf-8") == PATCHED.patches[0].now
+    assert others[-1] == str(tmp_path / "packages"), "the caller's own path stays"
+    assert launch.argv[:2] == (str(tmp_path / "vllm"), "serve")
+    assert any(difference.startswith("patched vllm/sampling_params.py: ") for difference in launch.differences)
+    plain = here.launch(STOP_IDS, STOP_IDS.arms[0], 8000)
+    assert not {"PYTHONPATH", "REPRO_PATCHED"} & plain.env.keys()
+
+
+def test_a_patch_that_does_not_fit_boots_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = installed(tmp_path, "VERSION = 1\n", monkeypatch)
+    assert "the patch does not fit this release" in here.cannot(PATCHED)
+
+
+def test_a_patch_that_cannot_be_laid_over_anything_is_trouble_of_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = installed(tmp_path, PATCHED.patches[0].was, monkeypatch)
+    (tmp_path / "vllm").write_text("#!/bin/sh\n", encoding="utf-8")
+    _, server = here.server(STOP_IDS, PATCHED, 1, tmp_path / "log", "run")
+    with pytest.raises(InfraError, match="does not say where its vllm is"):
+        asyncio.run(server.start())

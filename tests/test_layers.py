@@ -1,0 +1,105 @@
+"""The import rule: a folder imports only folders that stand before it in `LAYERS`, and no modules import each other in a circle."""
+
+from __future__ import annotations
+
+import ast
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import vllm_repro
+
+HARNESS = Path(vllm_repro.__file__).parents[1]
+
+LAYERS = (
+    "vllm_repro_lab",
+    "errors",
+    "resources",
+    "tiny_model",
+    "command",
+    "diagnosis",
+    "trigger",
+    "verdict",
+    "scenario",
+    "vocabulary",
+    "client",
+    "host",
+    "journal",
+    "releases",
+    "servers",
+    "report",
+    "history",
+    "running",
+    "vllm_repro_explore",
+    "cli",
+    "pytest_plugin",
+    "__main__",
+)
+"""Folders and top-level modules, lowest first. `vllm_repro_explore/program` and `servers/witness/plugin` run elsewhere."""
+
+EXCEPTIONS = {("servers.site", "running.assess")}
+"""Imports that break the rule today. This set only shrinks."""
+
+
+CIRCLES = {
+    ("command.command", "command.compose_parse"),
+    ("command.command", "command.compose_render"),
+    ("command.command", "command.docker_run"),
+    ("command.command", "command.shell"),
+    ("command.container", "command.command"),
+    ("running.work", "running.trial"),
+    ("servers.site", "servers.lab"),
+}
+"""Imports that close a circle today. This set only shrinks."""
+
+
+def modules() -> dict[str, Path]:
+    """Return the modules of both packages by dotted name, without those that run in another process."""
+    found = {}
+    for path in [
+        *HARNESS.glob("vllm_repro/**/*.py"),
+        *HARNESS.glob("vllm_repro_explore/*.py"),
+        *HARNESS.glob("vllm_repro_lab/parts*.py"),
+    ]:
+        if "plugin" in path.parts:
+            continue
+        parts = path.relative_to(HARNESS).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(path: Path, known: dict[str, Path]) -> set[str]:
+    """Return the modules of ours that a file imports anywhere in it, also in functions and under TYPE_CHECKING."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            named = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= named & known.keys() or {node.module}
+    return found & known.keys()
+
+
+def layer(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if parts[0] == "vllm_repro" and len(parts) > 1 else parts[0]
+
+
+def test_each_folder_imports_only_folders_below_it() -> None:
+    known = modules()
+    broken = {
+        (module.removeprefix("vllm_repro."), name.removeprefix("vllm_repro."))
+        for module, path in known.items()
+        for name in imports(path, known)
+        if name != "vllm_repro" and LAYERS.index(layer(name)) > LAYERS.index(layer(module))
+    }
+    assert broken == EXCEPTIONS
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    known = modules()
+    allowed = {(f"vllm_repro.{module}", f"vllm_repro.{name}") for module, name in CIRCLES}
+    graph = {
+        module: {name for name in imports(path, known) if name != module and (module, name) not in allowed}
+        for module, path in known.items()
+    }
+    TopologicalSorter(graph).prepare()

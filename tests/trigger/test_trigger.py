@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_repro.command.command import parse
+from vllm_repro.diagnosis.boot_facts import BootFacts
+from vllm_repro.diagnosis.lab_lines import Observed
+from vllm_repro.trigger.conditions import (
+    attention_backend,
+    chunked_prefill,
+    continuation_over,
+    drafting,
+    graphs_captured,
+    prefill_over,
+    prefix_hit,
+    sent_with,
+)
+from vllm_repro.trigger.trigger import Asked, ScheduledChunk, TriggerFacts, chunks_of
+
+LONG = chunked_prefill(chunks=2) & continuation_over(128)
+
+
+def facts(tokens: int | None, *, batch: int | None = 4096, **asked: object) -> TriggerFacts:
+    return TriggerFacts((Asked("long chat", tokens, **asked),), batch, True)  # type: ignore[arg-type]  # fields by name, as a test reads best
+
+
+@pytest.mark.parametrize(
+    ("tokens", "crossed"),
+    [(100, False), (4096, False), (4096 + 128, False), (4096 + 129, True), (7593, True), (8192, True)],
+)
+def test_the_threshold_of_a_continued_prefill(tokens: int, crossed: bool) -> None:
+    assert LONG.find(facts(tokens)).crossed is crossed
+
+
+@pytest.mark.parametrize(("held_back", "crossed"), [(0, True), (100, False), (200, True), (8192, True)])
+def test_long_prompts_may_be_held_back_to_smaller_chunks(held_back: int, crossed: bool) -> None:
+    command = parse(f"vllm serve m --long-prefill-token-threshold {held_back}")
+    asked = (Asked("long chat", 4096 + 129, cached_tokens=0),)
+    assert continuation_over(128).find(TriggerFacts(asked, 4096, True, command=command)).crossed is crossed
+
+
+def test_evidence_names_the_source_of_the_count_and_the_chunks() -> None:
+    assert LONG.find(facts(7593)).evidence == (
+        "long chat: 7593 prompt tokens by usage, cut at 4096 into 4096 + 3497",
+        "a continuation of 3497 tokens, more than 128",
+    )
+    assert "by /tokenize" in LONG.find(facts(7593, counted_by="tokenize", status=None, died=True)).evidence[0]
+
+
+def test_cached_tokens_are_not_prefilled() -> None:
+    assert not LONG.find(facts(7593, cached_tokens=4096)).crossed
+    found = continuation_over(128).find(facts(385, cached_tokens=256))
+    assert found.crossed, found
+
+
+def test_a_refused_prompt_crosses_nothing() -> None:
+    found = LONG.find(facts(7593, status=400))
+    assert not found.crossed
+    assert "refused it with 400" in found.evidence[0]
+
+
+def test_an_unknown_batch_size_proves_nothing() -> None:
+    assert not LONG.find(facts(7593, batch=None)).crossed
+
+
+def test_no_chunks_without_chunked_prefill() -> None:
+    assert not chunked_prefill().find(TriggerFacts((Asked("x", 9000),), 4096, False)).crossed
+
+
+def test_the_dump_of_the_step_that_died_is_proof_enough() -> None:
+    found = LONG.find(TriggerFacts(dump=(ScheduledChunk(4096, 3497),)))
+    assert found.crossed
+    assert "4096 tokens computed before the step that died" in found.evidence[0]
+    assert not LONG.find(TriggerFacts(dump=(ScheduledChunk(0, 3497, new=True),))).crossed
+
+
+@pytest.mark.parametrize(
+    ("chunk", "chunked", "hit"),
+    [
+        (ScheduledChunk(4096, 3497), True, False),
+        (ScheduledChunk(256, 129, new=True), False, True),
+        (ScheduledChunk(0, 4096, new=True), False, False),
+        (ScheduledChunk(500, 1), False, False),  # a token that was being decoded
+    ],
+)
+def test_the_step_that_died_tells_a_chunk_from_a_prefix_hit(chunk: ScheduledChunk, chunked: bool, hit: bool) -> None:
+    dead = TriggerFacts(dump=(chunk,))
+    assert (chunked_prefill().find(dead).crossed, prefix_hit().find(dead).crossed) == (chunked, hit)
+
+
+def test_a_long_first_chunk_beside_a_decoding_request_continues_nothing() -> None:
+    dead = TriggerFacts(dump=(ScheduledChunk(500, 1), ScheduledChunk(0, 4096, new=True)))
+    assert not continuation_over(128).find(dead).crossed
+
+
+def test_a_prefix_hit_is_what_the_server_counted() -> None:
+    found = prefix_hit().find(facts(385, cached_tokens=256))
+    assert (found.crossed, found.brief) == (True, "129 tokens after 256 cached")
+    assert not prefix_hit().find(facts(385, cached_tokens=0, repeats=256)).crossed
+
+
+def test_an_engine_that_lives_and_does_not_say_what_was_cached_proves_no_hit() -> None:
+    """Of requests at the same time nobody can tell whose the hits were, and the cache may be off."""
+    silent = facts(385, cached_tokens=None, repeats=256, batch=100)
+    assert not prefix_hit().find(silent).crossed
+    assert silent.cached(silent.asked[0]) == 0
+    assert silent.uncached(silent.asked[0]) == 129, "no more chunks are counted than there must have been"
+
+
+@pytest.mark.parametrize(("flags", "cached"), [("", 256), ("--block-size 200", 200), ("--no-enable-prefix-caching", 0)])
+def test_of_a_request_that_died_the_blocks_filled_before_it_count(flags: str, cached: int) -> None:
+    asked = Asked("again", 385, "tokenize", repeats=256, status=None, died=True)
+    dead = TriggerFacts((asked,), 4096, True, command=parse(f"vllm serve m {flags}"))
+    found = prefix_hit().find(dead)
+    assert found.crossed is (cached > 0)
+    assert dead.cached(asked) == cached
+    assert continuation_over(128).find(dead).crossed is (cached > 0)
+
+
+def test_a_request_with_the_fields_counts_when_it_was_answered_or_killed() -> None:
+    condition = sent_with("min_tokens", "stop_token_ids")
+    fields = {"min_tokens": 1, "stop_token_ids": [999999]}
+    assert condition.find(facts(2, fields=fields, status=None, died=True)).crossed
+    refused = "token_id(s) [999999] in stop_token_ids contain out-of-vocab token ids"
+    assert condition.find(facts(2, fields=fields, status=400, refusal=refused)).crossed
+    assert not condition.find(facts(2, fields=fields, status=400, refusal="maximum context length is 8192")).crossed
+    assert not condition.find(facts(2, fields=fields, status=None)).crossed
+    assert not condition.find(facts(2, fields={"stop_token_ids": [999999]})).crossed
+    assert not condition.find(facts(2, fields={**fields, "min_tokens": 0})).crossed
+
+
+def test_or_takes_the_side_that_was_crossed() -> None:
+    either = continuation_over(128) | sent_with("min_tokens")
+    found = either.find(facts(100, fields={"min_tokens": 1}))
+    assert found.crossed
+    assert found.evidence == ("long chat carried min_tokens=1: answered 200",)
+    assert str(either) == "(continuation_over(128) | sent_with('min_tokens'))"
+
+
+def test_a_chunk_count_below_two_is_no_condition() -> None:
+    with pytest.raises(ValueError, match="starts at 2"):
+        chunked_prefill(chunks=1)
+    with pytest.raises(ValueError, match="names of body fields"):
+        sent_with()
+
+
+@given(st.integers(1, 200_000), st.integers(1, 20_000))
+def test_chunks_add_up_and_none_is_larger_than_the_batch(tokens: int, batch: int) -> None:
+    cut = chunks_of(tokens, batch)
+    assert sum(cut) == tokens
+    assert all(0 < chunk <= batch for chunk in cut)
+    assert all(chunk == batch for chunk in cut[:-1])
+
+
+def test_a_flag_that_no_layer_uses_proves_nothing() -> None:
+    condition = attention_backend("TURBOQUANT") & LONG
+    crossed = facts(7593)
+    for backend, expected in (("TURBOQUANT", True), ("FLASH_ATTN", False), (None, False)):
+        found = condition.find(TriggerFacts(crossed.asked, crossed.batch, True, backend))
+        assert found.crossed is expected
+    assert "boot line is missing" in found.evidence[0]
+
+
+MTP = """vllm serve m --speculative-config '{"method":"mtp","num_speculative_tokens":3}'"""
+
+
+def test_drafts_are_what_the_server_says_before_what_it_was_told() -> None:
+    told = TriggerFacts(command=parse(MTP))
+    assert drafting().find(told).crossed
+    assert not drafting().find(TriggerFacts(command=parse("vllm serve m"))).crossed
+    assert drafting().find(TriggerFacts(args={"speculative_config": {"method": "mtp"}})).crossed
+    without = TriggerFacts(args={"max_num_seqs": 1}, command=parse(MTP))
+    assert drafting().find(without).brief == "no drafts", "a server that lists its arguments has the last word"
+
+
+@pytest.mark.parametrize(
+    ("boot", "crossed"),
+    [
+        (BootFacts(), False),
+        (BootFacts(cudagraph_mode="NONE"), False),
+        (BootFacts(cudagraph_mode="FULL_AND_PIECEWISE"), True),  # it died before it was up
+        (BootFacts(cudagraph_mode="FULL_AND_PIECEWISE", ready=True), False),
+        (BootFacts(cudagraph_mode="FULL", graphs_captured=True, ready=True), True),
+    ],
+)
+def test_graphs_are_captured_or_were_about_to_be(boot: BootFacts, crossed: bool) -> None:
+    assert graphs_captured().find(TriggerFacts(boot=boot)).crossed is crossed
+
+
+def test_a_guarded_capture_says_what_was_looked_at() -> None:
+    boot = BootFacts(cudagraph_mode="FULL_DECODE_ONLY", graphs_captured=True, ready=True)
+    seen = Observed("capture", {"captures": 2, "checked": 190, "refused": 0, "recorded": True})
+    found = graphs_captured().find(TriggerFacts(boot=boot, observed=(Observed("store", {}), seen)))
+    assert found.evidence[1:] == ("2 captures under the guard: 190 operators looked at, 0 refused",)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "batch", "crossed"), [(759, 8192, False), (760, 8192, True), (760, 512, False), (None, 8192, False)]
+)
+def test_a_prefill_counts_what_runs_in_one_step(tokens: int | None, batch: int, crossed: bool) -> None:
+    assert prefill_over(759).find(facts(tokens, batch=batch)).crossed is crossed
+
+
+def test_a_prefill_over_needs_a_request_that_the_engine_got() -> None:
+    assert not prefill_over(759).find(facts(2000, status=400)).crossed
+    assert not prefill_over(759).find(facts(2000, cached_tokens=1500)).crossed
+    assert prefill_over(759).find(facts(2000, status=None, died=True)).brief == "2000 tokens in one step"

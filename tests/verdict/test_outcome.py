@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from vllm_repro.diagnosis.signature import How
+from vllm_repro.trigger.trigger import Finding
+from vllm_repro.verdict.outcome import Death, Outcome, TrialFacts, classify
+
+CROSSED, NOT_CROSSED = Finding(True, ("proof",)), Finding(False, ("none",))
+ALIVE = TrialFacts(ready=True, finding=CROSSED)
+
+
+def died(signature: How | None) -> Death:
+    return Death("log", 0.01, "AssertionError", "…", (), signature, ("log",))
+
+
+@pytest.mark.parametrize(
+    ("facts", "outcome"),
+    [
+        (ALIVE, Outcome.CLEAN),
+        (replace(ALIVE, finding=NOT_CROSSED), Outcome.UNTRIGGERED),
+        (replace(ALIVE, death=died(How.MATCH)), Outcome.CRASH),
+        (replace(ALIVE, death=died(How.NEAR)), Outcome.OTHER_CRASH),
+        (replace(ALIVE, death=died(How.OTHER)), Outcome.OTHER_CRASH),
+        (replace(ALIVE, death=died(None)), Outcome.OTHER_CRASH),
+        (TrialFacts(ready=False, finding=NOT_CROSSED, death=died(How.MATCH)), Outcome.CRASH),
+        (TrialFacts(ready=False, finding=NOT_CROSSED, death=died(How.OTHER)), Outcome.BOOT_FAILED),
+        (TrialFacts(ready=False, finding=NOT_CROSSED), Outcome.BOOT_FAILED),
+        (replace(ALIVE, hung="still"), Outcome.HANG),
+        (replace(ALIVE, wrong_output="empty"), Outcome.WRONG_OUTPUT),
+        (replace(ALIVE, unsupported="no GPU", death=died(How.MATCH)), Outcome.UNSUPPORTED),
+        (replace(ALIVE, hung="still", wrong_output="empty"), Outcome.HANG),
+        (replace(ALIVE, death=died(None), hung="still", wrong_output="empty"), Outcome.OTHER_CRASH),
+        (replace(ALIVE, infra="disk full", unsupported="no GPU"), Outcome.INFRA),
+        (replace(ALIVE, infra="disk full", death=died(How.MATCH)), Outcome.INFRA),
+        (replace(ALIVE, cancelled="Ctrl-C", infra="disk full"), Outcome.CANCELLED),
+    ],
+)
+def test_order_of_classification(facts: TrialFacts, outcome: Outcome) -> None:
+    assert classify(facts) is outcome
+
+
+def test_a_quiet_trial_without_proof_is_never_clean() -> None:
+    unproved = replace(ALIVE, finding=NOT_CROSSED)
+    assert classify(replace(unproved, hung="…")) is Outcome.HANG
+    assert classify(replace(unproved, wrong_output="…")) is Outcome.WRONG_OUTPUT

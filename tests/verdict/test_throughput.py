@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from math import exp
+from statistics import median
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_repro.verdict.throughput import (
+    Change,
+    Point,
+    Round,
+    Spread,
+    Timing,
+    figures,
+    interval,
+    ratio,
+    round_of,
+    throughput,
+    withheld,
+)
+
+POINT = Point(128, 512, 1)
+
+
+def at(speed: float) -> Round:
+    """A round of so many output tokens a second."""
+    return Round(512 / speed, 1, 128, 512, speed, speed / 512, 0.05, 1 / speed, 1 / speed, 2 / speed)
+
+
+def boots(*speeds: tuple[float, ...]) -> list[list[Round]]:
+    return [[at(speed) for speed in boot] for boot in speeds]
+
+
+def test_a_round_by_hand() -> None:
+    # Two requests of three tokens: sent at 0.0 and 0.1, answered at 0.5, 0.7, 1.0 and at 0.6, 0.7, 2.1.
+    one = Timing(0.0, 1.1, (0.5, 0.7, 1.0), 10, 3)
+    two = Timing(0.1, 2.1, (0.6, 0.7, 2.0), 10, 3)
+    found = round_of([one, two], late=0.25)
+    assert found.late_s == 0.25
+    assert (found.wall_s, found.requests, found.prompt_tokens, found.output_tokens) == (2.1, 2, 20, 6)
+    assert found.output_tok_s == pytest.approx(6 / 2.1)
+    assert found.req_s == pytest.approx(2 / 2.1)
+    assert found.ttft_s == pytest.approx(0.5)
+    assert found.tpot_s == pytest.approx((0.25 + 0.7) / 2)
+    assert found.itl_s == pytest.approx((0.2 + 0.3) / 2)
+    assert found.itl_p99_s == pytest.approx(1.3)
+
+
+def test_several_tokens_a_piece_are_counted_by_usage() -> None:
+    """Speculative decoding: four tokens came in two pieces, half a second apart."""
+    found = round_of([Timing(0.0, 1.0, (0.5, 1.0), 10, 4)])
+    assert found.tpot_s == pytest.approx(0.5 / 3)
+    assert found.itl_s == pytest.approx(0.5)
+    assert round_of([Timing(0.0, 1.0, (1.0,), 10, 4)]).itl_s is None
+
+
+@pytest.mark.parametrize("timings", [[], [Timing(0.0, 1.0, (), 10, 2)], [Timing(0.0, 1.0, (0.5,), 10, 1)]])
+def test_a_round_without_answers_is_none(timings: list[Timing]) -> None:
+    with pytest.raises(ValueError, match="two tokens or more"):
+        round_of(timings)
+
+
+def test_quartiles_of_known_values() -> None:
+    spread = Spread.of([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert (spread.median, spread.low, spread.high, spread.n) == (3.0, 2.0, 4.0, 5)
+    assert spread.cv == pytest.approx(0.527, abs=0.001)
+    assert Spread.of([7.0]) == Spread(7.0, 7.0, 7.0, 0.0, 1)
+
+
+def test_figures_are_over_all_rounds_of_all_boots() -> None:
+    """And times are of those rounds in which the client was awake."""
+    found = figures(POINT, boots((100.0, 110.0, 120.0), (130.0, 140.0)))
+    late = figures(POINT, [[replace(one, late_s=0.04) for one in boots((100.0,))[0]], boots((1.0, 2.0, 3.0, 4.0))[0]])
+    assert (late.ttft_s, late.tpot_s, late.itl_s, late.itl_p99_s) == (None, None, None, None)
+    assert (late.output_tok_s.n, late.late_s.high) == (5, 0.0)
+    slept = figures(POINT, [[replace(one, slept_s=0.3 * one.wall_s) for one in boots((1.0, 2.0, 3.0, 4.0, 5.0))[0]]])
+    assert slept.ttft_s is None
+    assert (found.boots, found.output_tok_s.n, found.output_tok_s.median) == (2, 5, 120.0)
+    assert found.itl_s is not None
+    assert found.itl_s.median == pytest.approx(1 / 120)
+
+
+@pytest.mark.parametrize(
+    ("arm", "baseline", "change"),
+    [
+        (boots((200, 201, 202), (199, 200, 201)), boots((100, 101, 102), (99, 100, 101)), Change.FASTER),
+        (boots((50, 51, 52), (49, 50, 51)), boots((100, 101, 102), (99, 100, 101)), Change.SLOWER),
+        # Clear of 1, and within what the noisier arm does by itself.
+        (boots((102, 103, 104), (102, 103, 104)), boots((90, 100, 101), (90, 100, 101)), Change.NONE),
+        # Far apart, and the two boots of one arm are further apart.
+        (boots((300, 301, 302), (90, 91, 92)), boots((100, 101, 102), (99, 100, 101)), Change.NONE),
+        (boots((200, 201, 202)), boots((100, 101, 102), (99, 100, 101)), Change.UNJUDGED),
+    ],
+)
+def test_a_change_is_claimed_only_where_everything_speaks_for_it(
+    arm: list[list[Round]], baseline: list[list[Round]], change: Change
+) -> None:
+    found = ratio(arm, baseline, 1)
+    assert found.change is change
+    assert found.low <= found.ratio <= found.high
+
+
+speeds = st.lists(st.lists(st.floats(1.0, 1000.0), min_size=1, max_size=6), min_size=1, max_size=3)
+
+
+@given(speeds, speeds, st.integers(0, 9), st.floats(0.1, 10.0))
+@settings(max_examples=40)
+def test_a_bootstrap_interval(arm: list[list[float]], baseline: list[list[float]], seed: int, factor: float) -> None:
+    low, high = interval(arm, baseline, seed, resamples=200)
+    assert low <= high
+    values, others = [one for boot in arm for one in boot], [one for boot in baseline for one in boot]
+    assert min(values) / max(others) <= low + 1e-12
+    assert high <= max(values) / min(others) + 1e-12
+    assert (low, high) == interval(arm, baseline, seed, resamples=200)
+    scaled = interval([[one * factor for one in boot] for boot in arm], baseline, seed, resamples=200)
+    assert scaled == pytest.approx((low * factor, high * factor))
+
+
+@given(st.floats(1.0, 1000.0), st.integers(1, 9))
+@settings(max_examples=20)
+def test_without_noise_the_interval_is_a_point(speed: float, rounds: int) -> None:
+    assert interval([[2 * speed] * rounds], [[speed] * rounds], 1, resamples=50) == pytest.approx((2.0, 2.0))
+
+
+@pytest.mark.parametrize(("rounds", "width"), [(5, 0.22), (20, 0.12)])
+def test_the_interval_covers_the_true_ratio_as_often_as_it_says(rounds: int, width: float) -> None:
+    """Noise of 5 % about a true ratio of 1.3: of 200 intervals 190 or more cover it, and they are no wider than they must be."""
+    draw = random.Random(7)
+
+    def noisy(true: float) -> list[list[float]]:
+        return [[true * exp(draw.gauss(0, 0.05)) for _ in range(rounds)]]
+
+    found = [interval(noisy(130.0), noisy(100.0), seed, resamples=300) for seed in range(200)]
+    assert sum(low <= 1.3 <= high for low, high in found) >= 188
+    assert median(high - low for low, high in found) < width
+
+
+@pytest.mark.parametrize(
+    ("evidence", "weights", "says"),
+    [
+        ("gpu", "real", ""),
+        ("cpu", "real", ""),
+        ("cpu", "dummy", "weights are random"),
+        ("gpu", "dummy", "weights are random"),
+        ("gpu", None, "which weights"),
+        ("lab", "real", "LAB"),
+        ("rehearsal", "real", "REHEARSAL"),
+    ],
+)
+def test_what_is_a_claim(evidence: str, weights: str | None, says: str) -> None:
+    reason = withheld(evidence, weights)
+    assert (says in reason) if says else reason == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"prompt": 0, "output": 8}, "1 token or more"),
+        ({"prompt": 8, "output": 1}, "2 or more"),
+        ({"prompt": 8, "output": 8, "rounds": 4}, "5 at least"),
+        ({"prompt": 8, "output": 8, "concurrency": []}, "concurrency"),
+        ({"prompt": 8, "output": 8, "concurrency": [2, 2]}, "each number once"),
+    ],
+)
+def test_loads_that_would_show_nothing_are_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        throughput(baseline="eager", **fields)
+
+
+def test_a_load_is_a_point_for_each_concurrency() -> None:
+    load = throughput(prompt=128, output=512, concurrency=[1, 8], baseline="eager")
+    assert load.points == (Point(128, 512, 1), Point(128, 512, 8))
+    assert str(load.points[1]) == "128 -> 512 tokens, 8 at once"

@@ -1,0 +1,347 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.verdict import (
+    ArmResult,
+    Expect,
+    Expected,
+    Record,
+    Result,
+    Standing,
+    Verdict,
+    VerdictReport,
+    arm_result,
+    bisect_status,
+    decide,
+    exit_status,
+    is_unproved,
+    same_release,
+)
+
+CRASH, CLEAN, UNTRIGGERED, OTHER = Outcome.CRASH, Outcome.CLEAN, Outcome.UNTRIGGERED, Outcome.OTHER_CRASH
+WRONG = Outcome.WRONG_OUTPUT
+
+
+def arm(name: str, expected: Expected, *outcomes: Outcome, unexplained: int = 0) -> ArmResult:
+    return arm_result(name, expected, outcomes, unexplained=unexplained)
+
+
+def reported(*outcomes: Outcome, unexplained: int = 0) -> ArmResult:
+    return arm("reported", Expected.DIES, *outcomes, unexplained=unexplained)
+
+
+def errs(*outcomes: Outcome) -> ArmResult:
+    return arm("reported", Expected.ERRS, *outcomes)
+
+
+def eager(*outcomes: Outcome) -> ArmResult:
+    return arm("eager", Expected.LIVES, *outcomes)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "result"),
+    [
+        ((CRASH,), Result.REPRODUCES),
+        ((CRASH, CLEAN), Result.FLAKY),
+        ((CRASH, UNTRIGGERED), Result.REPRODUCES),
+        ((CLEAN, CLEAN), Result.QUIET),
+        ((CLEAN, UNTRIGGERED), Result.INCONCLUSIVE),
+        ((CLEAN, OTHER), Result.INCONCLUSIVE),
+        ((Outcome.INFRA, Outcome.UNSUPPORTED), Result.BLOCKED),
+        ((CLEAN, Outcome.INFRA), Result.INCONCLUSIVE),
+        ((), Result.INCONCLUSIVE),
+    ],
+)
+def test_bad_beats_unknown_beats_good(outcomes: tuple[Outcome, ...], result: Result) -> None:
+    assert reported(*outcomes).result is result
+
+
+@pytest.mark.parametrize(
+    ("arms", "standing", "expect", "verdict", "expected"),
+    [
+        ([reported(CRASH), eager(CLEAN)], Standing.BAD, Expect.DECLARED, Verdict.REPRODUCES, True),
+        ([reported(CRASH), eager(CRASH)], Standing.BAD, Expect.DECLARED, Verdict.REPRODUCES, False),
+        ([reported(CRASH)], Standing.GOOD, Expect.DECLARED, Verdict.REGRESSED, False),
+        ([reported(CRASH)], Standing.UNKNOWN, Expect.DECLARED, Verdict.REPRODUCES, True),
+        ([reported(CLEAN)], Standing.GOOD, Expect.DECLARED, Verdict.QUIET, True),
+        ([reported(CLEAN)], Standing.BAD, Expect.DECLARED, Verdict.QUIET, False),
+        ([reported(CLEAN)], Standing.GOOD, Expect.CRASH, Verdict.QUIET, False),
+        ([reported(CRASH)], Standing.BAD, Expect.ALIVE, Verdict.REPRODUCES, False),
+        ([reported(UNTRIGGERED)], Standing.BAD, Expect.ALIVE, Verdict.INCONCLUSIVE, True),
+        ([reported(UNTRIGGERED)], Standing.BAD, Expect.DECLARED, Verdict.INCONCLUSIVE, None),
+        ([reported(OTHER)], Standing.BAD, Expect.DECLARED, Verdict.CHANGED, False),
+        ([reported(OTHER, unexplained=1)], Standing.BAD, Expect.DECLARED, Verdict.INCONCLUSIVE, None),
+        ([reported(Outcome.HANG)], Standing.GOOD, Expect.DECLARED, Verdict.CHANGED, False),
+        ([reported(Outcome.INFRA)], Standing.BAD, Expect.DECLARED, Verdict.INCONCLUSIVE, None),
+        ([reported(Outcome.INFRA)], Standing.BAD, Expect.ANY, Verdict.INCONCLUSIVE, None),
+        ([reported(CRASH), eager(CRASH)], Standing.GOOD, Expect.ANY, Verdict.REGRESSED, True),
+        ([errs(WRONG), eager(CLEAN)], Standing.BAD, Expect.DECLARED, Verdict.REPRODUCES, True),
+        ([errs(WRONG)], Standing.GOOD, Expect.DECLARED, Verdict.REGRESSED, False),
+        ([errs(CLEAN)], Standing.BAD, Expect.DECLARED, Verdict.QUIET, False),
+        ([errs(OTHER)], Standing.BAD, Expect.DECLARED, Verdict.CHANGED, False),
+        ([errs(WRONG), eager(WRONG)], Standing.BAD, Expect.DECLARED, Verdict.REPRODUCES, False),
+        ([reported(WRONG)], Standing.BAD, Expect.DECLARED, Verdict.CHANGED, False),
+        ([arm("near", Expected.UNTRIGGERED, UNTRIGGERED)], Standing.BAD, Expect.DECLARED, Verdict.INCONCLUSIVE, True),
+        ([arm("near", Expected.UNTRIGGERED, CLEAN)], Standing.BAD, Expect.DECLARED, Verdict.QUIET, False),
+        (
+            [arm("near", Expected.UNTRIGGERED, UNTRIGGERED, CLEAN)],
+            Standing.BAD,
+            Expect.DECLARED,
+            Verdict.INCONCLUSIVE,
+            False,
+        ),
+        ([reported(CLEAN)], Standing.UNKNOWN, Expect.CRASH, Verdict.QUIET, False),
+        ([reported(CRASH)], Standing.UNKNOWN, Expect.CRASH, Verdict.REPRODUCES, True),
+        ([eager(CLEAN)], Standing.BAD, Expect.DECLARED, Verdict.QUIET, True),
+        ([], Standing.BAD, Expect.DECLARED, Verdict.INCONCLUSIVE, None),
+    ],
+)
+def test_verdicts(
+    arms: list[ArmResult], standing: Standing, expect: Expect, verdict: Verdict, expected: bool | None
+) -> None:
+    report = decide(arms, standing=standing, expect=expect)
+    assert (report.verdict, report.expected) == (verdict, expected)
+    assert report.because
+
+
+def test_fixed_needs_a_record_and_enough_quiet_boots() -> None:
+    record = Record(5, 5, "run-1", "0.23.0")
+
+    def verdict(clean: int, record: Record | None) -> VerdictReport:
+        return decide([reported(*[CLEAN] * clean)], standing=Standing.GOOD, record=record, version="0.24.0")
+
+    assert verdict(4, record).verdict is Verdict.FIXED
+    assert verdict(3, record).verdict is Verdict.QUIET
+    assert "4 quiet boots are needed" in verdict(3, record).because
+    assert verdict(50, None).verdict is Verdict.QUIET
+    assert "0 of 4" in verdict(4, record).because
+
+
+def test_the_surprising_arm_is_named() -> None:
+    report = decide([reported(CRASH), eager(CRASH)], standing=Standing.BAD)
+    assert report.surprises == ("eager",)
+    assert "unexpected in arm eager" in report.because
+
+
+def test_exit_statuses() -> None:
+    assert [exit_status(answer) for answer in (True, False, None)] == [0, 1, 2]
+    assert {verdict: bisect_status(verdict) for verdict in Verdict} == {
+        Verdict.REPRODUCES: 1,
+        Verdict.REGRESSED: 1,
+        Verdict.QUIET: 0,
+        Verdict.FIXED: 0,
+        Verdict.CHANGED: 125,
+        Verdict.INCONCLUSIVE: 125,
+    }
+
+
+outcomes = st.lists(st.sampled_from(Outcome), max_size=6)
+
+
+@given(outcomes, st.sampled_from(Standing), st.sampled_from(Expect))
+def test_quiet_and_fixed_are_never_said_without_proof(seen: list[Outcome], standing: Standing, expect: Expect) -> None:
+    report = decide([reported(*seen)], standing=standing, expect=expect, record=Record(10, 10, "r", "0.23.0"))
+    if report.verdict in (Verdict.QUIET, Verdict.FIXED):
+        assert seen
+        assert set(seen) == {CLEAN}
+    if report.verdict in (Verdict.REPRODUCES, Verdict.REGRESSED):
+        assert CRASH in seen
+
+
+@given(outcomes)
+def test_order_of_trials_does_not_matter(seen: list[Outcome]) -> None:
+    forwards, backwards = reported(*seen), reported(*reversed(seen))
+    assert (forwards.result, forwards.crashed, forwards.conclusive) == (
+        backwards.result,
+        backwards.crashed,
+        backwards.conclusive,
+    )
+
+
+def test_a_workaround_that_lives_does_not_make_the_bug_fixed() -> None:
+    report = decide([eager(*[CLEAN] * 50)], standing=Standing.BAD, record=Record(5, 5, "r", "0.23.0"), version="0.23.0")
+    assert report.verdict is Verdict.QUIET
+    assert "reported arm was not run" in report.because
+    assert (
+        decide(
+            [eager(*[CLEAN] * 50)], standing=Standing.GOOD, record=Record(5, 5, "r", "0.23.0"), version="0.24.0"
+        ).verdict
+        is Verdict.QUIET
+    )
+
+
+def test_the_release_that_died_is_not_fixed_by_living() -> None:
+    record = Record(5, 5, "r", "0.23.0")
+    report = decide([reported(*[CLEAN] * 50)], standing=Standing.BAD, record=record, version="0.23.0")
+    assert (report.verdict, report.expected) == (Verdict.QUIET, False)
+
+
+def small_pool(*outcomes: Outcome, standing: Standing) -> ArmResult:
+    return arm_result("small-pool", Expected.DIES, outcomes, standing=standing)
+
+
+@pytest.mark.parametrize(
+    ("arms", "standing", "verdict", "expected"),
+    [
+        # Between the releases that have the bug and those that do not, one arm still dies.
+        ([reported(CLEAN), small_pool(CRASH, standing=Standing.BAD)], Standing.UNKNOWN, Verdict.REPRODUCES, True),
+        ([reported(CLEAN), small_pool(CLEAN, standing=Standing.BAD)], Standing.UNKNOWN, Verdict.QUIET, False),
+        ([reported(CLEAN), small_pool(CLEAN, standing=Standing.GOOD)], Standing.GOOD, Verdict.QUIET, True),
+        ([reported(CLEAN), small_pool(CRASH, standing=Standing.GOOD)], Standing.GOOD, Verdict.REGRESSED, False),
+        # Its own status wins over the scenario's, either way.
+        ([reported(CLEAN), small_pool(CRASH, standing=Standing.BAD)], Standing.GOOD, Verdict.REPRODUCES, True),
+        ([reported(CRASH), small_pool(CLEAN, standing=Standing.GOOD)], Standing.BAD, Verdict.REPRODUCES, True),
+    ],
+)
+def test_an_arm_may_have_bad_releases_of_its_own(
+    arms: list[ArmResult], standing: Standing, verdict: Verdict, expected: bool
+) -> None:
+    report = decide(arms, standing=standing)
+    assert (report.verdict, report.expected) == (verdict, expected)
+
+
+def test_a_patch_over_the_release_that_died_is_weighed_like_a_fix() -> None:
+    record = Record(5, 5, "r", "0.23.0")
+
+    def verdict(clean: int, *, patched: bool) -> VerdictReport:
+        outcomes = [CLEAN] * clean
+        return decide(
+            [reported(*outcomes)],
+            standing=Standing.BAD,
+            expect=Expect.ALIVE,
+            record=record,
+            version="0.23.0",
+            patched=patched,
+        )
+
+    assert verdict(4, patched=True).verdict is Verdict.FIXED
+    assert "5 of 5 died with 0.23.0 as released (r), 0 of 4 here with the patch" in verdict(4, patched=True).because
+    assert verdict(3, patched=True).verdict is Verdict.QUIET
+    assert verdict(50, patched=False).verdict is Verdict.QUIET
+
+
+def test_a_patch_that_keeps_away_from_the_boundary_is_not_as_expected() -> None:
+    def expected(*arms: ArmResult) -> bool | None:
+        return decide(list(arms), standing=Standing.BAD, expect=Expect.ALIVE, patched=True).expected
+
+    assert expected(reported(UNTRIGGERED)) is None
+    assert expected(reported(CLEAN, UNTRIGGERED)) is None
+    assert expected(reported(CLEAN), arm("near", Expected.UNTRIGGERED, UNTRIGGERED)) is True
+    assert expected(reported(CLEAN), eager(UNTRIGGERED)) is None
+    assert expected(reported(CRASH)) is False
+
+
+def test_what_dies_with_a_patch_is_said_to_have_one() -> None:
+    died = decide([reported(CRASH)], standing=Standing.GOOD, expect=Expect.ALIVE, patched=True)
+    assert died.because.startswith("reported with the patch: 1 of 1 died")
+    assert died.because.endswith("this release was declared good as it is")
+    otherwise = decide([reported(OTHER)], standing=Standing.BAD, expect=Expect.ALIVE, patched=True)
+    assert otherwise.because.startswith("reported with the patch: other-crash")
+
+
+def test_deaths_of_another_release_say_nothing_of_a_patch() -> None:
+    """0.24.0 may well live without it."""
+    report = decide(
+        [reported(*[CLEAN] * 50)],
+        standing=Standing.GOOD,
+        expect=Expect.ALIVE,
+        record=Record(5, 5, "r", "0.23.0"),
+        version="0.24.0",
+        patched=True,
+    )
+    assert report.verdict is Verdict.QUIET
+    assert "0 of 50 with 0.24.0 and the patch" in report.because
+
+
+def test_deaths_of_one_arm_say_nothing_of_another() -> None:
+    record = Record(5, 5, "r", "0.23.0", "reported")
+    other = arm("near-miss-129", Expected.DIES, *[CLEAN] * 50)
+    assert decide([other], standing=Standing.GOOD, record=record, version="0.24.0").verdict is Verdict.QUIET
+    own = replace(record, arm="near-miss-129")
+    assert decide([other], standing=Standing.GOOD, record=own, version="0.24.0").verdict is Verdict.FIXED
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("0.28.0+cpu", "0.28.0", True),
+        ("0.28.0", "0.28.0.post1", False),
+        ("0.28", "0.28.0", True),
+        (None, None, False),
+        ("main", "main", True),
+        ("main", "0.28.0", False),
+    ],
+)
+def test_a_build_is_of_its_release(one: str | None, other: str | None, same: bool) -> None:
+    assert same_release(one, other) is same
+
+
+def test_a_hang_of_the_other_kind_is_not_the_bug() -> None:
+    """An arm that is to spin, and whose requests hang."""
+    other = arm_result("reported", Expected.SPINS, [Outcome.HANG], strange=1)
+    assert (other.result, other.crashed, other.otherwise) == (Result.INCONCLUSIVE, 0, (Outcome.HANG,))
+    assert (decide([other], standing=Standing.BAD).verdict, decide([other], standing=Standing.BAD).expected) == (
+        Verdict.CHANGED,
+        False,
+    )
+    mixed = arm_result("reported", Expected.SPINS, [Outcome.HANG, Outcome.HANG], strange=1)
+    assert (mixed.result, mixed.crashed, mixed.otherwise) == (Result.REPRODUCES, 1, (Outcome.HANG,))
+
+
+def test_a_hang_short_of_the_boundary_is_neither_the_bug_nor_another() -> None:
+    """As that of 0.19.1, which lets a long prompt in only if sliding windows have room for all of it (vllm-project/vllm#39734)."""
+    other = arm_result("reported", Expected.HANGS, [Outcome.HANG], unproved=1)
+    assert (other.result, other.crashed, other.otherwise) == (Result.INCONCLUSIVE, 0, (Outcome.HANG,))
+    for standing in Standing:
+        said = decide([other], standing=standing)
+        assert (said.verdict, said.expected) == (Verdict.INCONCLUSIVE, None)
+        assert said.because == "reported: nothing can be said: 1 hang, 1 short of the boundary"
+    assert decide([other], standing=Standing.BAD, expect=Expect.ALIVE).expected is False, (
+        "it is not alive, whatever it has"
+    )
+    mixed = arm_result("reported", Expected.HANGS, [Outcome.HANG, Outcome.HANG], unproved=1)
+    assert (mixed.result, mixed.crashed, mixed.conclusive) == (Result.REPRODUCES, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("expected", "outcome", "crossed", "unproved"),
+    [
+        (Expected.HANGS, Outcome.HANG, False, True),
+        (Expected.SPINS, Outcome.HANG, False, True),
+        (Expected.ERRS, Outcome.WRONG_OUTPUT, False, True),
+        (Expected.ERRS, Outcome.WRONG_OUTPUT, True, False),
+        (Expected.HANGS, Outcome.WRONG_OUTPUT, False, False),
+        (Expected.DIES, Outcome.CRASH, False, False),
+        (Expected.LIVES, Outcome.CRASH, False, False),
+    ],
+)
+def test_what_has_no_signature_needs_the_boundary(
+    expected: Expected, outcome: Outcome, crossed: bool, unproved: bool
+) -> None:
+    assert is_unproved(expected, outcome, crossed=crossed) is unproved
+
+
+def test_a_trial_that_was_cut_short_may_have_sent_requests() -> None:
+    assert arm("reported", Expected.DIES, Outcome.CANCELLED, Outcome.BOOT_FAILED).bound == "no trial came to its end"
+    assert arm("reported", Expected.DIES, Outcome.BOOT_FAILED).bound == "no trial got as far as the workload"
+
+
+def test_a_bug_that_hangs_is_shown_by_a_hang_and_by_no_death() -> None:
+    hung = arm("reported", Expected.HANGS, Outcome.HANG, Outcome.HANG)
+    assert (hung.result, hung.crashed, hung.otherwise) == (Result.REPRODUCES, 2, ())
+    assert hung.bound.startswith("2 of 2 hung")
+    assert decide([hung], standing=Standing.BAD).verdict is Verdict.REPRODUCES
+    died = arm("reported", Expected.HANGS, OTHER)
+    assert (died.result, died.otherwise) == (Result.INCONCLUSIVE, (OTHER,))
+    quiet = arm("reported", Expected.HANGS, CLEAN)
+    assert (quiet.result, decide([quiet], standing=Standing.BAD).expected) == (Result.QUIET, False)
+    assert "that it hung in more than 95% of boots is excluded" in decide([quiet], standing=Standing.GOOD).because
+    record = Record(5, 5, "run-1", "0.23.0")
+    weighed = decide([quiet], standing=Standing.GOOD, record=record, version="0.24.0")
+    assert weighed.because.startswith("5 of 5 hung with 0.23.0")
