@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-__all__ = ["Ask", "Case", "Setup", "case_from"]
+__all__ = ["Case", "Request", "Setup", "case_from"]
 
 
 @dataclass(frozen=True)
-class Ask:
+class Request:
     """A request. prompt, answer: in tokens. shared: how many of the prompt's first tokens are those that all cases' sharing requests begin
     with. after: steps of the scheduler since its wave began. abort: steps after which its client goes away; -1 for never."""
 
@@ -54,11 +54,11 @@ class Case:
     """waves: each is sent when the one before it has been answered. seed: of token ids, and of how many drafts are taken."""
 
     setup: Setup
-    waves: tuple[tuple[Ask, ...], ...]
+    waves: tuple[tuple[Request, ...], ...]
     seed: int
 
     @property
-    def asks(self) -> tuple[Ask, ...]:
+    def asks(self) -> tuple[Request, ...]:
         return tuple(ask for wave in self.waves for ask in wave)
 
     def as_json(self) -> dict[str, Any]:
@@ -71,5 +71,5 @@ def case_from(value: Mapping[str, Any]) -> Case:
     """What `as_json` gave. Raises KeyError, TypeError or ValueError for anything else."""
     names = [field.name for field in fields(Setup)]
     setup = Setup(**{name: value[name] for name in names} | {"layers": tuple(value["layers"])})
-    waves = tuple(tuple(Ask(**ask) for ask in wave) for wave in value["waves"])
+    waves = tuple(tuple(Request(**ask) for ask in wave) for wave in value["waves"])
     return Case(setup, waves, value["seed"])

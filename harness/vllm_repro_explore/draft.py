@@ -6,8 +6,8 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 
-from vllm_repro_explore.case import Ask, Case, Setup
-from vllm_repro_explore.finding import Finding, Kind, known
+from vllm_repro_explore.case import Case, Request, Setup
+from vllm_repro_explore.finding import Finding, FindingKind, known
 from vllm_repro_explore.search import Found
 
 __all__ = ["draft", "draft_id", "unlike_live"]
@@ -17,7 +17,7 @@ KV_BYTES = 256
 
 _CONNECTORS = ("", "SimpleCPUOffloadConnector")
 _POSITIONS = 1_048_576
-_SHOWS = {Kind.DEATH: "dies", Kind.STUCK: "hangs", Kind.RESTLESS: "spins"}
+_SHOWS = {FindingKind.DEATH: "dies", FindingKind.STUCK: "hangs", FindingKind.RESTLESS: "spins"}
 """What a server does that has the finding. Of the others a server says nothing."""
 
 
@@ -39,7 +39,7 @@ def unlike_live(case: Case) -> tuple[str, ...]:
 
 def draft_id(finding: Finding, version: str) -> str:
     """A scenario's id, for example `explored-popleft-n-0-20-2`."""
-    name = finding.frames[-1] if finding.kind is Kind.DEATH and finding.frames else finding.site
+    name = finding.frames[-1] if finding.kind is FindingKind.DEATH and finding.frames else finding.site
     return re.sub(r"[^a-z0-9]+", "-", f"explored {name} {version}".lower()).strip("-")
 
 
@@ -50,8 +50,8 @@ def draft(found: Found, version: str) -> str:
     shows = _SHOWS[finding.kind]
     used = {
         "together": any(len(wave) > 1 for wave in case.waves),
-        "signature": finding.kind is Kind.DEATH,
-        "rest": finding.kind is Kind.RESTLESS,
+        "signature": finding.kind is FindingKind.DEATH,
+        "rest": finding.kind is FindingKind.RESTLESS,
     }
     words = ["Lab", "Model", "Needs", "Scenario", "Status", "arm", "completion", shows, "sent_with"]
     words += [word for word, there in used.items() if there]
@@ -89,10 +89,10 @@ def draft(found: Found, version: str) -> str:
         f"    try_with={_text(version)},",
         "    workload=[",
         *(f"        {line}" for line in _workload(case.waves)),
-        *(["        rest(within=30),"] if finding.kind is Kind.RESTLESS else []),
+        *(["        rest(within=30),"] if finding.kind is FindingKind.RESTLESS else []),
         "    ],",
         '    trigger=sent_with("ignore_eos"),',
-        *(_signature(finding) if finding.kind is Kind.DEATH else []),
+        *(_signature(finding) if finding.kind is FindingKind.DEATH else []),
         f'    arms=[arm("reported", {shows})],',
         "    lab=Lab(",
         '        mechanism="offload",',
@@ -110,7 +110,7 @@ def draft(found: Found, version: str) -> str:
 
 
 def _sentence(finding: Finding) -> str:
-    text = re.sub(r"\s+", " ", finding.site if finding.kind is Kind.DEATH else f"{finding.kind}: {finding.site}")
+    text = re.sub(r"\s+", " ", finding.site if finding.kind is FindingKind.DEATH else f"{finding.kind}: {finding.site}")
     return text.replace('"', "'").replace("\\", "/")[:100].rstrip(" .:")
 
 
@@ -139,7 +139,7 @@ def _command(setup: Setup) -> Iterator[str]:
         yield f"--kv-transfer-config '{json.dumps(config)}'"
 
 
-def _workload(waves: Sequence[Sequence[Ask]]) -> Iterator[str]:
+def _workload(waves: Sequence[Sequence[Request]]) -> Iterator[str]:
     number = 0
     for wave in waves:
         calls = []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from random import Random
 
-from vllm_repro_explore.case import Ask, Case, Setup
+from vllm_repro_explore.case import Case, Request, Setup
 
 __all__ = ["AXES", "draw", "least_blocks", "waves_of"]
 
@@ -73,7 +73,7 @@ def least_blocks(setup: Setup) -> int:
     return whole + sliding * window + 1
 
 
-def waves_of(rng: Random, block: int, chunk: int) -> tuple[tuple[Ask, ...], ...]:
+def waves_of(rng: Random, block: int, chunk: int) -> tuple[tuple[Request, ...], ...]:
     """One to six waves. All prompts are about one length or about several: real traffic repeats itself."""
     longest = rng.choice((chunk, 2 * chunk, 4 * chunk, 8 * chunk))
     longest = max(2 * block, min(longest, 240 * block))
@@ -89,8 +89,8 @@ def waves_of(rng: Random, block: int, chunk: int) -> tuple[tuple[Ask, ...], ...]
     return tuple(waves)
 
 
-def _ask(rng: Random, prompt: int, answer: int, shares: bool, late: bool, leaves: bool) -> Ask:
+def _ask(rng: Random, prompt: int, answer: int, shares: bool, late: bool, leaves: bool) -> Request:
     shared = rng.choice((0, prompt, prompt // 2, rng.randint(0, prompt))) if shares else 0
     after = rng.choice((0, 1, 3, 10)) if late else 0
     abort = rng.choice((-1, -1, 0, 1, 2, 5, 20)) if leaves else -1
-    return Ask(prompt, answer, shared, after, abort)
+    return Request(prompt, answer, shared, after, abort)

@@ -18,7 +18,7 @@ from vllm_repro.releases.provision import Provisioned
 from vllm_repro.servers.lab import plugin_folder
 from vllm_repro.servers.launch import CPU_ENV, OFFLINE_ENV
 from vllm_repro_explore.case import Case
-from vllm_repro_explore.finding import Finding, Kind, Outcome, outcome_from
+from vllm_repro_explore.finding import Finding, FindingKind, PlayResult, result_from
 
 __all__ = ["Driver", "Silent"]
 
@@ -60,11 +60,11 @@ class Driver:
     ) -> None:
         self.close()
 
-    def play(self, case: Case) -> Outcome:
+    def play(self, case: Case) -> PlayResult:
         try:
-            return outcome_from(self.ask(case.as_json()))
+            return result_from(self.ask(case.as_json()))
         except Silent as silent:
-            return Outcome((silent.finding,))
+            return PlayResult((silent.finding,))
 
     def ask(self, case: Mapping[str, Any]) -> Mapping[str, Any]:
         """The driver's own answer to a case as it takes it. Raises `Silent` where it has none."""
@@ -84,8 +84,8 @@ class Driver:
         hung = line is None
         status = self.close()
         if hung:
-            raise Silent(Finding(Kind.STUCK, "one step never ends", f"no answer within {self._case_s:.0f} s"))
-        raise Silent(Finding(Kind.DEATH, f"the process itself ended with {status}", f"see {self._errors.name}"))
+            raise Silent(Finding(FindingKind.STUCK, "one step never ends", f"no answer within {self._case_s:.0f} s"))
+        raise Silent(Finding(FindingKind.DEATH, f"the process itself ended with {status}", f"see {self._errors.name}"))
 
     def close(self) -> int | None:
         """Ends the process; its exit status."""

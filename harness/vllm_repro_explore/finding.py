@@ -9,10 +9,10 @@ from typing import Any
 
 from vllm_repro.diagnosis.signature import template
 
-__all__ = ["Finding", "Kind", "Outcome", "known", "outcome_from"]
+__all__ = ["Finding", "FindingKind", "PlayResult", "known", "result_from"]
 
 
-class Kind(StrEnum):
+class FindingKind(StrEnum):
     """How bad it is, worst first."""
 
     DEATH = "death"  # an exception that would have ended EngineCore
@@ -22,7 +22,7 @@ class Kind(StrEnum):
     RESTLESS = "restless"  # nothing is left to do, and the engine goes on stepping
 
 
-_BY_KIND = list(Kind)
+_BY_KIND = list(FindingKind)
 _LISTED = ("store-listed-twice", "load-listed-twice")
 
 
@@ -33,7 +33,7 @@ class Finding:
     detail: numbers of this one case. frames: functions of vLLM that a death went through, outermost first.
     """
 
-    kind: Kind
+    kind: FindingKind
     site: str
     detail: str = field(default="", compare=False)
     exception: str = field(default="", compare=False)
@@ -51,7 +51,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PlayResult:
     """invalid: why a server with these flags would not start. counts: what the case reached, such as `preempted`. ms: it took."""
 
     findings: tuple[Finding, ...] = ()
@@ -65,32 +65,32 @@ class Outcome:
         return min(self.findings, key=lambda finding: finding.rank, default=None)
 
 
-def outcome_from(answer: Mapping[str, Any]) -> Outcome:
+def result_from(answer: Mapping[str, Any]) -> PlayResult:
     """What the driver's line says."""
     findings = [_broken(one) for one in answer.get("broken", ())]
     if (death := answer.get("death")) is not None:
         findings.insert(0, _death(death))
     counts = {name: answer[name] for name in ("preempted", "hits", "stores", "loads") if name in answer}
-    return Outcome(
+    return PlayResult(
         tuple(findings), answer.get("invalid", ""), answer.get("steps", 0), counts, float(answer.get("ms", 0.0))
     )
 
 
 def _broken(one: Mapping[str, Any]) -> Finding:
     name = one["invariant"]
-    return Finding(Kind.LEAK if name.endswith("-leak") else Kind.CORRUPTED, name, one["detail"])
+    return Finding(FindingKind.LEAK if name.endswith("-leak") else FindingKind.CORRUPTED, name, one["detail"])
 
 
 def _death(death: Mapping[str, Any]) -> Finding:
     how = death["kind"]
     if how != "death":
         if how == "restless":
-            return Finding(Kind.RESTLESS, "no request is left, and the engine goes on", death["detail"])
-        return Finding(Kind.STUCK, f"requests stay {death['states']}", death["detail"])
+            return Finding(FindingKind.RESTLESS, "no request is left, and the engine goes on", death["detail"])
+        return Finding(FindingKind.STUCK, f"requests stay {death['states']}", death["detail"])
     message = death["message"]
     site = f"{death['exception']} in {death['function']} ({death['file']}): {template(message) or death['source']}"
     return Finding(
-        Kind.DEATH,
+        FindingKind.DEATH,
         site,
         f"{death['exception']}: {message or death['source']}",
         death["exception"],

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vllm_repro_explore.case import Case
-from vllm_repro_explore.finding import Finding, Kind, Outcome, known
+from vllm_repro_explore.finding import Finding, FindingKind, PlayResult, known
 from vllm_repro_explore.shrink import shrink
 
 __all__ = ["Found", "Tally", "search"]
 
-Play = Callable[[Case], Outcome]
+Play = Callable[[Case], PlayResult]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Tally:
     last: int | None = None
     reached: Counter[str] = field(default_factory=Counter)
     why_invalid: Counter[str] = field(default_factory=Counter)
-    found: dict[tuple[Kind, str], Found] = field(default_factory=dict)
+    found: dict[tuple[FindingKind, str], Found] = field(default_factory=dict)
 
     @property
     def findings(self) -> list[Found]:
@@ -103,7 +103,7 @@ def _note(
     play: Play,
     seed: int,
     case: Case,
-    outcome: Outcome,
+    outcome: PlayResult,
     worst: Finding,
     keep: Callable[[Found], None],
     budget: int,
@@ -130,5 +130,5 @@ def _note(
     keep(found)
 
 
-def _others(outcome: Outcome, worst: Finding) -> tuple[Finding, ...]:
+def _others(outcome: PlayResult, worst: Finding) -> tuple[Finding, ...]:
     return tuple(one for one in outcome.findings if one != worst)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from vllm_repro_explore.case import Ask, Case
+from vllm_repro_explore.case import Case, Request
 
 __all__ = ["Shrunk", "shrink"]
 
@@ -138,17 +138,17 @@ class _Shrinking:
     def _renamed(self, name: str, old: int, new: int) -> Case:
         return self._map(lambda ask: _tidy(replace(ask, **{name: new})) if getattr(ask, name) == old else ask)
 
-    def _map(self, change: Callable[[Ask], Ask]) -> Case:
+    def _map(self, change: Callable[[Request], Request]) -> Case:
         return replace(self.case, waves=tuple(tuple(map(change, wave)) for wave in self.case.waves))
 
-    def _with_wave(self, number: int, wave: tuple[Ask, ...]) -> Case:
+    def _with_wave(self, number: int, wave: tuple[Request, ...]) -> Case:
         return replace(self.case, waves=(*self.case.waves[:number], wave, *self.case.waves[number + 1 :]))
 
     def _with_setup(self, name: str, value: Any) -> Case:
         return replace(self.case, setup=replace(self.case.setup, **{name: value}))
 
 
-def _tidy(ask: Ask) -> Ask:
+def _tidy(ask: Request) -> Request:
     return replace(ask, shared=min(ask.shared, ask.prompt))
 
 

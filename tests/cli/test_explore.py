@@ -21,9 +21,9 @@ from vllm_repro.scenario.patch import Patch
 from vllm_repro.scenario.reader import check_file, read
 from vllm_repro.verdict.verdict import Expected
 from vllm_repro_explore.case import Case
-from vllm_repro_explore.causing import Row, case_of, lines, reading, tried
-from vllm_repro_explore.finding import Outcome, outcome_from
-from vllm_repro_explore.given import setup_of
+from vllm_repro_explore.cause_rows import CauseRow, case_of, lines, reading, tried
+from vllm_repro_explore.finding import PlayResult, result_from
+from vllm_repro_explore.scenario_setup import setup_from
 
 DEATH = {
     "kind": "death",
@@ -34,15 +34,15 @@ DEATH = {
     "source": "assert curr_block is not None",
     "frames": ["schedule", "popleft_n"],
 }
-Play = Callable[[Case], Outcome]
+Play = Callable[[Case], PlayResult]
 
 
-def quiet(_: Case) -> Outcome:
-    return outcome_from({"steps": 3})
+def quiet(_: Case) -> PlayResult:
+    return result_from({"steps": 3})
 
 
-def dies_of_long_prompts(case: Case) -> Outcome:
-    return outcome_from({"steps": 3, "death": DEATH} if any(ask.prompt > 40 for ask in case.asks) else {"steps": 3})
+def dies_of_long_prompts(case: Case) -> PlayResult:
+    return result_from({"steps": 3, "death": DEATH} if any(ask.prompt > 40 for ask in case.asks) else {"steps": 3})
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_nothing_found_exits_0_and_says_what_was_played(playing: Any, capsys: An
 
 
 def test_a_server_that_would_not_start_decides_nothing(playing: Any, capsys: Any) -> None:
-    playing(lambda _: lambda _: Outcome(invalid="ValueError: no such connector"))
+    playing(lambda _: lambda _: PlayResult(invalid="ValueError: no such connector"))
     assert main(["explore", "--connector", "OffloadingConnector", "--seeds", "2"]) == 2
     assert "2 of them vLLM would not start with" in capsys.readouterr().out
 
@@ -118,7 +118,7 @@ def test_a_server_that_would_not_start_decides_nothing(playing: Any, capsys: Any
 def test_an_interrupted_search_keeps_and_tells_what_it_has(playing: Any, tmp_path: Path, capsys: Any) -> None:
     played: list[Case] = []
 
-    def interrupted(case: Case) -> Outcome:
+    def interrupted(case: Case) -> PlayResult:
         played.append(case)
         if len(played) > 60:
             raise KeyboardInterrupt
@@ -156,7 +156,7 @@ def test_each_change_is_held_against_its_own_release(playing: Any, capsys: Any) 
     def player(release: Provisioned) -> Play:
         patched = release.torch != "0"
         dies = release.torch in fatal if patched else release.version == "0.20.2"
-        return (lambda _: outcome_from({"death": DEATH})) if dies else quiet
+        return (lambda _: result_from({"death": DEATH})) if dies else quiet
 
     playing(player)
     assert main(["causes", "sco-hybrid", "--trials", "20", "--json"]) == 0
@@ -178,9 +178,9 @@ def test_a_change_that_does_not_do_what_is_declared_exits_1(playing: Any, capsys
     assert "A SURPRISE" in capsys.readouterr().out
 
 
-def row(name: str, died: int, expected: Expected, believed: str = "", listed: int = 0, n: int = 100) -> Row:
+def row(name: str, died: int, expected: Expected, believed: str = "", listed: int = 0, n: int = 100) -> CauseRow:
     patches = () if name == "as released" else (Patch("vllm/x.py", name, "now"),)
-    return Row(Cause(name, "0.20.2", expected, patches, believed=believed), n, died, listed)
+    return CauseRow(Cause(name, "0.20.2", expected, patches, believed=believed), n, died, listed)
 
 
 def test_the_table_of_causes() -> None:
@@ -203,7 +203,7 @@ def test_the_table_of_causes() -> None:
 def test_every_change_gets_the_same_workloads() -> None:
     scenario = find("sco-hybrid")
     assert scenario.causes is not None
-    setup = setup_of(scenario, scenario.arms[0])
+    setup = setup_from(scenario, scenario.arms[0])
     cases = [case_of(scenario.causes, setup, seed) for seed in range(1, 200)]
     assert cases == [case_of(scenario.causes, setup, seed) for seed in range(1, 200)]
     for case in cases:
@@ -212,7 +212,7 @@ def test_every_change_gets_the_same_workloads() -> None:
         assert len(lengths) == 1
         assert 25 <= lengths.pop() % 32 <= 31
     with pytest.raises(ValueError, match="no such flag"):
-        tried(scenario.causes.changes[0], cases, lambda _: Outcome(invalid="no such flag"))
+        tried(scenario.causes.changes[0], cases, lambda _: PlayResult(invalid="no such flag"))
 
 
 def test_a_cause_of_no_arm_and_one_that_changes_nothing_are_mistakes() -> None:

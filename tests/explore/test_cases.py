@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from vllm_repro.errors import UsageError
 from vllm_repro.scenario.catalogue import find
-from vllm_repro_explore.case import Ask, Case, Setup, case_from
+from vllm_repro_explore.case import Case, Request, Setup, case_from
 from vllm_repro_explore.draw import draw, least_blocks
-from vllm_repro_explore.given import draw_for, setup_of
+from vllm_repro_explore.scenario_setup import draw_for, setup_from
 from vllm_repro_explore.shrink import shrink
 
 SEEDS = st.integers(min_value=1, max_value=10**6)
@@ -47,7 +47,7 @@ def test_another_connector_gets_the_same_workload() -> None:
 
 def test_the_server_of_a_scenario_is_the_setup() -> None:
     scenario = find("sco-hybrid")
-    setup = setup_of(scenario, scenario.arms[0])
+    setup = setup_from(scenario, scenario.arms[0])
     assert (setup.layers, setup.window, setup.block, setup.blocks) == (("full", "sliding"), 128, 32, 330)
     assert (setup.chunk, setup.seqs, setup.max_len) == (2048, 8, 7600)
     assert (setup.connector, setup.lazy, setup.hybrid, setup.cpu_blocks) == (
@@ -56,7 +56,7 @@ def test_the_server_of_a_scenario_is_the_setup() -> None:
         True,
         1320,
     )
-    arms = {arm.name: setup_of(scenario, arm) for arm in scenario.arms}
+    arms = {arm.name: setup_from(scenario, arm) for arm in scenario.arms}
     assert arms["small-cpu-pool"].cpu_blocks == 160
     assert arms["lazy"].lazy
     assert arms["sco-off"].connector == ""
@@ -76,7 +76,7 @@ def test_workloads_for_a_server_fit_it(seed: int) -> None:
 def test_a_scenario_without_kinds_of_layers_has_no_scheduler_to_explore() -> None:
     scenario = find("tq-chunked-prefill")
     with pytest.raises(UsageError, match="does not say which layers") as error:
-        setup_of(scenario, scenario.arms[0])
+        setup_from(scenario, scenario.arms[0])
     assert "--connector" in error.value.hint
 
 
@@ -98,7 +98,7 @@ def test_shrinking_ends_at_a_case_that_still_fails_and_is_no_larger(seed: int, l
 
 
 def test_what_a_failure_needs_is_kept() -> None:
-    waves = ((Ask(100, 8, 50), Ask(90, 4)), (Ask(100, 8, 50),))
+    waves = ((Request(100, 8, 50), Request(90, 4)), (Request(100, 8, 50),))
     case = Case(Setup(layers=("sliding", "full"), asynchronous=True, runner=2, draft=0), waves, 1)
 
     def fails(candidate: Case) -> bool:
@@ -143,7 +143,7 @@ def test_the_budget_is_the_most_that_is_played() -> None:
 
 
 def test_requests_are_sent_in_turn_where_together_is_not_needed() -> None:
-    case = Case(Setup(), ((Ask(100, 8), Ask(90, 8)), (Ask(80, 8), Ask(70, 8))), 1)
+    case = Case(Setup(), ((Request(100, 8), Request(90, 8)), (Request(80, 8), Request(70, 8))), 1)
     assert [len(wave) for wave in shrink(case, lambda one: len(one.asks) >= 4).case.waves] == [1, 1, 1, 1]
     beside = shrink(case, lambda one: any(len(wave) > 1 for wave in one.waves) and len(one.asks) >= 3).case
     assert sorted(len(wave) for wave in beside.waves) == [1, 2]

@@ -16,13 +16,13 @@ from vllm_repro.scenario.reader import read
 from vllm_repro.scenario.workload import Rest
 from vllm_repro.verdict.verdict import Expected
 from vllm_repro_explore import driver as driver_module
-from vllm_repro_explore.account import Account, as_json, terminal
-from vllm_repro_explore.case import Ask, Case, Setup
+from vllm_repro_explore.case import Case, Request, Setup
 from vllm_repro_explore.draft import draft, draft_id, unlike_live
 from vllm_repro_explore.draw import draw
 from vllm_repro_explore.driver import Driver
-from vllm_repro_explore.finding import Finding, Kind, Outcome, known, outcome_from
+from vllm_repro_explore.finding import Finding, FindingKind, PlayResult, known, result_from
 from vllm_repro_explore.search import Found, Tally, search
+from vllm_repro_explore.summary import SearchSummary, as_json, terminal
 
 POPLEFT = {
     "kind": "death",
@@ -39,32 +39,36 @@ STUCK = {"kind": "stuck", "detail": "w1r1 WAITING 0 of 9", "states": "WAITING"}
 
 
 def test_an_outcome_is_as_bad_as_its_worst() -> None:
-    outcome = outcome_from({"steps": 9, "broken": [TWICE, LEAK], "death": POPLEFT, "preempted": 2, "ms": 3})
-    assert [finding.kind for finding in outcome.findings] == [Kind.DEATH, Kind.CORRUPTED, Kind.LEAK]
+    outcome = result_from({"steps": 9, "broken": [TWICE, LEAK], "death": POPLEFT, "preempted": 2, "ms": 3})
+    assert [finding.kind for finding in outcome.findings] == [
+        FindingKind.DEATH,
+        FindingKind.CORRUPTED,
+        FindingKind.LEAK,
+    ]
     worst = outcome.worst
     assert worst is not None
     assert worst.site == "AssertionError in popleft_n (vllm/v1/core/kv_cache_utils.py): assert curr_block is not None"
     assert known(worst) == "vllm-project/vllm#42085"
     assert outcome.counts == {"preempted": 2}
-    stuck = outcome_from({"broken": [TWICE], "death": STUCK}).worst
-    assert (stuck and stuck.kind, stuck and stuck.site) == (Kind.STUCK, "requests stay WAITING")
-    assert outcome_from({"steps": 3}).worst is None
-    assert outcome_from({"invalid": "ValueError: no"}).invalid == "ValueError: no"
+    stuck = result_from({"broken": [TWICE], "death": STUCK}).worst
+    assert (stuck and stuck.kind, stuck and stuck.site) == (FindingKind.STUCK, "requests stay WAITING")
+    assert result_from({"steps": 3}).worst is None
+    assert result_from({"invalid": "ValueError: no"}).invalid == "ValueError: no"
 
 
 def test_deaths_in_one_place_are_one_finding_whatever_their_numbers() -> None:
     def death(message: str) -> Finding | None:
-        return outcome_from({"death": POPLEFT | {"message": message}}).worst
+        return result_from({"death": POPLEFT | {"message": message}}).worst
 
     assert death("wanted 12 blocks, have 7") == death("wanted 9 blocks, have 8")
     assert death("wanted 12 blocks") != death("no such request")
 
 
-def fakes(case: Case) -> Outcome:
+def fakes(case: Case) -> PlayResult:
     """Dies of a prompt over 50 tokens, lists twice from 20 on."""
     longest = max(ask.prompt for ask in case.asks)
     broken = [TWICE] if longest >= 20 else []
-    return outcome_from({"steps": 5, "broken": broken, "hits": 1, **({"death": POPLEFT} if longest > 50 else {})})
+    return result_from({"steps": 5, "broken": broken, "hits": 1, **({"death": POPLEFT} if longest > 50 else {})})
 
 
 def run(cases: list[Case], **more: Any) -> tuple[Tally, list[Found]]:
@@ -74,7 +78,7 @@ def run(cases: list[Case], **more: Any) -> tuple[Tally, list[Found]]:
 
 
 def alone(prompt: int) -> Case:
-    return Case(Setup(max_len=prompt + 8), ((Ask(prompt, 8),),), 1)
+    return Case(Setup(max_len=prompt + 8), ((Request(prompt, 8),),), 1)
 
 
 def test_the_first_of_each_finding_is_shrunk_and_the_others_are_counted() -> None:
@@ -82,17 +86,17 @@ def test_the_first_of_each_finding_is_shrunk_and_the_others_are_counted() -> Non
     assert tally.trials == 5
     assert tally.reached == {"hits": 5}
     assert [(found.finding.kind, found.seed, found.times) for found in tally.findings] == [
-        (Kind.DEATH, 2, 3),
-        (Kind.CORRUPTED, 3, 1),
+        (FindingKind.DEATH, 2, 3),
+        (FindingKind.CORRUPTED, 3, 1),
     ]
-    assert [found.shrunk.asks for found in kept] == [(Ask(51, 1),), (Ask(20, 1),)]
+    assert [found.shrunk.asks for found in kept] == [(Request(51, 1),), (Request(20, 1),)]
     assert [other.site for other in kept[0].others] == ["store-listed-twice"]
 
 
 def test_an_interrupted_search_keeps_what_it_had() -> None:
     tally = Tally()
 
-    def interrupted(candidate: Case) -> Outcome:
+    def interrupted(candidate: Case) -> PlayResult:
         if tally.trials == 1:
             raise KeyboardInterrupt
         return fakes(candidate)
@@ -100,7 +104,7 @@ def test_an_interrupted_search_keeps_what_it_had() -> None:
     with pytest.raises(KeyboardInterrupt):
         search(interrupted, enumerate([alone(60)], 1), go_on=lambda: True, keep=print, said=print, tally=tally)
     (found,) = tally.findings
-    assert (found.finding.kind, found.case, found.shrunk) == (Kind.DEATH, alone(60), alone(60))
+    assert (found.finding.kind, found.case, found.shrunk) == (FindingKind.DEATH, alone(60), alone(60))
 
 
 def test_time_that_is_up_ends_the_search() -> None:
@@ -109,12 +113,12 @@ def test_time_that_is_up_ends_the_search() -> None:
     assert (tally.trials, tally.first, tally.last) == (2, 1, 2)
 
 
-def account() -> Account:
+def account() -> SearchSummary:
     tally, _ = run(
-        [alone(60), alone(30), Case(Setup(connector="OffloadingConnector"), ((Ask(9, 2, 4, 1, 3),) * 2,), 1)]
+        [alone(60), alone(30), Case(Setup(connector="OffloadingConnector"), ((Request(9, 2, 4, 1, 3),) * 2,), 1)]
     )
     live = ["vllm-repro run explored_popleft_n_0_20_2.py --server lab --vllm 0.20.2", "none: a server would live"]
-    return Account("0.20.2", "", "general", tally, live, 12.3456, "vllm-repro explore --connector none --seeds 3")
+    return SearchSummary("0.20.2", "", "general", tally, live, 12.3456, "vllm-repro explore --connector none --seeds 3")
 
 
 def test_the_account_of_a_search() -> None:
@@ -123,7 +127,7 @@ def test_the_account_of_a_search() -> None:
     assert told["seeds"] == [1, 3]
     assert [one["kind"] for one in told["findings"]] == ["death", "corrupted"]
     assert told["findings"][0]["live"].startswith("vllm-repro run")
-    empty = Account("0.32.0", "", "sco-hybrid", Tally(2, first=1, last=2), [], 1.0, "again")
+    empty = SearchSummary("0.32.0", "", "sco-hybrid", Tally(2, first=1, last=2), [], 1.0, "again")
     assert "nothing in 2 cases" in terminal(empty)
 
 
@@ -136,7 +140,7 @@ def test_the_account_of_a_search() -> None:
     ],
 )
 def test_a_draft_expects_what_a_server_would_show(death: dict[str, Any], shows: Expected, looks: bool) -> None:
-    one = found(alone(60), outcome_from({"death": death}))
+    one = found(alone(60), result_from({"death": death}))
     scenario, problems = read(Path(f"{draft_id(one.finding, '0.32.0').replace('-', '_')}.py"), draft(one, "0.32.0"))
     assert problems == []
     assert scenario is not None
@@ -145,8 +149,8 @@ def test_a_draft_expects_what_a_server_would_show(death: dict[str, Any], shows: 
     assert (scenario.signature is None) is (shows is not Expected.DIES)
 
 
-def found(case: Case, outcome: Outcome | None = None) -> Found:
-    finding = (outcome or outcome_from({"death": POPLEFT})).worst
+def found(case: Case, outcome: PlayResult | None = None) -> Found:
+    finding = (outcome or result_from({"death": POPLEFT})).worst
     assert finding is not None
     return Found(finding, 7, case, case, 0)
 
@@ -154,7 +158,7 @@ def found(case: Case, outcome: Outcome | None = None) -> Found:
 @pytest.mark.parametrize("seed", range(40))
 def test_every_draft_is_a_scenario_file_without_a_mistake(seed: int) -> None:
     message = 'no {block} of "9" \\ left'
-    death = outcome_from({"death": POPLEFT | {"message": message}}) if seed % 2 else None
+    death = result_from({"death": POPLEFT | {"message": message}}) if seed % 2 else None
     one = found(draw(seed, "SimpleCPUOffloadConnector" if seed % 3 else ""), death)
     name = draft_id(one.finding, "0.20.2").replace("-", "_")
     scenario, problems = read(Path(f"{name}.py"), draft(one, "0.20.2"))
@@ -172,7 +176,7 @@ def test_what_a_live_server_cannot_be_told_is_said() -> None:
     assert unlike_live(alone(9)) == ()
     odd = Case(
         Setup(connector="OffloadingConnector", asynchronous=True, runner=2, store_polls=5),
-        ((Ask(9, 1, after=1, abort=2),),),
+        ((Request(9, 1, after=1, abort=2),),),
         1,
     )
     assert len(unlike_live(odd)) == 6
@@ -210,12 +214,12 @@ def test_a_process_that_dies_or_hangs_of_a_case_is_a_finding_and_the_next_case_g
     program: Callable[..., Driver],
 ) -> None:
     with program(ECHO, case_s=0.5) as driver:
-        cases = {seed: Case(Setup(), ((Ask(9, 1),),), seed) for seed in (1, 2, 3)}
+        cases = {seed: Case(Setup(), ((Request(9, 1),),), seed) for seed in (1, 2, 3)}
         assert driver.play(cases[3]).steps == 3
         dead, hung = driver.play(cases[1]).worst, driver.play(cases[2]).worst
         assert driver.play(cases[3]).steps == 3
-    assert (dead and dead.kind, dead and dead.site) == (Kind.DEATH, "the process itself ended with 9")
-    assert (hung and hung.kind, hung and hung.site) == (Kind.STUCK, "one step never ends")
+    assert (dead and dead.kind, dead and dead.site) == (FindingKind.DEATH, "the process itself ended with 9")
+    assert (hung and hung.kind, hung and hung.site) == (FindingKind.STUCK, "one step never ends")
 
 
 def test_a_release_that_lacks_a_name_is_unsupported(tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ from vllm_repro.releases.overlay import overlay
 from vllm_repro.releases.provision import cache_root, provision
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.patch import Patch
-from vllm_repro_explore.causing import case_of, tried
+from vllm_repro_explore.cause_rows import case_of, tried
 from vllm_repro_explore.draw import draw
 from vllm_repro_explore.driver import Driver
-from vllm_repro_explore.finding import Finding, Kind
-from vllm_repro_explore.given import setup_of
+from vllm_repro_explore.finding import Finding, FindingKind
 from vllm_repro_explore.model import driver_model
+from vllm_repro_explore.scenario_setup import setup_from
 
 pytestmark = pytest.mark.live
 
@@ -34,13 +34,13 @@ def worst(version: str, folder: Path) -> list[Finding | None]:
 
 
 def test_the_general_start_dies_of_a_list_that_is_too_short(tmp_path: Path) -> None:
-    deaths = [finding for finding in worst("0.20.2", tmp_path) if finding and finding.kind is Kind.DEATH]
+    deaths = [finding for finding in worst("0.20.2", tmp_path) if finding and finding.kind is FindingKind.DEATH]
     assert {finding.frames[-1] for finding in deaths} == {"popleft_n", "append_n"}  # #42085 and #42571, one defect
     assert all(finding.exception == "AssertionError" for finding in deaths)
 
 
 def test_the_same_seeds_kill_no_fixed_release(tmp_path: Path) -> None:
-    assert [finding for finding in worst("0.24.0", tmp_path) if finding and finding.kind is Kind.DEATH] == []
+    assert [finding for finding in worst("0.24.0", tmp_path) if finding and finding.kind is FindingKind.DEATH] == []
 
 
 def test_the_workloads_of_causes_kill_and_list_twice_as_often_as_known(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_the_workloads_of_causes_kill_and_list_twice_as_often_as_known(tmp_path:
     scenario = find("sco-hybrid")
     assert scenario.causes is not None
     cause = next(one for one in scenario.causes.changes if one.release == "0.20.2")
-    setup = setup_of(scenario, scenario.arms[0])
+    setup = setup_from(scenario, scenario.arms[0])
     cases = [case_of(scenario.causes, setup, seed) for seed in range(1, 21)]
     with Driver(provision("0.20.2"), driver_model(), tmp_path / "driver.log") as driver:
         row = tried(cause, cases, driver.play)

@@ -25,10 +25,10 @@ from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.base import ServerKind
 from vllm_repro.servers.choice import Choice, Options
 from vllm_repro.verdict.verdict import Expect, Expected, exit_status
-from vllm_repro_explore.causing import Row, booted, case_of, lines, tried
+from vllm_repro_explore.cause_rows import CauseRow, booted, case_of, lines, tried
 from vllm_repro_explore.driver import Driver
-from vllm_repro_explore.given import setup_of
 from vllm_repro_explore.model import driver_model
+from vllm_repro_explore.scenario_setup import setup_from
 
 _EPILOG = """
 
@@ -124,11 +124,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _rows(
-    scenario: Scenario, causes: Causes, make: Callable[[Cause], Row]
-) -> tuple[list[Row], dict[tuple[str, str], Row]]:
+    scenario: Scenario, causes: Causes, make: Callable[[Cause], CauseRow]
+) -> tuple[list[CauseRow], dict[tuple[str, str], CauseRow]]:
     """The rows, each release's own before those of its changes, and the former by release and arm."""
-    rows: list[Row] = []
-    released: dict[tuple[str, str], Row] = {}
+    rows: list[CauseRow] = []
+    released: dict[tuple[str, str], CauseRow] = {}
     for cause in causes.changes:
         place = cause.release, cause.arm
         if place not in released:
@@ -156,12 +156,12 @@ class _OnScheduler:
         self._scenario, self._causes, self._seeds = scenario, causes, seeds
         self._progress = Progress()
 
-    def __call__(self, cause: Cause) -> Row:
+    def __call__(self, cause: Cause) -> CauseRow:
         self._progress.say(f"{cause.release}: {cause.name}")
         release = provision(cause.release, self._progress.line)
         if cause.patches:
             release = overlay(cache_root(), release, cause.patches, self._progress.line).release
-        setup = setup_of(self._scenario, _arm(self._scenario, cause))
+        setup = setup_from(self._scenario, _arm(self._scenario, cause))
         cases = [case_of(self._causes, setup, seed) for seed in self._seeds]
         with (
             tempfile.TemporaryDirectory() as folder,
@@ -186,7 +186,7 @@ class _OnServers:
         self._trials, self._seed, self._out, self._reproduce = trials, seed, out, reproduce
         self._progress = Progress()
 
-    def __call__(self, cause: Cause) -> Row:
+    def __call__(self, cause: Cause) -> CauseRow:
         self._progress.line(f"{cause.release}: {cause.name}")
         arm = _arm(self._scenario, cause)
         changed = replace(arm, patches=(*arm.patches, *cause.patches))
@@ -209,7 +209,7 @@ class _OnServers:
             report = run_one(job, self._progress, lambda _site, _why: None)
         except (InfraError, Unsupported) as error:
             self._progress.line(f"  {error.told}")
-            return Row(cause, 0, 0, None)
+            return CauseRow(cause, 0, 0, None)
         if report.interrupted:
             raise KeyboardInterrupt(report.interrupted)
         return booted(cause, report)

@@ -21,15 +21,15 @@ from vllm_repro.report.files import write_whole
 from vllm_repro.running.run import default_out, private_folders, stamped_folder
 from vllm_repro.running.terminal import Progress
 from vllm_repro.scenario.catalogue import find, find_arms
-from vllm_repro_explore.account import Account, as_json, terminal
 from vllm_repro_explore.case import Case
 from vllm_repro_explore.draft import draft, draft_id, unlike_live
 from vllm_repro_explore.draw import draw
 from vllm_repro_explore.driver import Driver
-from vllm_repro_explore.finding import Kind
-from vllm_repro_explore.given import draw_for, setup_of
+from vllm_repro_explore.finding import FindingKind
 from vllm_repro_explore.model import driver_model
+from vllm_repro_explore.scenario_setup import draw_for, setup_from
 from vllm_repro_explore.search import Found, Tally, search
+from vllm_repro_explore.summary import SearchSummary, as_json, terminal
 
 _CONNECTORS = ("none", "SimpleCPUOffloadConnector", "OffloadingConnector", "MultiConnector")
 _GENERAL = "general"
@@ -99,7 +99,7 @@ class _Exploring:
     again: str
     progress: Progress = field(default_factory=Progress)
 
-    def run(self) -> tuple[Account, Path]:
+    def run(self) -> tuple[SearchSummary, Path]:
         arguments = self.arguments
         release_ = provision(self.version, self.progress.line)
         folder = stamped_folder(arguments.out or default_out(), Path("explore"))
@@ -130,7 +130,7 @@ class _Exploring:
                 interrupted = True
         self.progress.close()
         live = [self._draft(found, folder) for found in tally.findings]
-        account = Account(
+        account = SearchSummary(
             self.version, self.connector, self.start, tally, live, time.monotonic() - started, self.again, interrupted
         )
         text = json.dumps(as_json(account), indent=2, ensure_ascii=False) + "\n"
@@ -146,13 +146,13 @@ class _Exploring:
 
     def _draft(self, found: Found, folder: Path) -> str:
         """Writes the finding's scenario file, where it can be one; the command that runs it, or why there is none."""
-        if found.finding.kind in (Kind.CORRUPTED, Kind.LEAK):
+        if found.finding.kind in (FindingKind.CORRUPTED, FindingKind.LEAK):
             return "none: a server would live and say nothing of it"
         if reasons := unlike_live(found.shrunk):
             return f"none: {'; '.join(reasons)}"
         name = draft_id(found.finding, self.version).replace("-", "_") + ".py"
         write_whole(folder / name, draft(found, self.version), hint="free some space, or name another --out")
-        hang = " --answer-stall 60" if found.finding.kind is Kind.STUCK else ""
+        hang = " --answer-stall 60" if found.finding.kind is FindingKind.STUCK else ""
         return f"vllm-repro run {shlex.quote(str(folder / name))} --server lab --vllm {self.version}{hang}"
 
 
@@ -188,7 +188,7 @@ def _general(arguments: argparse.Namespace) -> _Exploring:
 def _for_scenario(arguments: argparse.Namespace) -> _Exploring:
     scenario = find(arguments.scenario)
     (arm, *_) = find_arms(scenario, [arguments.arm] if arguments.arm else None)
-    setup = setup_of(scenario, arm)
+    setup = setup_from(scenario, arm)
     version = arguments.vllm or scenario.try_with
     words = [arguments.scenario, *(["--arm", arm.name] if arguments.arm else [])]
     return _Exploring(

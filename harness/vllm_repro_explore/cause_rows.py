@@ -12,10 +12,10 @@ from vllm_repro.report.wording import columns
 from vllm_repro.scenario.cause import Cause, Causes
 from vllm_repro.verdict.statistics import excluded_rate, fisher
 from vllm_repro.verdict.verdict import Expected
-from vllm_repro_explore.case import Ask, Case, Setup
-from vllm_repro_explore.finding import Kind, Outcome
+from vllm_repro_explore.case import Case, Request, Setup
+from vllm_repro_explore.finding import FindingKind, PlayResult
 
-__all__ = ["Row", "booted", "case_of", "lines", "reading", "tried"]
+__all__ = ["CauseRow", "booted", "case_of", "lines", "reading", "tried"]
 
 _LISTED = "store-listed-twice"
 _SURE = 0.01
@@ -27,7 +27,7 @@ _SURPRISE = {True: "", False: "  A SURPRISE", None: "  UNDECIDED"}
 
 
 @dataclass(frozen=True)
-class Row:
+class CauseRow:
     """died, listed: of `trials`, those that ended in a death and those in which a transfer listed a block twice, None for servers, which do
     not tell. sites: of the deaths. run: the folder's name of the servers' run."""
 
@@ -67,10 +67,10 @@ def case_of(causes: Causes, setup: Setup, seed: int) -> Case:
     rng = Random(seed)
     blocks, over = causes.prompts.between
     length = rng.randint(*blocks) * setup.block + rng.randint(*over)
-    return Case(setup, ((Ask(length, causes.answer),),) * causes.requests, seed)
+    return Case(setup, ((Request(length, causes.answer),),) * causes.requests, seed)
 
 
-def tried(cause: Cause, cases: Sequence[Case], play: Callable[[Case], Outcome]) -> Row:
+def tried(cause: Cause, cases: Sequence[Case], play: Callable[[Case], PlayResult]) -> CauseRow:
     """Raises ValueError where a server would not start with a case: then nothing was tried."""
     died = listed = 0
     sites: dict[str, None] = {}
@@ -78,21 +78,21 @@ def tried(cause: Cause, cases: Sequence[Case], play: Callable[[Case], Outcome]) 
         outcome = play(case)
         if outcome.invalid:
             raise ValueError(outcome.invalid)
-        deaths = [finding for finding in outcome.findings if finding.kind is Kind.DEATH]
+        deaths = [finding for finding in outcome.findings if finding.kind is FindingKind.DEATH]
         died += bool(deaths)
         listed += any(finding.site == _LISTED for finding in outcome.findings)
         sites |= dict.fromkeys(finding.site for finding in deaths)
-    return Row(cause, len(cases), died, listed, tuple(sites))
+    return CauseRow(cause, len(cases), died, listed, tuple(sites))
 
 
-def booted(cause: Cause, report: RunReport) -> Row:
+def booted(cause: Cause, report: RunReport) -> CauseRow:
     """The row of a run whose only arm is that of the change. Trials that decide nothing do not count."""
     (arm,) = report.arms
     sites = dict.fromkeys(trial.death.exception for trial in arm.trials if trial.death and trial.death.exception)
-    return Row(cause, arm.result.conclusive, arm.result.crashed, None, tuple(sites), report.folder.name)
+    return CauseRow(cause, arm.result.conclusive, arm.result.crashed, None, tuple(sites), report.folder.name)
 
 
-def reading(row: Row, released: Row) -> str:
+def reading(row: CauseRow, released: CauseRow) -> str:
     """What a change does to the release that it is made in, with the chance that it is nothing said before."""
     if row.cause == released.cause:
         return "as released"
@@ -113,7 +113,7 @@ def reading(row: Row, released: Row) -> str:
     return "protects" if not row.died else "protects in part"
 
 
-def lines(rows: Sequence[Row], released: dict[tuple[str, str], Row]) -> list[str]:
+def lines(rows: Sequence[CauseRow], released: dict[tuple[str, str], CauseRow]) -> list[str]:
     """The table: a row a change, each beside its release as released."""
     head = ["release", "server", "change", "die", "list twice", "reading"]
     body = [

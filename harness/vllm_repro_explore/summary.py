@@ -11,11 +11,11 @@ from vllm_repro_explore.draw import AXES
 from vllm_repro_explore.finding import known
 from vllm_repro_explore.search import Found, Tally
 
-__all__ = ["Account", "as_json", "case_line", "terminal"]
+__all__ = ["SearchSummary", "as_json", "case_line", "terminal"]
 
 
 @dataclass(frozen=True)
-class Account:
+class SearchSummary:
     """start: `general`, or the scenario whose server had all workloads. live: for each finding the command that sends its workload to a
     real server, or why none does. again: the command that repeats the search."""
 
@@ -29,7 +29,7 @@ class Account:
     interrupted: bool = False
 
 
-def as_json(account: Account) -> dict[str, Any]:
+def as_json(account: SearchSummary) -> dict[str, Any]:
     tally = account.tally
     return {
         "schema": 1,
@@ -53,7 +53,7 @@ def as_json(account: Account) -> dict[str, Any]:
     }
 
 
-def terminal(account: Account) -> str:
+def terminal(account: SearchSummary) -> str:
     """Few lines, each a fact: what was played, what was found, the smallest case of each, and the command that takes it to a server."""
     tally = account.tally
     reached = (

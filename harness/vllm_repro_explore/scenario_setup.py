@@ -13,13 +13,13 @@ from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro_explore.case import Case, Setup
 from vllm_repro_explore.draw import waves_of
 
-__all__ = ["draw_for", "setup_of"]
+__all__ = ["draw_for", "setup_from"]
 
 _PLENTY = 4
 """A connector's room in pools of the GPU: what does not fit into so much is rare, and counting it costs time."""
 
 
-def setup_of(scenario: Scenario, arm: Arm) -> Setup:
+def setup_from(scenario: Scenario, arm: Arm) -> Setup:
     """Raises `UsageError` where the scenario does not say how it goes to the lab."""
     lab = scenario.lab
     if lab is None or isinstance(lab.layers, int):
