@@ -90,7 +90,6 @@ bench: $(DEV) ## run the benchmarks
 	@$(BIN)/python benchmarks/overhead.py
 	@$(BIN)/python benchmarks/prompts.py
 	@$(BIN)/python -m benchmarks.nights
-	@$(BIN)/python -m benchmarks.rendering
 
 clean: $(BIN)/vllm-repro ## remove orphans of killed runs, and build products
 	@$(BIN)/vllm-repro clean --yes

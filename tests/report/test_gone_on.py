@@ -14,7 +14,6 @@ from vllm_repro.report.build import report_of
 from vllm_repro.report.files import render
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.table import arms_grid
-from vllm_repro.report.thinned import thinned
 from vllm_repro.running.terminal import summary
 
 WHOLE = REHEARSAL / "journal.jsonl"
@@ -70,10 +69,3 @@ def test_two_rows_of_one_arm_say_which_was_made_again() -> None:
 def test_its_junit_has_no_error() -> None:
     root = ET.fromstring(render(reported(gone_on_with(sent=True)), "junit"))
     assert next((one.get("name"), one.find("error")) for one in root.iter("testcase")) == ("reported", None)
-
-
-@pytest.mark.parametrize("sent", [False, True])
-@pytest.mark.parametrize("form", ["md", "html", "json", "junit"])
-def test_a_thinned_journal_says_the_same(form: str, sent: bool) -> None:
-    entries = gone_on_with(sent=sent)
-    assert render(reported(list(thinned(entries))), form) == render(reported(entries), form)

@@ -87,3 +87,9 @@ def test_fisher_is_a_chance_and_all_crashes_on_one_side_are_the_rarest(
     chances = [fisher(crashed, boots, other, others) for other in range(others + 1)]
     assert all(0 < chance <= 1 + 1e-9 for chance in chances)
     assert chances[0] == min(chances)
+
+
+def test_counts_too_large_for_exact_binomials() -> None:
+    assert lower_bound(5_000, 10_000) == pytest.approx(0.4918, abs=1e-4)
+    for crashed in (1, 500, 1_000):  # on either side of the change of method
+        assert lower_bound(crashed, 1_000) == pytest.approx(lower_bound(crashed, 1_001), abs=2e-3)

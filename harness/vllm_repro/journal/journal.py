@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -155,15 +155,12 @@ def being_written(path: Path) -> bool:
     return any(" FLOCK " in line and f":{inode} " in line for line in locks.splitlines())
 
 
-def read(path: Path, keep: Callable[[Iterable[Entry]], Iterable[Entry]] = tuple) -> Recording:
-    """The entries of a journal, however it ends. Raises `UsageError` where there is none.
-
-    keep: of all entries, given one by one, those that are to be held in memory.
-    """
+def read(path: Path) -> Recording:
+    """The entries of a journal, however it ends. Raises `UsageError` where there is none."""
     reader = _Reader()
     try:
         with path.open("rb") as file:
-            kept = tuple(keep(reader.entries(file)))
+            kept = tuple(reader.entries(file))
     except OSError as error:
         raise UsageError(
             f"no journal at {path}: {error.strerror}", hint="name a run's folder, such as reports/<scenario>/latest"

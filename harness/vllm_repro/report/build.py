@@ -18,7 +18,6 @@ from vllm_repro.journal.redact import Redactor, known_secrets
 from vllm_repro.report.answered import ALIVE, Trial, answers, held, output_words, refused, trial_of
 from vllm_repro.report.measured import measured
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, counting
-from vllm_repro.report.thinned import thinned
 from vllm_repro.report.timeline import timelines
 from vllm_repro.report.wording import CUT, NOT_RUN, refused_words, unrun_word
 from vllm_repro.scenario.patch import Patch
@@ -57,7 +56,7 @@ def build(folder: Path) -> RunReport:
     """The report of the run in `folder`. Raises `UsageError` where there is no journal, or an empty one."""
     if folder.is_file():
         folder = folder.parent
-    return report_of(read(folder / "journal.jsonl", thinned), folder, known_secrets(os.environ))
+    return report_of(read(folder / "journal.jsonl"), folder, known_secrets(os.environ))
 
 
 def build_again(folder: Path) -> RunReport:
