@@ -1,13 +1,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gzip
 import json
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from vllm_repro.client.client import Answer, Client
+from tests.fake_vllm import Exchange, FakeVllm
+from vllm_repro.client.answer import Answer
+from vllm_repro.client.client import Client, _lines
 from vllm_repro.running.death_signs import Channel, log_sign, sign_of_answer
 
 DEAD = {
@@ -147,3 +154,62 @@ def test_tokens_of_an_answer_in_one_piece() -> None:
     body = {"choices": [{"text": "ab", "finish_reason": "length", "token_ids": [1, 2]}], "usage": USAGE["usage"]}
     answer = ask(httpx.Response(200, json=body), stream=False)
     assert (answer.tokens, len(answer.arrivals)) == ((1, 2), 1)
+
+
+def serve(tmp_path: Path, respond: Callable[[Exchange], None]) -> FakeVllm:
+    return FakeVllm(tmp_path / "log", {"/metrics": respond, "/v1/completions": respond})
+
+
+def endless(exchange: Exchange) -> None:
+    exchange.send_response(200)
+    exchange.end_headers()
+    with contextlib.suppress(OSError):
+        while not exchange.fake.closed.wait(0.01):
+            exchange.wfile.write(b"data: x" * 1_000)
+
+
+def test_a_response_without_end_is_an_error_not_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(server: FakeVllm) -> None:
+        async with Client(server.base_url) as client:
+            with pytest.raises(httpx.ReadTimeout, match=r"within 0\.1 s"):
+                await client.get("/metrics", timeout=0.1)
+            monkeypatch.setattr("vllm_repro.client.client._MOST_BYTES", 100_000)
+            with pytest.raises(httpx.RemoteProtocolError):
+                await client.get("/metrics", timeout=10.0)
+            for stream in (True, False):
+                answer = await client.ask("/v1/completions", {"stream": stream})
+                assert (answer.ok, answer.error_kind) == (False, "transport")
+
+    with serve(tmp_path, endless) as server:
+        asyncio.run(run(server))
+
+
+def test_a_compressed_response_is_read(tmp_path: Path) -> None:
+    def compressed(exchange: Exchange) -> None:
+        body = gzip.compress(b'{"data": [{"id": "m"}]}')
+        exchange.send_response(200)
+        exchange.send_header("Content-Encoding", "gzip")
+        exchange.send_header("Content-Length", str(len(body)))
+        exchange.end_headers()
+        exchange.wfile.write(body)
+
+    async def run(server: FakeVllm) -> str:
+        async with Client(server.base_url) as client:
+            return await client.model_name()
+
+    with FakeVllm(tmp_path / "log", {"/v1/models": compressed}) as server:
+        assert asyncio.run(run(server)) == "m"
+
+
+@given(st.lists(st.binary(max_size=6)))
+def test_lines_do_not_depend_on_the_pieces_that_carry_them(pieces: list[bytes]) -> None:
+    async def content() -> AsyncIterator[bytes]:
+        for piece in pieces:
+            yield piece
+
+    async def run() -> list[str]:
+        return [line async for line in _lines(httpx.Response(200, content=content()))]
+
+    whole = b"".join(pieces).split(b"\n")
+    expected = whole if whole[-1] else whole[:-1]
+    assert asyncio.run(run()) == [line.decode("utf-8", "replace") for line in expected]

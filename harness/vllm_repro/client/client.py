@@ -1,79 +1,30 @@
-"""Asks a vLLM server, and keeps what it answers word for word.
+"""HTTP client that records every response as an `Answer`.
 
-An `Answer` is what one request saw, whatever happened: an HTTP error, a reset, a stream that carried an error event after its 200, one
-that ended without a `finish_reason`, an empty success. Nothing is raised for these: they are the evidence. Nothing is retried either.
+HTTP errors, resets and broken streams are results here: they raise nothing and are not retried.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
-__all__ = ["DEAD_MESSAGE", "Answer", "Client", "Usage"]
+from vllm_repro.client.answer import Answer, Usage
 
-DEAD_MESSAGE = "EngineCore encountered an issue."
-"""How the error begins that every vLLM gives for a request in flight when its engine dies."""
+__all__ = ["Client"]
 
-
-@dataclass(frozen=True)
-class Usage:
-    """The server's own count. cached_tokens: None where the server does not say."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int | None = None
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What one request saw. Times are seconds since the epoch; token_times one a chunk that carried text.
-
-    arrivals: when each piece of a streamed answer came, with text or without, which is one a step of the engine: a token that is half a
-    letter has no text yet. tokens: ids where `return_token_ids` was asked for and the release knows it, else the text of each piece.
-    margins: where `logprobs` were asked for, by how much each token was likelier than the next best one, in nats.
-    status: HTTP status, None where no status line came; a stream's 200 gives way to the code of an error event that refuses the request,
-    which is how newer servers answer 400 to one. error: the text of an error body, an error event in a stream, or the
-    transport's own; error_kind names which ("body", "event", "transport"). finish_reason: None where the answer did not give one.
-    """
-
-    sent: float
-    ended: float
-    status: int | None = None
-    error: str | None = None
-    error_kind: str | None = None
-    finish_reason: str | None = None
-    done: bool = False
-    usage: Usage | None = None
-    text: str = ""
-    token_times: tuple[float, ...] = ()
-    streamed: bool = False
-    arrivals: tuple[float, ...] = ()
-    tokens: tuple[int | str, ...] = ()
-    margins: tuple[float, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        return self.status == 200 and self.error is None and self.finish_reason is not None and not self.empty
-
-    @property
-    def empty(self) -> bool:
-        """A success that carries nothing: no text and, by its own usage, no token."""
-        counted = self.usage.completion_tokens if self.usage else 0
-        return self.status == 200 and self.error is None and not self.text and counted == 0
-
-    @property
-    def names_dead_engine(self) -> bool:
-        return self.error is not None and DEAD_MESSAGE in self.error
+_MOST_BYTES = 64 << 20
+"""Longest response, or line of a stream, that is read: a broken server may never stop sending."""
 
 
 @dataclass
 class _Stream:
-    """What has come of a stream so far."""
+    """Content of a stream up to now."""
 
     text: list[str] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
@@ -92,10 +43,10 @@ class _Stream:
             return
         event = _json(data)
         if not isinstance(event, dict):
-            self.error = self.error or f"a stream event that is no JSON object: {data[:200]}"
+            self.error = self.error or f"stream event is not a JSON object: {data[:200]}"
             return
         if "error" in event:
-            self.error = _error_text(event) or "an error event without a message"
+            self.error = _error_text(event) or "error event without a message"
             code = event["error"].get("code") if isinstance(event["error"], dict) else None
             self.refused = code if isinstance(code, int) and 400 <= code < 500 else None
             return
@@ -120,7 +71,7 @@ def _json(data: str | bytes) -> Any:
 
 
 def _choices(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The choices of an answer, without whatever else stands where they should: what answers may be no vLLM, or a broken one."""
+    """Return the well-formed choices. The server may be broken, or not vLLM."""
     choices = body.get("choices")
     return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
 
@@ -133,9 +84,9 @@ def _tokens(choice: Mapping[str, Any], text: str) -> list[int | str]:
 
 
 def _margins(choice: Mapping[str, Any]) -> tuple[float, ...]:
-    """A text completion's own list of the best tokens at each place; empty where it has none."""
-    told = choice.get("logprobs")
-    best = told.get("top_logprobs") if isinstance(told, dict) else None
+    """Return the margins of a text completion's tokens; empty without `logprobs`."""
+    logprobs = choice.get("logprobs")
+    best = logprobs.get("top_logprobs") if isinstance(logprobs, dict) else None
     if not isinstance(best, list) or not all(isinstance(one, dict) and len(one) > 1 for one in best):
         return ()
     ordered = (sorted(map(float, one.values()), reverse=True) for one in best)
@@ -145,7 +96,7 @@ def _margins(choice: Mapping[str, Any]) -> tuple[float, ...]:
 def _message_text(message: Any) -> str:
     if not isinstance(message, dict):
         return ""
-    # A reasoning parser moves the text of a thinking model to another field, whose name changed between releases.
+    # A reasoning parser moves text to another field, and releases name that field differently.
     return "".join(str(message.get(key) or "") for key in ("reasoning_content", "reasoning", "content"))
 
 
@@ -155,8 +106,12 @@ def _usage(body: Mapping[str, Any]) -> Usage | None:
         return None
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    known = isinstance(cached, int) and cached >= 0  # a request that never ran may have -1
-    return Usage(usage["prompt_tokens"], usage.get("completion_tokens") or 0, cached if known else None)
+    known = isinstance(cached, int) and cached >= 0  # vLLM may send -1 for a request that never ran
+    return Usage(
+        prompt_tokens=usage["prompt_tokens"],
+        completion_tokens=usage.get("completion_tokens") or 0,
+        cached_tokens=cached if known else None,
+    )
 
 
 def _error_text(body: Any) -> str | None:
@@ -169,10 +124,9 @@ def _error_text(body: Any) -> str | None:
 
 
 class Client:
-    """One server's HTTP side. Close it, or use it as an async context manager.
+    """HTTP client for one server; close it, or use it as an async context manager.
 
-    Each request has a connection pool of its own choosing by httpx; reading never times out here, since a slow prefill is no error:
-    the watcher decides what is a hang, and cancels.
+    Completion requests have no read timeout: a prefill can take minutes. The watcher detects hangs and cancels.
     """
 
     def __init__(self, base_url: str, *, api_key: str | None = None) -> None:
@@ -182,10 +136,10 @@ class Client:
             headers=headers,
             timeout=httpx.Timeout(10.0, read=None),
             limits=httpx.Limits(max_connections=None),
-            trust_env=False,  # a proxy of the environment has no business between us and a loopback server
+            trust_env=False,  # no proxy of the environment between this machine and its own server
         )
         self.received = 0
-        """Lines of streams that came so far: they move with the engine where its counters are turned off."""
+        """Lines received from all streams: shows progress when a server has no metrics."""
 
     async def __aenter__(self) -> Client:
         return self
@@ -194,80 +148,122 @@ class Client:
         await self._http.aclose()
 
     async def get(self, path: str, *, timeout: float = 5.0) -> httpx.Response:
-        """A plain GET; raises `httpx.HTTPError` where none answers within `timeout` seconds."""
-        return await self._http.get(path, timeout=timeout)
+        """Return the response to a GET. Raises `httpx.HTTPError`, also for one of over 64 MiB or `timeout` seconds."""
+        return await self._fetch("GET", path, None, timeout)
 
     async def post(self, path: str, body: Mapping[str, Any], *, timeout: float = 60.0) -> httpx.Response:
-        """A plain POST of JSON; raises `httpx.HTTPError`."""
-        return await self._http.post(path, json=dict(body), timeout=timeout)
+        """Return the response to a POST of JSON. Raises like `get`."""
+        return await self._fetch("POST", path, dict(body), timeout)
+
+    async def _fetch(self, method: str, path: str, body: dict[str, Any] | None, timeout: float) -> httpx.Response:
+        try:
+            async with (
+                asyncio.timeout(timeout),  # httpx limits each read, not their sum
+                self._http.stream(method, path, json=body, timeout=timeout) as response,
+            ):
+                raw = await _read(response)
+        except TimeoutError as error:
+            raise httpx.ReadTimeout(f"no complete response within {timeout:g} s") from error
+        decoded = [(name, value) for name, value in response.headers.items() if name != "content-encoding"]
+        return httpx.Response(response.status_code, headers=decoded, content=raw, request=response.request)
 
     async def ask(self, path: str, body: Mapping[str, Any]) -> Answer:
-        """Sends one completion request and returns what it saw; a `stream` in the body is followed to its end."""
+        """Send one completion request and return its answer; follow a stream to its end."""
         sent = time.time()
         streamed = bool(body.get("stream"))
-        seen = _Stream()
+        stream = _Stream()
         status: int | None = None
+        error_kind: str | None = None
         try:
             async with self._http.stream("POST", path, json=dict(body)) as response:
                 status = response.status_code
                 if not streamed or status != 200:
-                    return _plain_answer(sent, status, await response.aread(), streamed)
-                async for line in response.aiter_lines():
+                    return _plain_answer(sent, status, await _read(response), streamed)
+                async for line in _lines(response):
                     self.received += 1
                     if line.startswith("data:"):
-                        seen.feed(line[5:].strip())
-            kind = "event" if seen.error else None
-            error = seen.error
+                        stream.feed(line[5:].strip())
+            error = stream.error
         except (httpx.HTTPError, httpx.StreamError) as failure:
-            kind = "event" if seen.error else "transport"
-            error = seen.error or f"{type(failure).__name__}: {failure}".rstrip(": ")
+            error_kind = "transport"
+            error = stream.error or f"{type(failure).__name__}: {failure}".rstrip(": ")
+        if stream.error:
+            error_kind = "body" if stream.refused else "event"
         return Answer(
-            sent,
-            time.time(),
-            seen.refused or status,
-            error,
-            "body" if seen.refused else kind,
-            seen.finish,
-            seen.done,
-            seen.usage,
-            "".join(seen.text),
-            tuple(seen.times),
-            streamed,
-            tuple(seen.arrivals),
-            tuple(seen.tokens),
-            tuple(seen.margins),
+            sent=sent,
+            ended=time.time(),
+            status=stream.refused or status,
+            error=error,
+            error_kind=error_kind,
+            finish_reason=stream.finish,
+            done=stream.done,
+            usage=stream.usage,
+            text="".join(stream.text),
+            token_times=tuple(stream.times),
+            streamed=streamed,
+            arrivals=tuple(stream.arrivals),
+            tokens=tuple(stream.tokens),
+            margins=tuple(stream.margins),
         )
 
     async def model_name(self) -> str:
-        """The first served model; raises `httpx.HTTPError`, `ValueError` or `LookupError` where the answer is not vLLM's."""
+        """Return the first served model. Raises `httpx.HTTPError`, `ValueError`, `LookupError` or `TypeError` if there is none."""
         response = await self.get("/v1/models", timeout=30.0)
         response.raise_for_status()
         return str(response.json()["data"][0]["id"])
 
 
+async def _read(response: httpx.Response) -> bytes:
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in response.aiter_bytes():
+        size += len(piece)
+        if size > _MOST_BYTES:
+            raise httpx.RemoteProtocolError(f"response is larger than {_MOST_BYTES >> 20} MiB")
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[str]:
+    """Yield the lines of a stream. Raises `httpx.RemoteProtocolError` if one of them is too long to hold."""
+    pending: list[bytes] = []
+    size = 0
+    async for piece in response.aiter_bytes():
+        *whole, last = piece.split(b"\n")
+        for line in whole:
+            yield b"".join([*pending, line]).decode("utf-8", "replace")
+            pending, size = [], 0
+        pending.append(last)
+        size += len(last)
+        if size > _MOST_BYTES:
+            raise httpx.RemoteProtocolError(f"line of the stream is larger than {_MOST_BYTES >> 20} MiB")
+    if size:
+        yield b"".join(pending).decode("utf-8", "replace")
+
+
 def _plain_answer(sent: float, status: int, raw: bytes, streamed: bool) -> Answer:
     now = time.time()
     body = _json(raw)
+    error: str | None = None
     if status != 200 or not isinstance(body, dict):
-        text = _error_text(body) or raw.decode("utf-8", "replace")[:2000] or f"HTTP {status} with an empty body"
-        return Answer(sent, now, status, text, "body", streamed=streamed)
-    if "error" in body and "choices" not in body:
-        return Answer(sent, now, status, _error_text(body), "body", streamed=streamed)
+        error = _error_text(body) or raw.decode("utf-8", "replace")[:2000] or f"HTTP {status} with an empty body"
+    elif "error" in body and "choices" not in body:
+        error = _error_text(body)
+    if error is not None:
+        return Answer(sent=sent, ended=now, status=status, error=error, error_kind="body", streamed=streamed)
     choice = next(iter(_choices(body)), {})
     text = str(choice.get("text") or _message_text(choice.get("message")))
     return Answer(
-        sent,
-        now,
-        status,
-        None,
-        None,
-        choice.get("finish_reason"),
-        True,
-        _usage(body),
-        text,
-        (now,) if text else (),
-        streamed,
-        (now,),
-        tuple(_tokens(choice, text)),
-        _margins(choice),
+        sent=sent,
+        ended=now,
+        status=status,
+        finish_reason=choice.get("finish_reason"),
+        done=True,
+        usage=_usage(body),
+        text=text,
+        token_times=(now,) if text else (),
+        streamed=streamed,
+        arrivals=(now,),
+        tokens=tuple(_tokens(choice, text)),
+        margins=_margins(choice),
     )

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vllm_repro.client.client import Answer
+from vllm_repro.client.answer import Answer
 from vllm_repro.command.command import ServeCommand
 from vllm_repro.diagnosis.boot_facts import BootFacts, boot_facts, scheduler_dump
 from vllm_repro.diagnosis.culprit import NodeLog, culprits, lost_worker

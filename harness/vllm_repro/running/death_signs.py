@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from vllm_repro.client.client import Answer
+from vllm_repro.client.answer import Answer
 
 __all__ = ["LOG_SIGNS", "Channel", "DeathSign", "log_sign", "sign_of_answer"]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from vllm_repro.client.client import Answer
+from vllm_repro.client.answer import Answer
 from vllm_repro.client.metrics import Reading
 from vllm_repro.client.prompts import Prompt, PromptError, build_completion, build_needle
 from vllm_repro.diagnosis.boot_facts import BootFacts

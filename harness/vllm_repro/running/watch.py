@@ -23,7 +23,8 @@ from typing import Any, Self
 import httpx
 import psutil
 
-from vllm_repro.client.client import Answer, Client
+from vllm_repro.client.answer import Answer
+from vllm_repro.client.client import Client
 from vllm_repro.client.metrics import Reading, read_metrics
 from vllm_repro.errors import InfraError
 from vllm_repro.journal.journal import Journal

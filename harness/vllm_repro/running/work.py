@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from vllm_repro.client.client import Answer, Client
+from vllm_repro.client.answer import Answer
+from vllm_repro.client.client import Client
 from vllm_repro.client.metrics import Reading, steps_between
 from vllm_repro.client.prompts import Prompt, build_chat, build_completion
 from vllm_repro.errors import InfraError, Unsupported

@@ -1,0 +1,65 @@
+"""Record of what one request received."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["DEAD_MESSAGE", "Answer", "Usage"]
+
+DEAD_MESSAGE = "EngineCore encountered an issue."
+"""Start of the error that vLLM returns for requests in flight when its engine dies."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """Token counts from the server. `cached_tokens` is None if the server does not report it."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One request and everything that came back. Times are seconds since the epoch.
+
+    status: HTTP status, None without a status line. An error event with a 4xx code replaces the 200 of its stream, because newer vLLM
+      rejects requests that way.
+    error, error_kind: error text, from a "body", an "event" in a stream, or the "transport".
+    finish_reason: None if the server sent none.
+    arrivals: time of each streamed piece, with or without text. One piece is one engine step.
+    token_times: time of each piece with text. A token that is part of a character has no text yet.
+    tokens: token ids if the server returned them, else the text of each piece.
+    margins: per token, log probability minus that of the second best token, in nats. Needs `logprobs` in the request.
+    """
+
+    sent: float
+    ended: float
+    status: int | None = None
+    error: str | None = None
+    error_kind: str | None = None
+    finish_reason: str | None = None
+    done: bool = False
+    usage: Usage | None = None
+    text: str = ""
+    token_times: tuple[float, ...] = ()
+    streamed: bool = False
+    arrivals: tuple[float, ...] = ()
+    tokens: tuple[int | str, ...] = ()
+    margins: tuple[float, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Return True for a complete, non-empty success."""
+        return self.status == 200 and self.error is None and self.finish_reason is not None and not self.empty
+
+    @property
+    def empty(self) -> bool:
+        """Return True for a success with no text and no completion tokens."""
+        counted = self.usage.completion_tokens if self.usage else 0
+        return self.status == 200 and self.error is None and not self.text and counted == 0
+
+    @property
+    def names_dead_engine(self) -> bool:
+        """Return True if the error is vLLM's message for a dead engine."""
+        return self.error is not None and DEAD_MESSAGE in self.error
