@@ -1,1 +1,1 @@
-"""A seeded search over vLLM's scheduler alone: cases are drawn, played by a driver on the release's interpreter, and shrunk."""
+"""Seeded search of vLLM's scheduler: random cases, played on a release's interpreter, then shrunk."""

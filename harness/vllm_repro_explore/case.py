@@ -1,4 +1,4 @@
-"""A case of the search: the flags that a scheduler is made from, and the requests that it gets. Pure."""
+"""Case of the search: the flags of one scheduler, and the requests that it gets. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ __all__ = ["Case", "Request", "Setup", "case_from"]
 
 @dataclass(frozen=True)
 class Request:
-    """A request. prompt, answer: in tokens. shared: how many of the prompt's first tokens are those that all cases' sharing requests begin
-    with. after: steps of the scheduler since its wave began. abort: steps after which its client goes away; -1 for never."""
+    """One request of a case.
+
+    prompt, answer: tokens. shared: leading prompt tokens that equal those of all other sharing requests.
+    after: scheduler steps between the start of the wave and this request.
+    abort: steps after which the client disconnects; -1 for never.
+    """
 
     prompt: int
     answer: int
@@ -23,11 +27,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a server would be told, and how long copies take.
+    """Server flags of a case, and how long KV transfers take.
 
-    layers: `full` or `sliding`, in the model's order; vLLM makes its groups of them. window, block, chunk, max_len: in tokens.
-    cpu_blocks: the room of an offloading connector, in blocks of one layer. store_polls, load_polls: how often a transfer is asked
-    for before it is over. draft: tokens that are proposed a step. runner: which of vLLM's model runners the scheduler serves.
+    layers: `full` or `sliding`, in the model's order. window, block, chunk, max_len: tokens.
+    cpu_blocks: capacity of an offloading connector, in blocks of one layer.
+    store_polls, load_polls: polls before a transfer is complete.
+    draft: draft tokens per step. runner: version of vLLM's model runner, 1 or 2.
     """
 
     layers: tuple[str, ...] = ("full", "sliding")
@@ -51,7 +56,11 @@ class Setup:
 
 @dataclass(frozen=True)
 class Case:
-    """waves: each is sent when the one before it has been answered. seed: of token ids, and of how many drafts are taken."""
+    """Server flags and requests of one case.
+
+    waves: each wave is sent after the previous one was answered.
+    seed: seed of the token ids and of the number of accepted draft tokens.
+    """
 
     setup: Setup
     waves: tuple[tuple[Request, ...], ...]
@@ -62,13 +71,13 @@ class Case:
         return tuple(ask for wave in self.waves for ask in wave)
 
     def as_json(self) -> dict[str, Any]:
-        """One flat object, as the driver takes it."""
+        """Return the flat object that the driver reads."""
         waves = [[asdict(ask) for ask in wave] for wave in self.waves]
         return asdict(self.setup) | {"layers": list(self.setup.layers), "waves": waves, "seed": self.seed}
 
 
 def case_from(value: Mapping[str, Any]) -> Case:
-    """What `as_json` gave. Raises KeyError, TypeError or ValueError for anything else."""
+    """Return the case that `as_json` wrote. Raise KeyError, TypeError or ValueError for other values."""
     names = [field.name for field in fields(Setup)]
     setup = Setup(**{name: value[name] for name in names} | {"layers": tuple(value["layers"])})
     waves = tuple(tuple(Request(**ask) for ask in wave) for wave in value["waves"])

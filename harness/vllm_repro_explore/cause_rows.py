@@ -1,4 +1,4 @@
-"""Each change of a release tried, on its scheduler alone or on a server, and what the row says. Pure."""
+"""Table of named source changes: how often each one died, on the scheduler alone or on a server. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["CauseRow", "booted", "case_of", "lines", "reading", "tried"]
 _LISTED = "store-listed-twice"
 _SURE = 0.01
 _FEW = 5
-"""Trials from which on a change that kills all of them, in a release that kills none, is surer than that."""
+"""With fewer trials than this, Fisher's test cannot reach `_SURE`, and only all-against-none is read."""
 
 
 _SURPRISE = {True: "", False: "  A SURPRISE", None: "  UNDECIDED"}
@@ -28,8 +28,11 @@ _SURPRISE = {True: "", False: "  A SURPRISE", None: "  UNDECIDED"}
 
 @dataclass(frozen=True)
 class CauseRow:
-    """died, listed: of `trials`, those that ended in a death and those in which a transfer listed a block twice, None for servers, which do
-    not tell. sites: of the deaths. run: the folder's name of the servers' run."""
+    """Result of one change.
+
+    died: trials that crashed. listed: trials in which a transfer listed a block twice; None on servers, which do not log it.
+    sites: where they crashed. run: folder name of the run on servers.
+    """
 
     cause: Cause
     trials: int
@@ -40,7 +43,7 @@ class CauseRow:
 
     @property
     def as_expected(self) -> bool | None:
-        """None where no trial says anything."""
+        """Return None if no trial was conclusive."""
         return (self.died > 0) == (self.cause.expected is Expected.DIES) if self.trials else None
 
     def as_json(self) -> dict[str, Any]:
@@ -62,7 +65,7 @@ class CauseRow:
 
 
 def case_of(causes: Causes, setup: Setup, seed: int) -> Case:
-    """The workload of a seed, the same for every change."""
+    """Return the workload of a seed; it is the same for every change."""
     assert causes.prompts is not None, "a server has the workload of its arm"
     rng = Random(seed)
     blocks, over = causes.prompts.between
@@ -71,7 +74,7 @@ def case_of(causes: Causes, setup: Setup, seed: int) -> Case:
 
 
 def tried(cause: Cause, cases: Sequence[Case], play: Callable[[Case], PlayResult]) -> CauseRow:
-    """Raises ValueError where a server would not start with a case: then nothing was tried."""
+    """Play the cases with one change. Raise ValueError if vLLM refuses to start with a case."""
     died = listed = 0
     sites: dict[str, None] = {}
     for case in cases:
@@ -86,18 +89,18 @@ def tried(cause: Cause, cases: Sequence[Case], play: Callable[[Case], PlayResult
 
 
 def booted(cause: Cause, report: RunReport) -> CauseRow:
-    """The row of a run whose only arm is that of the change. Trials that decide nothing do not count."""
+    """Return the row of a run with one arm. Inconclusive trials do not count."""
     (arm,) = report.arms
     sites = dict.fromkeys(trial.death.exception for trial in arm.trials if trial.death and trial.death.exception)
     return CauseRow(cause, arm.result.conclusive, arm.result.crashed, None, tuple(sites), report.folder.name)
 
 
 def reading(row: CauseRow, released: CauseRow) -> str:
-    """What a change does to the release that it is made in, with the chance that it is nothing said before."""
+    """Return in words what a change does to its release, by Fisher's exact test against the unchanged release."""
     if row.cause == released.cause:
         return "as released"
     if not row.trials or not released.trials:
-        return "says nothing: no trial of it, or of the release, was conclusive"
+        return "unknown: no conclusive trial with it, or without it"
     more, fewer = (row, released) if row.died >= released.died else (released, row)
     if min(row.trials, released.trials) < _FEW and more.died:
         if more.died < more.trials or 0 < fewer.died < fewer.trials:
@@ -114,7 +117,7 @@ def reading(row: CauseRow, released: CauseRow) -> str:
 
 
 def lines(rows: Sequence[CauseRow], released: dict[tuple[str, str], CauseRow]) -> list[str]:
-    """The table: a row a change, each beside its release as released."""
+    """Return the table as text lines, one row per change."""
     head = ["release", "server", "change", "die", "list twice", "reading"]
     body = [
         [
@@ -133,8 +136,12 @@ def lines(rows: Sequence[CauseRow], released: dict[tuple[str, str], CauseRow]) -
     if servers:
         del limits[4]
         for line in table:
-            del line[4]  # a server does not tell
+            del line[4]  # servers do not log it
     quiet = min((row.trials for row in rows if row.trials and not row.died), default=0)
     of = "boots" if servers else "such workloads"
-    bound = [f"none of {quiet} excludes a death in more than {excluded_rate(quiet):.0%} of {of}"] if quiet else []
+    bound = (
+        [f"0 deaths in {quiet} {of}: the true rate is below {excluded_rate(quiet):.0%} (95 % confidence)"]
+        if quiet
+        else []
+    )
     return [*columns([tuple(line) for line in table], limits), "", *bound]

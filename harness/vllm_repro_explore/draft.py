@@ -1,4 +1,4 @@
-"""A finding as a scenario file, which sends exactly its workload to a real server in the lab. Pure."""
+"""Scenario file of a finding, which sends the same workload to a real server in the lab. Pure."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from vllm_repro_explore.search import Found
 __all__ = ["draft", "draft_id", "unlike_live"]
 
 KV_BYTES = 256
-"""Of one token in one layer of the model that the lab serves: keys and values of two heads of 32 numbers of two bytes."""
+"""Bytes of one token in one layer of the lab's model: keys and values, 2 heads, 32 numbers, 2 bytes each."""
 
 _CONNECTORS = ("", "SimpleCPUOffloadConnector")
 _POSITIONS = 1_048_576
 _SHOWS = {FindingKind.DEATH: "dies", FindingKind.STUCK: "hangs", FindingKind.RESTLESS: "spins"}
-"""What a server does that has the finding. Of the others a server says nothing."""
+"""Word of the scenario file for each finding that a server shows. The others are invisible from outside."""
 
 
 def unlike_live(case: Case) -> tuple[str, ...]:
-    """What of a case a server in the lab cannot be told, or does otherwise; empty where it can be sent there."""
+    """Return why the lab's server cannot run this case; empty if it can."""
     setup = case.setup
     reasons = {
         f"the lab has no copies for {setup.connector}": setup.connector not in _CONNECTORS,
-        "a CPU schedules no step ahead": setup.asynchronous,
-        "a CPU has the first model runner only": setup.runner != 1,
-        "the lab's copies take one step for a store and none for a load": (
+        "the CPU has no asynchronous scheduling": setup.asynchronous,
+        "the CPU has only the first model runner": setup.runner != 1,
+        "in the lab a store takes one step and a load none": (
             bool(setup.connector) and (setup.store_polls, setup.load_polls) != (1, 0)
         ),
-        "requests of a workload are sent together or in turn, not so many steps apart": any(ask.after for ask in case.asks),
-        "no client of a workload goes away": any(ask.abort >= 0 for ask in case.asks),
+        "a workload cannot send requests a number of steps apart": any(ask.after for ask in case.asks),
+        "a workload has no clients that disconnect": any(ask.abort >= 0 for ask in case.asks),
     }  # fmt: skip
     return tuple(reason for reason, holds in reasons.items() if holds)
 
 
 def draft_id(finding: Finding, version: str) -> str:
-    """A scenario's id, for example `explored-popleft-n-0-20-2`."""
+    """Return the scenario id, for example `explored-popleft-n-0-20-2`."""
     name = finding.frames[-1] if finding.kind is FindingKind.DEATH and finding.frames else finding.site
     return re.sub(r"[^a-z0-9]+", "-", f"explored {name} {version}".lower()).strip("-")
 
 
 def draft(found: Found, version: str) -> str:
-    """The text of the file. Whoever runs it is to read it first: its status names the one release that was searched."""
+    """Return the text of the scenario file. Its status names only the release that was searched."""
     case, finding = found.shrunk, found.finding
     issue = re.search(r"vllm-project/vllm#\d+", known(finding))
     shows = _SHOWS[finding.kind]
@@ -58,7 +58,7 @@ def draft(found: Found, version: str) -> str:
     lines = [
         f'"""{_sentence(finding)}',
         "",
-        f"Found by a search over the scheduler of vLLM {version} alone (seed {found.seed}), and made as small as it would go.",
+        f"Found by a search of the scheduler of vLLM {version} (seed {found.seed}), then shrunk.",
         '"""',
         "",
         "from vllm_repro.vocabulary import (",
@@ -82,7 +82,7 @@ def draft(found: Found, version: str) -> str:
         "        vocab_size=4096,",
         f"        block_size={case.setup.block},",
         f"        max_position={_POSITIONS},",
-        '        why="the scheduler asks for no weights",',
+        '        why="the bug is in the scheduler, which reads no weights",',
         "    ),",
         "    needs=Needs(memory_gb=6),",
         f"    status=Status(bad={_text('==' + version)}),",
@@ -98,10 +98,10 @@ def draft(found: Found, version: str) -> str:
         '        mechanism="offload",',
         f"        layers=[{', '.join(map(_text, case.setup.layers))}],",
         *([f"        window={case.setup.window},"] if "sliding" in case.setup.layers else []),
-        '        why="these kinds of layers, in this order, are what the search had",',
+        '        why="the layers of the shrunk case",',
         "        changes=[",
-        '            with_flags("--enforce-eager", why="nothing is compiled, so that a boot takes seconds"),',
-        '            with_flags("--dtype bfloat16", why="what the CPU\'s attention computes in"),',
+        '            with_flags("--enforce-eager", why="boots in seconds, because nothing is compiled"),',
+        '            with_flags("--dtype bfloat16", why="the CPU attention needs it"),',
         "        ],",
         "    ),",
         ")",

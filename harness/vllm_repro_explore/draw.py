@@ -1,6 +1,6 @@
-"""Cases from seeds: every axis of the search, with no bug in mind. Pure.
+"""Random cases from seeds, over every axis of the search. Pure.
 
-Pools are drawn just large enough for the longest request more often than not: what goes wrong with blocks goes wrong where they are short.
+Most pools are just large enough for the longest request, because block bugs appear when blocks are short.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ AXES = (
 
 
 def draw(seed: int, connector: str = "") -> Case:
-    """The case of a seed; the same seed is the same case for every release."""
+    """Return the case of a seed; it is the same for every release."""
     rng = Random(f"{seed}")
     block = rng.choice((16, 32, 32, 64))
     chunk = block * rng.choice((2, 4, 8, 16, 32)) + rng.choice((0, 0, 0, 0, 1, block // 2, block - 1))
@@ -64,17 +64,17 @@ def _with(setup: Setup, blocks: int, cpu_blocks: int) -> Setup:
 
 
 def least_blocks(setup: Setup) -> int:
-    """Blocks that a server needs for its longest request, with the one that is never handed out; vLLM refuses fewer."""
+    """Return the fewest blocks that vLLM accepts: those of the longest request, and the null block."""
     whole = -(-setup.max_len // setup.block)
     inflight = setup.chunk * (2 if setup.asynchronous else 1)
     window = -(-min(setup.window - 1 + inflight, setup.max_len) // setup.block) + 1
     sliding = setup.layers.count("sliding") if setup.hybrid else 0
-    # Layers of a kind are in groups as large as the smaller kind is numerous.
+    # vLLM groups layers of one kind; the group size is the count of the rarer kind.
     return whole + sliding * window + 1
 
 
 def waves_of(rng: Random, block: int, chunk: int) -> tuple[tuple[Request, ...], ...]:
-    """One to six waves. All prompts are about one length or about several: real traffic repeats itself."""
+    """Return one to six waves whose prompts have one to three different lengths, as real traffic has."""
     longest = rng.choice((chunk, 2 * chunk, 4 * chunk, 8 * chunk))
     longest = max(2 * block, min(longest, 240 * block))
     usual = [rng.randint(1, longest) for _ in range(rng.choice((1, 1, 2, 3)))]

@@ -1,4 +1,4 @@
-"""The driver as a process on a release's interpreter: a case in, an outcome out. One that dies or hangs of a case is an outcome too."""
+"""Process on a release's interpreter that plays cases on vLLM's scheduler. Its crash or hang is a result, too."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ from typing import Any
 
 from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.releases.provision import Provisioned
+from vllm_repro.releases.tinymodel import cached_model
 from vllm_repro.servers.lab import plugin_folder
 from vllm_repro.servers.launch import CPU_ENV, OFFLINE_ENV
+from vllm_repro.tiny_model import StandIn
 from vllm_repro_explore.case import Case
 from vllm_repro_explore.finding import Finding, FindingKind, PlayResult, result_from
 
-__all__ = ["Driver", "Silent"]
+__all__ = ["Driver", "Silent", "driver_model"]
 
 PROGRAM = Path(__file__).resolve().parent / "program"
 _BOOT_S = 300.0
 _CASE_S = 120.0
 _RENEWED = 2000
-"""Cases of one process: what vLLM keeps for good grows no further."""
+"""Cases per process; a restart frees the memory that vLLM never frees."""
 
 
 class Silent(InfraError):
-    """A case that the driver's process hung or ended of, which is a finding too."""
+    """The driver process hung or exited while it played a case."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(f"{finding}", hint=finding.detail)
@@ -38,9 +40,11 @@ class Silent(InfraError):
 
 
 class Driver:
-    """Plays cases in turn. model: a folder whose config vLLM reads; its layers are those that a case names.
+    """Player of cases, as a context manager.
 
-    nice: of the process. Raises `Unsupported` where the release has moved what the driver needs, and `InfraError` where it does not start.
+    model: folder whose config vLLM reads; each case names its own layers. errors: log file of the process.
+    nice: niceness of the process. case_s: seconds after which a case counts as hung.
+    Playing raises `Unsupported` if the release lacks what the driver needs, and `InfraError` if the process does not start.
     """
 
     def __init__(
@@ -67,14 +71,14 @@ class Driver:
             return PlayResult((silent.finding,))
 
     def ask(self, case: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The driver's own answer to a case as it takes it. Raises `Silent` where it has none."""
+        """Return the driver's answer to a case. Raise `Silent` if the process hangs or exits."""
         if self._process is None or self._played >= _RENEWED:
             self.close()
             self._start()
         assert self._process is not None
         assert self._process.stdin is not None
         self._played += 1
-        with contextlib.suppress(BrokenPipeError):  # it has died; the answer that does not come says so
+        with contextlib.suppress(BrokenPipeError):  # it exited; the missing answer is handled below
             self._process.stdin.write(json.dumps(case).encode() + b"\n")
             self._process.stdin.flush()
         line = self._line(self._case_s)
@@ -88,12 +92,12 @@ class Driver:
         raise Silent(Finding(FindingKind.DEATH, f"the process itself ended with {status}", f"see {self._errors.name}"))
 
     def close(self) -> int | None:
-        """Ends the process; its exit status."""
+        """Stop the process and return its exit status."""
         process, self._process = self._process, None
         if process is None:
             return None
         if process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):  # of what was not sent any more
+            with contextlib.suppress(BrokenPipeError):  # unsent input is of no use
                 process.stdin.close()
         try:
             return process.wait(timeout=2)
@@ -127,7 +131,7 @@ class Driver:
         if "version" not in said:
             self.close()
             raise InfraError(
-                f"vLLM {self._release.version}'s scheduler did not start", hint=f"its own words are in {self._errors}"
+                f"vLLM {self._release.version}'s scheduler did not start", hint=f"read its log: {self._errors}"
             )
 
     def _environment(self) -> dict[str, str]:
@@ -147,7 +151,7 @@ class Driver:
         }
 
     def _line(self, most: float) -> bytes | None:
-        """The next line; empty where the process has ended, None where it says nothing for so long."""
+        """Return the next line; empty if the process exited, None if it wrote none for `most` seconds."""
         assert self._process is not None
         assert self._process.stdout is not None
         until = time.monotonic() + most
@@ -163,3 +167,8 @@ class Driver:
                 self._buffer += piece
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
+
+
+def driver_model() -> Path:
+    """Return a model folder that every release treats as a hybrid one; each case names its own layers. Made on first use."""
+    return cached_model(StandIn(family="gemma3", kinds=("full", "sliding"), window=128, max_position=1_048_576))

@@ -1,4 +1,4 @@
-"""What came of a case, and what counts as the same finding. Pure."""
+"""Result of a played case, and when two findings are the same. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["Finding", "FindingKind", "PlayResult", "known", "result_from"]
 
 
 class FindingKind(StrEnum):
-    """How bad it is, worst first."""
+    """Kinds of findings, worst first."""
 
     DEATH = "death"  # an exception that would have ended EngineCore
-    STUCK = "stuck"  # requests wait and nothing moves any more
-    CORRUPTED = "corrupted"  # the books or the KV cache are wrong, and the engine goes on
-    LEAK = "leak"  # nothing runs, and blocks are still held
-    RESTLESS = "restless"  # nothing is left to do, and the engine goes on stepping
+    STUCK = "stuck"  # requests wait and nothing progresses
+    CORRUPTED = "corrupted"  # block accounting or KV content is wrong, and the engine goes on
+    LEAK = "leak"  # no request runs, and blocks are still held
+    RESTLESS = "restless"  # no request is left, and the engine goes on stepping
 
 
 _BY_KIND = list(FindingKind)
@@ -28,9 +28,10 @@ _LISTED = ("store-listed-twice", "load-listed-twice")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that went wrong. site: what makes two of them the same: an invariant, or where an exception came from.
+    """One thing that went wrong.
 
-    detail: numbers of this one case. frames: functions of vLLM that a death went through, outermost first.
+    site: identity of the finding: an invariant, or where the exception was raised.
+    detail: numbers of this case. frames: vLLM functions of the traceback, outermost first.
     """
 
     kind: FindingKind
@@ -43,7 +44,7 @@ class Finding:
 
     @property
     def rank(self) -> tuple[int, bool]:
-        """Smaller is worse. A list with a block in it twice is a sign, and the wrong count that it leads to the damage."""
+        """Return the sort key; smaller is worse. A block listed twice ranks after the wrong count that it causes."""
         return _BY_KIND.index(self.kind), self.site in _LISTED
 
     def __str__(self) -> str:
@@ -52,7 +53,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class PlayResult:
-    """invalid: why a server with these flags would not start. counts: what the case reached, such as `preempted`. ms: it took."""
+    """Result of one case.
+
+    invalid: why vLLM refuses to start with these flags; empty if it starts.
+    counts: events that the case reached, such as `preempted`. ms: duration.
+    """
 
     findings: tuple[Finding, ...] = ()
     invalid: str = ""
@@ -66,7 +71,7 @@ class PlayResult:
 
 
 def result_from(answer: Mapping[str, Any]) -> PlayResult:
-    """What the driver's line says."""
+    """Return the result in a line of the driver."""
     findings = [_broken(one) for one in answer.get("broken", ())]
     if (death := answer.get("death")) is not None:
         findings.insert(0, _death(death))
@@ -110,5 +115,5 @@ _KNOWN: Sequence[tuple[str, str]] = (
 
 
 def known(finding: Finding) -> str:
-    """The upstream issue that has a finding already; empty where none is known."""
+    """Return the upstream issue of a finding; empty if none is known."""
     return next((what for part, what in _KNOWN if part in finding.site), "")

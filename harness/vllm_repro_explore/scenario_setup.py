@@ -1,4 +1,4 @@
-"""The server of a scenario as the search's setup, so that only workloads are drawn. Pure."""
+"""Setup of the search from the server of a scenario; only the workload is then random. Pure."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ from vllm_repro_explore.draw import waves_of
 __all__ = ["draw_for", "setup_from"]
 
 _PLENTY = 4
-"""A connector's room in pools of the GPU: what does not fit into so much is rare, and counting it costs time."""
+"""Largest connector capacity, in GPU pools. Larger ones only make the search slower."""
 
 
 def setup_from(scenario: Scenario, arm: Arm) -> Setup:
-    """Raises `UsageError` where the scenario does not say how it goes to the lab."""
+    """Return the setup of an arm in the lab. Raise `UsageError` if the scenario does not declare layers or blocks."""
     lab = scenario.lab
     if lab is None or isinstance(lab.layers, int):
         raise UsageError(
-            f"{scenario.id} does not say which layers a scheduler would have",
-            hint="layers=[…] in its lab=Lab(…), as sco-hybrid has; or --connector NAME searches from a general start",
+            f"{scenario.id} does not declare the layers of its model",
+            hint="add layers=[…] to its lab=Lab(…), as sco-hybrid does; or search without a scenario: --connector NAME",
         )
     command, shape = scenario.command_in_lab(arm), lab.shape(scenario.model)
     block = command.number("--block-size") or 16
     blocks = command.number("--num-gpu-blocks-override")
     if not blocks:
-        raise UsageError(f"{scenario.id} does not say how many blocks the pool has", hint="--num-gpu-blocks-override")
+        raise UsageError(
+            f"{scenario.id} does not declare the number of KV blocks", hint="add --num-gpu-blocks-override to its lab"
+        )
     transfer = json.loads(command.get("--kv-transfer-config") or "{}")
     extra: Mapping[str, Any] = transfer.get("kv_connector_extra_config", {})
     page = 4 * shape.kv_heads * shape.head_dim * block
@@ -53,7 +55,7 @@ def setup_from(scenario: Scenario, arm: Arm) -> Setup:
 
 
 def draw_for(setup: Setup, seed: int) -> Case:
-    """A workload for that server. The lab's copies take one step for a store and none for a load, so these do too."""
+    """Return a random workload for that server that fits its `max_len`."""
     rng = Random(f"{seed}")
     waves = waves_of(rng, setup.block, setup.chunk)
     most = setup.max_len

@@ -1,4 +1,4 @@
-"""The search: plays case after case, and shrinks the first of each finding."""
+"""Search: play cases, and shrink the first case of each finding."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Play = Callable[[Case], PlayResult]
 
 @dataclass(frozen=True)
 class Found:
-    """A finding with the first seed that shows it, and the smallest case that still does. others: what else that case shows.
+    """A finding with its first seed and its smallest case.
 
-    times: cases whose worst finding it is.
+    others: other findings of that case. tried: cases played to shrink it. times: cases whose worst finding it is.
     """
 
     finding: Finding
@@ -48,7 +48,10 @@ class Found:
 
 @dataclass
 class Tally:
-    """What a search has done so far. reached: cases that got to something, such as a preemption or a load. first, last: seeds."""
+    """Counts of a search so far.
+
+    reached: cases per event, such as a preemption or a load. first, last: seeds.
+    """
 
     trials: int = 0
     invalid: int = 0
@@ -61,7 +64,7 @@ class Tally:
 
     @property
     def findings(self) -> list[Found]:
-        """Worst first."""
+        """Return the findings, worst first."""
         return sorted(self.found.values(), key=lambda found: (found.finding.rank, found.seed))
 
 
@@ -75,9 +78,10 @@ def search(
     budget: int = 300,
     tally: Tally | None = None,
 ) -> Tally:
-    """Plays the cases while `go_on` says so. `keep` gets each new finding as soon as it is shrunk, `said` the tally after each case.
+    """Play the cases while `go_on` returns True.
 
-    `tally` is where an interrupted search leaves what it had.
+    keep: called with each new finding once it is shrunk. said: called with the tally after each case.
+    tally: filled in place, so that an interrupted search keeps its findings.
     """
     tally = Tally() if tally is None else tally
     for seed, case in cases:
@@ -112,7 +116,7 @@ def _note(
     if (before := tally.found.get(key)) is not None:
         tally.found[key] = replace(before, times=before.times + 1)
         return
-    # Kept before it is shrunk as well: whoever stops the search meanwhile has it.
+    # Keep it before shrinking: an interrupt must not lose it.
     tally.found[key] = Found(worst, seed, case, case, 0, _others(outcome, worst))
     last = [outcome]
 

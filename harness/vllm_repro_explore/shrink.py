@@ -1,7 +1,6 @@
-"""From a case that fails to a small one that fails in the same way. Pure.
+"""Shrinking: from a failing case to the smallest that fails in the same way. Pure.
 
-First requests go, or are sent in turn, then whatever is switched on that need not be, then numbers come down. A change stays where the
-case still fails.
+First drop requests or send them in turn, then switch options off, then lower numbers. Keep each change with which the case still fails.
 """
 
 from __future__ import annotations
@@ -31,22 +30,22 @@ _PLAIN: tuple[tuple[str, object], ...] = (
     ("window", 128),
     ("seqs", 8),
 )
-"""What a live server in the lab has, where a case does not need another."""
+"""Values that a live server in the lab has."""
 
 _LEAST = {"blocks": 4, "chunk": 16, "window": 16, "cpu_blocks": 1, "prompt": 8, "answer": 1}
-"""A prompt of fewer tokens cannot be made for a server."""
+"""Lower bounds. A server cannot be sent a prompt of fewer tokens."""
 
 
 @dataclass(frozen=True)
 class Shrunk:
-    """case: the smallest that still fails. tried: how many were played for it."""
+    """The smallest case that still fails, and how many cases were played to find it."""
 
     case: Case
     tried: int
 
 
 def shrink(case: Case, fails: Callable[[Case], bool], budget: int = 300) -> Shrunk:
-    """`fails` plays a case and says whether it fails in the same way; it is asked at most `budget` times."""
+    """Return the smallest case for which `fails` returns True; it is called at most `budget` times."""
     shrinking = _Shrinking(case, fails, budget)
     shrinking.run()
     return Shrunk(shrinking.case, shrinking.tried)
@@ -75,7 +74,7 @@ class _Shrinking:
         return True
 
     def _requests(self) -> None:
-        """Drops waves and requests, large pieces first."""
+        """Drop waves and requests, large pieces first."""
         size = len(self.case.waves)
         while size:
             start = 0
@@ -89,7 +88,7 @@ class _Shrinking:
                 wave = self.case.waves[number]
                 if len(wave) > 1:
                     self._take(self._with_wave(number, wave[:place] + wave[place + 1 :]))
-        # In turn rather than together: a server gets such requests in the same step only by chance.
+        # Send in turn rather than together: a server gets concurrent requests in one step only by chance.
         for number in reversed(range(len(self.case.waves))):
             apart = tuple((ask,) for ask in self.case.waves[number])
             before, after = self.case.waves[:number], self.case.waves[number + 1 :]
@@ -104,14 +103,14 @@ class _Shrinking:
             self._each_ask(name, plain)
 
     def _each_ask(self, name: str, value: int) -> None:
-        """Of all requests at once, else of one after the other."""
+        """Set a field of all requests at once, or else of one after the other."""
         if self._take(self._map(lambda ask: replace(ask, **{name: value}))):
             return
         for number, wave in enumerate(self.case.waves):
             for place, ask in enumerate(wave):
                 changed = (*wave[:place], replace(ask, **{name: value}), *wave[place + 1 :])
                 if self._take(self._with_wave(number, changed)):
-                    wave = self.case.waves[number]  # the rest of it goes on from what was taken
+                    wave = self.case.waves[number]
 
     def _numbers(self) -> None:
         for name in ("prompt", "answer", "shared", "after", "abort"):
@@ -123,7 +122,7 @@ class _Shrinking:
             self._lower(getattr(self.case.setup, name), _LEAST[name], partial(self._with_setup, name))
 
     def _lower(self, value: int, least: int, at: Callable[[int], Case]) -> None:
-        """The smallest number that still fails, as far as halving steps find it."""
+        """Lower a number by halving steps while the case still fails."""
         if value <= least:
             return
         if self._take(at(least)):

@@ -1,4 +1,4 @@
-"""What a search is told of when it ends: on the terminal, and as JSON. Pure."""
+"""Summary of a search, for the terminal and as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,12 @@ __all__ = ["SearchSummary", "as_json", "case_line", "terminal"]
 
 @dataclass(frozen=True)
 class SearchSummary:
-    """start: `general`, or the scenario whose server had all workloads. live: for each finding the command that sends its workload to a
-    real server, or why none does. again: the command that repeats the search."""
+    """Result of one search.
+
+    start: `general`, or the id of the scenario whose server was searched.
+    live: for each finding, the command that runs it on a real server, or why there is none.
+    again: command that repeats the search.
+    """
 
     version: str
     connector: str
@@ -54,7 +58,7 @@ def as_json(account: SearchSummary) -> dict[str, Any]:
 
 
 def terminal(account: SearchSummary) -> str:
-    """Few lines, each a fact: what was played, what was found, the smallest case of each, and the command that takes it to a server."""
+    """Return the lines for the terminal: cases played, and for each finding its smallest case and the command for a server."""
     tally = account.tally
     reached = (
         ", ".join(f"{name} in {count}" for name, count in sorted(tally.reached.items())) or "nothing in particular"
@@ -64,13 +68,13 @@ def terminal(account: SearchSummary) -> str:
         f"played:  {tally.trials} cases, seeds {tally.first} to {tally.last}, {tally.steps} steps in {account.duration_s:.0f} s; {reached}",
     ]
     if tally.invalid:
-        lines.append(f"         {tally.invalid} of them vLLM would not start with")
+        lines.append(f"         {tally.invalid} of them were refused by vLLM at start")
     for found, live in zip(tally.findings, account.live, strict=True):
         lines += ["", *_lines(found), f"  live:  {live}"]
     if not tally.findings:
         lines += ["", f"found:   nothing in {tally.trials - tally.invalid} cases"]
     if account.interrupted:
-        lines += ["", "interrupted; what was found until then is above"]
+        lines += ["", "interrupted; the findings so far are above"]
     return "\n".join([*lines, "", f"again:   {account.again}"])
 
 
@@ -96,7 +100,7 @@ def _lines(found: Found) -> list[str]:
 
 
 def case_line(case: Case) -> list[str]:
-    """A case for people: the server, then the requests of each wave."""
+    """Return a case as text: the server in the first line, then a line for each wave."""
     setup = case.setup
     words = [
         f"{' then '.join(setup.layers)}" + (f" (window {setup.window})" if "sliding" in setup.layers else ""),

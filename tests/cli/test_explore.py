@@ -112,7 +112,7 @@ def test_nothing_found_exits_0_and_says_what_was_played(playing: Any, capsys: An
 def test_a_server_that_would_not_start_decides_nothing(playing: Any, capsys: Any) -> None:
     playing(lambda _: lambda _: PlayResult(invalid="ValueError: no such connector"))
     assert main(["explore", "--connector", "OffloadingConnector", "--seeds", "2"]) == 2
-    assert "2 of them vLLM would not start with" in capsys.readouterr().out
+    assert "2 of them were refused by vLLM at start" in capsys.readouterr().out
 
 
 def test_an_interrupted_search_keeps_and_tells_what_it_has(playing: Any, tmp_path: Path, capsys: Any) -> None:
@@ -135,7 +135,7 @@ def test_an_interrupted_search_keeps_and_tells_what_it_has(playing: Any, tmp_pat
     [
         (["explore"], "a SCENARIO, or a --connector"),
         (["explore", "sco-hybrid", "--connector", "none"], "a SCENARIO, or a --connector"),
-        (["explore", "tq-chunked-prefill"], "does not say which layers"),
+        (["explore", "tq-chunked-prefill"], "does not declare the layers"),
         (["explore", "--connector", "none", "--arm", "reported"], "--arm is of a scenario"),
         (["causes", "min-tokens-stop-ids"], "names no changes to try"),
     ],
@@ -169,7 +169,7 @@ def test_each_change_is_held_against_its_own_release(playing: Any, capsys: Any) 
     ]
     assert len(rows) == 3 + len(scenario.causes.changes)
     assert all(row["n"] == 20 and row["as_expected"] for row in rows)
-    assert "none of 20 excludes a death in more than 14% of such workloads" in said.err
+    assert "0 deaths in 20 such workloads: the true rate is below 14% (95 % confidence)" in said.err
 
 
 def test_a_change_that_does_not_do_what_is_declared_exits_1(playing: Any, capsys: Any) -> None:

@@ -75,7 +75,7 @@ def test_workloads_for_a_server_fit_it(seed: int) -> None:
 
 def test_a_scenario_without_kinds_of_layers_has_no_scheduler_to_explore() -> None:
     scenario = find("tq-chunked-prefill")
-    with pytest.raises(UsageError, match="does not say which layers") as error:
+    with pytest.raises(UsageError, match="does not declare the layers") as error:
         setup_from(scenario, scenario.arms[0])
     assert "--connector" in error.value.hint
 

@@ -12,9 +12,8 @@ from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.patch import Patch
 from vllm_repro_explore.cause_rows import case_of, tried
 from vllm_repro_explore.draw import draw
-from vllm_repro_explore.driver import Driver
+from vllm_repro_explore.driver import Driver, driver_model
 from vllm_repro_explore.finding import Finding, FindingKind
-from vllm_repro_explore.model import driver_model
 from vllm_repro_explore.scenario_setup import setup_from
 
 pytestmark = pytest.mark.live

@@ -26,8 +26,7 @@ from vllm_repro.servers.base import ServerKind
 from vllm_repro.servers.choice import Choice, Options
 from vllm_repro.verdict.verdict import Expect, Expected, exit_status
 from vllm_repro_explore.cause_rows import CauseRow, booted, case_of, lines, tried
-from vllm_repro_explore.driver import Driver
-from vllm_repro_explore.model import driver_model
+from vllm_repro_explore.driver import Driver, driver_model
 from vllm_repro_explore.scenario_setup import setup_from
 
 _EPILOG = """

@@ -24,9 +24,8 @@ from vllm_repro.scenario.catalogue import find, find_arms
 from vllm_repro_explore.case import Case
 from vllm_repro_explore.draft import draft, draft_id, unlike_live
 from vllm_repro_explore.draw import draw
-from vllm_repro_explore.driver import Driver
+from vllm_repro_explore.driver import Driver, driver_model
 from vllm_repro_explore.finding import FindingKind
-from vllm_repro_explore.model import driver_model
 from vllm_repro_explore.scenario_setup import draw_for, setup_from
 from vllm_repro_explore.search import Found, Tally, search
 from vllm_repro_explore.summary import SearchSummary, as_json, terminal

@@ -1,5 +1,5 @@
-"""Plays workloads on vLLM's own scheduler and connector, with no model and no server: a program for a release's interpreter.
+"""Program for a release's interpreter: play workloads on vLLM's scheduler and connector, without model or server.
 
-It is carried as data and started as `python -m vllm_repro_driver`, with itself, the lab's plugin and the release on PYTHONPATH. Nothing of
-the harness is there. One line of JSON in is a case, one line out is what came of it.
+Started as `python -m vllm_repro_driver`, with this program, the lab's plugin and the release on PYTHONPATH and nothing of the harness.
+Each line of input is a case as JSON, each line of output its result.
 """

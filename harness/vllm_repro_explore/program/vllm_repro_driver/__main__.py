@@ -1,4 +1,4 @@
-"""The protocol: a line that says what this release can do, then for each case on standard input a line of its outcome."""
+"""Protocol: one line with the release, then for each case on standard input one line with its result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def main() -> None:
-    # The answers have standard output for themselves: whatever vLLM prints goes to standard error.
+    # Reserve standard output for answers; send whatever vLLM prints to standard error.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 

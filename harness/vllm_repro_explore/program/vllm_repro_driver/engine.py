@@ -1,4 +1,4 @@
-"""One scheduler as EngineCore makes it, from the same flags, with both halves of its connector."""
+"""Scheduler made from flags as EngineCore does, with both halves of its connector."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from .workers import Half, worker_half
 __all__ = ["Engine", "NoBoot", "version"]
 
 _BYTES = 2 * 2 * 32 * 2
-"""Of a token's keys and values in one layer: two KV heads of 32 numbers of two bytes."""
+"""Bytes of one token in one layer: keys and values, 2 heads, 32 numbers, 2 bytes each."""
 
 
 class NoBoot(Exception):
-    """A server with these flags would not start."""
+    """vLLM refuses to start with these flags."""
 
 
 def version() -> str:
@@ -47,8 +47,11 @@ def version() -> str:
 
 
 class Engine:
-    """scheduler: vLLM's own. half: the connector's worker half, vLLM's own above a stand-in for what copies; None without a connector.
-    asynchronous: a step is scheduled before the one before it has been answered."""
+    """vLLM's scheduler and connector, without a model.
+
+    half: the connector's worker half with simulated copies; None without a connector.
+    asynchronous: schedule a step before the previous one was answered.
+    """
 
     def __init__(self, case: Mapping[str, Any]) -> None:
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
@@ -58,7 +61,7 @@ class Engine:
             groups = _stated_groups(case, config) if case.get("groups") else _kv_cache_config(case, config)
         except (ValueError, NotImplementedError) as error:
             raise NoBoot(f"{type(error).__name__}: {error}") from error
-        # Only now: a machine without Triton is refused the second runner, and a scheduler needs nothing of it.
+        # Set it after the config: vLLM refuses the second runner without Triton, which a scheduler does not need.
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if case["runner"] == 2 else "0"
         self.asynchronous = bool(case["asynchronous"])
         config.scheduler_config.async_scheduling = self.asynchronous
@@ -97,12 +100,12 @@ class Engine:
 
     @property
     def managers(self) -> tuple[Any, ...]:
-        """One for each group of layers, which knows the blocks of each request."""
+        """Return the manager of each group of layers; it knows the blocks of each request."""
         return tuple(self.scheduler.kv_cache_manager.coordinator.single_type_managers)
 
     @property
     def pools(self) -> dict[str, Any]:
-        """The pools of blocks, by name: the GPU's, and those of connectors that have one of the same kind."""
+        """Return the block pools by name: the GPU's, and those of connectors."""
         found = {"gpu": self.scheduler.kv_cache_manager.block_pool}
         connector = self.scheduler.connector
         for number, one in enumerate(getattr(connector, "_connectors", [connector])):
@@ -153,7 +156,6 @@ def _extra(case: Mapping[str, Any]) -> dict[str, Any]:
     if name == "SimpleCPUOffloadConnector":
         return extra | ({"lazy_offload": True} if case["lazy"] else {})
     if name == "OffloadingConnector":
-        # Chunks of pages are rounded up to the machine's page; older releases count blocks.
         return extra
     if name == "MultiConnector":
         children = ("SimpleCPUOffloadConnector", "OffloadingConnector")
@@ -167,7 +169,7 @@ def _extra(case: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _kv_cache_config(case: Mapping[str, Any], config: Any) -> Any:
-    """Groups of layers and a pool, by vLLM's own rules from what each layer says of itself."""
+    """Return layer groups and pool, made by vLLM's own rules from the spec of each layer."""
     specs = {
         f"model.layers.{number}.self_attn.attn": _spec(case["block"], 0 if kind == "full" else case["window"])
         for number, kind in enumerate(case["layers"])
@@ -187,7 +189,7 @@ def _kv_cache_config(case: Mapping[str, Any], config: Any) -> Any:
 
 
 def _stated_groups(case: Mapping[str, Any], config: Any) -> Any:
-    """One layer for each group that the case states, as block size and window, with the blocks of a pool that they share."""
+    """Return one layer for each stated group (block size, window), sharing one pool."""
     specs = {f"layer.{number}": _spec(block, window) for number, (block, window) in enumerate(case["groups"])}
     page = next(iter(specs.values())).page_size_bytes
     config.cache_config.num_gpu_blocks = case["blocks"]
@@ -205,7 +207,7 @@ def _spec(block: int, window: int) -> Any:
 
 
 def _lay_out(config: Any, specs: list[Any]) -> None:
-    """Where a release wants to know how a KV cache lies in memory before it sizes one: as the CPU's attention has it."""
+    """Set the KV cache layout of the CPU attention, which newer releases need before they size the cache."""
     from vllm.v1.attention.backends import utils
 
     if not hasattr(utils, "resolve_kv_cache_layout"):

@@ -1,4 +1,4 @@
-"""What must hold of vLLM's books after every step, whatever the workload."""
+"""Invariants of vLLM's block accounting that hold after every step of any workload."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 __all__ = ["Broken", "at_rest", "books", "listed_twice"]
 
 Broken = tuple[str, str]
-"""The name of an invariant, and what was seen."""
+"""Name of an invariant, and what was observed."""
 
 
 def books(pools: dict[str, Any], managers: tuple[Any, ...]) -> Iterator[Broken]:
-    """Free lists against counters and reference counts, and those against the requests that hold blocks."""
+    """Compare free lists with counters and reference counts, and those with the blocks that requests hold."""
     for name, pool in pools.items():
         yield from _pool(name, pool)
     blocks = pools["gpu"].blocks
@@ -47,7 +47,7 @@ def _pool(name: str, pool: Any) -> Iterator[Broken]:
     if len(free) != queue.num_free_blocks:
         yield f"{name}-free-count", f"the counter says {queue.num_free_blocks} free blocks, the list has {len(free)}"
     counts = [block.ref_cnt for block in blocks]
-    null = [block.block_id for block in blocks if block.is_null]  # whose count nobody keeps
+    null = [block.block_id for block in blocks if block.is_null]  # its reference count is not maintained
     held = [block.block_id for block in free if block.ref_cnt]
     if held:
         yield f"{name}-free-and-held", f"{len(held)} blocks of the free list are counted as held: {held[:6]}"
@@ -69,7 +69,7 @@ def listed_twice(transfers: list[tuple[str, list[int]]]) -> Iterator[Broken]:
 
 
 def at_rest(pools: dict[str, Any], managers: tuple[Any, ...]) -> Iterator[Broken]:
-    """When nothing runs and nothing is copied, no block may be held."""
+    """Check that no block is held when no request runs and no copy is under way."""
     for name, pool in pools.items():
         held = [block.block_id for block in pool.blocks if block.ref_cnt > 0 and not block.is_null]
         if held:

@@ -1,4 +1,4 @@
-"""A workload, step by step, with the invariants checked after each."""
+"""Player of a workload: step by step, with the invariants checked after each step."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from .invariants import Broken, at_rest, books, listed_twice
 __all__ = ["play"]
 
 _PATIENCE = 400
-"""Steps without any progress before a request counts as stuck. A transfer takes at most some tens of them."""
+"""Steps without progress before a request counts as stuck. A transfer takes at most a few tens."""
 _DRAIN = 40
 _VOCABULARY = range(10, 4000)
 
 
 def play(case: Mapping[str, Any]) -> dict[str, Any]:
-    """{steps, broken: [{invariant, detail, step, wave}], twice: [n], death: {...}?}, or {invalid: why} where a server would not start.
+    """Play a case and return {steps, broken: [{invariant, detail, step, wave}], twice: [n], death: {...}?}.
 
-    twice: of each wave that began, the most entries that one store event had too many.
+    twice: for each wave, the most duplicate blocks in one store event. Return {invalid: why} if vLLM refuses the flags.
     """
     try:
         engine = Engine(case)
@@ -39,7 +39,7 @@ def play(case: Mapping[str, Any]) -> dict[str, Any]:
     except Stuck as error:
         how, detail, states = error.args
         found["death"] = {"kind": how, "detail": detail, "states": states, "wave": player.wave, "step": player.steps}
-    except Exception as error:  # whatever it is, it would have ended EngineCore
+    except Exception as error:  # any exception would have ended EngineCore
         found["death"] = {
             "kind": "death",
             **_site(error),
@@ -53,7 +53,7 @@ def play(case: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Stuck(Exception):
-    """Nothing moves any more: what kind of standstill, who waits, and in which states."""
+    """Requests make no progress. Arguments: kind, detail, request states."""
 
 
 class _Player:
@@ -79,7 +79,7 @@ class _Player:
             self.wave += 1
             self.twice.append(0)
             self._play_wave(wave)
-        # An engine that has nothing to do takes no step; the next request's steps would tell what was copied meanwhile.
+        # An idle engine takes no step; the steps of the next request report the copies made meanwhile.
         for _ in range(_DRAIN):
             before = self.seen["stores"], self.seen["loads"]
             self._step()
@@ -137,7 +137,7 @@ class _Player:
         self._answer(*self._queue.popleft())
 
     def _execute(self, output: Any) -> Any:
-        """What the workers answer: a token for each request whose last known token this step computes, more where drafts are taken."""
+        """Return the workers' output: a token for each request whose last known token is computed, more if drafts are accepted."""
         half, shadow = self._engine.half, self._engine.shadow
         names = list(output.num_scheduled_tokens)
         tokens: list[list[int]] = []
@@ -176,7 +176,7 @@ class _Player:
         )
 
     def _unanswered(self, name: str) -> list[int]:
-        """Tokens that the workers have sampled and the scheduler does not know yet."""
+        """Return how many sampled tokens the scheduler does not know yet."""
         return [
             token
             for _, answer in self._queue
@@ -201,7 +201,7 @@ class _Player:
         self._note(books(self._engine.pools, self._engine.managers))
 
     def _note(self, found: Any) -> None:
-        """Keeps the first sight of each invariant that does not hold."""
+        """Record the first violation of each invariant."""
         one: Broken
         for one in found:
             invariant, detail = one
@@ -211,19 +211,19 @@ class _Player:
 
 
 def _lost(error: Exception) -> tuple[int, int, int] | None:
-    """Of a death in the free list: what its counter said, what it had, what was asked for. Read from the frame that died."""
+    """Return (counted, present, requested) free blocks of a crash in the free list, from its innermost frame."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     if frame.f_code.co_name != "popleft_n":
         return None
     seen = frame.f_locals
     queue, wanted = seen["self"], seen["n"]
-    # It takes the list's own end for a block as well, before it has nothing left.
+    # popleft_n also takes the tail marker before it fails.
     taken = [block for block in seen["ret"] if block is not queue.fake_free_list_tail]
     return queue.num_free_blocks + wanted, len(taken), wanted
 
 
 def _site(error: Exception) -> dict[str, Any]:
-    """Where an exception came from, without line numbers: they move from release to release."""
+    """Return where an exception was raised, without line numbers."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "/vllm/" in frame.filename] or list(frames)
     last = own[-1]

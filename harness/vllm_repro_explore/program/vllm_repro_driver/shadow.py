@@ -1,7 +1,7 @@
-"""What each KV block would hold, without a tensor: for each slot, the tokens from the prompt's first to the one that was computed there.
+"""Shadow of the KV cache: for each slot, a hash of the tokens up to the one computed there, in place of a tensor.
 
-A step writes the slots of the tokens that it computes, and a copy takes a whole block along. What a request reads must then be its own
-prompt and answer so far: anything else is another request's KV, or none, and an engine would answer with it and say nothing.
+A step writes the slots of its tokens; a copy moves whole blocks. If a request then reads another prefix than its own, the engine would
+silently answer from another request's KV.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Slots = list[int | None]
 
 
 class Shadow:
-    """The content of the GPU's blocks."""
+    """Content of the GPU blocks."""
 
     def __init__(self, managers: Sequence[Any]) -> None:
         self._managers = managers
@@ -25,7 +25,7 @@ class Shadow:
         self._chains: dict[str, tuple[list[int], list[int]]] = {}
 
     def get(self, block: int) -> Slots | None:
-        """A copy of what a block holds, as a transfer takes it."""
+        """Return a copy of the slots of a block; None if nothing was written."""
         held = self._blocks.get(block)
         return None if held is None else list(held)
 
@@ -36,12 +36,12 @@ class Shadow:
             self._blocks[block] = list(slots)
 
     def copy(self, pairs: Iterable[Any]) -> None:
-        """Copies within the GPU that a step begins with."""
+        """Make the copies within the GPU that a step begins with."""
         for source, target in [(one.src_block_id, one.dst_block_id) for one in pairs]:
             self.put(target, self.get(source))
 
     def compute(self, name: str, tokens: list[int], start: int, count: int) -> Iterable[Broken]:
-        """One request's part of a step: `count` of its tokens from `start` on. Yields what it reads and should not."""
+        """Compute `count` tokens of a request from `start` on. Yield each wrong read."""
         chain = self._chain(name, tokens[: start + count])
         for number, manager in enumerate(self._managers):
             blocks = manager.req_to_blocks.get(name)
@@ -89,12 +89,12 @@ class Shadow:
                     return
 
     def _slots(self, block: int, size: int) -> Slots | None:
-        """What a block holds for layers that put so many tokens into one; nothing where others wrote it last."""
+        """Return the slots of a block; None if layers with another block size wrote it last."""
         held = self._blocks.get(block)
         return held if held is not None and len(held) == size else None
 
     def _chain(self, name: str, tokens: list[int]) -> list[int]:
-        """A number for each token that stands for it and all before it."""
+        """Return for each token a hash of it and all tokens before it."""
         known, chain = self._chains.get(name, ([], []))
         if known != tokens[: len(known)]:
             known, chain = [], []
@@ -109,12 +109,12 @@ class Shadow:
 def _window(manager: Any) -> int | None:
     spec = manager.kv_cache_spec
     window = getattr(spec, "sliding_window", None)
-    # Without the hybrid manager a layer with a window is kept whole, and no more is read of it than of any other.
+    # Without the hybrid manager a windowed layer keeps all its blocks.
     return window if "Sliding" in type(spec).__name__ else None
 
 
 class Store:
-    """Where a connector keeps copies: its own blocks by number."""
+    """Copies that a connector keeps, by its own block number."""
 
     def __init__(self, shadow: Shadow) -> None:
         self._shadow = shadow

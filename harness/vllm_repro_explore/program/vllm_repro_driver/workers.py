@@ -1,7 +1,7 @@
-"""The worker half of a connector: vLLM's own, above a stand-in for what copies.
+"""Worker half of a connector: vLLM's code with simulated copies.
 
-A transfer is over after so many polls, and reads and writes only then: as late as a device may, so that blocks which are given away too
-early are seen to be.
+A transfer reads and writes only when it completes, after a number of polls. That is as late as a device may, so a block that is freed too
+early is noticed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Pairs = list[tuple[int, int]]
 
 
 class Half:
-    """What a worker does with its connector in one step, in the order of vLLM's model runner: before the model computes, and after."""
+    """Connector calls of a worker in one step, in the order of vLLM's model runner."""
 
     def __init__(self, connector: Any, copiers: Sequence[Copier]) -> None:
         self._connector = connector
@@ -33,7 +33,7 @@ class Half:
         return any(copier.busy for copier in self._copiers)
 
     def take_listed(self) -> list[tuple[str, list[int]]]:
-        """For each transfer since the last look, its direction and the blocks of the GPU that it lists."""
+        """Return direction and GPU blocks of each transfer since the last call."""
         return [one for copier in self._copiers for one in copier.take_listed()]
 
     def before(self, output: Any) -> None:
@@ -41,7 +41,7 @@ class Half:
         self._connector.bind_connector_metadata(output.kv_connector_metadata)
 
     def after(self, output: Any) -> Any:
-        """The answer of the connector's workers to a step of the scheduler, as a `KVConnectorOutput`."""
+        """Return the `KVConnectorOutput` of a step."""
         connector = self._connector
         connector.start_load_kv(SimpleNamespace(no_compile_layers={}, attn_metadata=None))
         connector.wait_for_save()
@@ -54,7 +54,7 @@ class Half:
 
 
 class Copier:
-    """Takes note of transfers; one that never has any where a connector is switched off."""
+    """Recorder of transfers."""
 
     def __init__(self, shadow: Shadow, store_polls: int, load_polls: int) -> None:
         self._polls = {"store": store_polls, "load": load_polls}
@@ -64,7 +64,7 @@ class Copier:
 
     @property
     def busy(self) -> bool:
-        """Whether a transfer is on its way."""
+        """Return True while a transfer is under way."""
         self._waiting = [one for one in self._waiting if not one.over]
         return bool(self._waiting)
 
@@ -82,7 +82,7 @@ class Copier:
 
 
 class Transfer:
-    """One copy, with the face of an event of torch: over at poll number `polls` + 1, or at once for whoever waits."""
+    """Copy with the interface of a torch event: complete at poll `polls` + 1, or at once when waited for."""
 
     def __init__(self, polls: int, copy: Callable[[], None]) -> None:
         self._left, self._copy = polls, copy
@@ -101,7 +101,7 @@ class Transfer:
 
 
 class _SimpleCopies(Copier):
-    """In place of `DmaCopyBackend` in the simple connector's worker."""
+    """Replacement of `DmaCopyBackend` in the simple connector's worker."""
 
     def launch_copy(
         self, src_blocks: Any, dst_blocks: Any, is_store: bool, event_idx: int, events_list: Any, wait_event: Any = None
@@ -112,7 +112,7 @@ class _SimpleCopies(Copier):
 
 
 class _OffloadingCopies(Copier):
-    """In place of what copies in the offloading connector's worker: jobs by their number."""
+    """Replacement of the offloading connector's copier, with jobs by number."""
 
     def __init__(self, shadow: Shadow, store_polls: int, load_polls: int) -> None:
         super().__init__(shadow, store_polls, load_polls)
@@ -127,7 +127,7 @@ class _OffloadingCopies(Copier):
         return True
 
     def transfer_async(self, job_id: int, spec: Any) -> bool:
-        """What `submit_store` and `submit_load` were in older releases."""
+        """Submit a transfer in older releases, which have no `submit_store` and `submit_load`."""
         source, target = spec
         submit = self.submit_store if "GPU" in type(source).__name__ else self.submit_load
         return submit(job_id, source, target)
@@ -148,7 +148,7 @@ class _OffloadingCopies(Copier):
 
 
 def worker_half(config: Any, groups: Any, shadow: Shadow, store_polls: int, load_polls: int) -> Half:
-    """Raises `NotImplementedError` for a connector whose worker half has no stand-in here."""
+    """Return the worker half. Raise `NotImplementedError` for a connector that has no simulated copier."""
     connector = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, groups)
     parts = getattr(connector, "_connectors", None) or [connector]
     return Half(connector, [_install(one, shadow, store_polls, load_polls) for one in parts])
@@ -170,4 +170,4 @@ def _install(connector: Any, shadow: Shadow, store_polls: int, load_polls: int) 
         jobs = _OffloadingCopies(shadow, store_polls, load_polls)
         connector.connector_worker.worker = jobs
         return jobs
-    raise NotImplementedError(f"no stand-in for the worker half of {name}")
+    raise NotImplementedError(f"no simulated copier for {name}")
