@@ -1,9 +1,8 @@
-"""How soon is a death seen? Ends engines in ways whose moment is known from outside, and times every channel of the package's own watcher.
+"""Time from an engine's death to each sign of it, for every channel of the package's own watcher.
 
-Three servers: a vLLM release as a process, the same release in a container, and the rehearsal engine in a container. Four deaths: SIGKILL
-of EngineCore, of the API server and of the worker, whose moment is taken just before the signal is sent; and the request of #54195, whose
-moment is that of the first fatal line of the log. For a process that is the time which the kernel stamps on the log file, for a container
-the time which dockerd stamps on the line. A plain and a streamed request are in flight at each death. What cannot run here is named.
+Servers: a vLLM release as a process, the same in a container, and the rehearsal engine in a container. Deaths: SIGKILL of EngineCore, of the
+API server and of the worker, timed from just before the signal; and the request of #54195, timed from the first fatal line of the log. That
+line's time is the log file's mtime for a process, and dockerd's timestamp for a container. A plain and a streamed request are in flight.
 """
 
 from __future__ import annotations
@@ -56,12 +55,12 @@ DEATHS = (*VICTIMS, REQUEST)
 
 
 class Spoilt(Exception):
-    """The requests that should have been in flight had ended before the death: the machine stood still for seconds."""
+    """The requests ended before the death, so nothing was in flight."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One kind of server to measure, and how often."""
+    """One kind of server, and how many deaths to measure on it."""
 
     title: str
     site: Site
@@ -70,10 +69,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class Seen:
-    """One death: seconds from its moment to each channel's first sign, and to the first decisive one of all.
+    """Result of one death: seconds to each channel's first sign, and to the first decisive one.
 
-    answers: what the requests in flight were told, status, error and finish reason; fewer than were asked where one got no end.
-    still: the longest that this process got no turn for, from the requests to the end, since other load delays what it sees.
+    answers: status, error and finish reason of each request in flight that ended.
+    still: longest time in seconds that this process waited for a core, because such waits delay what it sees.
     """
 
     channels: dict[Channel, float]
@@ -84,9 +83,9 @@ class Seen:
 
 
 class FatalLine(threading.Thread):
-    """Waits for the first fatal line of a log, looking each millisecond; `moment` is the kernel's time of its write.
+    """Watcher for the first fatal line of a log, polling each millisecond.
 
-    The kernel stamps a file with the time of its last tick, so the moment is up to a tick early and a delay by it up to a tick long.
+    `moment` is the file's mtime, which may be one kernel tick early, so a delay may be one tick too long.
     """
 
     def __init__(self, log: Path) -> None:
@@ -121,7 +120,7 @@ def _is_fatal(line: bytes) -> bool:
 
 
 def _fatal_line_of(container: str) -> float | None:
-    """When dockerd took the first fatal line of a container from it."""
+    """Return dockerd's timestamp of a container's first fatal line."""
     with contextlib.closing(connect()) as engine:
         raw: bytes = engine.client.api.logs(container, timestamps=True)
     for line in raw.split(b"\n"):
@@ -131,13 +130,13 @@ def _fatal_line_of(container: str) -> float | None:
 
 
 def _victim(server: Server, name: str) -> int:
-    """The pid to kill: the first process of the server whose name begins so, the API server for an empty name."""
+    """Return the pid to kill: the first process with this name prefix, or the API server for an empty name."""
     pids = server.processes()
     if not name:
         return pids[0]
     for pid in pids[1:]:
         process = psutil.Process(pid)
-        # vLLM sets its command line, the rehearsal engine the kernel's name of the process.
+        # vLLM sets the command line, the rehearsal engine the process name.
         if process.cmdline()[0].startswith(name) or process.name().startswith(name):
             return pid
     raise LookupError(f"no process {name} among {pids}")
@@ -161,7 +160,7 @@ async def _feel_the_pulse(longest: list[float]) -> None:
 
 
 async def one_death(launch: Launch, server: Server, log: Path, journal: Journal, death: str) -> Seen:
-    """Boots the server, lets it die so, and reads the watcher's signs. Raises `RuntimeError` or `Spoilt`."""
+    """Boot a server, kill it, and return the signs. Raise `RuntimeError` or `Spoilt`."""
     try:
         facts = await server.start()
         async with (
@@ -177,7 +176,7 @@ async def one_death(launch: Launch, server: Server, log: Path, journal: Journal,
                 tasks.append(asyncio.create_task(_ask(client, watch, {**model, **LASTING})))
             still = [0.0]
             pulse = asyncio.create_task(_feel_the_pulse(still))
-            # A moment of no relation to the watcher's own rhythm, after at least some steps of the requests.
+            # Kill at a random moment, after some steps, so that it does not align with the watcher's polling.
             await asyncio.sleep(0.1 + 0.3 * random.random())
             if watch.signs:
                 raise RuntimeError(f"it died by itself: {watch.signs}")
@@ -213,7 +212,7 @@ async def one_death(launch: Launch, server: Server, log: Path, journal: Journal,
 
 
 def measure(setting: Setting, scenario: Scenario, arm: Arm, raw: Callable[[dict[str, Any]], None]) -> None:
-    """All deaths of one setting in turn, then its table."""
+    """Measure all deaths of one setting in turn and print its table."""
     seen: dict[str, list[Seen]] = {death: [] for death in DEATHS}
     spoilt = 0
     todo = [(number, death) for number in range(1, setting.n + 1) for death in DEATHS]
@@ -283,7 +282,7 @@ def _row(death: str, channel: str, delays: Sequence[float], n: int) -> str:
 
 
 def settings(scenario: Scenario, process: int, containers: int, rehearsal: int) -> Iterator[Setting]:
-    """Those that this machine can run; for the others a line says why not."""
+    """Return the settings that this machine can run, and print why others are left out."""
     wanted = (
         (f"vLLM {VERSION}, a process", ServerKind.PROCESS, Options(vllm=VERSION), process),
         (f"vLLM {VERSION}, a container", ServerKind.DOCKER, Options(vllm=VERSION, image=REAL_IMAGE), containers),

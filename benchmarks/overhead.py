@@ -1,9 +1,8 @@
-"""What does the harness itself cost? The same boot and the same request with it and without, in turn, on a real vLLM release.
+"""Cost of the harness: the same boot and request with and without it, in turn (A B B A), on a real vLLM release.
 
-Bare is what a person would script: start the argv, ask `/health` ten times a second, send the request, SIGTERM, wait. The harness is the
-command itself, one arm of one scenario, interpreter start, watching, canary and reports included. They take turns (A B B A). A boot's own
-time varies by more than the harness may cost, so beside the ratio of wall times stand figures that no boot blurs: the processor time of
-the harness's own process, its children not counted, and the time before the server is started and after it is gone.
+Bare: start the argv, ask `/health` ten times a second, send the request, SIGTERM, wait. Harness: the whole command, from interpreter start to
+reports. Boot times vary by more than the harness costs, so the tables also show its own processor time (without children), and the time
+before the server starts and after it is gone.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ SCENARIO, ARM = "min-tokens-stop-ids", "near-miss"
 
 @dataclass(frozen=True)
 class Bare:
-    """Seconds: all of it, and from the start of the server to its first 200."""
+    """Seconds of a bare run: in all, and until the first 200."""
 
     wall: float
     boot: float
@@ -51,7 +50,7 @@ class Bare:
 
 @dataclass(frozen=True)
 class Harnessed:
-    """Seconds: as in `Bare`, the process's own processor time, and what passes before the server starts and after it is gone."""
+    """Seconds of a harness run: in all, until the first 200, processor time, before the server starts, after it is gone."""
 
     wall: float
     boot: float
@@ -61,7 +60,7 @@ class Harnessed:
 
 
 def bare(launch: Launch, request: Request, log: Path) -> Bare:
-    """One boot without the harness. The server is gone when this returns or raises."""
+    """Boot once without the harness. The server is gone when this returns or raises."""
     began = time.monotonic()
     with log.open("wb") as out:
         server = subprocess.Popen(
@@ -91,7 +90,7 @@ def bare(launch: Launch, request: Request, log: Path) -> Bare:
             client.post(request.endpoint, json=body).raise_for_status()
         server.terminate()
         server.wait()
-        while session_members(server.pid):  # workers outlive their API server; the harness waits for them too
+        while session_members(server.pid):  # workers outlive the API server, and the harness waits for them
             time.sleep(0.05)
         return Bare(time.monotonic() - began, boot)
     finally:
@@ -109,7 +108,7 @@ def _healthy(client: httpx.Client) -> bool:
 
 
 def harnessed(out: Path) -> Harnessed:
-    """One run of the command. Raises `RuntimeError` where it is not what is to be measured."""
+    """Run the command once. Raise `RuntimeError` if it fails."""
     began, began_at = time.monotonic(), time.time()
     with (out / "output.txt").open("wb") as output:
         words = ["run", SCENARIO, "--server", "process", "--vllm", VERSION, "--arm", ARM, "--expect", "any"]
@@ -122,7 +121,7 @@ def harnessed(out: Path) -> Harnessed:
     try:
         os.waitid(os.P_PID, run.pid, os.WEXITED | os.WNOWAIT)
         wall, ended_at = time.monotonic() - began, time.time()
-        # A process that nobody has waited for yet still has its times, and they do not count its children.
+        # A zombie still has its times, without those of its children.
         times = psutil.Process(run.pid).cpu_times()
     finally:
         if run.poll() is None:

@@ -1,8 +1,7 @@
-"""How many calls of `/tokenize`, and how many seconds, does a chat prompt of an exact length take?
+"""Calls of `/tokenize`, and seconds, for a chat prompt of an exact length.
 
-Against the rehearsal engine and a real vLLM release, both started long enough for the longest prompt. The first prompt of each length is
-then served with one token of answer, and the server's own usage must say the same length. The release is asked once more with a short
-`--max-model-len`, to see whether `/tokenize` counts what it would not serve.
+Measured on the rehearsal engine and on a real release. The first prompt of each length is also sent, and the server's usage must show the same
+length. A second server with a short `--max-model-len` shows whether `/tokenize` counts prompts that it would refuse.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ FLAGS = "--dtype bfloat16 --max-num-batched-tokens 8192 --max-num-seqs 2 --enfor
 
 @dataclass(frozen=True)
 class Built:
-    """One prompt: calls of `/tokenize`, seconds, and what a request with it was told of its length, where one was sent."""
+    """One prompt: calls of `/tokenize`, seconds, and the reported prompt length if it was sent."""
 
     calls: int
     seconds: float
@@ -49,7 +48,7 @@ class Built:
 
 @contextlib.asynccontextmanager
 async def serving(argv: tuple[str, ...], env: dict[str, str], folder: Path) -> AsyncIterator[Client]:
-    """A server on a free loopback port while the block runs. Raises `RuntimeError` where it does not come up."""
+    """Serve on a free loopback port while the block runs. Raise `RuntimeError` if the server does not start."""
     port = free_port()
     rehearsal = "VLLM_REHEARSAL_VERSION" in env
     server = ProcessServer(
@@ -93,7 +92,7 @@ async def build(client: Client, model: str, tokens: int, seed: str, *, serve: bo
 
 
 async def measure(title: str, client: Client, seeds: int) -> None:
-    """Prints the table of one server."""
+    """Measure one server and print its table."""
     model = await client.model_name()
     print(f"\n### {title}, n={seeds} seeds\n")
     print("| tokens | calls: each seed | seconds: median (min..max) | tokens that a request with it was told |")

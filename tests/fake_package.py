@@ -1,4 +1,4 @@
-"""A package `vllm` of two files, and a program that does with it what vLLM does: it loads the general plugins, then imports."""
+"""Package `vllm` of two files, and a program that loads the general plugins and imports it, as vLLM does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ print("ANSWER", vllm.answer.ANSWER, flush=True)
 
 
 def write_package(folder: Path, *, stale: bool = False) -> Path:
-    """The package in `folder`. stale: with a compiled form of another text, which Python is told to take unasked."""
+    """Write the package into `folder`. stale: also write bytecode of another text that Python is told to trust."""
     (folder / "vllm").mkdir(parents=True)
     (folder / "vllm" / "__init__.py").touch()
     (folder / FILE).write_text("ANSWER = 7\n" if stale else BEFORE, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A stand-in for a server that does what no vLLM should: each path answers as a test wants it to."""
+"""HTTP server whose paths answer as a test wants."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ METRICS = "vllm:num_requests_running 0.0\nprocess_start_time_seconds 1000.0\n"
 
 
 class Exchange(BaseHTTPRequestHandler):
-    """One request. What a test's function may do with it: answer, reset, stall, or anything with `wfile`."""
+    """One request. A test answers it, resets it, stalls it or writes to `wfile`."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # it would hold each answer back for 40 ms
@@ -40,7 +40,7 @@ class Exchange(BaseHTTPRequestHandler):
         self.wfile.write(raw)
 
     def reset(self) -> None:
-        """Ends the connection as a dying process does, without a word."""
+        """Reset the connection, as a dying process does."""
         self.connection.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
         self.connection.close()
         self.close_connection = True
@@ -49,7 +49,7 @@ class Exchange(BaseHTTPRequestHandler):
         self.fake.closed.wait(60)
 
     def log_message(self, *_: object) -> None:
-        """Nothing: the log of the server under test is what a test writes there."""
+        """Write nothing: the test writes the log of this server."""
 
     def do_GET(self) -> None:  # the name that http.server asks for
         self.body = {}
@@ -61,7 +61,7 @@ class Exchange(BaseHTTPRequestHandler):
 
 
 class FakeVllm(Server):
-    """A healthy little server on loopback, but for the paths that `paths` answers. `ended`: set it, and the process counts as gone."""
+    """Healthy server on loopback, except for the paths in `paths`. Set `ended` to make its process count as exited."""
 
     def __init__(self, log: Path, paths: Mapping[str, Callable[[Exchange], None]]) -> None:
         self.log_path: Path = log
@@ -92,7 +92,7 @@ class FakeVllm(Server):
         handler = type("Handler", (Exchange,), {"fake": self})
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._http.daemon_threads = True
-        self._http.handle_error = lambda *_: None  # type: ignore[method-assign]  # a reset that a test asked for is no error
+        self._http.handle_error = lambda *_: None  # type: ignore[method-assign]  # resets are wanted
         self.base_url = f"http://127.0.0.1:{self._http.server_address[1]}"
         self._thread = threading.Thread(target=socketserver.BaseServer.serve_forever, args=(self._http, 0.02))
         self._thread.start()

@@ -1,4 +1,4 @@
-"""What GitHub makes of a comment: its own parser (cmark-gfm), and the rules by which it then finds names and numbers in the text."""
+"""GitHub's rendering of a comment: its own parser (cmark-gfm), and its rules for mentions and issue numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CALLS = (
 
 @dataclass
 class Rendered:
-    """text: what stands outside of code and links, a node an entry. code: each code block. links: where each leads."""
+    """text: nodes outside code and links. code: code blocks. links: link targets."""
 
     text: list[str] = field(default_factory=list)
     code: list[str] = field(default_factory=list)
@@ -66,7 +66,7 @@ class _Reader(HTMLParser):
 
 
 def render(markdown: str) -> Rendered:
-    """The page that GitHub shows. Raises AssertionError where elements do not close in the order in which they were opened."""
+    """Return the page that GitHub shows. Raise AssertionError if elements are not properly nested."""
     reader = _Reader()
     reader.feed(cmarkgfm.github_flavored_markdown_to_html(markdown, options=_OPTIONS))
     reader.close()

@@ -1,4 +1,4 @@
-"""Golden files: what people read, kept as files so that a change of it is reviewed. `UPDATE_GOLDEN=1 pytest …` writes them anew."""
+"""Golden files: reviewed output. `UPDATE_GOLDEN=1 pytest …` rewrites them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FOLDER = Path(__file__).parent / "golden"
 
 
 def assert_golden(name: str, text: str) -> None:
-    """`text` is what the golden file says; in CI it is never written."""
+    """Compare `text` with a golden file; CI never rewrites it."""
     path = FOLDER / name
     if os.environ.get("UPDATE_GOLDEN") and not os.environ.get("CI"):
         path.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The text of a scenario of the package, with one thing changed in it, and what `check` says of that."""
+"""Scenario text with one change, and the problems that `check` reports for it."""
 
 from __future__ import annotations
 

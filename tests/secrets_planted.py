@@ -1,4 +1,4 @@
-"""What is planted into journals and logs to see whether it comes out: keys of each kind, and private names. None of them is real."""
+"""Fake keys and private names that tests plant into journals and logs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _LETTERS = "aB3dE5gH7jK9mN1pQ3sT5vX7zB9dF1hJ3kL5nP7r"
 
 @dataclass(frozen=True)
 class Plant:
-    """written: how it stands in a text. hidden: what must not be found afterwards."""
+    """written: text with the secret. hidden: what must not appear in the output."""
 
     written: str
     hidden: str

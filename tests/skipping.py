@@ -1,4 +1,4 @@
-"""Why a test cannot run here. What CI sets up itself is never missing there: a skip would look green."""
+"""Skips that fail in CI, because CI installs everything that a test needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["cannot_run"]
 
 
 def cannot_run(why: str, environment: Mapping[str, str] = os.environ) -> NoReturn:
-    """Skips the test, and fails it where CI=true."""
+    """Skip the test, or fail it if CI=true."""
     if environment.get("CI", "").lower() in {"1", "true"}:
         pytest.fail(f"CI promises what this test needs: {why}", pytrace=False)
     pytest.skip(why)  # never in CI: it has failed above
