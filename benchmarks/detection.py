@@ -1,8 +1,8 @@
 """Time from an engine's death to each sign of it, for every channel of the package's own watcher.
 
-Servers: a vLLM release as a process, the same in a container, and the rehearsal engine in a container. Deaths: SIGKILL of EngineCore, of the
-API server and of the worker, timed from just before the signal; and the request of #54195, timed from the first fatal line of the log. That
-line's time is the log file's mtime for a process, and dockerd's timestamp for a container. A plain and a streamed request are in flight.
+Servers: a vLLM release as a process, the same in a container, and the rehearsal engine in a container. Deaths: SIGKILL of EngineCore,
+of the API server and of the worker, timed from just before the signal; and #54195's request, timed from the first fatal log line.
+That line's time is the log file's mtime for a process, and dockerd's timestamp for a container. Two requests are in flight, one streamed.
 """
 
 from __future__ import annotations

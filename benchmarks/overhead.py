@@ -1,8 +1,8 @@
 """Cost of the harness: the same boot and request with and without it, in turn (A B B A), on a real vLLM release.
 
-Bare: start the argv, ask `/health` ten times a second, send the request, SIGTERM, wait. Harness: the whole command, from interpreter start to
-reports. Boot times vary by more than the harness costs, so the tables also show its own processor time (without children), and the time
-before the server starts and after it is gone.
+Bare: start the argv, ask `/health` ten times a second, send the request, SIGTERM, wait. Harness: the whole command, from interpreter
+start to reports. Boot times vary by more than the harness costs, so the tables also show its own processor time (without children), and
+the time before the server starts and after it is gone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Calls of `/tokenize`, and seconds, for a chat prompt of an exact length.
 
-Measured on the rehearsal engine and on a real release. The first prompt of each length is also sent, and the server's usage must show the same
-length. A second server with a short `--max-model-len` shows whether `/tokenize` counts prompts that it would refuse.
+Measured on the rehearsal engine and on a real release. The first prompt of each length is also sent, and the server's usage must show
+the same length. A second server with a short `--max-model-len` shows whether `/tokenize` counts prompts that it would refuse.
 """
 
 from __future__ import annotations

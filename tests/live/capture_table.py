@@ -1,9 +1,9 @@
-"""What the capture guard does with each operation, in and out of a capture, without vLLM. For a release's own Python.
+"""What the capture guard does with each operation, in and out of a capture, without vLLM.
 
     PYTHONPATH=<plugin> <release's python> capture_table.py
 
-Prints one line an operation: its name, what happens outside of a capture and what inside, with tabs between. "copy" is what torch says of
-a copy that it cannot capture, "wait" what the driver says of a wait, "array" what torch says of a device tensor that is to be an array.
+Print one line per operation: name, result outside a capture, result inside, separated by tabs. `copy`: torch's error for a copy that it
+cannot capture. `wait`: the driver's error for a wait. `array`: torch's error for a device tensor used as an array.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SAYS = {refusals.COPY: "copy", refusals.WAIT: "wait", refusals.NUMPY: "array"}
 
 
 def operations() -> dict[str, Callable[[], Any]]:
-    """By a short name; `d` lies on the device, `h` on the host, `p` on the host in memory that was asked to be pinned."""
+    """Return the operations by short name. `d` is on the device, `h` on the host, `p` in pinned host memory."""
     d = torch.arange(6, dtype=torch.int32, device=DEVICE)
     h = torch.arange(6, dtype=torch.int32)
     p = torch.zeros(6, dtype=torch.int32, pin_memory=False)

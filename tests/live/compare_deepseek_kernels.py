@@ -1,8 +1,8 @@
-"""The lab's stand-ins against vLLM's own DeepSeek-V4 kernels: those of Triton in its interpreter, and the one for CPUs.
+"""Comparison of the lab's kernels with vLLM's own for DeepSeek-V4: Triton's in its interpreter, and the CPU's.
 
     TRITON_INTERPRET=1 PYTHONPATH=<release>:<plugin> <release's python> compare_deepseek_kernels.py
 
-Prints one line a comparison: what is the same, or what differs and by how much.
+Print one line per comparison: equal, or what differs and by how much.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import torch
 from vllm_repro_lab import interpreter
 
 interpreter.install()
-from vllm_repro_lab import deepseek_kernels as ours  # noqa: E402  # it imports vLLM, which is to find the real Triton
+from vllm_repro_lab import deepseek_kernels as ours  # noqa: E402  # after Triton, because it imports vLLM
 
 SIZE, ROW, TOP_K, WINDOW = 512, 584, 512, 128
 BF16_STEP = 2**-7
 
 
 def filled(ops: Any, blocks: int, block_size: int) -> torch.Tensor:
-    """A cache of random keys, written by vLLM's own kernel."""
+    """Return a cache of random keys, written by vLLM's own kernel."""
     cache = torch.zeros(blocks, block_size, ROW, dtype=torch.uint8)
     keys = torch.randn(blocks * block_size, SIZE, dtype=torch.bfloat16) * 3
     ops.quantize_and_insert_k_cache(keys, cache.view(blocks, -1), torch.arange(len(keys)), block_size=block_size)
@@ -71,7 +71,7 @@ def combined(ops: Any) -> str:
 
 
 def attended(ops: Any) -> str:
-    """Of a whole prompt: gathered, combined and attended to by the stand-ins, and token by token by vLLM's kernel for CPUs."""
+    """Return the attention of a whole prompt by the lab's kernels, and token by token by vLLM's CPU kernel."""
     tokens, heads, scale = 200, 8, SIZE**-0.5
     windows, compressed = filled(ops, 4, 64), filled(ops, 2, 64)
     table, others = torch.tensor([[3, 1, 2, 0]], dtype=torch.int32), torch.tensor([[1, 0]], dtype=torch.int32)

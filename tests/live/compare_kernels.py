@@ -1,8 +1,8 @@
-"""The lab's stand-ins against vLLM's own TurboQuant kernels, which Triton's interpreter runs. For a release's own Python.
+"""Comparison of the lab's kernels with vLLM's own TurboQuant kernels in Triton's interpreter.
 
     TRITON_INTERPRET=1 PYTHONPATH=<release>:<plugin> <release's python> compare_kernels.py
 
-Prints one line a preset: what is the same, or what differs and by how much.
+Print one line per preset: equal, or what differs and by how much.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BF16_STEP = 2**-8
 
 
 def load() -> tuple[Any, Any, Any]:
-    """vLLM's modules, with the real Triton where the CPU build has a placeholder; what they build on comes first, without it."""
+    """Load vLLM's modules with the real Triton, which a CPU build replaces by a placeholder."""
     for name in ("backend", "backends.fa_utils", "backends.utils"):
         import_module(f"vllm.v1.attention.{name}")
     import_module("vllm.v1.worker.workspace")
@@ -42,7 +42,7 @@ def stand_in(module: Any, name: str, body: Any) -> None:
 
 
 def results(decode: Any, store: Any, backend: Any, preset: str) -> tuple[torch.Tensor, ...]:
-    """The cache's bytes, the answers of a decode, and the unpacked keys and values; the same inputs every time."""
+    """Return the cache bytes, the result of a decode, and the unpacked keys and values, for fixed inputs."""
     config_of = import_module("vllm.model_executor.layers.quantization.turboquant.config").TurboQuantConfig
     centroids_of = import_module("vllm.model_executor.layers.quantization.turboquant.centroids").get_centroids
     config = config_of.from_cache_dtype(preset, SIZE)

@@ -1,7 +1,7 @@
-"""Run by a release's own interpreter: what vLLM makes of command lines, as far as that goes without a device.
+"""Configuration that a release makes of command lines, as far as that works without a device.
 
-Reads a JSON list of argument lists (what follows `vllm serve`) from stdin. Prints a JSON list with, for each, the facts that vLLM reads
-from the model folder, or the error.
+Run by the release's interpreter. Read a JSON list of argument lists (what follows `vllm serve`) from stdin, and print for each the facts
+read from the model folder, or the error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whose lines a death in the lab went through: read from the release's own sources."""
+"""Origin of the frames of a death in the lab, read from the release's sources."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def strange_frames(frames: Sequence[str], release: Path) -> list[str]:
-    """Those of `file:function` that the release unpacked at `release` does not define; torch's are let pass."""
+    """Return the `file:function` frames that neither the release at `release` nor torch defines."""
     return [frame for frame in frames if not frame.startswith("torch/") and not _defined(frame, release)]
 
 

@@ -1,4 +1,4 @@
-"""The capture guard by itself, in a release's own Python and without vLLM: what it refuses in a capture, and what it lets through."""
+"""Capture guard in a release's Python without vLLM: what it refuses in a capture, and what it allows."""
 
 from __future__ import annotations
 
@@ -68,4 +68,4 @@ def test_a_replay_reads_its_tensors_anew_and_keeps_the_numbers_of_the_capture(ta
         "50.0",
         "50.0",
         "50.0",
-    ]  # 10 x 2 + (10 + 10 + 10), where 2 was Python's and is 5 by now
+    ]  # 10 x 2 + (10 + 10 + 10); the Python number was 2 at capture and is 5 now

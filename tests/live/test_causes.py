@@ -1,4 +1,4 @@
-"""A change of a real release, booted beside the release as it is: what brings #41726 back into 0.24.0."""
+"""Source changes of a real release: which one brings #41726 back into 0.24.0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeepSeek-V4 over two real ranks in the lab: #41700 dies in vLLM's own lines on both, with the issue's numbers, and nothing is left."""
+"""DeepSeek-V4 over two real ranks in the lab: #41700 dies on both in vLLM's own lines, with the issue's numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEATH = "_forward_prefill' requires 21.80 MB, current size is 21.62 MB"
 
 
 def test_the_branchs_shapes_die_on_both_ranks_with_the_reported_numbers(harness: Harness) -> None:
-    release = provision(RELEASE)  # here, so that an install does not count against the time of a run
+    release = provision(RELEASE)  # before the run, so that its time limit does not include the install
     done = harness("run", "dsv4-tp2", "--server", "lab", "--arm", "branch")
     assert done.status == 0, done.out + done.err
     assert done.out.startswith(f"LAB: vLLM {RELEASE}'s own code")
@@ -58,7 +58,7 @@ def test_the_branchs_shapes_die_on_both_ranks_with_the_reported_numbers(harness:
 
 
 def test_the_stand_ins_do_what_the_kernels_do(tmp_path: Path) -> None:
-    """Against vLLM's own kernels: those of Triton in its interpreter, and the one for CPUs, in the release's own Python."""
+    """Compare with vLLM's own kernels: Triton's in its interpreter, and the CPU's."""
     release = provision(RELEASE)
     found = {"PYTHONPATH": f"{release.pythonpath}:{plugin_folder()}", "TRITON_INTERPRET": "1"}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Real releases' schedulers, without a server: the search dies of #42085 where it should and lives where it should. Some 20 seconds."""
+"""Search on real releases' schedulers: it finds #42085 where it exists, and nothing where it is fixed (20 s)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def worst(version: str, folder: Path) -> list[Finding | None]:
     with Driver(provision(version), driver_model(), folder / "driver.log") as driver:
         outcomes = [driver.play(draw(seed, CONNECTOR)) for seed in SEEDS]
     assert not [outcome.invalid for outcome in outcomes if outcome.invalid]
-    # Cases that reach nothing would find nothing in any release.
+    # Cases that reach no event would find nothing in any release.
     for name in ("stores", "loads", "hits", "preempted"):
         assert sum(outcome.counts[name] > 0 for outcome in outcomes) >= 2, name
     return [outcome.worst for outcome in outcomes]
@@ -43,7 +43,7 @@ def test_the_same_seeds_kill_no_fixed_release(tmp_path: Path) -> None:
 
 
 def test_the_workloads_of_causes_kill_and_list_twice_as_often_as_known(tmp_path: Path) -> None:
-    """40 of the first 100, 118 of the first 300; here the first 20."""
+    """Play the first 20 workloads; of the first 100, 40 die."""
     scenario = find("sco-hybrid")
     assert scenario.causes is not None
     cause = next(one for one in scenario.causes.changes if one.release == "0.20.2")
@@ -56,7 +56,7 @@ def test_the_workloads_of_causes_kill_and_list_twice_as_often_as_known(tmp_path:
 
 
 def test_a_planted_fault_that_no_assertion_sees_is_seen_in_what_is_read(tmp_path: Path) -> None:
-    """Blocks are given away while they are still being stored: the copy is wrong, and whoever loads it reads another prompt's."""
+    """Free blocks while they are still being stored, so that a later load reads another prompt's content."""
     fault = Patch(
         "vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py",
         was="            jobs_to_flush=self._current_batch_jobs_to_flush,\n",

@@ -1,4 +1,4 @@
-"""Real releases in the lab: #41726 dies in vLLM's own lines on this CPU, and lives where it should. A boot takes about a minute."""
+"""Real releases in the lab: #41726 dies in vLLM's own lines on this CPU, and lives where it should (1 min a boot)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_reported_command_dies_of_the_reported_sentence(harness: Harness) ->
     assert re.search(
         r"turboquant_attn\.py:\d+:_continuation_prefill' requires 16\.00 MB, current size is 1\.02 MB", death["message"]
     )
-    # Every line of the death is vLLM's own (or torch's): none is the plugin's.
+    # No frame of the death is the plugin's.
     assert death["frames"][-3:] == [
         "vllm/v1/attention/backends/turboquant_attn.py:_continuation_prefill",
         "vllm/v1/worker/workspace.py:get_simultaneous",
@@ -56,8 +56,8 @@ BY_HAND = pytest.mark.by_hand
     [
         ("near-miss-128", "untriggered"),
         ("near-miss-129", "crash"),
-        pytest.param("eager", "clean", marks=BY_HAND),  # the README's first command, which CI runs, boots it too
-        # A prefix hit dies of the same sentence below, in 0.32.0; the chat that grows is one more way into it.
+        pytest.param("eager", "clean", marks=BY_HAND),  # CI also boots it in the README's first command
+        # A prefix hit dies with the same message; a growing chat is another way to get one.
         pytest.param("prefix-hit", "crash", marks=BY_HAND),
         pytest.param("growing-chat", "crash", marks=BY_HAND),
     ],
@@ -69,7 +69,7 @@ def test_the_arms_around_it(harness: Harness, arm: str, outcome: str) -> None:
 
 
 def test_the_fixed_release_lives_with_the_boundary_crossed(harness: Harness) -> None:
-    provision("0.24.0")  # here, so that an install does not count against the time of a run
+    provision("0.24.0")  # before the run, so that its time limit does not include the install
     done = harness("run", SCENARIO, "--server", "lab", "--vllm", "0.24.0", "--arm", "reported")
     assert done.status == 0, done.out + done.err
     trial = done.report["arms"][0]["trials"][0]
@@ -104,7 +104,7 @@ def test_the_hole_in_the_reservation_and_the_change_that_closes_it(harness: Harn
 
 
 def test_the_stand_ins_write_and_read_what_the_kernels_do(tmp_path: Path) -> None:
-    """Against vLLM's own Triton kernels, in Triton's interpreter, in the release's own Python."""
+    """Compare with vLLM's own Triton kernels in Triton's interpreter."""
     release = provision("0.23.0")
     done = subprocess.run(
         [str(release.python), str(COMPARISON)],

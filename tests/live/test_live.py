@@ -1,4 +1,4 @@
-"""Real vLLM releases on this CPU, as installed by the package itself: the evidence that the harness tells a real death from a real life.
+"""Real vLLM releases on this CPU: the harness tells a real death from a real life.
 
 Each test boots servers for some minutes. Waits follow the log's progress, so a slow machine is no failure.
 """
@@ -30,8 +30,7 @@ SCENARIO = "min-tokens-stop-ids"
 
 
 def test_the_engine_of_0_28_0_dies_of_one_request_and_lives_with_the_fix_laid_over_it(harness: Harness) -> None:
-    """The near miss is booted where a server is attached to."""
-    provision("0.28.0")  # here, so that an install does not count against the time of a run
+    provision("0.28.0")  # before the run, so that its time limit does not include the install
     arms = ("--arm", "reported", "--arm", "patched")
     done = harness("run", SCENARIO, "--server", "process", "--vllm", "0.28.0", *arms)
     assert done.status == 0, done.out + done.err
@@ -92,7 +91,7 @@ def test_a_flag_that_the_release_does_not_know_is_unsupported(harness: Harness, 
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[str]:
-    """Somebody else's server: started by hand, its output in a file, not known to the harness."""
+    """Start a server by hand, unknown to the harness, with its output in a file."""
     release = provision("0.28.0")
     model = cached_model(StandIn())
     port = free_port()
@@ -148,7 +147,7 @@ def test_a_killed_harness_leaves_a_real_server_that_clean_ends(harness: Harness,
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         size, grown = -1, time.monotonic()
-        # Killed once EngineCore and its worker are there: the processes that are hardest to find again.
+        # Kill it once EngineCore and its worker run; they are hardest to find again.
         while True:
             children = psutil.Process(process.pid).children(recursive=True)
             if sum("VLLM::" in " ".join(child.cmdline()) for child in children if child.is_running()) >= 2:

@@ -1,4 +1,4 @@
-"""TurboQuant with vLLM's own MTP drafter, under the capture guard: 0.20.2 does not boot, and the traceback is the report's."""
+"""TurboQuant with vLLM's MTP drafter under the capture guard: 0.20.2 does not boot, with the reported traceback."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_boot_dies_in_a_capture_of_the_reported_sentence(harness: Harness) -
     assert death["message"].startswith(
         "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is pinned."
     )
-    # The lines are vLLM's own; the frames of the guard stand where a CUDA build has C++.
+    # The guard's frames stand where a CUDA build has C++.
     functions = [frame.rpartition(":")[2] for frame in death["frames"]]
     own = [frame for frame in death["frames"] if GUARD not in frame]
     assert own[-1].endswith("turboquant_attn.py:_prefill_attention")

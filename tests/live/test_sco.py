@@ -1,7 +1,4 @@
-"""Real releases in the lab: #42085 dies in vLLM's own scheduler on this CPU, and lives where it should; an engine that never comes to rest.
-
-A boot takes about 20 seconds.
-"""
+"""Real releases in the lab: #42085 dies in vLLM's own scheduler, and lives where it should; an engine that never goes idle."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ SCENARIO = "sco-hybrid"
 
 
 def test_the_second_long_prompt_walks_off_the_free_list(harness: Harness) -> None:
-    provision("0.21.0")  # here, so that an install does not count against the time of a run
+    provision("0.21.0")  # before the run, so that its time limit does not include the install
     done = harness("run", SCENARIO, "--server", "lab", "--vllm", "0.21.0", "--arm", "reported")
     assert done.status == 0, done.out + done.err
     report = done.report
@@ -29,14 +26,14 @@ def test_the_second_long_prompt_walks_off_the_free_list(harness: Harness) -> Non
     assert trial["requests"] == {"sent": 2, "ok": 1, "failed": 1}
     death = trial["death"]
     assert (death["exception"], death["message"], death["signature"]) == ("AssertionError", "", "match")
-    # Every line of the death is vLLM's own: what watches the free list is not among them.
+    # No frame of the death is the plugin's.
     assert death["frames"][-3:] == [
         "vllm/v1/core/single_type_kv_cache_manager.py:allocate_new_blocks",
         "vllm/v1/core/block_pool.py:get_new_blocks",
         "vllm/v1/core/kv_cache_utils.py:popleft_n",
     ]
     assert strange_frames(death["frames"], provision("0.21.0").pythonpath) == []
-    # What was computed from the request, and what the connector and the free list were seen to do.
+    # Computed from the request, and observed at the connector and the free list.
     computed, listed, short = trial["trigger"]["evidence"]
     assert computed.endswith("to 0.21.0 the eager connector lists 26 of them twice in one store event")
     assert "lists 80 blocks, 54 distinct" in listed
@@ -67,7 +64,7 @@ def test_the_fixed_release_lives_with_the_boundary_crossed(harness: Harness) -> 
 
 def test_an_engine_that_answers_everything_never_comes_to_rest(harness: Harness) -> None:
     provision("0.32.0")
-    for _ in range(3):  # of nine boots on busy machines one came to rest
+    for _ in range(3):  # 1 of 9 boots on busy machines went idle
         done = harness("run", "sco-lazy-never-rests", "--server", "lab", "--vllm", "0.32.0", "--arm", "reported")
         (trial,) = done.report["arms"][0]["trials"]
         if trial["outcome"] != "clean":
@@ -77,6 +74,6 @@ def test_an_engine_that_answers_everything_never_comes_to_rest(harness: Harness)
     assert trial["requests"] == {"sent": 3, "ok": 3, "failed": 0}
     filled, seen = trial["trigger"]["evidence"]
     assert filled.endswith("the GPU's cache has 30, and the connector has room for 15")
-    # Three requests have 36 blocks to store.
+    # Three requests store 36 blocks.
     events, blocks = (int(word) for word in re.findall(r"\d+", seen))
     assert min(events, blocks) > 100

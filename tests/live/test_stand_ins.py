@@ -1,4 +1,4 @@
-"""Stand-ins for GPUs: real releases read their folders, and take the reported flags with them, as far as that goes without a device."""
+"""Tiny models on real releases: they read the folders and accept the reported flags."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parent
 
 
 def words(name: str, *, quantized: bool = False) -> list[str]:
-    """What follows `vllm serve` for the reported arm with dummy weights."""
+    """Return what follows `vllm serve` for the reported arm with dummy weights."""
     scenario = find(name)
     weights = weights_for(scenario, Options(weights="dummy"))
     launch = process_launch(
@@ -34,7 +34,7 @@ def words(name: str, *, quantized: bool = False) -> list[str]:
 
 
 def read(version: str, script: str, asked: object) -> list[dict[str, Any]]:
-    """What a script of this folder answers under a release's interpreter."""
+    """Return the answer of a script of this folder, run by a release's interpreter."""
     release = provision(version)
     environment = {**os.environ, "PYTHONPATH": str(release.pythonpath), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
@@ -57,7 +57,7 @@ def test_0_21_takes_the_stand_ins_and_all_that_their_commands_say() -> None:
     found = dict(zip(names, read("0.21.0", "engine_config.py", [words(name) for name in names]), strict=True))
     for name, facts in found.items():
         model = find(name).model
-        ranks = 2 if model.kv_heads == 1 else 1  # both DeepSeek-V4 are reported over two
+        ranks = 2 if model.kv_heads == 1 else 1  # both DeepSeek-V4 reports use two
         assert facts.get("head_size") == model.head_dim, facts
         assert (facts["heads"], facts["kv_heads"]) == (model.heads // ranks, model.kv_heads)
         assert facts["longest"] == find(name).reported().number("--max-model-len")

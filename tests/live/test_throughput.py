@@ -1,4 +1,4 @@
-"""Throughput, soak and output check against a real release on this CPU: what we count is what the server counts."""
+"""Throughput, soak and output check on a real release: the client counts what the server counts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ARMS = """    arms=[
 
 
 def scenario(folder: Path) -> Path:
-    """min-tokens-stop-ids as a comparison of two servers."""
+    """Return min-tokens-stop-ids as a comparison of two servers."""
     text = (Path(__file__).parents[2] / "scenarios" / "min_tokens_stop_ids.py").read_text(encoding="utf-8")
     text = text.replace("        --enforce-eager\n", "")
     text = text.replace("    arm,\n", "    arm,\n    checks,\n    throughput,\n    with_flags,\n").replace(
@@ -41,18 +41,18 @@ def scenario(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.alone  # times are compared with each other
+@pytest.mark.alone  # compares times
 def test_tokens_are_those_that_the_server_counts_and_random_weights_claim_nothing(
     harness: Harness, tmp_path: Path
 ) -> None:
-    provision("0.29.0")  # here, so that an install does not count against the time of a run
+    provision("0.29.0")  # before the run, so that its time limit does not include the install
     done = harness(
         "run", str(scenario(tmp_path)), "--server", "process", "--vllm", "0.29.0", "--throughput", "--soak", "10s"
     )
     assert done.status == 0, done.out + done.err
     report = done.report
     trials: dict[str, dict[str, Any]] = {arm["name"]: arm["trials"][0] for arm in report["arms"]}
-    # The answers of random weights repeat themselves, in perfect health.
+    # Random weights repeat tokens although the engine is healthy.
     assert {name: trial["outcome"] for name, trial in trials.items()} == {"reported": "clean", "eager": "clean"}
     assert report["throughput"] is None
     assert all(trial["throughput"] is None for trial in trials.values())
@@ -62,7 +62,7 @@ def test_tokens_are_those_that_the_server_counts_and_random_weights_claim_nothin
 
     journal = read(done.folder / "journal.jsonl")
     points = list(journal.of("throughput-point"))
-    assert len(points) == 2 * 4  # three points and the first one again, in two arms
+    assert len(points) == 2 * 4  # three points and the first one again, for two arms
     for point in points:
         load, requests = point["point"], 7 * point["point"]["concurrency"]  # two warm-ups and five rounds
         assert point["usage"] == {"prompt": requests * load["prompt"], "output": requests * load["output"]}
@@ -74,10 +74,10 @@ def test_tokens_are_those_that_the_server_counts_and_random_weights_claim_nothin
     for row in found.rows:
         figures = row.figures
         if figures.ttft_s is None or figures.tpot_s is None:
-            # Two cores, and an engine that spins on both: the client slept through whole answers, and the report shows no times.
+            # The engine spins on both cores, so the client may be late; the report then shows no times.
             assert figures.late_s.high > 0.002
             continue
-        # Times and rates are of the same tokens: one request's answer takes its first token and then the others, one by one.
+        # Times and rates describe the same tokens: the first token, then the others one by one.
         alone = figures.ttft_s.median + (figures.point.output - 1) * figures.tpot_s.median
         rate = figures.point.output * figures.point.concurrency / alone
         assert figures.output_tok_s.median == pytest.approx(rate, rel=0.3)
@@ -87,12 +87,12 @@ def test_tokens_are_those_that_the_server_counts_and_random_weights_claim_nothin
         soak = trial["soak"]
         assert (soak["errors"], soak["restarts"]) == (0, 0), name
         assert soak["seconds"] == 10
-        # What a stream says comes in pieces, and a second may fall between two of them; two in a row would be a stop.
+        # One second may fall between two pieces of a stream; two in a row mean that it stopped.
         assert all(any(pair) for pair in pairwise(soak["tenths"])), soak["tenths"]
     lines = [json.loads(line) for line in (done.folder / "requests.jsonl").read_text(encoding="utf-8").splitlines()]
     taken = [line for line in lines if line["name"] == "throughput"]
     assert taken
-    # An API server that is late itself sends the tokens of several steps in one piece.
+    # A late API server sends the tokens of several steps in one piece.
     assert all(0 < len(line["token_times"]) <= line["usage"]["completion_tokens"] for line in taken)
     probes = [entry["said"] for entry in journal.of("output")]
     assert [probe["probe"] for probe in probes] == ["greedy"] * 2, "random weights are asked for no needle"

@@ -1,6 +1,6 @@
-"""One real vLLM over two nodes, as two processes on this CPU: whose death is whose, and that nothing is left of either.
+"""One real vLLM over two nodes, as two processes on this CPU: which rank died, and that nothing is left.
 
-Signals go to processes that the test's own run started, by pid, found in that run's journal and among their children.
+Signals go by pid to processes that the test's own run started.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RELEASE = "0.32.0"
 
 @pytest.fixture
 def begin(tmp_path: Path) -> Iterator[Callable[..., Run]]:
-    provision(RELEASE)  # here, so that an install does not count against the time of a run
+    provision(RELEASE)  # before the run, so that its time limit does not include the install
     started: list[Run] = []
 
     def start(*options: str) -> Run:
@@ -58,7 +58,7 @@ def test_a_stopped_worker_of_the_second_node_is_a_hang(begin: Callable[..., Run]
     assert "/health answers 200" in trial["why"]
 
 
-@pytest.mark.alone  # beside another engine two ranks on two cores say some ten tokens a second, and this one says all 3,500
+@pytest.mark.alone  # beside another engine two ranks make about ten tokens a second, and this test needs 3,500
 def test_the_second_launcher_killed_is_no_death_and_its_orphan_is_ended(begin: Callable[..., Run]) -> None:
     run = begin()
     orphan = run.worker()

@@ -1,4 +1,4 @@
-"""A run of one engine over two nodes in the background, and the processes of its second node, for tests that signal them."""
+"""Run of one engine over two nodes in the background, for tests that signal its processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCENARIO = Path(__file__).parents[1] / "data" / "declared" / "two_ranks.py"
 
 @dataclass
 class Run:
-    """A run of the harness in the background, whose long request is in flight."""
+    """A run in the background whose long request is in flight."""
 
     process: subprocess.Popen[bytes]
     folder: Path
@@ -33,7 +33,7 @@ class Run:
         return facts
 
     def second_node(self) -> psutil.Process:
-        """The first process of rank 1: its `vllm serve`, or in a container Docker's init, whose child that is."""
+        """Return the first process of rank 1: its `vllm serve`, or the child of Docker's init."""
         rank = self.facts()["ranks"][0]
         if rank["pid"] is not None:
             return psutil.Process(int(rank["pid"]))
@@ -44,12 +44,12 @@ class Run:
             client.close()
 
     def worker(self) -> psutil.Process:
-        """The worker of rank 1."""
+        """Return the worker of rank 1."""
         children = self.second_node().children(recursive=True)
         return next(child for child in children if "Worker_TP1" in " ".join(child.cmdline()))
 
     def report(self) -> dict[str, Any]:
-        """Of the ended run. How long a long answer takes is the machine's matter: the logs and the journal must grow meanwhile."""
+        """Return the report of the ended run. Wait as long as logs and journal grow."""
         size, grown = 0, time.monotonic()
         while self.process.poll() is None:
             if (now := self.written()) != size:
@@ -60,7 +60,7 @@ class Run:
         return report
 
     def written(self) -> int:
-        """Bytes of the run's journal and logs so far."""
+        """Return the size in bytes of the run's journal and logs."""
         return sum(path.stat().st_size for path in (self.folder / "journal.jsonl", *(self.folder / "logs").iterdir()))
 
     def end(self) -> None:
@@ -70,7 +70,7 @@ class Run:
 
 
 def begin(out: Path, *options: str) -> Run:
-    """Starts a run with these options and returns when its request was sent. The caller ends it."""
+    """Start a run and return once its request was sent. The caller ends it."""
     command = [sys.executable, "-m", "vllm_repro", "run", str(SCENARIO)]
     process = subprocess.Popen(
         [*command, "--out", str(out), *options],
