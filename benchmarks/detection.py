@@ -28,18 +28,20 @@ import psutil
 
 from vllm_repro.client.client import Client
 from vllm_repro.errors import ReproError
+from vllm_repro.evidence import Evidence
 from vllm_repro.journal.journal import Journal
 from vllm_repro.releases.provision import ReleaseCache
 from vllm_repro.running.death_signs import Channel, log_sign
 from vllm_repro.running.watch import Patience, Watch
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Arm, Scenario
-from vllm_repro.servers.base import Evidence, Server, ServerKind
-from vllm_repro.servers.choice import Options
+from vllm_repro.servers.base import Server
 from vllm_repro.servers.docker import DockerServer
 from vllm_repro.servers.docker_engine import connect
+from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import Launch
-from vllm_repro.servers.site import Site, make_site
+from vllm_repro.servers.options import ServerOptions
+from vllm_repro.servers.site import Site, site_class
 
 VERSION = "0.28.0"
 REHEARSAL_IMAGE = "vllm-repro/rehearsal:latest"
@@ -284,12 +286,12 @@ def _row(death: str, channel: str, delays: Sequence[float], n: int) -> str:
 def settings(scenario: Scenario, process: int, containers: int, rehearsal: int) -> Iterator[Setting]:
     """Return the settings that this machine can run, and print why others are left out."""
     wanted = (
-        (f"vLLM {VERSION}, a process", ServerKind.PROCESS, Options(vllm=VERSION), process),
-        (f"vLLM {VERSION}, a container", ServerKind.DOCKER, Options(vllm=VERSION, image=REAL_IMAGE), containers),
+        (f"vLLM {VERSION}, a process", ServerKind.PROCESS, ServerOptions(vllm=VERSION), process),
+        (f"vLLM {VERSION}, a container", ServerKind.DOCKER, ServerOptions(vllm=VERSION, image=REAL_IMAGE), containers),
         (
             f"REHEARSAL engine told to be {VERSION}, a container (REHEARSAL: nothing here is about vLLM)",
             ServerKind.DOCKER,
-            Options(vllm=VERSION, image=REHEARSAL_IMAGE),
+            ServerOptions(vllm=VERSION, image=REHEARSAL_IMAGE),
             rehearsal,
         ),
     )
@@ -300,7 +302,7 @@ def settings(scenario: Scenario, process: int, containers: int, rehearsal: int) 
             print(f"not measured: {title}: the release is not in the cache; a `vllm-repro run` installs it")
             continue
         try:
-            yield Setting(f"{title}, n={n} a death", make_site(scenario, options, kind, print), n)
+            yield Setting(f"{title}, n={n} a death", site_class(kind)(options, scenario, print), n)
         except ReproError as error:
             print(f"not measured: {title}: {error}")
 

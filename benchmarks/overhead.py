@@ -24,17 +24,17 @@ from pathlib import Path
 import httpx
 import psutil
 
+from vllm_repro.host.ports import free_port
 from vllm_repro.host.processes import session_members
 from vllm_repro.journal.journal import read
 from vllm_repro.releases.provision import ReleaseCache
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Arm
 from vllm_repro.scenario.workload import Request
-from vllm_repro.servers.base import ServerKind
-from vllm_repro.servers.choice import Options
+from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import Launch
-from vllm_repro.servers.process import free_port
-from vllm_repro.servers.site import make_site
+from vllm_repro.servers.options import ServerOptions
+from vllm_repro.servers.site import site_class
 
 VERSION = "0.28.0"
 SCENARIO, ARM = "min-tokens-stop-ids", "near-miss"
@@ -170,7 +170,7 @@ def main() -> None:
         return
     scenario = find(SCENARIO)
     arm: Arm = next(arm for arm in scenario.arms if arm.name == ARM)
-    site = make_site(scenario, Options(vllm=VERSION), ServerKind.PROCESS, print)
+    site = site_class(ServerKind.PROCESS)(ServerOptions(vllm=VERSION), scenario, print)
     (request,) = (step for step in scenario.workload_of(arm) if isinstance(step, Request))
     a: list[Bare] = []
     b: list[Harnessed] = []

@@ -23,12 +23,14 @@ import httpx
 from vllm_repro.client.client import Client
 from vllm_repro.client.prompts import build_chat
 from vllm_repro.errors import ReproError
+from vllm_repro.evidence import Evidence
+from vllm_repro.host.ports import free_port
 from vllm_repro.releases.provision import ReleaseCache
 from vllm_repro.releases.tinymodel import make_tiny_model
 from vllm_repro.resources import rehearsal_engine
-from vllm_repro.servers.base import Evidence, ServerKind
+from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import CPU_ENV, OFFLINE_ENV
-from vllm_repro.servers.process import ProcessServer, free_port
+from vllm_repro.servers.process import ProcessServer
 from vllm_repro.tiny_model import StandIn
 
 VERSION = "0.28.0"

@@ -14,7 +14,9 @@ from pathlib import Path
 from socket import SO_LINGER, SOL_SOCKET
 from typing import Any, Self
 
-from vllm_repro.servers.base import Evidence, Exit, Server, ServerFacts, ServerKind
+from vllm_repro.evidence import Evidence
+from vllm_repro.servers.base import Exit, Server, ServerFacts
+from vllm_repro.servers.kinds import ServerKind
 
 COMPLETION = {
     "choices": [{"index": 0, "text": "x", "finish_reason": "length"}],

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from vllm_repro.errors import InfraError, ReproError, Unsupported
+from vllm_repro.evidence import Evidence
 from vllm_repro.host.gpu_lock import gpus_taken
 from vllm_repro.report.model import ArmReport, RunReport
 from vllm_repro.report.wording import death_line
@@ -24,9 +25,9 @@ from vllm_repro.running.run import Plan, default_out, run
 from vllm_repro.running.watch import Patience
 from vllm_repro.scenario.reader import load_file
 from vllm_repro.scenario.scenario import Arm, Scenario
-from vllm_repro.servers.base import Evidence, ServerKind
-from vllm_repro.servers.choice import Choice, Options, choose, usual_release
-from vllm_repro.servers.site import open_site
+from vllm_repro.servers.kinds import ServerKind, kinds
+from vllm_repro.servers.options import ServerOptions
+from vllm_repro.servers.site import ServerChoice, choose, open_site
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expect, Result, Standing
 
@@ -36,7 +37,7 @@ _OPTIONS = ("server", "image", "vllm", "model", "weights")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("vllm-repro", "scenarios against live vLLM servers")
-    group.addoption("--scenario-server", default="auto", help="auto, docker, process, lab or rehearsal")
+    group.addoption("--scenario-server", default="auto", help="auto, " + ", ".join(kinds(lambda facts: facts.started)))
     group.addoption("--scenario-image", default=None, help="the image to run")
     group.addoption("--scenario-vllm", default=None, help="the vLLM release")
     group.addoption("--scenario-model", default=None, help="a model in place of the stand-in")
@@ -116,11 +117,13 @@ class ScenarioItem(pytest.Item):
 
     def setup(self) -> None:
         """The run itself, so that trouble of the host is an error and not a failure."""
-        options = Options(
+        options = ServerOptions(
             **{name: value for name in _OPTIONS if (value := self.config.getoption(f"--scenario-{name}")) is not None}
         )
         auto = options.server == "auto"
-        choice = choose(self.scenario, options, download=False) if auto else Choice(ServerKind(options.server), "")
+        choice = (
+            choose(self.scenario, options, download=False) if auto else ServerChoice(ServerKind(options.server), "")
+        )
         try:
             site = open_site(self.scenario, options, choice, lambda _: None)
             with gpus_taken(needed=site.evidence is Evidence.GPU):
@@ -134,7 +137,7 @@ class ScenarioItem(pytest.Item):
                     1,
                     default_out(),
                     f"pytest scenarios -k '{self.name}'",
-                    options.vllm or usual_release(self.scenario, site.kind),
+                    options.vllm or site.kind.facts.release(self.scenario),
                     os.environ.get("VLLM_API_KEY"),  # a server that we start takes it from the same environment
                 )
                 self.report = run(plan, lambda _: None, lambda *_: None, None)

@@ -22,11 +22,13 @@ from vllm_repro.cli import main, running, versions
 from vllm_repro.cli.running import Job
 from vllm_repro.cli.versions import bounds, releases
 from vllm_repro.errors import InfraError, Unsupported, UsageError
+from vllm_repro.evidence import Evidence
 from vllm_repro.report.model import RunReport
 from vllm_repro.scenario.catalogue import find
-from vllm_repro.servers.base import Evidence, ServerKind
-from vllm_repro.servers.choice import Choice, Options
-from vllm_repro.servers.site import RehearsalSite
+from vllm_repro.servers.kinds import ServerKind
+from vllm_repro.servers.options import ServerOptions
+from vllm_repro.servers.rehearsal import RehearsalSite
+from vllm_repro.servers.site import ServerChoice
 from vllm_repro.verdict.outcome import Outcome
 
 TQ = ("versions", "tq-chunked-prefill", "--server", "rehearsal")
@@ -283,11 +285,11 @@ def living(job: Job) -> RunReport:
 def test_auto_is_resolved_once_so_that_no_map_mixes_kinds(
     made_up: Callable[[Answer], list[Job]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    resolved: list[Options] = []
+    resolved: list[ServerOptions] = []
 
-    def choose(_scenario: object, options: Options) -> Choice:
+    def choose(_scenario: object, options: ServerOptions) -> ServerChoice:
         resolved.append(options)
-        return Choice(ServerKind.LAB, "because")
+        return ServerChoice(ServerKind.LAB, "because")
 
     monkeypatch.setattr(running, "choose", choose)
     asked = made_up(living)

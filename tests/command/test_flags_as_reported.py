@@ -11,9 +11,9 @@ import pytest
 
 from vllm_repro.command.command import ServeCommand, parse
 from vllm_repro.scenario.catalogue import find
-from vllm_repro.servers.base import ServerKind
-from vllm_repro.servers.choice import Choice, Options
-from vllm_repro.servers.site import open_site
+from vllm_repro.servers.kinds import ServerKind
+from vllm_repro.servers.options import ServerOptions
+from vllm_repro.servers.site import ServerChoice, open_site
 
 ISSUES = Path(__file__).parents[1] / "data" / "commands"
 OURS = {"--host", "--port", "--master-addr", "--master-port"}
@@ -41,7 +41,7 @@ def test_the_flags_of_the_issue_are_those_of_the_process(tmp_path: Path, scenari
     declared = find(scenario)
     assert len(flags(reported(issue))) > 5
     assert flags(declared.reported()) == flags(reported(issue))
-    site = open_site(declared, Options(server="rehearsal"), Choice(ServerKind.REHEARSAL, ""), print)
+    site = open_site(declared, ServerOptions(server="rehearsal"), ServerChoice(ServerKind.REHEARSAL, ""), print)
 
     async def started() -> list[str]:
         _, server = site.server(declared, declared.arms[0], 1, tmp_path / "log", "run")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import vllm_repro.servers.choice
 import vllm_repro.servers.lab
 from vllm_repro.errors import InfraError
 from vllm_repro.releases.provision import Provisioned, ReleaseCache
@@ -15,11 +14,13 @@ from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.reader import read as read_scenario
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.scenario.sizes import sized
-from vllm_repro.servers.base import Server, ServerKind
-from vllm_repro.servers.choice import Options, choose, usual_release
+from vllm_repro.servers.base import Server
+from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.lab import LabServer, LabSite
 from vllm_repro.servers.launch import Launch
+from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.ranked import RankedServer
+from vllm_repro.servers.site import Offer, choose
 from vllm_repro.verdict.verdict import Standing
 from vllm_repro.vocabulary import chat
 
@@ -64,7 +65,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LabSite:
     file.write_text(FLASHMLA, encoding="utf-8")
     release = Provisioned("0.32.0", "2.13.0", folder / "python", folder, (str(folder / "bin" / "vllm"),))
     monkeypatch.setattr(vllm_repro.servers.lab, "provision", lambda *_: release)
-    made = LabSite(Options(), DSV4)
+    made = LabSite(ServerOptions(), DSV4)
     made.prepare(print)
     return made
 
@@ -128,27 +129,27 @@ def test_a_release_that_is_good_says_nothing_of_an_arm_that_changes_it() -> None
 
 
 def test_without_a_release_named_the_lab_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert usual_release(DSV4, ServerKind.LAB) == DSV4.try_in_lab == "0.32.0"
-    assert usual_release(DSV4, ServerKind.REHEARSAL) == DSV4.try_with
-    assert usual_release(DSV4, ServerKind.DOCKER) is None
+    assert ServerKind.LAB.facts.release(DSV4) == DSV4.try_in_lab == "0.32.0"
+    assert ServerKind.REHEARSAL.facts.release(DSV4) == DSV4.try_with
+    assert ServerKind.DOCKER.facts.release(DSV4) is None
     tq = find("tq-chunked-prefill")
-    assert usual_release(tq, ServerKind.LAB) == tq.try_with
-    monkeypatch.setattr(vllm_repro.servers.choice, "gpus", lambda: ())
+    assert ServerKind.LAB.facts.release(tq) == tq.try_with
+    monkeypatch.setattr("vllm_repro.servers.site.gpus", lambda: ())
     monkeypatch.setattr(ReleaseCache, "get", lambda _, version: "here" if version == "0.32.0" else None)
-    assert choose(DSV4, Options(), download=False).kind is ServerKind.LAB
+    assert choose(DSV4, ServerOptions(), download=False).kind is ServerKind.LAB
 
 
 def test_a_bug_of_a_cpu_that_the_lab_carries_goes_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """A release as it is installed here has no Triton for CPUs, and would die of that."""
-    monkeypatch.setattr(vllm_repro.servers.choice, "_docker_has", lambda *_: "")
-    monkeypatch.setattr(vllm_repro.servers.choice, "local_vllm", lambda: None)
+    monkeypatch.setattr("vllm_repro.servers.docker_site.DockerSite.offer", lambda *_, **__: Offer(False))
+    monkeypatch.setattr("vllm_repro.servers.process.local_vllm", lambda: None)
     monkeypatch.setattr(ReleaseCache, "get", lambda _, version: f"release {version}")
     for memory in (16.0, 1024.0):
-        monkeypatch.setattr(vllm_repro.servers.choice, "memory_gb", lambda memory=memory: memory)
-        assert choose(ON_A_CPU, Options(), download=False).kind is ServerKind.LAB
-        assert choose(ON_A_CPU, Options(vllm="0.32.0"), download=False).kind is ServerKind.LAB
-    monkeypatch.setattr(vllm_repro.servers.choice, "memory_gb", lambda: 16.0)
-    assert choose(ON_A_CPU, Options()).why == "the scenario needs CPU, 256 GB, and this machine has 16 GB"
+        monkeypatch.setattr("vllm_repro.servers.options.memory_gb", lambda memory=memory: memory)
+        assert choose(ON_A_CPU, ServerOptions(), download=False).kind is ServerKind.LAB
+        assert choose(ON_A_CPU, ServerOptions(vllm="0.32.0"), download=False).kind is ServerKind.LAB
+    monkeypatch.setattr("vllm_repro.servers.options.memory_gb", lambda: 16.0)
+    assert choose(ON_A_CPU, ServerOptions()).why == "the scenario needs CPU, 256 GB, and this machine has 16 GB"
 
 
 def test_answers_may_be_shorter_in_the_lab(site: LabSite, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from unittest.mock import Mock
 import jsonschema
 import pytest
 
-import vllm_repro.servers.choice
 import vllm_repro.servers.lab
 from tests.fake_vllm import FakeVllm
 from tests.report_examples import REHEARSAL, report
@@ -19,6 +18,7 @@ from tests.running.test_trial import trial_on
 from tests.schemas import SCHEMA
 from vllm_repro.command.command import parse
 from vllm_repro.errors import InfraError, Unsupported, UsageError
+from vllm_repro.evidence import Evidence
 from vllm_repro.journal.journal import read
 from vllm_repro.releases.provision import Provisioned, ReleaseCache
 from vllm_repro.report.markdown import markdown
@@ -26,12 +26,13 @@ from vllm_repro.running.trial import run_trial
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.reader import read as read_scenario
 from vllm_repro.scenario.scenario import Arm, Capture
-from vllm_repro.servers.base import Evidence, Replaced, ServerFacts, ServerKind
-from vllm_repro.servers.choice import Choice, Options, choose
+from vllm_repro.servers.base import Replaced, ServerFacts
+from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.lab import LabServer, LabSite, capture_of, plugin_folder, read_replaced, shown
 from vllm_repro.servers.lab_launch import graph_mode, lab_launch
 from vllm_repro.servers.launch import Launch
-from vllm_repro.servers.site import open_site
+from vllm_repro.servers.options import ServerOptions
+from vllm_repro.servers.site import ServerChoice, choose, open_site
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected
 from vllm_repro.vocabulary import with_flags
@@ -109,19 +110,22 @@ def test_a_capture_that_is_looked_at_captures_the_full_graphs(capture: Capture) 
 def test_the_command_line_asks_for_more_than_the_scenario_and_never_for_less() -> None:
     lab = TQ.lab
     assert lab is not None
-    assert [capture_of(lab, options) for options in (Options(), Options(guard=True), Options(record=True))] == [
+    assert [capture_of(lab, options) for options in (ServerOptions(), ServerOptions(guard=True), ServerOptions(record=True))] == [
         "", "guard", "record",
     ]  # fmt: skip
     recording = replace(lab, capture="record")
-    assert [capture_of(recording, options) for options in (Options(), Options(guard=True))] == ["record", "record"]
+    assert [capture_of(recording, options) for options in (ServerOptions(), ServerOptions(guard=True))] == [
+        "record",
+        "record",
+    ]
 
 
 def test_a_mechanism_that_captures_by_itself_is_not_guarded() -> None:
     lab = find("dsv4-tp2").lab
     assert lab is not None
-    assert capture_of(lab, Options()) == ""
+    assert capture_of(lab, ServerOptions()) == ""
     with pytest.raises(UsageError, match="mechanism deepseek"):
-        capture_of(lab, Options(guard=True))
+        capture_of(lab, ServerOptions(guard=True))
 
 
 def test_weights_that_were_made_are_loaded() -> None:
@@ -141,7 +145,7 @@ def test_an_arm_has_the_last_word() -> None:
 def test_a_scenario_without_a_lab_says_what_else_there_is() -> None:
     other = find("min-tokens-stop-ids")
     with pytest.raises(UsageError, match="does not say how it goes to the lab"):
-        LabSite(Options(), other)
+        LabSite(ServerOptions(), other)
     with pytest.raises(UsageError, match="does not say how it goes to the lab"):
         lab_launch(
             other, other.arms[0], vllm=("v",), version="0.28.0", plugin=plugin_folder(), model=Path("/m"), port=1
@@ -149,20 +153,20 @@ def test_a_scenario_without_a_lab_says_what_else_there_is() -> None:
 
 
 def test_weights_of_ones_own_do_not_go_there() -> None:
-    for options in (Options(model="/m"), Options(weights="real")):
+    for options in (ServerOptions(model="/m"), ServerOptions(weights="real")):
         with pytest.raises(UsageError, match="dummy weights"):
             LabSite(options, TQ)
 
 
 def test_a_graph_mode_that_the_lab_cannot_stand_for_is_refused() -> None:
-    site = LabSite(Options(), TQ)
+    site = LabSite(ServerOptions(), TQ)
     piecewise = with_flags("--compilation-config.cudagraph_mode PIECEWISE")
     assert "with PIECEWISE alone" in site.cannot(Arm("piecewise", Expected.DIES, (piecewise,)))
 
 
 def test_show_lists_what_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path))
-    text = shown(TQ, TQ.arms[0], Options(), 8000)
+    text = shown(TQ, TQ.arms[0], ServerOptions(), 8000)
     assert "REPRO_LAB_MECHANISM=turboquant" in text
     assert "# vllm.v1.worker.cpu_worker.CPUWorker.init_device\n#   why: " in text
 
@@ -228,28 +232,28 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def no_engine() -> None:
         raise InfraError("no engine")
 
-    monkeypatch.setattr(vllm_repro.servers.choice, "gpus", lambda: ())
-    monkeypatch.setattr(vllm_repro.servers.choice, "local_vllm", lambda: None)
-    monkeypatch.setattr(vllm_repro.servers.choice, "connect", no_engine)
+    monkeypatch.setattr("vllm_repro.servers.site.gpus", lambda: ())
+    monkeypatch.setattr("vllm_repro.servers.process.local_vllm", lambda: None)
+    monkeypatch.setattr("vllm_repro.servers.docker_site.connect", no_engine)
     monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.mark.usefixtures("bare")
 def test_auto_picks_the_lab_where_there_is_no_gpu() -> None:
-    choice = choose(TQ, Options())
+    choice = choose(TQ, ServerOptions())
     assert choice.kind is ServerKind.LAB
     assert "no NVIDIA GPU" in choice.why
-    assert choose(TQ, Options(model="/m")).kind is ServerKind.REHEARSAL
-    assert choose(find("min-tokens-stop-ids"), Options()).kind is ServerKind.REHEARSAL
+    assert choose(TQ, ServerOptions(model="/m")).kind is ServerKind.REHEARSAL
+    assert choose(find("min-tokens-stop-ids"), ServerOptions()).kind is ServerKind.REHEARSAL
 
 
 @pytest.mark.usefixtures("bare")
 def test_a_test_suite_downloads_nothing_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
-    choice = choose(TQ, Options(), download=False)
+    choice = choose(TQ, ServerOptions(), download=False)
     assert choice.kind is ServerKind.REHEARSAL
     assert "--scenario-server lab installs vLLM 0.23.0" in choice.why
     monkeypatch.setattr(ReleaseCache, "get", lambda _, version: f"release {version}")
-    assert choose(TQ, Options(), download=False).kind is ServerKind.LAB
+    assert choose(TQ, ServerOptions(), download=False).kind is ServerKind.LAB
 
 
 @pytest.mark.usefixtures("bare")
@@ -261,8 +265,8 @@ def test_auto_goes_on_to_the_rehearsal_where_the_lab_cannot_be_set_up(monkeypatc
     told: list[tuple[ServerKind, str]] = []
     site = open_site(
         TQ,
-        Options(),
-        Choice(ServerKind.LAB, "picked"),
+        ServerOptions(),
+        ServerChoice(ServerKind.LAB, "picked"),
         print,
         chosen=lambda site, why: told.append((site.kind, why)),
     )
@@ -272,7 +276,7 @@ def test_auto_goes_on_to_the_rehearsal_where_the_lab_cannot_be_set_up(monkeypatc
         (ServerKind.REHEARSAL, "the lab cannot be set up: no wheel of vLLM 0.23.0 can be had"),
     ]
     with pytest.raises(InfraError):  # who asks for the lab gets the lab, or the reason
-        open_site(TQ, Options(server="lab"), Choice(ServerKind.LAB, ""), print)
+        open_site(TQ, ServerOptions(server="lab"), ServerChoice(ServerKind.LAB, ""), print)
 
 
 def test_mistakes_of_a_scenarios_lab_are_found() -> None:

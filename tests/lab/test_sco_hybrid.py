@@ -11,13 +11,15 @@ import pytest
 
 from tests.fake_vllm import COMPLETION, Exchange, FakeVllm
 from tests.running.test_trial import trial_on
+from vllm_repro.evidence import Evidence
 from vllm_repro.journal.journal import read
 from vllm_repro.running.assess import Seen, assess
 from vllm_repro.running.trial import run_trial
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Arm, Lab, Scenario
 from vllm_repro.scenario.workload import Request
-from vllm_repro.servers.base import Evidence, ServerFacts, ServerKind
+from vllm_repro.servers.base import ServerFacts
+from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.lab import lab_model, plugin_folder
 from vllm_repro.servers.lab_launch import lab_launch
 from vllm_repro.servers.launch import Launch

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from vllm_repro.evidence import Evidence
 from vllm_repro.releases.provision import provision
 from vllm_repro.scenario.catalogue import find
-from vllm_repro.servers.base import Evidence
-from vllm_repro.servers.choice import Options, weights_for
 from vllm_repro.servers.launch import process_launch
+from vllm_repro.servers.options import ServerOptions, weights_for
 
 pytestmark = pytest.mark.live
 
@@ -25,7 +25,7 @@ FOLDER = Path(__file__).parent
 def words(name: str, *, quantized: bool = False) -> list[str]:
     """Return what follows `vllm serve` for the reported arm with dummy weights."""
     scenario = find(name)
-    weights = weights_for(scenario, Options(weights="dummy"))
+    weights = weights_for(scenario, ServerOptions(weights="dummy"))
     launch = process_launch(
         scenario, scenario.arms[0], vllm=("vllm",), env={}, weights=weights, port=8000, evidence=Evidence.GPU
     )

@@ -14,8 +14,8 @@ from vllm_repro.running.trial import Trial, run_trial
 from vllm_repro.running.watch import Patience
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Arm
-from vllm_repro.servers.choice import Options
-from vllm_repro.servers.site import RehearsalSite
+from vllm_repro.servers.options import ServerOptions
+from vllm_repro.servers.rehearsal import RehearsalSite
 from vllm_repro.trigger.trigger import AttentionShape, TriggerFacts
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected
@@ -42,7 +42,9 @@ def changed(arm: Arm) -> list[Arm]:
 def test_an_arm_does_what_its_numbers_say(arm: Arm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_WATCHDOG_TIME_S", "0.3")  # how soon a server ends whose engine died under a stream
     scenario = replace(TQ, arms=(arm,), throughput=(), output=None)
-    launch, server = RehearsalSite(Options(vllm="0.23.0"), scenario).server(scenario, arm, 1, tmp_path / "log", "run")
+    launch, server = RehearsalSite(ServerOptions(vllm="0.23.0"), scenario).server(
+        scenario, arm, 1, tmp_path / "log", "run"
+    )
     with Journal(tmp_path / "journal.jsonl") as journal, Journal(tmp_path / "requests.jsonl") as requests:
         trial = Trial(
             scenario, arm, 1, launch, server, tmp_path / "log", Patience(), 1, journal, requests, lambda _: None

@@ -16,9 +16,10 @@ from tests.report_examples import EXAMPLES, report
 from tests.schemas import SCHEMA, VERSIONS_SCHEMA, check_files, closed
 from vllm_repro.diagnosis.diagnosis import Phase
 from vllm_repro.diagnosis.signature import How
+from vllm_repro.evidence import Evidence
 from vllm_repro.report.model import ArmReport
 from vllm_repro.running.death_signs import Channel
-from vllm_repro.servers.base import Evidence, ServerKind
+from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.release_result import Fate
 from vllm_repro.verdict.throughput import Change

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.fake_vllm import COMPLETION, METRICS, Exchange, FakeVllm
+from vllm_repro.evidence import Evidence
 from vllm_repro.journal.journal import Journal, read
 from vllm_repro.running.assess import Conclusion
 from vllm_repro.running.trial import Trial, run_trial
@@ -18,7 +19,7 @@ from vllm_repro.running.watch import Patience
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.sizes import sized
 from vllm_repro.scenario.workload import chat, completion
-from vllm_repro.servers.base import Evidence, ServerKind
+from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import Launch
 from vllm_repro.servers.process import ProcessServer
 from vllm_repro.verdict.outcome import Outcome

@@ -14,7 +14,7 @@ from vllm_repro.client.client import Client
 from vllm_repro.journal.journal import Journal
 from vllm_repro.running.death_signs import Channel
 from vllm_repro.running.watch import Patience, Watch
-from vllm_repro.servers.base import ServerKind
+from vllm_repro.servers.kinds import ServerKind
 
 QUICK = Patience(boot_stall=5.0, answer_stall=1.0, grace=1.0)
 

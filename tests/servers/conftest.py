@@ -13,10 +13,10 @@ import pytest
 
 from tests.servers.docker_helpers import containers_of, engine_or_reason
 from vllm_repro.command.container import ContainerSpec, Publish
-from vllm_repro.servers.base import Evidence
+from vllm_repro.evidence import Evidence
+from vllm_repro.host.ports import free_port
 from vllm_repro.servers.docker import DockerServer
 from vllm_repro.servers.docker_engine import Engine
-from vllm_repro.servers.process import free_port
 
 BUILD = Path(__file__).parents[2] / "fixtures" / "images" / "build.sh"
 

@@ -15,12 +15,14 @@ import pytest
 
 from tests.conftest import Harness
 from tests.verdict.test_idle import SPINS
+from vllm_repro.evidence import Evidence
+from vllm_repro.host.ports import free_port
 from vllm_repro.resources import rehearsal_engine
 from vllm_repro.running.assess import Seen, assess
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.servers.attach import AttachServer, _started_at, find_log, find_process
-from vllm_repro.servers.base import Evidence, ServerFacts, ServerKind
-from vllm_repro.servers.process import free_port
+from vllm_repro.servers.base import ServerFacts
+from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.trigger.conditions import chunked_prefill
 from vllm_repro.trigger.trigger import Asked
 from vllm_repro.verdict.outcome import Outcome

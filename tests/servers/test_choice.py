@@ -12,16 +12,16 @@ from vllm_repro.host.machine import Gpu
 from vllm_repro.releases.localvllm import LocalVllm
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Scenario
-from vllm_repro.servers import choice, site
-from vllm_repro.servers.base import ServerKind
-from vllm_repro.servers.choice import Options, choose, lacking, needs_of, stand_in_of, weights_for
+from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import Weights
-from vllm_repro.servers.site import ProcessSite
+from vllm_repro.servers.options import ServerOptions, lacking, needs_of, stand_in_of, weights_for
+from vllm_repro.servers.process import ProcessSite
+from vllm_repro.servers.site import Offer, choose
 from vllm_repro.tiny_model import StandIn
 
 TQ, SCO, DSV4 = find("tq-chunked-prefill"), find("sco-hybrid"), find("dsv4-tp2")
 ON_GPUS = [TQ, SCO, DSV4, *map(find, ("tq-mtp-cudagraphs", "tq-mtp-first-request", "tq-prefix-hit-unreserved"))]
-DUMMY = Options(weights="dummy")
+DUMMY = ServerOptions(weights="dummy")
 SMALL = Gpu("RTX 4060", 8.0, 8.9, "580")
 
 
@@ -49,30 +49,30 @@ def test_dummy_weights_are_of_a_folder_with_the_reported_attention(scenario: Sce
 
 def test_a_tiny_model_will_do_for_some_unless_real_weights_are_asked_for() -> None:
     tiny = find("min-tokens-stop-ids")
-    assert stand_in_of(tiny, Options()) == stand_in_of(tiny, DUMMY) == StandIn()
-    assert stand_in_of(tiny, Options(weights="real")) is None
-    assert stand_in_of(TQ, Options()) is None
+    assert stand_in_of(tiny, ServerOptions()) == stand_in_of(tiny, DUMMY) == StandIn()
+    assert stand_in_of(tiny, ServerOptions(weights="real")) is None
+    assert stand_in_of(TQ, ServerOptions()) is None
 
 
 def test_a_model_that_is_named_is_served_with_random_weights(tmp_path: Path) -> None:
-    named = Options(model=str(tmp_path / "own"), weights="dummy")
+    named = ServerOptions(model=str(tmp_path / "own"), weights="dummy")
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "config.json").write_text("{}", encoding="utf-8")
     assert weights_for(TQ, named) == Weights("own", tmp_path / "own", dummy=True)
-    assert weights_for(TQ, Options(model="org/own", weights="dummy")) == Weights("org/own", dummy=True)
+    assert weights_for(TQ, ServerOptions(model="org/own", weights="dummy")) == Weights("org/own", dummy=True)
     assert weights_for(replace(TQ, dummy=None), DUMMY) == Weights("Qwen/Qwen3.5-9B", dummy=True)
 
 
 def test_which_weights_are_served_is_said_in_words(tmp_path: Path) -> None:
     assert str(weights_for(TQ, DUMMY)) == "dummy: 1 layer, 16 heads, 4 KV heads of 256, run by vLLM's qwen3"
-    assert str(weights_for(TQ, Options())) == "real, of Qwen/Qwen3.5-9B"
+    assert str(weights_for(TQ, ServerOptions())) == "real, of Qwen/Qwen3.5-9B"
     assert str(Weights("own", tmp_path, dummy=True)) == "dummy, in the shape of own"
 
 
 def test_a_small_gpu_will_do_for_a_stand_in_and_for_nothing_else() -> None:
-    assert "RTX 4060 has 8 GB" in lacking(needs_of(TQ, Options()), (SMALL,))
+    assert "RTX 4060 has 8 GB" in lacking(needs_of(TQ, ServerOptions()), (SMALL,))
     assert not lacking(needs_of(TQ, DUMMY), (SMALL,))
-    assert "8 GB" in lacking(needs_of(TQ, Options(model="org/own", weights="dummy")), (SMALL,))
+    assert "8 GB" in lacking(needs_of(TQ, ServerOptions(model="org/own", weights="dummy")), (SMALL,))
     assert "8 GB" in lacking(needs_of(replace(TQ, dummy=None), DUMMY), (SMALL,))
 
 
@@ -82,16 +82,16 @@ def test_the_number_of_gpus_and_their_capability_are_needed_all_the_same() -> No
 
 
 def test_whoever_has_a_small_gpu_is_told_what_runs_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "gpus", lambda: (SMALL,))
-    monkeypatch.setattr(choice, "local_vllm", lambda: LocalVllm(Path("/x/vllm"), "0.23.0"))
-    monkeypatch.setattr(choice, "_docker_has", lambda *_: "")
-    assert choose(TQ, Options()).why.endswith("has 8 GB; --weights dummy runs on it")
+    monkeypatch.setattr("vllm_repro.servers.site.gpus", lambda: (SMALL,))
+    monkeypatch.setattr("vllm_repro.servers.process.local_vllm", lambda: LocalVllm(Path("/x/vllm"), "0.23.0"))
+    monkeypatch.setattr("vllm_repro.servers.docker_site.DockerSite.offer", lambda *_, **__: Offer(False))
+    assert choose(TQ, ServerOptions()).why.endswith("has 8 GB; --weights dummy runs on it")
     assert choose(TQ, DUMMY).kind is ServerKind.PROCESS
-    assert "--weights dummy" not in choose(DSV4, Options()).why
+    assert "--weights dummy" not in choose(DSV4, ServerOptions()).why
 
 
 def test_a_process_on_a_small_gpu_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site, "gpus", lambda: (SMALL,))
-    monkeypatch.setattr(site, "local_vllm", lambda: LocalVllm(Path("/x/vllm"), "0.23.0"))
+    monkeypatch.setattr("vllm_repro.servers.process.gpus", lambda: (SMALL,))
+    monkeypatch.setattr("vllm_repro.servers.process.local_vllm", lambda: LocalVllm(Path("/x/vllm"), "0.23.0"))
     assert ProcessSite(DUMMY, TQ, lambda _: None).cannot(TQ.arms[0]) == ""
-    assert "8 GB" in ProcessSite(Options(), TQ, lambda _: None).cannot(TQ.arms[0])
+    assert "8 GB" in ProcessSite(ServerOptions(), TQ, lambda _: None).cannot(TQ.arms[0])

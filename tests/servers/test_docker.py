@@ -18,10 +18,11 @@ from tests.servers.docker_helpers import IDLE, containers_of, engine_or_reason, 
 from tests.skipping import cannot_run
 from vllm_repro.command.container import ContainerSpec, Mount, Publish, Ulimit
 from vllm_repro.errors import HarnessBug, InfraError, ReproError, Unsupported
-from vllm_repro.servers.base import Evidence, Exit, ServerFacts
+from vllm_repro.evidence import Evidence
+from vllm_repro.host.ports import free_port
+from vllm_repro.servers.base import Exit, ServerFacts
 from vllm_repro.servers.docker import DockerServer
 from vllm_repro.servers.docker_engine import RUN_LABEL, Engine
-from vllm_repro.servers.process import free_port
 
 pytestmark = pytest.mark.docker
 

@@ -15,12 +15,12 @@ from tests.conftest import Harness
 from tests.servers.conftest import build
 from tests.servers.docker_helpers import until_logged
 from vllm_repro.command.container import ContainerSpec, Publish
+from vllm_repro.host.ports import free_port
 from vllm_repro.releases.provision import cache_root
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.servers.base import Exit
 from vllm_repro.servers.docker import DockerServer
 from vllm_repro.servers.docker_engine import Engine, image_facts
-from vllm_repro.servers.process import free_port
 
 pytestmark = [pytest.mark.docker, pytest.mark.live]
 

@@ -15,10 +15,10 @@ import pytest
 from tests.servers.docker_helpers import IDLE, containers_of
 from vllm_repro.command.container import ContainerSpec
 from vllm_repro.host.owner import this_owner
+from vllm_repro.host.ports import free_port
 from vllm_repro.servers.docker import DockerServer
 from vllm_repro.servers.docker_engine import OWNER_LABEL, RUN_LABEL, Engine
 from vllm_repro.servers.docker_orphans import Kind, list_leftovers, remove_container, remove_leftovers
-from vllm_repro.servers.process import free_port
 
 # What has lost its owner is swept by any run that begins beside it.
 pytestmark = [pytest.mark.docker, pytest.mark.alone]
@@ -27,7 +27,7 @@ CLIENT = """
 import asyncio, sys, time
 from pathlib import Path
 from vllm_repro.command.container import ContainerSpec, Publish
-from vllm_repro.servers.base import Evidence
+from vllm_repro.evidence import Evidence
 from vllm_repro.servers.docker import DockerServer
 image, run, log, port, program = sys.argv[1:]
 spec = ContainerSpec(image, entrypoint=("python3", "-c", program), publish=(Publish(int(port)),))

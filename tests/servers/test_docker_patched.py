@@ -15,12 +15,12 @@ from tests.fake_package import BEFORE, FILE, PATCH, PROGRAM
 from tests.servers.docker_helpers import containers_of, until_logged
 from vllm_repro.command.container import ContainerSpec, Publish
 from vllm_repro.errors import InfraError, Unsupported
+from vllm_repro.host.ports import free_port
 from vllm_repro.servers.base import Patched, ServerFacts
 from vllm_repro.servers.docker import DockerServer
 from vllm_repro.servers.docker_engine import Engine
 from vllm_repro.servers.docker_source import image_source
 from vllm_repro.servers.overlay import NOTHING, Laid, over_image
-from vllm_repro.servers.process import free_port
 
 pytestmark = pytest.mark.docker
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from vllm_repro.evidence import Evidence
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Scenario
-from vllm_repro.servers.base import Evidence
 from vllm_repro.servers.launch import CONTAINER_MODEL, Launch, Weights, container_launch, process_launch
 
 FOLDER = Path("/m/made")

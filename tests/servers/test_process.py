@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from vllm_repro.servers.base import Evidence, ServerKind
-from vllm_repro.servers.process import ProcessServer, free_port
+from vllm_repro.evidence import Evidence
+from vllm_repro.host.ports import free_port
+from vllm_repro.servers.kinds import ServerKind
+from vllm_repro.servers.process import ProcessServer
 
 
 def test_the_callers_environment_does_not_take_the_assertions_out_and_is_told_where_vllm_reads_it(

@@ -10,8 +10,10 @@ import psutil
 import pytest
 
 from vllm_repro.errors import InfraError
-from vllm_repro.servers.base import Evidence, ServerKind
-from vllm_repro.servers.process import ProcessServer, free_port
+from vllm_repro.evidence import Evidence
+from vllm_repro.host.ports import free_port
+from vllm_repro.servers.kinds import ServerKind
+from vllm_repro.servers.process import ProcessServer
 from vllm_repro.servers.ranked import RankedServer
 
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from vllm_repro.command.command import parse
 from vllm_repro.command.container import ContainerSpec, Publish
-from vllm_repro.servers.base import Evidence, ServerKind
+from vllm_repro.evidence import Evidence
+from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import Launch
 from vllm_repro.servers.ranks import containers_over_nodes, nodes_of, over_nodes
 

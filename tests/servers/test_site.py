@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from vllm_repro.errors import InfraError, Unsupported
+from vllm_repro.evidence import Evidence
 from vllm_repro.host.machine import Gpu
 from vllm_repro.releases.localvllm import LocalVllm
 from vllm_repro.scenario.catalogue import find
-from vllm_repro.servers import site
-from vllm_repro.servers.base import Evidence
-from vllm_repro.servers.choice import Options, default_image
-from vllm_repro.servers.process import ProcessServer
-from vllm_repro.servers.site import AttachSite, ProcessSite, RehearsalSite, Site
+from vllm_repro.servers.attach import AttachSite
+from vllm_repro.servers.options import ServerOptions, default_image
+from vllm_repro.servers.process import ProcessServer, ProcessSite
+from vllm_repro.servers.rehearsal import RehearsalSite
+from vllm_repro.servers.site import Site
 
 TQ = find("tq-chunked-prefill")
 STOP_IDS = find("min-tokens-stop-ids")
@@ -40,22 +41,22 @@ def test_a_cpu_build_is_not_run_for_a_scenario_that_needs_a_gpu(
     monkeypatch: pytest.MonkeyPatch, here: LocalVllm | None, says: str
 ) -> None:
     """It would be reported as evidence from a GPU."""
-    monkeypatch.setattr(site, "gpus", lambda: (Gpu("H100", 80.0, 9.0, "580"),))
-    monkeypatch.setattr(site, "local_vllm", lambda: here)
+    monkeypatch.setattr("vllm_repro.servers.process.gpus", lambda: (Gpu("H100", 80.0, 9.0, "580"),))
+    monkeypatch.setattr("vllm_repro.servers.process.local_vllm", lambda: here)
     with pytest.raises(InfraError, match=says):
-        ProcessSite(Options(vllm="0.23.0"), TQ, lambda _: None)
+        ProcessSite(ServerOptions(vllm="0.23.0"), TQ, lambda _: None)
 
 
 def test_the_release_that_is_installed_here_is_run_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site, "gpus", lambda: (Gpu("H100", 80.0, 9.0, "580"),))
-    monkeypatch.setattr(site, "local_vllm", lambda: LocalVllm(Path("/x/vllm"), "0.23.0+cu129"))
-    here = ProcessSite(Options(vllm="0.23.0"), TQ, lambda _: None)
+    monkeypatch.setattr("vllm_repro.servers.process.gpus", lambda: (Gpu("H100", 80.0, 9.0, "580"),))
+    monkeypatch.setattr("vllm_repro.servers.process.local_vllm", lambda: LocalVllm(Path("/x/vllm"), "0.23.0+cu129"))
+    here = ProcessSite(ServerOptions(vllm="0.23.0"), TQ, lambda _: None)
     assert here.evidence is Evidence.GPU
     assert here.launch(TQ, TQ.arms[0], 8000).argv[0] == "/x/vllm"
 
 
-REHEARSAL = RehearsalSite(Options(), STOP_IDS)
-ATTACHED = AttachSite(Options(url="http://127.0.0.1:1"), STOP_IDS, rehearsal=False)
+REHEARSAL = RehearsalSite(ServerOptions(), STOP_IDS)
+ATTACHED = AttachSite(ServerOptions(url="http://127.0.0.1:1"), STOP_IDS, rehearsal=False)
 
 
 @pytest.mark.parametrize(
@@ -79,8 +80,8 @@ def installed(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> Proce
     (folder / "vllm").write_text(f"#!{sys.executable}\n", encoding="utf-8")
     monkeypatch.setenv("VLLM_REPRO_CACHE", str(folder / "cache"))
     monkeypatch.setenv("PYTHONPATH", str(folder / "packages"))
-    monkeypatch.setattr(site, "local_vllm", lambda: LocalVllm(folder / "vllm", "0.28.0"))
-    return ProcessSite(Options(), STOP_IDS, lambda _: None)
+    monkeypatch.setattr("vllm_repro.servers.process.local_vllm", lambda: LocalVllm(folder / "vllm", "0.28.0"))
+    return ProcessSite(ServerOptions(), STOP_IDS, lambda _: None)
 
 
 def test_an_installed_vllm_is_run_with_the_changed_file_before_its_own(

@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_repro.command.command import parse
+from vllm_repro.evidence import Evidence
 from vllm_repro.running.assess import Seen, assess
 from vllm_repro.scenario.catalogue import find
-from vllm_repro.servers.base import Evidence, ServerFacts, ServerKind
+from vllm_repro.servers.base import ServerFacts
+from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.trigger.trigger import Asked, AttentionShape, ScheduledChunk, TriggerFacts
 from vllm_repro.trigger.turboquant_workspace import capture_batch, continuation_bytes, decode_bytes, workspace_outgrown
 from vllm_repro.verdict.outcome import Outcome

@@ -22,8 +22,9 @@ from vllm_repro.running.terminal import Progress
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.cause import Cause, Causes
 from vllm_repro.scenario.scenario import Arm, Scenario
-from vllm_repro.servers.base import ServerKind
-from vllm_repro.servers.choice import Choice, Options
+from vllm_repro.servers.kinds import kinds
+from vllm_repro.servers.options import ServerOptions
+from vllm_repro.servers.site import ServerChoice
 from vllm_repro.verdict.verdict import Expect, Expected, exit_status
 from vllm_repro_explore.cause_rows import CauseRow, booted, case_of, lines, tried
 from vllm_repro_explore.driver import Driver, driver_model
@@ -62,7 +63,7 @@ def add(subparsers: Subparsers) -> None:
     parser.add_argument("--seed", type=_trials, default=1, metavar="K", help="the first seed (default: 1)")
     parser.add_argument(
         "--server",
-        choices=("auto", "docker", "process", "lab"),
+        choices=("auto", *kinds(lambda facts: "patch" in facts.options)),
         help="where servers come from, if any are booted (default: the lab, or auto for a scenario that has none)",
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="where their runs are written (default: reports)")
@@ -93,9 +94,9 @@ def run(arguments: argparse.Namespace) -> int:
         make = _OnScheduler(scenario, scenario.causes, range(arguments.seed, arguments.seed + trials))
         evidence, where = "scheduler", "on vLLM's own scheduler: no server, no model"
     else:
-        options = Options(server=arguments.server or ("lab" if scenario.lab else "auto"))
+        options = ServerOptions(server=arguments.server or ("lab" if scenario.lab else "auto"))
         choice = choice_of(scenario, options)
-        if choice.kind is ServerKind.REHEARSAL:
+        if "patch" not in choice.kind.facts.options:
             raise Unsupported(
                 "a rehearsal runs no vLLM that could be changed",
                 hint="vllm-repro doctor shows which servers can run here",
@@ -179,7 +180,7 @@ class _OnServers:
     """A run for each change, with a folder of its own."""
 
     def __init__(
-        self, scenario: Scenario, name: str, choice: Choice, trials: int, seed: int, out: Path, reproduce: str
+        self, scenario: Scenario, name: str, choice: ServerChoice, trials: int, seed: int, out: Path, reproduce: str
     ) -> None:
         self._scenario, self._name, self._choice = scenario, name, choice
         self._trials, self._seed, self._out, self._reproduce = trials, seed, out, reproduce
@@ -192,7 +193,7 @@ class _OnServers:
         job = Job(
             self._name,
             self._scenario,
-            Options(server=self._choice.kind.value, vllm=cause.release),
+            ServerOptions(server=self._choice.kind.value, vllm=cause.release),
             self._choice,
             [changed],
             [changed.name],

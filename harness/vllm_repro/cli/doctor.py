@@ -12,6 +12,7 @@ from pathlib import Path
 from vllm_repro.cli.common import Subparsers, print_json, verb
 from vllm_repro.errors import InfraError, ReproError
 from vllm_repro.host.machine import gpus, look
+from vllm_repro.host.ports import free_port
 from vllm_repro.host.processes import state_folder
 from vllm_repro.releases.footprint import largest_install
 from vllm_repro.releases.knowledge import human_size
@@ -19,10 +20,9 @@ from vllm_repro.releases.localvllm import local_vllm
 from vllm_repro.releases.provision import ReleaseCache
 from vllm_repro.scenario.catalogue import all_scenarios, to_stderr
 from vllm_repro.servers import orphans as leftovers
-from vllm_repro.servers.base import ServerKind
-from vllm_repro.servers.choice import Options, choose
 from vllm_repro.servers.docker_engine import connect
-from vllm_repro.servers.process import free_port
+from vllm_repro.servers.options import ServerOptions
+from vllm_repro.servers.site import choose
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,8 @@ def findings() -> Iterator[Finding]:
     )
     for scenario in all_scenarios(warn=to_stderr):
         try:
-            choice = choose(scenario, Options())
-            real = choice.kind is not ServerKind.REHEARSAL
+            choice = choose(scenario, ServerOptions())
+            real = choice.kind.facts.runs_vllm
             how = f"would run by {choice.kind}" if real else "would only be rehearsed by itself"
             hint = (
                 ""

@@ -33,9 +33,10 @@ from vllm_repro.running.run import default_out, stamped_folder
 from vllm_repro.running.terminal import Progress
 from vllm_repro.scenario.catalogue import all_scenarios, find, find_arms, to_stderr
 from vllm_repro.scenario.scenario import Arm, Scenario
-from vllm_repro.servers.base import ServerKind
-from vllm_repro.servers.choice import Choice, Options, lacking, needs_of
 from vllm_repro.servers.docker_engine import connect
+from vllm_repro.servers.kinds import ServerKind, kinds
+from vllm_repro.servers.options import ServerOptions, lacking, needs_of
+from vllm_repro.servers.site import ServerChoice
 
 NIGHTLY_IMAGE = "vllm/vllm-openai:nightly"
 
@@ -61,7 +62,7 @@ def add(subparsers: Subparsers) -> None:
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="only these (default: all of the package)")
     parser.add_argument(
         "--server",
-        choices=("auto", "docker", "process", "lab", "rehearsal"),
+        choices=("auto", *kinds(lambda facts: facts.started)),
         default=os.environ.get(_SERVER) or "auto",
         help="where the vLLM comes from (default: auto: docker where an engine has GPUs, else the vllm on PATH; never a rehearsal)",
     )
@@ -74,16 +75,17 @@ def add(subparsers: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     options = _options(arguments)
+    kind = ServerKind(options.server)
     out = arguments.out or default_out()
     asked = _asked_for(arguments)
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     folder = stamped_folder(out, Path("nightly"))
-    wrong = list(trouble(options.server, out, arguments.least_disk))
+    wrong = list(trouble(kind, out, arguments.least_disk))
     slots: list[Slot] = []
     reports: list[RunReport] = []
     interrupted = None
     try:
-        with gpus_taken(needed=not wrong and options.server in (ServerKind.DOCKER, ServerKind.PROCESS)):
+        with gpus_taken(needed=not wrong and kind.facts.on_gpus):
             if not wrong:
                 wrong += _pulled(options)
             for slot, report in _slots(asked, arguments, options) if not wrong else ():
@@ -110,16 +112,16 @@ def _asked_for(arguments: argparse.Namespace) -> list[_Part]:
     return list(asked.values())
 
 
-def _pulled(options: Options) -> Iterator[str]:
+def _pulled(options: ServerOptions) -> Iterator[str]:
     """Fetches an image whose tag is of another build every night; why it could not."""
     try:
-        if options.server == ServerKind.DOCKER and (options.image or "").endswith((":nightly", ":latest")):
+        if ServerKind(options.server).facts.container and (options.image or "").endswith((":nightly", ":latest")):
             pull(str(options.image))
     except InfraError as error:
         yield error.told
 
 
-def _options(arguments: argparse.Namespace) -> Options:
+def _options(arguments: argparse.Namespace) -> ServerOptions:
     """With the environment's in place of what was not given, and `auto` resolved. Raises `UsageError`."""
     options = server_options(arguments)
     options = replace(
@@ -127,12 +129,13 @@ def _options(arguments: argparse.Namespace) -> Options:
         image=options.image or os.environ.get(_IMAGE) or None,
         vllm=options.vllm or os.environ.get(_VLLM) or None,
     )
-    if options.server not in ("auto", *(kind.value for kind in ServerKind if kind is not ServerKind.ATTACH)):
-        raise UsageError(f"{_SERVER} is {options.server!r}", hint="auto, docker, process, lab or rehearsal")
+    known = ("auto", *kinds(lambda facts: facts.started))
+    if options.server not in known:
+        raise UsageError(f"{_SERVER} is {options.server!r}", hint=f"{', '.join(known[:-1])} or {known[-1]}")
     if options.server == "auto":
         local = not options.image and (options.vllm or local_vllm())
         options = replace(options, server=ServerKind.PROCESS if local and not _docker_has_gpus() else ServerKind.DOCKER)
-    if options.server == ServerKind.DOCKER and not options.vllm:
+    if ServerKind(options.server).facts.container and not options.vllm:
         options = replace(options, image=options.image or NIGHTLY_IMAGE)
     return options
 
@@ -143,33 +146,34 @@ def _docker_has_gpus() -> bool:
     return False
 
 
-def _request(options: Options) -> str:
+def _request(options: ServerOptions) -> str:
     release = options.image or (f"vLLM {options.vllm}" if options.vllm else "the installed vllm")
-    if options.server in (ServerKind.REHEARSAL, ServerKind.LAB) and not options.vllm:
+    if not ServerKind(options.server).facts.on_gpus and not options.vllm:
         release = "the release that each scenario is tried with"
     return f"{release}, server {options.server}"
 
 
-def _unfit(scenario: Scenario, options: Options) -> str:
+def _unfit(scenario: Scenario, options: ServerOptions) -> str:
     """Why this machine, or this kind of server, cannot run it; empty where it can."""
-    if options.server == ServerKind.REHEARSAL:
+    facts = ServerKind(options.server).facts
+    if facts.in_lab and scenario.lab is None:
+        return "it has no lab"
+    if not facts.on_gpus:
         return ""
-    if options.server == ServerKind.LAB:
-        return "" if scenario.lab is not None else "it has no lab"
-    if options.server == ServerKind.DOCKER and not scenario.needs.gpus:
+    if facts.container and not scenario.needs.gpus:
         return f"it needs {scenario.needs}, and a night in containers is of the image for GPUs"
     return lacking(needs_of(scenario, options), gpus())
 
 
 def _slots(
-    asked: Sequence[_Part], arguments: argparse.Namespace, options: Options
+    asked: Sequence[_Part], arguments: argparse.Namespace, options: ServerOptions
 ) -> Iterator[tuple[Slot, RunReport | None]]:
     for name, scenario, arms in asked:
         needs = str(scenario.needs)
         if unfit := _unfit(scenario, options):
             yield Slot(scenario.id, Light.NONE, unfit, needs), None
             continue
-        job = job_of(arguments, name, scenario, options, Choice(ServerKind(options.server), ""), arms)
+        job = job_of(arguments, name, scenario, options, ServerChoice(ServerKind(options.server), ""), arms)
         try:
             report = run_one(job, Progress(), _unsaid)
         except Unsupported as error:

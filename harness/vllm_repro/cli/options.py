@@ -1,4 +1,4 @@
-"""Options that choose a server, shared by the verbs that start or show one."""
+"""ServerOptions that choose a server, shared by the verbs that start or show one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from vllm_repro.servers.choice import Options
+from vllm_repro.servers.kinds import kinds
+from vllm_repro.servers.options import ServerOptions
 
 __all__ = ["add_server_options", "number", "release", "seconds", "server_options", "span"]
 
@@ -20,9 +21,10 @@ def add_server_options(parser: argparse.ArgumentParser, which: Sequence[str] = _
     if "server" in which:
         parser.add_argument(
             "--server",
-            choices=("auto", "docker", "process", "lab", "attach", "rehearsal"),
+            choices=("auto", *kinds()),
             default="auto",
-            help="where the vLLM comes from (default: auto, which says what it picked and why)",
+            help="where the vLLM comes from (default: auto, which picks one and prints why): "
+            + "; ".join(f"{kind}: {kind.facts.summary}" for kind in kinds()),
         )
     if "url" in which:
         parser.add_argument("--url", metavar="U", help="attach to the server that runs at this URL")
@@ -112,7 +114,7 @@ def release(text: str) -> str:
         raise argparse.ArgumentTypeError(f"{text!r} is no release, such as 0.23.0") from None
 
 
-def server_options(arguments: argparse.Namespace) -> Options:
-    """The `Options` that a parsed command line holds."""
+def server_options(arguments: argparse.Namespace) -> ServerOptions:
+    """The `ServerOptions` that a parsed command line holds."""
     given = {name: getattr(arguments, name) for name in _ALL if getattr(arguments, name, None) is not None}
-    return Options(**given)
+    return ServerOptions(**given)

@@ -21,13 +21,13 @@ from vllm_repro.cli.running import (
     usual_expectation,
 )
 from vllm_repro.errors import INTERRUPTED, InfraError, Unsupported, UsageError
+from vllm_repro.evidence import Evidence
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.options import Wishes
 from vllm_repro.running.resume import Left, read_left
 from vllm_repro.running.terminal import Progress, summary
 from vllm_repro.scenario.catalogue import find, find_arms
 from vllm_repro.scenario.scenario import Arm, Scenario
-from vllm_repro.servers.base import Evidence
 from vllm_repro.servers.site import Site
 from vllm_repro.verdict.verdict import Expect, bisect_status, exit_status
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import shlex
 from collections.abc import Callable, Sequence
@@ -21,11 +20,10 @@ from vllm_repro.running.terminal import Progress
 from vllm_repro.running.watch import Patience
 from vllm_repro.scenario.patch import read_diff
 from vllm_repro.scenario.scenario import Arm, Scenario
-from vllm_repro.servers.attach import identify
-from vllm_repro.servers.base import ServerKind
-from vllm_repro.servers.choice import Choice, Options, choose, usual_release
+from vllm_repro.servers.kinds import ServerKind
+from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.orphans import sweep
-from vllm_repro.servers.site import Site, open_site
+from vllm_repro.servers.site import ServerChoice, Site, choose, open_site
 from vllm_repro.verdict.verdict import Expect
 
 __all__ = [
@@ -51,8 +49,8 @@ class Job:
 
     name: str
     scenario: Scenario
-    options: Options
-    choice: Choice
+    options: ServerOptions
+    choice: ServerChoice
     arms: Sequence[Arm]
     named_arms: Sequence[str]
     trials: int | None
@@ -74,7 +72,7 @@ class Job:
 
     def version(self, kind: ServerKind) -> str | None:
         """The release that is asked for; None where the server decides."""
-        return self.options.vllm or usual_release(self.scenario, kind)
+        return self.options.vllm or kind.facts.release(self.scenario)
 
 
 def add_run_options(parser: argparse.ArgumentParser, *, arm: str, auto: bool = False) -> None:
@@ -112,8 +110,8 @@ def job_of(
     arguments: argparse.Namespace,
     name: str,
     scenario: Scenario,
-    options: Options,
-    choice: Choice,
+    options: ServerOptions,
+    choice: ServerChoice,
     arms: Sequence[Arm],
     *,
     expect: Expect = Expect.DECLARED,
@@ -136,15 +134,15 @@ def job_of(
     )
 
 
-def usual_expectation(options: Options) -> Expect:
+def usual_expectation(options: ServerOptions) -> Expect:
     """What a run that names no `--expect` is held against. Whoever lays a patch over a release wants to see it live, and the scenario's
     status is about the release as it is."""
     return Expect.ALIVE if options.patch else Expect.DECLARED
 
 
-def choice_of(scenario: Scenario, options: Options) -> Choice:
+def choice_of(scenario: Scenario, options: ServerOptions) -> ServerChoice:
     """The kind of server, `auto` resolved."""
-    return choose(scenario, options) if options.server == "auto" else Choice(ServerKind(options.server), "")
+    return choose(scenario, options) if options.server == "auto" else ServerChoice(ServerKind(options.server), "")
 
 
 def first_line(site: Site, why: str, version: str | None) -> str:
@@ -160,14 +158,9 @@ def run_one(job: Job, progress: Progress, chosen: Callable[[Site, str], None], l
 
     Raises `UsageError`, `InfraError` or `Unsupported` where no server can be had; then there is no run's folder.
     """
-    rehearsal_url = False
-    if job.choice.kind is ServerKind.ATTACH:
-        if not job.options.url:
-            raise UsageError("--server attach needs a URL", hint="--url http://127.0.0.1:8000")
-        _, rehearsal_url = asyncio.run(identify(job.options.url))
     for line in sweep():
         progress.line(f"left by a killed run, removed: {line}")
-    site = open_site(job.scenario, job.options, job.choice, progress.line, chosen=chosen, rehearsal_url=rehearsal_url)
+    site = open_site(job.scenario, job.options, job.choice, progress.line, chosen=chosen)
     arms = job.arms if job.named_arms else site.usual_arms(job.scenario, job.arms)
     if len(arms) < len(job.arms):
         others = ", ".join(arm.name for arm in job.arms if arm not in arms)
@@ -239,18 +232,11 @@ def again(verb: str, job: Job, kind: ServerKind, release: tuple[str, str | None]
     return shlex.join(words)
 
 
-def _refuse_idle_options(options: Options, kind: ServerKind) -> None:
-    """An option that the chosen server does not look at would be obeyed in the caller's mind only."""
-    for flag, value, kinds in (
-        ("--url", options.url, (ServerKind.ATTACH,)),
-        ("--log", options.log, (ServerKind.ATTACH,)),
-        ("--image", options.image, (ServerKind.DOCKER,)),
-        ("--patch", options.patch, (ServerKind.DOCKER, ServerKind.PROCESS, ServerKind.LAB)),
-        ("--guard", options.guard or None, (ServerKind.LAB,)),
-        ("--record", options.record or None, (ServerKind.LAB,)),
-    ):
-        if value is not None and kind not in kinds:
+def _refuse_idle_options(options: ServerOptions, kind: ServerKind) -> None:
+    """Raise `UsageError` for an option that this kind of server does not read."""
+    for name in sorted({name for one in ServerKind for name in one.facts.options}):
+        if getattr(options, name) not in (None, False) and name not in kind.facts.options:
+            others = " or ".join(one for one in ServerKind if name in one.facts.options)
             raise UsageError(
-                f"{flag} has no meaning with --server {kind}",
-                hint=f"leave it out, or use --server {' or '.join(kinds)}",
+                f"--{name} has no meaning with --server {kind}", hint=f"leave it out, or use --server {others}"
             )

@@ -11,16 +11,16 @@ from vllm_repro.cli.common import Subparsers, print_json, verb
 from vllm_repro.cli.options import add_server_options, server_options
 from vllm_repro.command.compose_file import compose_text, service
 from vllm_repro.errors import InfraError
+from vllm_repro.evidence import Evidence
 from vllm_repro.releases.localvllm import local_vllm
 from vllm_repro.releases.provision import ReleaseCache
 from vllm_repro.scenario.catalogue import find, find_arms, to_stderr
 from vllm_repro.scenario.patch import read_diff
 from vllm_repro.scenario.scenario import Arm, Scenario
-from vllm_repro.servers.base import Evidence
-from vllm_repro.servers.choice import Options, default_image, weights_for
 from vllm_repro.servers.docker_engine import connect, image_facts
 from vllm_repro.servers.lab import shown as lab_text
 from vllm_repro.servers.launch import Weights, container_launch, process_launch
+from vllm_repro.servers.options import ServerOptions, default_image, weights_for
 from vllm_repro.servers.overlay import Laid, over_container, over_installed, over_release
 
 STYLES = ("docker", "serve", "compose", "lab")
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def command_text(scenario: Scenario, arm: Arm, options: Options, style: str) -> str:
+def command_text(scenario: Scenario, arm: Arm, options: ServerOptions, style: str) -> str:
     """The command of `arm` as a run would start it, on the port that the command line names, or 8000."""
     port = options.port or SHOWN_PORT
     if style == "lab":
@@ -98,7 +98,7 @@ def command_text(scenario: Scenario, arm: Arm, options: Options, style: str) -> 
     return shown.render()
 
 
-def _laid_over_local(arm: Arm, options: Options) -> Laid:
+def _laid_over_local(arm: Arm, options: ServerOptions) -> Laid:
     """The arm's changes of vLLM's source over the release that is named, where the cache has it, or the `vllm` on PATH.
 
     Raises `InfraError` where neither is here: there is nothing then that the changed files could be made from.

@@ -32,9 +32,9 @@ from vllm_repro.running.run import private_folders, private_hosts, stamped_folde
 from vllm_repro.running.terminal import Progress
 from vllm_repro.scenario.catalogue import find, find_arms
 from vllm_repro.scenario.scenario import Scenario
-from vllm_repro.servers.base import Evidence, ServerKind
-from vllm_repro.servers.choice import Options
 from vllm_repro.servers.docker_engine import connect
+from vllm_repro.servers.kinds import ServerKind
+from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.site import Site
 from vllm_repro.verdict.release_result import Fate
 from vllm_repro.verdict.verdict import exit_status
@@ -42,7 +42,6 @@ from vllm_repro.verdict.verdict import exit_status
 __all__ = ["bounds", "releases"]
 
 _HOLE = "{version}"
-_EVIDENCE = {ServerKind.REHEARSAL: Evidence.REHEARSAL, ServerKind.LAB: Evidence.LAB}
 """Known before any server is; that of the others is the first run's."""
 
 _EPILOG = """
@@ -96,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments = _as_begun(arguments, kept)
     if not arguments.scenario:
         raise UsageError("no SCENARIO is named", hint="vllm-repro list names them; vllm-repro versions --help")
-    if arguments.server == ServerKind.ATTACH:
+    if arguments.server != "auto" and not ServerKind(arguments.server).facts.started:
         raise UsageError(
             "a running server is one release, so there is no map of it",
             hint="vllm-repro run SCENARIO --url U; or --server rehearsal, lab, process or docker",
@@ -107,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = server_options(arguments)
     if arguments.versions is not None:
         versions = releases(arguments.versions)
-    elif choice_of(scenario, options).kind is ServerKind.LAB and scenario.lab and scenario.lab.vllm:
+    elif choice_of(scenario, options).kind.facts.in_lab and scenario.lab and scenario.lab.vllm:
         versions = (scenario.lab.vllm,)  # those of the status are in no cache and on no index
     else:
         versions = bounds(scenario)
@@ -117,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     # Once for all rows: a row of another kind of server would be no row of the same map.
     choice = choice_of(scenario, _for_release(options, versions[0]))
-    if choice.kind is ServerKind.DOCKER:
+    if choice.kind.facts.container:
         connect().close()  # an engine that does not answer is no fault of any release
     options = replace(options, server=choice.kind.value)
     job = job_of(arguments, arguments.scenario, scenario, options, choice, arms)
@@ -171,7 +170,7 @@ def _ordered(versions: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(versions), key=Version))
 
 
-def _for_release(options: Options, version: str) -> Options:
+def _for_release(options: ServerOptions, version: str) -> ServerOptions:
     image = options.image and options.image.replace(_HOLE, version)
     return replace(options, vllm=version, image=image)
 
@@ -197,7 +196,7 @@ class _Mapping:
             scenario.title,
             scenario.status,
             kind.value,
-            _EVIDENCE.get(kind),
+            kind.facts.evidence,
             tuple(arm.name for arm in job.arms),
             job.trials,
             tuple(versions),

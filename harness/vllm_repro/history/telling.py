@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import date
 from typing import Any
 
+from vllm_repro.evidence import facts_of
 from vllm_repro.history.account import Account, News
 from vllm_repro.history.life import Life, Lived
 from vllm_repro.history.trend import JUDGED, Change, Series, Suspect, latest_of
@@ -22,7 +23,7 @@ def _host_word(host: str, hardware: str) -> str:
 
 def evidence_word(evidence: str) -> str:
     """What stands beside every claim that is not about a GPU."""
-    return {"rehearsal": "REHEARSAL", "lab": "LAB", "cpu": "CPU"}.get(evidence, "")
+    return facts_of(evidence).mark
 
 
 def life_text(life: Lived) -> str:

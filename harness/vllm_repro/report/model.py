@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vllm_repro.evidence import facts_of
 from vllm_repro.journal.redact import Redactor
 from vllm_repro.report.measured import Measured
 from vllm_repro.report.timeline import Timeline
@@ -254,11 +255,5 @@ def issue_url(issue: str) -> str:
 
 
 def banner(evidence: str, version: str | None) -> str:
-    """The line that every report of something other than a GPU begins with; empty for a GPU."""
-    release = f"vLLM {version}" if version else "vLLM"
-    return {
-        "rehearsal": f"REHEARSAL: an engine of our own that imitates {release}. It shows scenario and harness at work and says "
-        "nothing about vLLM.",
-        "lab": f"LAB: {release}'s own code on a CPU, with its CUDA parts replaced.",
-        "cpu": f"CPU: a stock {release} on a CPU. Nothing about a GPU's speed follows from it.",
-    }.get(evidence, "")
+    """Return the first line of a report about anything but a GPU; empty for a GPU."""
+    return facts_of(evidence).banner.format(release=f"vLLM {version}" if version else "vLLM")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from statistics import median
 
+from vllm_repro.evidence import facts_of
 from vllm_repro.report.escape import cell, fence
 from vllm_repro.report.model import banner, issue_url
 from vllm_repro.report.version_map import ArmRow, Row, VersionMap, readings
@@ -57,7 +58,7 @@ def markdown(version_map: VersionMap) -> str:
 def terminal(version_map: VersionMap, path: str) -> str:
     """The end of `vllm-repro versions`; `path` is where `versions.md` lies."""
     of = version_map
-    kind = {"rehearsal": "REHEARSAL of vLLM", "lab": "LAB", "cpu": "vLLM on a CPU"}.get(of.evidence or "", "vLLM")
+    kind = facts_of(of.evidence).subject
     rows = [_head(of), *_rows(of)]
     limits = _LIMITS
     if not of.names_arms:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from vllm_repro.evidence import facts_of
 from vllm_repro.report.model import ArmReport, TrialReport, counting
 from vllm_repro.verdict.idle import RESTING
 from vllm_repro.verdict.outcome import Outcome
@@ -131,7 +132,8 @@ def expected_words(expected: bool | None) -> str:
 
 def simulated(evidence: str) -> str:
     """The word that stands beside whatever no GPU's vLLM did, empty for those; with a space before it."""
-    return {"rehearsal": " (REHEARSAL)", "lab": " (LAB)"}.get(evidence, "")
+    facts = facts_of(evidence)
+    return f" ({facts.mark})" if facts.simulated else ""
 
 
 def boundary(trial: TrialReport) -> str:

@@ -18,9 +18,10 @@ from vllm_repro.diagnosis.diagnosis import Diagnosis, Phase, diagnose
 from vllm_repro.diagnosis.lab_lines import observed
 from vllm_repro.diagnosis.log_text import Line, read_lines
 from vllm_repro.diagnosis.signature import How, compare
+from vllm_repro.evidence import Evidence
 from vllm_repro.running.death_signs import Channel, DeathSign
 from vllm_repro.scenario.scenario import Scenario
-from vllm_repro.servers.base import Evidence, Exit, ServerFacts, ServerKind
+from vllm_repro.servers.base import Exit, ServerFacts
 from vllm_repro.tiny_model import StandIn
 from vllm_repro.trigger.trigger import Asked, AttentionShape, Condition, Finding, ScheduledChunk, TriggerFacts
 from vllm_repro.verdict.outcome import Death, Outcome, Outlasted, TrialFacts, classify
@@ -188,7 +189,7 @@ def _trigger_facts(
     batch, chunked = boot.max_num_batched_tokens, boot.chunked_prefill
     # The boot line is what is in force, and the flag is what was asked for. Nobody knows that of an attached server: the scenario's
     # flags are not its own, and prove nothing about it.
-    attached = seen.facts is not None and seen.facts.kind is ServerKind.ATTACH
+    attached = seen.facts is not None and not seen.facts.kind.facts.started
     if not attached:
         batch = batch or command.number("--max-num-batched-tokens")
         chunked = command.enabled("--enable-chunked-prefill") if chunked is None else chunked
@@ -221,7 +222,7 @@ def _in_flight(asked: Asked, seen: Seen) -> Asked:
 def _shape(scenario: Scenario, seen: Seen, boot: BootFacts) -> AttentionShape | None:
     """None where the server says that it serves another model: its sizes are not those that the scenario states."""
     model, served = scenario.model, seen.stand_in
-    if served is None and scenario.lab is not None and seen.facts is not None and seen.facts.kind is ServerKind.LAB:
+    if served is None and scenario.lab is not None and seen.facts is not None and seen.facts.kind.facts.in_lab:
         served = scenario.lab.shape(model)
     if served is not None:
         return AttentionShape(served.heads, served.kv_heads, served.head_dim, kinds=served.kinds, window=served.window)
@@ -292,12 +293,12 @@ def weights_of(command: ServeCommand, seen: Seen, boot: BootFacts) -> Weights | 
         return None
     if seen.facts.evidence is Evidence.REHEARSAL:
         return Weights.IMITATED
-    if seen.facts.kind is ServerKind.ATTACH:
+    if not seen.facts.kind.facts.started:
         # Its command line is somebody else's, and only the log may tell.
         return None if not boot.args else Weights.DUMMY if boot.args.get("load_format") == "dummy" else Weights.REAL
     if command.get("--load-format") == "dummy":
         return Weights.DUMMY
-    return Weights.MADE if seen.facts.kind is ServerKind.LAB else Weights.REAL
+    return Weights.MADE if seen.facts.kind.facts.in_lab else Weights.REAL
 
 
 def _infra(seen: Seen) -> str | None:

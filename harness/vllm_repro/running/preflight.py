@@ -12,9 +12,9 @@ from pathlib import Path
 
 from vllm_repro.errors import InfraError
 from vllm_repro.host.machine import gpus, nvidia_smi
-from vllm_repro.servers.base import ServerKind
 from vllm_repro.servers.docker_engine import connect
 from vllm_repro.servers.docker_errors import ENGINE_ERRORS, explain
+from vllm_repro.servers.kinds import ServerKind
 
 __all__ = ["pull", "trouble"]
 
@@ -23,15 +23,15 @@ _BUSY_MB = 1_024
 """Of a GPU's memory in use: its driver, and a screen, take some hundreds."""
 
 
-def trouble(server: str, out: Path, least_disk_gb: float) -> Iterator[str]:
-    """A sentence for each thing that is wrong. server: as `--server` takes it. out: where runs are written."""
+def trouble(kind: ServerKind, out: Path, least_disk_gb: float) -> Iterator[str]:
+    """A sentence for each thing that is wrong. out: where runs are written."""
     yield from _disk(out, least_disk_gb)
-    if server in (ServerKind.REHEARSAL, ServerKind.LAB):
-        return  # neither uses a GPU
+    if not kind.facts.on_gpus:
+        return
     if not gpus():
         yield "no NVIDIA GPU: nvidia-smi is absent, fails, or lists none"
     yield from _busy_gpus()
-    if server == ServerKind.DOCKER:
+    if kind.facts.container:
         yield from _docker()
 
 

@@ -40,7 +40,6 @@ from vllm_repro.running.resume import Left
 from vllm_repro.running.trial import Trial, run_trial
 from vllm_repro.running.watch import Patience
 from vllm_repro.scenario.scenario import Arm, Edit, Scenario
-from vllm_repro.servers.base import ServerKind
 from vllm_repro.servers.site import Site
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.statistics import lower_bound
@@ -208,7 +207,7 @@ def _header(plan: Plan, machine: Machine, record: Record | None) -> dict[str, An
 
 def _edits(plan: Plan, arm: Arm) -> list[Edit]:
     """What is changed for an arm where it runs: the lab has changes of its own for some."""
-    in_lab = plan.site.kind is ServerKind.LAB
+    in_lab = plan.site.kind.facts.in_lab
     return [(edit.in_lab if in_lab else None) or edit for edit in arm.edits]
 
 
@@ -324,13 +323,13 @@ async def _trials(
         version = conclusion.version or version
         done(arm, number_of_trial, conclusion)
         # An arm whose patch does not fit, or that needs another kind of server, says nothing of the other arms.
-        if plan.site.ends_after(conclusion) and not arm.patches:
+        if plan.site.ends_after(conclusion.outcome, launched=conclusion.launched) and not arm.patches:
             break
 
 
 def _attachable(plan: Plan) -> list[Arm]:
     """An attached server has one command, so only arms without edits can be run, those that should live first."""
-    if not plan.site.attached:
+    if plan.site.kind.facts.started:
         return list(plan.arms)
     arms = [arm for arm in plan.arms if not arm.edits]
     if not arms:

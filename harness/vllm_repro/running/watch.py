@@ -30,7 +30,8 @@ from vllm_repro.errors import InfraError
 from vllm_repro.journal.journal import Journal
 from vllm_repro.running.death_signs import Channel, DeathSign, log_sign, sign_of_answer
 from vllm_repro.running.log_file import follow
-from vllm_repro.servers.base import Exit, Server, ServerKind
+from vllm_repro.servers.base import Exit, Server
+from vllm_repro.servers.kinds import ServerKind
 
 __all__ = ["Patience", "Watch"]
 
@@ -198,7 +199,7 @@ class Watch:
             return
         if self.exit.oom_killed:
             self.note(DeathSign(Channel.OOM_KILL, self.exit.detail, self.exit.at, self.exit.at))
-        channel = Channel.CONTAINER if self.kind is ServerKind.DOCKER else Channel.PROCESS
+        channel = Channel.CONTAINER if self.kind.facts.container else Channel.PROCESS
         self.note(DeathSign(channel, self.exit.detail, self.exit.at, self.exit.at))
 
     async def _watch_log(self) -> None:

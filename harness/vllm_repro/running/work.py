@@ -19,7 +19,6 @@ from vllm_repro.running.watch import Watch
 from vllm_repro.scenario.dialogue import Dialogue
 from vllm_repro.scenario.sizes import resolve
 from vllm_repro.scenario.workload import Conversation, Pause, Request, Rest, Step, Together
-from vllm_repro.servers.base import ServerKind
 from vllm_repro.trigger.trigger import Asked
 from vllm_repro.verdict.idle import QUIET, RESTING, Sample, rested, restless, used
 
@@ -66,7 +65,7 @@ class Work:
 
     @property
     def _in_lab(self) -> bool:
-        return self.trial.launch.kind is ServerKind.LAB
+        return self.trial.launch.kind.facts.in_lab
 
     async def finish(self) -> None:
         """The last word on whether the engine lives."""
@@ -117,7 +116,7 @@ class Work:
 
     async def _asked_by_others(self) -> bool:
         """Whether a server that somebody else started has anything to do, while nothing of ours is left."""
-        if self.trial.launch.kind is not ServerKind.ATTACH:
+        if self.trial.launch.kind.facts.started:
             return False
         before = await self.watch.scrape()
         await asyncio.sleep(QUIET)

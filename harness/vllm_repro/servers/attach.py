@@ -26,24 +26,28 @@ import requests.exceptions
 
 from vllm_repro.client.client import Client
 from vllm_repro.errors import InfraError, UsageError
-from vllm_repro.servers.base import Evidence, Exit, Server, ServerFacts, ServerKind
+from vllm_repro.evidence import Evidence
+from vllm_repro.host.ports import listeners
+from vllm_repro.scenario.scenario import Arm, Scenario
+from vllm_repro.servers.base import Exit, Server, ServerFacts
+from vllm_repro.servers.kinds import ServerKind
+from vllm_repro.servers.launch import Launch
+from vllm_repro.servers.options import ServerOptions
+from vllm_repro.servers.site import Offer, Say, Site
+from vllm_repro.verdict.outcome import Outcome
 
-__all__ = ["AttachServer", "find_log", "find_process", "identify"]
+__all__ = ["AttachServer", "AttachSite", "find_log", "find_process", "identify"]
 
 _BOOT_LINE = b"vLLM API server version "
 _LOCAL = {"127.0.0.1", "localhost", "::1", "0.0.0.0"}
 
 
 def find_process(url: str) -> int | None:
-    """The pid on this host that listens on the URL's port; None where it is not ours to see."""
+    """Return the pid on this host that listens on the URL's port; None if this user cannot see one."""
     parts = urlsplit(url)
     if (parts.hostname or "") not in _LOCAL or parts.port is None:
         return None
-    with contextlib.suppress(psutil.Error, OSError):  # not ours to see
-        for connection in psutil.net_connections(kind="tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == parts.port:
-                return connection.pid
-    return None
+    return next(iter(listeners(parts.port)), None)
 
 
 def find_log(pid: int | None) -> Path | None:
@@ -196,3 +200,48 @@ def _started_at(container: Mapping[str, Any]) -> float | None:
     if found is None or text.startswith("0001-"):
         return None
     return datetime.fromisoformat(found[1] + (found[2] or "") + "+00:00").timestamp()
+
+
+class AttachSite(Site):
+    """A running server. It is asked whether it is a rehearsal, so that a rehearsal cannot pass for a vLLM.
+
+    rehearsal: the answer, if it is known already.
+    """
+
+    kind = ServerKind.ATTACH
+    unchangeable = "the source of a server that already runs cannot be changed: an arm that does so needs docker, process or the lab"
+
+    def __init__(
+        self,
+        options: ServerOptions,
+        scenario: Scenario,
+        say: Say = lambda _: None,
+        *,
+        rehearsal: bool | None = None,
+    ) -> None:
+        if not options.url:
+            raise UsageError("--server attach needs a URL", hint="--url http://127.0.0.1:8000")
+        self._url = options.url
+        self._log = options.log
+        if rehearsal is None:
+            _, rehearsal = asyncio.run(identify(options.url))
+        self.evidence = Evidence.REHEARSAL if rehearsal else Evidence.GPU if scenario.needs.gpus else Evidence.CPU
+
+    @classmethod
+    def offer(cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool) -> Offer:
+        return Offer(bool(options.url), "a URL was given" if options.url else "")
+
+    def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:
+        return Launch(
+            self.kind,
+            self.evidence,
+            scenario.command_of(arm),
+            differences=(f"the server was already running at {self._url}: its flags are not known to this report",),
+        )
+
+    def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
+        server = AttachServer(self._url, log=self._log, copy_to=log, evidence=self.evidence)
+        return self.launch(scenario, arm, 0), server
+
+    def ends_after(self, outcome: Outcome, *, launched: bool) -> bool:
+        return outcome not in (Outcome.CLEAN, Outcome.UNTRIGGERED)

@@ -19,25 +19,10 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 
-
-class Evidence(StrEnum):
-    """What a run says something about."""
-
-    GPU = "gpu"
-    CPU = "cpu"  # a stock release on a CPU
-    LAB = "lab"  # a release on the CPU with its CUDA parts replaced
-    REHEARSAL = "rehearsal"
-
-
-class ServerKind(StrEnum):
-    DOCKER = "docker"
-    PROCESS = "process"
-    LAB = "lab"
-    ATTACH = "attach"
-    REHEARSAL = "rehearsal"
+from vllm_repro.evidence import Evidence
+from vllm_repro.servers.kinds import ServerKind
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,15 @@ import psutil
 
 from vllm_repro.command.container import LOOPBACK, ContainerSpec, looks_secret
 from vllm_repro.errors import HarnessBug, InfraError, Unsupported
-from vllm_repro.servers.base import Evidence, Exit, Patched, Server, ServerFacts, ServerKind
+from vllm_repro.evidence import Evidence
+from vllm_repro.servers.base import Exit, Patched, Server, ServerFacts
 from vllm_repro.servers.docker_engine import Engine, ImageFacts, connect, image_facts, our_labels
 from vllm_repro.servers.docker_errors import ENGINE_ERRORS, explain
 from vllm_repro.servers.docker_orphans import remove_container
 from vllm_repro.servers.docker_output import STDERR, STDOUT, WholeLines, chunks, close, demuxed, without_first
 from vllm_repro.servers.docker_source import hashes_inside
 from vllm_repro.servers.docker_words import create_arguments, exit_of
+from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.overlay import Laid
 from vllm_repro.servers.witness import witnessed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,17 +13,20 @@ from typing import Any
 
 import vllm_repro_lab
 from vllm_repro.errors import InfraError, Unsupported, UsageError
+from vllm_repro.evidence import Evidence
+from vllm_repro.host.ports import free_port
 from vllm_repro.releases.overlay import changed_files, overlay
 from vllm_repro.releases.provision import Provisioned, ReleaseCache, cache_root, provision
 from vllm_repro.releases.tinymodel import cached_model
 from vllm_repro.scenario.scenario import Arm, Capture, Lab, Model, Scenario
-from vllm_repro.servers.base import Evidence, Replaced, Server, ServerFacts, ServerKind
-from vllm_repro.servers.choice import Options
+from vllm_repro.servers.base import Replaced, Server, ServerFacts
+from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.lab_launch import graph_mode, lab_launch, no_lab
 from vllm_repro.servers.lab_untried import untried
 from vllm_repro.servers.launch import Launch
-from vllm_repro.servers.process import ProcessServer, free_port
-from vllm_repro.servers.site import Site, process_server
+from vllm_repro.servers.options import ServerOptions
+from vllm_repro.servers.process import ProcessServer, process_server
+from vllm_repro.servers.site import Offer, Say, Site
 from vllm_repro_lab.parts import MECHANISMS
 
 __all__ = ["LabServer", "LabSite", "plugin_folder", "read_replaced", "shown"]
@@ -98,19 +101,28 @@ class LabSite(Site):
     kind = ServerKind.LAB
     evidence = Evidence.LAB
 
-    def __init__(self, options: Options, scenario: Scenario) -> None:
+    def __init__(self, options: ServerOptions, scenario: Scenario, say: Say = lambda _: None) -> None:
         if scenario.lab is None:
             raise no_lab(scenario)
         if options.model or options.weights == "real":
             raise UsageError(
                 "the lab serves dummy weights of the scenario's shape", hint="leave --model and --weights out"
             )
-        self._port = options.port
+        self.port = options.port
         self._version = options.vllm or scenario.try_in_lab
         self._lab, self._reported, self._scenario = scenario.lab, scenario.model, scenario
         self._capture = capture_of(scenario.lab, options)
 
-    def prepare(self, say: Callable[[str], None]) -> None:
+    @classmethod
+    def offer(cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool) -> Offer:
+        if scenario.lab is None or options.model or options.weights == "real":
+            return Offer(False)
+        version = options.vllm or scenario.try_in_lab
+        if download or ReleaseCache().get(version):
+            return Offer(True)
+        return Offer(False, f"--scenario-server lab installs vLLM {version} and runs it without")
+
+    def prepare(self, say: Say) -> None:
         self._say = say
         self._release = provision(self._version, say)
         self._model = lab_model(self._lab, self._reported)
@@ -149,7 +161,7 @@ class LabSite(Site):
         if arm.patches:
             overlaid = overlay(cache_root(), release, arm.patches, self._say)
             release, digests = overlaid.release, dict(overlaid.digests)
-        launch = self._launch(scenario, arm, release, self._port or free_port())
+        launch = self._launch(scenario, arm, release, self.port or free_port())
         return process_server(launch, log, partial(LabServer, patched=digests, untried=self._untried(arm)))
 
     def _untried(self, arm: Arm) -> dict[str, tuple[str, ...]]:
@@ -161,7 +173,7 @@ class LabSite(Site):
         }
 
 
-def shown(scenario: Scenario, arm: Arm, options: Options, port: int) -> str:
+def shown(scenario: Scenario, arm: Arm, options: ServerOptions, port: int) -> str:
     """The command, ready to paste, and below it what is replaced, as comments. The release is called `vllm` where it is not here yet."""
     version = options.vllm or scenario.try_in_lab
     release = ReleaseCache().get(version)
@@ -182,7 +194,7 @@ def shown(scenario: Scenario, arm: Arm, options: Options, port: int) -> str:
     return "\n".join(lines)
 
 
-def capture_of(lab: Lab, options: Options) -> Capture:
+def capture_of(lab: Lab, options: ServerOptions) -> Capture:
     """What is done while graphs are captured: what the scenario says, and more where the command line asks for more.
 
     Raises `UsageError` where the scenario's mechanism does not go with it.

@@ -8,12 +8,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from vllm_repro.command.command import ServeCommand
+from vllm_repro.command.container import LOOPBACK
 from vllm_repro.errors import UsageError
+from vllm_repro.evidence import Evidence
 from vllm_repro.scenario.scenario import Arm, Capture, Scenario
 from vllm_repro.scenario.sizes import Size
 from vllm_repro.scenario.workload import Step, requests_of
-from vllm_repro.servers.base import Evidence, ServerKind
-from vllm_repro.servers.launch import CPU_ENV, LOOPBACK, OFFLINE_ENV, Launch, Weights
+from vllm_repro.servers.kinds import ServerKind
+from vllm_repro.servers.launch import CPU_ENV, OFFLINE_ENV, Launch, Weights
 from vllm_repro.servers.witness import PLUGIN as WITNESS
 from vllm_repro.servers.witness import witness_env
 from vllm_repro_lab.parts import MECHANISMS

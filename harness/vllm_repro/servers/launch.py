@@ -12,14 +12,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vllm_repro.command.command import ServeCommand
-from vllm_repro.command.container import ContainerSpec, Mount
+from vllm_repro.command.container import LOOPBACK, ContainerSpec, Mount
+from vllm_repro.evidence import Evidence
 from vllm_repro.scenario.scenario import Arm, Scenario
-from vllm_repro.servers.base import Evidence, ServerKind
+from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.tiny_model import StandIn
 
-__all__ = ["CONTAINER_MODEL", "Launch", "Weights", "container_launch", "process_launch", "rehearsal_launch"]
+__all__ = [
+    "CONTAINER_MODEL",
+    "NO_SOURCE_TO_CHANGE",
+    "Launch",
+    "Weights",
+    "container_launch",
+    "process_launch",
+    "rehearsal_launch",
+]
 
-LOOPBACK = "127.0.0.1"
 CONTAINER_MODEL = "/models/stand-in"
 
 CPU_ENV = {
@@ -27,6 +35,9 @@ CPU_ENV = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 CPU_SHM_BYTES = 2**30
+NO_SOURCE_TO_CHANGE = (
+    "a rehearsal runs no vLLM, so there is no source to change: an arm that does so needs docker, process or the lab"
+)
 _IMITATED = "no vLLM at all: a rehearsal engine that imitates it"
 _NO_WEIGHTS = "none: a rehearsal"
 _DUMMY = "--load-format dummy"

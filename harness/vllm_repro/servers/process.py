@@ -1,60 +1,36 @@
-"""A local vLLM as a process in a session of its own, and the rehearsal engine, which is one too."""
+"""A local vLLM as a process in a session of its own."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-import psutil
-
-from vllm_repro.command.container import looks_secret
+from vllm_repro.command.container import LOOPBACK, looks_secret
 from vllm_repro.errors import InfraError
+from vllm_repro.evidence import Evidence
+from vllm_repro.host.machine import gpus
+from vllm_repro.host.ports import check_port, free_port, listeners
 from vllm_repro.host.processes import Started, start
-from vllm_repro.servers.base import Evidence, Exit, Server, ServerFacts, ServerKind
+from vllm_repro.releases.localvllm import local_vllm
+from vllm_repro.releases.provision import Provisioned, ReleaseCache, provision
+from vllm_repro.scenario.scenario import Arm, Scenario
+from vllm_repro.servers.base import Exit, Server, ServerFacts
+from vllm_repro.servers.kinds import ServerKind
+from vllm_repro.servers.launch import Launch, process_launch
+from vllm_repro.servers.options import ServerOptions, lacking, needs_of, weights_for
+from vllm_repro.servers.overlay import Laid, over_installed, over_release
+from vllm_repro.servers.ranked import RankedServer
+from vllm_repro.servers.ranks import nodes_of, over_nodes
+from vllm_repro.servers.site import Offer, Say, Site
 from vllm_repro.servers.witness import witnessed
 
-__all__ = ["ProcessServer", "check_port", "free_port"]
-
-LOOPBACK = "127.0.0.1"
-
-
-def free_port() -> int:
-    """A loopback port that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
-
-
-def check_port(port: int) -> None:
-    """Raises `InfraError` where something listens already: a dying old server still answers 200 for the new one."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((LOOPBACK, port))
-        except OSError as error:
-            raise InfraError(
-                f"port {port} on {LOOPBACK} is in use ({error.strerror})",
-                hint="name another with --port, or leave it out and a free one is taken",
-            ) from error
-
-
-def listeners(port: int) -> set[int]:
-    """The pids on this host that listen on a TCP port, as far as they are ours to see."""
-    with contextlib.suppress(psutil.Error, OSError):  # not ours to see
-        return {
-            connection.pid
-            for connection in psutil.net_connections(kind="tcp")
-            if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port
-            if connection.pid is not None
-        }
-    return set()
+__all__ = ["ProcessServer", "ProcessSite", "process_server"]
 
 
 def _steers_vllm(name: str) -> bool:
@@ -64,9 +40,8 @@ def _steers_vllm(name: str) -> bool:
 class ProcessServer(Server):
     """Runs `argv`, which must make it listen on `port`.
 
-    patched: sha256 of each file of vLLM's source that was changed for it, by its name below the folder of packages. env: what is set on
-    top of the caller's environment. Recorded is that and what of the caller's vLLM reads, without secrets. The
-    caller's PYTHONOPTIMIZE is not passed on: it takes the assertions out of vLLM, of which some of these engines die.
+    env: set on top of the caller's environment. Without PYTHONOPTIMIZE, which would remove the assertions of which some engines die.
+    patched: sha256 of each changed file of vLLM, by its name below site-packages. grace: seconds between SIGTERM and SIGKILL.
     """
 
     def __init__(
@@ -96,12 +71,12 @@ class ProcessServer(Server):
         check_port(self.port)
         inherited = {name: value for name, value in os.environ.items() if name != "PYTHONOPTIMIZE"}
         self._started = start(self.argv, inherited | self.env, self.log_path)
-        told = {name: value for name, value in inherited.items() if _steers_vllm(name)} | self.env
+        recorded = {name: value for name, value in inherited.items() if _steers_vllm(name)} | self.env
         return ServerFacts(
             self.kind,
             self.evidence,
             self.argv,
-            {key: value for key, value in told.items() if not looks_secret(key)},
+            {key: value for key, value in recorded.items() if not looks_secret(key)},
             pid=self._started.popen.pid,
         )
 
@@ -122,16 +97,116 @@ class ProcessServer(Server):
         return Exit(code, f"the server's process is gone, {how}", time.time())
 
     async def stop(self) -> None:
-        if self._started is None:
-            return
-        # Shielded: a run that is being cancelled must still see the server go.
-        await asyncio.shield(asyncio.to_thread(self._started.end, self.grace))
+        if self._started is not None:
+            # Shielded: a cancelled run must still wait until the server is gone.
+            await asyncio.shield(asyncio.to_thread(self._started.end, self.grace))
 
     def stranger(self) -> str:
-        # A port that was free at the start may be somebody else's by the time that a slow boot comes to bind it.
-        own = set(self.processes())
+        # A port that was free at the start may be taken when a slow boot comes to bind it.
         listening = listeners(self.port)
-        return "" if not listening or own & listening else f"pid {', '.join(map(str, sorted(listening)))}"
+        if not listening or set(listening) & set(self.processes()):
+            return ""
+        return f"pid {', '.join(map(str, listening))}"
 
     def processes(self) -> tuple[int, ...]:
         return self._started.pids() if self._started else ()
+
+
+def process_server(
+    launch: Launch, log: Path, make: Callable[..., ProcessServer] = ProcessServer
+) -> tuple[Launch, Server]:
+    """Return the server of `launch` on this host, one process per node. `make` takes the arguments of `ProcessServer`."""
+    head, followers = over_nodes(launch, free_port()) if nodes_of(launch) > 1 else (launch, ())
+    first = make(head.argv, port=head.port, log=log, env=head.env, kind=head.kind, evidence=head.evidence)
+    if not followers:
+        return head, first
+    others = [
+        make(
+            follower.argv,
+            port=free_port(),
+            log=log.with_suffix(f".rank{follower.rank}.log"),
+            env=follower.env,
+            kind=head.kind,
+            evidence=head.evidence,
+        )
+        for follower in followers
+    ]
+    return head, RankedServer(first, others)
+
+
+class ProcessSite(Site):
+    """Processes of a local vLLM: the one on PATH or, for a scenario without GPUs, a release from the cache."""
+
+    kind = ServerKind.PROCESS
+
+    def __init__(self, options: ServerOptions, scenario: Scenario, say: Say = lambda _: None) -> None:
+        self.evidence = Evidence.GPU if scenario.needs.gpus else Evidence.CPU
+        self._lacking = lacking(needs_of(scenario, options), gpus())
+        self.port = options.port
+        self._weights = weights_for(scenario, options)
+        self._say = say
+        self._release: Provisioned | None = None
+        if options.vllm and self._lacking:
+            self._vllm: tuple[str, ...] = ("vllm",)  # nothing is downloaded for a trial that cannot run
+        elif options.vllm and not scenario.needs.gpus:
+            self._release = provision(options.vllm, say)
+            self._vllm = self._release.argv_prefix
+        else:
+            self._vllm = (_installed(options, scenario),)
+
+    @classmethod
+    def offer(cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool) -> Offer:
+        if missing:
+            return Offer(False, missing)
+        # If a bug of the CPU has a lab, a plain release lacks something for it.
+        any_release = not scenario.needs.gpus and scenario.lab is None
+        if options.vllm and any_release:
+            return Offer(True, f"vLLM {options.vllm} runs on this CPU, which is all that the scenario needs")
+        if (found := local_vllm()) is not None:
+            name = f"vllm {found.version}" if found.version else "vllm"
+            return Offer(True, f"{name} is installed here, with what the scenario needs")
+        if any_release and ReleaseCache().get(scenario.try_with):
+            return Offer(True, f"vLLM {scenario.try_with} is in the cache, and a CPU is all that the scenario needs")
+        return Offer(False, "no vllm is installed here" + ("" if scenario.needs.gpus else ", and no image of it"))
+
+    def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:
+        laid = self.laid(arm)
+        return process_launch(
+            scenario,
+            arm,
+            vllm=laid.vllm or self._vllm,
+            env=laid.env,
+            weights=self._weights,
+            port=port,
+            evidence=self.evidence,
+        )
+
+    def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
+        launch = self.launch(scenario, arm, self.port or free_port())
+        return process_server(launch, log, partial(ProcessServer, patched=self.laid(arm).digests))
+
+    def laid(self, arm: Arm) -> Laid:
+        if not arm.patches:
+            return Laid()
+        if self._release is not None:
+            return over_release(self._release, arm.patches, self._say)
+        return over_installed(Path(self._vllm[0]), arm.patches, self._say)
+
+    def cannot(self, arm: Arm) -> str:
+        return self._lacking or super().cannot(arm)
+
+
+def _installed(options: ServerOptions, scenario: Scenario) -> str:
+    """Return the path of the `vllm` on PATH. Raises `InfraError` if there is none, or it is another release than `--vllm` names."""
+    found = local_vllm()
+    if options.vllm and (found is None or (found.version or "").partition("+")[0] != options.vllm):
+        here = f"the vllm that is installed here is {found.version}" if found else "no vllm is installed here"
+        raise InfraError(
+            f"{here}, and a release that vllm-repro installs is a CPU build",
+            hint=f"--server docker runs vLLM {options.vllm}; or install it, so that `vllm` on PATH is that one",
+        )
+    if found is None:
+        raise InfraError(
+            "no vllm is installed here", hint=f"name a release to install into a cache: --vllm {scenario.try_with}"
+        )
+    return str(found.executable)

@@ -11,9 +11,9 @@ import shlex
 from dataclasses import dataclass, replace
 
 from vllm_repro.command.command import parse
-from vllm_repro.command.container import ContainerSpec
-from vllm_repro.servers.base import Evidence
-from vllm_repro.servers.launch import LOOPBACK, Launch
+from vllm_repro.command.container import LOOPBACK, ContainerSpec
+from vllm_repro.evidence import Evidence
+from vllm_repro.servers.launch import Launch
 
 __all__ = ["Follower", "containers_over_nodes", "nodes_of", "over_nodes"]
 

@@ -22,6 +22,8 @@ from itertools import chain
 from math import ceil
 from statistics import fmean, median, quantiles, stdev
 
+from vllm_repro.evidence import facts_of
+
 __all__ = [
     "Change",
     "Figures",
@@ -262,10 +264,8 @@ def ratio(arm: Sequence[Sequence[Round]], baseline: Sequence[Sequence[Round]], s
 
 def withheld(evidence: str, weights: str | None) -> str:
     """Why figures are no claim about vLLM, as a sentence; empty where they are one. weights: "real", "dummy", None where unknown."""
-    if evidence == "rehearsal":
-        return "No throughput is claimed: this is a REHEARSAL, whose engine sleeps where a model would compute"
-    if evidence == "lab":
-        return "No throughput is claimed: this is the LAB, where CUDA parts are replaced"
+    if why := facts_of(evidence).no_throughput:
+        return why
     if weights == "dummy":
         return "No throughput is claimed: the weights are random"
     if weights is None:

@@ -1,0 +1,64 @@
+"""Kinds of evidence: what a run can prove about vLLM, and what reports must print beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["EVIDENCE", "Evidence", "EvidenceFacts", "facts_of"]
+
+
+class Evidence(StrEnum):
+    """What a run says something about."""
+
+    GPU = "gpu"
+    CPU = "cpu"  # a stock release on a CPU
+    LAB = "lab"  # a release on the CPU with its CUDA parts replaced
+    REHEARSAL = "rehearsal"  # no vLLM at all
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvidenceFacts:
+    """What reports print about one kind of evidence.
+
+    mark: word beside every claim; empty for a GPU. subject: what ran, in a heading. simulated: parts of vLLM did not run, so the mark
+    also stands beside each verdict. no_throughput: why throughput is not claimed; empty if it may be. banner: first line of a report,
+    with `{release}` for the release.
+    """
+
+    mark: str = ""
+    subject: str = "vLLM"
+    simulated: bool = False
+    no_throughput: str = ""
+    banner: str = ""
+
+
+EVIDENCE: Mapping[Evidence, EvidenceFacts] = {
+    Evidence.GPU: EvidenceFacts(),
+    Evidence.CPU: EvidenceFacts(
+        mark="CPU",
+        subject="vLLM on a CPU",
+        banner="CPU: a stock {release} on a CPU. Nothing about a GPU's speed follows from it.",
+    ),
+    Evidence.LAB: EvidenceFacts(
+        mark="LAB",
+        subject="LAB",
+        simulated=True,
+        no_throughput="No throughput is claimed: this is the LAB, where CUDA parts are replaced",
+        banner="LAB: {release}'s own code on a CPU, with its CUDA parts replaced.",
+    ),
+    Evidence.REHEARSAL: EvidenceFacts(
+        mark="REHEARSAL",
+        subject="REHEARSAL of vLLM",
+        simulated=True,
+        no_throughput="No throughput is claimed: this is a REHEARSAL, whose engine sleeps where a model would compute",
+        banner="REHEARSAL: an engine of our own that imitates {release}. It shows scenario and harness at work and says "
+        "nothing about vLLM.",
+    ),
+}
+
+
+def facts_of(evidence: str | None) -> EvidenceFacts:
+    """Return what reports print about `evidence`, as a journal or report names it; None if no server ever ran."""
+    return EVIDENCE[Evidence(evidence)] if evidence else EvidenceFacts()

@@ -1,0 +1,47 @@
+"""Loopback ports of this host."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+import psutil
+
+from vllm_repro.command.container import LOOPBACK
+from vllm_repro.errors import InfraError
+
+__all__ = ["check_port", "free_port", "listeners"]
+
+
+def free_port() -> int:
+    """Return a loopback port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def check_port(port: int) -> None:
+    """Raise `InfraError` if something listens on `port`: a dying old server would answer in place of the new one."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError as error:
+            raise InfraError(
+                f"port {port} on {LOOPBACK} is in use ({error.strerror})",
+                hint="name another with --port, or leave it out and a free one is taken",
+            ) from error
+
+
+def listeners(port: int) -> list[int]:
+    """Return the pids on this host that listen on a TCP port, as far as this user may see them."""
+    with contextlib.suppress(psutil.Error, OSError):  # not ours to see
+        return sorted(
+            {
+                connection.pid
+                for connection in psutil.net_connections(kind="tcp")
+                if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port
+                if connection.pid is not None
+            }
+        )
+    return []

@@ -1,0 +1,110 @@
+"""Containers as the servers of a run."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+
+from vllm_repro.errors import InfraError
+from vllm_repro.evidence import Evidence
+from vllm_repro.host.ports import free_port
+from vllm_repro.scenario.patch import Patch
+from vllm_repro.scenario.scenario import Arm, Scenario
+from vllm_repro.servers.base import Server
+from vllm_repro.servers.docker import DockerServer
+from vllm_repro.servers.docker_engine import connect, image_facts, our_labels
+from vllm_repro.servers.kinds import ServerKind
+from vllm_repro.servers.launch import NO_SOURCE_TO_CHANGE, Launch, Weights, container_launch
+from vllm_repro.servers.options import ServerOptions, default_image, weights_for
+from vllm_repro.servers.overlay import Laid, over_container
+from vllm_repro.servers.ranked import RankedServer
+from vllm_repro.servers.ranks import containers_over_nodes, nodes_of
+from vllm_repro.servers.site import Offer, Say, Site
+
+__all__ = ["DockerSite"]
+
+
+class DockerSite(Site):
+    """Containers of one image. An image of the rehearsal engine makes the run a rehearsal."""
+
+    kind = ServerKind.DOCKER
+
+    def __init__(self, options: ServerOptions, scenario: Scenario, say: Say = lambda _: None) -> None:
+        self._version = options.vllm or scenario.try_with
+        self._image = options.image or default_image(scenario, self._version)
+        with contextlib.closing(connect()) as engine:
+            self.engine_version = engine.version
+            rehearsal = image_facts(engine, self._image).rehearsal
+        if rehearsal:
+            self.evidence = Evidence.REHEARSAL
+            self.unchangeable = NO_SOURCE_TO_CHANGE
+            self._weights = Weights(options.model or scenario.model.name)
+        else:
+            self.evidence = Evidence.GPU if scenario.needs.gpus else Evidence.CPU
+            self._weights = weights_for(scenario, options)
+        self.port = options.port
+        self._scenario, self._say = scenario, say
+        self._laid: dict[tuple[Patch, ...], Laid] = {}
+
+    @classmethod
+    def offer(cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool) -> Offer:
+        image = options.image or default_image(scenario, options.vllm or scenario.try_with)
+        if not missing:
+            with (
+                contextlib.suppress(InfraError),  # no engine, or one without the image: declined
+                contextlib.closing(connect()) as engine,
+            ):
+                if not scenario.needs.gpus or "nvidia" in engine.runtimes:
+                    image_facts(engine, image)
+                    return Offer(True, f"Docker {engine.version} has the image {image}")
+        return Offer(bool(options.image), "an image was given" if options.image else "")
+
+    def laid(self, arm: Arm) -> Laid:
+        if arm.patches and arm.patches not in self._laid:
+            unchanged = self.launch(self._scenario, replace(arm, patches=()), 0)
+            assert unchanged.container is not None
+            self._laid[arm.patches] = over_container(unchanged.container, arm.patches, "source", self._say)
+        return self._laid.get(arm.patches, Laid())
+
+    def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:
+        laid = self.laid(arm)
+        labels = (
+            {**our_labels(run), "org.vllm-repro.scenario": scenario.id, "org.vllm-repro.arm": arm.name} if run else {}
+        )
+        return container_launch(
+            scenario,
+            arm,
+            image=self._image,
+            weights=self._weights,
+            port=port,
+            evidence=self.evidence,
+            labels=labels,
+            name=f"vllm-repro-{run[-6:]}-{arm.name}-{number}" if run else None,
+            version=self._version,
+            mounts=laid.mounts,
+            more_env=laid.env,
+        )
+
+    def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
+        launch = self.launch(scenario, arm, self.port or free_port(), run=run, number=number)
+        assert launch.container is not None
+        laid = self.laid(arm) if arm.patches else None
+        if nodes_of(launch) == 1:
+            return launch, DockerServer(launch.container, log=log, run=run, evidence=self.evidence, laid=laid)
+        head, others = containers_over_nodes(launch)
+        assert head.container is not None
+        followers = [
+            DockerServer(
+                spec,
+                log=log.with_suffix(f".rank{rank}.log"),
+                run=run,
+                evidence=self.evidence,
+                port=launch.port,
+                laid=laid,
+            )
+            for rank, spec in enumerate(others, 1)
+        ]
+        return head, RankedServer(
+            DockerServer(head.container, log=log, run=run, evidence=self.evidence, laid=laid), followers
+        )

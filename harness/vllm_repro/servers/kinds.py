@@ -1,0 +1,96 @@
+"""Registry of server kinds. To add a kind, write a module with its `Site` and add it here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from vllm_repro.evidence import Evidence
+from vllm_repro.scenario.scenario import Scenario
+
+__all__ = ["KINDS", "KindFacts", "ServerKind", "kinds"]
+
+
+class ServerKind(StrEnum):
+    """Where the server of a run comes from. `--server auto` takes the first one that accepts the scenario."""
+
+    ATTACH = "attach"
+    DOCKER = "docker"
+    PROCESS = "process"
+    LAB = "lab"
+    REHEARSAL = "rehearsal"
+
+    @property
+    def facts(self) -> KindFacts:
+        return KINDS[self]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindFacts:
+    """What the rest of the package needs to know about one kind of server.
+
+    site: `module:class` of its `Site`, imported when one is opened. summary: one line for help and docs. started: we start and end the
+    server. container: it is a container. on_gpus: its runs need the scenario's GPUs. evidence: None if the scenario or the server decides.
+    options: names of `ServerOptions` that only some kinds read. release: the release of a run that names none.
+    """
+
+    site: str
+    summary: str
+    started: bool = True
+    container: bool = False
+    on_gpus: bool = False
+    evidence: Evidence | None = None
+    options: frozenset[str] = frozenset()
+    release: Callable[[Scenario], str | None] = lambda _: None
+
+    @property
+    def runs_vllm(self) -> bool:
+        """Return False if the server only imitates vLLM."""
+        return self.evidence is not Evidence.REHEARSAL
+
+    @property
+    def in_lab(self) -> bool:
+        """Return True if the scenario's commands, sizes and model for the lab hold."""
+        return self.evidence is Evidence.LAB
+
+
+KINDS: Mapping[ServerKind, KindFacts] = {
+    ServerKind.ATTACH: KindFacts(
+        site="vllm_repro.servers.attach:AttachSite",
+        summary="a server that already runs, at --url",
+        started=False,
+        options=frozenset({"url", "log"}),
+    ),
+    ServerKind.DOCKER: KindFacts(
+        site="vllm_repro.servers.docker_site:DockerSite",
+        summary="a container of vLLM's image",
+        container=True,
+        on_gpus=True,
+        options=frozenset({"image", "patch"}),
+    ),
+    ServerKind.PROCESS: KindFacts(
+        site="vllm_repro.servers.process:ProcessSite",
+        summary="the installed vllm, or on a CPU a release installed into a cache",
+        on_gpus=True,
+        options=frozenset({"patch"}),
+    ),
+    ServerKind.LAB: KindFacts(
+        site="vllm_repro.servers.lab:LabSite",
+        summary="a real release on the CPU, with its CUDA parts replaced",
+        evidence=Evidence.LAB,
+        options=frozenset({"patch", "guard", "record"}),
+        release=lambda scenario: scenario.try_in_lab,
+    ),
+    ServerKind.REHEARSAL: KindFacts(
+        site="vllm_repro.servers.rehearsal:RehearsalSite",
+        summary="an engine that imitates vLLM, and proves nothing about it",
+        evidence=Evidence.REHEARSAL,
+        release=lambda scenario: scenario.try_with,
+    ),
+}
+
+
+def kinds(which: Callable[[KindFacts], bool] = lambda _: True) -> list[ServerKind]:
+    """Return the kinds whose facts satisfy `which`, in the order of preference."""
+    return [kind for kind in ServerKind if which(kind.facts)]

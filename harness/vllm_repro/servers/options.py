@@ -1,0 +1,91 @@
+"""ServerOptions that choose a server, and what follows from them: image, model, and what the machine must have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from vllm_repro.errors import UsageError
+from vllm_repro.host.machine import Gpu, memory_gb
+from vllm_repro.releases.tinymodel import cached_model
+from vllm_repro.scenario.scenario import Needs, Scenario
+from vllm_repro.servers.launch import Weights
+from vllm_repro.tiny_model import StandIn
+
+__all__ = ["ServerOptions", "default_image", "lacking", "needs_of", "stand_in_of", "weights_for"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """The options of the command line about servers. Their flags have the same names."""
+
+    server: str = "auto"
+    url: str | None = None
+    image: str | None = None
+    vllm: str | None = None
+    model: str | None = None
+    weights: str | None = None
+    port: int | None = None
+    log: Path | None = None
+    patch: Path | None = None
+    guard: bool = False
+    record: bool = False
+
+
+def default_image(scenario: Scenario, version: str) -> str:
+    """Return the reported image for the scenario's own release, and the official image for any other."""
+    reported = scenario.reported().container
+    pinned = reported is not None and not reported.image.endswith((":nightly", ":latest"))  # those have moved on since
+    if reported is not None and pinned and scenario.needs.gpus and version == scenario.try_with:
+        return reported.image
+    repository = "vllm/vllm-openai" if scenario.needs.gpus else "vllm/vllm-openai-cpu"
+    return f"{repository}:v{version.partition('+')[0]}"  # a tag cannot hold a build's own suffix
+
+
+def lacking(needs: Needs, here: tuple[Gpu, ...]) -> str:
+    """Return what this machine lacks, as a sentence; empty if nothing."""
+    if len(here) < needs.gpus:
+        count = "no NVIDIA GPU" if not here else f"{len(here)} NVIDIA GPU" + ("s" if len(here) > 1 else "")
+        return f"the scenario needs {needs}, and this machine has {count}"
+    for gpu in here[: needs.gpus]:
+        if needs.gpu_memory_gb and gpu.memory_gb < needs.gpu_memory_gb * 0.98:  # a 16 GB card reports somewhat less
+            return f"the scenario needs {needs}; {gpu.name} has {gpu.memory_gb:g} GB"
+        if needs.capability and gpu.capability and gpu.capability < needs.capability:
+            return f"the scenario needs {needs}; {gpu.name} has capability {gpu.capability:g}"
+    if needs.memory_gb * 0.9 > memory_gb():  # part of what is installed is the system's
+        return f"the scenario needs {needs}, and this machine has {memory_gb():g} GB"
+    return ""
+
+
+def stand_in_of(scenario: Scenario, options: ServerOptions) -> StandIn | None:
+    """Return the tiny model to make for a run with `options`; None if an existing model is served."""
+    asked = options.weights == "dummy" or (options.weights is None and scenario.model.tiny_will_do)
+    return scenario.stand_in if asked and not options.model else None
+
+
+def needs_of(scenario: Scenario, options: ServerOptions) -> Needs:
+    """Return what a run with `options` needs. A tiny model fits any GPU, so only their number and capability count."""
+    made = stand_in_of(scenario, options) is not None
+    return replace(scenario.needs, gpu_memory_gb=0) if made else scenario.needs
+
+
+def weights_for(scenario: Scenario, options: ServerOptions) -> Weights:
+    """Return the model to serve. Raises `UsageError` for a folder without a model."""
+    if options.model:
+        folder = Path(options.model).expanduser()
+        if folder.is_dir():
+            if not (folder / "config.json").is_file():
+                raise UsageError(
+                    f"{options.model} has no config.json, so it is no model folder",
+                    hint="name the folder that holds config.json, or a model's name on the hub",
+                )
+            return Weights(folder.name, folder.resolve(), dummy=options.weights == "dummy")
+        if options.model.startswith(("/", "./", "../", "~")):
+            raise UsageError(
+                f"there is no folder {options.model}", hint="name a model folder, or a model's name on the hub"
+            )
+        return Weights(options.model, dummy=options.weights == "dummy")
+    stand_in = stand_in_of(scenario, options)
+    if stand_in is not None:
+        return Weights(stand_in.slug, cached_model(stand_in), dummy=True, stand_in=stand_in)
+    return Weights(scenario.model.name, dummy=options.weights == "dummy")

@@ -1,0 +1,45 @@
+"""The rehearsal engine as a kind of server: a process that imitates vLLM."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from vllm_repro.evidence import Evidence
+from vllm_repro.host.ports import free_port
+from vllm_repro.resources import rehearsal_engine
+from vllm_repro.scenario.scenario import Arm, Scenario
+from vllm_repro.servers.base import Server
+from vllm_repro.servers.kinds import ServerKind
+from vllm_repro.servers.launch import NO_SOURCE_TO_CHANGE, Launch, rehearsal_launch
+from vllm_repro.servers.options import ServerOptions
+from vllm_repro.servers.process import process_server
+from vllm_repro.servers.site import Offer, Say, Site
+
+__all__ = ["RehearsalSite"]
+
+
+class RehearsalSite(Site):
+    """Processes of the rehearsal engine, told to be one release of vLLM."""
+
+    kind = ServerKind.REHEARSAL
+    evidence = Evidence.REHEARSAL
+    unchangeable = NO_SOURCE_TO_CHANGE
+
+    def __init__(self, options: ServerOptions, scenario: Scenario, say: Say = lambda _: None) -> None:
+        self._version = options.vllm or scenario.try_with
+        self._model = options.model
+        self.port = options.port
+
+    @classmethod
+    def offer(cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool) -> Offer:
+        return Offer(True)
+
+    def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:
+        engine = (sys.executable, str(rehearsal_engine()))
+        return rehearsal_launch(
+            scenario, arm, engine=engine, version=self._version, model=self._model or scenario.model.name, port=port
+        )
+
+    def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
+        return process_server(self.launch(scenario, arm, self.port or free_port()), log)
