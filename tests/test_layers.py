@@ -14,6 +14,7 @@ LAYERS = (
     "vllm_repro_lab",
     "errors",
     "evidence",
+    "secret_names",
     "resources",
     "tiny_model",
     "command",

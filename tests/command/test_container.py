@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_repro.command.command import parse
+from vllm_repro.command.command import parse, render_compose, render_docker, render_serve
 from vllm_repro.command.container import (
     PARALLEL_SHM_BYTES,
     ContainerSpec,
@@ -16,7 +16,6 @@ from vllm_repro.command.container import (
     Mount,
     Publish,
     Ulimit,
-    looks_secret,
     parse_size,
 )
 from vllm_repro.errors import UsageError
@@ -188,10 +187,18 @@ def test_a_bad_ulimit_is_refused() -> None:
         Ulimit.parse("memlock")
 
 
-@pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "VLLM_API_KEY", "AWS_SECRET_ACCESS_KEY"])
-def test_secrets_by_name(name: str) -> None:
-    assert looks_secret(name)
-    assert not looks_secret("VLLM_USE_V1")
+def test_the_environment_is_kept_but_for_secrets() -> None:
+    harmless = {"TOKENIZERS_PARALLELISM": "false", "VLLM_MOE_TOKENS_PER_CHUNK": "64", "ANYTHING": "a b"}
+    secret = {"HF_TOKEN": "hidden", "MY_PASSPHRASE": "hidden", "VLLM_KEYX": "hidden"}
+    words = " ".join(f"{name}='{value}'" for name, value in (harmless | secret).items())
+    command = parse(f"{words} vllm serve m")
+    assert dict(ContainerSpec.from_command(command, port=1, image="i").env) == harmless
+    for shown in (render_serve(command), render_docker(command), render_compose(command)):
+        assert "hidden" not in shown
+        read_again = parse(shown)
+        read = dict(read_again.env) | dict(read_again.container.env if read_again.container else ())
+        assert {name: read[name] for name in harmless} == harmless
+        assert secret.keys() <= read.keys()
 
 
 PATHS = st.text("/ab,\" '=.", min_size=1, max_size=8)

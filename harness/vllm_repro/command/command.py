@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from vllm_repro.command.compose_parse import looks_like_yaml, read_yaml
 from vllm_repro.command.compose_render import dump_compose
-from vllm_repro.command.container import group_arguments, looks_secret
+from vllm_repro.command.container import group_arguments
 from vllm_repro.command.docker_run import Container, docker_options
 from vllm_repro.command.flag_syntax import (
     Arguments,
@@ -31,6 +31,7 @@ from vllm_repro.command.flag_syntax import (
 from vllm_repro.command.shell import read_shell
 from vllm_repro.command.shell_words import split_words
 from vllm_repro.errors import CommandError
+from vllm_repro.secret_names import is_secret_name
 
 __all__ = [
     "DEFAULT_IMAGE",
@@ -252,6 +253,6 @@ def _is_false(flag: Flag) -> bool:
 def _assignment(name: str, value: str) -> str:
     """A variable in front of a command; one that is a secret, or came from the caller, is taken from the
     caller's environment."""
-    if looks_secret(name) or value == f"${name}":
+    if is_secret_name(name) or value == f"${name}":
         return f'{name}="${name}"'
     return f"{name}={shlex.quote(value)}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from vllm_repro.command.compose_render import dump, escape
-from vllm_repro.command.container import ContainerSpec, looks_secret
+from vllm_repro.command.container import ContainerSpec
+from vllm_repro.secret_names import is_secret_name
 
 __all__ = ["compose_text", "service"]
 
@@ -20,7 +21,7 @@ def service(spec: ContainerSpec, *, profile: str | None = None) -> dict[str, obj
     body["command"] = [escape(word) for word in spec.argv]
     body["init"] = spec.init
     if spec.env:
-        body["environment"] = {key: None if looks_secret(key) else escape(value) for key, value in spec.env}
+        body["environment"] = {key: None if is_secret_name(key) else escape(value) for key, value in spec.env}
     if spec.publish:
         body["ports"] = [port.render() for port in spec.publish]
     if spec.mounts:

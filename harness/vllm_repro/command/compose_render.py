@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import yaml
 
-from vllm_repro.command.container import looks_secret
 from vllm_repro.command.docker_run import Container
+from vllm_repro.secret_names import is_secret_name
 
 __all__ = ["dump", "dump_compose", "escape"]
 
@@ -26,7 +26,7 @@ def dump_compose(service: str, container: Container, argv: Sequence[str]) -> str
     body["command"] = [escape(word) for word in argv]
     environment: dict[str, str | None] = {}
     for key, value in container.env:
-        passed_on = value in {f"${key}", f"${{{key}}}"} or looks_secret(key)
+        passed_on = value in {f"${key}", f"${{{key}}}"} or is_secret_name(key)
         environment[key] = None if passed_on else escape(value)
     lists: dict[str, list[object]] = {
         "ports": list(container.ports),

@@ -31,6 +31,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vllm_repro.errors import UsageError
+from vllm_repro.secret_names import is_secret_name
 
 if TYPE_CHECKING:
     from vllm_repro.command.command import ServeCommand
@@ -43,7 +44,6 @@ __all__ = [
     "Mount",
     "Publish",
     "Ulimit",
-    "looks_secret",
     "parse_size",
 ]
 
@@ -58,15 +58,8 @@ stop NCCL."""
 
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[bkmgtp]?)(?:i?b)?", re.IGNORECASE)
 _UNITS = "bkmgtp"
-_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
 _GPU_DEVICES = re.compile(r'"?(?:device|devices)=(?P<ids>[^"]+)"?')
 _INDENT = "  "
-
-
-def looks_secret(name: str) -> bool:
-    """Whether an environment variable of this name holds something that must not be printed: `HF_TOKEN`,
-    `VLLM_API_KEY`."""
-    return _SECRET.search(name) is not None
 
 
 def parse_size(text: str) -> int:
@@ -200,7 +193,7 @@ class ContainerSpec:
             local = local.with_flags(f"--host {LOOPBACK}", f"--port {port}")
         variables = dict(reported.env) if reported else {}
         variables.update(command.env)
-        variables = {key: value for key, value in variables.items() if not looks_secret(key)}
+        variables = {key: value for key, value in variables.items() if not is_secret_name(key)}
         variables.update(env or {})
         ipc = reported.ipc if reported else None
         shm = parse_size(reported.shm_size) if reported and reported.shm_size else None
@@ -272,7 +265,7 @@ class ContainerSpec:
         groups += [("--cap-add", name) for name in self.cap_add]
         groups += [("--mount", mount.render()) for mount in self.mounts]
         for key, value in self.env:
-            hidden = looks_secret(key) and not secrets
+            hidden = is_secret_name(key) and not secrets
             groups.append(("-e", key if hidden else f"{key}={value}"))
         groups += [("--label", f"{key}={value}") for key, value in self.labels]
         if self.workdir:

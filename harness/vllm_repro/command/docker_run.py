@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from vllm_repro.command.container import looks_secret
 from vllm_repro.command.shell_words import Word, find_server, split_commands
 from vllm_repro.errors import CommandError
+from vllm_repro.secret_names import is_secret_name
 
 __all__ = ["ENGINES", "Container", "docker_options", "find_docker_run", "read_docker_run", "resolve_program"]
 
@@ -198,7 +198,7 @@ def docker_options(container: Container) -> list[tuple[str, ...]]:
     groups += [("-v", volume) for volume in container.volumes]
     groups += [("--mount", mount) for mount in container.mounts]
     for key, value in container.env:
-        groups.append(("-e", key if value == f"${key}" or looks_secret(key) else f"{key}={value}"))
+        groups.append(("-e", key if value == f"${key}" or is_secret_name(key) else f"{key}={value}"))
     groups += _option_groups(container.other)
     if container.entrypoint:
         groups.append(("--entrypoint", container.entrypoint[0]))

@@ -21,9 +21,10 @@ from typing import Any
 import docker.errors
 import psutil
 
-from vllm_repro.command.container import LOOPBACK, ContainerSpec, looks_secret
+from vllm_repro.command.container import LOOPBACK, ContainerSpec
 from vllm_repro.errors import HarnessBug, InfraError, Unsupported
 from vllm_repro.evidence import Evidence
+from vllm_repro.secret_names import is_recorded
 from vllm_repro.servers.base import Exit, Patched, Server, ServerFacts
 from vllm_repro.servers.docker_engine import Engine, ImageFacts, connect, image_facts, our_labels
 from vllm_repro.servers.docker_errors import ENGINE_ERRORS, explain
@@ -160,7 +161,7 @@ class DockerServer(Server):
             ServerKind.DOCKER,
             self.evidence,
             self.spec.docker_argv(),
-            {key: value for key, value in self.spec.env if not looks_secret(key)},
+            {key: value for key, value in self.spec.env if is_recorded(key)},
             image=self.spec.image,
             digest=image.digest,
             container_id=self._container,

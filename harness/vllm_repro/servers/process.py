@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from vllm_repro.command.container import LOOPBACK, looks_secret
+from vllm_repro.command.container import LOOPBACK
 from vllm_repro.errors import InfraError
 from vllm_repro.evidence import Evidence
 from vllm_repro.host.machine import gpus
@@ -20,6 +20,7 @@ from vllm_repro.host.processes import Started, start
 from vllm_repro.releases.localvllm import local_vllm
 from vllm_repro.releases.provision import Provisioned, ReleaseCache, provision
 from vllm_repro.scenario.scenario import Arm, Scenario
+from vllm_repro.secret_names import is_recorded
 from vllm_repro.servers.base import Exit, Server, ServerFacts
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import Launch, process_launch
@@ -31,10 +32,6 @@ from vllm_repro.servers.site import Offer, Say, Site
 from vllm_repro.servers.witness import witnessed
 
 __all__ = ["ProcessServer", "ProcessSite", "process_server"]
-
-
-def _steers_vllm(name: str) -> bool:
-    return name.startswith("VLLM_") and not name.startswith("VLLM_REPRO_")
 
 
 class ProcessServer(Server):
@@ -71,12 +68,11 @@ class ProcessServer(Server):
         check_port(self.port)
         inherited = {name: value for name, value in os.environ.items() if name != "PYTHONOPTIMIZE"}
         self._started = start(self.argv, inherited | self.env, self.log_path)
-        recorded = {name: value for name, value in inherited.items() if _steers_vllm(name)} | self.env
         return ServerFacts(
             self.kind,
             self.evidence,
             self.argv,
-            {key: value for key, value in recorded.items() if not looks_secret(key)},
+            {key: value for key, value in (inherited | self.env).items() if is_recorded(key)},
             pid=self._started.popen.pid,
         )
 

@@ -1,0 +1,54 @@
+"""Rule for the names whose values are secret, and for the environment variables whose values may be recorded."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+__all__ = ["is_recorded", "is_secret_name"]
+
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+
+_HARMLESS = re.compile(
+    r"^allow_|(?:^|_)(?:budget|count|dir|directory|enabled|file|folder|interval|length|limit|path|sizes?|sock|socket|threshold|timeout|ttl"
+    r"|type)$"
+)
+"""A place, a count or a switch: `HF_TOKEN_PATH`."""
+_SECRET = re.compile(
+    r"secret|passw|passphrase|credential|webhook|cookie|apikey|authorization|(?:^|_)auth(?:_|$)|_pwd$|^token$"
+    r"|(?:^|_)(?:access|account|api|bot|client|consumer|deploy|encryption|hmac|license|master|private|publishable|service|shared|signing"
+    r"|ssh|storage|subscription)_keys?(?:_|$)"
+    r"|(?:^|_)(?:access|api|app|auth|bearer|bot|client|csrf|deploy|git|github|gitlab|hf|hub|id|job|login|oauth|personal|refresh|registry"
+    r"|security|session|sso)_token(?:_|$)"
+)
+"""In any case: `api_key` and `hf_token` are secret, `cache_key` and `next_token` are not."""
+_SECRET_IN_CAPITALS = re.compile(
+    r"_(?:pass|pat|dsn|sas|jwt|otp)$|(?:^|_)key(?!board|file|word)[a-z]*(?:_\d+)?$|token(?:_\d+)?$"
+)
+"""Environment variables: `DB_PASS` is secret, `forward_pass` is not."""
+_MODEL_TOKEN = re.compile(
+    r"(?:^|_)(?:bos|cls|end|eos|image|last|mask|max|min|new|next|num|pad|per|prompt|sep|special|start|stop|think|unk)_token(?:_\d+)?$"
+)
+
+_RECORDED = re.compile(
+    r"(?:AITER|ASCEND|CUBLAS|CUDA|CUDNN|FLASHINFER|FLASH_ATTN|GLOO|GOMP|HF|HIP|HSA|KMP|LMCACHE|MKL|MOONCAKE|NCCL|NIXL|NUMBA|NUMEXPR|NVIDIA"
+    r"|NVSHMEM|NVTE|OMP|OPENBLAS|PYTORCH|RAY|RCCL|ROCM|ROCR|SAFETENSORS|TOKENIZERS|TORCH|TORCHDYNAMO|TORCHINDUCTOR|TRANSFORMERS|TRITON|UCX"
+    r"|VLLM|XLA)_\w+"
+)
+
+
+@lru_cache(4_096)
+def is_secret_name(name: str) -> bool:
+    """Return True if the value of a variable, field or flag of this name must not be shown: `HF_TOKEN`, `api_key`, `--api-key`."""
+    words = "_".join(_WORD.findall(name)).lower()
+    if _HARMLESS.search(words):
+        return False
+    capitals = not any(letter.islower() for letter in name)
+    return bool(
+        _SECRET.search(words) or (capitals and _SECRET_IN_CAPITALS.search(words) and not _MODEL_TOKEN.search(words))
+    )
+
+
+def is_recorded(name: str) -> bool:
+    """Return True for a variable that steers vLLM or its libraries and is not secret. Values of others are not recorded."""
+    return bool(_RECORDED.fullmatch(name)) and not name.startswith("VLLM_REPRO_") and not is_secret_name(name)
