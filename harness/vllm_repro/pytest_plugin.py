@@ -150,7 +150,7 @@ class ScenarioItem(pytest.Item):
         outcome = self._arm().trials[0]
         if outcome.outcome is Outcome.UNSUPPORTED:
             pytest.skip(outcome.why)
-        if outcome.outcome in (Outcome.INFRA, Outcome.BOOT_FAILED, Outcome.CANCELLED):
+        if outcome.outcome.facts.ci == "error":
             raise InfraError(f"{outcome.outcome}: {outcome.why}", hint=f"the log is {self.report.folder / outcome.log}")
 
     def _arm(self) -> ArmReport:

@@ -34,7 +34,15 @@ KINDS = {Failure: "failure", Error: "error", Skipped: "skipped"}
 
 def mixed(why: str = "it died of this", message: str = "boom", frame: str = "vllm/a.py:f") -> RunReport:
     """An arm of each sort: as expected, a surprise, trouble of the host, not for this machine."""
-    death = Death("answer", 0.1, "RuntimeError", message, (frame,) * 30, None, ("answer",))
+    death = Death(
+        detected_by="answer",
+        latency_s=0.1,
+        exception="RuntimeError",
+        message=message,
+        frames=(frame,) * 30,
+        signature=None,
+        channels=("answer",),
+    )
     outcomes = (Outcome.CLEAN, Outcome.CRASH, Outcome.INFRA, Outcome.UNSUPPORTED)
     arms = []
     for arm, outcome in zip(EXAMPLE.arms, outcomes, strict=False):

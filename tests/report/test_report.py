@@ -226,7 +226,7 @@ def test_a_report_says_whose_server_stayed_and_where_each_log_is() -> None:
     trial = replace(
         arm.trials[0],
         rank_logs=("logs/reported-1.rank1.log",),
-        outlasted=(Outlasted(1, 10.0, silent=True, ended_s=9.04),),
+        outlasted=(Outlasted(rank=1, watched_s=10.0, silent=True, ended_s=9.04),),
     )
     ranked = replace(example, arms=tuple(replace(one, trials=(trial,)) if one is arm else one for one in example.arms))
     jsonschema.validate(ranked.as_json(), SCHEMA)

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.conftest import Harness
-from tests.verdict.test_idle import SPINS
+from tests.running.test_idle import SPINS
 from vllm_repro.evidence import Evidence
 from vllm_repro.host.ports import free_port
 from vllm_repro.resources import rehearsal_engine

@@ -13,7 +13,15 @@ ALIVE = TrialFacts(ready=True, finding=CROSSED)
 
 
 def died(signature: How | None) -> Death:
-    return Death("log", 0.01, "AssertionError", "…", (), signature, ("log",))
+    return Death(
+        detected_by="log",
+        latency_s=0.01,
+        exception="AssertionError",
+        message="…",
+        frames=(),
+        signature=signature,
+        channels=("log",),
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,3 +54,12 @@ def test_a_quiet_trial_without_proof_is_never_clean() -> None:
     unproved = replace(ALIVE, finding=NOT_CROSSED)
     assert classify(replace(unproved, hung="…")) is Outcome.HANG
     assert classify(replace(unproved, wrong_output="…")) is Outcome.WRONG_OUTPUT
+
+
+def test_every_outcome_has_its_facts() -> None:
+    assert all(outcome.facts.engine for outcome in Outcome)
+    assert {outcome for outcome in Outcome if outcome.facts.ci == "error"} == {
+        Outcome.BOOT_FAILED,
+        Outcome.INFRA,
+        Outcome.CANCELLED,
+    }

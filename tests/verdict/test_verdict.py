@@ -17,7 +17,6 @@ from vllm_repro.verdict.verdict import (
     Verdict,
     VerdictReport,
     arm_result,
-    bisect_status,
     decide,
     exit_status,
     is_unproved,
@@ -131,7 +130,7 @@ def test_the_surprising_arm_is_named() -> None:
 
 def test_exit_statuses() -> None:
     assert [exit_status(answer) for answer in (True, False, None)] == [0, 1, 2]
-    assert {verdict: bisect_status(verdict) for verdict in Verdict} == {
+    assert {verdict: verdict.bisect_status for verdict in Verdict} == {
         Verdict.REPRODUCES: 1,
         Verdict.REGRESSED: 1,
         Verdict.QUIET: 0,

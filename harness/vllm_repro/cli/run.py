@@ -29,7 +29,7 @@ from vllm_repro.running.terminal import Progress, summary
 from vllm_repro.scenario.catalogue import find, find_arms
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.site import Site
-from vllm_repro.verdict.verdict import Expect, bisect_status, exit_status
+from vllm_repro.verdict.verdict import Expect, exit_status
 
 
 def add(subparsers: Subparsers) -> None:
@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
         if report.interrupted:
             statuses = [INTERRUPTED]
             break
-        bisected = bisect_status(report.verdict.verdict)
+        bisected = report.verdict.verdict.bisect_status
         statuses.append(bisected if arguments.bisect_exit else exit_status(report.verdict.expected))
     if arguments.json:
         print_json(reports[0].as_json() if len(scenarios) == 1 else [report.as_json() for report in reports])

@@ -44,6 +44,7 @@ _OF = {
     Verdict.CHANGED: Mark.CHANGED,
     Verdict.QUIET: Mark.QUIET,
     Verdict.FIXED: Mark.FIXED,
+    Verdict.INCONCLUSIVE: None,
 }
 _WORST = (
     Mark.REGRESSED,
@@ -92,7 +93,7 @@ def _cell(night: date, rows: Sequence[RunRow]) -> Cell:
 
 def _mark(row: RunRow) -> Mark:
     """Of one run. What a run of controls or of patched arms alone found says nothing of the bug in vLLM as it was built."""
-    mark = _OF.get(row.verdict)
+    mark = _OF[row.verdict]
     told = {Mark.QUIET: bool(row.quiet), Mark.FIXED: bool(row.quiet), Mark.CHANGED: bool(row.leading)}
     if mark is not None and told.get(mark, row.died is not None):
         return mark

@@ -12,7 +12,6 @@ from vllm_repro.verdict.output import Checks, Held, Probe, Said, Weights, hold
 
 __all__ = ["Trial", "answer_word", "answers", "held", "output_words", "refused", "trial_of"]
 
-ALIVE = (Outcome.CLEAN, Outcome.UNTRIGGERED)
 JUDGED = (Weights.REAL, Weights.IMITATED, Weights.MADE)
 
 Trial = tuple[str, int]
@@ -113,7 +112,7 @@ def _checks(recording: Recording) -> Checks | None:
 
 def _weights(recording: Recording) -> dict[Trial, Weights | None]:
     """Those of the trials that lived."""
-    alive = [entry for entry in recording.of("trial-ended") if entry["outcome"] in ALIVE]
+    alive = [entry for entry in recording.of("trial-ended") if Outcome(entry["outcome"]).facts.alive]
     return {trial_of(entry): Weights(entry["weights"]) if entry.get("weights") else None for entry in alive}
 
 

@@ -15,7 +15,7 @@ from vllm_repro.diagnosis.signature import How
 from vllm_repro.host.host_id import host_id
 from vllm_repro.journal.journal import Entry, Recording, head_of, legible, read
 from vllm_repro.journal.redact import Redactor, known_secrets
-from vllm_repro.report.answered import ALIVE, Trial, answers, held, output_words, refused, trial_of
+from vllm_repro.report.answered import Trial, answers, held, output_words, refused, trial_of
 from vllm_repro.report.measured import measured
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, counting
 from vllm_repro.report.timeline import timelines
@@ -317,7 +317,7 @@ def _trial(entry: Entry, said: _Said) -> TrialReport:
     elif answer.unknown:
         answer = Held()
     why, not_taken = answer.wrong or answer.unknown or entry["why"], said.refused.get(trial, ())
-    if outcome in ALIVE and not_taken:
+    if outcome.facts.alive and not_taken:
         # The rest of the workload crossed the boundary, or did not; that some of it was never run has to be said.
         why += f"; {refused_words(not_taken, entry['requests']['sent'])}"
     return TrialReport(
@@ -331,14 +331,14 @@ def _trial(entry: Entry, said: _Said) -> TrialReport:
         ),
         death
         and Death(
-            death["detected_by"],
-            death["latency_s"],
-            death["exception"],
-            death["message"],
-            tuple(death["frames"]),
-            How(death["signature"]) if death["signature"] else None,
-            tuple(death["channels"]),
-            tuple(death.get("ranks") or ()),
+            detected_by=death["detected_by"],
+            latency_s=death["latency_s"],
+            exception=death["exception"],
+            message=death["message"],
+            frames=tuple(death["frames"]),
+            signature=How(death["signature"]) if death["signature"] else None,
+            channels=tuple(death["channels"]),
+            ranks=tuple(death.get("ranks") or ()),
         ),
         entry["boot_s"],
         entry["duration_s"],

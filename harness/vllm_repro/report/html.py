@@ -35,7 +35,6 @@ from vllm_repro.report.wording import (
     simulated,
 )
 from vllm_repro.verdict.outcome import Outcome
-from vllm_repro.verdict.verdict import Verdict
 
 __all__ = ["LOG_ROOM", "UnreadLog", "html_page", "log_names", "shown_trials"]
 
@@ -43,22 +42,6 @@ LOG_ROOM = 2 << 20
 """Bytes of logs on a page, in all."""
 
 _MOST_TRIALS, _MOST_LISTED, _MOST_ARMS = 60, 100, 40
-
-_TONES = {
-    Outcome.CRASH: "bad",
-    Outcome.OTHER_CRASH: "bad",
-    Outcome.HANG: "bad",
-    Outcome.WRONG_OUTPUT: "bad",
-    Outcome.CLEAN: "good",
-    Outcome.BOOT_FAILED: "warn",
-}
-_VERDICT_TONES = {
-    Verdict.REPRODUCES: "bad",
-    Verdict.REGRESSED: "bad",
-    Verdict.CHANGED: "bad",
-    Verdict.QUIET: "good",
-    Verdict.FIXED: "good",
-}
 
 
 @dataclass(frozen=True)
@@ -141,12 +124,12 @@ def _first_screen(report: RunReport) -> dict[str, Any]:
     if report.shortfall:
         notices.append(f"{report.shortfall}. What follows is what was seen until then.")
     heads, rows = arms_grid(report)
-    tones = {outcome.value: tone for outcome, tone in _TONES.items()}
+    tones = {outcome.value: outcome.facts.tone for outcome in Outcome}
     return {
         "banner": banner(report.evidence, report.version),
         "mark": simulated(report.evidence).strip(" ()"),
         "notices": notices,
-        "verdict_tone": _VERDICT_TONES.get(report.verdict.verdict, "warn"),
+        "verdict_tone": report.verdict.verdict.tone,
         "expected": expected_words(report.verdict.expected),
         "expected_tone": {True: "dull", False: "warn", None: "dull"}[report.verdict.expected],
         "told_of_arms": (*report.comparisons, *refusals(report.arms)),
@@ -212,7 +195,7 @@ def _shown(report: RunReport, arm: ArmReport, trial: TrialReport) -> _Shown:
         _chart(timeline),
         trial.outcome.value,
         outcome_word(trial),
-        _TONES.get(trial.outcome, "dull"),
+        trial.outcome.facts.tone,
     )
 
 

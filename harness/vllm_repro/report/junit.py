@@ -23,9 +23,6 @@ from vllm_repro.verdict.verdict import Expected, counted
 
 __all__ = ["junit"]
 
-_DIED = (Outcome.OTHER_CRASH, Outcome.HANG, Outcome.WRONG_OUTPUT)
-_TROUBLE = (Outcome.INFRA, Outcome.CANCELLED, Outcome.BOOT_FAILED)
-
 _MESSAGE, _TEXT, _FRAMES = 1_000, 8_000, 10
 """Bytes of a message, which readers show in one line, and of the text below it; frames of the traceback, the innermost."""
 
@@ -101,15 +98,15 @@ def _case(report: RunReport, arm: ArmReport) -> ET.Element:
     )
     message = f"{counted(outcomes)}: {held(' '.join(told.why.split()), _MESSAGE)}"
     text = held(_text(told), _TEXT)
-    if any(outcome in _TROUBLE for outcome in outcomes):
-        trouble = next(trial for trial in trials if trial.outcome in _TROUBLE)
+    if any(outcome.facts.ci == "error" for outcome in outcomes):
+        trouble = next(trial for trial in trials if trial.outcome.facts.ci == "error")
         message = f"{counted(outcomes)}: {held(' '.join(trouble.why.split()), _MESSAGE)}"
         case.append(_element("error", {"message": message, "type": trouble.outcome}, held(_text(trouble), _TEXT)))
     elif all(outcome is Outcome.UNSUPPORTED for outcome in outcomes):
         case.append(_element("skipped", {"message": message}))
     elif arm.name in report.verdict.surprises:
         case.append(_element("failure", {"message": message, "type": told.outcome}, text))
-    elif report.verdict.expected is None and any(outcome in _DIED for outcome in outcomes):
+    elif report.verdict.expected is None and any(outcome.facts.other_failure for outcome in outcomes):
         # Nobody can say what it died of, which is no pass.
         case.append(_element("error", {"message": message, "type": told.outcome}, text))
     elif arm.idle or (not report.imitated and report.verdict.expected is None):

@@ -13,7 +13,8 @@ from statistics import median
 from typing import Any
 
 from vllm_repro.journal.journal import Entry, Recording
-from vllm_repro.report.answered import ALIVE, Trial, trial_of
+from vllm_repro.report.answered import Trial, trial_of
+from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.output import Weights
 from vllm_repro.verdict.soak import Soak
 from vllm_repro.verdict.throughput import Figures, Point, Ratio, Round, Spread, figures, ratio, withheld
@@ -115,7 +116,7 @@ def measured(recording: Recording) -> Measured | None:
     loads = started.get("loads") or ()
     baseline = str(loads[0]["baseline"]) if loads else ""
     ended = {trial_of(entry): entry for entry in recording.of("trial-ended")}
-    alive = {trial for trial, entry in ended.items() if entry["outcome"] in ALIVE}
+    alive = {trial for trial, entry in ended.items() if Outcome(entry["outcome"]).facts.alive}
     rounds = _rounds(recording, alive)
     by_trial = _by_trial(rounds)
     drift = {

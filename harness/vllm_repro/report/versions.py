@@ -13,7 +13,6 @@ from vllm_repro.report.escape import cell, fence
 from vllm_repro.report.model import banner, issue_url
 from vllm_repro.report.version_map import ArmRow, Row, VersionMap, readings
 from vllm_repro.report.wording import columns, seconds, simulated
-from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.statistics import excluded_rate
 from vllm_repro.verdict.verdict import Expected, Standing
 
@@ -22,8 +21,6 @@ __all__ = ["markdown", "terminal"]
 _LIMITS: tuple[int, ...] = (16, 12, 24, 32, 16, 20, 16, 8, 12, 24)
 _ARM = 2
 """The column of that name, see `_head`."""
-_NOT_REACHED = {Outcome.BOOT_FAILED, Outcome.UNSUPPORTED, Outcome.INFRA, Outcome.CANCELLED}
-"""Of such a trial nobody asks whether the boundary was crossed."""
 
 
 def markdown(version_map: VersionMap) -> str:
@@ -139,7 +136,7 @@ def _outcome(arm: ArmRow) -> str:
 
 
 def _boundary(arm: ArmRow) -> str:
-    ran = [trial for trial in arm.trials if trial.trigger.crossed or trial.outcome not in _NOT_REACHED]
+    ran = [trial for trial in arm.trials if trial.trigger.crossed or trial.outcome.facts.ran]
     crossed = sum(trial.trigger.crossed for trial in ran)
     if 0 < crossed < len(ran):
         return f"{crossed} of {len(ran)} crossed"
@@ -148,8 +145,7 @@ def _boundary(arm: ArmRow) -> str:
 
 def _signature(arm: ArmRow) -> str:
     """How the deaths compare with the scenario's signature; `unknown` where no log names a cause."""
-    refused = (Outcome.UNSUPPORTED, Outcome.INFRA, Outcome.CANCELLED)
-    deaths = [trial.death for trial in arm.trials if trial.death and trial.outcome not in refused]
+    deaths = [trial.death for trial in arm.trials if trial.death and trial.outcome.facts.tested]
     found = dict.fromkeys(death.signature or "unknown" for death in deaths)
     return ", ".join(found) or "-"
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from vllm_repro.evidence import facts_of
 from vllm_repro.report.model import ArmReport, TrialReport, counting
-from vllm_repro.verdict.idle import RESTING
 from vllm_repro.verdict.outcome import Outcome
 
 __all__ = [
@@ -138,7 +137,7 @@ def simulated(evidence: str) -> str:
 
 def boundary(trial: TrialReport) -> str:
     """What the trigger found, as short as a table allows."""
-    if trial.outcome in (Outcome.UNSUPPORTED, Outcome.INFRA, Outcome.CANCELLED) and not trial.trigger.crossed:
+    if not trial.outcome.facts.tested and not trial.trigger.crossed:
         return "-"
     word = "crossed" if trial.trigger.crossed else "not crossed"
     return f"{word}: {trial.trigger.brief}" if trial.trigger.brief else word
@@ -147,13 +146,7 @@ def boundary(trial: TrialReport) -> str:
 def engine_word(trial: TrialReport) -> str:
     if trial.death is not None:
         return f"died, seen {latency(trial.death.latency_s)}"
-    return {
-        Outcome.CLEAN: "alive",
-        Outcome.UNTRIGGERED: "alive",
-        Outcome.HANG: "never at rest" if trial.during == RESTING else "hung",
-        Outcome.WRONG_OUTPUT: "alive",
-        Outcome.BOOT_FAILED: "never ready",
-    }.get(trial.outcome, "-")
+    return trial.outcome.facts.engine
 
 
 def death_line(trial: TrialReport) -> str:

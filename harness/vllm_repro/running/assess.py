@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 from vllm_repro.client.answer import Answer
 from vllm_repro.command.command import ServeCommand
@@ -274,14 +274,14 @@ def _death(scenario: Scenario, seen: Seen, diagnosis: Diagnosis, nodes: list[Nod
         signature = comparison.how
     return (
         Death(
-            first.channel,
-            round(latency, 4),
-            diagnosis.exception,
-            diagnosis.message,
-            tuple(f"{frame.file}:{frame.function}" for frame in diagnosis.frames)[-_MOST_FRAMES:],
-            signature,
-            tuple(sign.channel for sign in signs),
-            culprits(nodes, scenario.signature),
+            detected_by=first.channel,
+            latency_s=round(latency, 4),
+            exception=diagnosis.exception,
+            message=diagnosis.message,
+            frames=tuple(f"{frame.file}:{frame.function}" for frame in diagnosis.frames)[-_MOST_FRAMES:],
+            signature=signature,
+            channels=tuple(sign.channel for sign in signs),
+            ranks=culprits(nodes, scenario.signature),
         ),
         captured,
     )
@@ -345,7 +345,10 @@ def _why(outcome: Outcome, facts: TrialFacts, diagnosis: Diagnosis, seen: Seen) 
             return "the engine lived, and the boundary was not crossed: " + "; ".join(facts.finding.evidence)
         case Outcome.BOOT_FAILED if facts.death is None:
             return seen.hung or "it never became ready"
-    return diagnosis.why if facts.death is None else _cause(facts.death, diagnosis)
+        case Outcome.CRASH | Outcome.OTHER_CRASH | Outcome.BOOT_FAILED:
+            return diagnosis.why if facts.death is None else _cause(facts.death, diagnosis)
+        case _:
+            assert_never(outcome)
 
 
 def _cause(death: Death, diagnosis: Diagnosis) -> str:

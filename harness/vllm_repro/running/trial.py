@@ -169,7 +169,7 @@ async def _outlasted(server: Server) -> tuple[Outlasted, ...]:
     before = [path.stat().st_size for path in server.rank_logs]
     ranks = await server.outlasting(_OUTLAST)
     sizes = [path.stat().st_size for path in server.rank_logs]
-    return tuple(Outlasted(rank, _OUTLAST, sizes[rank - 1] == before[rank - 1]) for rank in ranks)
+    return tuple(Outlasted(rank=rank, watched_s=_OUTLAST, silent=sizes[rank - 1] == before[rank - 1]) for rank in ranks)
 
 
 async def _version(client: Client) -> str | None:

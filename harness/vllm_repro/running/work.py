@@ -15,12 +15,13 @@ from vllm_repro.client.client import Client
 from vllm_repro.client.metrics import Reading, steps_between
 from vllm_repro.client.prompts import Prompt, build_chat, build_completion
 from vllm_repro.errors import InfraError, Unsupported
+from vllm_repro.running.idle import CpuSample, engine_cpu_seconds, is_idle, never_idle_message
 from vllm_repro.running.watch import Watch
 from vllm_repro.scenario.dialogue import Dialogue
 from vllm_repro.scenario.sizes import resolve
-from vllm_repro.scenario.workload import Conversation, Pause, Request, Rest, Step, Together
+from vllm_repro.scenario.workload import IDLE_AFTER, Conversation, Pause, Request, Rest, Step, Together
 from vllm_repro.trigger.trigger import Asked
-from vllm_repro.verdict.idle import QUIET, RESTING, Sample, rested, restless, used
+from vllm_repro.verdict.outcome import NEVER_IDLE
 
 if TYPE_CHECKING:
     from vllm_repro.running.trial import Trial
@@ -91,9 +92,9 @@ class Work:
 
     async def _rest(self, within: float) -> None:
         """Until the engine is at rest; after so many seconds without that it hangs."""
-        samples: list[Sample] = []
+        samples: list[CpuSample] = []
         while not samples or samples[-1].at - samples[0].at < within:
-            spent = await asyncio.to_thread(lambda: used(self.watch.server.processes()))
+            spent = await asyncio.to_thread(lambda: engine_cpu_seconds(self.watch.server.processes()))
             if spent is None:
                 if await self._died_meanwhile():
                     return
@@ -101,8 +102,8 @@ class Work:
                     "whether the engine comes to rest is told from the processor time of EngineCore, and no such process can be seen",
                     hint="run it on this host: --server process, docker or lab",
                 )
-            samples.append(Sample(time.monotonic(), spent))
-            if rested(samples):
+            samples.append(CpuSample(time.monotonic(), spent))
+            if is_idle(samples):
                 self.trial.journal.write("rested", **self.trial.label, seconds=samples[-1].at - samples[0].at)
                 return
             await asyncio.sleep(_LOOK)
@@ -111,15 +112,15 @@ class Work:
                 "somebody else asks this server too, so whether it comes to rest cannot be told",
                 hint="run it while nobody else does",
             )
-        self.trial.seen.doing = RESTING
-        self.watch.hang(restless(samples), samples[-1].at - samples[0].at)
+        self.trial.seen.doing = NEVER_IDLE
+        self.watch.hang(never_idle_message(samples), samples[-1].at - samples[0].at)
 
     async def _asked_by_others(self) -> bool:
         """Whether a server that somebody else started has anything to do, while nothing of ours is left."""
         if self.trial.launch.kind.facts.started:
             return False
         before = await self.watch.scrape()
-        await asyncio.sleep(QUIET)
+        await asyncio.sleep(IDLE_AFTER)
         after = await self.watch.scrape()
         if before is None or after is None:
             return False  # it does not answer, which is for the watcher to say

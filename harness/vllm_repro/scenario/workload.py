@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_repro.scenario.sizes import Size
-from vllm_repro.verdict.idle import QUIET
 
 __all__ = [
+    "IDLE_AFTER",
     "Conversation",
     "Pause",
     "Request",
@@ -38,6 +38,9 @@ __all__ = [
     "rest",
     "together",
 ]
+
+IDLE_AFTER = 5.0
+"""Seconds without work after which an engine counts as idle."""
 
 
 @dataclass(frozen=True)
@@ -200,9 +203,9 @@ def pause(seconds: float) -> Pause:
 
 
 def rest(*, within: float) -> Rest:
-    """Waits until the engine, which has nothing left to do, uses no processor time any more: see `vllm_repro.verdict.idle`."""
-    if within < QUIET:
-        raise ValueError(f"rest() takes within={QUIET:g} or more seconds, since it looks on for that long")
+    """Wait until the engine, with no request left, uses no processor time for `IDLE_AFTER` seconds. See `vllm_repro.running.idle`."""
+    if within < IDLE_AFTER:
+        raise ValueError(f"rest() takes within={IDLE_AFTER:g} or more seconds: idle means that long without work")
     return Rest(within)
 
 

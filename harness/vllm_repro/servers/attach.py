@@ -244,4 +244,4 @@ class AttachSite(Site):
         return self.launch(scenario, arm, 0), server
 
     def ends_after(self, outcome: Outcome, *, launched: bool) -> bool:
-        return outcome not in (Outcome.CLEAN, Outcome.UNTRIGGERED)
+        return not outcome.facts.alive

@@ -1,41 +1,82 @@
-"""The outcome of one trial: a pure function from what was seen to one of ten words.
+"""The outcome of one trial, and the facts of each outcome that other modules ask for. Pure.
 
-The order matters. Trouble that was established without the request that failed (Docker, the host, an install) comes first, then what
-this machine or release cannot do, then the signature, then the rest. The exit status of a server, a 200, or the word "Traceback" in a
-log decide nothing here: vLLM exits 0 when its engine dies.
+The exit status of a server, a 200 or the word "Traceback" in a log decide nothing here: vLLM exits 0 when its engine dies.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from vllm_repro.diagnosis.signature import How
 from vllm_repro.trigger.trigger import Finding
 
-__all__ = ["Death", "Outcome", "Outlasted", "TrialFacts", "classify"]
+__all__ = ["NEVER_IDLE", "Death", "Outcome", "Outlasted", "Tone", "TrialFacts", "classify"]
+
+NEVER_IDLE = "coming to rest"
+"""The detail of a hang whose engine keeps working with no request left: what it was doing (`during` in the journal)."""
+
+Tone = Literal["bad", "good", "warn", "dull"]
+"""A colour of the HTML page."""
 
 
 class Outcome(StrEnum):
-    CRASH = "crash"  # died, and of this bug
-    OTHER_CRASH = "other-crash"  # died of something else, or of something unknown
+    CRASH = "crash"  # died of this bug
+    OTHER_CRASH = "other-crash"  # died of something else, or of an unknown cause
     HANG = "hang"
     WRONG_OUTPUT = "wrong-output"
     CLEAN = "clean"  # trigger crossed, engine alive at the end
-    UNTRIGGERED = "untriggered"  # alive, but nothing was proved
+    UNTRIGGERED = "untriggered"  # alive, trigger not crossed
     BOOT_FAILED = "boot-failed"
     UNSUPPORTED = "unsupported"
     INFRA = "infra"
     CANCELLED = "cancelled"
 
+    @property
+    def facts(self) -> OutcomeFacts:
+        return _OUTCOMES[self]
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
+class OutcomeFacts:
+    """What the rest of the package needs to know of an outcome.
+
+    engine: the state of an engine that did not die, in one or two words. tone: its colour on the page. ci: how JUnit and pytest report
+    it where it is not declared. alive: the engine lived and answered well. other_failure: the engine failed in a way that is this bug
+    only if the arm declares it. tested: the trial says something about the engine. ran: the workload began.
+    """
+
+    engine: str
+    tone: Tone
+    ci: Literal["passed", "failure", "error", "skipped"]
+    alive: bool = False
+    other_failure: bool = False
+    tested: bool = True
+    ran: bool = True
+
+
+_OUTCOMES = {
+    Outcome.CRASH: OutcomeFacts(engine="-", tone="bad", ci="failure"),
+    Outcome.OTHER_CRASH: OutcomeFacts(engine="-", tone="bad", ci="failure", other_failure=True),
+    Outcome.HANG: OutcomeFacts(engine="hung", tone="bad", ci="failure", other_failure=True),
+    Outcome.WRONG_OUTPUT: OutcomeFacts(engine="alive", tone="bad", ci="failure", other_failure=True),
+    Outcome.CLEAN: OutcomeFacts(engine="alive", tone="good", ci="passed", alive=True),
+    Outcome.UNTRIGGERED: OutcomeFacts(engine="alive", tone="dull", ci="skipped", alive=True),
+    Outcome.BOOT_FAILED: OutcomeFacts(engine="never ready", tone="warn", ci="error", ran=False),
+    Outcome.UNSUPPORTED: OutcomeFacts(engine="-", tone="dull", ci="skipped", tested=False, ran=False),
+    Outcome.INFRA: OutcomeFacts(engine="-", tone="dull", ci="error", tested=False, ran=False),
+    Outcome.CANCELLED: OutcomeFacts(engine="-", tone="dull", ci="error", tested=False, ran=False),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Death:
-    """How a death was seen and what it was.
+    """The death of an engine.
 
-    detected_by: the channel whose sign came first. latency_s: from the engine's death to that sign, in seconds; None where the
-    moment of death cannot be told. channels: all that saw it, in order of time. signature: None where nothing names a cause. ranks: of a
-    server over several nodes, those that it began with.
+    detected_by: the channel that reported it first. latency_s: seconds from the death to that report; None if the moment of death is
+    unknown. channels: all that reported it, in order of time. signature: None if no cause is known. ranks: the ranks on which it began,
+    for a server over several nodes.
     """
 
     detected_by: str
@@ -48,11 +89,11 @@ class Death:
     ranks: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Outlasted:
-    """A further node's server that stayed when the first one was gone. Times in seconds.
+    """A further node's server that kept running after the first node's had gone. Times in seconds.
 
-    watched_s: how long after it was still there. silent: whether its log had no new line in that time. ended_s: what it took to end it.
+    watched_s: how long it was watched. silent: its log had no new line in that time. ended_s: how long ending it took.
     """
 
     rank: int
@@ -61,9 +102,9 @@ class Outlasted:
     ended_s: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrialFacts:
-    """All that the outcome depends on. Texts are sentences for people; None means that it was not so."""
+    """Everything that the outcome depends on. The texts are sentences for people; None means that it did not happen."""
 
     ready: bool
     finding: Finding
@@ -76,7 +117,10 @@ class TrialFacts:
 
 
 def classify(facts: TrialFacts) -> Outcome:
-    """One of the ten words for `facts`."""
+    """Return the outcome of a trial.
+
+    Trouble of the host comes first, then what the machine or the release cannot do, then the signature.
+    """
     if facts.cancelled is not None:
         return Outcome.CANCELLED
     if facts.infra is not None:

@@ -13,8 +13,7 @@ from enum import StrEnum
 
 from packaging.version import InvalidVersion, Version
 
-from vllm_repro.verdict.idle import RESTING
-from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.outcome import NEVER_IDLE, Outcome, Tone
 from vllm_repro.verdict.statistics import clean_needed, excluded_rate, fisher, lower_bound
 
 __all__ = [
@@ -110,9 +109,25 @@ class Verdict(StrEnum):
     CHANGED = "changed"
     INCONCLUSIVE = "inconclusive"
 
+    @property
+    def tone(self) -> Tone:
+        """The colour on the HTML page."""
+        return _VERDICTS[self][0]
 
-_BLOCKING = {Outcome.UNSUPPORTED, Outcome.INFRA, Outcome.BOOT_FAILED, Outcome.CANCELLED}
-_DIED_OTHERWISE = {Outcome.OTHER_CRASH, Outcome.HANG, Outcome.WRONG_OUTPUT}
+    @property
+    def bisect_status(self) -> int:
+        """The exit status for `git bisect run`: 0 good, 1 bad, 125 skip."""
+        return _VERDICTS[self][1]
+
+
+_VERDICTS: dict[Verdict, tuple[Tone, int]] = {
+    Verdict.REPRODUCES: ("bad", 1),
+    Verdict.QUIET: ("good", 0),
+    Verdict.FIXED: ("good", 0),
+    Verdict.REGRESSED: ("bad", 1),
+    Verdict.CHANGED: ("bad", 125),
+    Verdict.INCONCLUSIVE: ("warn", 125),
+}
 
 
 @dataclass(frozen=True)
@@ -138,12 +153,12 @@ class ArmResult:
     def otherwise(self) -> tuple[Outcome, ...]:
         """Ends that are neither life nor this bug."""
         sign = self.expected.sign
-        ends = tuple(one for one in self.outcomes if one in _DIED_OTHERWISE and one is not sign)
+        ends = tuple(one for one in self.outcomes if one.facts.other_failure and one is not sign)
         return ends + (sign,) * self.strange
 
     @property
     def alive(self) -> bool:
-        return bool(self.outcomes) and set(self.outcomes) <= {Outcome.CLEAN, Outcome.UNTRIGGERED}
+        return bool(self.outcomes) and all(one.facts.alive for one in self.outcomes)
 
 
 @dataclass(frozen=True)
@@ -192,7 +207,7 @@ def _died(expected: Expected, crashed: int, boots: int) -> str:
 def is_strange(expected: Expected, outcome: Outcome, during: str) -> bool:
     """Whether it is a hang of the other kind than the arm is to show: requests that hang in an engine that was to spin, or the reverse."""
     spins = {Expected.SPINS: True, Expected.HANGS: False}.get(expected)
-    return outcome is Outcome.HANG and spins is not None and (during == RESTING) is not spins
+    return outcome is Outcome.HANG and spins is not None and (during == NEVER_IDLE) is not spins
 
 
 def is_unproved(expected: Expected, outcome: Outcome, *, crossed: bool) -> bool:
@@ -226,7 +241,7 @@ def arm_result(
     elif crashed:
         result = Result.REPRODUCES
         bound = _died(expected, crashed, conclusive)
-    elif outcomes and set(outcomes) <= _BLOCKING:
+    elif outcomes and not any(one.facts.ran for one in outcomes):
         # One that was cut short may have got further than the boot.
         far = "came to its end" if Outcome.CANCELLED in outcomes else "got as far as the workload"
         result, bound = Result.BLOCKED, f"no trial {far}"
@@ -404,10 +419,3 @@ def decide(
 def exit_status(expected: bool | None) -> int:
     """0 as expected, 1 a surprise, 2 undecided."""
     return {True: 0, False: 1, None: 2}[expected]
-
-
-def bisect_status(verdict: Verdict) -> int:
-    """The three answers that `git bisect run` knows: 0 good, 1 bad, 125 skip."""
-    if verdict in (Verdict.REPRODUCES, Verdict.REGRESSED):
-        return 1
-    return 0 if verdict in (Verdict.QUIET, Verdict.FIXED) else 125

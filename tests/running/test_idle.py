@@ -1,4 +1,4 @@
-"""Whether an engine comes to rest: what its processor time says, and what a trial makes of it."""
+"""Idle detection, and trials of engines that never become idle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import Harness
-from vllm_repro.verdict.idle import QUIET, Sample, rested, restless, used
+from vllm_repro.running.idle import CpuSample, engine_cpu_seconds, is_idle, never_idle_message
+from vllm_repro.scenario.workload import IDLE_AFTER
 
 SPINS = """'''An engine that works on.'''
 
@@ -35,43 +36,43 @@ scenario = Scenario(
 """
 
 
-def samples(shares: list[float], every: float = 0.5) -> list[Sample]:
-    """A look every so many seconds, between which so large a share of a processor was used."""
-    taken = [Sample(100.0, 7.0)]
+def samples(shares: list[float], every: float = 0.5) -> list[CpuSample]:
+    """Return samples `every` seconds apart; each of `shares` is the part of one processor used in between."""
+    taken = [CpuSample(100.0, 7.0)]
     for share in shares:
-        taken.append(Sample(taken[-1].at + every, taken[-1].used + share * every))
+        taken.append(CpuSample(taken[-1].at + every, taken[-1].used + share * every))
     return taken
 
 
-def test_an_engine_that_waits_is_at_rest_when_it_was_looked_at_for_long_enough() -> None:
-    assert rested(samples([0.01] * 10))
-    assert not rested(samples([0.01] * 9))
+def test_idle_needs_seconds_without_work() -> None:
+    assert is_idle(samples([0.01] * 10))
+    assert not is_idle(samples([0.01] * 9))
 
 
-def test_work_before_the_last_seconds_is_forgiven() -> None:
-    assert rested(samples([1.0] * 20 + [0.0] * 10))
-    assert not rested(samples([1.0] * 20 + [0.0] * 9))
+def test_earlier_work_does_not_count() -> None:
+    assert is_idle(samples([1.0] * 20 + [0.0] * 10))
+    assert not is_idle(samples([1.0] * 20 + [0.0] * 9))
 
 
 @given(st.lists(st.floats(0.021, 4.0), min_size=1, max_size=60))
-def test_an_engine_that_works_all_the_time_never_rests_however_busy_the_machine(shares: list[float]) -> None:
+def test_steady_work_is_never_idle(shares: list[float]) -> None:
     taken = samples(shares)
-    assert not any(rested(taken[:end]) for end in range(1, len(taken) + 1))
+    assert not any(is_idle(taken[:end]) for end in range(1, len(taken) + 1))
 
 
 @given(st.lists(st.floats(0, 2), min_size=1, max_size=60), st.integers(0, 60))
-def test_once_quiet_long_enough_it_rests_whatever_was_before(shares: list[float], more: int) -> None:
-    assert rested(samples([*shares, *[0.0] * (int(QUIET / 0.5) + more)]))
+def test_idle_after_enough_quiet_whatever_came_before(shares: list[float], more: int) -> None:
+    assert is_idle(samples([*shares, *[0.0] * (int(IDLE_AFTER / 0.5) + more)]))
 
 
-def test_the_sentence_has_what_was_measured() -> None:
-    told = restless(samples([0.5] * 60))
-    assert "in the 30 s after the last request had ended" in told
+def test_message_has_the_measured_times() -> None:
+    told = never_idle_message(samples([0.5] * 60))
+    assert "in the 30 s after the last request" in told
     assert "15.0 s of processor time" in told
 
 
-def test_only_an_engine_core_counts(tmp_path: Path) -> None:
-    assert used([os.getpid()]) is None
+def test_only_engine_core_processes_count(tmp_path: Path) -> None:
+    assert engine_cpu_seconds([os.getpid()]) is None
     named = tmp_path / "core.py"
     named.write_text(
         "from pathlib import Path\nimport time\n"
@@ -84,11 +85,11 @@ def test_only_an_engine_core_counts(tmp_path: Path) -> None:
             assert core.stdout is not None
             assert core.stdout.readline() == "up\n"
             assert core.stdout.readline() == "idle\n"
-            spent = used([os.getpid(), core.pid])
+            spent = engine_cpu_seconds([os.getpid(), core.pid])
             assert spent is not None
             assert spent >= 0.2
             time.sleep(0.3)
-            later = used([core.pid])
+            later = engine_cpu_seconds([core.pid])
             assert later is not None
             assert later - spent < 0.1
         finally:
@@ -96,7 +97,7 @@ def test_only_an_engine_core_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("fault", "outcome", "status"), [("busy", "hang", 0), ("", "clean", 1)])
-def test_a_trial_tells_a_busy_engine_from_one_at_rest(
+def test_trial_reports_a_hang_if_the_engine_keeps_working(
     harness: Harness, tmp_path: Path, fault: str, outcome: str, status: int
 ) -> None:
     file = tmp_path / "spins.py"
@@ -106,12 +107,11 @@ def test_a_trial_tells_a_busy_engine_from_one_at_rest(
     assert (trial["outcome"], done.status) == (outcome, status), done.err
     assert trial["requests"] == {"sent": 1, "ok": 1, "failed": 0}
     if fault:
-        assert "EngineCore never came to rest" in trial["why"]
+        assert "EngineCore never became idle" in trial["why"]
         assert "1 of 1 never came to rest" in done.out
-        assert "never at rest" in done.out
 
 
-def test_requests_that_hang_are_not_what_an_arm_that_spins_shows(harness: Harness, tmp_path: Path) -> None:
+def test_a_hang_of_the_other_kind_is_not_this_bug(harness: Harness, tmp_path: Path) -> None:
     file = tmp_path / "spins.py"
     file.write_text(SPINS, encoding="utf-8")
     fault = {"VLLM_REHEARSAL_FAULT": "hang"}
@@ -128,7 +128,7 @@ def test_requests_that_hang_are_not_what_an_arm_that_spins_shows(harness: Harnes
 
 @pytest.mark.parametrize(("kind", "fault"), [("spins", "busy"), ("hangs", "hang")])
 @pytest.mark.parametrize("crossed", [True, False])
-def test_a_hang_short_of_the_boundary_may_be_any(
+def test_a_hang_short_of_the_boundary_is_unproved(
     harness: Harness, tmp_path: Path, kind: str, fault: str, crossed: bool
 ) -> None:
     file = tmp_path / f"{kind}.py"
@@ -144,7 +144,7 @@ def test_a_hang_short_of_the_boundary_may_be_any(
     assert done.status == (0 if crossed else 2)
 
 
-def test_a_death_while_it_is_looked_at_is_a_death(harness: Harness, tmp_path: Path) -> None:
+def test_a_death_while_waiting_for_idle_is_a_death(harness: Harness, tmp_path: Path) -> None:
     file = tmp_path / "spins.py"
     # The death comes with the second request, which is sent when the first look is over; its own look must not hide it.
     file.write_text(SPINS.replace("rest(within=8)]", "rest(within=8), completion(prompt=9), rest(within=8)]"))
@@ -153,7 +153,7 @@ def test_a_death_while_it_is_looked_at_is_a_death(harness: Harness, tmp_path: Pa
     assert trial["outcome"] == "other-crash"
 
 
-def test_an_arm_that_spins_must_be_looked_at(harness: Harness, tmp_path: Path) -> None:
+def test_check_asks_for_rest_in_a_spinning_arm(harness: Harness, tmp_path: Path) -> None:
     file = tmp_path / "spins.py"
     file.write_text(SPINS.replace(", rest(within=8)]", "]"), encoding="utf-8")
     done = harness("check", str(file))

@@ -1,0 +1,59 @@
+"""Detection of an engine that keeps working with no request left, from the processor time of its EngineCore process.
+
+An idle EngineCore uses almost no processor time. One that keeps stepping looks as healthy from outside: it answers, `/health` is 200, no
+counter moves. Workers are not read: those of several ranks poll their queue in perfect health.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from vllm_repro.scenario.workload import IDLE_AFTER
+
+__all__ = ["CpuSample", "engine_cpu_seconds", "is_idle", "never_idle_message"]
+
+_IDLE = 0.02
+"""The most of one processor that an idle engine uses. An idle EngineCore of 0.32.0 used none in 20 s; one that stepped beside 30 other
+processes on two cores got less than a tenth."""
+
+_NAME = "VLLM::EngineCor"  # the kernel keeps 15 characters of a process name
+
+
+@dataclass(frozen=True)
+class CpuSample:
+    """at: seconds on a monotonic clock. used: processor seconds that EngineCore had used by then."""
+
+    at: float
+    used: float
+
+
+def is_idle(samples: Sequence[CpuSample]) -> bool:
+    """Return True if the engine did no work in the last `IDLE_AFTER` seconds."""
+    last = samples[-1]
+    before = [sample for sample in samples if last.at - sample.at >= IDLE_AFTER]
+    return bool(before) and last.used - before[-1].used < _IDLE * (last.at - before[-1].at)
+
+
+def never_idle_message(samples: Sequence[CpuSample]) -> str:
+    """Return the sentence that reports this hang."""
+    first, last = samples[0], samples[-1]
+    return (
+        f"EngineCore never became idle in the {last.at - first.at:.0f} s after the last request: "
+        f"it used {last.used - first.used:.1f} s of processor time"
+    )
+
+
+def engine_cpu_seconds(pids: Iterable[int]) -> float | None:
+    """Return the processor seconds that the EngineCore processes among `pids` have used; None if there is none."""
+    times = []
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):  # it ended meanwhile: the watcher reports that
+            process = psutil.Process(pid)
+            if process.name().startswith(_NAME):
+                spent = process.cpu_times()
+                times.append(spent.user + spent.system)
+    return sum(times) if times else None
