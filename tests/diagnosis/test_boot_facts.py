@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from vllm_repro.diagnosis.boot_facts import boot_facts, scheduler_dump
+from vllm_repro.diagnosis.boot_facts import Observed, boot_facts, observed, scheduler_dump
+from vllm_repro.diagnosis.log_text import read_lines
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -97,25 +98,16 @@ def test_a_prompt_size_that_is_no_statement_of_the_server() -> None:
     )
 
 
-def test_the_fields_for_a_journal_are_plain() -> None:
-    fields = boot_facts(recording("v0.32.0-boot.log")).as_fields()
-    assert fields["kv_cache_tokens"] == 2_097_152
-    assert "args" not in fields
-
-
 def test_the_dump_of_a_real_death() -> None:
-    dump = scheduler_dump(recording("v0.32.0-fault-workspace-mp-inflight.log"))
-    assert dump is not None
-    assert dump.num_computed_tokens == (111, 110, 109, 108)
-    assert dump.total_num_scheduled_tokens == sum(dump.scheduled) == 4
-    assert dump.computed == (111, 110, 109, 108)
-    assert all(not request.new for request in dump.requests)
+    requests = scheduler_dump(recording("v0.32.0-fault-workspace-mp-inflight.log"))
+    assert [(one.computed, one.scheduled, one.new) for one in requests] == [
+        (tokens, 1, False) for tokens in (111, 110, 109, 108)
+    ]
 
 
-def test_the_dump_in_the_seed() -> None:
-    dump = scheduler_dump((DATA / "pasted" / "tq-chunked-prefill.txt").read_text(encoding="utf-8"))
-    assert dump is not None
-    assert (dump.computed, dump.scheduled, dump.total_num_scheduled_tokens) == ((4096,), (3497,), 3497)
+def test_the_dump_of_an_issue() -> None:
+    (request,) = scheduler_dump((DATA / "pasted" / "tq-chunked-prefill.txt").read_text(encoding="utf-8"))
+    assert (request.computed, request.scheduled) == (4096, 3497)
 
 
 def test_new_requests_and_a_dump_over_several_lines() -> None:
@@ -125,15 +117,32 @@ num_computed_tokens=256,lora_request=None)],
 scheduled_cached_reqs=CachedRequestData(req_ids=['cmpl-b'],new_block_ids=[None],num_computed_tokens=[10],num_output_tokens=[1]),
 num_scheduled_tokens={cmpl-a: 444, cmpl-b: 1}, total_num_scheduled_tokens=445, finished_req_ids=[])
 """
-    dump = scheduler_dump(text)
-    assert dump is not None
-    assert [(one.request_id, one.computed, one.scheduled, one.new) for one in dump.requests] == [
+    assert [(one.request_id, one.computed, one.scheduled, one.new) for one in scheduler_dump(text)] == [
         ("cmpl-b", 10, 1, False),
         ("cmpl-a", 256, 444, True),
     ]
-    assert dump.num_computed_tokens == (10,)
 
 
 def test_no_dump() -> None:
-    assert scheduler_dump(recording("v0.32.0-boot.log")) is None
-    assert scheduler_dump("SchedulerOutput( and nothing more") is None
+    assert scheduler_dump(recording("v0.32.0-boot.log")) == ()
+    assert scheduler_dump("SchedulerOutput( and nothing more") == ()
+
+
+LOG = """\
+(EngineCore pid=7) INFO 11-21 20:22:35 [offload.py:9] LAB observed store {"event": 3, "blocks": 80, "distinct": 54}
+(EngineCore pid=7) INFO 11-21 20:22:35 [core.py:9] something else
+(EngineCore pid=7) INFO 11-21 20:22:36 [offload.py:9] LAB observed store {"event": 4, "blo
+(EngineCore pid=7) INFO 11-21 20:22:37 [offload.py:9] LAB observed free_list {"counter": 106}
+"""
+
+
+def test_observations_come_in_order_and_a_line_that_was_cut_is_left_out() -> None:
+    assert observed(read_lines(LOG)) == (
+        Observed("store", {"event": 3, "blocks": 80, "distinct": 54}),
+        Observed("free_list", {"counter": 106}),
+    )
+
+
+def test_a_day_of_observations_stays_small() -> None:
+    line = 'INFO x] LAB observed store {"event": 1}\n'
+    assert len(observed(read_lines(line * 10_050))) == 10_000

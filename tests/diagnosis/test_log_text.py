@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.diagnosis.recordings import recording
 from vllm_repro.diagnosis.log_text import MAX_LINE, Line, read_lines
 
 RECORDINGS = Path(__file__).parents[1] / "data" / "recordings"
@@ -77,7 +80,7 @@ def test_prefixes_of_vllm(raw: str, process: str, pid: int | None, level: str, s
 
 
 @pytest.mark.parametrize(
-    "dress",
+    "collector",
     [
         "vllm-1  | {}",
         "2026-11-20T08:24:30.123456789Z {}",
@@ -108,45 +111,87 @@ def test_prefixes_of_vllm(raw: str, process: str, pid: int | None, level: str, s
         "\x1b_bk;t=1795345636000\x07{}",
     ],
 )
-def test_dresses_come_off(dress: str) -> None:
+def test_known_collectors_are_removed(collector: str) -> None:
     bare = "(EngineCore pid=5) ERROR 11-20 08:24:30 [core.py:1138]     raise AssertionError("
-    line = one(dress.format(bare))
+    line = one(collector.format(bare))
     assert (line.process, line.pid, line.level, line.source) == ("EngineCore", 5, "ERROR", "core.py:1138")
     assert line.text == "    raise AssertionError("
 
 
-def test_a_colour_around_the_prefix_alone_comes_off() -> None:
+def test_a_colour_around_the_prefix_is_removed() -> None:
     line = one("[1;36m(APIServer pid=9627)[0;0m INFO 11-20 08:24:30 [a.py:1] x")
     assert (line.process, line.level, line.text) == ("APIServer", "INFO", "x")
     assert one("rate(requests[5m]) and a[10] stay").text == "rate(requests[5m]) and a[10] stay"
 
 
-def test_indentation_without_a_prefix_of_vllm_is_the_texts_own() -> None:
+def test_indentation_without_a_vllm_prefix_is_kept() -> None:
     assert one("    raise AssertionError(").text == "    raise AssertionError("
     assert one(">     raise AssertionError(").text == "    raise AssertionError("
     assert one("2026-11-20T08:24:30Z   File 'a.py'").text == "  File 'a.py'"
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
-def test_what_powershell_redirects_is_read(tmp_path: Path, encoding: str) -> None:
-    text = "(Worker pid=4) ERROR 11-20 08:24:30 [w.py:1] bööm\n\n(Worker pid=4) RuntimeError: \u0a0a\n"
-    path = tmp_path / "log"
-    path.write_bytes(("" if encoding == "utf-16" else "\ufeff").encode(encoding) + text.encode(encoding))
-    with path.open("rb") as file:
-        from_file = list(read_lines(file))
-    assert from_file == list(read_lines(path.read_bytes())) == list(read_lines(text))
-    with path.open("r+b") as file:
-        file.truncate(path.stat().st_size - 3)  # in the middle of a character
-    assert [line.number for line in read_lines(path.read_bytes())] == [1, 2, 3]
+def records(key: str) -> Callable[[str], str]:
+    return lambda text: "\n".join(json.dumps({"time": "x", key: line}) for line in text.splitlines())
 
 
-def test_docker_json_file_records() -> None:
-    record = json.dumps({"log": "(Worker pid=1) ERROR 11-20 08:24:30 [a.py:1] boom\n", "stream": "stderr"})
-    assert one(record).text == "boom"
-    assert one('{"log": broken').text == '{"log": broken'
+def coloured_journal(text: str) -> str:
+    return "\n".join(json.dumps({"MESSAGE": list(f"\x1b[1m{line}".encode())}) for line in text.splitlines())
 
 
-def test_the_progress_bar_gives_up_the_line_behind_it() -> None:
+RECORDS: dict[str, Callable[[str], str]] = {
+    "Docker": records("log"),
+    "Loki": records("line"),
+    "CloudWatch": records("message"),
+    "journald": records("MESSAGE"),
+    "a JSON logger": records("msg"),
+    "Google Cloud": records("textPayload"),
+    "journald in colour": coloured_journal,
+}
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+@pytest.mark.parametrize("name", ["v0.32.0-fault-workspace-mp-inflight", "v0.32.0-killed-inflight"])
+def test_json_records_are_read_like_their_log(name: str, kind: str) -> None:
+    text = recording(name)
+    assert [line.text for line in read_lines(RECORDS[kind](text))] == [line.text for line in read_lines(text)]
+
+
+@pytest.mark.parametrize(
+    "text", ['{"log": broken', '{"error": {"message": "x"}}', '{"log": 3}', "{}", '{"a": [1]}', '{"log": [1, 999]}']
+)
+def test_other_json_stays_whole(text: str) -> None:
+    assert one(text).text == text
+
+
+@pytest.mark.parametrize("name", [path.stem for path in RECORDINGS.glob("*.log")])
+def test_a_plain_log_keeps_its_lines(name: str) -> None:
+    text = recording(name)
+    numbers = {line.number for line in read_lines(text)}
+    assert numbers <= set(range(1, text.count("\n") + 2))
+    assert max(numbers) == len(text.removesuffix("\n").split("\n"))
+
+
+class Endless(io.RawIOBase):
+    """A file without an end of line, that refuses to return all its bytes at once."""
+
+    def __init__(self, size: int) -> None:
+        self.left = size
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        assert size is not None
+        assert 0 < size <= MAX_LINE
+        taken = min(size, self.left)
+        self.left -= taken
+        return b"x" * taken
+
+
+def test_an_endless_line_is_read_in_pieces() -> None:
+    file = Endless(20 * MAX_LINE + 5)
+    assert [len(line.raw) for line in read_lines(file)] == [MAX_LINE]
+    assert file.left == 0
+
+
+def test_a_log_line_after_a_progress_bar_is_split_off() -> None:
     text = "Capturing: 50%|#\rCapturing: 100%|##| 5/5 [00:01](Worker pid=2) ERROR 11-20 08:24:30 [w.py:1] x\nnext"
     lines = list(read_lines(text))
     assert [line.number for line in lines] == [1, 1, 1, 2]
@@ -154,7 +199,7 @@ def test_the_progress_bar_gives_up_the_line_behind_it() -> None:
     assert lines[3].text == "next"
 
 
-def test_a_prefix_is_learnt_only_where_most_lines_carry_it() -> None:
+def test_a_prefix_is_learnt_only_if_most_lines_have_it() -> None:
     stamped = "(Worker pid=2) ERROR 11-20 08:24:30 [w.py:1] x"
     bar = f"100%|##| 5/5 [00:01]{stamped}\n100%|##| 5/5 [00:01]{stamped}\n"
     words = [line.text for line in read_lines(bar + f"{stamped}\n" * 3 + "100%|##| 5/5 [00:01]")]
@@ -188,7 +233,7 @@ def test_an_open_binary_file_reads_like_its_text() -> None:
     assert from_file == list(read_lines(path.read_text(encoding="utf-8", errors="replace").replace("\r\n", "\n")))
 
 
-def test_every_line_of_a_real_server_after_its_banner_has_a_level_or_is_known_noise() -> None:
+def test_lines_of_a_real_log_have_level_and_source() -> None:
     lines = list(read_lines((RECORDINGS / "v0.32.0-fault-scheduler-inflight.log").read_bytes()))
     named = [line for line in lines if line.process]
     assert {line.process for line in named} == {"APIServer", "EngineCore", "VllmWorker-0", "Worker"}
@@ -197,7 +242,7 @@ def test_every_line_of_a_real_server_after_its_banner_has_a_level_or_is_known_no
 
 @given(st.text(alphabet=st.characters(codec="utf-8"), max_size=300))
 @settings(max_examples=200)
-def test_nothing_is_lost_and_nothing_breaks(text: str) -> None:
+def test_any_text_is_read(text: str) -> None:
     lines = list(read_lines(text))
     assert [line.number for line in lines] == sorted(line.number for line in lines)
     for line in lines:

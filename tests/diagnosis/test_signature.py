@@ -7,7 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_repro.diagnosis.diagnosis import Phase, diagnose
-from vllm_repro.diagnosis.signature import How, Signature, canonical, compare, template
+from vllm_repro.diagnosis.log_text import read_lines
+from vllm_repro.diagnosis.signature import (
+    How,
+    NodeLog,
+    Signature,
+    canonical,
+    compare,
+    failed_nodes,
+    lost_worker,
+    template,
+)
 from vllm_repro.diagnosis.tracebacks import find_raised
 
 DATA = Path(__file__).parents[1] / "data"
@@ -248,3 +258,38 @@ def test_the_canonical_key_forgets_lines_and_sizes() -> None:
     (key,) = keys
     assert key.startswith("AssertionError | Workspace is locked")
     assert key.endswith("vllm.v1.worker.workspace:_ensure_workspace_size")
+
+
+FORWARD_PREFILL = Signature("AssertionError", "Workspace is locked", ("_forward_prefill",), Phase.REQUEST)
+PASTED = 'Traceback (most recent call last):\n  File "vllm/a.py", line 1, in _forward_prefill\nAssertionError: Workspace is locked\n'
+CLOSED = 'Traceback (most recent call last):\n  File "vllm/b.py", line 1, in all_reduce\nRuntimeError: Connection closed by peer\n'
+
+
+def node_log(number: int, text: str) -> NodeLog:
+    return NodeLog(node=number, diagnosis=diagnose(text), lost=lost_worker(read_lines(text)))
+
+
+@pytest.mark.parametrize(
+    ("head", "other", "ranks"),
+    [
+        (
+            CLOSED,
+            "ERROR x Worker proc VllmWorker-1 died unexpectedly (exit code: None), shutting down executor.\n",
+            (1,),
+        ),
+        ("ERROR x Worker proc VllmWorker-0 died unexpectedly (exit code: -9)\n", CLOSED, (0,)),
+        (PASTED, PASTED, (0, 1)),
+        (CLOSED, PASTED, (1,)),
+        (PASTED, CLOSED, (0,)),
+        # With two workers a node the second node's first one is worker 2, and its log is that of node 1.
+        (CLOSED, "ERROR x Worker proc VllmWorker-2 died unexpectedly, shutting down executor.\n", (1,)),
+        (CLOSED, "", (0,)),
+        ("", "", ()),
+    ],
+)
+def test_nodes_that_a_death_began_with(head: str, other: str, ranks: tuple[int, ...]) -> None:
+    assert failed_nodes([node_log(0, head), node_log(1, other)], FORWARD_PREFILL) == ranks
+
+
+def test_one_node_has_no_failed_nodes() -> None:
+    assert failed_nodes([], FORWARD_PREFILL) == ()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from vllm_repro.diagnosis.lab_lines import Observed, observed
+from vllm_repro.diagnosis.boot_facts import Observed, observed
 from vllm_repro.diagnosis.log_text import read_lines
 
 PLUGIN = "vllm_repro_lab.offload"

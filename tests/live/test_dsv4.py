@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import Harness
 from tests.live.lab_frames import strange_frames
-from vllm_repro.diagnosis.lab_lines import observed
+from vllm_repro.diagnosis.boot_facts import observed
 from vllm_repro.diagnosis.log_text import read_lines
 from vllm_repro.host.processes import session_members
 from vllm_repro.releases.provision import provision

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_repro.command.command import parse
-from vllm_repro.diagnosis.boot_facts import BootFacts
-from vllm_repro.diagnosis.lab_lines import Observed
+from vllm_repro.diagnosis.boot_facts import BootFacts, Observed
 from vllm_repro.trigger.conditions import (
     attention_backend,
     chunked_prefill,

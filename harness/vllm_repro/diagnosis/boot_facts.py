@@ -1,37 +1,37 @@
-"""What a vLLM server said about itself while it booted, and what its scheduler had in hand when it died.
+"""Facts that a server's log states: its boot, the scheduler dump at its death, and the lines of our own plugins.
 
-Both are read for trigger proof: whether graphs were captured (only then is the workspace locked), whether the
-    attention backend that a scenario is about was really chosen (the flag alone proves nothing), and whether
-    the step that died resumed a prompt. The wordings of all releases from 0.19 on are known here and nowhere
-    else.
+They prove triggers: graphs were captured (only then is the workspace locked), the attention backend really in use,
+whether the step that died resumed a prompt. This module knows the wordings of all releases from 0.19 on.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from vllm_repro.diagnosis.log_text import Line, read_lines
 
-__all__ = ["BootFacts", "BootReader", "ScheduledRequest", "SchedulerDump", "boot_facts", "scheduler_dump"]
+__all__ = ["BootFacts", "BootReader", "Observed", "ScheduledRequest", "boot_facts", "observed", "scheduler_dump"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BootFacts:
-    """Everything is None (or empty, or False) where the log does not say it.
+    """Facts of the boot; None, empty or False if the log does not state them.
 
-    vllm_version: as the server names itself, nightlies with their commit (`0.20.2rc1.dev35+g4845aee6b`).
+    vllm_version: as the server prints it, nightlies with their commit (`0.20.2rc1.dev35+g4845aee6b`).
     tq_hybrid_layers: full-attention layers that TurboQuant found in a hybrid model.
-    kv_cache_tokens: the pool's capacity. cudagraph_mode: `NONE`, `FULL_AND_PIECEWISE`, ….
+    kv_cache_tokens: capacity of the pool. cudagraph_mode: `NONE`, `FULL_AND_PIECEWISE`, ….
     graphs_captured: the capture finished, so the workspace was locked after it.
-    chunked_prefill, prefix_caching: as EngineCore has them, after a platform had its say.
+    chunked_prefill, prefix_caching: as EngineCore uses them, whatever the API server printed before.
     max_num_batched_tokens: largest chunk of a prompt in one step, in tokens.
-    runner_note: vLLM's own sentence about which model runner it uses.
-    workspace_locked: bytes, as VLLM_DEBUG_WORKSPACE=1 prints them; of several workspaces the largest.
-    workspace_reserved: a backend asked for room there before anything ran.
-    offload_blocks: for which the simple CPU offload connector has room.
+    runner_note: vLLM's sentence about its model runner.
+    workspace_locked: bytes, as VLLM_DEBUG_WORKSPACE=1 prints them; the largest of several workspaces.
+    workspace_reserved: a backend reserved room there before the first request.
+    offload_blocks: capacity of the simple CPU offload connector.
     args: the "non-default args" line as Python values.
     """
 
@@ -52,32 +52,11 @@ class BootFacts:
     args: Mapping[str, object] = field(default_factory=dict)
     ready: bool = False
 
-    def as_fields(self) -> dict[str, object]:
-        """Plain values for a journal; `args` stays out, it is the command line again."""
-        return {
-            "vllm_version": self.vllm_version,
-            "attention_backend": self.attention_backend,
-            "tq_hybrid_layers": list(self.tq_hybrid_layers),
-            "kv_cache_tokens": self.kv_cache_tokens,
-            "graphs_captured": self.graphs_captured,
-            "cudagraph_mode": self.cudagraph_mode,
-            "enforce_eager": self.enforce_eager,
-            "chunked_prefill": self.chunked_prefill,
-            "prefix_caching": self.prefix_caching,
-            "max_num_batched_tokens": self.max_num_batched_tokens,
-            "runner_note": self.runner_note,
-            "workspace_locked": self.workspace_locked,
-            "workspace_reserved": self.workspace_reserved,
-            "offload_blocks": self.offload_blocks,
-            "ready": self.ready,
-        }
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ScheduledRequest:
-    """One request of a step. Tokens: `computed` before the step (None where it is not said), `scheduled` in
-    it. `new`: its first step.
-    """
+    """One request of a scheduler step. computed: tokens before the step; scheduled: tokens in it; None if not printed. new: its first
+    step."""
 
     request_id: str
     computed: int | None
@@ -86,31 +65,11 @@ class ScheduledRequest:
 
 
 @dataclass(frozen=True)
-class SchedulerDump:
-    """The step that was running: vLLM's "Dumping scheduler output", or a `SchedulerOutput(…)` pasted into an
-    issue.
-    """
+class Observed:
+    """One observation that our plugin printed inside the engine: its kind, such as "store", and its values."""
 
-    requests: tuple[ScheduledRequest, ...]
-    num_computed_tokens: tuple[int, ...]
-    """Of the requests that were already running: the list as printed, zero for none."""
-    num_scheduled_tokens: Mapping[str, int]
-    total_num_scheduled_tokens: int | None
-    line: int
-
-    @property
-    def computed(self) -> tuple[int, ...]:
-        """Tokens computed before this step, one number a request, in the order of `requests`; 0 where not
-        said.
-        """
-        return tuple(request.computed or 0 for request in self.requests)
-
-    @property
-    def scheduled(self) -> tuple[int, ...]:
-        """Tokens scheduled in this step, one number a request, in the order of `requests`; 0 where not
-        said.
-        """
-        return tuple(request.scheduled or 0 for request in self.requests)
+    kind: str
+    values: Mapping[str, Any] = field(default_factory=dict)
 
 
 _VERSION = r"v?(\d+\.\d+[\w.+-]*\w)"
@@ -138,60 +97,58 @@ _ARGS = re.compile(r"non-default args: (\{.*\})\s*$")
 
 
 class BootReader:
-    """Feeds on lines, gathers `BootFacts`. The first statement of a fact counts: later ones are echoes of
-    other processes.
-    """
+    """Collector of `BootFacts` from lines. The first statement of a fact counts: other processes repeat it."""
 
     def __init__(self) -> None:
         self._facts: dict[str, object] = {}
 
     def feed(self, line: Line) -> None:
         text = line.text
-        # The words that each pattern needs come first: nearly every line of a long log has none of them.
+        # Test for a fixed word before each search: nearly every line of a long log has none.
         if "vllm_version" not in self._facts and ("LLM" in text or "ersion" in text):
             found = next((match for rx in _VERSIONS if (match := rx.search(text))), None)
-            self._say("vllm_version", found and found[1])
+            self._set("vllm_version", found and found[1])
         if "backend" in text and (found := _BACKEND.search(text)):
-            self._say("attention_backend", found[1] or found[2] or found[3])
+            self._set("attention_backend", found[1] or found[2] or found[3])
         if "TQ hybrid" in text and (found := _TQ_LAYERS.search(text)):
-            self._say("tq_hybrid_layers", tuple(int(layer) for layer in found[1].split(",") if layer.strip()))
+            self._set("tq_hybrid_layers", tuple(int(layer) for layer in found[1].split(",") if layer.strip()))
         if "KV cache size" in text and (found := _KV_TOKENS.search(text)):
             digits = found[1].replace(",", "")
-            self._say("kv_cache_tokens", int(digits) if digits else None)
+            self._set("kv_cache_tokens", int(digits) if digits else None)
         if "Chunked prefill" in text and (found := _CHUNKED.search(text)):
-            self._say("chunked_prefill", True)
-            self._facts["max_num_batched_tokens"] = int(found[1])  # what is in force, whatever was asked for
+            self._set("chunked_prefill", True)
+            self._facts["max_num_batched_tokens"] = int(found[1])  # in force, whatever the arguments asked for
         if "LLM engine" in text:
-            # The CPU platform turns both off for some models, after the API server has said that chunks are on.
+            # The CPU platform turns both off for some models, after the API server printed that chunks are on.
             self._facts.update((found[1], found[2] == "True") for found in _IN_FORCE.finditer(text))
         if "cudagraph_mode" in text and (found := _GRAPH_MODE.search(text)):
-            self._say("cudagraph_mode", found[1] or found[2])
+            self._set("cudagraph_mode", found[1] or found[2])
         if "Graph capturing finished" in text:
-            self._say("graphs_captured", True)
+            self._set("graphs_captured", True)
         if "Enforce eager set" in text or "enforce_eager=True" in text:
-            self._say("enforce_eager", True)
+            self._set("enforce_eager", True)
         elif "enforce_eager=False" in text:
-            self._say("enforce_eager", False)
+            self._set("enforce_eager", False)
         if "odel " in text and "unner" in text and _RUNNER.search(text):
-            self._say("runner_note", text.strip())
+            self._set("runner_note", text.strip())
         if "WORKSPACE DEBUG" in text:
             if found := _LOCKED.search(text):
                 sizes = [float(size) for size in found[1].split(",") if size.strip()]
-                self._say("workspace_locked", round(max(sizes, default=0.0) * 1024 * 1024))
+                self._set("workspace_locked", round(max(sizes, default=0.0) * 1024 * 1024))
             if ":_reserve_workspace'" in text:
-                self._say("workspace_reserved", True)
+                self._set("workspace_reserved", True)
         if "SimpleCPUOffload" in text and (found := _OFFLOAD.search(text)):
-            self._say("offload_blocks", int(found[1]))
+            self._set("offload_blocks", int(found[1]))
         if "Application startup complete" in text:
-            self._say("ready", True)
+            self._set("ready", True)
         if "non-default args" in text and (found := _ARGS.search(text)) and (args := _literal(found[1])):
-            self._say("args", args)
+            self._set("args", args)
             if isinstance(batched := args.get("max_num_batched_tokens"), int):
-                self._say("max_num_batched_tokens", batched)
+                self._set("max_num_batched_tokens", batched)
             if isinstance(eager := args.get("enforce_eager"), bool):
-                self._say("enforce_eager", eager)
+                self._set("enforce_eager", eager)
 
-    def _say(self, name: str, value: object) -> None:
+    def _set(self, name: str, value: object) -> None:
         if value is not None:
             self._facts.setdefault(name, value)
 
@@ -208,7 +165,7 @@ def _literal(text: str) -> dict[str, object]:
 
 
 def boot_facts(source: str | bytes | Iterable[Line]) -> BootFacts:
-    """Reads a log (or a paste) for what the server said about itself."""
+    """Read the boot facts from a log or a pasted text."""
     reader = BootReader()
     for line in _lines(source):
         reader.feed(line)
@@ -226,11 +183,10 @@ _NEW_COMPUTED = re.compile(r"num_computed_tokens=(\d+)")
 _MAX_WRAPPED = 200
 
 
-def scheduler_dump(source: str | bytes | Iterable[Line]) -> SchedulerDump | None:
-    """The first step dumped in a log or paste; None where there is none.
+def scheduler_dump(source: str | bytes | Iterable[Line]) -> tuple[ScheduledRequest, ...]:
+    """Return the requests of the first scheduler step dumped in a log or pasted text; empty if there is none.
 
-    The first, because each rank may repeat it. A dump that was wrapped over several lines by whatever it was
-    pasted through is joined.
+    Other ranks may repeat the dump. Lines of a dump that was wrapped when it was pasted are joined.
     """
     lines = iter(_lines(source))
     for line in lines:
@@ -240,16 +196,15 @@ def scheduler_dump(source: str | bytes | Iterable[Line]) -> SchedulerDump | None
         text = line.text[at:]
         for _ in range(_MAX_WRAPPED):
             if _TOTAL.search(text):
-                return _dump(text, line.number)
+                return _requests(text)
             following = next(lines, None)
             if following is None:
                 break
             text += " " + following.text
-    return None
+    return ()
 
 
-def _dump(text: str, line: int) -> SchedulerDump:
-    total = _TOTAL.search(text)
+def _requests(text: str) -> tuple[ScheduledRequest, ...]:
     scheduled: dict[str, int] = {}
     for found in _SCHEDULED.finditer(text):
         for item in found[1].split(","):
@@ -260,18 +215,52 @@ def _dump(text: str, line: int) -> SchedulerDump:
     head, tail = (text[: cached.start()], text[cached.start() :]) if cached else (text, "")
     ids = _IDS.search(tail)
     computed = _COMPUTED.search(tail or text)
-    numbers = tuple(int(number) for number in computed[1].split(",") if number.strip()) if computed else ()
-    names = tuple(name.strip().strip("'\"") for name in ids[1].split(",") if name.strip()) if ids else ()
+    numbers = [int(number) for number in computed[1].split(",") if number.strip()] if computed else []
+    names = [name.strip().strip("'\"") for name in ids[1].split(",") if name.strip()] if ids else []
     requests = [
-        ScheduledRequest(name, numbers[at] if at < len(numbers) else None, scheduled.get(name), False)
+        ScheduledRequest(
+            request_id=name,
+            computed=numbers[at] if at < len(numbers) else None,
+            scheduled=scheduled.get(name),
+            new=False,
+        )
         for at, name in enumerate(names)
     ]
     starts = list(_NEW.finditer(head))
-    for at, start in enumerate(starts):
-        part = head[start.start() : starts[at + 1].start() if at + 1 < len(starts) else len(head)]
-        before = _NEW_COMPUTED.search(part)
-        requests.append(ScheduledRequest(start[1], int(before[1]) if before else None, scheduled.get(start[1]), True))
-    return SchedulerDump(tuple(requests), numbers, scheduled, int(total[1]) if total else None, line)
+    ends = [*(start.start() for start in starts[1:]), len(head)]
+    for start, end in zip(starts, ends, strict=False):
+        before = _NEW_COMPUTED.search(head, start.start(), end)
+        requests.append(
+            ScheduledRequest(
+                request_id=start[1],
+                computed=int(before[1]) if before else None,
+                scheduled=scheduled.get(start[1]),
+                new=True,
+            )
+        )
+    return tuple(requests)
+
+
+_OBSERVED = re.compile(r"(?:LAB|REPRO) observed (\w+) (\{.*\})\s*$")
+_MOST_OBSERVED = 10_000
+
+
+def observed(lines: Iterable[Line]) -> tuple[Observed, ...]:
+    """Return the first 10,000 observations that our plugins printed into a log, in order.
+
+    `… LAB observed store {"event": 3, "blocks": 80}` and `REPRO observed imported {"file": "…", "pid": 4711}`.
+    """
+    found: list[Observed] = []
+    for line in lines:
+        if " observed " not in line.text or not (match := _OBSERVED.search(line.text)):
+            continue
+        try:
+            found.append(Observed(match[1], json.loads(match[2])))
+        except ValueError:
+            continue  # cut off when the engine ended
+        if len(found) == _MOST_OBSERVED:
+            break
+    return tuple(found)
 
 
 def _lines(source: str | bytes | Iterable[Line]) -> Iterator[Line]:

@@ -1,9 +1,8 @@
-"""The prefix that somebody's collector puts before every line, learnt from the lines on which vLLM's own follows it.
+"""Prefixes of unknown log collectors, learnt from lines on which vLLM's own prefix follows.
 
-There are more collectors than can be listed (`0: ` of Slurm, `pod container ` of stern, `cat -n`, syslog's
-`<14>1 … - - `), but what they write before one line has the shape of what they write before the next, and
-vLLM's `(APIServer pid=9) INFO 11-20 08:24:30` says where it ends. So the shape is taken from there, and cut
-from the lines that have nothing else to tell them by: uvicorn's, and those of a traceback.
+Slurm writes `0: `, stern `pod container `, `cat -n` a number, and there are more than can be listed. vLLM's
+`(APIServer pid=9) INFO 11-20 08:24:30` marks where such a prefix ends. Its pattern is learnt there and removed from
+lines that lack vLLM's prefix: uvicorn's, and those of a traceback.
 """
 
 from __future__ import annotations
@@ -11,60 +10,59 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-__all__ = ["STAMPED", "Prefixes"]
+__all__ = ["Prefixes"]
 
 _LONGEST = 240
 _ENOUGH = 2
-"""Lines with the same shape before vLLM's prefix; one alone may be a progress bar or a sentence that quotes a log."""
+"""Lines with the same pattern before it counts: one alone may be a progress bar, or a sentence that quotes a log."""
 _MANY = 32
-"""Shapes kept: a log of many pods has a few, and a log that needs more has none."""
+"""Most patterns kept; a log of many pods has a few."""
 
-STAMPED = re.compile(
+_STAMPED = re.compile(
     r"(?:\([A-Za-z][\w.:-]{0,60} pid=\d{1,10}(?:, ip=[^)\s]{1,60})?\) ?)*"
     r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d[ .,]"
 )
-"""How a line of vLLM's logging begins."""
+"""The beginning of a line of vLLM's logger."""
 _VARIES = re.compile(r"([0-9a-f]{12,}|\d+)|(\s+)")
 
 
 class Prefixes:
-    """What was learnt so far. Nothing is cut while most stamped lines come without a prefix: what stands before the others
-    is a progress bar then, or a message.
-    """
+    """Patterns learnt so far. None is removed while most vLLM lines come without a prefix: text before the others is then a progress
+    bar or a message."""
 
     def __init__(self) -> None:
         self._bare = 0
-        self._dressed = 0
+        self._prefixed = 0
         self._seen: Counter[str] = Counter()
-        self._shapes: dict[str, re.Pattern[str]] = {}
+        self._patterns: dict[str, re.Pattern[str]] = {}
 
     def learn(self, raw: str, at: int) -> None:
-        """Looks at one line, of which the prefixes that are known to everybody end at `at`."""
-        if STAMPED.match(raw, at):
+        """Take one line, in which the prefixes of known collectors end at `at`."""
+        if _STAMPED.match(raw, at):
             self._bare += 1
             return
-        found = STAMPED.search(raw, at, at + _LONGEST)
+        found = _STAMPED.search(raw, at, at + _LONGEST)
         if found is None:
             return
-        self._dressed += 1
-        shape = _shape(raw[at : found.start()])
-        if shape in self._shapes or len(self._seen) > _MANY * _MANY:
+        self._prefixed += 1
+        pattern = _pattern(raw[at : found.start()])
+        if pattern in self._patterns or len(self._seen) > _MANY * _MANY:
             return
-        self._seen[shape] += 1
-        if self._seen[shape] >= _ENOUGH and len(self._shapes) < _MANY:
-            self._shapes[shape] = re.compile(shape)
+        self._seen[pattern] += 1
+        if self._seen[pattern] >= _ENOUGH and len(self._patterns) < _MANY:
+            self._patterns[pattern] = re.compile(pattern)
 
     def end(self, raw: str, at: int) -> int:
-        """Where the learnt prefix of this line ends; `at` where it has none."""
-        if self._dressed > self._bare:
-            for shape in self._shapes.values():
-                if found := shape.match(raw, at):
+        """Return the index after the learnt prefix of this line; `at` without one."""
+        if self._prefixed > self._bare:
+            for pattern in self._patterns.values():
+                if found := pattern.match(raw, at):
                     return found.end()
         return at
 
 
-def _shape(prefix: str) -> str:
-    """The pattern of a prefix: numbers and the room before them vary; the room at its end is exact, since indentation follows it."""
+def _pattern(prefix: str) -> str:
+    """Return a pattern in which numbers and inner blanks vary. Blanks at the end are exact: indentation follows them."""
     body = prefix.rstrip()
     parts, at = [], 0
     for found in _VARIES.finditer(body):
@@ -74,6 +72,6 @@ def _shape(prefix: str) -> str:
         else:
             parts.append(r"\s*" if found.start() == 0 else r"\s+")
         at = found.end()
-    # A number that is right-aligned begins with room on some lines only; an empty line has lost the room at its end.
+    # A right-aligned number begins with blanks on some lines only; an empty line has lost the blanks at its end.
     start = "" if body[:1].isspace() else r"\s*"
     return f"{start}{''.join(parts)}{re.escape(body[at:])}(?:{re.escape(prefix[len(body) :])}|\\s*$)"

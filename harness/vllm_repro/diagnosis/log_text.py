@@ -1,42 +1,42 @@
-"""A server log as lines: who said it, how loudly, and the words without the prefixes.
+"""Reader of server logs: each line with its process, level and message, without the prefixes.
 
-The same sentence reaches people in many dresses: printed by vLLM (`(EngineCore pid=9) ERROR 11-20 08:24:30
-    [core.py:1138] …`), by uvicorn (`INFO:     …`), through compose (`vllm-1  | …`), `docker logs -t`,
-    Kubernetes or journald, in colour, quoted or indented as a post has it, or glued behind a progress bar.
-    Everything that reads a log reads it through here, so that no other module knows a prefix.
+All other modules read logs through here, so only this module and `log_prefix` know a prefix: vLLM's
+(`(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] …`), uvicorn's (`INFO:     …`), those of compose, Docker,
+Kubernetes and journald, colours, JSON records, quotation marks and indentation of a post.
 
-Reading is linear in the size of the log, and lazy but for the first lines, from which an unknown collector's
-prefix is learnt; a single line is held to `MAX_LINE` characters.
+Reading is lazy and linear in the size of the log. A line is cut at `MAX_LINE` characters.
 """
 
 from __future__ import annotations
 
+import io
+import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 
-from vllm_repro.diagnosis.log_lines import MAX_LINE, physical_lines
 from vllm_repro.diagnosis.log_prefix import Prefixes
 
 __all__ = ["ANSI", "MAX_LINE", "Line", "read_lines"]
 
+MAX_LINE = 1 << 20
+"""Longest line kept, in characters: a scheduler dump with long block lists fits."""
+
 _AHEAD = 400
+"""Lines read before the first is returned, to learn the prefix of an unknown collector."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
     """One line of a log.
 
-    number: counts from 1 in the log as given; pieces of a line that held carriage returns share it.
-    process: name in vLLM's prefix (`EngineCore`, `EngineCore_DP0`, `Worker_TP1`, `APIServer`), "" where none
-        is printed.
-    pid: the one in that prefix. A worker changes its name while it boots, so lines belong together by pid,
-        not by name.
-    level: `INFO`, `ERROR`, …; "" for what was printed without one (a traceback at interpreter exit, a
-        progress bar).
-    source: file and line of the logging call (`core.py:1138`), "" where not printed.
-    text: the message, its indentation kept. raw: the line as it came.
+    number: counts from 1; the pieces of a line that held carriage returns share it.
+    process: name in vLLM's prefix (`EngineCore`, `EngineCore_DP0`, `Worker_TP1`, `APIServer`); "" without one.
+    pid: from that prefix. A worker changes its name while it boots, so group lines by pid.
+    level: `INFO`, `ERROR`, …; "" without one, as in a traceback printed at interpreter exit.
+    source: file and line of the logging call (`core.py:1138`); "" without one.
+    text: the message with its indentation. raw: the line as read.
     """
 
     number: int
@@ -49,29 +49,28 @@ class Line:
 
     @property
     def speaker(self) -> int | str:
-        """What tells one process from another: its pid, else the name in the prefix, else ""."""
+        """The key of the line's process: its pid, else its name."""
         return self.process if self.pid is None else self.pid
 
 
 ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]_][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 """Colours and cursor movement (CSI), titles, links and notes (OSC, APC), and the two-character escapes."""
 
-# What stands for the escape where a log went through something that writes it out, and a colour that lost it altogether.
-_ESC_IN_WORDS = re.compile(r"(?:\^\[|#033|\\(?:0?33|x1[bB]|u001[bB]|e)|\u241b)(?=\[[0-?]*[ -/]*[@-~])")
+# An escape that a collector wrote out, and a colour without its escape, as GitHub shows it.
+_WRITTEN_ESC = re.compile(r"(?:\^\[|#033|\\(?:0?33|x1[bB]|u001[bB]|e)|\u241b)(?=\[[0-?]*[ -/]*[@-~])")
 _NO_ESC = re.compile(r"\[\d{1,3}(?:;\d{1,3}){0,5}m(?!\])")
 
-# What log collectors put before a line. Each is tried once and in this order, so that no message text is
-# eaten.
+# Prefixes of known collectors. Each is tried once, in this order.
 _COLLECTORS = (
     # a quotation in Markdown or a mail
     re.compile(r"(?:> ?)+"),
-    # a block of code in Markdown; where no prefix of vLLM follows, indentation is the text's own
+    # an indented block; without a prefix of vLLM behind it, indentation belongs to the message
     re.compile(
         r"[ \t]+(?=\([A-Za-z][\w.:-]{0,60} pid=\d|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?:: {4}| (?:\d{4}-)?\d\d-\d\d \d\d:))"
     ),
     # kubectl logs --prefix
     re.compile(r"\[pod/[\w.-]{1,253}/[\w.-]{1,63}\] ?"),
-    # compose; the bar must stand before anything else, so that a table in a message is left alone
+    # compose
     re.compile(r"[A-Za-z0-9][\w.-]{0,80} +\| ?"),
     # docker -t, Kubernetes CRI ("… stdout F "), GitHub Actions, Grafana (a tab), journald with its ISO forms ("… host vllm[7]: ")
     re.compile(
@@ -83,7 +82,7 @@ _COLLECTORS = (
 )
 
 _PROCESS = re.compile(r"\(([A-Za-z][\w.:-]{0,60}) pid=(\d{1,10})(?:, ip=[^)\s]{1,60})?\) ?")
-# torch puts the rank before what an uncaught exception prints, and launchers before everything
+# torch puts the rank before an uncaught exception, and launchers before every line
 _RANK = re.compile(r"\[(rank\d{1,5})\]: ?")
 _VLLM = re.compile(
     r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d{1,6})? "
@@ -91,27 +90,28 @@ _VLLM = re.compile(
 )
 _UVICORN = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL|TRACE): {2,8}")
 
-# A progress bar leaves no newline behind, so the next log line of any process may begin in the middle of one.
+# A progress bar ends without a newline, so a log line of any process may follow it on its line.
 _GLUED = re.compile(
     r"(?<=\S)(?=\((?:APIServer|EngineCore|Worker|VllmWorker|MainProcess)[\w.:-]* pid=\d+\) "
     r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d )"
 )
 
+# Docker, Loki, CloudWatch and fluentd, journald, structured loggers, Google Cloud
+_RECORD_KEYS = ("log", "line", "message", "MESSAGE", "msg", "textPayload")
+
 
 def read_lines(source: str | bytes | Iterable[str | bytes]) -> Iterator[Line]:
-    """Yields the lines of a log, or of whatever was pasted.
+    """Yield the lines of a log or of a pasted text.
 
-    `source`: the whole text, or an iterable of it in pieces that each hold one line or more (an open file,
-    text or binary). Lines that are empty after their prefix are kept: some
-    messages have them.
+    `source`: the whole text, an open file (text or binary), or an iterable of pieces that each hold whole lines. Bytes are
+    decoded as UTF-8; invalid ones become U+FFFD. Lines without a message are yielded too.
     """
     prefixes = Prefixes()
     pieces = (
         (number, at, piece)
-        for number, line in enumerate(physical_lines(source), start=1)
-        for at, piece in _pieces(line)
+        for number, line in enumerate(_physical_lines(source), start=1)
+        for at, piece in _carriage_pieces(line)
     )
-    # What a collector puts before each line is known before the first of them is read.
     ahead = list(islice(pieces, _AHEAD))
     for _, at, piece in ahead:
         prefixes.learn(piece, at)
@@ -121,8 +121,63 @@ def read_lines(source: str | bytes | Iterable[str | bytes]) -> Iterator[Line]:
         yield from _unglued(number, piece, prefixes.end(piece, at))
 
 
-def _pieces(physical: str) -> Iterator[tuple[int, str]]:
-    """What carriage returns part, each with where the prefixes of the known collectors end in it."""
+# ── lines of text ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _physical_lines(source: str | bytes | Iterable[str | bytes]) -> Iterator[str]:
+    """Yield the lines of `source` without their ends, a line of JSON replaced by the log lines in it."""
+    if isinstance(source, str | bytes):
+        pieces: Iterable[str | bytes] = (source,)
+    else:
+        pieces = _bounded(source) if isinstance(source, io.IOBase) else source
+    first = True
+    for piece in pieces:
+        text = piece.decode("utf-8", "replace") if isinstance(piece, bytes) else piece
+        if first:
+            text, first = text.removeprefix("\ufeff"), False
+        start = 0
+        while start < len(text):
+            end = text.find("\n", start)
+            if end < 0:
+                end = len(text)
+            line = text[start : min(end, start + MAX_LINE)]
+            if line.startswith("{") and len(line) > 2:
+                yield from _from_record(line)
+            else:
+                yield line
+            start = end + 1
+
+
+def _bounded(file: io.IOBase) -> Iterator[str | bytes]:
+    """Yield a file in pieces of at most `MAX_LINE`, only the first piece of a longer line."""
+    whole = True
+    while piece := file.readline(MAX_LINE):
+        if whole:
+            yield piece
+        whole = piece.endswith(b"\n" if isinstance(piece, bytes) else "\n")
+
+
+def _from_record(line: str) -> list[str]:
+    """Return the log lines in a JSON record; the line itself if it is none."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return [line]
+    for key in _RECORD_KEYS:
+        text = record.get(key) if isinstance(record, dict) else None
+        # journald writes a message with colours as a list of bytes
+        if isinstance(text, list) and text and all(isinstance(byte, int) and 0 <= byte < 256 for byte in text):
+            text = bytes(text).decode("utf-8", "replace")
+        if isinstance(text, str):
+            return text.rstrip("\r\n").split("\n")
+    return [line]
+
+
+# ── the parts of a line ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _carriage_pieces(physical: str) -> Iterator[tuple[int, str]]:
+    """Yield the pieces between carriage returns, each with the end of its known collectors' prefixes."""
     clean = _uncoloured(physical).replace("\xa0", " ").rstrip("\r")
     if "\r" not in clean:
         yield _collected(clean), clean
@@ -134,7 +189,7 @@ def _pieces(physical: str) -> Iterator[tuple[int, str]]:
 
 def _uncoloured(text: str) -> str:
     if "[" in text:
-        text = _ESC_IN_WORDS.sub("\x1b", text)
+        text = _WRITTEN_ESC.sub("\x1b", text)
     if "\x1b" in text:
         text = ANSI.sub("", text)
     return _NO_ESC.sub("", text) if "m" in text and "[" in text else text
@@ -150,7 +205,7 @@ def _collected(piece: str) -> int:
 
 def _unglued(number: int, piece: str, at: int) -> Iterator[Line]:
     line = _parse(number, piece, at)
-    # Only a piece with no vLLM prefix of its own is cut: a message that quotes another log line stays whole.
+    # Split only a piece without a vLLM prefix of its own: a message that quotes another log line stays whole.
     if line.level or " pid=" not in piece:
         yield line
         return
@@ -164,7 +219,7 @@ def _unglued(number: int, piece: str, at: int) -> Iterator[Line]:
 
 def _parse(number: int, raw: str, at: int) -> Line:
     process, pid = "", None
-    # Ray puts its own before vLLM's, and a launcher the rank; the inner one is the speaker.
+    # Ray puts its own prefix before vLLM's, and a launcher the rank; the innermost names the process.
     while found := _PROCESS.match(raw, at) or _RANK.match(raw, at):
         process, pid, at = found[1], int(found[2]) if found.re is _PROCESS else None, found.end()
     level = source = ""
@@ -172,4 +227,4 @@ def _parse(number: int, raw: str, at: int) -> Line:
         level, source, at = found[1], found[2] or found[3], found.end()
     elif found := _UVICORN.match(raw, at):
         level, at = found[1], found.end()
-    return Line(number, process, pid, level, source, raw[at:], raw)
+    return Line(number=number, process=process, pid=pid, level=level, source=source, text=raw[at:], raw=raw)

@@ -1,9 +1,7 @@
-"""What one bug's death looks like, and whether a death seen is that one.
+"""Signatures of deaths: the description of one bug's death, and the comparison of a diagnosis with it.
 
-A signature never holds a line number: those move with every release. It holds the exception's class, the
-    constant part of its message, and function names in order. The numbers inside the message are evidence
-    worth keeping, so holes in the template can be named and are captured; they take no part in the
-    comparison.
+A signature holds no line numbers, which move with every release. It holds the exception's class, a template of its
+message, and function names in order. Named holes of the template are captured as evidence and not compared:
 
     Signature("AssertionError", "Workspace is locked but allocation from '{file}:{line}:_continuation_prefill'
     requires {asked} MB", …)
@@ -12,20 +10,31 @@ A signature never holds a line number: those move with every release. It holds t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 
 from vllm_repro.diagnosis.diagnosis import Diagnosis, Phase
+from vllm_repro.diagnosis.log_text import Line
 from vllm_repro.diagnosis.root_cause import squeeze, unwrap
 from vllm_repro.diagnosis.tracebacks import Frame, Raised, bare_name, shorten
 
-__all__ = ["Comparison", "How", "Signature", "canonical", "compare", "template"]
+__all__ = [
+    "Comparison",
+    "How",
+    "NodeLog",
+    "Signature",
+    "canonical",
+    "compare",
+    "failed_nodes",
+    "lost_worker",
+    "template",
+]
 
 
 class How(StrEnum):
-    """MATCH: this bug. NEAR: half of it agrees, a person must look. OTHER: something else, or no death."""
+    """MATCH: this bug. NEAR: half of it agrees, so a person must look. OTHER: another death, or none."""
 
     MATCH = "match"
     NEAR = "near"
@@ -34,15 +43,14 @@ class How(StrEnum):
 
 @dataclass(frozen=True)
 class Signature:
-    """One bug's death.
+    """The description of one bug's death.
 
-    exception: class; compared without its module. message: template, found anywhere in the message, white
-        space not counted; `{}` is a hole, `{name}` a hole that is captured, `{{` and `}}` are braces; ""
-        means that the exception is bare, without any message.
-    frames: function names that occur in this order, others may stand between them. phase: BOOT includes
-        WARMUP.
-    source: text in the echoed source line of the last frame, for a bare `assert`. not_in_message: texts that
-        rule it out.
+    exception: class; its module is not compared. message: template, found anywhere in the message with white space
+        squeezed; `{}` is a hole, `{name}` a captured hole, `{{` and `}}` are braces; "" means an exception without a
+        message.
+    frames: function names in this order, others may stand between. phase: BOOT includes WARMUP.
+    source: text in the echoed source line of the last frame, for a bare `assert`.
+    not_in_message: texts that exclude this bug.
     """
 
     exception: str
@@ -58,7 +66,7 @@ class Signature:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How a death compares, what the named holes held, and one sentence for people."""
+    """The result of a comparison. captured: text of the named holes. why: one sentence for people."""
 
     how: How
     captured: Mapping[str, str] = field(default_factory=dict)
@@ -68,7 +76,7 @@ class Comparison:
 @dataclass(frozen=True)
 class _Seen:
     exception: str | None
-    """None where only a wrapper's quotation is known."""
+    """None if only the text quoted by a wrapper is known."""
     message: str
     frames: tuple[Frame, ...]
     phase: Phase | None
@@ -78,15 +86,14 @@ _RANK = {How.OTHER: 0, How.NEAR: 1, How.MATCH: 2}
 
 
 def compare(signature: Signature, seen: Diagnosis | Raised) -> Comparison:
-    """Compares a diagnosis, or one exception, with a signature.
+    """Compare a diagnosis or one exception with a signature.
 
-    Of a chained exception each link is looked at, the root first. A worker's text that is known only because
-    EngineCore quoted it matches
-    if the template does: its class and frames are unknown then, and what is unknown contradicts nothing.
+    Each link of a chain is compared, the root first. Of a worker's text that only EngineCore quoted, class and frames are
+    unknown: it matches if the template does.
     """
     views = _views(seen)
     if not views:
-        return Comparison(How.OTHER, why="no exception is known of this end")
+        return Comparison(How.OTHER, why="no exception of this death is known")
     best = Comparison(How.OTHER)
     for view in views:
         comparison = _one(signature, view)
@@ -122,7 +129,7 @@ def _one(signature: Signature, seen: _Seen) -> Comparison:
     said = squeeze(seen.message)
     excluded = next((text for text in signature.not_in_message if squeeze(text) in said), None)
     if excluded is not None:
-        return Comparison(How.OTHER, why=f"the message holds “{excluded}”, which this bug's does not")
+        return Comparison(How.OTHER, why=f"the message holds “{excluded}”, which excludes this bug")
     pattern = _compiled(signature.message)
     found = pattern.search(said) if signature.message else None
     says = found is not None if signature.message else not said
@@ -135,7 +142,7 @@ def _one(signature: Signature, seen: _Seen) -> Comparison:
         wrong.append(f"{bare_name(seen.exception or '')} is not {bare_name(signature.exception)}")
     if not says:
         wrong.append(
-            "the message is another" if signature.message else "this exception has a message and the bug's has none"
+            "the message differs" if signature.message else "this exception has a message and the bug's has none"
         )
     if runs is False:
         wrong.append(f"the frames do not go {' → '.join(signature.frames)}")
@@ -156,7 +163,7 @@ def _one(signature: Signature, seen: _Seen) -> Comparison:
 
 
 def _in_order(wanted: Sequence[str], functions: Sequence[str]) -> int | None:
-    """Index of the frame that ends the sequence, the last possible one; None where the order is not there."""
+    """Return the last possible index of the frame that ends the sequence; None if the order is not there."""
     at = len(functions)
     end: int | None = None
     for name in reversed(wanted):
@@ -177,7 +184,7 @@ _HOLE = re.compile(r"\{\{|\}\}|\{(\w*)\}")
 
 @lru_cache(maxsize=256)
 def _compiled(message: str) -> re.Pattern[str]:
-    """Raises ValueError where a template names a hole twice or leaves a brace open."""
+    """Compile a template. Raises ValueError if it names a hole twice or leaves a brace open."""
     pattern = ""
     last = 0
     names: set[str] = set()
@@ -190,7 +197,9 @@ def _compiled(message: str) -> re.Pattern[str]:
             continue
         name = hole[1]
         if name in names or name[:1].isdigit():
-            raise ValueError(f"a template may name a hole only once, and not by a number: {{{name}}} in {message!r}")
+            raise ValueError(
+                f"a template may name a hole only once, and not with a digit first: {{{name}}} in {message!r}"
+            )
         if name:
             names.add(name)
         inner = f"(?P<{name}>.+?)" if name else "(?:.+?)"
@@ -208,8 +217,7 @@ def _constant(message: str) -> str:
     return _HOLE.sub("", message).strip()
 
 
-# Identifiers first: masking digits before would turn deepseek_v4_attention.py, fp8 or v1/worker into
-# something else.
+# Identifiers come before numbers, so that deepseek_v4_attention.py, fp8 and v1/worker keep their digits.
 _MASKS = re.compile(
     r"(?P<place>(?P<file>[\w./\\-]{0,200}\w\.pyx?):\d+(?=:|\b))"
     r"|(?P<memory>0x[0-9A-Fa-f]+)"
@@ -224,11 +232,7 @@ _DIGEST = re.compile(r"(?=[0-9a-f]*\d)[0-9a-f]{12,}")
 
 
 def template(message: str) -> str:
-    """The message with everything masked that differs between two prints of one bug: numbers with their
-    units, addresses, paths.
-
-    Identifiers that hold digits stay whole. Masking a masked message changes nothing.
-    """
+    """Return the message with numbers (and units), addresses, ids and paths masked, which differ between two prints of one bug."""
 
     def mask(found: re.Match[str]) -> str:
         text = found[0]
@@ -252,10 +256,46 @@ def template(message: str) -> str:
 
 
 def canonical(exception: str, message: str, frames: Sequence[Frame] = ()) -> str:
-    """A key for "the same death": class, masked message, and the innermost three functions of vLLM's own."""
+    """Return a key for equal deaths: class, masked message, and the innermost three functions of vLLM's own code."""
     own = [
         f"{frame.file.removesuffix('.py').replace('/', '.')}:{frame.function}"
         for frame in frames
         if frame.file.startswith("vllm/")
     ]
     return " | ".join((bare_name(exception), template(message), " > ".join(own[-3:])))
+
+
+# ── a server over several nodes ───────────────────────────────────────────────────────────────────────────
+
+_LOST_WORKER = re.compile(r"Worker proc VllmWorker-(\d+) died unexpectedly")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeLog:
+    """The log of one node. node: its `--node-rank`, 0 for the one with the HTTP server. lost: rank among all workers of the worker whose
+    process it lost; equal to the node's only if each node has one worker."""
+
+    node: int
+    diagnosis: Diagnosis
+    lost: int | None = None
+
+
+def lost_worker(lines: Iterable[Line]) -> int | None:
+    """Return the rank of the first worker that a log reports as died unexpectedly, if any."""
+    for line in lines:
+        if "died unexpectedly" in line.text and (found := _LOST_WORKER.search(line.text)):
+            return int(found[1])
+    return None
+
+
+def failed_nodes(logs: Sequence[NodeLog], signature: Signature | None) -> tuple[int, ...]:
+    """Return the nodes with which a death began, in order.
+
+    Those that lost a worker process, else those whose exception matches the signature, else those with any exception. The other
+    nodes only report a closed connection.
+    """
+    if lost := [log.node for log in logs if log.lost is not None]:
+        return tuple(sorted(lost))
+    raised = [log for log in logs if log.diagnosis.exception is not None]
+    same = [log.node for log in raised if signature and compare(signature, log.diagnosis).how is How.MATCH]
+    return tuple(sorted(same or [log.node for log in raised]))

@@ -12,12 +12,10 @@ from typing import Any, assert_never
 
 from vllm_repro.client.answer import Answer
 from vllm_repro.command.command import ServeCommand
-from vllm_repro.diagnosis.boot_facts import BootFacts, boot_facts, scheduler_dump
-from vllm_repro.diagnosis.culprit import NodeLog, culprits, lost_worker
+from vllm_repro.diagnosis.boot_facts import BootFacts, boot_facts, observed, scheduler_dump
 from vllm_repro.diagnosis.diagnosis import Diagnosis, Phase, diagnose
-from vllm_repro.diagnosis.lab_lines import observed
 from vllm_repro.diagnosis.log_text import Line, read_lines
-from vllm_repro.diagnosis.signature import How, compare
+from vllm_repro.diagnosis.signature import How, NodeLog, compare, failed_nodes, lost_worker
 from vllm_repro.evidence import Evidence
 from vllm_repro.running.death_signs import Channel, DeathSign
 from vllm_repro.scenario.scenario import Scenario
@@ -181,10 +179,9 @@ def _lines(log: Path) -> Iterable[Line]:
 def _trigger_facts(
     scenario: Scenario, command: ServeCommand, seen: Seen, log: Path, boot: BootFacts, captured: dict[str, str]
 ) -> TriggerFacts:
-    dump = scheduler_dump(_lines(log))
     step = tuple(
         ScheduledChunk(request.computed or 0, request.scheduled or 0, request.new)
-        for request in (dump.requests if dump else ())
+        for request in scheduler_dump(_lines(log))
     )
     batch, chunked = boot.max_num_batched_tokens, boot.chunked_prefill
     # The boot line is what is in force, and the flag is what was asked for. Nobody knows that of an attached server: the scenario's
@@ -253,10 +250,10 @@ def _node_logs(log: Path, head: Diagnosis) -> list[NodeLog]:
     others = sorted(log.parent.glob(f"{log.stem}.rank*.log"))
     if not others:
         return []
-    found = [NodeLog(0, head, lost_worker(_lines(log)))]
+    found = [NodeLog(node=0, diagnosis=head, lost=lost_worker(_lines(log)))]
     for path in others:
         node = int(path.name.removesuffix(".log").rpartition("rank")[2])
-        found.append(NodeLog(node, diagnose(_lines(path)), lost_worker(_lines(path))))
+        found.append(NodeLog(node=node, diagnosis=diagnose(_lines(path)), lost=lost_worker(_lines(path))))
     return found
 
 
@@ -281,7 +278,7 @@ def _death(scenario: Scenario, seen: Seen, diagnosis: Diagnosis, nodes: list[Nod
             frames=tuple(f"{frame.file}:{frame.function}" for frame in diagnosis.frames)[-_MOST_FRAMES:],
             signature=signature,
             channels=tuple(sign.channel for sign in signs),
-            ranks=culprits(nodes, scenario.signature),
+            ranks=failed_nodes(nodes, scenario.signature),
         ),
         captured,
     )

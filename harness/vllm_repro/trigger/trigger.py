@@ -17,8 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vllm_repro.diagnosis.boot_facts import BootFacts
-from vllm_repro.diagnosis.lab_lines import Observed
+from vllm_repro.diagnosis.boot_facts import BootFacts, Observed
 from vllm_repro.tiny_model import Kind
 
 if TYPE_CHECKING:

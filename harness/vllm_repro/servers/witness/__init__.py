@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from vllm_repro.diagnosis.lab_lines import observed
+from vllm_repro.diagnosis.boot_facts import observed
 from vllm_repro.diagnosis.log_text import read_lines
 from vllm_repro.errors import InfraError
 from vllm_repro.servers.base import Patched
