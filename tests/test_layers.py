@@ -43,11 +43,6 @@ EXCEPTIONS: set[tuple[str, str]] = set()
 
 
 CIRCLES = {
-    ("command.command", "command.compose_parse"),
-    ("command.command", "command.compose_render"),
-    ("command.command", "command.docker_run"),
-    ("command.command", "command.shell"),
-    ("command.container", "command.command"),
     ("running.work", "running.trial"),
 }
 """Imports that close a circle today. This set only shrinks."""

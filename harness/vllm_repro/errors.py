@@ -57,7 +57,7 @@ class ScenarioError(ReproError):
 
 
 class CommandError(ReproError):
-    """A pasted `vllm serve`, `docker run` or compose fragment cannot be read.
+    """A pasted `vllm serve` or `docker run` cannot be read.
 
     `line` counts from 1 within the pasted text, so that a scenario file can point at the line in question.
     """

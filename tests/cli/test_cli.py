@@ -19,7 +19,7 @@ from tests.golden_files import assert_golden
 from vllm_repro import __main__ as command
 from vllm_repro.cli import VERBS, main, parser
 from vllm_repro.cli.running import Job
-from vllm_repro.command.command import parse
+from vllm_repro.command.parse import parse
 from vllm_repro.errors import Unsupported
 from vllm_repro.scenario.catalogue import all_scenarios, find
 from vllm_repro.servers.compose_services import compose_file
@@ -201,7 +201,7 @@ def test_list_and_show_print_data(harness: Harness) -> None:
     assert "- --kv-cache-dtype" in harness("show", "tq-chunked-prefill", "--as", "compose").out
 
 
-@pytest.mark.parametrize("style", ["serve", "docker", "compose"])
+@pytest.mark.parametrize("style", ["serve", "docker"])
 def test_what_is_shown_is_what_was_reported_but_for_model_and_address(style: str, harness: Harness) -> None:
     shown = parse(harness("show", "tq-chunked-prefill", "--as", style).out)
     local = [name for name in ("--host", "--port") if shown.has(name)]

@@ -9,7 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from vllm_repro.command.command import ServeCommand, parse
+from vllm_repro.command.command import ServeCommand
+from vllm_repro.command.parse import parse
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.options import ServerOptions
@@ -20,8 +21,8 @@ OURS = {"--host", "--port", "--master-addr", "--master-port"}
 """Where the server listens here, and where its nodes meet: these belong to the reporter's machine."""
 
 
-def flags(command: ServeCommand) -> dict[str, object]:
-    return {flag.name: (flag.value, flag.more) for flag in command.flags if flag.name not in OURS}
+def flags(command: ServeCommand) -> dict[str, tuple[str, ...]]:
+    return {flag.name: flag.values for flag in command.flags if flag.name not in OURS}
 
 
 def reported(issue: str) -> ServeCommand:

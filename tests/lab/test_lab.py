@@ -16,7 +16,7 @@ from tests.fake_vllm import FakeVllm
 from tests.report_examples import REHEARSAL, report
 from tests.running.test_trial import trial_on
 from tests.schemas import SCHEMA
-from vllm_repro.command.command import parse
+from vllm_repro.command.parse import parse
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.evidence import Evidence
 from vllm_repro.journal.journal import read

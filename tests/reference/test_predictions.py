@@ -12,7 +12,8 @@ from reference.table import Boot
 from reference.tables.sco_hybrid import AMPLE, FLASH, GROUPS, REPORTED, STAND_IN, WINDOW_EDGE
 
 from tests.reference.recorded import facts, locked, recording
-from vllm_repro.command.command import ServeCommand, parse
+from vllm_repro.command.command import ServeCommand
+from vllm_repro.command.parse import parse
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.servers.lab_launch import graph_mode
 from vllm_repro.trigger.block_groups import GroupedPool, listed_twice

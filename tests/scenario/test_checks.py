@@ -114,12 +114,6 @@ def test_a_release_is_written_as_tags_and_pins_are_made_of_it(old: str, new: str
             "lab=Lab(",
             "lab, arm 'reported': --spec-tokens: has no value",
         ),
-        (
-            'with_flags("--dtype bfloat16"',
-            'with_flags("--log-level info"',
-            "lab=Lab(",
-            "lab, arm 'reported': --log-level: not there before 0.31",
-        ),
     ],
 )
 def test_a_mistyped_flag_is_told_once_where_it_stands(old: str, new: str, line: str, said: str) -> None:

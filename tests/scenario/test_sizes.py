@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_repro.command.command import parse
+from vllm_repro.command.parse import parse
 from vllm_repro.errors import ScenarioError
 from vllm_repro.scenario.sizes import flag, resolve, sized
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_repro.command.command import parse
+from vllm_repro.command.parse import parse
 from vllm_repro.scenario.sizes import flag, resolve
 from vllm_repro.scenario.workload import Request, chat, completion, conversation, requests_of, together
 

@@ -151,8 +151,8 @@ def test_the_rehearsal_image_serves_and_stops(
     rehearsal_image: str, serve: Serve, docker_engine: Engine, run_id: str
 ) -> None:
     spec = ContainerSpec(
-        rehearsal_image,
-        ("tiny", "--max-model-len", "8192", "--host", "0.0.0.0", "--port", "8000"),
+        image=rehearsal_image,
+        argv=("tiny", "--max-model-len", "8192", "--host", "0.0.0.0", "--port", "8000"),
         publish=(Publish(free_port()),),
     )
     server = serve(spec, evidence=Evidence.REHEARSAL)
@@ -183,9 +183,9 @@ def test_the_rehearsal_image_serves_and_stops(
 def test_a_rehearsal_cannot_pass_for_a_vllm(rehearsal_image: str, base_image: str, serve: Serve) -> None:
     publish = (Publish(free_port()),)
     with pytest.raises(InfraError, match="holds the rehearsal engine"):
-        asyncio.run(serve(ContainerSpec(rehearsal_image, publish=publish), evidence=Evidence.GPU).start())
+        asyncio.run(serve(ContainerSpec(image=rehearsal_image, publish=publish), evidence=Evidence.GPU).start())
     with pytest.raises(InfraError, match="holds no rehearsal engine"):
-        asyncio.run(serve(ContainerSpec(base_image, publish=publish), evidence=Evidence.REHEARSAL).start())
+        asyncio.run(serve(ContainerSpec(image=base_image, publish=publish), evidence=Evidence.REHEARSAL).start())
 
 
 # ── what the engine refuses ─────────────────────────────────────────────────────────────────────────────────
@@ -212,7 +212,7 @@ def test_gpus_on_an_engine_without_them(gpus: str, program: Program, serve: Serv
 
 
 def test_an_image_that_is_not_there(serve: Serve, docker_engine: Engine) -> None:
-    spec = ContainerSpec("vllm-repro/nowhere:v0.0.1", publish=(Publish(free_port()),))
+    spec = ContainerSpec(image="vllm-repro/nowhere:v0.0.1", publish=(Publish(free_port()),))
     error = refused(serve(spec), docker_engine)
     assert str(error) == "the image vllm-repro/nowhere:v0.0.1 is not on this machine"
     assert error.hint == "docker pull vllm-repro/nowhere:v0.0.1"

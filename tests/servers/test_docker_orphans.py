@@ -30,7 +30,7 @@ from vllm_repro.command.container import ContainerSpec, Publish
 from vllm_repro.evidence import Evidence
 from vllm_repro.servers.docker import DockerServer
 image, run, log, port, program = sys.argv[1:]
-spec = ContainerSpec(image, entrypoint=("python3", "-c", program), publish=(Publish(int(port)),))
+spec = ContainerSpec(image=image, entrypoint=("python3", "-c", program), publish=(Publish(int(port)),))
 server = DockerServer(spec, log=Path(log), run=run, evidence=Evidence.CPU)
 print(asyncio.run(server.start()).container_id, flush=True)
 time.sleep(600)

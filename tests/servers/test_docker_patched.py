@@ -64,7 +64,7 @@ def image(docker_engine: Engine, base_image: str) -> Iterator[str]:
 @pytest.fixture
 def spec(image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ContainerSpec:
     monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path / "cache"))
-    return ContainerSpec(image, entrypoint=("vllm",), publish=(Publish(free_port()),))
+    return ContainerSpec(image=image, entrypoint=("vllm",), publish=(Publish(free_port()),))
 
 
 def laid_over(engine: Engine, spec: ContainerSpec, run: str) -> tuple[ContainerSpec, Laid]:
@@ -126,13 +126,13 @@ def test_an_image_without_a_vllm_is_unsupported(
     docker_engine: Engine, base_image: str, rehearsal_image: str, run_id: str
 ) -> None:
     with pytest.raises(Unsupported, match="finds no vLLM whose source could be changed"):
-        image_source(docker_engine, ContainerSpec(base_image), [FILE], run_id)
+        image_source(docker_engine, ContainerSpec(image=base_image), [FILE], run_id)
     with pytest.raises(Unsupported, match="holds the rehearsal engine, and no vLLM"):
-        image_source(docker_engine, ContainerSpec(rehearsal_image), [FILE], run_id)
+        image_source(docker_engine, ContainerSpec(image=rehearsal_image), [FILE], run_id)
 
 
 def test_an_image_that_cannot_be_asked_says_so(docker_engine: Engine, base_image: str, run_id: str) -> None:
-    deaf = ContainerSpec(base_image, env=(("PYTHONHOME", "/nowhere"),))
+    deaf = ContainerSpec(image=base_image, env=(("PYTHONHOME", "/nowhere"),))
     with pytest.raises(InfraError, match="does not say where its vLLM is"):
         image_source(docker_engine, deaf, [FILE], run_id)
     assert containers_of(docker_engine, run_id) == []

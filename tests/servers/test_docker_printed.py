@@ -34,7 +34,7 @@ ODD_WORDS = ("--speculative-config", '{"method": "mtp", "n": 1}', "it's", "", "$
 
 
 def specs() -> dict[str, ContainerSpec]:
-    plain = ContainerSpec("IMAGE", publish=(Publish(18000),))
+    plain = ContainerSpec(image="IMAGE", publish=(Publish(18000),))
     return {
         "plain": plain,
         "arguments": replace(plain, argv=ODD_WORDS),
@@ -108,7 +108,7 @@ def test_the_printed_line_makes_the_same_container(
 
 def test_every_field_of_a_spec_is_compared() -> None:
     """A new field must not be printed and forgotten here, or the other way round."""
-    default = ContainerSpec("IMAGE")
+    default = ContainerSpec(image="IMAGE")
     varied = {
         field for spec in specs().values() for field, value in vars(spec).items() if value != vars(default)[field]
     }

@@ -16,7 +16,7 @@ import pytest
 
 from tests.conftest import Harness
 from tests.skipping import cannot_run
-from vllm_repro.command.command import parse
+from vllm_repro.command.parse import parse
 from vllm_repro.servers.docker_engine import RUN_LABEL, Engine
 
 pytestmark = pytest.mark.docker

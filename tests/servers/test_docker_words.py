@@ -11,8 +11,8 @@ from vllm_repro.servers.docker_words import create_arguments, exit_of
 def test_a_spec_reaches_the_sdk() -> None:
     arguments = create_arguments(
         ContainerSpec(
-            "vllm/vllm-openai:v0.20.2",
-            ("model", "--flag"),
+            image="vllm/vllm-openai:v0.20.2",
+            argv=("model", "--flag"),
             name="n",
             env=(("A", "1"),),
             labels=(("l", "v"),),
@@ -40,13 +40,13 @@ def test_a_spec_reaches_the_sdk() -> None:
 
 @pytest.mark.parametrize(("gpus", "expected"), [("all", GpuRequest(-1)), ("2", GpuRequest(2))])
 def test_gpus_by_count(gpus: str, expected: GpuRequest) -> None:
-    (request,) = create_arguments(ContainerSpec("i", gpus=gpus))["device_requests"]
+    (request,) = create_arguments(ContainerSpec(image="i", gpus=gpus))["device_requests"]
     assert (request["Count"], request["DeviceIDs"]) == (expected.count, [])
     assert request["Capabilities"] == [["gpu"]]
 
 
 def test_without_gpus_none_are_asked_for() -> None:
-    assert "device_requests" not in create_arguments(ContainerSpec("i"))
+    assert "device_requests" not in create_arguments(ContainerSpec(image="i"))
 
 
 @pytest.mark.parametrize(

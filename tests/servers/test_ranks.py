@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_repro.command.command import parse
 from vllm_repro.command.container import ContainerSpec, Publish
+from vllm_repro.command.parse import parse
 from vllm_repro.evidence import Evidence
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import Launch
@@ -58,7 +58,10 @@ def test_the_report_says_that_the_nodes_are_on_one_host() -> None:
 def test_containers_share_the_network_of_the_first() -> None:
     alone = launch("--nnodes 2 --tensor-parallel-size 2")
     spec = ContainerSpec(
-        "image", ("m", *["--nnodes", "2", "--tensor-parallel-size", "2"]), name="run-a-1", publish=(Publish(8001),)
+        image="image",
+        argv=("m", *["--nnodes", "2", "--tensor-parallel-size", "2"]),
+        name="run-a-1",
+        publish=(Publish(8001),),
     )
     head, (other,) = containers_over_nodes(replace(alone, container=spec))
     assert head.container is not None

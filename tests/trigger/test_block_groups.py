@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_repro.command.command import parse
+from vllm_repro.command.parse import parse
 from vllm_repro.diagnosis.boot_facts import BootFacts
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.trigger.block_groups import GroupedPool, listed_twice

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_repro.command.command import parse
+from vllm_repro.command.parse import parse
 from vllm_repro.diagnosis.boot_facts import BootFacts, Observed, boot_facts
 from vllm_repro.trigger.offload_room import offload_outgrown
 from vllm_repro.trigger.trigger import Asked, Finding, TriggerFacts

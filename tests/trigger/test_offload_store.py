@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from vllm_repro.command.command import parse
+from vllm_repro.command.parse import parse
 from vllm_repro.diagnosis.boot_facts import Observed
 from vllm_repro.trigger.offload_store import Pool, block_listed_twice, last_block_fills, listed_twice, own_blocks_back
 from vllm_repro.trigger.trigger import Asked, AttentionShape, Finding, TriggerFacts

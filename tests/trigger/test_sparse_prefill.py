@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_repro.command.command import parse
+from vllm_repro.command.parse import parse
 from vllm_repro.diagnosis.boot_facts import Observed
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.trigger.sparse_prefill import (

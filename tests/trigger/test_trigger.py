@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_repro.command.command import parse
+from vllm_repro.command.parse import parse
 from vllm_repro.diagnosis.boot_facts import BootFacts, Observed
 from vllm_repro.trigger.conditions import (
     attention_backend,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_repro.command.command import parse
+from vllm_repro.command.parse import parse
 from vllm_repro.evidence import Evidence
 from vllm_repro.running.assess import Seen, assess
 from vllm_repro.scenario.catalogue import find

@@ -9,7 +9,7 @@ from functools import partial
 
 from vllm_repro.cli.common import Subparsers, print_json, verb
 from vllm_repro.cli.options import add_server_options, server_options
-from vllm_repro.command.compose_file import compose_text, service
+from vllm_repro.command.compose import compose_text, service
 from vllm_repro.errors import InfraError
 from vllm_repro.evidence import Evidence
 from vllm_repro.releases.localvllm import local_vllm

@@ -1,23 +1,7 @@
-"""What a container with a vLLM server is made from, in one value: printed and created from the same
-`ContainerSpec`.
+"""Specification of a container with a vLLM server.
 
-The line that `vllm-repro show --as docker` prints and the container that the docker server creates must not
-differ, so both read this value: `render()` gives the `docker run` line, and each field maps to one argument
-of the Docker SDK:
-
-    image, argv    image=, command=list(argv)
-    entrypoint     entrypoint=list(entrypoint)
-    env, labels    environment=, labels=, each as a dict
-    mounts         mounts=[docker.types.Mount(target, source, type="bind", read_only=readonly)]
-    gpus           device_requests=, see `gpu_request`
-    shm_size       shm_size=, in bytes
-    ipc, network   ipc_mode=, network= (network_mode="host" for the host's)
-    publish        ports={"8000/tcp": (host_ip, host_port)}
-    ulimits        ulimits=[docker.types.Ulimit(name=, soft=, hard=)]
-    workdir        working_dir=
-    init, name, cap_add: the same names
-
-`mounts` are binds that fail when the source is missing; `-v` would make an empty folder on the host instead.
+`vllm-repro show --as docker` prints a `ContainerSpec` and the docker server creates the container from it, so that both agree.
+Mounts are binds that fail if the source is missing; `-v` would make an empty folder on the host instead.
 """
 
 from __future__ import annotations
@@ -27,14 +11,12 @@ import io
 import re
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
+from vllm_repro.command.command import ServeCommand
+from vllm_repro.command.flags import group_by_flag
 from vllm_repro.errors import UsageError
 from vllm_repro.secret_names import is_secret_name
-
-if TYPE_CHECKING:
-    from vllm_repro.command.command import ServeCommand
 
 __all__ = [
     "CONTAINER_PORT",
@@ -48,23 +30,23 @@ __all__ = [
 ]
 
 CONTAINER_PORT = 8000
-"""Where the server listens inside the container, whatever port the report used outside."""
+"""Port of the server inside the container, whatever port the report used outside."""
 
 LOOPBACK = "127.0.0.1"
 
 PARALLEL_SHM_BYTES = 16 * 1024**3
-"""Shared memory of a multi-GPU server whose report says neither `--ipc` nor `--shm-size`: the engine's 64 MiB
-stop NCCL."""
+"""Shared memory of a multi-GPU server whose report has neither `--ipc` nor `--shm-size`. Docker's 64 MiB are too few for NCCL."""
 
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[bkmgtp]?)(?:i?b)?", re.IGNORECASE)
 _UNITS = "bkmgtp"
 _GPU_DEVICES = re.compile(r'"?(?:device|devices)=(?P<ids>[^"]+)"?')
-_INDENT = "  "
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size as Docker writes it: `16g`, `64MB`, `512`, `10.24gb`; units are powers of 1024.
-    `UsageError` otherwise."""
+    """Return the bytes of a size as Docker writes it: `16g`, `64MB`, `512`, `10.24gb`; units are powers of 1024.
+
+    Raises `UsageError` for other texts.
+    """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"{text!r} is not a size", hint="write it as 16g, 512m or a number of bytes")
@@ -74,14 +56,14 @@ def parse_size(text: str) -> int:
 
 @dataclass(frozen=True)
 class Mount:
-    """A folder or file of the host, seen inside the container at `target`."""
+    """A folder or file of the host that the container sees at `target`."""
 
     source: str
     target: str
     readonly: bool = False
 
     def render(self) -> str:
-        """The value of `--mount`, which Docker reads as one line of CSV."""
+        """Return the value of `--mount`, which Docker reads as one line of CSV."""
         fields = ["type=bind", f"source={self.source}", f"target={self.target}"]
         line = io.StringIO()
         csv.writer(line, lineterminator="").writerow([*fields, "readonly"] if self.readonly else fields)
@@ -90,7 +72,7 @@ class Mount:
 
 @dataclass(frozen=True)
 class Publish:
-    """A port of the container on the host; loopback unless said otherwise."""
+    """A port of the container on the host, by default on loopback."""
 
     host_port: int
     container_port: int = CONTAINER_PORT
@@ -111,7 +93,7 @@ class Ulimit:
 
     @classmethod
     def parse(cls, text: str) -> Ulimit:
-        """From `memlock=-1` or `nofile=1024:4096`; raises `UsageError`."""
+        """Parse `memlock=-1` or `nofile=1024:4096`. Raises `UsageError` for other texts."""
         name, _, limits = text.partition("=")
         soft, _, hard = limits.partition(":")
         try:
@@ -125,19 +107,18 @@ class Ulimit:
 
 @dataclass(frozen=True)
 class GpuRequest:
-    """What `--gpus` asks for, in the engine's terms: a count (-1 is all) or device ids; never both, the
-    engine refuses that."""
+    """The GPUs of a container: a count (-1 is all) or device ids, not both, which Docker refuses."""
 
     count: int | None
     device_ids: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ContainerSpec:
-    """A container to be; see the head of the module for how each field reaches the engine.
+    """A container to create.
 
-    argv: words after the image, or after the image's own entrypoint where `entrypoint` is None.
-    gpus: as `--gpus` has it: "all", a count, `device=0,1`; None for none.
+    argv: words after the image. entrypoint: None for the image's own.
+    gpus: the value of `--gpus`: "all", a count, `device=0,1`; None for no GPU.
     shm_size: bytes. network: None for the default bridge, "host", or a network's name or id.
     """
 
@@ -172,16 +153,13 @@ class ContainerSpec:
         mounts: Iterable[Mount] = (),
         network: str | None = None,
     ) -> ContainerSpec:
-        """The container that runs a reported command here.
+        """Return the container that runs a reported command on this machine.
 
-        Kept from a reported container: the arguments, environment, `--ipc`, `--shm-size`, ulimits and an
-        entrypoint that starts vLLM. Not kept, since they belong to the reporter's machine: name, ports,
-        volumes, network, GPUs, runtime, variables that look like secrets, and `--host`, `--port`, `--uds`;
-        what this machine needs instead comes in as `env`, `mounts`, `gpus`.
+        Kept from a reported container: arguments, environment, `--ipc`, `--shm-size`, ulimits, and an entrypoint that starts vLLM.
+        Dropped: GPUs, secret variables, `--host`, `--port` and `--uds`; pass this machine's as `env`, `mounts` and `gpus`.
 
-        port: on 127.0.0.1 of this host, leading to the server's own default of 8000 on all addresses of the
-        container. With `network="host"` nothing is published and the server itself gets `--host 127.0.0.1
-        --port`. image: the reported one where None. Raises `UsageError` where neither names an image.
+        port: published on 127.0.0.1 of this host. With `network="host"` nothing is published, and the server gets
+        `--host 127.0.0.1 --port`. image: None for the reported one. Raises `UsageError` if neither is given.
         """
         reported = command.container
         image = image or (reported.image if reported else None)
@@ -212,12 +190,12 @@ class ContainerSpec:
             ipc=ipc,
             network=network,
             publish=() if on_host else (Publish(port),),
-            entrypoint=_vllm_entrypoint(reported.entrypoint + reported.program) if reported else None,
+            entrypoint=(reported.entrypoint or None) if reported else None,
             ulimits=tuple(Ulimit.parse(limit) for limit in reported.ulimits) if reported else (),
         )
 
     def gpu_request(self) -> GpuRequest | None:
-        """`gpus` in the engine's terms; `UsageError` where it is not a form that Docker knows."""
+        """Parse `gpus`. Raises `UsageError` for a form that Docker does not know."""
         if self.gpus is None:
             return None
         if self.gpus == "all":
@@ -229,25 +207,20 @@ class ContainerSpec:
             raise UsageError(f"--gpus {self.gpus!r} is not understood", hint="all, a count, or device=0,1")
         return GpuRequest(None, tuple(part.strip() for part in match["ids"].split(",")))
 
-    def with_env(self, **variables: str) -> ContainerSpec:
-        return replace(self, env=tuple({**dict(self.env), **variables}.items()))
+    def docker_argv(self) -> tuple[str, ...]:
+        """Return the words of `docker run`. A secret variable is `-e NAME`: Docker takes it from the caller's environment."""
+        return (*(word for group in self._options() for word in group), *self.argv)
 
-    def docker_argv(self, *, detach: bool = False, secrets: bool = False) -> tuple[str, ...]:
-        """The words of `docker run`. A variable that looks like a secret appears as `-e NAME`, which makes
-        Docker take the value from the caller's environment, unless `secrets`."""
-        options = self._options(detach=detach, secrets=secrets)
-        return (*(word for group in options for word in group), *self.argv)
-
-    def render(self, *, detach: bool = False) -> str:
-        """The `docker run` line, one option a line, ready to paste into a POSIX shell and free of secrets."""
-        first, *options = self._options(detach=detach)
+    def render(self) -> str:
+        """Return the `docker run` line for a POSIX shell, one option a line, without secrets."""
+        first, *options = self._options()
         lines = [shlex.join(first)]
-        lines += [f"{_INDENT}{shlex.join(group)}" for group in options]
-        lines += [f"{_INDENT * 2}{shlex.join(group)}" for group in group_arguments(self.argv)]
+        lines += [f"  {shlex.join(group)}" for group in options]
+        lines += [f"    {shlex.join(group)}" for group in group_by_flag(self.argv)]
         return " \\\n".join(lines)
 
-    def _options(self, *, detach: bool, secrets: bool = False) -> list[tuple[str, ...]]:
-        groups: list[tuple[str, ...]] = [("docker", "run", *(("-d",) if detach else ()))]
+    def _options(self) -> list[tuple[str, ...]]:
+        groups: list[tuple[str, ...]] = [("docker", "run")]
         if self.name:
             groups.append(("--name", self.name))
         if self.init:
@@ -265,28 +238,15 @@ class ContainerSpec:
         groups += [("--cap-add", name) for name in self.cap_add]
         groups += [("--mount", mount.render()) for mount in self.mounts]
         for key, value in self.env:
-            hidden = is_secret_name(key) and not secrets
-            groups.append(("-e", key if hidden else f"{key}={value}"))
+            groups.append(("-e", key if is_secret_name(key) else f"{key}={value}"))
         groups += [("--label", f"{key}={value}") for key, value in self.labels]
         if self.workdir:
             groups.append(("--workdir", self.workdir))
         if self.entrypoint:
             groups.append(("--entrypoint", self.entrypoint[0]))
-        # `--entrypoint` takes one word; the rest goes before the arguments: the same to the engine.
+        # `--entrypoint` takes one word; Docker puts the others before the arguments.
         groups.append((self.image, *(self.entrypoint or ())[1:]))
         return groups
-
-
-def group_arguments(argv: Iterable[str]) -> list[tuple[str, ...]]:
-    """Arguments by the line they are printed on: each flag with the words that follow it."""
-    groups: list[list[str]] = []
-    for word in argv:
-        starts_flag = word.startswith("--") or (word.startswith("-") and word[1:2].isalpha())
-        if starts_flag or not groups:
-            groups.append([word])
-        else:
-            groups[-1].append(word)
-    return [tuple(group) for group in groups]
 
 
 def _gpus_word(request: GpuRequest | None) -> str:
@@ -304,9 +264,3 @@ def _size_word(size: int) -> str:
         if size and size % 1024**power == 0:
             return f"{size // 1024**power}{unit}"
     return str(size)
-
-
-def _vllm_entrypoint(entrypoint: tuple[str, ...]) -> tuple[str, ...] | None:
-    """A reported entrypoint that starts the server, else None: a shell or a wrapper script is not in the
-    image used here."""
-    return entrypoint if any(word == "vllm" or word.startswith("vllm.") for word in entrypoint) else None

@@ -1,170 +1,244 @@
-"""Flags of a command that a release does not have, before a boot is spent on finding out.
+"""Flags of a vLLM server: parsing, spelling, numbers.
 
-An old recipe or a typo makes vLLM's argument parser exit at once. That says nothing about the bug, so it must
-not look like a crash at boot. The table behind this (`vllm_repro.command.flag_table`) is not complete and does not
-pretend to be: a flag that it lacks is only noted.
+No release's parser is at hand when a report is read. So a word without a dash is the value of the flag before it, unless that flag is
+a switch. `vllm_repro.command.flag_table` lists the switches and the other exceptions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import StrEnum
-from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
-
-from packaging.version import InvalidVersion, Version
+import difflib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
 
 from vllm_repro.command import flag_table
-from vllm_repro.command.flag_syntax import Flag, is_switch, positive
-from vllm_repro.errors import UsageError
+from vllm_repro.command.words import Word
+from vllm_repro.errors import CommandError
 
-if TYPE_CHECKING:
-    from vllm_repro.command.command import ServeCommand
+__all__ = [
+    "Flag",
+    "canonical",
+    "flag_mistakes",
+    "group_by_flag",
+    "is_switch",
+    "parse_number",
+    "positive",
+    "read_arguments",
+]
 
-__all__ = ["FlagNote", "Known", "NoteLevel", "known_flags", "unknown_flags"]
-
-_SHORT_NAME = 10
-"""Names up to this length, dashes included, are close to each other by chance: only one edit makes them
-alike."""
-
-
-class NoteLevel(StrEnum):
-    REFUSED = "refused"  # the release's parser will exit
-    TYPO = "typo"  # probably so: one or two edits away from a flag that exists
-    UNLISTED = "unlisted"  # the table does not know
-
-
-class FlagNote(NamedTuple):
-    """flag: canonical. near: what was probably meant or replaces it, empty if nothing does. why: a phrase for
-    people."""
-
-    flag: str
-    near: str
-    why: str
-    level: NoteLevel
-
-    def __str__(self) -> str:
-        return f"{self.flag}: {self.why}"
+_OPTIMIZATION = re.compile(r"-O(?P<level>\w+)")
+_LONG_DASH = re.compile(r"^(?:[\u2013\u2014]-?)(?=[a-z])")  # web pages join two dashes into a long one
+_NEGATIVE = re.compile(r"-\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
+_NUMBER = re.compile(r"(?P<number>-?\d+(?:\.\d+)?)(?P<unit>[kKmMgGtT]?)")
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_BOOLEANS = frozenset({"true", "false", "yes", "no", "on", "off"})
+_JSON_NAMES = ("-config", "-kwargs", "-overrides", "-per-prompt")
+_JSON_STRING = re.compile(r'("(?:[^"\\]|\\.)*")')
+_JSON_NUMBER = re.compile(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b")
 
 
-@dataclass(frozen=True)
-class Known:
-    """What is known of a flag's life: lacked by `absent_to` (and before), present in `since`, gone in
-    `gone_by` (and after)."""
+@dataclass(frozen=True, kw_only=True)
+class Flag:
+    """One flag of a server. Two spellings of one flag are equal.
 
-    since: Version | None = None
-    absent_to: Version | None = None
-    gone_by: Version | None = None
-
-    def refused_by(self, version: Version) -> str | None:
-        """Why a release does not have the flag; None if it has it, or if that was not looked up."""
-        # A nightly carries what main has, which is more than the last release had and less than the next one.
-        nightly = version.is_devrelease or version.local is not None
-        if self.gone_by is not None and _minor(version) >= _minor(self.gone_by):
-            return f"removed in {self.gone_by}"
-        if self.absent_to is None or self.since is None:
-            return None
-        if nightly:
-            return f"not there before {self.since}" if _next_minor(version) <= _minor(self.absent_to) else None
-        return f"not there before {self.since}" if _base(version) <= self.absent_to else None
-
-
-@cache
-def known_flags() -> Mapping[str, Known]:
-    """By canonical name (`--max-model-len`), without `--no-` forms."""
-    known = {f"--{name}": Known() for name in flag_table.SEEN_THROUGHOUT.split()}
-    for (lacking, having), names in flag_table.FIRST_SEEN.items():
-        known |= {f"--{name}": Known(Version(having), Version(lacking)) for name in names.split()}
-    for release, names in flag_table.ADDED.items():
-        first = Version(release)
-        # The release before it, whatever its last patch was called.
-        before = Version(f"{first.major}.{first.minor - 1}.999")
-        known |= {f"--{name}": Known(first, before) for name in names.split()}
-    for release, names in flag_table.REMOVED.items():
-        known |= {f"--{name}": Known(gone_by=Version(release)) for name in names.split()}
-    return known
-
-
-def unknown_flags(command: ServeCommand, version: str | None) -> list[FlagNote]:
-    """Flags that the release refuses, that look mistyped, that lack their value, or that the table does not
-    list, in the command's order.
-
-    version: as the server reports it (`0.23.0`, `0.20.2rc1.dev35+g4845aee6b`), None when it is not known yet.
-    `UsageError` if it is no version.
+    name: canonical, for example `--max-model-len` or `--compilation-config.cudagraph_mode`. values: empty for a switch.
+    written, separator: the spelling (`-tp`; `=`, a blank, or nothing as in `-O3`).
     """
-    try:
-        release = Version(version.removeprefix("v")) if version is not None else None
-    except InvalidVersion:
-        raise UsageError(f"{version!r} is not a vLLM version", hint="write it as 0.23.0") from None
-    notes = (_note(flag.name, release) or _without_value(flag) for flag in command.flags)
-    return [note for note in notes if note is not None]
+
+    name: str
+    values: tuple[str, ...] = ()
+    written: str = field(default="", compare=False)
+    separator: str = field(default=" ", compare=False)
+
+    @property
+    def text(self) -> str | None:
+        """The values joined by blanks, None for a switch."""
+        return " ".join(self.values) if self.values else None
+
+    def words(self) -> tuple[str, ...]:
+        """Return the words of a command line, in the reported spelling where `read_arguments` can read that back."""
+        name = self.written or self.name
+        if not self.values:
+            return (name,)
+        separable = not is_switch(self.name) and not _is_flag_word(self.values[0])
+        if len(self.values) > 1 or (self.separator == " " and separable):
+            return (name, *self.values)
+        if self.separator == "" and _OPTIMIZATION.fullmatch(f"{name}{self.values[0]}"):
+            return (f"{name}{self.values[0]}",)
+        return (f"{name}={self.values[0]}",)
 
 
-def _note(name: str, release: Version | None) -> FlagNote | None:
-    known = known_flags()
-    head = name.partition(".")[0]
-    base = head if head in known else positive(head)
-    replacement = flag_table.NEVER_DEFINED.get(base[2:])
+def canonical(name: str) -> str:
+    """Return the one name of a flag: `max_model_len` and `--max_model_len` become `--max-model-len`, `-tp` its long form.
+
+    A key after a dot stays as written: `-cc.cudagraph_mode` becomes `--compilation-config.cudagraph_mode`.
+    """
+    head, dot, key = name.partition(".")
+    if not head.startswith("-"):
+        head = f"--{head}"
+    if not head.startswith("--"):
+        return flag_table.SHORT_FORMS.get(head, head) + dot + key
+    return head.replace("_", "-") + dot + key
+
+
+def positive(name: str) -> str:
+    """Return a canonical name without its `--no-`."""
+    return f"--{name[5:]}" if name.startswith("--no-") else name
+
+
+def is_switch(name: str) -> bool:
+    """Return True if a flag, by canonical name, takes no value from the next word."""
+    if name in flag_table.VALUED_IN_SPITE_OF_PREFIX or "." in name:
+        return False
+    return name in flag_table.SWITCHES or name.startswith(flag_table.SWITCH_PREFIXES)
+
+
+def group_by_flag(words: Iterable[str]) -> list[tuple[str, ...]]:
+    """Group the words of a command line: each flag with the words that follow it."""
+    groups: list[tuple[str, ...]] = []
+    for word in words:
+        starts_flag = word.startswith("--") or (word.startswith("-") and word[1:2].isalpha())
+        if starts_flag or not groups:
+            groups.append((word,))
+        else:
+            groups[-1] += (word,)
+    return groups
+
+
+def read_arguments(words: Sequence[Word]) -> tuple[str | None, tuple[Flag, ...]]:
+    """Parse the arguments after `vllm serve` or after an image: the positional model, and the flags.
+
+    Raises `CommandError` with the line of the wrong word.
+    """
+    model: str | None = None
+    flags: list[Flag] = []
+    served: str | None = None
+    i = 0
+    while i < len(words):
+        word = words[i]
+        i += 1
+        if not _is_flag_word(word.text):
+            if served is not None or (flags and not flags[-1].values and word.text.lower() in _BOOLEANS):
+                raise _stray(word, served, flags)
+            model = served = word.text
+            continue
+        flag, taken = _read_flag(word, words[i:])
+        i += taken
+        _check_value(flag, word.line)
+        if flag.name == "--model":
+            if served is not None:
+                raise CommandError(
+                    f"two models: {served!r} and {flag.text!r}",
+                    line=word.line,
+                    hint="keep the one that was served: the first argument, or --model",
+                )
+            if not flag.values:
+                raise CommandError("--model has no value", line=word.line, hint="name the model after it")
+            served = flag.text
+        flags.append(flag)
+    return model, tuple(flags)
+
+
+def _is_flag_word(text: str) -> bool:
+    if _LONG_DASH.match(text):
+        return True
+    return len(text) > 1 and text.startswith("-") and _NEGATIVE.fullmatch(text) is None
+
+
+def _read_flag(word: Word, following: Sequence[Word]) -> tuple[Flag, int]:
+    """Return the flag at `word` and the number of `following` words that are its values."""
+    text = _LONG_DASH.sub("--", word.text)
+    if glued := _OPTIMIZATION.fullmatch(text):
+        return Flag(name=canonical("-O"), values=(glued["level"],), written="-O", separator=""), 0
+    written, equals, value = text.partition("=")
+    name = canonical(written)
+    if equals:
+        return Flag(name=name, values=(value,), written=written, separator="="), 0
+    limit = 0 if is_switch(name) else len(following) if name in flag_table.MULTI_VALUED else 1
+    values: list[str] = []
+    for next_word in following[:limit]:
+        if _is_flag_word(next_word.text):
+            break
+        values.append(next_word.text)
+    return Flag(name=name, values=tuple(values), written=written), len(values)
+
+
+def _stray(word: Word, model: str | None, flags: Sequence[Flag]) -> CommandError:
+    if flags and not flags[-1].values and is_switch(flags[-1].name):
+        name = flags[-1].written
+        hint = f"{name} takes no value: write {name} or --no-{positive(flags[-1].name)[2:]}"
+    elif flags:
+        hint = f"quote the value of {flags[-1].written} if it holds blanks, or name the flag of {word.text!r}"
+    else:
+        hint = f"the model is {model!r}; one server serves one model"
+    return CommandError(f"the value {word.text!r} belongs to no flag", line=word.line, hint=hint)
+
+
+def _check_value(flag: Flag, line: int) -> None:
+    value = flag.text or ""
+    if flag.name.endswith(_JSON_NAMES) and value.lstrip().startswith("{"):
+        try:
+            json.loads(_with_plain_numbers(value))
+        except ValueError as error:
+            hint = "compare it with the report; braces and quotes must be closed"
+            if re.search("[\u201c\u201d\u2018\u2019]", value):
+                hint = "the quotes are typographic ones; type them again as \" and '"
+            elif '"' not in value:
+                hint = "a shell eats the double quotes inside: put the whole value in single quotes"
+            raise CommandError(f"the value of {flag.name} is not JSON: {error}", line=line, hint=hint) from None
+    if flag.name == "--max-model-len" and value != "auto":
+        parse_number(flag.name, value, line)
+
+
+def _with_plain_numbers(value: str) -> str:
+    """Replace numbers such as the 80m of `{"cpu_bytes_to_use": 80m}`, which newer releases read."""
+    parts = _JSON_STRING.split(value)
+    parts[::2] = [_JSON_NUMBER.sub(lambda match: str(parse_number("", match[0])), part) for part in parts[::2]]
+    return "".join(parts)
+
+
+def parse_number(name: str, value: str | None, line: int = 1) -> int:
+    """Return the integer that vLLM reads: `4096`, `4k` (4000), `4K` (4096), `25.6k`; likewise m/M, g/G, t/T.
+
+    Raises `CommandError` naming the flag `name` for other texts.
+    """
+    if match := _NUMBER.fullmatch(value or ""):
+        unit = match["unit"]
+        base = 1000 if unit.islower() else 1024
+        number = Decimal(match["number"]) * base ** _POWERS[unit.lower()]
+        # vLLM takes decimals only with powers of 1000: 25.6K is not a whole number.
+        if ("." not in match["number"] or unit.islower()) and number == int(number):
+            return int(number)
+    raise CommandError(
+        f"the value of {name} is not a whole number: {value!r}",
+        line=line,
+        hint="write 4096, 4k (4000) or 4K (4096)",
+    )
+
+
+def flag_mistakes(flags: Iterable[Flag]) -> list[str]:
+    """Return one sentence for each flag that is misspelt, lacks its value, or comes from an old recipe.
+
+    A name that is not like a known one passes: the table does not hold every flag of every release.
+    """
+    mistakes = ((flag.name, _mistake(flag)) for flag in flags)
+    return [f"{name}: {why}" for name, why in mistakes if why]
+
+
+def _mistake(flag: Flag) -> str:
+    base = positive(flag.name.partition(".")[0])
+    replacement = flag_table.NEVER_DEFINED.get(base)
     if replacement is not None:
         instead = f"write {replacement}" if replacement else "leave it out"
-        return FlagNote(
-            name,
-            replacement,
-            f"not defined in any release from 0.19.1 to 0.32.0: {instead}",
-            NoteLevel.REFUSED,
-        )
-    if base in known and (base == head or is_switch(base)):
-        why = known[base].refused_by(release) if release is not None else None
-        return FlagNote(name, "", why, NoteLevel.REFUSED) if why else None
-    if base in known:
-        return FlagNote(name, "", f"{base} is not known to have a --no- form", NoteLevel.UNLISTED)
-    near = _nearest(base, known)
-    if near:
-        near = near if base == head else f"--no-{near[2:]}"
-        return FlagNote(name, near, f"probably a typo of {near}", NoteLevel.TYPO)
-    return FlagNote(name, "", "not known to this table", NoteLevel.UNLISTED)
-
-
-def _without_value(flag: Flag) -> FlagNote | None:
-    takes_one = flag.name in known_flags() and not is_switch(flag.name)
-    if flag.value is not None or not takes_one or flag.name in flag_table.VALUE_OPTIONAL:
-        return None
-    return FlagNote(flag.name, "", "has no value", NoteLevel.REFUSED)
-
-
-def _nearest(name: str, known: Mapping[str, Known]) -> str:
-    limit = 1 if len(name) <= _SHORT_NAME else 2
-    distances = ((_distance(name, other, limit), other) for other in known)
-    close = sorted((distance, other) for distance, other in distances if distance <= limit)
-    return close[0][1] if close else ""
-
-
-def _distance(a: str, b: str, limit: int) -> int:
-    """Edits (insert, delete, replace, swap of neighbours) from `a` to `b`; some number over `limit` where
-    there are more."""
-    if abs(len(a) - len(b)) > limit:
-        return limit + 1
-    before: list[int] = []
-    row = list(range(len(b) + 1))
-    for i, x in enumerate(a, 1):
-        current = [i]
-        for j, y in enumerate(b, 1):
-            cost = min(row[j] + 1, current[j - 1] + 1, row[j - 1] + (x != y))
-            if i > 1 and j > 1 and x == b[j - 2] and a[i - 2] == y:
-                cost = min(cost, before[j - 2] + 1)
-            current.append(cost)
-        before, row = row, current
-    return row[-1]
-
-
-def _minor(version: Version) -> tuple[int, int]:
-    return version.major, version.minor
-
-
-def _next_minor(version: Version) -> tuple[int, int]:
-    return version.major, version.minor + 1
-
-
-def _base(version: Version) -> Version:
-    return Version(version.base_version)
+        return f"not defined in any release from 0.19.1 to 0.32.0: {instead}"
+    if base in flag_table.KNOWN:
+        takes_value = flag.name in flag_table.KNOWN - flag_table.VALUE_OPTIONAL and not is_switch(flag.name)
+        return "has no value" if takes_value and not flag.values else ""
+    # One slip in a short name changes more of it than in a long one.
+    alike = difflib.get_close_matches(base, flag_table.KNOWN, n=1, cutoff=0.8 if len(base) <= 10 else 0.9)
+    if not alike:
+        return ""
+    meant = f"--no-{alike[0][2:]}" if flag.name.startswith("--no-") else alike[0]
+    return f"probably a typo of {meant}"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from vllm_repro.command.command import render_serve
+from vllm_repro.command.render import render_serve
 from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.journal.log_excerpts import PAGE, LogPieces, read_pieces
 from vllm_repro.report.duplicates import duplicates

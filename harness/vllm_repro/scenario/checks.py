@@ -17,7 +17,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from vllm_repro.command.command import ServeCommand
-from vllm_repro.command.flags import NoteLevel, unknown_flags
+from vllm_repro.command.flags import flag_mistakes
 from vllm_repro.errors import CommandError, ScenarioError
 from vllm_repro.scenario.scenario import Arm, Dummy, Scenario
 from vllm_repro.scenario.sizes import Size, resolve
@@ -111,7 +111,7 @@ def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
         if "command" not in reading.made_up:
             reading.problem(at("command") + error.line - 1, f"command: {error}")
         return
-    for mistake in _mistyped(command, scenario.try_with):
+    for mistake in flag_mistakes(command.flags):
         reading.problem(at("command"), f"command: {mistake}")
     if not scenario.arms:
         reading.missing("arms", "no arms: at least `arm('reported', dies)`")
@@ -145,12 +145,6 @@ def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
     seen: set[str] = set()
     for arm in scenario.arms:
         _check_arm(reading, reading.at_arm(arm), scenario, arm, seen)
-
-
-def _mistyped(command: ServeCommand, release: str) -> list[str]:
-    """What is wrong with the flags of a command, a sentence each. The table does not claim to hold every flag there is."""
-    notes = unknown_flags(command, None if _no_release(release) else release)
-    return [str(note) for note in notes if note.level is not NoteLevel.UNLISTED]
 
 
 def _no_release(text: str) -> str:
@@ -257,10 +251,10 @@ def _check_stand_in(
         dummy.shape(scenario.model)
     except ValueError as error:
         reading.missing(key, f"{key}: {error}")
-    told = set(_mistyped(scenario.reported(), scenario.try_with))
+    told = set(flag_mistakes(scenario.reported().flags))
     for index, arm in enumerate(scenario.arms):
         with contextlib.suppress(CommandError):  # said where the arm is looked at
-            told |= set(_mistyped(scenario.command_of(arm), scenario.try_with))
+            told |= set(flag_mistakes(scenario.command_of(arm).flags))
         with contextlib.suppress(CommandError, ScenarioError):  # as above
             told |= set(_too_long(scenario, arm, scenario.command_of(arm)))
         try:
@@ -268,7 +262,7 @@ def _check_stand_in(
         except CommandError as error:
             reading.problem(line, f"{key}, arm {arm.name!r}: {error}")
             continue
-        for mistake in _mistyped(command, scenario.try_in_lab if key == "lab" else scenario.try_with):
+        for mistake in flag_mistakes(command.flags):
             if mistake not in told:  # of the first arm, which has no edits, it is one of the changes
                 reading.problem(reading.at_arm(arm) if index else line, f"{key}, arm {arm.name!r}: {mistake}")
                 told.add(mistake)
@@ -296,8 +290,8 @@ def _check_arm(reading: Reading, line: int, scenario: Scenario, arm: Arm, seen: 
         reading.problem(line, f"arm {arm.name!r}: {version} is both bad and good")
     try:
         command = scenario.command_of(arm)
-        told = _mistyped(scenario.reported(), scenario.try_with)
-        for mistake in _mistyped(command, scenario.try_with):
+        told = flag_mistakes(scenario.reported().flags)
+        for mistake in flag_mistakes(command.flags):
             if mistake not in told:
                 reading.problem(line, f"arm {arm.name!r}: {mistake}")
         for request in requests_of(scenario.workload_of(arm)):

@@ -13,7 +13,8 @@ from typing import Any, Literal
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from vllm_repro.command.command import ServeCommand, parse
+from vllm_repro.command.command import ServeCommand
+from vllm_repro.command.parse import parse
 from vllm_repro.diagnosis.signature import Signature
 from vllm_repro.scenario.cause import Causes
 from vllm_repro.scenario.patch import Patch

@@ -5,7 +5,7 @@ The file in the repository is generated, and a test holds it against this.
 
 from __future__ import annotations
 
-from vllm_repro.command.compose_file import compose_text, service
+from vllm_repro.command.compose import compose_text, service
 from vllm_repro.evidence import Evidence
 from vllm_repro.scenario.catalogue import all_scenarios
 from vllm_repro.servers.launch import Weights, container_launch

@@ -10,8 +10,8 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, replace
 
-from vllm_repro.command.command import parse
 from vllm_repro.command.container import LOOPBACK, ContainerSpec
+from vllm_repro.command.parse import parse
 from vllm_repro.evidence import Evidence
 from vllm_repro.servers.launch import Launch
 
