@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.schemas import check_files, hold_all
-from vllm_repro.host.processes import list_left, remove_left
+from vllm_repro.host.processes import end_orphan_sessions, orphan_sessions
 
 hold_all()
 # How long an example takes says more of the machine, which has other work, than of the code.
@@ -70,7 +70,7 @@ def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as environment:  # its own, so that a test's patches are undone by the end
         environment.setenv("XDG_STATE_HOME", str(state))
         yield state
-        remove_left(list_left())
+        end_orphan_sessions(orphan_sessions())
 
 
 def _reported(out: Path) -> dict[Path, int]:

@@ -185,12 +185,11 @@ def test_an_interrupted_map_keeps_its_rows_and_leaves_no_server(
     assert list((own_state / "vllm-repro" / "processes").glob("*")) == []
 
 
-def test_a_killed_map_keeps_what_it_had(tmp_path: Path, harness: Harness) -> None:
+def test_a_killed_map_keeps_what_it_had(tmp_path: Path) -> None:
     status, loaded = _stopped(tmp_path, signal.SIGKILL)
     assert status == -signal.SIGKILL
     assert [row["version"] for row in loaded["rows"]] == ["0.24.0"]
     assert (loaded["pending"], loaded["interrupted"], loaded["expected"]) == (["0.27.0", "0.28.0"], None, False)
-    assert "removed: process" in harness("clean", "--yes").out
 
 
 def newest(out: Path) -> dict[str, Any]:

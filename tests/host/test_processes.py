@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from vllm_repro.errors import InfraError
-from vllm_repro.host.processes import list_left, remove_left, session_members, start, state_folder
+from vllm_repro.host.processes import end_orphan_sessions, orphan_sessions, session_members, start, state_folder
 
 # A leader with a child that ignores SIGTERM and leaves the process group, as a stubborn worker might.
 STUBBORN = """
@@ -35,10 +35,10 @@ def wait_for(text: str, log: Path) -> None:
 def test_a_session_ends_whole_even_a_child_that_left_the_group(tmp_path: Path) -> None:
     started = start([sys.executable, "-c", STUBBORN], os.environ, tmp_path / "log")
     wait_for("up", tmp_path / "log")
-    assert len(session_members(started.session)) == 2
+    assert len(session_members(started.id)) == 2
     assert started.record.exists()
     started.end(grace=0.5)
-    assert session_members(started.session) == []
+    assert session_members(started.id) == []
     assert list(state_folder().iterdir()) == []
     started.end()  # a second time is harmless
 
@@ -57,12 +57,18 @@ def test_what_cannot_be_started_leaves_no_record(tmp_path: Path) -> None:
     assert list(state_folder().iterdir()) == []
 
 
-def orphan(tmp_path: Path) -> int:
-    """A session whose owner was killed before it could write anything but what `start` itself writes; returns its id."""
+def test_a_damaged_record_is_skipped() -> None:
+    state_folder().mkdir(parents=True)
+    (state_folder() / "x.json").write_text('{"owner": {"pid": 1', encoding="utf-8")
+    assert orphan_sessions() == []
+
+
+def killed_session(tmp_path: Path) -> int:
+    """Return the id of a session whose owner was killed right after `start`."""
     script = (
         "import os, sys, signal, pathlib; from vllm_repro.host.processes import start; "
         f"s = start([sys.executable, '-c', {STUBBORN!r}], os.environ, pathlib.Path({str(tmp_path / 'log')!r})); "
-        "print(s.session, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+        "print(s.id, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, env=os.environ)
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -71,41 +77,29 @@ def orphan(tmp_path: Path) -> int:
 
 
 def test_the_orphans_of_a_killed_owner_are_found_and_ended(tmp_path: Path) -> None:
-    session = orphan(tmp_path)
-    (left,) = list_left()
-    assert left.session == session
-    assert set(left.pids) == {process.pid for process in session_members(session)}
-    remove_left([left])
+    session = killed_session(tmp_path)
+    (orphan,) = orphan_sessions()
+    assert orphan.session == session
+    assert str(os.getpid()) not in str(orphan)
+    assert f"in {Path.cwd()}: {sys.executable}" in str(orphan), "the line says whose it is"
+    assert set(orphan.pids) == {process.pid for process in session_members(session)}
+    end_orphan_sessions([orphan])
     assert session_members(session) == []
-    assert list_left() == []
+    assert orphan_sessions() == []
     assert list(state_folder().iterdir()) == []
 
 
-def test_a_record_cut_short_by_the_kill_still_names_the_session(tmp_path: Path) -> None:
-    session = orphan(tmp_path)
-    # What is on disk when the kill comes between the child's exec and the owner's second write of the record.
-    (record,) = state_folder().glob("*.json")
-    text = record.read_text(encoding="utf-8")
-    record.with_suffix(".pid").write_text(str(session), encoding="utf-8")
-    record.write_text(text.replace(f', "session": {session}', ""), encoding="utf-8")
-    (left,) = list_left()
-    assert left.session == session
-    assert left.pids
-    remove_left([left])
-    assert session_members(session) == []
-
-
-def forge(record: Path, **changes: object) -> None:
-    """Changes a record in place, its owner's fields by their own names."""
-    data = json.loads(record.read_text(encoding="utf-8"))
-    for name, value in changes.items():
-        (data["owner"] if name in data["owner"] else data)[name] = value
-    record.write_text(json.dumps(data), encoding="utf-8")
+def forge(record: Path, *, session: int | None = None, **owner: object) -> None:
+    """Change a record in place."""
+    first, _, second = record.read_text(encoding="utf-8").partition("\n")
+    data = json.loads(first)
+    data["owner"] |= owner
+    record.write_text(f"{json.dumps(data)}\n{session or second}", encoding="utf-8")
 
 
 @pytest.fixture
 def bystander() -> Iterator[int]:
-    """A session of somebody else's that began after our record was written, and has the number that ours had."""
+    """The id of a session that belongs to somebody else."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     yield process.pid
     process.kill()
@@ -113,27 +107,27 @@ def bystander() -> Iterator[int]:
 
 
 def test_a_session_number_that_was_given_to_somebody_else_is_left_alone(tmp_path: Path, bystander: int) -> None:
-    session = orphan(tmp_path)
+    session = killed_session(tmp_path)
     (record,) = state_folder().glob("*.json")
     for process in session_members(session):
         process.kill()
     forge(record, session=bystander)
-    (left,) = list_left()
-    assert left.pids == ()
-    remove_left([left])
+    (orphan,) = orphan_sessions()
+    assert orphan.pids == ()
+    end_orphan_sessions([orphan])
     assert len(session_members(bystander)) == 1
     assert list(state_folder().iterdir()) == []
 
 
 def test_after_a_reboot_the_numbers_in_a_record_mean_nothing(tmp_path: Path) -> None:
-    session = orphan(tmp_path)
+    session = killed_session(tmp_path)
     (record,) = state_folder().glob("*.json")
     before = record.read_text(encoding="utf-8")
     forge(record, boot="the boot before this one")
-    (left,) = list_left()
-    assert left.pids == ()
+    (orphan,) = orphan_sessions()
+    assert orphan.pids == ()
     record.write_text(before, encoding="utf-8")
-    remove_left(list_left())
+    end_orphan_sessions(orphan_sessions())
     assert session_members(session) == []
 
 
@@ -151,7 +145,7 @@ def test_a_state_folder_that_cannot_be_written_is_trouble_of_the_host(
 def test_what_a_living_owner_runs_is_not_listed(tmp_path: Path) -> None:
     started = start([sys.executable, "-c", "import time; time.sleep(600)"], os.environ, tmp_path / "log")
     try:
-        assert list_left() == []
+        assert orphan_sessions() == []
         assert psutil.pid_exists(started.popen.pid)
     finally:
         started.end(grace=1)

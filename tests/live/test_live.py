@@ -126,7 +126,7 @@ def running(tmp_path: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         started.end()
-        assert session_members(started.session) == []
+        assert session_members(started.id) == []
 
 
 def test_attached_to_a_running_server(harness: Harness, running: str) -> None:

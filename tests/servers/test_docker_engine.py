@@ -2,16 +2,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import docker.errors
+import msgspec
 import pytest
+import requests
+import requests.exceptions
 
 from tests.servers.docker_helpers import engine_or_reason
-from vllm_repro.errors import InfraError
+from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.host.owner import Owner, this_owner
 from vllm_repro.servers.docker_engine import (
     OWNER_LABEL,
     RUN_LABEL,
     Engine,
     connect,
+    explain,
     image_facts,
     missing_image,
     our_labels,
@@ -44,7 +49,6 @@ def test_ci_fails_where_others_skip(tmp_path: Path) -> None:
 @pytest.mark.docker
 def test_an_engine_says_what_it_is(docker_engine: Engine) -> None:
     assert int(docker_engine.version.split(".")[0]) >= 20
-    assert float(docker_engine.api) >= 1.41
     assert any("runc" in name for name in docker_engine.runtimes)
     assert docker_engine.local
 
@@ -90,4 +94,48 @@ def test_the_digest_of_an_image(image: str, known: list[str], expected: str | No
 def test_labels_name_run_and_owner() -> None:
     labels = our_labels("run-1")
     assert labels[RUN_LABEL] == "run-1"
-    assert Owner.from_labels(labels, OWNER_LABEL) == this_owner()
+    assert msgspec.json.decode(labels[OWNER_LABEL], type=Owner) == this_owner()
+
+
+IMAGE = "vllm/vllm-openai:v0.20.2"
+SHIM = "failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: "
+
+
+def refusal(words: str) -> docker.errors.APIError:
+    response = requests.Response()
+    response.status_code = 500
+    return docker.errors.APIError("refused", response=response, explanation=words)
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "hint"),
+    [
+        ('could not select device driver "" with capabilities: [[gpu]]', Unsupported, "Toolkit"),
+        ("Unknown runtime specified nvidia", Unsupported, "Toolkit"),
+        ("unknown or invalid runtime name: nvidia", Unsupported, "Toolkit"),
+        ('error gathering device information while adding custom device "/dev/nvidia0"', Unsupported, "Toolkit"),
+        (SHIM + "error running hook #0: stderr: nvidia-container-cli: unsatisfied: cuda>=12.9", Unsupported, "driver"),
+        (SHIM + "error setting rlimit type 8: operation not permitted: unknown", Unsupported, "runs as root"),
+        (SHIM + "unable to apply caps: operation not permitted: unknown", Unsupported, "runs as root"),
+        (f"No such image: {IMAGE}", InfraError, f"docker pull {IMAGE}"),
+        ("Bind for 127.0.0.1:8000 failed: port is already allocated", InfraError, "--port"),
+        ("listen tcp4 127.0.0.1:8000: bind: address already in use", InfraError, "--port"),
+        ('Conflict. The container name "/vllm" is already in use by container "abc".', InfraError, "vllm-repro clean"),
+        ("mkdir /var/lib/docker/overlay2/x: no space left on device", InfraError, "docker system df"),
+        ("something\n  new", InfraError, ""),
+    ],
+)
+def test_a_refusal_keeps_the_words_of_the_engine(
+    words: str, error: type[InfraError] | type[Unsupported], hint: str
+) -> None:
+    explained = explain(refusal(words), IMAGE)
+    assert type(explained) is error
+    assert str(explained) == f"the Docker Engine refuses: {' '.join(words.split())}"
+    assert hint in explained.hint
+    assert bool(hint) is bool(explained.hint)
+
+
+def test_an_engine_that_does_not_answer() -> None:
+    explained = explain(requests.exceptions.ConnectionError("Connection aborted."), IMAGE)
+    assert isinstance(explained, InfraError)
+    assert str(explained) == "the Docker Engine does not answer: Connection aborted."

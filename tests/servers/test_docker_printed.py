@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from vllm_repro.command.container import ContainerSpec, Mount, Publish, Ulimit
-from vllm_repro.servers.docker_engine import Engine, our_labels
-from vllm_repro.servers.docker_orphans import remove_container
-from vllm_repro.servers.docker_words import create_arguments
+from vllm_repro.servers.docker_container import create_arguments
+from vllm_repro.servers.docker_engine import Engine, our_labels, remove_container
 
 pytestmark = pytest.mark.docker
 

@@ -175,17 +175,15 @@ def test_an_interrupted_run_leaves_no_container(
     assert json.loads((folder / "report.json").read_text(encoding="utf-8"))["interrupted"] == number.name
 
 
-@pytest.mark.alone  # what has lost its owner is swept by any run that begins beside it
+@pytest.mark.alone
 @pytest.mark.parametrize("moment", ["trial-started", '"ready"'])
-def test_after_a_sigkill_clean_removes_the_container(
-    tmp_path: Path, engine: Engine, rehearsal_image: str, harness: Harness, moment: str
+def test_after_a_sigkill_the_container_goes_too(
+    tmp_path: Path, engine: Engine, rehearsal_image: str, moment: str
 ) -> None:
     status, folder = interrupted(tmp_path, rehearsal_image, signal.SIGKILL, moment)
     assert status == -signal.SIGKILL
-    deadline = time.monotonic() + 10  # the engine may still be creating what it was asked for
-    while not containers(engine, folder.name) and time.monotonic() < deadline:
+    time.sleep(5)  # the engine may still be creating what it was asked for
+    deadline = time.monotonic() + 60
+    while containers(engine, folder.name):
+        assert time.monotonic() < deadline
         time.sleep(0.1)
-    if moment != "trial-started":
-        assert containers(engine, folder.name)
-    harness("clean", "--yes")
-    assert containers(engine, folder.name) == []

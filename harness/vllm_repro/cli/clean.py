@@ -8,7 +8,7 @@ import sys
 from vllm_repro.cli.common import Subparsers, verb
 from vllm_repro.releases.knowledge import human_size
 from vllm_repro.releases.provision import ReleaseCache
-from vllm_repro.servers import orphans as leftovers
+from vllm_repro.servers.orphans import end_orphans, find_orphans
 
 
 def add(subparsers: Subparsers) -> None:
@@ -26,14 +26,14 @@ def add(subparsers: Subparsers) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.envs:
         return _environments(remove=arguments.yes)
-    left = leftovers.find()
+    orphans = find_orphans()
     if arguments.yes:
-        leftovers.remove(left)  # before anything is said to be removed: it raises where something cannot be
-    for line in left.lines():
+        end_orphans(orphans)  # first: it raises if something cannot be removed
+    for line in orphans.lines():
         print(("removed: " if arguments.yes else "left: ") + line)
-    if left.docker_error and arguments.verbose:
-        print(f"docker was not asked: {left.docker_error}", file=sys.stderr)
-    if not left.lines():
+    if orphans.docker_error and arguments.verbose:
+        print(f"docker was not asked: {orphans.docker_error}", file=sys.stderr)
+    if not orphans.lines():
         print("nothing is left")
     elif not arguments.yes:
         print("vllm-repro clean --yes removes it")

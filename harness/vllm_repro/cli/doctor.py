@@ -19,9 +19,9 @@ from vllm_repro.releases.knowledge import human_size
 from vllm_repro.releases.localvllm import local_vllm
 from vllm_repro.releases.provision import ReleaseCache
 from vllm_repro.scenario.catalogue import all_scenarios, to_stderr
-from vllm_repro.servers import orphans as leftovers
 from vllm_repro.servers.docker_engine import connect
 from vllm_repro.servers.options import ServerOptions
+from vllm_repro.servers.orphans import find_orphans
 from vllm_repro.servers.site import choose
 
 
@@ -110,7 +110,7 @@ def findings() -> Iterator[Finding]:
         yield Finding("loopback ports", True, f"a free one is {free_port()}")
     except OSError as error:
         yield Finding("loopback ports", False, f"none can be bound: {error.strerror}")
-    left = leftovers.find().lines()
+    left = find_orphans().lines()
     yield Finding(
         "nothing left over",
         not left,

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from vllm_repro.errors import InfraError
 from vllm_repro.host.machine import gpus, nvidia_smi
-from vllm_repro.servers.docker_engine import connect
-from vllm_repro.servers.docker_errors import ENGINE_ERRORS, explain
+from vllm_repro.servers.docker_engine import ENGINE_ERRORS, connect, explain
 from vllm_repro.servers.kinds import ServerKind
 
 __all__ = ["pull", "trouble"]

@@ -1,9 +1,8 @@
 """A vLLM in a container, through the Docker SDK.
 
-The container is created from the same `ContainerSpec` that prints the `docker run` line. Its output is
-attached before it starts, so the first line is there too, and it is never removed by the engine itself, which
-would take the evidence of a death with it. The end of the output proves nothing, since a killed dockerd ends
-it as well: what became of the server is always asked of the engine.
+The container is created from the same `ContainerSpec` that prints the `docker run` line. Its output is attached before it starts, so the
+log has the first line. The engine never removes it by itself, because that would destroy evidence. The end of the output proves nothing,
+since a killed dockerd ends it too: the state of the container always comes from the engine.
 """
 
 from __future__ import annotations
@@ -20,18 +19,36 @@ from typing import Any
 
 import docker.errors
 import psutil
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, stop_when_event_set, wait_fixed
 
 from vllm_repro.command.container import LOOPBACK, ContainerSpec
 from vllm_repro.errors import HarnessBug, InfraError, Unsupported
 from vllm_repro.evidence import Evidence
 from vllm_repro.secret_names import is_recorded
 from vllm_repro.servers.base import Exit, Patched, Server, ServerFacts
-from vllm_repro.servers.docker_engine import Engine, ImageFacts, connect, image_facts, our_labels
-from vllm_repro.servers.docker_errors import ENGINE_ERRORS, explain
-from vllm_repro.servers.docker_orphans import remove_container
-from vllm_repro.servers.docker_output import STDERR, STDOUT, WholeLines, chunks, close, demuxed, without_first
+from vllm_repro.servers.docker_container import (
+    STDERR,
+    STDOUT,
+    WholeLines,
+    chunks,
+    close,
+    create_arguments,
+    demuxed,
+    exit_of,
+    without_first,
+)
+from vllm_repro.servers.docker_engine import (
+    ENGINE_ERRORS,
+    Engine,
+    ImageFacts,
+    connect,
+    explain,
+    image_facts,
+    our_labels,
+    remove_container,
+)
 from vllm_repro.servers.docker_source import hashes_inside
-from vllm_repro.servers.docker_words import create_arguments, exit_of
+from vllm_repro.servers.guard import Guard
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.overlay import Laid
 from vllm_repro.servers.witness import witnessed
@@ -41,17 +58,16 @@ __all__ = ["DockerServer"]
 _log = logging.getLogger(__name__)
 
 _POLL_S = 0.02
-_ENGINE_PATIENCE_S = 5.0
-"""How long the engine may be away before it is lost; a restart with `live-restore` takes a second or two."""
+_RETRY_S = 5.0
+"""How long the engine may be away before it counts as lost. A restart with `live-restore` takes 1 to 2 s."""
 _THREAD_END_S = 10.0
 
 
 class DockerServer(Server):
     """Runs the container of `spec`.
 
-    spec: must publish a port on 127.0.0.1, or use the host's network and have `port` said. run: id of the
-    run, for the labels. grace: seconds between SIGTERM and SIGKILL at the end. engine: how to reach one. laid: the changes of vLLM's
-    source that `spec` mounts over the image's own.
+    spec: must publish a port on 127.0.0.1, unless `port` is given. run: id of the run, for the labels. grace: seconds between SIGTERM
+    and SIGKILL. laid: the overlay that `spec` mounts over vLLM's source.
     """
 
     log_path: Path
@@ -72,10 +88,10 @@ class DockerServer(Server):
             raise HarnessBug(f"a container would be published beyond {LOOPBACK}")
         if port is None:
             if not spec.publish:
-                raise HarnessBug("a container that publishes nothing needs a port to be reached at")
+                raise HarnessBug("a container that publishes no port needs `port`")
             port = spec.publish[0].host_port
         self.spec = replace(spec, labels=tuple({**dict(spec.labels), **our_labels(run)}.items()))
-        """What is really created: `spec` with the labels by which a later run finds it."""
+        """The container to create: `spec` with the labels by which a guard or a later run finds it."""
         self.base_url = f"http://{LOOPBACK}:{port}"
         self.log_path = log
         self.evidence = evidence
@@ -86,7 +102,8 @@ class DockerServer(Server):
         self._container: str | None = None
         self._first_pid = 0
         self._exit: Exit | None = None
-        self._stopped = False
+        self._guard: Guard | None = None
+        self._stopped = threading.Event()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
 
@@ -108,7 +125,7 @@ class DockerServer(Server):
         return self._exit
 
     async def stop(self) -> None:
-        # Shielded: a run that is being cancelled must still see the container go.
+        # Shielded: a cancelled run must still wait until the container is gone.
         await asyncio.shield(asyncio.to_thread(self._end))
 
     def processes(self) -> tuple[int, ...]:
@@ -119,11 +136,11 @@ class DockerServer(Server):
             below = tuple(process.pid for process in first.children(recursive=True))
         except psutil.Error:
             return ()
-        # Docker's init stands before the API server; without it the API server is the first process.
+        # With --init the first process is Docker's init, and the API server its child.
         return below if self.spec.init else (first.pid, *below)
 
     def _read_inside(self, laid: Laid, seen: tuple[Patched, ...]) -> tuple[Patched, ...]:
-        """What the server's processes said, held against what a program finds that is run in their container."""
+        """Compare the hashes that the server's processes logged with those of the files in their container."""
         engine, container, inside = self._engine, self._container, laid.inside
         if engine is None or container is None or inside is None:
             return seen
@@ -133,7 +150,7 @@ class DockerServer(Server):
         except InfraError:
             if self._runs(engine, container):
                 raise
-            return seen  # it died meanwhile, which says more
+            return seen  # it died meanwhile
         for one, path, found in zip(seen, paths, hashes, strict=True):
             if found != one.sha256:
                 raise InfraError(
@@ -144,10 +161,11 @@ class DockerServer(Server):
     # ── start ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _launch(self) -> ServerFacts:
-        with self._lock:  # so that a `stop` that comes meanwhile waits, and then removes what was made
-            if self._stopped or self._container is not None:
+        with self._lock:  # a `stop` meanwhile waits, and then removes the container
+            if self._stopped.is_set() or self._container is not None:
                 raise InfraError("the server was started or stopped before")
             self._engine = engine = self._connect()
+            self._guard = Guard()
             try:
                 image = self._check(engine)
                 self._create_and_start(engine)
@@ -174,10 +192,10 @@ class DockerServer(Server):
                 hint="Run vllm-repro on that machine.",
             )
         image = image_facts(engine, self.spec.image)
-        # A simulated figure must never pass for a real one, nor the other way round.
+        # A simulation must never pass for a real vLLM, nor the other way round.
         if image.rehearsal is not (self.evidence is Evidence.REHEARSAL):
             holds = "the rehearsal engine" if image.rehearsal else "no rehearsal engine"
-            raise InfraError(f"the image {image.name} holds {holds}, but the run is about {self.evidence}")
+            raise InfraError(f"the image {image.name} holds {holds}, but the evidence of the run is {self.evidence}")
         return image
 
     def _create_and_start(self, engine: Engine) -> None:
@@ -205,7 +223,7 @@ class DockerServer(Server):
     # ── while it runs, in threads ───────────────────────────────────────────────────────────────────────
 
     def _copy_output(self, engine: Engine, container: str, output: Any, lines: WholeLines) -> None:
-        """Writes what the server prints; where the connection ends first, goes on from the engine's own log."""
+        """Write the server's output to the log. If the connection breaks, continue from the engine's own log."""
         try:
             for stream, chunk in demuxed(output):
                 lines.write(stream, chunk)
@@ -215,17 +233,17 @@ class DockerServer(Server):
                 self._follow(engine, container, STDOUT, lines)
                 follower.join()
         except OSError as error:
-            # The disk is full. An output that is held and not read would block the server at its next line.
+            # The disk is full. An output that nobody reads would block the server at its next line.
             close(output)
             _log.warning("the log of container %s is cut short: %s", container[:12], error)
         finally:
-            with contextlib.suppress(OSError):  # what the full disk did not take is lost
+            with contextlib.suppress(OSError):  # the disk is full
                 lines.close()
 
     def _follow(self, engine: Engine, container: str, stream: int, lines: WholeLines) -> None:
-        """One stream from the engine's log, without what came before, until the server has ended."""
+        """Copy one stream from the engine's log, without the bytes that came before, until the server has ended."""
         while True:
-            with contextlib.suppress(*ENGINE_ERRORS):  # cut off: the state below says whether to ask again
+            with contextlib.suppress(*ENGINE_ERRORS):  # the connection broke: retry while the container runs
                 whole = engine.client.api.logs(
                     container, stdout=stream == STDOUT, stderr=stream == STDERR, stream=True, follow=True
                 )
@@ -236,7 +254,7 @@ class DockerServer(Server):
             time.sleep(_POLL_S)
 
     def _runs(self, engine: Engine, container: str) -> bool:
-        """Whether the container runs; if not, or if nobody knows, that is how it ended."""
+        """Return True if the container runs; otherwise record how it ended, or that nobody knows."""
         state = self._state(engine, container)
         if state is not None and state.get("Running"):
             return True
@@ -245,66 +263,72 @@ class DockerServer(Server):
 
     def _await_end(self, engine: Engine, container: str) -> None:
         while self._exit is None:
-            # An answer cut short, as by a restart of dockerd, is as good as none: the state is what counts.
+            # The response may be cut by a restart of dockerd: only the state counts.
             with contextlib.suppress(*ENGINE_ERRORS):
                 engine.client.api.wait(container, timeout=None)
             if self._runs(engine, container):
                 time.sleep(_POLL_S)
 
     def _state(self, engine: Engine, container: str) -> dict[str, Any] | None:
-        """The container's `State`; empty where the container is gone, None where no engine answers."""
-        deadline = time.monotonic() + _ENGINE_PATIENCE_S
-        while True:
-            try:
-                state: dict[str, Any] = engine.client.containers.get(container).attrs["State"]
-            except docker.errors.NotFound:
-                return {}
-            except ENGINE_ERRORS:
-                if self._stopped or time.monotonic() > deadline:
-                    return None
-                time.sleep(0.2)
-            else:
-                return state
+        """Return the container's `State`; empty if the container is gone, None if no engine answers. Retry: dockerd may restart."""
+        retrying = Retrying(
+            retry=retry_if_exception_type(ENGINE_ERRORS),
+            stop=stop_after_delay(_RETRY_S) | stop_when_event_set(self._stopped),
+            wait=wait_fixed(0.2),
+            reraise=True,
+        )
+        try:
+            state: dict[str, Any] = retrying(_state_of, engine, container)
+        except ENGINE_ERRORS:
+            return None
+        return state
 
     def _conclude(self, state: dict[str, Any] | None) -> None:
-        """Takes the first word on how the server ended; a container that never ran did not end."""
+        """Record how the server ended, once. A container that never ran did not end."""
         if self._exit is None and (state is None or state.get("Status") != "created"):
             self._exit = exit_of(state, time.time())
 
     # ── end ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _end(self) -> None:
-        self._stopped = True
+        self._stopped.set()
         with self._lock:
             if self._engine is None:
                 return
             if self._container is not None:
-                # A refusal is not lost: the removal kills as well, and says what the engine refuses.
+                # If this fails, the removal below kills the container and reports the error.
                 with contextlib.suppress(*ENGINE_ERRORS):
                     self._engine.client.api.stop(self._container, timeout=round(self.grace))
                 self._conclude(self._state(self._engine, self._container))
             self._remove(self._engine)
 
     def _remove(self, engine: Engine) -> None:
-        """Removes the container, if there is one, and ends threads and connection; raises nothing."""
+        """Remove the container, end the threads and close the connection. Errors are logged."""
         if self._container is not None:
             try:
                 remove_container(engine, self._container)
             except (*ENGINE_ERRORS, InfraError) as error:
-                # Not raised: it would take the place of what was learnt about the server.
+                # Not raised: it would hide how the server ended.
                 _log.warning("container %s may be left for `vllm-repro clean`: %s", self._container[:12], error)
-            for thread in self._threads:  # with the container its output ends, and so do they
+            for thread in self._threads:  # they end with the container's output
                 thread.join(_THREAD_END_S)
+        if self._guard is not None:
+            self._guard.release()
         self._threads.clear()
         engine.close()
         self._engine = None
 
 
-def _host_pid(container: str, state: dict[str, Any]) -> int:
-    """The pid of the container's first process where this process sees it too, else 0.
+def _state_of(engine: Engine, container: str) -> dict[str, Any]:
+    try:
+        state: dict[str, Any] = engine.client.containers.get(container).attrs["State"]
+    except docker.errors.NotFound:
+        return {}
+    return state
 
-    An engine in a virtual machine or another pid namespace names pids that are somebody else's here.
-    """
+
+def _host_pid(container: str, state: dict[str, Any]) -> int:
+    """Return the pid of the container's first process; 0 if the engine runs in a virtual machine or another pid namespace."""
     pid = int(state.get("Pid") or 0)
     try:
         return pid if container in Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8") else 0

@@ -1,13 +1,11 @@
-"""The Docker Engine: reaching it, what it can do, and what is in an image.
-
-All calls here block; async callers put them into a thread.
-"""
+"""The Docker Engine: connection, facts about it and its images, errors, removal. All calls block."""
 
 from __future__ import annotations
 
 import os
 import re
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,49 +13,54 @@ from urllib.parse import urlsplit
 
 import docker
 import docker.errors
+import msgspec
+import requests.exceptions
 
-from vllm_repro.errors import InfraError
+from vllm_repro.errors import InfraError, ReproError, Unsupported
 from vllm_repro.host.owner import this_owner
-from vllm_repro.servers.docker_errors import ENGINE_ERRORS, explain
 
 __all__ = [
+    "ENGINE_ERRORS",
     "OWNER_LABEL",
-    "REHEARSAL_LABEL",
     "RUN_LABEL",
     "Engine",
     "ImageFacts",
     "connect",
+    "explain",
     "image_facts",
     "missing_image",
     "our_labels",
+    "remove_container",
     "repository_digest",
 ]
 
+ENGINE_ERRORS = (docker.errors.DockerException, requests.exceptions.RequestException)
+"""Everything that a call of the Docker SDK may raise about the engine."""
+
 RUN_LABEL = "org.vllm-repro.run"
-"""On every container and network of this package: nothing without it is ever listed or removed."""
+"""On every container of this package. A container without it is never listed or removed."""
 OWNER_LABEL = "org.vllm-repro.owner"
-"""Prefix of the labels that name the process which made it, see `vllm_repro.host.owner`."""
+"""The process that made the container, as JSON (`vllm_repro.host.owner`)."""
 REHEARSAL_LABEL = "org.vllm-repro.rehearsal"
 
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 _PING_TIMEOUT_S = 10
 _CALL_TIMEOUT_S = 300
-"""Creating and starting may take minutes: a large image on a slow disk, a GPU runtime that starts cold."""
+"""Creating and starting may take minutes: a large image on a slow disk, a cold GPU runtime."""
+_REMOVAL_TIMEOUT_S = 60.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Engine:
-    """An engine that answered. Close it when done.
+    """An engine that answers. Close it when done.
 
-    host: as in DOCKER_HOST. local: on this machine, so that its 127.0.0.1 and its folders are ours. runtimes:
-    "nvidia" is only there where it was registered; `--gpus` may work without it, and only a start tells.
+    host: as in DOCKER_HOST. local: on this machine, with our 127.0.0.1 and our folders. runtimes: registered ones; `--gpus` may work
+    without "nvidia" among them.
     """
 
     client: docker.DockerClient = field(repr=False)
     host: str
     version: str
-    api: str
-    system: str
     runtimes: tuple[str, ...]
     local: bool
 
@@ -65,22 +68,22 @@ class Engine:
         self.client.close()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ImageFacts:
-    """What an image is. digest: `repository@sha256:…` as in the registry, else the image's own id, which only
-    this engine knows. rehearsal: it holds the rehearsal engine and no vLLM.
+    """What is known about an image.
+
+    digest: `repository@sha256:…` as in the registry, else the image's id. rehearsal: it holds the rehearsal engine and no vLLM.
     """
 
     name: str
     id: str
     digest: str
-    labels: Mapping[str, str]
     entrypoint: tuple[str, ...]
     rehearsal: bool
 
 
 def connect(environment: Mapping[str, str] | None = None) -> Engine:
-    """The engine at DOCKER_HOST, or at the default socket. Raises `InfraError` where none answers."""
+    """Return the engine at DOCKER_HOST or at the default socket. Raises `InfraError` if none answers."""
     variables = dict(os.environ if environment is None else environment)
     host = variables.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
     client: docker.DockerClient | None = None
@@ -94,23 +97,20 @@ def connect(environment: Mapping[str, str] | None = None) -> Engine:
     except (*ENGINE_ERRORS, OSError, ValueError) as error:
         if client is not None:
             client.close()
+        do = "Join the group docker and log in again" if isinstance(error, PermissionError) else "Start Docker"
         where = "" if variables.get("DOCKER_HOST") else ", or set DOCKER_HOST"
-        raise InfraError(
-            f"no Docker Engine answers at {host}: {_reason(error)}", hint=f"Start Docker{where}."
-        ) from error
+        raise InfraError(f"no Docker Engine answers at {host}: {_reason(error)}", hint=f"{do}{where}.") from error
     return Engine(
-        client,
-        host,
-        str(version.get("Version", "unknown")),
-        str(version.get("ApiVersion", "unknown")),
-        str(info.get("OperatingSystem", "unknown")),
-        tuple(sorted(info.get("Runtimes") or ())),
-        host.startswith(("unix://", "npipe://")) or urlsplit(host).hostname in _LOOPBACK,
+        client=client,
+        host=host,
+        version=str(version.get("Version", "unknown")),
+        runtimes=tuple(sorted(info.get("Runtimes") or ())),
+        local=host.startswith(("unix://", "npipe://")) or urlsplit(host).hostname in _LOOPBACK,
     )
 
 
 def image_facts(engine: Engine, image: str) -> ImageFacts:
-    """What `image` is on this engine; nothing is pulled. Raises `InfraError` where it is not there."""
+    """Return what is known about `image`; nothing is pulled. Raises `InfraError` if the engine does not have it."""
     try:
         inspected: dict[str, Any] = engine.client.images.get(image).attrs
     except docker.errors.ImageNotFound as error:
@@ -120,17 +120,16 @@ def image_facts(engine: Engine, image: str) -> ImageFacts:
     config: dict[str, Any] = inspected.get("Config") or {}
     labels: dict[str, str] = config.get("Labels") or {}
     return ImageFacts(
-        image,
-        str(inspected["Id"]),
-        repository_digest(image, inspected.get("RepoDigests") or []) or str(inspected["Id"]),
-        labels,
-        tuple(config.get("Entrypoint") or ()),
-        labels.get(REHEARSAL_LABEL) == "1",
+        name=image,
+        id=str(inspected["Id"]),
+        digest=repository_digest(image, inspected.get("RepoDigests") or []) or str(inspected["Id"]),
+        entrypoint=tuple(config.get("Entrypoint") or ()),
+        rehearsal=labels.get(REHEARSAL_LABEL) == "1",
     )
 
 
 def missing_image(image: str) -> InfraError:
-    """What to say of an image that is not there: ours are built, others are pulled."""
+    """Return the error for an image that is not there. Ours are built, others are pulled."""
     ours = re.fullmatch(r"vllm-repro/(?P<kind>rehearsal|vllm-cpu)(?::(?P<version>\S+))?", image)
     if ours is None:
         hint = f"docker pull {image}"
@@ -142,19 +141,19 @@ def missing_image(image: str) -> InfraError:
 
 
 def our_labels(run: str) -> dict[str, str]:
-    """The labels of everything that this process makes in an engine for the run of that id."""
-    return {RUN_LABEL: run, **this_owner().labels(OWNER_LABEL)}
+    """Return the labels of a container that this process makes for a run."""
+    return {RUN_LABEL: run, OWNER_LABEL: msgspec.json.encode(this_owner()).decode()}
 
 
 def repository_digest(image: str, known: list[str]) -> str | None:
-    """The digest that belongs to the repository in `image`: one image may be known under several."""
+    """Return the digest for the repository in `image`: one image may have several."""
     repository = image.partition("@")[0]
     repository = re.sub(r":[^:/]+$", "", repository)
     return next((digest for digest in known if digest.partition("@")[0] == repository), known[0] if known else None)
 
 
 def _knock(host: str) -> None:
-    """Raises `OSError` where a unix socket takes no connection: the SDK says so at length and leaks its socket."""
+    """Raise `OSError` if a unix socket takes no connection. The SDK's own error is long, and it leaks the socket."""
     if host.startswith("unix://"):
         with socket.socket(socket.AF_UNIX) as probe:
             probe.settimeout(_PING_TIMEOUT_S)
@@ -165,3 +164,87 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return " ".join(str(error).split())[:300]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Refusal:
+    """Words of the engine that need a hint. In lower case; one of them is enough. unsupported: this machine can never do it."""
+
+    words: tuple[str, ...]
+    hint: str
+    unsupported: bool = False
+
+
+_REFUSALS = (
+    _Refusal(
+        words=(
+            "could not select device driver",
+            "unknown runtime",
+            "unknown or invalid runtime name",
+            "adding custom device",
+            "unresolvable cdi devices",
+            "nvidia-container-cli",
+            "running hook",
+            "prestart hook",
+            "createruntime hook",
+        ),
+        hint="Install the NVIDIA Container Toolkit and restart Docker. `docker run --rm --gpus all --entrypoint nvidia-smi IMAGE` "
+        "tests it, and shows whether the driver is older than the image's CUDA.",
+        unsupported=True,
+    ),
+    _Refusal(
+        words=("setting rlimit", "unable to apply caps", "can't get final child's pid"),
+        hint="Use an engine that runs as root with all capabilities, or an arm whose command does not ask for them.",
+        unsupported=True,
+    ),
+    _Refusal(
+        words=("no such image", "manifest unknown", "pull access denied", "repository does not exist"),
+        hint="docker pull {image}",
+    ),
+    _Refusal(
+        words=("port is already allocated", "address already in use", "ports are not available"),
+        hint="Name another port with --port, or leave it out and a free one is taken.",
+    ),
+    _Refusal(
+        words=("container name",),
+        hint="`vllm-repro clean` lists the containers of killed runs; others are yours to remove.",
+    ),
+    _Refusal(words=("no space left on device",), hint="`docker system df` shows what fills the disk."),
+)
+
+
+def explain(error: Exception, image: str) -> ReproError:
+    """Return the error of this package for `error`, which the Docker SDK raised about a container of `image`."""
+    text = error.explanation if isinstance(error, docker.errors.APIError) and error.explanation else str(error)
+    words = " ".join(str(text).split())
+    if not isinstance(error, docker.errors.APIError):
+        return InfraError(f"the Docker Engine does not answer: {words}", hint="Is it running? `docker info` asks it.")
+    found = next((one for one in _REFUSALS if any(part in words.lower() for part in one.words)), None)
+    kind = Unsupported if found is not None and found.unsupported else InfraError
+    return kind(f"the Docker Engine refuses: {words}", hint=found.hint.format(image=image) if found else "")
+
+
+def remove_container(engine: Engine, container: str) -> None:
+    """Kill and remove a container with its unnamed volumes; return when the engine no longer knows it.
+
+    Raises `ENGINE_ERRORS` if it cannot be removed, and `InfraError` if that takes over a minute.
+    """
+    try:
+        engine.client.api.remove_container(container, v=True, force=True)
+    except docker.errors.APIError as error:
+        if not _removed(error):
+            raise
+    deadline = time.monotonic() + _REMOVAL_TIMEOUT_S
+    while time.monotonic() < deadline:
+        try:
+            engine.client.api.inspect_container(container)
+        except docker.errors.NotFound:
+            return
+        time.sleep(0.05)
+    raise InfraError(f"the Docker Engine did not remove container {container[:12]} in {_REMOVAL_TIMEOUT_S:.0f} s")
+
+
+def _removed(error: docker.errors.APIError) -> bool:
+    """Return True if a failed removal means that the container is gone, or that somebody else removes it now."""
+    busy = error.status_code == 409 and "is already in progress" in str(error.explanation)
+    return busy or isinstance(error, docker.errors.NotFound)

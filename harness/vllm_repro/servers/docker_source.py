@@ -1,7 +1,7 @@
-"""vLLM's own files in an image, and in a container that runs it: asked of the Python that is in there.
+"""Files of vLLM in an image and in a running container.
 
-Where vLLM is installed differs from image to image, and only the interpreter that its command names knows. So a short program is run by
-that interpreter: in a container of its own to read the files, and in the running server's to hash them. Blocking calls.
+Only the interpreter that runs vLLM knows where it is installed. So it runs a short program: in a container of its own to read the files,
+and in the server's container to hash them. All calls block.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ from typing import Any
 
 from vllm_repro.command.container import ContainerSpec
 from vllm_repro.errors import InfraError, Unsupported
-from vllm_repro.servers.docker_engine import Engine, image_facts, our_labels
-from vllm_repro.servers.docker_errors import ENGINE_ERRORS, explain
-from vllm_repro.servers.docker_orphans import remove_container
+from vllm_repro.servers.docker_engine import ENGINE_ERRORS, Engine, explain, image_facts, our_labels, remove_container
 
 __all__ = ["ImageSource", "SourceFile", "hashes_inside", "image_source"]
 
-# The first line of the `vllm` script names the interpreter that has it; an image without the script starts `python3 -m vllm…`.
+# The first line of the `vllm` script names the interpreter. An image without the script starts `python3 -m vllm…`.
 _BY_ITS_PYTHON = """
 python=python3
 if vllm=$(command -v vllm) && IFS= read -r first <"$vllm"; then
@@ -30,7 +28,7 @@ exec $python "$@"
 
 _READ = """
 import importlib.util, json, os, sys
-sys.path[:] = filter(None, sys.path)  # the folder that this is asked in is on no server's path
+sys.path[:] = filter(None, sys.path)  # no server has the working folder on its path
 spec = importlib.util.find_spec("vllm")
 places = list(spec.submodule_search_locations or ()) if spec else []
 folder = os.path.dirname(places[0]) if places else None
@@ -54,7 +52,7 @@ print(json.dumps([hashlib.sha256(open(path, "rb").read()).hexdigest() for path i
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file of vLLM's in an image. path: in there. compiled: the path of what Python compiled it to; empty where there is none."""
+    """A file of vLLM in an image. path: in the container. compiled: path of its .pyc file; empty if there is none."""
 
     path: str
     text: str
@@ -63,9 +61,9 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class ImageSource:
-    """Files of the vLLM in an image, by their names below the folder of packages; those that it lacks are left out.
+    """Files of vLLM in an image, by their names below site-packages; files that it lacks are left out.
 
-    python: the interpreter's path in there. pythonpath: what PYTHONPATH is in its containers.
+    python: path of the interpreter. pythonpath: PYTHONPATH in its containers.
     """
 
     python: str
@@ -74,9 +72,9 @@ class ImageSource:
 
 
 def image_source(engine: Engine, spec: ContainerSpec, files: Sequence[str], run: str) -> ImageSource:
-    """The `files` as a container of `spec` would have them. run: id of the run, for the labels of the one that is asked.
+    """Return `files` as a container of `spec` would have them. run: id of the run, for the labels.
 
-    Raises `Unsupported` for an image without a vLLM, and `InfraError` where nothing in it can be asked.
+    Raises `Unsupported` for an image without vLLM, and `InfraError` if its Python does not run.
     """
     image = image_facts(engine, spec.image)
     if image.rehearsal:
@@ -84,7 +82,7 @@ def image_source(engine: Engine, spec: ContainerSpec, files: Sequence[str], run:
             f"the image {spec.image} holds the rehearsal engine, and no vLLM whose source could be changed",
             hint="--image names one with a vLLM",
         )
-    found = _asked(engine, spec, files, run)
+    found = _find_files(engine, spec, files, run)
     if found["folder"] is None:
         raise Unsupported(
             f"the Python of the image {spec.image} finds no vLLM whose source could be changed",
@@ -96,7 +94,7 @@ def image_source(engine: Engine, spec: ContainerSpec, files: Sequence[str], run:
 
 
 def hashes_inside(engine: Engine, container: str, python: str, paths: Sequence[str]) -> tuple[str, ...]:
-    """sha256 of files as a program finds them that is run in a running container. Raises `InfraError` where it cannot be run."""
+    """Return the sha256 of files in a running container. Raises `InfraError` if they cannot be read."""
     try:
         made = engine.client.api.exec_create(container, [python, "-c", _HASH, *paths], stderr=True)
         output, errors = engine.client.api.exec_start(made["Id"], demux=True)
@@ -108,7 +106,7 @@ def hashes_inside(engine: Engine, container: str, python: str, paths: Sequence[s
         raise InfraError(f"the files in container {container[:12]} cannot be hashed: {said}") from None
 
 
-def _asked(engine: Engine, spec: ContainerSpec, files: Sequence[str], run: str) -> dict[str, Any]:
+def _find_files(engine: Engine, spec: ContainerSpec, files: Sequence[str], run: str) -> dict[str, Any]:
     container: str | None = None
     try:
         made = engine.client.containers.create(

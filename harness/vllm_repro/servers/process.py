@@ -16,12 +16,13 @@ from vllm_repro.errors import InfraError
 from vllm_repro.evidence import Evidence
 from vllm_repro.host.machine import gpus
 from vllm_repro.host.ports import check_port, free_port, listeners
-from vllm_repro.host.processes import Started, start
+from vllm_repro.host.processes import Session, start
 from vllm_repro.releases.localvllm import local_vllm
 from vllm_repro.releases.provision import Provisioned, ReleaseCache, provision
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.secret_names import is_recorded
 from vllm_repro.servers.base import Exit, Server, ServerFacts
+from vllm_repro.servers.guard import Guard
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import Launch, process_launch
 from vllm_repro.servers.options import ServerOptions, lacking, needs_of, weights_for
@@ -62,18 +63,24 @@ class ProcessServer(Server):
         self.grace = grace
         self.patched = dict(patched or {})
         self.base_url = f"http://{LOOPBACK}:{port}"
-        self._started: Started | None = None
+        self._session: Session | None = None
+        self._guard: Guard | None = None
 
     async def start(self) -> ServerFacts:
         check_port(self.port)
         inherited = {name: value for name, value in os.environ.items() if name != "PYTHONOPTIMIZE"}
-        self._started = start(self.argv, inherited | self.env, self.log_path)
+        self._guard = Guard()
+        try:
+            self._session = start(self.argv, inherited | self.env, self.log_path)
+        except BaseException:
+            self._guard.release()
+            raise
         return ServerFacts(
             self.kind,
             self.evidence,
             self.argv,
             {key: value for key, value in (inherited | self.env).items() if is_recorded(key)},
-            pid=self._started.popen.pid,
+            pid=self._session.popen.pid,
         )
 
     def booted(self, facts: ServerFacts, *, ready: bool) -> ServerFacts:
@@ -83,9 +90,9 @@ class ProcessServer(Server):
         return replace(facts, patched=witnessed(log, self.patched, ready=ready))
 
     async def exited(self) -> Exit:
-        if self._started is None:
+        if self._session is None:
             raise InfraError("the server was never started")
-        popen: subprocess.Popen[bytes] = self._started.popen
+        popen: subprocess.Popen[bytes] = self._session.popen
         while popen.poll() is None:
             await asyncio.sleep(0.02)
         code = popen.returncode
@@ -93,9 +100,14 @@ class ProcessServer(Server):
         return Exit(code, f"the server's process is gone, {how}", time.time())
 
     async def stop(self) -> None:
-        if self._started is not None:
+        if self._session is not None:
             # Shielded: a cancelled run must still wait until the server is gone.
-            await asyncio.shield(asyncio.to_thread(self._started.end, self.grace))
+            await asyncio.shield(asyncio.to_thread(self._end, self._session))
+
+    def _end(self, session: Session) -> None:
+        session.end(self.grace)
+        if self._guard is not None:
+            self._guard.release()
 
     def stranger(self) -> str:
         # A port that was free at the start may be taken when a slow boot comes to bind it.
@@ -105,7 +117,7 @@ class ProcessServer(Server):
         return f"pid {', '.join(map(str, listening))}"
 
     def processes(self) -> tuple[int, ...]:
-        return self._started.pids() if self._started else ()
+        return self._session.pids() if self._session else ()
 
 
 def process_server(

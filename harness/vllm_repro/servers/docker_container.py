@@ -1,0 +1,144 @@
+"""A container in the terms of the Docker SDK: its arguments on the way in, its output and state on the way out.
+
+The engine sends standard output and standard error as they come, so a chunk of one may stand inside a line of the other. `WholeLines`
+puts the lines together again, because log lines are evidence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from docker.types import DeviceRequest, Mount, Ulimit
+
+from vllm_repro.command.container import ContainerSpec
+from vllm_repro.servers.base import Exit
+from vllm_repro.servers.docker_engine import ENGINE_ERRORS
+
+__all__ = [
+    "STDERR",
+    "STDOUT",
+    "WholeLines",
+    "chunks",
+    "close",
+    "create_arguments",
+    "demuxed",
+    "exit_of",
+    "without_first",
+]
+
+STDOUT, STDERR = 0, 1
+
+
+def create_arguments(spec: ContainerSpec) -> dict[str, Any]:
+    """Return the arguments of `DockerClient.containers.create` for the container that `spec` renders."""
+    # `--entrypoint` takes one word, so the others come before the arguments, as in `docker run`.
+    entrypoint = spec.entrypoint or ()
+    arguments: dict[str, Any] = {
+        "image": spec.image,
+        "command": [*entrypoint[1:], *spec.argv],
+        "environment": dict(spec.env),
+        "labels": dict(spec.labels),
+        "init": spec.init,
+        # Mounts, not volumes: for a missing source a volume creates an empty folder on the host.
+        "mounts": [Mount(m.target, m.source, type="bind", read_only=m.readonly) for m in spec.mounts],
+        "ulimits": [Ulimit(name=u.name, soft=u.soft, hard=u.hard) for u in spec.ulimits],
+        "cap_add": list(spec.cap_add),
+        "ports": {f"{p.container_port}/tcp": (p.host_ip, p.host_port) for p in spec.publish},
+    }
+    if (request := spec.gpu_request()) is not None:
+        asked: dict[str, Any] = {"count": request.count}
+        if request.count is None:
+            asked = {"device_ids": list(request.device_ids)}
+        arguments["device_requests"] = [DeviceRequest(capabilities=[["gpu"]], **asked)]
+    optional: dict[str, Any] = {
+        "name": spec.name,
+        "network_mode": spec.network,
+        "shm_size": spec.shm_size,
+        "ipc_mode": spec.ipc,
+        "entrypoint": list(entrypoint[:1]) or None,
+        "working_dir": spec.workdir,
+    }
+    return arguments | {key: value for key, value in optional.items() if value is not None}
+
+
+def exit_of(state: dict[str, Any] | None, at: float) -> Exit:
+    """Return how a server ended. state: from the engine; empty if the container is gone, None if no engine answers."""
+    if state is None:
+        detail = "the Docker Engine does not answer, so nothing is known about the container"
+        return Exit(None, detail, at, lost=True)
+    if not state:
+        return Exit(None, "the container was removed by somebody else", at)
+    code = int(state["ExitCode"])
+    oom_killed = bool(state.get("OOMKilled"))
+    said = " ".join(str(state.get("Error") or "").split())
+    detail = f"container exited {code}" + (", OOM killed" if oom_killed else "") + (f": {said}" if said else "")
+    return Exit(code, detail, at, oom_killed=oom_killed)
+
+
+class WholeLines:
+    """Writer of both streams to `file`, for use from any thread. A line is written when it is complete, or at `close`.
+
+    received: bytes of each stream so far, written or not.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._waiting = [b"", b""]
+        self._lock = threading.Lock()
+        self.received = [0, 0]
+
+    def write(self, stream: int, chunk: bytes) -> None:
+        with self._lock:
+            self.received[stream] += len(chunk)
+            data = self._waiting[stream] + chunk
+            # A progress bar ends its lines with a carriage return alone.
+            end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+            self._waiting[stream] = data[end:]
+            if end:
+                self._file.write(data[:end])
+
+    def close(self) -> None:
+        with self._lock, self._file as file:
+            for rest in self._waiting:
+                file.write(rest)
+            self._waiting = [b"", b""]
+
+
+def demuxed(stream: Any) -> Iterator[tuple[int, bytes]]:
+    """Yield (STDOUT or STDERR, bytes) of a stream that was attached with `demux`."""
+    for out, err in chunks(stream):
+        if out:
+            yield STDOUT, out
+        if err:
+            yield STDERR, err
+
+
+def chunks(stream: Any) -> Iterator[Any]:
+    """Yield the items of `stream` until it ends or breaks, then close it."""
+    try:
+        with contextlib.suppress(*ENGINE_ERRORS):  # the connection broke
+            yield from stream
+    finally:
+        close(stream)
+
+
+def without_first(count: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield `pieces` without their first `count` bytes."""
+    for piece in pieces:
+        if count < len(piece):
+            yield piece[count:]
+        count = max(0, count - len(piece))
+
+
+def close(stream: Any) -> None:
+    """Close the connection of `stream`. May be called again."""
+    # The SDK raises AttributeError if the other side closed it first.
+    with contextlib.suppress(AttributeError, OSError, *ENGINE_ERRORS):
+        stream.close()
+    # The SDK wakes the reader but keeps the descriptor, which only the response frees.
+    response = getattr(stream, "_response", None)
+    if response is not None:
+        response.close()
