@@ -22,7 +22,7 @@ from vllm_repro.running.death_signs import Channel
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.release_result import Fate
-from vllm_repro.verdict.throughput import Change
+from vllm_repro.verdict.throughput import ThroughputChange
 from vllm_repro.verdict.verdict import Expected, Result, Standing, Verdict
 
 RICHEST = max(EXAMPLES, key=lambda folder: (folder / "journal.jsonl").stat().st_size)
@@ -47,7 +47,7 @@ def test_a_schema_names_what_the_code_can_say(schema: dict[str, Any]) -> None:
         "phase": Phase,
         "signature": How,
         "channel": Channel,
-        "change": Change,
+        "change": ThroughputChange,
         "result": Result,
         "fate": Fate,
         "declared": Standing,

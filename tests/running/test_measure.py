@@ -16,7 +16,7 @@ from vllm_repro.running.assess import Conclusion
 from vllm_repro.running.options import Wishes
 from vllm_repro.running.trial import Trial, run_trial
 from vllm_repro.verdict.outcome import Outcome
-from vllm_repro.verdict.output import Probe, Weights, checks
+from vllm_repro.verdict.output import Probe, ServedWeights, checks
 from vllm_repro.verdict.throughput import throughput
 
 LOADS = (throughput(prompt=12, output=4, concurrency=[1, 3], baseline="reported"),)
@@ -240,7 +240,7 @@ def test_an_answer_that_repeats_one_token_is_wrong_where_weights_are_real(
         trial = replace(trial, scenario=scenario, launch=replace(trial.launch, command=command))
         with trial.journal, trial.requests:
             conclusion = asyncio.run(run_trial(trial))
-    assert conclusion.weights is (Weights.DUMMY if weights else Weights.REAL)
+    assert conclusion.weights is (ServedWeights.DUMMY if weights else ServedWeights.REAL)
     said = [entry["said"] for entry in read(tmp_path / "journal.jsonl").of("output")]
     assert said[0]["first"] == [token(number) for number in range(64)]
     assert [len(asked["prompt"]) for asked in engine.asked[1:]] == ([] if weights else [200])

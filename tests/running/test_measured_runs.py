@@ -93,7 +93,7 @@ def test_an_arm_that_says_something_else_than_the_baseline(harness: Harness, tmp
     done = run(harness, path, "0.24.0", "reported bigger-chunk", fault="garbage:4")
     reported, other = (arm["trials"][0] for arm in done.report["arms"])
     assert (reported["outcome"], other["outcome"]) == ("wrong-output", "untriggered")
-    assert "not that of bigger-chunk: they part after" in reported["why"]
+    assert "differs from that of bigger-chunk after" in reported["why"]
     assert done.report["verdict"] == "changed"
     assert run(harness, path, "0.24.0", "reported bigger-chunk").report["verdict"] == "quiet"
 

@@ -17,7 +17,7 @@ from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.trigger.trigger import Asked, AttentionShape, ScheduledChunk, TriggerFacts
 from vllm_repro.trigger.turboquant_workspace import capture_batch, continuation_bytes, decode_bytes, workspace_outgrown
 from vllm_repro.verdict.outcome import Outcome
-from vllm_repro.verdict.output import Weights
+from vllm_repro.verdict.output import ServedWeights
 
 SEED = AttentionShape(16, 4, 256, 2048)
 TINY = AttentionShape(4, 2, 32)
@@ -184,7 +184,7 @@ def test_the_sizes_of_a_stand_in_are_its_own(tmp_path: Path, made: bool) -> None
     seen.stand_in = TQ.stand_in if made else None
     conclusion = assess(TQ, TQ.command_with_dummy(TQ.arms[0]).with_flags("--load-format dummy"), seen, log)
     assert conclusion.outcome is (Outcome.CLEAN if made else Outcome.UNTRIGGERED)
-    assert conclusion.weights is Weights.DUMMY
+    assert conclusion.weights is ServedWeights.DUMMY
     assert (
         any("16.00 MB for 4096 cached tokens, against 0.51 MB" in text for text in conclusion.trigger.evidence) is made
     )

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_repro.verdict.throughput import (
-    Change,
     Point,
     Round,
     Spread,
+    ThroughputChange,
     Timing,
     figures,
     interval,
@@ -29,7 +29,22 @@ POINT = Point(128, 512, 1)
 
 def at(speed: float) -> Round:
     """A round of so many output tokens a second."""
-    return Round(512 / speed, 1, 128, 512, speed, speed / 512, 0.05, 1 / speed, 1 / speed, 2 / speed)
+    return Round(
+        wall_s=512 / speed,
+        requests=1,
+        prompt_tokens=128,
+        output_tokens=512,
+        output_tok_s=speed,
+        req_s=speed / 512,
+        ttft_s=0.05,
+        tpot_s=1 / speed,
+        itl_s=1 / speed,
+        itl_p99_s=2 / speed,
+    )
+
+
+def answer(sent: float, ended: float, chunks: tuple[float, ...], tokens: int) -> Timing:
+    return Timing(sent=sent, ended=ended, chunks=chunks, prompt_tokens=10, output_tokens=tokens)
 
 
 def boots(*speeds: tuple[float, ...]) -> list[list[Round]]:
@@ -38,8 +53,8 @@ def boots(*speeds: tuple[float, ...]) -> list[list[Round]]:
 
 def test_a_round_by_hand() -> None:
     # Two requests of three tokens: sent at 0.0 and 0.1, answered at 0.5, 0.7, 1.0 and at 0.6, 0.7, 2.1.
-    one = Timing(0.0, 1.1, (0.5, 0.7, 1.0), 10, 3)
-    two = Timing(0.1, 2.1, (0.6, 0.7, 2.0), 10, 3)
+    one = answer(0.0, 1.1, (0.5, 0.7, 1.0), 3)
+    two = answer(0.1, 2.1, (0.6, 0.7, 2.0), 3)
     found = round_of([one, two], late=0.25)
     assert found.late_s == 0.25
     assert (found.wall_s, found.requests, found.prompt_tokens, found.output_tokens) == (2.1, 2, 20, 6)
@@ -53,13 +68,13 @@ def test_a_round_by_hand() -> None:
 
 def test_several_tokens_a_piece_are_counted_by_usage() -> None:
     """Speculative decoding: four tokens came in two pieces, half a second apart."""
-    found = round_of([Timing(0.0, 1.0, (0.5, 1.0), 10, 4)])
+    found = round_of([answer(0.0, 1.0, (0.5, 1.0), 4)])
     assert found.tpot_s == pytest.approx(0.5 / 3)
     assert found.itl_s == pytest.approx(0.5)
-    assert round_of([Timing(0.0, 1.0, (1.0,), 10, 4)]).itl_s is None
+    assert round_of([answer(0.0, 1.0, (1.0,), 4)]).itl_s is None
 
 
-@pytest.mark.parametrize("timings", [[], [Timing(0.0, 1.0, (), 10, 2)], [Timing(0.0, 1.0, (0.5,), 10, 1)]])
+@pytest.mark.parametrize("timings", [[], [answer(0.0, 1.0, (), 2)], [answer(0.0, 1.0, (0.5,), 1)]])
 def test_a_round_without_answers_is_none(timings: list[Timing]) -> None:
     with pytest.raises(ValueError, match="two tokens or more"):
         round_of(timings)
@@ -69,7 +84,7 @@ def test_quartiles_of_known_values() -> None:
     spread = Spread.of([1.0, 2.0, 3.0, 4.0, 5.0])
     assert (spread.median, spread.low, spread.high, spread.n) == (3.0, 2.0, 4.0, 5)
     assert spread.cv == pytest.approx(0.527, abs=0.001)
-    assert Spread.of([7.0]) == Spread(7.0, 7.0, 7.0, 0.0, 1)
+    assert Spread.of([7.0]) == Spread(median=7.0, low=7.0, high=7.0, cv=0.0, n=1)
 
 
 def test_figures_are_over_all_rounds_of_all_boots() -> None:
@@ -88,17 +103,17 @@ def test_figures_are_over_all_rounds_of_all_boots() -> None:
 @pytest.mark.parametrize(
     ("arm", "baseline", "change"),
     [
-        (boots((200, 201, 202), (199, 200, 201)), boots((100, 101, 102), (99, 100, 101)), Change.FASTER),
-        (boots((50, 51, 52), (49, 50, 51)), boots((100, 101, 102), (99, 100, 101)), Change.SLOWER),
+        (boots((200, 201, 202), (199, 200, 201)), boots((100, 101, 102), (99, 100, 101)), ThroughputChange.FASTER),
+        (boots((50, 51, 52), (49, 50, 51)), boots((100, 101, 102), (99, 100, 101)), ThroughputChange.SLOWER),
         # Clear of 1, and within what the noisier arm does by itself.
-        (boots((102, 103, 104), (102, 103, 104)), boots((90, 100, 101), (90, 100, 101)), Change.NONE),
+        (boots((102, 103, 104), (102, 103, 104)), boots((90, 100, 101), (90, 100, 101)), ThroughputChange.NONE),
         # Far apart, and the two boots of one arm are further apart.
-        (boots((300, 301, 302), (90, 91, 92)), boots((100, 101, 102), (99, 100, 101)), Change.NONE),
-        (boots((200, 201, 202)), boots((100, 101, 102), (99, 100, 101)), Change.UNJUDGED),
+        (boots((300, 301, 302), (90, 91, 92)), boots((100, 101, 102), (99, 100, 101)), ThroughputChange.NONE),
+        (boots((200, 201, 202)), boots((100, 101, 102), (99, 100, 101)), ThroughputChange.UNJUDGED),
     ],
 )
-def test_a_change_is_claimed_only_where_everything_speaks_for_it(
-    arm: list[list[Round]], baseline: list[list[Round]], change: Change
+def test_changes_that_are_claimed(
+    arm: list[list[Round]], baseline: list[list[Round]], change: ThroughputChange
 ) -> None:
     found = ratio(arm, baseline, 1)
     assert found.change is change
@@ -152,7 +167,7 @@ def test_the_interval_covers_the_true_ratio_as_often_as_it_says(rounds: int, wid
         ("rehearsal", "real", "REHEARSAL"),
     ],
 )
-def test_what_is_a_claim(evidence: str, weights: str | None, says: str) -> None:
+def test_throughput_is_withheld_without_real_weights(evidence: str, weights: str | None, says: str) -> None:
     reason = withheld(evidence, weights)
     assert (says in reason) if says else reason == ""
 
@@ -167,7 +182,7 @@ def test_what_is_a_claim(evidence: str, weights: str | None, says: str) -> None:
         ({"prompt": 8, "output": 8, "concurrency": [2, 2]}, "each number once"),
     ],
 )
-def test_loads_that_would_show_nothing_are_refused(fields: dict[str, Any], says: str) -> None:
+def test_useless_loads_are_refused(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         throughput(baseline="eager", **fields)
 

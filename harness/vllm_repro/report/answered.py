@@ -8,11 +8,11 @@ from typing import Any
 
 from vllm_repro.journal.journal import Entry, Recording
 from vllm_repro.verdict.outcome import Outcome
-from vllm_repro.verdict.output import Checks, Held, Probe, Said, Weights, hold
+from vllm_repro.verdict.output import Checks, OutputComparison, OutputSample, Probe, ServedWeights, compare_output
 
 __all__ = ["Trial", "answer_word", "answers", "held", "output_words", "refused", "trial_of"]
 
-JUDGED = (Weights.REAL, Weights.IMITATED, Weights.MADE)
+JUDGED = (ServedWeights.REAL, ServedWeights.IMITATED, ServedWeights.MADE)
 
 Trial = tuple[str, int]
 """An arm's name and the number of its trial."""
@@ -69,7 +69,7 @@ def _folded(words: Sequence[str]) -> list[str]:
 # ── the output check ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def held(recording: Recording) -> dict[Trial, Held]:
+def held(recording: Recording) -> dict[Trial, OutputComparison]:
     """The trials that lived, each with what its greedy answer shows when it is held against the baseline arm's."""
     if (checks := _checks(recording)) is None:
         return {}
@@ -78,14 +78,14 @@ def held(recording: Recording) -> dict[Trial, Held]:
     right = list(
         {_shown(those): those for (arm, _), those in said.items() if arm == checks.baseline and those}.values()
     )
-    return {trial: hold(checks, those, right, weights[trial]) for trial, those in said.items()}
+    return {trial: compare_output(checks, those, right, weights[trial]) for trial, those in said.items()}
 
 
-def _shown(those: Sequence[Said]) -> tuple[tuple[Probe, tuple[int | str, ...]], ...]:
+def _shown(those: Sequence[OutputSample]) -> tuple[tuple[Probe, tuple[int | str, ...]], ...]:
     return tuple((one.probe, one.first) for one in those)
 
 
-def output_words(recording: Recording, found: Mapping[Trial, Held]) -> dict[Trial, str]:
+def output_words(recording: Recording, found: Mapping[Trial, OutputComparison]) -> dict[Trial, str]:
     """A word or two on the answers of each trial whose output was checked; `found` is what `held` found."""
     if (checks := _checks(recording)) is None:
         return {}
@@ -97,7 +97,7 @@ def output_words(recording: Recording, found: Mapping[Trial, Held]) -> dict[Tria
             words[trial] = "wrong"
         elif one is None:
             continue
-        elif not said[trial] or weights[trial] not in JUDGED or (one.unknown and weights[trial] is Weights.MADE):
+        elif not said[trial] or weights[trial] not in JUDGED or (one.unknown and weights[trial] is ServedWeights.MADE):
             words[trial] = "not judged"
         else:
             words[trial] = "plausible" if one.unknown or trial[0] == checks.baseline else f"as {checks.baseline}"
@@ -110,23 +110,23 @@ def _checks(recording: Recording) -> Checks | None:
     return Checks(**declared) if declared else None
 
 
-def _weights(recording: Recording) -> dict[Trial, Weights | None]:
+def _weights(recording: Recording) -> dict[Trial, ServedWeights | None]:
     """Those of the trials that lived."""
     alive = [entry for entry in recording.of("trial-ended") if Outcome(entry["outcome"]).facts.alive]
-    return {trial_of(entry): Weights(entry["weights"]) if entry.get("weights") else None for entry in alive}
+    return {trial_of(entry): ServedWeights(entry["weights"]) if entry.get("weights") else None for entry in alive}
 
 
-def _said(recording: Recording) -> dict[Trial, list[Said]]:
+def _said(recording: Recording) -> dict[Trial, list[OutputSample]]:
     """The answers of the trials that lived."""
-    said: dict[Trial, list[Said]] = {trial: [] for trial in _weights(recording)}
+    said: dict[Trial, list[OutputSample]] = {trial: [] for trial in _weights(recording)}
     for entry in recording.of("output"):
         if trial_of(entry) in said:
             said[trial_of(entry)].append(_of(entry["said"]))
     return said
 
 
-def _of(fields: Mapping[str, Any]) -> Said:
-    return Said(
+def _of(fields: Mapping[str, Any]) -> OutputSample:
+    return OutputSample(
         **{
             **fields,
             "probe": Probe(fields["probe"]),

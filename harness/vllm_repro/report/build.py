@@ -24,7 +24,7 @@ from vllm_repro.scenario.patch import Patch
 from vllm_repro.scenario.scenario import Status
 from vllm_repro.trigger.trigger import Finding
 from vllm_repro.verdict.outcome import Death, Outcome, Outlasted
-from vllm_repro.verdict.output import Held
+from vllm_repro.verdict.output import OutputComparison
 from vllm_repro.verdict.verdict import (
     Expect,
     Expected,
@@ -46,7 +46,7 @@ __all__ = ["build", "build_again", "report_of"]
 class _Said:
     """By trial. held: what only the other arms could tell of its answers. answers, output: as in `TrialReport`."""
 
-    held: Mapping[Trial, Held]
+    held: Mapping[Trial, OutputComparison]
     refused: Mapping[Trial, tuple[int, ...]]
     answers: Mapping[Trial, tuple[str, ...]]
     output: Mapping[Trial, str]
@@ -309,13 +309,13 @@ def _boot_line(boot: Mapping[str, Any]) -> str:
 
 def _trial(entry: Entry, said: _Said) -> TrialReport:
     death, trial, outcome = entry["death"], trial_of(entry), Outcome(entry["outcome"])
-    answer = said.held.get(trial, Held())
+    answer = said.held.get(trial, OutputComparison())
     if answer.wrong:
         outcome = Outcome.WRONG_OUTPUT
     elif answer.unknown and outcome is Outcome.CLEAN:
         outcome = Outcome.UNTRIGGERED
     elif answer.unknown:
-        answer = Held()
+        answer = OutputComparison()
     why, not_taken = answer.wrong or answer.unknown or entry["why"], said.refused.get(trial, ())
     if outcome.facts.alive and not_taken:
         # The rest of the workload crossed the boundary, or did not; that some of it was never run has to be said.

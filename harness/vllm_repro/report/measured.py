@@ -15,7 +15,7 @@ from typing import Any
 from vllm_repro.journal.journal import Entry, Recording
 from vllm_repro.report.answered import Trial, trial_of
 from vllm_repro.verdict.outcome import Outcome
-from vllm_repro.verdict.output import Weights
+from vllm_repro.verdict.output import ServedWeights
 from vllm_repro.verdict.soak import Soak
 from vllm_repro.verdict.throughput import Figures, Point, Ratio, Round, Spread, figures, ratio, withheld
 
@@ -126,7 +126,7 @@ def measured(recording: Recording) -> Measured | None:
     }
     rows = tuple(_rows(rounds, baseline, [arm["name"] for arm in started["arms"]], started["seed"]))
     weights = {entry.get("weights") for entry in ended.values() if trial_of(entry) in alive}
-    served = Weights.DUMMY if Weights.DUMMY in weights else None if None in weights else Weights.REAL
+    served = ServedWeights.DUMMY if ServedWeights.DUMMY in weights else None if None in weights else ServedWeights.REAL
     return Measured(
         baseline,
         rows,

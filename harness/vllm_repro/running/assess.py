@@ -23,7 +23,7 @@ from vllm_repro.servers.base import Exit, ServerFacts
 from vllm_repro.tiny_model import StandIn
 from vllm_repro.trigger.trigger import Asked, AttentionShape, Condition, Finding, ScheduledChunk, TriggerFacts
 from vllm_repro.verdict.outcome import Death, Outcome, Outlasted, TrialFacts, classify
-from vllm_repro.verdict.output import Said, Weights, judge
+from vllm_repro.verdict.output import OutputSample, ServedWeights, check_output
 
 __all__ = ["Conclusion", "Seen", "assess", "weights_of"]
 
@@ -56,7 +56,7 @@ class Seen:
     cancelled: str | None = None
     doing: str = ""
     later: list[Answer] = field(default_factory=list)
-    said: list[Said] = field(default_factory=list)
+    said: list[OutputSample] = field(default_factory=list)
     outlasted: tuple[Outlasted, ...] = ()
 
 
@@ -79,7 +79,7 @@ class Conclusion:
     boot: dict[str, Any]
     launched: bool
     during: str = ""
-    weights: Weights | None = None
+    weights: ServedWeights | None = None
     imported: tuple[str, ...] = ()
     outlasted: tuple[Outlasted, ...] = ()
 
@@ -141,7 +141,7 @@ def assess(
         infra=seen.infra or _infra(seen),
         unsupported=unsupported,
         hung=seen.hung if seen.ready else None,
-        wrong_output=_wrong_output(seen) or judge(scenario.output, seen.said, weights),
+        wrong_output=_wrong_output(seen) or check_output(scenario.output, seen.said, weights),
     )
     outcome = classify(facts)
     phase = None
@@ -284,18 +284,20 @@ def _death(scenario: Scenario, seen: Seen, diagnosis: Diagnosis, nodes: list[Nod
     )
 
 
-def weights_of(command: ServeCommand, seen: Seen, boot: BootFacts) -> Weights | None:
+def weights_of(command: ServeCommand, seen: Seen, boot: BootFacts) -> ServedWeights | None:
     """What the answers come from; None where nobody knows. `boot` is looked at for a server that somebody else started."""
     if seen.facts is None:
         return None
     if seen.facts.evidence is Evidence.REHEARSAL:
-        return Weights.IMITATED
+        return ServedWeights.IMITATED
     if not seen.facts.kind.facts.started:
         # Its command line is somebody else's, and only the log may tell.
-        return None if not boot.args else Weights.DUMMY if boot.args.get("load_format") == "dummy" else Weights.REAL
+        if not boot.args:
+            return None
+        return ServedWeights.DUMMY if boot.args.get("load_format") == "dummy" else ServedWeights.REAL
     if command.get("--load-format") == "dummy":
-        return Weights.DUMMY
-    return Weights.MADE if seen.facts.kind.facts.in_lab else Weights.REAL
+        return ServedWeights.DUMMY
+    return ServedWeights.MADE if seen.facts.kind.facts.in_lab else ServedWeights.REAL
 
 
 def _infra(seen: Seen) -> str | None:

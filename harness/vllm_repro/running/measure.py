@@ -24,7 +24,7 @@ from vllm_repro.running.death_signs import Channel
 from vllm_repro.running.lateness import Lateness
 from vllm_repro.running.work import Work
 from vllm_repro.trigger.trigger import Asked
-from vllm_repro.verdict.output import BEGINNING, QUESTION, Checks, Probe, probes, said
+from vllm_repro.verdict.output import BEGINNING, QUESTION, Checks, Probe, probes, sample_output
 from vllm_repro.verdict.soak import LOAD, SoakCount
 from vllm_repro.verdict.throughput import WARM_UPS, Load, Point, Timing, round_of
 
@@ -101,7 +101,7 @@ class Measure:
 
     async def _say(self, probe: Probe, answer: Answer, needle: str) -> None:
         trial = self.work.trial
-        kept = said(probe, answer.tokens, answer.text, needle=needle, margins=answer.margins)
+        kept = sample_output(probe, answer.tokens, answer.text, needle=needle, margins=answer.margins)
         trial.seen.said.append(kept)
         trial.journal.write("output", **trial.label, said=kept)
 
@@ -184,7 +184,7 @@ class Measure:
         shuffled = random.Random(f"{trial.seed}/{trial.number}/soak")
         fields = {"max_tokens": LOAD.output, "min_tokens": LOAD.output, "ignore_eos": True}
         began = time.time()
-        count = SoakCount(seconds, began)
+        count = SoakCount(asked=seconds, began=began)
 
         async def worker() -> None:
             while (past := time.time() - began) < seconds and not work.watch.ended:
@@ -264,4 +264,10 @@ def _timing(answer: Answer, point: Point) -> Timing:
     if usage is None or (usage.prompt_tokens, usage.completion_tokens) != (point.prompt, point.output):
         lengths = f"{usage.prompt_tokens} -> {usage.completion_tokens}" if usage else "no usage"
         raise _StoppedError(f"an answer of other lengths than {point.prompt} -> {point.output} tokens: {lengths}")
-    return Timing(answer.sent, answer.ended, answer.arrivals, usage.prompt_tokens, usage.completion_tokens)
+    return Timing(
+        sent=answer.sent,
+        ended=answer.ended,
+        chunks=answer.arrivals,
+        prompt_tokens=usage.prompt_tokens,
+        output_tokens=usage.completion_tokens,
+    )

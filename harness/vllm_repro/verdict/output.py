@@ -1,15 +1,14 @@
-"""Whether an engine that lives says what it should. Pure: tokens in, a sentence about what is wrong with them out.
+"""Output checks: whether an engine that lives answers rightly. Pure.
 
     output=checks(longest_run=32, distinct=0.1, same=16, baseline="eager")
 
-After its workload each arm is asked the same question, greedily. Some answers are wrong by themselves: one token over and over, a long
-prompt that is not remembered. The strong check holds an answer against the baseline arm's: the same weights and the same prompt give the
-same first tokens, whatever graphs or caches are in between. Further on they may part, because sums in another order round differently.
+After its workload each arm answers the same question greedily. Some answers are wrong by themselves: one token repeated, a number lost
+in a long prompt. The stronger check compares with the baseline arm: the same weights and prompt give the same first tokens, with any
+graphs or caches. Later tokens may differ, because sums in another order round differently.
 
-Random weights say nothing that could be right: a tiny model of them repeats itself in perfect health. They are not judged by themselves,
-and dummy ones not at all. Weights that were made so that each token depends on all before it (`releases.weights`) can be held against the
-baseline arm's answer where two things are seen in that arm: it answers otherwise after another beginning of the same text, and where the
-answers part its own token was clearly likelier than the next best one, so that no rounding can have decided.
+Random weights repeat themselves in perfect health. So they are not checked by themselves, and dummy ones not at all. Weights made so
+that each token depends on all before it (`releases.weights`) are compared with the baseline arm only if that arm meets two conditions:
+another beginning of the text changes its answer, and where the answers differ its own token was clearly likelier than the next best.
 """
 
 from __future__ import annotations
@@ -24,62 +23,60 @@ __all__ = [
     "BEGINNING",
     "QUESTION",
     "Checks",
-    "Held",
+    "OutputComparison",
+    "OutputSample",
     "Probe",
-    "Said",
-    "Weights",
+    "ServedWeights",
+    "check_output",
     "checks",
-    "hold",
-    "judge",
+    "compare_output",
     "longest_run",
     "probes",
-    "said",
+    "sample_output",
 ]
 
 QUESTION = (
     "The bicycle was not invented by one person on one day. Its history begins in the early nineteenth century, when"
 )
-"""Prose, which a model continues without repeating itself; the same for every arm, so that answers can be compared."""
+"""Prose, which a model continues without repeating itself."""
 
 BEGINNING = (
     "The telescope was not invented by one person on one day. Its history begins in the early nineteenth century, when"
 )
-"""`QUESTION` with another second word: whoever looks that far back continues it otherwise."""
+"""`QUESTION` with another second word: a model that attends that far back continues it differently."""
 
 CLEAR = 0.5
-"""Nats by which a token must be likelier than the next best one for a difference there to mean something. What another order of sums
-in bfloat16 changes is a tenth of that."""
+"""Least margin, in nats, of a token over the next best one for a difference there to count. Another order of sums in bfloat16 changes
+about a tenth of that."""
 
 KEPT = 64
-"""Tokens of an answer that the journal keeps."""
+"""Tokens of an answer kept in the journal."""
 
 
 class Probe(StrEnum):
-    """What was asked."""
+    """A question of the output check."""
 
-    GREEDY = "greedy"  # to continue `QUESTION`
-    BEGINNING = "beginning"  # the same, after another beginning
-    NEEDLE = "needle"  # for a number that stands in the middle of a long prompt
+    GREEDY = "greedy"  # continue `QUESTION`
+    BEGINNING = "beginning"  # continue `BEGINNING`
+    NEEDLE = "needle"  # find a number in the middle of a long prompt
 
 
-class Weights(StrEnum):
-    """What the answers come from."""
+class ServedWeights(StrEnum):
+    """The weights that answers come from."""
 
     REAL = "real"
     DUMMY = "dummy"  # random numbers
     MADE = "made"  # random numbers of such sizes that each token depends on all before it
-    IMITATED = (
-        "imitated"  # a rehearsal: words that are made up, and never one of them over and over unless that was ordered
-    )
+    IMITATED = "imitated"  # a rehearsal: made-up words, never one of them repeated unless a fault orders it
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Checks:
-    """What a scenario declares. None: not checked.
+    """The output checks that a scenario declares. None: not checked.
 
-    longest_run: one token more often than that in a row is wrong. distinct: so many different tokens by all of them, at least.
-    same: the first so many tokens are those of `baseline`, an arm. needle: tokens of a prompt in whose middle a number must be found.
-    tokens: length of the answer that is asked for.
+    longest_run: most times that one token may follow itself. distinct: least share of different tokens.
+    same: number of first tokens that must equal those of the arm `baseline`. needle: length in tokens of the prompt with a number.
+    tokens: length of the answer.
     """
 
     longest_run: int | None = None
@@ -99,27 +96,33 @@ def checks(
     baseline: str = "",
     tokens: int = KEPT,
 ) -> Checks:
-    """An output check, made in each arm once its engine has lived through the workload; see `Checks`."""
+    """Declare the output checks of a scenario, made after the workload in each arm whose engine lives; see `Checks`."""
     if longest_run is None and distinct is None and same is None and needle is None:
-        raise ValueError("checks() checks something: longest_run=, distinct=, same= or needle=")
+        raise ValueError("checks() needs at least one of longest_run=, distinct=, same= or needle=")
     if longest_run is not None and not 1 <= longest_run < tokens:
-        raise ValueError(f"longest_run={longest_run} says nothing about an answer of {tokens} tokens")
+        raise ValueError(
+            f"longest_run={longest_run} must be from 1 to {tokens - 1}, below the answer's {tokens} tokens"
+        )
     if distinct is not None and not 0 < distinct <= 1:
-        raise ValueError("distinct is a share: more than 0, at most 1")
+        raise ValueError("distinct must be more than 0 and at most 1")
     if (same is not None) is not bool(baseline):
-        raise ValueError('same=… goes with baseline="…", the arm whose answer it is held against')
+        raise ValueError('same= needs baseline="…", the arm to compare with, and baseline= needs same=')
     if same is not None and not 1 <= same <= min(tokens, KEPT):
-        raise ValueError(f"same={same}: from 1 to {min(tokens, KEPT)} tokens can be compared")
+        raise ValueError(f"same={same} must be from 1 to {min(tokens, KEPT)} tokens")
     if needle is not None and needle < 100:
-        raise ValueError(f"a needle takes a prompt of 100 tokens or more, not {needle}")
-    return Checks(longest_run, distinct, same, needle, baseline, tokens)
+        raise ValueError(f"needle={needle} must be 100 tokens or more")
+    return Checks(
+        longest_run=longest_run, distinct=distinct, same=same, needle=needle, baseline=baseline, tokens=tokens
+    )
 
 
-@dataclass(frozen=True)
-class Said:
-    """One answer, as the journal keeps it: sha256 of its text, and its first tokens (ids, or pieces of text where the server gives
-    none). margins: of these, by how much each was likelier than the next best, in nats; empty where the server does not say. found:
-    whether the needle is in it; None where none was hidden."""
+@dataclass(frozen=True, kw_only=True)
+class OutputSample:
+    """One answer as the journal keeps it.
+
+    sha256: of its text. first: its first tokens (ids, or pieces of text if the server returns no ids). margins: by how many nats each of
+    them was likelier than the next best; empty if the server returns no log probabilities. found: the needle is in it; None without one.
+    """
 
     probe: Probe
     length: int
@@ -131,106 +134,112 @@ class Said:
     margins: tuple[float, ...] = ()
 
 
-def probes(wanted: Checks, weights: Weights | None) -> tuple[Probe, ...]:
-    """What is asked of such weights, in this order; None for those of which only the log will tell.
+def probes(wanted: Checks, weights: ServedWeights | None) -> tuple[Probe, ...]:
+    """Return the questions to ask of such weights, in order. weights: None if only the log will tell.
 
-    Whether they look back is a question to made ones alone. A number that is lost in a long prompt is no news of random ones.
+    Only made weights are asked with another beginning. Random ones cannot find a needle.
     """
     found = [Probe.GREEDY]
-    if weights is Weights.MADE:
+    if weights is ServedWeights.MADE:
         found.append(Probe.BEGINNING)
-    if wanted.needle is not None and weights not in (Weights.DUMMY, Weights.MADE):
+    if wanted.needle is not None and weights not in (ServedWeights.DUMMY, ServedWeights.MADE):
         found.append(Probe.NEEDLE)
     return tuple(found)
 
 
 def longest_run(tokens: Sequence[int | str]) -> int:
-    """How often the most repeated token stands in a row; 0 where there is none."""
+    """Return the length of the longest run of one token."""
     return max((sum(1 for _ in run) for _, run in groupby(tokens)), default=0)
 
 
-def said(
+def sample_output(
     probe: Probe, tokens: Sequence[int | str], text: str, *, needle: str = "", margins: Sequence[float] = ()
-) -> Said:
-    """What is kept of an answer. `needle`: the text that it should hold."""
-    return Said(
-        probe,
-        len(tokens),
-        hashlib.sha256(text.encode("utf-8", "replace")).hexdigest(),
-        tuple(tokens[:KEPT]),
-        longest_run(tokens),
-        len(set(tokens)) / len(tokens) if tokens else 0.0,
-        needle in text if needle else None,
-        tuple(round(margin, 3) for margin in margins[:KEPT]),
+) -> OutputSample:
+    """Return what to keep of an answer. needle: the text that it should hold."""
+    return OutputSample(
+        probe=probe,
+        length=len(tokens),
+        sha256=hashlib.sha256(text.encode("utf-8", "replace")).hexdigest(),
+        first=tuple(tokens[:KEPT]),
+        longest_run=longest_run(tokens),
+        distinct=len(set(tokens)) / len(tokens) if tokens else 0.0,
+        found=needle in text if needle else None,
+        margins=tuple(round(margin, 3) for margin in margins[:KEPT]),
     )
 
 
-def judge(wanted: Checks | None, answers: Sequence[Said], weights: Weights | None) -> str | None:
-    """What is wrong with the answers of one trial by themselves, as a sentence; None where nothing is, or nobody can say."""
-    if wanted is None or weights in (None, Weights.DUMMY, Weights.MADE):
+def check_output(wanted: Checks | None, answers: Sequence[OutputSample], weights: ServedWeights | None) -> str | None:
+    """Return what is wrong with one trial's answers by themselves, as a sentence; None if nothing is or it cannot be known."""
+    if wanted is None or weights in (None, ServedWeights.DUMMY, ServedWeights.MADE):
         return None
     for answer in answers:
         if answer.probe is Probe.NEEDLE:
-            if answer.found is False and weights is Weights.REAL:
-                return f"the number in the middle of {wanted.needle:,} tokens was not found again"
+            if answer.found is False and weights is ServedWeights.REAL:
+                return f"the number in the middle of {wanted.needle:,} tokens was not found"
             continue
         if wanted.longest_run is not None and answer.longest_run > wanted.longest_run:
-            return f"one token {answer.longest_run} times in a row, in an answer of {answer.length}"
+            return f"one token {answer.longest_run} times in a row, in an answer of {answer.length} tokens"
         if wanted.distinct is not None and answer.distinct < wanted.distinct:
             different = round(answer.distinct * answer.length)
             return f"only {different} different tokens in an answer of {answer.length}"
     return None
 
 
-@dataclass(frozen=True)
-class Held:
-    """An answer that was held against the baseline arm's. wrong: how they part. unknown: why nothing follows from either. Sentences, and
-    empty where it is not so."""
+@dataclass(frozen=True, kw_only=True)
+class OutputComparison:
+    """A comparison with the baseline arm's answer. wrong: how the answers differ. unknown: why nothing follows. Sentences, or empty."""
 
     wrong: str = ""
     unknown: str = ""
 
 
-def hold(wanted: Checks, answers: Sequence[Said], baseline: Sequence[Sequence[Said]], weights: Weights | None) -> Held:
-    """Holds the greedy answer of one trial against the baseline arm's.
+def compare_output(
+    wanted: Checks,
+    answers: Sequence[OutputSample],
+    baseline: Sequence[Sequence[OutputSample]],
+    weights: ServedWeights | None,
+) -> OutputComparison:
+    """Compare the greedy answer of one trial with the baseline arm's.
 
-    `baseline`: the answers of each of its trials. Where these differ among themselves the model does not repeat itself, and nothing
-    follows from another arm's doing so.
+    baseline: the answers of each of its trials. If these differ among themselves the model is not deterministic, and nothing follows.
     """
     if wanted.same is None:
-        return Held(unknown="nothing is declared that an answer could be held against")
-    if weights in (None, Weights.DUMMY):
-        return Held(unknown="what dummy weights say is neither right nor wrong")
+        return OutputComparison(unknown="no baseline is declared")
+    if weights in (None, ServedWeights.DUMMY):
+        return OutputComparison(unknown="answers of dummy weights are neither right nor wrong")
     ours, theirs = _greedy(answers), [one for one in map(_greedy, baseline) if one is not None]
     if ours is None:
-        return Held(unknown="it was not asked the question")
+        return OutputComparison(unknown="the question was not asked")
     if not theirs:
-        return Held(
-            unknown=f"there is no answer of {wanted.baseline} to hold its own against (--arm {wanted.baseline})"
+        return OutputComparison(
+            unknown=f"there is no answer of {wanted.baseline} to compare with (--arm {wanted.baseline})"
         )
     if len({one.first[: wanted.same] for one in theirs}) != 1:
-        return Held(unknown=f"{wanted.baseline} does not repeat its own answer")
-    if weights is Weights.MADE and not all(_looks_back(trial, wanted.same) for trial in baseline):
-        return Held(unknown=f"{wanted.baseline} answers the same after another beginning, so its answer shows nothing")
+        return OutputComparison(unknown=f"{wanted.baseline} does not repeat its own answer")
+    if weights is ServedWeights.MADE and not all(_attends_back(trial, wanted.same) for trial in baseline):
+        return OutputComparison(
+            unknown=f"{wanted.baseline} answers the same after another beginning, so its answer proves nothing"
+        )
     right = theirs[0]
     mine, its = ours.first[: wanted.same], right.first[: wanted.same]
     if mine == its:
-        return Held()
-    shared = next((i for i, (a, b) in enumerate(zip(mine, its, strict=False)) if a != b), min(len(mine), len(its)))
-    parted = f"{shared} token{'' if shared == 1 else 's'}"
-    if weights is Weights.MADE and right.margins[shared : shared + 1] < (CLEAR,):
-        return Held(unknown=f"they part after {parted}, where {wanted.baseline} had no clear best one")
-    return Held(
-        f"its greedy answer is not that of {wanted.baseline}: they part after {parted}, and the first {wanted.same} "
-        "should be the same"
+        return OutputComparison()
+    equal = next((i for i, (a, b) in enumerate(zip(mine, its, strict=False)) if a != b), min(len(mine), len(its)))
+    shared = f"{equal} token{'' if equal == 1 else 's'}"
+    if weights is ServedWeights.MADE and right.margins[equal : equal + 1] < (CLEAR,):
+        return OutputComparison(
+            unknown=f"the answers differ after {shared}, where {wanted.baseline} had no clear best token"
+        )
+    return OutputComparison(
+        wrong=f"its greedy answer differs from that of {wanted.baseline} after {shared}; the first {wanted.same} should be equal"
     )
 
 
-def _greedy(answers: Sequence[Said]) -> Said | None:
+def _greedy(answers: Sequence[OutputSample]) -> OutputSample | None:
     return next((one for one in answers if one.probe is Probe.GREEDY), None)
 
 
-def _looks_back(answers: Sequence[Said], same: int) -> bool:
-    """Whether another beginning gave another answer."""
+def _attends_back(answers: Sequence[OutputSample], same: int) -> bool:
+    """Return True if another beginning changed the answer."""
     ours, other = _greedy(answers), next((one for one in answers if one.probe is Probe.BEGINNING), None)
     return ours is not None and other is not None and ours.first[:same] != other.first[:same]

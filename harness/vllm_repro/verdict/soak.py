@@ -1,4 +1,4 @@
-"""A steady load for a long time, and what is counted of it. Pure."""
+"""The soak: a steady load for a long time, and its counts. Pure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from vllm_repro.verdict.throughput import Point
 __all__ = ["LOAD", "Soak", "SoakCount"]
 
 LOAD = Point(128, 128, 4)
-"""Small enough for every `--max-model-len` that a scenario has, and never near the boundary of a long prompt."""
+"""Fits the `--max-model-len` of every scenario and stays far from the boundary of a long prompt."""
 
 _PARTS = 10
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Soak:
-    """A soak that is over. seconds: how long it went on, of `asked` ones. errors: requests without a whole answer. restarts: of the engine.
-    tenths: output tokens that came in each tenth of the time that was asked for."""
+    """A finished soak. seconds: how long it ran, of `asked`. errors: requests without a whole answer. restarts: of the engine.
+    tenths: output tokens received in each tenth of `asked`."""
 
     asked: float
     seconds: float
@@ -33,13 +33,13 @@ class Soak:
 
     @property
     def drift(self) -> float | None:
-        """Tokens a second in the last tenth over those in the first; None where it was cut short, or the first one had none."""
+        """Tokens of the last tenth over those of the first; None if it was cut short or the first had none."""
         return self.tenths[-1] / self.tenths[0] if self.whole and self.tenths[0] else None
 
 
-@dataclass
+@dataclass(kw_only=True)
 class SoakCount:
-    """Counts while it goes on. `began`: on the clock of the times that `take` is given."""
+    """The counts of a running soak. began: on the clock of the times that `take` gets."""
 
     asked: float
     began: float
@@ -48,14 +48,21 @@ class SoakCount:
     tenths: list[float] = field(default_factory=lambda: [0.0] * _PARTS)
 
     def take(self, chunks: Sequence[float], tokens: int, *, ok: bool) -> None:
-        """One request: when each piece of its answer came, and how many tokens they were."""
+        """Count one request: the time of each chunk of its answer, and its tokens."""
         self.requests += 1
         self.errors += not ok
         for moment in chunks:
             part = int((moment - self.began) / self.asked * _PARTS)
-            if 0 <= part < _PARTS:  # what is in flight at the end is answered after it
+            if 0 <= part < _PARTS:  # requests in flight at the end are answered later
                 self.tenths[part] += tokens / len(chunks)
 
     def end(self, now: float, *, restarts: int) -> Soak:
         seconds = min(now - self.began, self.asked)
-        return Soak(self.asked, seconds, self.requests, self.errors, restarts, tuple(self.tenths))
+        return Soak(
+            asked=self.asked,
+            seconds=seconds,
+            requests=self.requests,
+            errors=self.errors,
+            restarts=restarts,
+            tenths=tuple(self.tenths),
+        )

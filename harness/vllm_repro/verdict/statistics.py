@@ -1,7 +1,7 @@
-"""What a number of boots supports, and what it does not.
+"""Exact bounds on the rate of a crash, from a number of boots.
 
-One crash and one quiet boot prove nothing: a fix that does nothing would look the same half of the time or more. These functions put
-a number on that. Method: exact (Clopper-Pearson) one-sided bounds for a binomial rate; `alpha` is the chance of being wrong, 5 %.
+One crash and one quiet boot prove little: a fix that does nothing looks the same half of the time or more. All bounds are exact,
+one-sided Clopper-Pearson bounds of a binomial rate; `alpha` is the chance of being wrong, 5 %.
 """
 
 from __future__ import annotations
@@ -12,27 +12,24 @@ from math import ceil, comb, exp, fsum, lgamma, log, log1p
 __all__ = ["clean_needed", "clean_streak", "excluded_rate", "fisher", "lower_bound"]
 
 ALPHA = 0.05
-_EXACT = 1_000
 
 
 def _at_least(k: int, n: int, p: float) -> float:
-    """Chance of k or more crashes in n boots of an engine that crashes with rate p, 0 < p < 1."""
-    if n <= _EXACT:
-        return sum(comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k, n + 1))
-    # The ways to crash so often are more than a float holds; their logarithms are not.
-    ways, win, lose = lgamma(n + 1), log(p), log1p(-p)
-    return fsum(exp(ways - lgamma(i + 1) - lgamma(n - i + 1) + i * win + (n - i) * lose) for i in range(k, n + 1))
+    """Return the chance of k or more crashes in n boots at rate p, 0 < p < 1."""
+    # Logarithms: the binomials of a long history do not fit into a float.
+    ways, crash, clean = lgamma(n + 1), log(p), log1p(-p)
+    return fsum(exp(ways - lgamma(i + 1) - lgamma(n - i + 1) + i * crash + (n - i) * clean) for i in range(k, n + 1))
 
 
 @lru_cache(256)
 def lower_bound(crashed: int, boots: int, alpha: float = ALPHA) -> float:
-    """The crash rate that `crashed` of `boots` supports at least: 5 of 5 supports 0.55, 1 of 1 only 0.05."""
+    """Return the least crash rate that `crashed` of `boots` supports: 5 of 5 supports 0.55, 1 of 1 only 0.05."""
     if not 0 <= crashed <= boots:
         raise ValueError(f"{crashed} crashes of {boots} boots")
     if crashed == 0:
         return 0.0
     low, high = 0.0, 1.0
-    for _ in range(60):  # halves the interval each time: far below any printed digit
+    for _ in range(60):  # halve the interval, far below any printed digit
         middle = (low + high) / 2
         if _at_least(crashed, boots, middle) < alpha:
             low = middle
@@ -42,12 +39,12 @@ def lower_bound(crashed: int, boots: int, alpha: float = ALPHA) -> float:
 
 
 def excluded_rate(clean: int, alpha: float = ALPHA) -> float:
-    """The crash rate above which `clean` quiet boots in a row would be a surprise: 3 exclude rates above 0.63."""
+    """Return the crash rate above which `clean` quiet boots in a row are excluded: 3 exclude rates above 0.63."""
     return 1.0 if clean <= 0 else 1.0 - alpha ** (1.0 / clean)
 
 
 def fisher(crashed: int, boots: int, other_crashed: int, other_boots: int) -> float:
-    """Fisher's exact test, one-sided: the chance that so few of the crashes fall to the other side, where both sides crash alike.
+    """Return the one-sided p of Fisher's exact test: the chance of at most `other_crashed` there if both sides crash alike.
 
     5 of 5 against 0 of 4 gives 0.008; 3 of 3 against 0 of 3 only 0.05.
     """
@@ -59,28 +56,23 @@ def fisher(crashed: int, boots: int, other_crashed: int, other_boots: int) -> fl
 
 
 def clean_needed(crashed: int, boots: int, alpha: float = ALPHA) -> int | None:
-    """Quiet boots needed before "fixed" may be said, given that the unpatched engine died in `crashed` of `boots`.
+    """Return the quiet boots needed to call a bug fixed that died in `crashed` of `boots`; None if nothing crashed.
 
-    Enough that an engine which still crashes at the lower bound would be caught with 95 %. None where no number of boots helps.
+    So many that an engine which still crashes at the lower bound is caught with 95 %. For a comparison made once.
     """
-    rate = lower_bound(crashed, boots, alpha)
-    if rate <= 0.0:
-        return None
-    if rate >= 1.0:
-        return 1
-    return max(1, ceil(log(alpha) / log(1.0 - rate) - 1e-9))
+    return _quiet_boots(lower_bound(crashed, boots), alpha)
 
 
 def clean_streak(crashed: int, boots: int, alpha: float = ALPHA) -> int | None:
-    """Quiet boots in a row needed by whoever watches night after night, after `crashed` of `boots`. None where nothing crashed.
+    """Return the quiet boots in a row that a nightly watch needs after `crashed` of `boots`; None if nothing crashed.
 
-    A bug that dies now and then has a lucky streak sooner or later: one may begin after each death. So the j-th death leaves only
-    alpha / (j (j + 1)) of the chance of being wrong, which adds up to alpha however long one watches: 5 of 5 asks for 9, 30 of 30 for
-    5, 35 of 70 for 21. `clean_needed` is for a comparison that is made once.
+    A lucky streak may begin after each death. So the j-th death gets only alpha / (j (j + 1)) of the chance of being wrong,
+    which adds up to alpha for ever: 5 of 5 needs 9, 30 of 30 needs 5, 35 of 70 needs 21.
     """
-    rate = lower_bound(crashed, boots)
+    return _quiet_boots(lower_bound(crashed, boots), alpha / (crashed * (crashed + 1))) if crashed else None
+
+
+def _quiet_boots(rate: float, alpha: float) -> int | None:
     if rate <= 0.0:
         return None
-    if rate >= 1.0:
-        return 1
-    return max(1, ceil(log(alpha / (crashed * (crashed + 1))) / log(1.0 - rate) - 1e-9))
+    return 1 if rate >= 1.0 else max(1, ceil(log(alpha) / log(1.0 - rate) - 1e-9))
