@@ -52,6 +52,18 @@ SECRETS = {
     "json": Plant('"HUGGING_FACE_HUB_TOKEN": "jsonword"', "jsonword"),
     "repr": Plant("non-default args: {'api_key': ['reprword', 'secondword'], 'port': 8000}", "secondword"),
     "yaml": Plant("password: yamlword", "yamlword"),
+    "argv": Plant("argv: ['--api-key', 'argvword', '--port', '1']", "argvword"),
+    "cookie": Plant("Cookie: session=cookieword; other=1", "cookieword"),
+    "token": Plant("token=shortword", "shortword"),
+    "pass": Plant("DB_PASS=password1", "password1"),
+    "pwd": Plant("MYSQL_PWD=pwdword", "pwdword"),
+    "bearer-letters": Plant("Bearer onlyletters", "onlyletters"),
+    "curl": Plant("curl -u user:curlword x", "curlword"),
+    "npm": _bare(f"npm_{_LETTERS[:36]}"),
+    "pypi": _bare(f"pypi-AgEI{_LETTERS}"),
+    "pgp": Plant("-----BEGIN PGP MESSAGE-----\nhQEMA\n-----END PGP MESSAGE-----", "hQEMA"),
+    "webhook-name": Plant("SLACK_WEBHOOK=hookword", "hookword"),
+    "auth-header": Plant("VLLM_AUTH_HEADER=headerword", "headerword"),
 }
 
 PRIVATE = {

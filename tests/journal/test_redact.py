@@ -16,25 +16,12 @@ REDACTOR = Redactor([("/home/me/work/checkout", "."), ("/home/me", "~")], ["gpu-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("hf_abcdefghijklmnop", "[redacted:hf-token]"),
-        ("Authorization: Bearer abc.def", "Authorization: Bearer [redacted:authorization]"),
-        ("vllm serve m --api-key sekrit --port 1", "vllm serve m --api-key [redacted:api-key] --port 1"),
-        ("--api-key one 'number two' --port 1", "--api-key [redacted:api-key] --port 1"),
-        ("--hf-token sekrit", "--hf-token [redacted:hf-token]"),
-        ("--api-key=sekrit", "--api-key=[redacted:api-key]"),
-        ("HF_TOKEN=abc VLLM_API_KEY=x y", "HF_TOKEN=[redacted:hf-token] VLLM_API_KEY=[redacted:api-key] y"),
-        ("AWS_SECRET_ACCESS_KEY='a b' y", "AWS_SECRET_ACCESS_KEY='[redacted:secret-access-key]' y"),
-        ("{'api_key': ['a', 'b'], 'port': 1}", "{'api_key': [redacted:api-key], 'port': 1}"),
-        (r"{\"HF_TOKEN\": \"abc\"}", r"{\"HF_TOKEN\": \"[redacted:hf-token]\"}"),
         ("http://user:p@ss/w@proxy.corp:3128", "http://[redacted:login]@[host]:3128"),
         ("/home/me/work/checkout/.venv/bin/python", "./.venv/bin/python"),
         ("/home/me/.cache/x", "~/.cache/x"),
         ("/home/mercury/x is not /home/me", "/home/[user]/x is not ~"),
-        (r"/Users/jane/x C:\Users\jane\x", r"/Users/[user]/x C:\Users\[user]\x"),
-        ("tcp://10.0.0.5:4123 from 192.168.7.7", "tcp://[address]:4123 from [address]"),
         ("gpu-box:12:13 [0] NCCL INFO", "[host]:12:13 [0] NCCL INFO"),
         ("a key plainvalue anywhere", "a key [redacted:VLLM_API_KEY] anywhere"),
-        ("-----BEGIN PRIVATE KEY-----\nMII\n-----END PRIVATE KEY-----\nx", "[redacted:private-key]\nx"),
     ],
 )
 def test_secrets_and_private_names_go(text: str, expected: str) -> None:
@@ -63,23 +50,6 @@ def test_a_command_without_names_still_means_the_same_to_a_shell(line: str, mean
         check=True,
     )
     assert shown.stdout.rstrip("\n") == means
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "turboquant_attn.py:747 stays, and so do 08:24:30 and c10d::add",
-        "hf_overrides={}, hf_text_config, hf_token=None, eos_token='<|im_end|>', TOKENIZERS_PARALLELISM=false",
-        "max_tokens: 8, stop_token_ids=[1, 2], prompt_tokens=100",
-        "nvidia-curand-cu12==10.3.5.147, driver 535.104.05, cublas 12.1.3.1",
-        "127.0.0.1:8000 http://localhost:8000/v1 http://0.0.0.0:8000 https://github.com/vllm-project/vllm/issues/1",
-        "vllm/vllm-openai@sha256:0123abcd, ipc:///tmp/5f, google.protobuf.internal.decoder, threading.local",
-        "VLLM_API_KEY=${VLLM_API_KEY}",
-        "Invalid API key: ask for one; a Bearer of bad news",
-    ],
-)
-def test_what_tells_of_the_bug_stays(text: str) -> None:
-    assert REDACTOR.text(text) == text
 
 
 def test_a_key_that_is_a_word_of_its_own() -> None:
@@ -151,19 +121,20 @@ def test_twice_is_once_and_nothing_is_left(parts: list[tuple[str, Plant]], end: 
         assert plant.hidden not in once
 
 
-@pytest.mark.parametrize(
-    "piece", ["a", "-", "a-", "://", "a:b@", " --api-key ", "host=", "eyJ", "1.1.1.1.", "'", "/home/", ":", "[", "x@"]
+PIECES = (
+    "a _ - a- a_ token cookie -u ['-- pypi- :// a:b@ --api-key host= eyJ 1.1.1.1. ' /home/ : [ x@".split()  # noqa: SIM905
 )
-def test_time_grows_with_the_text_and_no_faster(piece: str) -> None:
-    """A pattern that begins anew at each letter of a hostile line takes minutes for a megabyte; this takes seconds at worst."""
 
-    def took(size: int) -> float:
-        text = piece * (size // len(piece))
+
+@pytest.mark.parametrize("piece", [*PIECES, " --api-key ", "bearer ", "basic "])
+def test_time_is_linear_in_the_length_of_a_text(piece: str) -> None:
+    def seconds(size: int) -> float:
+        text = piece * (size // len(piece)) + " token host curl bearer"  # each pattern is tried
         started = time.process_time()
         REDACTOR.text(text)
         return time.process_time() - started
 
-    assert took(200_000) < 20 * max(took(20_000), 0.02)
+    assert seconds(200_000) < 20 * max(seconds(20_000), 0.02)
 
 
 def test_a_short_value_is_a_word_of_every_log_and_no_secret() -> None:

@@ -1,6 +1,6 @@
-"""What tells whose machine a text comes from: user names in home paths, host names, addresses. Pure.
+"""Removal of names that identify a machine or a user: home paths, host names, addresses, e-mail.
 
-Names that anybody has stay: loopback, wildcards, the public places that vLLM's own messages point to.
+Loopback and wildcard addresses stay, and the public sites that vLLM's messages link to.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _PROMPT = re.compile(r"(?<![\w.@-])[A-Za-z_][\w.-]*@(?!\[host\])[\w.-]+(?=:[~/]\
 _EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]+@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}(?![\w-])")
 _NAMED = re.compile(
     r"(?i)((?:(?<![\w-])--(?:host|master-addr|headless-host|node-ip-address|data-parallel-address)(?:=|[ \t]+)"
-    r"|(?<![A-Za-z-])(?:hostname|nodename|host|\w*host_ip|master_addr|node_ip(?:_address)?|master_ip)(?:=|['\"]\s*:\s*))['\"]?)"
+    r"|(?<![\w-])(?:\w*_)?(?:hostname|nodename|host|host_ip|master_addr|node_ip(?:_address)?|master_ip)"
+    r"(?:=|['\"]\s{0,9}:\s{0,9}))['\"]?)"
     r"(?!\[|none\b|null\b|true\b|false\b)([A-Za-z][\w.-]*)"
 )
 _IPV4 = re.compile(r"(?<![\w.])(?<!==)((?:\d{1,3}\.){3}\d{1,3})(?![\w]|\.\d)(?=(:\d{2,5}\b)?)")
@@ -47,11 +48,11 @@ _IPV6 = re.compile(
 
 
 def without_private_names(text: str) -> str:
-    """`text` with `[user]`, `[host]`, `[address]` and `[email]` in their places. Doing it twice changes nothing."""
+    """Return `text` with `[user]`, `[host]`, `[address]` and `[email]` in place of names. A second pass changes nothing."""
     lowered = text.lower()
-    for hints, pattern, stand_in in _STEPS:
+    for hints, pattern, replacement in _STEPS:
         if any(hint in lowered for hint in hints):
-            text = pattern.sub(stand_in, text)
+            text = pattern.sub(replacement, text)
     return text
 
 
@@ -62,8 +63,8 @@ def _address(word: str) -> IPv4Address | IPv6Address | None:
         return None
 
 
-def _anybodys(word: str) -> bool:
-    """Whether an address or a name says nothing about a machine."""
+def _is_public(word: str) -> bool:
+    """Return True if an address or a host name identifies no private machine."""
     address = _address(word.strip("[]"))
     if address is not None:
         return address.is_loopback or address.is_unspecified
@@ -72,32 +73,32 @@ def _anybodys(word: str) -> bool:
 
 def _url(found: re.Match[str]) -> str:
     host = found[2]
-    if _anybodys(host):
+    if _is_public(host):
         return found[0]
     return found[1] + (ADDRESS if _address(host.strip("[]")) is not None else HOST)
 
 
 def _named(found: re.Match[str]) -> str:
-    return found[0] if _anybodys(found[2]) else found[1] + HOST
+    return found[0] if _is_public(found[2]) else found[1] + HOST
 
 
 def _inside(found: re.Match[str]) -> str:
-    return found[0] if _anybodys(found[0]) else HOST
+    return found[0] if _is_public(found[0]) else HOST
 
 
 def _ipv4(found: re.Match[str]) -> str:
     address = _address(found[1])
-    if address is None or _anybodys(found[1]) or found[1].startswith("255."):
+    if address is None or _is_public(found[1]) or found[1].startswith("255."):
         return found[0]
-    # Four numbers with dots are a package's version as often, unless the range is private or a port follows.
+    # A public address without a port may as well be a package version.
     return ADDRESS if not address.is_global or found[2] else found[0]
 
 
 def _ipv6(found: re.Match[str]) -> str:
     address = _address(found[1])
-    if not isinstance(address, IPv6Address) or _anybodys(found[1]):
+    if not isinstance(address, IPv6Address) or _is_public(found[1]):
         return found[0]
-    # C++ names (c10d::add) read as addresses of ranges that nobody has.
+    # C++ names (c10d::add) parse as addresses of unassigned ranges; assigned ones begin with 2 or 3.
     real = address.is_private or address.ipv4_mapped is not None or found[1][:1] in ("2", "3")
     return ADDRESS if real else found[0]
 

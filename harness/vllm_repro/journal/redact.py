@@ -1,7 +1,7 @@
-"""Takes out of a text what a report must not carry: keys and tokens, and whatever tells whose machine it was made on. Pure.
+"""Redaction of text before it is written.
 
-Twice: the journal is written without secrets, each with a marker in its place; a report loses the private names too. Journal and logs
-stay on this machine, and keep the paths that a later command needs.
+The journal is written without secrets. Reports also lose private names: paths, hosts, users. Journal and logs stay on this machine and keep
+the paths that later commands need.
 """
 
 from __future__ import annotations
@@ -13,28 +13,30 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from vllm_repro.journal.private_names import HOST, without_private_names
-from vllm_repro.journal.secrets import is_secret_name, marker, without_secrets
+from vllm_repro.journal.secrets import kind_of, marker, without_secrets
+from vllm_repro.secret_names import is_secret_name
 
 __all__ = ["Redactor", "known_secrets"]
 
 _LEAST = 8
-"""Letters of a value that is looked for by itself; shorter ones (EMPTY, true) are words of every log."""
+"""Shortest value that is searched for by itself. Shorter ones (`EMPTY`, `true`) are ordinary words of a log."""
 
 _REMEMBERED = 4_096
 _LONGEST_REMEMBERED = 20_000
-"""A run says the same things in each of its boots, so a text is often met again: it is looked through once."""
+"""Texts up to this length are cached: a run repeats most of them in each boot."""
 
 
 def known_secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    """The values of an environment that are secrets by their names: value to name. They are found in any text, whatever stands beside."""
+    """Return the values of variables with secret names, each with its name."""
     return {value: name for name, value in environ.items() if is_secret_name(name) and len(value) >= _LEAST}
 
 
 @dataclass(frozen=True)
 class Redactor:
-    """folders: (path, what stands for it), the longer path first. hosts: names of this machine. secrets: value to the name in its marker.
+    """Function from text to redacted text.
 
-    names: False leaves private names where they are, and takes secrets only.
+    folders: (path, replacement), longer paths first. hosts: names of this machine. secrets: value to the name in its marker.
+    names: False keeps private names and removes only secrets.
     """
 
     folders: Sequence[tuple[str, str]] = ()
@@ -43,6 +45,7 @@ class Redactor:
     names: bool = True
 
     def text(self, value: str) -> str:
+        """Return `value` without secrets and private names. A second pass changes nothing."""
         return self._looked_up(value) if len(value) <= _LONGEST_REMEMBERED else self._without(value)
 
     @cached_property
@@ -55,29 +58,29 @@ class Redactor:
         value = without_secrets(value)
         if not self.names:
             return value
-        for folder, stand_in in self.folders:
+        for folder, replacement in self.folders:
             if len(folder) > 1:
-                # Whole names only: a run in /data must turn neither /database nor /mnt/data into something with a dot.
-                value = re.sub(rf"(?<![\w.\]-]){re.escape(folder)}(?![\w-])", stand_in, value)
+                # Whole names only: /data must not match in /database or /mnt/data.
+                value = re.sub(rf"(?<![\w.\]-]){re.escape(folder)}(?![\w-])", replacement, value)
         for host in self.hosts:
             value = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", HOST, value)
         return without_private_names(value)
 
     def command(self, line: str) -> str:
-        """`text` of a command line, which still means the same to a shell: the name that stands for a folder is left out of its quotes."""
+        """Return a redacted command line that means the same to a shell: replacements such as $HOME stay outside single quotes."""
         found = self.text(line)
-        for _, stand_in in self.folders:
-            if stand_in.startswith("$"):
-                found = re.sub(rf"(?<!\S)'{re.escape(stand_in)}(?=/)", f'"{stand_in}"' + "'", found)
+        for _, replacement in self.folders:
+            if replacement.startswith("$"):
+                found = re.sub(rf"(?<!\S)'{re.escape(replacement)}(?=/)", f'"{replacement}"' + "'", found)
         return found
 
     def deep(self, value: Any) -> Any:
-        """Every string in a structure of JSON's types, those below a name that says secret whole."""
+        """Return JSON data with every string redacted, and everything below a secret name replaced."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
             return {
-                self.deep(key): _all_gone(item, key) if is_secret_name(str(key)) else self.deep(item)
+                self.deep(key): _replaced(item, key) if is_secret_name(str(key)) else self.deep(item)
                 for key, item in value.items()
             }
         if isinstance(value, list | tuple):
@@ -85,7 +88,7 @@ class Redactor:
         return value
 
     def _words(self, words: Sequence[Any]) -> list[Any]:
-        """A list, read as an argument vector too: what follows `--api-key` there is a secret, up to the next flag."""
+        """Redact a list, which may be an argument vector: words after `--api-key` are secret up to the next flag."""
         found: list[Any] = []
         flag = ""
         for word in words:
@@ -95,26 +98,25 @@ class Redactor:
             if word.startswith("-"):
                 flag = word if re.fullmatch(r"[\w-]+", word) and is_secret_name(word) else ""
             elif flag:
-                found.append(_all_gone(word, flag))
+                found.append(_replaced(word, flag))
                 continue
             found.append(self._word(word))
         return found
 
     def _word(self, word: str) -> str:
-        """One word of an argument vector: all that follows a secret name and `=` is its value, spaces too."""
+        """Redact one argument: everything after a secret name and `=` is its value, with spaces."""
         name, equals, value = word.partition("=")
         if equals and re.fullmatch(r"[\w.-]+", name) and is_secret_name(name):
-            return f"{self.text(name)}={_all_gone(value, name)}"
+            return f"{self.text(name)}={_replaced(value, name)}"
         return self.text(word)
 
 
-def _all_gone(value: Any, name: str) -> Any:
-    """`value` with a marker for each text in it; numbers, and an empty text, are no secrets."""
+def _replaced(value: Any, name: str) -> Any:
+    """Return `value` with a marker for each non-empty text in it. Numbers stay."""
     if isinstance(value, str):
-        kind = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-        return value if not value or value.startswith("[redacted:") else marker(kind)
+        return value if not value or value.startswith("[redacted:") else marker(kind_of(name))
     if isinstance(value, Mapping):
-        return {key: _all_gone(item, name) for key, item in value.items()}
+        return {key: _replaced(item, name) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_all_gone(item, name) for item in value]
+        return [_replaced(item, name) for item in value]
     return value

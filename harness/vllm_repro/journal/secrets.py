@@ -1,21 +1,23 @@
-"""What a key, a token or a password looks like around vLLM, and the marker that takes its place. Pure.
+"""Removal of keys, tokens and passwords from text.
 
-Two ways to know one: by its own shape (`hf_…`), or by the name beside it (`--api-key`, `HF_TOKEN=`, `'api_key': [`). A marker names what
-was there, `[redacted:hf-token]`, is one word of a command line, and is left alone by a second pass.
+A secret is found by its shape (`hf_…`) or by the name beside it (`--api-key`, `HF_TOKEN=`, `'api_key': [`). A marker replaces it, such as
+`[redacted:hf-token]`: one word of a command line, and not changed by a second pass.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import partial
 
-__all__ = ["is_secret_name", "marker", "without_secrets"]
+from vllm_repro.secret_names import is_secret_name
+
+__all__ = ["kind_of", "marker", "without_secrets"]
 
 _MARKED = r"\[redacted:"
 
 _SHAPES = {
-    # Words of vLLM's own begin so too (hf_overrides), so a short one needs a digit or a change of case.
+    # vLLM has words such as hf_overrides, so a short token needs a digit or a change of case.
     "hf-token": r"hf_(?=[A-Za-z]*\d|[a-z]+[A-Z]|[A-Z]+[a-z])[A-Za-z0-9]{10,}|hf_[A-Za-z0-9]{16,}|api_org_[A-Za-z0-9]{10,}",
     "anthropic-key": r"sk-ant-[\w-]{10,}",
     "openai-key": r"sk-[\w-]{16,}",
@@ -28,101 +30,136 @@ _SHAPES = {
     "nvidia-key": r"nvapi-[\w-]{16,}",
     "slack-token": r"xox[abeoprs]-[A-Za-z0-9-]{10,}|xapp-[A-Za-z0-9-]{10,}",
     "docker-token": r"dckr_[po]at_[\w-]{10,}",
+    "package-token": r"npm_[A-Za-z0-9]{30,}|pypi-(?=[a-z0-9_-]{0,60}[A-Z])[\w-]{16,}",  # not pypi-attestations-0.0.21
     "jwt": r"eyJ[\w-]{6,}\.eyJ[\w-]{2,}(?:\.[\w-]*)?",
 }
-_SHAPE = re.compile(r"(?<![A-Za-z0-9])(?:" + "|".join(f"({one})" for one in _SHAPES.values()) + ")")
+_SHAPE = re.compile(r"(?<![A-Za-z0-9])(?:" + "|".join(f"({shape})" for shape in _SHAPES.values()) + ")")
 
+_BLOCK = r"(?:[A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?|PGP MESSAGE)-----"
 _PEM = re.compile(
-    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
-    r"|\A[A-Za-z0-9+/=\s\\]*-----END [A-Z ]*PRIVATE KEY-----",  # the end of one, where a log was cut
+    rf"-----BEGIN {_BLOCK}.*?(?:-----END {_BLOCK}|\Z)"
+    rf"|\A[A-Za-z0-9+/=\s\\]*-----END {_BLOCK}",  # the end of a block whose start was cut off
     re.DOTALL,
 )
 _WEBHOOK = re.compile(r"(hooks\.slack\.com/(?:services|workflows)/|discord(?:app)?\.com/api/webhooks/)[\w/-]+")
-_LOGIN = re.compile(  # a password may hold an @, and some hold a slash
+_LOGIN = re.compile(  # a password may contain @ and /
     rf"(?<=://)(?!{_MARKED})(?:[^\s/:@'\"]{{0,100}}:(?!\d+/)[^\s'\"]{{1,400}}|[^\s/'\"]{{1,400}})@"
 )
-_QUERY = re.compile(
-    r"(?i)([?&](?:[\w-]{0,40}token|[\w-]{0,40}key|sig|[\w-]{0,40}signature|x-amz-credential|awsaccesskeyid|password|auth|code)=)"
-    rf"(?!{_MARKED})[^&\s'\"#<>)\]]+"
+_CURL_USER = re.compile(
+    rf"(?<![\w-])((?:-u|--user|--proxy-user)[ \t=]*['\"]?)(?!{_MARKED}|\d+:\d+(?![^\s'\"]))[^\s:'\"]+:[^\s'\"]+"
 )
-_SCHEME = re.compile(rf"(?i)\b(bearer|basic) (?!{_MARKED})(?=[\w+/.~-]{{0,400}}[\d+/._~-])[\w+/.~-]{{4,}}=*")
+_QUERY = re.compile(rf"([?&]([\w-]{{1,60}})=)(?!{_MARKED})[^&\s'\"#<>)\]]+")
+_QUERY_NAMES = re.compile(r"(?i)sig|code|key|auth|.*(?:token|key|signature|-credential)|awsaccesskeyid")
+_SCHEME = re.compile(
+    rf"(?i)\b(basic|bearer) (?!{_MARKED})"
+    r"(?:(?<=basic )(?=[\w+/]{0,400}(?:\d|=|(?-i:[a-z][A-Z])))[\w+/]{6,}=*"
+    r"|(?<=bearer )(?:(?=[\w+/.~-]{0,400}[\d+/._~-])[\w+/.~-]{4,}=*"
+    # A bearer token may hold letters only. These words begin prose about bearer tokens.
+    r"|(?!(?:auth|author|credential|format|header|method|prefix|realm|scheme|token)[a-z]*\b)\w{6,}=*))"
+)
+_COOKIE = re.compile(
+    rf"(?i)((?<![\w-])(?:set-)?cookie\\?[\"']?[ \t]{{0,9}}[:=][ \t]{{0,9}}\\?[\"']?)(?!{_MARKED})[^\s'\"\\\[({{][^'\"\\\n]*"
+)
 
-_PLAIN_NAME = (
-    r"api[_-]?keys?|secret(?:[_-]?(?:access[_-]?)?key|s)?|password|passwd|passphrase|access[_-]?key(?:[_-]?id)?|credentials?|authorization"
-    r"|(?:private|account|storage|master|encryption|signing|license)[_-]?key"
-    r"|(?:hf|hub|api|access|auth|refresh|id|bearer|session|security|github|gitlab|git|oauth|user|client|bot|login|registry|deploy)[_-]?token"
-)
-_NAME = rf"(?:(?i:{_PLAIN_NAME})|(?<![a-z])TOKEN)"
 _NOTHING = r"(?:None|null|[Tt]rue|[Ff]alse|\$\{?[A-Z_][A-Z0-9_]*\}?)(?![\w-])"
-_VALUE = (
+_NAME = re.compile(r"(?<![\w-])(?P<name>[\w-]+)(?P<between>(?:\\?[\"']\]?)?[ \t]{0,9}(?:=|:(?!//))[ \t]{0,9})")
+_VALUE = re.compile(
+    rf"(?!=|{_NOTHING}|\\?[\"']?{_MARKED}|\[\\?[\"']?{_MARKED}|\\?[\"']\\?[\"']|\[\]|\{{\}})(?P<scheme>(?i:basic|bearer|digest|token) )?"
     r"(?:(?P<quote>\\?[\"'])(?:(?!(?P=quote))[^\n])*(?P=quote)|\\?[\"'][^\n]*"  # a quote that a cut line leaves open
-    r"|\[[^\]\n]*\]?|(?:SecretStr)?\([^)\n]*\)?"
-    r"|[^\s\"',;&)\]}<>|](?:[^\s,;&)\]}<>|]|[,;&)\]}<>|](?![\s,;&)\]}<>|\"']|\Z))*)"  # what closes a value may also stand in it
+    r"|\[[^\]\n]*\]?|\{[^}\n]*\}?|(?:SecretStr)?\([^)\n]*\)?"
+    # What closes a value may also be part of it.
+    r"|[^\s\"',;&)\]}<>|](?:[^\s,;&)\]}<>|]|[,;&)\]}<>|](?![\s,;&)\]}<>|\"']|\Z))*)"
 )
-_NAMED = re.compile(
-    rf"(?P<name>{_NAME})(?P<between>\\?[\"']?(?:\s*=\s*|\s*:(?!//)\s*))"
-    rf"(?!{_NOTHING}|\\?[\"']?{_MARKED}|\[\\?[\"']?{_MARKED}|\\?[\"']\\?[\"']|\[\])(?P<scheme>(?i:bearer|basic) )?{_VALUE}"
-)
-_FLAG = re.compile(
-    rf"(?P<flag>(?<![\w-])--?(?:[\w-]{{0,40}}-)?(?:(?i:{_PLAIN_NAME})|token))(?P<gap>=|[ \t]+)(?!-)"
-    r"(?P<words>(?:'[^'\n]*'|\"[^\"\n]*\"|[^\s'\"\\|;&]+)+"
-    r"(?:[ \t]+(?![-\\|;&])(?:'[^'\n]*'|\"[^\"\n]*\"|[^\s'\"\\|;&]+)+)*)"
-)
-_SECRET_NAME = re.compile(rf"(?:(?i:{_PLAIN_NAME})|(?<![a-z])TOKEN|^token|(?i:passw|secret|cookie|_dsn|webhook)\w*)$")
+_WORD = r"(?:'[^'\n]*'|\"[^\"\n]*\"|[^\s'\"\\|;&]+)+"
+_FLAG = re.compile(r"(?<![\w-])(?P<name>--?[A-Za-z][\w-]*)(?:=|[ \t]+)")
+_FLAG_VALUES = re.compile(rf"(?!-|['\"]?{_MARKED}){_WORD}(?:[ \t]+(?![-\\|;&]){_WORD})*")
+_QUOTED_FLAG = re.compile(r"(?P<quote>\\?['\"])(?P<name>--?[A-Za-z][\w-]*)")
+_ITEM = rf"(?!\\?['\"](?:-|{_MARKED}))\\?(?:'[^'\n]*'|\"[^\"\n]*\")"
+_ITEMS = re.compile(rf"(?P<comma>\\?['\"]\s{{0,9}},\s{{0,9}}){_ITEM}(?:\s{{0,9}},\s{{0,9}}{_ITEM})*")
+_EQUALS = re.compile(rf"=(?!{_MARKED})[^\"'\\\n]+")
 
 
 def marker(kind: str) -> str:
-    """What stands where a secret of this kind stood."""
+    """Return the text that replaces a secret of this kind."""
     return f"[redacted:{kind}]"
 
 
-@lru_cache(1_024)
-def is_secret_name(name: str) -> bool:
-    """Whether the value of a variable, field or flag of this name is one: `HF_TOKEN`, `api_key`, `--api-key`; not `max_tokens`."""
-    return bool(_SECRET_NAME.search(name))
-
-
-def without_secrets(text: str) -> str:
-    """`text` with a marker in place of every key, token and password. Doing it twice changes nothing."""
-    lowered = text.lower()
-    for hints, pattern, stand_in in _STEPS:
-        if any(hint in lowered for hint in hints):  # most lines have none, and looking for a word costs next to nothing
-            text = pattern.sub(stand_in, text)
-    return text
-
-
-def _kind(name: str) -> str:
+def kind_of(name: str) -> str:
+    """Return the kind of secret that a name holds: `HF_TOKEN` gives `hf-token`."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def _shaped(found: re.Match[str]) -> str:
+def without_secrets(text: str) -> str:
+    """Return `text` with markers in place of its secrets. A second pass changes nothing."""
+    lowered = text.lower()
+    for hints, step in _STEPS:
+        if any(hint in lowered for hint in hints):  # for speed: most lines hold no hint
+            text = step(text)
+    return text
+
+
+def _shape(found: re.Match[str]) -> str:
     return marker(list(_SHAPES)[(found.lastindex or 1) - 1])
 
 
-def _named(found: re.Match[str]) -> str:
-    quote = found["quote"] or ""
-    return f"{found['name']}{found['between']}{found['scheme'] or ''}{quote}{marker(_kind(found['name']))}{quote}"
+def _replace(text: str, name: re.Pattern[str], value: Callable[[str, re.Match[str]], tuple[int, str] | None]) -> str:
+    """Replace the values after secret names. `value` returns where a value ends and what replaces it."""
+    parts: list[str] = []
+    done = at = 0
+    while found := name.search(text, at):
+        at = found.end("name")  # the value of another name may hold a secret name: `env=HF_TOKEN=x`
+        if is_secret_name(found["name"]) and (replaced := value(text, found)):
+            parts += (text[done : found.end()], replaced[1])
+            done = at = replaced[0]
+    return "".join((*parts, text[done:]))
 
 
-def _flagged(found: re.Match[str]) -> str:
-    if found["words"].strip("'\"").startswith("[redacted:"):
-        return found[0]
-    return f"{found['flag']}{found['gap']}{marker(_kind(found['flag']))}"
+def _assigned(text: str, found: re.Match[str]) -> tuple[int, str] | None:
+    value = _VALUE.match(text, found.end())
+    name, between = found["name"], found["between"]
+    # Prose and source code: `token = next(ids)`, `token: the last one`, `token=42`.
+    if name == "token" and not (between == "=" and value and not value[0].isdecimal()) and between[:1] not in "\\\"'":
+        return None
+    quote = value["quote"] or "" if value else ""
+    return value and (value.end(), f"{value['scheme'] or ''}{quote}{marker(kind_of(name))}{quote}")
 
 
-_WORDS = ("key", "token", "secret", "passw", "passphrase", "credential", "authorization")
+def _after_flag(text: str, found: re.Match[str]) -> tuple[int, str] | None:
+    values = _FLAG_VALUES.match(text, found.end())
+    return values and (values.end(), marker(kind_of(found["name"])))
 
-_STEPS: tuple[tuple[tuple[str, ...], re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
-    (("private key-----",), _PEM, marker("private-key")),
-    (("hooks",), _WEBHOOK, rf"\1{marker('webhook')}"),
-    (("://",), _LOGIN, f"{marker('login')}@"),
-    (("?", "&"), _QUERY, rf"\1{marker('query')}"),
-    (_WORDS, _FLAG, _flagged),
-    (_WORDS, _NAMED, _named),
-    (("bearer ", "basic "), _SCHEME, rf"\1 {marker('credentials')}"),
+
+def _after_quoted_flag(text: str, found: re.Match[str]) -> tuple[int, str] | None:
+    """Read a printed argument vector: `['--api-key', 'x']` or `'--api-key=x'`."""
+    kind = marker(kind_of(found["name"]))
+    if items := _ITEMS.match(text, found.end()):
+        return items.end(), f"{items['comma']}{found['quote']}{kind}{found['quote']}"
+    value = _EQUALS.match(text, found.end())
+    return value and (value.end(), f"={kind}")
+
+
+def _query(found: re.Match[str]) -> str:
+    secret = is_secret_name(found[2]) or _QUERY_NAMES.fullmatch(found[2])
+    return f"{found[1]}{marker('query')}" if secret else found[0]
+
+
+_NAME_PARTS = (
+    "key token secret passw passphrase credential auth webhook cookie _pass _pwd -pwd _pat _dsn _sas _jwt _otp".split()  # noqa: SIM905
+)
+_STEPS: tuple[tuple[Sequence[str], Callable[[str], str]], ...] = (
+    (("private key", "pgp message"), partial(_PEM.sub, marker("private-key"))),
+    (("hooks",), partial(_WEBHOOK.sub, rf"\1{marker('webhook')}")),
+    (("://",), partial(_LOGIN.sub, f"{marker('login')}@")),
+    (("curl", "wget"), partial(_CURL_USER.sub, rf"\1{marker('login')}")),
+    (("?", "&"), partial(_QUERY.sub, _query)),
+    (("cookie",), partial(_COOKIE.sub, rf"\1{marker('cookie')}")),
+    (_NAME_PARTS, partial(_replace, name=_QUOTED_FLAG, value=_after_quoted_flag)),
+    (_NAME_PARTS, partial(_replace, name=_FLAG, value=_after_flag)),
+    (_NAME_PARTS, partial(_replace, name=_NAME, value=_assigned)),
+    (("bearer ", "basic "), partial(_SCHEME.sub, rf"\1 {marker('credentials')}")),
     (
         ("_", "-", "akia", "asia", "aroa", "aida", "agpa", "aiza", "ya29.", "dapi", "hvs.", "hvb.", "eyj"),
-        _SHAPE,
-        _shaped,
+        partial(_SHAPE.sub, _shape),
     ),
 )
+"""Steps of `without_secrets`, each with the texts of which one must be present."""
