@@ -69,3 +69,11 @@ def test_a_terminal_without_unicode_shows_the_rest(harness: Harness) -> None:
     assert "\\u2026" in harness("diagnose", str(PASTED), env=ascii_only).out
     found = json.loads(harness("diagnose", str(PASTED), "--json", env=ascii_only).out)
     assert "…" in found["why"]
+
+
+def test_a_key_in_the_message_of_an_exception_is_not_printed(harness: Harness) -> None:
+    log = 'Traceback (most recent call last):\n  File "vllm/v1/engine/core.py", line 1, in run\nValueError: bad --api-key sekrit\n'
+    for words in (("-",), ("-", "--json")):
+        done = harness("diagnose", *words, stdin=log)
+        assert "sekrit" not in done.out + done.err
+        assert "ValueError" in done.out

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,6 +15,7 @@ from vllm_repro.cli.common import Subparsers, print_json, verb
 from vllm_repro.diagnosis.diagnosis import Diagnosis, diagnose
 from vllm_repro.diagnosis.log_text import read_lines
 from vllm_repro.errors import UsageError
+from vllm_repro.journal.redact import Redactor, known_secrets
 from vllm_repro.scenario.catalogue import all_scenarios, to_stderr
 from vllm_repro.scenario.matching import matches, twins
 
@@ -33,6 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
     diagnosis = _read(arguments.file)
     known = all_scenarios(warn=to_stderr)
     found = matches(diagnosis, known)
+    shown = Redactor(secrets=known_secrets(os.environ), names=False).text
+    diagnosis = replace(diagnosis, message=diagnosis.message and shown(diagnosis.message), why=shown(diagnosis.why))
     if arguments.json:
         print_json(
             {
