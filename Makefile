@@ -40,9 +40,6 @@ lab-%: $(BIN)/vllm-repro ## reproduce it in real vLLM on the CPU, CUDA parts rep
 rehearse-%: $(BIN)/vllm-repro ## try a scenario on the rehearsal engine, in seconds
 	@$(RUN) $* --server rehearsal
 
-reference-%: $(BIN)/vllm-repro ## record anew what real releases do with the seeded combinations of its reference table
-	@PYTHONPATH=fixtures $(BIN)/python -m reference $*
-
 nightly: $(BIN)/vllm-repro ## run every scenario that this machine can run (docs/nightly.md)
 	@$(BIN)/vllm-repro nightly $(ARGS)
 

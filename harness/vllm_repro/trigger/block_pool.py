@@ -1,0 +1,219 @@
+"""A KV block pool with one request in it, under the eager stores of vLLM 0.20.0 to 0.21.0, step by step.
+
+One pool serves groups of layers, each with its own block size and window. A window gives blocks back, and the same prompt
+may get them again: such a block stands twice in what the connector remembers, and one store event may list it twice.
+The model agrees with vLLM's own scheduler, which `fixtures/reference/sco-hybrid.json` records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+__all__ = ["BlockPool", "Group", "blocks_of_tokens"]
+
+_STUCK = 3
+"""Steps without work after which a request never gets its blocks."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers of one kind of attention. Sizes are tokens; a `window` of 0 is full attention."""
+
+    block_size: int
+    window: int = 0
+
+    def passed(self, computed: int) -> int:
+        """Return how many leading blocks the window has left after so many tokens."""
+        return max(0, computed - self.window + 1) // self.block_size if self.window else 0
+
+    def most_blocks(self, tokens: int, batch: int) -> int:
+        """Return the most blocks that a request of so many tokens holds at once."""
+        whole = -(-tokens // self.block_size)
+        if not self.window:
+            return whole
+        return min(whole, -(-min(self.window - 1 + batch, tokens) // self.block_size) + 1)
+
+
+def blocks_of_tokens(
+    tokens: int, max_model_len: int, batch: int, groups: Sequence[Group], pages: Sequence[int] = ()
+) -> int:
+    """Return the blocks of a pool whose size vLLM logs as `tokens`: how often the longest request fits, times its length.
+
+    `pages`, the bytes of a block of each group, are for releases that count a request's need in bytes of the first group.
+    Without them each block counts as one.
+    """
+    weights = pages or (1,) * len(groups)
+    needed = sum(_logged(one, max_model_len, batch) * weight for one, weight in zip(groups, weights, strict=True))
+    # The log cuts its number to whole tokens, so the pool has the next whole number of blocks.
+    return -(-tokens * -(-needed // weights[0]) // max_model_len)
+
+
+def _logged(group: Group, max_model_len: int, batch: int) -> int:
+    reach = min(group.window - 1 + batch, max_model_len) if group.window else max_model_len
+    return -(-reach // group.block_size) + bool(group.window)
+
+
+@dataclass
+class _Held:
+    """The blocks of one group. `blocks` has None where the window has passed; `remembered` is what the connector has seen."""
+
+    blocks: list[int | None] = field(default_factory=list)
+    remembered: list[int | None] = field(default_factory=list)
+    scanned: int = 0
+
+
+Place = tuple[int, int]
+"""A block's content: the group's number, and the block's place in the request."""
+
+
+class BlockPool:
+    """`blocks` blocks, of which vLLM never hands out the first. `batch` is the tokens of a chunk."""
+
+    def __init__(self, blocks: int, groups: Iterable[Group], batch: int) -> None:
+        self._groups, self._batch = tuple(groups), batch
+        self._free = dict.fromkeys(range(1, blocks))  # in the order in which blocks are handed out
+        self._users = [0] * blocks
+        self._content: list[Place | None] = [None] * blocks
+        self._cached: dict[Place, list[int]] = {}
+        self._stored: set[Place] = set()
+
+    def listed_twice(self, prompt: int, answer: int) -> int:
+        """Return the most blocks that one store event lists twice for a request of so many tokens. The pool is used up."""
+        held: list[_Held] | None = None
+        running: list[int] = []
+        computed = generated = idle = twice = 0
+        while generated < answer and idle < _STUCK:
+            total, started = prompt + generated, list[int]()
+            if held is None:
+                computed, found = self._cached_prefix(prompt)
+                held = self._admit(found, computed, total)
+            elif not self._extend(held, computed, total):
+                self._release(held)  # preempted: it starts again from its own cached blocks
+                held = None
+            idle = 0 if held else idle + 1
+            if held:
+                started = self._store(held, computed)
+                computed = min(computed + self._batch, total)
+                generated += computed == total
+            twice = max(twice, len(started) - len(set(started)))
+            # A store is over one step after the step that started it.
+            self._stored.update(place for block in running if (place := self._content[block]))
+            self._give_back(running)
+            running = started
+        return twice
+
+    def _admit(self, found: list[list[int | None]], computed: int, total: int) -> list[_Held] | None:
+        """Return what a request holds after its first chunk; None if the whole of it does not fit."""
+        kept = [block for blocks in found for block in blocks if block is not None]
+        missing = sum(
+            max(0, group.most_blocks(total, self._batch) - len(blocks))
+            for group, blocks in zip(self._groups, found, strict=True)
+        )
+        if missing + sum(not self._users[block] for block in kept) > len(self._free):
+            return None
+        self._hold(kept)
+        held = [_Held(blocks, list(blocks)) for blocks in found]
+        if self._extend(held, computed, total):
+            return held
+        self._release(held)
+        return None
+
+    def _release(self, held: list[_Held]) -> None:
+        """Take back all that a request holds, the end of each group first."""
+        for one in held:
+            self._give_back(reversed(one.blocks))
+
+    def _extend(self, held: list[_Held], computed: int, total: int) -> bool:
+        """Hand out blocks for the next chunk, after those that the windows have left came back. Return False if too few are free."""
+        end = min(computed + self._batch, total)
+        wanted = []
+        for group, one in zip(self._groups, held, strict=True):
+            self._leave(one.blocks, group.passed(computed))
+            wanted.append(max(0, -(-end // group.block_size) - len(one.blocks)))
+        if sum(wanted) > len(self._free):
+            return False
+        for number, (group, one, count) in enumerate(zip(self._groups, held, wanted, strict=True)):
+            new = self._take(count)
+            one.blocks += new
+            one.remembered += new
+            self._cache(number, one.blocks[: end // group.block_size])
+        return True
+
+    def _store(self, held: list[_Held], computed: int) -> list[int]:
+        """Return the blocks of one store event. The scan of a group waits at a block that is not full."""
+        listed: list[int] = []
+        for group, one in zip(self._groups, held, strict=True):
+            for block in one.remembered[one.scanned : computed // group.block_size]:
+                if block is not None:
+                    content = self._content[block]
+                    if content is None:
+                        break
+                    if content not in self._stored:
+                        listed.append(block)
+                one.scanned += 1
+        self._hold(listed)
+        return listed
+
+    def _cached_prefix(self, prompt: int) -> tuple[int, list[list[int | None]]]:
+        """Return how many tokens of the prompt every group still has, and their blocks. The last token never counts."""
+        length, found = prompt - 1, list[list[int | None]]()
+        coarsest = max(group.block_size for group in self._groups)
+        for number, group in enumerate(self._groups):
+            places = range(length // group.block_size)
+            blocks = [next(iter(self._cached.get((number, place), ())), None) for place in places]
+            length = _reach(blocks, group, coarsest)
+            found.append(blocks)
+        for group, blocks in zip(self._groups, found, strict=True):
+            del blocks[length // group.block_size :]
+            passed = group.passed(length)
+            blocks[:passed] = [None] * min(passed, len(blocks))
+        return length, found
+
+    def _leave(self, blocks: list[int | None], passed: int) -> None:
+        left: list[int | None] = []
+        for place in range(min(passed, len(blocks)) - 1, -1, -1):
+            if blocks[place] is None:
+                break
+            left.append(blocks[place])
+            blocks[place] = None
+        self._give_back(left)
+
+    def _take(self, count: int) -> list[int]:
+        taken = [block for block, _ in zip(self._free, range(count), strict=False)]
+        for block in taken:
+            del self._free[block]
+            self._users[block] = 1
+            if (content := self._content[block]) is not None:
+                self._cached[content].remove(block)
+                self._content[block] = None
+        return taken
+
+    def _hold(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            self._free.pop(block, None)
+            self._users[block] += 1
+
+    def _give_back(self, blocks: Iterable[int | None]) -> None:
+        given = [block for block in blocks if block is not None]
+        for block in given:
+            self._users[block] -= 1
+        self._free.update((block, None) for block in given if not self._users[block])
+
+    def _cache(self, number: int, full: list[int | None]) -> None:
+        """Make the full blocks of a group known by their content, from the last one back to those that are."""
+        for place in range(len(full) - 1, -1, -1):
+            block = full[place]
+            if block is None or self._content[block] is not None:
+                break
+            self._content[block] = (number, place)
+            self._cached.setdefault((number, place), []).append(block)
+
+
+def _reach(blocks: list[int | None], group: Group, coarsest: int) -> int:
+    """Return the tokens of the longest head whose blocks are there: all of them, or those that the window still sees."""
+    for end in range(len(blocks), 0, -1):
+        tokens = end * group.block_size
+        if not tokens % coarsest and None not in blocks[group.passed(tokens) : end]:
+            return tokens
+    return 0
