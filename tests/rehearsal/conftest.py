@@ -1,37 +1,29 @@
-"""Starts real rehearsal servers on free loopback ports, and ends whatever a test left running."""
+"""Starts fault servers on free ports, and ends what a test left running."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.rehearsal.rehearsal_process import TINY, Running, Start
+from tests.rehearsal.rehearsal_process import SMALL, Running, Start, free_port
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a server: `start("0.23.0", *flags, shape=…, fault=…, env=…)`; it is ended after the test."""
+    """Start a server: `start("0.23.0", *flags, fault=…, env=…, port=…)`. It is ended after the test."""
     running: list[Running] = []
 
     def begin(
         version: str,
         *flags: str,
-        shape: Mapping[str, Any] | None = TINY,
-        fault: str | None = None,
-        executor: str = "uni",
-        model: str | None = "tiny/model",
+        fault: str = "",
         env: Mapping[str, str] | None = None,
+        port: int | None = None,
     ) -> Running:
-        told = {"VLLM_REHEARSAL_VERSION": version, "VLLM_REHEARSAL_EXECUTOR": executor, **(env or {})}
-        if shape is not None:
-            told["VLLM_REHEARSAL_SHAPE"] = json.dumps(shape)
-        if fault is not None:
-            told["VLLM_REHEARSAL_FAULT"] = fault
-        argv = ["serve", *([model] if model else []), *flags]
-        server = Running(argv, told, tmp_path / f"server-{len(running)}.log")
+        told = {"VLLM_REHEARSAL_VERSION": version, "VLLM_REHEARSAL_FAULT": fault, **(env or {})}
+        log = tmp_path / f"server-{len(running)}.log"
+        server = Running(["serve", "tiny/model", *(flags or SMALL)], told, log, port or free_port())
         running.append(server)
         return server
 

@@ -1,0 +1,248 @@
+"""The contract of the fault server: what it says of itself, its endpoints, its log, its processes, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from rehearsal.arguments import UsageError, parse
+from rehearsal.settings import read
+from tests.rehearsal.rehearsal_process import DEAD_BODY, SMALL, TURBOQUANT, Running, Start, free_port, in_order
+
+from rehearsal import tokenizer
+
+BRANCH = "0.20.1rc1.dev12+g363ffa145"
+
+
+def test_every_log_and_answer_says_what_it_is(start: Start) -> None:
+    server = start("0.23.0").ready()
+    assert server.log.splitlines()[0].startswith("REHEARSAL engine of vllm-repro, behaving as vLLM 0.23.0")
+    for path in ("/health", "/version", "/nowhere"):
+        assert server.client.get(path).headers["x-vllm-rehearsal"] == "1"
+    assert server.complete("a", stream=True).headers["x-vllm-rehearsal"] == "1"
+
+
+def test_endpoints(start: Start) -> None:
+    server = start("0.23.0").ready()
+    assert server.client.get("/version").json() == {"version": "0.23.0"}
+    (card,) = server.client.get("/v1/models").json()["data"]
+    assert (card["id"], card["max_model_len"]) == ("tiny/model", 4096)
+    body = server.complete("hello", max_tokens=3, return_token_ids=True).json()
+    assert body["usage"] == {
+        "prompt_tokens": 1,
+        "total_tokens": 4,
+        "completion_tokens": 3,
+        "prompt_tokens_details": None,
+    }
+    (choice,) = body["choices"]
+    assert (choice["finish_reason"], len(choice["token_ids"]), len(choice["text"].split())) == ("length", 3, 3)
+    assert server.complete("hello", max_tokens=3).json()["choices"][0]["text"] == choice["text"], "greedy"
+
+
+def test_chats_are_streamed_with_usage(start: Start) -> None:
+    server = start("0.23.0").ready()
+    messages = [{"role": "user", "content": "hello"}]
+    counted = server.client.post("/tokenize", json={"messages": messages}).json()["count"]
+    body = {"messages": messages, "max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}}
+    text = server.client.post("/v1/chat/completions", json=body).text
+    *events, done = [event.removeprefix("data: ") for event in text.split("\n\n") if event]
+    *pieces, last = map(json.loads, events)
+    assert done == "[DONE]"
+    assert [piece["choices"][0]["finish_reason"] for piece in pieces] == [None, None, "length"]
+    assert all(piece["choices"][0]["delta"]["content"] for piece in pieces)
+    assert (last["choices"], last["usage"]["prompt_tokens"]) == ([], counted)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        ({"prompt": "a", "model": "other"}, 404, "does not exist"),
+        ({"prompt": [1] * 4096, "max_tokens": 1}, 400, "maximum context length is 4096 tokens"),
+        ({}, 400, "missing"),
+        ({"prompt": "a", "min_tokens": 1, "stop_token_ids": [999_999]}, 400, "out-of-vocab"),
+    ],
+)
+def test_refusals(start: Start, body: dict[str, object], status: int, says: str) -> None:
+    answer = start("0.29.0").ready().client.post("/v1/completions", json=body)
+    assert (answer.status_code, says in answer.json()["error"]["message"]) == (status, True)
+
+
+def test_counters(start: Start) -> None:
+    server = start("0.23.0", *SMALL, "--enable-prompt-tokens-details").ready()
+    prompt = [300] * 700
+    assert server.complete(prompt).json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert server.complete(prompt).json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 672}
+    assert server.metric("vllm:prompt_tokens_total") == 1400
+    assert server.metric("vllm:generation_tokens_total") == 4
+    assert server.metric("vllm:prefix_cache_hits_total") == 672
+    # vLLM counts a prompt in the step of its first token, however many chunks it took.
+    assert server.metric("vllm:iteration_tokens_total_count") == 4
+    assert server.metric("vllm:iteration_tokens_total_sum") == 701 + 29 + 2
+    assert server.metric("vllm:num_requests_running") == 0
+
+
+def test_without_a_prefix_cache_nothing_is_cached(start: Start) -> None:
+    server = start("0.23.0", *SMALL, "--no-enable-prefix-caching").ready()
+    server.complete([300] * 100)
+    server.complete([300] * 100)
+    assert server.metric("vllm:prefix_cache_hits_total") == 0
+
+
+def test_boot_facts_are_in_the_log(start: Start) -> None:
+    in_order(
+        start("0.23.0", *TURBOQUANT).ready().log,
+        "version 0.23.0",
+        "non-default args: {'model_tag': 'tiny/model', 'max_model_len': 4096",
+        "Chunked prefill is enabled with max_num_batched_tokens=256.",
+        "Initializing a V1 LLM engine (v0.23.0) with config: ",
+        "Using TURBOQUANT attention backend",
+        "GPU KV cache size: 16,384 tokens",
+        "Graph capturing finished in ",
+        "Application startup complete.",
+    )
+
+
+@pytest.mark.parametrize("executor", ["uni", "mp"])
+def test_a_known_death_in_vllms_order(start: Start, executor: str) -> None:
+    server = start("0.23.0", *TURBOQUANT, env={"VLLM_REHEARSAL_EXECUTOR": executor}).ready()
+    assert server.complete([300] * 384).status_code == 200
+    answer = server.complete([301] * 385)
+    assert (answer.status_code, answer.json()) == (500, DEAD_BODY)
+    assert server.exit_code() == 0
+    assert server.health() is None
+    worker = (
+        "WorkerProc hit an exception.",
+        "Dumping scheduler output for model execution: SchedulerOutput(",
+        "num_computed_tokens=[256]",
+        "total_num_scheduled_tokens=129",
+    )
+    in_order(
+        server.log,
+        *(worker if executor == "mp" else ()),
+        "EngineCore encountered a fatal error.",
+        "Workspace is locked but allocation from 'turboquant_attn.py:747:_continuation_prefill' requires 16.00 MB",
+        "AsyncLLM output_handler failed.",
+        '"POST /v1/completions HTTP/1.1" 500 Internal Server Error',
+        "Application shutdown complete.",
+        "Finished server process [",
+    )
+    assert ("WorkerProc" in server.log) is (executor == "mp")
+
+
+def test_a_release_that_repeats_itself(start: Start) -> None:
+    drafts = ("--speculative-config", '{"method":"mtp","num_speculative_tokens":3}')
+    text = start("0.24.0", *TURBOQUANT, *drafts).ready().complete("a", max_tokens=40).json()["choices"][0]["text"]
+    assert len(set(text.split())) == 1
+
+
+@pytest.mark.parametrize("version", ["0.23.0", "0.28.0"])
+def test_sigterm_ends_it_in_order(start: Start, version: str) -> None:
+    server = start(version).ready()
+    core = psutil.Process(server.pid_of("EngineCore"))
+    server.process.terminate()
+    assert server.exit_code() == 0
+    assert not core.is_running()
+    assert "EngineDeadError" not in server.log
+    assert ("[shutdown] API server: shutdown triggered" in server.log) is (version == "0.28.0")
+    in_order(server.log, "Shutting down", "Application shutdown complete.")
+
+
+def test_a_killed_api_server_leaves_the_engine_behind(start: Start) -> None:
+    server = start("0.23.0").ready()
+    core = server.pid_of("EngineCore")
+    server.process.kill()
+    server.process.wait()
+    assert Path(f"/proc/{core}/comm").read_text().startswith("VLLM::EngineCor")
+
+
+def test_a_port_in_use_ends_the_boot(start: Start) -> None:
+    port = free_port()
+    start("0.23.0", port=port).ready()
+    second = start("0.23.0", port=port)
+    assert second.exit_code() == 1
+    assert "OSError: [Errno 98] Address already in use" in second.log
+
+
+def test_many_requests_at_once(start: Start) -> None:
+    server = start("0.23.0", env={"VLLM_REHEARSAL_STEP_MS": "5"}).ready()
+    body = {"prompt": "a", "max_tokens": 4000, "stream": True}
+    with server.client.stream("POST", "/v1/completions", json=body) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        assert server.complete("b").status_code == 200
+        assert server.metric("vllm:num_requests_running") == 1
+    server.until(lambda: server.metric("vllm:num_requests_running") == 0, "end of a request whose client left")
+
+
+class Nodes:
+    """The head and the headless follower of one engine."""
+
+    def __init__(self, start: Start) -> None:
+        meeting = ("--nnodes", "2", "-tp", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+        self.head: Running = start(BRANCH, *meeting, "--node-rank", "0")
+        self.follower: Running = start(BRANCH, *meeting, "--node-rank", "1", "--headless")
+
+
+def test_two_nodes_die_of_the_same_and_the_follower_stays(start: Start) -> None:
+    nodes = Nodes(start)
+    nodes.head.ready()
+    assert nodes.head.complete([300] * 759).status_code == 200
+    assert nodes.head.complete([301] * 760).json() == DEAD_BODY
+    assert nodes.head.exit_code() == 0
+    asked = "_forward_prefill' requires 21.80 MB, current size is 21.62 MB"
+    nodes.follower.until(lambda: asked in nodes.follower.log, "the exception")
+    for rank, server in enumerate((nodes.head, nodes.follower)):
+        assert any(line.startswith(f"(Worker_TP{rank} ") and asked in line for line in server.log.splitlines())
+    time.sleep(0.3)
+    assert nodes.follower.process.poll() is None
+    nodes.follower.process.terminate()
+    assert nodes.follower.exit_code() == 0
+
+
+def test_a_head_alone_is_never_ready(start: Start) -> None:
+    head = start("0.32.0", "--nnodes", "2", "--master-port", str(free_port()))
+    head.until(lambda: "Completed | 4/4" in head.log, "loading")
+    with pytest.raises(httpx.TransportError):
+        head.client.get("/health", timeout=0.3)
+    head.process.terminate()
+    assert head.exit_code() == 0
+
+
+def test_flags_are_read_in_every_form() -> None:
+    words = ["m", "--max_num_seqs=4", "-tp", "2", "-O3", "-cc.cudagraph_mode=none", "--no-enable-prefix-caching"]
+    model, options = parse(["serve", *words, "--api-key", "a", "b", "--seed", "-1", '--x-config={"a":1}'])
+    assert model == "m"
+    assert options == {
+        "max-num-seqs": "4",
+        "tensor-parallel-size": "2",
+        "optimization-level": "3",
+        "compilation-config": {"cudagraph_mode": "none"},
+        "enable-prefix-caching": False,
+        "api-key": ["a", "b"],
+        "seed": "-1",
+        "x-config": {"a": 1},
+    }
+    assert parse(["--model", "m", "--enforce-eager"]) == ("m", {"model": "m", "enforce-eager": True})
+
+
+def test_what_vllm_refuses_is_refused(start: Start) -> None:
+    with pytest.raises(UsageError, match="invalid int value: 'some'"):
+        read(["serve", "m", "--port", "some"], {})
+    server = start("0.19.1", *TURBOQUANT)
+    assert server.exit_code() == 2
+    assert "vllm serve: error: argument --kv-cache-dtype: invalid choice: 'turboquant_4bit_nc'" in server.log
+
+
+def test_counts_of_tokens_do_not_add_up() -> None:
+    def count(text: str) -> int:
+        return len(tokenizer.encode(text, 4096))
+
+    assert (count("hello"), count("hel") + count("lo"), count(" hello world")) == (1, 2, 2)
+    message = {"role": "user", "content": "hello"}
+    one, two = (tokenizer.encode_chat([message] * number, False, 4096) for number in (1, 2))
+    assert two == one * 2
+    assert len(tokenizer.encode_chat([message], True, 4096)) > len(one)
