@@ -107,12 +107,12 @@ class FakeVllm(Server):
         self._http.server_close()
 
     async def start(self) -> ServerFacts:
-        return ServerFacts(ServerKind.PROCESS, Evidence.CPU, ("vllm", "serve"))
+        return ServerFacts(kind=ServerKind.PROCESS, evidence=Evidence.CPU, argv=("vllm", "serve"))
 
     async def exited(self) -> Exit:
         while not self.ended.is_set():
             await asyncio.sleep(0.02)
-        return Exit(0, "the server's process is gone, exit status 0", time.time())
+        return Exit(code=0, detail="the server's process is gone, exit status 0", at=time.time())
 
     async def stop(self) -> None:
         self.stops += 1

@@ -18,8 +18,8 @@ from vllm_repro.servers.base import Server
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.lab import LabServer, LabSite
 from vllm_repro.servers.launch import Launch
+from vllm_repro.servers.multi_node import MultiNodeServer
 from vllm_repro.servers.options import ServerOptions
-from vllm_repro.servers.ranked import RankedServer
 from vllm_repro.servers.site import Offer, choose
 from vllm_repro.verdict.verdict import Standing
 from vllm_repro.vocabulary import chat
@@ -76,7 +76,7 @@ def server(site: LabSite, name: str, folder: Path) -> tuple[Launch, Server]:
 
 def test_two_ranks_each_tell_what_they_found(site: LabSite, tmp_path: Path) -> None:
     launch, ranked = server(site, "branch", tmp_path)
-    assert isinstance(ranked, RankedServer)
+    assert isinstance(ranked, MultiNodeServer)
     ranks = (ranked.head, *ranked.followers)
     assert [rank.log_path and rank.log_path.name for rank in ranks] == ["branch-1.log", "branch-1.rank1.log"]
     for rank, options in zip(ranks, (("--node-rank", "0"), ("--node-rank", "1")), strict=True):
@@ -100,7 +100,7 @@ def test_two_ranks_each_tell_what_they_found(site: LabSite, tmp_path: Path) -> N
 
 def test_a_rank_that_did_not_load_the_plugin_proves_nothing(site: LabSite, tmp_path: Path) -> None:
     _, ranked = server(site, "reported", tmp_path)
-    assert isinstance(ranked, RankedServer)
+    assert isinstance(ranked, MultiNodeServer)
     assert isinstance(ranked.head, LabServer)
     ranked.head.facts.write_text('{"replaced": [], "patched": []}', encoding="utf-8")
     with pytest.raises(InfraError, match="did not load the lab's plugin"):

@@ -38,7 +38,7 @@ from vllm_repro.verdict.verdict import Expected
 from vllm_repro.vocabulary import with_flags
 
 TQ = find("tq-chunked-prefill")
-PART = Replaced("vllm.a.b", "vllm/a.py", "0" * 64, "there is no | GPU", "none")
+PART = Replaced(name="vllm.a.b", file="vllm/a.py", sha256="0" * 64, why="there is no | GPU", effect="none")
 
 
 def launch_of(arm: str) -> Launch:
@@ -176,7 +176,7 @@ def test_what_the_plugin_wrote(tmp_path: Path) -> None:
     assert read_replaced(path) == ()
     path.write_text(json.dumps({"mechanism": "m", "replaced": [vars(PART)]}), encoding="utf-8")
     assert read_replaced(path) == (PART,)
-    facts = ServerFacts(ServerKind.LAB, Evidence.LAB, ())
+    facts = ServerFacts(kind=ServerKind.LAB, evidence=Evidence.LAB, argv=())
     assert server(tmp_path).booted(facts, ready=True).replaced == (PART,)
     path.write_text(json.dumps({"replaced": [], "unsupported": ["vllm.a", "vllm.b(c)"]}), encoding="utf-8")
     with pytest.raises(Unsupported, match=r"it has no vllm\.a, vllm\.b\(c\)"):
@@ -184,7 +184,7 @@ def test_what_the_plugin_wrote(tmp_path: Path) -> None:
 
 
 def test_a_release_that_never_loaded_the_plugin_proves_nothing(tmp_path: Path) -> None:
-    facts = ServerFacts(ServerKind.LAB, Evidence.LAB, ())
+    facts = ServerFacts(kind=ServerKind.LAB, evidence=Evidence.LAB, argv=())
     assert server(tmp_path).booted(facts, ready=False) == facts  # it died before: its log says of what
     with pytest.raises(InfraError, match="did not load the lab's plugin"):
         server(tmp_path).booted(facts, ready=True)

@@ -118,7 +118,7 @@ def test_a_trial_sends_the_lab_its_own_sizes(tmp_path: Path, kind: ServerKind, t
     with FakeVllm(tmp_path / "log", paths) as fake:
         trial = trial_on(fake, tmp_path)
         trial.scenario, trial.arm = SCO, SCO.arms[0]
-        trial.launch = Launch(kind, Evidence.LAB, SCO.command_of(trial.arm))
+        trial.launch = Launch(kind=kind, evidence=Evidence.LAB, command=SCO.command_of(trial.arm))
         with trial.journal, trial.requests:
             asyncio.run(run_trial(trial))
     sent = list(read(tmp_path / "journal.jsonl").of("request-sent"))
@@ -132,7 +132,7 @@ def test_the_boundary_is_computed_for_the_model_that_is_served(
     tmp_path: Path, kind: ServerKind, outcome: Outcome
 ) -> None:
     asked = [Asked("prompt A", 5693, cached_tokens=0, answer_tokens=8)]
-    seen = Seen(ServerFacts(kind, Evidence.LAB, ()), ready=True, asked=asked, canary_ok=True)
+    seen = Seen(ServerFacts(kind=kind, evidence=Evidence.LAB, argv=()), ready=True, asked=asked, canary_ok=True)
     assert assess(SCO, launch_of("reported").command, seen, tmp_path / "no log").outcome is outcome
 
 

@@ -39,7 +39,7 @@ def trial_on(fake: FakeVllm, folder: Path) -> Trial:
         SCENARIO,
         arm,
         1,
-        Launch(ServerKind.PROCESS, Evidence.CPU, SCENARIO.command_of(arm)),
+        Launch(kind=ServerKind.PROCESS, evidence=Evidence.CPU, command=SCENARIO.command_of(arm)),
         fake,
         fake.log_path,
         Patience(5.0, 5.0, 1.0),

@@ -202,12 +202,17 @@ def test_only_the_last_life_of_a_container_is_read() -> None:
 def test_flags_that_nobody_saw_prove_nothing_about_an_attached_server(tmp_path: Path) -> None:
     scenario = find("tq-chunked-prefill")
     asked = Asked("long chat", 7593)
-    seen = Seen(facts=ServerFacts(ServerKind.ATTACH, Evidence.GPU, ()), ready=True, asked=[asked], canary_ok=True)
+    seen = Seen(
+        facts=ServerFacts(kind=ServerKind.ATTACH, evidence=Evidence.GPU, argv=()),
+        ready=True,
+        asked=[asked],
+        canary_ok=True,
+    )
     conclusion = assess(
         replace(scenario, trigger=chunked_prefill(chunks=2)), scenario.reported(), seen, tmp_path / "none"
     )
     assert conclusion.outcome is Outcome.UNTRIGGERED
     assert "batch size in force is not known" in conclusion.why
-    seen.facts = ServerFacts(ServerKind.PROCESS, Evidence.GPU, ())
+    seen.facts = ServerFacts(kind=ServerKind.PROCESS, evidence=Evidence.GPU, argv=())
     again = assess(replace(scenario, trigger=chunked_prefill(chunks=2)), scenario.reported(), seen, tmp_path / "none")
     assert again.outcome is Outcome.CLEAN

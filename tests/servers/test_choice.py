@@ -13,7 +13,7 @@ from vllm_repro.releases.localvllm import LocalVllm
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.servers.kinds import ServerKind
-from vllm_repro.servers.launch import Weights
+from vllm_repro.servers.launch import ServedModel
 from vllm_repro.servers.options import ServerOptions, lacking, needs_of, stand_in_of, weights_for
 from vllm_repro.servers.process import ProcessSite
 from vllm_repro.servers.site import Offer, choose
@@ -22,7 +22,7 @@ from vllm_repro.tiny_model import StandIn
 TQ, SCO, DSV4 = find("tq-chunked-prefill"), find("sco-hybrid"), find("dsv4-tp2")
 ON_GPUS = [TQ, SCO, DSV4, *map(find, ("tq-mtp-cudagraphs", "tq-mtp-first-request", "tq-prefix-hit-unreserved"))]
 DUMMY = ServerOptions(weights="dummy")
-SMALL = Gpu("RTX 4060", 8.0, 8.9, "580")
+SMALL = Gpu(name="RTX 4060", memory_gb=8.0, capability=8.9, driver="580")
 
 
 @pytest.fixture(autouse=True)
@@ -58,15 +58,15 @@ def test_a_model_that_is_named_is_served_with_random_weights(tmp_path: Path) -> 
     named = ServerOptions(model=str(tmp_path / "own"), weights="dummy")
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "config.json").write_text("{}", encoding="utf-8")
-    assert weights_for(TQ, named) == Weights("own", tmp_path / "own", dummy=True)
-    assert weights_for(TQ, ServerOptions(model="org/own", weights="dummy")) == Weights("org/own", dummy=True)
-    assert weights_for(replace(TQ, dummy=None), DUMMY) == Weights("Qwen/Qwen3.5-9B", dummy=True)
+    assert weights_for(TQ, named) == ServedModel(name="own", path=tmp_path / "own", dummy=True)
+    assert weights_for(TQ, ServerOptions(model="org/own", weights="dummy")) == ServedModel(name="org/own", dummy=True)
+    assert weights_for(replace(TQ, dummy=None), DUMMY) == ServedModel(name="Qwen/Qwen3.5-9B", dummy=True)
 
 
 def test_which_weights_are_served_is_said_in_words(tmp_path: Path) -> None:
     assert str(weights_for(TQ, DUMMY)) == "dummy: 1 layer, 16 heads, 4 KV heads of 256, run by vLLM's qwen3"
     assert str(weights_for(TQ, ServerOptions())) == "real, of Qwen/Qwen3.5-9B"
-    assert str(Weights("own", tmp_path, dummy=True)) == "dummy, in the shape of own"
+    assert str(ServedModel(name="own", path=tmp_path, dummy=True)) == "dummy, in the shape of own"
 
 
 def test_a_small_gpu_will_do_for_a_stand_in_and_for_nothing_else() -> None:

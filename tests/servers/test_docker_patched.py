@@ -100,7 +100,7 @@ def test_the_server_runs_the_changed_file_and_the_hash_is_read_inside_it(
 ) -> None:
     changed, laid = laid_over(docker_engine, spec, run_id)
     facts = booted(serve(changed, laid=laid), "42")
-    assert facts.patched == (Patched(FILE, DIGEST, inside="/opt/odd/packages/vllm/answer.py"),)
+    assert facts.patched == (Patched(file=FILE, sha256=DIGEST, inside="/opt/odd/packages/vllm/answer.py"),)
 
 
 def test_a_compiled_file_that_is_not_hidden_is_seen_through(

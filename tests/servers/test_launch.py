@@ -8,7 +8,7 @@ from pathlib import Path
 from vllm_repro.evidence import Evidence
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Scenario
-from vllm_repro.servers.launch import CONTAINER_MODEL, Launch, Weights, container_launch, process_launch
+from vllm_repro.servers.launch import CONTAINER_MODEL, Launch, ServedModel, container_launch, process_launch
 
 FOLDER = Path("/m/made")
 
@@ -16,7 +16,7 @@ FOLDER = Path("/m/made")
 def launch(scenario: Scenario, name: str = "reported") -> Launch:
     arm, stand_in = scenario.arm(name), scenario.stand_in
     assert arm is not None
-    weights = Weights("made", FOLDER, dummy=True, stand_in=stand_in)
+    weights = ServedModel(name="made", path=FOLDER, dummy=True, stand_in=stand_in)
     return process_launch(scenario, arm, vllm=("vllm",), env={}, weights=weights, port=1, evidence=Evidence.GPU)
 
 
@@ -60,7 +60,7 @@ def test_an_arm_may_size_its_flags_for_the_stand_in() -> None:
 
 def test_a_container_gets_the_folder_and_no_hub() -> None:
     tq = find("tq-chunked-prefill")
-    weights = Weights("made", FOLDER, dummy=True, stand_in=tq.stand_in)
+    weights = ServedModel(name="made", path=FOLDER, dummy=True, stand_in=tq.stand_in)
     found = container_launch(
         tq, tq.arms[0], image="vllm/vllm-openai:v0.23.0", weights=weights, port=1, evidence=Evidence.GPU, labels={}
     )

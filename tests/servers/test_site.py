@@ -41,14 +41,18 @@ def test_a_cpu_build_is_not_run_for_a_scenario_that_needs_a_gpu(
     monkeypatch: pytest.MonkeyPatch, here: LocalVllm | None, says: str
 ) -> None:
     """It would be reported as evidence from a GPU."""
-    monkeypatch.setattr("vllm_repro.servers.process.gpus", lambda: (Gpu("H100", 80.0, 9.0, "580"),))
+    monkeypatch.setattr(
+        "vllm_repro.servers.process.gpus", lambda: (Gpu(name="H100", memory_gb=80.0, capability=9.0, driver="580"),)
+    )
     monkeypatch.setattr("vllm_repro.servers.process.local_vllm", lambda: here)
     with pytest.raises(InfraError, match=says):
         ProcessSite(ServerOptions(vllm="0.23.0"), TQ, lambda _: None)
 
 
 def test_the_release_that_is_installed_here_is_run_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm_repro.servers.process.gpus", lambda: (Gpu("H100", 80.0, 9.0, "580"),))
+    monkeypatch.setattr(
+        "vllm_repro.servers.process.gpus", lambda: (Gpu(name="H100", memory_gb=80.0, capability=9.0, driver="580"),)
+    )
     monkeypatch.setattr("vllm_repro.servers.process.local_vllm", lambda: LocalVllm(Path("/x/vllm"), "0.23.0+cu129"))
     here = ProcessSite(ServerOptions(vllm="0.23.0"), TQ, lambda _: None)
     assert here.evidence is Evidence.GPU

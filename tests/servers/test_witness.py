@@ -62,7 +62,9 @@ def test_a_process_says_what_it_finds_and_what_it_runs(tmp_path: Path) -> None:
     (tmp_path / NEVER).touch()
     log = log_of(tmp_path, PROGRAM, FILE, NEVER)
     changed = {FILE: DIGEST, NEVER: hashlib.sha256(b"").hexdigest()}
-    assert set(witnessed(log, changed, ready=True)) == {Patched(file, digest) for file, digest in changed.items()}
+    assert set(witnessed(log, changed, ready=True)) == {
+        Patched(file=file, sha256=digest) for file, digest in changed.items()
+    }
     assert [line.split()[2] for line in log.splitlines() if FILE in line] == ["found", "imported"]
     assert [line.split()[2] for line in log.splitlines() if NEVER in line] == ["found"]
 

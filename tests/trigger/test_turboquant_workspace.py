@@ -161,7 +161,7 @@ def test_the_sizes_of_another_model_are_not_taken_for_its_own(
         encoding="utf-8",
     )
     asked = [Asked("long", 7593, cached_tokens=0)]
-    seen = Seen(ServerFacts(kind, Evidence.GPU, ()), ready=True, asked=asked, canary_ok=True)
+    seen = Seen(ServerFacts(kind=kind, evidence=Evidence.GPU, argv=()), ready=True, asked=asked, canary_ok=True)
     conclusion = assess(TQ, TQ.reported(), seen, log)
     assert conclusion.outcome is (Outcome.CLEAN if known else Outcome.UNTRIGGERED)
     assert ("a model of another shape" in conclusion.why) is not known
@@ -179,7 +179,10 @@ def test_the_sizes_of_a_stand_in_are_its_own(tmp_path: Path, made: bool) -> None
         encoding="utf-8",
     )
     seen = Seen(
-        ServerFacts(ServerKind.DOCKER, Evidence.GPU, ()), ready=True, asked=[Asked("long", 7593)], canary_ok=True
+        ServerFacts(kind=ServerKind.DOCKER, evidence=Evidence.GPU, argv=()),
+        ready=True,
+        asked=[Asked("long", 7593)],
+        canary_ok=True,
     )
     seen.stand_in = TQ.stand_in if made else None
     conclusion = assess(TQ, TQ.command_with_dummy(TQ.arms[0]).with_flags("--load-format dummy"), seen, log)
@@ -194,7 +197,9 @@ def test_a_prompt_is_not_cut_where_the_platform_turned_that_off(tmp_path: Path) 
     """The CPU platform does so for MLA models, whatever the command line says."""
     log = tmp_path / "log"
     asked = [Asked("long", 7593, cached_tokens=0)]
-    seen = Seen(ServerFacts(ServerKind.PROCESS, Evidence.CPU, ()), ready=True, asked=asked, canary_ok=True)
+    seen = Seen(
+        ServerFacts(kind=ServerKind.PROCESS, evidence=Evidence.CPU, argv=()), ready=True, asked=asked, canary_ok=True
+    )
     lines = (
         "Using TURBOQUANT attention backend out of potential backends: ['TURBOQUANT'].\n"
         "Chunked prefill is enabled with max_num_batched_tokens=4096.\n"

@@ -19,7 +19,7 @@ from vllm_repro.scenario.patch import read_diff
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.docker_engine import connect, image_facts
 from vllm_repro.servers.lab import shown as lab_text
-from vllm_repro.servers.launch import Weights, container_launch, process_launch
+from vllm_repro.servers.launch import ServedModel, container_launch, process_launch
 from vllm_repro.servers.options import ServerOptions, default_image, weights_for
 from vllm_repro.servers.overlay import Laid, over_container, over_installed, over_release
 
@@ -76,7 +76,7 @@ def command_text(scenario: Scenario, arm: Arm, options: ServerOptions, style: st
         return launch.render()
     image = options.image or default_image(scenario, options.vllm or scenario.try_with)
     if _is_rehearsal(image):
-        evidence, weights = Evidence.REHEARSAL, Weights(options.model or scenario.model.name)
+        evidence, weights = Evidence.REHEARSAL, ServedModel(name=options.model or scenario.model.name)
     made = partial(
         container_launch,
         scenario,

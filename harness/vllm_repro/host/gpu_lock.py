@@ -1,4 +1,4 @@
-"""The GPUs of this host, for one at a time of those that ask here: workers of `pytest -n`, and nights."""
+"""Lock on the GPUs of this host, for workers of `pytest -n` and nightly runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["gpus_taken"]
 
 @contextlib.contextmanager
 def gpus_taken(*, needed: bool) -> Iterator[None]:
-    """Waits until nobody else of this user has them. Does nothing where they are not needed."""
+    """Hold the user's GPU lock; block until it is free. Do nothing if `needed` is False."""
     if not needed:
         yield
         return

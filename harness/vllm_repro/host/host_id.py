@@ -1,8 +1,7 @@
-"""Which host a run was made on, as eight hex digits that say nothing else of it.
+"""Anonymous id of a host: eight hex digits, the same from night to night.
 
-The same machine has the same id from night to night, and another one another. It is made from random numbers that the machine has
-anyway (those of its GPUs; else systemd's machine id), by a keyed hash, so neither name nor number can be read back. Where there are none
-it is made from what the hardware is, so that two machines of the same kind have one id.
+A keyed hash of the GPUs' UUIDs, else of systemd's machine id, so that neither can be read back. Without both, a hash of the hardware:
+two machines of the same kind then share an id.
 """
 
 from __future__ import annotations
@@ -23,24 +22,24 @@ _MACHINE_ID = Path("/etc/machine-id")
 
 
 def host_id(machine: Mapping[str, Any], gpus: Sequence[str] = (), number: str = "") -> str:
-    """Of `machine`, as a journal's first line has it. gpus: their UUIDs. number: systemd's machine id. Pure."""
+    """Return the id of `machine`, as the first line of a journal has it. gpus: their UUIDs. number: systemd's machine id."""
     if gpus:
-        told = json.dumps(["gpus", sorted(gpus)])
+        text = json.dumps(["gpus", sorted(gpus)])
     elif number:
-        told = json.dumps(["machine", number])
+        text = json.dumps(["machine", number])
     else:
         kinds = sorted(str(gpu["name"]) for gpu in machine["gpus"])
-        told = json.dumps(["kind", machine["cpus"], round(float(machine["memory_gb"])), kinds])
-    return hashlib.blake2s(told.encode(), key=_KEY, digest_size=4).hexdigest()
+        text = json.dumps(["kind", machine["cpus"], round(float(machine["memory_gb"])), kinds])
+    return hashlib.blake2s(text.encode(), key=_KEY, digest_size=4).hexdigest()
 
 
 def hosted_by(machine: Mapping[str, Any]) -> str:
-    """The id of this machine, which `machine` describes."""
+    """Return the id of this machine, which `machine` describes."""
     return host_id(machine, _gpu_numbers(), _machine_number())
 
 
 def hardware(machine: Mapping[str, Any]) -> str:
-    """`2 x NVIDIA H200`, or `2 CPUs`: what a reader knows a host by."""
+    """Return the hardware in words: `2 x NVIDIA H200` or `2 CPUs`."""
     names = [str(gpu["name"]) for gpu in machine["gpus"]]
     if names:
         return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
@@ -48,7 +47,6 @@ def hardware(machine: Mapping[str, Any]) -> str:
 
 
 def _gpu_numbers() -> list[str]:
-    """The UUIDs of the GPUs; none where `nvidia-smi` is absent, fails or does not answer."""
     try:
         found = nvidia_smi("uuid")
     except InfraError:
@@ -57,7 +55,7 @@ def _gpu_numbers() -> list[str]:
 
 
 def _machine_number() -> str:
-    """systemd's id of this machine; empty in a container that has none."""
+    """Return systemd's id of this machine; empty in a container without one."""
     try:
         return _MACHINE_ID.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):

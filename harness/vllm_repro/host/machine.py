@@ -1,4 +1,4 @@
-"""What this machine is: operating system, Python, GPUs. Everything is read, nothing is guessed."""
+"""Facts about this machine: operating system, Python, memory, GPUs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from vllm_repro.errors import InfraError
 __all__ = ["Gpu", "Machine", "gpus", "look", "memory_gb", "nvidia_smi"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU. memory_gb in GB of 2**30 bytes; capability as CUDA counts it, for example 9.0."""
+    """One GPU. memory_gb: in GB of 2**30 bytes. capability: CUDA compute capability, such as 9.0."""
 
     name: str
     memory_gb: float
@@ -25,8 +25,10 @@ class Gpu:
     driver: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Machine:
+    """The machine of a run, for its journal."""
+
     os: str
     python: str
     cpus: int
@@ -39,8 +41,7 @@ class Machine:
 
 
 def nvidia_smi(*fields: str) -> list[list[str]]:
-    """What `nvidia-smi` says of each GPU, a text for each field; nothing where it is absent or fails. Raises `InfraError` where it does
-    not answer."""
+    """Return the fields of each GPU as `nvidia-smi` prints them; none if it is absent or fails. Raises `InfraError` if it hangs."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
@@ -50,24 +51,24 @@ def nvidia_smi(*fields: str) -> list[list[str]]:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise InfraError(f"nvidia-smi does not answer: {type(error).__name__}", hint="look at the driver") from error
     lines = [line.split(",") for line in done.stdout.splitlines()] if done.returncode == 0 else []
-    # A warning among them has another number of commas.
+    # Skip warnings among the lines.
     return [[field.strip() for field in line] for line in lines if len(line) == len(fields)]
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """NVIDIA GPUs by `nvidia-smi`; none where it is absent, fails or does not answer."""
+    """Return the NVIDIA GPUs; none if `nvidia-smi` is absent, fails or hangs."""
     try:
         found = nvidia_smi("name", "memory.total", "compute_cap", "driver_version")
     except InfraError:
         return ()
     return tuple(
-        Gpu(name, round((_number(memory) or 0) / 1024, 1), _number(capability), driver)
+        Gpu(name=name, memory_gb=round((_number(memory) or 0) / 1024, 1), capability=_number(capability), driver=driver)
         for name, memory, capability, driver in found
     )
 
 
 def memory_gb() -> float:
-    """The host's memory in GB of 2**30 bytes."""
+    """Return the host's memory in GB of 2**30 bytes."""
     return round(psutil.virtual_memory().total / 2**30, 1)
 
 
@@ -79,11 +80,11 @@ def _number(text: str) -> float | None:
 
 
 def look() -> Machine:
-    """This machine, now."""
+    """Return the facts about this machine."""
     return Machine(
-        f"{platform.system()} {platform.release()} {platform.machine()}",
-        platform.python_version(),
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        memory_gb(),
-        gpus(),
+        os=f"{platform.system()} {platform.release()} {platform.machine()}",
+        python=platform.python_version(),
+        cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        memory_gb=memory_gb(),
+        gpus=gpus(),
     )

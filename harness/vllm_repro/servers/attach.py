@@ -1,7 +1,7 @@
-"""A server that somebody else runs: it is asked and watched, never started, changed or ended.
+"""A server that somebody else runs. It is watched, never started, changed or ended.
 
-A URL is all that is needed. Its log is what names a cause of death, so it is looked for: the file that the listening process writes its
-output to, or the log of the container that publishes the port, on this host. `--log FILE` names it where that finds nothing.
+Only its log names the cause of a crash. It is the file that the listening process writes its output to, or the log of the container
+that publishes the port. `--log FILE` names it if neither is found.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def find_process(url: str) -> int | None:
 
 
 def find_log(pid: int | None) -> Path | None:
-    """The regular file that a process writes its output to, if it is one."""
+    """Return the regular file that a process writes its output to; None if there is none."""
     if pid is None:
         return None
     for descriptor in (2, 1):
-        with contextlib.suppress(OSError):  # gone, or not ours to see
+        with contextlib.suppress(OSError):  # ended, or not ours to see
             target = Path(f"/proc/{pid}/fd/{descriptor}").readlink()
             if target.is_file() and os.access(target, os.R_OK):
                 return target
@@ -63,15 +63,15 @@ def find_log(pid: int | None) -> Path | None:
 
 
 async def identify(url: str) -> tuple[str, bool]:
-    """The version of the vLLM at `url`, and whether it is a rehearsal. Raises `UsageError` where none is there."""
+    """Return the version of the vLLM at `url`, and True if it is a rehearsal. Raises `UsageError` if it is no vLLM."""
     hint = "name the server's root, such as --url http://127.0.0.1:8000"
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-        raise UsageError(f"{url!r} is no http URL", hint=hint)
+        raise UsageError(f"{url!r} is not an http URL", hint=hint)
     async with Client(url) as client:
         try:
             response = await client.get("/version", timeout=30.0)
         except (httpx.HTTPError, OSError) as error:
-            raise InfraError(f"nothing answers at {url}: {error}", hint="is the server up? " + hint) from error
+            raise InfraError(f"no server responds at {url}: {error}", hint="is the server up? " + hint) from error
         try:
             version = str(response.json()["version"])
             models = await client.get("/v1/models", timeout=30.0)
@@ -79,14 +79,14 @@ async def identify(url: str) -> tuple[str, bool]:
                 raise ValueError(models.status_code)
         except (ValueError, KeyError, TypeError, httpx.HTTPError) as error:
             raise UsageError(
-                f"{url} answers, but it is no vLLM: /version gave {response.status_code} {response.text[:80]!r}",
+                f"{url} responds, but it is not a vLLM: /version gave {response.status_code} {response.text[:80]!r}",
                 hint=hint,
             ) from error
         return version, "x-vllm-rehearsal" in response.headers
 
 
 class AttachServer(Server):
-    """The server at `url`. `log`: its output from now on, where known; what it printed before belongs to somebody else's requests."""
+    """The server at `url`. log: its log; lines from before belong to the requests of others. copy_to: the log of the trial."""
 
     def __init__(self, url: str, *, log: Path | None, copy_to: Path, evidence: Evidence) -> None:
         self.base_url = url.rstrip("/")
@@ -106,10 +106,10 @@ class AttachServer(Server):
             self._copier.start()
         else:
             await asyncio.to_thread(self._copy_container)
-        return ServerFacts(ServerKind.ATTACH, self.evidence, (), pid=self.pid)
+        return ServerFacts(kind=ServerKind.ATTACH, evidence=self.evidence, argv=(), pid=self.pid)
 
     def _copy_file(self, source: Path) -> None:
-        """Copies what is there, for its boot lines, and what is appended, until stopped."""
+        """Copy this server's lines, with its boot lines, and what is appended, until stopped."""
         assert self.log_path is not None
         with source.open("rb") as read, self.log_path.open("ab", buffering=0) as write:
             read.seek(self._own_lines_begin(source))
@@ -124,10 +124,10 @@ class AttachServer(Server):
                     time.sleep(0.02)
 
     def _own_lines_begin(self, source: Path) -> int:
-        """Where this server's own lines begin in a file that earlier ones may have written to as well.
+        """Return the offset of this server's first line in a file that earlier servers may have written to.
 
-        At the last boot in it, where that has this server's pid or no line has; else at the first line with the pid. Where neither
-        is there, what the file holds cannot be told from an earlier server's, so only what comes from now on counts.
+        It is the last boot with this pid, else the first line with it, else the last boot. Without any of these nothing shows which server
+        wrote the file, so only new lines count.
         """
         mark = f"pid={self.pid})".encode()
         offset = 0
@@ -150,7 +150,7 @@ class AttachServer(Server):
         try:
             engine = docker.from_env(timeout=10)
             found = engine.containers.list(filters={"publish": str(port)})
-            # A container that restarts keeps the words of its earlier lives, deaths included.
+            # A restarted container keeps the log of its earlier lives, crashes included.
             since = _started_at(found[0].attrs) if found else None
             stream: Any = found[0].logs(stream=True, follow=True, since=since) if found else None
         except (docker.errors.DockerException, requests.exceptions.RequestException):
@@ -161,7 +161,7 @@ class AttachServer(Server):
 
     def _copy_stream(self, stream: Any) -> None:
         assert self.log_path is not None
-        # An engine that breaks off ends the log, not the run: HTTP goes on saying how the server is.
+        # If the engine breaks off, the log ends but not the run: HTTP still shows the state of the server.
         with self.log_path.open("ab", buffering=0) as write, contextlib.suppress(requests.exceptions.RequestException):
             for chunk in stream:
                 write.write(chunk)
@@ -170,14 +170,14 @@ class AttachServer(Server):
 
     async def exited(self) -> Exit:
         while self.pid is None:
-            await asyncio.sleep(3600)  # nothing on this host to watch; HTTP is
+            await asyncio.sleep(3600)  # no process to watch on this host, only HTTP
         while True:
-            with contextlib.suppress(psutil.Error):  # gone: it has ended
+            with contextlib.suppress(psutil.Error):  # it has ended
                 process = psutil.Process(self.pid)
                 if process.create_time() == self._born and process.status() != psutil.STATUS_ZOMBIE:
                     await asyncio.sleep(0.05)
                     continue
-            return Exit(None, f"the server's process (pid {self.pid}) is gone", time.time())
+            return Exit(code=None, detail=f"the server's process (pid {self.pid}) is gone", at=time.time())
 
     async def stop(self) -> None:
         self._stop.set()
@@ -193,9 +193,9 @@ class AttachServer(Server):
 
 
 def _started_at(container: Mapping[str, Any]) -> float | None:
-    """When a container last started, in seconds since the epoch; None where the engine does not say."""
+    """Return when a container last started, in seconds since the epoch; None if unknown."""
     text = str(container.get("State", {}).get("StartedAt") or "")
-    # The engine gives nanoseconds, of which Python reads six digits.
+    # The engine writes nanoseconds; Python reads at most six digits.
     found = re.match(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d{1,6})?", text)
     if found is None or text.startswith("0001-"):
         return None
@@ -233,9 +233,9 @@ class AttachSite(Site):
 
     def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:
         return Launch(
-            self.kind,
-            self.evidence,
-            scenario.command_of(arm),
+            kind=self.kind,
+            evidence=self.evidence,
+            command=scenario.command_of(arm),
             differences=(f"the server was already running at {self._url}: its flags are not known to this report",),
         )
 

@@ -1,16 +1,12 @@
-"""The seam behind which every vLLM stands, wherever it comes from.
+"""`Server`: the interface of every kind of server.
 
-A trial asks a `Server` to `start`, talks to its `base_url`, reads `log_path` while it grows, awaits `exited()` beside everything
-else that it watches, and always calls `stop()`. Four kinds implement the seam (`process`, `docker`, `attach`, `rehearsal`); a
-fifth, `lab`, is a `process` with a plugin and takes its place here without a change to the callers.
+A trial calls `start`, sends requests to `base_url`, follows `log_path`, awaits `exited()`, and always calls `stop()`. Rules for each kind:
 
-Rules that each kind keeps:
-
-- `start()` returns as soon as the thing was launched, long before it is ready; whether it becomes ready is the watcher's business.
-- A `start()` that raises has left nothing behind. It raises `Unsupported` (no such hardware, flag or platform) or `InfraError`
-  (port taken, image missing, no engine), never anything else.
-- `log_path` is written by the server itself or by a thread of its own, so nothing that was printed is lost with the harness.
-- `stop()` may be called at any time and any number of times, ends only what this object started, and returns when it is gone.
+- `start()` returns when the server is launched, long before it is ready. The watcher waits for readiness.
+- If `start()` raises, it leaves nothing behind. It raises only `Unsupported` (hardware, flag or platform) or `InfraError` (port taken,
+  image missing, no engine).
+- The server or a thread of its own writes `log_path`, so no output is lost if the harness dies.
+- `stop()` may be called at any time and again. It ends only what this object started, and returns when that is gone.
 """
 
 from __future__ import annotations
@@ -25,15 +21,13 @@ from vllm_repro.evidence import Evidence
 from vllm_repro.servers.kinds import ServerKind
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Exit:
     """How a server ended.
 
-    code: exit status of the API server process or container; None where it cannot be known (an attached server).
-    oom_killed: the kernel's out-of-memory killer took something in it.
-    detail: one phrase for people, for example "exit status 0" or "container exited 137, OOM killed".
-    at: `time.time()` when it was noticed.
-    lost: the engine that would know (dockerd) does not answer, so nothing is known about the server.
+    code: exit status of the API server's process or container; None if unknown. detail: a phrase, such as "container exited 137, OOM
+    killed". at: `time.time()` when it was noticed. oom_killed: the kernel killed a process of it for memory. lost: dockerd does not
+    answer, so nothing is known about the server.
     """
 
     code: int | None
@@ -43,9 +37,9 @@ class Exit:
     lost: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Replaced:
-    """One name of a release that does not run as it was written. file: below the folder of packages. effect: on the bug."""
+    """A name of a release that the lab replaces. file: its path below site-packages. effect: on the bug."""
 
     name: str
     file: str
@@ -54,12 +48,11 @@ class Replaced:
     effect: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Patched:
-    """A file of a release that was changed for a trial: its name below the folder of packages, and its hash as the server found it.
+    """A changed file of a release, by its path below site-packages, and its sha256 as the server found it.
 
-    untried: changed functions of it in whose place something else runs. inside: its path in a running container, where a program that
-    was run in there read the same hash; empty elsewhere.
+    untried: changed functions that the lab replaces, so they did not run. inside: its path in a running container, if it was read there.
     """
 
     file: str
@@ -68,9 +61,9 @@ class Patched:
     inside: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RankFacts:
-    """A further node of the server: what was run for it."""
+    """What was run for one node after the first."""
 
     rank: int
     argv: tuple[str, ...]
@@ -79,9 +72,9 @@ class RankFacts:
     container_id: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ServerFacts:
-    """What was really run, for journal and report. `argv` is the whole command; `env` only what was set on top."""
+    """What was run, for journal and report. env: only the variables that were set for it."""
 
     kind: ServerKind
     evidence: Evidence
@@ -97,46 +90,46 @@ class ServerFacts:
 
 
 class Server(ABC):
-    """One server for one trial; see the rules at the head of this module."""
+    """One server for one trial. The rules are in the docstring of this module."""
 
     base_url: str
     log_path: Path | None
-    """Where its output grows; None where the output of an attached server cannot be found."""
+    """Its growing log; None if the log of an attached server was not found."""
 
     @abstractmethod
     async def start(self) -> ServerFacts:
-        """Launches it. Raises `Unsupported` or `InfraError`, and then nothing is left behind."""
+        """Launch it. Raises `Unsupported` or `InfraError`."""
 
     @property
     def rank_logs(self) -> tuple[Path, ...]:
-        """Where the output of further nodes grows, by rank from 1."""
+        """Return the logs of the other nodes, by rank from 1."""
         return ()
 
     async def rank_exited(self) -> tuple[int, Exit]:
-        """The rank of the first further node that ended, and how; never returns where there is none."""
+        """Return the rank of the first other node that ends, and how. Never returns if there is none."""
         never: asyncio.Future[tuple[int, Exit]] = asyncio.get_running_loop().create_future()
         return await never
 
     async def outlasting(self, seconds: float) -> tuple[int, ...]:
-        """The ranks of further nodes whose server is still there after so long; waits only for those that are."""
+        """Return the ranks of other nodes that still run after `seconds`. Returns early if none does."""
         return ()
 
     def booted(self, facts: ServerFacts, *, ready: bool) -> ServerFacts:
-        """`facts` with what only the booted server could tell. Called when it is ready, or will not be. Raises as `start` does."""
+        """Return `facts` with what only the booted server knows. ready: False if the boot failed. Raises like `start`."""
         return facts
 
     @abstractmethod
     async def exited(self) -> Exit:
-        """Returns when the server has ended, for whatever reason. Safe to cancel and to call again."""
+        """Return when the server has ended. May be cancelled and called again."""
 
     @abstractmethod
     async def stop(self) -> None:
-        """Ends it, politely first, and returns when it and its children are gone."""
+        """End it with SIGTERM, then SIGKILL; return when it and its children are gone."""
 
     def stranger(self) -> str:
-        """Who answers at `base_url` in its place, as a phrase; empty where that is nobody, or cannot be seen. May take a moment."""
+        """Return who else listens at `base_url`, as a phrase; empty if nobody does, or it cannot be seen."""
         return ""
 
     def processes(self) -> tuple[int, ...]:
-        """Pids that belong to it now, the API server first; empty where they cannot be seen."""
+        """Return its pids, the API server first; empty if they cannot be seen."""
         return ()

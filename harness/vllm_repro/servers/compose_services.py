@@ -1,14 +1,11 @@
-"""`docker-compose.yml`: each scenario's reported arm in a profile of its own; `python -m vllm_repro.servers.compose_services` prints it.
-
-The file in the repository is generated, and a test holds it against this.
-"""
+"""`docker-compose.yml` with the reported arm of each scenario. `make compose` regenerates it."""
 
 from __future__ import annotations
 
 from vllm_repro.command.compose import compose_text, service
 from vllm_repro.evidence import Evidence
 from vllm_repro.scenario.catalogue import all_scenarios
-from vllm_repro.servers.launch import Weights, container_launch
+from vllm_repro.servers.launch import ServedModel, container_launch
 from vllm_repro.servers.options import default_image
 
 __all__ = ["compose_file"]
@@ -18,14 +15,14 @@ _HEADING = """Generated from the scenarios: make compose. One service a scenario
 
 
 def compose_file() -> str:
-    """The whole file."""
+    """Return the text of the file."""
     services: dict[str, dict[str, object]] = {}
     for scenario in all_scenarios():
         launch = container_launch(
             scenario,
             scenario.arms[0],
             image=default_image(scenario, scenario.try_with),
-            weights=Weights(scenario.model.name),
+            weights=ServedModel(name=scenario.model.name),
             port=8000,
             evidence=Evidence.GPU if scenario.needs.gpus else Evidence.CPU,
             labels={},

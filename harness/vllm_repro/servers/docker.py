@@ -176,10 +176,10 @@ class DockerServer(Server):
                 self._remove(engine)
                 raise
         return ServerFacts(
-            ServerKind.DOCKER,
-            self.evidence,
-            self.spec.docker_argv(),
-            {key: value for key, value in self.spec.env if is_recorded(key)},
+            kind=ServerKind.DOCKER,
+            evidence=self.evidence,
+            argv=self.spec.docker_argv(),
+            env={key: value for key, value in self.spec.env if is_recorded(key)},
             image=self.spec.image,
             digest=image.digest,
             container_id=self._container,

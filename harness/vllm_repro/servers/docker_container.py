@@ -68,14 +68,14 @@ def exit_of(state: dict[str, Any] | None, at: float) -> Exit:
     """Return how a server ended. state: from the engine; empty if the container is gone, None if no engine answers."""
     if state is None:
         detail = "the Docker Engine does not answer, so nothing is known about the container"
-        return Exit(None, detail, at, lost=True)
+        return Exit(code=None, detail=detail, at=at, lost=True)
     if not state:
-        return Exit(None, "the container was removed by somebody else", at)
+        return Exit(code=None, detail="the container was removed by somebody else", at=at)
     code = int(state["ExitCode"])
     oom_killed = bool(state.get("OOMKilled"))
     said = " ".join(str(state.get("Error") or "").split())
     detail = f"container exited {code}" + (", OOM killed" if oom_killed else "") + (f": {said}" if said else "")
-    return Exit(code, detail, at, oom_killed=oom_killed)
+    return Exit(code=code, detail=detail, at=at, oom_killed=oom_killed)
 
 
 class WholeLines:

@@ -15,11 +15,10 @@ from vllm_repro.servers.base import Server
 from vllm_repro.servers.docker import DockerServer
 from vllm_repro.servers.docker_engine import connect, image_facts, our_labels
 from vllm_repro.servers.kinds import ServerKind
-from vllm_repro.servers.launch import NO_SOURCE_TO_CHANGE, Launch, Weights, container_launch
+from vllm_repro.servers.launch import NO_SOURCE_TO_CHANGE, Launch, ServedModel, container_launch
+from vllm_repro.servers.multi_node import MultiNodeServer, container_nodes, node_count
 from vllm_repro.servers.options import ServerOptions, default_image, weights_for
 from vllm_repro.servers.overlay import Laid, over_container
-from vllm_repro.servers.ranked import RankedServer
-from vllm_repro.servers.ranks import containers_over_nodes, nodes_of
 from vllm_repro.servers.site import Offer, Say, Site
 
 __all__ = ["DockerSite"]
@@ -39,7 +38,7 @@ class DockerSite(Site):
         if rehearsal:
             self.evidence = Evidence.REHEARSAL
             self.unchangeable = NO_SOURCE_TO_CHANGE
-            self._weights = Weights(options.model or scenario.model.name)
+            self._weights = ServedModel(name=options.model or scenario.model.name)
         else:
             self.evidence = Evidence.GPU if scenario.needs.gpus else Evidence.CPU
             self._weights = weights_for(scenario, options)
@@ -90,9 +89,9 @@ class DockerSite(Site):
         launch = self.launch(scenario, arm, self.port or free_port(), run=run, number=number)
         assert launch.container is not None
         laid = self.laid(arm) if arm.patches else None
-        if nodes_of(launch) == 1:
+        if node_count(launch) == 1:
             return launch, DockerServer(launch.container, log=log, run=run, evidence=self.evidence, laid=laid)
-        head, others = containers_over_nodes(launch)
+        head, others = container_nodes(launch)
         assert head.container is not None
         followers = [
             DockerServer(
@@ -105,6 +104,6 @@ class DockerSite(Site):
             )
             for rank, spec in enumerate(others, 1)
         ]
-        return head, RankedServer(
+        return head, MultiNodeServer(
             DockerServer(head.container, log=log, run=run, evidence=self.evidence, laid=laid), followers
         )

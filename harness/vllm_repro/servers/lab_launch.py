@@ -15,7 +15,7 @@ from vllm_repro.scenario.scenario import Arm, Capture, Scenario
 from vllm_repro.scenario.sizes import Size
 from vllm_repro.scenario.workload import Step, requests_of
 from vllm_repro.servers.kinds import ServerKind
-from vllm_repro.servers.launch import CPU_ENV, OFFLINE_ENV, Launch, Weights
+from vllm_repro.servers.launch import CPU_ENV, OFFLINE_ENV, Launch, ServedModel
 from vllm_repro.servers.witness import PLUGIN as WITNESS
 from vllm_repro.servers.witness import witness_env
 from vllm_repro_lab.parts import MECHANISMS
@@ -141,13 +141,13 @@ def lab_launch(
         **(witness_env({patch.file for patch in arm.patches}, str(plugin), str(WITNESS)) if arm.patches else {}),
     }
     argv = (*vllm, "serve", *command.argv())
-    weights = Weights("lab", model, dummy=lab.weights == "dummy", stand_in=stand_in)
+    weights = ServedModel(name="lab", path=model, dummy=lab.weights == "dummy", stand_in=stand_in)
     return Launch(
-        ServerKind.LAB,
-        Evidence.LAB,
-        command,
-        argv,
-        variables,
+        kind=ServerKind.LAB,
+        evidence=Evidence.LAB,
+        command=command,
+        argv=argv,
+        env=variables,
         differences=tuple(differences),
         port=port,
         weights=str(weights),

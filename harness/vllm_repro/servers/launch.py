@@ -1,6 +1,6 @@
-"""From a scenario's arm to exactly what will be run for it: argv, environment, container, and every difference from the report. Pure.
+"""`Launch`: exactly what runs for an arm of a scenario, and every difference from the report.
 
-`vllm-repro show` prints a `Launch`, and a run starts one; there is no second way to make a command.
+`vllm-repro show` prints a `Launch` and a run starts one, so both have the same command.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = [
     "CONTAINER_MODEL",
     "NO_SOURCE_TO_CHANGE",
     "Launch",
-    "Weights",
+    "ServedModel",
     "container_launch",
     "process_launch",
     "rehearsal_launch",
@@ -42,15 +42,14 @@ _IMITATED = "no vLLM at all: a rehearsal engine that imitates it"
 _NO_WEIGHTS = "none: a rehearsal"
 _DUMMY = "--load-format dummy"
 _WHY_DUMMY = f"{_DUMMY}: random weights, since this death does not depend on them"
-OFFLINE_ENV = {"HF_HUB_OFFLINE": "1"}  # a local folder needs no hub, and a hub that does not answer costs minutes
+OFFLINE_ENV = {"HF_HUB_OFFLINE": "1"}  # a hub that does not answer costs minutes
 
 
-@dataclass(frozen=True)
-class Weights:
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
     """The model to serve.
 
-    path: a local folder, None where `name` is fetched by the server. dummy: random weights of that shape. stand_in: the shape of a model
-    that was made for this run, in the folder `path`.
+    path: a local folder; None if the server downloads `name`. dummy: random weights. stand_in: shape of the tiny model in `path`.
     """
 
     name: str
@@ -59,18 +58,18 @@ class Weights:
     stand_in: StandIn | None = None
 
     def __str__(self) -> str:
-        """Which weights are served, for a report."""
+        """Return which weights are served, for a report."""
         if self.stand_in is not None:
             return f"{'dummy' if self.dummy else 'made'}: {self.stand_in}, run by vLLM's {self.stand_in.family}"
         return f"{'dummy, in the shape of' if self.dummy else 'real, of'} {self.name}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What will be run.
+    """What will run.
 
-    differences: each way in which it is not the reported command, as a sentence. weights: which are served, in words; empty where nobody
-    knows. stand_in: the model that was made to be served, if one was.
+    differences: from the reported command, as sentences. weights: the served ones, in words; empty if unknown. stand_in: the tiny model
+    that is served, if one is.
     """
 
     kind: ServerKind
@@ -85,7 +84,7 @@ class Launch:
     stand_in: StandIn | None = None
 
     def render(self) -> str:
-        """The command, ready to paste into a POSIX shell; a container's name and labels, which tie it to one run, are left out."""
+        """Return the command for a POSIX shell, without the name and labels that tie a container to one run."""
         if self.container is not None:
             return replace(self.container, name=None, labels=()).render()
         words = [f"{key}={shlex.quote(value)}" for key, value in self.env.items()]
@@ -101,14 +100,14 @@ class Launch:
         return head + "".join(f" \\\n  {line}" for line in grouped)
 
     def _prefix(self) -> int:
-        """Words up to and with `serve` and the model."""
+        """Return the number of words up to the model."""
         try:
             return self.argv.index("serve") + 2
         except ValueError:
             return 1
 
 
-def _with_model(scenario: Scenario, arm: Arm, weights: Weights, seen_as: str) -> tuple[ServeCommand, list[str]]:
+def _with_model(scenario: Scenario, arm: Arm, weights: ServedModel, seen_as: str) -> tuple[ServeCommand, list[str]]:
     if weights.stand_in is not None:
         return _with_stand_in(scenario, arm, weights.stand_in, seen_as)
     command = scenario.command_of(arm)
@@ -146,11 +145,11 @@ def process_launch(
     *,
     vllm: tuple[str, ...],
     env: Mapping[str, str],
-    weights: Weights,
+    weights: ServedModel,
     port: int,
     evidence: Evidence,
 ) -> Launch:
-    """A local vLLM; `vllm` is how its command is called."""
+    """Return the launch of a local vLLM. vllm: the words that call it."""
     command, differences = _with_model(scenario, arm, weights, str(weights.path or weights.name))
     command = command.with_flags(f"--host {LOOPBACK}", f"--port {port}")
     variables = {**dict(command.env), **(CPU_ENV if evidence is Evidence.CPU else {}), **env}
@@ -161,11 +160,11 @@ def process_launch(
         differences.append("on the CPU, with " + ", ".join(f"{key}={value}" for key, value in CPU_ENV.items()))
     argv = (*vllm, "serve", *command.argv())
     return Launch(
-        ServerKind.PROCESS,
-        evidence,
-        command,
-        argv,
-        variables,
+        kind=ServerKind.PROCESS,
+        evidence=evidence,
+        command=command,
+        argv=argv,
+        env=variables,
         differences=tuple(differences),
         port=port,
         weights=str(weights),
@@ -176,15 +175,15 @@ def process_launch(
 def rehearsal_launch(
     scenario: Scenario, arm: Arm, *, engine: tuple[str, ...], version: str, model: str, port: int
 ) -> Launch:
-    """The rehearsal engine told to be `version`; `engine` is how it is called."""
-    command, differences = _with_model(scenario, arm, Weights(model), model)
+    """Return the launch of the rehearsal engine as the release `version`. engine: the words that call it."""
+    command, differences = _with_model(scenario, arm, ServedModel(name=model), model)
     command = command.with_flags(f"--host {LOOPBACK}", f"--port {port}")
     return Launch(
-        ServerKind.REHEARSAL,
-        Evidence.REHEARSAL,
-        command,
-        (*engine, "serve", *command.argv()),
-        rehearsal_env(scenario, version),
+        kind=ServerKind.REHEARSAL,
+        evidence=Evidence.REHEARSAL,
+        command=command,
+        argv=(*engine, "serve", *command.argv()),
+        env=rehearsal_env(scenario, version),
         differences=(*differences, _IMITATED),
         port=port,
         weights=_NO_WEIGHTS,
@@ -192,7 +191,7 @@ def rehearsal_launch(
 
 
 def rehearsal_env(scenario: Scenario, version: str) -> dict[str, str]:
-    """What tells the rehearsal engine which release and which model to be."""
+    """Return the variables that select the release and model to imitate."""
     return {"VLLM_REHEARSAL_VERSION": version, "VLLM_REHEARSAL_SHAPE": json.dumps(scenario.model.shape())}
 
 
@@ -201,7 +200,7 @@ def container_launch(
     arm: Arm,
     *,
     image: str,
-    weights: Weights,
+    weights: ServedModel,
     port: int,
     evidence: Evidence,
     labels: Mapping[str, str],
@@ -210,9 +209,9 @@ def container_launch(
     mounts: Sequence[Mount] = (),
     more_env: Mapping[str, str] | None = None,
 ) -> Launch:
-    """A container of `image`. GPUs are asked for when the evidence is to be of a GPU.
+    """Return the launch of a container of `image`, with GPUs if the evidence is to be of a GPU.
 
-    mounts, more_env: what lays the arm's changes of vLLM's source over the image, where it has any.
+    mounts, more_env: the overlay with the arm's changes of vLLM's source.
     """
     inside = CONTAINER_MODEL if weights.path is not None else weights.name
     command, differences = _with_model(scenario, arm, weights, inside)
@@ -240,20 +239,20 @@ def container_launch(
         mounts=[*model, *mounts],
     )
     if evidence is Evidence.CPU and spec.shm_size is None and spec.ipc is None:
-        # On a CPU there is always a worker process, and what it is fed through does not fit the engine's default of 64 MiB.
+        # On a CPU the worker is always a process of its own, and Docker's default of 64 MiB is too small for its queue.
         spec = replace(spec, shm_size=CPU_SHM_BYTES)
         differences.append("--shm-size 1g: on a CPU the worker is a process of its own and needs it")
     differences += [*arm.changed_source(), f"published on {LOOPBACK} only"]
     served = _NO_WEIGHTS if evidence is Evidence.REHEARSAL else str(weights)
     return Launch(
-        ServerKind.DOCKER,
-        evidence,
-        command,
-        spec.argv,
-        dict(spec.env),
-        spec,
-        tuple(differences),
-        port,
-        served,
-        weights.stand_in,
+        kind=ServerKind.DOCKER,
+        evidence=evidence,
+        command=command,
+        argv=spec.argv,
+        env=dict(spec.env),
+        container=spec,
+        differences=tuple(differences),
+        port=port,
+        weights=served,
+        stand_in=weights.stand_in,
     )

@@ -9,7 +9,7 @@ from vllm_repro.errors import UsageError
 from vllm_repro.host.machine import Gpu, memory_gb
 from vllm_repro.releases.tinymodel import cached_model
 from vllm_repro.scenario.scenario import Needs, Scenario
-from vllm_repro.servers.launch import Weights
+from vllm_repro.servers.launch import ServedModel
 from vllm_repro.tiny_model import StandIn
 
 __all__ = ["ServerOptions", "default_image", "lacking", "needs_of", "stand_in_of", "weights_for"]
@@ -69,7 +69,7 @@ def needs_of(scenario: Scenario, options: ServerOptions) -> Needs:
     return replace(scenario.needs, gpu_memory_gb=0) if made else scenario.needs
 
 
-def weights_for(scenario: Scenario, options: ServerOptions) -> Weights:
+def weights_for(scenario: Scenario, options: ServerOptions) -> ServedModel:
     """Return the model to serve. Raises `UsageError` for a folder without a model."""
     if options.model:
         folder = Path(options.model).expanduser()
@@ -79,13 +79,13 @@ def weights_for(scenario: Scenario, options: ServerOptions) -> Weights:
                     f"{options.model} has no config.json, so it is no model folder",
                     hint="name the folder that holds config.json, or a model's name on the hub",
                 )
-            return Weights(folder.name, folder.resolve(), dummy=options.weights == "dummy")
+            return ServedModel(name=folder.name, path=folder.resolve(), dummy=options.weights == "dummy")
         if options.model.startswith(("/", "./", "../", "~")):
             raise UsageError(
                 f"there is no folder {options.model}", hint="name a model folder, or a model's name on the hub"
             )
-        return Weights(options.model, dummy=options.weights == "dummy")
+        return ServedModel(name=options.model, dummy=options.weights == "dummy")
     stand_in = stand_in_of(scenario, options)
     if stand_in is not None:
-        return Weights(stand_in.slug, cached_model(stand_in), dummy=True, stand_in=stand_in)
-    return Weights(scenario.model.name, dummy=options.weights == "dummy")
+        return ServedModel(name=stand_in.slug, path=cached_model(stand_in), dummy=True, stand_in=stand_in)
+    return ServedModel(name=scenario.model.name, dummy=options.weights == "dummy")

@@ -25,10 +25,9 @@ from vllm_repro.servers.base import Exit, Server, ServerFacts
 from vllm_repro.servers.guard import Guard
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import Launch, process_launch
+from vllm_repro.servers.multi_node import MultiNodeServer, process_nodes
 from vllm_repro.servers.options import ServerOptions, lacking, needs_of, weights_for
 from vllm_repro.servers.overlay import Laid, over_installed, over_release
-from vllm_repro.servers.ranked import RankedServer
-from vllm_repro.servers.ranks import nodes_of, over_nodes
 from vllm_repro.servers.site import Offer, Say, Site
 from vllm_repro.servers.witness import witnessed
 
@@ -76,10 +75,10 @@ class ProcessServer(Server):
             self._guard.release()
             raise
         return ServerFacts(
-            self.kind,
-            self.evidence,
-            self.argv,
-            {key: value for key, value in (inherited | self.env).items() if is_recorded(key)},
+            kind=self.kind,
+            evidence=self.evidence,
+            argv=self.argv,
+            env={key: value for key, value in (inherited | self.env).items() if is_recorded(key)},
             pid=self._session.popen.pid,
         )
 
@@ -97,7 +96,7 @@ class ProcessServer(Server):
             await asyncio.sleep(0.02)
         code = popen.returncode
         how = f"exit status {code}" if code >= 0 else f"ended by signal {-code}"
-        return Exit(code, f"the server's process is gone, {how}", time.time())
+        return Exit(code=code, detail=f"the server's process is gone, {how}", at=time.time())
 
     async def stop(self) -> None:
         if self._session is not None:
@@ -124,7 +123,7 @@ def process_server(
     launch: Launch, log: Path, make: Callable[..., ProcessServer] = ProcessServer
 ) -> tuple[Launch, Server]:
     """Return the server of `launch` on this host, one process per node. `make` takes the arguments of `ProcessServer`."""
-    head, followers = over_nodes(launch, free_port()) if nodes_of(launch) > 1 else (launch, ())
+    head, followers = process_nodes(launch, free_port())
     first = make(head.argv, port=head.port, log=log, env=head.env, kind=head.kind, evidence=head.evidence)
     if not followers:
         return head, first
@@ -139,7 +138,7 @@ def process_server(
         )
         for follower in followers
     ]
-    return head, RankedServer(first, others)
+    return head, MultiNodeServer(first, others)
 
 
 class ProcessSite(Site):

@@ -48,4 +48,4 @@ def witnessed(log: str, changed: Mapping[str, str], *, ready: bool) -> tuple[Pat
             f"no process of the server said that it found the patched {', '.join(sorted(missing))}",
             hint="unset VLLM_PLUGINS where it is set: it keeps vLLM from loading the plugin that looks",
         )
-    return tuple(Patched(file, digest) for file, digest in found.items())
+    return tuple(Patched(file=file, sha256=digest) for file, digest in found.items())
