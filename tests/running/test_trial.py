@@ -160,7 +160,7 @@ def test_a_stranger_that_took_the_port_is_not_taken_for_the_engine(tmp_path: Pat
             patch.setattr("vllm_repro.servers.process.check_port", lambda _: None)
             conclusion = asyncio.run(run_trial(trial))
     assert conclusion.outcome is Outcome.INFRA
-    assert "another server answers" in conclusion.why
+    assert "another server listens" in conclusion.why
 
 
 @pytest.mark.parametrize("moment", ["stop", "assess"])
@@ -306,13 +306,13 @@ def test_the_server_of_another_node_that_stays_is_told(tmp_path: Path, monkeypat
         exchange.fake.ended.set()
         exchange.reset()
 
-    async def outlasting(_: FakeVllm, seconds: float) -> tuple[int, ...]:
+    async def surviving_ranks(_: FakeVllm, seconds: float) -> tuple[int, ...]:
         assert seconds > 3.0  # of a worker that died the server ends within so many
         with ranks[1].open("a", encoding="utf-8") as log:
             log.write("a last word\n")
         return (1, 2)
 
-    monkeypatch.setattr(FakeVllm, "outlasting", outlasting)
+    monkeypatch.setattr(FakeVllm, "surviving_ranks", surviving_ranks)
     monkeypatch.setattr(FakeVllm, "rank_logs", property(lambda _: tuple(ranks)))
     conclusion = concluded(tmp_path, {"/v1/completions": completions})
     assert [(one.rank, one.silent) for one in conclusion.outlasted] == [(1, True), (2, False)]

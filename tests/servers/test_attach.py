@@ -109,17 +109,15 @@ def test_a_server_that_others_ask_too_is_not_said_to_never_rest(
     assert ("somebody else" in trial["why"]) is others
 
 
-def test_an_attached_server_is_left_running(running: tuple[str, Path, int], harness: Harness) -> None:
-    url, _, _ = running
-    done = harness("run", "min-tokens-stop-ids", "--url", url, "--arm", "near-miss")
+def test_an_attached_server_keeps_its_flags_and_is_left_running(
+    running: tuple[str, Path, int], harness: Harness
+) -> None:
+    refused = harness("run", "tq-chunked-prefill", "--url", running[0], "--arm", "eager")
+    assert refused.status == 64
+    assert "changes the server's flags" in refused.err
+    done = harness("run", "min-tokens-stop-ids", "--url", running[0], "--arm", "near-miss")
     assert done.status == 0, done.out + done.err
-    assert httpx.get(f"{url}/health", timeout=5).status_code == 200
-
-
-def test_arms_that_need_other_flags_are_refused(running: tuple[str, Path, int], harness: Harness) -> None:
-    done = harness("run", "tq-chunked-prefill", "--url", running[0], "--arm", "eager")
-    assert done.status == 64
-    assert "changes the server's flags" in done.err
+    assert httpx.get(f"{running[0]}/health", timeout=5).status_code == 200
 
 
 def test_without_a_log_the_cause_is_not_guessed(harness: Harness) -> None:
@@ -158,7 +156,7 @@ def test_what_answers_but_is_no_vllm_is_wrong_usage(harness: Harness) -> None:
         server.shutdown()
         thread.join()
     assert done.status == 64
-    assert "it is no vLLM" in done.err
+    assert "it is not a vLLM" in done.err
     assert done.folder is None
 
 

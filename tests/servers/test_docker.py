@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -201,21 +202,35 @@ def refused(server: DockerServer, engine: Engine) -> ReproError:
     return caught.value
 
 
-@pytest.mark.parametrize("gpus", ["all", "2", "device=0,1"])
-def test_gpus_on_an_engine_without_them(gpus: str, program: Program, serve: Serve, docker_engine: Engine) -> None:
+def test_gpus_on_an_engine_without_them(program: Program, serve: Serve, docker_engine: Engine) -> None:
     if "nvidia" in docker_engine.runtimes:
         cannot_run("this engine has the NVIDIA runtime, so it refuses nothing")
-    error = refused(serve(program(IDLE, gpus=gpus)), docker_engine)
+    error = refused(serve(program(IDLE, gpus="device=0,1")), docker_engine)
     assert isinstance(error, Unsupported)
     assert 'could not select device driver "" with capabilities: [[gpu]]' in str(error)
     assert "NVIDIA Container Toolkit" in error.hint
 
 
-def test_an_image_that_is_not_there(serve: Serve, docker_engine: Engine) -> None:
-    spec = ContainerSpec(image="vllm-repro/nowhere:v0.0.1", publish=(Publish(free_port()),))
-    error = refused(serve(spec), docker_engine)
-    assert str(error) == "the image vllm-repro/nowhere:v0.0.1 is not on this machine"
-    assert error.hint == "docker pull vllm-repro/nowhere:v0.0.1"
+MISSING = Path("/nowhere/vllm-repro/model")
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "says"),
+    [
+        ({"image": "vllm-repro/nowhere:v0.0.1"}, InfraError, "image vllm-repro/nowhere:v0.0.1 is not on this machine"),
+        ({"mounts": (Mount(str(MISSING), "/model"),)}, InfraError, f"bind source path does not exist: {MISSING}"),
+        ({"entrypoint": ("vllm", "serve"), "init": False}, InfraError, "executable file not found"),
+        # More open files than the kernel has: refused whatever the engine's privileges.
+        ({"ulimits": (Ulimit("nofile", 1 << 40, 1 << 40),)}, Unsupported, "error setting rlimit"),
+    ],
+)
+def test_what_the_engine_refuses_leaves_nothing(
+    fields: dict[str, Any], kind: type[ReproError], says: str, program: Program, serve: Serve, docker_engine: Engine
+) -> None:
+    error = refused(serve(program(IDLE, **fields)), docker_engine)
+    assert type(error) is kind
+    assert says in str(error)
+    assert not MISSING.exists(), "the engine made an empty folder"
 
 
 def test_a_port_that_is_taken(program: Program, serve: Serve, docker_engine: Engine) -> None:
@@ -224,64 +239,32 @@ def test_a_port_that_is_taken(program: Program, serve: Serve, docker_engine: Eng
         taken.listen()
         error = refused(serve(program(IDLE, publish=(Publish(taken.getsockname()[1]),))), docker_engine)
     assert isinstance(error, InfraError)
-    assert str(error).startswith("the port on this host is taken: ")
+    assert "--port" in error.hint
 
 
-def test_a_port_that_another_container_has(program: Program, serve: Serve, docker_engine: Engine) -> None:
-    first = serve(program(IDLE))
-    other = serve(replace(program(IDLE), publish=first.spec.publish))
-
-    async def run() -> None:
-        await first.start()
-        try:
-            with pytest.raises(InfraError, match="port is already allocated"):
-                await other.start()
-            labels = dict(first.spec.labels)
-            assert len(containers_of(docker_engine, labels[RUN_LABEL])) == 1
-        finally:
-            await first.stop()
-
-    asyncio.run(run())
-
-
-def test_a_name_that_is_taken(program: Program, serve: Serve, run_id: str) -> None:
+@pytest.mark.parametrize(
+    ("taken", "says", "hint"),
+    [("name", "is already in use", "vllm-repro clean"), ("publish", "port is already allocated", "--port")],
+)
+def test_what_another_container_has(
+    taken: str, says: str, hint: str, program: Program, serve: Serve, run_id: str, docker_engine: Engine
+) -> None:
     first = serve(program(IDLE, name=run_id))
-    second = serve(program(IDLE, name=run_id))
+    second = serve(program(IDLE, **{taken: getattr(first.spec, taken)}))
 
     async def run() -> None:
         await first.start()
         try:
-            with pytest.raises(InfraError, match="a container of that name is there already") as caught:
+            with pytest.raises(InfraError, match=says) as caught:
                 await second.start()
-            assert "vllm-repro clean" in caught.value.hint
+            assert hint in caught.value.hint
             await second.stop()
             assert first.processes(), "the second one ended the first"
+            assert len(containers_of(docker_engine, run_id)) == 1
         finally:
             await first.stop()
 
     asyncio.run(run())
-
-
-def test_a_folder_to_mount_that_is_not_there(
-    program: Program, serve: Serve, docker_engine: Engine, tmp_path: Path
-) -> None:
-    missing = tmp_path / "model"
-    error = refused(serve(program(IDLE, mounts=(Mount(str(missing), "/model"),))), docker_engine)
-    assert f"{missing}, which was to be mounted, is not on the engine's host" in str(error)
-    assert not missing.exists(), "the engine made an empty folder"
-
-
-def test_an_entrypoint_that_is_not_there(program: Program, serve: Serve, docker_engine: Engine) -> None:
-    error = refused(serve(program(IDLE, entrypoint=("vllm", "serve"), init=False)), docker_engine)
-    assert isinstance(error, InfraError)
-    assert "vllm, which was to be started, cannot be run in the image" in str(error)
-
-
-def test_a_limit_that_the_engine_may_not_grant(program: Program, serve: Serve, docker_engine: Engine) -> None:
-    # More open files than the kernel has: refused whatever the engine's privileges.
-    error = refused(serve(program(IDLE, ulimits=(Ulimit("nofile", 1 << 40, 1 << 40),))), docker_engine)
-    assert isinstance(error, Unsupported)
-    assert "error setting rlimit" in str(error)
 
 
 def test_a_log_that_cannot_be_written(program: Program, serve: Serve, docker_engine: Engine, tmp_path: Path) -> None:

@@ -150,9 +150,9 @@ def test_a_node_that_stays_when_the_first_is_gone_is_named(tmp_path: Path) -> No
         await ranked.start()
         try:
             await asyncio.wait_for(ranked.exited(), 20)
-            stayed = await ranked.outlasting(2.0)
+            stayed = await ranked.surviving_ranks(2.0)
             await ranked.stop()
-            return stayed, await ranked.outlasting(2.0)
+            return stayed, await ranked.surviving_ranks(2.0)
         finally:
             await ranked.stop()
 

@@ -167,7 +167,7 @@ async def _boot_and_work(trial: Trial) -> None:
 async def _outlasted(server: Server) -> tuple[Outlasted, ...]:
     """The other nodes' servers that do not follow the first one, which is gone."""
     before = [path.stat().st_size for path in server.rank_logs]
-    ranks = await server.outlasting(_OUTLAST)
+    ranks = await server.surviving_ranks(_OUTLAST)
     sizes = [path.stat().st_size for path in server.rank_logs]
     return tuple(Outlasted(rank=rank, watched_s=_OUTLAST, silent=sizes[rank - 1] == before[rank - 1]) for rank in ranks)
 

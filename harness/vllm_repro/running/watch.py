@@ -118,8 +118,8 @@ class Watch:
         began = time.monotonic()
         while not self.dead.is_set() and not (self.exit is not None and self.exit.lost):
             if await self._health_status() == 200 and not self.dead.is_set():
-                if stranger := await asyncio.to_thread(self.server.stranger):
-                    raise InfraError(f"another server answers at {self.server.base_url}: {stranger}")
+                if other := await asyncio.to_thread(self.server.other_listener):
+                    raise InfraError(f"another server listens at {self.server.base_url}: {other}")
                 # The first reading is what a silent restart is told from, so it is taken before any request.
                 await self.scrape()
                 self._ready = True

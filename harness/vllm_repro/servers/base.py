@@ -110,7 +110,7 @@ class Server(ABC):
         never: asyncio.Future[tuple[int, Exit]] = asyncio.get_running_loop().create_future()
         return await never
 
-    async def outlasting(self, seconds: float) -> tuple[int, ...]:
+    async def surviving_ranks(self, seconds: float) -> tuple[int, ...]:
         """Return the ranks of other nodes that still run after `seconds`. Returns early if none does."""
         return ()
 
@@ -126,7 +126,7 @@ class Server(ABC):
     async def stop(self) -> None:
         """End it with SIGTERM, then SIGKILL; return when it and its children are gone."""
 
-    def stranger(self) -> str:
+    def other_listener(self) -> str:
         """Return who else listens at `base_url`, as a phrase; empty if nobody does, or it cannot be seen."""
         return ""
 

@@ -158,7 +158,7 @@ class MultiNodeServer(Server):
                 task.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
 
-    async def outlasting(self, seconds: float) -> tuple[int, ...]:
+    async def surviving_ranks(self, seconds: float) -> tuple[int, ...]:
         waits = [asyncio.ensure_future(follower.exited()) for follower in self.followers]
         try:
             await asyncio.wait(waits, timeout=seconds)
@@ -172,8 +172,8 @@ class MultiNodeServer(Server):
         for server in (self.head, *self.followers):
             await server.stop()
 
-    def stranger(self) -> str:
-        return self.head.stranger()
+    def other_listener(self) -> str:
+        return self.head.other_listener()
 
     def processes(self) -> tuple[int, ...]:
         own = self.head.processes()

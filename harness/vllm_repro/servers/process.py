@@ -108,7 +108,7 @@ class ProcessServer(Server):
         if self._guard is not None:
             self._guard.release()
 
-    def stranger(self) -> str:
+    def other_listener(self) -> str:
         # A port that was free at the start may be taken when a slow boot comes to bind it.
         listening = listeners(self.port)
         if not listening or set(listening) & set(self.processes()):
