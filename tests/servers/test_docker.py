@@ -217,7 +217,7 @@ MISSING = Path("/nowhere/vllm-repro/model")
 @pytest.mark.parametrize(
     ("fields", "kind", "says"),
     [
-        ({"image": "vllm-repro/nowhere:v0.0.1"}, InfraError, "image vllm-repro/nowhere:v0.0.1 is not on this machine"),
+        ({"image": "example/nowhere:v0.0.1"}, InfraError, "image example/nowhere:v0.0.1 is not on this machine"),
         ({"mounts": (Mount(str(MISSING), "/model"),)}, InfraError, f"bind source path does not exist: {MISSING}"),
         ({"entrypoint": ("vllm", "serve"), "init": False}, InfraError, "executable file not found"),
         # More open files than the kernel has: refused whatever the engine's privileges.

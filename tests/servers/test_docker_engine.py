@@ -70,7 +70,6 @@ def test_what_an_image_is(docker_engine: Engine, rehearsal_image: str, base_imag
         ("vllm/vllm-openai:v0.20.2", "docker pull vllm/vllm-openai:v0.20.2"),
         ("vllm-repro/rehearsal:latest", "Build it in a checkout: fixtures/images/build.sh rehearsal"),
         ("vllm-repro/vllm-cpu:0.28.0", "Build it in a checkout: fixtures/images/build.sh vllm-cpu 0.28.0"),
-        ("vllm-repro/vllm-cpu", "Build it in a checkout: fixtures/images/build.sh vllm-cpu VERSION"),
     ],
 )
 def test_how_to_get_an_image(image: str, hint: str) -> None:

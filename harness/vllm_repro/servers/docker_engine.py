@@ -130,13 +130,12 @@ def image_facts(engine: Engine, image: str) -> ImageFacts:
 
 def missing_image(image: str) -> InfraError:
     """Return the error for an image that is not there. Ours are built, others are pulled."""
-    ours = re.fullmatch(r"vllm-repro/(?P<kind>rehearsal|vllm-cpu)(?::(?P<version>\S+))?", image)
-    if ours is None:
-        hint = f"docker pull {image}"
-    elif ours["kind"] == "rehearsal":
-        hint = "Build it in a checkout: fixtures/images/build.sh rehearsal"
-    else:
-        hint = f"Build it in a checkout: fixtures/images/build.sh vllm-cpu {ours['version'] or 'VERSION'}"
+    name, _, version = image.removeprefix("vllm-repro/").partition(":")
+    hint = f"docker pull {image}"
+    if image.startswith("vllm-repro/"):
+        hint = f"Build it in a checkout: fixtures/images/build.sh {name}" + (
+            f" {version}" if name == "vllm-cpu" else ""
+        )
     return InfraError(f"the image {image} is not on this machine", hint=hint)
 
 

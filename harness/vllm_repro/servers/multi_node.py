@@ -147,22 +147,19 @@ class MultiNodeServer(Server):
         return await self.head.exited()
 
     async def rank_exited(self) -> tuple[int, Exit]:
-        """Return the rank of the first node that ends, not counting rank 0, and how. May be cancelled and called again."""
-        waits = {asyncio.ensure_future(follower.exited()): rank for rank, follower in enumerate(self.followers, 1)}
-        try:
-            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            first = min(done, key=lambda task: waits[task])
-            return waits[first], first.result()
-        finally:
-            for task in waits:
-                task.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
+        exits = await self._exits(asyncio.FIRST_COMPLETED)
+        return min(exits), exits[min(exits)]
 
     async def surviving_ranks(self, seconds: float) -> tuple[int, ...]:
-        waits = [asyncio.ensure_future(follower.exited()) for follower in self.followers]
+        exits = await self._exits(asyncio.ALL_COMPLETED, seconds)
+        return tuple(rank for rank in range(1, len(self.followers) + 1) if rank not in exits)
+
+    async def _exits(self, when: str, seconds: float | None = None) -> dict[int, Exit]:
+        """Return how other nodes ended, by rank. May be cancelled and called again."""
+        waits = {asyncio.ensure_future(follower.exited()): rank for rank, follower in enumerate(self.followers, 1)}
         try:
-            await asyncio.wait(waits, timeout=seconds)
-            return tuple(rank for rank, task in enumerate(waits, 1) if not task.done())
+            done, _ = await asyncio.wait(waits, timeout=seconds, return_when=when)
+            return {waits[task]: task.result() for task in done}
         finally:
             for task in waits:
                 task.cancel()
