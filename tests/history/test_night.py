@@ -96,14 +96,14 @@ def test_what_a_night_says() -> None:
 def test_the_light_of_a_run() -> None:
     example = report(REHEARSAL)
     for expected, light in ((True, Light.GREEN), (False, Light.RED), (None, Light.AMBER)):
-        verdict = VerdictReport(Verdict.INCONCLUSIVE, expected, "because")
+        verdict = VerdictReport(verdict=Verdict.INCONCLUSIVE, expected=expected, because="because")
         assert light_of(replace(example, verdict=verdict)) is light
         refused = tuple(
             replace(arm, trials=tuple(replace(one, outcome=Outcome.UNSUPPORTED) for one in arm.trials))
             for arm in example.arms
         )
         assert light_of(replace(example, verdict=verdict, arms=refused)) is Light.NONE
-    undecided = VerdictReport(Verdict.INCONCLUSIVE, None, "because")
+    undecided = VerdictReport(verdict=Verdict.INCONCLUSIVE, expected=None, because="because")
     assert light_of(replace(example, verdict=undecided, imitated=False)) is Light.NONE
 
 

@@ -49,7 +49,7 @@ def mixed(why: str = "it died of this", message: str = "boom", frame: str = "vll
         died = death if outcome is Outcome.CRASH else None
         trial = replace(arm.trials[0], outcome=outcome, death=died, why=why)
         arms.append(replace(arm, trials=(trial,), result=arm_result(arm.name, arm.expected, [outcome])))
-    verdict = VerdictReport(Verdict.REGRESSED, False, "because", (arms[1].name,))
+    verdict = VerdictReport(verdict=Verdict.REGRESSED, expected=False, because="because", surprises=(arms[1].name,))
     return replace(EXAMPLE, arms=tuple(arms), verdict=verdict)
 
 

@@ -109,7 +109,7 @@ def changed(source: RunReport, outcome: Outcome, verdict: VerdictReport) -> RunR
 def test_junit_tells_failure_error_and_skipped_apart(
     outcome: Outcome, expected: bool | None, surprises: tuple[str, ...], element: str | None
 ) -> None:
-    verdict = VerdictReport(Verdict.INCONCLUSIVE, expected, "because", surprises)
+    verdict = VerdictReport(verdict=Verdict.INCONCLUSIVE, expected=expected, because="because", surprises=surprises)
     root = ET.fromstring(junit(changed(report(REHEARSAL), outcome, verdict)))
     (case,) = root.iter("testcase")
     assert [child.tag for child in case if child.tag != "system-out"] == ([element] if element else [])

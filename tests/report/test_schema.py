@@ -21,9 +21,8 @@ from vllm_repro.report.model import ArmReport
 from vllm_repro.running.death_signs import Channel
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.verdict.outcome import Outcome
-from vllm_repro.verdict.release_result import Fate
 from vllm_repro.verdict.throughput import ThroughputChange
-from vllm_repro.verdict.verdict import Expected, Result, Standing, Verdict
+from vllm_repro.verdict.verdict import Expected, ReleaseResult, Result, Standing, Verdict
 
 RICHEST = max(EXAMPLES, key=lambda folder: (folder / "journal.jsonl").stat().st_size)
 
@@ -49,7 +48,7 @@ def test_a_schema_names_what_the_code_can_say(schema: dict[str, Any]) -> None:
         "channel": Channel,
         "change": ThroughputChange,
         "result": Result,
-        "fate": Fate,
+        "fate": ReleaseResult,
         "declared": Standing,
         "expected": Expected,
     }

@@ -19,27 +19,26 @@ from vllm_repro.report.versions import markdown, terminal
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Arm, Status
 from vllm_repro.verdict.outcome import Outcome
-from vllm_repro.verdict.release_result import Fate
-from vllm_repro.verdict.verdict import Expected, Standing, Verdict, arm_result, decide
+from vllm_repro.verdict.verdict import Expected, ReleaseResult, Standing, Verdict, arm_result, decide
 
 STATUS = Status(bad=">=0.21.0,<0.24.0", good=">=0.24.0")
 EXAMPLE = report(REHEARSAL)
 VERSIONS = ("0.20.2", "0.21.0", "0.22.1", "0.23.0", "0.24.0", "0.25.1", "0.26.0", "0.27.0", "0.28.0")
 
 PHRASES = {
-    "lives in": Fate.LIVES,
-    "dies in": Fate.DIES,
-    "dies in some boots of": Fate.SOMETIMES,
-    "fails in another way": Fate.FAILS_OTHERWISE,
-    "fail in another way": Fate.FAILS_OTHERWISE,
-    "does not cross the boundary": Fate.UNTRIGGERED,
-    "do not cross the boundary": Fate.UNTRIGGERED,
-    "does not boot": Fate.BOOT_FAILED,
-    "do not boot": Fate.BOOT_FAILED,
-    "cannot run it here": Fate.UNSUPPORTED,
-    "could not be tried": Fate.INFRA,
-    "is undecided": Fate.UNDECIDED,
-    "are undecided": Fate.UNDECIDED,
+    "lives in": ReleaseResult.LIVES,
+    "dies in": ReleaseResult.DIES,
+    "dies in some boots of": ReleaseResult.SOMETIMES,
+    "fails in another way": ReleaseResult.FAILS_OTHERWISE,
+    "fail in another way": ReleaseResult.FAILS_OTHERWISE,
+    "does not cross the boundary": ReleaseResult.UNTRIGGERED,
+    "do not cross the boundary": ReleaseResult.UNTRIGGERED,
+    "does not boot": ReleaseResult.BOOT_FAILED,
+    "do not boot": ReleaseResult.BOOT_FAILED,
+    "cannot run it here": ReleaseResult.UNSUPPORTED,
+    "could not be tried": ReleaseResult.INFRA,
+    "is undecided": ReleaseResult.UNDECIDED,
+    "are undecided": ReleaseResult.UNDECIDED,
     "was not tried": None,
     "were not tried": None,
 }
@@ -93,10 +92,10 @@ def map_of(rows: Sequence[Row], versions: Sequence[str] | None = None) -> Versio
     )
 
 
-def said(text: str, tested: Sequence[str]) -> dict[str, Fate | None]:
+def said(text: str, tested: Sequence[str]) -> dict[str, ReleaseResult | None]:
     """What a reading says of each release, read back independently of how it was made."""
     names = r"[0-9][0-9., a-z()]*?"
-    found: dict[str, Fate | None] = {}
+    found: dict[str, ReleaseResult | None] = {}
     head, *listed = text.split("; ")
     clauses = [part for part in listed if not part.startswith("against ")]
     ranged = re.findall(rf"(dies in some boots of|lives in|dies in) ({names})(?=, (?:lives|dies)|$)", head)
@@ -140,14 +139,14 @@ MAPS = st.builds(
 @given(MAPS)
 def test_a_reading_names_each_release_once_and_with_its_own_fate(version_map: VersionMap) -> None:
     (text,) = readings(version_map)
-    fates: Mapping[str, Fate | None] = {row.version: row.arms[0].fate for row in version_map.rows}
+    fates: Mapping[str, ReleaseResult | None] = {row.version: row.arms[0].fate for row in version_map.rows}
     assert said(text, version_map.versions) == {version: fates.get(version) for version in version_map.versions}, text
 
 
 @given(MAPS)
 def test_only_a_release_whose_every_boot_crossed_and_lived_is_said_to_live(version_map: VersionMap) -> None:
     (text,) = readings(version_map)
-    living = {version for version, fate in said(text, version_map.versions).items() if fate is Fate.LIVES}
+    living = {version for version, fate in said(text, version_map.versions).items() if fate is ReleaseResult.LIVES}
     quiet = {
         row.version for row in version_map.rows if {trial.outcome for trial in row.arms[0].trials} == {Outcome.CLEAN}
     }
@@ -236,26 +235,33 @@ def test_a_release_whose_run_has_no_such_arm_was_not_tried() -> None:
 def test_a_release_that_could_not_be_installed_has_its_reason_and_no_run() -> None:
     scenario = find("tq-chunked-prefill")
     own = Arm("growing", Expected.DIES, bad=">=0.24.0")
-    lost = row_without_run("0.24.0", scenario, scenario.arms[:1], Fate.INFRA, "pip cannot\nreach its package index")
+    lost = row_without_run(
+        "0.24.0", scenario, scenario.arms[:1], ReleaseResult.INFRA, "pip cannot\nreach its package index"
+    )
     assert (lost.why, lost.run, lost.expected) == ("pip cannot reach its package index", None, None)
     assert readings(map_of([lost])) == ("0.24.0 could not be tried",)
     jsonschema.validate(map_of([lost]).as_json(), VERSIONS_SCHEMA)
     assert (lost.declared, lost.arms[0].declared) == (Standing.GOOD, Standing.GOOD)
-    assert row_without_run("0.24.0", scenario, [own], Fate.INFRA, "").arms[0].declared is Standing.BAD
+    assert row_without_run("0.24.0", scenario, [own], ReleaseResult.INFRA, "").arms[0].declared is Standing.BAD
 
 
 @pytest.mark.parametrize(("reported", "believed"), [("0.24.0", True), ("0.24.0+cpu", True), ("0.23.0", False)])
 def test_a_server_of_another_release_decides_nothing(reported: str, believed: bool) -> None:
     run = run_of("0.24.0", [Outcome.CLEAN], reported=reported)
     one = row_of(run, "0.24.0", Standing.GOOD, "rehearsal")
-    assert (one.arms[0].fate, one.expected) == ((Fate.LIVES, True) if believed else (Fate.UNDECIDED, None))
+    assert (one.arms[0].fate, one.expected) == (
+        (ReleaseResult.LIVES, True) if believed else (ReleaseResult.UNDECIDED, None)
+    )
     assert (f"the server says that it is vLLM {reported}" in one.why) is not believed
 
 
 def test_neither_does_a_run_with_other_evidence_nor_a_bug_that_is_not_imitated() -> None:
     run = run_of("0.24.0", [Outcome.CLEAN])
-    assert row_of(run, "0.24.0", Standing.GOOD, "cpu").arms[0].fate is Fate.UNDECIDED
-    assert row_of(replace(run, imitated=False), "0.24.0", Standing.GOOD, "rehearsal").arms[0].fate is Fate.UNDECIDED
+    assert row_of(run, "0.24.0", Standing.GOOD, "cpu").arms[0].fate is ReleaseResult.UNDECIDED
+    assert (
+        row_of(replace(run, imitated=False), "0.24.0", Standing.GOOD, "rehearsal").arms[0].fate
+        is ReleaseResult.UNDECIDED
+    )
 
 
 def test_several_arms_have_a_sentence_and_an_answer_each() -> None:

@@ -11,8 +11,7 @@ from vllm_repro.report.version_map import VersionMap, row_of, row_without_run
 from vllm_repro.report.versions import markdown, terminal
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.verdict.outcome import Outcome
-from vllm_repro.verdict.release_result import Fate
-from vllm_repro.verdict.verdict import Expected, Standing
+from vllm_repro.verdict.verdict import Expected, ReleaseResult, Standing
 
 TQ = find("tq-chunked-prefill")
 WHOLE = map_of(
@@ -23,7 +22,7 @@ WHOLE = map_of(
         row("0.23.0", Outcome.CRASH, Outcome.CRASH, Outcome.CLEAN),
         row("0.24.0", Outcome.CLEAN),
         row("0.25.1", Outcome.UNTRIGGERED),
-        row_without_run("0.26.0", TQ, TQ.arms[:1], Fate.INFRA, "no such | wheel"),
+        row_without_run("0.26.0", TQ, TQ.arms[:1], ReleaseResult.INFRA, "no such | wheel"),
     ],
     ["0.20.2", "0.21.0", "0.22.1", "0.23.0", "0.24.0", "0.25.1", "0.26.0", "0.27.0"],
 )

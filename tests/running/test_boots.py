@@ -44,10 +44,10 @@ def fixed(**outcomes: Outcome) -> Callable[[str, int], Outcome]:
         ([REPORTED, EAGER], {"reported": CRASH, "eager": CRASH}, None, (1, 1)),
         ([REPORTED, EAGER], {"reported": CRASH, "eager": UNTRIGGERED}, None, (1, 1)),
         ([REPORTED, EAGER], {"reported": CLEAN, "eager": CLEAN}, None, (4, 1)),
-        ([REPORTED], {"reported": CLEAN}, Record(5, 5, "r", "0.23.0"), (4,)),
-        ([REPORTED], {"reported": CLEAN}, Record(3, 5, "r", "0.23.0"), (15,)),
+        ([REPORTED], {"reported": CLEAN}, Record(crashed=5, boots=5, run="r", version="0.23.0"), (4,)),
+        ([REPORTED], {"reported": CLEAN}, Record(crashed=3, boots=5, run="r", version="0.23.0"), (15,)),
         # Fifty-nine boots would be needed, so none is added.
-        ([REPORTED], {"reported": CLEAN}, Record(1, 1, "r", "0.23.0"), (1,)),
+        ([REPORTED], {"reported": CLEAN}, Record(crashed=1, boots=1, run="r", version="0.23.0"), (1,)),
         ([REPORTED], {"reported": Outcome.INFRA}, None, (1,)),
         ([REPORTED], {"reported": Outcome.OTHER_CRASH}, None, (1,)),
         ([REPORTED, EAGER], {"reported": Outcome.HANG, "eager": CLEAN}, None, (1, 1)),
@@ -63,9 +63,12 @@ def test_boots_until_it_is_decided(
 @pytest.mark.parametrize(
     ("record", "needed"),
     [
-        (Record(3, 3, "r", "0.24.0"), 7),  # of the release that is patched: what its own deaths ask for
-        (Record(3, 3, "r", "0.23.0"), 4),  # of another release: it decides nothing
-        (Record(3, 3, "r", "0.24.0", "near"), 4),
+        (
+            Record(crashed=3, boots=3, run="r", version="0.24.0"),
+            7,
+        ),  # of the release that is patched: what its own deaths ask for
+        (Record(crashed=3, boots=3, run="r", version="0.23.0"), 4),  # of another release: it decides nothing
+        (Record(crashed=3, boots=3, run="r", version="0.24.0", arm="near"), 4),
         (None, 4),
     ],
 )

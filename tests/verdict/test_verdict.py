@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations_with_replacement
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from vllm_repro.verdict.verdict import (
     Expect,
     Expected,
     Record,
+    ReleaseResult,
     Result,
     Standing,
     Verdict,
@@ -20,11 +22,15 @@ from vllm_repro.verdict.verdict import (
     decide,
     exit_status,
     is_unproved,
+    release_result,
     same_release,
 )
 
 CRASH, CLEAN, UNTRIGGERED, OTHER = Outcome.CRASH, Outcome.CLEAN, Outcome.UNTRIGGERED, Outcome.OTHER_CRASH
 WRONG = Outcome.WRONG_OUTPUT
+
+
+RECORD = Record(crashed=5, boots=5, run="r", version="0.23.0")
 
 
 def arm(name: str, expected: Expected, *outcomes: Outcome, unexplained: int = 0) -> ArmResult:
@@ -88,6 +94,16 @@ def test_bad_beats_unknown_beats_good(outcomes: tuple[Outcome, ...], result: Res
         ([reported(WRONG)], Standing.BAD, Expect.DECLARED, Verdict.CHANGED, False),
         ([arm("near", Expected.UNTRIGGERED, UNTRIGGERED)], Standing.BAD, Expect.DECLARED, Verdict.INCONCLUSIVE, True),
         ([arm("near", Expected.UNTRIGGERED, CLEAN)], Standing.BAD, Expect.DECLARED, Verdict.QUIET, False),
+        *(
+            (
+                [reported(CRASH), arm("near", Expected.UNTRIGGERED, died)],
+                Standing.BAD,
+                Expect.DECLARED,
+                Verdict.REPRODUCES,
+                False,
+            )
+            for died in (CRASH, OTHER, Outcome.HANG)
+        ),
         (
             [arm("near", Expected.UNTRIGGERED, UNTRIGGERED, CLEAN)],
             Standing.BAD,
@@ -110,16 +126,14 @@ def test_verdicts(
 
 
 def test_fixed_needs_a_record_and_enough_quiet_boots() -> None:
-    record = Record(5, 5, "run-1", "0.23.0")
-
     def verdict(clean: int, record: Record | None) -> VerdictReport:
         return decide([reported(*[CLEAN] * clean)], standing=Standing.GOOD, record=record, version="0.24.0")
 
-    assert verdict(4, record).verdict is Verdict.FIXED
-    assert verdict(3, record).verdict is Verdict.QUIET
-    assert "4 quiet boots are needed" in verdict(3, record).because
+    assert verdict(4, RECORD).verdict is Verdict.FIXED
+    assert verdict(3, RECORD).verdict is Verdict.QUIET
+    assert "4 quiet boots are needed" in verdict(3, RECORD).because
     assert verdict(50, None).verdict is Verdict.QUIET
-    assert "0 of 4" in verdict(4, record).because
+    assert "0 of 4" in verdict(4, RECORD).because
 
 
 def test_the_surprising_arm_is_named() -> None:
@@ -144,8 +158,13 @@ outcomes = st.lists(st.sampled_from(Outcome), max_size=6)
 
 
 @given(outcomes, st.sampled_from(Standing), st.sampled_from(Expect))
-def test_quiet_and_fixed_are_never_said_without_proof(seen: list[Outcome], standing: Standing, expect: Expect) -> None:
-    report = decide([reported(*seen)], standing=standing, expect=expect, record=Record(10, 10, "r", "0.23.0"))
+def test_quiet_and_fixed_need_proof(seen: list[Outcome], standing: Standing, expect: Expect) -> None:
+    report = decide(
+        [reported(*seen)],
+        standing=standing,
+        expect=expect,
+        record=Record(crashed=10, boots=10, run="r", version="0.23.0"),
+    )
     if report.verdict in (Verdict.QUIET, Verdict.FIXED):
         assert seen
         assert set(seen) == {CLEAN}
@@ -163,21 +182,15 @@ def test_order_of_trials_does_not_matter(seen: list[Outcome]) -> None:
     )
 
 
-def test_a_workaround_that_lives_does_not_make_the_bug_fixed() -> None:
-    report = decide([eager(*[CLEAN] * 50)], standing=Standing.BAD, record=Record(5, 5, "r", "0.23.0"), version="0.23.0")
+@pytest.mark.parametrize(("standing", "version"), [(Standing.BAD, "0.23.0"), (Standing.GOOD, "0.24.0")])
+def test_a_workaround_that_lives_does_not_make_the_bug_fixed(standing: Standing, version: str) -> None:
+    report = decide([eager(*[CLEAN] * 50)], standing=standing, record=RECORD, version=version)
     assert report.verdict is Verdict.QUIET
     assert "reported arm was not run" in report.because
-    assert (
-        decide(
-            [eager(*[CLEAN] * 50)], standing=Standing.GOOD, record=Record(5, 5, "r", "0.23.0"), version="0.24.0"
-        ).verdict
-        is Verdict.QUIET
-    )
 
 
 def test_the_release_that_died_is_not_fixed_by_living() -> None:
-    record = Record(5, 5, "r", "0.23.0")
-    report = decide([reported(*[CLEAN] * 50)], standing=Standing.BAD, record=record, version="0.23.0")
+    report = decide([reported(*[CLEAN] * 50)], standing=Standing.BAD, record=RECORD, version="0.23.0")
     assert (report.verdict, report.expected) == (Verdict.QUIET, False)
 
 
@@ -205,16 +218,14 @@ def test_an_arm_may_have_bad_releases_of_its_own(
     assert (report.verdict, report.expected) == (verdict, expected)
 
 
-def test_a_patch_over_the_release_that_died_is_weighed_like_a_fix() -> None:
-    record = Record(5, 5, "r", "0.23.0")
-
+def test_a_patch_is_compared_with_the_release_that_died() -> None:
     def verdict(clean: int, *, patched: bool) -> VerdictReport:
         outcomes = [CLEAN] * clean
         return decide(
             [reported(*outcomes)],
             standing=Standing.BAD,
             expect=Expect.ALIVE,
-            record=record,
+            record=RECORD,
             version="0.23.0",
             patched=patched,
         )
@@ -225,7 +236,7 @@ def test_a_patch_over_the_release_that_died_is_weighed_like_a_fix() -> None:
     assert verdict(50, patched=False).verdict is Verdict.QUIET
 
 
-def test_a_patch_that_keeps_away_from_the_boundary_is_not_as_expected() -> None:
+def test_a_patch_short_of_the_boundary_is_undecided() -> None:
     def expected(*arms: ArmResult) -> bool | None:
         return decide(list(arms), standing=Standing.BAD, expect=Expect.ALIVE, patched=True).expected
 
@@ -236,7 +247,7 @@ def test_a_patch_that_keeps_away_from_the_boundary_is_not_as_expected() -> None:
     assert expected(reported(CRASH)) is False
 
 
-def test_what_dies_with_a_patch_is_said_to_have_one() -> None:
+def test_because_names_the_patch() -> None:
     died = decide([reported(CRASH)], standing=Standing.GOOD, expect=Expect.ALIVE, patched=True)
     assert died.because.startswith("reported with the patch: 1 of 1 died")
     assert died.because.endswith("this release was declared good as it is")
@@ -244,13 +255,12 @@ def test_what_dies_with_a_patch_is_said_to_have_one() -> None:
     assert otherwise.because.startswith("reported with the patch: other-crash")
 
 
-def test_deaths_of_another_release_say_nothing_of_a_patch() -> None:
-    """0.24.0 may well live without it."""
+def test_another_release_proves_nothing_about_a_patch() -> None:
     report = decide(
         [reported(*[CLEAN] * 50)],
         standing=Standing.GOOD,
         expect=Expect.ALIVE,
-        record=Record(5, 5, "r", "0.23.0"),
+        record=RECORD,
         version="0.24.0",
         patched=True,
     )
@@ -258,11 +268,10 @@ def test_deaths_of_another_release_say_nothing_of_a_patch() -> None:
     assert "0 of 50 with 0.24.0 and the patch" in report.because
 
 
-def test_deaths_of_one_arm_say_nothing_of_another() -> None:
-    record = Record(5, 5, "r", "0.23.0", "reported")
+def test_a_record_counts_for_its_own_arm_only() -> None:
     other = arm("near-miss-129", Expected.DIES, *[CLEAN] * 50)
-    assert decide([other], standing=Standing.GOOD, record=record, version="0.24.0").verdict is Verdict.QUIET
-    own = replace(record, arm="near-miss-129")
+    assert decide([other], standing=Standing.GOOD, record=RECORD, version="0.24.0").verdict is Verdict.QUIET
+    own = replace(RECORD, arm="near-miss-129")
     assert decide([other], standing=Standing.GOOD, record=own, version="0.24.0").verdict is Verdict.FIXED
 
 
@@ -277,12 +286,11 @@ def test_deaths_of_one_arm_say_nothing_of_another() -> None:
         ("main", "0.28.0", False),
     ],
 )
-def test_a_build_is_of_its_release(one: str | None, other: str | None, same: bool) -> None:
+def test_same_release(one: str | None, other: str | None, same: bool) -> None:
     assert same_release(one, other) is same
 
 
 def test_a_hang_of_the_other_kind_is_not_the_bug() -> None:
-    """An arm that is to spin, and whose requests hang."""
     other = arm_result("reported", Expected.SPINS, [Outcome.HANG], strange=1)
     assert (other.result, other.crashed, other.otherwise) == (Result.INCONCLUSIVE, 0, (Outcome.HANG,))
     assert (decide([other], standing=Standing.BAD).verdict, decide([other], standing=Standing.BAD).expected) == (
@@ -320,18 +328,18 @@ def test_a_hang_short_of_the_boundary_is_neither_the_bug_nor_another() -> None:
         (Expected.LIVES, Outcome.CRASH, False, False),
     ],
 )
-def test_what_has_no_signature_needs_the_boundary(
+def test_outcomes_without_a_signature_need_the_boundary(
     expected: Expected, outcome: Outcome, crossed: bool, unproved: bool
 ) -> None:
     assert is_unproved(expected, outcome, crossed=crossed) is unproved
 
 
-def test_a_trial_that_was_cut_short_may_have_sent_requests() -> None:
+def test_bound_of_blocked_arms() -> None:
     assert arm("reported", Expected.DIES, Outcome.CANCELLED, Outcome.BOOT_FAILED).bound == "no trial came to its end"
     assert arm("reported", Expected.DIES, Outcome.BOOT_FAILED).bound == "no trial got as far as the workload"
 
 
-def test_a_bug_that_hangs_is_shown_by_a_hang_and_by_no_death() -> None:
+def test_an_arm_that_hangs() -> None:
     hung = arm("reported", Expected.HANGS, Outcome.HANG, Outcome.HANG)
     assert (hung.result, hung.crashed, hung.otherwise) == (Result.REPRODUCES, 2, ())
     assert hung.bound.startswith("2 of 2 hung")
@@ -341,6 +349,52 @@ def test_a_bug_that_hangs_is_shown_by_a_hang_and_by_no_death() -> None:
     quiet = arm("reported", Expected.HANGS, CLEAN)
     assert (quiet.result, decide([quiet], standing=Standing.BAD).expected) == (Result.QUIET, False)
     assert "that it hung in more than 95% of boots is excluded" in decide([quiet], standing=Standing.GOOD).because
-    record = Record(5, 5, "run-1", "0.23.0")
-    weighed = decide([quiet], standing=Standing.GOOD, record=record, version="0.24.0")
+    weighed = decide([quiet], standing=Standing.GOOD, record=RECORD, version="0.24.0")
     assert weighed.because.startswith("5 of 5 hung with 0.23.0")
+
+
+def test_every_member_has_its_facts() -> None:
+    assert all(expected.did for expected in Expected)
+    assert {verdict.tone for verdict in Verdict} == {"bad", "good", "warn"}
+
+
+def in_release(*outcomes: Outcome, unexplained: int = 0, imitated: bool = True) -> ReleaseResult:
+    return release_result(arm_result("reported", Expected.DIES, outcomes, unexplained=unexplained), imitated=imitated)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "expected"),
+    [
+        ([Outcome.CLEAN], ReleaseResult.LIVES),
+        ([Outcome.CRASH, Outcome.CRASH], ReleaseResult.DIES),
+        ([Outcome.CRASH, Outcome.INFRA], ReleaseResult.DIES),
+        ([Outcome.CRASH, Outcome.CLEAN], ReleaseResult.SOMETIMES),
+        ([Outcome.OTHER_CRASH, Outcome.CLEAN], ReleaseResult.FAILS_OTHERWISE),
+        ([Outcome.HANG], ReleaseResult.FAILS_OTHERWISE),
+        ([Outcome.WRONG_OUTPUT], ReleaseResult.FAILS_OTHERWISE),
+        ([Outcome.UNTRIGGERED], ReleaseResult.UNTRIGGERED),
+        ([Outcome.UNTRIGGERED, Outcome.CLEAN], ReleaseResult.UNDECIDED),
+        ([Outcome.BOOT_FAILED, Outcome.BOOT_FAILED], ReleaseResult.BOOT_FAILED),
+        ([Outcome.BOOT_FAILED, Outcome.INFRA], ReleaseResult.UNDECIDED),
+        ([Outcome.UNSUPPORTED], ReleaseResult.UNSUPPORTED),
+        ([Outcome.INFRA], ReleaseResult.INFRA),
+        ([Outcome.CANCELLED], ReleaseResult.UNDECIDED),
+        ([], ReleaseResult.UNDECIDED),
+    ],
+)
+def test_result_of_a_release(outcomes: list[Outcome], expected: ReleaseResult) -> None:
+    assert in_release(*outcomes) is expected
+
+
+def test_a_release_lives_only_if_all_boots_crossed_and_lived() -> None:
+    for outcomes in combinations_with_replacement(Outcome, 3):
+        assert (in_release(*outcomes) is ReleaseResult.LIVES) == (set(outcomes) == {Outcome.CLEAN}), outcomes
+
+
+def test_an_unexplained_death_is_not_another_failure() -> None:
+    assert in_release(Outcome.OTHER_CRASH, unexplained=1) is ReleaseResult.UNDECIDED
+    assert in_release(Outcome.OTHER_CRASH, Outcome.HANG, unexplained=1) is ReleaseResult.FAILS_OTHERWISE
+
+
+def test_a_rehearsal_without_the_bug_is_undecided() -> None:
+    assert in_release(Outcome.CLEAN, imitated=False) is ReleaseResult.UNDECIDED

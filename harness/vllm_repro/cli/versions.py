@@ -36,8 +36,7 @@ from vllm_repro.servers.docker_engine import connect
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.site import Site
-from vllm_repro.verdict.release_result import Fate
-from vllm_repro.verdict.verdict import exit_status
+from vllm_repro.verdict.verdict import ReleaseResult, exit_status
 
 __all__ = ["bounds", "releases"]
 
@@ -241,7 +240,7 @@ class _Mapping:
             )
         except (InfraError, Unsupported) as error:
             self._progress.line(f"  {error}" + (f"\n  next: {error.hint}" if error.hint else ""))
-            outcome = Fate.INFRA if isinstance(error, InfraError) else Fate.UNSUPPORTED
+            outcome = ReleaseResult.INFRA if isinstance(error, InfraError) else ReleaseResult.UNSUPPORTED
             why = self._redactor.text(str(error))
             return row_without_run(version, scenario, self._job.arms, outcome, why), None
         return self._row_of(report, version), report.interrupted

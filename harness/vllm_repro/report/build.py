@@ -161,13 +161,15 @@ def _verdict(
     quiet = verdict.verdict in (Verdict.QUIET, Verdict.FIXED)
     if not imitated and (quiet or (ran and all(result.alive for result in ran))):
         text = f"the rehearsal engine does not imitate {started['issue']}, so its survival says nothing"
-        verdict = VerdictReport(Verdict.INCONCLUSIVE, None, text)
+        verdict = VerdictReport(verdict=Verdict.INCONCLUSIVE, expected=None, because=text)
     if quiet and (idle := [arm.name for arm in arms if arm.idle]):
         text = f"{', '.join(idle)}: no process of the server imported a file that the patch changes, so it was not put to the test"
         # What another arm did that it should not is no less so.
         others = tuple(name for name in verdict.surprises if name not in idle)
         text += f"; {verdict.because}" if others else ""
-        verdict = VerdictReport(Verdict.INCONCLUSIVE, False if others else None, text, others)
+        verdict = VerdictReport(
+            verdict=Verdict.INCONCLUSIVE, expected=False if others else None, because=text, surprises=others
+        )
     if ended is not None and not ended["interrupted"]:
         return verdict
     missing = [arm for arm in arms if not arm.trials]

@@ -15,27 +15,41 @@ from vllm_repro.report.model import RunReport, TrialReport
 from vllm_repro.report.wording import cut
 from vllm_repro.scenario.scenario import Arm, Scenario, Status
 from vllm_repro.verdict.outcome import Outcome
-from vllm_repro.verdict.release_result import Fate, fate
-from vllm_repro.verdict.verdict import ArmResult, Expected, Standing, Verdict, arm_result, same_release
+from vllm_repro.verdict.verdict import (
+    ArmResult,
+    Expected,
+    ReleaseResult,
+    Standing,
+    Verdict,
+    arm_result,
+    release_result,
+    same_release,
+)
 
 __all__ = ["ArmRow", "Row", "VersionMap", "readings", "row_of", "row_without_run"]
 
-_RANGED = {Fate.LIVES: "lives in", Fate.DIES: "dies in", Fate.SOMETIMES: "dies in some boots of"}
+_RANGED = {
+    ReleaseResult.LIVES: "lives in",
+    ReleaseResult.DIES: "dies in",
+    ReleaseResult.SOMETIMES: "dies in some boots of",
+}
 
 _INSTEAD = {
-    Expected.ERRS: _RANGED | {Fate.DIES: "answers wrongly in", Fate.SOMETIMES: "answers wrongly in some boots of"},
-    Expected.HANGS: _RANGED | {Fate.DIES: "hangs in", Fate.SOMETIMES: "hangs in some boots of"},
-    Expected.SPINS: _RANGED | {Fate.DIES: "never rests in", Fate.SOMETIMES: "never rests in some boots of"},
+    Expected.ERRS: _RANGED
+    | {ReleaseResult.DIES: "answers wrongly in", ReleaseResult.SOMETIMES: "answers wrongly in some boots of"},
+    Expected.HANGS: _RANGED | {ReleaseResult.DIES: "hangs in", ReleaseResult.SOMETIMES: "hangs in some boots of"},
+    Expected.SPINS: _RANGED
+    | {ReleaseResult.DIES: "never rests in", ReleaseResult.SOMETIMES: "never rests in some boots of"},
 }
 """Of a bug that is no death."""
 
-_LISTED: Mapping[Fate, tuple[str, str]] = {
-    Fate.FAILS_OTHERWISE: ("fails in another way", "fail in another way"),
-    Fate.UNTRIGGERED: ("does not cross the boundary", "do not cross the boundary"),
-    Fate.BOOT_FAILED: ("does not boot", "do not boot"),
-    Fate.UNSUPPORTED: ("cannot run it here", "cannot run it here"),
-    Fate.INFRA: ("could not be tried", "could not be tried"),
-    Fate.UNDECIDED: ("is undecided", "are undecided"),
+_LISTED: Mapping[ReleaseResult, tuple[str, str]] = {
+    ReleaseResult.FAILS_OTHERWISE: ("fails in another way", "fail in another way"),
+    ReleaseResult.UNTRIGGERED: ("does not cross the boundary", "do not cross the boundary"),
+    ReleaseResult.BOOT_FAILED: ("does not boot", "do not boot"),
+    ReleaseResult.UNSUPPORTED: ("cannot run it here", "cannot run it here"),
+    ReleaseResult.INFRA: ("could not be tried", "could not be tried"),
+    ReleaseResult.UNDECIDED: ("is undecided", "are undecided"),
 }
 """For one release and for several."""
 
@@ -47,7 +61,7 @@ class ArmRow:
     """One arm in one release. declared: what its own status says, else the scenario's. `trials` is empty where there was no run."""
 
     result: ArmResult
-    fate: Fate
+    fate: ReleaseResult
     declared: Standing
     trials: tuple[TrialReport, ...] = ()
 
@@ -99,7 +113,7 @@ class Row:
         """The same for one arm of the row."""
         if arm.name in self.surprises:
             return False
-        short = arm.fate is Fate.UNTRIGGERED and arm.result.expected is Expected.UNTRIGGERED
+        short = arm.fate is ReleaseResult.UNTRIGGERED and arm.result.expected is Expected.UNTRIGGERED
         return True if short or arm.fate in _RANGED else None
 
     def as_json(self) -> dict[str, Any]:
@@ -123,7 +137,7 @@ def row_of(report: RunReport, version: str, declared: Standing, evidence: str) -
     arms = tuple(
         ArmRow(
             arm.result,
-            Fate.UNDECIDED if doubt else fate(arm.result, imitated=report.imitated),
+            ReleaseResult.UNDECIDED if doubt else release_result(arm.result, imitated=report.imitated),
             arm.result.standing or declared,
             arm.trials,
         )
@@ -142,7 +156,7 @@ def row_of(report: RunReport, version: str, declared: Standing, evidence: str) -
     )
 
 
-def row_without_run(version: str, scenario: Scenario, arms: Sequence[Arm], outcome: Fate, why: str) -> Row:
+def row_without_run(version: str, scenario: Scenario, arms: Sequence[Arm], outcome: ReleaseResult, why: str) -> Row:
     """The row of a release of which no server could be had; `outcome` is `INFRA` or `UNSUPPORTED`."""
     empty = tuple(
         ArmRow(arm_result(arm.name, arm.expected, ()), outcome, scenario.status_of(arm).standing(version))
@@ -276,7 +290,7 @@ def _sentence(version_map: VersionMap, name: str) -> str:
     ]
     for listed, words in _LISTED.items():
         chosen = [version for version in tested if fates.get(version) is listed]
-        clauses.append(_clause(chosen if listed is Fate.INFRA else _items(chosen, tested), words))
+        clauses.append(_clause(chosen if listed is ReleaseResult.INFRA else _items(chosen, tested), words))
     # Also a release whose run has no such arm: a map must not be silent about one.
     clauses.append(_clause([version for version in tested if version not in arms], _NOT_TRIED))
     against = [row.version for row in version_map.rows if name in row.surprises]

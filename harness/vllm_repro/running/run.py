@@ -362,7 +362,9 @@ def on_record(
             patched = bool(arm and arm["server"].get("patched"))  # such a death says nothing about the release
             if arm and arm["k"] and report["evidence"] == evidence and not patched:
                 died = str(arm["server"]["vllm_version"])
-                found.append(Record(arm["k"], arm["n"], path.parent.name, died, leading.name))
+                found.append(
+                    Record(crashed=arm["k"], boots=arm["n"], run=path.parent.name, version=died, arm=leading.name)
+                )
 
     def strength(record: Record) -> tuple[bool, float, str]:
         return same_release(record.version, over), lower_bound(record.crashed, record.boots), record.run

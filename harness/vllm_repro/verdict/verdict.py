@@ -1,7 +1,7 @@
-"""From the outcomes of trials to the result of an arm, and from those to the verdict of a scenario. Pure.
+"""Results of arms from the outcomes of their trials, the verdict over the arms of a run, and the result of a release. Pure.
 
-Merging follows one rule: bad beats unknown beats good. A single matching crash makes an arm reproduce; quiet needs every trial to have
-crossed the trigger and lived; anything else is said to be undecided rather than counted as good.
+Bad beats unknown beats good. One matching crash makes an arm reproduce. An arm is quiet only if every trial crossed the trigger and lived.
+Anything else is undecided.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import assert_never
 
 from packaging.version import InvalidVersion, Version
 
@@ -21,6 +22,7 @@ __all__ = [
     "Expect",
     "Expected",
     "Record",
+    "ReleaseResult",
     "Result",
     "Standing",
     "Verdict",
@@ -33,51 +35,64 @@ __all__ = [
     "is_other",
     "is_strange",
     "is_unproved",
+    "release_result",
     "same_release",
 ]
 
 
 class Expected(StrEnum):
-    """What an arm is declared to do."""
+    """What an arm is declared to do in the releases that have the bug."""
 
-    DIES = "dies"  # in the releases that have the bug; lives in those that do not
+    DIES = "dies"
     LIVES = "lives"  # crosses the trigger and lives, in every release
-    UNTRIGGERED = "untriggered"  # lives, and must not be mistaken for proof
-    ERRS = "errs"  # lives and answers wrongly in the releases that have the bug, rightly in those that do not
-    HANGS = "hangs"  # leaves requests unanswered for ever in the releases that have the bug, answers them in those that do not
-    SPINS = "spins"  # never comes to rest, with nothing left to do, in the releases that have the bug
+    UNTRIGGERED = "untriggered"  # lives without crossing the trigger, and must not be mistaken for proof
+    ERRS = "errs"  # lives and answers wrongly
+    HANGS = "hangs"  # leaves requests unanswered
+    SPINS = "spins"  # keeps working with no request left
 
     @property
     def has_bug(self) -> bool:
-        """Whether it shows the bug in the releases that have it."""
-        return self in _SIGNS
+        """Return True if the arm shows the bug in the releases that have it."""
+        return _SIGNS[self].has_bug
 
     @property
     def sign(self) -> Outcome:
-        """The outcome that is the bug."""
-        return _SIGNS.get(self, (Outcome.CRASH, "died"))[0]
+        """Return the outcome that is the bug."""
+        return _SIGNS[self].outcome
 
     @property
     def did(self) -> str:
-        """What it did where it showed the bug."""
-        return _SIGNS.get(self, (Outcome.CRASH, "died"))[1]
+        """Return the past tense of showing the bug."""
+        return _SIGNS[self].did
 
     @property
     def event(self) -> str:
-        """What quiet boots exclude: `a crash`, `that it hung`."""
+        """Return what quiet boots exclude: `a crash`, `that it hung`."""
         return "a crash" if self.sign is Outcome.CRASH else f"that it {self.did}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Sign:
+    """How an arm shows the bug. never_idle: by a hang of that kind, or by one of requests; None if not by a hang."""
+
+    outcome: Outcome = Outcome.CRASH
+    did: str = "died"
+    has_bug: bool = True
+    never_idle: bool | None = None
+
+
 _SIGNS = {
-    Expected.DIES: (Outcome.CRASH, "died"),
-    Expected.ERRS: (Outcome.WRONG_OUTPUT, "answered wrongly"),
-    Expected.HANGS: (Outcome.HANG, "hung"),
-    Expected.SPINS: (Outcome.HANG, "never came to rest"),
+    Expected.DIES: _Sign(),
+    Expected.LIVES: _Sign(has_bug=False),
+    Expected.UNTRIGGERED: _Sign(has_bug=False),
+    Expected.ERRS: _Sign(outcome=Outcome.WRONG_OUTPUT, did="answered wrongly"),
+    Expected.HANGS: _Sign(outcome=Outcome.HANG, did="hung", never_idle=False),
+    Expected.SPINS: _Sign(outcome=Outcome.HANG, did="never came to rest", never_idle=True),
 }
 
 
 class Standing(StrEnum):
-    """What the scenario's status says of a release."""
+    """A release by the scenario's status."""
 
     BAD = "bad"
     GOOD = "good"
@@ -85,7 +100,7 @@ class Standing(StrEnum):
 
 
 class Expect(StrEnum):
-    """`--expect`: what the caller of a run holds the result against."""
+    """`--expect`: what the caller expects of a run."""
 
     DECLARED = "declared"
     ALIVE = "alive"
@@ -94,6 +109,8 @@ class Expect(StrEnum):
 
 
 class Result(StrEnum):
+    """The result of one arm."""
+
     REPRODUCES = "reproduces"
     QUIET = "quiet"
     FLAKY = "flaky"
@@ -130,10 +147,10 @@ _VERDICTS: dict[Verdict, tuple[Tone, int]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ArmResult:
-    """`crashed` of `conclusive` trials died of this bug, or showed it as the arm is expected to. `bound`: the sentence that these numbers
-    support."""
+    """The result of one arm: `crashed` of `conclusive` trials showed the bug as the arm is expected to. bound: a sentence with what these
+    numbers support."""
 
     name: str
     expected: Expected
@@ -143,15 +160,15 @@ class ArmResult:
     bound: str
     outcomes: tuple[Outcome, ...]
     unexplained: int = 0
-    """Deaths whose cause nothing names, and ends that are unproved: they say that something failed, not that something changed."""
+    """Deaths without a known cause, and unproved failures: something failed, but it may be this bug."""
     standing: Standing | None = None
-    """What the arm's own status says of the release; None where the scenario's holds for it."""
+    """The release by the arm's own status; None if the scenario's applies."""
     strange: int = 0
-    """Ends that have the bug's outcome and do not count as it: see `is_strange` and `is_unproved`."""
+    """Trials with the bug's outcome that do not count as the bug: see `is_strange` and `is_unproved`."""
 
     @property
     def otherwise(self) -> tuple[Outcome, ...]:
-        """Ends that are neither life nor this bug."""
+        """Return the failures that are not this bug."""
         sign = self.expected.sign
         ends = tuple(one for one in self.outcomes if one.facts.other_failure and one is not sign)
         return ends + (sign,) * self.strange
@@ -161,12 +178,10 @@ class ArmResult:
         return bool(self.outcomes) and all(one.facts.alive for one in self.outcomes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Record:
-    """An earlier run on this host in which the unpatched arm reproduced, with the same kind of evidence.
-
-    arm: the one that died. It says nothing of others, whose flags or requests are not the same.
-    """
+    """An earlier run on this host in which the unpatched `arm` reproduced, with the same kind of evidence. It proves nothing about other
+    arms, whose flags or requests differ."""
 
     crashed: int
     boots: int
@@ -175,9 +190,9 @@ class Record:
     arm: str = "reported"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class VerdictReport:
-    """`expected`: True, False (a surprise) or None (undecided). `because`: one sentence for people. `surprises`: names of arms."""
+    """The verdict of a run. expected: True, False (a surprise) or None (undecided). because: one sentence. surprises: names of arms."""
 
     verdict: Verdict
     expected: bool | None
@@ -186,12 +201,12 @@ class VerdictReport:
 
 
 def counted(outcomes: Sequence[Outcome]) -> str:
-    """`crash, clean x 3`: each outcome once, in the order of its first time."""
+    """Return `crash, clean x 3`: each outcome once, in order of first occurrence."""
     return ", ".join(f"{one}{f' x {times}' if times > 1 else ''}" for one, times in Counter(outcomes).items())
 
 
 def same_release(one: str | None, other: str | None) -> bool:
-    """Whether two servers that report `0.28.0+cpu` and `0.28.0` are of one release."""
+    """Return True if two reported versions, such as `0.28.0+cpu` and `0.28.0`, are of one release."""
     try:
         return Version(Version(one or "").public) == Version(Version(other or "").public)
     except InvalidVersion:
@@ -205,18 +220,18 @@ def _died(expected: Expected, crashed: int, boots: int) -> str:
 
 
 def is_strange(expected: Expected, outcome: Outcome, during: str) -> bool:
-    """Whether it is a hang of the other kind than the arm is to show: requests that hang in an engine that was to spin, or the reverse."""
-    spins = {Expected.SPINS: True, Expected.HANGS: False}.get(expected)
-    return outcome is Outcome.HANG and spins is not None and (during == NEVER_IDLE) is not spins
+    """Return True for a hang of the other kind: requests that hang in an arm expected to spin, or the reverse."""
+    never_idle = _SIGNS[expected].never_idle
+    return outcome is Outcome.HANG and never_idle is not None and (during == NEVER_IDLE) is not never_idle
 
 
 def is_unproved(expected: Expected, outcome: Outcome, *, crossed: bool) -> bool:
-    """Whether it is a hang or a wrong answer that may be any: the boundary, their signature, was not crossed."""
+    """Return True for a hang or wrong answer short of the boundary: it has no signature, so it may be any."""
     return outcome is expected.sign is not Outcome.CRASH and not crossed
 
 
 def is_other(expected: Expected, outcome: Outcome, during: str, *, crossed: bool) -> bool:
-    """Whether it is either, and so does not count as the bug."""
+    """Return True if the trial has the bug's outcome and must not be counted as the bug."""
     return is_strange(expected, outcome, during) or is_unproved(expected, outcome, crossed=crossed)
 
 
@@ -230,8 +245,10 @@ def arm_result(
     strange: int = 0,
     unproved: int = 0,
 ) -> ArmResult:
-    """The result of one arm from the outcomes of its trials. unexplained: deaths among them whose cause nothing names. strange, unproved:
-    see the functions of these names; none is both."""
+    """Return the result of an arm from the outcomes of its trials.
+
+    unexplained: deaths without a known cause among them. strange, unproved: see the functions of these names; no trial is both.
+    """
     count = Counter(outcomes)
     crashed, clean = count[expected.sign] - strange - unproved, count[Outcome.CLEAN]
     conclusive = crashed + clean
@@ -242,7 +259,7 @@ def arm_result(
         result = Result.REPRODUCES
         bound = _died(expected, crashed, conclusive)
     elif outcomes and not any(one.facts.ran for one in outcomes):
-        # One that was cut short may have got further than the boot.
+        # An interrupted trial may have got further than the boot.
         far = "came to its end" if Outcome.CANCELLED in outcomes else "got as far as the workload"
         result, bound = Result.BLOCKED, f"no trial {far}"
     elif clean and clean == len(outcomes):
@@ -253,24 +270,24 @@ def arm_result(
         seen = ", ".join(f"{number} {outcome}" for outcome, number in count.items()) or "no trial ran"
         bound = f"nothing can be said: {seen}" + (f", {unproved} short of the boundary" if unproved else "")
     return ArmResult(
-        name,
-        expected,
-        result,
-        crashed,
-        conclusive,
-        bound,
-        tuple(outcomes),
-        unexplained + unproved,
-        standing,
-        strange + unproved,
+        name=name,
+        expected=expected,
+        result=result,
+        crashed=crashed,
+        conclusive=conclusive,
+        bound=bound,
+        outcomes=tuple(outcomes),
+        unexplained=unexplained + unproved,
+        standing=standing,
+        strange=strange + unproved,
     )
 
 
 def _arm_as_expected(arm: ArmResult, standing: Standing, expect: Expect, *, patched: bool) -> bool | None:
-    """True, False, or None where the arm's trials decide nothing about the expectation."""
+    """Return whether the arm meets the expectation; None if its trials do not decide."""
     died = arm.crashed > 0 or bool(arm.otherwise)
     if expect is Expect.ALIVE and not died and patched and arm.expected is not Expected.UNTRIGGERED:
-        # A patch that keeps the engine away from the boundary has not been put to the test.
+        # A patch that keeps the engine from the boundary is not tested.
         return True if arm.result is Result.QUIET else None
     if expect is Expect.ALIVE:
         return False if died else (True if arm.alive else None)
@@ -284,7 +301,7 @@ def _arm_as_expected(arm: ArmResult, standing: Standing, expect: Expect, *, patc
     if arm.expected.has_bug:
         must_die = expect is Expect.CRASH or standing is Standing.BAD
         if not decided:
-            # Dying of something else is a surprise wherever a stated end was expected; silence about it is not.
+            # Another failure is a surprise if its cause is known.
             return False if died and not arm.unexplained else None
         if expect is not Expect.CRASH and standing is Standing.UNKNOWN:
             return True
@@ -297,7 +314,7 @@ def _arm_as_expected(arm: ArmResult, standing: Standing, expect: Expect, *, patc
 def _because_quiet(
     arms: Sequence[ArmResult], record: Record | None, version: str | None, *, patched: bool
 ) -> tuple[Verdict, str]:
-    # The record is that of one arm, so only the boots of the same one stand against it.
+    # A record counts only for boots of the same arm.
     if record is not None and record.arm != arms[0].name:
         record = None
     clean = arms[0].outcomes.count(Outcome.CLEAN)
@@ -305,7 +322,7 @@ def _because_quiet(
     expected = arms[0].expected
     excluded = f"{expected.event} in more than {excluded_rate(clean):.0%} of boots is excluded"
     if any(not arm.expected.has_bug for arm in arms):
-        # An arm that lives in every release says nothing about whether the bug is still there.
+        # An arm that lives in every release proves nothing about the bug.
         names = ", ".join(arm.name for arm in arms)
         should = "with its change of vLLM's source" if patched else "as it should in any release"
         return Verdict.QUIET, f"{names}: {lived}, {should}; the reported arm was not run"
@@ -324,7 +341,7 @@ def _because_quiet(
             f"{on_record}, 0 of {clean} here with the same release: it comes and goes, or the runs differ",
         )
     if patched and not same_release(record.version, version):
-        # Another release than this one died: whether this one needs the patch to live nobody has seen.
+        # Another release died: this one may live without the patch.
         return (
             Verdict.QUIET,
             f"{on_record}, 0 of {clean} with {version or 'this release'} and the patch: run that release without the patch first",
@@ -344,7 +361,7 @@ def _fisher(crashed: int, boots: int, clean: int) -> str:
 
 
 def comparisons(arms: Sequence[ArmResult]) -> tuple[str, ...]:
-    """What quiet arms that should live show beside one that died in the same run, a sentence for all that show the same."""
+    """Return what quiet arms prove as workarounds beside an arm that died in the same run, one sentence per number of boots."""
     dying = next((arm for arm in arms if arm.expected.has_bug and arm.crashed), None)
     quiet = [arm for arm in arms if arm.expected is Expected.LIVES and arm.result is Result.QUIET]
     if dying is None:
@@ -376,9 +393,9 @@ def decide(
     version: str | None = None,
     patched: bool = False,
 ) -> VerdictReport:
-    """The verdict over `arms`, led by those that are declared to die (by all of them where none of those ran).
+    """Return the verdict over `arms`, from those declared to have the bug, or from all if none of these ran.
 
-    patched: whether a change of the source was laid over the release for all of them.
+    patched: a patch of the source was applied in all of them.
     """
     subjects = [arm for arm in arms if arm.expected.has_bug]
     led_by = subjects or list(arms)
@@ -399,23 +416,65 @@ def decide(
         verdict = Verdict.INCONCLUSIVE
         because = "no trial came to its end" if open_arm is None else f"{open_arm.name}{with_patch}: {open_arm.bound}"
     if expect is Expect.ANY:
-        return VerdictReport(verdict, None if verdict is Verdict.INCONCLUSIVE else True, because)
+        return VerdictReport(
+            verdict=verdict, expected=None if verdict is Verdict.INCONCLUSIVE else True, because=because
+        )
     answers = [_arm_as_expected(arm, arm.standing or standing, expect, patched=patched) for arm in arms]
     if False in answers:
         surprises = [arm for arm, answer in zip(arms, answers, strict=True) if answer is False]
         for arm in surprises:
             if arm not in led_by or verdict in (Verdict.QUIET, Verdict.FIXED):
                 because += f"; unexpected in arm {arm.name}: {counted(arm.outcomes)}"
-        return VerdictReport(verdict, False, because, tuple(arm.name for arm in surprises))
+        return VerdictReport(
+            verdict=verdict, expected=False, because=because, surprises=tuple(arm.name for arm in surprises)
+        )
     if None in answers or not answers:
-        return VerdictReport(verdict, None, because)
+        return VerdictReport(verdict=verdict, expected=None, because=because)
     if verdict is Verdict.INCONCLUSIVE:
         did = ", ".join(arm.name for arm in arms)
         asked = "alive" if expect is Expect.ALIVE else "as declared"
         because = f"{did}: {asked} ({', '.join(arms[0].outcomes[:1])}); the bug itself was not put to the test"
-    return VerdictReport(verdict, True, because)
+    return VerdictReport(verdict=verdict, expected=True, because=because)
 
 
 def exit_status(expected: bool | None) -> int:
-    """0 as expected, 1 a surprise, 2 undecided."""
+    """Return 0 as expected, 1 a surprise, 2 undecided."""
     return {True: 0, False: 1, None: 2}[expected]
+
+
+class ReleaseResult(StrEnum):
+    """The result of one arm in one release."""
+
+    LIVES = "lives"
+    DIES = "dies"
+    SOMETIMES = "dies-sometimes"
+    FAILS_OTHERWISE = "fails-otherwise"  # another crash, a hang, wrong output
+    UNTRIGGERED = "untriggered"
+    BOOT_FAILED = "boot-failed"
+    UNSUPPORTED = "unsupported"
+    INFRA = "infra"
+    UNDECIDED = "undecided"
+
+
+_IF_ALL_AGREE = {outcome: ReleaseResult(outcome) for outcome in Outcome if outcome in {*map(str, ReleaseResult)}}
+"""A boot that failed and one that could not run prove nothing together, so all boots must agree on these."""
+
+
+def release_result(result: ArmResult, *, imitated: bool = True) -> ReleaseResult:
+    """Return the result of a release for one arm. imitated: see `RunReport`."""
+    match result.result:
+        case Result.REPRODUCES:
+            return ReleaseResult.DIES
+        case Result.FLAKY:
+            return ReleaseResult.SOMETIMES
+        case Result.QUIET:
+            return ReleaseResult.LIVES if imitated else ReleaseResult.UNDECIDED
+        case Result.INCONCLUSIVE | Result.BLOCKED:
+            # An unexplained death may be this bug.
+            if len(result.otherwise) > result.unexplained:
+                return ReleaseResult.FAILS_OTHERWISE
+            if len(set(result.outcomes)) == 1:
+                return _IF_ALL_AGREE.get(result.outcomes[0], ReleaseResult.UNDECIDED)
+            return ReleaseResult.UNDECIDED
+        case _:
+            assert_never(result.result)
