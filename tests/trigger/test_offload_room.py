@@ -55,7 +55,7 @@ def test_without_a_connector_nothing_is_outgrown() -> None:
 def test_what_the_lab_saw_is_evidence() -> None:
     stores = tuple(Observed("store", {"event": n, "blocks": 5, "distinct": 5, "twice": []}) for n in range(40))
     found = find([400, 400, 400], BootFacts(offload_blocks=16), observed=stores)
-    assert found.evidence[-1] == "seen: 40 store events of 200 blocks in all"
+    assert found.evidence[-1] == "seen: 40 store events, 200 blocks in all"
 
 
 @pytest.mark.parametrize(("words", "room"), [("CPU blocks (1.00 GB, mode=lazy)", 12), ("offload blocks (1.00 GB", 12)])

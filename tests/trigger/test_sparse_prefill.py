@@ -154,7 +154,7 @@ def test_prompts_that_died_in_one_step_are_taken_together() -> None:
     assert not OUTGROWN.find(facts(500)).crossed
     found = OUTGROWN.find(facts(500, dump=step))
     assert found.crossed == (prefill_bytes(Shapes.BRANCH, REPORTED, [500] * 3) > indexer_bytes(16384))
-    assert found.evidence[0].startswith("a prefill of 500 and 500 and 500 tokens in one step asks for")
+    assert found.evidence[0].startswith("a prefill of 500 and 500 and 500 tokens in one step needs")
 
 
 def test_the_lab_has_the_first_word() -> None:
@@ -163,20 +163,20 @@ def test_the_lab_has_the_first_word() -> None:
     )
     assert found.crossed
     assert found.evidence == (
-        "the lab saw a prefill of 1307 tokens ask for 22,676,480 bytes in a layer of ratio 4, "  # noqa: ISC004  # one long sentence
+        "seen: a prefill of 1307 tokens requested 22,676,480 bytes in a layer of ratio 4, "  # noqa: ISC004  # one long sentence
         "as computed from the flags for the shapes of the release: a lone prompt fits up to 1306 tokens",
         "the indexer alone locks 21.62 MB by --max-model-len 16384",
-        "the log says that 68.53 MB were locked",
+        "the log reports 68.53 MB locked",
     )
-    assert found.brief == "asks 21.63 > 21.62 MB"
+    assert found.brief == "needs 21.63 MB, 21.62 MB locked"
     assert not OUTGROWN.find(facts(1304, observed=(prefill(1306, 22_675_456),))).crossed
 
 
 def test_a_size_that_the_flags_do_not_give_is_said_to_be_so() -> None:
     (first, *_) = OUTGROWN.find(facts(1307, observed=(prefill(1307, 22_676_736),))).evidence
-    assert first.endswith("which is not what the flags give for any shapes that are known here")
+    assert first.endswith("the flags give another size for all known shapes")
     (first, *_) = OUTGROWN.find(facts(1307, observed=(prefill(7, 22_676_736, prompts=(1307,)),))).evidence
-    assert first.endswith("7 of them new, which is not what the flags give for any shapes that are known here")
+    assert first.endswith("7 of them new; the flags give another size for all known shapes")
     step = prefill(7, 22_676_736, prompts=(1307, 1200))
     (first, *_) = OUTGROWN.find(facts(1307, observed=(step,))).evidence
     assert first.endswith("in a layer of ratio 4, 7 of them new")
@@ -186,7 +186,7 @@ def test_the_death_says_it_itself() -> None:
     found = OUTGROWN.find(
         facts(1304, captured={"asked": "21.80", "locked": "21.62"}, observed=(prefill(1304, 22_856_960, ratio=1),))
     )
-    assert (found.crossed, found.brief) == (True, "asks 21.80 > 21.62 MB")
+    assert (found.crossed, found.brief) == (True, "needs 21.80 MB, 21.62 MB locked")
     assert "for the shapes of the branch: a lone prompt fits up to 759 tokens" in found.evidence[1]
 
 

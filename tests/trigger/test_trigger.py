@@ -71,7 +71,7 @@ def test_no_chunks_without_chunked_prefill() -> None:
 def test_the_dump_of_the_step_that_died_is_proof_enough() -> None:
     found = LONG.find(TriggerFacts(dump=(ScheduledChunk(4096, 3497),)))
     assert found.crossed
-    assert "4096 tokens computed before the step that died" in found.evidence[0]
+    assert "4096 tokens computed before the step that crashed" in found.evidence[0]
     assert not LONG.find(TriggerFacts(dump=(ScheduledChunk(0, 3497, new=True),))).crossed
 
 
@@ -192,7 +192,7 @@ def test_a_guarded_capture_says_what_was_looked_at() -> None:
     boot = BootFacts(cudagraph_mode="FULL_DECODE_ONLY", graphs_captured=True, ready=True)
     seen = Observed("capture", {"captures": 2, "checked": 190, "refused": 0, "recorded": True})
     found = graphs_captured().find(TriggerFacts(boot=boot, observed=(Observed("store", {}), seen)))
-    assert found.evidence[1:] == ("2 captures under the guard: 190 operators looked at, 0 refused",)
+    assert found.evidence[1:] == ("2 captures under the guard: 190 operators checked, 0 refused",)
 
 
 @pytest.mark.parametrize(

@@ -70,10 +70,10 @@ def test_the_reported_prompt_outgrows_it() -> None:
     found = OUTGROWN.find(facts(7593, locked=1_069_312))
     assert found.crossed
     assert found.evidence == (
-        "16.00 MB for 4096 cached tokens, against 1.02 MB that decoding locks",
-        "the log says that 1.02 MB were locked",
+        "16.00 MB needed for 4096 cached tokens; decoding locks 1.02 MB",
+        "the log reports 1.02 MB locked",
     )
-    assert found.brief == "asks 16.00 > 1.02 MB"
+    assert found.brief == "needs 16.00 MB, 1.02 MB locked"
 
 
 def test_a_short_remainder_asks_for_nothing() -> None:
@@ -84,7 +84,7 @@ def test_a_short_remainder_asks_for_nothing() -> None:
 def test_many_sequences_hide_a_prompt_of_twelve_thousand_tokens() -> None:
     found = OUTGROWN.find(facts(12_000, flags="--max-num-seqs 256 --block-size 128"))
     assert not found.crossed
-    assert found.brief == "asks 32.00 fits 130.52 MB"
+    assert found.brief == "needs 32.00 MB, 130.52 MB locked"
 
 
 @given(st.integers(1, 200), st.integers(129, 4096))
@@ -105,12 +105,12 @@ def test_what_is_reserved_is_for_all_sequences_and_not_for_a_captured_batch() ->
     assert (
         OUTGROWN.find(facts(7593, flags=flags, locked=1, reserved=True))
         .evidence[0]
-        .endswith(f"{decode_bytes(SEED, 15) / 2**20:.2f} MB that decoding locks")
+        .endswith(f"decoding locks {decode_bytes(SEED, 15) / 2**20:.2f} MB")
     )
     assert (
         OUTGROWN.find(facts(7593, flags=flags))
         .evidence[0]
-        .endswith(f"{decode_bytes(SEED, 8) / 2**20:.2f} MB that decoding locks")
+        .endswith(f"decoding locks {decode_bytes(SEED, 8) / 2**20:.2f} MB")
     )
 
 
@@ -123,13 +123,13 @@ def test_a_log_that_tells_of_a_larger_lock_is_believed_before_the_formula() -> N
 def test_without_graphs_nothing_is_locked_and_the_prompt_counts_all_the_same() -> None:
     found = OUTGROWN.find(facts(7593))
     assert found.crossed
-    assert "the log tells of no lock" in found.evidence
+    assert "the log reports no lock" in found.evidence
 
 
 def test_the_message_of_the_death_has_the_last_word() -> None:
     said = {"asked": "16.00", "locked": "1.02"}
     found = OUTGROWN.find(TriggerFacts(captured=said))
-    assert (found.crossed, found.brief) == (True, "asks 16.00 > 1.02 MB")
+    assert (found.crossed, found.brief) == (True, "needs 16.00 MB, 1.02 MB locked")
 
 
 def test_the_step_that_died_counts() -> None:
@@ -189,7 +189,11 @@ def test_the_sizes_of_a_stand_in_are_its_own(tmp_path: Path, made: bool) -> None
     assert conclusion.outcome is (Outcome.CLEAN if made else Outcome.UNTRIGGERED)
     assert conclusion.weights is ServedWeights.DUMMY
     assert (
-        any("16.00 MB for 4096 cached tokens, against 0.51 MB" in text for text in conclusion.trigger.evidence) is made
+        any(
+            "16.00 MB needed for 4096 cached tokens; decoding locks 0.51 MB" in text
+            for text in conclusion.trigger.evidence
+        )
+        is made
     )
 
 

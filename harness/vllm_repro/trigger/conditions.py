@@ -1,4 +1,4 @@
-"""The conditions that a scenario's trigger is made of, apart from those with arithmetic of their own (`workspace`)."""
+"""Conditions of a trigger, without those that have a module of their own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _count(facts: TriggerFacts, asked: Asked) -> str:
     if asked.cached_tokens:
         cached = f", {asked.cached_tokens} of them cached"
     elif found := facts.cached(asked):
-        cached = f", {found} of them in blocks that an earlier request had filled"
+        cached = f", {found} of them in blocks filled by an earlier request"
     return f"{asked.name}: {asked.prompt_tokens} prompt tokens by {source}{cached}"
 
 
@@ -46,7 +46,7 @@ def _plus(chunks: tuple[int, ...]) -> str:
 def _dumped(chunk: ScheduledChunk) -> str:
     source = " out of the prefix cache" if chunk.new else ""
     return (
-        f"the scheduler's dump: {chunk.computed} tokens computed before the step that died{source}, "
+        f"the scheduler's dump: {chunk.computed} tokens computed before the step that crashed{source}, "
         f"{chunk.scheduled} in it"
     )
 
@@ -60,7 +60,7 @@ class _ChunkedPrefill(Condition):
             if chunk.computed and not chunk.new and chunk.scheduled > 1:  # a decoded token is no chunk
                 return Finding(True, (_dumped(chunk),), f"{chunk.computed} + {chunk.scheduled} tokens")
         if facts.chunk is None:
-            return Finding(False, ("the batch size in force is not known, so chunks cannot be counted",))
+            return Finding(False, ("the batch size is not known, so chunks cannot be counted",))
         if facts.chunked is False:
             return Finding(False, ("chunked prefill is off",))
         notes: list[str] = []
@@ -149,7 +149,7 @@ class _PrefillOver(Condition):
 
 
 def _judged(asked: Asked, names: tuple[str, ...]) -> bool:
-    """Answered with success, or refused for one of these fields. Another refusal came before, or instead of, a look at them."""
+    """Return True if the server read these fields: it answered 200, or its refusal names one of them."""
     return asked.status == 200 or (asked.status in (400, 422) and any(name in asked.refusal for name in names))
 
 
@@ -185,7 +185,7 @@ class _AttentionBackend(Condition):
             return Finding(True, (f"the boot line names the attention backend {self.name}",))
         seen = f"names {facts.backend}" if facts.backend else "is missing"
         return Finding(
-            False, (f"the attention backend is not shown to be {self.name}: the boot line {seen}",), f"not {self.name}"
+            False, (f"not known to use the attention backend {self.name}: the boot line {seen}",), f"not {self.name}"
         )
 
     def __str__(self) -> str:
@@ -197,11 +197,11 @@ class _Drafting(Condition):
     def find(self, facts: TriggerFacts) -> Finding:
         said = facts.args.get("speculative_config")
         if said:
-            return Finding(True, (f"the server says that it decodes speculatively: {said}",))
+            return Finding(True, (f"the server reports speculative decoding: {said}",))
         if not facts.args and facts.command is not None and facts.command.has("--speculative-config"):
             told = facts.command.get("--speculative-config")
-            return Finding(True, (f"the server was told to decode speculatively: {told}",))
-        return Finding(False, ("the server was not told to decode speculatively",), "no drafts")
+            return Finding(True, (f"the command line asks for speculative decoding: {told}",))
+        return Finding(False, ("speculative decoding is off",), "no drafts")
 
     def __str__(self) -> str:
         return "drafting()"
@@ -212,13 +212,13 @@ class _GraphsCaptured(Condition):
     def find(self, facts: TriggerFacts) -> Finding:
         boot = facts.boot
         if boot.graphs_captured:
-            text = f"the log says that CUDA graphs were captured, mode {boot.cudagraph_mode}"
+            text = f"the log reports captured CUDA graphs, mode {boot.cudagraph_mode}"
             return Finding(True, (text, *_guarded(facts)))
         if boot.ready:
-            return Finding(False, ("the server is up and its log tells of no captured graph",), "no graphs")
+            return Finding(False, ("the server is ready and its log reports no captured graph",), "no graphs")
         if boot.cudagraph_mode in (None, "NONE"):
-            return Finding(False, ("the log does not say that CUDA graphs are to be captured",), "no graphs")
-        text = f"the boot ended before CUDA graphs were all captured, mode {boot.cudagraph_mode}"
+            return Finding(False, ("the log does not announce CUDA graphs",), "no graphs")
+        text = f"the boot ended before all CUDA graphs were captured, mode {boot.cudagraph_mode}"
         return Finding(True, (text,), f"graphs {boot.cudagraph_mode}")
 
     def __str__(self) -> str:
@@ -226,53 +226,56 @@ class _GraphsCaptured(Condition):
 
 
 def _guarded(facts: TriggerFacts) -> tuple[str, ...]:
-    """What the lab's capture guard says that it did, in the one process that captures."""
+    """Return what the lab's capture guard logged."""
     said = [one.values for one in facts.observed if one.kind == "capture"]
     return tuple(
-        f"{one['captures']} captures under the guard: {one['checked']} operators looked at, {one['refused']} refused"
+        f"{one['captures']} captures under the guard: {one['checked']} operators checked, {one['refused']} refused"
         for one in said
     )
 
 
 def attention_backend(name: str) -> Condition:
-    """The boot log names this attention backend. A flag may be accepted and yet no layer use it, and then nothing is proved."""
+    """Require that the boot log names this attention backend. A flag alone is no evidence: vLLM may fall back to another backend."""
     return _AttentionBackend(name)
 
 
 def chunked_prefill(*, chunks: int = 2) -> Condition:
-    """A prompt was cut into at least `chunks` pieces by `max_num_batched_tokens`."""
+    """Require a prompt that `max_num_batched_tokens` cut into at least `chunks` pieces."""
     if chunks < 2:
-        raise ValueError("chunked_prefill(chunks=…) starts at 2: one chunk is every prompt")
+        raise ValueError("chunked_prefill(chunks=…) starts at 2: every prompt has one chunk")
     return _ChunkedPrefill(chunks)
 
 
 def prefix_hit() -> Condition:
-    """A prompt began with tokens that were in the prefix cache: the server's counters say so, or the dump of the step that died."""
+    """Require a prompt that began in the prefix cache, by the server's counters or the dump of the step that crashed."""
     return _PrefixHit()
 
 
 def continuation_over(tokens: int) -> Condition:
-    """A chunk with context before it (an earlier chunk, or cached blocks) had more than `tokens` tokens."""
+    """Require a chunk of more than `tokens` tokens with context before it: an earlier chunk or cached blocks."""
     return _ContinuationOver(tokens)
 
 
 def prefill_over(tokens: int) -> Condition:
-    """A step had more than `tokens` tokens of one prompt, which the prefix cache did not have."""
+    """Require a step with more than `tokens` uncached tokens of one prompt."""
     return _PrefillOver(tokens)
 
 
 def drafting() -> Condition:
-    """The server decodes speculatively: it says so in its list of arguments, or was started so."""
+    """Require speculative decoding, by the arguments that the server logs, else by its command line."""
     return _Drafting()
 
 
 def graphs_captured() -> Condition:
-    """CUDA graphs were captured, or a boot ended that was to capture them."""
+    """Require captured CUDA graphs, or a boot that ended while it was to capture them."""
     return _GraphsCaptured()
 
 
 def sent_with(*names: str) -> Condition:
-    """A request that carried all these body fields got an answer, killed the engine or hangs. A refusal (400) counts: it is an answer."""
+    """Require a request with all these body fields that was answered, crashed the engine or hung.
+
+    A refusal (400 or 422) counts if it names one of the fields.
+    """
     if not names:
         raise ValueError("sent_with() takes the names of body fields")
     return _SentWith(names)

@@ -1,8 +1,7 @@
-"""The condition that the GPU keeps more KV blocks than the simple CPU offload connector has room for. Pure.
+"""Condition: the GPU holds more KV blocks than the simple CPU offload connector has room for.
 
-In its lazy mode the connector copies what stands first in line to be overwritten on the GPU, and throws its oldest copies away for that.
-Once requests have filled the GPU's cache, all that stands there is worth a copy; where the connector has room for fewer, what it throws
-away is still there to be copied again.
+In lazy mode the connector copies the GPU blocks that are overwritten next, and drops its oldest copies for them. Once requests have
+filled the GPU's cache, each of those blocks is worth a copy. With room for fewer blocks, a dropped copy is made again and again.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ class _Outgrown(Condition):
             return Finding(
                 False, (f"no log line says how many blocks {unknown}",), "no connector" if room is None else ""
             )
-        # Of one group of layers alone, so there may be more. One block of each pool is never handed out.
+        # A lower bound: blocks of one group of layers. One block of each pool is never handed out.
         filled = sum((facts.uncached(asked) or 0) // size for asked in facts.asked if asked.accepted)
         text = (
-            f"the requests filled {filled} blocks of {size} tokens at least; the GPU's cache has {pool - 1}, and the connector "
+            f"the requests filled at least {filled} blocks of {size} tokens; the GPU's cache has {pool - 1}, and the connector "
             f"has room for {room - 1}"
         )
         stores = [one.values for one in facts.observed if one.kind == "store"]
         stored = sum(store["distinct"] for store in stores)
-        seen = (f"seen: {len(stores)} store events of {stored} blocks in all",) if stores else ()
+        seen = (f"seen: {len(stores)} store events, {stored} blocks in all",) if stores else ()
         brief = f"{filled} blocks into {pool - 1}, room for {room - 1}"
         return Finding(filled >= pool - 1 > room - 1, (text, *seen), brief)
 
@@ -40,11 +39,11 @@ class _Outgrown(Condition):
 
 
 def _pool(facts: TriggerFacts) -> int | None:
-    """Blocks of the GPU's cache, by flag or by what the log says of its tokens."""
+    """Return the blocks of the GPU's cache, by flag or from the log's number of tokens."""
     tokens = facts.boot.kv_cache_tokens
     return facts.number("--num-gpu-blocks-override") or (tokens // facts.block_size if tokens else None)
 
 
 def offload_outgrown() -> Condition:
-    """The requests filled the GPU's cache, and the simple CPU offload connector has room for fewer blocks than that."""
+    """Require requests that filled the GPU's cache, and a simple CPU offload connector with room for fewer blocks."""
     return _Outgrown()

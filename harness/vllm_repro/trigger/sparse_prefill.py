@@ -1,9 +1,9 @@
-"""DeepSeek-V4's share of vLLM's workspace, to the byte, and the condition that a prefill outgrew it. Pure.
+"""Condition: a prefill of DeepSeek-V4 needs more workspace than vLLM locked, computed to the byte.
 
-In the dummy run before the lock the sparse indexer asks for room by `--max-model-len` alone. A prefill asks for what it gathers: a row for
-each token of a prompt, and one more for every few of them in layers that compress. Releases reserve room for that in the dummy run too. The
-reported branch did not, and there a prompt longer than a computable length outgrows the lock; so do several shorter ones in one step.
-Sizes are those of `flashmla.py` in vLLM 0.32.0, and of the branch's own request.
+In the dummy run before the lock, the sparse indexer requests room by `--max-model-len` alone. A prefill requests a row for each token of
+a prompt, and further rows in layers that compress. Releases reserve that room in the dummy run too. The reported branch did not: a prompt
+over a computable length needs more than is locked, and so do several shorter ones in one step. Sizes follow `flashmla.py` of vLLM 0.32.0,
+and the branch's own requests.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ _ALIGNED = 256
 _MB = 1024 * 1024
 _HALF, _WORD = 2, 4
 _CHUNK = 4
-"""Prompts of the longest kind whose rows are gathered at once."""
+"""Longest prompts whose rows are gathered at once."""
 _QUERIES = 256
-"""The branch attends to so many tokens at once, and keeps their state in float32."""
+"""Tokens whose attention state the branch keeps in float32 at once."""
 _INDEXED, _INDEX_RATIO, _INDEX_SIZE, _INDEX_SCRATCH = 40, 4, 128, _MB
 _TOP_K = 512
 _RATIOS = {"sliding": 1, "sparse": 4, "compressed": 128}
 
 
 class Shapes(StrEnum):
-    """Whose shapes a prefill asks for."""
+    """Shapes that a prefill requests."""
 
-    RELEASE = "release"  # rows for the prompts there are, indices for a whole batch
-    BRANCH = "branch"  # rows for four prompts however many there are, indices for the tokens there are, and states of queries
+    RELEASE = "release"  # rows for the given prompts, indices for a whole batch
+    BRANCH = "branch"  # rows for four prompts always, indices for the given tokens, and query states
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the sizes depend on: flags, and the model. heads: of one rank. kinds: of the model's layers."""
+    """Flags and model values that the sizes depend on. heads: of one rank. kinds: of the model's layers."""
 
     max_model_len: int
     batch: int
@@ -60,15 +60,15 @@ def _aligned(count: int, to: int = _ALIGNED) -> int:
 
 
 def indexer_bytes(max_model_len: int) -> int:
-    """What the indexer of a dummy run asks for: keys and scales of 40 whole contexts, a fourth of their tokens, and its own scratch."""
+    """Return the bytes that the indexer requests in a dummy run: compressed keys and scales of 40 whole contexts, and scratch."""
     keys = _INDEXED * (max_model_len // _INDEX_RATIO)
     return _aligned(keys * _INDEX_SIZE) + _aligned(keys * _WORD) + _INDEX_SCRATCH
 
 
 def prefill_bytes(shapes: Shapes, sizes: Sizes, prompts: Sequence[int], before: Sequence[int] = ()) -> int:
-    """The most that prompts ask for when so many tokens of each are prefilled in one step.
+    """Return the most bytes that one step requests which prefills `prompts` tokens of each prompt.
 
-    before: tokens of each that are computed already, 0 unless given. The last token alone is no prefill.
+    before: tokens of each prompt that are computed already, 0 by default. A single last token is no prefill.
     """
     contexts = before or (0,) * len(prompts)
     pieces = [(tokens, context) for tokens, context in zip(prompts, contexts, strict=True) if tokens > 1]
@@ -84,9 +84,9 @@ def prefill_bytes(shapes: Shapes, sizes: Sizes, prompts: Sequence[int], before: 
 
 
 def _gathered(sizes: Sizes, kind: str, pieces: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """The prompts whose rows are gathered at once: how many, and the rows of each, in the order in which they are scheduled.
+    """Yield the number of prompts gathered at once and the rows of each, in scheduling order.
 
-    pieces: tokens of each in this step, and before it. A layer gathers what the window still sees, and all that is compressed.
+    pieces: tokens of each prompt in this step, and before it. A layer gathers the window and all compressed rows.
     """
     ratio = _RATIOS[kind]
     compresses = ratio > 1
@@ -114,7 +114,7 @@ def _asked(shapes: Shapes, sizes: Sizes, kind: str, count: int, rows: int, token
 
 
 def longest_that_fits(shapes: Shapes, sizes: Sizes) -> int:
-    """Tokens of the longest lone prompt of which no chunk asks for more than the indexer does; 0 where none is so short."""
+    """Return the tokens of the longest lone prompt that needs no more than the indexer requested; 0 if there is none."""
     fits, beyond = 0, sizes.max_model_len + 1
     while beyond - fits > 1:
         middle = (fits + beyond) // 2
@@ -126,10 +126,10 @@ def longest_that_fits(shapes: Shapes, sizes: Sizes) -> int:
 
 
 def lone_bytes(shapes: Shapes, sizes: Sizes, prompt: int) -> int:
-    """The most that a lone prompt asks for, in the chunks that it is cut into."""
+    """Return the most bytes that a chunk of a lone prompt requests."""
     whole, rest = divmod(prompt, sizes.batch)
     full = prefill_bytes(shapes, sizes, (sizes.batch,), ((whole - 1) * sizes.batch,)) if whole else 0
-    # Of full chunks the last one has the most before it.
+    # The last full chunk has the most tokens before it.
     return max(full, prefill_bytes(shapes, sizes, (rest,), (whole * sizes.batch,)))
 
 
@@ -138,8 +138,9 @@ class _Outgrown(Condition):
     def find(self, facts: TriggerFacts) -> Finding:
         said = facts.captured
         if "asked" in said and "locked" in said:
-            text = f"the death's own message: {said['asked']} MB asked for, {said['locked']} MB locked"
-            return Finding(True, (text, *_seen_and_computed(facts)), f"asks {said['asked']} > {said['locked']} MB")
+            text = f"the crash message: {said['asked']} MB needed, {said['locked']} MB locked"
+            brief = f"needs {said['asked']} MB, {said['locked']} MB locked"
+            return Finding(True, (text, *_seen_and_computed(facts)), brief)
         sizes = _sizes(facts)
         if isinstance(sizes, str):
             return Finding(False, (sizes,))
@@ -151,16 +152,11 @@ class _Outgrown(Condition):
             if not step:
                 return Finding(False, ("no request reached the engine",), "no request")
             asked, seen = _step_bytes(Shapes.BRANCH, sizes, step), _computed(sizes, step)
-        locked = (
-            "the log tells of no lock"
-            if facts.locked is None
-            else f"the log says that {_mb(facts.locked)} MB were locked"
-        )
-        sign = ">" if asked > reserved else "fits"
+        locked = "the log reports no lock" if facts.locked is None else f"the log reports {_mb(facts.locked)} MB locked"
         return Finding(
             asked > reserved,
             (*seen, f"the indexer alone locks {_mb(reserved)} MB by --max-model-len {sizes.max_model_len}", locked),
-            f"asks {_mb(asked)} {sign} {_mb(reserved)} MB",
+            f"needs {_mb(asked)} MB, {_mb(reserved)} MB locked",
         )
 
     def __str__(self) -> str:
@@ -168,19 +164,19 @@ class _Outgrown(Condition):
 
 
 def _sizes(facts: TriggerFacts) -> Sizes | str:
-    """What is computed with, or the sentence that says what is not known."""
+    """Return the sizes to compute with, or a message naming what is missing."""
     if facts.shape is None:
-        return "the server has a model of another shape, so what it locks cannot be computed"
+        return "the server has a model of another shape, so its lock cannot be computed"
     length, ranks = facts.number("--max-model-len"), facts.number("--tensor-parallel-size") or 1
     if length is None or facts.batch is None:
-        return "--max-model-len and the batch size must both be known to compute what is locked and asked for"
+        return "--max-model-len or the batch size is not known, so the lock cannot be computed"
     shape = facts.shape
     window, kinds = shape.window or Sizes.window, shape.kinds or Sizes.kinds
     return Sizes(length, facts.batch, shape.heads // ranks, shape.head_dim, window, kinds)
 
 
 def _steps(facts: TriggerFacts) -> list[tuple[Continuation, ...]]:
-    """What was prefilled together: each prompt alone, as it was cut, and those of the step that the engine died in."""
+    """Return the steps to compute: each chunk of each prompt alone, and the step in which the engine crashed."""
     step = tuple(Continuation(part.computed or 0, part.scheduled) for part in facts.dump if part.scheduled > 1)
     found = [step] if step else []
     for asked in facts.asked:
@@ -198,7 +194,7 @@ def _step_bytes(shapes: Shapes, sizes: Sizes, step: Sequence[Continuation]) -> i
 
 
 def _seen_and_computed(facts: TriggerFacts) -> tuple[str, ...]:
-    """What the lab saw a prefill ask for at most, and which shapes that is by the flags; empty outside the lab."""
+    """Return the largest request that the lab logged, with the shapes that explain it; empty outside the lab."""
     seen = max(
         (one.values for one in facts.observed if one.kind == "prefill"), key=lambda one: one["bytes"], default=None
     )
@@ -206,7 +202,9 @@ def _seen_and_computed(facts: TriggerFacts) -> tuple[str, ...]:
     if seen is None or isinstance(sizes, str):
         return ()
     prompts, new = tuple(seen["prompts"]), seen["tokens"]
-    told = f"the lab saw a prefill of {_tokens(prompts)} ask for {seen['bytes']:,} bytes in a layer of ratio {seen['ratio']}"
+    told = (
+        f"seen: a prefill of {_tokens(prompts)} requested {seen['bytes']:,} bytes in a layer of ratio {seen['ratio']}"
+    )
     if sum(prompts) != new:
         told += f", {new} of them new"
         if len(prompts) > 1:
@@ -220,14 +218,12 @@ def _seen_and_computed(facts: TriggerFacts) -> tuple[str, ...]:
             return (
                 f"{told}, as computed from the flags for the shapes of the {shapes}: a lone prompt fits up to {fits} tokens",
             )
-    return (f"{told}, which is not what the flags give for any shapes that are known here",)
+    return (f"{told}; the flags give another size for all known shapes",)
 
 
 def _computed(sizes: Sizes, step: tuple[Continuation, ...]) -> tuple[str, ...]:
     asked, fits = _step_bytes(Shapes.BRANCH, sizes, step), longest_that_fits(Shapes.BRANCH, sizes)
-    said = (
-        f"a prefill of {_tokens(tuple(part.tokens for part in step))} asks for {_mb(asked)} MB with the branch's shapes"
-    )
+    said = f"a prefill of {_tokens(tuple(part.tokens for part in step))} needs {_mb(asked)} MB with the branch's shapes"
     return (f"{said}: a lone prompt fits up to {fits} tokens",)
 
 
@@ -240,5 +236,5 @@ def _mb(count: int) -> str:
 
 
 def sparse_prefill_outgrown() -> Condition:
-    """A prefill of DeepSeek-V4 asked for more workspace than the sparse indexer locks: as the lab saw, or by flags, model and prompt."""
+    """Require a prefill of DeepSeek-V4 that needs more workspace than the sparse indexer locks, seen in the lab or computed."""
     return _Outgrown()

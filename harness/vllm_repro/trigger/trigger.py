@@ -1,13 +1,9 @@
-"""What must have happened inside the engine for a trial to mean anything, and the proof that it did.
-
-Conditions are small, compose with `&` and `|`, and read as a sentence:
+"""Conditions on the engine that a trial must meet to count, and their evidence.
 
     trigger=chunked_prefill(chunks=2) & continuation_over(128)
 
-Each is a pure function of `TriggerFacts` and comes back with its evidence: a quiet trial whose condition was not met is
-`untriggered`, never `clean`. The facts are the server's own: the prompt length that its tokenizer counted or its `usage` reported,
-the tokens that came from its prefix cache, the sizes of its steps, the lines of its boot, the scheduler's dump in a crash. None of
-them is a word count of ours.
+A condition is a pure function of `TriggerFacts` and returns evidence. A quiet trial that does not meet it is `untriggered`, never `clean`.
+All facts come from the server: prompt lengths from its tokenizer or `usage`, prefix-cache hits, boot lines, the scheduler's crash dump.
 """
 
 from __future__ import annotations
@@ -15,13 +11,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from vllm_repro.command.command import ServeCommand
 from vllm_repro.diagnosis.boot_facts import BootFacts, Observed
 from vllm_repro.tiny_model import Kind
-
-if TYPE_CHECKING:
-    from vllm_repro.command.command import ServeCommand
 
 __all__ = [
     "Asked",
@@ -38,16 +32,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Asked:
-    """One request that was sent, and what the server said about it.
+    """One request that was sent, and the server's numbers about it.
 
-    prompt_tokens: as the answer's usage reports it, else as `/tokenize` counted it before it was sent; None where neither is known.
-    counted_by: "usage" or "tokenize".
-    cached_tokens: prompt tokens taken from the prefix cache; None where the server does not say (a died request never does).
-    answer_tokens: as usage reports them, and max_tokens before that; None where neither is known.
-    repeats: tokens at its head that an earlier request, which was answered, began with too.
-    steps: what the engine recorded in `vllm:iteration_tokens_total` while it was the only request, largest first; see `metrics`.
-    fields: names and values of the body fields beyond the usual ones. refusal: what an error answer says.
-    status: HTTP status; None where no answer came. died, hung: what the engine did while it was in flight.
+    prompt_tokens: from the response's usage, else from `/tokenize`; None if unknown. counted_by: "usage" or "tokenize".
+    cached_tokens: prompt tokens from the prefix cache; None if not reported, as in a crash.
+    answer_tokens: from usage, else max_tokens; None if unknown.
+    repeats: leading tokens that an earlier, answered request also began with.
+    steps: `vllm:iteration_tokens_total` while it was the only request, largest first; see `metrics`.
+    fields: body fields beyond the usual ones. refusal: text of an error response.
+    status: HTTP status, None without a response. died, hung: what the engine did meanwhile.
     """
 
     name: str
@@ -65,15 +58,15 @@ class Asked:
 
     @property
     def accepted(self) -> bool:
-        """The engine got it: answered with success, or died of something while it was in flight."""
+        """True if it reached the engine: answered 200, or the engine crashed meanwhile."""
         return self.died or self.status == 200
 
 
 @dataclass(frozen=True)
 class ScheduledChunk:
-    """One request of the step in which an engine died, from the dump in its log: tokens computed before it, and scheduled in it.
+    """One request of the step in which an engine crashed, from the dump in its log.
 
-    new: its first step, so that what was computed before it came from the prefix cache.
+    computed: tokens before the step. scheduled: tokens in it. new: its first step, so `computed` came from the prefix cache.
     """
 
     computed: int
@@ -83,11 +76,10 @@ class ScheduledChunk:
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Heads, KV heads and head size of the model that is served; block_size: KV-cache block in tokens where no flag sets it.
+    """Attention of the served model. block_size: KV-cache block in tokens if no flag sets it.
 
-    kinds: each layer's attention, where it is known. window: of the sliding ones, in tokens. window_groups: block size and window of
-    each group of sliding layers, where there are several, with block sizes of their own. group_pages: bytes of a block of each group,
-    full attention first.
+    kinds: attention of each layer, if known. window: of sliding layers, in tokens. window_groups: block size and window in tokens of
+    each group of sliding layers, if there are several. group_pages: bytes of a block of each group, full attention first.
     """
 
     heads: int
@@ -102,15 +94,13 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class TriggerFacts:
-    """All that conditions may look at.
+    """Facts that conditions may use. None means unknown.
 
-    batch: `max_num_batched_tokens` in force (the boot line's word before the flag's), None where unknown.
-    chunked: whether chunked prefill is on, None where unknown. backend: attention backend that the boot line names, None where there is
-    no such line. dump: the step that was running when the engine died. command: the flags that the server was started with, None for
-    one that somebody else started. args: what the server says that it was started with. shape: of the model.
-    locked: bytes of workspace that the log says were locked, None where it does not. reserved: whether the log says that room for a
-    whole context was asked for at boot. observed: what the lab's plugin saw inside the engine. captured: what the death's message said
-    at the holes of the signature. boot: all that the log says of the boot.
+    batch: `max_num_batched_tokens`, from the boot line, else from the flag. chunked: True if chunked prefill is on.
+    backend: attention backend in the boot line. dump: the step in which the engine crashed.
+    command: flags of the server, None for an attached one. args: the server's own log line about its arguments.
+    locked: bytes of locked workspace in the log. reserved: True if the log reports room reserved for a whole context at boot.
+    observed: events that the lab's plugin logged. captured: values at the placeholders of the crash signature.
     """
 
     asked: tuple[Asked, ...] = ()
@@ -128,7 +118,7 @@ class TriggerFacts:
     boot: BootFacts = field(default_factory=BootFacts)
 
     def number(self, flag: str) -> int | None:
-        """The number that the server got for `flag`: its own word in the log before the command line; None where neither has it."""
+        """Return the number given for `flag`, from the server's log, else from the command line; None if neither has it."""
         said = self.args.get(flag.removeprefix("--").replace("-", "_"))
         if isinstance(said, int):
             return said
@@ -136,7 +126,7 @@ class TriggerFacts:
 
     @property
     def chunk(self) -> int | None:
-        """Most tokens of one prompt in a step: the batch, or less where long prompts are held back; None where unknown."""
+        """Most tokens of one prompt in a step: the batch, or `--long-prefill-token-threshold` if that is less; None if unknown."""
         held_back = self.number("--long-prefill-token-threshold") or 0
         return min(self.batch, held_back) if self.batch and held_back > 0 else self.batch
 
@@ -146,14 +136,16 @@ class TriggerFacts:
         return self.number("--block-size") or (self.shape.block_size if self.shape else 16)
 
     def cached(self, asked: Asked) -> int:
-        """Prompt tokens that came from the prefix cache, as the server counted them; of a request that died, which no counter tells of,
-        the blocks that it must have had. 0 where an engine that lives does not say: then nothing is proved."""
+        """Return the prompt tokens from the prefix cache, as counted by the server.
+
+        A crashed request has no counter: its blocks are computed. 0 if a living engine does not report them.
+        """
         if asked.cached_tokens is not None:
             return asked.cached_tokens
-        return self._reckoned(asked) if asked.died else 0
+        return self._repeated_blocks(asked) if asked.died else 0
 
-    def _reckoned(self, asked: Asked) -> int:
-        """Tokens of the blocks that an earlier request had filled with the same head."""
+    def _repeated_blocks(self, asked: Asked) -> int:
+        """Return the tokens of blocks that an earlier request filled with the same head."""
         off = self.boot.prefix_caching is False or (
             self.command is not None and self.command.enabled("--enable-prefix-caching") is False
         )
@@ -162,16 +154,16 @@ class TriggerFacts:
         return min(asked.repeats, asked.prompt_tokens - 1) // self.block_size * self.block_size
 
     def uncached(self, asked: Asked) -> int | None:
-        """Prompt tokens that had to be computed, the fewest where the server does not say; None where the length is not known."""
+        """Return the prompt tokens that had to be computed, a lower bound if not reported; None if the length is unknown."""
         if asked.prompt_tokens is None:
             return None
         known = asked.cached_tokens
-        return asked.prompt_tokens - (self._reckoned(asked) if known is None else known)
+        return asked.prompt_tokens - (self._repeated_blocks(asked) if known is None else known)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The answer of a condition: crossed or not, with the sentences that say why, and a phrase short enough for a table."""
+    """Result of a condition: crossed or not, evidence as sentences, and a brief phrase for tables."""
 
     crossed: bool
     evidence: tuple[str, ...]
@@ -179,13 +171,13 @@ class Finding:
 
 
 class Condition(ABC):
-    """A statement about what the engine was made to do. Compose with `&` and `|`."""
+    """A condition on what happened inside the engine. Combine with `&` and `|`."""
 
     @abstractmethod
     def find(self, facts: TriggerFacts) -> Finding: ...
 
     def wanted(self) -> tuple[tuple[str, ...], ...]:
-        """Body fields of which all those of a group must come in one request."""
+        """Return groups of body fields; one request must have all fields of a group."""
         return ()
 
     def __and__(self, other: Condition) -> Condition:
@@ -240,7 +232,7 @@ class Continuation:
 
 
 def chunks_of(tokens: int, batch: int, *, chunked: bool = True) -> tuple[int, ...]:
-    """How a scheduler cuts a lone prompt of `tokens` uncached tokens: full chunks of `batch`, then the remainder."""
+    """Return the chunks of a lone prompt of `tokens` uncached tokens: full ones of `batch`, then the remainder."""
     if not chunked or tokens <= batch:
         return (tokens,) if tokens > 0 else ()
     full, rest = divmod(tokens, batch)
@@ -248,7 +240,7 @@ def chunks_of(tokens: int, batch: int, *, chunked: bool = True) -> tuple[int, ..
 
 
 def continuations(facts: TriggerFacts) -> tuple[Continuation, ...]:
-    """Every continued chunk that the engine got: of prompts as they are cut, and of the step that it died in."""
+    """Return every continued chunk: of the prompts as they are cut, and of the step that crashed."""
     found = [Continuation(chunk.computed, chunk.scheduled) for chunk in facts.dump if chunk.computed]
     for asked in facts.asked:
         uncached = facts.uncached(asked)
