@@ -18,7 +18,7 @@ import pytest
 
 from vllm_repro.errors import InfraError, ReproError, Unsupported
 from vllm_repro.evidence import Evidence
-from vllm_repro.host.gpu_lock import gpus_taken
+from vllm_repro.host.machine import gpu_lock
 from vllm_repro.report.model import ArmReport, RunReport
 from vllm_repro.report.wording import death_line
 from vllm_repro.running.run import Plan, default_out, run
@@ -126,7 +126,7 @@ class ScenarioItem(pytest.Item):
         )
         try:
             site = open_site(self.scenario, options, choice, lambda _: None)
-            with gpus_taken(needed=site.evidence is Evidence.GPU):
+            with gpu_lock(needed=site.evidence is Evidence.GPU):
                 plan = Plan(
                     self.scenario,
                     [self.arm],

@@ -22,8 +22,7 @@ from vllm_repro.history.night import Light, Night, Slot, annotation, light_of, m
 from vllm_repro.history.page import page
 from vllm_repro.history.rows import row_id
 from vllm_repro.history.store import Store
-from vllm_repro.host.gpu_lock import gpus_taken
-from vllm_repro.host.machine import gpus
+from vllm_repro.host.machine import gpu_lock, gpus
 from vllm_repro.releases.localvllm import local_vllm
 from vllm_repro.report.files import FORMATS, write_whole
 from vllm_repro.report.junit import junit
@@ -85,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     reports: list[RunReport] = []
     interrupted = None
     try:
-        with gpus_taken(needed=not wrong and kind.facts.on_gpus):
+        with gpu_lock(needed=not wrong and kind.facts.on_gpus):
             if not wrong:
                 wrong += _pulled(options)
             for slot, report in _slots(asked, arguments, options) if not wrong else ():

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import platform
 import shutil
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
 from vllm_repro.errors import InfraError
 
-__all__ = ["Gpu", "Machine", "gpus", "look", "memory_gb", "nvidia_smi"]
+__all__ = ["Gpu", "Machine", "gpu_lock", "gpus", "look", "memory_gb", "nvidia_smi"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,3 +93,15 @@ def look() -> Machine:
         memory_gb=memory_gb(),
         gpus=gpus(),
     )
+
+
+@contextlib.contextmanager
+def gpu_lock(*, needed: bool) -> Iterator[None]:
+    """Hold the user's GPU lock; block until it is free. Do nothing if `needed` is False."""
+    if not needed:
+        yield
+        return
+    path = Path(tempfile.gettempdir()) / f"vllm-repro-gpus-{os.getuid()}.lock"
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -87,17 +87,14 @@ class Launch:
         """Return the command for a POSIX shell, without the name and labels that tie a container to one run."""
         if self.container is not None:
             return replace(self.container, name=None, labels=()).render()
-        words = [f"{key}={shlex.quote(value)}" for key, value in self.env.items()]
-        lines = [*words, shlex.join(self.argv[: self._prefix()])]
-        rest = list(self.argv[self._prefix() :])
-        grouped: list[str] = []
-        for word in rest:
-            if word.startswith("-") or not grouped:
-                grouped.append(shlex.quote(word))
-            else:
-                grouped[-1] += " " + shlex.quote(word)
-        head = " \\\n".join(lines)
-        return head + "".join(f" \\\n  {line}" for line in grouped)
+        prefix = self._prefix()
+        groups: list[list[str]] = []  # a flag and its values
+        for word in self.argv[prefix:]:
+            if word.startswith("-") or not groups:
+                groups.append([])
+            groups[-1].append(word)
+        head = [*(f"{key}={shlex.quote(value)}" for key, value in self.env.items()), shlex.join(self.argv[:prefix])]
+        return " \\\n".join(head) + "".join(f" \\\n  {shlex.join(group)}" for group in groups)
 
     def _prefix(self) -> int:
         """Return the number of words up to the model."""

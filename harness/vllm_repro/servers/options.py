@@ -1,4 +1,4 @@
-"""ServerOptions that choose a server, and what follows from them: image, model, and what the machine must have."""
+"""Options that choose a server, and what follows from them: image, model, and what the machine must have."""
 
 from __future__ import annotations
 
