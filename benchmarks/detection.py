@@ -32,7 +32,8 @@ from vllm_repro.evidence import Evidence
 from vllm_repro.journal.journal import Journal
 from vllm_repro.releases.provision import ReleaseCache
 from vllm_repro.running.death_signs import Channel, log_sign
-from vllm_repro.running.watch import Patience, Watch
+from vllm_repro.running.state import TimeLimits
+from vllm_repro.running.watch import Watch
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.base import Server
@@ -167,7 +168,7 @@ async def one_death(launch: Launch, server: Server, log: Path, journal: Journal,
         facts = await server.start()
         async with (
             Client(server.base_url) as client,
-            Watch(server, launch.kind, client, journal, Patience(), lambda _: None) as watch,
+            Watch(server, launch.kind, client, journal, TimeLimits(), lambda _: None) as watch,
         ):
             if not await watch.until_ready():
                 raise RuntimeError(f"not ready: {[sign.detail for sign in watch.signs]}")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
-import os
-import subprocess
+import signal
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.schemas import check_files, hold_all
+from vllm_repro import cli
 from vllm_repro.host.processes import end_orphan_sessions, orphan_sessions
 
 hold_all()
@@ -80,24 +81,35 @@ def _reported(out: Path) -> dict[Path, int]:
 
 
 @pytest.fixture
-def harness(tmp_path: Path) -> Harness:
-    """Runs the command as people do, in a process of its own."""
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Harness:
+    """Return a function that runs the command in this process; reports go to `tmp_path/reports`."""
 
     def call(*words: str, env: Mapping[str, str] | None = None, stdin: str | None = None) -> Done:
         out = tmp_path / "reports"
         before = _reported(out)
-        done = subprocess.run(
-            [sys.executable, "-m", "vllm_repro", *words],
-            env={**os.environ, "VLLM_REPRO_REPORTS": str(out), "CI": "true", **(env or {})},
-            capture_output=True,
-            text=True,
-            input=stdin,
-            timeout=1800,
-            check=False,
-        )
+        encoding = (env or {}).get("PYTHONIOENCODING", "utf-8")
+        streams = [io.TextIOWrapper(io.BytesIO(), encoding=encoding) for _ in range(2)]
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)}
+        with monkeypatch.context() as patched:
+            for name, value in {"VLLM_REPRO_REPORTS": str(out), "CI": "true", **(env or {})}.items():
+                patched.setenv(name, value)
+            patched.setattr(sys, "stdout", streams[0])
+            patched.setattr(sys, "stderr", streams[1])
+            patched.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((stdin or "").encode()), encoding="utf-8"))
+            try:
+                status = cli.main(words)
+            except SystemExit as left:
+                status = int(left.code or 0)
+            finally:
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)
+        texts = []
+        for stream in streams:
+            stream.flush()
+            texts.append(stream.buffer.getvalue().decode(encoding))
         check_files(out)
         # Not the report of an earlier call: a test that looked at that one could not fail.
         new = [folder for folder, written in _reported(out).items() if before.get(folder) != written]
-        return Done(done.returncode, done.stdout, done.stderr, new[0] if new else None)
+        return Done(status, texts[0], texts[1], new[0] if new else None)
 
     return call

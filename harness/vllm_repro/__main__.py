@@ -1,7 +1,4 @@
-"""`vllm-repro`, and `python -m vllm_repro`.
-
-Whatever does the work is imported only in `main`: it takes seconds, and who interrupts them has interrupted nothing yet.
-"""
+"""Entry point of `vllm-repro` and `python -m vllm_repro`. The rest is imported in `main`, after the handler for Ctrl-C is set."""
 
 import os
 import signal
@@ -14,9 +11,9 @@ __all__ = ["main"]
 
 
 def main() -> int:
-    """The exit status of the contract."""
+    """Run the command and return its exit status."""
     handler = signal.getsignal(signal.SIGINT)
-    if handler is signal.default_int_handler:  # else SIGINT is ignored, as in a job of the background, and shall be
+    if handler is signal.default_int_handler:  # else SIGINT is ignored, as in a background job: leave it so
         signal.signal(signal.SIGINT, _leave)
     from vllm_repro import cli  # with the handler set
 
@@ -28,7 +25,7 @@ def main() -> int:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # the signature that signal.signal asks for
-    """At once: an exception in the middle of an import is printed by some module or other, and by some is swallowed."""
+    """Exit at once: during imports some modules print an exception and some swallow it."""
     os._exit(INTERRUPTED)
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.report.test_version_map import run_of
-from vllm_repro.cli import causes, main
-from vllm_repro.cli.running import Job
+from vllm_repro.cli import main
 from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.report.model import RunReport
-from vllm_repro.running.resume import read_left
+from vllm_repro.running.job import Job
+from vllm_repro.running.resume import read_run
 from vllm_repro.verdict.outcome import Outcome
 
 CRASH, CLEAN = Outcome.CRASH, Outcome.CLEAN
@@ -28,11 +28,11 @@ def made_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Answer
     def put(answer: Answer) -> list[Job]:
         asked: list[Job] = []
 
-        def run_one(job: Job, _progress: object, _chosen: object) -> RunReport:
+        def run_one(job: Job, _progress: object) -> RunReport:
             asked.append(job)
             return answer(job)
 
-        monkeypatch.setattr(causes, "run_one", run_one)
+        monkeypatch.setattr("vllm_repro_explore.causes.run_one", run_one)
         monkeypatch.setenv("VLLM_REPRO_REPORTS", str(tmp_path / "reports"))
         return asked
 
@@ -124,6 +124,6 @@ def test_the_scheduler_has_no_server(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_run_of_a_change_is_not_gone_on_with_alone(tmp_path: Path) -> None:
     line = {"t": 1.0, "event": "run-started", "reproduce": "vllm-repro causes tq-chunked-prefill --server lab"}
     (tmp_path / "journal.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
-    with pytest.raises(UsageError, match="is a part of something else") as refused:
-        read_left(tmp_path)
+    with pytest.raises(UsageError, match="belongs to another command") as refused:
+        read_run(tmp_path)
     assert refused.value.hint == "again: vllm-repro causes tq-chunked-prefill --server lab"

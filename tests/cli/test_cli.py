@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -17,10 +16,10 @@ import yaml
 from tests.conftest import Harness
 from tests.golden_files import assert_golden
 from vllm_repro import __main__ as command
-from vllm_repro.cli import VERBS, main, parser
-from vllm_repro.cli.running import Job
+from vllm_repro.cli import VERBS, main
 from vllm_repro.command.parse import parse
 from vllm_repro.errors import Unsupported
+from vllm_repro.running.job import Job
 from vllm_repro.scenario.catalogue import all_scenarios, find
 from vllm_repro.servers.compose_services import compose_file
 from vllm_repro.verdict.verdict import Expect
@@ -28,17 +27,12 @@ from vllm_repro.verdict.verdict import Expect
 ROOT = Path(__file__).parents[2]
 
 
-def verb_names() -> list[str]:
-    action = next(action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
-    return list(action.choices)
-
-
 @pytest.fixture(autouse=True)
 def fixed_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
 
 
-@pytest.mark.parametrize("verb", ["", *verb_names()])
+@pytest.mark.parametrize("verb", ["", *VERBS])
 def test_help_is_what_was_reviewed_and_has_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main([verb, "--help"] if verb else ["--help"])
@@ -48,10 +42,27 @@ def test_help_is_what_was_reviewed_and_has_an_example(verb: str, capsys: pytest.
     assert_golden(f"help-{verb or 'top'}.txt", text)
 
 
+@pytest.mark.parametrize(
+    ("code", "most"),
+    [
+        ("from vllm_repro.cli import main; main(['--help'])", 6),
+        ("from vllm_repro.cli import main; main(['list'])", 90),
+        ("import vllm_repro.pytest_plugin", 2),
+    ],
+)
+def test_what_is_not_needed_is_not_imported(code: str, most: int) -> None:
+    """Start-up time, without a clock: heavy libraries, and the number of modules of our own."""
+    script = f"import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); {code}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    loaded = done.stderr.split()
+    heavy = {"beartype", "docker", "httpx", "jinja2", "openai", "pandas", "rich", "vllm_repro_explore"}
+    assert heavy.isdisjoint(loaded)
+    assert sum(name.partition(".")[0] == "vllm_repro" for name in loaded) <= most
+
+
 def test_every_verb_is_in_the_readme() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(verb_names()) == len(VERBS)
-    for verb in verb_names():
+    for verb in VERBS:
         assert f"| `{verb}" in readme, verb
 
 
@@ -61,11 +72,18 @@ def test_every_verb_is_in_the_readme() -> None:
         (["run", "tq-chunked-prefil"], 64, "did you mean tq-chunked-prefill"),
         (["run", "tq-chunked-prefill", "--arm", "eagr"], 64, "did you mean eager"),
         (["run"], 64, "SCENARIO"),
-        (["frobnicate"], 64, "invalid choice"),
-        (["run", "tq-chunked-prefill", "--trials", "0"], 64, "at least 1"),
+        (["rum", "tq-chunked-prefill"], 64, "did you mean run?"),
+        (["run", "tq-chunked-prefill", "--sever", "lab"], 64, "did you mean --server?"),
+        (["run", "tq-chunked-prefill", "--server", "dokcer"], 64, "did you mean docker?"),
+        (["run", "tq-chunked-prefill", "--trials", "0"], 64, "is no number of boots from 1 to 200"),
+        (["run", "tq-chunked-prefill", "--trials", "201"], 64, "is no number of boots from 1 to 200"),
         (["run", "tq-chunked-prefill", "--port", "99999"], 64, "is no port"),
         (["run", "tq-chunked-prefill", "--url", "ftp://x"], 64, "is not an http URL"),
-        (["run", "tq-chunked-prefill", "--url", "http://127.0.0.1:9"], 2, "no server responds at"),
+        (
+            ["run", "tq-chunked-prefill", "--url", "http://127.0.0.1:9/v1/"],
+            2,
+            "no server responds at http://127.0.0.1:9",
+        ),
         (["run", "tq-chunked-prefill", "--server", "attach"], 64, "needs a URL"),
         (["run", "min-tokens-stop-ids", "--server", "process", "--model", "/nowhere/at/all"], 64, "there is no folder"),
         (["run", "min-tokens-stop-ids", "--server", "docker"], 2, "no Docker Engine answers"),
@@ -98,7 +116,8 @@ def test_wrong_usage_says_what_is_wrong_and_what_to_do(
     done = harness(*words, env={"DOCKER_HOST": f"unix://{tmp_path}/no-engine.sock"})
     assert done.status == status, done.err
     assert says in done.err
-    assert "next:" in done.err or "--help" in done.err
+    assert "next:" in done.err
+    assert len(done.err.splitlines()) <= 3
     assert "Traceback" not in done.err
     assert done.folder is None, "a run that cannot begin leaves no folder"
 

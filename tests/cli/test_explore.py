@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from tests.golden_files import assert_golden
-from vllm_repro.cli import causes as causes_verb
-from vllm_repro.cli import explore as explore_verb
 from vllm_repro.cli import main
 from vllm_repro.releases.overlay import Overlaid
 from vllm_repro.releases.provision import Provisioned
@@ -65,11 +63,11 @@ def playing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callab
         def overlay(_: Path, release: Provisioned, patches: tuple[Patch, ...], __: object) -> Overlaid:
             return Overlaid(Provisioned(release.version, patches[0].was, Path("python"), tmp_path, ()), {})
 
-        for module in (explore_verb, causes_verb):
+        for module in ("vllm_repro_explore.explore", "vllm_repro_explore.causes"):
             monkeypatch.setattr(module, "Driver", Fake)
             monkeypatch.setattr(module, "provision", provision)
             monkeypatch.setattr(module, "driver_model", lambda: tmp_path)
-        monkeypatch.setattr(causes_verb, "overlay", overlay)
+        monkeypatch.setattr("vllm_repro_explore.causes.overlay", overlay)
         monkeypatch.setenv("VLLM_REPRO_REPORTS", str(tmp_path / "reports"))
 
     return put

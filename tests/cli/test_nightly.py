@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import errno
 import signal
-from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from vllm_repro.cli import _as_interrupt, main
-from vllm_repro.cli.nightly import _asked_for
-from vllm_repro.cli.running import Job
+from vllm_repro.cli import _as_interrupt, main, parser
+from vllm_repro.cli.nightly import jobs_from
 from vllm_repro.errors import InfraError, Unsupported, UsageError
+from vllm_repro.running.job import Job
+from vllm_repro.servers.options import ServerOptions
 
 NIGHT = ("nightly", "min-tokens-stop-ids", "sco-hybrid", "--server", "rehearsal", "--least-disk", "0.001")
 
@@ -30,7 +30,7 @@ def night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
             jobs.append(job)
             raise ends[len(jobs) - 1]
 
-        monkeypatch.setattr("vllm_repro.cli.nightly.run_one", raising)
+        monkeypatch.setattr("vllm_repro.running.nightly.run_one", raising)
         status = main([*NIGHT, *words])
         texts = [path.read_text(encoding="utf-8") for path in tmp_path.glob("nightly/*/summary.md")]
         return status, jobs, "".join(texts)
@@ -53,8 +53,11 @@ def test_an_arm_that_a_scenario_has_not_is_said_before_anything_runs(
 
 def test_a_scenario_that_is_named_twice_runs_once() -> None:
     file = str(Path(__file__).parents[2] / "scenarios" / "sco_hybrid.py")
-    asked = _asked_for(Namespace(scenarios=["sco-hybrid", "min-tokens-stop-ids", file], arm=None))
-    assert [name for name, *_ in asked] == ["sco-hybrid", "min-tokens-stop-ids"]
+    asked = jobs_from(
+        parser("nightly").parse_args(["nightly", "sco-hybrid", "min-tokens-stop-ids", file]),
+        ServerOptions(server="rehearsal"),
+    )
+    assert [job.name for job in asked] == ["sco-hybrid", "min-tokens-stop-ids"]
 
 
 def test_reports_that_cannot_be_copied_leave_the_night_its_light(

@@ -18,12 +18,12 @@ import pytest
 from tests.conftest import Harness
 from tests.report.test_version_map import run_of
 from tests.schemas import SCHEMA, VERSIONS_SCHEMA
-from vllm_repro.cli import main, running, versions
-from vllm_repro.cli.running import Job
-from vllm_repro.cli.versions import bounds, releases
+from vllm_repro.cli import main
+from vllm_repro.cli.versions import releases, status_bounds
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.evidence import Evidence
 from vllm_repro.report.model import RunReport
+from vllm_repro.running.job import Job
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.options import ServerOptions
@@ -62,7 +62,7 @@ def test_what_is_no_list_of_releases_is_wrong_usage(text: str, says: str) -> Non
 
 
 def test_without_versions_the_bounds_of_the_scenario_are_taken() -> None:
-    assert bounds(find("tq-chunked-prefill")) == ("0.21.0", "0.23.0", "0.24.0")
+    assert status_bounds(find("tq-chunked-prefill")) == ("0.21.0", "0.23.0", "0.24.0")
 
 
 def test_each_release_is_a_run_and_the_map_tells_of_all(harness: Harness, tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def map_of_folder(folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--trials", "3"], "--resume goes on as it was begun, and --trials would change it"),
+        (["--trials", "3"], "--trials would change them"),
         (["sco-hybrid"], "is one of tq-chunked-prefill"),
     ],
 )
@@ -270,7 +270,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], list[Job]]:
             opened(RehearsalSite(job.options, job.scenario), job.choice.why)
             return report
 
-        monkeypatch.setattr(versions, "run_one", run_one)
+        monkeypatch.setattr("vllm_repro.running.sweep.run_one", run_one)
         return asked
 
     return put
@@ -290,7 +290,7 @@ def test_auto_is_resolved_once_so_that_no_map_mixes_kinds(
         resolved.append(options)
         return ServerChoice(ServerKind.LAB, "because")
 
-    monkeypatch.setattr(running, "choose", choose)
+    monkeypatch.setattr("vllm_repro.running.job.choose", choose)
     asked = made_up(living)
     status = main(["versions", "tq-chunked-prefill", "--versions", "0.27.0,0.24.0", "--out", str(tmp_path)])
     assert [options.vllm for options in resolved] == ["0.24.0"]
@@ -306,7 +306,7 @@ def test_the_release_goes_into_the_image(
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr(versions, "connect", Engine)
+    monkeypatch.setattr("vllm_repro.cli.versions.connect", Engine)
     asked = made_up(living)
     words = ["--server", "docker", "--image", "mine:{version}", "--versions", "0.24.0,0.27.0"]
     assert main(["versions", "tq-chunked-prefill", *words, "--out", str(tmp_path)]) == 0

@@ -10,7 +10,7 @@ from tests.golden_files import assert_golden
 from tests.report_examples import EXAMPLES, REHEARSAL, report
 from vllm_repro.history.night import Light, Night, Slot, annotation, light_of, markdown, suites
 from vllm_repro.report.junit import junit
-from vllm_repro.running.preflight import trouble
+from vllm_repro.running.nightly import host_problems
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Verdict, VerdictReport
@@ -134,23 +134,25 @@ TWO = """case "$1" in *memory.used*) printf '0, NVIDIA H200, 4\\n1, NVIDIA H200,
 
 def test_a_busy_gpu_is_trouble_of_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_smi(tmp_path, TWO, monkeypatch)
-    assert list(trouble(ServerKind.PROCESS, tmp_path, 0)) == ["GPU 1 (NVIDIA H200) is busy: 70,000 MB of it are in use"]
+    assert list(host_problems(ServerKind.PROCESS, tmp_path, 0)) == [
+        "GPU 1 (NVIDIA H200) is busy: 70,000 MB of it are in use"
+    ]
     fake_smi(tmp_path, f"echo 'WARNING: infoROM is corrupted at gpu 0'\n{TWO}", monkeypatch)
-    assert [said[:5] for said in trouble(ServerKind.PROCESS, tmp_path, 0)] == ["GPU 1"], "a warning is no GPU"
+    assert [said[:5] for said in host_problems(ServerKind.PROCESS, tmp_path, 0)] == ["GPU 1"], "a warning is no GPU"
     fake_smi(tmp_path, "exit 9", monkeypatch)
-    assert list(trouble(ServerKind.PROCESS, tmp_path, 0)) == [
+    assert list(host_problems(ServerKind.PROCESS, tmp_path, 0)) == [
         "no NVIDIA GPU: nvidia-smi is absent, fails, or lists none"
     ]
 
 
 def test_a_full_disk_is_trouble_of_the_host(tmp_path: Path) -> None:
-    (said,) = trouble(ServerKind.REHEARSAL, tmp_path / "not" / "made", 10**9)
+    (said,) = host_problems(ServerKind.REHEARSAL, tmp_path / "not" / "made", 10**9)
     assert "GB are free where runs are written" in said
-    assert not list(trouble(ServerKind.REHEARSAL, tmp_path, 0))
+    assert not list(host_problems(ServerKind.REHEARSAL, tmp_path, 0))
 
 
 def test_no_container_engine_is_trouble_of_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_smi(tmp_path, TWO.replace("70000", "3"), monkeypatch)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
-    (said,) = trouble(ServerKind.DOCKER, tmp_path, 0)
+    (said,) = host_problems(ServerKind.DOCKER, tmp_path, 0)
     assert "none.sock" in said

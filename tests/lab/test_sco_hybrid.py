@@ -13,7 +13,8 @@ from tests.fake_vllm import COMPLETION, Exchange, FakeVllm
 from tests.running.test_trial import trial_on
 from vllm_repro.evidence import Evidence
 from vllm_repro.journal.journal import read
-from vllm_repro.running.assess import Seen, assess
+from vllm_repro.running.assess import assess
+from vllm_repro.running.state import Observed
 from vllm_repro.running.trial import run_trial
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Arm, Lab, Scenario
@@ -132,7 +133,7 @@ def test_the_boundary_is_computed_for_the_model_that_is_served(
     tmp_path: Path, kind: ServerKind, outcome: Outcome
 ) -> None:
     asked = [Asked("prompt A", 5693, cached_tokens=0, answer_tokens=8)]
-    seen = Seen(ServerFacts(kind=kind, evidence=Evidence.LAB, argv=()), ready=True, asked=asked, canary_ok=True)
+    seen = Observed(ServerFacts(kind=kind, evidence=Evidence.LAB, argv=()), ready=True, asked=asked, canary_ok=True)
     assert assess(SCO, launch_of("reported").command, seen, tmp_path / "no log").outcome is outcome
 
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_repro.running.boots import MOST, more
-from vllm_repro.running.run import as_needed
+from vllm_repro.running.boots import MOST, boots_as_needed, undecided_arms
 from vllm_repro.scenario.scenario import Arm
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import ArmResult, Expected, Record, arm_result, comparisons
@@ -27,7 +26,7 @@ def boots(arms: list[Arm], does: Callable[[str, int], Outcome], record: Record |
     def results() -> list[ArmResult]:
         return [arm_result(arm.name, arm.expected, seen[arm.name]) for arm in arms]
 
-    for _, arm in as_needed(arms, lambda: more(results(), record, "0.24.0")):
+    for _, arm in boots_as_needed(arms, lambda: undecided_arms(results(), record, "0.24.0")):
         seen[arm.name].append(does(arm.name, len(seen[arm.name]) + 1))
     return {name: len(outcomes) for name, outcomes in seen.items()}
 
@@ -74,7 +73,7 @@ def test_boots_until_it_is_decided(
 )
 def test_a_patch_is_booted_as_often_as_the_deaths_of_its_own_release_ask(record: Record | None, needed: int) -> None:
     boots = 0
-    while more([arm_result("reported", Expected.DIES, [CLEAN] * boots)], record, "0.24.0+cpu", patched=True):
+    while undecided_arms([arm_result("reported", Expected.DIES, [CLEAN] * boots)], record, "0.24.0+cpu", patched=True):
         boots += 1
     assert boots == needed
 
@@ -90,7 +89,7 @@ def test_a_bug_that_shows_in_four_of_five_boots_takes_more_quiet_ones() -> None:
 def test_a_hang_that_is_not_the_bug_is_no_reason_to_boot_again(arms: list[tuple[str, int]]) -> None:
     expected = {"reported": Expected.SPINS, "eager": Expected.LIVES}
     outcomes = {"reported": Outcome.HANG, "eager": CLEAN}
-    assert not more([arm_result(name, expected[name], [outcomes[name]], strange=odd) for name, odd in arms])
+    assert not undecided_arms([arm_result(name, expected[name], [outcomes[name]], strange=odd) for name, odd in arms])
 
 
 @given(st.lists(st.sampled_from([CRASH, CLEAN, CLEAN, UNTRIGGERED]), min_size=60, max_size=60), st.booleans())

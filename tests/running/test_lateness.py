@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from vllm_repro.running.lateness import Lateness
+from vllm_repro.running.measure import Lateness
 
 
 def test_a_process_that_does_not_get_to_its_work_notices() -> None:

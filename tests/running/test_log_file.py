@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from vllm_repro.running.log_file import follow
+from vllm_repro.running.watch import follow
 
 
 def lines_of(path: Path, writes: list[bytes], expected: int) -> list[str]:

@@ -13,8 +13,8 @@ from tests.fake_vllm import COMPLETION, Exchange, FakeVllm
 from tests.running.test_trial import FATAL, SCENARIO, trial_on
 from vllm_repro.journal.journal import Recording, read
 from vllm_repro.running.assess import Conclusion
-from vllm_repro.running.options import Wishes
-from vllm_repro.running.trial import Trial, run_trial
+from vllm_repro.running.state import MeasureOptions, Trial
+from vllm_repro.running.trial import run_trial
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.output import Probe, ServedWeights, checks
 from vllm_repro.verdict.throughput import throughput
@@ -74,8 +74,8 @@ def concluded(folder: Path, engine: Engine, **changes: Any) -> tuple[Conclusion,
         engine.fake = fake
         trial = trial_on(fake, folder)
         loads, output = changes.pop("throughput", ()), changes.pop("output", None)
-        wishes = changes.pop("wishes", Wishes(throughput=bool(loads)))
-        trial = replace(trial, scenario=replace(SCENARIO, throughput=loads, output=output), wishes=wishes, **changes)
+        options = changes.pop("measure", MeasureOptions(throughput=bool(loads)))
+        trial = replace(trial, scenario=replace(SCENARIO, throughput=loads, output=output), measure=options, **changes)
         with trial.journal, trial.requests:
             conclusion = asyncio.run(run_trial(trial))
     return conclusion, read(folder / "journal.jsonl"), trial
@@ -120,7 +120,7 @@ def test_every_arm_gets_the_same_prompts(tmp_path: Path) -> None:
                 trial_on(fake, tmp_path / name),
                 scenario=replace(scenario, throughput=LOADS),
                 arm=arm,
-                wishes=Wishes(throughput=True),
+                measure=MeasureOptions(throughput=True),
             )
             with trial.journal, trial.requests:
                 asyncio.run(run_trial(trial))
@@ -130,7 +130,7 @@ def test_every_arm_gets_the_same_prompts(tmp_path: Path) -> None:
 
 def test_nothing_is_measured_unasked_nor_on_a_server_that_an_earlier_arm_has(tmp_path: Path) -> None:
     cases: dict[str, dict[str, Any]] = {
-        "unasked": {"wishes": Wishes()},
+        "unasked": {"measure": MeasureOptions()},
         "same-server": {"arm": SCENARIO.arms[1]},  # other requests, same command
     }
     for name, changes in cases.items():
@@ -198,7 +198,7 @@ def test_a_soak_counts_what_goes_wrong(tmp_path: Path) -> None:
         return number in (3, 4)
 
     engine = Engine(wrong=wrong)
-    conclusion, journal, _ = concluded(tmp_path, engine, wishes=Wishes(soak=0.5))
+    conclusion, journal, _ = concluded(tmp_path, engine, measure=MeasureOptions(soak=0.5))
     (entry,) = journal.of("soak")
     assert (entry["soak"]["errors"], entry["soak"]["restarts"], entry["soak"]["seconds"]) == (2, 0, 0.5)
     assert entry["soak"]["requests"] == len(engine.asked) > 8
@@ -213,7 +213,7 @@ def test_a_death_in_a_soak_is_a_death(tmp_path: Path) -> None:
             exchange.fake.write(FATAL)
         return False
 
-    conclusion, journal, _ = concluded(tmp_path, Engine(wrong=wrong), wishes=Wishes(soak=30.0))
+    conclusion, journal, _ = concluded(tmp_path, Engine(wrong=wrong), measure=MeasureOptions(soak=30.0))
     assert conclusion.outcome is Outcome.OTHER_CRASH
     assert conclusion.during.startswith("the soak")
     (entry,) = journal.of("soak")

@@ -19,8 +19,8 @@ from tests.conftest import Harness
 from tests.report_examples import REHEARSAL
 from vllm_repro.errors import UsageError
 from vllm_repro.journal.journal import Entry, Journal, Recording, read
-from vllm_repro.running.resume import left_of
-from vllm_repro.running.run import order
+from vllm_repro.running.boots import planned_boots
+from vllm_repro.running.resume import unfinished_run
 from vllm_repro.scenario.scenario import Arm
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected
@@ -48,36 +48,38 @@ def boot(arm: str, number: int, outcome: str | None = "crash") -> list[tuple[str
 
 @given(st.integers(1, 6), st.integers(0, 12))
 def test_what_was_done_and_what_is_left_are_the_whole_plan(trials: int, done: int) -> None:
-    whole = order(ARMS, trials)
+    whole = planned_boots(ARMS, trials)
     entries = [entry for n, arm in whole[:done] for entry in boot(arm.name, n)]
-    assert list(left_of(recording(*entries), Path("run")).boots(whole)) == whole[done:]
+    assert unfinished_run(recording(*entries), Path("run")).remaining(whole) == whole[done:]
 
 
 def test_a_boot_that_was_cut_is_made_again_under_a_number_of_its_own() -> None:
     for cut in (boot("b", 1, None), boot("b", 1, "cancelled")):
-        left = left_of(recording(*boot("a", 1), *cut), Path("run"))
+        left = unfinished_run(recording(*boot("a", 1), *cut), Path("run"))
         assert dict(left.outcomes) == {"a": (Outcome.CRASH,)}
         assert dict(left.last) == {"a": 1, "b": 1}
-        assert [arm.name for _, arm in left.boots(order(ARMS, 2))] == ["b", "b", "a"]
+        assert [arm.name for _, arm in left.remaining(planned_boots(ARMS, 2))] == ["b", "b", "a"]
         assert left.words == ("run", "a-bug", "--server", "rehearsal", "--trials", "3")
 
 
 def test_requests_that_hung_in_an_engine_that_was_to_spin_are_no_bug_after_the_cut_either() -> None:
-    assert dict(left_of(recording(*boot("c", 1, "hang"), *boot("c", 2, "clean")), Path("run")).strange) == {"c": 1}
+    assert dict(unfinished_run(recording(*boot("c", 1, "hang"), *boot("c", 2, "clean")), Path("run")).strange) == {
+        "c": 1
+    }
 
 
 def test_a_run_that_came_to_its_end_is_not_gone_on_with() -> None:
-    with pytest.raises(UsageError, match="came to its end"):
-        left_of(recording(*boot("a", 1), ("run-ended", {"interrupted": None}), cut=False), Path("run"))
-    left_of(recording(*boot("a", 1), ("run-ended", {"interrupted": "SIGINT"}), cut=False), Path("run"))
+    with pytest.raises(UsageError, match="is finished"):
+        unfinished_run(recording(*boot("a", 1), ("run-ended", {"interrupted": None}), cut=False), Path("run"))
+    unfinished_run(recording(*boot("a", 1), ("run-ended", {"interrupted": "SIGINT"}), cut=False), Path("run"))
 
 
 @pytest.mark.parametrize("name", ["scenario", "machine"])
 def test_another_scenario_or_machine_would_make_another_run_of_it(name: str) -> None:
-    left = left_of(recording(), Path("run"))
-    left.refuse_other(HEADER)
+    left = unfinished_run(recording(), Path("run"))
+    left.refuse_changed(HEADER)
     with pytest.raises(UsageError, match=f"its {name} has changed"):
-        left.refuse_other({**HEADER, name: "another"})
+        left.refuse_changed({**HEADER, name: "another"})
 
 
 def test_the_command_of_a_refusal_can_be_pasted(harness: Harness, tmp_path: Path) -> None:
@@ -126,7 +128,7 @@ def test_a_killed_run_goes_on_and_its_report_is_that_of_a_whole_one(
     (folder,) = (path for path in out.glob("*/2*") if not path.is_symlink())
 
     refused = harness("run", "tq-chunked-prefill", "--resume", str(folder), "--seed", "2")
-    assert (refused.status, "--seed would change it" in refused.err) == (64, True)
+    assert (refused.status, "--seed would change them" in refused.err) == (64, True)
     refused = harness("run", "sco-hybrid", "--resume", str(folder))
     assert (refused.status, "is one of tq-chunked-prefill" in refused.err) == (64, True)
 

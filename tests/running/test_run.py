@@ -22,7 +22,8 @@ from vllm_repro.host.processes import session_members
 from vllm_repro.journal.journal import read
 from vllm_repro.report.build import build
 from vllm_repro.report.files import render
-from vllm_repro.running.run import on_record, order
+from vllm_repro.running.boots import planned_boots
+from vllm_repro.running.run import strongest_record
 from vllm_repro.running.terminal import summary
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.patch import Patch
@@ -35,7 +36,14 @@ TQ = ("run", "tq-chunked-prefill", "--server", "rehearsal")
 
 def test_trials_are_interleaved() -> None:
     arms = [Arm("a", Expected.DIES), Arm("b", Expected.LIVES)]
-    assert [(n, arm.name) for n, arm in order(arms, 3)] == [(1, "a"), (1, "b"), (2, "b"), (2, "a"), (3, "a"), (3, "b")]
+    assert [(n, arm.name) for n, arm in planned_boots(arms, 3)] == [
+        (1, "a"),
+        (1, "b"),
+        (2, "b"),
+        (2, "a"),
+        (3, "a"),
+        (3, "b"),
+    ]
 
 
 @pytest.mark.parametrize("version", ["0.21.0", "0.23.0"])
@@ -86,7 +94,7 @@ def test_a_fixed_release_is_quiet_and_a_crash_was_not_to_be_expected_of_it(harne
     assert harness(*TQ, "--vllm", "0.23.0", "--arm", "reported", "--bisect-exit").status == 1
 
 
-def test_fixed_is_said_once_enough_boots_are_on_record(harness: Harness) -> None:
+def test_fixed_is_said_once_enough_boots_are_strongest_record(harness: Harness) -> None:
     assert harness(*TQ, "--arm", "reported", "--trials", "5").report["arms"][0]["k"] == 5
     done = harness(*TQ, "--arm", "reported", "--trials", "4", "--vllm", "0.24.0")
     assert (done.report["verdict"], done.status) == ("fixed", 0)
@@ -117,7 +125,7 @@ def test_a_patch_is_held_against_its_own_release_before_any_other(tmp_path: Path
     patched = replace(reported, patches=(Patch("vllm/a.py", "a", "b"),))
 
     def found(*arms: Arm, evidence: str = "lab") -> str | None:
-        record = on_record(tmp_path, scenario, evidence, arms, "0.23.0")
+        record = strongest_record(tmp_path, scenario, evidence, arms, "0.23.0")
         return None if record is None else record.run
 
     assert found(reported, hit) == "a", "the strongest"
@@ -208,7 +216,7 @@ def test_the_other_scenario(harness: Harness, version: str, outcome: str) -> Non
 )
 def test_every_fault_has_its_outcome(harness: Harness, fault: str, outcome: str, channel: str | None) -> None:
     # A release without the bug, so that what is seen is the fault's.
-    # Patience is short only where a stall is ordered: elsewhere a crowded machine would make one.
+    # TimeLimits is short only where a stall is ordered: elsewhere a crowded machine would make one.
     short = {"hang:2": ("--answer-stall", "3"), "stuck-boot": ("--boot-stall", "3")}.get(fault, ())
     done = harness(*TQ, "--vllm", "0.24.0", "--arm", "reported", *short, env={"VLLM_REHEARSAL_FAULT": fault})
     trial = done.report["arms"][0]["trials"][0]

@@ -14,8 +14,8 @@ from tests.fake_vllm import COMPLETION, METRICS, Exchange, FakeVllm
 from vllm_repro.evidence import Evidence
 from vllm_repro.journal.journal import Journal, read
 from vllm_repro.running.assess import Conclusion
-from vllm_repro.running.trial import Trial, run_trial
-from vllm_repro.running.watch import Patience
+from vllm_repro.running.state import TimeLimits, Trial
+from vllm_repro.running.trial import run_trial
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.sizes import sized
 from vllm_repro.scenario.workload import chat, completion
@@ -36,17 +36,17 @@ FATAL = (
 def trial_on(fake: FakeVllm, folder: Path) -> Trial:
     arm = SCENARIO.arms[0]
     return Trial(
-        SCENARIO,
-        arm,
-        1,
-        Launch(kind=ServerKind.PROCESS, evidence=Evidence.CPU, command=SCENARIO.command_of(arm)),
-        fake,
-        fake.log_path,
-        Patience(5.0, 5.0, 1.0),
-        1,
-        Journal(folder / "journal.jsonl"),
-        Journal(folder / "requests.jsonl"),
-        lambda _: None,
+        scenario=SCENARIO,
+        arm=arm,
+        number=1,
+        launch=Launch(kind=ServerKind.PROCESS, evidence=Evidence.CPU, command=SCENARIO.command_of(arm)),
+        server=fake,
+        log=fake.log_path,
+        limits=TimeLimits(boot_stall=5.0, answer_stall=5.0, grace=1.0),
+        seed=1,
+        journal=Journal(folder / "journal.jsonl"),
+        requests=Journal(folder / "requests.jsonl"),
+        say=lambda _: None,
     )
 
 

@@ -13,10 +13,11 @@ from tests.fake_vllm import COMPLETION, METRICS, Exchange, FakeVllm
 from vllm_repro.client.client import Client
 from vllm_repro.journal.journal import Journal
 from vllm_repro.running.death_signs import Channel
-from vllm_repro.running.watch import Patience, Watch
+from vllm_repro.running.state import TimeLimits
+from vllm_repro.running.watch import Watch
 from vllm_repro.servers.kinds import ServerKind
 
-QUICK = Patience(boot_stall=5.0, answer_stall=1.0, grace=1.0)
+QUICK = TimeLimits(boot_stall=5.0, answer_stall=1.0, grace=1.0)
 
 
 def watched(fake: FakeVllm, work: Callable[[Watch, Client], Awaitable[None]], folder: Path) -> Watch:

@@ -18,7 +18,8 @@ from tests.running.test_idle import SPINS
 from vllm_repro.evidence import Evidence
 from vllm_repro.host.ports import free_port
 from vllm_repro.resources import rehearsal_engine
-from vllm_repro.running.assess import Seen, assess
+from vllm_repro.running.assess import assess
+from vllm_repro.running.state import Observed
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.servers.attach import AttachServer, _started_at, find_log, find_process
 from vllm_repro.servers.base import ServerFacts
@@ -200,7 +201,7 @@ def test_only_the_last_life_of_a_container_is_read() -> None:
 def test_flags_that_nobody_saw_prove_nothing_about_an_attached_server(tmp_path: Path) -> None:
     scenario = find("tq-chunked-prefill")
     asked = Asked("long chat", 7593)
-    seen = Seen(
+    seen = Observed(
         facts=ServerFacts(kind=ServerKind.ATTACH, evidence=Evidence.GPU, argv=()),
         ready=True,
         asked=[asked],

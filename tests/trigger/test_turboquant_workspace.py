@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from vllm_repro.command.parse import parse
 from vllm_repro.evidence import Evidence
-from vllm_repro.running.assess import Seen, assess
+from vllm_repro.running.assess import assess
+from vllm_repro.running.state import Observed
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.servers.base import ServerFacts
 from vllm_repro.servers.kinds import ServerKind
@@ -161,7 +162,7 @@ def test_the_sizes_of_another_model_are_not_taken_for_its_own(
         encoding="utf-8",
     )
     asked = [Asked("long", 7593, cached_tokens=0)]
-    seen = Seen(ServerFacts(kind=kind, evidence=Evidence.GPU, argv=()), ready=True, asked=asked, canary_ok=True)
+    seen = Observed(ServerFacts(kind=kind, evidence=Evidence.GPU, argv=()), ready=True, asked=asked, canary_ok=True)
     conclusion = assess(TQ, TQ.reported(), seen, log)
     assert conclusion.outcome is (Outcome.CLEAN if known else Outcome.UNTRIGGERED)
     assert ("a model of another shape" in conclusion.why) is not known
@@ -178,7 +179,7 @@ def test_the_sizes_of_a_stand_in_are_its_own(tmp_path: Path, made: bool) -> None
         f"INFO 11-21 20:22:35 [api_utils.py:1] non-default args: {args}\n",
         encoding="utf-8",
     )
-    seen = Seen(
+    seen = Observed(
         ServerFacts(kind=ServerKind.DOCKER, evidence=Evidence.GPU, argv=()),
         ready=True,
         asked=[Asked("long", 7593)],
@@ -201,7 +202,7 @@ def test_a_prompt_is_not_cut_where_the_platform_turned_that_off(tmp_path: Path) 
     """The CPU platform does so for MLA models, whatever the command line says."""
     log = tmp_path / "log"
     asked = [Asked("long", 7593, cached_tokens=0)]
-    seen = Seen(
+    seen = Observed(
         ServerFacts(kind=ServerKind.PROCESS, evidence=Evidence.CPU, argv=()), ready=True, asked=asked, canary_ok=True
     )
     lines = (

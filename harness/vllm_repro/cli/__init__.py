@@ -1,85 +1,111 @@
-"""The command line: one module a verb, each with `add(subparsers)` and a function that returns the exit status."""
+"""Command line. Each verb is a module with `add(parser)`, and `run(arguments)` that returns the exit status.
+
+A verb's module is imported only when that verb is called, because some take a second to import.
+"""
 
 from __future__ import annotations
 
 import argparse
 import errno
+import importlib
 import io
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
 
 from vllm_repro import __version__
-from vllm_repro.cli import (
-    causes,
-    check,
-    clean,
-    diagnose,
-    doctor,
-    draft,
-    explore,
-    history,
-    list_,
-    nightly,
-    report,
-    run,
-    show,
-    versions,
-)
+from vllm_repro.cli.common import WRONG_USAGE, Parser, did_you_mean
 from vllm_repro.errors import INTERRUPTED, InfraError, ReproError
 
-__all__ = ["main", "parser"]
+__all__ = ["VERBS", "main", "parser"]
 
-WRONG_USAGE = 64
 HARNESS_FAULT = 70
 HOST_TROUBLE = InfraError.exit_status
 
-VERBS = (list_, show, check, doctor, run, versions, explore, causes, nightly, report, draft, diagnose, history, clean)
+VERBS: Mapping[str, tuple[str, str]] = {
+    "list": ("vllm_repro.cli.list_", "list the scenarios"),
+    "show": ("vllm_repro.cli.show", "print the exact command of an arm, ready to paste"),
+    "check": ("vllm_repro.cli.check", "find every mistake in scenario files, with file and line"),
+    "doctor": ("vllm_repro.cli.doctor", "list what this machine can run, and why not"),
+    "run": ("vllm_repro.cli.run", "boot a bug's flags, cross its boundary, watch the engine, and report what happened"),
+    "versions": ("vllm_repro.cli.versions", "map a scenario over releases: which die, which live, which are undecided"),
+    "explore": (
+        "vllm_repro_explore.explore",
+        "search vLLM's scheduler alone for the smallest workload that kills, corrupts or stalls it",
+    ),
+    "causes": (
+        "vllm_repro_explore.causes",
+        "make named changes in a release one at a time, and see which die and which live",
+    ),
+    "nightly": (
+        "vllm_repro.cli.nightly",
+        "run every scenario that this machine can, at one release: green, red or amber",
+    ),
+    "report": ("vllm_repro.cli.report", "render the reports of a run again from its journal"),
+    "draft": ("vllm_repro.cli.draft", "write a draft issue comment from a run, and print the gh command that sends it"),
+    "diagnose": (
+        "vllm_repro.cli.diagnose",
+        "find in a server log or a pasted traceback whether an engine died, and why",
+    ),
+    "history": (
+        "vllm_repro.cli.history",
+        "show what changed since the last nights: fixes, regressions, throughput, and hosts that are to blame",
+    ),
+    "clean": ("vllm_repro.cli.clean", "list what killed runs left behind; with --yes remove it"),
+}
+"""Module and help line of each verb."""
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse with the exit status of the contract for wrong usage."""
-
-    def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        self.exit(WRONG_USAGE, f"{self.prog}: {message}\n{self.prog} --help shows what it takes\n")
-
-
-def parser() -> argparse.ArgumentParser:
-    top = _Parser(
+def parser(verb: str | None = None) -> Parser:
+    """Return the parser of the command, with the options of `verb` alone."""
+    top = Parser(
         prog="vllm-repro",
         description="Reproduce an upstream vLLM engine death with one command, and prove it.",
         epilog="example:\n  vllm-repro run tq-chunked-prefill --server rehearsal",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("--version", action="version", version=f"vllm-repro {__version__}")
-    verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)
-    for verb in VERBS:
-        verb.add(verbs)
+    verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
+    for name, (module, does) in VERBS.items():
+        added = verbs.add_parser(
+            name,
+            help=does,
+            description=does[0].upper() + does[1:] + ".",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        if name == verb:
+            imported = importlib.import_module(module)
+            imported.add(added)
+            added.set_defaults(function=imported.run, parser=added)
     return top
 
 
-def _as_interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # the signature that signal.signal asks for
-    raise KeyboardInterrupt(signal.Signals(number).name)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command `vllm-repro`; returns the exit status of the contract."""
-    arguments = parser().parse_args(argv)
-    # What an install or a check has begun is undone on the way out of KeyboardInterrupt; a run has handlers of its own.
+    """Run the command `vllm-repro` and return its exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    verb = next((word for word in words if not word.startswith("-")), None)
+    if verb is not None and verb not in VERBS:
+        print(
+            f"vllm-repro: no verb is named {verb!r}{did_you_mean(verb, VERBS)}\n  next: vllm-repro --help",
+            file=sys.stderr,
+        )
+        return WRONG_USAGE
+    arguments, unknown = parser(verb).parse_known_args(words)
+    if unknown:
+        arguments.parser.unknown(unknown)
+    # KeyboardInterrupt undoes a started install or check; a run has handlers of its own.
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _as_interrupt)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that has no word for a character still shows the rest
+    if isinstance(sys.stdout, io.TextIOWrapper):  # print a character that the terminal's encoding lacks as an escape
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = int(arguments.function(arguments))
         if sys.stdout is not None:
-            sys.stdout.flush()  # here, where what goes wrong has a name
+            sys.stdout.flush()  # here, where an error is handled
         return status
     except ReproError as error:
         print(f"vllm-repro: {error}", file=sys.stderr)
@@ -90,22 +116,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("vllm-repro: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has gone (`vllm-repro list | head`); Python would complain once more while it exits.
+        # The reader of our output is gone (`vllm-repro list | head`); Python would report it again at exit.
         sys.stderr.close()
         return 0
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             return _fault(arguments, error)
-        # Python flushes it once more while it exits.
-        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  # open for as long as the process lives
+        # Python flushes standard output again at exit.
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  # open until the process exits
         print(f"vllm-repro: cannot write: {error.strerror}\n  next: make room, or write elsewhere", file=sys.stderr)
         return HOST_TROUBLE
-    except Exception as error:  # the last door: a fault of our own must say so and have its exit status
+    except Exception as error:
         return _fault(arguments, error)
 
 
+def _as_interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # the signature that signal.signal asks for
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+
 def _fault(arguments: argparse.Namespace, error: Exception) -> int:
-    if getattr(arguments, "verbose", False):
+    if arguments.verbose:
         raise error
     print(
         f"vllm-repro: a fault of the harness itself: {type(error).__name__}: {error}\n"

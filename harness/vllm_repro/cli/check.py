@@ -1,4 +1,4 @@
-"""`vllm-repro check`: every mistake of scenario files."""
+"""`vllm-repro check`: the mistakes in scenario files."""
 
 from __future__ import annotations
 
@@ -7,25 +7,20 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from vllm_repro.cli.common import Subparsers, print_json, verb
+from vllm_repro.cli.common import add_common, print_json
 from vllm_repro.errors import UsageError
 from vllm_repro.report.wording import many
 from vllm_repro.scenario.catalogue import scenario_files, scenario_files_below
 from vllm_repro.scenario.reader import Problem, check_file
 
 
-def add(subparsers: Subparsers) -> None:
-    parser = verb(
-        subparsers,
-        "check",
-        run,
-        does="find every mistake in scenario files, with file and line",
+def add(parser: argparse.ArgumentParser) -> None:
+    add_common(
+        parser,
         example="vllm-repro check scenarios/tq_chunked_prefill.py",
-        prints="a list of the mistakes, each with its file, line and text",
+        prints="a list of the mistakes, each with file, line and text",
     )
-    parser.add_argument(
-        "paths", nargs="*", metavar="PATH", help="files or folders; the package's own where none is named"
-    )
+    parser.add_argument("paths", nargs="*", metavar="PATH", help="files or folders (default: the package's own)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,22 +1,19 @@
-"""`vllm-repro clean`: lists or removes what a killed run left, and the cached releases."""
+"""`vllm-repro clean`: processes and containers that a killed run left, and the cached releases."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from vllm_repro.cli.common import Subparsers, verb
+from vllm_repro.cli.common import add_common
 from vllm_repro.releases.knowledge import human_size
 from vllm_repro.releases.provision import ReleaseCache
 from vllm_repro.servers.orphans import end_orphans, find_orphans
 
 
-def add(subparsers: Subparsers) -> None:
-    parser = verb(
-        subparsers,
-        "clean",
-        run,
-        does="list what killed runs left behind; with --yes remove it",
+def add(parser: argparse.ArgumentParser) -> None:
+    add_common(
+        parser,
         example="vllm-repro clean --yes",
     )
     parser.add_argument("--yes", action="store_true", help="remove instead of listing")

@@ -1,44 +1,81 @@
-"""What the verbs share: parsers with an example, and JSON on standard output."""
+"""Parser, values of options, and output: shared by all verbs."""
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import sys
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Iterable
+from typing import Any, NoReturn
 
-__all__ = ["Function", "Subparsers", "print_json", "verb"]
+__all__ = ["Parser", "add_common", "did_you_mean", "duration", "number", "print_json", "seconds"]
 
-# A string, because argparse's class can be subscripted by a type checker only.
-Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-
-Function = Callable[[argparse.Namespace], int]
+WRONG_USAGE = 64
 
 
-def verb(
-    subparsers: Subparsers, name: str, function: Function, *, does: str, example: str, prints: str = "", more: str = ""
-) -> argparse.ArgumentParser:
-    """A subparser of the house: one sentence, an example and what comes after it (`more`), `-v`, and `--json` where there is data to print.
+class Parser(argparse.ArgumentParser):
+    """Argument parser that reports a mistake in one line and exits with status 64."""
 
-    prints: which data.
-    """
-    parser = subparsers.add_parser(
-        name,
-        help=does,
-        description=does[0].upper() + does[1:] + ".",
-        epilog=f"example:\n  {example}{more}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    def error(self, message: str) -> NoReturn:
+        self.exit(WRONG_USAGE, f"{self.prog}: {message}\n  next: {self.prog} --help\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            choices = [str(choice) for choice in action.choices]
+            meant = did_you_mean(str(value), choices)
+            raise argparse.ArgumentError(action, f"{value!r} is none of {', '.join(choices)}{meant}")
+
+    def unknown(self, words: list[str]) -> NoReturn:
+        """Report words that no option takes."""
+        meant = did_you_mean(words[0].partition("=")[0], self._option_string_actions)
+        self.error(f"unrecognized arguments: {' '.join(words)}{meant}")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return `; did you mean x?` for the nearest known word, or an empty string."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def add_common(parser: argparse.ArgumentParser, *, example: str, prints: str = "", more: str = "") -> None:
+    """Add the example, `-v`, and `--json` for a verb that prints data. prints: that data. more: the end of the help text."""
+    parser.epilog = f"example:\n  {example}{more}"
     parser.add_argument(
-        "-v", "--verbose", action="store_true", help="say more; a fault of the harness shows its traceback"
+        "-v", "--verbose", action="store_true", help="print more; a fault of the harness shows its traceback"
     )
     if prints:
         parser.add_argument("--json", action="store_true", help=f"print JSON: {prints}")
-    parser.set_defaults(function=function)
-    return parser
 
 
 def print_json(value: Any) -> None:
+    """Print JSON, in ASCII if the terminal has another encoding than UTF-8."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     print(json.dumps(value, indent=2, ensure_ascii=not encoding.lower().startswith("utf")))
+
+
+def number(text: str, *, least: int, most: int, what: str) -> int:
+    """Return a whole number of an option. Raises argparse's error. what: the noun of the message."""
+    if not text.strip().lstrip("-").isdigit() or not least <= int(text) <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} is no {what} from {least} to {most:,}")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """Return a number of seconds greater than 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+    return value
+
+
+def duration(text: str) -> float:
+    """Return the seconds of `90`, `90s`, `30m` or `2h`."""
+    unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:].lower())
+    try:
+        return seconds(text if unit is None else text[:-1]) * (unit or 1)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time, such as 90s, 30m or 2h") from None

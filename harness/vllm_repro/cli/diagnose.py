@@ -1,4 +1,4 @@
-"""`vllm-repro diagnose`: what a server log or a pasted traceback says."""
+"""`vllm-repro diagnose`: the cause of death in a server log or a pasted traceback."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-from vllm_repro.cli.common import Subparsers, print_json, verb
+from vllm_repro.cli.common import add_common, print_json
 from vllm_repro.diagnosis.diagnosis import Diagnosis, diagnose
 from vllm_repro.diagnosis.log_text import read_lines
 from vllm_repro.errors import UsageError
@@ -20,14 +20,11 @@ from vllm_repro.scenario.catalogue import all_scenarios, to_stderr
 from vllm_repro.scenario.matching import matches, twins
 
 
-def add(subparsers: Subparsers) -> None:
-    parser = verb(
-        subparsers,
-        "diagnose",
-        run,
-        does="say of a server log or a pasted traceback whether an engine died, and of what",
+def add(parser: argparse.ArgumentParser) -> None:
+    add_common(
+        parser,
         example="vllm-repro diagnose server.log --json",
-        prints="what died and of what, and the scenarios that it matches",
+        prints="whether it died, the cause, and the matching scenarios",
     )
     parser.add_argument("file", metavar="FILE", help="a log or a pasted traceback; - for standard input")
 
@@ -71,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-# How compressed files begin, and what reads them out.
+# First bytes of compressed files, and the command that reads them.
 _COMPRESSED = (
     (b"\x1f\x8b", "zcat"),
     (b"\xfd7zXZ\x00", "xzcat"),

@@ -1,4 +1,4 @@
-"""`vllm-repro doctor`: what this machine can run, and why not."""
+"""`vllm-repro doctor`: the scenarios that this machine can run, and what is missing for the others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from vllm_repro.cli.common import Subparsers, print_json, verb
+from vllm_repro.cli.common import add_common, print_json
 from vllm_repro.errors import InfraError, ReproError
 from vllm_repro.host.machine import gpus, look
 from vllm_repro.host.ports import free_port
@@ -27,21 +27,18 @@ from vllm_repro.servers.site import choose
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: what was looked at, whether it is there, and what is to know or to do."""
+    """One line of output. ok: it is present. detail: what it is, or what to do."""
 
     what: str
     ok: bool
     detail: str
 
 
-def add(subparsers: Subparsers) -> None:
-    verb(
-        subparsers,
-        "doctor",
-        run,
-        does="say what this machine can run, and why not",
+def add(parser: argparse.ArgumentParser) -> None:
+    add_common(
+        parser,
         example="vllm-repro doctor",
-        prints="a list of what was looked at, each with whether it is there and what is to be known",
+        prints="a list of checks, each with its result and details",
     )
 
 

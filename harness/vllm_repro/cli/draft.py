@@ -1,6 +1,4 @@
-"""`vllm-repro draft`: writes what a person may send upstream about a run, and prints the command that sends it. It sends nothing itself.
-
-Of a rehearsal it prints none: that says nothing about vLLM."""
+"""`vllm-repro draft`: a draft issue comment from a run, and the command that sends it. It sends nothing itself."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from vllm_repro.cli.common import Subparsers, verb
+from vllm_repro.cli.common import add_common
 from vllm_repro.report.budget import LIMIT
 from vllm_repro.report.build import build_again
 from vllm_repro.report.files import DRAFT, drafted, write_whole
@@ -17,12 +15,9 @@ from vllm_repro.report.model import RunReport
 from vllm_repro.verdict.verdict import Verdict
 
 
-def add(subparsers: Subparsers) -> None:
-    parser = verb(
-        subparsers,
-        "draft",
-        run,
-        does="write the comment or issue that a run has to tell upstream, and print the gh command that would send it",
+def add(parser: argparse.ArgumentParser) -> None:
+    add_common(
+        parser,
         example="vllm-repro draft reports/tq-chunked-prefill/latest",
     )
     parser.add_argument("run", metavar="RUN", help="a run's folder, or its journal.jsonl")
@@ -39,13 +34,11 @@ def run(arguments: argparse.Namespace) -> int:
     for warning in _warnings(report, made):
         print(f"vllm-repro: {warning}", file=sys.stderr)
     if report.rehearsal:
-        # A command that stands ready to be pasted is run before what speaks against it is read.
-        print(f"{path}: {len(made.body):,} characters, to look at: no command sends what a REHEARSAL says.")
+        # Print no command: it would be pasted before the warnings are read.
+        print(f"{path}: {len(made.body):,} characters, to look at. No command: a REHEARSAL says nothing about vLLM.")
         return 0
     if made.title and not report.seen:
-        print(
-            f"{path}: {len(made.body):,} characters, to look at: the bug was not seen in this run, and nobody files what was not."
-        )
+        print(f"{path}: {len(made.body):,} characters, to look at. No command: the bug was not seen in this run.")
         return 0
     kind = f"a new issue for {made.issue.partition('#')[0]}" if made.title else f"a comment on {made.issue}"
     print(f"{path}: {kind}, {len(made.body):,} of {LIMIT:,} characters. Nothing is sent; once you have read it:")
@@ -54,12 +47,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _warnings(report: RunReport, made: Draft) -> list[str]:
-    """What speaks against sending it as it is."""
+    """Return the reasons against sending it as it is."""
     found = [f"may be the same as {url}" for url in made.alike_urls]
     if report.rehearsal:
         found.append("a REHEARSAL says nothing about vLLM, and is nothing for upstream")
     if report.verdict.verdict is Verdict.INCONCLUSIVE:
         found.append(f"the run decided nothing: {report.verdict.because}")
     if report.interrupted or report.cut:
-        found.append("the run was cut short")
+        found.append("the run was interrupted")
     return found

@@ -1,14 +1,12 @@
-"""`vllm-repro history`: what changed since the last nights, and the nightly page."""
+"""`vllm-repro history`: changes since the last nights, and the nightly page."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
-from vllm_repro.cli.common import Subparsers, print_json, verb
-from vllm_repro.cli.options import number
+from vllm_repro.cli.common import add_common, number, print_json
 from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.history.account import account
 from vllm_repro.history.page import page
@@ -16,22 +14,19 @@ from vllm_repro.history.store import Caught, Store
 from vllm_repro.history.telling import as_json, terminal
 from vllm_repro.report.files import write_whole
 from vllm_repro.report.wording import many
-from vllm_repro.running.run import default_out
+from vllm_repro.running.folders import default_out, link_to
 
 _EPILOG = """
 
-A night is named for its morning and begins at 18:00 the evening before, by this machine's clock (TZ=UTC for another).
-What is called, and when: docs/history.md."""
+A night is named after its morning and begins at 18:00 the evening before, local time (set TZ=UTC for another).
+Details: docs/history.md."""
 
 
-def add(subparsers: Subparsers) -> None:
-    parser = verb(
-        subparsers,
-        "history",
-        run,
-        does="say what changed since the last nights: fixes, regressions, throughput, and hosts that are to blame",
+def add(parser: argparse.ArgumentParser) -> None:
+    add_common(
+        parser,
         example="vllm-repro history --html reports/nights.html",
-        prints="the news, where each bug stands, and the speeds, night by night",
+        prints="changes, the state of each bug, and throughput, night by night",
         more=_EPILOG,
     )
     parser.add_argument("--scenario", action="append", metavar="S", help="only this scenario; may be given again")
@@ -43,14 +38,12 @@ def add(subparsers: Subparsers) -> None:
         help="compare the last N nights with those before (default: 1)",
     )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the nightly page")
-    parser.add_argument(
-        "--rebuild", action="store_true", help="make the store anew from the journals, which are the truth"
-    )
+    parser.add_argument("--rebuild", action="store_true", help="rebuild the store from the journals")
     parser.add_argument("--reports", type=Path, metavar="DIR", help="where runs are written (default: reports)")
 
 
 def _nights(text: str) -> int:
-    return number(text, least=1, most=10_000, what="number of nights: at least 1")
+    return number(text, least=1, most=10_000, what="number of nights")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -61,15 +54,15 @@ def run(arguments: argparse.Namespace) -> int:
         )
     store = Store(root)
     caught = store.rebuild() if arguments.rebuild else store.catch_up()
-    _tell(caught, rebuilt=arguments.rebuild)
+    _print_changes(caught, rebuilt=arguments.rebuild)
     rows = store.rows()
     named = arguments.scenario or ()
     if unknown := [name for name in named if all(row.scenario != name for row in rows)]:
         known = ", ".join(sorted({row.scenario for row in rows})) or "no run at all"
         raise UsageError(f"no run of {unknown[0]} in {root}", hint=f"it has: {known}")
     found = account(rows, None, nights=arguments.nights, scenarios=named)
-    if arguments.html:  # before anything is printed: the reader of that may go away
-        _write(arguments.html, page(found, way(root, arguments.html)))
+    if arguments.html:  # before printing, which a closed pipe may end
+        _write(arguments.html, page(found, link_to(root, arguments.html)))
     if arguments.json:
         print_json(as_json(found))
     else:
@@ -79,23 +72,18 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _tell(caught: Caught, *, rebuilt: bool) -> None:
-    said: list[str] = []
+def _print_changes(caught: Caught, *, rebuilt: bool) -> None:
+    lines: list[str] = []
     runs = many(caught.added, "run")
     if rebuilt:
-        said.append(f"{runs}, from their journals")
+        lines.append(f"{runs}, from their journals")
     elif caught.added:
-        said.append(f"not in the history yet, and now added: {runs}")
+        lines.append(f"added to the history: {runs}")
     if rebuilt and caught.gone:
-        said.append(f"without a folder by now: {caught.gone}; the store that has them is kept as history.sqlite.old")
-    said += [f"left out, its journal does not hold a run: {name}" for name in caught.unreadable]
-    for line in said:
+        lines.append(f"{caught.gone} in the old store without a folder; that store is kept as history.sqlite.old")
+    lines += [f"left out, its journal holds no run: {name}" for name in caught.unreadable]
+    for line in lines:
         print(f"vllm-repro: {line}", file=sys.stderr)
-
-
-def way(root: Path, file: Path) -> str:
-    """From the page to the folder of all runs, as a relative link."""
-    return Path(os.path.relpath(root.resolve(), file.resolve().parent)).as_posix()
 
 
 def _write(file: Path, text: str) -> None:

@@ -1,22 +1,19 @@
-"""`vllm-repro list`: the scenarios."""
+"""`vllm-repro list`: the scenarios of the package."""
 
 from __future__ import annotations
 
 import argparse
 
-from vllm_repro.cli.common import Subparsers, print_json, verb
+from vllm_repro.cli.common import add_common, print_json
 from vllm_repro.report.wording import columns
 from vllm_repro.scenario.catalogue import all_scenarios, to_stderr
 
 _WIDEST = 200
 
 
-def add(subparsers: Subparsers) -> None:
-    verb(
-        subparsers,
-        "list",
-        run,
-        does="list the scenarios",
+def add(parser: argparse.ArgumentParser) -> None:
+    add_common(
+        parser,
         example="vllm-repro list --json",
         prints="a list of the scenarios",
     )

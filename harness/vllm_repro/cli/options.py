@@ -1,23 +1,33 @@
-"""ServerOptions that choose a server, shared by the verbs that start or show one."""
+"""Options shared by the verbs that boot servers or print their commands."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import shlex
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
+from vllm_repro.cli.common import number, seconds
+from vllm_repro.errors import UsageError
+from vllm_repro.running.folders import default_out
+from vllm_repro.running.job import Job, refuse_unused_options
+from vllm_repro.running.state import TimeLimits
+from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.kinds import kinds
 from vllm_repro.servers.options import ServerOptions
+from vllm_repro.servers.site import ServerChoice
+from vllm_repro.verdict.verdict import Expect
 
-__all__ = ["add_server_options", "number", "release", "seconds", "server_options", "span"]
+__all__ = ["add_run_options", "add_server_options", "job_from", "release", "resumed", "server_options"]
 
 _ALL = ("server", "url", "image", "vllm", "model", "weights", "port", "log", "patch", "guard", "record")
+_MOST_TRIALS = 200
 
 
 def add_server_options(parser: argparse.ArgumentParser, which: Sequence[str] = _ALL) -> None:
-    """Adds those of the options that `which` names."""
+    """Add the options that `which` names."""
     if "server" in which:
         parser.add_argument(
             "--server",
@@ -27,7 +37,7 @@ def add_server_options(parser: argparse.ArgumentParser, which: Sequence[str] = _
             + "; ".join(f"{kind}: {kind.facts.summary}" for kind in kinds()),
         )
     if "url" in which:
-        parser.add_argument("--url", metavar="U", help="attach to the server that runs at this URL")
+        parser.add_argument("--url", type=_url, metavar="U", help="attach to the server that runs at this URL")
     if "image" in which:
         parser.add_argument("--image", metavar="I", help="the image to run (default: the official one of the release)")
     if "vllm" in which:
@@ -38,76 +48,91 @@ def add_server_options(parser: argparse.ArgumentParser, which: Sequence[str] = _
             help="the release, such as 0.23.0; a process server or the lab installs it into a cache",
         )
     if "model" in which:
-        parser.add_argument("--model", metavar="M", help="a model folder or name in place of the scenario's stand-in")
+        parser.add_argument("--model", metavar="M", help="a model folder or name instead of the scenario's tiny model")
     if "weights" in which:
         parser.add_argument(
             "--weights",
             choices=("real", "dummy"),
-            help="the model's own weights, or random ones of a small model with the same attention, made on the spot",
+            help="the model's own weights, or random ones of a tiny model with the same attention, made on the spot",
         )
     if "port" in which:
         parser.add_argument("--port", type=_port, metavar="P", help="the loopback port (default: a free one)")
     if "log" in which:
         parser.add_argument(
-            "--log", type=Path, metavar="FILE", help="the log of an attached server, where it is not found by itself"
+            "--log", type=Path, metavar="FILE", help="the log of an attached server, if it is not found automatically"
         )
-
     if "patch" in which:
         parser.add_argument(
             "--patch",
             type=Path,
             metavar="FILE",
-            help="a unified diff of vLLM to lay over the image or release: what git diff prints in a checkout of vLLM",
+            help="a unified diff of vLLM to apply to the image or release: what git diff prints in a checkout of vLLM",
         )
     if "guard" in which:
         parser.add_argument(
             "--guard",
             action="store_true",
             default=None,
-            help="in the lab: while graphs are captured, refuse every copy and wait between host and device, as CUDA does",
+            help="in the lab: refuse every copy and wait between host and device during graph capture, as CUDA does",
         )
     if "record" in which:
         parser.add_argument(
             "--record",
             action="store_true",
             default=None,
-            help="in the lab: under that guard, record what graphs capture and serve by replaying it, as a GPU does",
+            help="in the lab: with that guard, record what graphs capture and serve by replaying it, as a GPU does",
         )
 
 
-def number(text: str, *, least: int, most: int, what: str) -> int:
-    """A whole number of an option, or argparse's error in words of ours."""
-    if not text.strip().lstrip("-").isdigit() or not least <= int(text) <= most:
-        raise argparse.ArgumentTypeError(f"{text!r} is no {what}")
-    return int(text)
+def add_run_options(parser: argparse.ArgumentParser, *, arm: str, auto: bool = False) -> None:
+    """Add the options of every verb that boots servers. arm: the help of `--arm`. auto: accept `--trials auto`."""
+    parser.add_argument("--arm", action="append", metavar="A", help=arm)
+    parser.add_argument(
+        "--trials",
+        type=_trials_or_auto if auto else _trials,
+        default=1,
+        metavar="N|auto" if auto else "N",
+        help=f"boots of each arm, at most {_MOST_TRIALS} (default: 1)"
+        + ("; auto: as many as decide its claim" if auto else ""),
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where runs are written (default: reports)")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the prompts (default: 1)")
+    default = TimeLimits()
+    parser.add_argument(
+        "--boot-stall",
+        type=seconds,
+        default=default.boot_stall,
+        metavar="S",
+        help=f"seconds without any progress after which a boot has failed (default: {default.boot_stall:g})",
+    )
+    parser.add_argument(
+        "--answer-stall",
+        type=seconds,
+        default=default.answer_stall,
+        metavar="S",
+        help=f"seconds without any progress after which requests in flight are a hang (default: {default.answer_stall:g})",
+    )
+
+
+def _trials_or_auto(text: str) -> int | None:
+    return None if text == "auto" else _trials(text)
+
+
+def _trials(text: str) -> int:
+    return number(text, least=1, most=_MOST_TRIALS, what="number of boots")
 
 
 def _port(text: str) -> int:
     return number(text, least=1, most=65535, what="port")
 
 
-def seconds(text: str) -> float:
-    """More than 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
-    return value
-
-
-def span(text: str) -> float:
-    """Seconds: `90`, `90s`, `30m`, `2h`."""
-    unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:].lower())
-    try:
-        return seconds(text if unit is None else text[:-1]) * (unit or 1)
-    except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time, such as 90s, 30m or 2h") from None
+def _url(text: str) -> str:
+    """Return the server's root: clients are often given the URL with `/v1`."""
+    return text.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 def release(text: str) -> str:
-    """`0.23.0`, or `v0.23.0` as images are tagged."""
+    """Return the release of `0.23.0`, or of `v0.23.0` as images are tagged."""
     try:
         return str(Version(text.removeprefix("v")))
     except InvalidVersion:
@@ -115,6 +140,54 @@ def release(text: str) -> str:
 
 
 def server_options(arguments: argparse.Namespace) -> ServerOptions:
-    """The `ServerOptions` that a parsed command line holds."""
-    given = {name: getattr(arguments, name) for name in _ALL if getattr(arguments, name, None) is not None}
-    return ServerOptions(**given)
+    """Return the `ServerOptions` of a parsed command line."""
+    named = {name: getattr(arguments, name) for name in _ALL if getattr(arguments, name, None) is not None}
+    return ServerOptions(**named)
+
+
+def job_from(
+    arguments: argparse.Namespace,
+    *,
+    name: str,
+    scenario: Scenario,
+    options: ServerOptions,
+    choice: ServerChoice,
+    arms: Sequence[Arm],
+    expect: Expect = Expect.DECLARED,
+) -> Job:
+    """Return the job of a command line with `add_run_options`. Raises `UsageError` for an option that the server does not use."""
+    refuse_unused_options(options, choice.kind)
+    return Job(
+        name=name,
+        scenario=scenario,
+        options=options,
+        choice=choice,
+        arms=arms,
+        named_arms=arguments.arm or (),
+        trials=arguments.trials,
+        seed=arguments.seed,
+        out=arguments.out or default_out(),
+        limits=TimeLimits(boot_stall=arguments.boot_stall, answer_stall=arguments.answer_stall),
+        expect=expect,
+    )
+
+
+def resumed(
+    arguments: argparse.Namespace, named: Sequence[str], words: Sequence[str], *, beside: Collection[str] = ()
+) -> argparse.Namespace:
+    """Return the arguments of the interrupted command `words`, with this call's `--json` and `-v`.
+
+    named: the scenarios of this call. beside: options allowed beside `--resume`. Raises `UsageError` for any other option.
+    """
+    parser: argparse.ArgumentParser = arguments.parser
+    bare = vars(parser.parse_args([*named, "--resume", str(arguments.resume)]))
+    allowed = {"json", "verbose", "verb", *beside}
+    changed = [name for name, value in bare.items() if name not in allowed and value != getattr(arguments, name)]
+    if changed:
+        raise UsageError(
+            f"--resume continues with the options of the first call, and --{changed[0].replace('_', '-')} would change them",
+            hint=shlex.join([*parser.prog.split(), "--resume", str(arguments.resume)]),
+        )
+    begun = parser.parse_args(list(words))
+    begun.json, begun.verbose = arguments.json, arguments.verbose
+    return begun

@@ -1,4 +1,4 @@
-"""`vllm-repro report`: renders a journal again."""
+"""`vllm-repro report`: the reports of a run, rendered again from its journal."""
 
 from __future__ import annotations
 
@@ -6,25 +6,22 @@ import argparse
 import sys
 from pathlib import Path
 
-from vllm_repro.cli.common import Subparsers, verb
+from vllm_repro.cli.common import add_common
 from vllm_repro.errors import UsageError
 from vllm_repro.report.build import build_again
 from vllm_repro.report.files import FORMATS, ON_REQUEST, pieces, write_reports
 
 
-def add(subparsers: Subparsers) -> None:
-    parser = verb(
-        subparsers,
-        "report",
-        run,
-        does="render the reports of a run again from its journal",
+def add(parser: argparse.ArgumentParser) -> None:
+    add_common(
+        parser,
         example="vllm-repro report reports/tq-chunked-prefill/latest --format md",
     )
     parser.add_argument("run", metavar="RUN", help="a run's folder, or its journal.jsonl")
     parser.add_argument(
         "--format",
         choices=sorted({**FORMATS, **ON_REQUEST}),
-        help="print this one; all but the draft are written into the folder where none is named",
+        help="print this format (default: write all but the draft into the folder)",
     )
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write to FILE instead of printing")
 

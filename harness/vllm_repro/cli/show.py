@@ -1,4 +1,4 @@
-"""`vllm-repro show`: the exact command of an arm, ready to paste."""
+"""`vllm-repro show`: the exact command of an arm."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 from dataclasses import replace
 from functools import partial
 
-from vllm_repro.cli.common import Subparsers, print_json, verb
+from vllm_repro.cli.common import add_common, print_json
 from vllm_repro.cli.options import add_server_options, server_options
 from vllm_repro.command.compose import compose_text, service
 from vllm_repro.errors import InfraError
@@ -27,18 +27,15 @@ STYLES = ("docker", "serve", "compose", "lab")
 SHOWN_PORT = 8000
 
 
-def add(subparsers: Subparsers) -> None:
-    parser = verb(
-        subparsers,
-        "show",
-        run,
-        does="print the exact command of an arm, ready to paste",
+def add(parser: argparse.ArgumentParser) -> None:
+    add_common(
+        parser,
         example="vllm-repro show tq-chunked-prefill --arm eager --as docker",
-        prints="the command, with the scenario and arm that it is of",
+        prints="the command, its scenario and its arm",
     )
     parser.add_argument("scenario", metavar="SCENARIO")
-    parser.add_argument("--arm", default=None, help="one arm; the first one where none is named")
-    parser.add_argument("--as", dest="style", choices=STYLES, default="serve", help="how to write it (default: serve)")
+    parser.add_argument("--arm", default=None, help="one arm (default: the first)")
+    parser.add_argument("--as", dest="style", choices=STYLES, default="serve", help="its form (default: serve)")
     add_server_options(parser, which=("image", "vllm", "model", "weights", "port", "patch"))
 
 
@@ -56,19 +53,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def command_text(scenario: Scenario, arm: Arm, options: ServerOptions, style: str) -> str:
-    """The command of `arm` as a run would start it, on the port that the command line names, or 8000."""
+    """Return the command of `arm` as a run would start it, on the port of the options, or 8000."""
     port = options.port or SHOWN_PORT
     if style == "lab":
         return lab_text(scenario, arm, options, port)
     weights = weights_for(scenario, options)
     evidence = Evidence.GPU if scenario.needs.gpus else Evidence.CPU
     if style == "serve":
-        laid = _laid_over_local(arm, options)
+        overlay = _local_overlay(arm, options)
         launch = process_launch(
             scenario,
             arm,
-            vllm=laid.vllm or ("vllm",),
-            env=laid.env,
+            vllm=overlay.vllm or ("vllm",),
+            env=overlay.env,
             weights=weights,
             port=port,
             evidence=evidence,
@@ -90,18 +87,18 @@ def command_text(scenario: Scenario, arm: Arm, options: ServerOptions, style: st
     shown = made(replace(arm, patches=()))
     if arm.patches:
         assert shown.container is not None
-        laid = over_container(shown.container, arm.patches, "show", to_stderr)
-        shown = made(arm, mounts=laid.mounts, more_env=laid.env)
+        overlay = over_container(shown.container, arm.patches, "show", to_stderr)
+        shown = made(arm, mounts=overlay.mounts, more_env=overlay.env)
     assert shown.container is not None
     if style == "compose":
         return compose_text({arm.name: service(shown.container)}).rstrip()
     return shown.render()
 
 
-def _laid_over_local(arm: Arm, options: ServerOptions) -> Laid:
-    """The arm's changes of vLLM's source over the release that is named, where the cache has it, or the `vllm` on PATH.
+def _local_overlay(arm: Arm, options: ServerOptions) -> Laid:
+    """Return the arm's patches over the named release in the cache, or over the `vllm` on PATH.
 
-    Raises `InfraError` where neither is here: there is nothing then that the changed files could be made from.
+    Raises `InfraError` if neither is here.
     """
     if not arm.patches:
         return Laid()
@@ -118,9 +115,9 @@ def _laid_over_local(arm: Arm, options: ServerOptions) -> Laid:
 
 
 def _is_rehearsal(image: str) -> bool:
-    """Whether the image holds the rehearsal engine, as far as an engine here knows it."""
+    """Return True if a container engine here knows the image, and it holds the rehearsal engine."""
     with (
-        contextlib.suppress(InfraError),  # what no engine here knows is not held to be one
+        contextlib.suppress(InfraError),  # an unknown image is taken for a vLLM
         contextlib.closing(connect()) as engine,
     ):
         return image_facts(engine, image).rehearsal

@@ -1,70 +1,37 @@
-"""What a trial saw, turned into what it means: trigger proof, death, outcome.
-
-The one effect here is reading the trial's log file; everything else is a function of `Seen`.
-"""
+"""The meaning of one trial: proof of the trigger, cause of death, outcome. The one effect is reading the log file."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, assert_never
 
-from vllm_repro.client.answer import Answer
 from vllm_repro.command.command import ServeCommand
 from vllm_repro.diagnosis.boot_facts import BootFacts, boot_facts, observed, scheduler_dump
 from vllm_repro.diagnosis.diagnosis import Diagnosis, Phase, diagnose
 from vllm_repro.diagnosis.log_text import Line, read_lines
 from vllm_repro.diagnosis.signature import How, NodeLog, compare, failed_nodes, lost_worker
 from vllm_repro.evidence import Evidence
-from vllm_repro.running.death_signs import Channel, DeathSign
+from vllm_repro.running.death_signs import Channel
+from vllm_repro.running.state import Observed
 from vllm_repro.scenario.scenario import Scenario
-from vllm_repro.servers.base import Exit, ServerFacts
-from vllm_repro.tiny_model import StandIn
 from vllm_repro.trigger.trigger import Asked, AttentionShape, Condition, Finding, ScheduledChunk, TriggerFacts
 from vllm_repro.verdict.outcome import Death, Outcome, Outlasted, TrialFacts, classify
-from vllm_repro.verdict.output import OutputSample, ServedWeights, check_output
+from vllm_repro.verdict.output import ServedWeights, check_output
 
-__all__ = ["Conclusion", "Seen", "assess", "weights_of"]
+__all__ = ["Conclusion", "assess", "weights_of"]
 
 _MOST_FRAMES = 40
 
 
-@dataclass
-class Seen:
-    """What one trial saw, filled while it runs. Times in seconds.
-
-    After the workload: doing, what the engine was asked for last; later, the answers to it that went wrong; said, its answers to the output
-    check. stand_in: the model that was made to be served, if one was.
-    outlasted: the servers of further nodes that stayed when the first one was gone.
-    """
-
-    facts: ServerFacts | None = None
-    stand_in: StandIn | None = None
-    ready: bool = False
-    boot_s: float | None = None
-    version: str | None = None
-    signs: list[DeathSign] = field(default_factory=list)
-    asked: list[Asked] = field(default_factory=list)
-    answers: list[Answer] = field(default_factory=list)
-    sent: int = 0
-    canary_ok: bool | None = None
-    hung: str | None = None
-    exit: Exit | None = None
-    infra: str | None = None
-    unsupported: str | None = None
-    cancelled: str | None = None
-    doing: str = ""
-    later: list[Answer] = field(default_factory=list)
-    said: list[OutputSample] = field(default_factory=list)
-    outlasted: tuple[Outlasted, ...] = ()
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Conclusion:
-    """What the report says of a trial. `why`: one sentence for people. during: what an engine that died was asked for, after its workload.
-    weights: those that were served; None where nobody can say. imported: of the files that were changed for it, those that a process
-    of the server imported."""
+    """The meaning of one trial.
+
+    sent, ok: requests. why: one sentence for people. during: the measurement in which the engine died, after its workload. weights: those
+    that were served; None if unknown. imported: the patched files that a process of the server imported.
+    """
 
     outcome: Outcome
     phase: Phase | None
@@ -84,7 +51,7 @@ class Conclusion:
     outlasted: tuple[Outlasted, ...] = ()
 
     def as_fields(self) -> dict[str, Any]:
-        """For the journal: plain values under the names of `report.json`."""
+        """Return the fields of the journal line, with the names of `report.json`."""
         death = self.death
         return {
             "outcome": self.outcome,
@@ -119,11 +86,11 @@ class Conclusion:
 
 
 def assess(
-    scenario: Scenario, command: ServeCommand, seen: Seen, log: Path, trigger: Condition | None = None
+    scenario: Scenario, command: ServeCommand, seen: Observed, log: Path, trigger: Condition | None = None
 ) -> Conclusion:
-    """The conclusion of one trial; `log` is its whole server log (an absent file is an empty log). trigger: the arm's own."""
+    """Return the conclusion of one trial. log: its whole server log; an absent file is an empty log. trigger: the arm's own."""
     died = any(sign.decisive for sign in seen.signs)
-    # Read once for each question rather than kept: a log may be larger than the memory.
+    # Read the log once for each question: it may be larger than the memory.
     diagnosis = diagnose(_lines(log), we_terminated=not died)
     boot = boot_facts(_lines(log))
     nodes = _node_logs(log, diagnosis)
@@ -141,30 +108,31 @@ def assess(
         infra=seen.infra or _infra(seen),
         unsupported=unsupported,
         hung=seen.hung if seen.ready else None,
-        wrong_output=_wrong_output(seen) or check_output(scenario.output, seen.said, weights),
+        wrong_output=_wrong_output(seen) or check_output(scenario.output, seen.output, weights),
     )
     outcome = classify(facts)
     phase = None
     if death is not None:
         phase = diagnosis.phase or (Phase.REQUEST if seen.ready else Phase.BOOT)
     why = _why(outcome, facts, diagnosis, seen)
+    imported = (str(one.values["file"]) for one in observed(_lines(log)) if one.kind == "imported")
     return Conclusion(
-        outcome,
-        phase,
-        finding,
-        death,
-        seen.boot_s,
-        seen.version or boot.vllm_version,
-        seen.sent,
-        sum(answer.ok for answer in seen.answers),
-        why,
-        captured,
-        asdict(boot),
-        seen.facts is not None,
-        seen.doing if death is not None or outcome is Outcome.HANG else "",
-        weights,
-        tuple(dict.fromkeys(str(one.values["file"]) for one in observed(_lines(log)) if one.kind == "imported")),
-        seen.outlasted,
+        outcome=outcome,
+        phase=phase,
+        trigger=finding,
+        death=death,
+        boot_s=seen.boot_s,
+        version=seen.version or boot.vllm_version,
+        sent=seen.sent,
+        ok=sum(answer.ok for answer in seen.answers),
+        why=why,
+        captured=captured,
+        boot=asdict(boot),
+        launched=seen.facts is not None,
+        during=seen.measuring if death is not None or outcome is Outcome.HANG else "",
+        weights=weights,
+        imported=tuple(dict.fromkeys(imported)),
+        outlasted=seen.outlasted,
     )
 
 
@@ -177,15 +145,14 @@ def _lines(log: Path) -> Iterable[Line]:
 
 
 def _trigger_facts(
-    scenario: Scenario, command: ServeCommand, seen: Seen, log: Path, boot: BootFacts, captured: dict[str, str]
+    scenario: Scenario, command: ServeCommand, seen: Observed, log: Path, boot: BootFacts, captured: dict[str, str]
 ) -> TriggerFacts:
     step = tuple(
         ScheduledChunk(request.computed or 0, request.scheduled or 0, request.new)
         for request in scheduler_dump(_lines(log))
     )
     batch, chunked = boot.max_num_batched_tokens, boot.chunked_prefill
-    # The boot line is what is in force, and the flag is what was asked for. Nobody knows that of an attached server: the scenario's
-    # flags are not its own, and prove nothing about it.
+    # The boot line shows what is in force, the flag only what was asked for. An attached server does not have the scenario's flags.
     attached = seen.facts is not None and not seen.facts.kind.facts.started
     if not attached:
         batch = batch or command.number("--max-num-batched-tokens")
@@ -207,23 +174,22 @@ def _trigger_facts(
     )
 
 
-def _in_flight(asked: Asked, seen: Seen) -> Asked:
-    """A request that the death left without any answer, as a reset does or our own end to the waiting, was in flight when it came. So was
-    one that hangs."""
+def _in_flight(asked: Asked, seen: Observed) -> Asked:
+    """Mark a request without any answer as in flight when the engine died or hung."""
     if asked.status is not None:
         return asked
     died = any(sign.decisive for sign in seen.signs)
     return replace(asked, died=asked.died or died, hung=seen.hung is not None and not died and not asked.refusal)
 
 
-def _shape(scenario: Scenario, seen: Seen, boot: BootFacts) -> AttentionShape | None:
-    """None where the server says that it serves another model: its sizes are not those that the scenario states."""
+def _shape(scenario: Scenario, seen: Observed, boot: BootFacts) -> AttentionShape | None:
+    """Return the model's attention sizes; None if the server serves another model than the scenario's."""
     model, served = scenario.model, seen.stand_in
     if served is None and scenario.lab is not None and seen.facts is not None and seen.facts.kind.facts.in_lab:
         served = scenario.lab.shape(model)
     if served is not None:
         return AttentionShape(served.heads, served.kv_heads, served.head_dim, kinds=served.kinds, window=served.window)
-    # How a GPU's pool is cut is for its own release to say: the groups are those of the pool that the rehearsal engine imitates.
+    # Only the rehearsal engine has the groups of the scenario; a real release decides by itself how to divide its pool.
     imitated = seen.facts is not None and seen.facts.evidence is Evidence.REHEARSAL
     groups = tuple(model.window_groups) if imitated else ()
     said = boot.args.get("model")
@@ -241,12 +207,12 @@ def _shape(scenario: Scenario, seen: Seen, boot: BootFacts) -> AttentionShape | 
 
 
 def _last(name: str) -> str:
-    """A model's own name: of `org/model`, and of a folder that was made from it."""
+    """Return `model` of `org/model` and of a folder, in lower case."""
     return name.rstrip("/").rpartition("/")[2].lower()
 
 
 def _node_logs(log: Path, head: Diagnosis) -> list[NodeLog]:
-    """What each node's log says; empty for a server of one node."""
+    """Return the diagnosis of each node's log; empty for a server of one node."""
     others = sorted(log.parent.glob(f"{log.stem}.rank*.log"))
     if not others:
         return []
@@ -257,14 +223,16 @@ def _node_logs(log: Path, head: Diagnosis) -> list[NodeLog]:
     return found
 
 
-def _death(scenario: Scenario, seen: Seen, diagnosis: Diagnosis, nodes: list[NodeLog]) -> tuple[Death, dict[str, str]]:
+def _death(
+    scenario: Scenario, seen: Observed, diagnosis: Diagnosis, nodes: list[NodeLog]
+) -> tuple[Death, dict[str, str]]:
     signs = sorted((sign for sign in seen.signs if sign.channel is not Channel.COUNTERS), key=lambda sign: sign.at)
     first = signs[0]
     latency = max(0.0, first.at - min(sign.since for sign in signs))
     signature: How | None = None
     captured: dict[str, str] = {}
     if diagnosis.exception is not None and scenario.signature is None:
-        signature = How.OTHER  # no death is this bug
+        signature = How.OTHER  # the bug is not a death
     elif diagnosis.exception is not None and scenario.signature is not None:
         comparison = compare(scenario.signature, diagnosis)
         captured = dict(comparison.captured)
@@ -284,14 +252,14 @@ def _death(scenario: Scenario, seen: Seen, diagnosis: Diagnosis, nodes: list[Nod
     )
 
 
-def weights_of(command: ServeCommand, seen: Seen, boot: BootFacts) -> ServedWeights | None:
-    """What the answers come from; None where nobody knows. `boot` is looked at for a server that somebody else started."""
+def weights_of(command: ServeCommand, seen: Observed, boot: BootFacts) -> ServedWeights | None:
+    """Return the weights that give the answers; None if unknown. boot: the only source for an attached server."""
     if seen.facts is None:
         return None
     if seen.facts.evidence is Evidence.REHEARSAL:
         return ServedWeights.IMITATED
     if not seen.facts.kind.facts.started:
-        # Its command line is somebody else's, and only the log may tell.
+        # Our command line is not its own.
         if not boot.args:
             return None
         return ServedWeights.DUMMY if boot.args.get("load_format") == "dummy" else ServedWeights.REAL
@@ -300,7 +268,7 @@ def weights_of(command: ServeCommand, seen: Seen, boot: BootFacts) -> ServedWeig
     return ServedWeights.MADE if seen.facts.kind.facts.in_lab else ServedWeights.REAL
 
 
-def _infra(seen: Seen) -> str | None:
+def _infra(seen: Observed) -> str | None:
     if seen.exit is not None and seen.exit.lost:
         return f"the container engine was lost: {seen.exit.detail}"
     if seen.exit is not None and seen.exit.oom_killed:
@@ -308,8 +276,8 @@ def _infra(seen: Seen) -> str | None:
     return None
 
 
-def _wrong_output(seen: Seen) -> str | None:
-    for answer in (*seen.answers, *seen.later):
+def _wrong_output(seen: Observed) -> str | None:
+    for answer in (*seen.answers, *seen.measured):
         if answer.status is None:
             return f"a request got no answer and the engine lives: {answer.error}"
         if answer.status >= 500:
@@ -323,10 +291,10 @@ def _wrong_output(seen: Seen) -> str | None:
     return None
 
 
-def _why(outcome: Outcome, facts: TrialFacts, diagnosis: Diagnosis, seen: Seen) -> str:
+def _why(outcome: Outcome, facts: TrialFacts, diagnosis: Diagnosis, seen: Observed) -> str:
     match outcome:
         case Outcome.CANCELLED if facts.death is not None:
-            # It counts as cut, and what the engine died of by then is what a reader wants to know.
+            # The trial counts as cancelled, but a reader wants to know what the engine had died of.
             return f"{_cause(facts.death, diagnosis).rstrip('.')}; {facts.cancelled} before the trial came to its end"
         case Outcome.CANCELLED:
             return facts.cancelled or ""
@@ -351,10 +319,10 @@ def _why(outcome: Outcome, facts: TrialFacts, diagnosis: Diagnosis, seen: Seen) 
 
 
 def _cause(death: Death, diagnosis: Diagnosis) -> str:
-    """What an engine died of: `AssertionError in reserve: the workspace is locked`."""
+    """Return the cause of a death: `AssertionError in reserve: the workspace is locked`."""
     if death.exception is None:
         return f"{diagnosis.why.rstrip('.')}; no log names the cause" if diagnosis.why else "no log names the cause"
-    # The lab's guard stands where a CUDA build has C++, which no traceback shows.
+    # The lab's guard replaces C++ of a CUDA build, which no traceback shows.
     own = [frame for frame in death.frames if not frame.startswith("vllm_repro_lab/")]
     last = own[-1].rsplit(":", 1)[-1] if own else ""
     message = " ".join((death.message or "").split())

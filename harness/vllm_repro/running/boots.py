@@ -1,39 +1,56 @@
-"""Which arms are booted once more under `--trials auto`: those whose claim one more boot may decide. Pure.
+"""Order of the boots of a run, and under `--trials auto` the arms to boot once more. Pure.
 
-An arm that died needs no second boot, unless others are held against it: then five, because five deaths of five bound the rate so well
-that four quiet boots tell a workaround from luck, and nine boots in all is the cheapest way there. A quiet arm is booted until it has as
-many quiet boots as `clean_needed` asks for. An arm that did anything else (hung, died otherwise, did not boot, fell short of the boundary)
-would only do it again.
+`--trials auto` boots each arm until its claim is decided:
+
+- The arm that dies: once, or `DEATHS` times if other arms are compared with it. After five deaths in five boots, four quiet boots
+  tell a workaround from luck; nine boots in all is the cheapest way to that.
+- A quiet arm: as often as `clean_needed` asks for.
+- An arm that did anything else (hung, died otherwise, did not boot, did not cross the boundary): once, it would only do it again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 
+from vllm_repro.scenario.scenario import Arm
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.statistics import clean_needed
 from vllm_repro.verdict.verdict import ArmResult, Expected, Record, same_release
 
-__all__ = ["MOST", "more"]
+__all__ = ["MOST", "boots_as_needed", "planned_boots", "undecided_arms"]
 
 DEATHS = 5
 MOST = 20
-"""Boots that one arm gets at most. Where more quiet ones would be needed the claim cannot be had at a bearable price, and none is added."""
+"""Boots of one arm at most. If its claim needs more quiet boots than that, none is added."""
 
 
-def more(
+def planned_boots(arms: Sequence[Arm], trials: int) -> list[tuple[int, Arm]]:
+    """Return (round, arm) in the order of boots: A B in odd rounds, B A in even ones.
+
+    A machine that slows down or warms up then favours no arm.
+    """
+    return [(n, arm) for n in range(1, trials + 1) for arm in (arms if n % 2 else list(reversed(arms)))]
+
+
+def boots_as_needed(arms: Sequence[Arm], undecided: Callable[[], Sequence[str]]) -> Iterator[tuple[int, Arm]]:
+    """Yield as `planned_boots`, each round with the arms that `undecided` names before it, until it names none."""
+    for n in count(1):
+        names = undecided()
+        if not names:
+            return
+        yield from ((n, arm) for arm in (arms if n % 2 else reversed(arms)) if arm.name in names)
+
+
+def undecided_arms(
     arms: Sequence[ArmResult], record: Record | None = None, version: str | None = None, *, patched: bool = False
 ) -> list[str]:
-    """Names of the arms to boot again; empty once everything is decided that boots can decide. The rest is as for `decide`."""
+    """Return the names of the arms that one more boot may decide. The other arguments are those of `decide`."""
     if record is not None and same_release(record.version, version) is not patched:
-        record = None  # it decides nothing: a release is not fixed by living, nor a patch of one by another's deaths
+        record = None  # deaths of the same release cannot prove a fix, nor deaths of another one a patch
     dying = next((arm for arm in arms if arm.expected.has_bug and arm.crashed), None)
-    compared = any(arm.expected is Expected.LIVES and _may_count(arm) for arm in arms)
+    compared = any(arm.expected is Expected.LIVES and set(arm.outcomes) <= {Outcome.CLEAN} for arm in arms)
     return [arm.name for arm in arms if not arm.outcomes or _undecided(arm, dying, record, compared=compared)]
-
-
-def _may_count(arm: ArmResult) -> bool:
-    return set(arm.outcomes) <= {Outcome.CLEAN}
 
 
 def _undecided(arm: ArmResult, dying: ArmResult | None, record: Record | None, *, compared: bool) -> bool:
@@ -47,7 +64,7 @@ def _undecided(arm: ArmResult, dying: ArmResult | None, record: Record | None, *
     if arm.expected is Expected.LIVES:
         if dying is None:
             return False
-        # The dying arm is still being booted: what is needed if it goes on dying.
+        # The dying arm has boots to come; assume that it dies in all of them.
         ahead = max(0, DEATHS - dying.conclusive)
         return _short_of(clean_needed(dying.crashed + ahead, dying.conclusive + ahead), boots)
     if record is None or record.arm != arm.name:

@@ -1,8 +1,8 @@
-"""Signs of death, one value a channel that saw one; pure.
+"""Signs of death, one record per channel. Pure.
 
-A dead vLLM shows itself on many channels, and each of them alone lies sometimes: the process exits with status 0, a dying stream ends
-with 200 and `[DONE]`, `/health` stays 200 over a hung engine, a clean SIGTERM logs `EngineDeadError`. So each channel reports what it
-saw and whether that decides alone; the first decisive sign wins, and all are kept with their time.
+No channel is reliable alone: the process exits with status 0, a dying stream ends with 200 and `[DONE]`, `/health` stays 200 over a hung
+engine, and an ordered shutdown logs `EngineDeadError`. So each channel reports what it saw and whether that alone is decisive. The first
+decisive sign ends the workload; all are kept with their time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Channel(StrEnum):
 
 @dataclass(frozen=True)
 class DeathSign:
-    """What one channel saw. at: when the harness knew. since: the moment the evidence itself dates from, at the earliest."""
+    """One sign on one channel. Seconds since the epoch: at, when the harness saw it; since, the earliest time of the evidence itself."""
 
     channel: Channel
     detail: str
@@ -49,21 +49,23 @@ LOG_SIGNS: tuple[tuple[str, bool], ...] = (
     ("Engine core initialization failed", True),
     ("died unexpectedly", True),
     ("engine core exited unexpectedly", True),
-    # After a SIGTERM of somebody else's this one is logged by a healthy server too, so it needs a second witness.
+    # A healthy server logs this too, after a SIGTERM: it needs a second sign.
     ("vllm.v1.engine.exceptions.EngineDeadError", False),
 )
-"""Texts of a log line that say that the engine died, and whether each decides alone. Words such as Traceback or ERROR are not here:
-0.20.2 logs both for an ordinary 400."""
+"""Texts of a log line that report the engine's death, and whether each is decisive. Not Traceback or ERROR: 0.20.2 logs both for an
+ordinary 400."""
 
 
 def log_sign(line: str) -> tuple[str, bool] | None:
-    """The text that makes `line` a sign, and whether it decides; None for all other lines."""
+    """Return the text that makes `line` a sign, and whether it is decisive; None for all other lines."""
     return next((sign for sign in LOG_SIGNS if sign[0] in line), None)
 
 
 def sign_of_answer(answer: Answer, *, canary: bool = False) -> DeathSign | None:
-    """What an answer says about the engine. Decisive only where it names a dead engine: a bare 500, a reset or an odd end of a
-    stream may be one bad request, and calls for a canary."""
+    """Return the sign of death that an answer is, if any.
+
+    Decisive only if it names a dead engine. A bare 500, a reset or an early end of a stream may be one bad request; a canary decides.
+    """
     channel = Channel.CANARY if canary else (Channel.STREAM if answer.streamed else Channel.ANSWER)
     decisive = answer.names_dead_engine
     if decisive:

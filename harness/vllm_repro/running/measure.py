@@ -1,17 +1,18 @@
-"""What is asked of an engine that has lived through its workload: whether it says the right thing, how fast, and for how long.
+"""Measurements of an engine that survived its workload: the output check, throughput, and the soak.
 
-None of it may hide a death. The watcher goes on watching; an engine that dies here has died, and what it was doing is written down; the
-figures that were taken until then stay in the journal, and no report shows them.
+A measurement never hides a death. The watch goes on; if the engine dies, the trial records what was being measured. The figures that were
+taken until then stay in the journal, and no report shows them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
@@ -21,70 +22,99 @@ from vllm_repro.client.prompts import Prompt, PromptError, build_completion, bui
 from vllm_repro.diagnosis.boot_facts import BootFacts
 from vllm_repro.running.assess import weights_of
 from vllm_repro.running.death_signs import Channel
-from vllm_repro.running.lateness import Lateness
-from vllm_repro.running.work import Work
+from vllm_repro.running.workload import WorkloadRunner
 from vllm_repro.trigger.trigger import Asked
 from vllm_repro.verdict.output import BEGINNING, QUESTION, Checks, Probe, probes, sample_output
 from vllm_repro.verdict.soak import LOAD, SoakCount
 from vllm_repro.verdict.throughput import WARM_UPS, Load, Point, Timing, round_of
 
-__all__ = ["Measure"]
+__all__ = ["Lateness", "Measurements"]
 
 _ENDPOINT = "/v1/completions"
 _PLAIN = {"temperature": 0, "top_p": 1, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
-"""Every field of sampling that a model's own `generation_config.json` may otherwise set."""
-_ENOUGH = 100
-"""Answers that went wrong, of which a long soak may see many: the first ones say what is to be said."""
+"""The sampling fields that a model's `generation_config.json` may set otherwise."""
+_MOST_FAILED = 100
+"""Failed answers to keep: a long soak may see many."""
 _COUNTED_WITHIN = 2.0
-"""Seconds in which the server's counters must show what it has answered: they are written just after the answer."""
+"""Seconds in which the server's counters must include its last answer: they are written just after it."""
+_TICK = 0.002
 
 
 class _StoppedError(Exception):
-    """The engine is over, or a request failed; in either case there is no figure, and the journal says why."""
+    """A measurement without a figure: the engine is dead or hung, or a request failed. The journal has the reason."""
+
+
+class Lateness:
+    """Background tick that measures by how much this process itself is late: `async with Lateness() as late:`.
+
+    worst: seconds, the latest tick of two milliseconds. slept: seconds, the sum of all ticks that were more than a tick late. If an
+    engine spins on every core, the client may sleep through an answer and find all its tokens at once. The tick shows that, and mostly
+    prevents it: a process that the clock wakes also reads its sockets.
+    """
+
+    def __init__(self) -> None:
+        self.worst = 0.0
+        self.slept = 0.0
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._tick())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):  # by the line above
+            await self._task
+
+    async def _tick(self) -> None:
+        while True:
+            due = time.perf_counter() + _TICK
+            await asyncio.sleep(_TICK)
+            late = time.perf_counter() - due
+            self.worst = max(self.worst, late)
+            self.slept += late if late > _TICK else 0.0
 
 
 @dataclass
-class Measure:
-    """One trial's; `run` does nothing where nothing is asked for, or where the engine is over."""
+class Measurements:
+    """The measurements of one trial."""
 
-    work: Work
+    runner: WorkloadRunner
 
     async def run(self) -> None:
-        work, trial = self.work, self.work.trial
-        scenario, wishes = trial.scenario, trial.wishes
+        """Run what was asked for, and `finish`. Do nothing if nothing was, or if the engine is dead or hung."""
+        runner, trial = self.runner, self.runner.trial
+        scenario, options = trial.scenario, trial.measure
         own = scenario.has_own_server(trial.arm)
         checks = scenario.output if own else None
-        loads = scenario.loads if own and wishes.throughput else ()
-        if work.watch.ended or not trial.seen.canary_ok or not (checks or loads or wishes.soak):
+        loads = scenario.loads if own and options.throughput else ()
+        if runner.watch.ended or not trial.seen.canary_ok or not (checks or loads or options.soak):
             return
         if checks is not None:
             await self._attempt("the output check", self._probe(checks))
         if loads:
             await self._attempt("throughput", self._throughput(loads))
-        if wishes.soak:
-            await self._attempt("the soak", self._soak(wishes.soak))
-        if not work.watch.ended:
-            trial.seen.doing = ""
-            await work.finish()
+        if options.soak:
+            await self._attempt("the soak", self._soak(options.soak))
+        if not runner.watch.ended:
+            trial.seen.measuring = ""
+            await runner.finish()
 
     async def _attempt(self, what: str, part: Any) -> None:
-        """Runs one part unless the engine is over by now."""
-        trial = self.work.trial
-        if self.work.watch.ended:
+        """Run one measurement, unless the engine is dead or hung by now."""
+        trial = self.runner.trial
+        if self.runner.watch.ended:
             part.close()
             return
-        trial.seen.doing = what
+        trial.seen.measuring = what
         try:
             await part
         except _StoppedError as error:
-            trial.journal.write("measure-stopped", **trial.label, doing=trial.seen.doing, why=str(error))
+            trial.journal.write("measure-stopped", **trial.label, doing=trial.seen.measuring, why=str(error))
         except (PromptError, httpx.HTTPError) as error:
-            trial.journal.write("measure-stopped", **trial.label, doing=trial.seen.doing, why=f"no prompt: {error}")
-
-    # ── output ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+            trial.journal.write("measure-stopped", **trial.label, doing=trial.seen.measuring, why=f"no prompt: {error}")
 
     async def _probe(self, checks: Checks) -> None:
-        trial = self.work.trial
+        trial = self.runner.trial
         asked = {"max_tokens": checks.tokens, "return_token_ids": True}
         questions = probes(checks, weights_of(trial.launch.command, trial.seen, BootFacts()))
         if Probe.BEGINNING in questions:
@@ -96,37 +126,36 @@ class Measure:
             await self._say(Probe.BEGINNING, await self._one("another beginning", other, asked), "")
         if Probe.NEEDLE in questions and checks.needle is not None:
             seed = f"{trial.seed}/needle"
-            prompt, number = await build_needle(self.work.client, self.work.model, checks.needle, seed)
+            prompt, number = await build_needle(self.runner.client, self.runner.model, checks.needle, seed)
             await self._say(Probe.NEEDLE, await self._one("needle", prompt, {"max_tokens": 16}), number)
 
     async def _say(self, probe: Probe, answer: Answer, needle: str) -> None:
-        trial = self.work.trial
+        trial = self.runner.trial
         kept = sample_output(probe, answer.tokens, answer.text, needle=needle, margins=answer.margins)
-        trial.seen.said.append(kept)
+        trial.seen.output.append(kept)
         trial.journal.write("output", **trial.label, said=kept)
 
     async def _one(self, name: str, prompt: Prompt, fields: dict[str, Any]) -> Answer:
         (answer,) = await self._together(name, [prompt], fields)
         return answer
 
-    # ── throughput ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
     async def _throughput(self, loads: Sequence[Load]) -> None:
         for load in loads:
             for point in load.points:
                 await self._point(point, load.rounds)
-        # The first point once more: an engine or a machine that drifted meanwhile shows it.
+        # Repeat the first point: it shows an engine or a machine that drifted meanwhile.
         await self._point(loads[0].points[0], loads[0].rounds, again=True)
 
     async def _point(self, point: Point, rounds: int, *, again: bool = False) -> None:
-        trial, watch = self.work.trial, self.work.watch
-        trial.seen.doing = f"throughput ({point})"
+        trial, watch = self.runner.trial, self.runner.watch
+        trial.seen.measuring = f"throughput ({point})"
         trial.say(f"making prompts for {point}")
-        # Without the arm's name: each arm gets the same prompts. With the trial's number: a server that is attached to twice does not.
+        # Each arm gets the same prompts. Each trial gets others: an attached server has those of the last one in its cache.
         seed = f"{trial.seed}/{trial.number}/{point}" + ("/again" if again else "")
         total = (WARM_UPS + rounds) * point.concurrency
         prompts = [
-            await build_completion(self.work.client, self.work.model, point.prompt, f"{seed}/{i}") for i in range(total)
+            await build_completion(self.runner.client, self.runner.model, point.prompt, f"{seed}/{i}")
+            for i in range(total)
         ]
         fields = {"max_tokens": point.output, "min_tokens": point.output, "ignore_eos": True}
         before = await watch.scrape()
@@ -161,10 +190,10 @@ class Measure:
         )
 
     async def _counted(self, before: Reading | None, used: Sequence[int]) -> tuple[int, int] | None:
-        """Prompt and output tokens by the server's own counters since `before`; None where it counts nothing."""
+        """Return (prompt, output) tokens by the server's own counters since `before`; None if it has no counters."""
         ends = time.monotonic() + _COUNTED_WITHIN
         while True:
-            after = await self.work.watch.scrape()
+            after = await self.runner.watch.scrape()
             if before is None or after is None or not after.generation_tokens:
                 return None
             counted = (
@@ -175,46 +204,42 @@ class Measure:
                 return counted
             await asyncio.sleep(0.05)
 
-    # ── soak ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
     async def _soak(self, seconds: float) -> None:
-        trial, work = self.work.trial, self.work
-        trial.seen.doing = f"the soak ({LOAD})"
-        base = await build_completion(work.client, work.model, LOAD.prompt, f"{trial.seed}/{trial.number}/soak")
+        trial, runner = self.runner.trial, self.runner
+        trial.seen.measuring = f"the soak ({LOAD})"
+        base = await build_completion(runner.client, runner.model, LOAD.prompt, f"{trial.seed}/{trial.number}/soak")
         shuffled = random.Random(f"{trial.seed}/{trial.number}/soak")
         fields = {"max_tokens": LOAD.output, "min_tokens": LOAD.output, "ignore_eos": True}
         began = time.time()
         count = SoakCount(asked=seconds, began=began)
 
         async def worker() -> None:
-            while (past := time.time() - began) < seconds and not work.watch.ended:
+            while (past := time.time() - began) < seconds and not runner.watch.ended:
                 trial.say(f"soak: {past:.0f} of {seconds:.0f} s, {count.requests} requests, {count.errors} errors")
                 ids = list(base.body["prompt"])
-                shuffled.shuffle(ids)  # no two prompts alike, and none of them is counted by the server first
+                shuffled.shuffle(ids)  # no two prompts alike, without a /tokenize call for each
                 answer = await self._ask("soak", Prompt({"prompt": ids}, len(ids), 0), fields)
                 tokens = answer.usage.completion_tokens if answer.usage else 0
                 count.take(answer.arrivals, tokens, ok=answer.ok)
                 if not answer.ok:
-                    await asyncio.sleep(0.1)  # a server that refuses is not to be flooded
+                    await asyncio.sleep(0.1)  # do not flood a server that refuses
 
-        await work.unless_over([asyncio.create_task(worker()) for _ in range(LOAD.concurrency)])
-        restarts = sum(sign.channel is Channel.RESTART for sign in work.watch.signs)
+        await runner.unless_over([asyncio.create_task(worker()) for _ in range(LOAD.concurrency)])
+        restarts = sum(sign.channel is Channel.RESTART for sign in runner.watch.signs)
         trial.journal.write("soak", **trial.label, soak=count.end(time.time(), restarts=restarts))
 
-    # ── requests ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
     async def _together(self, name: str, prompts: Sequence[Prompt], fields: dict[str, Any]) -> list[Answer]:
-        """Answers to requests that were sent at once. Raises `_StoppedError` where one of them is none."""
+        """Send requests at once and return their answers. Raises `_StoppedError` if one of them failed."""
         answers: list[Answer] = []
 
         async def one(prompt: Prompt) -> None:
             answers.append(await self._ask(name, prompt, fields))
 
-        await self.work.unless_over([asyncio.create_task(one(prompt)) for prompt in prompts])
+        await self.runner.unless_over([asyncio.create_task(one(prompt)) for prompt in prompts])
         bad = [answer for answer in answers if not answer.ok]
-        if not self.work.watch.ended and any(not sign.decisive for sign in self.work.watch.signs):
-            await self.work.canary()
-        if self.work.watch.ended:
+        if not self.runner.watch.ended and any(not sign.decisive for sign in self.runner.watch.signs):
+            await self.runner.canary()
+        if self.runner.watch.ended:
             raise _StoppedError("the engine died or hung")
         if bad:
             status = bad[0].status or "without an answer"
@@ -222,9 +247,9 @@ class Measure:
         return answers
 
     async def _ask(self, name: str, prompt: Prompt, fields: dict[str, Any]) -> Answer:
-        trial, watch = self.work.trial, self.work.watch
+        trial, watch = self.runner.trial, self.runner.watch
         body = {
-            "model": self.work.model,
+            "model": self.runner.model,
             **prompt.body,
             **_PLAIN,
             **fields,
@@ -233,16 +258,16 @@ class Measure:
         }
         watch.in_flight += 1
         try:
-            answer = await self.work.client.ask(_ENDPOINT, body)
+            answer = await self.runner.client.ask(_ENDPOINT, body)
         finally:
             watch.in_flight -= 1
         sign = await watch.see_answer(answer)
         if not answer.ok:
-            if len(trial.seen.later) < _ENOUGH:
-                trial.seen.later.append(answer)
+            if len(trial.seen.measured) < _MOST_FAILED:
+                trial.seen.measured.append(answer)
             trial.journal.write("answer", **trial.label, name=name, status=answer.status, error=answer.error)
             if sign is not None and answer.names_dead_engine:
-                # What killed the engine counts for the trigger, wherever it was sent; what it lived through counts in the workload only.
+                # The request that killed the engine counts for the trigger; one that it survived counts in the workload only.
                 trial.seen.asked.append(Asked(name, prompt.tokens or None, "tokenize", status=answer.status, died=True))
         trial.requests.write(
             "request",
@@ -259,7 +284,7 @@ class Measure:
 
 
 def _timing(answer: Answer, point: Point) -> Timing:
-    """Raises `_StoppedError` where the answer has not the lengths that were asked for."""
+    """Return the times of an answer. Raises `_StoppedError` if it has other lengths than were asked for."""
     usage = answer.usage
     if usage is None or (usage.prompt_tokens, usage.completion_tokens) != (point.prompt, point.output):
         lengths = f"{usage.prompt_tokens} -> {usage.completion_tokens}" if usage else "no usage"

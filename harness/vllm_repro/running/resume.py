@@ -1,27 +1,31 @@
-"""What a run that was cut has left to do. Pure, apart from reading the journal.
+"""Interrupted runs and version maps, and what is left of them to do. Pure, apart from reading their files.
 
-A run is gone on with only as it was begun: same scenario, same machine, same servers. Boots that ended count; one that was cut is made
-again, under the next number, and what is known of it stays where it is.
+A run resumes only as it was started: same scenario, machine and servers. Finished boots count; an interrupted boot is repeated under the
+next number. A map resumes by looking at the runs that it names: a release whose run finished is not run again.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vllm_repro.errors import UsageError
 from vllm_repro.journal.journal import Recording, head_of, legible, read
+from vllm_repro.report.build import build
+from vllm_repro.report.model import RunReport
 from vllm_repro.scenario.scenario import Arm
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected, is_other
 
-__all__ = ["Left", "left_of", "read_left"]
+__all__ = ["UnfinishedMap", "UnfinishedRun", "read_map", "read_run", "unfinished_run"]
 
-SAME = (
+_SAME_RUN = (
     "scenario",
     "arms",
     "trigger",
@@ -35,13 +39,18 @@ SAME = (
     "docker",
     "harness_version",
 )
-"""Of the journal's first line: what a run and its second part must have in common to be one run."""
+"""Keys of the journal's first line that must not have changed when a run resumes."""
+
+_SAME_MAP = ("status", "harness_version")
 
 
-@dataclass(frozen=True)
-class Left:
-    """words: what `vllm-repro` was called with. By arm, outcomes: of the boots that ended; strange: how many of those look like the bug and
-    do not count as it; last: the highest number of a boot."""
+@dataclass(frozen=True, kw_only=True)
+class UnfinishedRun:
+    """An interrupted run.
+
+    words: its command line, from the verb on. header: the first line of its journal. By arm, outcomes: of the finished boots; strange:
+    how many of those look like the bug and do not count as it; last: the highest number of a boot.
+    """
 
     folder: Path
     words: tuple[str, ...]
@@ -50,35 +59,78 @@ class Left:
     strange: Mapping[str, int]
     last: Mapping[str, int]
 
-    def refuse_other(self, header: Mapping[str, Any]) -> None:
-        """Raises `UsageError` where the journal line of a run that would start now is not that of the one that was cut."""
-        for name in SAME:
-            if header.get(name) != self.header.get(name):
-                raise UsageError(
-                    f"the run in {self.folder} cannot be gone on with: its {name.replace('_', ' ')} has changed since",
-                    hint="run it anew; what that run saw stays in its folder",
-                )
+    @property
+    def out(self) -> Path:
+        """The folder of all runs."""
+        return self.folder.parent.parent
 
-    def boots(self, whole: Iterable[tuple[int, Arm]]) -> Iterator[tuple[int, Arm]]:
-        """Of all boots of a plan, in their order, those that are left."""
-        done = {arm: len(those) for arm, those in self.outcomes.items()}
-        return ((n, arm) for n, arm in whole if n > done.get(arm.name, 0))
+    def refuse_changed(self, header: Mapping[str, Any]) -> None:
+        """Raise `UsageError` if a run with this first journal line would not be the same run."""
+        _refuse_changed("run", self.folder, self.header, header, _SAME_RUN)
+
+    def remaining(self, planned: Iterable[tuple[int, Arm]]) -> list[tuple[int, Arm]]:
+        """Return the planned boots that have not finished, in their order."""
+        return [(n, arm) for n, arm in planned if n > len(self.outcomes.get(arm.name, ()))]
 
 
-def read_left(folder: Path) -> Left:
-    """Raises `UsageError` where there is no journal in `folder`, or one of a run that came to its end."""
+@dataclass(frozen=True, kw_only=True)
+class UnfinishedMap:
+    """A version map on disk. words: its command line, from the verb on. head: its `versions.json`."""
+
+    folder: Path
+    words: tuple[str, ...]
+    head: Mapping[str, Any]
+
+    @property
+    def out(self) -> Path:
+        """The folder of all runs."""
+        return self.folder.parents[2]
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        return tuple(self.head["versions"])
+
+    def report(self, version: str) -> RunReport | None:
+        """Return the finished run of a release; None if there is none, or if the host had trouble in it."""
+        run = next((row["run"] for row in self.head["rows"] if row["version"] == version), None)
+        folder = self.out / self.head["scenario"] / (run or "")
+        if run is None or not (folder / "journal.jsonl").exists():
+            return None
+        report = build(folder)
+        troubled = any(trial.outcome is Outcome.INFRA for arm in report.arms for trial in arm.trials)
+        return None if report.shortfall or troubled else report
+
+    def refuse_changed(self, head: Mapping[str, Any]) -> None:
+        """Raise `UsageError` if rows of the map `head` would not belong into this map."""
+        _refuse_changed("map", self.folder, self.head, head, _SAME_MAP)
+
+
+def _refuse_changed(
+    what: str, folder: Path, before: Mapping[str, Any], now: Mapping[str, Any], names: Iterable[str]
+) -> None:
+    for name in names:
+        if now.get(name) != before.get(name):
+            raise UsageError(
+                f"cannot resume the {what} in {folder}: its {name.replace('_', ' ')} has changed since",
+                hint=f"start a new {what}; the old one stays in its folder",
+            )
+
+
+def read_run(folder: Path) -> UnfinishedRun:
+    """Read an interrupted run. Raises `UsageError` if there is no journal in `folder`, or one of a finished run."""
     with legible(folder):
-        return left_of(read(folder / "journal.jsonl"), folder.resolve())
+        return unfinished_run(read(folder / "journal.jsonl"), folder.resolve())
 
 
-def left_of(recording: Recording, folder: Path) -> Left:
-    started = head_of(recording, folder, hint="run it anew")
+def unfinished_run(recording: Recording, folder: Path) -> UnfinishedRun:
+    """Like `read_run`, from a journal that is read already."""
+    started = head_of(recording, folder, hint="start a new run")
     ended = recording.end
     if ended is not None and not ended["interrupted"]:
-        raise UsageError(f"the run in {folder} came to its end", hint=f"again: {started['reproduce']}")
+        raise UsageError(f"the run in {folder} is finished", hint=f"again: {started['reproduce']}")
     words = shlex.split(started["reproduce"])
     if words[1:2] != ["run"]:
-        raise UsageError(f"the run in {folder} is a part of something else", hint=f"again: {started['reproduce']}")
+        raise UsageError(f"the run in {folder} belongs to another command", hint=f"again: {started['reproduce']}")
     expected = {arm["name"]: Expected(arm["expected"]) for arm in started["arms"]}
     outcomes: dict[str, list[Outcome]] = {}
     strange: Counter[str] = Counter()
@@ -90,11 +142,28 @@ def left_of(recording: Recording, folder: Path) -> Left:
     last: dict[str, int] = {}
     for entry in recording.of("trial-started"):
         last[entry["arm"]] = max(last.get(entry["arm"], 0), entry["trial"])
-    return Left(
-        folder,
-        tuple(words[words.index("run") :]),
-        started.fields,
-        {arm: tuple(those) for arm, those in outcomes.items()},
-        strange,
-        last,
+    return UnfinishedRun(
+        folder=folder,
+        words=tuple(words[words.index("run") :]),
+        header=started.fields,
+        outcomes={arm: tuple(those) for arm, those in outcomes.items()},
+        strange=strange,
+        last=last,
     )
+
+
+def read_map(folder: Path) -> UnfinishedMap:
+    """Read the version map in `folder`. Raises `UsageError` if there is none."""
+    try:
+        head = json.loads((folder / "versions.json").read_text(encoding="utf-8"))
+        # The command is redacted: it names folders by `$HOME` and relative to where it was called.
+        words = shlex.split(os.path.expandvars(head["reproduce"]))
+        found = UnfinishedMap(folder=folder.resolve(), words=tuple(words[words.index("versions") :]), head=head)
+        if not all({"version", "run"} <= row.keys() for row in head["rows"]) or not found.versions:
+            raise ValueError("its rows are incomplete")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{folder} holds no version map that can be read: {error}",
+            hint="name a folder with versions.json in it, such as reports/SCENARIO/versions/latest",
+        ) from error
+    return found

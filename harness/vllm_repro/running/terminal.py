@@ -1,17 +1,16 @@
-"""What a run shows on the terminal: one line that says what it waits for and since when, and a table at the end.
+"""Progress of a run on the terminal, and the summary at its end.
 
-Progress goes to standard error and only to a terminal: in CI, and in a pipe, a run is quiet until a trial is over.
+Progress goes to standard error: a status line on a terminal, else one plain line every 30 seconds.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import sys
 import threading
 import time
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from vllm_repro.report.budget import held
 from vllm_repro.report.model import RunReport
@@ -32,81 +31,132 @@ from vllm_repro.report.wording import (
 from vllm_repro.running.assess import Conclusion
 from vllm_repro.scenario.scenario import Arm
 
-__all__ = ["Progress", "summary"]
+if TYPE_CHECKING:
+    from rich.status import Status
 
-_CAUSE = 4_000
+__all__ = ["Progress", "print_summary", "summary"]
+
+_LONGEST_CAUSE = 4_000
+_EVERY = 30.0
+"""Seconds between two lines where there is no terminal."""
+
+_HEADINGS = ("arm", "boot", "boundary", "engine", "outcome")
+_WIDTHS = (24, 8, 60, 28, 32)
 
 
 class Progress:
-    """One status line, redrawn; `say` may be called as often as one likes."""
+    """One status line; `say` may be called as often as one likes."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self._live = self._stream.isatty() and not os.environ.get("CI")
         self._lock = threading.Lock()
-        self._drawn = 0.0
-        self._text = ""
+        self._status: Status | None = None
+        self._shown = time.monotonic()
 
     def say(self, text: str) -> None:
-        """Shows `text` in place of the last one; at most ten times a second."""
-        if not self._live:
-            return
+        """Show `text` as the status: at most ten times a second on a terminal, else as a line every 30 seconds."""
         now = time.monotonic()
         with self._lock:
-            if text == self._text or now - self._drawn < 0.1:
+            if now - self._shown < (0.1 if self._live else _EVERY):
                 return
-            self._text, self._drawn = text, now
-            width = shutil.get_terminal_size().columns - 1
-            printable = "".join(letter if letter.isprintable() else " " for letter in text)
-            self._stream.write("\r\x1b[2K" + printable[:width])
-            self._stream.flush()
+            self._shown = now
+            if self._live:
+                self._show(text)
+            else:
+                self._write(text)
 
     def line(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         with self._lock:
-            if self._live:
-                self._stream.write("\r\x1b[2K")
-            self._stream.write(text + "\n")
-            self._stream.flush()
+            self._hide()
+            self._write(text)
 
     def done(self, arm: Arm, trial: int, conclusion: Conclusion) -> None:
-        """One line a trial, as it ends."""
+        """Print the line of a finished trial."""
         boot = f"boot {seconds(conclusion.boot_s)}" if conclusion.boot_s is not None else "not ready"
         self.line(f"  {arm.name} {trial}: {conclusion.outcome} ({boot})")
 
     def close(self) -> None:
-        if self._live:
-            self._stream.write("\r\x1b[2K")
-            self._stream.flush()
+        """Remove the status line."""
+        with self._lock:
+            self._hide()
+
+    def _show(self, text: str) -> None:
+        from rich.console import Console  # here: 0.1 s of imports that only a terminal needs
+        from rich.status import Status
+        from rich.text import Text
+
+        printable = Text("".join(letter if letter.isprintable() else " " for letter in text), no_wrap=True)
+        if self._status is None:
+            self._status = Status(printable, console=Console(file=self._stream))
+            self._status.start()
+        else:
+            self._status.update(printable)
+
+    def _hide(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text + "\n")
+        self._stream.flush()
+        self._shown = time.monotonic()
+
+
+def print_summary(report: RunReport, stream: TextIO) -> None:
+    """Print the summary, its table as wide as the terminal if `stream` is one."""
+    if not stream.isatty():
+        print("\n" + summary(report), file=stream)
+        return
+    from rich.console import Console  # here: 0.1 s of imports that only a terminal needs
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*_HEADINGS, box=None, pad_edge=False)
+    for row in _rows(report):
+        table.add_row(*map(Text, row))
+    print("\n" + _heading(report) + "\n", file=stream)
+    Console(file=stream).print(table)
+    print("\n".join(_conclusion(report)), file=stream)
 
 
 def summary(report: RunReport) -> str:
-    """The end of a run: few lines, each a fact, the cause near the end, then the verdict and the next step."""
-    lines: list[str] = []
-    expected = {True: "as expected", False: "a SURPRISE", None: "undecided"}[report.verdict.expected]
+    """Return the end of a run: the table of trials, the cause, the verdict and the next step."""
+    table = columns([_HEADINGS, *_rows(report)], _WIDTHS)
+    return "\n".join([_heading(report), "", *table, *_conclusion(report)])
+
+
+def _heading(report: RunReport) -> str:
     version = f"{'REHEARSAL of ' if report.rehearsal else ''}vLLM {report.version or '?'}"
-    lines += [f"{report.scenario}   {report.issue}   {version}   declared: {report.status}", ""]
-    rows: list[tuple[str, ...]] = [("arm", "boot", "boundary", "engine", "outcome")]
+    return f"{report.scenario}   {report.issue}   {version}   declared: {report.status}"
+
+
+def _rows(report: RunReport) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
     for arm in report.arms:
         for trial, times in folded(arm.trials):
-            said = outcome_word(trial) + times
-            rows.append((arm.name, seconds(trial.boot_s), boundary(trial), engine_word(trial), said))
+            outcome = outcome_word(trial) + times
+            rows.append((arm.name, seconds(trial.boot_s), boundary(trial), engine_word(trial), outcome))
         if not arm.trials:
             rows.append((arm.name, "", "", "", unrun_word(arm)))
-    lines += columns(rows, (24, 8, 60, 28, 32))
+    return rows
+
+
+def _conclusion(report: RunReport) -> list[str]:
+    lines: list[str] = []
     for arm in report.arms:
         found = {changed["file"]: "".join(untried_in(changed)) for changed in arm.server.get("patched") or ()}
         lines += [f"changed in {arm.name}: {file}{untried}" for file, untried in found.items()]
     lines += refusals(report.arms)
-    telling = [trial for _, trial in report.failures] or [
+    notable = [trial for _, trial in report.failures] or [
         trial for arm in report.arms for trial in arm.trials if trial.outcome not in ("clean", "untriggered")
     ]
-    if telling:
-        lines += ["", held(telling[0].why, _CAUSE)]
-        if seen := death_line(telling[0]):
-            lines.append(f"  {seen}")
-        if stayed := outlasted_line(telling[0]):
-            lines.append(f"  {stayed}")
+    if notable:
+        lines += ["", held(notable[0].why, _LONGEST_CAUSE)]
+        lines += [f"  {line}" for line in (death_line(notable[0]), outlasted_line(notable[0])) if line]
+    expected = {True: "as expected", False: "a SURPRISE", None: "undecided"}[report.verdict.expected]
     folder = shlex.quote(str(report.folder))
     lines += speed_lines(report.measured, rehearsal=report.rehearsal)
     lines += [
@@ -123,6 +173,6 @@ def summary(report: RunReport) -> str:
     if report.interrupted:
         lines += [
             f"interrupted by {report.interrupted}; nothing is left running",
-            f"go on:   vllm-repro run --resume {folder}",
+            f"resume:  vllm-repro run --resume {folder}",
         ]
-    return "\n".join(lines)
+    return lines

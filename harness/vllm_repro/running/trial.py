@@ -1,70 +1,38 @@
-"""One trial: one boot of one arm and its workload, watched from launch to end, everything into the journal.
-
-This is the edge where the effects meet. What the trial *means* is not decided here: `assess` reads the facts and gives the
-outcome.
-"""
+"""One trial: boot one arm, run its workload, watch the server from launch to end, and write everything to the journal."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import httpx
 
 from vllm_repro.client.client import Client
 from vllm_repro.errors import HarnessBug, ReproError, Unsupported
-from vllm_repro.journal.journal import Journal
-from vllm_repro.running.assess import Conclusion, Seen, assess
-from vllm_repro.running.measure import Measure
-from vllm_repro.running.options import Wishes
-from vllm_repro.running.watch import Patience, Watch
-from vllm_repro.running.work import Work
-from vllm_repro.scenario.scenario import Arm, Scenario
-from vllm_repro.servers.base import Server, ServerFacts
-from vllm_repro.servers.launch import Launch
+from vllm_repro.running.assess import Conclusion, assess
+from vllm_repro.running.measure import Measurements
+from vllm_repro.running.state import Trial
+from vllm_repro.running.watch import Watch
+from vllm_repro.running.workload import WorkloadRunner
+from vllm_repro.servers.base import Server
 from vllm_repro.verdict.outcome import Outlasted
 
-__all__ = ["Trial", "run_trial"]
+__all__ = ["run_trial"]
 
 T = TypeVar("T")
 
 _OUTLAST = 10.0
-"""Seconds that other nodes' servers have to follow the first one. One whose worker died ends within three."""
-
-
-@dataclass
-class Trial:
-    """Everything that one trial needs, and what it saw so far."""
-
-    scenario: Scenario
-    arm: Arm
-    number: int
-    launch: Launch
-    server: Server
-    log: Path
-    patience: Patience
-    seed: int
-    journal: Journal
-    requests: Journal
-    say: Callable[[str], None]
-    api_key: str | None = None
-    wishes: Wishes = field(default_factory=Wishes)
-    seen: Seen = field(default_factory=Seen)
-
-    @property
-    def label(self) -> dict[str, Any]:
-        return {"arm": self.arm.name, "trial": self.number}
+"""Seconds in which other nodes' servers must follow the first one. A server whose worker died ends within three."""
 
 
 async def run_trial(trial: Trial) -> Conclusion:
-    """Runs it to its end and concludes. The server is gone and the journal has the conclusion when this returns or raises.
+    """Run the trial and return its conclusion. When this returns or raises, the server is gone and the journal has the conclusion.
 
-    Raises only `asyncio.CancelledError`, after the same clean-up; what goes wrong otherwise is an outcome.
+    Raises `HarnessBug`, and `asyncio.CancelledError` after the same clean-up. Every other failure is an outcome.
     """
     began = time.time()
     trial.journal.write(
@@ -91,12 +59,12 @@ async def run_trial(trial: Trial) -> Conclusion:
         trial.seen.cancelled = "the run was interrupted"
     finally:
         ending = time.monotonic()
-        _, interrupted = await _undisturbed(trial.server.stop())
+        _, interrupted = await _shielded(trial.server.stop())
         took = time.monotonic() - ending
         trial.seen.outlasted = tuple(replace(one, ended_s=round(took, 1)) for one in trial.seen.outlasted)
         cancelled = cancelled or interrupted
-    # From here on the trial is over, and an interrupt must not take what it saw with it.
-    conclusion, interrupted = await _undisturbed(
+    # An interrupt from here on must not lose what the trial saw.
+    conclusion, interrupted = await _shielded(
         asyncio.to_thread(assess, trial.scenario, trial.launch.command, trial.seen, trial.log, trial.arm.trigger)
     )
     trial.journal.write(
@@ -112,8 +80,8 @@ async def run_trial(trial: Trial) -> Conclusion:
     return conclusion
 
 
-async def _undisturbed(work: Coroutine[Any, Any, T]) -> tuple[T, bool]:
-    """Awaits `work` to its end, whoever cancels meanwhile; what it returns, and whether somebody did."""
+async def _shielded(work: Coroutine[Any, Any, T]) -> tuple[T, bool]:
+    """Await `work`, shielded from cancellation; return (result, was_cancelled)."""
     task = asyncio.ensure_future(work)
     interrupted = False
     while not task.done():
@@ -129,18 +97,18 @@ async def _undisturbed(work: Coroutine[Any, Any, T]) -> tuple[T, bool]:
 async def _boot_and_work(trial: Trial) -> None:
     trial.say("starting the server")
     launched = time.monotonic()
-    facts: ServerFacts = await trial.server.start()
+    facts = await trial.server.start()
     trial.journal.write("server-started", **trial.label, facts=facts)
     trial.seen.facts = facts
     trial.seen.stand_in = trial.launch.stand_in
     async with (
         Client(trial.server.base_url, api_key=trial.api_key) as client,
-        Watch(trial.server, trial.launch.kind, client, trial.journal, trial.patience, trial.say) as watch,
+        Watch(trial.server, trial.launch.kind, client, trial.journal, trial.limits, trial.say) as watch,
     ):
         trial.seen.signs = watch.signs
         try:
             ready = await watch.until_ready()
-            # In a thread: to look into a container takes longer than anything that is watched here may wait.
+            # In a thread: a look into a container takes longer than any watched channel may wait.
             booted = await asyncio.to_thread(trial.server.booted, facts, ready=ready)
             if booted != facts:
                 trial.seen.facts = booted
@@ -150,9 +118,9 @@ async def _boot_and_work(trial: Trial) -> None:
                 trial.seen.ready = True
                 trial.seen.version = await _version(client)
                 trial.journal.write("ready", **trial.label, boot_s=trial.seen.boot_s, version=trial.seen.version)
-                work = Work(trial, client, watch)
-                await work.run()
-                await Measure(work).run()
+                runner = WorkloadRunner(trial, client, watch)
+                await runner.run()
+                await Measurements(runner).run()
             if watch.dead.is_set():
                 trial.say("the engine died; waiting for the end of its log")
                 await watch.aftermath()
@@ -165,7 +133,7 @@ async def _boot_and_work(trial: Trial) -> None:
 
 
 async def _outlasted(server: Server) -> tuple[Outlasted, ...]:
-    """The other nodes' servers that do not follow the first one, which is gone."""
+    """Return the other nodes' servers that did not follow the first one."""
     before = [path.stat().st_size for path in server.rank_logs]
     ranks = await server.surviving_ranks(_OUTLAST)
     sizes = [path.stat().st_size for path in server.rank_logs]
@@ -173,6 +141,6 @@ async def _outlasted(server: Server) -> tuple[Outlasted, ...]:
 
 
 async def _version(client: Client) -> str | None:
-    with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):  # the report says that it is not known
+    with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):  # the report shows it as unknown
         return str((await client.get("/version", timeout=30.0)).json()["version"])
     return None

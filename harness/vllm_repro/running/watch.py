@@ -1,22 +1,22 @@
-"""Watches one server on every channel at once, from its launch to its end.
+"""Watch of one server on every channel at once, from its launch to its end.
 
-    async with Watch(server, client, journal, patience) as watch:
-        await watch.until_ready(...)
+    async with Watch(server, kind, client, journal, limits, say) as watch:
+        await watch.until_ready()
         ... the workload, whose answers go to watch.see_answer() ...
         await watch.aftermath()
 
 Channels: the process or container, the processes under it, the log as it grows, `/health`, the answers of requests in flight, a canary,
-and the counters of `/metrics`. The first decisive sign sets `dead`; what follows is still recorded. After `stopping()` no sign counts: a
-death that we asked for is no death.
+and the counters of `/metrics`. The first decisive sign sets `dead`; later signs are still recorded. After `stopping()` no sign counts,
+because the server then ends by our own doing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,30 +29,22 @@ from vllm_repro.client.metrics import Reading, read_metrics
 from vllm_repro.errors import InfraError
 from vllm_repro.journal.journal import Journal
 from vllm_repro.running.death_signs import Channel, DeathSign, log_sign, sign_of_answer
-from vllm_repro.running.log_file import follow
+from vllm_repro.running.state import TimeLimits
 from vllm_repro.servers.base import Exit, Server
 from vllm_repro.servers.kinds import ServerKind
 
-__all__ = ["Patience", "Watch"]
+__all__ = ["Watch", "follow"]
 
 _LAST_LOOK = 0.25
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long nothing may happen, in seconds; none of them limits the whole, since a slow engine is not a dead one.
-
-    boot_stall: no new line of log and no answer while booting. answer_stall: requests in flight and no counter moving. grace: what is
-    still waited for after the first sign of death, so that log and exit are complete.
-    """
-
-    boot_stall: float = 900.0
-    answer_stall: float = 300.0
-    grace: float = 30.0
+_TICK = 0.02
+_LONGEST_LINE = 65_536
+_MOST_BYTES = 8_000_000
+_MOST_BYTES_HERE = 1_000_000
+"""More than that is read in a thread, so that the other channels are not delayed."""
 
 
 class Watch:
-    """See the module. `say` gets one line of progress for people whenever there is one."""
+    """See the module. say: called with lines of progress."""
 
     def __init__(
         self,
@@ -60,14 +52,14 @@ class Watch:
         kind: ServerKind,
         client: Client,
         journal: Journal,
-        patience: Patience,
+        limits: TimeLimits,
         say: Callable[[str], None],
     ) -> None:
         self.server = server
         self.kind = kind
         self.client = client
         self.journal = journal
-        self.patience = patience
+        self.limits = limits
         self.say = say
         self.signs: list[DeathSign] = []
         self.dead = asyncio.Event()
@@ -101,31 +93,29 @@ class Watch:
             task.cancel()
         ends = await asyncio.gather(*self._tasks, return_exceptions=True)
         for broken in (end for end in ends if isinstance(end, Exception)):
-            # A channel that fell over saw nothing from then on: no verdict may rest on its silence.
+            # A channel that failed saw nothing from then on, so its silence proves nothing.
             self.journal.write("channel-broken", detail=f"{type(broken).__name__}: {broken}")
             raise broken
 
     def _start(self, channel: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.create_task(channel))
 
-    # ── what the trial calls ──────────────────────────────────────────────────────────────────────────────────────────────
-
     async def until_ready(self) -> bool:
-        """True when `/health` answered 200; False when the engine died or nothing moved for `patience.boot_stall`.
+        """Wait until `/health` answers 200. Return False if the engine died or made no progress for `limits.boot_stall`.
 
-        Raises `InfraError` where the answer is somebody else's.
+        Raises `InfraError` if another server answers.
         """
         began = time.monotonic()
         while not self.dead.is_set() and not (self.exit is not None and self.exit.lost):
             if await self._health_status() == 200 and not self.dead.is_set():
                 if other := await asyncio.to_thread(self.server.other_listener):
                     raise InfraError(f"another server listens at {self.server.base_url}: {other}")
-                # The first reading is what a silent restart is told from, so it is taken before any request.
+                # A silent restart shows as a difference to this reading, so take it before any request.
                 await self.scrape()
                 self._ready = True
                 return True
             quiet = time.monotonic() - max(self._last_growth, began)
-            if quiet > self.patience.boot_stall:
+            if quiet > self.limits.boot_stall:
                 self.hung = (
                     f"nothing moved for {quiet:.0f} s while it booted; the last line was: {self._last_line[:200]}"
                 )
@@ -139,15 +129,15 @@ class Watch:
         return False
 
     async def see_answer(self, answer: Answer, *, canary: bool = False) -> DeathSign | None:
-        """Takes the word of an answer; the sign it was, if any."""
+        """Record what an answer shows of the engine; return the sign, if it is one."""
         sign = sign_of_answer(answer, canary=canary)
         if sign is not None:
             self.note(sign)
         return sign
 
     async def aftermath(self) -> None:
-        """After the first sign: until the server is gone and its log at rest, or `patience.grace` is over."""
-        ends = time.monotonic() + self.patience.grace
+        """After the first sign, wait until the server is gone and its log complete, at most `limits.grace`."""
+        ends = time.monotonic() + self.limits.grace
         while time.monotonic() < ends:
             settled = time.monotonic() - self._last_growth > 0.5
             if self.exit is not None and settled:
@@ -155,15 +145,15 @@ class Watch:
             await asyncio.sleep(0.05)
 
     async def last_look(self) -> None:
-        """A moment for a death that the last answer hides, because it comes with the engine's next step."""
+        """Wait briefly: the engine may still crash in the step after the last response."""
         await self._sleep_unless_dead(_LAST_LOOK)
 
     def stopping(self) -> None:
-        """From here on the server's end is our own doing."""
+        """Ignore every sign from now on: the server is being stopped."""
         self._stopping = True
 
     def hang(self, detail: str, seconds: float) -> None:
-        """The engine lives and does not get on, for so many seconds by now: there is nothing more to wait for."""
+        """Record a hang: the engine has made no progress for `seconds`."""
         self.hung = detail
         self.journal.write("hung", detail=detail, seconds=seconds)
         now = time.time()
@@ -171,19 +161,17 @@ class Watch:
         self._stalled.set()
 
     def note(self, sign: DeathSign) -> None:
-        """Records a sign; the first decisive one sets `dead`."""
+        """Record a sign; the first decisive one sets `dead`."""
         if self._stopping:
             return
         if any(old.channel is sign.channel and old.decisive >= sign.decisive for old in self.signs):
-            return  # one a channel is enough, unless the new one decides what the old one left open
+            return  # one per channel, unless the new one is decisive and the old one was not
         self.signs.append(sign)
         self.journal.write(
             "sign", channel=sign.channel, detail=sign.detail, at=sign.at, since=sign.since, decisive=sign.decisive
         )
         if sign.decisive:
             self.dead.set()
-
-    # ── the channels ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _watch_exit(self) -> None:
         self.exit = await self.server.exited()
@@ -226,11 +214,11 @@ class Watch:
         rank, ended = await self.server.rank_exited()
         self.journal.write("rank-exited", rank=rank, code=ended.code, detail=ended.detail, ready=self._ready)
         if not self._ready:
-            # The first node would go on waiting for it. Later the engine may well go on without that process.
+            # The first node would wait for it forever. After the boot the engine may go on without that process.
             self.note(DeathSign(Channel.RANK, f"rank {rank}: {ended.detail}", ended.at, ended.at))
 
     async def _health_status(self) -> int | None:
-        """The status of `/health`; None where nothing answers, 0 where it took too long."""
+        """Return the status of `/health`; None if nothing answers, 0 if it took too long."""
         try:
             return (await self.client.get("/health", timeout=5.0)).status_code
         except httpx.TimeoutException:
@@ -246,7 +234,7 @@ class Watch:
             status = await self._health_status()
             first = time.time()
             if status is None:
-                # One lost connection is no death: a server closes idle ones, and may do so just as we ask.
+                # Ask twice: a server may close an idle connection just when we use it.
                 await asyncio.sleep(0.02)
                 status = await self._health_status()
             now = time.time()
@@ -264,7 +252,7 @@ class Watch:
             if leader is None and pids:
                 leader = pids[0]
             if leader is None or not pids or pids[0] != leader:
-                # Without its API server the next process comes first, and what is left of the engine ends by itself.
+                # Without the API server the next process comes first, and the rest of the engine ends by itself.
                 known.clear()
                 continue
             children = pids[1:]
@@ -279,7 +267,7 @@ class Watch:
                     )
             for pid in children:
                 with contextlib.suppress(psutil.Error, IndexError):  # gone, or without a command line yet
-                    # The name is set some time after the start, so it is read again until it is vLLM's.
+                    # vLLM names a process some time after its start, so read the name again until then.
                     if not known.get(pid, "").startswith("VLLM::"):
                         known[pid] = _own_name(psutil.Process(pid))
 
@@ -294,7 +282,7 @@ class Watch:
             reading = await self.scrape()
             if self.dead.is_set():
                 continue
-            # An API server that hangs answers no /metrics either: no reading is no movement.
+            # A hung API server answers no /metrics either: count no reading as no progress.
             counted = seen[1:] if reading is None else reading.progress
             running = 0.0 if reading is None else reading.running
             progress = (self.client.received, *counted)
@@ -302,7 +290,7 @@ class Watch:
                 moved = time.monotonic()
             seen = progress
             still = time.monotonic() - moved
-            if still > self.patience.answer_stall and not self._stalled.is_set():
+            if still > self.limits.answer_stall and not self._stalled.is_set():
                 counters = "/metrics does not answer" if reading is None else f"{running:g} requests running"
                 self.hang(
                     f"{counters}, {self.in_flight} of ours in flight, and nothing moved for {still:.0f} s; "
@@ -311,7 +299,7 @@ class Watch:
                 )
 
     async def scrape(self) -> Reading | None:
-        """One reading of `/metrics`, None where it does not answer. A process that is not the first one is a sign."""
+        """Return a reading of `/metrics`; None if it does not answer. Another process than the first one is a sign of death."""
         try:
             response = await self.client.get("/metrics", timeout=5.0)
         except (httpx.HTTPError, OSError):
@@ -327,7 +315,7 @@ class Watch:
         return reading
 
     async def over(self) -> None:
-        """Returns when there is no more to wait for: dead, or hung."""
+        """Return when the engine is dead or hung."""
         waits = [asyncio.create_task(self.dead.wait()), asyncio.create_task(self._stalled.wait())]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -340,13 +328,54 @@ class Watch:
         return self.dead.is_set() or self._stalled.is_set()
 
     async def _sleep_unless_dead(self, seconds: float) -> None:
-        with contextlib.suppress(asyncio.TimeoutError):  # slept well
+        with contextlib.suppress(asyncio.TimeoutError):  # it lives
             await asyncio.wait_for(self.dead.wait(), seconds)
 
 
 def _own_name(process: psutil.Process) -> str:
-    """The name that a process gave itself. Empty for a fresh copy of its parent, which bears the parent's until it becomes something
-    else: a compiler that EngineCore calls is no part of the engine, and its end no death."""
+    """Return the name that a process gave itself; empty for a fresh fork, which still has its parent's name.
+
+    A compiler that EngineCore starts is such a fork at first; its end is not a death of the engine.
+    """
     name = process.cmdline()[0]
     parent = process.parent()
     return "" if parent is not None and parent.cmdline()[:1] == [name] else name
+
+
+async def follow(path: Path) -> AsyncIterator[tuple[str, float]]:
+    """Yield each line of `path` as it is written, with the time of that write in seconds since the epoch. Never ends.
+
+    Waits for a file that does not exist yet. A carriage return ends a line too, as in progress bars. Lines are cut at 65,536 bytes. An
+    empty line is yielded for an incomplete one, to show that the file grows.
+    """
+    offset, rest = 0, b""
+    while True:
+        size = _size(path) - offset
+        if size > 0:
+            read = asyncio.to_thread(_read, path, offset) if size > _MOST_BYTES_HERE else None
+            data, written = await read if read is not None else _read(path, offset)
+            offset += len(data)
+            *lines, rest = (rest + data).replace(b"\r", b"\n").split(b"\n")
+            rest = rest[:_LONGEST_LINE]
+            if not lines:
+                yield "", written
+            for line in lines:
+                yield line[:_LONGEST_LINE].decode("utf-8", "replace"), written
+        await asyncio.sleep(_TICK)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _read(path: Path, offset: int) -> tuple[bytes, float]:
+    try:
+        with path.open("rb") as file:
+            written = os.fstat(file.fileno()).st_mtime
+            file.seek(offset)
+            return file.read(_MOST_BYTES), written
+    except OSError:
+        return b"", 0.0

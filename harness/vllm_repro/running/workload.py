@@ -1,4 +1,4 @@
-"""The workload of one trial: its steps in order, prompts made to measure, answers taken down, and a canary at the end."""
+"""The workload of one trial: its steps in order, prompts of exact lengths, recorded answers, and a canary at the end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 
@@ -16,27 +16,25 @@ from vllm_repro.client.metrics import Reading, steps_between
 from vllm_repro.client.prompts import Prompt, build_chat, build_completion
 from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.running.idle import CpuSample, engine_cpu_seconds, is_idle, never_idle_message
+from vllm_repro.running.state import Trial
 from vllm_repro.running.watch import Watch
 from vllm_repro.scenario.dialogue import Dialogue
-from vllm_repro.scenario.sizes import resolve
+from vllm_repro.scenario.sizes import Size, resolve
 from vllm_repro.scenario.workload import IDLE_AFTER, Conversation, Pause, Request, Rest, Step, Together
 from vllm_repro.trigger.trigger import Asked
 from vllm_repro.verdict.outcome import NEVER_IDLE
 
-if TYPE_CHECKING:
-    from vllm_repro.running.trial import Trial
+__all__ = ["WorkloadRunner"]
 
-__all__ = ["Work"]
-
-_LOOK = 0.25
-"""Seconds between two looks at an engine that is to come to rest."""
+_IDLE_POLL = 0.25
+"""Seconds between two samples of an engine that should go idle."""
 
 _USUAL_FIELDS = {"model", "prompt", "messages", "max_tokens", "stream", "stream_options", "temperature"}
 
 
 @dataclass
-class Work:
-    """One server's work. `run` goes on until the workload is done, or the engine is dead or hung."""
+class WorkloadRunner:
+    """The requests to one server. `run` returns when the workload is done, or the engine is dead or hung."""
 
     trial: Trial
     client: Client
@@ -44,32 +42,27 @@ class Work:
     model: str = ""
     dialogues: dict[str, Dialogue] = field(default_factory=dict)
     shared: int = 0
-    """Tokens of the shared head that an answered request has left in the prefix cache."""
+    """Tokens of the shared prefix that an answered request has left in the prefix cache."""
 
     async def run(self) -> None:
-        """Raises `InfraError` where the server lives and does not do what any vLLM does."""
+        """Run every step, then `finish`. Raises `InfraError` if the server lives and does not do what any vLLM does."""
         trial, watch = self.trial, self.watch
         try:
             self.model = await self.client.model_name()
         except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-            if not await self._died_meanwhile():
+            if not await self._died():
                 raise InfraError(f"the server is up, but /v1/models does not name a model: {error}") from error
             return
         for number, step in enumerate(trial.scenario.workload_of(trial.arm)):
             await self._step(number, step)
-            suspicious = [sign for sign in watch.signs if not sign.decisive]
-            if suspicious and not watch.ended:
+            if not watch.ended and any(not sign.decisive for sign in watch.signs):
                 await self.canary()
             if watch.ended:
                 return
         await self.finish()
 
-    @property
-    def _in_lab(self) -> bool:
-        return self.trial.launch.kind.facts.in_lab
-
     async def finish(self) -> None:
-        """The last word on whether the engine lives."""
+        """Check that the engine still lives."""
         await self.canary()
         await self.watch.scrape()
         await self.watch.last_look()
@@ -80,7 +73,7 @@ class Work:
             case Pause(seconds=seconds):
                 await self.unless_over([asyncio.create_task(asyncio.sleep(seconds))])
             case Rest(within=within):
-                await self.unless_over([asyncio.create_task(self._rest(within))])
+                await self.unless_over([asyncio.create_task(self._wait_for_idle(within))])
             case Together(requests=requests):
                 await self._requests(str(number), requests)
             case Conversation(turns=turns):
@@ -90,44 +83,44 @@ class Work:
             case Request():
                 await self._requests(str(number), (step,))
 
-    async def _rest(self, within: float) -> None:
-        """Until the engine is at rest; after so many seconds without that it hangs."""
+    async def _wait_for_idle(self, within: float) -> None:
+        """Wait until the engine is idle; record a hang if it is not after `within` seconds."""
         samples: list[CpuSample] = []
         while not samples or samples[-1].at - samples[0].at < within:
             spent = await asyncio.to_thread(lambda: engine_cpu_seconds(self.watch.server.processes()))
             if spent is None:
-                if await self._died_meanwhile():
+                if await self._died():
                     return
                 raise Unsupported(
-                    "whether the engine comes to rest is told from the processor time of EngineCore, and no such process can be seen",
+                    "cannot tell whether the engine goes idle: no EngineCore process of it can be seen",
                     hint="run it on this host: --server process, docker or lab",
                 )
             samples.append(CpuSample(time.monotonic(), spent))
             if is_idle(samples):
                 self.trial.journal.write("rested", **self.trial.label, seconds=samples[-1].at - samples[0].at)
                 return
-            await asyncio.sleep(_LOOK)
-        if await self._asked_by_others():
+            await asyncio.sleep(_IDLE_POLL)
+        if await self._has_other_clients():
             raise InfraError(
-                "somebody else asks this server too, so whether it comes to rest cannot be told",
+                "other clients are using this server; cannot tell whether it goes idle",
                 hint="run it while nobody else does",
             )
-        self.trial.seen.doing = NEVER_IDLE
+        self.trial.seen.measuring = NEVER_IDLE
         self.watch.hang(never_idle_message(samples), samples[-1].at - samples[0].at)
 
-    async def _asked_by_others(self) -> bool:
-        """Whether a server that somebody else started has anything to do, while nothing of ours is left."""
+    async def _has_other_clients(self) -> bool:
+        """Return True if an attached server has requests while we send none."""
         if self.trial.launch.kind.facts.started:
             return False
         before = await self.watch.scrape()
         await asyncio.sleep(IDLE_AFTER)
         after = await self.watch.scrape()
         if before is None or after is None:
-            return False  # it does not answer, which is for the watcher to say
+            return False  # it does not answer: the watch decides what that means
         return bool(after.running or after.waiting) or after.progress != before.progress
 
     async def _requests(self, position: str, requests: tuple[Request, ...]) -> None:
-        """Requests in flight at the same time."""
+        """Send requests that are in flight at the same time."""
         built = [(request, await self._build(f"{position}.{i}", request)) for i, request in enumerate(requests)]
         if self.watch.ended:
             return
@@ -136,16 +129,15 @@ class Work:
         await self.unless_over(tasks)
         after = await self.watch.scrape() if before is not None and not self.watch.ended else None
         if before is not None and after is not None and tasks:
-            self._take_counters(before, after)
+            self._record_counters(before, after)
 
     async def _build(self, position: str, request: Request) -> Prompt | None:
-        """The prompt of a request; None where the server died while it was asked."""
+        """Return the prompt of a request; None if the server died meanwhile."""
         if isinstance(request.prompt, str):
             one = [{"role": "user", "content": request.prompt}]
             return Prompt({"messages": one} if "chat" in request.endpoint else {"prompt": request.prompt}, 0, 0)
-        command = self.trial.launch.command
-        tokens = resolve(request.prompt, command, in_lab=self._in_lab)
-        # The trial's number is in the seed: a second boot against an attached server must not meet its own cached prompt.
+        tokens = self._resolve(request.prompt)
+        # With the trial's number: a second boot against an attached server must not hit its own cached prompt.
         trial = f"{self.trial.seed}/{self.trial.arm.name}/{self.trial.number}"
         seed = f"{trial}/{position}"
         self.trial.say(f"making a prompt of {tokens} tokens")
@@ -154,7 +146,7 @@ class Work:
                 return await self._next_turn(request, tokens, seed)
             if "chat" in request.endpoint:
                 return await build_chat(self.client, self.model, tokens, seed, fields=request.fields)
-            shared = resolve(request.shared, command, in_lab=self._in_lab)
+            shared = self._resolve(request.shared)
             return await build_completion(
                 self.client, self.model, tokens, seed, shared=shared, shared_seed=f"{trial}/shared"
             )
@@ -163,8 +155,8 @@ class Work:
                 refused = f"/tokenize answers {error.response.status_code}: {error.response.text[:200]}"
                 raise InfraError(refused) from error
         except httpx.HTTPError:
-            pass  # as a 5xx: whether that was a death is asked next
-        if not await self._died_meanwhile():
+            pass  # handled like a 5xx, below
+        if not await self._died():
             raise InfraError("/tokenize does not answer, though the server lives")
         return None
 
@@ -177,14 +169,14 @@ class Work:
         dialogue.take(prompt.body["messages"][-1])
         return prompt
 
-    async def _died_meanwhile(self) -> bool:
-        """Whether the engine is dead or hung. That is for the watcher to say, which looks at /health ten times a second."""
-        with contextlib.suppress(asyncio.TimeoutError):  # then nothing says that it died
+    async def _died(self) -> bool:
+        """Return True if the engine is dead or hung; give the watch, which polls /health, 5 seconds to see it."""
+        with contextlib.suppress(asyncio.TimeoutError):  # no sign of death
             await asyncio.wait_for(self.watch.over(), 5.0)
         return self.watch.ended
 
     async def _send(self, request: Request, prompt: Prompt) -> None:
-        answer_tokens = resolve(request.max_tokens, self.trial.launch.command, in_lab=self._in_lab)
+        answer_tokens = self._resolve(request.max_tokens)
         body: dict[str, Any] = {
             "model": self.model,
             **prompt.body,
@@ -218,7 +210,7 @@ class Work:
             prompt_tokens=prompt.tokens,
             tokenize_calls=prompt.calls,
             fields=extra,
-            body=_telling(body, prompt),
+            body=_shortened(body, prompt),
         )
         self.watch.in_flight += 1
         try:
@@ -226,21 +218,22 @@ class Work:
         finally:
             self.watch.in_flight -= 1
         sign = await self.watch.see_answer(answer)
-        self._take_answer(index, asked, answer, died=sign is not None and answer.names_dead_engine)
+        self._record_answer(index, asked, answer, died=sign is not None and answer.names_dead_engine)
         if answer.ok and request.conversation:
             self.dialogues[request.conversation].answered = prompt.tokens
         elif answer.ok:
-            self.shared = max(self.shared, self._shared(request))
+            self.shared = max(self.shared, self._resolve(request.shared))
 
     def _repeats(self, request: Request) -> int:
         if request.conversation:
             return self.dialogues[request.conversation].answered
-        return min(self._shared(request), self.shared)
+        return min(self._resolve(request.shared), self.shared)
 
-    def _shared(self, request: Request) -> int:
-        return resolve(request.shared, self.trial.launch.command, in_lab=self._in_lab)
+    def _resolve(self, size: int | Size) -> int:
+        in_lab = self.trial.launch.kind.facts.in_lab
+        return resolve(size, self.trial.launch.command, in_lab=in_lab)
 
-    def _take_answer(self, index: int, asked: Asked, answer: Answer, *, died: bool) -> None:
+    def _record_answer(self, index: int, asked: Asked, answer: Answer, *, died: bool) -> None:
         trial, usage = self.trial, answer.usage
         trial.seen.asked[index] = replace(
             asked,
@@ -276,8 +269,8 @@ class Work:
             token_times=[round(moment - answer.sent, 6) for moment in answer.token_times],
         )
 
-    def _take_counters(self, before: Reading, after: Reading) -> None:
-        """What the engine's counters say of the one request that was in flight between two scrapes."""
+    def _record_counters(self, before: Reading, after: Reading) -> None:
+        """Record what the engine's counters show of the one request that was in flight between two scrapes."""
         seen = self.trial.seen
         steps = steps_between(before, after)
         last = seen.asked[-1]
@@ -285,12 +278,12 @@ class Work:
         if cached is None and before.cache_hits is not None and after.cache_hits is not None:
             cached = int(after.cache_hits - before.cache_hits)
             if last.prompt_tokens is not None and not 0 <= cached < last.prompt_tokens:
-                cached = None  # a running server has other clients too, or was started anew
+                cached = None  # an attached server has other clients too, or was restarted
         seen.asked[-1] = replace(last, steps=steps, cached_tokens=cached)
         self.trial.journal.write("steps", **self.trial.label, name=last.name, steps=steps, cached_tokens=cached)
 
     async def canary(self) -> None:
-        """A one-token completion: the only answer that proves that the engine still steps."""
+        """Ask for one token: the only answer that proves that the engine still steps."""
         trial, watch = self.trial, self.watch
         trial.say("asking for one token, to see that the engine lives")
         body = {"model": self.model, "prompt": "hello", "max_tokens": 1, "temperature": 0}
@@ -307,20 +300,20 @@ class Work:
             )
             await watch.see_answer(answer, canary=True)
             if not trial.seen.canary_ok and not watch.ended:
-                with contextlib.suppress(asyncio.TimeoutError):  # then the watcher asks again
+                with contextlib.suppress(asyncio.TimeoutError):  # no other sign of death came
                     await asyncio.wait_for(watch.dead.wait(), 3.0)
 
         await self.unless_over([asyncio.create_task(ask())])
 
     async def unless_over(self, tasks: list[asyncio.Task[None]]) -> None:
-        """Awaits `tasks`; once the engine is dead or hung they get a moment to see it themselves, then they are cancelled."""
+        """Await `tasks`. Once the engine is dead or hung, cancel those that do not finish by themselves."""
         over = asyncio.create_task(self.watch.over())
         work: asyncio.Future[list[None]] = asyncio.gather(*tasks)
         waited: list[asyncio.Future[Any]] = [over, work]
         try:
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                # What the requests in flight are told is evidence too: a 500, an error event, a reset.
+                # The answers to requests in flight are evidence too: a 500, an error event, a reset.
                 await asyncio.wait(tasks, timeout=2.0 if self.watch.dead.is_set() else 0.0)
         finally:
             over.cancel()
@@ -330,8 +323,8 @@ class Work:
                 await work
 
 
-def _telling(body: dict[str, Any], prompt: Prompt) -> dict[str, Any]:
-    """The body as a report shows it: a prompt that was made to a length is that length, not its text."""
+def _shortened(body: dict[str, Any], prompt: Prompt) -> dict[str, Any]:
+    """Return the body as a report shows it: a generated prompt as its length."""
     beginning = f", the first {prompt.shared:,} shared" if prompt.shared else ""
     made = dict.fromkeys(prompt.body, f"({prompt.tokens:,} tokens{beginning})") if prompt.tokens else {}
     return {key: made.get(key, value) for key, value in body.items() if key not in ("model", "stream_options")}

@@ -1,4 +1,4 @@
-"""`vllm-repro causes`: which change of vLLM brought a bug, which one protects, and which one does not."""
+"""`vllm-repro causes`: the changes of vLLM that bring a bug, and those that protect from it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from vllm_repro.cli.common import Subparsers, print_json, verb
-from vllm_repro.cli.options import number
-from vllm_repro.cli.running import Job, choice_of, run_one
+from vllm_repro.cli.common import add_common, number, print_json
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.releases.overlay import overlay
 from vllm_repro.releases.provision import cache_root, provision
 from vllm_repro.report.wording import many
-from vllm_repro.running.run import default_out
+from vllm_repro.running.folders import default_out
+from vllm_repro.running.job import Job, choice_of, run_one
 from vllm_repro.running.terminal import Progress
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.cause import Cause, Causes
@@ -33,22 +32,19 @@ from vllm_repro_explore.scenario_setup import setup_from
 _EPILOG = """
 
 exit status:
-  0  every change does what the scenario declares of it
+  0  every change does what the scenario declares
   1  a surprise: one that should protect does not, or the other way round
   2  undecided: a change does not fit its release, or a release cannot be tried
   64 wrong usage, 70 a fault of the harness itself, 130 interrupted
 
-The changes stand in the scenario's file, causes=Causes(…): small edits of a release's own source, each made in that
-release alone. Where it states prompts=… each is tried on vLLM's own scheduler and connector, without a server and a
-model, with the same workloads; else on a server of the lab, or of --server, with the scenario's workload."""
+The changes are declared in the scenario's file, causes=Causes(…): small edits of a release's own source, each made in
+that release alone. With prompts=… each is tried on vLLM's own scheduler and connector, without a server and a model,
+with the same workloads; else on a server of the lab, or of --server, with the scenario's workload."""
 
 
-def add(subparsers: Subparsers) -> None:
-    parser = verb(
-        subparsers,
-        "causes",
-        run,
-        does="make named changes in a release one at a time, and see which die and which live",
+def add(parser: argparse.ArgumentParser) -> None:
+    add_common(
+        parser,
         example="vllm-repro causes sco-hybrid --trials 100",
         prints="a row for each release and each change of it",
         more=_EPILOG,
@@ -126,7 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _rows(
     scenario: Scenario, causes: Causes, make: Callable[[Cause], CauseRow]
 ) -> tuple[list[CauseRow], dict[tuple[str, str], CauseRow]]:
-    """The rows, each release's own before those of its changes, and the former by release and arm."""
+    """Return all rows, each release's own before those of its changes; and each release's own by release and arm."""
     rows: list[CauseRow] = []
     released: dict[tuple[str, str], CauseRow] = {}
     for cause in causes.changes:
@@ -177,7 +173,7 @@ class _OnScheduler:
 
 
 class _OnServers:
-    """A run for each change, with a folder of its own."""
+    """Rows from a run for each change, with a folder of its own."""
 
     def __init__(
         self, scenario: Scenario, name: str, choice: ServerChoice, trials: int, seed: int, out: Path, reproduce: str
@@ -191,22 +187,20 @@ class _OnServers:
         arm = _arm(self._scenario, cause)
         changed = replace(arm, patches=(*arm.patches, *cause.patches))
         job = Job(
-            self._name,
-            self._scenario,
-            ServerOptions(server=self._choice.kind.value, vllm=cause.release),
-            self._choice,
-            [changed],
-            [changed.name],
-            self._trials,
-            self._seed,
-            self._out,
-            None,
-            None,
+            name=self._name,
+            scenario=self._scenario,
+            options=ServerOptions(server=self._choice.kind.value, vllm=cause.release),
+            choice=self._choice,
+            arms=[changed],
+            named_arms=[changed.name],
+            trials=self._trials,
+            seed=self._seed,
+            out=self._out,
             expect=Expect.ANY,
             reproduce=self._reproduce,
         )
         try:
-            report = run_one(job, self._progress, lambda _site, _why: None)
+            report = run_one(job, self._progress)
         except (InfraError, Unsupported) as error:
             self._progress.line(f"  {error.told}")
             return CauseRow(cause, 0, 0, None)

@@ -1,4 +1,4 @@
-"""`vllm-repro explore`: a seeded search over vLLM's scheduler alone for the smallest workload that fails."""
+"""`vllm-repro explore`: a seeded search of vLLM's scheduler for the smallest workload that fails."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from vllm_repro.cli.common import Subparsers, print_json, verb
-from vllm_repro.cli.options import number, release, span
+from vllm_repro.cli.common import add_common, duration, number, print_json
+from vllm_repro.cli.options import release
 from vllm_repro.errors import INTERRUPTED, UsageError
 from vllm_repro.journal.redact import Redactor
 from vllm_repro.releases.provision import provision
 from vllm_repro.report.files import write_whole
-from vllm_repro.running.run import default_out, private_folders, stamped_folder
+from vllm_repro.running.folders import default_out, private_folders, stamped_folder
 from vllm_repro.running.terminal import Progress
 from vllm_repro.scenario.catalogue import find, find_arms
 from vllm_repro_explore.case import Case
@@ -42,19 +42,16 @@ exit status:
   2  undecided: the release cannot be explored, or no case could be played
   64 wrong usage, 70 a fault of the harness itself, 130 interrupted
 
-No server runs, and no model: vLLM's own Scheduler, KV-cache manager and connector take steps, and what workers would
-answer is made by hand. Each finding is shrunk, written to OUT/explore/<time>-<id>/findings.jsonl as soon as it is there,
-and laid beside it as a scenario file that sends the same workload to a real server in the lab."""
+Neither a server nor a model runs: vLLM's own Scheduler, KV-cache manager and connector take steps, and the outputs of
+workers are made up. Each finding is shrunk and written to OUT/explore/<time>-<id>/findings.jsonl at once, with a
+scenario file beside it that sends the same workload to a real server in the lab."""
 
 
-def add(subparsers: Subparsers) -> None:
-    parser = verb(
-        subparsers,
-        "explore",
-        run,
-        does="search vLLM's scheduler alone for the smallest workload that kills, corrupts or stalls it",
+def add(parser: argparse.ArgumentParser) -> None:
+    add_common(
+        parser,
         example="vllm-repro explore --connector SimpleCPUOffloadConnector --vllm 0.20.2 --seeds 500",
-        prints="what explore.json holds",
+        prints="the content of explore.json",
         more=_EPILOG,
     )
     parser.add_argument(
@@ -63,7 +60,7 @@ def add(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--connector",
         choices=_CONNECTORS,
-        help="in place of a scenario: draw the server too, with this KV connector",
+        help="instead of a scenario: draw the server too, with this KV connector",
     )
     parser.add_argument("--arm", metavar="A", help="the arm of the scenario (default: its first)")
     parser.add_argument(
@@ -73,7 +70,7 @@ def add(subparsers: Subparsers) -> None:
         "--seeds", type=_count, metavar="N", help="how many cases (default: 300, or as many as --for allows)"
     )
     parser.add_argument("--from", dest="first", type=_count, default=1, metavar="K", help="the first seed (default: 1)")
-    parser.add_argument("--for", dest="most", type=span, metavar="TIME", help="stop after so long: 10m, 2h")
+    parser.add_argument("--for", dest="most", type=duration, metavar="TIME", help="stop after so long: 10m, 2h")
     parser.add_argument("--nice", type=_nice, default=0, metavar="N", help="of the process that plays, up to 19")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where searches are written (default: reports)")
 
@@ -144,9 +141,9 @@ class _Exploring:
             yield seed, self.case(seed)
 
     def _draft(self, found: Found, folder: Path) -> str:
-        """Writes the finding's scenario file, where it can be one; the command that runs it, or why there is none."""
+        """Write the finding's scenario file; return the command that runs it, or why there is none."""
         if found.finding.kind in (FindingKind.CORRUPTED, FindingKind.LEAK):
-            return "none: a server would live and say nothing of it"
+            return "none: a server would live and not show it"
         if reasons := unlike_live(found.shrunk):
             return f"none: {'; '.join(reasons)}"
         name = draft_id(found.finding, self.version).replace("-", "_") + ".py"
@@ -158,7 +155,7 @@ class _Exploring:
 def run(arguments: argparse.Namespace) -> int:
     if (arguments.scenario is None) == (arguments.connector is None):
         raise UsageError(
-            "what is to be explored: a SCENARIO, or a --connector from a general start",
+            "name either a SCENARIO or a --connector to explore",
             hint=f"--connector takes {', '.join(_CONNECTORS)}",
         )
     exploring = _for_scenario(arguments) if arguments.scenario else _general(arguments)
@@ -177,7 +174,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _general(arguments: argparse.Namespace) -> _Exploring:
     if arguments.arm:
-        raise UsageError("--arm is of a scenario, and none is named", hint="vllm-repro explore SCENARIO --arm A")
+        raise UsageError("--arm needs a SCENARIO", hint="vllm-repro explore SCENARIO --arm A")
     connector = "" if arguments.connector == "none" else arguments.connector
     version = arguments.vllm or _NEWEST
     words = _again(arguments, version, ["--connector", arguments.connector])

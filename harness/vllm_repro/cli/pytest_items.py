@@ -1,0 +1,141 @@
+"""Tests that `pytest scenarios` collects: one for each scenario and arm.
+
+A crash of an engine that should live is a failure, with the trimmed traceback. Trouble of the host is an error. What this machine cannot
+run is skipped, with the reason. A bug that is declared for this release is xfailed if it reproduces, else xpassed. With `-n K` K servers
+run side by side on free ports; servers that use GPUs take turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_repro.errors import ReproError, Unsupported
+from vllm_repro.evidence import Evidence
+from vllm_repro.host.machine import gpu_lock
+from vllm_repro.report.model import ArmReport, RunReport
+from vllm_repro.report.wording import death_line
+from vllm_repro.running.folders import default_out
+from vllm_repro.running.job import Job, choice_of, refuse_unused_options, run_one
+from vllm_repro.running.terminal import Progress
+from vllm_repro.scenario.reader import load_file
+from vllm_repro.scenario.scenario import Arm, Scenario
+from vllm_repro.servers.options import ServerOptions
+from vllm_repro.servers.site import Site
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.verdict import Result, Standing
+
+__all__ = ["ScenarioFile"]
+
+_OPTIONS = ("server", "image", "vllm", "model", "weights")
+
+
+class ScenarioFile(pytest.File):
+    """A scenario file."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        try:
+            scenario = load_file(self.path)
+        except ReproError as error:
+            raise self.CollectError(_with_hint(error)) from error
+        for arm in scenario.arms:
+            yield ScenarioItem.from_parent(self, name=f"{scenario.id}[{arm.name}]", scenario=scenario, arm=arm)
+
+
+class ScenarioItem(pytest.Item):
+    """One arm of a scenario."""
+
+    def __init__(self, *, scenario: Scenario, arm: Arm, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.scenario = scenario
+        self.arm = arm
+        self.report: RunReport | None = None
+
+    def setup(self) -> None:
+        """Do the run here: pytest reports a failed setup as an error, which trouble of the host is."""
+        try:
+            self.report = self._run()
+        except Unsupported as error:
+            pytest.skip(_with_hint(error))
+        except ReproError as error:
+            pytest.fail(_with_hint(error), pytrace=False)
+        # User properties travel with the result, also from the worker of another process.
+        self.user_properties.append(("vllm-repro-evidence", self.report.evidence))
+        if self.report.interrupted:
+            raise KeyboardInterrupt
+        trial = self.report.arms[0].trials[0]
+        if trial.outcome is Outcome.UNSUPPORTED:
+            pytest.skip(trial.why)
+        if trial.outcome.facts.ci == "error":
+            log = self.report.folder / trial.log
+            pytest.fail(f"{trial.outcome}: {trial.why}\n  next: the log is {log}", pytrace=False)
+
+    def _run(self) -> RunReport:
+        values = {name: self.config.getoption(f"--scenario-{name}") for name in _OPTIONS}
+        options = ServerOptions(**{name: value for name, value in values.items() if value is not None})
+        choice = choice_of(self.scenario, options, download=False)
+        refuse_unused_options(options, choice.kind)
+        job = Job(
+            name=self.scenario.id,
+            scenario=self.scenario,
+            options=options,
+            choice=choice,
+            arms=[self.arm],
+            named_arms=[self.arm.name],
+            trials=1,
+            seed=1,
+            out=default_out(),
+            reproduce=f"pytest scenarios -k '{self.name}'",
+        )
+        with contextlib.ExitStack() as locks:
+
+            def chosen(site: Site, _why: str) -> None:
+                locks.enter_context(gpu_lock(needed=site.evidence is Evidence.GPU))
+
+            return run_one(job, Progress(io.StringIO()), chosen)
+
+    def runtest(self) -> None:
+        report = self.report
+        assert report is not None
+        arm = report.arms[0]
+        standing = self.scenario.status_of(self.arm).standing(report.version)
+        # A rehearsal of a bug that it does not imitate lives in any case.
+        decided = (
+            (Result.REPRODUCES, Result.FLAKY, Result.QUIET) if report.imitated else (Result.REPRODUCES, Result.FLAKY)
+        )
+        if arm.expected.has_bug and standing is Standing.BAD and arm.result.result in decided:
+            # xfail only this bug: the marker would hide any other death.
+            word = "REHEARSAL: " if report.rehearsal else ""
+            reason = f"{word}{self.scenario.issue} is declared for {report.version}"
+            self.add_marker(pytest.mark.xfail(reason=reason))
+            if arm.result.result is Result.QUIET:
+                return
+            pytest.fail(_explain(report, arm), pytrace=False)
+        if report.verdict.expected is False:
+            pytest.fail(_explain(report, arm), pytrace=False)
+        if report.verdict.expected is None:
+            missing = "" if report.imitated else f"{report.verdict.because}; "
+            pytest.skip(f"undecided: {missing}{arm.trials[0].why}")
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        return self.path, 0, self.name
+
+
+def _with_hint(error: ReproError) -> str:
+    return f"{error}" + (f"\n  next: {error.hint}" if error.hint else "")
+
+
+def _explain(report: RunReport, arm: ArmReport) -> str:
+    trial = arm.trials[0]
+    lines = [f"{report.scenario}, arm {arm.name}, vLLM {report.version}: {trial.outcome}"]
+    if report.rehearsal:
+        lines.insert(0, "REHEARSAL")
+    if trial.death is not None:
+        lines += [f"  {frame}" for frame in trial.death.frames[-8:]]
+    lines += [trial.why, death_line(trial), f"report: {report.folder / 'report.md'}"]
+    return "\n".join(line for line in lines if line)

@@ -1,0 +1,65 @@
+"""Folders of runs, and the names of this machine that reports must not carry."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from pathlib import Path
+
+from vllm_repro.errors import UsageError
+from vllm_repro.scenario.scenario import Scenario
+
+__all__ = ["default_out", "link_to", "private_folders", "private_hosts", "run_folder", "stamped_folder"]
+
+
+def default_out() -> Path:
+    """Return `$VLLM_REPRO_REPORTS`, or `reports/` of the working directory."""
+    return Path(os.environ.get("VLLM_REPRO_REPORTS", "reports"))
+
+
+def run_folder(out: Path, scenario: str) -> Path:
+    """Make `out/scenario/<UTC>-<6 hex>/logs/`, point `latest` at the run's folder, and return it. Raises `UsageError`."""
+    return stamped_folder(out, Path(scenario), inside="logs")
+
+
+def stamped_folder(out: Path, below: Path, inside: str = "") -> Path:
+    """Make `out/below/<UTC>-<6 hex>/`, with the folder `inside` in it, and point `out/below/latest` at it. Raises `UsageError`."""
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    folder = out / below / f"{stamp}-{secrets.token_hex(3)}"
+    try:
+        (folder / inside).mkdir(parents=True)
+        fresh = folder.parent / f".latest-{secrets.token_hex(4)}"
+        fresh.symlink_to(folder.name)
+        fresh.replace(folder.parent / "latest")  # atomic: a reader never finds the link missing
+    except OSError as error:
+        raise UsageError(f"cannot write to {out}: {error.strerror}", hint="name another folder with --out") from error
+    return folder
+
+
+def link_to(root: Path, page: Path) -> str:
+    """Return the relative link from an HTML page to the folder of all runs."""
+    return Path(os.path.relpath(root.resolve(), page.resolve().parent)).as_posix()
+
+
+def private_folders() -> list[tuple[str, str]]:
+    """Return the folder names to redact and the shell words that replace them, longest first.
+
+    Raises `UsageError` if the working folder has been removed.
+    """
+    try:
+        here = str(Path.cwd())
+    except FileNotFoundError as error:
+        raise UsageError("the working folder is gone", hint="change into one that is there: cd ~") from error
+    folders = [(here, "."), (str(Path.home()), "$HOME")]
+    if temporary := os.environ.get("TMPDIR"):
+        folders.append((temporary.rstrip("/"), "$TMPDIR"))
+    return sorted(folders, key=lambda pair: -len(pair[0]))
+
+
+def private_hosts(scenario: Scenario) -> list[str]:
+    """Return this machine's names, except one that the scenario's own text contains, such as `vllm`."""
+    names = {socket.gethostname(), socket.gethostname().partition(".")[0]}
+    public = f"{scenario.id} {scenario.title} {scenario.command} {scenario.model.name} localhost"
+    return sorted((name for name in names if name and name not in public), key=len, reverse=True)

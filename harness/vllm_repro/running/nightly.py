@@ -1,0 +1,200 @@
+"""One night: a run of every scenario that this machine can run, at one release, and one result: green, red or amber."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from vllm_repro.errors import InfraError, ReproError, Unsupported
+from vllm_repro.history.account import account
+from vllm_repro.history.night import Light, Night, Slot, light_of, markdown, suites
+from vllm_repro.history.page import page
+from vllm_repro.history.rows import row_id
+from vllm_repro.history.store import Store
+from vllm_repro.host.machine import gpu_lock, gpus, nvidia_smi
+from vllm_repro.report.files import FORMATS, write_whole
+from vllm_repro.report.junit import junit
+from vllm_repro.report.model import RunReport
+from vllm_repro.running.folders import link_to, stamped_folder
+from vllm_repro.running.job import Job, run_one
+from vllm_repro.running.terminal import Progress
+from vllm_repro.scenario.scenario import Scenario
+from vllm_repro.servers.docker_engine import ENGINE_ERRORS, connect, explain
+from vllm_repro.servers.kinds import ServerKind
+from vllm_repro.servers.options import ServerOptions, lacking, needs_of
+
+__all__ = ["docker_has_gpus", "host_problems", "run_night"]
+
+_GB = 10**9
+_BUSY_MB = 1_024
+"""Memory of a GPU in use that counts as busy: its driver and a screen take some hundreds."""
+
+
+def run_night(
+    jobs: Sequence[Job], options: ServerOptions, out: Path, least_disk_gb: float, show: Callable[[str], None]
+) -> tuple[Night, Path]:
+    """Run the jobs that fit this machine, write the night's files, and return the night and its folder.
+
+    options: what all jobs have in common, with `auto` resolved. show: called with one line per scenario.
+    """
+    kind = ServerKind(options.server)
+    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    folder = stamped_folder(out, Path("nightly"))
+    wrong = list(host_problems(kind, out, least_disk_gb))
+    slots: list[Slot] = []
+    reports: list[RunReport] = []
+    interrupted = None
+    try:
+        with gpu_lock(needed=not wrong and kind.facts.on_gpus):
+            if not wrong:
+                wrong += _pull_moving_tag(options)
+            for slot, report in _slots(jobs) if not wrong else ():
+                slots.append(slot)
+                show(f"{slot.light}: {slot.scenario}: {slot.why}")
+                if report is not None:
+                    reports.append(report)
+                    interrupted = report.interrupted
+                    wrong += _copy_reports(report, folder / slot.scenario)
+    except KeyboardInterrupt as signal:
+        interrupted = f"{signal}" or "SIGINT"  # between two runs, or in an install; a run takes the signals itself
+    night = Night(_request(options), started, tuple(slots), tuple(wrong), interrupted)
+    write_whole(folder / "summary.md", markdown(night), hint="free some space")
+    write_whole(folder / "junit.xml", suites(night, map(junit, reports)), hint="free some space")
+    _write_page(folder / "nights.html", out, {row_id(report): f"{report.scenario}/report.html" for report in reports})
+    return night, folder
+
+
+def host_problems(kind: ServerKind, out: Path, least_disk_gb: float) -> Iterator[str]:
+    """Yield a sentence for each reason why this machine cannot run a night."""
+    folder = next(path for path in (out.resolve(), *out.resolve().parents) if path.exists())
+    free = shutil.disk_usage(folder).free / _GB
+    if free < least_disk_gb:
+        yield f"{free:.1f} GB are free where runs are written, and a night needs {least_disk_gb:g} (--least-disk)"
+    if not kind.facts.on_gpus:
+        return
+    if not gpus():
+        yield "no NVIDIA GPU: nvidia-smi is absent, fails, or lists none"
+    yield from _busy_gpus()
+    if kind.facts.container:
+        try:
+            with contextlib.closing(connect()) as engine:
+                if "nvidia" not in engine.runtimes:
+                    yield "the NVIDIA runtime is not registered with the container engine"
+        except InfraError as error:
+            yield error.told
+
+
+def _busy_gpus() -> Iterator[str]:
+    try:
+        found = nvidia_smi("index", "name", "memory.used")
+    except InfraError as error:
+        yield str(error)
+        return
+    for index, name, used in found:
+        if used.isdigit() and int(used) > _BUSY_MB:
+            yield f"GPU {index} ({name}) is busy: {int(used):,} MB of it are in use"
+
+
+def docker_has_gpus() -> bool:
+    """Return True if a container engine answers and has the NVIDIA runtime."""
+    with contextlib.suppress(InfraError), contextlib.closing(connect()) as engine:  # no engine: no GPUs
+        return "nvidia" in engine.runtimes
+    return False
+
+
+def _pull_moving_tag(options: ServerOptions) -> Iterator[str]:
+    """Pull an image whose tag is another build every night. Yield why it could not be pulled."""
+    image = options.image or ""
+    if not ServerKind(options.server).facts.container or not image.endswith((":nightly", ":latest")):
+        return
+    try:
+        with contextlib.closing(connect()) as engine:
+            try:
+                engine.client.images.pull(*image.rpartition(":")[::2])
+            except ENGINE_ERRORS as error:
+                raise explain(error, image) from error
+    except InfraError as error:
+        yield error.told
+
+
+def _request(options: ServerOptions) -> str:
+    release = options.image or (f"vLLM {options.vllm}" if options.vllm else "the installed vllm")
+    if not ServerKind(options.server).facts.on_gpus and not options.vllm:
+        release = "the release that each scenario is tried with"
+    return f"{release}, server {options.server}"
+
+
+def _unfit(scenario: Scenario, options: ServerOptions) -> str:
+    """Return why this machine, or this kind of server, cannot run the scenario; empty if it can."""
+    facts = ServerKind(options.server).facts
+    if facts.in_lab and scenario.lab is None:
+        return "it has no lab"
+    if not facts.on_gpus:
+        return ""
+    if facts.container and not scenario.needs.gpus:
+        return f"it needs {scenario.needs}, and a night in containers is of the image for GPUs"
+    return lacking(needs_of(scenario, options), gpus())
+
+
+def _slots(jobs: Sequence[Job]) -> Iterator[tuple[Slot, RunReport | None]]:
+    """Run the jobs one after the other; stop at the first that is interrupted."""
+    for job in jobs:
+        name, needs = job.scenario.id, str(job.scenario.needs)
+        if unfit := _unfit(job.scenario, job.options):
+            yield Slot(name, Light.NONE, unfit, needs), None
+            continue
+        try:
+            report = run_one(job, Progress())
+        except Unsupported as error:
+            yield Slot(name, Light.NONE, error.told, needs), None
+        except ReproError as error:  # also a fault of our own: the other scenarios can still run
+            yield Slot(name, Light.AMBER, error.told, needs), None
+        else:
+            yield _slot(report, needs), report
+            if report.interrupted:
+                return
+
+
+def _slot(report: RunReport, needs: str) -> Slot:
+    light = light_of(report)
+    why = report.verdict.because
+    if light is Light.NONE and report.imitated:
+        why = next(trial.why for arm in report.arms for trial in arm.trials)
+    return Slot(
+        report.scenario,
+        light,
+        why,
+        needs,
+        report.verdict.verdict,
+        report.version,
+        report.evidence,
+        report.duration_s,
+        report.folder.name,
+    )
+
+
+def _copy_reports(report: RunReport, folder: Path) -> Iterator[str]:
+    """Copy the redacted reports beside the night; journal and logs stay in the run's folder. Yield why it failed."""
+    try:
+        folder.mkdir()
+        for name in FORMATS.values():
+            shutil.copyfile(report.folder / name, folder / name)
+    except OSError as error:  # the run is complete in its own folder
+        yield f"the reports of {report.scenario} could not be copied beside the night: {error.strerror}"
+
+
+def _write_page(file: Path, out: Path, near: Mapping[str, str]) -> None:
+    """Write the page of this night and those before it. near: links to reports beside the page. A failure does not fail the night."""
+    store = Store(out)
+    try:
+        store.catch_up()
+        rows = store.rows()
+    except InfraError as error:
+        print(f"no page: {error.told}", file=sys.stderr)
+        return
+    if rows:  # none if nothing ever ran
+        write_whole(file, page(account(rows, None), link_to(out, file), near=near), hint="free some space")

@@ -1,0 +1,96 @@
+"""Records of one trial: its options, what it was given, and what it has observed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vllm_repro.client.answer import Answer
+from vllm_repro.journal.journal import Journal
+from vllm_repro.running.death_signs import DeathSign
+from vllm_repro.scenario.scenario import Arm, Scenario
+from vllm_repro.servers.base import Exit, Server, ServerFacts
+from vllm_repro.servers.launch import Launch
+from vllm_repro.tiny_model import StandIn
+from vllm_repro.trigger.trigger import Asked
+from vllm_repro.verdict.outcome import Outlasted
+from vllm_repro.verdict.output import OutputSample
+
+__all__ = ["MeasureOptions", "Observed", "TimeLimits", "Trial"]
+
+
+@dataclass(frozen=True)
+class MeasureOptions:
+    """What to measure on an engine that survived its workload. soak: seconds of steady load, 0 for none."""
+
+    throughput: bool = False
+    soak: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeLimits:
+    """Seconds without any progress after which to stop waiting. None of them limits a whole trial: a slow engine is not dead.
+
+    boot_stall: without a new log line or an answer during a boot. answer_stall: with requests in flight and no counter moving.
+    grace: after the first sign of death, for the log and the exit to complete.
+    """
+
+    boot_stall: float = 900.0
+    answer_stall: float = 300.0
+    grace: float = 30.0
+
+
+@dataclass
+class Observed:
+    """Facts of one trial, filled while it runs. Times in seconds.
+
+    measuring: the measurement in progress after the workload. measured: its failed answers. output: answers to the output check.
+    stand_in: the tiny model that is served, if any. outlasted: the servers of further nodes that stayed when the first one was gone.
+    """
+
+    facts: ServerFacts | None = None
+    stand_in: StandIn | None = None
+    ready: bool = False
+    boot_s: float | None = None
+    version: str | None = None
+    signs: list[DeathSign] = field(default_factory=list)
+    asked: list[Asked] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    sent: int = 0
+    canary_ok: bool | None = None
+    hung: str | None = None
+    exit: Exit | None = None
+    infra: str | None = None
+    unsupported: str | None = None
+    cancelled: str | None = None
+    measuring: str = ""
+    measured: list[Answer] = field(default_factory=list)
+    output: list[OutputSample] = field(default_factory=list)
+    outlasted: tuple[Outlasted, ...] = ()
+
+
+@dataclass(kw_only=True)
+class Trial:
+    """One boot of one arm: everything it needs, and what it has observed so far."""
+
+    scenario: Scenario
+    arm: Arm
+    number: int
+    launch: Launch
+    server: Server
+    log: Path
+    limits: TimeLimits
+    seed: int
+    journal: Journal
+    requests: Journal
+    say: Callable[[str], None]
+    api_key: str | None = None
+    measure: MeasureOptions = field(default_factory=MeasureOptions)
+    seen: Observed = field(default_factory=Observed)
+
+    @property
+    def label(self) -> dict[str, Any]:
+        """The fields of every journal line of this trial."""
+        return {"arm": self.arm.name, "trial": self.number}

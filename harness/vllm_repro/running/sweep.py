@@ -1,0 +1,135 @@
+"""Sweep of one scenario over releases: a run for each, and the version map on disk after each."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from vllm_repro import __version__
+from vllm_repro.errors import InfraError, Unsupported, UsageError
+from vllm_repro.journal.redact import Redactor, known_secrets
+from vllm_repro.report.files import write_whole
+from vllm_repro.report.model import RunReport
+from vllm_repro.report.version_map import Row, VersionMap, row_of, row_without_run
+from vllm_repro.report.versions import markdown
+from vllm_repro.running.folders import private_folders, private_hosts, stamped_folder
+from vllm_repro.running.job import Job, first_line, repeat_command, run_one
+from vllm_repro.running.resume import UnfinishedMap
+from vllm_repro.running.terminal import Progress
+from vllm_repro.servers.options import ServerOptions
+from vllm_repro.servers.site import Site
+from vllm_repro.verdict.verdict import ReleaseResult
+
+__all__ = ["VERSION", "for_release", "map_releases"]
+
+VERSION = "{version}"
+"""Placeholder for the release in `--image`."""
+
+
+def for_release(options: ServerOptions, version: str) -> ServerOptions:
+    """Return the options of the run of one release."""
+    image = options.image and options.image.replace(VERSION, version)
+    return replace(options, vllm=version, image=image)
+
+
+def map_releases(
+    job: Job, versions: Sequence[str], announce: Callable[[str], None], unfinished: UnfinishedMap | None = None
+) -> tuple[VersionMap, Path]:
+    """Run `job` on each release and return the map, finished or interrupted, and its folder.
+
+    announce: called once with the first output line. unfinished: a map whose finished runs are taken over. Raises `UsageError`.
+    """
+    return _Sweep(job, versions, announce, unfinished).run()
+
+
+class _Sweep:
+    def __init__(
+        self, job: Job, versions: Sequence[str], announce: Callable[[str], None], unfinished: UnfinishedMap | None
+    ) -> None:
+        if job.trials is None:
+            raise UsageError("a map needs as many boots of each release", hint="--trials N")
+        self._job, self._announce, self._unfinished = job, announce, unfinished
+        self._progress = Progress()
+        self._redactor = Redactor(private_folders(), private_hosts(job.scenario), known_secrets(os.environ))
+        self._started = time.time()
+        self._folder: Path | None = None
+        self._announced = False
+        scenario, kind = job.scenario, job.choice.kind
+        self._map = VersionMap(
+            scenario.id,
+            scenario.issue,
+            scenario.title,
+            scenario.status,
+            kind.value,
+            kind.facts.evidence,
+            tuple(arm.name for arm in job.arms),
+            job.trials,
+            tuple(versions),
+            (),
+            __version__,
+            time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._started)),
+            0.0,
+            self._redactor.command(repeat_command("versions", job, kind, ("--versions", ",".join(versions)))),
+        )
+        if unfinished is not None:
+            unfinished.refuse_changed(self._map.as_json())
+            self._started -= unfinished.head["duration_s"]
+            self._map = replace(
+                self._map, evidence=unfinished.head["evidence"], started_at=unfinished.head["started_at"]
+            )
+
+    def run(self) -> tuple[VersionMap, Path]:
+        versions = self._map.versions
+        try:
+            for number, version in enumerate(versions, 1):
+                self._progress.line(f"{version} ({number} of {len(versions)})")
+                row, interrupted = self._row(version)
+                self._save(self._map.with_row(row), interrupted)
+                if interrupted:
+                    break
+        except KeyboardInterrupt as signal:
+            # Between two runs, or in an install; a run takes the signals itself and reports what it saw.
+            self._save(self._map, f"{signal}" or "SIGINT")
+        assert self._folder is not None, "there is at least one release, and each is saved"
+        return self._map, self._folder
+
+    def _row(self, version: str) -> tuple[Row, str | None]:
+        """Return the row of one release, and the signal that interrupted its run."""
+        scenario = self._job.scenario
+        report = self._unfinished.report(version) if self._unfinished else None
+        if report is not None:
+            self._progress.line(f"  as in {report.folder.name}")
+            return self._row_of(report, version), None
+        job = replace(self._job, options=for_release(self._job.options, version))
+        try:
+            report = run_one(job, self._progress, self._chosen)
+        except (InfraError, Unsupported) as error:
+            self._progress.line(f"  {error}" + (f"\n  next: {error.hint}" if error.hint else ""))
+            result = ReleaseResult.INFRA if isinstance(error, InfraError) else ReleaseResult.UNSUPPORTED
+            why = self._redactor.text(str(error))
+            return row_without_run(version, scenario, self._job.arms, result, why), None
+        return self._row_of(report, version), report.interrupted
+
+    def _row_of(self, report: RunReport, version: str) -> Row:
+        assert self._map.evidence is not None, "a run has a site, and `_chosen` was called with it"
+        return row_of(report, version, self._job.scenario.status.standing(version), self._map.evidence)
+
+    def _chosen(self, site: Site, why: str) -> None:
+        if not self._announced:
+            self._announced = True
+            self._map = replace(self._map, evidence=site.evidence.value)
+            self._announce(first_line(site, why, None))
+
+    def _save(self, version_map: VersionMap, interrupted: str | None) -> None:
+        duration = round(time.time() - self._started, 3)
+        self._map = replace(version_map, interrupted=interrupted, duration_s=duration)
+        if self._folder is None:  # not before: a refused command must leave no folder
+            self._folder = stamped_folder(self._job.out, Path(self._map.scenario) / "versions")
+        hint = "free some space, or name another --out"
+        text = json.dumps(self._map.as_json(), indent=2, ensure_ascii=False) + "\n"
+        write_whole(self._folder / "versions.json", text, hint=hint)
+        write_whole(self._folder / "versions.md", markdown(self._map), hint=hint)
