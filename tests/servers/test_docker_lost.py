@@ -51,7 +51,7 @@ def test_an_engine_that_is_gone_says_nothing_about_the_server(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(docker_server, "_ENGINE_PATIENCE_S", 0.5)
+    monkeypatch.setattr(docker_server, "_RETRY_S", 0.5)
     server = serve(program(IDLE), engine=lambda: connect({"DOCKER_HOST": proxy.host}))
 
     async def run() -> Exit:
