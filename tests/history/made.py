@@ -1,4 +1,4 @@
-"""Rows for tests: one run of one arm, unless said otherwise."""
+"""Rows for tests: one run of one arm by default."""
 
 from __future__ import annotations
 
@@ -21,7 +21,13 @@ def arm(crashed: int, boots: int, name: str = "reported", expected: Expected = E
         result = Result.QUIET
     else:
         result = Result.REPRODUCES if crashed == boots else Result.FLAKY
-    return ArmRow(name, expected, result, crashed, boots)
+    return ArmRow(name=name, expected=expected, result=result, crashed=crashed, boots=boots)
+
+
+def figure(speed: float) -> Figure:
+    return Figure(
+        point=POINT, quantity="output_tok_s", median=speed, low=0.99 * speed, high=1.01 * speed, n=10, boots=2
+    )
 
 
 def row(
@@ -36,31 +42,31 @@ def row(
     evidence: str = "gpu",
     hour: int = 2,
 ) -> tuple[date, RunRow]:
-    """A run in a night counted from 0, whose leading arm died in `crashed` of `boots`. version: that night's nightly unless given."""
+    """Return a run of a night counted from 0, whose arm died in `crashed` of `boots`. The default version is that night's nightly."""
     version = version or NIGHTLY.format(night)
     started = datetime(FIRST.year, FIRST.month, FIRST.day, hour, tzinfo=UTC) + timedelta(days=night)
     verdict = Verdict.INCONCLUSIVE if not boots else Verdict.REPRODUCES if crashed else Verdict.QUIET
     if crashed and standing is Standing.GOOD:
         verdict = Verdict.REGRESSED
     made = RunRow(
-        f"{scenario}/{started:%Y%m%dT%H%M%SZ}-{host[:6]}",
-        scenario,
-        "vllm-project/vllm#42085",
-        f"{started:%Y-%m-%dT%H:%M:%SZ}",
-        host,
-        "1 x NVIDIA H200",
-        evidence,
-        "docker",
-        version,
-        build_of(version),
-        standing,
-        verdict,
-        None if not boots else True,
-        "because",
-        None,
-        False,
-        False,
-        (arm(crashed, boots),),
+        id=f"{scenario}/{started:%Y%m%dT%H%M%SZ}-{host[:6]}",
+        scenario=scenario,
+        issue="vllm-project/vllm#42085",
+        started_at=f"{started:%Y-%m-%dT%H:%M:%SZ}",
+        host=host,
+        hardware="1 x NVIDIA H200",
+        evidence=evidence,
+        server="docker",
+        version=version,
+        build=build_of(version),
+        standing=standing,
+        verdict=verdict,
+        expected=None if not boots else True,
+        because="because",
+        interrupted=None,
+        cut=False,
+        infra=False,
+        arms=(arm(crashed, boots),),
     )
     return FIRST + timedelta(days=night), made
 
@@ -68,13 +74,13 @@ def row(
 def measured(
     night: int, speeds: dict[str, float], *, host: str = "aaaa0001", scenario: str = "sco-hybrid", version: str = ""
 ) -> tuple[date, RunRow]:
-    """A quiet run with these arms measured, in tokens a second."""
+    """Return a quiet run with these arms measured, in tokens a second."""
     when, made = row(night, 0, host=host, scenario=scenario, version=version or None)
     arms = tuple(
         replace(
             arm(0, 1, name, Expected.LIVES),
             setup="0",
-            figures=(Figure(POINT, "output_tok_s", speed, 0.99 * speed, 1.01 * speed, 10, 2),),
+            figures=(figure(speed),),
         )
         for name, speed in speeds.items()
     )

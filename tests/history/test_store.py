@@ -104,7 +104,7 @@ def test_a_run_is_in_the_history_when_it_ends_and_its_journal_gives_the_same(har
     cut = root / row.scenario / "20260101T000000Z-abcdef"
     cut.mkdir()
     (cut / "journal.jsonl").write_bytes(journal.read_bytes()[: journal.stat().st_size // 2])
-    assert "not in the history yet, and now added: 1 run\n" in harness("history").err
+    assert "added to the history: 1 run\n" in harness("history").err
     assert [one.cut for one in Store(root).rows()].count(True) == 1
 
 
@@ -129,7 +129,7 @@ def locked(path: Path) -> sqlite3.Connection:
 
 
 def test_a_locked_store_is_said_and_caught_up_with(reports: Path) -> None:
-    store = Store(reports, patience=0.01)
+    store = Store(reports, timeout=0.01)
     store.catch_up()
     holder = locked(reports / STORE)
     with pytest.raises(InfraError, match="in use by another program") as refused:

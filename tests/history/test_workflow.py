@@ -174,7 +174,7 @@ def test_an_amber_night_passes_with_a_warning(checkout: Path) -> None:
     assert job.status == dict.fromkeys(ALL, 0), job.said
     assert job.outputs["light"] == "amber"
     assert "# ⚠️ Nightly: amber" in job.summary
-    assert "::warning title=vllm-repro nightly::amber: trouble of the host: no NVIDIA GPU" in job.said
+    assert "::warning title=vllm-repro nightly::amber: host trouble: no NVIDIA GPU" in job.said
     root = ET.parse(checkout / job.outputs["folder"] / "junit.xml").getroot()
     assert (root.get("tests"), root.get("errors")) == ("1", "1")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from vllm_repro.cli.common import add_common, number, print_json
 from vllm_repro.errors import InfraError, UsageError
-from vllm_repro.history.account import account
 from vllm_repro.history.page import page
-from vllm_repro.history.store import Caught, Store
-from vllm_repro.history.telling import as_json, terminal
+from vllm_repro.history.store import Refresh, Store
+from vllm_repro.history.summary import summarize
+from vllm_repro.history.text import as_csv, as_json, terminal
 from vllm_repro.report.files import write_whole
 from vllm_repro.report.wording import many
 from vllm_repro.running.folders import default_out, link_to
@@ -38,6 +38,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="compare the last N nights with those before (default: 1)",
     )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the nightly page")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write all runs as a table, one line per run and arm")
     parser.add_argument("--rebuild", action="store_true", help="rebuild the store from the journals")
     parser.add_argument("--reports", type=Path, metavar="DIR", help="where runs are written (default: reports)")
 
@@ -60,33 +61,39 @@ def run(arguments: argparse.Namespace) -> int:
     if unknown := [name for name in named if all(row.scenario != name for row in rows)]:
         known = ", ".join(sorted({row.scenario for row in rows})) or "no run at all"
         raise UsageError(f"no run of {unknown[0]} in {root}", hint=f"it has: {known}")
-    found = account(rows, None, nights=arguments.nights, scenarios=named)
-    if arguments.html:  # before printing, which a closed pipe may end
-        _write(arguments.html, page(found, link_to(root, arguments.html)))
+    found = summarize(rows, None, nights=arguments.nights, scenarios=named)
+    # Files first: printing fails if the reader of a pipe has gone.
+    if arguments.html:
+        _write(arguments.html, page(found, link_to(root, arguments.html)), "--html")
+    if arguments.csv:
+        _write(arguments.csv, as_csv([row for row in rows if not named or row.scenario in named], None), "--csv")
     if arguments.json:
         print_json(as_json(found))
     else:
         print(terminal(found))
-    if arguments.html:
-        print(f"page: {arguments.html}", file=sys.stderr if arguments.json else sys.stdout)
+    for name, file in (("page", arguments.html), ("table", arguments.csv)):
+        if file:
+            print(f"{name}: {file}", file=sys.stderr if arguments.json else sys.stdout)
     return 0
 
 
-def _print_changes(caught: Caught, *, rebuilt: bool) -> None:
+def _print_changes(caught: Refresh, *, rebuilt: bool) -> None:
     lines: list[str] = []
     runs = many(caught.added, "run")
     if rebuilt:
-        lines.append(f"{runs}, from their journals")
+        lines.append(f"{runs} read from their journals")
     elif caught.added:
         lines.append(f"added to the history: {runs}")
     if rebuilt and caught.gone:
-        lines.append(f"{caught.gone} in the old store without a folder; that store is kept as history.sqlite.old")
-    lines += [f"left out, its journal holds no run: {name}" for name in caught.unreadable]
+        lines.append(f"runs whose folders are gone: {caught.gone}; history.sqlite.old still has them")
+    lines += [f"skipped, its journal holds no run: {name}" for name in caught.unreadable]
     for line in lines:
         print(f"vllm-repro: {line}", file=sys.stderr)
 
 
-def _write(file: Path, text: str) -> None:
+def _write(file: Path, text: str, option: str) -> None:
     if not file.parent.is_dir():
-        raise InfraError(f"cannot write {file}: there is no folder {file.parent}", hint="make it, or name another file")
-    write_whole(file, text, hint="name another file with --html")
+        raise InfraError(
+            f"cannot write {file}: there is no folder {file.parent}", hint="create it, or name another file"
+        )
+    write_whole(file, text, hint=f"name another file with {option}")

@@ -1,4 +1,4 @@
-"""The nightly page: an `Account` as one file of HTML that fetches nothing. Pure."""
+"""The nightly page: a `Summary` as one HTML file that loads nothing from the network."""
 
 from __future__ import annotations
 
@@ -7,33 +7,34 @@ from dataclasses import dataclass
 from datetime import date
 from urllib.parse import quote
 
-from vllm_repro.history.account import Account, Kind, News
-from vllm_repro.history.life import Life
-from vllm_repro.history.marks import MARKS, Cell, Mark
-from vllm_repro.history.telling import (
-    SIMULATED,
-    evidence_word,
-    life_text,
-    lone_text,
-    summary,
-    suspect_text,
-)
-from vllm_repro.history.trend import Change, Measured, Series, latest_of
+from vllm_repro.history.bug_state import BugState
+from vllm_repro.history.nights import MARKS, Cell, Mark
+from vllm_repro.history.summary import News, NewsKind, Summary
+from vllm_repro.history.text import SIMULATED, evidence_word, headline, state_text
+from vllm_repro.history.throughput import Change, Measured, Series, newest
 from vllm_repro.report.document import asset, document, fragment
 
 __all__ = ["page"]
 
 _TONES = {
-    Kind.REGRESSED: "bad",
-    Kind.SLOWER: "bad",
-    Kind.DIED_OTHERWISE: "bad",
-    Kind.FIX: "good",
-    Kind.FASTER: "good",
-    Kind.CANDIDATE: "warn",
-    Kind.LIFE: "dull",
-    Kind.MISSING: "warn",
+    NewsKind.REGRESSED: "bad",
+    NewsKind.SLOWER: "bad",
+    NewsKind.DIED_OTHERWISE: "bad",
+    NewsKind.FIX: "good",
+    NewsKind.FASTER: "good",
+    NewsKind.CANDIDATE: "warn",
+    NewsKind.STATE: "dull",
+    NewsKind.MISSING: "warn",
 }
-_LIFE_TONES = {Life.REGRESSED: "bad", Life.REPRODUCES: "warn", Life.CANDIDATE: "warn", Life.OPEN: "dull"}
+_STATE_TONES = {
+    BugState.REGRESSED: "bad",
+    BugState.REPRODUCES: "warn",
+    BugState.CANDIDATE: "warn",
+    BugState.OPEN: "dull",
+    BugState.GOOD_NIGHTLY: "good",
+    BugState.GOOD_RELEASE: "good",
+    BugState.CLOSED: "good",
+}
 _MARK_TONES = {
     Mark.REGRESSED: "bad",
     Mark.CHANGED: "bad",
@@ -43,11 +44,11 @@ _MARK_TONES = {
 }
 _WIDE, _HIGH, _PAD = 210, 44, 3
 _SCALE = 0.2
-"""A chart reaches so far above and below the median of its nights."""
+"""Range of a chart, above and below the median of its nights."""
 _MOST_NIGHTS = 70
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Item:
     word: str
     tone: str
@@ -57,7 +58,7 @@ class _Item:
     link: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Square:
     letter: str
     tone: str
@@ -65,21 +66,23 @@ class _Square:
     link: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Row:
     scenario: str
     evidence: str
-    life: str
+    state: str
     tone: str
     since: date
     squares: tuple[_Square, ...]
     rests_on: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Chart:
-    """Lengths in the picture's own units. band: x, y, width and height of the limits that a change was held
-    against; whiskers: x, y and y of each night's quartiles."""
+    """Chart of one series, with lengths in SVG units.
+
+    band: x, y, width and height of the limits of a change. whiskers: x, top and bottom of each night's quartiles.
+    """
 
     says: str
     now: str
@@ -90,37 +93,35 @@ class _Chart:
     tone: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Arm:
     name: str
     charts: tuple[_Chart | None, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Trend:
     scenario: str
     moved: bool
     arms: tuple[_Arm, ...]
 
 
-def page(of: Account, way: str, notice: str = "", near: Mapping[str, str] | None = None) -> str:
-    """The whole page. way: from it to the folder of all runs, for its links. notice: what stands above everything else. near: by run, the
-    link to what lies beside the page and is read in its stead."""
-    links = _Links(way, near or {})
+def page(of: Summary, way: str, notice: str = "", near: Mapping[str, str] | None = None) -> str:
+    """Return the page.
+
+    way: link from it to the folder of all runs. notice: banner. near: links that replace those to some runs, by run.
+    """
+    links = _Links(way=way, near=near or {})
     values = {
-        "summary": summary(of) if of.nights else "no run is in the history yet",
+        "summary": headline(of) if of.nights else "no run is in the history yet",
         "banner": notice or (SIMULATED if of.simulated else ""),
         "since": of.since,
         "last": of.nights[-1] if of.nights else None,
         "news": [_item(one, links) for one in of.news],
-        "suspects": [suspect_text(one, of) for one in of.suspects],
-        "lone": [lone_text(one, of) for one in of.lone],
         "nights": [(night, not place or night.day == 1) for place, night in enumerate(of.shown)],
         "rows": _rows(of, links),
         "legend": [(mark.value, _MARK_TONES.get(mark, "dull"), says) for mark, says in MARKS.items()],
-        "hosts": [
-            (host, hardware, any(one.host == host for one in of.suspects)) for host, hardware in of.hosts.items()
-        ],
+        "hosts": list(of.hosts.items()),
         "trends": _trends(of),
         "wide": _WIDE,
         "high": _HIGH,
@@ -131,7 +132,7 @@ def page(of: Account, way: str, notice: str = "", near: Mapping[str, str] | None
     return document(title=title, body=fragment("history.html", **values), style=asset("history.css"))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Links:
     way: str
     near: Mapping[str, str]
@@ -142,19 +143,29 @@ class _Links:
 
 def _item(news: News, links: _Links) -> _Item:
     return _Item(
-        news.kind.value, _TONES[news.kind], news.scenario, evidence_word(news.evidence), news.text, links.to(news.run)
+        word=news.kind.value,
+        tone=_TONES[news.kind],
+        scenario=news.scenario,
+        evidence=evidence_word(news.evidence),
+        text=news.text,
+        link=links.to(news.run),
     )
 
 
-def _rows(of: Account, links: _Links) -> list[_Row]:
+def _rows(of: Summary, links: _Links) -> list[_Row]:
     found: list[_Row] = []
-    for life in of.lives:
-        key = (life.scenario, life.evidence)
-        if key in of.rows:
-            tone = "good" if life.life.good else _LIFE_TONES[life.life]
-            squares = tuple(_square(cell, links) for cell in of.rows[key])
+    for bug in of.bugs:
+        if cells := of.rows.get((bug.scenario, bug.evidence)):
             found.append(
-                _Row(life.scenario, evidence_word(life.evidence), life.life, tone, life.since, squares, life_text(life))
+                _Row(
+                    scenario=bug.scenario,
+                    evidence=evidence_word(bug.evidence),
+                    state=bug.state,
+                    tone=_STATE_TONES[bug.state],
+                    since=bug.since,
+                    squares=tuple(_square(cell, links) for cell in cells),
+                    rests_on=state_text(bug),
+                )
             )
     return found
 
@@ -164,15 +175,15 @@ def _square(cell: Cell, links: _Links) -> _Square:
     if cell.mixed:
         says += ", and another run of that night something else"
     if cell.surprise:
-        says += "; not what is declared"
+        says += "; not as declared"
     tone = "bad" if cell.surprise else _MARK_TONES.get(cell.mark, "dull")
     letter = cell.mark + ("!" if cell.surprise else "")
-    return _Square(letter, tone, says, links.to(cell.runs[0]) if cell.runs else "")
+    return _Square(letter=letter, tone=tone, says=says, link=links.to(cell.runs[0]) if cell.runs else "")
 
 
-def _trends(of: Account) -> list[_Trend]:
-    """By scenario, a row for each arm and load, a chart for each host."""
-    series = latest_of(of.trends, tuple({life.scenario for life in of.lives}))
+def _trends(of: Summary) -> list[_Trend]:
+    """Return a row for each arm and load, with a chart for each host, by scenario."""
+    series = newest(of.throughput)
     found: list[_Trend] = []
     recent = set(of.nights[-_MOST_NIGHTS:])
     for scenario in dict.fromkeys(one.scenario for one in series):
@@ -180,8 +191,8 @@ def _trends(of: Account) -> list[_Trend]:
         loads = dict.fromkeys((one.arm, one.point) for one in mine)
         arms = tuple(
             _Arm(
-                f"{arm}, {point}",
-                tuple(
+                name=f"{arm}, {point}",
+                charts=tuple(
                     next(
                         (_chart(one, of) for one in mine if (one.arm, one.point, one.host) == (arm, point, host)), None
                     )
@@ -190,34 +201,35 @@ def _trends(of: Account) -> list[_Trend]:
             )
             for arm, point in loads
         )
-        moved = any(change.series.scenario == scenario and change.called in recent for change in of.trends.changes)
-        found.append(_Trend(scenario, moved, arms))
+        moved = any(change.series.scenario == scenario and change.called in recent for change in of.throughput.changes)
+        found.append(_Trend(scenario=scenario, moved=moved, arms=arms))
     return found
 
 
-def _chart(one: Series, of: Account) -> _Chart | None:
+def _chart(one: Series, of: Summary) -> _Chart | None:
     first = of.nights[-_MOST_NIGHTS:][0]
-    nights = [seen for seen in of.trends.series[one] if seen.night >= first]
+    nights = [seen for seen in of.throughput.series[one] if seen.night >= first]
     if not nights:
         return None
     middle = sorted(seen.median for seen in nights)[len(nights) // 2]
-    across = _Across(first, of.nights[-1])
-    changes = [change for change in of.trends.changes if change.series == one and change.since >= first]
+    across = _Across(first=first, last=of.nights[-1])
+    changes = [change for change in of.throughput.changes if change.series == one and change.since >= first]
     change = changes[-1] if changes else None
     last = nights[-1]
     says = f"{one.arm} on {one.host}: {last.median:,.0f} tok/s on {last.night:%Y-%m-%d} ({last.low:,.0f} to {last.high:,.0f})"
     return _Chart(
-        says + (f"; {abs(change.ratio - 1):.1%} {change.direction} since {change.since:%Y-%m-%d}" if change else ""),
-        f"{last.median:,.0f}",
-        " ".join(f"{across.x(seen.night):g},{_y(seen.median, middle):g}" for seen in nights),
-        tuple((across.x(seen.night), _y(seen.high, middle), _y(seen.low, middle)) for seen in nights),
-        _band(change, nights, across, middle) if change and not change.relative else None,
-        across.x(change.since) if change else None,
-        "" if change is None or change.lone else "good" if change.ratio > 1 else "bad",
+        says=says
+        + (f"; {abs(change.ratio - 1):.1%} {change.direction} since {change.since:%Y-%m-%d}" if change else ""),
+        now=f"{last.median:,.0f}",
+        points=" ".join(f"{across.x(seen.night):g},{_y(seen.median, middle):g}" for seen in nights),
+        whiskers=tuple((across.x(seen.night), _y(seen.high, middle), _y(seen.low, middle)) for seen in nights),
+        band=_band(change, nights, across, middle) if change else None,
+        changed=across.x(change.since) if change else None,
+        tone="" if change is None else "good" if change.ratio > 1 else "bad",
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Across:
     first: date
     last: date

@@ -1,7 +1,4 @@
-"""One run as the history keeps it: a `RunRow` with its arms and their figures. Pure.
-
-A row says what the run's report says, and no more; what rows mean beside each other is for `life` and `trend`.
-"""
+"""One run as the history stores it: a `RunRow` with its arms and their figures, taken from the run's report."""
 
 from __future__ import annotations
 
@@ -25,16 +22,16 @@ __all__ = ["ArmRow", "Build", "Figure", "RunRow", "build_of", "row_id", "row_of"
 
 
 class Build(StrEnum):
-    """What kind of vLLM ran."""
+    """Kind of vLLM build."""
 
     NIGHTLY = "nightly"  # any build between releases, release candidates too
     RELEASE = "release"
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One quantity of an arm at a point, over n rounds of so many boots: the median and the quartiles about it.
+    """Median and quartiles of one quantity of an arm at one load, over n rounds of `boots` boots.
 
     quantity: `output_tok_s` (tokens a second), `ttft_s` or `tpot_s` (seconds).
     """
@@ -48,13 +45,12 @@ class Figure:
     boots: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ArmRow:
     """One arm: `crashed` of `boots` conclusive ones showed the bug.
 
-    patched: whether a change of vLLM's source was laid over the release. signature: what it died of, and how that compares with the
-    scenario's; empty where it lived. setup: eight hex digits of the flags and the model, since figures of different ones are not compared.
-    figures: None where none was measured or may be claimed.
+    patched: an overlay changed vLLM's source. signature: exception and its match with the scenario, empty if the arm lived.
+    setup: hash of flags and model; figures of different setups are not compared. figures: None if none was measured or may be claimed.
     """
 
     name: str
@@ -68,12 +64,12 @@ class ArmRow:
     figures: tuple[Figure, ...] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunRow:
     """A run. `id` is its folder, relative to that of all reports. started_at: UTC, `2026-11-22T03:45:16Z`.
 
-    expected: as declared (True), a surprise (False), undecided (None). interrupted: the signal that ended it. cut: its journal ends
-    before the run did. standing: what the scenario declares for this release. last: outcomes that are neither death nor life, by name.
+    expected: as declared (True), a surprise (False), undecided (None). interrupted: the signal that ended it. cut: the journal has no end.
+    standing: what the scenario declares for this release.
     """
 
     id: str
@@ -97,24 +93,24 @@ class RunRow:
 
     @property
     def leading(self) -> tuple[ArmRow, ...]:
-        """The arms that show the bug where it is, in vLLM as it was built."""
+        """Return the arms that should show the bug, in unpatched vLLM."""
         return tuple(arm for arm in self.arms if arm.expected.has_bug and not arm.patched)
 
     @property
     def died(self) -> ArmRow | None:
-        """The first of them that showed it."""
+        """Return the first leading arm that showed the bug."""
         return next((arm for arm in self.leading if arm.crashed), None)
 
     @property
     def quiet(self) -> int:
-        """Boots in which each of them crossed the trigger and lived; 0 where that cannot be said of all."""
+        """Return the boots in which every leading arm crossed the trigger and lived; 0 if one of them did not."""
         if not self.leading or any(arm.result is not Result.QUIET for arm in self.leading):
             return 0
         return min(arm.boots for arm in self.leading)
 
 
 def build_of(version: str | None) -> Build:
-    """`0.23.1rc1.dev123+gabc` is a nightly, `0.23.0+cu130` and `0.23.0.post1` are releases."""
+    """Return the kind of build: `0.23.1rc1.dev123+gabc` is a nightly, `0.23.0+cu130` and `0.23.0.post1` are releases."""
     try:
         parsed = Version(version or "")
     except InvalidVersion:
@@ -123,51 +119,52 @@ def build_of(version: str | None) -> Build:
 
 
 def row_id(report: RunReport) -> str:
+    """Return the id of a run's row."""
     return f"{report.scenario}/{report.folder.name}"
 
 
 def row_of(report: RunReport) -> RunRow:
-    """The row of a run. A figure is kept only where it is a claim about a GPU."""
+    """Return the row of a run. Only figures of GPUs are kept."""
     return RunRow(
-        row_id(report),
-        report.scenario,
-        report.issue,
-        report.started_at,
-        report.host,
-        hardware(report.environment),
-        report.evidence,
-        next((str(arm.server["kind"]) for arm in report.arms if arm.server.get("kind")), ""),
-        report.version,
-        build_of(report.version),
-        report.standing,
-        report.verdict.verdict,
-        report.verdict.expected,
-        report.verdict.because,
-        report.interrupted,
-        report.cut,
-        bool(report.infra),
-        tuple(_arm(report, arm) for arm in report.arms),
+        id=row_id(report),
+        scenario=report.scenario,
+        issue=report.issue,
+        started_at=report.started_at,
+        host=report.host,
+        hardware=hardware(report.environment),
+        evidence=report.evidence,
+        server=next((str(arm.server["kind"]) for arm in report.arms if arm.server.get("kind")), ""),
+        version=report.version,
+        build=build_of(report.version),
+        standing=report.standing,
+        verdict=report.verdict.verdict,
+        expected=report.verdict.expected,
+        because=report.verdict.because,
+        interrupted=report.interrupted,
+        cut=report.cut,
+        infra=bool(report.infra),
+        arms=tuple(_arm(report, arm) for arm in report.arms),
     )
 
 
 def _arm(report: RunReport, arm: ArmReport) -> ArmRow:
     quiet = arm.result.result is Result.QUIET
     return ArmRow(
-        arm.name,
-        arm.expected,
-        # Where a rehearsal does not have the bug, its engine's life says nothing.
-        Result.INCONCLUSIVE if quiet and not report.imitated else arm.result.result,
-        arm.result.crashed,
-        arm.result.conclusive,
-        bool(arm.patches or arm.server.get("patched")),
-        _signature(arm),
-        setup_of(arm.command, arm.server),
-        _figures(report, arm.name),
+        name=arm.name,
+        expected=arm.expected,
+        # A rehearsal that does not have the bug lives whatever vLLM does.
+        result=Result.INCONCLUSIVE if quiet and not report.imitated else arm.result.result,
+        crashed=arm.result.crashed,
+        boots=arm.result.conclusive,
+        patched=bool(arm.patches or arm.server.get("patched")),
+        signature=_signature(arm),
+        setup=setup_of(arm.command, arm.server),
+        figures=_figures(report, arm.name),
     )
 
 
 def _signature(arm: ArmReport) -> str:
-    """`match: AssertionError in _continuation_prefill`, of the first death that was not cut."""
+    """Return `match: AssertionError in _continuation_prefill` for the first death outside a cancelled trial."""
     death = next((one.death for one in arm.trials if one.death and one.outcome is not Outcome.CANCELLED), None)
     if death is None:
         return ""
@@ -189,7 +186,15 @@ def _of_point(one: Figures) -> list[Figure]:
         "tpot_s": one.tpot_s,
     }
     return [
-        Figure(one.point, name, spread.median, spread.low, spread.high, spread.n, one.boots)
+        Figure(
+            point=one.point,
+            quantity=name,
+            median=spread.median,
+            low=spread.low,
+            high=spread.high,
+            n=spread.n,
+            boots=one.boots,
+        )
         for name, spread in spreads.items()
         if spread is not None
     ]
@@ -199,7 +204,7 @@ _OF_THIS_RUN = ("-p", "--publish", "--port", "--host", "--name", "--label", "--n
 
 
 def setup_of(command: str, server: Mapping[str, Any]) -> str:
-    """Eight hex digits of what an arm serves and how: its command without the ports, paths, names and image of this very run."""
+    """Return a hash of an arm's command without the ports, paths, names and image of this run."""
     kept: list[str] = []
     skip = False
     for word in _words(command):
@@ -207,9 +212,9 @@ def setup_of(command: str, server: Mapping[str, Any]) -> str:
         if skip or name in _OF_THIS_RUN:
             skip = not skip and "=" not in word
         elif word != server.get("image"):
-            kept.append(re.sub(r"(^|=)[~.$]?\w*/.*/", r"\1", word))  # of a path its last name
-    told = "\n".join([str(server.get("kind")), *kept])
-    return hashlib.blake2s(told.encode(), digest_size=4).hexdigest()
+            kept.append(re.sub(r"(^|=)[~.$]?\w*/.*/", r"\1", word))  # keep only the last name of a path
+    text = "\n".join([str(server.get("kind")), *kept])
+    return hashlib.blake2s(text.encode(), digest_size=4).hexdigest()
 
 
 def _words(command: str) -> list[str]:

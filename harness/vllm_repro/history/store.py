@@ -1,7 +1,6 @@
-"""The local store of all runs: an SQLite file beside them, made from their journals.
+"""Store of all runs: an SQLite file beside them, built from their journals.
 
-The journals are the truth. The store is what makes ten weeks of them readable at once, and it may be made anew from them at any time; so
-it must never be what a run fails of. Writers wait for each other; what could not be added is added by the next reader.
+It can be rebuilt at any time, so a run never fails because of it. A row that could not be added is added by the next reader.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from vllm_repro.report.model import RunReport
 from vllm_repro.verdict.throughput import Point
 from vllm_repro.verdict.verdict import Expected, Result, Standing, Verdict
 
-__all__ = ["STORE", "Caught", "Store", "remember"]
+__all__ = ["STORE", "Refresh", "Store", "remember"]
 
 STORE = "history.sqlite"
 SCHEMA = 1
-_ANEW = "vllm-repro history --rebuild makes it anew from the journals"
+_REBUILD = "vllm-repro history --rebuild builds it again from the journals"
 
 _TABLES = (
     """CREATE TABLE IF NOT EXISTS runs (
@@ -46,10 +45,9 @@ _TABLES = (
 )
 
 
-@dataclass(frozen=True)
-class Caught:
-    """What a look at the folders came to. added: runs that the store did not have. unreadable: folders without the start of a run.
-    gone: runs in the store whose folders are no more."""
+@dataclass(frozen=True, kw_only=True)
+class Refresh:
+    """Result of reading the folders. added: new runs. unreadable: folders without the start of a run. gone: runs without a folder."""
 
     added: int
     unreadable: tuple[str, ...] = ()
@@ -57,52 +55,48 @@ class Caught:
 
 
 class Store:
-    """The store of the runs below `root`. Every method raises `InfraError`, with what to do next, where the file cannot be used.
+    """Store of the runs below `root`. Every method raises `InfraError` if the file cannot be used. timeout: seconds to wait for a lock."""
 
-    patience: seconds to wait for another writer.
-    """
-
-    def __init__(self, root: Path, patience: float = 30.0) -> None:
+    def __init__(self, root: Path, timeout: float = 30.0) -> None:
         self.root = root
         self.path = root / STORE
-        self._patience = patience
+        self._timeout = timeout
 
     def add(self, rows: Iterable[RunRow]) -> None:
-        """Adds runs, or puts what is known now in place of what was known of them."""
+        """Add runs, or replace the rows they have."""
         with self._open() as connection:
             for row in rows:
                 _put(connection, row)
 
     def rows(self) -> list[RunRow]:
-        """All runs, in the order in which they started."""
+        """Return all runs in the order of their start."""
         with self._open() as connection:
             return list(_rows(connection))
 
-    def catch_up(self) -> Caught:
-        """Adds the runs that have a folder and no row: of a harness that was killed, of before there was a store. Those still going
-        on are left, and those that were gone on with since are looked at again."""
+    def catch_up(self) -> Refresh:
+        """Add runs that have a folder but no row, and read again those that were interrupted. Running ones are skipped."""
         known = {row.id: row for row in self.rows()}
-        fresh, unreadable = _read(folder for folder in _folders(self.root) if _is_news(folder, known, self.root))
+        fresh, unreadable = _read(folder for folder in _folders(self.root) if _is_new(folder, known, self.root))
         fresh = [row for row in fresh if row != known.get(row.id)]
         if fresh:
             self.add(fresh)
         gone = sum(not (self.root / run).is_dir() for run in known)
-        return Caught(len(fresh), unreadable, gone)
+        return Refresh(added=len(fresh), unreadable=unreadable, gone=gone)
 
-    def rebuild(self) -> Caught:
-        """Makes the store anew. A file that is no store, or holds runs whose folders are gone, is kept as `history.sqlite.old`."""
+    def rebuild(self) -> Refresh:
+        """Build the store again. A file that is damaged, or has runs whose folders are gone, is kept as `history.sqlite.old`."""
         rows, unreadable = _read(_folders(self.root))
         try:
             known = [row.id for row in self.rows()]
         except InfraError:
             known = []
             if self.path.exists():
-                self._put_aside()
+                self._move_old()
         gone = [run for run in known if not (self.root / run).is_dir()]
         if gone:
-            self._copy_aside()
+            self._copy_old()
         with self._open() as connection:
-            # A run that came to its end since the folders were read has its row already, and keeps it.
+            # A run that ended after the folders were read keeps the row that it added.
             mine = {row.id for row in rows}
             here = [run for (run,) in connection.execute("SELECT id FROM runs")]
             for run in here:
@@ -110,25 +104,25 @@ class Store:
                     connection.execute("DELETE FROM runs WHERE id = ?", (run,))
             for row in rows:
                 _put(connection, row)
-        return Caught(len(rows), unreadable, len(gone))
+        return Refresh(added=len(rows), unreadable=unreadable, gone=len(gone))
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        """A connection in one transaction that no other writer shares; made, where there is no file yet."""
+        """Open a connection with an exclusive write transaction; create the tables in a new file."""
         try:
-            connection = sqlite3.connect(self.path, timeout=self._patience, isolation_level=None)
+            connection = sqlite3.connect(self.path, timeout=self._timeout, isolation_level=None)
         except sqlite3.Error as error:
-            raise InfraError(f"{self.path} cannot be opened: {error}", hint=_ANEW) from error
+            raise InfraError(f"{self.path} cannot be opened: {error}", hint=_REBUILD) from error
         try:
             connection.execute("PRAGMA foreign_keys = ON")
             connection.execute("BEGIN IMMEDIATE")
             (schema,) = connection.execute("PRAGMA user_version").fetchone()
             if schema not in (0, SCHEMA):
                 age = "an older" if schema < SCHEMA else "a newer"
-                raise InfraError(f"{self.path} is of {age} vllm-repro", hint=_ANEW)
+                raise InfraError(f"{self.path} was written by {age} vllm-repro", hint=_REBUILD)
             if schema == 0:
                 if connection.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
-                    raise InfraError(f"{self.path} is no store of runs", hint=_ANEW)
+                    raise InfraError(f"{self.path} is not a store of runs", hint=_REBUILD)
                 for table in _TABLES:
                     connection.execute(table)
                 connection.execute(f"PRAGMA user_version = {SCHEMA}")
@@ -137,32 +131,32 @@ class Store:
         except sqlite3.Error as error:
             busy = isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
             what = "is in use by another program" if busy else f"cannot be used: {error}"
-            raise InfraError(f"{self.path} {what}", hint=_ANEW) from error
-        except ValueError as error:  # a word that no enum has: written by something else
-            raise InfraError(f"{self.path} cannot be used: {error}", hint=_ANEW) from error
+            raise InfraError(f"{self.path} {what}", hint=_REBUILD) from error
+        except ValueError as error:  # an unknown enum value
+            raise InfraError(f"{self.path} cannot be used: {error}", hint=_REBUILD) from error
         finally:
-            with contextlib.suppress(sqlite3.Error):  # what went wrong before is what is raised
+            with contextlib.suppress(sqlite3.Error):  # keep the first error
                 connection.close()  # rolls back what was not committed
 
-    def _aside(self) -> Path:
+    def _old_path(self) -> Path:
         names = (self.path.with_name(f"{STORE}.old{number or ''}") for number in count())
         return next(path for path in names if not path.exists())
 
-    def _put_aside(self) -> None:
+    def _move_old(self) -> None:
         try:
-            self.path.rename(self._aside())
-            # What SQLite has not yet rolled back belongs to that file, and would be laid over the new one.
+            self.path.rename(self._old_path())
+            # SQLite would roll this journal back into the new file.
             journal = self.path.with_name(f"{STORE}-journal")
             if journal.exists():
                 journal.unlink()
         except OSError as error:
-            raise InfraError(f"{self.path} cannot be put aside: {error.strerror}", hint="remove it by hand") from error
+            raise InfraError(f"{self.path} cannot be moved: {error.strerror}", hint="remove it by hand") from error
 
-    def _copy_aside(self) -> None:
+    def _copy_old(self) -> None:
         try:
             with (
-                contextlib.closing(sqlite3.connect(self.path, timeout=self._patience)) as source,
-                contextlib.closing(sqlite3.connect(self._aside())) as target,
+                contextlib.closing(sqlite3.connect(self.path, timeout=self._timeout)) as source,
+                contextlib.closing(sqlite3.connect(self._old_path())) as target,
             ):
                 source.backup(target)
         except sqlite3.Error as error:
@@ -170,7 +164,7 @@ class Store:
 
 
 def remember(report: RunReport, root: Path) -> str:
-    """Adds a run's report to the store; returns a line for people where it could not, else nothing. Never raises for the store's sake."""
+    """Add a run's report to the store; return a message if that fails, else an empty string."""
     try:
         Store(root).add([row_of(report)])
     except ReproError as error:
@@ -178,29 +172,29 @@ def remember(report: RunReport, root: Path) -> str:
     return ""
 
 
-def _is_news(folder: Path, known: dict[str, RunRow], root: Path) -> bool:
+def _is_new(folder: Path, known: dict[str, RunRow], root: Path) -> bool:
     row = known.get(folder.relative_to(root).as_posix())
     return (row is None or row.cut or row.interrupted is not None) and not being_written(folder / "journal.jsonl")
 
 
 def _folders(root: Path) -> list[Path]:
-    """The folders of runs, `<scenario>/<run>/`."""
+    """Return the folders of runs, `<scenario>/<run>/`."""
     return sorted(path.parent for path in root.glob("*/*/journal.jsonl") if not path.parent.is_symlink())
 
 
 def _read(folders: Iterable[Path]) -> tuple[list[RunRow], tuple[str, ...]]:
-    """The rows of these folders, and the names of those whose journal does not hold a run."""
+    """Return the rows of these folders, and the names of those without a readable run."""
     rows: list[RunRow] = []
     unreadable: list[str] = []
     for folder in folders:
         name = f"{folder.parent.name}/{folder.name}"
         try:
             row = row_of(build(folder))
-        # Written by another version, or by a hand.
+        # Written by another version, or edited.
         except (ReproError, KeyError, TypeError, ValueError, AttributeError):
             unreadable.append(name)
             continue
-        if row.id == name:  # else it is a copy that lies elsewhere, such as an example
+        if row.id == name:  # else a copy, such as an example
             rows.append(row)
     return rows, tuple(unreadable)
 
@@ -215,8 +209,17 @@ def _put(connection: sqlite3.Connection, row: RunRow) -> None:
     )
     connection.execute(f"INSERT INTO runs VALUES ({', '.join('?' * len(values))})", values)
     for place, arm in enumerate(row.arms):
-        told = (arm.name, arm.expected, arm.result, arm.crashed, arm.boots, int(arm.patched), arm.signature, arm.setup)
-        connection.execute("INSERT INTO arms VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (row.id, place, *told))
+        fields = (
+            arm.name,
+            arm.expected,
+            arm.result,
+            arm.crashed,
+            arm.boots,
+            int(arm.patched),
+            arm.signature,
+            arm.setup,
+        )
+        connection.execute("INSERT INTO arms VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (row.id, place, *fields))
         for number, one in enumerate(arm.figures or ()):
             point = (one.point.prompt, one.point.output, one.point.concurrency)
             spread = (one.quantity, one.median, one.low, one.high, one.n, one.boots)
@@ -231,7 +234,7 @@ def _rows(connection: sqlite3.Connection) -> Iterator[RunRow]:
     for run, arm, _, prompt, output, concurrency, *spread in connection.execute(
         "SELECT * FROM figures ORDER BY run, arm, place"
     ):
-        figures.setdefault((run, arm), []).append(Figure(Point(prompt, output, concurrency), *spread))
+        figures.setdefault((run, arm), []).append(_figure(Point(prompt, output, concurrency), spread))
     arms: dict[str, list[ArmRow]] = {}
     for found in connection.execute("SELECT * FROM arms ORDER BY run, place"):
         arms.setdefault(found[0], []).append(_arm(found, figures.get((found[0], found[1]), ())))
@@ -262,5 +265,19 @@ def _rows(connection: sqlite3.Connection) -> Iterator[RunRow]:
 
 def _arm(found: Sequence[Any], figures: Sequence[Figure]) -> ArmRow:
     _, _, name, expected, result, crashed, boots, patched, signature, setup = found
-    told = (Expected(expected), Result(result), crashed, boots, bool(patched), signature, setup)
-    return ArmRow(name, *told, tuple(figures) or None)
+    return ArmRow(
+        name=name,
+        expected=Expected(expected),
+        result=Result(result),
+        crashed=crashed,
+        boots=boots,
+        patched=bool(patched),
+        signature=signature,
+        setup=setup,
+        figures=tuple(figures) or None,
+    )
+
+
+def _figure(point: Point, spread: Sequence[Any]) -> Figure:
+    quantity, median, low, high, n, boots = spread
+    return Figure(point=point, quantity=quantity, median=median, low=low, high=high, n=n, boots=boots)

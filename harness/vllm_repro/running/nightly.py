@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from vllm_repro.errors import InfraError, ReproError, Unsupported
-from vllm_repro.history.account import account
-from vllm_repro.history.night import Light, Night, Slot, light_of, markdown, suites
+from vllm_repro.history.nightly import Light, Night, Slot, light_of, markdown, suites
 from vllm_repro.history.page import page
 from vllm_repro.history.rows import row_id
 from vllm_repro.history.store import Store
+from vllm_repro.history.summary import summarize
 from vllm_repro.host.machine import gpu_lock, gpus, nvidia_smi
 from vllm_repro.report.files import FORMATS, write_whole
 from vllm_repro.report.junit import junit
@@ -61,7 +61,13 @@ def run_night(
                     wrong += _copy_reports(report, folder / slot.scenario)
     except KeyboardInterrupt as signal:
         interrupted = f"{signal}" or "SIGINT"  # between two runs, or in an install; a run takes the signals itself
-    night = Night(_request(options), started, tuple(slots), tuple(wrong), interrupted)
+    night = Night(
+        asked=_request(options),
+        started_at=started,
+        slots=tuple(slots),
+        trouble=tuple(wrong),
+        interrupted=interrupted,
+    )
     write_whole(folder / "summary.md", markdown(night), hint="free some space")
     write_whole(folder / "junit.xml", suites(night, map(junit, reports)), hint="free some space")
     _write_page(folder / "nights.html", out, {row_id(report): f"{report.scenario}/report.html" for report in reports})
@@ -145,14 +151,14 @@ def _slots(jobs: Sequence[Job]) -> Iterator[tuple[Slot, RunReport | None]]:
     for job in jobs:
         name, needs = job.scenario.id, str(job.scenario.needs)
         if unfit := _unfit(job.scenario, job.options):
-            yield Slot(name, Light.NONE, unfit, needs), None
+            yield Slot(scenario=name, light=Light.NONE, why=unfit, needs=needs), None
             continue
         try:
             report = run_one(job, Progress())
         except Unsupported as error:
-            yield Slot(name, Light.NONE, error.told, needs), None
+            yield Slot(scenario=name, light=Light.NONE, why=error.told, needs=needs), None
         except ReproError as error:  # also a fault of our own: the other scenarios can still run
-            yield Slot(name, Light.AMBER, error.told, needs), None
+            yield Slot(scenario=name, light=Light.AMBER, why=error.told, needs=needs), None
         else:
             yield _slot(report, needs), report
             if report.interrupted:
@@ -165,15 +171,15 @@ def _slot(report: RunReport, needs: str) -> Slot:
     if light is Light.NONE and report.imitated:
         why = next(trial.why for arm in report.arms for trial in arm.trials)
     return Slot(
-        report.scenario,
-        light,
-        why,
-        needs,
-        report.verdict.verdict,
-        report.version,
-        report.evidence,
-        report.duration_s,
-        report.folder.name,
+        scenario=report.scenario,
+        light=light,
+        why=why,
+        needs=needs,
+        verdict=report.verdict.verdict,
+        version=report.version,
+        evidence=report.evidence,
+        seconds=report.duration_s,
+        run=report.folder.name,
     )
 
 
@@ -197,4 +203,4 @@ def _write_page(file: Path, out: Path, near: Mapping[str, str]) -> None:
         print(f"no page: {error.told}", file=sys.stderr)
         return
     if rows:  # none if nothing ever ran
-        write_whole(file, page(account(rows, None), link_to(out, file), near=near), hint="free some space")
+        write_whole(file, page(summarize(rows, None), link_to(out, file), near=near), hint="free some space")

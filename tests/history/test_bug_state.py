@@ -5,114 +5,115 @@ from dataclasses import replace
 from datetime import date
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.history.made import RELEASE, arm, row
-from vllm_repro.history.life import ABSENT, SETTLED, Life, Lived, lives
+from vllm_repro.history.bug_state import ABSENT, SETTLED, BugHistory, BugState, bug_histories
 from vllm_repro.history.rows import RunRow
-from vllm_repro.history.telling import life_text
+from vllm_repro.history.text import state_text
 from vllm_repro.verdict.statistics import clean_needed, clean_streak, lower_bound
 from vllm_repro.verdict.verdict import Expected, Standing
 
 Rows = Sequence[tuple[date, RunRow]]
 
 
-def life(rows: Rows) -> Lived:
-    (found,) = lives(rows)
+def history_of(rows: Rows) -> BugHistory:
+    (found,) = bug_histories(rows)
     return found
 
 
-def moves(rows: Rows) -> list[Life]:
-    return [step.life for step in life(rows).steps]
+def moves(rows: Rows) -> list[BugState]:
+    return [step.state for step in history_of(rows).steps]
 
 
 def test_a_whole_life() -> None:
     rows = [row(night, 5, 5) for night in range(2)]
-    assert life(rows).life is Life.REPRODUCES
+    assert history_of(rows).state is BugState.REPRODUCES
     rows += [row(2, 0, 1)]
-    assert life(rows).life is Life.CANDIDATE
-    assert "1 quiet with the trigger crossed, after 10 of 10 died: 6 are needed" in life(rows).steps[-1].why
+    assert history_of(rows).state is BugState.CANDIDATE
+    assert "1 quiet with the trigger crossed, after 10 of 10 died: 6 are needed" in history_of(rows).steps[-1].why
     rows += [row(3, 0, 5)]
-    assert life(rows).life is Life.GOOD_NIGHTLY
+    assert history_of(rows).state is BugState.GOOD_NIGHTLY
     rows += [row(4, 5, 5, version=RELEASE.format(0))]
-    assert life(rows).life is Life.GOOD_NIGHTLY, "no release has it yet"
+    assert history_of(rows).state is BugState.GOOD_NIGHTLY, "no release has it yet"
     rows += [row(5, 0, 9, version=RELEASE.format(1))]
-    assert life(rows).life is Life.GOOD_RELEASE
+    assert history_of(rows).state is BugState.GOOD_RELEASE
     for night in range(SETTLED):
-        assert life(rows).life is Life.GOOD_RELEASE
+        assert history_of(rows).state is BugState.GOOD_RELEASE
         rows += [row(6 + night, 0, 1, version=RELEASE.format(1))]
-    assert life(rows).life is Life.CLOSED
-    assert life(rows).steps[-1].why == f"quiet for {SETTLED} more nights"
+    assert history_of(rows).state is BugState.CLOSED
+    assert history_of(rows).steps[-1].why == f"quiet for {SETTLED} more nights"
     rows += [row(20, 1, 2)]
-    assert life(rows).life is Life.REGRESSED
-    assert "where it was good" in life(rows).steps[-1].why
-    assert (life(rows).crashed, life(rows).boots) == (1, 2), (
+    assert history_of(rows).state is BugState.REGRESSED
+    assert "where it was good" in history_of(rows).steps[-1].why
+    assert (history_of(rows).crashed, history_of(rows).boots) == (1, 2), (
         "what was before the fix says nothing of how often it dies now"
     )
     rows += [row(21, 2, 2), row(22, 0, 30)]
     assert moves(rows) == [
-        Life.REPRODUCES,
-        Life.CANDIDATE,
-        Life.GOOD_NIGHTLY,
-        Life.GOOD_RELEASE,
-        Life.CLOSED,
-        Life.REGRESSED,
-        Life.GOOD_RELEASE,
+        BugState.REPRODUCES,
+        BugState.CANDIDATE,
+        BugState.GOOD_NIGHTLY,
+        BugState.GOOD_RELEASE,
+        BugState.CLOSED,
+        BugState.REGRESSED,
+        BugState.GOOD_RELEASE,
     ]
 
 
 def test_what_is_declared_good_and_lives_is_closed_and_its_death_is_a_regression() -> None:
     rows = [row(0, 0, 1, standing=Standing.GOOD, version="0.25.0")]
-    assert life(rows).life is Life.CLOSED
-    assert life(rows).steps[-1].why == "0.25.0 is declared good, and lived"
+    assert history_of(rows).state is BugState.CLOSED
+    assert history_of(rows).steps[-1].why == "0.25.0 is declared good, and lived"
     rows += [row(1, 1, 1, standing=Standing.GOOD, version="0.25.0")]
-    assert life(rows).life is Life.REGRESSED
+    assert history_of(rows).state is BugState.REGRESSED
 
 
 def test_an_old_release_says_nothing_of_now() -> None:
     rows = [row(0, 5, 5, version="0.23.0"), row(1, 0, 9, version="0.24.0")]
-    assert life(rows).life is Life.GOOD_RELEASE
+    assert history_of(rows).state is BugState.GOOD_RELEASE
     # A version map of the next night.
     assert (
-        life([*rows, row(2, 5, 5, version="0.22.0"), row(2, 0, 1, version="0.20.0", hour=3)]).life is Life.GOOD_RELEASE
+        history_of([*rows, row(2, 5, 5, version="0.22.0"), row(2, 0, 1, version="0.20.0", hour=3)]).state
+        is BugState.GOOD_RELEASE
     )
 
 
 def test_what_decides_nothing_moves_nothing() -> None:
     rows = [row(0, 3, 3), row(1, 0, 0), row(2, 0, 0)]
-    assert moves(rows) == [Life.REPRODUCES]
-    assert life([row(0, 0, 0)]).life is Life.OPEN
-    assert life([row(0, 0, 3)]).life is Life.OPEN, "quiet, and nothing to compare with"
+    assert moves(rows) == [BugState.REPRODUCES]
+    assert history_of([row(0, 0, 0)]).state is BugState.OPEN
+    assert history_of([row(0, 0, 3)]).state is BugState.OPEN, "quiet, and nothing to compare with"
 
 
 def test_a_host_that_never_had_it_is_no_proof_of_a_fix() -> None:
     rows = [pair for night in range(10) for pair in (row(night, 1, 1), row(night, 0, 5, host="bbbb0002"))]
-    assert moves(rows) == [Life.REPRODUCES]
+    assert moves(rows) == [BugState.REPRODUCES]
     # The host that had it holds the scenario back until its own boots are enough, or it is gone.
     rows += [row(10, 0, 50, host="bbbb0002")]
-    assert life(rows).life is Life.REPRODUCES
-    assert life([*rows, row(11, 0, 6)]).life is Life.GOOD_NIGHTLY
+    assert history_of(rows).state is BugState.REPRODUCES
+    assert history_of([*rows, row(11, 0, 6)]).state is BugState.GOOD_NIGHTLY
 
 
 def test_a_scenario_is_where_its_worst_host_is() -> None:
     rows = [pair for night in range(9) for pair in (row(night, 1, 1), row(night, 2, 2, host="bbbb0002"))]
     rows += [row(9, 0, 50)]
-    assert life(rows).life is Life.REPRODUCES
-    assert (life(rows).crashed, life(rows).boots) == (18, 18)
-    assert life([*rows, row(10, 0, 50, host="bbbb0002")]).life is Life.GOOD_NIGHTLY
+    assert history_of(rows).state is BugState.REPRODUCES
+    assert (history_of(rows).crashed, history_of(rows).boots) == (18, 18)
+    assert history_of([*rows, row(10, 0, 50, host="bbbb0002")]).state is BugState.GOOD_NIGHTLY
 
 
 def test_of_two_hosts_alike_the_one_with_most_boots_is_told() -> None:
     rows = [row(0, 1, 1), row(0, 5, 5, host="bbbb0002"), row(0, 2, 2, host="cccc0003")]
-    assert (life(rows).crashed, life(rows).boots) == (5, 5)
+    assert (history_of(rows).crashed, history_of(rows).boots) == (5, 5)
 
 
 def test_a_host_that_is_gone_holds_nothing_back() -> None:
     rows = [pair for night in range(5) for pair in (row(night, 5, 5), row(night, 5, 5, host="bbbb0002"))]
     absent = ABSENT.days
-    assert life([*rows, row(4 + absent, 0, 50)]).life is Life.REPRODUCES
-    assert life([*rows, row(5 + absent, 0, 50)]).life is Life.GOOD_NIGHTLY
+    assert history_of([*rows, row(4 + absent, 0, 50)]).state is BugState.REPRODUCES
+    assert history_of([*rows, row(5 + absent, 0, 50)]).state is BugState.GOOD_NIGHTLY
 
 
 def test_that_one_host_never_saw_it_does_not_close_it_for_another() -> None:
@@ -121,19 +122,19 @@ def test_that_one_host_never_saw_it_does_not_close_it_for_another() -> None:
         row(1, 0, 9, version=RELEASE.format(9)),
         row(2, 0, 1, version=RELEASE.format(9), host="bbbb0002", standing=Standing.GOOD),
     ]
-    assert life(rows[:1] + rows[2:]).life is Life.REPRODUCES
-    assert life(rows[2:]).life is Life.CLOSED
+    assert history_of(rows[:1] + rows[2:]).state is BugState.REPRODUCES
+    assert history_of(rows[2:]).state is BugState.CLOSED
 
 
 def test_a_flaky_bug_is_no_change_night_after_night() -> None:
     rows = [row(night, night % 2, 1) for night in range(1, 40)]
-    assert moves(rows) == [Life.REPRODUCES, Life.CANDIDATE, Life.REPRODUCES]
-    assert life(rows).flaky
-    needed = life(rows).needed
+    assert moves(rows) == [BugState.REPRODUCES, BugState.CANDIDATE, BugState.REPRODUCES]
+    assert history_of(rows).flaky
+    needed = history_of(rows).needed
     assert needed is not None
     quiet = [row(40 + night, 0, 1) for night in range(needed)]
-    assert life([*rows, *quiet[:-1]]).life is Life.REPRODUCES
-    assert life([*rows, *quiet]).life is Life.GOOD_NIGHTLY
+    assert history_of([*rows, *quiet[:-1]]).state is BugState.REPRODUCES
+    assert history_of([*rows, *quiet]).state is BugState.GOOD_NIGHTLY
 
 
 @given(
@@ -147,20 +148,20 @@ def test_a_life_follows_from_the_rows_alone(nights: list[tuple[int, int, str]], 
     ]
     again = list(rows)
     shuffle.shuffle(again)  # type: ignore[attr-defined]  # hypothesis's Random has no public type
-    assert lives(again) == lives(rows)
-    for found in lives(rows):
-        states = [Life.OPEN, *(step.life for step in found.steps)]
-        assert states[-1] is found.life
+    assert bug_histories(again) == bug_histories(rows)
+    for found in bug_histories(rows):
+        states = [BugState.OPEN, *(step.state for step in found.steps)]
+        assert states[-1] is found.state
         assert all(
-            step.was is before and step.life is not before for step, before in zip(found.steps, states, strict=False)
+            step.was is before and step.state is not before for step, before in zip(found.steps, states, strict=False)
         )
         assert [step.night for step in found.steps] == sorted(step.night for step in found.steps)
         assert 0 <= found.crashed <= found.boots
         died = sum(made.died is not None for _, made in rows)
         # No fix, and nothing that leads to one, without a death before it.
         if not died:
-            assert found.life is Life.OPEN
-        good = next((step for step in found.steps if step.life.good), None)
+            assert found.state is BugState.OPEN
+        good = next((step for step in found.steps if step.state.good), None)
         if good is not None:
             assert any(made.died for night, made in rows if night < good.night)
 
@@ -184,7 +185,17 @@ def test_how_many_quiet_boots_in_a_row(crashed: int, boots: int, needed: int) ->
 @pytest.mark.parametrize(("expected", "did"), [(Expected.HANGS, "hung"), (Expected.ERRS, "answered wrongly")])
 def test_what_a_bug_does_that_kills_nothing(expected: Expected, did: str) -> None:
     rows = [(night, replace(one, arms=(arm(2, 2, expected=expected),))) for night, one in (row(0, 2, 2), row(1, 2, 2))]
-    found = life([*rows, row(2, 0, 1)])
+    found = history_of([*rows, row(2, 0, 1)])
     assert found.steps[0].why.startswith(f"2 of 2 {did} with ")
     assert f"after 4 of 4 {did}: " in found.steps[1].why
-    assert life_text(found).startswith(f"4 of 4 {did}; 1 quiet since")
+    assert state_text(found).startswith(f"4 of 4 {did}; 1 quiet since")
+
+
+@settings(max_examples=30)
+@given(st.lists(st.booleans(), min_size=2, max_size=60))
+def test_the_quick_bound_never_hides_a_fix(crashes: list[bool]) -> None:
+    rows = [row(night, int(crashed), 1) for night, crashed in enumerate([True, *crashes])]
+    for last in range(1, len(rows)):
+        found = history_of(rows[: last + 1])
+        if not found.state.good and found.needed is not None:
+            assert found.streak < found.needed

@@ -8,7 +8,7 @@ import pytest
 
 from tests.golden_files import assert_golden
 from tests.report_examples import EXAMPLES, REHEARSAL, report
-from vllm_repro.history.night import Light, Night, Slot, annotation, light_of, markdown, suites
+from vllm_repro.history.nightly import Light, Night, Slot, annotation, light_of, markdown, suites
 from vllm_repro.report.junit import junit
 from vllm_repro.running.nightly import host_problems
 from vllm_repro.servers.kinds import ServerKind
@@ -17,37 +17,49 @@ from vllm_repro.verdict.verdict import Verdict, VerdictReport
 
 ASKED = "vllm/vllm-openai:nightly, server docker"
 
+_RAN = Slot(
+    scenario="a-good",
+    light=Light.GREEN,
+    why="reported: 1 of 1 died",
+    needs="1 GPU",
+    verdict="reproduces",
+    version="0.33.0",
+    evidence="gpu",
+    seconds=61.2,
+    run="run-1",
+)
 SLOTS = (
-    Slot("a-good", Light.GREEN, "reported: 1 of 1 died", "1 GPU", "reproduces", "0.33.0", "gpu", 61.2, "run-1"),
-    Slot(
-        "b-bad",
-        Light.RED,
-        "died | of it; this release was declared good",
-        "1 GPU",
-        "regressed",
-        "0.33.0",
-        "gpu",
-        99,
-        "run-2",
+    _RAN,
+    replace(
+        _RAN,
+        scenario="b-bad",
+        light=Light.RED,
+        why="died | of it; this release was declared good",
+        verdict="regressed",
+        seconds=99,
+        run="run-2",
     ),
-    Slot(
-        "c-quiet",
-        Light.AMBER,
-        "nothing can be said: 1 untriggered",
-        "1 GPU",
-        "inconclusive",
-        "0.33.0",
-        "gpu",
-        40,
-        "run-3",
+    replace(
+        _RAN,
+        scenario="c-quiet",
+        light=Light.AMBER,
+        why="nothing can be said: 1 untriggered",
+        verdict="inconclusive",
+        seconds=40,
+        run="run-3",
     ),
-    Slot("d-lost", Light.AMBER, "the image is not on this machine", "1 GPU"),
-    Slot("e-big", Light.NONE, "the scenario needs 2 GPUs, 96 GB each, and this machine has 1 NVIDIA GPU", "2 GPUs"),
+    Slot(scenario="d-lost", light=Light.AMBER, why="the image is not on this machine", needs="1 GPU"),
+    Slot(
+        scenario="e-big",
+        light=Light.NONE,
+        why="the scenario needs 2 GPUs, 96 GB each, and this machine has 1 NVIDIA GPU",
+        needs="2 GPUs",
+    ),
 )
 
 
 def night(*slots: Slot, **fields: object) -> Night:
-    return replace(Night(ASKED, "2026-11-20T02:17:00Z", slots), **fields)  # type: ignore[arg-type]  # fields of a Night
+    return replace(Night(asked=ASKED, started_at="2026-11-20T02:17:00Z", slots=slots), **fields)  # type: ignore[arg-type]  # fields of a Night
 
 
 GREEN, RED, AMBER, LOST, NONE = SLOTS

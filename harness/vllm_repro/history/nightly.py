@@ -1,7 +1,7 @@
-"""What a night came to: a light for each scenario, and one for the night. Pure.
+"""Result of a nightly job: a light per scenario and one for the night, as Markdown and JUnit.
 
-green: every arm did what is declared for this release. red: a surprise. amber: nothing can be said, because a run decided nothing or the
-host had trouble. A scenario that this machine cannot run has no light, and takes none from the others.
+Green: every arm did what is declared for the release. Red: a surprise. Amber: a run was undecided, or the host had trouble. A scenario that
+this machine cannot run has no light.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ __all__ = ["Light", "Night", "Slot", "annotation", "light_of", "markdown", "suit
 
 
 class Light(StrEnum):
+    """Result of a scenario or of a night."""
+
     GREEN = "green"
     AMBER = "amber"
     RED = "red"
@@ -29,13 +31,13 @@ class Light(StrEnum):
 
     @property
     def status(self) -> int:
-        """The exit status of a night: that of `run`, too."""
-        return {Light.GREEN: 0, Light.RED: 1}.get(self, 2)
+        """Return the exit status of `nightly`."""
+        return {Light.GREEN: 0, Light.RED: 1, Light.AMBER: 2, Light.NONE: 2}[self]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Slot:
-    """One scenario's part of a night. why: one sentence. needs: of hardware. run: the name of its folder, None where there was no run."""
+    """One scenario in a night. why: one sentence. needs: hardware. run: name of its folder, None if it did not run."""
 
     scenario: str
     light: Light
@@ -48,10 +50,12 @@ class Slot:
     run: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Night:
-    """asked: the release or image that was asked for, as a phrase. trouble: of the host, found before anything was booted, or in copying a
-    report. interrupted: the signal that ended it."""
+    """All scenarios of a night.
+
+    asked: the release or image, as a phrase. trouble: problems of the host. interrupted: the signal that ended the night.
+    """
 
     asked: str
     started_at: str
@@ -61,7 +65,7 @@ class Night:
 
     @property
     def light(self) -> Light:
-        """Red outweighs amber, which outweighs green; a night in which nothing ran says nothing."""
+        """Return the worst light; amber if nothing ran."""
         lights = {slot.light for slot in self.slots}
         if Light.RED in lights:
             return Light.RED
@@ -71,7 +75,7 @@ class Night:
 
     @property
     def headline(self) -> str:
-        """One line for people: `red: 1 surprise (tq-chunked-prefill), 5 as declared, 2 not for this machine`."""
+        """Return one line: `red: 1 surprise (tq-chunked-prefill), 5 as declared, 2 not for this machine`."""
         count = Counter(slot.light for slot in self.slots)
         words = {
             Light.RED: "surprise" + ("s" if count[Light.RED] > 1 else ""),
@@ -86,17 +90,17 @@ class Night:
             if count[light]
         ]
         if self.trouble:
-            parts.insert(0, f"trouble of the host: {'; '.join(self.trouble)}")
+            parts.insert(0, f"host trouble: {'; '.join(self.trouble)}")
         if self.interrupted:
             parts.insert(0, f"interrupted by {self.interrupted}")
         return f"{self.light}: {', '.join(parts) or 'no scenario'}"
 
 
 def light_of(report: RunReport) -> Light:
-    """Of one run. None where its boots all were refused by machine or release, or a rehearsal does not have the bug."""
+    """Return the light of a run; NONE if machine or release supports none of its boots, or the rehearsal does not have the bug."""
     outcomes = {trial.outcome for arm in report.arms for trial in arm.trials}
-    unheard = not report.imitated and report.verdict.expected is None
-    if unheard or (outcomes and outcomes <= {Outcome.UNSUPPORTED}):
+    no_bug = not report.imitated and report.verdict.expected is None
+    if no_bug or (outcomes and outcomes <= {Outcome.UNSUPPORTED}):
         return Light.NONE
     return {True: Light.GREEN, False: Light.RED, None: Light.AMBER}[report.verdict.expected]
 
@@ -104,11 +108,11 @@ def light_of(report: RunReport) -> Light:
 _SIGNS = {Light.RED: "❌", Light.AMBER: "⚠️", Light.GREEN: "✅", Light.NONE: "➖"}
 _ORDER = (Light.RED, Light.AMBER, Light.GREEN, Light.NONE)
 _SUMMARY_LIMIT = 12 * LIMIT
-"""GitHub takes a mebibyte of all summaries of a step."""
+"""GitHub accepts 1 MiB of summaries per step."""
 
 
 def markdown(night: Night) -> str:
-    """The job's summary: the answer first, what needs a person next, then the rest."""
+    """Return the job summary."""
     parts = [f"# {_SIGNS[night.light]} Nightly: {night.light}", plain(night.headline) + "."]
     for evidence in dict.fromkeys(slot.evidence for slot in night.slots if slot.evidence):
         if notice := banner(evidence, None):
@@ -143,8 +147,10 @@ def _table(slots: Sequence[Slot]) -> str:
 
 
 def suites(night: Night, runs: Iterable[str]) -> str:
-    """One JUnit file of the night. runs: that of each run, as `report.junit` made it. What had no run is a case of a suite `nightly`:
-    trouble an error, what is not for this machine skipped with its needs."""
+    """Return one JUnit file of the night.
+
+    runs: JUnit text of each run. A scenario without a run becomes a case of the suite `nightly`: skipped if not supported, else an error.
+    """
     root = ET.Element("testsuites")
     cases: list[ET.Element] = []
     for slot in night.slots:
@@ -154,7 +160,7 @@ def suites(night: Night, runs: Iterable[str]) -> str:
     if night.trouble:
         cases.append(_case("preflight", "error", "; ".join(night.trouble)))
     if night.interrupted:
-        cases.append(_case("the whole night", "error", f"interrupted by {night.interrupted}"))
+        cases.append(_case("night", "error", f"interrupted by {night.interrupted}"))
     own = ET.SubElement(root, "testsuite", {"name": "nightly", "time": "0.000", "timestamp": night.started_at})
     own.extend(cases)
     for text in runs:
@@ -169,15 +175,15 @@ def suites(night: Night, runs: Iterable[str]) -> str:
 
 def _case(name: str, kind: str, why: str) -> ET.Element:
     case = ET.Element("testcase", {"classname": "nightly", "name": printable(name), "time": "0.000"})
-    said = ET.SubElement(case, kind, {"message": printable(why)})
+    result = ET.SubElement(case, kind, {"message": printable(why)})
     if kind == "error":
-        said.set("type", "infra")
-        said.text = printable(why)
+        result.set("type", "infra")
+        result.text = printable(why)
     return case
 
 
 def annotation(night: Night) -> str:
-    """GitHub's own command for a mark beside the job; a step has no third colour, so that is where amber shows."""
+    """Return a GitHub annotation, empty for green. It is the only way to show amber: a step is green or red."""
     if night.light is Light.GREEN:
         return ""
     text = " ".join(night.headline.split()).replace("%", "%25")

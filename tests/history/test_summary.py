@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import csv
+import io
 import json
 from dataclasses import replace
 from datetime import UTC, date, timedelta, timezone
@@ -8,23 +10,22 @@ import pytest
 
 from tests.golden_files import assert_golden
 from tests.history.made import FIRST, row
-from tests.history.simulated import NOTICE, SLOW, Weeks
+from tests.history.simulated import FIXED, LOSSY, NOTICE, Weeks
 from tests.report_examples import REHEARSAL
-from vllm_repro.history.account import Account, Kind, account
-from vllm_repro.history.life import Life
-from vllm_repro.history.marks import Mark
-from vllm_repro.history.nights import night_of
+from vllm_repro.history.bug_state import BugState
+from vllm_repro.history.nights import Mark, night_of
 from vllm_repro.history.page import page
 from vllm_repro.history.rows import RunRow, row_of
-from vllm_repro.history.telling import as_json, terminal
+from vllm_repro.history.summary import NewsKind, Summary, summarize
+from vllm_repro.history.text import as_csv, as_json, terminal
 from vllm_repro.host.host_id import hardware
 from vllm_repro.journal.journal import Recording, read
 from vllm_repro.report.build import report_of
 from vllm_repro.verdict.verdict import Expected, Standing, Verdict
 
 
-def told(pairs: list[tuple[date, RunRow]], nights: int = 1) -> Account:
-    return account([made for _, made in pairs], UTC, nights=nights)
+def summary(pairs: list[tuple[date, RunRow]], nights: int = 1) -> Summary:
+    return summarize([made for _, made in pairs], UTC, nights=nights)
 
 
 @pytest.mark.parametrize(
@@ -49,24 +50,24 @@ def test_a_night_is_one_by_the_clocks_of_its_place() -> None:
 
 def test_each_kind_of_news_comes_once() -> None:
     nights = [row(night, 1, 1) for night in range(10)] + [row(10, 0, 9)]
-    (fix,) = told(nights).news
-    assert (fix.kind, fix.kind.call, fix.run) == (Kind.FIX, True, nights[-1][1].id)
-    assert told([*nights, row(11, 0, 1)]).news == ()
-    (regressed,) = told([*nights, row(11, 1, 1)]).news
-    assert regressed.kind is Kind.REGRESSED
+    (fix,) = summary(nights).news
+    assert (fix.kind, fix.kind.call, fix.run) == (NewsKind.FIX, True, nights[-1][1].id)
+    assert summary([*nights, row(11, 0, 1)]).news == ()
+    (regressed,) = summary([*nights, row(11, 1, 1)]).news
+    assert regressed.kind is NewsKind.REGRESSED
     # Over more nights it is the end that counts.
-    assert [news.kind for news in told([*nights, row(11, 0, 1)], nights=3).news] == [Kind.FIX]
+    assert [news.kind for news in summary([*nights, row(11, 0, 1)], nights=3).news] == [NewsKind.FIX]
 
 
 def test_the_first_night_has_nothing_to_be_compared_with() -> None:
-    found = told([row(0, 1, 1)])
+    found = summary([row(0, 1, 1)])
     assert (found.since, found.news) == (None, ())
     assert "no earlier night" in terminal(found)
-    assert terminal(told([])) == "no run is in the history yet"
+    assert terminal(summary([])) == "no run is in the history yet"
 
 
 def test_one_of_a_thing_is_not_many() -> None:
-    words = terminal(account([row(0, 1, 1)[1]], UTC))
+    words = terminal(summarize([row(0, 1, 1)[1]], UTC))
     assert "1 run, 1 night from" in words
     assert "last night 1 run: 1 as expected, 0 surprises, 0 undecided" in words
     assert "last 1 night " in words
@@ -74,8 +75,8 @@ def test_one_of_a_thing_is_not_many() -> None:
 
 def test_what_did_not_run_is_said() -> None:
     rows = [row(0, 1, 1), row(0, 1, 1, scenario="other"), row(1, 1, 1)]
-    (news,) = told(rows).news
-    assert (news.kind, news.scenario) == (Kind.MISSING, "other")
+    (news,) = summary(rows).news
+    assert (news.kind, news.scenario) == (NewsKind.MISSING, "other")
 
 
 def test_another_death_is_news_after_nights_without_one() -> None:
@@ -84,15 +85,15 @@ def test_another_death_is_news_after_nights_without_one() -> None:
         return when, replace(made, verdict=Verdict.CHANGED, because="hang, and not of this bug")
 
     rows = [row(night, 1, 1) for night in range(5)] + [changed(5)]
-    assert [news.kind for news in told(rows).news] == [Kind.DIED_OTHERWISE]
-    assert told([*rows, changed(6)]).news == ()
+    assert [news.kind for news in summary(rows).news] == [NewsKind.DIED_OTHERWISE]
+    assert summary([*rows, changed(6)]).news == ()
 
 
 def test_a_night_of_several_runs_shows_the_worst() -> None:
     rows = [row(0, 0, 1), row(0, 1, 1, hour=3), row(0, 0, 0, hour=4)]
-    ((cell,),) = told(rows).rows.values()
+    ((cell,),) = summary(rows).rows.values()
     assert (cell.mark, cell.mixed, cell.runs[0]) == (Mark.REPRODUCES, True, rows[1][1].id)
-    ((cell,),) = told([row(0, 1, 1, standing=Standing.GOOD)]).rows.values()
+    ((cell,),) = summary([row(0, 1, 1, standing=Standing.GOOD)]).rows.values()
     assert cell.mark is Mark.REGRESSED
 
 
@@ -103,40 +104,46 @@ def test_controls_and_patched_arms_say_nothing_of_the_bug(verdict: Verdict) -> N
     died = int(verdict in (Verdict.REPRODUCES, Verdict.REGRESSED))
     night, made = row(0, died, 1)
     made = replace(made, verdict=verdict)
-    ((cell,),) = told([(night, made)]).rows.values()
+    ((cell,),) = summary([(night, made)]).rows.values()
     assert cell.mark is not Mark.UNDECIDED
     for changed in ({"patched": True}, {"expected": Expected.LIVES}):
         arms = tuple(replace(one, **changed) for one in made.arms)
-        ((cell,),) = told([(night, replace(made, arms=arms))]).rows.values()
+        ((cell,),) = summary([(night, replace(made, arms=arms))]).rows.values()
         assert cell.mark is Mark.UNDECIDED
 
 
 def test_kinds_of_evidence_are_never_mixed() -> None:
     rows = [row(night, 1, 1, evidence="lab") for night in range(3)] + [row(3, 0, 50, evidence="rehearsal")]
-    found = told(rows)
-    assert {life.evidence: life.life for life in found.lives} == {"lab": Life.REPRODUCES, "rehearsal": Life.OPEN}
+    found = summary(rows)
+    assert {bug.evidence: bug.state for bug in found.bugs} == {"lab": BugState.REPRODUCES, "rehearsal": BugState.OPEN}
     assert "LAB" in terminal(found)
     assert "REHEARSAL" in terminal(found)
     assert not terminal(found).startswith("REHEARSAL")
-    assert terminal(told(rows[3:])).startswith("REHEARSAL")
+    assert terminal(summary(rows[3:])).startswith("REHEARSAL")
 
 
-def test_one_scenario_is_told_with_hosts_judged_by_all() -> None:
-    weeks = Weeks(0)
-    found = account(list(weeks.rows()), UTC, nights=30, scenarios=(weeks.lossy[0],))
-    assert {life.scenario for life in found.lives} == {weeks.lossy[0]}
-    assert [news.kind for news in found.news] == [Kind.SLOWER]
-    assert [suspect.host for suspect in found.suspects] == [SLOW]
+def test_one_scenario_alone() -> None:
+    found = summarize(list(Weeks(0).rows()), UTC, nights=30, scenarios=(LOSSY,))
+    assert {bug.scenario for bug in found.bugs} == {LOSSY}
+    assert [news.kind for news in found.news] == [NewsKind.SLOWER]
+
+
+def test_a_table_of_all_runs() -> None:
+    rows = list(csv.DictReader(io.StringIO(as_csv(list(Weeks(0, nights=1).rows()), UTC))))
+    assert len(rows) == 2 * 4 * 3
+    first = rows[0]
+    assert (first["night"], first["scenario"], first["name"]) == ("2026-09-01", FIXED, "reported")
+    assert (first["crashed"], first["boots"], first["output_tok_s"]) == ("1", "1", "")
+    assert float(rows[1]["output_tok_s"]) > 1000
+    assert as_csv([], UTC).startswith("night,id,scenario,")
 
 
 def test_ten_weeks_as_people_read_them() -> None:
-    found = account(list(Weeks(0).rows()), UTC, nights=28)
+    found = summarize(list(Weeks(0).rows()), UTC, nights=28)
     text = terminal(found)
     assert_golden("history.txt", f"{NOTICE}\n{text}\n")
     data = as_json(found)
-    data["throughput"] = [
-        {**one, "nights": one["nights"][-2:]} for one in data["throughput"][-1:]
-    ]  # of 33 with 70 nights each
+    data["throughput"] = [{**one, "nights": one["nights"][-2:]} for one in data["throughput"][-1:]]
     data["scenarios"] = [{**one, "nights": one["nights"][-2:]} for one in data["scenarios"]]
     data["nights"] = data["nights"][-2:]
     data["simulated"] = NOTICE
@@ -145,18 +152,18 @@ def test_ten_weeks_as_people_read_them() -> None:
     calls = []
     for number in range(30, 70):
         nights = [made for made in Weeks(0).rows() if night_of(made.started_at, UTC) <= FIRST + timedelta(days=number)]
-        calls += [(news.kind, news.scenario) for news in account(nights, UTC).news if news.kind.call]
-    assert sorted(calls) == [(Kind.FIX, "tq-chunked-prefill"), (Kind.SLOWER, "tq-prefix-hit")]
+        calls += [(news.kind, news.scenario) for news in summarize(nights, UTC).news if news.kind.call]
+    assert sorted(calls) == [(NewsKind.FIX, FIXED), (NewsKind.SLOWER, LOSSY)]
 
 
-def test_nothing_of_a_host_but_its_id_and_hardware_is_told() -> None:
+def test_only_the_id_and_hardware_of_a_host_are_kept() -> None:
     """A journal knows its host's name and kernel; what stands in it about them is said by no row."""
     first, *others = read(REHEARSAL / "journal.jsonl").entries
     machine = {**first["machine"], "os": "Linux 6.1 of secretbox"}
     head = replace(first, fields={**first.fields, "hosts": ["secretbox"], "host": "a1b2c3d4", "machine": machine})
     ended = replace(others[-1], fields={**others[-1].fields, "interrupted": "SIGTERM on secretbox"})
     row = row_of(report_of(Recording((head, *others[:-1], ended), cut=False), REHEARSAL))
-    found = account([row], UTC)
+    found = summarize([row], UTC)
     assert found.hosts == {"a1b2c3d4": hardware(machine)}
     for text in (json.dumps(as_json(found)), terminal(found), page(found, "."), repr(row)):
         assert "secretbox" not in text

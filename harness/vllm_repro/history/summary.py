@@ -1,0 +1,212 @@
+"""Summary of the history: news since an earlier night, state of each bug, throughput of each arm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date, timedelta, tzinfo
+from enum import StrEnum
+
+from vllm_repro.history.bug_state import BugHistory, BugState, bug_histories
+from vllm_repro.history.nights import Cell, cells, night_of
+from vllm_repro.history.rows import RunRow
+from vllm_repro.history.throughput import Change, Direction, Throughput, throughput
+from vllm_repro.verdict.verdict import Verdict
+
+__all__ = ["News", "NewsKind", "Summary", "summarize"]
+
+QUIET_FOR = 3
+"""A crash of another kind is news after so many nights without one."""
+
+
+_SAME_CHANGE = timedelta(days=14)
+
+
+class NewsKind(StrEnum):
+    """Kinds of news, most important first."""
+
+    REGRESSED = "regressed"
+    FIX = "fix"
+    SLOWER = "slower"
+    FASTER = "faster"
+    DIED_OTHERWISE = "died of something else"
+    CANDIDATE = "candidate fix"
+    STATE = "life"
+    MISSING = "not run"
+
+    @property
+    def call(self) -> bool:
+        """Return True for a claim about vLLM. The other kinds need a look by a person."""
+        return self in (NewsKind.REGRESSED, NewsKind.FIX, NewsKind.SLOWER, NewsKind.FASTER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class News:
+    """One difference to the earlier night. run: the folder that shows it, or empty."""
+
+    kind: NewsKind
+    night: date
+    scenario: str
+    evidence: str
+    text: str
+    run: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """nights: those with runs, oldest first. shown: nights of the table. since: the night that `news` compare with, None for the first.
+
+    rows: a cell for each of `shown`, by scenario and evidence. hosts: hardware by host. tonight: runs of the last night.
+    """
+
+    nights: tuple[date, ...]
+    shown: tuple[date, ...]
+    since: date | None
+    news: tuple[News, ...]
+    bugs: tuple[BugHistory, ...]
+    rows: dict[tuple[str, str], tuple[Cell, ...]]
+    throughput: Throughput
+    hosts: dict[str, str]
+    runs: int
+    tonight: tuple[RunRow, ...]
+
+    @property
+    def simulated(self) -> bool:
+        """Return True if every run is a rehearsal."""
+        return bool(self.bugs) and all(bug.evidence == "rehearsal" for bug in self.bugs)
+
+
+def summarize(
+    runs: Sequence[RunRow], zone: tzinfo | None, *, nights: int = 1, shown: int = 14, scenarios: Sequence[str] = ()
+) -> Summary:
+    """Return the summary of `runs`.
+
+    zone: time zone of the nights (`night_of`). nights: number of last nights to compare with those before. shown: nights in the table.
+    scenarios: keep only these, if any are named.
+    """
+    dated = [(night_of(row.started_at, zone), row) for row in runs]
+    all_nights = tuple(sorted({night for night, _ in dated}))
+    rows = [(night, row) for night, row in dated if not scenarios or row.scenario in scenarios]
+    last = all_nights[-nights:]
+    since = all_nights[-nights - 1] if len(all_nights) > nights else None
+    window = all_nights[-max(shown, nights) :]
+    bugs = bug_histories(rows)
+    speeds = throughput(rows)
+    news: list[News] = []
+    if since is not None:
+        news = [
+            *_state_news(bugs, since),
+            *_throughput_news(speeds.changes, last),
+            *_other_crashes(rows, last, all_nights),
+            *_missing(rows, since, last),
+        ]
+    order = list(NewsKind)
+    return Summary(
+        nights=all_nights,
+        shown=window,
+        since=since,
+        news=tuple(sorted(news, key=lambda one: (order.index(one.kind), one.scenario, one.night))),
+        bugs=tuple(bugs),
+        rows=cells(rows, window),
+        throughput=speeds,
+        hosts=dict(sorted({row.host: row.hardware for _, row in dated}.items())),
+        runs=len(rows),
+        tonight=tuple(row for night, row in rows if last and night == last[-1]),
+    )
+
+
+def _state_news(bugs: Iterable[BugHistory], since: date) -> list[News]:
+    found: list[News] = []
+    for bug in bugs:
+        was = bug.as_of(since)
+        if bug.steps and bug.state is not was:
+            step = bug.steps[-1]
+            found.append(
+                News(
+                    kind=_kind(was, bug.state),
+                    night=step.night,
+                    scenario=bug.scenario,
+                    evidence=bug.evidence,
+                    text=f"{bug.state} (was {was}): {step.why}",
+                    run=step.run,
+                )
+            )
+    return found
+
+
+def _kind(was: BugState, now: BugState) -> NewsKind:
+    if now is BugState.REGRESSED:
+        return NewsKind.REGRESSED
+    if now.good and not was.good and was is not BugState.OPEN:
+        return NewsKind.FIX
+    return NewsKind.CANDIDATE if now is BugState.CANDIDATE else NewsKind.STATE
+
+
+def _throughput_news(changes: Iterable[Change], last: Sequence[date]) -> list[News]:
+    """Return one item per arm and direction, however many hosts and loads follow within two weeks."""
+    found: dict[tuple[str, str, Direction, date], News] = {}
+    followed: dict[tuple[str, str, Direction], list[Change]] = {}
+    for change in changes:
+        arm = (change.series.scenario, change.series.arm, change.direction)
+        same = followed.setdefault(arm, [])
+        if same and change.since - same[0].since > _SAME_CHANGE:
+            same.clear()
+        same.append(change)
+        first = same[0].called
+        if first in last:
+            found[*arm, first] = News(
+                kind=NewsKind(change.direction),
+                night=first,
+                scenario=change.series.scenario,
+                evidence="gpu",
+                text=_change_text(same),
+            )
+    return list(found.values())
+
+
+def _change_text(changes: Sequence[Change]) -> str:
+    first = changes[0]
+    hosts = sorted({change.series.host for change in changes})
+    return (
+        f"{first.series.arm}: {abs(first.ratio - 1):.1%} {first.direction} since {first.since:%Y-%m-%d} on host {', '.join(hosts)}; "
+        f"on {first.series.host} outside {first.low:,.0f} to {first.high:,.0f} tok/s, the limits from {first.nights} earlier nights "
+        f"with median {first.reference:,.0f}"
+    )
+
+
+def _other_crashes(rows: Sequence[tuple[date, RunRow]], last: Sequence[date], nights: Sequence[date]) -> list[News]:
+    """Return crashes of another kind on a host that had none in the nights before."""
+    changed = {(night, row.scenario, row.evidence, row.host) for night, row in rows if row.verdict is Verdict.CHANGED}
+    found: list[News] = []
+    for night, row in rows:
+        if night in last and row.verdict is Verdict.CHANGED:
+            place = nights.index(night)
+            before = nights[max(0, place - QUIET_FOR) : place]
+            if not any((then, row.scenario, row.evidence, row.host) in changed for then in before):
+                found.append(
+                    News(
+                        kind=NewsKind.DIED_OTHERWISE,
+                        night=night,
+                        scenario=row.scenario,
+                        evidence=row.evidence,
+                        text=row.because,
+                        run=row.id,
+                    )
+                )
+    return found
+
+
+def _missing(rows: Sequence[tuple[date, RunRow]], since: date, last: Sequence[date]) -> list[News]:
+    """Return what ran in the night `since` and not in the last one."""
+    before = {(row.scenario, row.evidence) for night, row in rows if night == since}
+    tonight = {(row.scenario, row.evidence) for night, row in rows if night == last[-1]}
+    return [
+        News(
+            kind=NewsKind.MISSING,
+            night=last[-1],
+            scenario=scenario,
+            evidence=evidence,
+            text=f"it ran in the night of {since:%Y-%m-%d}, and not in the last one",
+        )
+        for scenario, evidence in sorted(before - tonight)
+    ]

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from datetime import date, timedelta
+
+import pytest
+
+from tests.history.made import FIRST, measured, row
+from tests.history.simulated import LOSSY, Weeks
+from vllm_repro.history.nights import night_of
+from vllm_repro.history.rows import RunRow
+from vllm_repro.history.throughput import IN_A_ROW, LEAST_REFERENCE, Direction, newest, throughput
+
+Rows = list[tuple[date, RunRow]]
+
+
+def nights(speeds: list[float], **more: str) -> Rows:
+    return [measured(night, {"eager": speed}, **more) for night, speed in enumerate(speeds)]
+
+
+def steady(count: int, seed: int = 1, noise: float = 0.01) -> list[float]:
+    draw = random.Random(seed)
+    return [1000 * (1 + draw.uniform(-noise, noise)) for _ in range(count)]
+
+
+@pytest.mark.parametrize(("level", "direction"), [(910.0, Direction.SLOWER), (1090.0, Direction.FASTER)])
+def test_the_third_night_in_a_row_is_a_change_and_the_second_is_not(level: float, direction: Direction) -> None:
+    speeds = steady(30)
+    for count in range(IN_A_ROW):
+        assert not throughput(nights([*speeds, *[level] * count])).changes
+    (change,) = throughput(nights([*speeds, *[level] * IN_A_ROW])).changes
+    assert change.direction is direction
+    assert (change.since, change.called) == (FIRST + timedelta(days=30), FIRST + timedelta(days=32))
+    assert change.ratio == pytest.approx(level / 1000, abs=0.01)
+    assert change.low < change.reference < change.high
+    assert change.nights == 28
+
+
+def test_nights_on_two_sides_or_with_one_between_are_no_change() -> None:
+    speeds = steady(30)
+    assert not throughput(nights([*speeds, 900.0, 1100.0, 900.0, 1100.0])).changes
+    assert not throughput(nights([*speeds, 900.0, 900.0, 1000.0, 900.0, 900.0])).changes
+
+
+def test_a_night_without_a_measurement_does_not_break_a_row() -> None:
+    rows = nights([*steady(30), 900.0, 900.0, 900.0, 900.0])
+    assert len(throughput([*rows[:31], *rows[32:]]).changes) == 1
+    assert not throughput([*rows[:31], rows[33]]).changes
+
+
+def test_a_level_is_called_once_and_is_then_the_reference() -> None:
+    slower = [0.9 * speed for speed in steady(60, 2)]
+    assert len(throughput(nights([*steady(30), *slower])).changes) == 1
+    back = throughput(nights([*steady(30), *slower, *steady(5, 3)])).changes
+    assert [change.direction for change in back] == [Direction.SLOWER, Direction.FASTER]
+
+
+def test_a_reference_needs_enough_nights() -> None:
+    for count, called in ((LEAST_REFERENCE - 1, 0), (LEAST_REFERENCE, 1)):
+        assert len(throughput(nights([*steady(count), 800.0, 800.0, 800.0])).changes) == called
+
+
+@pytest.mark.parametrize(("noise", "called"), [(0.001, 0), (0.02, 0)])
+def test_a_loss_within_the_limits_is_no_change(noise: float, called: int) -> None:
+    assert len(throughput(nights([*steady(30, noise=noise), *[975.0] * 4])).changes) == called
+
+
+def test_noise_widens_the_limits() -> None:
+    assert throughput(nights([*steady(30), *[940.0] * 3])).changes
+    assert not throughput(nights([*steady(30, noise=0.1), *[940.0] * 3])).changes
+
+
+def test_only_gpu_runs_of_equal_flags_are_compared() -> None:
+    rows = nights([*steady(30), 800.0, 800.0, 800.0])
+    lab = [(night, replace(one, evidence="lab")) for night, one in rows]
+    assert not throughput(lab).series
+    edited = [
+        (
+            night,
+            replace(one, arms=tuple(replace(arm, setup="1") for arm in one.arms))
+            if night > FIRST + timedelta(29)
+            else one,
+        )
+        for night, one in rows
+    ]
+    found = throughput(edited)
+    assert not found.changes
+    assert [key.setup for key in newest(found)] == ["1"]
+
+
+def test_a_run_without_figures_has_no_series() -> None:
+    assert not throughput([row(0, 0, 1)]).series
+
+
+def test_simulated_weeks_have_one_loss_and_nothing_else() -> None:
+    wrong = 0
+    for seed in range(5):
+        weeks = Weeks(seed)
+        changes = throughput([(night_of(one.started_at, None), one) for one in weeks.rows()]).changes
+        right = [one for one in changes if (one.series.scenario, one.series.arm) == (LOSSY, "eager")]
+        assert {one.series.host for one in right} == {"a1b2c3d4", "c3d4e5f6"}
+        assert all(one.called <= FIRST + timedelta(days=weeks.loss + 5) for one in right)
+        wrong += len(changes) - len(right)
+    assert wrong == 0
