@@ -1,7 +1,7 @@
-"""A model that stands in for the reported one: its attention, few layers, and no weights. Pure.
+"""Shape of a tiny model: the reported attention, few layers, no weights.
 
-Scheduling, caching, workspaces and graphs do not depend on what a model says. They do depend on the shape of its attention and on
-which kinds of layers it has, and that is what a `StandIn` states. `vllm_repro.releases.tinymodel` makes a folder of one.
+Scheduling, caching, workspaces and graphs depend on the attention and the kinds of layers, not on the weights.
+`vllm_repro.releases.tinymodel` makes the model's folder.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from typing import Literal, get_args
 __all__ = ["FAMILIES", "Family", "Kind", "StandIn"]
 
 Family = Literal["qwen3", "llama", "gemma3", "mimo", "deepseek_v4"]
-"""The code of vLLM that runs it. "mimo" has layers that draft for it; "deepseek_v4" has compressed layers."""
+"""Model code of vLLM. "mimo" has draft layers; "deepseek_v4" has compressed layers."""
 
 FAMILIES: tuple[Family, ...] = get_args(Family)
 
 Kind = Literal["full", "sliding", "sparse", "compressed"]
-"""What a layer's attention looks at: everything before a token; a window; that and the best of every 4 tokens in one; that and every
-128 in one."""
+"""Attention of a layer: all tokens; a window; a window and the best groups of 4 tokens; a window and all groups of 128 tokens."""
 
 _KINDS: dict[Family, frozenset[Kind]] = {
     "qwen3": frozenset({"full"}),
@@ -36,10 +35,10 @@ _DRAFTERS = frozenset({"mimo", "deepseek_v4"})
 class StandIn:
     """Sizes are numbers of elements, lengths are in tokens. Raises `ValueError` for a shape that no model has.
 
-    kinds: of its layers, one by one. window: of gemma3's sliding layers, and of all of deepseek_v4. drafts: layers that
-    draft tokens for it (`--speculative-config` with the method "mtp"). hidden: width between the layers, heads x head_dim unless given; a
-    narrow one makes wide attention cheap. vocab: up to about 9,500 every token id is a piece of text; ids beyond that decode to nothing.
-    fp8: weights of 8 bits, and the inner sizes that the kernels for them are written for, as vLLM's DeepSeek-V4 for GPUs insists on.
+    kinds: of each layer. window: of gemma3's sliding layers, and of all layers of deepseek_v4. drafts: number of draft layers
+    (`--speculative-config` with the method "mtp"). hidden: hidden size, default heads x head_dim; a small one makes wide attention cheap.
+    vocab: ids up to about 9,500 decode to text, larger ones to nothing. fp8: 8-bit weights and the inner sizes that their kernels need,
+    as vLLM's DeepSeek-V4 on GPUs requires.
     """
 
     family: Family = "qwen3"
@@ -73,12 +72,12 @@ class StandIn:
 
     @property
     def layers(self) -> int:
-        """Without those that draft."""
+        """Number of layers without draft layers."""
         return len(self.kinds)
 
     @property
     def width(self) -> int:
-        """Between the layers. A mimo takes its head size from it, so there it is never narrow; nor is it with `fp8`."""
+        """Hidden size. A mimo derives its head size from it, so `hidden` is ignored there, and with `fp8`."""
         if self.fp8:
             return _FP8_WIDTH
         if self.hidden is None or self.family == "mimo":
@@ -87,7 +86,7 @@ class StandIn:
 
     @property
     def slug(self) -> str:
-        """A name for its folder, another one for every other stand-in."""
+        """Folder name, unique for each shape."""
         digest = hashlib.sha256(repr(self).encode()).hexdigest()[:8]
         return f"{self.family}-{self.layers}x{self.heads}x{self.kv_heads}x{self.head_dim}-{digest}"
 

@@ -277,7 +277,7 @@ def test_a_signature_without_frames_is_refused() -> None:
         ),
         ('throughput=throughput(prompt=8, output=8, baseline="near-miss-129"),', "has the server of an earlier arm"),
         ('throughput=throughput(prompt=8, output=1, baseline="eager"),', "answers of 2 or more"),
-        ('throughput=throughput(prompt=8, output=8, baseline="eager", rounds=3),', "3 rounds show no spread"),
+        ('throughput=throughput(prompt=8, output=8, baseline="eager", rounds=3),', "rounds=3 must be 5 at least"),
         (
             'throughput=[throughput(prompt=8, output=8, baseline="eager"), throughput(prompt=8, output=8, baseline="eager")],',
             "8 -> 8 tokens, 1 at once: twice",
@@ -287,7 +287,7 @@ def test_a_signature_without_frames_is_refused() -> None:
             "one baseline for all loads, not eager and graphs-off",
         ),
         ("throughput=8,", "is not what 'throughput' takes"),
-        ("output=checks(),", "checks() checks something"),
+        ("output=checks(),", "checks() needs at least one of"),
         ('output=checks(same=8, baseline="nobody"),', "the baseline 'nobody' is no arm"),
     ],
 )

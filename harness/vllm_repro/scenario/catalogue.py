@@ -1,4 +1,4 @@
-"""The scenarios that there are: those of the package, and files that the caller names."""
+"""Catalogue of scenarios: those of the package, and files named by the caller."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["all_scenarios", "find", "find_arms", "scenario_files", "to_stderr"]
 
 
 def scenario_files(folder: Path | None = None) -> list[Path]:
-    """The scenario files of a folder, without Python's own and pytest's."""
+    """Return the scenario files of a folder, without `_*.py` and `conftest.py`."""
     where = folder or scenario_folder()
     return sorted(path for path in where.glob("*.py") if not path.name.startswith(("_", "conftest")))
 
 
 def scenario_files_below(folder: Path) -> list[Path]:
-    """Those of a folder, or, where it holds none itself, of the folders named `scenarios` below it."""
+    """Return the scenario files of a folder, or else those of the folders named `scenarios` below it."""
     own = [path for path in scenario_files(folder) if b"vllm_repro.vocabulary" in path.read_bytes()]
     below = (found for found in sorted(folder.glob("*/scenarios")) if found.is_dir())
     if not own and (folder / "scenarios").is_dir():
@@ -31,7 +31,10 @@ def scenario_files_below(folder: Path) -> list[Path]:
 
 
 def all_scenarios(folder: Path | None = None, *, warn: Callable[[str], None] | None = None) -> list[Scenario]:
-    """Every scenario of the package. A file that is wrong is left out and told to `warn`; without one, `ScenarioError`."""
+    """Return every scenario of a folder, by default the package's.
+
+    A wrong file is left out and reported to `warn`. Without `warn` it raises `ScenarioError`.
+    """
     found: list[Scenario] = []
     for path in scenario_files(folder):
         try:
@@ -44,12 +47,12 @@ def all_scenarios(folder: Path | None = None, *, warn: Callable[[str], None] | N
 
 
 def to_stderr(text: str) -> None:
-    """A `warn` for the command line."""
+    """Print a warning of the command line."""
     print(f"vllm-repro: {text}", file=sys.stderr)
 
 
 def find(name: str) -> Scenario:
-    """A scenario by its id, or by the path of its file. Raises `UsageError` naming the near ones."""
+    """Return a scenario by its id, its issue number or the path of its file. Raises `UsageError` with similar names."""
     if name.endswith(".py"):
         path = Path(name)
         if not path.is_file():
@@ -68,7 +71,7 @@ def find(name: str) -> Scenario:
 
 
 def find_arms(scenario: Scenario, names: list[str] | None) -> list[Arm]:
-    """The arms by name, in the scenario's order; all of them where none is named, and for `all`."""
+    """Return the named arms in the scenario's order; all of them for `all` or without names."""
     known = [arm.name for arm in scenario.arms]
     if names and "all" in names:
         return list(scenario.arms)

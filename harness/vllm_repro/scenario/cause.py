@@ -1,4 +1,4 @@
-"""Changes of a release's own source that are held against each other: which brought a bug, which protects, which does not. Pure."""
+"""Records of `vllm-repro causes`: source changes of a release, to find which one breaks or protects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Cause", "Causes", "Lengths"]
 
 @dataclass(frozen=True)
 class Lengths:
-    """Prompts of `blocks` whole blocks and `over` tokens more, each between two numbers, both included."""
+    """Prompt lengths: `blocks` whole blocks and `over` more tokens, each a (least, most) pair, inclusive."""
 
     blocks: tuple[int, ...]
     over: tuple[int, ...]
@@ -25,15 +25,15 @@ class Lengths:
 
     @property
     def between(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Least and most of both."""
+        """(least, most) of blocks and of tokens over."""
         return (self.blocks[0], self.blocks[-1]), (self.over[0], self.over[-1])
 
 
 @dataclass(frozen=True)
 class Cause:
-    """One change, made in `release` alone. expected: `dies` or `lives`, with the change. arm: whose server it is tried on.
+    """One change of `release`. expected: `dies` or `lives`, with the change. arm: whose server runs it.
 
-    believed: who took it for the fix, where it is none.
+    believed: who took it for a fix that it is not.
     """
 
     name: str
@@ -46,10 +46,10 @@ class Cause:
 
 @dataclass(frozen=True)
 class Causes:
-    """What is played with each change.
+    """Changes, and the trials to run with each.
 
-    With `prompts`, on vLLM's scheduler alone: `requests` distinct prompts of one length with an answer of `answer` tokens, drawn anew for
-    each trial, one after the other. Without them a server is booted for each trial, and gets the workload of the change's arm.
+    With `prompts`, a trial runs vLLM's scheduler alone: `requests` distinct prompts of one random length, one after the other, each with
+    an answer of `answer` tokens. Without `prompts`, a trial boots a server and sends the workload of the change's arm.
     """
 
     changes: Sequence[Cause]

@@ -1,8 +1,7 @@
-"""What the words of a scenario file cannot know by themselves: whether its parts fit together.
+"""Checks of a whole scenario: its parts must fit together.
 
-`scenario_file` evaluates a file word by word, and each word refuses what it cannot take. Here the scenario that came of it is looked at as
-a whole: that an arm which dies has a signature, that a baseline is an arm, that flags are spelled as vLLM spells them. Every mistake is
-told with the line on which it stands.
+The reader checks a file word by word. The checks here compare its parts: an arm that dies needs a signature, a baseline must be an arm,
+flags must be vLLM's. Every mistake is reported with its line.
 """
 
 from __future__ import annotations
@@ -47,11 +46,10 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 @dataclass
 class Reading:
-    """What is known of one file: its problems, and where things stand in it.
+    """Problems and line numbers of one file.
 
-    lines: of each argument of the `Scenario(...)` call. arm_lines: of each arm, by its identity. made_up: arguments that are missing or
-    wrong, for which something stands in, so that the others can be checked. incomplete: arguments in which something is wrong and was left
-    out; what is not found in these is not known to be missing.
+    lines: of each argument of `Scenario(...)`. arm_lines: of each arm, by `id()`. made_up: missing or wrong arguments that have a
+    placeholder, so that the others can be checked. incomplete: arguments from which a wrong part was dropped.
     """
 
     file: str
@@ -69,12 +67,12 @@ class Reading:
         return self.lines.get(key, self.scenario_line)
 
     def wrong(self, key: str, text: str, *with_keys: str) -> None:
-        """A problem of this argument, and of those that it was held against. What was made up is held against nothing."""
+        """Report a problem of an argument, unless it or one of those compared with it is made up."""
         if not self.made_up & {key, *with_keys}:
             self.problem(self.at(key), text)
 
     def missing(self, key: str, text: str) -> None:
-        """A problem of this argument: that something is not in it."""
+        """Report that something is not in an argument, unless part of the argument was dropped."""
         if key not in self.incomplete:
             self.wrong(key, text)
 
@@ -83,8 +81,7 @@ class Reading:
 
 
 def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
-    """What each word cannot know by itself: that the parts fit together. What was made up is not held against anything."""
-
+    """Check that the parts of a scenario fit together, except for made-up ones."""
     at, wrong = reading.at, reading.wrong
     if scenario.id != path.stem.replace("_", "-"):
         wrong("id", f"id {scenario.id!r} does not match the file's name {path.name!r}")
@@ -126,7 +123,7 @@ def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
         if first.name != "reported":
             reading.problem(reading.at_arm(first), f"the first arm is named 'reported', not {first.name!r}")
     if reading.made_up & {"command", "arms"}:
-        return  # arms edit the command; with either made up nothing can be said of them
+        return  # arms edit the command: both must be real
     _check_baselines(scenario, reading)
     if scenario.lab is not None:
         if scenario.lab.mechanism not in MECHANISMS:
@@ -148,12 +145,12 @@ def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
 
 
 def _no_release(text: str) -> str:
-    """What is wrong with a release, as it is put after its name; empty where nothing is."""
+    """Return the problem of a release number, empty if there is none."""
     try:
         plain = str(Version(text))
     except InvalidVersion:
         return f"{text!r} is no release, such as '0.23.0'"
-    # Image tags and package pins are made of it as it stands.
+    # Image tags and package pins use the text as it is.
     return "" if text == plain else f"{text!r}: write it as {plain!r}" + (", without the v" if text[:1] == "v" else "")
 
 
@@ -171,7 +168,7 @@ def _check_releases(scenario: Scenario, wrong: Callable[..., None]) -> None:
 
 
 def _check_baselines(scenario: Scenario, reading: Reading) -> None:
-    """The arms that others are held against must be there, and be measured themselves."""
+    """Check that each baseline is an arm with a server of its own."""
     wrong = reading.wrong
     baselines = {load.baseline for load in scenario.loads}
     if len(baselines) > 1:
@@ -195,11 +192,16 @@ def _check_baselines(scenario: Scenario, reading: Reading) -> None:
 
 
 def _check_triggers(scenario: Scenario, reading: Reading) -> None:
-    """What a trigger wants to see in a request must be in one that is sent, by any of the arms that it is the trigger of."""
+    """Check that some arm of each trigger sends the body fields that the trigger needs."""
     if {"workload", "trigger", "arms"} & (reading.made_up | reading.incomplete) or not scenario.arms:
         return
     own = [  # a near miss may leave out the field that another arm sends
-        (reading.at_arm(arm), f"arm {arm.name!r}: ", arm.trigger, scenario.arms if _misses(arm) else [arm])
+        (
+            reading.at_arm(arm),
+            f"arm {arm.name!r}: ",
+            arm.trigger,
+            scenario.arms if arm.expected is Expected.UNTRIGGERED else [arm],
+        )
         for arm in scenario.arms
         if arm.trigger is not None
     ]
@@ -218,14 +220,10 @@ def _check_triggers(scenario: Scenario, reading: Reading) -> None:
             reading.problem(line, f"{text}, so sent_with({', '.join(names)}) can never be crossed{near}")
 
 
-def _misses(arm: Arm) -> bool:
-    return arm.expected is Expected.UNTRIGGERED
-
-
 def _too_long(scenario: Scenario, arm: Arm, command: ServeCommand, *, in_lab: bool = False) -> list[str]:
-    """Requests that the server refuses, because prompt and answer together are longer than it was told that they can be.
+    """Return a message for each request whose prompt and answer exceed `--max-model-len`.
 
-    Raises `CommandError` or `ScenarioError` where a size cannot be told.
+    Raises `CommandError` or `ScenarioError` if a size cannot be resolved.
     """
     if command.get("--max-model-len") in (None, "auto", "-1"):
         return []
@@ -233,7 +231,7 @@ def _too_long(scenario: Scenario, arm: Arm, command: ServeCommand, *, in_lab: bo
     for request in requests_of(scenario.workload_of(arm)):
         if "truncate_prompt_tokens" in request.fields:
             continue
-        # How many tokens a text has only the server knows; it has one at least.
+        # Only the server can count the tokens of a text: at least one.
         prompt = 1 if isinstance(request.prompt, str) else resolve(request.prompt, command, in_lab=in_lab)
         answer = resolve(request.max_tokens, command, in_lab=in_lab)
         if prompt + answer > longest:

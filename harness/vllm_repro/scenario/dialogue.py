@@ -1,7 +1,6 @@
-"""A growing chat as a client keeps it: what was said so far, and who speaks next. Pure.
+"""State of a growing chat: its messages, and the role of the next one.
 
-Replies are made up (see `workload.conversation`). With tools each reply is a call of the first one, and the message after it
-is that call's result, which is how agents fill a context.
+Replies are fixed texts (see `workload.conversation`). With tools each reply calls the first tool, and the next message is its result.
 """
 
 from __future__ import annotations
@@ -17,9 +16,7 @@ _REPLY = "I have read this. Please go on."
 
 @dataclass
 class Dialogue:
-    """tools: schemas, as the API takes them. said: the messages so far, a reply last.
-    answered: tokens of the longest prompt that the server answered.
-    """
+    """A growing chat. tools: schemas, as in the API. said: messages so far. answered: tokens of the longest answered prompt."""
 
     tools: Sequence[Mapping[str, Any]] = ()
     said: list[dict[str, Any]] = field(default_factory=list)
@@ -28,13 +25,13 @@ class Dialogue:
 
     @property
     def opening(self) -> dict[str, Any]:
-        """The next message, without its content: the user's, or the result of the call that was made last."""
+        """The next message without its content: a user message, or the result of the last tool call."""
         if self.tools and self.turns:
             return {"role": "tool", "tool_call_id": self._call_id}
         return {"role": "user"}
 
     def take(self, message: Mapping[str, Any]) -> None:
-        """Adds a message that was sent, and the reply to it."""
+        """Add a sent message and the reply to it."""
         self.turns += 1
         reply: dict[str, Any] = {"role": "assistant", "content": _REPLY}
         if self.tools:

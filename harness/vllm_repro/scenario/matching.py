@@ -1,4 +1,4 @@
-"""Which known scenarios a death from anywhere is. Pure."""
+"""Match a diagnosed crash against the known scenarios."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["Match", "matches", "twins"]
 
 @dataclass(frozen=True)
 class Match:
-    """A scenario, and how the death compares with its signature: never `other`."""
+    """A scenario, and how the crash compares with its signature (not `other`)."""
 
     scenario: Scenario
     how: How
 
 
 def matches(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:
-    """The scenarios that the death is like, exact ones first.
+    """Return the scenarios that the crash is like, exact matches first.
 
-    Of two that share a signature only one is named: the second where the release is known to be good for the first, else the first.
+    Of two with the same signature only one is returned: the second if the release is good for the first, else the first.
     """
     if diagnosis.exception is None:
         return []
@@ -42,5 +42,5 @@ def matches(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:
 
 
 def twins(scenario: Scenario, scenarios: Sequence[Scenario]) -> list[Scenario]:
-    """The scenarios that share the death of this one, and are it where a release has this one fixed."""
+    """Return the scenarios that share this one's signature (`same_death_as`)."""
     return [other for other in scenarios if other.same_death_as == scenario.id]

@@ -1,7 +1,6 @@
-"""Small changes of vLLM's own source: stated in a scenario, or read from a diff.
+"""Patches of vLLM's source, declared in a scenario or read from a diff.
 
-A change is a piece of text that occurs once in a file and what takes its place. That survives releases in which the lines have moved,
-and where it does not fit it says so instead of landing somewhere else.
+A patch replaces a text that occurs once in a file. So it fits releases in which the lines have moved, and is refused elsewhere.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ __all__ = ["Patch", "read_diff"]
 
 @dataclass(frozen=True)
 class Patch:
-    """In `file`, below the folder that holds the package `vllm`, the text `was` becomes `now`.
+    """Replacement of `was` by `now` in `file`, such as "vllm/v1/core/block_pool.py".
 
-    lines: `was` is whole lines, as in a diff, and the end of a longer line is not one of them.
+    lines: `was` is whole lines, as in a diff.
     """
 
     file: str
@@ -42,7 +41,7 @@ class Patch:
         return f"patched {self.file}"
 
     def apply(self, text: str) -> str:
-        """`text` with the change. Raises `Unsupported` where the text to change is not there exactly once."""
+        """Return `text` with the change. Raises `Unsupported` unless it contains `was` exactly once."""
         found = [place.start() for place in re.finditer(("(?m)^" if self.lines else "") + re.escape(self.was), text)]
         count = len(found)
         if count != 1:
@@ -57,7 +56,7 @@ class Patch:
 
 
 def read_diff(path: Path) -> tuple[Patch, ...]:
-    """Each hunk of a unified diff as a change. Raises `UsageError` for what is no diff of vLLM's Python files."""
+    """Return one patch for each hunk of a unified diff. Raises `UsageError` unless it changes Python files of vLLM."""
     name = str(path)
     try:
         text = path.read_text(encoding="utf-8")

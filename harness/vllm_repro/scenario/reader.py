@@ -1,9 +1,7 @@
-"""Reads scenario files, and finds every mistake in one with its line.
+"""Reader of scenario files that reports every mistake with its line.
 
-A scenario file is a declaration, so it is read as one: its syntax tree is evaluated here, word by word, over the vocabulary of
-`vllm_repro.vocabulary` and nothing else. That has two uses. A file from a stranger cannot run code. And a mistake does not hide the
-next one: evaluation goes on past it, so `vllm-repro check` names them all, each with file and line, where an import would stop at the
-first.
+A file is not imported. Its syntax tree is evaluated over `vllm_repro.vocabulary` alone, so a stranger's file cannot run code, and
+`vllm-repro check` reports all mistakes instead of the first one.
 """
 
 from __future__ import annotations
@@ -48,12 +46,12 @@ _OPERANDS: Mapping[type[ast.operator], Sequence[tuple[type, type]]] = {
     ast.BitAnd: ((Condition, Condition),),
     ast.BitOr: ((Condition, Condition),),
 }
-"""What goes together. Python would take more: a word that was not called for a condition, a text a billion times."""
+"""Allowed operands. Python allows more, for example a text times a billion."""
 
 _LARGEST = 2**63
 _LONGEST = 1_000_000
 
-_STAND_INS: Mapping[str, Any] = {
+_PLACEHOLDERS: Mapping[str, Any] = {
     "id": "stand-in",
     "issue": "owner/repository#1",
     "title": "stand-in",
@@ -70,19 +68,18 @@ _STAND_INS: Mapping[str, Any] = {
 
 
 _A_SLIP = 0.85
-"""How alike `promt` and `prompt` are, at the least. `min_tokens` and `max_tokens`, two fields of the API, are 0.8."""
+"""Least `difflib` ratio of a slip such as `promt`. `min_tokens` and `max_tokens`, two fields of the API, have 0.8."""
 
 
 class _Bad:
-    """Stands for a value that could not be made, so that its users are not reported as well."""
+    """Placeholder for a wrong value, so that its users are not reported too."""
 
 
 _BAD = _Bad()
 
 
 def _listed(hint: Any) -> Any:
-    """The hint with a tuple for each sequence, at any depth: lists are read as tuples, and a text, which Python takes for a sequence of
-    texts, is none here."""
+    """Return the type hint with a tuple for each sequence, at any depth: a text must not pass as a sequence of texts."""
     origin, inside = typing.get_origin(hint), tuple(map(_listed, typing.get_args(hint)))
     if origin is Sequence:
         return types.GenericAlias(tuple, (inside[0], ...))
@@ -92,7 +89,7 @@ def _listed(hint: Any) -> Any:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether the value is what the hint takes. beartype looks at one element of a list, by chance; a mistake may be in any."""
+    """Return True if the value fits the type hint. beartype checks one random element of a list, so check each here."""
     hint = _listed(hint)
     whole = is_bearable(value, hint, conf=_NUMBERS)
     return whole and (not isinstance(value, tuple) or all(is_bearable((one,), hint, conf=_NUMBERS) for one in value))
@@ -100,7 +97,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 @dataclass
 class _Reader(Reading):
-    """Evaluates one file."""
+    """Evaluator of one file."""
 
     names: dict[str, Any] = field(default_factory=lambda: dict(WORDS))
     imported: set[str] = field(default_factory=set)
@@ -156,7 +153,7 @@ class _Reader(Reading):
                     return self.names[name]
                 return self.bad(node.lineno, f"unknown word {name!r}{did_you_mean(name, self.names)}")
             case ast.List(elts=items) | ast.Tuple(elts=items):
-                # A bad element is named already; the others can still be checked.
+                # A bad element is reported already; check the others.
                 found = tuple(value for item in items if (value := self.value(item)) is not _BAD)
                 self.holes += len(items) - len(found)
                 return found
@@ -195,7 +192,7 @@ class _Reader(Reading):
         return self._small(line, function(left, right))
 
     def _small(self, line: int, value: Any) -> Any:
-        """The value, unless it is larger than anything that a scenario states: names doubled from line to line would fill the memory."""
+        """Return the value if it is small enough: names doubled from line to line would fill the memory."""
         if (isinstance(value, int) and abs(value) > _LARGEST) or (
             isinstance(value, str | tuple) and len(value) > _LONGEST
         ):
@@ -229,11 +226,11 @@ class _Reader(Reading):
         where = {word.arg: word.value.lineno for word in node.keywords if word.arg}
         if self._arguments_wrong(node, node.func.id, target, arguments, keywords, where):
             if target is Scenario:
-                self.partly = self._with_stand_ins(keywords)
+                self.partly = self._with_placeholders(keywords)
             return _BAD
         if any(value is _BAD for value in (*arguments, *keywords.values())):
             if target is Scenario:
-                self.partly = self._with_stand_ins(keywords)
+                self.partly = self._with_placeholders(keywords)
             return _BAD
         try:
             made = target(*arguments, **keywords)
@@ -241,21 +238,21 @@ class _Reader(Reading):
                 self.arm_lines[id(made)] = node.lineno
             return made
         except (TypeError, ValueError) as error:
-            if self.holes > before:  # it may be right once what was left out is there
+            if self.holes > before:  # the dropped part may be what it lacks
                 return _BAD
             return self.bad(node.lineno, f"{node.func.id}: {error}")
 
-    def _with_stand_ins(self, keywords: dict[str, Any]) -> Scenario | None:
-        """The scenario with what is missing or wrong made up, so that the rest can be checked; None where that makes no sense."""
+    def _with_placeholders(self, keywords: dict[str, Any]) -> Scenario | None:
+        """Return the scenario with placeholders for missing or wrong arguments, to check the others; None if that fails."""
         hints = typing.get_type_hints(Scenario)
         good = {
             name: value
             for name, value in keywords.items()
             if name in hints and value is not _BAD and _fits(value, hints[name])
         }
-        self.made_up = set(_STAND_INS) - set(good)
+        self.made_up = set(_PLACEHOLDERS) - set(good)
         try:
-            return Scenario(**{**_STAND_INS, **good})
+            return Scenario(**{**_PLACEHOLDERS, **good})
         except (TypeError, ValueError):
             return None
 
@@ -279,7 +276,7 @@ class _Reader(Reading):
         open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         wrong = False
         for name in [name for name in keywords if name not in parameters]:
-            # An open-ended word takes any field of the API, so there only what is all but one of its own is a mistake.
+            # An open-ended word takes any field of the API, so only a slip in one of its own parameters is a mistake.
             if not open_ended or difflib.get_close_matches(name, parameters, cutoff=_A_SLIP):
                 self.problem(where[name], f"{word} has no {name!r}{did_you_mean(name, parameters)}")
                 del keywords[name]
@@ -317,7 +314,7 @@ class _Reader(Reading):
 
 
 def _is_each(kinds: tuple[type, type], *values: Any) -> bool:
-    """Whether each value is of its kind. An int is a float here; True and False are no numbers."""
+    """Return True if each value is of its kind. An int counts as float; True and False are not numbers."""
     return all(
         isinstance(value, int | float if kind is float else kind) and not isinstance(value, bool)
         for kind, value in zip(kinds, values, strict=True)
@@ -330,7 +327,7 @@ def _kind(value: Any) -> str:
 
 
 def _called(word: Any) -> str:
-    """How a word is written that was left without its parentheses."""
+    """Return how to call a word that lacks its parentheses."""
     needed = any(p.default is p.empty for p in inspect.signature(word).parameters.values())
     return f"{word.__name__}({'…' if needed else ''})"
 
@@ -341,16 +338,16 @@ def _short(value: Any) -> str:
 
 
 def read(path: Path, text: str | None = None) -> tuple[Scenario | None, list[Problem]]:
-    """The scenario of a file and its problems; the scenario is None where one of them keeps it from being made."""
+    """Return the scenario of a file and its problems. The scenario is None if a problem prevents making it."""
     name = str(path)
     try:
-        # Bytes, so that Python's own rules hold for a byte order mark and for a line that names another encoding.
+        # Bytes, so that Python handles a byte order mark and an encoding line.
         tree = ast.parse(path.read_bytes() if text is None else text, filename=name)
     except SyntaxError as error:
         return None, [Problem(name, error.lineno or 1, f"not Python: {error.msg}")]
-    except (OSError, ValueError) as error:  # the latter of a null byte, or of bytes that are no UTF-8
+    except (OSError, ValueError) as error:  # ValueError: a null byte, or bytes that are not UTF-8
         return None, [Problem(name, 1, f"cannot be read: {error}")]
-    except (RecursionError, MemoryError):  # what Python's own parser says of a hundred brackets in each other
+    except (RecursionError, MemoryError):  # Python's parser, for a hundred nested brackets
         return None, [Problem(name, 1, "not Python: nested too deep")]
     reader = _Reader(name)
     value = reader.module(tree)
@@ -367,12 +364,12 @@ def read(path: Path, text: str | None = None) -> tuple[Scenario | None, list[Pro
 
 
 def check_file(path: Path) -> list[Problem]:
-    """Every problem of one scenario file; an empty list means that it can be run."""
+    """Return every problem of one scenario file; an empty list means that it can run."""
     return read(path)[1]
 
 
 def load_file(path: Path) -> Scenario:
-    """The scenario of a file. Raises `ScenarioError` naming every problem."""
+    """Return the scenario of a file. Raises `ScenarioError` with every problem."""
     scenario, problems = read(path)
     if problems or scenario is None:
         raise ScenarioError(

@@ -1,8 +1,4 @@
-"""A scenario: one upstream bug as a declaration.
-
-The classes here are what a scenario file declares with the words of `vllm_repro.vocabulary`; `vllm_repro.scenario.reader` reads such a
-file and finds its mistakes. Nothing here boots, asks or decides anything.
-"""
+"""Records of a scenario: one upstream bug, as a file declares it with the words of `vllm_repro.vocabulary`."""
 
 from __future__ import annotations
 
@@ -31,14 +27,14 @@ Capture = Literal["", "guard", "record"]
 LabWeights = Literal["dummy", "made"]
 
 _NARROW = 256
-"""Width of a stand-in between its layers. No workspace and no KV cache depends on it, and every matrix product does."""
+"""Hidden size of a dummy model. Workspaces and KV caches do not depend on it; the time of every matrix product does."""
 
 
 @dataclass(frozen=True)
 class Edit:
-    """One small change of the reported command, with the words that declared it, and why where a report is to say so.
+    """One change of the reported command. words: its declaration. why: reason for the report.
 
-    in_lab, in_dummy: the change that does the same to the lab's smaller model and pool, or to the dummy one's, where it is another one.
+    in_lab, in_dummy: the edit to use instead with the lab's smaller model and pool, or with the dummy model.
     """
 
     words: str
@@ -53,10 +49,9 @@ class Edit:
 
 @dataclass(frozen=True)
 class Arm:
-    """One server configuration: the reported command with edits, and possibly a workload of its own.
+    """One server configuration: the reported command with edits, and optionally its own workload, trigger and bad releases.
 
-    patches: changes of vLLM's source that are laid over the release it runs. bad: the releases in which it dies, where they are not
-    those of the scenario's status. trigger: what must have happened in it, where that is not the scenario's.
+    patches: overlay over vLLM's source. bad: version specifier that replaces the scenario's.
     """
 
     name: str
@@ -69,20 +64,19 @@ class Arm:
     trigger: Condition | None = field(default=None, kw_only=True)
 
     def changed_source(self) -> tuple[str, ...]:
-        """Each change of vLLM's source, as the sentence that a report has of it."""
+        """Return one sentence for each patch, for a report."""
         return tuple(f"{patch}" + (f": {patch.why}" if patch.why else "") for patch in self.patches)
 
 
 @dataclass(frozen=True)
 class Model:
-    """A public stand-in for the reported model, and the attention shape that matters.
+    """A public model in place of the reported one, and its attention shape.
 
-    name: what `--model` defaults to. block_size: KV-cache block in tokens when no flag sets it. full_attention_interval: every
-    n-th layer is full attention (1: all are). window_groups: the groups of layers with a sliding window that share the pool with one
-    group of full attention, each with its block size and window in tokens. group_pages: bytes of one block of each group, that of full
-    attention first, by which vLLM to 0.24.0 words the size of the pool. kv_cache_tokens, kv_cache_gib: the KV cache of the report's
-    boot log, on each GPU, for a rehearsal, which has no memory to measure. tiny_will_do: whether any weights show the bug, so that a
-    tiny model of random weights may stand in on a machine that cannot hold the real one.
+    name: default of `--model`. block_size: KV-cache block in tokens if no flag sets it. full_attention_interval: every n-th layer has
+    full attention. window_groups: (block size, window) in tokens of each group of sliding-window layers that shares the pool with the
+    full-attention group. group_pages: bytes of one block of each group, full attention first; vLLM up to 0.24.0 logs the pool by them.
+    kv_cache_tokens, kv_cache_gib: KV cache of each GPU in the report's boot log, for the rehearsal.
+    tiny_will_do: True if any weights show the bug, so that a tiny model of random weights can replace it.
     """
 
     name: str
@@ -111,7 +105,7 @@ class Model:
             raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly")
 
     def shape(self) -> dict[str, Any]:
-        """The shape under the names that a model's config.json uses."""
+        """Return the shape with the names of a model's config.json."""
         told = {
             "window_groups": list(self.window_groups),
             "group_pages": list(self.group_pages),
@@ -133,12 +127,12 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Dummy:
-    """The model of random weights that stands in for the reported one (`--weights dummy`): the same attention, few layers.
+    """The random-weight model of `--weights dummy`: the reported attention, few layers.
 
-    layers: their number where all are of full attention, else the kind of each. window: of its sliding layers, in tokens. heads, kv_heads,
-    head_dim: those of the reported model unless given. family: the code of vLLM that runs it; unless given a gemma3 where it has sliding
-    layers, else a qwen3. drafts: how many further layers draft tokens for it. fp8: see `StandIn`. changes: edits of the reported command
-    that such a model needs, each with its `why`; they come before an arm's own. why: what makes it stand for the reported model.
+    layers: a number of full-attention layers, or the kind of each layer. window: of sliding layers, in tokens. heads, kv_heads, head_dim:
+    default to the model's. family: model code of vLLM; default gemma3 with sliding layers, else qwen3. drafts: number of draft layers.
+    fp8: see `StandIn`. changes: edits that this model needs, each with `why`, applied before an arm's own.
+    why: reason that it can replace the reported model.
     """
 
     layers: int | Sequence[Kind]
@@ -158,7 +152,7 @@ class Dummy:
             raise ValueError("window=… goes with sliding layers, and they with it")
 
     def shape(self, model: Model) -> StandIn:
-        """Of the stand-in for `model`. Raises `ValueError` for one that cannot be."""
+        """Return the tiny model in place of `model`. Raises `ValueError` for an impossible shape."""
         layers: Sequence[Kind] = ["full"] * self.layers if isinstance(self.layers, int) else self.layers
         return StandIn(
             family=self.family or ("gemma3" if "sliding" in layers else "qwen3"),
@@ -176,13 +170,11 @@ class Dummy:
 
 @dataclass(frozen=True, kw_only=True)
 class Lab(Dummy):
-    """How a scenario goes to the lab: a real release on the CPU, with its CUDA parts replaced, and a model that a CPU can run.
+    """Settings of the lab: a real release on the CPU, with its CUDA parts replaced, and a model that a CPU can run.
 
-    mechanism: the part of the lab's plugin that does it. capture: what is done while CUDA graphs are captured: "guard" refuses what CUDA
-    refuses then, "record" also replays the graphs while serving; where it is empty the same batches run and nothing looks on. weights:
-    "made" where answers are to be compared, which dummy ones do not allow (`vllm_repro.releases.weights`). arms: names of those that a run
-    takes where none is named, since each boot is half a minute of a CPU; all of them where this is empty. vllm: the release of a run
-    that names none, where the scenario's own cannot be installed.
+    mechanism: part of the lab's plugin. capture: during graph capture, "guard" refuses what CUDA refuses, "record" also replays the
+    graphs while serving, "" does nothing. weights: "made" to compare answers, which dummy weights do not allow.
+    arms: arms that a run boots by default; empty for all. vllm: default release if `try_with` cannot be installed.
     """
 
     mechanism: str
@@ -194,7 +186,7 @@ class Lab(Dummy):
 
 @dataclass(frozen=True)
 class Needs:
-    """Hardware without which a boot means nothing. gpu_memory_gb per GPU; capability as CUDA counts it, for example 8.0."""
+    """Required hardware. gpu_memory_gb: per GPU. capability: CUDA compute capability, for example 8.0."""
 
     gpus: int = 0
     gpu_memory_gb: float = 0
@@ -221,7 +213,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Status:
-    """Which releases have the bug: version specifiers as pip writes them, for example bad=">=0.21.0,<0.24.0", good=">=0.24.0"."""
+    """Releases with and without the bug, as pip specifiers: bad=">=0.21.0,<0.24.0", good=">=0.24.0"."""
 
     bad: str
     good: str = ""
@@ -234,7 +226,7 @@ class Status:
                 raise ValueError(f"{text!r} is no version specifier, such as '>=0.21.0,<0.24.0'") from error
 
     def contradictions(self) -> set[str]:
-        """Versions that are named as a bound and fall under both."""
+        """Return the bounds that are both bad and good."""
         if not self.good:
             return set()
         bad, good = SpecifierSet(self.bad, prereleases=True), SpecifierSet(self.good, prereleases=True)
@@ -245,7 +237,7 @@ class Status:
         return not self.good
 
     def standing(self, version: str | None) -> Standing:
-        """What is declared for `version`, as the server reports it; a nightly counts as what its number says."""
+        """Return the declared standing of `version`, as the server reports it. A nightly counts by its number."""
         try:
             parsed = Version(version or "")
         except InvalidVersion:
@@ -277,11 +269,11 @@ def _bound(text: str, operators: tuple[str, ...]) -> str | None:
 class Scenario:
     """One upstream bug.
 
-    id: name on the command line. issue: `owner/repository#number`. filed: False where nobody has reported it, and `issue` is only what it
-    is nearest to. command: the reported command, word for word. try_with: the release that a run uses when none is named; one that has
-    the bug. same_death_as: the scenario whose signature this one shares; a log from elsewhere is this bug only where its release no
-    longer has that one. signature: of a bug that kills. throughput: what `--throughput` measures. output: what is asked of an engine that
-    lived. causes: changes of vLLM that `causes` tries one at a time. about: what the file says at its head, in paragraphs.
+    issue: `owner/repository#number`. filed: False if nobody has reported the bug; `issue` is then the nearest one.
+    command: the reported command, word for word. try_with: default release of a run; one with the bug.
+    same_death_as: a scenario with the same signature; a log counts as this one only if its release no longer has that bug.
+    signature: of a bug that crashes the engine. throughput: loads of `--throughput`. output: checks of the answers of an engine that lived.
+    causes: changes of vLLM for `vllm-repro causes`. about: docstring of the file.
     """
 
     id: str
@@ -304,7 +296,7 @@ class Scenario:
     output: Checks | None = None
     filed: bool = True
     causes: Causes | None = None
-    about: str = field(default="", compare=False)  # of a file that was read; one that was imported keeps it to itself
+    about: str = field(default="", compare=False)  # set by the reader
 
     @property
     def issue_url(self) -> str:
@@ -313,20 +305,20 @@ class Scenario:
 
     @property
     def try_in_lab(self) -> str:
-        """The release of a run in the lab that names none."""
+        """Default release of a run in the lab."""
         return (self.lab.vllm if self.lab else "") or self.try_with
 
     def reported(self) -> ServeCommand:
-        """The reported command, parsed."""
+        """Return the reported command, parsed."""
         return parse(self.command)
 
     def arm(self, name: str) -> Arm | None:
         return next((arm for arm in self.arms if arm.name == name), None)
 
     def status_of(self, arm: Arm) -> Status:
-        """The scenario's status, with the arm's own bad releases where it has some. Raises ValueError where they are no specifier.
+        """Return the scenario's status, with the arm's own bad releases if it has some.
 
-        An arm that changes the source is no release: where the change is what kills it, that releases are good says nothing of it.
+        Good releases do not apply to an arm with patches: the patch may cause the crash. Raises `ValueError` for a wrong specifier.
         """
         return Status(arm.bad, "" if arm.patches else self.status.good) if arm.bad else self.status
 
@@ -335,9 +327,9 @@ class Scenario:
         return (self.throughput,) if isinstance(self.throughput, Load) else tuple(self.throughput)
 
     def has_own_server(self, arm: Arm) -> bool:
-        """Whether no earlier arm has the same server: one that differs in its requests alone serves no faster, and says nothing else.
+        """Return True if no earlier arm has the same server, so that measuring its throughput tells more.
 
-        Raises `CommandError` where an edit does not fit.
+        Raises `CommandError` if an edit does not fit.
         """
 
         def server(one: Arm) -> tuple[ServeCommand, tuple[Patch, ...]]:
@@ -348,21 +340,21 @@ class Scenario:
 
     @property
     def stand_in(self) -> StandIn | None:
-        """What `--weights dummy` serves; None where the scenario does not say."""
+        """Tiny model of `--weights dummy`; None if the scenario has none."""
         if self.dummy is not None:
             return self.dummy.shape(self.model)
         return StandIn() if self.model.tiny_will_do else None
 
     def command_of(self, arm: Arm) -> ServeCommand:
-        """The reported command with the edits of `arm`; raises `CommandError` where one does not fit."""
+        """Return the reported command with the edits of `arm`. Raises `CommandError` if one does not fit."""
         return self._edited(arm.edits)
 
     def command_in_lab(self, arm: Arm) -> ServeCommand:
-        """`command_of`, with the lab's changes first, so that an arm has the last word."""
+        """Return the command of `arm` in the lab: the lab's changes come first, so an arm can override them."""
         return self._edited([*(self.lab.changes if self.lab else ()), *(edit.in_lab or edit for edit in arm.edits)])
 
     def command_with_dummy(self, arm: Arm) -> ServeCommand:
-        """`command_of`, with the changes first that the stand-in needs."""
+        """Return the command of `arm` with the dummy model: its changes come first."""
         changes = self.dummy.changes if self.dummy else ()
         return self._edited([*changes, *(edit.in_dummy or edit for edit in arm.edits)])
 
@@ -374,14 +366,14 @@ class Scenario:
 
     @property
     def leading(self) -> tuple[Arm, ...]:
-        """The arm that shows the bug, and where it answers wrongly the one that its answer is held against."""
+        """The arm that shows the bug, and for wrong answers the baseline that it is compared with."""
         first = self.arms[0]
         baseline = self.arm(self.output.baseline) if self.output and first.expected is Expected.ERRS else None
         return (first,) if baseline is None else (first, baseline)
 
     @property
     def phase(self) -> str | None:
-        """Where the bug shows: the phase of the death, "answers" where it kills nothing; None where a death may come in any phase."""
+        """Phase of the crash, or "answers" without a signature; None if a crash may come in any phase."""
         return "answers" if self.signature is None else self.signature.phase
 
     def workload_of(self, arm: Arm) -> tuple[Step, ...]:

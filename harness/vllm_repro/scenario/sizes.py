@@ -1,27 +1,24 @@
-"""Sizes in tokens that a scenario states relative to the server's own flags.
+"""Sizes in tokens, relative to the server's flags.
 
     BATCH = flag("--max-num-batched-tokens")
     chat(prompt=BATCH + 129)
 
-A size is resolved against the arm's command, so an arm that edits the flag moves the boundary with it.
+A size is resolved against an arm's command, so an arm that edits the flag moves the boundary too.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from vllm_repro.command.command import ServeCommand
 from vllm_repro.errors import ScenarioError
-
-if TYPE_CHECKING:
-    from vllm_repro.command.command import ServeCommand
 
 __all__ = ["Size", "flag", "resolve", "sized"]
 
 
 @dataclass(frozen=True)
 class Size:
-    """`times` x the value of `flag` + `plus`, in tokens. lab: the size in the lab, where another is given for it; then `flag` is empty."""
+    """`times` x the value of `flag` + `plus`, in tokens. lab: the size in the lab, if it differs; `flag` is then empty."""
 
     flag: str
     times: int = 1
@@ -48,21 +45,21 @@ class Size:
 
 
 def flag(name: str) -> Size:
-    """The number that the server was given for `name`, for example `flag("--max-num-batched-tokens")`."""
+    """Return the number given for a flag, as a size: `flag("--max-num-batched-tokens") + 129`."""
     if not name.startswith("--"):
         raise ValueError(f"flag() takes a flag as it is written on the command line, such as '--{name.lstrip('-')}'")
     return Size(name)
 
 
 def sized(tokens: int, *, lab: int) -> Size:
-    """The reported size, and the one that does the same to the lab's smaller model and pool: `sized(90_109, lab=5_693)`."""
+    """Return the reported size, with the equivalent for the lab's smaller model and pool: `sized(90_109, lab=5_693)`."""
     if lab < 1 or tokens < 1:
         raise ValueError("sized(…, lab=…) takes two numbers of tokens, 1 or more")
     return Size("", plus=tokens, lab=lab)
 
 
 def resolve(size: int | Size, command: ServeCommand, *, in_lab: bool = False) -> int:
-    """`size` in tokens for this command. Raises `ScenarioError` where the command does not carry the flag."""
+    """Return `size` in tokens for this command. Raises `ScenarioError` if the command does not have the flag."""
     if isinstance(size, int):
         return size
     if size.lab is not None:

@@ -1,9 +1,7 @@
-"""The words of a scenario file, all in one place.
+"""Vocabulary of scenario files.
 
-    from vllm_repro.scenario.vocabulary import Scenario, arm, chat, dies, flag, ...
-
-A scenario file is ordinary Python for an editor and a type checker, but it is read as data (see `vllm_repro.scenario.reader`): only
-these words, literals and names that the file itself assigns may occur in it, so a scenario from a stranger runs no code.
+A scenario file is Python for an editor and a type checker, but it is read as data (see `vllm_repro.scenario.reader`). It may contain
+only these words, literals, and names that it assigns itself.
 """
 
 from __future__ import annotations
@@ -94,9 +92,9 @@ spins = Expected.SPINS
 
 
 def with_flags(*words: str, lab: str = "", dummy: str = "", why: str = "") -> Edit:
-    """Adds flags, or replaces those of the same name: `with_flags("--max-num-batched-tokens 8192")`.
+    """Add flags, or replace those of the same name: `with_flags("--max-num-batched-tokens 8192")`.
 
-    lab: those that do the same to the lab's smaller model and pool. dummy: those that do it to the model of `--weights dummy`.
+    lab: flags to use instead with the lab's smaller model and pool. dummy: likewise with `--weights dummy`.
     """
 
     def apply(command: ServeCommand) -> ServeCommand:
@@ -107,7 +105,7 @@ def with_flags(*words: str, lab: str = "", dummy: str = "", why: str = "") -> Ed
 
 
 def without(*names: str, why: str = "") -> Edit:
-    """Takes flags away: `without("--speculative-config")`."""
+    """Remove flags: `without("--speculative-config")`."""
 
     def apply(command: ServeCommand) -> ServeCommand:
         return command.without(*names)
@@ -116,7 +114,7 @@ def without(*names: str, why: str = "") -> Edit:
 
 
 def simple_cpu_offload(cpu_bytes: int, *, lazy: bool = False) -> str:
-    """The flag that turns the simple CPU offload connector on with room for so many bytes: `with_flags(simple_cpu_offload(131_072))`."""
+    """Return the flag that enables the simple CPU offload connector: `with_flags(simple_cpu_offload(131_072))`."""
     room = {"cpu_bytes_to_use": cpu_bytes} | ({"lazy_offload": True} if lazy else {})
     config = {"kv_connector": "SimpleCPUOffloadConnector", "kv_role": "kv_both", "kv_connector_extra_config": room}
     return f"--kv-transfer-config '{json.dumps(config, separators=(',', ':'))}'"
@@ -131,12 +129,12 @@ def signature(
     source: str | None = None,
     not_in_message: Sequence[str] = (),
 ) -> Signature:
-    """What this bug's death looks like: see `vllm_repro.diagnosis.signature.Signature`. `{name}` in the message is a hole that is kept."""
+    """Return the crash signature of a bug: see `vllm_repro.diagnosis.signature.Signature`. `{name}` in the message captures a value."""
     return Signature(exception, message, tuple(frames), Phase(phase), source, tuple(not_in_message))
 
 
 def patched(file: str, *, was: str, now: str, why: str = "") -> Patch:
-    """Changes vLLM's own source: in `file`, such as "vllm/v1/core/block_pool.py", the text `was`, which is there once, becomes `now`."""
+    """Patch vLLM's source: in `file`, such as "vllm/v1/core/block_pool.py", replace `was`, which occurs once, by `now`."""
     return Patch(file, was, now, why)
 
 
@@ -149,13 +147,12 @@ def arm(
     trigger: Condition | None = None,
     why: str = "",
 ) -> Arm:
-    """One server configuration, what it is expected to do, and the edits that make it from the reported command.
+    """Return a server configuration: the edits of the reported command, and the expected result.
 
-    bad: the releases in which an arm dies, where they are others than the scenario's. trigger: what must have happened in it, where that
-    is another thing than in the others.
+    bad: releases with the bug, if not the scenario's. trigger: the arm's own trigger, if not the scenario's.
     """
     if bad:
-        Status(bad)  # raises where it is no specifier
+        Status(bad)  # raises ValueError for a wrong specifier
     return Arm(
         name,
         expected,
@@ -169,12 +166,12 @@ def arm(
 
 
 def lengths(*, blocks: Sequence[int], over: Sequence[int]) -> Lengths:
-    """Prompts between so many whole blocks, and between so many tokens over: `lengths(blocks=(160, 235), over=(25, 31))`."""
+    """Return prompt lengths of 160 to 235 whole blocks and 25 to 31 more tokens: `lengths(blocks=(160, 235), over=(25, 31))`."""
     return Lengths(tuple(blocks), tuple(over))
 
 
 def cause(
     name: str, release: str, expected: Expected, *patches: Patch, arm: str = "reported", believed: str = ""
 ) -> Cause:
-    """A change of `release`, made in it alone, and whether it then dies or lives. believed: who takes it for a fix that it is not."""
+    """Return a change of `release`, and whether it then dies or lives. believed: who takes it for a fix that it is not."""
     return Cause(name, release, expected, tuple(patches), arm, believed)

@@ -1,4 +1,4 @@
-"""What a trial asks of the server: ordered steps of requests, sized in tokens.
+"""Workload of a trial: ordered steps of requests, sized in tokens.
 
     workload=[
         chat(prompt=100, max_tokens=8),
@@ -9,8 +9,8 @@
         conversation(first=700, adds=[100, 600]),
     ]
 
-Prompts are made to the exact length by the server's own `/tokenize` (see `vllm_repro.client.prompts`), chat template included, and salted
-at their head, so that no prefix cache shortens them behind the scenario's back.
+The server's `/tokenize` makes prompts of the exact length, chat template included (see `vllm_repro.client.prompts`). A salt at the head
+keeps them out of the prefix cache.
 """
 
 from __future__ import annotations
@@ -47,13 +47,11 @@ IDLE_AFTER = 5.0
 class Request:
     """One request.
 
-    endpoint: path below the server's root, `/v1/chat/completions` or `/v1/completions`.
-    prompt: an exact length in tokens (template included), or a literal text.
-    max_tokens: output budget. The answer is greedy (`temperature` 0) unless `fields` says otherwise.
-    stream: ask for server-sent events. A plain request sees a death as an HTTP 500, a stream as an error event after a 200.
-    fields: further body fields, sent as they are.
-    shared: the prompt's first so many tokens are the same in every request of the trial that shares; only for a text completion.
-    conversation: the conversation whose next turn this is; empty for a request of its own.
+    endpoint: `/v1/chat/completions` or `/v1/completions`. prompt: length in tokens (template included), or a text.
+    max_tokens: the answer is greedy (`temperature` 0) unless `fields` changes it.
+    stream: server-sent events. A crash is an HTTP 500 for a plain request, an error event after a 200 for a stream.
+    fields: further body fields. shared: leading tokens that all sharing completions have in common.
+    conversation: name of the conversation that this is a turn of; empty for a single request.
     """
 
     endpoint: str
@@ -84,7 +82,7 @@ class Together:
 
 @dataclass(frozen=True)
 class Conversation:
-    """The turns of one growing chat, one after another, each with everything that was said before."""
+    """Turns of one growing chat, in order; each prompt holds all messages before it."""
 
     turns: tuple[Request, ...]
 
@@ -94,7 +92,7 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Pause:
-    """Nothing for some seconds."""
+    """Wait of some seconds."""
 
     seconds: float
 
@@ -104,7 +102,7 @@ class Pause:
 
 @dataclass(frozen=True)
 class Rest:
-    """Nothing, until the engine has come to rest; one that goes on working for so many seconds never does."""
+    """Wait until the engine is idle. One still busy after `within` seconds counts as never idle."""
 
     within: float
 
@@ -125,7 +123,7 @@ def _checked(prompt: int | Size | str, max_tokens: int | Size) -> None:
 
 
 def _frozen(value: Any) -> Any:
-    """Lists as tuples, at any depth, so that two declarations of the same request are equal however they were read."""
+    """Turn lists into tuples, at any depth, so that equal declarations compare equal."""
     match value:
         case dict():
             return {key: _frozen(inner) for key, inner in value.items()}
@@ -137,7 +135,7 @@ def _frozen(value: Any) -> Any:
 def chat(
     *, prompt: int | Size | str, max_tokens: int | Size = 8, stream: bool = True, name: str = "", **fields: Any
 ) -> Request:
-    """A chat completion with one user message; `prompt` counts the chat template too."""
+    """Return a chat completion with one user message; `prompt` counts the chat template too."""
     _checked(prompt, max_tokens)
     return Request("/v1/chat/completions", prompt, max_tokens, stream, name, _frozen(fields))
 
@@ -151,7 +149,7 @@ def completion(
     name: str = "",
     **fields: Any,
 ) -> Request:
-    """A text completion. `shared`: its first so many tokens are those of every other one that shares, for the prefix cache to find."""
+    """Return a text completion. Its first `shared` tokens are those of all sharing completions, for the prefix cache."""
     _checked(prompt, max_tokens)
     if shared and isinstance(prompt, str):
         raise ValueError("shared counts tokens of a prompt that is stated as a size")
@@ -169,10 +167,10 @@ def conversation(
     stream: bool = True,
     name: str = "turn",
 ) -> Conversation:
-    """A chat whose prompt has `first` tokens and grows by each of `adds`: a reply to what came before, and a message of the user.
+    """Return a chat whose first prompt has `first` tokens and which grows by each of `adds`: a reply and a user message.
 
-    With `tools` (schemas, as the API takes them) a reply is a call of the first one and the next message its result. Replies are made
-    up, not the model's: random weights would not keep to a tool's schema, and what they said would make the lengths a matter of luck.
+    With `tools` (schemas, as in the API) each reply calls the first tool and the next message is its result. Replies are fixed texts:
+    random weights would break a tool's schema and make the lengths random.
     """
     _checked(first, max_tokens)
     if not adds or min(adds) < 1:
@@ -189,14 +187,14 @@ def conversation(
 
 
 def together(*requests: Request) -> Together:
-    """These requests at the same time; the step ends when the last one has."""
+    """Send these requests at the same time; the step ends with the last one."""
     if len(requests) < 2:
         raise ValueError("together() takes two requests or more")
     return Together(requests)
 
 
 def pause(seconds: float) -> Pause:
-    """Waits, with everything still being watched."""
+    """Wait; the server is still watched."""
     if seconds < 0:
         raise ValueError("pause() takes seconds, 0 or more")
     return Pause(seconds)
@@ -210,7 +208,7 @@ def rest(*, within: float) -> Rest:
 
 
 def requests_of(steps: tuple[Step, ...]) -> Iterator[Request]:
-    """Every request of a workload, in order."""
+    """Yield every request of a workload, in order."""
     for step in steps:
         if isinstance(step, Request):
             yield step
