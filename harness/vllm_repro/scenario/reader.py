@@ -16,10 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import add, and_, mul, or_, sub
 from pathlib import Path
-from typing import Any
-
-from beartype import BeartypeConf
-from beartype.door import is_bearable
+from typing import Any, Literal
 
 from vllm_repro.errors import ScenarioError
 from vllm_repro.scenario import vocabulary
@@ -31,7 +28,6 @@ from vllm_repro.trigger.trigger import Condition
 __all__ = ["Problem", "check_file", "load_file", "read"]
 
 WORDS: Mapping[str, Any] = {name: getattr(vocabulary, name) for name in vocabulary.__all__}
-_NUMBERS = BeartypeConf(is_pep484_tower=True)  # an int is a float, as for a type checker
 _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: add,
     ast.Sub: sub,
@@ -78,21 +74,22 @@ class _Bad:
 _BAD = _Bad()
 
 
-def _listed(hint: Any) -> Any:
-    """Return the type hint with a tuple for each sequence, at any depth: a text must not pass as a sequence of texts."""
-    origin, inside = typing.get_origin(hint), tuple(map(_listed, typing.get_args(hint)))
-    if origin is Sequence:
-        return types.GenericAlias(tuple, (inside[0], ...))
-    if origin in (typing.Union, types.UnionType):
-        return typing.Union[inside]  # noqa: UP007  # of a tuple of hints
-    return origin[inside] if origin in (tuple, Mapping) else hint
-
-
 def _fits(value: Any, hint: Any) -> bool:
-    """Return True if the value fits the type hint. beartype checks one random element of a list, so check each here."""
-    hint = _listed(hint)
-    whole = is_bearable(value, hint, conf=_NUMBERS)
-    return whole and (not isinstance(value, tuple) or all(is_bearable((one,), hint, conf=_NUMBERS) for one in value))
+    """Return True if the value has the type of the hint. Lists are read as tuples; an int is a float; a text is no sequence."""
+    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return True
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, one) for one in inside)
+    if origin is Literal:
+        return value in inside
+    if origin is Sequence or (origin is tuple and inside[-1] is ...):
+        return isinstance(value, tuple) and all(_fits(one, inside[0]) for one in value)
+    if origin is tuple:
+        return isinstance(value, tuple) and len(value) == len(inside) and all(map(_fits, value, inside))
+    if origin is Mapping:
+        return isinstance(value, Mapping) and all(_fits(k, inside[0]) and _fits(v, inside[1]) for k, v in value.items())
+    return isinstance(value, (int, float) if hint is float else hint)
 
 
 @dataclass

@@ -64,9 +64,9 @@ def playing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callab
             return Overlaid(Provisioned(release.version, patches[0].was, Path("python"), tmp_path, ()), {})
 
         for module in ("vllm_repro_explore.explore", "vllm_repro_explore.causes"):
-            monkeypatch.setattr(module, "Driver", Fake)
-            monkeypatch.setattr(module, "provision", provision)
-            monkeypatch.setattr(module, "driver_model", lambda: tmp_path)
+            monkeypatch.setattr(f"{module}.Driver", Fake)
+            monkeypatch.setattr(f"{module}.provision", provision)
+            monkeypatch.setattr(f"{module}.driver_model", lambda: tmp_path)
         monkeypatch.setattr("vllm_repro_explore.causes.overlay", overlay)
         monkeypatch.setenv("VLLM_REPRO_REPORTS", str(tmp_path / "reports"))
 
@@ -131,10 +131,10 @@ def test_an_interrupted_search_keeps_and_tells_what_it_has(playing: Any, tmp_pat
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["explore"], "a SCENARIO, or a --connector"),
-        (["explore", "sco-hybrid", "--connector", "none"], "a SCENARIO, or a --connector"),
+        (["explore"], "name either a SCENARIO or a --connector"),
+        (["explore", "sco-hybrid", "--connector", "none"], "name either a SCENARIO or a --connector"),
         (["explore", "tq-chunked-prefill"], "does not declare the layers"),
-        (["explore", "--connector", "none", "--arm", "reported"], "--arm is of a scenario"),
+        (["explore", "--connector", "none", "--arm", "reported"], "--arm needs a SCENARIO"),
         (["causes", "min-tokens-stop-ids"], "names no changes to try"),
     ],
 )
