@@ -39,8 +39,12 @@ def test_the_loss_and_the_fix_and_nothing_else_is_called(harness: Harness, repor
 
 
 @pytest.mark.usefixtures("reports")
-def test_one_night_without_news_is_a_line(harness: Harness) -> None:
-    done = harness("history", "--scenario", "tq-prefix-hit", env=UTC)
+def test_one_night_without_news_is_a_line(harness: Harness, tmp_path: Path) -> None:
+    table = tmp_path / "runs.csv"
+    done = harness("history", "--scenario", "tq-prefix-hit", "--csv", str(table), env=UTC)
+    lines = table.read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 1 + 70 * 2 * 3  # nights, hosts, arms
+    assert f"table: {table}" in done.out
     assert "since the night of 2026-11-08:\n  nothing changed" in done.out
     assert "min-tokens-stop-ids" not in done.out
 
