@@ -1,15 +1,15 @@
-"""The errors of this package, as a tree:
+"""Errors of this package, as a tree.
 
     ReproError
     ├── UsageError        wrong command line, unknown scenario or arm            exit 64
-    ├── ScenarioError     a scenario file does not say what it must              exit 64
-    ├── CommandError      a pasted command line cannot be read                   exit 64
+    ├── ScenarioError     invalid scenario file                                  exit 64
+    ├── CommandError      unreadable pasted command line                         exit 64
     ├── Unsupported       this machine or this vLLM cannot do it                 outcome `unsupported`, exit 2
     ├── InfraError        host, engine, disk, network or install trouble         outcome `infra`, exit 2
-    └── HarnessBug        this package did something that it must not            exit 70
+    └── HarnessBug        fault of this package                                  exit 70
 
-Each carries the sentence that says what happened and, in `hint`, what to do next. What an engine does (it dies, it hangs, it never
-becomes ready) is never an error of this package: it is an outcome, see `vllm_repro.verdict.outcome`.
+A message says what happened; `hint` says what to do next. What an engine does (crash, hang, failed boot) is an outcome, not an error: see
+`vllm_repro.verdict.outcome`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ __all__ = [
 ]
 
 INTERRUPTED = 130
-"""Exit status after a signal, which is no error of this package either."""
+"""Exit status after a signal."""
 
 
 class ReproError(Exception):
-    """Root of the tree. `str(error)` is one sentence for people; `hint` is the next step, or an empty string."""
+    """Root of the tree. `str(error)` is one sentence; `hint` is the next step, or empty."""
 
     exit_status = 70
 
@@ -40,7 +40,7 @@ class ReproError(Exception):
 
     @property
     def told(self) -> str:
-        """Both in one line."""
+        """Return message and hint in one line."""
         return f"{self} ({self.hint})" if self.hint else f"{self}"
 
 
@@ -51,7 +51,7 @@ class UsageError(ReproError):
 
 
 class ScenarioError(ReproError):
-    """A scenario file does not say what it must; the message holds one `file:line: problem` a line."""
+    """A scenario file is invalid; the message has one `file:line: problem` per line."""
 
     exit_status = 64
 
@@ -59,7 +59,7 @@ class ScenarioError(ReproError):
 class CommandError(ReproError):
     """A pasted `vllm serve` or `docker run` cannot be read.
 
-    `line` counts from 1 within the pasted text, so that a scenario file can point at the line in question.
+    `line` counts from 1 within the pasted text.
     """
 
     exit_status = 64
@@ -76,12 +76,12 @@ class Unsupported(ReproError):
 
 
 class InfraError(ReproError):
-    """Trouble that says nothing about the engine under test: the host, Docker, the disk, an install."""
+    """The host, Docker, the disk or an install failed; says nothing about the engine under test."""
 
     exit_status = 2
 
 
 class HarnessBug(ReproError):
-    """A promise of this package was broken; please report it."""
+    """This package has a fault; please report it."""
 
     exit_status = 70

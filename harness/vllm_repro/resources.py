@@ -1,4 +1,4 @@
-"""Where the files that come with the package are: in a checkout, or in an installed wheel, which carries them too."""
+"""Paths of the files that come with the package, in a checkout or in an installed wheel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CHECKOUT = _PACKAGE.parent.parent
 
 
 def _find(in_checkout: str, in_wheel: str) -> Path:
-    # The checkout comes first, so that an edited scenario is the one that runs.
+    # The checkout first, so that an edited scenario is used.
     checkout = [_CHECKOUT / in_checkout] if (_CHECKOUT / "pyproject.toml").is_file() else []
     for candidate in (*checkout, _PACKAGE / "_data" / in_wheel):
         if candidate.is_dir():
@@ -22,10 +22,10 @@ def _find(in_checkout: str, in_wheel: str) -> Path:
 
 
 def scenario_folder() -> Path:
-    """The folder of scenario files."""
+    """Return the folder of scenario files."""
     return _find("scenarios", "scenarios")
 
 
 def rehearsal_engine() -> Path:
-    """The folder that `python FOLDER serve …` runs."""
+    """Return the folder of the rehearsal engine, for `python FOLDER serve …`."""
     return _find("fixtures/rehearsal", "rehearsal")

@@ -167,7 +167,7 @@ def changed(event: str, /, **fields: object) -> list[bytes]:
 @pytest.mark.parametrize(
     ("journal", "says"),
     [
-        (changed("run-started", schema=99, harness_version="9.9"), "has schema 99, and this is for schema 1"),
+        (changed("run-started", schema=99, harness_version="9.9"), "has schema 99, and this release reads schema 1"),
         (changed("run-started", arms=None, reproduce=None), "it lacks '"),
         (changed("trial-ended", outcome="exploded"), "'exploded' is not a valid Outcome"),
         (changed("run-started") * 2, "holds 2 runs, or one of them several times"),

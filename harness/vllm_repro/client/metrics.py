@@ -1,9 +1,8 @@
-"""What `/metrics` says, as far as the harness asks it. Pure: text in, values out.
+"""Reader for vLLM's `/metrics` page, names as in vLLM 0.19 to 0.32.
 
-Names are those of vLLM 0.19 to 0.32. Three traps. `vllm:iteration_tokens_total` is a histogram in spite of its name. It does not count
-chunks: a step that only prefills a part of a prompt records nothing, and the step that gives the first token records the whole prompt
-that was computed for it, so one observation above `max_num_batched_tokens` proves several chunks and their number proves nothing. And
-every counter has a `_created` twin.
+`vllm:iteration_tokens_total` is a histogram. It does not count chunks of a prompt: a step that prefills a part records nothing, and the
+step with the first token records the whole computed prompt. So one observation above `max_num_batched_tokens` proves several chunks, but
+their number proves nothing.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ __all__ = ["Reading", "read_metrics", "steps_between"]
 _STEPS = "vllm:iteration_tokens_total"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Reading:
-    """One scrape.
+    """Values of one scrape.
 
-    cache_hits: prompt tokens that came from the prefix cache, None where the server does not say. steps: recorded iterations by upper
-    bound of tokens (cumulative, as Prometheus counts buckets).
+    cache_hits: prompt tokens from the prefix cache, None if the server does not report them. steps: recorded iterations by upper bound of
+    tokens, cumulative.
     """
 
     running: float = 0.0
@@ -38,15 +37,15 @@ class Reading:
 
     @property
     def progress(self) -> tuple[float, ...]:
-        """Numbers that move whenever the engine does. Among chunks of one long prompt only the KV cache's usage moves.
+        """Return numbers that change whenever the engine does. Between chunks of one long prompt only the KV cache usage changes.
 
-        With no request running it says nothing: a connector that copies blocks holds them meanwhile, and may do so for ever.
+        That usage does not count while no request runs: a connector may hold blocks for ever.
         """
         return (self.step_count, self.prompt_tokens, self.generation_tokens, self.kv_usage if self.running else 0.0)
 
 
 def read_metrics(text: str) -> Reading:
-    """A page of `/metrics`; sums over engines. Lines that are no metrics are an error of the server, and give an empty reading."""
+    """Return the values of a page, summed over engines; an empty reading if it is not a metrics page."""
     totals: dict[str, float] = {}
     steps: dict[float, float] = {}
     started: float | None = None
@@ -63,20 +62,20 @@ def read_metrics(text: str) -> Reading:
     except (ValueError, KeyError):
         return Reading()
     return Reading(
-        totals.get("vllm:num_requests_running", 0.0),
-        totals.get("vllm:num_requests_waiting", 0.0),
-        totals.get("vllm:prompt_tokens_total", 0.0),
-        totals.get("vllm:generation_tokens_total", 0.0),
-        totals.get(f"{_STEPS}_count", 0.0),
-        totals.get("vllm:kv_cache_usage_perc", 0.0),
-        totals.get("vllm:prefix_cache_hits_total"),
-        started,
-        steps,
+        running=totals.get("vllm:num_requests_running", 0.0),
+        waiting=totals.get("vllm:num_requests_waiting", 0.0),
+        prompt_tokens=totals.get("vllm:prompt_tokens_total", 0.0),
+        generation_tokens=totals.get("vllm:generation_tokens_total", 0.0),
+        step_count=totals.get(f"{_STEPS}_count", 0.0),
+        kv_usage=totals.get("vllm:kv_cache_usage_perc", 0.0),
+        cache_hits=totals.get("vllm:prefix_cache_hits_total"),
+        started=started,
+        steps=steps,
     )
 
 
 def steps_between(before: Reading, after: Reading) -> tuple[str, ...]:
-    """The iterations recorded between two scrapes, largest first, as text: `1 of 4,097 to 8,192 tokens`."""
+    """Return the iterations between two scrapes as text, largest first: `1 of 4,097 to 8,192 tokens`."""
     found: list[str] = []
     below = 0.0
     bounds = sorted(after.steps)

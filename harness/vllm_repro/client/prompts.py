@@ -1,11 +1,10 @@
-"""Prompts of an exact length, as the server itself counts it.
+"""Prompts of an exact length in tokens.
 
-The server's own `/tokenize` is asked, chat template included, because a count by another tokenizer, or by words, misses by a few tokens
-and a boundary is crossed or not by one. A prompt is salted at its head, so that no prefix cache shortens it, and made from a seed, so
-that a run can be repeated.
+The server's own `/tokenize` counts them, with its chat template: another tokenizer is off by a few tokens, and one token decides whether a
+boundary is crossed. A prompt begins with a salt, so that no prefix cache shortens it, and is made from a seed, so that it can be repeated.
 
-A text of known words is counted once, then padded with words that cost one token each in nearly every vocabulary: two or three calls as a
-rule, for 100 tokens as for 90,000. Where a vocabulary is so odd that the padding does not come out, a few other fillers are tried.
+A text of known words is counted once, then padded with words that cost one token each in nearly every vocabulary. That takes two or three
+calls, for 100 tokens as for 90,000. For other vocabularies a few fillers are tried.
 """
 
 from __future__ import annotations
@@ -32,19 +31,22 @@ _PADDING = ((" the", " and", " of"), (" a", " b", " c"), ("1", ".", ":"))
 _FILLERS = (" a", "?", "#", " 7", "Q", "~", "\n", " x?", "é")
 _MOST_CALLS = 40
 _IN_TEMPLATE = ("tools", "chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
-"""Fields that a chat completion and `/tokenize` both hand to the chat template."""
+"""Fields that the chat template reads, in a chat completion and in `/tokenize`."""
 
 
 class PromptError(ReproError):
-    """No prompt of this length can be made on this server."""
+    """This server has no prompt of this length."""
 
     exit_status = 2
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """`body` holds the fields of the request that carry the prompt; `tokens` is the server's count; `calls` what it took; `shared` how
-    many of its first tokens others have too."""
+    """Prompt for one request.
+
+    body: fields of the request that carry it. tokens: the server's count. calls: number of calls of `/tokenize`. shared: number of leading
+    tokens that other prompts share.
+    """
 
     body: dict[str, Any]
     tokens: int
@@ -65,7 +67,7 @@ def _salt(seed: str) -> str:
 
 
 async def fit(count: Count, tokens: int, seed: str) -> tuple[str, int]:
-    """A text that `count` measures as exactly `tokens`, and the number of calls. Raises `PromptError`."""
+    """Return a text of exactly `tokens` by `count`, and the number of calls. Raises `PromptError`."""
     calls = 0
 
     async def measure(text: str) -> int:
@@ -79,7 +81,7 @@ async def fit(count: Count, tokens: int, seed: str) -> tuple[str, int]:
     words = max(0, int(tokens * 0.85) - 24)
     text = salt + _text(words, seed)
     counted = await measure(text)
-    while counted > tokens and words:  # longer words than reckoned with: shrink in proportion, with some slack
+    while counted > tokens and words:  # words cost more than estimated: shrink
         words = max(0, int(words * tokens / counted * 0.97) - 1)
         text = salt + _text(words, seed)
         counted = await measure(text)
@@ -94,7 +96,7 @@ async def fit(count: Count, tokens: int, seed: str) -> tuple[str, int]:
 
 
 async def _pad(measure: Count, text: str, counted: int, tokens: int) -> str:
-    """`text`, lengthened from `counted` to `tokens`; `measure` counts the calls and gives up."""
+    """Lengthen `text` from `counted` to `tokens`. `measure` raises after too many calls."""
     for words in _PADDING:
         for _ in range(3):
             wanted = tokens - counted
@@ -102,7 +104,7 @@ async def _pad(measure: Count, text: str, counted: int, tokens: int) -> str:
                 return text
             longer = text + _cycled(words, wanted)
             now = await measure(longer)
-            if now > tokens:  # more than a token a word: as many words as fit
+            if now > tokens:  # more than one token a word: add fewer
                 longer = text + _cycled(words, int(wanted * wanted / (now - counted)))
                 now = await measure(longer)
             if not counted < now <= tokens:
@@ -120,7 +122,7 @@ async def _pad(measure: Count, text: str, counted: int, tokens: int) -> str:
 
 
 def _cycled(words: Sequence[str], count: int) -> str:
-    """`count` words, none twice in a row, since some vocabularies merge a repeated one."""
+    """Return `count` words without direct repeats, which some vocabularies merge."""
     return "".join(islice(cycle(words), count))
 
 
@@ -134,17 +136,19 @@ async def build_chat(
     message: Mapping[str, Any] = MappingProxyType({"role": "user"}),
     fields: Mapping[str, Any] = MappingProxyType({}),
 ) -> Prompt:
-    """A chat that is `tokens` long with its template: the messages `before`, then `message` with a content made to measure.
+    """Return a chat of `tokens` tokens with its template: the messages `before`, then `message` with generated content.
 
-    fields: the request's further body fields. Those that its template reads are a part of the prompt, and are counted.
+    fields: other fields of the request. Those that the template reads are counted.
     """
-    told = {name: fields[name] for name in _IN_TEMPLATE if fields.get(name) is not None}
+    template_fields = {name: fields[name] for name in _IN_TEMPLATE if fields.get(name) is not None}
 
     def messages(text: str) -> list[dict[str, Any]]:
         return [*before, {**message, "content": text}]
 
     async def count(text: str) -> int:
-        return await _count(client, {"model": model, "messages": messages(text), "add_generation_prompt": True, **told})
+        return await _count(
+            client, {"model": model, "messages": messages(text), "add_generation_prompt": True, **template_fields}
+        )
 
     text, calls = await fit(count, tokens, seed)
     return Prompt({"messages": messages(text)}, tokens, calls)
@@ -153,22 +157,19 @@ async def build_chat(
 async def build_completion(
     client: Client, model: str, tokens: int, seed: str, *, shared: int = 0, shared_seed: str = ""
 ) -> Prompt:
-    """A text completion's prompt, as the token ids themselves: their number is the length, whatever the vocabulary.
-
-    Its first `shared` ids are made from `shared_seed` and no more of them are: the others are made from `seed`.
-    """
+    """Return a prompt of token ids. The first `shared` ids depend only on `shared_seed`, the others on `seed`."""
     if not shared or shared == tokens:
         return Prompt({"prompt": await _ids(client, model, tokens, shared_seed if shared else seed)}, tokens, 1, shared)
     *head, following = await _ids(client, model, shared + 1, shared_seed)
     own = await _ids(client, model, tokens - shared + 1, seed)
-    # By chance the own ones may begin as the shared ones go on, and a block of the prefix cache would be full that should not be.
+    # If both continued with the same token by chance, one more would be shared, and could fill a block of the prefix cache.
     other = next((place for place, one in enumerate(own) if one != following), 0)
     own[0], own[other] = own[other], own[0]
     return Prompt({"prompt": head + own[:-1]}, tokens, 2, shared)
 
 
 async def build_needle(client: Client, model: str, tokens: int, seed: str) -> tuple[Prompt, str]:
-    """A text completion's prompt of `tokens` that says a number in its middle and asks for it at its end, and the number."""
+    """Return a prompt of `tokens` ids with a number in the middle and a question for it at the end, and that number."""
     number = str(random.Random("needle " + seed).randrange(10_000, 100_000))
     middle = await _tokenized(client, model, f" The secret number is {number}. Remember it.")
     end = await _tokenized(client, model, "\nThe secret number is")
@@ -189,7 +190,7 @@ async def _tokenized(client: Client, model: str, text: str) -> list[int]:
 
 
 async def _ids(client: Client, model: str, tokens: int, seed: str) -> list[int]:
-    # A word is at least one token in any vocabulary, and what is too much is cut off.
+    # A word is at least one token; the rest is cut off.
     response = await client.post("/tokenize", {"model": model, "prompt": _salt(seed) + _text(tokens, seed)})
     response.raise_for_status()
     ids: list[int] = response.json()["tokens"]

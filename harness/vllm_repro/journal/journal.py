@@ -1,8 +1,7 @@
-"""The journal: an append-only record of a run, one JSON object a line, flushed as things happen.
+"""Journal: the append-only record of a run, one JSON object per line.
 
-It is the truth of a run; every report is a rendering of it and can be made again. A line carries `t` (seconds since the epoch),
-`event` (what happened) and fields of that event. A run that was killed leaves a journal that ends early, possibly in the middle of a
-line: `read` gives what is there and says that it is cut. Keys and tokens never get here: a marker says what was taken out.
+It is the source of every report. A line holds `t` (epoch seconds), `event` and the fields of that event. A killed run leaves a journal that
+ends early, possibly in the middle of a line. Secrets are replaced before a line is written.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from vllm_repro.journal.redact import Redactor
 __all__ = ["SCHEMA", "Entry", "Journal", "Recording", "being_written", "head_of", "json_of", "legible", "read"]
 
 SCHEMA = 1
-"""Which journals these are; it rises with a change after which an older release would misread one."""
+"""Version of the format. It rises with changes that an older release would misread."""
 
 LAST_EVENT = "run-ended"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One line: when (epoch seconds), what, and its fields."""
+    """One line: time in epoch seconds, event, fields."""
 
     t: float
     event: str
@@ -43,31 +42,34 @@ class Entry:
         return self.fields[name]
 
     def get(self, name: str, default: Any = None) -> Any:
+        """Return a field, or `default`."""
         return self.fields.get(name, default)
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What a journal holds. `cut`: it does not end as a finished run's does; `damaged`: lines that could not be read."""
+    """Content of a journal. cut: the run did not finish. damaged: number of unreadable lines."""
 
     entries: tuple[Entry, ...]
     cut: bool
     damaged: int = 0
 
     def of(self, event: str) -> Iterator[Entry]:
+        """Return the entries of one event."""
         return (entry for entry in self.entries if entry.event == event)
 
     def first(self, event: str) -> Entry | None:
+        """Return the first entry of an event, or None."""
         return next(self.of(event), None)
 
     @property
     def end(self) -> Entry | None:
-        """What ended the run; None where it is cut."""
+        """Return the last entry, or None if the journal is cut."""
         return None if self.cut else self.entries[-1]
 
 
 def json_of(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields as they read in a journal."""
+    """Return fields as JSON data, the way a journal holds them."""
     read_again: dict[str, Any] = json.loads(_dumped(fields))
     return read_again
 
@@ -91,29 +93,28 @@ def _plain(value: Any) -> Any:
 
 
 class Journal:
-    """Appends to `path`, after what a cut run may have left there, without any secret.
+    """Writer that appends to `path`. Raises `UsageError` if another process writes the same journal.
 
-    Each line reaches the kernel before `write` returns, so a killed harness loses none. Raises `UsageError` where another process
-    writes the same journal.
-
-    redactor: what it is written through. Private names stay, for a later command needs the paths.
+    Each line reaches the kernel before `write` returns, so a killed process loses none. The default redactor removes secrets and keeps
+    private names, because later commands need the paths.
     """
 
     def __init__(self, path: Path, redactor: Redactor | None = None) -> None:
         self.path = path
         self._redactor = redactor or Redactor(names=False)
-        # Trials and the threads of servers write at the same time; a line must not be torn by another.
+        # Several threads write; their lines must not mix.
         self._lock = Lock()
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._file)
-            raise UsageError(f"another run is writing {path}", hint="wait for its end") from error
-        size = os.fstat(self._file).st_size  # a run that was killed may have left a part of a line
+            raise UsageError(f"another run is writing {path}", hint="wait until it has finished") from error
+        size = os.fstat(self._file).st_size  # a killed run may leave a partial line
         self._torn = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
 
     def write(self, event: str, **fields: Any) -> None:
+        """Append one line. Raises `InfraError` if the disk is full; does nothing after `close`."""
         safe = self._redactor.deep(json_of(fields))
         line = _dumped({"t": round(time.time(), 6), "event": event, **safe})
         data = line.encode("utf-8", "replace") + b"\n"
@@ -121,9 +122,9 @@ class Journal:
             if self._file < 0:
                 return
             if self._torn:
-                data = b"\n" + data  # the next line must not be lost to the part that came before it
+                data = b"\n" + data  # keep the new line apart from the partial one
             try:
-                while data:  # a full disk takes a part first, and refuses the rest
+                while data:  # a full disk may accept only a part
                     data = data[os.write(self._file, data) :]
                     self._torn = bool(data)
             except OSError as error:
@@ -132,6 +133,7 @@ class Journal:
                 ) from error
 
     def close(self) -> None:
+        """Flush to disk and close."""
         with self._lock:
             if self._file >= 0:
                 os.fsync(self._file)
@@ -146,7 +148,7 @@ class Journal:
 
 
 def being_written(path: Path) -> bool:
-    """Whether a run that goes on holds this journal, by the kernel's list of locks: to try the lock would get in the way of a run."""
+    """Return True if a process holds this journal. Reads the kernel's list of locks: taking the lock could disturb a run."""
     try:
         inode = path.stat().st_ino
         locks = Path("/proc/locks").read_text(encoding="ascii")
@@ -156,7 +158,10 @@ def being_written(path: Path) -> bool:
 
 
 def read(path: Path) -> Recording:
-    """The entries of a journal, however it ends. Raises `UsageError` where there is none."""
+    """Return the entries of a journal. Raises `UsageError` if there is none.
+
+    keep: filter that receives all entries one by one and yields those to hold in memory.
+    """
     reader = _Reader()
     try:
         with path.open("rb") as file:
@@ -169,41 +174,41 @@ def read(path: Path) -> Recording:
 
 
 def head_of(recording: Recording, folder: Path, *, hint: str) -> Entry:
-    """The line that began the run. Raises `UsageError` where there is none (then with `hint`), or several, or of another schema."""
+    """Return the first line of the run. Raises `UsageError` if there is none (with `hint`), several, or another schema."""
     heads = list(recording.of("run-started"))
     if not heads:
         raise UsageError(f"the journal in {folder} does not hold the start of a run", hint=hint)
     if len(heads) > 1:
-        # Their boots have the same numbers, so nobody can tell them apart, and a death would be counted for each.
+        # Trials of both have the same numbers, so crashes would be counted twice.
         raise UsageError(
             f"the journal in {folder} holds {len(heads)} runs, or one of them several times",
-            hint="give each a folder of its own: its lines go from one run-started up to the next",
+            hint="move each run to its own folder: a run goes from one run-started line to the next",
         )
     schema = heads[0].get("schema", SCHEMA)
     if schema != SCHEMA:
         raise UsageError(
-            f"the journal in {folder} has schema {schema!r}, and this is for schema {SCHEMA}",
-            hint=f"vllm-repro {heads[0].get('harness_version') or 'of another release'} wrote it, and reads it",
+            f"the journal in {folder} has schema {schema!r}, and this release reads schema {SCHEMA}",
+            hint=f"vllm-repro {heads[0].get('harness_version') or 'of another release'} wrote it and can read it",
         )
     return heads[0]
 
 
 @contextlib.contextmanager
 def legible(folder: Path) -> Iterator[None]:
-    """While a journal from anywhere is taken in. Raises `UsageError` where it is not as this release writes one."""
+    """Turn errors while reading a foreign journal into `UsageError`."""
     try:
         yield
     except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
-        lacking = f"it lacks {error}" if isinstance(error, KeyError) else f"{error}"
+        problem = f"it lacks {error}" if isinstance(error, KeyError) else f"{error}"
         raise UsageError(
-            f"the journal in {folder} is not as this release, {__version__}, writes one: {lacking}",
-            hint="its first line names the release that wrote it (harness_version), which reads it; if it is this one, and nobody has "
-            "changed the file, please report it",
+            f"the journal in {folder} is not in the format of this release, {__version__}: {problem}",
+            hint="read it with the release that its first line names (harness_version). If it is this one and nobody edited the file, "
+            "please report it",
         ) from error
 
 
 class _Reader:
-    """Line by line. last: the event of the last whole line. damaged: lines that are none."""
+    """Reader of lines. last: event of the last readable line. damaged: number of unreadable lines."""
 
     def __init__(self) -> None:
         self.last = ""

@@ -1,6 +1,6 @@
-"""The parts of a server log that is read by people: its start, its first error, the root traceback, its end. Redacted, and read by seeking.
+"""Excerpts of a server log for people: its start, first error, root traceback and end, redacted.
 
-A log may be larger than the memory. It is searched in blocks, and no more of it is kept than a few windows.
+A log may be larger than memory, so it is searched in blocks and only a few windows are kept.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from vllm_repro.journal.redact import Redactor
 
 __all__ = ["ALARM", "DRAFT", "PAGE", "Keep", "LogPieces", "Piece", "Windows", "read_pieces"]
 
-_CONTEXT = 1_024  # before an error: what the engine did
+_CONTEXT = 1_024  # bytes before an error
 _BLOCK, _OVERLAP = 1 << 20, 4_096
-_ALIGN = 8_192  # how far the end of a line is looked for
-_MARGIN = 4_096  # of a line that a window cuts: half a key has no shape any more
-_LONGEST_LINE, _LINE_END = 2_000, 400  # letters of a line that stay, and how many of them are its last ones
-_SEARCHED = 128 << 20  # bytes at each end of a log in which an error is looked for
+_ALIGN = 8_192  # how far to search for the end of a line
+_MARGIN = 4_096  # cut from a partial line: half a key cannot be recognised
+_LONGEST_LINE, _LINE_END = 2_000, 400  # characters kept of a line, and how many of them from its end
+_SEARCHED = 128 << 20  # bytes searched at each end of a log
 
 _ALARM = re.compile(
-    # An exception in the middle of a line is quoted: a warning of each boot's has one.
+    # Only at the start of a line: a warning of every boot quotes an exception in the middle.
     rb"\b(?:ERROR|CRITICAL|FATAL)\b|Traceback \(most recent call last\)|Fatal Python error|Segmentation fault"
     rb"|^[\w.]*(?:Error|Exception)(?:: |$)",
     re.MULTILINE,
@@ -41,13 +41,12 @@ _ALARM_WORDS = (
     b"Exception",
 )
 ALARM = re.compile(_ALARM.pattern.decode(), re.MULTILINE)
-"""What a first error is told by, in text."""
+"""Pattern of a first error."""
 
 
 @dataclass(frozen=True)
 class Windows:
-    """How much of a log is read, in bytes: at its start, from its first error on, around the root exception, at its end. A log of at most
-    `whole` bytes is one piece."""
+    """Bytes to read at the start, from the first error, around the root exception and at the end. A log up to `whole` is one piece."""
 
     head: int
     error: int
@@ -61,7 +60,7 @@ PAGE = Windows(32_768, 81_920, 65_536, 65_536, whole=262_144)
 
 
 class Keep(Enum):
-    """Which end of a piece stays when there is too little room."""
+    """End of a piece that stays if space is short."""
 
     START = "start"
     END = "end"
@@ -69,7 +68,7 @@ class Keep(Enum):
 
 @dataclass(frozen=True)
 class Piece:
-    """Whole lines, where the log has lines. before: bytes of the log that are left out before it. share: of the room, beside the others."""
+    """Part of a log, in whole lines if possible. before: bytes left out before it. share: weight when space is divided."""
 
     text: str
     before: int
@@ -79,7 +78,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class LogPieces:
-    """name: the file's, relative to the run's folder. size: of the whole log, in bytes."""
+    """Pieces of one log. name: relative to the run's folder. size: bytes of the whole log."""
 
     name: str
     size: int
@@ -89,13 +88,13 @@ class LogPieces:
 def read_pieces(
     folder: Path, name: str, redactor: Redactor, root: str | None, windows: Windows = DRAFT
 ) -> LogPieces | None:
-    """The pieces of `folder/name`; None where there is no such file, or where the name leads out of the folder.
+    """Return the pieces of `folder/name`, or None if it does not exist or lies outside the folder.
 
-    root: the exception that the engine died of, whose traceback is kept even where other errors came first.
+    root: exception that the engine died of. Its traceback is kept even if other errors came first.
     """
     path = folder / name
     if not path.resolve().is_relative_to(folder.resolve()):
-        return None  # a journal from elsewhere must not have other files read into a draft
+        return None  # a foreign journal must not open other files
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -108,7 +107,7 @@ def _pieces(file: BinaryIO, size: int, redactor: Redactor, root: str | None, of:
     if size <= of.whole:
         return (Piece(_read(file, 0, size, size, redactor), 0, Keep.START, 1),) if size else ()
     alarm = _find(file, _ALARM, _ALARM_WORDS, size)
-    # With what may not be encoded: a journal from elsewhere may name anything.
+    # A foreign journal may hold text that cannot be encoded.
     name = None if root is None else root.encode("utf-8", "replace")
     raised = None if not name else _find(file, re.compile(rb"\b" + re.escape(name) + rb"\b(?!')"), (name,), size)
     first_error = size if alarm is None else _lines(file, alarm, size, size)[0]
@@ -136,9 +135,9 @@ def _pieces(file: BinaryIO, size: int, redactor: Redactor, root: str | None, of:
 
 
 def _find(file: BinaryIO, pattern: re.Pattern[bytes], words: Sequence[bytes], size: int) -> int | None:
-    """Where `pattern` is found first, in a log of more than twice `_SEARCHED` only in its first and last such part.
+    """Return the offset of the first match, or None. Of a log over twice `_SEARCHED`, only the first and last such part is searched.
 
-    words: one of them is in whatever the pattern finds. A word is looked for a hundred times faster.
+    words: every match contains one of them. Searching for them first is a hundred times faster.
     """
     at = 0
     while at < size:
@@ -162,7 +161,7 @@ def _traceback_before(file: BinaryIO, at: int, most: int) -> int:
 
 
 def _lines(file: BinaryIO, first: int, last: int, size: int) -> tuple[int, int]:
-    """The window moved to ends of lines, where these are near: back at its start, so that no error is cut, and back at its end."""
+    """Move both ends of a window back to the end of a line, if one is near."""
     if 0 < first < size:
         near = max(0, first - _ALIGN)
         file.seek(near)
@@ -186,7 +185,7 @@ def _read(file: BinaryIO, first: int, last: int, size: int, redactor: Redactor) 
     lines = text.split("\n")
     if not begins:
         lines[0] = lines[0][_MARGIN:]
-        # Once more: with half of its first line gone, what is left of a key of several lines begins the text, and is known by that.
+        # Redact again: the rest of a key of several lines is recognised only at the start of a text.
         lines = redactor.text("\n".join(lines)).split("\n")
     if not ends:
         lines[-1] = lines[-1][: max(0, len(lines[-1]) - _MARGIN)]
@@ -194,7 +193,7 @@ def _read(file: BinaryIO, first: int, last: int, size: int, redactor: Redactor) 
 
 
 def _short(line: str) -> str:
-    left = len(line) - _LONGEST_LINE
-    if left <= 0:
+    over = len(line) - _LONGEST_LINE
+    if over <= 0:
         return line
-    return f"{line[: _LONGEST_LINE - _LINE_END]} [… {left:,} more characters in this line …] {line[-_LINE_END:]}"
+    return f"{line[: _LONGEST_LINE - _LINE_END]} [… {over:,} more characters in this line …] {line[-_LINE_END:]}"
