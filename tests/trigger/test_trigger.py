@@ -60,6 +60,15 @@ def test_a_refused_prompt_crosses_nothing() -> None:
     assert "refused it with 400" in found.evidence[0]
 
 
+def test_an_unknown_prompt_length_proves_nothing() -> None:
+    for condition in (chunked_prefill(chunks=2), continuation_over(128), prefill_over(128)):
+        assert not condition.find(facts(None)).crossed
+
+
+def test_the_largest_step_of_a_prefill_counts() -> None:
+    assert prefill_over(128).find(facts(4096 + 100)).brief == "4096 tokens in one step"
+
+
 def test_an_unknown_batch_size_proves_nothing() -> None:
     assert not LONG.find(facts(7593, batch=None)).crossed
 
