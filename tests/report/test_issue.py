@@ -194,7 +194,7 @@ def test_a_new_issue_out_of_the_lab_shows_what_anybody_can_run_and_the_change_th
 @pytest.mark.parametrize("expected", [True, False, None])
 @pytest.mark.parametrize("verdict", Verdict)
 def test_the_first_line_is_the_verdict(verdict: Verdict, expected: bool | None) -> None:
-    body = draft(replace(DIED, verdict=VerdictReport(verdict, expected, "because"))).body
+    body = draft(replace(DIED, verdict=VerdictReport(verdict=verdict, expected=expected, because="because"))).body
     first = body.splitlines()[0]
     assert first.startswith(f"**{verdict.capitalize()} on vLLM 0.23.0 (LAB)**: because.")
     assert ("not what was known" in first) is (expected is False)

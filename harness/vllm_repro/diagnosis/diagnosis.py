@@ -1,12 +1,10 @@
-"""What became of the engine, judged from a log or a pasted traceback alone.
+"""Diagnosis of an engine from a server log or a pasted traceback. Pure.
 
-A server's last words mislead in both directions. `EngineDeadError` is only the messenger, and a clean stop
-can print it; the process that died prints nothing when it was killed; a refused request can print a whole
-traceback; a second exception in the cleanup stands closer to the end than the one that mattered. Where a log
-cannot tell, `died` is None and `why` says what is missing.
+The last lines of a log mislead. `EngineDeadError` only reports a death, and an ordered shutdown can print it too. A killed
+process prints nothing. A refused request can print a whole traceback. An exception in the cleanup stands closer to the end
+than the one that mattered. If a log does not decide it, `died` is None and `why` names what is missing.
 
-Pure: text in, data out. The rules are in `vllm_repro.diagnosis.judgement`, the search for the root in
-    `vllm_repro.diagnosis.root_cause`.
+The rules are in `vllm_repro.diagnosis.judgement`, the search for the root in `vllm_repro.diagnosis.root_cause`.
 """
 
 from __future__ import annotations
@@ -14,28 +12,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from vllm_repro.diagnosis.judgement import Judgement, Phase, judge
-from vllm_repro.diagnosis.life_signs import Evidence, Sign, SignKind
+from vllm_repro.diagnosis.judgement import Judgement, Phase, judge_life
+from vllm_repro.diagnosis.life_signs import ServerLife, Sign, SignKind
 from vllm_repro.diagnosis.log_text import Line, read_lines
 from vllm_repro.diagnosis.tracebacks import Frame, Raised
 
 __all__ = ["Diagnosis", "Phase", "Sign", "SignKind", "diagnose"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """The judgement on one text.
+    """The diagnosis of one text.
 
-    died: True, False ("alive as far as this log goes", or stopped as asked), or None where the text cannot
-        tell.
-    exception, message, frames: the root, not the messenger; None, None and () for an end that left no
-        exception, and for none.
-    wrapped: EngineCore printed only vLLM's wrapper around the root. `class_known` is False where the
-        wrapper's quotation is all there is: `exception` is the wrapper's class then, `message` the text
-        inside it, and the frames are unknown.
-    why: one sentence for people. signs: what it rests on, with line numbers. raised: the root as printed,
-        with its chain.
-    usage: argparse's sentence, where the command line was refused.
+    died: True, False (alive as far as the log goes, or stopped on request), or None if the text does not decide it.
+    exception, message, frames: of the root cause; None, None and () without one.
+    wrapped: EngineCore printed only vLLM's wrapper around the root. class_known: False if only the text quoted by the wrapper is known:
+        `exception` is then the wrapper's class and `message` the quoted text.
+    why: one sentence for people. signs: the lines it rests on. raised: the root as printed, with its chain.
+    usage: argparse's error, if the command line was refused.
     """
 
     died: bool | None
@@ -53,19 +47,18 @@ class Diagnosis:
 
 
 def diagnose(source: str | bytes | Iterable[Line], *, we_terminated: bool | None = None) -> Diagnosis:
-    """Judges a server log, a part of one, or a pasted traceback.
+    """Diagnose a server log, a part of one, or a pasted traceback.
 
-    `we_terminated`: whether the caller itself told this server to stop; None where that is not known, as for
-    a log from elsewhere. A log that holds several lives of a server (a container that restarts) is judged by
-    the first one that died, else by the first that ended without a word, else by the last.
+    we_terminated: the caller stopped this server itself; None if unknown. A log may hold several lives of a server, as of a container
+    that restarts. The first life that died counts, else the first that ended silently, else the last.
     """
-    lives = [Evidence()]
+    lives = [ServerLife()]
     for line in read_lines(source) if isinstance(source, str | bytes) else source:
-        if lives[-1].over(line):
-            lives.append(Evidence())
+        if lives[-1].ended_by(line):
+            lives.append(ServerLife())
         lives[-1].feed(line)
     last = len(lives) - 1
-    judged = [judge(life, we_terminated if at == last else None) for at, life in enumerate(lives)]
+    judged = [judge_life(life, we_terminated if at == last else None) for at, life in enumerate(lives)]
     diagnoses = [_diagnosis(life, judgement) for life, judgement in zip(lives, judged, strict=True)]
     died = next((diagnosis for diagnosis in diagnoses if diagnosis.died), None)
     if died is not None:
@@ -80,14 +73,14 @@ def diagnose(source: str | bytes | Iterable[Line], *, we_terminated: bool | None
     return diagnoses[-1]
 
 
-def _goes_on(life: Evidence, later: Sequence[Evidence]) -> bool:
-    """Whether the server speaks after another one began: two servers write one log then, and none of them restarted."""
-    if life.api_pid is None or life.api_pid == later[0].api_pid:  # in a container each life has the same number
+def _goes_on(life: ServerLife, later: Sequence[ServerLife]) -> bool:
+    """Return True if the server still logs after another began: two servers share the log, and none restarted."""
+    if life.api_pid is None or life.api_pid == later[0].api_pid:  # in a container each life has the same pid
         return False
     return any(life.api_pid in one.pids for one in later)
 
 
-def _diagnosis(life: Evidence, judgement: Judgement) -> Diagnosis:
+def _diagnosis(life: ServerLife, judgement: Judgement) -> Diagnosis:
     root = judgement.root
     signs = (*life.kept, life.stalled) if life.stalled else tuple(life.kept)
     return Diagnosis(

@@ -1,7 +1,6 @@
-"""Names in vLLM's own code, by the part of an engine's life that they belong to.
+"""Names of functions in vLLM's code, by the part of an engine's life they belong to.
 
-Function names outlive releases; files and lines do not. What a frame is called is therefore the one thing
-about vLLM's source that a diagnosis relies on, and it is written down here only.
+Function names outlive releases; files and lines do not. All that a diagnosis assumes about vLLM's source is listed here.
 """
 
 from __future__ import annotations
@@ -20,9 +19,7 @@ LOOPS = frozenset(
         "worker_main",
     }
 )
-"""The loops in which EngineCore and workers live: an exception printed with one of them came from an
-engine.
-"""
+"""The loops of EngineCore and workers: an exception with one of them in its frames came from an engine."""
 
 CLEANUP = frozenset(
     {
@@ -40,7 +37,7 @@ CLEANUP = frozenset(
         "terminate",
     }
 )
-"""What runs when something has ended already; an exception in there is not why."""
+"""Functions that run after an end; an exception in one of them is not the cause."""
 
 _WARMUP = frozenset(
     {
@@ -91,21 +88,18 @@ _START = frozenset(
         "run_server",
     }
 )
-# A call that a client asks for beside the steps (a LoRA adapter, sleeping): its failure is handed back, and
-# the engine goes on.
+# Calls that a client requests beside the steps (a LoRA adapter, sleeping): the engine returns their failure and goes on.
 _UTILITY = frozenset({"_invoke_utility_method", "add_lora", "save_sharded_state", "sleep", "wake_up"})
 _ENGINE_FILES = ("vllm/v1/worker/", "vllm/v1/core/", "vllm/v1/engine/core", "vllm/v1/executor/")
 
 
 def warming_up(functions: frozenset[str]) -> bool:
-    """Profiling, compiling or capturing. An idle engine of a data-parallel group runs dummy batches too,
-    while it serves.
-    """
+    """Return True in profiling, compiling or capturing, not in the dummy batches of an idle data-parallel engine."""
     return bool(functions & _WARMUP) and "execute_dummy_batch" not in functions
 
 
 def stepping(functions: frozenset[str]) -> bool:
-    """In a step of the engine, which it takes only when there are requests."""
+    """Return True in a step of the engine, which it takes only with requests."""
     return bool(functions & _STEP) and not functions & _WARMUP
 
 
@@ -114,14 +108,12 @@ def booting(functions: frozenset[str]) -> bool:
 
 
 def starting(functions: frozenset[str]) -> bool:
-    """In the server program itself, on the way to its first engine."""
+    """Return True in the server program itself, before its first engine."""
     return bool(functions & _START)
 
 
 def leaves_the_engine(raised: Raised) -> bool:
-    """Whether the exception passed through a step, or a boot, of EngineCore or a worker: nothing catches it
-    there and goes on.
-    """
+    """Return True if the exception passed through a step or a boot of EngineCore or a worker, where nothing catches it."""
     functions = frozenset(raised.functions)
     inside = any(frame.file.startswith(_ENGINE_FILES) for frame in raised.frames)
     return inside and bool(functions & (_STEP | _WARMUP | _BOOT)) and not functions & _UTILITY

@@ -1,14 +1,12 @@
-"""The rules by which the signs of one life of a server become a judgement.
+"""Rules that turn the signs of one life of a server into a judgement.
 
-They go by mechanism, and their order is the order of their strength: words of the process that died, then the
-    silence of one that was missed by others, then an exception that nothing catches, then what is ambiguous.
-    Two facts decide between a death and a clean stop:
+The rules go by mechanism, the strongest first: the last lines of the process that died, then a process that others miss,
+then an exception that nothing catches, then what is ambiguous. Two facts separate a death from an ordered shutdown:
 
-- who was told to stop, and whether before anybody was missed. uvicorn's "Shutting down" follows a request to
-stop and a death alike; newer releases say `[shutdown] API server: shutdown triggered` for the first only.
-EngineCore says on its own that it was told (`trigger received signal`, `Shutdown initiated`), and a process
-that was killed cannot. - whether the exception is one of termination: what a process prints because another
-one is gone, or because it is closing.
+- Who got a request to stop, and whether before any process was missed. uvicorn logs "Shutting down" after a request to
+  stop and after a death; newer releases log `[shutdown] API server: shutdown triggered` for the first only. EngineCore
+  logs its own request to stop (`trigger received signal`, `Shutdown initiated`), which a killed process cannot.
+- Whether the exception is one of termination: printed because another process is gone, or because this one is closing.
 """
 
 from __future__ import annotations
@@ -17,11 +15,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from vllm_repro.diagnosis.engine_code import booting, leaves_the_engine, starting, stepping, warming_up
-from vllm_repro.diagnosis.life_signs import Evidence, SignKind
-from vllm_repro.diagnosis.root_cause import Root, find
+from vllm_repro.diagnosis.life_signs import ServerLife, SignKind
+from vllm_repro.diagnosis.root_cause import Root, find_root
 from vllm_repro.diagnosis.tracebacks import Raised, Unfinished, bare_name
 
-__all__ = ["Judgement", "Phase", "judge"]
+__all__ = ["Judgement", "Phase", "judge_life"]
 
 
 class Phase(StrEnum):
@@ -36,25 +34,21 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True)
 class Judgement:
-    """`died` is None where the evidence allows both; `why` is one sentence for people; `root` is the
-    exception to report.
-    """
+    """The decision about one life. died: None if the signs allow both. why: one sentence for people. root: the exception to report."""
 
     died: bool | None
     why: str
     root: Root | None = None
     phase: Phase | None = None
     quiet: bool = False
-    """Nothing in the log says how this life ended, if it did."""
+    """The log does not show how this life ended, if it did."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Case:
-    """The evidence of one life, with what every rule asks of it. Numbers are lines of the log; None is "not
-    in it".
-    """
+    """One life with what the rules need to know of it. Numbers are lines of the log; None means not in it."""
 
-    life: Evidence
+    life: ServerLife
     raised: tuple[Raised, ...]
     cut_inside: Unfinished | None
     root: Root | None
@@ -65,21 +59,19 @@ class _Case:
 
     @property
     def missed(self) -> int | None:
-        """Where the API server first knew the engine to be dead."""
+        """The first line in which the API server reports a dead engine."""
         dead = (one.first_line for one in self.raised if bare_name(one.exception) == "EngineDeadError")
         return _first(min(dead, default=None), self.line(SignKind.ENGINE_GONE, SignKind.ENGINE_DEAD))
 
     @property
     def end(self) -> int | None:
-        """The first line that tells of an end, whoever says it."""
+        """The first line that reports an end of any process."""
         return _first(self.missed, self.line(SignKind.FATAL, SignKind.WORKER_DIED, SignKind.BOOT_FAILED))
 
     @property
     def asked(self) -> int | None:
-        """Where the API server began to stop because somebody wanted it to, not because it missed the
-        engine.
-        """
-        # An unhealthy answer is no proof of a death, but uvicorn's word after one is none of a request to stop.
+        """The line in which the API server began an ordered shutdown, not one because its engine was gone."""
+        # A 503 of /health does not prove a death, but a uvicorn shutdown after one does not prove a request to stop.
         shutdown = self.line(SignKind.SHUTDOWN)
         unwell = None if self.missed is None else self.line(SignKind.HEALTH_503)
         stopping = _first(self.line(SignKind.STOP_ASKED), shutdown if _before(shutdown, unwell) else None)
@@ -87,7 +79,7 @@ class _Case:
 
     @property
     def told(self) -> bool:
-        """EngineCore was told to stop, and not as one more step of an end that had begun."""
+        """Return True if EngineCore got a request to stop before any end was reported."""
         return _before(self.line(SignKind.ENGINE_TOLD), self.end)
 
     @property
@@ -96,15 +88,21 @@ class _Case:
 
     @property
     def own_root(self) -> Root | None:
-        """The root, unless it only says that something else ended."""
+        """Return the root, unless it only reports that something else ended."""
         return None if self.root is None or self.root.of_termination else self.root
 
 
-def judge(life: Evidence, we_terminated: bool | None) -> Judgement:
-    """The first rule that has something to say decides."""
+def judge_life(life: ServerLife, we_terminated: bool | None) -> Judgement:
+    """Return the judgement of the first rule that applies."""
     inside = life.cut_inside
     raised = life.finder.finish()
-    case = _Case(life, raised, inside, find(raised, paste=not life.is_log), we_terminated)
+    case = _Case(
+        life=life,
+        raised=raised,
+        cut_inside=inside,
+        root=find_root(raised, paste=not life.is_log),
+        we_terminated=we_terminated,
+    )
     for rule in (
         _refused,
         _by_kernel,
@@ -133,7 +131,7 @@ def _first(*lines: int | None) -> int | None:
 
 
 def _before(line: int | None, other: int | None) -> bool:
-    """Whether `line` is there, and `other` does not precede it."""
+    """Return True if `line` is known and not after `other`."""
     return line is not None and (other is None or line < other)
 
 
@@ -150,7 +148,7 @@ def _refused(case: _Case) -> Judgement | None:
 
 
 def _by_kernel(case: _Case) -> Judgement | None:
-    """The kernel's own word, which a process that it kills cannot have."""
+    """Apply the kernel's report: a process that it kills cannot log anything."""
     killed = case.life.first.get(SignKind.OOM_KILLED)
     if killed is None or case.own_root is not None or _before(case.asked, killed.line):
         return None
@@ -158,7 +156,7 @@ def _by_kernel(case: _Case) -> Judgement | None:
 
 
 def _last_words(case: _Case) -> Judgement | None:
-    """EngineCore, or the process above a worker, said itself that this is the end."""
+    """Apply the last log lines of EngineCore, or of the process above a worker."""
     life, root = case.life, case.root
     own = case.own_root
     if SignKind.BOOT_FAILED in life and not life.ready and root is not None:
@@ -183,7 +181,7 @@ def _last_words(case: _Case) -> Judgement | None:
 
 
 def _silent_end(case: _Case) -> Judgement | None:
-    """EngineCore ended without words of its own, and the API server missed it."""
+    """Judge an EngineCore that ended without logging it, as the API server noticed."""
     life = case.life
     if case.missed is None or case.asked is not None or _left_the_engine(case):
         return None
@@ -196,17 +194,15 @@ def _silent_end(case: _Case) -> Judgement | None:
     crash = life.first.get(SignKind.NATIVE_CRASH)
     if crash is not None:
         how = f"it crashed below Python ({crash.text})"
-    elif _before(life.engine_heard, case.missed) and not life.engine_cried:
+    elif _before(life.first_engine_line, case.missed) and not life.engine_error:
         how = "it printed nothing, like a process killed by a signal"
-    else:  # its words, if there were any, are not here or not in one piece: no silence can be heard in them
+    else:  # its lines are missing or torn, so its silence proves nothing
         how = "what it printed is not in this part of the log"
     return Judgement(True, f"EngineCore was gone before anybody asked the server to stop; {how}.")
 
 
 def _uncaught(case: _Case) -> Judgement | None:
-    """An exception left a loop around which nothing catches, though the line that says so is not in this part
-    of the log.
-    """
+    """Judge an exception that left a loop in which nothing catches it, without the line that reports it."""
     life = case.life
     if not life.is_log:
         return None
@@ -226,7 +222,7 @@ def _uncaught(case: _Case) -> Judgement | None:
         return Judgement(True, f"A process crashed below Python: {crash.text}")
     if life.ready:
         return None
-    # An exception that the interpreter prints when it ends has no level, and went through the program itself.
+    # The interpreter prints an uncaught exception without a level; its frames include the program's own.
     ended = next((one for one in case.raised if not one.level and starting(frozenset(one.functions))), None)
     if ended is None or bare_name(ended.exception) in ("SystemExit", "KeyboardInterrupt"):
         return None
@@ -236,13 +232,13 @@ def _uncaught(case: _Case) -> Judgement | None:
 
 
 def _pasted(case: _Case) -> Judgement | None:
-    """No log, but somebody's words about one."""
+    """Judge a pasted text that is no log."""
     life, root = case.life, case.root
     if life.is_log:
         return None
-    messenger = SignKind.ENGINE_DEAD in life or any(one.messenger for one in case.raised)
+    reported = SignKind.ENGINE_DEAD in life or any(one.reports_dead_engine for one in case.raised)
     quoted = life.quoted and root is not None and bool(root.raised.frames)
-    if (messenger and not case.ordered) or quoted:
+    if (reported and not case.ordered) or quoted:
         return Judgement(True, f"The text names the death of the engine{': ' + _named(root) if root else ''}.", root)
     if root is None:
         if life.mentioned is None or case.ordered or life.booted or life.ready:
@@ -268,7 +264,7 @@ _API_SILENT = "EngineCore was told to stop and the API server says nothing about
 
 
 def _unwell(case: _Case) -> Judgement | None:
-    """Nothing but the answer of /health: a server that is being scaled gives it too, and a proxy in front of it."""
+    """Judge a 503 of /health alone: a server that is scaled and a proxy return it too."""
     unwell = case.line(SignKind.HEALTH_503)
     if unwell is None or _before(case.asked, unwell):
         return None
@@ -277,7 +273,7 @@ def _unwell(case: _Case) -> Judgement | None:
 
 
 def _unclear(case: _Case) -> Judgement | None:
-    """What may be an end or none."""
+    """Judge what may be an end or not."""
     life = case.life
     if life.stalled is not None:
         why = "Requests were there and no token moved where this log ends: a hang, or one very long step."

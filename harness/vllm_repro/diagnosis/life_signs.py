@@ -1,8 +1,7 @@
-"""The signs in a log that say something about life and death of an engine, each with the line it stands on.
+"""Signs of life and death of an engine in its log, each with its line.
 
-Signs are only collected here; what they mean together is decided in `vllm_repro.diagnosis.diagnosis`. A sign is
-recognised at the beginning of a
-message, never inside one: a prompt that quotes `EngineDeadError` is no sign.
+Signs are only collected here; `vllm_repro.diagnosis.judgement` decides what they mean together. A sign stands at the
+beginning of a message: a prompt that quotes `EngineDeadError` is none.
 """
 
 from __future__ import annotations
@@ -17,32 +16,32 @@ from vllm_repro.diagnosis.engine_code import LOOPS
 from vllm_repro.diagnosis.log_text import Line
 from vllm_repro.diagnosis.tracebacks import Finder, Unfinished
 
-__all__ = ["Evidence", "Sign", "SignKind"]
+__all__ = ["ServerLife", "Sign", "SignKind"]
 
 
 class SignKind(StrEnum):
-    """What a sign says."""
+    """The meaning of a sign."""
 
-    FATAL = "fatal"  # EngineCore's own last words
+    FATAL = "fatal"  # logged by EngineCore as it dies
     BOOT_FAILED = "boot-failed"
     WORKER_EXCEPTION = "worker-exception"
     WORKER_DIED = "worker-died"  # a worker process is gone without an exception
     ENGINE_GONE = "engine-gone"  # the API server missed EngineCore before anybody asked it to stop
-    ENGINE_DEAD = "engine-dead"  # the messenger: EngineDeadError, or its text in an answer
+    ENGINE_DEAD = "engine-dead"  # EngineDeadError, or its text in an answer
     NATIVE_CRASH = "native-crash"
     HEALTH_503 = "health-503"
     SERVER_ERROR = "server-error"  # a request was answered with 5xx
     DUMP = "scheduler-dump"
     PARENT_GONE = "parent-gone"  # a worker outlived the process that had started it
-    STALLED = "stalled"  # requests are there and no token moves
-    STOP_ASKED = "stop-asked"  # the API server was told to stop, and says so
-    ENGINE_TOLD = "engine-told-to-stop"  # EngineCore was told to stop, and says so
-    WORKER_TOLD = "worker-told-to-stop"  # a worker was ended by a polite signal, and says so
-    SHUTDOWN = "shutdown"  # uvicorn's word, which follows a request to stop and a death alike
-    DRAINING = "draining"  # it stopped, and waits for requests that are still open
+    STALLED = "stalled"  # requests in flight and no tokens
+    STOP_ASKED = "stop-asked"  # the API server logs a request to stop
+    ENGINE_TOLD = "engine-told-to-stop"  # EngineCore logs a request to stop
+    WORKER_TOLD = "worker-told-to-stop"  # a worker logs that a signal ended it
+    SHUTDOWN = "shutdown"  # logged by uvicorn after a request to stop and after a death
+    DRAINING = "draining"  # it stops, and waits for open requests
     CLOSED = "closed"
-    OOM_KILLED = "oom-killed"  # the kernel says that it killed a process of this server
-    OOM_NAMED = "oom-named"  # it names one like vLLM's, by a number that this log does not know
+    OOM_KILLED = "oom-killed"  # the kernel killed a process of this server
+    OOM_NAMED = "oom-named"  # the kernel killed a process named like vLLM's, with an unknown pid
     READY = "ready"
     USAGE = "usage"  # the command line was refused
 
@@ -68,7 +67,7 @@ _STARTS: tuple[tuple[str, SignKind], ...] = (
     ("Dumping scheduler output for model execution: ", SignKind.DUMP),
     ("Parent process exited, terminating worker", SignKind.PARENT_GONE),
     ("[shutdown] API server: ", SignKind.STOP_ASKED),
-    ("[shutdown] EngineCore: ", SignKind.ENGINE_TOLD),  # whichever of these lines is here; one that dies says none
+    ("[shutdown] EngineCore: ", SignKind.ENGINE_TOLD),  # a dying EngineCore logs none of these
     ("Shutdown initiated (timeout=", SignKind.ENGINE_TOLD),
     ("WorkerProc was terminated", SignKind.WORKER_TOLD),
     ("[shutdown] WorkerProc: terminated by shutdown signal", SignKind.WORKER_TOLD),
@@ -83,9 +82,7 @@ _FATAL = "EngineCore encountered a fatal error."
 _FIRST_LETTERS = frozenset(start[0] for start, _ in _STARTS)
 _GONE = re.compile(r"(?:Worker proc \S+|RayWorkerProc rank=\S+) died unexpectedly")
 _ENGINE_GONE = re.compile(r"Engine core proc \S+ died unexpectedly")
-_EXIT_DEAD = re.compile(
-    r"(?:[\w.]+\.)?EngineDeadError: (?=Engine)"
-)  # with its own text; else it is somebody's sentence
+_EXIT_DEAD = re.compile(r"(?:[\w.]+\.)?EngineDeadError: (?=Engine)")  # with its own text; else it is prose
 _ACCESS = re.compile(r'\S+ - "([A-Z]+) (\S+) HTTP/[\d.]+" (\d{3})\b')
 _OOM = re.compile(r"\bout of memory: Killed process (\d{1,10}) \(([^)\n]{1,64})\)", re.IGNORECASE)
 _REFUSED = re.compile(r"vllm(?: serve)?: error: ")
@@ -93,8 +90,7 @@ _STATS = re.compile(
     r"Engine (\d+): Avg prompt throughput: ([\d.]+) tokens/s, Avg generation throughput: ([\d.]+) tokens/s, "
     r"Running: (\d+) reqs, Waiting: (\d+) reqs"
 )
-# In a paste without a log, the reporter's own sentence may be all there is. It may be a question as well, or a
-# changelog: only vLLM's own sentences count for anything, and they only beside a traceback.
+# In a pasted text without a log, the reporter's prose may name a death. Only vLLM's own sentences count, beside a traceback.
 _NAMED = "EngineDeadError"
 _QUOTED = re.compile(
     r"EngineCore encountered a(?:n issue| fatal error)|EngineCore failed to start|Engine core initialization failed"
@@ -102,12 +98,12 @@ _QUOTED = re.compile(
 
 _KEPT = 3
 _SURVIVED = 3
-"""Answers after which a process that began to print a traceback has not died of it. Fewer may have been on their way."""
+"""Answers after an unfinished traceback that prove the engine survived it; fewer may have been in flight."""
 _TEXT = 300
 
 
-class Evidence:
-    """One life of a server, line by line: its signs, what was raised, and what it said about itself."""
+class ServerLife:
+    """One life of a server, read line by line: its signs, exceptions and boot facts."""
 
     stopping = frozenset({SignKind.STOP_ASKED, SignKind.SHUTDOWN, SignKind.ENGINE_TOLD})
 
@@ -117,24 +113,24 @@ class Evidence:
         self.first: dict[SignKind, Sign] = {}
         self.kept: list[Sign] = []
         self.mentioned: str | None = None
-        """What words without a server's prefix name first of a death: the exception, or a sentence of vLLM's."""
+        """The first mention of a death in lines without a server's prefix: the exception, or a sentence of vLLM's."""
         self.quoted = False
-        """They hold a sentence of vLLM's."""
+        """Such a line holds a sentence of vLLM's."""
         self.booted = False
-        """A server said its arguments or its first words: this is a log from its beginning."""
+        """The log has a server's first lines."""
         self.served = False
-        """It answered or counted requests, so it had come up, whether or not that part of the log is here."""
+        """The server answered or counted requests, so it had booted."""
         self.usage: str | None = None
-        """argparse's sentence, where it refused the command line."""
+        """argparse's error, if the command line was refused."""
         self.headless = False
         self.pids: dict[int, str] = {}
-        """The processes that spoke, by their last names."""
+        """Names of the processes in the log, by pid."""
         self.api_pid: int | None = None
-        """Of the process that began it."""
-        self.engine_heard: int | None = None
-        """The first line of EngineCore."""
-        self.engine_cried = False
-        """It or a worker logged an error."""
+        """The pid in the first line of the boot."""
+        self.first_engine_line: int | None = None
+        """The first line number of EngineCore."""
+        self.engine_error = False
+        """EngineCore or a worker logged an error."""
         self.lines = 0
         self.logged = 0
         self.stalls: dict[str, Sign | None] = {}
@@ -152,7 +148,7 @@ class Evidence:
 
     @property
     def is_log(self) -> bool:
-        """More of it carries a server's prefixes than not: no paste of somebody's prose."""
+        """Return True if most lines have a server's prefix: a log, not prose."""
         return self.logged * 2 >= self.lines and self.logged > 0
 
     @property
@@ -163,19 +159,21 @@ class Evidence:
     def stalled(self) -> Sign | None:
         return next((sign for sign in self.stalls.values() if sign is not None), None)
 
-    def over(self, line: Line) -> bool:
-        """Whether another server begins with this line: the one before was ready, or came to an end, or began with the
-        same words, which a server says once. A line that a collector wrote twice is no beginning.
+    def ended_by(self, line: Line) -> bool:
+        """Return True if another server's log begins with this line.
+
+        The one before was ready or had ended, or began with the same words, which a server logs once. A line that a
+        collector wrote twice is no beginning.
         """
-        if (said := begins(line)) is None:
+        if (first_words := begins(line)) is None:
             return False
-        # Ranks that a launcher started say their arguments each, and have no number in their lines.
-        again = self._begun.get(said, line.raw) != line.raw and line.pid is not None
+        # Ranks started by a launcher each log their arguments, without a pid.
+        again = self._begun.get(first_words, line.raw) != line.raw and line.pid is not None
         return again or self.ready or SignKind.SHUTDOWN in self or SignKind.BOOT_FAILED in self
 
     @property
     def cut_inside(self) -> Unfinished | None:
-        """The traceback of the engine in which this log ends: its last line is missing, and nothing was answered after it."""
+        """Return the engine's traceback in which this log ends, unless requests were answered after it."""
         answered = self._answers[0] if len(self._answers) == _SURVIVED else 0
         for one in self.finder.unfinished():
             engine = one.process.startswith(_ENGINE) or (not one.process and not LOOPS.isdisjoint(one.functions))
@@ -192,13 +190,13 @@ class Evidence:
             self.logged += bool(line.level or line.process)
         if line.pid is not None:
             self.pids[line.pid] = line.process
-        if said := begins(line):
+        if first_words := begins(line):
             self.booted = True
-            self._begun[said] = line.raw
+            self._begun[first_words] = line.raw
             self.api_pid = line.pid
-            self.first.pop(SignKind.HEALTH_503, None)  # what answered before was another server, or a proxy
+            self.first.pop(SignKind.HEALTH_503, None)  # another server or a proxy answered before
         if line.process.startswith(_ENGINE):
-            self._hear(line)
+            self._take_engine_line(line)
         if line.process == "MainProcess":
             self.headless = True
         if not line.level and not line.process:
@@ -206,11 +204,11 @@ class Evidence:
         if (kind := self._kind(line)) is not None:
             self._add(Sign(kind, line.number, text.strip()[:_TEXT]))
 
-    def _hear(self, line: Line) -> None:
-        if self.engine_heard is None and line.process.startswith("EngineCore"):
-            self.engine_heard = line.number
+    def _take_engine_line(self, line: Line) -> None:
+        if self.first_engine_line is None and line.process.startswith("EngineCore"):
+            self.first_engine_line = line.number
         if line.level in ("ERROR", "CRITICAL"):
-            self.engine_cried = True
+            self.engine_error = True
 
     def _mention(self, text: str) -> None:
         if not self.quoted and "ngine" in text and (found := _QUOTED.search(text)):
@@ -247,14 +245,14 @@ class Evidence:
         if text.rstrip() == "Shutting down" and line.level:
             return SignKind.SHUTDOWN
         if line.process == "MainProcess" and text.startswith("[shutdown] Executor: "):
-            return SignKind.SHUTDOWN  # a headless rank has no API server to say it
+            return SignKind.SHUTDOWN  # a headless rank has no API server to log it
         return None
 
     def _access(self, method: str, path: str, status: str, number: int) -> SignKind | None:
         health = path.startswith("/health")
         if status[0] == "2" and (health or method == "POST"):
             self._answers.append(number)
-            self.first.pop(SignKind.HEALTH_503, None)  # it was well again: nothing that was dead answers
+            self.first.pop(SignKind.HEALTH_503, None)  # a dead engine answers nothing
         if health:
             return SignKind.HEALTH_503 if status == "503" else None
         return SignKind.SERVER_ERROR if method == "POST" and status[0] == "5" else None
@@ -268,7 +266,7 @@ class Evidence:
         self.served = True
         engine = found[1]
         if not self.stopping.isdisjoint(self.first):
-            return  # the API server goes on reporting what it was serving when its engine was ended
+            return  # the API server keeps logging the last counts after its engine ended
         waiting = int(found[4]) + int(found[5]) > 0
         still = float(found[2]) == 0.0 and float(found[3]) == 0.0
         self.busy[engine] = waiting
@@ -279,7 +277,7 @@ class Evidence:
 
     def _add(self, sign: Sign) -> None:
         if sign.kind is SignKind.STOP_ASKED and "triggered" not in sign.text and sign.kind not in self.first:
-            # The first of these lines is missing, so it stood before the part of the log that is here.
+            # The first of these lines is missing, so it stood before this part of the log.
             self.first[sign.kind] = Sign(sign.kind, 0, sign.text)
         self.first.setdefault(sign.kind, sign)
         count = self._counts[sign.kind] = self._counts.get(sign.kind, 0) + 1
@@ -291,5 +289,5 @@ _BEGINNINGS = ("non-default args: ", "vLLM API server version ", "Launching vLLM
 
 
 def begins(line: Line) -> str | None:
-    """The words with which a server begins to boot, where this line has them."""
-    return next((said for said in _BEGINNINGS if line.text.startswith(said)), None)
+    """Return the words with which a server begins to boot, if the line begins with them."""
+    return next((words for words in _BEGINNINGS if line.text.startswith(words)), None)

@@ -1,8 +1,8 @@
-"""Which of all the exceptions in a log is the one that the others follow from.
+"""Search for the root cause among the exceptions of a log.
 
-vLLM hands an exception on through processes: a worker prints it, EngineCore prints a wrapper that quotes its
-    text, the API server prints `EngineDeadError`, and on the way out the cleanup fails too. The root is found
-    by structure, not by position, because the lines of several processes arrive in any order.
+vLLM passes an exception on through processes: a worker prints it, EngineCore prints a wrapper that quotes it, the API
+server prints `EngineDeadError`, and the cleanup may fail too. The root is found by structure, not by position, because
+lines of several processes come in any order.
 """
 
 from __future__ import annotations
@@ -14,17 +14,13 @@ from dataclasses import dataclass
 from vllm_repro.diagnosis.engine_code import CLEANUP, LOOPS
 from vllm_repro.diagnosis.tracebacks import Frame, Raised, bare_name
 
-__all__ = ["Root", "find", "squeeze", "unwrap"]
+__all__ = ["Root", "find_root", "squeeze", "unwrap"]
 
 
 @dataclass(frozen=True)
 class Root:
-    """The root as printed, and how it was reached.
-
-    wrapped: EngineCore named it only by quoting its text. class_known: False where that quotation is all
-        there is.
-    quoted: the text inside the wrapper.
-    """
+    """The root cause as printed. wrapped: EngineCore only quoted its text. class_known: False if that text is all that is known.
+    quoted: the text inside the wrapper."""
 
     raised: Raised
     wrapped: bool = False
@@ -37,7 +33,7 @@ class Root:
 
     @property
     def frames(self) -> tuple[Frame, ...]:
-        """Of the code that failed; the wrapper's own frames say nothing about it."""
+        """Return the frames of the code that failed, not the wrapper's own."""
         return self.raised.frames if self.class_known else ()
 
     @property
@@ -46,12 +42,12 @@ class Root:
 
     @property
     def of_termination(self) -> bool:
-        """Whether it is what processes print because another one was ended, on purpose or not."""
+        """Return True if processes print this because another one ended."""
         return _of_termination(self.raised)
 
     @property
     def of_lost_peer(self) -> bool:
-        """Whether it only says that another rank was gone, which that rank's log explains."""
+        """Return True if it only reports that another rank was gone, which that rank's log explains."""
         return _is_consequence(self.raised)
 
 
@@ -93,8 +89,7 @@ _CONSEQUENCES = (
     "cancelled",
     "Executor failed.",
 )
-# What code looks up before it says what is really wrong; the exception that follows in the chain is the
-# statement.
+# Failed look-ups: the next exception of the chain states what is wrong.
 _LOOKUPS = frozenset(
     {
         "Again",
@@ -110,21 +105,20 @@ _LOOKUPS = frozenset(
 
 
 def squeeze(text: str) -> str:
-    """White space to single blanks and curly quotes to straight ones: what pasting and wrapping change."""
+    """Return the text with single blanks and straight quotes, undoing what pasting and wrapping change."""
     return " ".join(text.translate({0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"'}).split())
 
 
 def unwrap(message: str) -> str | None:
-    """The text that `Worker failed with error '…'` quotes; None where `message` is no such wrapper."""
+    """Return the text quoted by `Worker failed with error '…'`; None if `message` is no such wrapper."""
     found = _WRAPPER.search(message) or _CUT_WRAPPER.search(message)
     return found[1].rstrip() if found else None
 
 
-def find(raised: Sequence[Raised], *, paste: bool = False) -> Root | None:
-    """The root among everything raised in one life of a server; None where nothing in it came from the
-    engine.
+def find_root(raised: Sequence[Raised], *, paste: bool = False) -> Root | None:
+    """Return the root cause among all exceptions of one life; None if none came from the engine.
 
-    `paste`: the text is no log, so an exception counts wherever it seems to come from.
+    paste: the text is no log, so exceptions of any process count.
     """
     candidates = [
         one for one in raised if bare_name(one.exception) != "EngineDeadError" and (paste or _from_engine(one))
@@ -142,7 +136,7 @@ def find(raised: Sequence[Raised], *, paste: bool = False) -> Root | None:
     )
     root = _through_wrappers(_first_link(main), candidates)
     if any(text in root.message for text in _CONSEQUENCES):
-        # A rank that lost its peer also speaks: the peer's own exception, if it left one, is what happened.
+        # A rank that lost its peer logs that too. The peer's own exception is the root, if it logged one.
         own = next((one for one in candidates if _is_block(one) and not _is_consequence(one)), None)
         if own is not None:
             return Root(_first_link(own), wrapped=root.wrapped)
@@ -183,9 +177,7 @@ def _quotes(wanted: str, raised: Raised) -> bool:
 
 
 def _first_link(raised: Raised) -> Raised:
-    """The link of a chain that tells what happened: the oldest, unless that was only a look-up that
-    failed.
-    """
+    """Return the oldest link of a chain that is not just a failed look-up."""
     links = raised.links
     for at, link in enumerate(links[:-1]):
         following = links[at + 1]

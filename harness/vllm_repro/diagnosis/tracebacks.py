@@ -1,10 +1,9 @@
-"""Python tracebacks, out of the lines of a log or out of whatever was pasted.
+"""Parser for Python tracebacks in a log or a pasted text.
 
-In a real log the tracebacks of several processes come interleaved, twice, chained, and in records that other
-records follow without a blank line. In an issue they come without the `Traceback` header, without
-indentation, with several frames on one line, or as the last line alone. `Finder` reads all of these in one
-pass. Line numbers of source files are dropped on purpose: they move with every release, and nothing that is
-compared may depend on them.
+In a real log the tracebacks of several processes are interleaved, repeated and chained, and other records follow without
+a blank line. In an issue they lack the `Traceback` header or the indentation, have several frames on one line, or consist
+of the last line alone. `Finder` reads all of these in one pass. Line numbers of source files are dropped: they move with
+every release, so nothing may compare them.
 """
 
 from __future__ import annotations
@@ -18,14 +17,12 @@ from vllm_repro.diagnosis.log_text import Line, read_lines
 __all__ = ["Finder", "Frame", "Raised", "Unfinished", "bare_name", "find_raised", "shorten"]
 
 _MAX_MESSAGE_LINES = 40
-"""How far an exception's message may run on; beyond that it is the rest of the log that is being read."""
+"""Most lines of an exception's message; further ones belong to the rest of the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """`file` from the package on (`vllm/v1/worker/workspace.py`), without the line number; `source` is the
-    echoed line or "".
-    """
+    """One frame. file: from the package on (`vllm/v1/worker/workspace.py`). source: the echoed line or ""."""
 
     file: str
     function: str
@@ -34,14 +31,12 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """One exception as it was printed.
+    """One exception as printed.
 
     exception: class as printed, perhaps qualified (`torch.OutOfMemoryError`); compare on `bare_name()`.
-    message: lines joined by newlines, "" where there is none. frames: outermost first, () for a lone last
-        line.
-    headline: what was said right before it in the same record (`WorkerProc hit an exception.`), "" where
-        nothing was.
-    cause: the exception printed before it in a chain; `explicit` says that it was "the direct cause".
+    message: lines joined by newlines, or "". frames: outermost first; () for a lone last line.
+    headline: the line before it in the same record (`WorkerProc hit an exception.`), or "".
+    cause: the exception before it in a chain; explicit: it was "the direct cause".
     """
 
     exception: str
@@ -58,7 +53,7 @@ class Raised:
 
     @property
     def links(self) -> tuple[Raised, ...]:
-        """The whole chain, oldest first, this one last."""
+        """Return the whole chain, oldest first, this one last."""
         chain: list[Raised] = []
         link: Raised | None = self
         while link is not None:
@@ -71,22 +66,20 @@ class Raised:
         return tuple(frame.function for frame in self.frames)
 
     @property
-    def messenger(self) -> bool:
-        """Whether it only tells that an engine is dead, to the API server or, with the answer, to a client."""
+    def reports_dead_engine(self) -> bool:
+        """Return True if it only reports a dead engine to the API server or to a client."""
         if bare_name(self.exception) == "EngineDeadError" and self.frames:
             return True
         return "EngineCore encountered an issue. See stack trace" in self.message
 
     @property
     def same_as(self) -> tuple[str, str, tuple[str, ...]]:
-        """Equal for two prints of one death: the ranks of a group, a worker's block printed twice,
-        EngineCore's re-raise.
-        """
+        """Return a key that two prints of one death share: of several ranks, or of EngineCore's re-raise."""
         return bare_name(self.exception), self.message, self.functions
 
 
 def bare_name(exception: str) -> str:
-    """The class without its module: `AssertionError`, `OutOfMemoryError`."""
+    """Return the class without its module: `AssertionError`, `OutOfMemoryError`."""
     return exception.rpartition(".")[2]
 
 
@@ -111,9 +104,7 @@ _PACKAGES = frozenset(
 
 
 def shorten(path: str) -> str:
-    """A source file's path from its package on, so that it is the same on every machine and tells nothing
-    about one.
-    """
+    """Return a source file's path from its package on, which is the same on every machine."""
     path = path.replace("\\", "/")
     for root in ("/site-packages/", "/dist-packages/"):
         if root in path:
@@ -141,8 +132,8 @@ _KNOWN_CLASS = (
     + r"(?:[A-Z]\w*)?(?:Error|Exception|Interrupt|Exit|Fault|Timeout|Timedout|Failure|Failed|Died|Cancelled"
     + r"|Iteration|ExceptionGroup)"
 )
-# Anywhere: only names that say themselves that they are exceptions. Where a traceback demands one: any class name.
-# Python prints a class with its module, unless it is one of its own, and those are capitalised: a lone small word
+# Anywhere in a text only names like `…Error` count as exceptions; at the end of a traceback any class name does.
+# Python prints a class with its module, unless it is a built-in one, which is capitalised: a lone lower-case word
 # before a colon (`nanobind: leaked 4 instances!`) is no exception.
 _LIKELY = re.compile(rf"({_KNOWN_CLASS})(?:: ?(.*)|$)", re.DOTALL)
 _ANY = re.compile(r"((?:(?:[A-Za-z_]\w*\.)+[A-Za-z_]|[A-Z])\w*)(?:: ?(.*)|$)", re.DOTALL)
@@ -160,7 +151,7 @@ _RECORD = re.compile(
 
 @dataclass(slots=True)
 class _Block:
-    """A traceback that is being read."""
+    """An open traceback."""
 
     process: str
     pid: int | None
@@ -176,7 +167,7 @@ class _Block:
     done: bool = False
     """The message is complete; only a chain marker can still follow."""
     chained: str = ""
-    """The chain marker that was read after it."""
+    """The chain marker after it."""
     cause: Raised | None = None
     explicit: bool = False
 
@@ -200,7 +191,7 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """A traceback of which the end is missing: who began to print it, where, and through which functions it went."""
+    """A traceback without its end: its process, last line and functions."""
 
     process: str
     last_line: int
@@ -208,10 +199,8 @@ class Unfinished:
 
 
 @dataclass(slots=True)
-class _Voice:
-    """What one process printed through one logging call (or raw): the place where the lines of one traceback
-    belong together.
-    """
+class _Output:
+    """The output of one process through one logging call (or raw), in which the lines of a traceback belong together."""
 
     block: _Block | None = None
     previous: str = ""
@@ -223,17 +212,17 @@ class _Voice:
         if self.block is not None and self.block.exception is None:
             functions = tuple(frame.function for frame in self.block.frames)
             return Unfinished(self.process, self.last_line, functions)
-        if self.block is None and _RECORD.match(self.previous):  # its headline is the last that is here
+        if self.block is None and _RECORD.match(self.previous):  # the log ends after its headline
             return Unfinished(self.process, self.last_line, ())
         return None
 
 
 class Finder:
-    """Feeds on lines, keeps the tracebacks found. Linear in the log; remembers only what was raised."""
+    """Collector of tracebacks from lines, linear in the log."""
 
     def __init__(self) -> None:
-        self._voices: dict[tuple[int | str, str], _Voice] = {}
-        self._last_voice: dict[int | str, tuple[int | str, str]] = {}
+        self._outputs: dict[tuple[int | str, str], _Output] = {}
+        self._last_output: dict[int | str, tuple[int | str, str]] = {}
         self._found: list[Raised] = []
 
     def feed(self, line: Line) -> None:
@@ -241,72 +230,77 @@ class Finder:
         # uvicorn prints its record's first line with a level and the traceback without one
         if key[1] == line.level and line.level and _RECORD.match(line.text):
             key = (line.speaker, "")
-        voice = self._voices.get(key)
-        if voice is None:
-            voice = self._voices[key] = _Voice()
-        voice.process, voice.last_line = line.process, line.number
-        interrupted = self._last_voice.get(line.speaker, key) != key
-        self._last_voice[line.speaker] = key
-        self._read(voice, line, interrupted)
+        output = self._outputs.get(key)
+        if output is None:
+            output = self._outputs[key] = _Output()
+        output.process, output.last_line = line.process, line.number
+        interrupted = self._last_output.get(line.speaker, key) != key
+        self._last_output[line.speaker] = key
+        self._read(output, line, interrupted)
 
     def finish(self) -> tuple[Raised, ...]:
-        """Everything raised, in the order in which it began to be printed; call `unfinished` before it."""
-        for voice in self._voices.values():
-            self._close(voice)
+        """Return all exceptions, in the order of their first lines. Call `unfinished` before it."""
+        for output in self._outputs.values():
+            self._close(output)
         return tuple(sorted(self._found, key=lambda raised: raised.first_line))
 
     def unfinished(self) -> tuple[Unfinished, ...]:
-        """The tracebacks that processes had not printed to their ends when they were last heard."""
-        last = (self._voices[key] for key in self._last_voice.values())
-        return tuple(open_ for voice in last if (open_ := voice.unfinished) is not None)
+        """Return the tracebacks that processes had not finished in their last lines."""
+        last = (self._outputs[key] for key in self._last_output.values())
+        return tuple(open_ for output in last if (open_ := output.unfinished) is not None)
 
-    def _close(self, voice: _Voice) -> Raised | None:
-        raised = voice.block.close() if voice.block is not None else None
-        voice.block = None
+    def _close(self, output: _Output) -> Raised | None:
+        raised = output.block.close() if output.block is not None else None
+        output.block = None
         if raised is not None:
             self._found.append(raised)
         return raised
 
-    def _read(self, voice: _Voice, line: Line, interrupted: bool) -> None:
+    def _read(self, output: _Output, line: Line, interrupted: bool) -> None:
         text = line.text.rstrip()
         if text[:12].strip()[:1] in ("|", "+"):
             text = _GROUP_MARGIN.sub("", text, count=1)
         stripped = text.strip()
-        block = voice.block
+        block = output.block
         if block is not None and block.exception is not None and not block.done:
             block.done = interrupted or not stripped or len(block.message) >= _MAX_MESSAGE_LINES
         if found := _HEADER.search(text):
-            self._begin(voice, line, indent=len(text) - len(text.lstrip()))
-            self._frames_of(voice, line, text[found.end() :])
+            self._begin(output, line, indent=len(text) - len(text.lstrip()))
+            self._frames_of(output, line, text[found.end() :])
         elif stripped in (_EXPLICIT, _IMPLICIT):
             if block is not None and block.exception is not None:
                 block.done, block.chained = True, stripped
         elif 'File "' in text and _FRAME.search(text):
             if block is None or block.exception is not None:
-                self._begin(voice, line, indent=None)
-            self._frames_of(voice, line, text)
+                self._begin(output, line, indent=None)
+            self._frames_of(output, line, text)
         elif block is None or block.done or (not stripped and block.exception is not None):
-            self._loose(voice, line, stripped)
+            self._loose(output, line, stripped)
         elif block.exception is not None:
-            self._message_of(voice, line, text, stripped)
+            self._message_of(output, line, text, stripped)
         elif stripped:
-            self._inside(voice, block, line, text, stripped)
+            self._inside(output, block, line, text, stripped)
         if stripped and not _CARETS.fullmatch(stripped):
-            voice.previous = stripped
+            output.previous = stripped
 
-    def _begin(self, voice: _Voice, line: Line, *, indent: int | None) -> None:
-        before = voice.block
+    def _begin(self, output: _Output, line: Line, *, indent: int | None) -> None:
+        before = output.block
         cause: Raised | None = None
-        headline = voice.previous if before is None or before.exception is None or before.chained else ""
-        if before is not None and before.exception is not None and not before.chained and _RECORD.match(voice.previous):
-            headline = voice.previous
+        headline = output.previous if before is None or before.exception is None or before.chained else ""
+        if (
+            before is not None
+            and before.exception is not None
+            and not before.chained
+            and _RECORD.match(output.previous)
+        ):
+            headline = output.previous
         explicit = False
         if before is not None and before.chained:
             cause, explicit, headline = before.close(), before.chained == _EXPLICIT, before.headline
-            voice.block = None
+            output.block = None
         else:
-            self._close(voice)
-        voice.block = _Block(
+            self._close(output)
+        output.block = _Block(
             line.process,
             line.pid,
             line.level,
@@ -318,11 +312,9 @@ class Finder:
             explicit=explicit,
         )
 
-    def _frames_of(self, voice: _Voice, line: Line, text: str) -> None:
-        """Reads the frames on one line: one in a real traceback, several (and the exception) where a web page
-        lost its newlines.
-        """
-        block = voice.block
+    def _frames_of(self, output: _Output, line: Line, text: str) -> None:
+        """Read the frames on one line: several, and the exception, if a web page removed the newlines."""
+        block = output.block
         assert block is not None
         found = list(_FRAME.finditer(text))
         for at, match in enumerate(found):
@@ -337,10 +329,8 @@ class Finder:
             block.frame_indent = len(text) - len(text.lstrip())
             block.last_line = line.number
 
-    def _inside(self, voice: _Voice, block: _Block, line: Line, text: str, stripped: str) -> None:
-        """A line of an open traceback that is no frame: the echo of the source, its underline, or the
-        exception.
-        """
+    def _inside(self, output: _Output, block: _Block, line: Line, text: str, stripped: str) -> None:
+        """Read a line of an open traceback that is no frame: the source, its underline, or the exception."""
         if _CARETS.fullmatch(stripped) or _REPEATED.fullmatch(stripped):
             return
         indent = len(text) - len(text.lstrip())
@@ -354,34 +344,34 @@ class Finder:
             block.exception, block.message, block.last_line = raised[1], [raised[2] or ""], line.number
         elif not echoed:
             block.frames[-1] = replace(block.frames[-1], source=stripped)
-        elif block.header_indent is None and voice.previous != stripped and indent == 0 and not deeper:
-            # Prose after frames that came without their exception: what was pasted ends here.
-            voice.block = None
+        elif block.header_indent is None and output.previous != stripped and indent == 0 and not deeper:
+            # Prose after frames without an exception: the pasted traceback ends here.
+            output.block = None
 
-    def _message_of(self, voice: _Voice, line: Line, text: str, stripped: str) -> None:
-        block = voice.block
+    def _message_of(self, output: _Output, line: Line, text: str, stripped: str) -> None:
+        block = output.block
         assert block is not None
         if _RECORD.match(stripped) or (line.level and line.level != block.level):
             block.done = True
         elif not block.frames and _LIKELY.fullmatch(stripped):
-            self._loose(voice, line, stripped)
+            self._loose(output, line, stripped)
         else:
             block.message.append(text if block.level else stripped)
             block.last_line = line.number
 
-    def _loose(self, voice: _Voice, line: Line, stripped: str) -> None:
-        """Outside of a traceback: the last line of one, pasted alone, still names an exception."""
-        if voice.block is not None and (not stripped or voice.block.chained):
+    def _loose(self, output: _Output, line: Line, stripped: str) -> None:
+        """Read a line outside of a traceback: the last line of one, pasted alone, still names an exception."""
+        if output.block is not None and (not stripped or output.block.chained):
             return
-        self._close(voice)
+        self._close(output)
         alone = _LIKELY.fullmatch(stripped) if stripped and not line.source else None
         if alone is not None and alone[2]:
-            voice.block = _Block(line.process, line.pid, line.level, voice.previous, line.number, line.number, None)
-            voice.block.exception, voice.block.message = alone[1], [alone[2]]
+            output.block = _Block(line.process, line.pid, line.level, output.previous, line.number, line.number, None)
+            output.block.exception, output.block.message = alone[1], [alone[2]]
 
 
 def find_raised(source: str | bytes | Iterable[Line]) -> tuple[Raised, ...]:
-    """Every exception printed in a log or paste, in the order in which they began to be printed."""
+    """Return all exceptions of a log or pasted text, in the order of their first lines."""
     finder = Finder()
     for line in _lines(source):
         finder.feed(line)

@@ -37,7 +37,25 @@ def duplicates(report: RunReport, scenarios: Sequence[Scenario]) -> list[str]:
 def _diagnosis(trial: TrialReport, version: str | None) -> Diagnosis:
     death = trial.death
     if death is None:
-        return Diagnosis(False, None, None, None, (), False, version, "")
+        return Diagnosis(
+            died=False,
+            phase=None,
+            exception=None,
+            message=None,
+            frames=(),
+            wrapped=False,
+            vllm_version=version,
+            why="",
+        )
     frames = tuple(Frame(*frame.rpartition(":")[::2]) for frame in death.frames)
     phase = Phase(trial.phase) if trial.phase in set(Phase) else None
-    return Diagnosis(True, phase, death.exception, death.message, frames, False, version, "")
+    return Diagnosis(
+        died=True,
+        phase=phase,
+        exception=death.exception,
+        message=death.message,
+        frames=frames,
+        wrapped=False,
+        vllm_version=version,
+        why="",
+    )
