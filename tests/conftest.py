@@ -27,7 +27,7 @@ settings.load_profile("any-machine")
 
 @dataclass(frozen=True)
 class Done:
-    """A finished `vllm-repro`: exit status, both outputs, and the folder of the report where it wrote one."""
+    """Exit status, both outputs and report folder of a finished `vllm-repro`."""
 
     status: int
     out: str
@@ -46,10 +46,9 @@ Harness = Callable[..., Done]
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Where workers run side by side (`-n`), a test that is marked `alone` waits until no other runs, and none begins meanwhile.
+    """Run a test marked `alone` while no other docker or live test runs on any worker.
 
-    Among those marked `docker` or `live`, with all their fixtures: no other test is disturbed by what runs beside it. The room is
-    locked for one or for many, and whoever waits for it stands in the door, so that those who come later do not go first.
+    One file is locked shared or exclusive; a second one queues the workers, so that later tests do not overtake a waiting one.
     """
     if not {"docker", "live"} & set(item.keywords):
         return (yield)
@@ -63,10 +62,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.fixture(autouse=True)
 def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Records of started processes in a folder of the test, so that tests do not sweep each other's.
-
-    A command that a time limit or Ctrl-C killed has left its server, and no later `vllm-repro clean` looks into this folder.
-    """
+    """Give each test its own state folder, so that tests do not remove each other's processes."""
     state = tmp_path_factory.mktemp("state")
     with pytest.MonkeyPatch.context() as environment:  # its own, so that a test's patches are undone by the end
         environment.setenv("XDG_STATE_HOME", str(state))
@@ -75,7 +71,7 @@ def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def _reported(out: Path) -> dict[Path, int]:
-    """The newest run of each scenario, and when its report was written."""
+    """Return the newest run of each scenario and the time of its report."""
     runs = [latest.resolve() for latest in sorted(out.glob("*/latest"))]
     return {run: (run / "report.json").stat().st_mtime_ns for run in runs if (run / "report.json").exists()}
 

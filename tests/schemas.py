@@ -31,7 +31,7 @@ def _read(name: str) -> dict[str, Any]:
 
 
 def closed(schema: Any) -> Any:
-    """`schema` without room for keys that it does not name."""
+    """Return `schema` without room for unknown keys."""
     if isinstance(schema, list):
         return [closed(one) for one in schema]
     if not isinstance(schema, dict):

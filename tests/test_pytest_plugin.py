@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture
 def suite(pytester: pytest.Pytester) -> pytest.Pytester:
-    """A folder of scenarios, as somebody else might keep one."""
+    """Make a folder of scenarios outside the package."""
     folder = pytester.mkdir("scenarios")
     for path in (ROOT / "scenarios").glob("*.py"):
         (folder / path.name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a stand-in may be, and what it is called."""
+"""Tiny models: accepted fields and names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vllm-repro history`, as people call it."""
+"""`vllm-repro history` as a command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UTC = {"TZ": "UTC"}
 
 @pytest.fixture
 def reports(tmp_path: Path) -> Path:
-    """Ten simulated weeks, in the folder that the command looks at."""
+    """Write simulated weeks into the reports folder."""
     root = tmp_path / "reports"
     root.mkdir()
     Store(root).add(Weeks(0).rows())

@@ -1,4 +1,4 @@
-"""The verb `nightly`: what it runs, and what of a night is kept whatever ends it."""
+"""`vllm-repro nightly`: what it runs, and what it keeps however it ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NIGHT = ("nightly", "min-tokens-stop-ids", "sco-hybrid", "--server", "rehearsal"
 
 @pytest.fixture
 def night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, list[Job], str]]:
-    """Exit status, jobs and summary of a night in which each run in turn raises one of `ends`."""
+    """Return exit status, jobs and summary of a night whose runs raise `ends` in turn."""
     monkeypatch.setenv("VLLM_REPRO_REPORTS", str(tmp_path))
 
     def called(*words: str, ends: tuple[BaseException, ...]) -> tuple[int, list[Job], str]:

@@ -1,4 +1,4 @@
-"""`vllm-repro versions`, on the rehearsal engine and with runs that are made up."""
+"""`vllm-repro versions` on the rehearsal engine and with fake runs."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_a_map_that_cannot_be_says_why_and_leaves_no_folder(
 
 
 def _stopped(tmp_path: Path, number: signal.Signals) -> tuple[int, dict[str, Any]]:
-    """Starts a map of three releases, and stops it once the second one's server is there."""
+    """Start a map of three releases and stop it when the second one's server runs."""
     out = tmp_path / "reports"
     process = subprocess.Popen(
         [sys.executable, "-m", "vllm_repro", *TQ, "--versions", "0.24.0,0.27.0,0.28.0", "--out", str(out)],
@@ -259,7 +259,7 @@ Answer = Callable[[Job], RunReport]
 
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], list[Job]]:
-    """Puts `answer` in the place of a run, and gives the list of what was asked for."""
+    """Replace runs by `answer` and return the list of requested jobs."""
 
     def put(answer: Answer) -> list[Job]:
         asked: list[Job] = []

@@ -15,7 +15,7 @@ from vllm_repro.client.prompts import PromptError, build_chat, build_completion,
 
 
 class Counter:
-    """A tokenizer as the builder sees it: a count of a text within a template. `cost` is tokens per piece."""
+    """Tokenizer stub that counts a text within a template. `cost`: tokens per piece."""
 
     def __init__(self, cost: int, overhead: int, merges: bool) -> None:
         self.cost = cost
@@ -63,7 +63,7 @@ def test_a_prompt_shorter_than_the_template_is_refused() -> None:
 
 
 class Tokenizer:
-    """`/tokenize` of a server with a token a word, as far as prompts ask it. vocabulary: how many tokens there are."""
+    """`/tokenize` with one token per word. vocabulary: number of tokens."""
 
     def __init__(self, vocabulary: int = 2**32) -> None:
         self._vocabulary = vocabulary

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for commands, with values that a shell or JSON would take for something else."""
+"""Hypothesis strategies for commands with values that shells and JSON could misread."""
 
 from __future__ import annotations
 

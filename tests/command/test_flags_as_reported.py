@@ -1,4 +1,4 @@
-"""The four reported commands, from the issue's text to the process that was started: the same flags, argument by argument."""
+"""The four reported commands, from the issue's text to the argv of the started process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands as people paste them: prompts, fences, quotes, with and without backslashes, in a container."""
+"""Commands as pasted: prompts, fences, quotes, line continuations, containers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases: drawn from seeds, sent to the driver, shrunk."""
+"""Cases: drawn, sent to the driver, shrunk."""
 
 from __future__ import annotations
 

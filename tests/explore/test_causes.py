@@ -1,4 +1,4 @@
-"""`vllm-repro causes` on servers, with runs that are made up; those on the scheduler alone are with `explore`."""
+"""`vllm-repro causes` on servers, with fake runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Answer = Callable[[Job], RunReport]
 
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Answer], list[Job]]:
-    """Puts `answer` in the place of a run, and gives the list of what was asked for."""
+    """Replace runs by `answer` and return the list of requested jobs."""
 
     def put(answer: Answer) -> list[Job]:
         asked: list[Job] = []
@@ -40,7 +40,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Answer
 
 
 def as_declared(job: Job) -> RunReport:
-    """0.23.0 dies unless it is changed, and later ones live unless they are."""
+    """Crash 0.23.0 unless it is changed, and later releases only if they are changed."""
     release, changed = str(job.options.vllm), bool(job.arms[0].patches)
     dies = (release == "0.23.0") is not changed
     return run_of("0.23.0" if release == "0.23.0" else "0.24.0", [CRASH if dies else CLEAN] * (job.trials or 0))

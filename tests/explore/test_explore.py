@@ -1,4 +1,4 @@
-"""`vllm-repro explore` and `vllm-repro causes`, with a driver that is made up."""
+"""`vllm-repro explore` and `causes` with a fake driver."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def dies_of_long_prompts(case: Case) -> PlayResult:
 
 @pytest.fixture
 def playing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callable[[Provisioned], Play]], None]:
-    """Puts what plays for a release in the driver's place; nothing is installed."""
+    """Replace the driver by a function; nothing is installed."""
 
     def put(player: Callable[[Provisioned], Play]) -> None:
         class Fake:

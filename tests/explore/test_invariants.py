@@ -1,4 +1,4 @@
-"""What the driver holds against vLLM's books, with books that are made up."""
+"""The driver's invariants on made block accounting."""
 
 from __future__ import annotations
 

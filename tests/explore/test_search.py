@@ -1,4 +1,4 @@
-"""The search, with a driver that is made up; and the driver's process, with programs that are."""
+"""Search with a fake driver; the driver's process with fake programs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_deaths_in_one_place_are_one_finding_whatever_their_numbers() -> None:
 
 
 def fakes(case: Case) -> PlayResult:
-    """Dies of a prompt over 50 tokens, lists twice from 20 on."""
+    """Die of a prompt over 50 tokens; list blocks twice from 20 tokens on."""
     longest = max(ask.prompt for ask in case.asks)
     broken = [TWICE] if longest >= 20 else []
     return result_from({"steps": 5, "broken": broken, "hits": 1, **({"death": POPLEFT} if longest > 50 else {})})
@@ -198,7 +198,7 @@ for line in sys.stdin:
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Driver]:
-    """Puts a program of one file in the driver's place, on this interpreter."""
+    """Replace the driver's program by one file, on this interpreter."""
 
     def put(text: str, **options: Any) -> Driver:
         (tmp_path / "vllm_repro_driver").mkdir()
@@ -223,7 +223,7 @@ def test_a_process_that_dies_or_hangs_of_a_case_is_a_finding_and_the_next_case_g
 
 
 def test_a_release_that_lacks_a_name_is_unsupported(tmp_path: Path) -> None:
-    """The real program, on an interpreter without vLLM."""
+    """Run the real program on an interpreter without vLLM."""
     release = Provisioned("1.2.3", "0", Path(sys.executable), tmp_path, ())
     with Driver(release, tmp_path, tmp_path / "errors.log") as driver, pytest.raises(Unsupported) as error:
         driver.play(alone(9))

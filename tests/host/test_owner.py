@@ -1,4 +1,4 @@
-"""Owners: what counts as gone."""
+"""Owners of processes: alive or gone."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def forge(record: Path, *, session: int | None = None, **owner: object) -> None:
 
 @pytest.fixture
 def bystander() -> Iterator[int]:
-    """The id of a session that belongs to somebody else."""
+    """Return the session id of a process that is not ours."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     yield process.pid
     process.kill()

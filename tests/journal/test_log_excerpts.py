@@ -101,7 +101,7 @@ def test_an_excerpt_keeps_to_its_room(limit: int, lines: list[str], tmp_path_fac
 
 
 def test_a_key_of_several_lines_whose_head_a_window_cuts(tmp_path: Path) -> None:
-    """The window on what the engine did before its first error begins in the middle of the key's first line."""
+    """Begin a window in the middle of the key's first line."""
     key = "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkq\n-----END PRIVATE KEY-----\n"
     for filling in range(900, 1100):
         text = "x" * 20_000 + key + "y\n" * (filling // 2) + "ERROR boom\n"

@@ -1,4 +1,4 @@
-"""Secrets and private names planted into each text of a journal, and into a log, are in nothing that comes out."""
+"""Secrets and private names planted into journals and logs appear in no output."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ PLANTS = [*SECRETS.values(), *PRIVATE.values()]
 
 @pytest.fixture(autouse=True, scope="module")
 def fields_of_any_text() -> Iterator[None]:
-    """A journal has words where the plants stand, so the schema of a report does not hold here."""
+    """Allow any text in the fields of a journal."""
     with unheld():
         yield
 
 
 def outputs(made: RunReport) -> Iterator[tuple[str, str]]:
-    """Everything that is made of a report, by name."""
+    """Return every rendering of a report by name."""
     for form in FORMATS:
         yield form, render(made, form)
     body = draft(made, (), duplicates(made, SCENARIOS))
@@ -88,7 +88,7 @@ def test_no_field_of_a_journal_lets_one_through(field: Field, plant: Plant, form
 
 
 def test_the_plants_would_be_seen() -> None:
-    """That the search can fail: what is planted does come out where nothing takes it away."""
+    """Check that the search can fail: without redaction the plants appear."""
     names = {name for name, _ in outputs(planted(*FIELDS[0], str))}
     assert names == {"md", "html", "json", "junit", "issue", "terminal", "versions.md", "versions", "versions.json"}
     seen: set[str] = set()
@@ -110,7 +110,7 @@ def test_the_plants_would_be_seen() -> None:
 def test_no_part_of_a_log_lets_one_through(
     tmp_path_factory: pytest.TempPathFactory, windows: Windows, plants: list[Plant], before: int, after: int
 ) -> None:
-    """Wherever the windows on the log begin and end, in the middle of a key too."""
+    """Place log windows anywhere, also inside a key."""
     folder = tmp_path_factory.mktemp("log")
     middle = "\n".join(plant.written for plant in plants)
     filling = "x" * (before // 2) + " " + "y\n" * (before // 4)

@@ -1,4 +1,4 @@
-"""Secrets in texts: F6's forms go, and texts about a bug stay as they are."""
+"""Secrets in texts: every known form is removed, and other text stays."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ REPORTED, EAGER, NEAR = (
 
 
 def boots(arms: list[Arm], does: Callable[[str, int], Outcome], record: Record | None = None) -> dict[str, int]:
-    """How often each arm is booted in a whole run in which boot n of an arm `does` that."""
+    """Return how often each arm is booted in a run whose boot n of an arm ends as `does` returns."""
     seen: dict[str, list[Outcome]] = {arm.name: [] for arm in arms}
 
     def results() -> list[ArmResult]:

@@ -1,4 +1,4 @@
-"""A log followed while somebody else writes it."""
+"""A log that is read while it grows."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ ROUNDS = 2 + 5
 
 @dataclass
 class Engine:
-    """Answers streams, and counts tokens as vLLM does. `wrong`: what it does to a measured request in place of an answer."""
+    """Server that streams answers and counts tokens as vLLM does. `wrong`: its answer to a measured request."""
 
     fake: FakeVllm | None = None
     wrong: Callable[[Exchange, int], bool] = lambda *_: False

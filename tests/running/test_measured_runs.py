@@ -19,7 +19,7 @@ LOADS = """    throughput=[
 
 
 def scenario(folder: Path, declared: str) -> str:
-    """tq-chunked-prefill with something to measure."""
+    """Return tq-chunked-prefill with throughput and output checks."""
     source = next(path for path in scenario_files() if path.name == "tq_chunked_prefill.py")
     text = source.read_text(encoding="utf-8")
     text = text.replace("    chat,\n", "    chat,\n    checks,\n", 1)
@@ -88,7 +88,7 @@ def test_an_engine_that_says_one_thing_over_and_over(
 
 
 def test_an_arm_that_says_something_else_than_the_baseline(harness: Harness, tmp_path: Path) -> None:
-    """The output check is the fourth request of the reported arm, and the third of the other one: only the former is spoilt."""
+    """Spoil the fourth request of each arm: it is an output check only in the reported arm."""
     path = scenario(tmp_path, '    output=checks(same=16, baseline="bigger-chunk"),\n')
     done = run(harness, path, "0.24.0", "reported bigger-chunk", fault="garbage:4")
     reported, other = (arm["trials"][0] for arm in done.report["arms"])

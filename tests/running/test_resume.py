@@ -1,4 +1,4 @@
-"""A run that was cut goes on where it was, and as it was begun."""
+"""Interrupted runs that are resumed."""
 
 from __future__ import annotations
 

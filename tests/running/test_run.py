@@ -1,4 +1,4 @@
-"""Whole runs on the rehearsal engine: every outcome, every way to be interrupted."""
+"""Whole runs on the rehearsal engine: every outcome, and every way to interrupt a run."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ _DEATH = '"event": "sign"'
 
 
 def _interrupt(tmp_path: Path, state: Path, number: signal.Signals, wait_for: str) -> tuple[int, Path]:
-    """Starts a run that would take long, sends it `number` once its journal holds `wait_for`, and returns status and folder."""
+    """Start a long run, signal it when its journal contains `wait_for`, and return status and folder."""
     out = tmp_path / "reports"
     environment = {
         **os.environ,
@@ -324,7 +324,7 @@ def test_an_interrupted_run_leaves_nothing_and_a_report(
 
 
 def test_a_death_that_was_seen_before_an_interrupt_is_told_with_it(tmp_path: Path, own_state: Path) -> None:
-    """It counts as cut, and every rendering says what the engine had died of by then."""
+    """The trial counts as interrupted, and every rendering shows the death."""
     status, folder = _interrupt(tmp_path, own_state, signal.SIGTERM, _DEATH)
     assert status == 130
     report = build(folder)
@@ -402,7 +402,6 @@ def test_guard_and_next_run_leave_the_servers_of_a_living_run_alone(
 
 
 def test_any_body_field_can_be_what_a_trigger_waits_for(harness: Harness) -> None:
-    """Also one that this package could have set by itself."""
     scenario = Path(__file__).parents[1] / "data" / "declared" / "two_ranks.py"
     trial = harness("run", str(scenario), "--server", "rehearsal").report["arms"][0]["trials"][0]
     assert (trial["outcome"], trial["trigger"]["crossed"]) == ("clean", True)

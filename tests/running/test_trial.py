@@ -207,7 +207,7 @@ def test_an_interrupt_after_the_last_answer_takes_nothing_with_it(
 
 
 def test_the_tools_and_the_template_of_a_chat_are_counted_with_it(tmp_path: Path) -> None:
-    """They are a part of the prompt: counted without them, a prompt crosses a boundary that it should stay short of."""
+    """Count tools and template: without them a prompt would cross a boundary that it should not reach."""
 
     def tokenize(exchange: Exchange) -> None:
         words = sum(len(str(message["content"]).split()) for message in exchange.body["messages"])
@@ -296,7 +296,6 @@ def test_a_request_that_a_death_left_unanswered_had_reached_the_engine(tmp_path:
 
 
 def test_the_server_of_another_node_that_stays_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It holds its GPU, and "the process is there" would say nothing of the engine."""
     ranks = [tmp_path / f"log.rank{rank}.log" for rank in (1, 2)]
     for log in ranks:
         log.write_text("up\n", encoding="utf-8")

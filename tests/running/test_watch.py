@@ -21,7 +21,7 @@ QUICK = TimeLimits(boot_stall=5.0, answer_stall=1.0, grace=1.0)
 
 
 def watched(fake: FakeVllm, work: Callable[[Watch, Client], Awaitable[None]], folder: Path) -> Watch:
-    """The watch over `fake` after `work` is done on it."""
+    """Return the watch over `fake` after `work` is done."""
 
     async def run() -> Watch:
         with Journal(folder / "journal.jsonl") as journal:
@@ -39,7 +39,7 @@ def watched(fake: FakeVllm, work: Callable[[Watch, Client], Awaitable[None]], fo
 
 
 async def ask(watch: Watch, client: Client, *, stream: bool = False) -> None:
-    """One request, given up where the watch says that there is nothing to wait for."""
+    """Send one request; cancel it when the watch reports a death."""
     watch.in_flight += 1
     request = asyncio.create_task(client.ask("/v1/completions", {"stream": stream}))
     over = asyncio.create_task(watch.over())
@@ -74,7 +74,7 @@ def test_an_api_server_that_answers_nothing_any_more_hangs(tmp_path: Path) -> No
 def test_blocks_that_come_and_go_are_progress_of_a_request_that_runs_and_of_no_other(
     tmp_path: Path, running: int, hung: bool
 ) -> None:
-    """A connector that copies blocks for ever holds some of them, now more and now fewer; so does a long prompt between its chunks."""
+    """Let the number of used blocks change with and without a running request."""
     scrapes = iter(range(1000))
     ends = time.monotonic() + 3 * QUICK.answer_stall
 

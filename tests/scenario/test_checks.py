@@ -241,7 +241,6 @@ def test_what_vllm_would_refuse_is_told_once(old: str, new: str, line: str, said
     ],
 )
 def test_what_vllm_takes_is_no_mistake(old: str, new: str) -> None:
-    """The last of these: a request that fails is a wrong answer too, for which nothing need be declared."""
     text = text_of().replace("    dies,\n", "    dies,\n    errs,\n", 1)
     assert problems(text.replace(old, new, 1)) == []
 

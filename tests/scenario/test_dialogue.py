@@ -1,4 +1,4 @@
-"""A growing chat: who speaks next, and that tool results answer the calls before them."""
+"""A growing chat: alternating speakers, and tool results after calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which scenario a death is, where two share a signature."""
+"""Matching a death to a scenario, also when two share a signature."""
 
 from __future__ import annotations
 

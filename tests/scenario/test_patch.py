@@ -1,4 +1,4 @@
-"""Changes of vLLM's source: what fits, what does not, and diffs as people make them."""
+"""Patches of vLLM source, and diffs as people make them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes in tokens: relative to a flag, and with another size for the lab."""
+"""Sizes in tokens, relative to a flag or different in the lab."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words of a workload: what they make, and what they refuse."""
+"""Words of a workload: accepted and refused values."""
 
 from __future__ import annotations
 

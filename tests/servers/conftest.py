@@ -1,4 +1,4 @@
-"""A real Docker Engine for the tests that are marked `docker`, and small programs to run in it."""
+"""Real Docker Engine for tests marked `docker`, and small programs for containers."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def docker_engine() -> Iterator[Engine]:
 
 
 def build(*words: str) -> str:
-    """Builds an image of ours, or finds that it is there and up to date; its name."""
+    """Build an image of ours unless it is up to date, and return its name."""
     done = subprocess.run([str(BUILD), *words], stdout=subprocess.PIPE, text=True, check=True, stdin=subprocess.DEVNULL)
     return done.stdout.strip()
 
 
 @pytest.fixture(scope="session")
 def base_image(docker_engine: Engine) -> str:
-    """An image with Python and no server."""
+    """Return an image with Python and no server."""
     assert docker_engine.local
     return build("base")
 
@@ -49,7 +49,7 @@ def rehearsal_image(base_image: str) -> str:
 
 @pytest.fixture
 def run_id(docker_engine: Engine) -> Iterator[str]:
-    """The id of a run of which nothing may be left at the end of the test."""
+    """Return a run id of which no container may be left after the test."""
     run = f"test-{uuid.uuid4().hex[:12]}"
     yield run
     left = containers_of(docker_engine, run)
@@ -60,7 +60,7 @@ def run_id(docker_engine: Engine) -> Iterator[str]:
 
 @pytest.fixture
 def program(base_image: str) -> Callable[..., ContainerSpec]:
-    """`program(source, **fields)`: the spec of a container that runs a piece of Python."""
+    """Return the spec of a container that runs Python source."""
 
     def make(source: str, **fields: Any) -> ContainerSpec:
         given = {
@@ -75,7 +75,7 @@ def program(base_image: str) -> Callable[..., ContainerSpec]:
 
 @pytest.fixture
 def serve(tmp_path: Path, run_id: str) -> Callable[..., DockerServer]:
-    """`serve(spec)`: a server for it whose evidence is that of a plain CPU."""
+    """Return a server for a spec, with the evidence of a plain CPU."""
 
     def make(spec: ContainerSpec, **fields: Any) -> DockerServer:
         given: dict[str, Any] = {"log": tmp_path / "server.log", "run": run_id, "evidence": Evidence.CPU, "grace": 5.0}

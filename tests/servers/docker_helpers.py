@@ -1,4 +1,4 @@
-"""What several tests of the docker server use."""
+"""Helpers for tests of the Docker server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IDLE = "import time; print('up'); time.sleep(600)"
 
 
 def engine_or_reason(environment: Mapping[str, str]) -> Engine:
-    """The engine; without one an error where CI promised it, so that a skipped suite cannot look green."""
+    """Return the engine. Fail instead of skip where CI installs one."""
     try:
         return connect(environment)
     except InfraError as error:
@@ -25,14 +25,14 @@ def engine_or_reason(environment: Mapping[str, str]) -> Engine:
 
 
 def containers_of(engine: Engine, run: str) -> list[dict[str, Any]]:
-    """The containers of a run, running or not."""
+    """Return all containers of a run."""
     filters = {"label": f"{RUN_LABEL}={run}"}
     found: list[dict[str, Any]] = engine.client.api.containers(all=True, filters=filters)
     return found
 
 
 async def until_logged(server: DockerServer, text: str, *, seconds: float = 30) -> None:
-    """Returns when `text` is in the server's log; fails where the server ends before, or in so many seconds."""
+    """Wait until `text` is in the server's log. Fail if the server exits first or after `seconds`."""
     ended = asyncio.create_task(server.exited())
     deadline = time.monotonic() + seconds
     try:

@@ -1,4 +1,4 @@
-"""A way to the engine that can be cut, to see what a server makes of an engine that stops answering."""
+"""Proxy to the Docker Engine that can be cut."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 
 class Proxy:
-    """Listens on a unix socket and passes everything on to the engine's.
+    """Proxy on a unix socket.
 
-    cut: ends the connections there are, as a restart of dockerd does. close: and accepts no others.
+    cut: end all connections, as a restart of dockerd does. close: also refuse new ones.
     """
 
     def __init__(self, path: Path, engine: str) -> None:

@@ -31,7 +31,7 @@ from vllm_repro.verdict.outcome import Outcome
 
 @pytest.fixture
 def running(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[str, Path, int]]:
-    """Somebody else's rehearsal engine, its output in a file that an earlier server wrote to as well. `request.param`: a fault of it."""
+    """Start a rehearsal engine by hand, whose log also holds an earlier server. `request.param`: its fault."""
     port = free_port()
     log = tmp_path / "server.log"
     log.write_text(

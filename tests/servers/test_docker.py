@@ -1,4 +1,4 @@
-"""The docker server against a real engine."""
+"""Docker server against a real engine."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_a_rehearsal_cannot_pass_for_a_vllm(rehearsal_image: str, base_image: st
 
 
 def refused(server: DockerServer, engine: Engine) -> ReproError:
-    """The error of a start, which must leave nothing; `stop` afterwards is allowed and does nothing."""
+    """Return the error of a failed start, which leaves nothing; `stop` afterwards does nothing."""
     with pytest.raises((Unsupported, InfraError)) as caught:
         asyncio.run(server.start())
     labels = dict(server.spec.labels)

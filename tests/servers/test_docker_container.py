@@ -1,4 +1,4 @@
-"""A container on its way into the Docker SDK and out of it."""
+"""Container specs and the Docker SDK."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_how_a_server_ended(
 
 
 class Stream:
-    """A stream of the SDK: pieces, and then an end of some kind."""
+    """SDK stream of pieces that ends in some way."""
 
     def __init__(self, pieces: list[object], end: Exception | None = None) -> None:
         self._pieces = iter(pieces)
@@ -116,7 +116,7 @@ class Stream:
 
 
 class Kept(io.BytesIO):
-    """A file whose content can be read after it was closed."""
+    """File whose content can be read after closing."""
 
     kept = b""
 

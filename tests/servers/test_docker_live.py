@@ -1,4 +1,4 @@
-"""A real vLLM release in a container, on the CPU, to its death."""
+"""A real vLLM release that dies in a container on the CPU."""
 
 from __future__ import annotations
 

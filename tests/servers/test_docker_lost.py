@@ -1,4 +1,4 @@
-"""The docker server while its engine stops answering."""
+"""Docker server whose engine stops answering."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def _collect_dropped_sockets() -> Iterator[None]:
-    """While the filter above holds, not in some later test."""
+    """Collect dropped sockets while the warning filter holds."""
     yield
     gc.collect()
 

@@ -1,4 +1,4 @@
-"""Changed source over an image, on a real engine: where vLLM is in it, what its server then runs, and what is read inside it."""
+"""Patched source over an image on a real engine."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ for file in (python, script):
 
 @pytest.fixture(scope="module")
 def image(docker_engine: Engine, base_image: str) -> Iterator[str]:
-    """An image with such a vLLM."""
+    """Return an image with a fake vLLM."""
     name = f"vllm-repro/test-patched:{uuid.uuid4().hex[:8]}"
     made = docker_engine.client.containers.create(base_image, ["python3", "-c", INSTALL])
     try:

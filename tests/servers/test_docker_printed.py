@@ -1,4 +1,4 @@
-"""The `docker run` line that is printed makes the same container as the one that is created."""
+"""The printed `docker run` line creates the same container as the API call."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def specs() -> dict[str, ContainerSpec]:
 
 
 def settings(engine: Engine, container: str) -> dict[str, Any]:
-    """{dotted name: value} of all that the engine was told about a container; what is empty is left out."""
+    """Return {dotted name: value} of all non-empty container settings."""
     attributes = engine.client.containers.get(container).attrs
     flat: dict[str, Any] = {"Path": attributes["Path"], "Args": attributes["Args"]}
     for part in ("Config", "HostConfig"):
@@ -106,7 +106,7 @@ def test_the_printed_line_makes_the_same_container(
 
 
 def test_every_field_of_a_spec_is_compared() -> None:
-    """A new field must not be printed and forgotten here, or the other way round."""
+    """Check that each field of a spec is compared here."""
     default = ContainerSpec(image="IMAGE")
     varied = {
         field for spec in specs().values() for field, value in vars(spec).items() if value != vars(default)[field]

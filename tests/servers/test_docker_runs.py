@@ -1,4 +1,4 @@
-"""Whole runs in containers on a real engine: both scenarios, a GPU that is not there, and every way to be interrupted."""
+"""Whole runs in containers on a real engine, also interrupted ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def containers(engine: Engine, run: str | None = None) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def engine(docker_engine: Engine, tmp_path: Path) -> Iterator[Engine]:
-    """The engine; at the end no container of a run of this test may be there."""
+    """Return the engine; afterwards no container of this test may be left."""
     yield docker_engine
     left = [c for path in (tmp_path / "reports").glob("*/2*") for c in containers(docker_engine, path.name)]
     for container in left:
@@ -134,7 +134,7 @@ def test_an_image_that_is_not_there_says_how_to_get_it(harness: Harness, engine:
 
 
 def interrupted(tmp_path: Path, image: str, number: signal.Signals, moment: str) -> tuple[int, Path]:
-    """A run in a container that would take long, sent `number` once its journal holds `moment`."""
+    """Start a long run in a container and signal it when its journal contains `moment`."""
     out = tmp_path / "reports"
     command = [
         "run",

@@ -1,6 +1,6 @@
-"""One real vLLM over two nodes, as two containers on this CPU: whose death is whose, and that no container is left.
+"""One real vLLM over two nodes, as two containers on this CPU.
 
-A container's processes end with its first one, so a killed `vllm serve` leaves no worker behind there, as it does as a process.
+A container's processes end with its first one, so a killed `vllm serve` leaves no worker behind.
 """
 
 from __future__ import annotations

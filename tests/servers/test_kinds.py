@@ -1,4 +1,4 @@
-"""The registry of server kinds is total, and the sites that it names exist."""
+"""Registry of server kinds: total over the enum, and every named site exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is run in place of the report's command, and what is said of it."""
+"""What is run for a reported command, and the reported differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One server over several nodes: its launches and its servers."""
+"""One server over several nodes."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ WITH_CHILD = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-
 
 
 def runs(pid: int) -> bool:
-    """An orphan that is dead stays a zombie until somebody reaps it."""
+    """Return True unless the process is gone or a zombie."""
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 

@@ -1,4 +1,4 @@
-"""Which model a run serves, and what a machine must have for it."""
+"""Served model of a run, and required hardware."""
 
 from __future__ import annotations
 

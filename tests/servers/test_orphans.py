@@ -1,4 +1,4 @@
-"""Orphans: what a killed harness leaves is ended by its guard, or by `clean` if the guard was killed too."""
+"""Orphans of a killed harness: ended by its guard, or by `clean`."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_guard_that_is_released_or_killed_is_gone() -> None:
 
 @pytest.fixture
 def bystander(docker_engine: Engine, base_image: str) -> Iterator[str]:
-    """A container of somebody else, with a label like ours."""
+    """Create a container of another tool with a label like ours."""
     container = docker_engine.client.containers.create(
         base_image, ["true"], labels={RUN_LABEL: "theirs", OWNER_LABEL: "theirs"}
     )

@@ -1,4 +1,4 @@
-"""A local process: what it is given of the caller's environment, and what of that is told."""
+"""Process server: which environment it gets, and what of it is reported."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_the_reported_image_is_that_of_one_release() -> None:
 def test_a_cpu_build_is_not_run_for_a_scenario_that_needs_a_gpu(
     monkeypatch: pytest.MonkeyPatch, here: LocalVllm | None, says: str
 ) -> None:
-    """It would be reported as evidence from a GPU."""
+    """A CPU build must not be reported as evidence from a GPU."""
     monkeypatch.setattr(
         "vllm_repro.servers.process.gpus", lambda: (Gpu(name="H100", memory_gb=80.0, capability=9.0, driver="580"),)
     )
@@ -77,7 +77,7 @@ def test_an_arm_that_changes_the_source_says_where_it_can_run(tmp_path: Path, wh
 
 
 def installed(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> ProcessSite:
-    """The site of a `vllm` on PATH whose `sampling_params.py` holds `text`."""
+    """Return the site of a `vllm` on PATH whose `sampling_params.py` contains `text`."""
     (folder / "packages" / "vllm").mkdir(parents=True)
     (folder / "packages" / "vllm" / "__init__.py").touch()
     (folder / "packages" / PATCHED.patches[0].file).write_text(text, encoding="utf-8")

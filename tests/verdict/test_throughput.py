@@ -28,7 +28,7 @@ POINT = Point(128, 512, 1)
 
 
 def at(speed: float) -> Round:
-    """A round of so many output tokens a second."""
+    """Return a round with this many output tokens per second."""
     return Round(
         wall_s=512 / speed,
         requests=1,
@@ -67,7 +67,7 @@ def test_a_round_by_hand() -> None:
 
 
 def test_several_tokens_a_piece_are_counted_by_usage() -> None:
-    """Speculative decoding: four tokens came in two pieces, half a second apart."""
+    """Speculative decoding: four tokens arrive in two pieces, half a second apart."""
     found = round_of([answer(0.0, 1.0, (0.5, 1.0), 4)])
     assert found.tpot_s == pytest.approx(0.5 / 3)
     assert found.itl_s == pytest.approx(0.5)
@@ -88,7 +88,7 @@ def test_quartiles_of_known_values() -> None:
 
 
 def test_figures_are_over_all_rounds_of_all_boots() -> None:
-    """And times are of those rounds in which the client was awake."""
+    """Times come only from rounds in which the client was not late."""
     found = figures(POINT, boots((100.0, 110.0, 120.0), (130.0, 140.0)))
     late = figures(POINT, [[replace(one, late_s=0.04) for one in boots((100.0,))[0]], boots((1.0, 2.0, 3.0, 4.0))[0]])
     assert (late.ttft_s, late.tpot_s, late.itl_s, late.itl_p99_s) == (None, None, None, None)
@@ -144,7 +144,7 @@ def test_without_noise_the_interval_is_a_point(speed: float, rounds: int) -> Non
 
 @pytest.mark.parametrize(("rounds", "width"), [(5, 0.22), (20, 0.12)])
 def test_the_interval_covers_the_true_ratio_as_often_as_it_says(rounds: int, width: float) -> None:
-    """Noise of 5 % about a true ratio of 1.3: of 200 intervals 190 or more cover it, and they are no wider than they must be."""
+    """With 5 % noise, 190 or more of 200 intervals cover the true ratio 1.3."""
     draw = random.Random(7)
 
     def noisy(true: float) -> list[list[float]]:

@@ -302,7 +302,7 @@ def test_a_hang_of_the_other_kind_is_not_the_bug() -> None:
 
 
 def test_a_hang_short_of_the_boundary_is_neither_the_bug_nor_another() -> None:
-    """As that of 0.19.1, which lets a long prompt in only if sliding windows have room for all of it (vllm-project/vllm#39734)."""
+    """0.19.1 never admits the prompt (vllm-project/vllm#39734), so it hangs before the boundary."""
     other = arm_result("reported", Expected.HANGS, [Outcome.HANG], unproved=1)
     assert (other.result, other.crashed, other.otherwise) == (Result.INCONCLUSIVE, 0, (Outcome.HANG,))
     for standing in Standing:
