@@ -1,4 +1,4 @@
-"""The steps of the workflow, and of Buildkite's pipeline, run here in their order as their runner would, on the rehearsal engine."""
+"""The steps of the GitHub workflow and of the Buildkite pipeline, run in order on the rehearsal engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCENARIO = ROOT / "scenarios" / "min_tokens_stop_ids.py"
 
 @dataclass
 class Job:
-    """How a job went. status: of each step that ran, by its name or what it uses."""
+    """Result of a job. status: exit status of each step that ran, by its name or action."""
 
     status: dict[str, int] = field(default_factory=dict)
     said: str = ""
@@ -42,7 +42,7 @@ def loaded() -> dict[Any, Any]:
 
 
 def given(text: str, inputs: Mapping[str, str], job: Job) -> str:
-    """A value with its expressions replaced, of which there are two kinds."""
+    """Return a value with its expressions replaced: inputs and outputs of the night."""
 
     def one(found: re.Match[str]) -> str:
         name = found[1]
@@ -55,7 +55,7 @@ def given(text: str, inputs: Mapping[str, str], job: Job) -> str:
 
 
 def runs(condition: str, job: Job) -> bool:
-    """The conditions of the workflow: none, `always()`, and that with an output."""
+    """Evaluate a condition: none, `always()`, or `always()` with an output."""
     if not condition:
         return not job.failed
     always, _, output = condition.partition(" && ")
@@ -65,7 +65,7 @@ def runs(condition: str, job: Job) -> bool:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of what git has, with the environment of this one."""
+    """Copy the tracked files, with an environment that runs this interpreter."""
     copy = tmp_path / "checkout"
     files = subprocess.run(
         ["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
@@ -81,6 +81,7 @@ def checkout(tmp_path: Path) -> Path:
         tool = copy / ".venv" / "bin" / name
         tool.write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
         tool.chmod(0o755)
+    (copy / ".venv" / "development").touch()  # the stamp of the installed development tools
     return copy
 
 
@@ -116,16 +117,7 @@ def run(checkout: Path, inputs: Mapping[str, str], **extra: str) -> Job:
     return job
 
 
-ALL = {
-    *(
-        "actions/checkout@v4",
-        "Install",
-        "End what a killed night left",
-        "See what this machine can run",
-        "Run the night",
-    ),
-    *("Keep the reports", "Leave nothing behind"),
-}
+ALL = {step.get("name") or step["uses"] for step in loaded()["jobs"]["nightly"]["steps"]}
 
 
 def test_a_green_night(checkout: Path) -> None:
