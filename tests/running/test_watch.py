@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -194,3 +196,49 @@ def test_junk_in_the_log_is_read_past(tmp_path: Path) -> None:
 
     watch = watched(fake, work, tmp_path)
     assert [sign.channel for sign in watch.signs] == [Channel.LOG]
+
+
+FATAL = "ERROR EngineCore encountered a fatal error."
+
+
+def test_signs_after_the_first_are_kept_and_the_end_is_awaited(tmp_path: Path) -> None:
+    async def work(watch: Watch, _: Client) -> None:
+        fake.write(FATAL)
+        await asyncio.wait_for(watch.dead.wait(), 10)
+        threading.Timer(0.4, fake.ended.set).start()
+        await watch.aftermath()
+        assert watch.exit is not None, "it was gone well within the grace"
+
+    fake = FakeVllm(tmp_path / "log", {})
+    watch = watched(fake, work, tmp_path)
+    assert [sign.channel for sign in watch.signs] == [Channel.LOG, Channel.PROCESS]
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_a_process_that_ends_during_the_boot_is_no_sign(tmp_path: Path, ready: bool) -> None:
+    """A boot starts and ends helper processes; afterwards the end of a process named by vLLM is a death."""
+    child = subprocess.Popen(["VLLM::Worker", "-c", "import time; time.sleep(600)"], executable=sys.executable)
+    looks: list[bool] = []
+
+    class Booting(FakeVllm):
+        def processes(self) -> tuple[int, ...]:
+            looks.append(child.poll() is None)
+            return (os.getpid(), child.pid) if looks[-1] else (os.getpid(),)
+
+    def health(exchange: Exchange) -> None:
+        # Answers once the watch has seen the child, and during the boot also that it is gone.
+        exchange.answer(200 if looks.count(True) > 1 and (ready or looks.count(False) > 1) else 503)
+        if not ready and looks.count(True) > 1:
+            child.kill()
+
+    async def work(watch: Watch, _: Client) -> None:
+        if ready:
+            child.kill()
+            await asyncio.wait_for(watch.dead.wait(), 10)
+
+    try:
+        watch = watched(Booting(tmp_path / "log", {"/health": health}), work, tmp_path)
+    finally:
+        child.kill()
+        child.wait()
+    assert [sign.channel for sign in watch.signs] == ([Channel.ENGINE_PROCESS] if ready else [])

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_repro.evidence import Evidence
+from vllm_repro.running.assess import Conclusion, assess
+from vllm_repro.running.death_signs import Channel, DeathSign
+from vllm_repro.running.state import Observed
+from vllm_repro.scenario.catalogue import find
+from vllm_repro.servers.base import Exit, ServerFacts
+from vllm_repro.servers.kinds import ServerKind
+from vllm_repro.verdict.outcome import Outcome
+
+SCENARIO = find("min-tokens-stop-ids")
+FACTS = ServerFacts(kind=ServerKind.PROCESS, evidence=Evidence.CPU, argv=())
+
+
+def concluded(folder: Path, **observed: Any) -> Conclusion:
+    seen = Observed(**{"facts": FACTS, "ready": True, "canary_ok": True, **observed})
+    return assess(SCENARIO, SCENARIO.reported(), seen, folder / "no log")
+
+
+def sign(channel: Channel, *, at: float, since: float, decisive: bool = True) -> DeathSign:
+    return DeathSign(channel, "detail", at, since, decisive)
+
+
+@pytest.mark.parametrize(
+    ("observed", "outcome", "why"),
+    [
+        ({}, Outcome.UNTRIGGERED, "the boundary was not crossed"),
+        ({"canary_ok": False}, Outcome.WRONG_OUTPUT, "canary"),
+        ({"hung": "nothing moved"}, Outcome.HANG, "nothing moved"),
+        ({"ready": False}, Outcome.BOOT_FAILED, "it never became ready"),
+        ({"infra": "no space"}, Outcome.INFRA, "no space"),
+        ({"unsupported": "no GPU"}, Outcome.UNSUPPORTED, "no GPU"),
+        ({"cancelled": "the run was interrupted"}, Outcome.CANCELLED, "interrupted"),
+        ({"exit": Exit(code=None, detail="gone", at=1.0, lost=True)}, Outcome.INFRA, "the container engine was lost"),
+        ({"exit": Exit(code=137, detail="killed", at=1.0, oom_killed=True)}, Outcome.INFRA, "out of memory"),
+    ],
+)
+def test_each_observation_has_its_outcome(tmp_path: Path, observed: dict[str, Any], outcome: Outcome, why: str) -> None:
+    conclusion = concluded(tmp_path, **observed)
+    assert conclusion.outcome is outcome
+    assert why in conclusion.why
+
+
+def test_a_death_is_dated_from_its_first_evidence_and_detected_by_its_first_sign(tmp_path: Path) -> None:
+    signs = [
+        sign(Channel.HEALTH, at=12.0, since=12.0),
+        sign(Channel.LOG, at=11.5, since=11.0),
+        sign(Channel.COUNTERS, at=10.0, since=9.0, decisive=False),
+    ]
+    death = concluded(tmp_path, signs=signs).death
+    assert death is not None
+    assert (death.detected_by, death.latency_s, death.channels) == (Channel.LOG, 0.5, (Channel.LOG, Channel.HEALTH))
+
+
+def test_signs_that_do_not_decide_are_no_death(tmp_path: Path) -> None:
+    assert concluded(tmp_path, signs=[sign(Channel.ANSWER, at=1.0, since=1.0, decisive=False)]).death is None
