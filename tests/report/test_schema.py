@@ -21,8 +21,9 @@ from vllm_repro.report.model import ArmReport
 from vllm_repro.running.death_signs import Channel
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.release_result import ReleaseResult
 from vllm_repro.verdict.throughput import ThroughputChange
-from vllm_repro.verdict.verdict import Expected, ReleaseResult, Result, Standing, Verdict
+from vllm_repro.verdict.verdict import Expected, Result, Standing, Verdict
 
 RICHEST = max(EXAMPLES, key=lambda folder: (folder / "journal.jsonl").stat().st_size)
 

@@ -19,7 +19,8 @@ from vllm_repro.report.versions import markdown, terminal
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Arm, Status
 from vllm_repro.verdict.outcome import Outcome
-from vllm_repro.verdict.verdict import Expected, ReleaseResult, Standing, Verdict, arm_result, decide
+from vllm_repro.verdict.release_result import ReleaseResult
+from vllm_repro.verdict.verdict import Expected, Standing, Verdict, arm_result, decide
 
 STATUS = Status(bad=">=0.21.0,<0.24.0", good=">=0.24.0")
 EXAMPLE = report(REHEARSAL)

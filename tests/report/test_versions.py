@@ -11,7 +11,8 @@ from vllm_repro.report.version_map import VersionMap, row_of, row_without_run
 from vllm_repro.report.versions import markdown, terminal
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.verdict.outcome import Outcome
-from vllm_repro.verdict.verdict import Expected, ReleaseResult, Standing
+from vllm_repro.verdict.release_result import ReleaseResult
+from vllm_repro.verdict.verdict import Expected, Standing
 
 TQ = find("tq-chunked-prefill")
 WHOLE = map_of(

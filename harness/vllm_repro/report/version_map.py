@@ -15,16 +15,8 @@ from vllm_repro.report.model import RunReport, TrialReport
 from vllm_repro.report.wording import cut
 from vllm_repro.scenario.scenario import Arm, Scenario, Status
 from vllm_repro.verdict.outcome import Outcome
-from vllm_repro.verdict.verdict import (
-    ArmResult,
-    Expected,
-    ReleaseResult,
-    Standing,
-    Verdict,
-    arm_result,
-    release_result,
-    same_release,
-)
+from vllm_repro.verdict.release_result import ReleaseResult, release_result
+from vllm_repro.verdict.verdict import ArmResult, Expected, Standing, Verdict, arm_result, same_release
 
 __all__ = ["ArmRow", "Row", "VersionMap", "readings", "row_of", "row_without_run"]
 

@@ -22,7 +22,7 @@ from vllm_repro.running.resume import UnfinishedMap
 from vllm_repro.running.terminal import Progress
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.site import Site
-from vllm_repro.verdict.verdict import ReleaseResult
+from vllm_repro.verdict.release_result import ReleaseResult
 
 __all__ = ["VERSION", "for_release", "map_releases"]
 

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from itertools import combinations_with_replacement
+
+import pytest
+
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.release_result import ReleaseResult, release_result
+from vllm_repro.verdict.verdict import Expected, arm_result
+
+
+def in_release(*outcomes: Outcome, unexplained: int = 0, imitated: bool = True) -> ReleaseResult:
+    return release_result(arm_result("reported", Expected.DIES, outcomes, unexplained=unexplained), imitated=imitated)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "expected"),
+    [
+        ([Outcome.CLEAN], ReleaseResult.LIVES),
+        ([Outcome.CRASH, Outcome.CRASH], ReleaseResult.DIES),
+        ([Outcome.CRASH, Outcome.INFRA], ReleaseResult.DIES),
+        ([Outcome.CRASH, Outcome.CLEAN], ReleaseResult.SOMETIMES),
+        ([Outcome.OTHER_CRASH, Outcome.CLEAN], ReleaseResult.FAILS_OTHERWISE),
+        ([Outcome.HANG], ReleaseResult.FAILS_OTHERWISE),
+        ([Outcome.WRONG_OUTPUT], ReleaseResult.FAILS_OTHERWISE),
+        ([Outcome.UNTRIGGERED], ReleaseResult.UNTRIGGERED),
+        ([Outcome.UNTRIGGERED, Outcome.CLEAN], ReleaseResult.UNDECIDED),
+        ([Outcome.BOOT_FAILED, Outcome.BOOT_FAILED], ReleaseResult.BOOT_FAILED),
+        ([Outcome.BOOT_FAILED, Outcome.INFRA], ReleaseResult.UNDECIDED),
+        ([Outcome.UNSUPPORTED], ReleaseResult.UNSUPPORTED),
+        ([Outcome.INFRA], ReleaseResult.INFRA),
+        ([Outcome.CANCELLED], ReleaseResult.UNDECIDED),
+        ([], ReleaseResult.UNDECIDED),
+    ],
+)
+def test_result_of_a_release(outcomes: list[Outcome], expected: ReleaseResult) -> None:
+    assert in_release(*outcomes) is expected
+
+
+def test_a_release_lives_only_if_all_boots_crossed_and_lived() -> None:
+    for outcomes in combinations_with_replacement(Outcome, 3):
+        assert (in_release(*outcomes) is ReleaseResult.LIVES) == (set(outcomes) == {Outcome.CLEAN}), outcomes
+
+
+def test_an_unexplained_death_is_not_another_failure() -> None:
+    assert in_release(Outcome.OTHER_CRASH, unexplained=1) is ReleaseResult.UNDECIDED
+    assert in_release(Outcome.OTHER_CRASH, Outcome.HANG, unexplained=1) is ReleaseResult.FAILS_OTHERWISE
+
+
+def test_a_rehearsal_without_the_bug_is_undecided() -> None:
+    assert in_release(Outcome.CLEAN, imitated=False) is ReleaseResult.UNDECIDED
