@@ -286,7 +286,7 @@ def test_auto_is_resolved_once_so_that_no_map_mixes_kinds(
 ) -> None:
     resolved: list[ServerOptions] = []
 
-    def choose(_scenario: object, options: ServerOptions) -> ServerChoice:
+    def choose(_scenario: object, options: ServerOptions, **_: object) -> ServerChoice:
         resolved.append(options)
         return ServerChoice(ServerKind.LAB, "because")
 

@@ -120,7 +120,9 @@ def test_a_killed_run_goes_on_and_its_report_is_that_of_a_whole_one(
     )
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:  # until the second boot is under way
-        if any(path.read_text(encoding="utf-8").count("trial-started") == 2 for path in out.glob("*/2*/journal.jsonl")):
+        if any(
+            path.read_text(encoding="utf-8").count("server-started") == 2 for path in out.glob("*/2*/journal.jsonl")
+        ):
             break
         time.sleep(0.05)
     process.send_signal(number)
