@@ -125,9 +125,9 @@ async def release(seeds: int, folder: Path) -> None:
     model = make_tiny_model(folder / "tiny-long", StandIn(max_position=LONG))
     env = {**CPU_ENV, **OFFLINE_ENV}
     flags = f"{FLAGS} --load-format dummy"
-    async with serving(_serve(found.argv_prefix, str(model), LONG, flags), env, folder) as client:
+    async with serving(_serve((str(found.executable),), str(model), LONG, flags), env, folder) as client:
         await measure(f"vLLM {VERSION}, --max-model-len {LONG}", client, seeds)
-    async with serving(_serve(found.argv_prefix, str(model), SHORT, flags), env, folder) as client:
+    async with serving(_serve((str(found.executable),), str(model), SHORT, flags), env, folder) as client:
         name = await client.model_name()
         for tokens in SIZES:
             print(f"\nvLLM {VERSION}, --max-model-len {SHORT}, {tokens:,} tokens: ", end="")

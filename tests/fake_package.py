@@ -5,6 +5,7 @@ from __future__ import annotations
 import py_compile
 from pathlib import Path
 
+from vllm_repro.releases.provision import Release
 from vllm_repro.scenario.patch import Patch
 
 FILE = "vllm/answer.py"
@@ -29,3 +30,14 @@ def write_package(folder: Path, *, stale: bool = False) -> Path:
         py_compile.compile(str(folder / FILE), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
         (folder / FILE).write_text(BEFORE, encoding="utf-8")
     return folder
+
+
+def fake_release(version: str, folder: Path) -> Release:
+    """The record of a release in `folder`, where nothing is installed."""
+    return Release(
+        version=version,
+        torch="2.13.0",
+        python=folder / "bin" / "python",
+        packages=folder / "packages",
+        executable=folder / "bin" / "vllm",
+    )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vllm_repro.cli.common import add_common, number, print_json
 from vllm_repro.errors import InfraError, Unsupported, UsageError
-from vllm_repro.releases.overlay import overlay
+from vllm_repro.releases.overlay import make_overlay
 from vllm_repro.releases.provision import cache_root, provision
 from vllm_repro.report.wording import many
 from vllm_repro.running.folders import default_out
@@ -156,7 +156,8 @@ class _OnScheduler:
         self._progress.say(f"{cause.release}: {cause.name}")
         release = provision(cause.release, self._progress.line)
         if cause.patches:
-            release = overlay(cache_root(), release, cause.patches, self._progress.line).release
+            made = make_overlay(cache_root(), release.packages, cause.patches, self._progress.line)
+            release = replace(release, packages=made.folder)
         setup = setup_from(self._scenario, _arm(self._scenario, cause))
         cases = [case_of(self._causes, setup, seed) for seed in self._seeds]
         with (

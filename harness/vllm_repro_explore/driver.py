@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from vllm_repro.errors import InfraError, Unsupported
-from vllm_repro.releases.provision import Provisioned
+from vllm_repro.releases.provision import Release
 from vllm_repro.releases.tinymodel import cached_model
 from vllm_repro.servers.lab import plugin_folder
 from vllm_repro.servers.launch import CPU_ENV, OFFLINE_ENV
@@ -47,9 +47,7 @@ class Driver:
     Playing raises `Unsupported` if the release lacks what the driver needs, and `InfraError` if the process does not start.
     """
 
-    def __init__(
-        self, release: Provisioned, model: Path, errors: Path, *, nice: int = 0, case_s: float = _CASE_S
-    ) -> None:
+    def __init__(self, release: Release, model: Path, errors: Path, *, nice: int = 0, case_s: float = _CASE_S) -> None:
         self._release, self._model, self._errors = release, model, errors
         self._nice, self._case_s = nice, case_s
         self._process: subprocess.Popen[bytes] | None = None
@@ -136,7 +134,7 @@ class Driver:
 
     def _environment(self) -> dict[str, str]:
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "LANG") if name in os.environ}
-        path = ":".join(map(str, (PROGRAM, plugin_folder(), self._release.pythonpath)))
+        path = ":".join(map(str, (PROGRAM, plugin_folder(), self._release.packages)))
         return {
             **kept,
             **CPU_ENV,

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from tests.fake_package import fake_release
 from tests.golden_files import assert_golden
 from vllm_repro.cli import main
-from vllm_repro.releases.overlay import Overlaid
-from vllm_repro.releases.provision import Provisioned
+from vllm_repro.releases.overlay import Overlay
+from vllm_repro.releases.provision import Release
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.cause import Cause, Causes
 from vllm_repro.scenario.patch import Patch
@@ -44,12 +45,12 @@ def dies_of_long_prompts(case: Case) -> PlayResult:
 
 
 @pytest.fixture
-def playing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callable[[Provisioned], Play]], None]:
+def playing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callable[[Release], Play]], None]:
     """Replace the driver by a function; nothing is installed."""
 
-    def put(player: Callable[[Provisioned], Play]) -> None:
+    def put(player: Callable[[Release], Play]) -> None:
         class Fake:
-            def __init__(self, release: Provisioned, *_: object, **__: object) -> None:
+            def __init__(self, release: Release, *_: object, **__: object) -> None:
                 self.play = player(release)
 
             def __enter__(self) -> Fake:
@@ -57,17 +58,17 @@ def playing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callab
 
             def __exit__(self, *_: object) -> None: ...
 
-        def provision(version: str, _: object) -> Provisioned:
-            return Provisioned(version, "0", Path("python"), tmp_path, ())
+        def provision(version: str, _: object) -> Release:
+            return fake_release(version, tmp_path)
 
-        def overlay(_: Path, release: Provisioned, patches: tuple[Patch, ...], __: object) -> Overlaid:
-            return Overlaid(Provisioned(release.version, patches[0].was, Path("python"), tmp_path, ()), {})
+        def overlay(_: Path, __: Path, patches: tuple[Patch, ...], ___: object) -> Overlay:
+            return Overlay(Path(patches[0].was), {})
 
         for module in ("vllm_repro_explore.explore", "vllm_repro_explore.causes"):
             monkeypatch.setattr(f"{module}.Driver", Fake)
             monkeypatch.setattr(f"{module}.provision", provision)
             monkeypatch.setattr(f"{module}.driver_model", lambda: tmp_path)
-        monkeypatch.setattr("vllm_repro_explore.causes.overlay", overlay)
+        monkeypatch.setattr("vllm_repro_explore.causes.make_overlay", overlay)
         monkeypatch.setenv("VLLM_REPRO_REPORTS", str(tmp_path / "reports"))
 
     return put
@@ -151,9 +152,9 @@ def test_each_change_is_held_against_its_own_release(playing: Any, capsys: Any) 
     assert scenario.causes is not None
     fatal = {cause.patches[0].was for cause in scenario.causes.changes if cause.expected is Expected.DIES}
 
-    def player(release: Provisioned) -> Play:
-        patched = release.torch != "0"
-        dies = release.torch in fatal if patched else release.version == "0.20.2"
+    def player(release: Release) -> Play:
+        patched = release.packages.name != "packages"
+        dies = str(release.packages) in fatal if patched else release.version == "0.20.2"
         return (lambda _: result_from({"death": DEATH})) if dies else quiet
 
     playing(player)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.fake_package import fake_release
 from tests.golden_files import assert_golden
 from vllm_repro.errors import InfraError, Unsupported
-from vllm_repro.releases.provision import Provisioned
 from vllm_repro.scenario.reader import read
 from vllm_repro.scenario.workload import Rest
 from vllm_repro.verdict.verdict import Expected
@@ -204,7 +205,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Dr
         (tmp_path / "vllm_repro_driver").mkdir()
         (tmp_path / "vllm_repro_driver" / "__main__.py").write_text(text, encoding="utf-8")
         monkeypatch.setattr(driver_module, "PROGRAM", tmp_path)
-        release = Provisioned("1.2.3", "0", Path(sys.executable), tmp_path / "none", ())
+        release = replace(fake_release("1.2.3", tmp_path), python=Path(sys.executable))
         return Driver(release, tmp_path, tmp_path / "errors.log", **options)
 
     return put
@@ -224,7 +225,7 @@ def test_a_process_that_dies_or_hangs_of_a_case_is_a_finding_and_the_next_case_g
 
 def test_a_release_that_lacks_a_name_is_unsupported(tmp_path: Path) -> None:
     """Run the real program on an interpreter without vLLM."""
-    release = Provisioned("1.2.3", "0", Path(sys.executable), tmp_path, ())
+    release = replace(fake_release("1.2.3", tmp_path), python=Path(sys.executable))
     with Driver(release, tmp_path, tmp_path / "errors.log") as driver, pytest.raises(Unsupported) as error:
         driver.play(alone(9))
     assert "vLLM 1.2.3 cannot be explored: ModuleNotFoundError: No module named" in str(error.value)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 import vllm_repro.servers.lab
+from tests.fake_package import fake_release
 from vllm_repro.errors import InfraError
-from vllm_repro.releases.provision import Provisioned, ReleaseCache
+from vllm_repro.releases.provision import ReleaseCache
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.reader import read as read_scenario
 from vllm_repro.scenario.scenario import Arm, Scenario
@@ -59,11 +60,10 @@ def arm(name: str, scenario: Scenario = DSV4) -> Arm:
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LabSite:
     """A lab whose release is a folder with the one file that the arms change."""
     monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path / "cache"))
-    folder = tmp_path / "release"
-    file = folder / "vllm" / "models" / "deepseek_v4" / "nvidia" / "flashmla.py"
+    release = fake_release("0.32.0", tmp_path / "release")
+    file = release.packages / "vllm" / "models" / "deepseek_v4" / "nvidia" / "flashmla.py"
     file.parent.mkdir(parents=True)
     file.write_text(FLASHMLA, encoding="utf-8")
-    release = Provisioned("0.32.0", "2.13.0", folder / "python", folder, (str(folder / "bin" / "vllm"),))
     monkeypatch.setattr(vllm_repro.servers.lab, "provision", lambda *_: release)
     made = LabSite(ServerOptions(), DSV4)
     made.prepare(print)

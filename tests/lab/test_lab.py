@@ -20,7 +20,7 @@ from vllm_repro.command.parse import parse
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.evidence import Evidence
 from vllm_repro.journal.journal import read
-from vllm_repro.releases.provision import Provisioned, ReleaseCache
+from vllm_repro.releases.provision import Release, ReleaseCache
 from vllm_repro.report.markdown import markdown
 from vllm_repro.running.trial import run_trial
 from vllm_repro.scenario.catalogue import find
@@ -258,7 +258,7 @@ def test_a_test_suite_downloads_nothing_unasked(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.usefixtures("bare")
 def test_auto_goes_on_to_the_rehearsal_where_the_lab_cannot_be_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_network(*_: object) -> Provisioned:
+    def no_network(*_: object) -> Release:
         raise InfraError("no wheel of vLLM 0.23.0 can be had")
 
     monkeypatch.setattr(vllm_repro.servers.lab, "provision", no_network)

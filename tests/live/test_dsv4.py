@@ -38,7 +38,7 @@ def test_the_branchs_shapes_die_on_both_ranks_with_the_reported_numbers(harness:
     death = trial["death"]
     assert (trial["outcome"], death["signature"], death["ranks"]) == ("crash", "match", [0, 1])
     assert DEATH in death["message"]
-    assert strange_frames(death["frames"], release.pythonpath) == []
+    assert strange_frames(death["frames"], release.packages) == []
 
     logs = [done.folder / name for name in (trial["log"], *trial["rank_logs"])]
     assert len(logs) == 2
@@ -60,7 +60,7 @@ def test_the_branchs_shapes_die_on_both_ranks_with_the_reported_numbers(harness:
 def test_the_stand_ins_do_what_the_kernels_do(tmp_path: Path) -> None:
     """Compare with vLLM's own kernels: Triton's in its interpreter, and the CPU's."""
     release = provision(RELEASE)
-    found = {"PYTHONPATH": f"{release.pythonpath}:{plugin_folder()}", "TRITON_INTERPRET": "1"}
+    found = {"PYTHONPATH": f"{release.packages}:{plugin_folder()}", "TRITON_INTERPRET": "1"}
     done = subprocess.run(
         [str(release.python), str(COMPARISON)],
         env={**found, "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from vllm_repro.releases.overlay import overlay
+from vllm_repro.releases.overlay import make_overlay
 from vllm_repro.releases.provision import cache_root, provision
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.patch import Patch
@@ -64,7 +65,7 @@ def test_a_planted_fault_that_no_assertion_sees_is_seen_in_what_is_read(tmp_path
     )
     case = draw(32, "OffloadingConnector")
     sound = provision("0.32.0")
-    broken = overlay(cache_root(), sound, [fault], print).release
+    broken = replace(sound, packages=make_overlay(cache_root(), sound.packages, [fault], print).folder)
     found = []
     for release in (sound, broken):
         with Driver(release, driver_model(), tmp_path / "driver.log") as driver:

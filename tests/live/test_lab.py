@@ -39,7 +39,7 @@ def test_the_reported_command_dies_of_the_reported_sentence(harness: Harness) ->
         "vllm/v1/worker/workspace.py:get_simultaneous",
         "vllm/v1/worker/workspace.py:_ensure_workspace_size",
     ]
-    assert strange_frames(death["frames"], provision("0.23.0").pythonpath) == []
+    assert strange_frames(death["frames"], provision("0.23.0").packages) == []
     assert arm["server"]["kind"] == "lab"
     assert {part["name"].rsplit(".", 1)[-1] for part in arm["server"]["replaced"]} >= {
         "_tq_full_dequant_kv",
@@ -109,7 +109,7 @@ def test_the_stand_ins_write_and_read_what_the_kernels_do(tmp_path: Path) -> Non
     done = subprocess.run(
         [str(release.python), str(COMPARISON)],
         env={
-            "PYTHONPATH": f"{release.pythonpath}:{plugin_folder()}",
+            "PYTHONPATH": f"{release.packages}:{plugin_folder()}",
             "TRITON_INTERPRET": "1",
             "PATH": "/usr/bin:/bin",
             "HOME": str(tmp_path),

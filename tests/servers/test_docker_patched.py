@@ -20,7 +20,7 @@ from vllm_repro.servers.base import Patched, ServerFacts
 from vllm_repro.servers.docker import DockerServer
 from vllm_repro.servers.docker_engine import Engine
 from vllm_repro.servers.docker_source import image_source
-from vllm_repro.servers.overlay import NOTHING, Laid, over_image
+from vllm_repro.servers.overlay import NOTHING, PatchedSource, patch_image
 
 pytestmark = pytest.mark.docker
 
@@ -67,8 +67,8 @@ def spec(image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Contain
     return ContainerSpec(image=image, entrypoint=("vllm",), publish=(Publish(free_port()),))
 
 
-def laid_over(engine: Engine, spec: ContainerSpec, run: str) -> tuple[ContainerSpec, Laid]:
-    laid = over_image(image_source(engine, spec, [FILE], run), [PATCH], print)
+def laid_over(engine: Engine, spec: ContainerSpec, run: str) -> tuple[ContainerSpec, PatchedSource]:
+    laid = patch_image(image_source(engine, spec, [FILE], run), [PATCH], print)
     return replace(spec, mounts=laid.mounts, env=tuple(laid.env.items())), laid
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vllm_repro.host.machine import Gpu
-from vllm_repro.releases.localvllm import LocalVllm
+from vllm_repro.releases.local_vllm import LocalVllm
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.servers.kinds import ServerKind

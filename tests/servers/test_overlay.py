@@ -15,7 +15,7 @@ from vllm_repro.command.container import Mount
 from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.scenario.patch import Patch
 from vllm_repro.servers.docker_source import ImageSource, SourceFile
-from vllm_repro.servers.overlay import over_image, over_installed
+from vllm_repro.servers.overlay import patch_image, patch_installed
 from vllm_repro.servers.witness import PLUGIN, witnessed
 
 DIGEST = hashlib.sha256(b"ANSWER = 42\n").hexdigest()
@@ -43,8 +43,8 @@ def run(script: Path, **env: str) -> str:
 
 
 def test_an_installed_vllm_runs_the_changed_file_and_stays_as_it_is(installed: Path) -> None:
-    laid = over_installed(installed, [PATCH], print)
-    assert laid.vllm == (str(installed),)
+    laid = patch_installed(installed, [PATCH], print)
+
     assert laid.digests == {FILE: DIGEST}
     log = run(installed, **laid.env)
     assert "ANSWER 42" in log
@@ -53,23 +53,23 @@ def test_an_installed_vllm_runs_the_changed_file_and_stays_as_it_is(installed: P
 
 
 def test_it_is_made_again_when_other_files_are_installed(installed: Path, tmp_path: Path) -> None:
-    first = over_installed(installed, [PATCH], print)
-    assert over_installed(installed, [PATCH], print) == first
+    first = patch_installed(installed, [PATCH], print)
+    assert patch_installed(installed, [PATCH], print) == first
     (tmp_path / "packages" / "vllm" / "new.py").touch()
-    second = over_installed(installed, [PATCH], print)
+    second = patch_installed(installed, [PATCH], print)
     assert second.env != first.env
     assert (Path(second.env["PYTHONPATH"].split(":")[0]) / "vllm" / "new.py").exists()
 
 
 def test_a_patch_that_does_not_fit_what_is_installed(installed: Path) -> None:
     with pytest.raises(Unsupported, match=r"the text of the change nowhere; it begins with 'QUESTION'"):
-        over_installed(installed, [Patch(FILE, "QUESTION", "x")], print)
+        patch_installed(installed, [Patch(FILE, "QUESTION", "x")], print)
 
 
 def test_a_vllm_that_does_not_say_where_it_is(tmp_path: Path) -> None:
     (tmp_path / "vllm").write_text("#!/bin/sh\nexec elsewhere\n", encoding="utf-8")
-    with pytest.raises(InfraError, match="does not say where its vllm is"):
-        over_installed(tmp_path / "vllm", [PATCH], print)
+    with pytest.raises(InfraError, match="its Python does not find a package vllm"):
+        patch_installed(tmp_path / "vllm", [PATCH], print)
 
 
 @pytest.mark.parametrize("compiled", [COMPILED, ""])
@@ -78,7 +78,7 @@ def test_an_image_gets_the_changed_file_mounted_and_its_compiled_one_hidden(
 ) -> None:
     monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path))
     source = ImageSource("/opt/venv/bin/python", "/extra", {FILE: SourceFile(INSIDE, BEFORE, compiled)})
-    laid = over_image(source, [PATCH], print)
+    laid = patch_image(source, [PATCH], print)
     witness, changed, *hidden = laid.mounts
     assert witness == Mount(str(PLUGIN), "/opt/vllm-repro/witness", readonly=True)
     assert (changed.target, changed.readonly) == (INSIDE, True)
@@ -93,5 +93,5 @@ def test_an_image_gets_the_changed_file_mounted_and_its_compiled_one_hidden(
 def test_an_image_that_lacks_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path))
     with pytest.raises(Unsupported, match=r"it has no vllm/answer\.py"):
-        over_image(ImageSource("python3", "", {}), [PATCH], print)
+        patch_image(ImageSource("python3", "", {}), [PATCH], print)
     assert not (tmp_path / "patched").exists()

@@ -10,7 +10,7 @@ import pytest
 from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.evidence import Evidence
 from vllm_repro.host.machine import Gpu
-from vllm_repro.releases.localvllm import LocalVllm
+from vllm_repro.releases.local_vllm import LocalVllm
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.servers.attach import AttachSite
 from vllm_repro.servers.options import ServerOptions, default_image
@@ -116,5 +116,5 @@ def test_a_patch_that_cannot_be_laid_over_anything_is_trouble_of_the_host(
     here = installed(tmp_path, PATCHED.patches[0].was, monkeypatch)
     (tmp_path / "vllm").write_text("#!/bin/sh\n", encoding="utf-8")
     _, server = here.server(STOP_IDS, PATCHED, 1, tmp_path / "log", "run")
-    with pytest.raises(InfraError, match="does not say where its vllm is"):
+    with pytest.raises(InfraError, match="its Python does not find a package vllm"):
         asyncio.run(server.start())

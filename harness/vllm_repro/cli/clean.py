@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from vllm_repro.cli.common import add_common
-from vllm_repro.releases.knowledge import human_size
+from vllm_repro.releases.disk import human_size
 from vllm_repro.releases.provision import ReleaseCache
 from vllm_repro.servers.orphans import end_orphans, find_orphans
 
@@ -42,13 +42,13 @@ def _environments(*, remove: bool) -> int:
     cached = cache.cached()
     for release in cached:
         print(f"vLLM {release.version}, torch {release.torch}: {human_size(release.size)}")
-    for layer in sorted({layer for release in cached for layer in release.layers}, key=lambda layer: str(layer.path)):
-        print(f"shared by them, {layer.path.relative_to(cache.root)}: {human_size(layer.size)}")
     size = cache.size()
     if not size:
         print(f"no release is cached in {cache.root}")
     elif remove:
         print(f"removed {human_size(cache.remove_all(lambda text: print(text, file=sys.stderr)))}")
     else:
-        print(f"{human_size(size)} in {cache.root}; vllm-repro clean --envs --yes removes it")
+        print(
+            f"{human_size(size)} in {cache.root}, shared files counted once; vllm-repro clean --envs --yes removes it"
+        )
     return 0

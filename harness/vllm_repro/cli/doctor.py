@@ -14,10 +14,9 @@ from vllm_repro.errors import InfraError, ReproError
 from vllm_repro.host.machine import gpus, look
 from vllm_repro.host.ports import free_port
 from vllm_repro.host.processes import state_folder
-from vllm_repro.releases.footprint import largest_install
-from vllm_repro.releases.knowledge import human_size
-from vllm_repro.releases.localvllm import local_vllm
-from vllm_repro.releases.provision import ReleaseCache
+from vllm_repro.releases.disk import human_size
+from vllm_repro.releases.local_vllm import local_vllm
+from vllm_repro.releases.provision import LARGEST_INSTALL, ReleaseCache
 from vllm_repro.scenario.catalogue import all_scenarios, to_stderr
 from vllm_repro.servers.docker_engine import connect
 from vllm_repro.servers.options import ServerOptions
@@ -76,13 +75,10 @@ def findings() -> Iterator[Finding]:
     cache = ReleaseCache()
     cached = cache.cached()
     releases = ", ".join(release.version for release in cached)
-    shared = sum(layer.size for layer in {layer for release in cached for layer in release.layers})
     yield Finding(
         "cached releases",
         bool(releases),
-        f"{releases} ({human_size(cache.size())}, of it {human_size(shared)} shared by them) in {cache.root}"
-        if releases
-        else f"none in {cache.root}",
+        f"{releases} ({human_size(cache.size())}) in {cache.root}" if releases else f"none in {cache.root}",
     )
     compiler = shutil.which("g++") or shutil.which("clang++")
     yield Finding(
@@ -91,7 +87,7 @@ def findings() -> Iterator[Finding]:
         compiler or "none: a release on the CPU compiles its sampler at the first request, and dies where it cannot",
     )
     folder = next(path for path in (cache.root, *cache.root.parents) if path.exists())
-    free, needed = shutil.disk_usage(folder).free, largest_install().room
+    free, needed = shutil.disk_usage(folder).free, LARGEST_INSTALL
     yield Finding(
         "disk for releases",
         free >= needed,

@@ -11,7 +11,7 @@ from vllm_repro.cli.common import add_common
 from vllm_repro.cli.options import add_run_options, add_server_options, job_from, server_options
 from vllm_repro.errors import INTERRUPTED, UsageError
 from vllm_repro.history.nightly import Night, annotation, markdown
-from vllm_repro.releases.localvllm import local_vllm
+from vllm_repro.releases.local_vllm import local_vllm
 from vllm_repro.running.folders import default_out
 from vllm_repro.running.job import Job
 from vllm_repro.running.nightly import docker_has_gpus, run_night

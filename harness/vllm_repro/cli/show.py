@@ -12,7 +12,7 @@ from vllm_repro.cli.options import add_server_options, server_options
 from vllm_repro.command.compose import compose_text, service
 from vllm_repro.errors import InfraError
 from vllm_repro.evidence import Evidence
-from vllm_repro.releases.localvllm import local_vllm
+from vllm_repro.releases.local_vllm import local_vllm
 from vllm_repro.releases.provision import ReleaseCache
 from vllm_repro.scenario.catalogue import find, find_arms, to_stderr
 from vllm_repro.scenario.patch import read_diff
@@ -21,7 +21,7 @@ from vllm_repro.servers.docker_engine import connect, image_facts
 from vllm_repro.servers.lab import shown as lab_text
 from vllm_repro.servers.launch import ServedModel, container_launch, process_launch
 from vllm_repro.servers.options import ServerOptions, default_image, weights_for
-from vllm_repro.servers.overlay import Laid, over_container, over_installed, over_release
+from vllm_repro.servers.overlay import PatchedSource, patch_container, patch_installed, patch_release
 
 STYLES = ("docker", "serve", "compose", "lab")
 SHOWN_PORT = 8000
@@ -60,12 +60,12 @@ def command_text(scenario: Scenario, arm: Arm, options: ServerOptions, style: st
     weights = weights_for(scenario, options)
     evidence = Evidence.GPU if scenario.needs.gpus else Evidence.CPU
     if style == "serve":
-        overlay = _local_overlay(arm, options)
+        vllm, source = _patched_locally(arm, options)
         launch = process_launch(
             scenario,
             arm,
-            vllm=overlay.vllm or ("vllm",),
-            env=overlay.env,
+            vllm=(vllm,),
+            env=source.env,
             weights=weights,
             port=port,
             evidence=evidence,
@@ -87,23 +87,23 @@ def command_text(scenario: Scenario, arm: Arm, options: ServerOptions, style: st
     shown = made(replace(arm, patches=()))
     if arm.patches:
         assert shown.container is not None
-        overlay = over_container(shown.container, arm.patches, "show", to_stderr)
-        shown = made(arm, mounts=overlay.mounts, more_env=overlay.env)
+        source = patch_container(shown.container, arm.patches, "show", to_stderr)
+        shown = made(arm, mounts=source.mounts, more_env=source.env)
     assert shown.container is not None
     if style == "compose":
         return compose_text({arm.name: service(shown.container)}).rstrip()
     return shown.render()
 
 
-def _local_overlay(arm: Arm, options: ServerOptions) -> Laid:
-    """Return the arm's patches over the named release in the cache, or over the `vllm` on PATH.
+def _patched_locally(arm: Arm, options: ServerOptions) -> tuple[str, PatchedSource]:
+    """Return the `vllm` to call and the arm's patched source, of the named release in the cache or of the `vllm` on PATH.
 
     Raises `InfraError` if neither is here.
     """
     if not arm.patches:
-        return Laid()
+        return "vllm", PatchedSource()
     if options.vllm and (release := ReleaseCache().get(options.vllm)):
-        return over_release(release, arm.patches, to_stderr)
+        return str(release.executable), patch_release(release, arm.patches, to_stderr)
     found = None if options.vllm else local_vllm()
     if found is None:
         what = f"vLLM {options.vllm} is not in the cache" if options.vllm else "no vllm is installed here"
@@ -111,7 +111,7 @@ def _local_overlay(arm: Arm, options: ServerOptions) -> Laid:
             f"{what}, and the arm {arm.name} changes files of it",
             hint="run it once with --server process --vllm V, or show it --as docker or --as lab",
         )
-    return over_installed(found.executable, arm.patches, to_stderr)
+    return str(found.executable), patch_installed(found.executable, arm.patches, to_stderr)
 
 
 def _is_rehearsal(image: str) -> bool:

