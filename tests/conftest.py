@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.schemas import check_files, hold_all
+from tests.report_examples import check_files
 from vllm_repro import cli
 from vllm_repro.host.processes import end_orphan_sessions, orphan_sessions
 
-hold_all()
 # How long an example takes says more of the machine, which has other work, than of the code.
 settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any-machine")

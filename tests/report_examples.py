@@ -1,14 +1,17 @@
-"""The example runs in `reports/examples`: real journals, and what they render to. They are the golden files of the reports.
+"""The example runs in `reports/examples`: real journals, and their reports as golden files.
 
-`UPDATE_GOLDEN=1 pytest tests/report` renders them anew. `reports/examples/versions` holds version maps of runs that are not kept.
+`UPDATE_GOLDEN=1 pytest tests/report` renders them again. The runs of `reports/examples/versions` are not kept.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from vllm_repro.journal.journal import read
 from vllm_repro.report.build import report_of
+from vllm_repro.report.json_report import RunJson, VersionMapJson
 from vllm_repro.report.model import RunReport
 
 _FOLDER = Path(__file__).parents[1] / "reports" / "examples"
@@ -17,8 +20,15 @@ MAPS = sorted(path.parent for path in _FOLDER.glob("versions/*/versions.json"))
 REHEARSAL = _FOLDER / "tq-chunked-prefill-rehearsal"
 DIED, LIVED = (_FOLDER / f"tq-chunked-prefill-lab-{version}" for version in ("0.23.0", "0.24.0"))
 WRONG = _FOLDER / "tq-mtp-wrong-tokens-lab-0.24.0"
-"""Of the reported bug, on the releases on both sides of its fix; and answers that differ from the baseline's."""
+"""The bug in the last release before its fix and in the first one after it; and wrong answers."""
 
 
 def report(folder: Path) -> RunReport:
     return report_of(read(folder / "journal.jsonl"), Path("reports") / "examples" / folder.name)
+
+
+def check_files(folder: Path) -> None:
+    """Raise `msgspec.ValidationError` for a `report.json` or `versions.json` below `folder` that breaks its schema."""
+    for name, record in (("report.json", RunJson), ("versions.json", VersionMapJson)):
+        for path in folder.rglob(name):
+            msgspec.json.decode(path.read_bytes(), type=record)

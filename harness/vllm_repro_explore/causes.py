@@ -14,7 +14,7 @@ from vllm_repro.cli.common import add_common, number, print_json
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.releases.overlay import make_overlay
 from vllm_repro.releases.provision import cache_root, provision
-from vllm_repro.report.wording import many
+from vllm_repro.report.wording import plural
 from vllm_repro.running.folders import default_out
 from vllm_repro.running.job import Job, choice_of, run_one
 from vllm_repro.running.terminal import Progress
@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
         words += ["--server", choice.kind.value]
         out = arguments.out or default_out()
         make = _OnServers(scenario, arguments.scenario, choice, trials, arguments.seed, out, shlex.join(words))
-        evidence, where = choice.kind.value, f"{many(trials, 'boot')} of each, {choice.kind} servers"
+        evidence, where = choice.kind.value, f"{plural(trials, 'boot')} of each, {choice.kind} servers"
     again = shlex.join(words)
     print(f"{scenario.id}   {scenario.issue}   causes, {where}", file=said, flush=True)
     rows, released = _rows(scenario, scenario.causes, make)

@@ -17,7 +17,7 @@ from vllm_repro.cli.options import release
 from vllm_repro.errors import INTERRUPTED, UsageError
 from vllm_repro.journal.redact import Redactor
 from vllm_repro.releases.provision import provision
-from vllm_repro.report.files import write_whole
+from vllm_repro.report.files import write_file
 from vllm_repro.running.folders import default_out, private_folders, stamped_folder
 from vllm_repro.running.terminal import Progress
 from vllm_repro.scenario.catalogue import find, find_arms
@@ -130,7 +130,7 @@ class _Exploring:
             self.version, self.connector, self.start, tally, live, time.monotonic() - started, self.again, interrupted
         )
         text = json.dumps(as_json(account), indent=2, ensure_ascii=False) + "\n"
-        write_whole(folder / "explore.json", text, hint="free some space, or name another --out")
+        write_file(folder / "explore.json", text, hint="free some space, or name another --out")
         return account, folder
 
     def _cases(self) -> Iterator[tuple[int, Case]]:
@@ -147,7 +147,7 @@ class _Exploring:
         if reasons := unlike_live(found.shrunk):
             return f"none: {'; '.join(reasons)}"
         name = draft_id(found.finding, self.version).replace("-", "_") + ".py"
-        write_whole(folder / name, draft(found, self.version), hint="free some space, or name another --out")
+        write_file(folder / name, draft(found, self.version), hint="free some space, or name another --out")
         hang = " --answer-stall 60" if found.finding.kind is FindingKind.STUCK else ""
         return f"vllm-repro run {shlex.quote(str(folder / name))} --server lab --vllm {self.version}{hang}"
 

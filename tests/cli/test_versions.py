@@ -12,16 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jsonschema
+import msgspec
 import pytest
 
 from tests.conftest import Harness
 from tests.report.test_version_map import run_of
-from tests.schemas import SCHEMA, VERSIONS_SCHEMA
 from vllm_repro.cli import main
 from vllm_repro.cli.versions import releases, status_bounds
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.evidence import Evidence
+from vllm_repro.report.json_report import RunJson, VersionMapJson
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.job import Job
 from vllm_repro.scenario.catalogue import find
@@ -37,7 +37,7 @@ TQ = ("versions", "tq-chunked-prefill", "--server", "rehearsal")
 def map_in(out: Path) -> dict[str, Any]:
     (path,) = out.glob("*/versions/2*/versions.json")
     loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    jsonschema.validate(loaded, VERSIONS_SCHEMA)
+    msgspec.convert(loaded, VersionMapJson)
     return loaded
 
 
@@ -92,7 +92,7 @@ def test_each_release_is_a_run_and_the_map_tells_of_all(harness: Harness, tmp_pa
     scenario = tmp_path / "reports" / "tq-chunked-prefill"
     for row in loaded["rows"]:
         report = json.loads((scenario / row["run"] / "report.json").read_text(encoding="utf-8"))
-        jsonschema.validate(report, SCHEMA)
+        msgspec.convert(report, RunJson)
         assert f"--vllm {row['version']} --arm reported " in report["reproduce"]
         assert report["arms"][0]["name"] == "reported"
         assert len(report["arms"]) == 1
@@ -194,7 +194,7 @@ def test_a_killed_map_keeps_what_it_had(tmp_path: Path) -> None:
 
 def newest(out: Path) -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads((out / "tq-chunked-prefill/versions/latest/versions.json").read_text("utf-8"))
-    jsonschema.validate(loaded, VERSIONS_SCHEMA)
+    msgspec.convert(loaded, VersionMapJson)
     return loaded
 
 

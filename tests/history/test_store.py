@@ -15,13 +15,15 @@ import pytest
 
 from tests.conftest import Harness
 from tests.history.simulated import Weeks
-from tests.report.test_measured import measured
+from tests.report.test_measurements import measured
 from tests.report_examples import EXAMPLES, LIVED
 from vllm_repro.errors import InfraError
 from vllm_repro.history.rows import Build, build_of, row_of, setup_of
 from vllm_repro.history.store import STORE, Store, remember
 from vllm_repro.journal.journal import Journal, being_written
 from vllm_repro.report.build import build
+from vllm_repro.report.json_report import report_dict
+from vllm_repro.report.model import ServerReport
 
 RUN = ("run", "tq-chunked-prefill", "--server", "rehearsal", "--arm", "reported")
 
@@ -69,7 +71,7 @@ def test_a_store_made_anew_is_equal(reports: Path) -> None:
 def test_rows_say_what_the_reports_say(reports: Path) -> None:
     Store(reports).catch_up()
     for row in Store(reports).rows():
-        report = build(reports / row.id).as_json()
+        report = report_dict(build(reports / row.id))
         assert (row.verdict, row.expected is True, row.evidence) == (
             report["verdict"],
             report["expected"],
@@ -245,12 +247,12 @@ def test_a_rehearsal_without_the_bug_says_nothing_by_living() -> None:
 
 
 def test_a_setup_is_its_flags_and_model_and_not_this_run() -> None:
-    image = {"kind": "docker", "image": "vllm/vllm-openai:v0.23.0"}
+    image = ServerReport(kind="docker", image="vllm/vllm-openai:v0.23.0")
     first = "docker run -p 127.0.0.1:45421:8000 vllm/vllm-openai:v0.23.0 Qwen/Qwen3-8B --max-num-seqs 2 --port 8000"
     later = "docker run -p 127.0.0.1:999:8000 vllm/vllm-openai:v0.24.0 Qwen/Qwen3-8B --max-num-seqs 2 --port 8001"
-    assert setup_of(first, image) == setup_of(later, {**image, "image": "vllm/vllm-openai:v0.24.0"})
+    assert setup_of(first, image) == setup_of(later, replace(image, image="vllm/vllm-openai:v0.24.0"))
     assert setup_of(first, image) != setup_of(first.replace("seqs 2", "seqs 3"), image)
     assert setup_of(first, image) != setup_of(first.replace("8B", "4B"), image)
-    assert setup_of("/a/releases/0.23.0/bin/vllm serve /m/x --f", {}) == setup_of(
-        "/b/0.24.0/bin/vllm serve /n/x --f", {}
+    assert setup_of("/a/releases/0.23.0/bin/vllm serve /m/x --f", ServerReport()) == setup_of(
+        "/b/0.24.0/bin/vllm serve /n/x --f", ServerReport()
     )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from vllm_repro.journal.log_excerpts import Keep, LogPieces, read_pieces
 from vllm_repro.journal.redact import Redactor
-from vllm_repro.report.budget import excerpt, size
+from vllm_repro.report.text import excerpt, size
 
 
 def pieces(folder: Path, text: str, root: str | None = "AssertionError") -> LogPieces:

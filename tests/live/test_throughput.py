@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import Harness
 from vllm_repro.journal.journal import read
 from vllm_repro.releases.provision import provision
-from vllm_repro.report.measured import measured
+from vllm_repro.report.measurements import measurements
 
 pytestmark = pytest.mark.live
 
@@ -68,10 +68,10 @@ def test_tokens_are_those_that_the_server_counts_and_random_weights_claim_nothin
         assert point["usage"] == {"prompt": requests * load["prompt"], "output": requests * load["output"]}
         assert point["counted"] == point["usage"], point
     assert not list(journal.of("measure-stopped"))
-    found = measured(journal)
+    found = measurements(journal)
     assert found is not None
-    assert [(row.arm, row.figures.output_tok_s.n) for row in found.rows] == [("eager", 5), ("reported", 5)] * 3
-    for row in found.rows:
+    assert [(row.arm, row.figures.output_tok_s.n) for row in found.speeds] == [("eager", 5), ("reported", 5)] * 3
+    for row in found.speeds:
         figures = row.figures
         if figures.ttft_s is None or figures.tpot_s is None:
             # The engine spins on both cores, so the client may be late; the report then shows no times.

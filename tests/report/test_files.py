@@ -1,26 +1,245 @@
-"""A file is written whole or not at all, and nothing of it is left beside."""
-
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+import json
+import os
+import re
+import shlex
+import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from vllm_repro.errors import InfraError
-from vllm_repro.report.files import write_whole
+from tests.golden_files import assert_golden
+from tests.report_examples import DIED, EXAMPLES, REHEARSAL, report
+from vllm_repro.errors import InfraError, UsageError
+from vllm_repro.journal.journal import Entry, read
+from vllm_repro.report.build import report_of
+from vllm_repro.report.files import FORMATS, render, write_file, write_reports
+from vllm_repro.report.json_report import report_dict
+from vllm_repro.report.junit import junit
+from vllm_repro.report.markdown import markdown
+from vllm_repro.report.model import RunReport
+from vllm_repro.report.tables import arms_table
+from vllm_repro.report.text import cell, fence
+from vllm_repro.running.terminal import summary
+from vllm_repro.verdict.outcome import Outcome, Outlasted
+from vllm_repro.verdict.verdict import Verdict, VerdictReport, arm_result
 
 
-def test_what_cannot_be_written_leaves_what_was_there_and_nothing_else(tmp_path: Path) -> None:
-    def cut_short() -> Iterator[str]:
-        yield "half of it"
+@pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("form", FORMATS)
+def test_examples_are_what_their_journals_render_to(folder: Path, form: str) -> None:
+    path = folder / FORMATS[form]
+    text = render(report(folder), form)
+    if os.environ.get("UPDATE_GOLDEN") and not os.environ.get("CI"):
+        path.write_text(text, encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == text
+
+
+@pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
+def test_the_terminal_says_verdict_cause_and_next_step(folder: Path) -> None:
+    text = summary(report(folder))
+    assert_golden(f"terminal-{folder.name}.txt", text + "\n")
+    assert ("vllm-repro draft" in text) is (folder != REHEARSAL)
+    assert text.index("verdict:") < text.index("report:") < text.index("again:")
+
+
+def test_the_commands_at_the_end_can_be_pasted_whatever_the_folder_is_called() -> None:
+    folder = Path("o ut; echo") / "it's"
+    ended = replace(report(DIED), folder=folder, interrupted="SIGINT")
+    said = dict(line.split(":", 1) for line in summary(ended).splitlines() if line.startswith(("draft:", "go on:")))
+    assert shlex.split(said["draft"]) == ["vllm-repro", "draft", str(folder)]
+    # Without the scenario, whose name is not enough where it is a file of one's own.
+    assert shlex.split(said["go on"]) == ["vllm-repro", "run", "--resume", str(folder)]
+
+
+def test_a_rehearsal_says_so_before_anything_else() -> None:
+    lines = [line for line in markdown(report(REHEARSAL)).splitlines() if line]
+    assert lines[0].startswith("# tq-chunked-prefill")
+    assert "REHEARSAL" in lines[1]
+    suite = ET.fromstring(junit(report(REHEARSAL)))
+    assert all(case.get("classname", "").startswith("REHEARSAL.") for case in suite.iter("testcase"))
+
+
+@pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
+def test_the_table_calls_a_result_what_the_json_does(folder: Path) -> None:
+    made = report(folder)
+    results = {arm["name"]: arm["result"] for arm in report_dict(made)["arms"] if arm["trials"]}
+    for row in arms_table(made).rows:
+        assert row[0] not in results or row[-1].replace(",", "").split()[0] == results[row[0]]
+
+
+def test_no_private_path_in_any_example() -> None:
+    for folder in EXAMPLES:
+        for name in FORMATS.values():
+            assert not re.search(r"/(root|home/(?!\[user\])|Users)/", (folder / name).read_text(encoding="utf-8")), name
+
+
+def changed(source: RunReport, outcome: Outcome, verdict: VerdictReport) -> RunReport:
+    """The example with its first arm's trial turned into something else."""
+    first = source.arms[0]
+    trial = replace(first.trials[0], outcome=outcome, death=None if outcome is Outcome.CLEAN else first.trials[0].death)
+    arm = replace(first, trials=(trial,), result=arm_result(first.name, first.expected, [outcome]))
+    return replace(source, arms=(arm,), verdict=verdict)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected", "surprises", "element"),
+    [
+        (Outcome.CRASH, True, (), None),
+        (Outcome.CRASH, False, ("reported",), "failure"),
+        (Outcome.CLEAN, True, (), None),
+        (Outcome.CLEAN, False, ("reported",), "failure"),
+        (Outcome.OTHER_CRASH, False, ("reported",), "failure"),
+        (Outcome.OTHER_CRASH, None, (), "error"),
+        (Outcome.UNTRIGGERED, None, (), "skipped"),
+        (Outcome.UNSUPPORTED, None, (), "skipped"),
+        (Outcome.INFRA, None, (), "error"),
+        (Outcome.BOOT_FAILED, None, (), "error"),
+        (Outcome.CANCELLED, None, (), "error"),
+    ],
+)
+def test_junit_tells_failure_error_and_skipped_apart(
+    outcome: Outcome, expected: bool | None, surprises: tuple[str, ...], element: str | None
+) -> None:
+    verdict = VerdictReport(verdict=Verdict.INCONCLUSIVE, expected=expected, because="because", surprises=surprises)
+    root = ET.fromstring(junit(changed(report(REHEARSAL), outcome, verdict)))
+    (case,) = root.iter("testcase")
+    assert [child.tag for child in case if child.tag != "system-out"] == ([element] if element else [])
+    counts = {kind: int(root.get(kind, "0")) for kind in ("failures", "errors", "skipped")}
+    assert sum(counts.values()) == (element is not None)
+
+
+def test_log_text_breaks_neither_fence_nor_table_nor_xml() -> None:
+    hostile = "a ``` b ```` c | d\n<script>\x00\x1b[31m &"
+    block = fence(hostile)
+    assert block.splitlines()[0] == block.splitlines()[-1] == "`````"
+    assert "\n" not in cell(hostile)
+    assert " | " not in cell(hostile)
+    source = report(REHEARSAL)
+    trial = replace(source.arms[0].trials[0], why=hostile)
+    ET.fromstring(junit(replace(source, arms=(replace(source.arms[0], trials=(trial,)),))))
+
+
+def test_requests_that_were_refused_are_told_of_everywhere() -> None:
+    """The outcome is that of those that were taken: without a word a reader would believe that all of the workload was run."""
+
+    def of_eager(entry: Entry) -> Entry:
+        first = entry.event == "answer" and entry["arm"] == "eager" and entry["status"] == 200
+        return replace(entry, fields={**entry.fields, "status": 400, "error": "too long"}) if first else entry
+
+    recording = read(REHEARSAL / "journal.jsonl")
+    made = report_of(replace(recording, entries=tuple(map(of_eager, recording.entries))), REHEARSAL)
+    (trial,) = next(arm for arm in made.arms if arm.name == "eager").trials
+    assert trial.outcome is Outcome.CLEAN
+    said = f"2 of {trial.requests['sent']} requests were refused (400 x 2)"
+    assert trial.why == f"the boundary was crossed and the engine lived; {said}"
+    assert f"eager: {said}" in summary(made).splitlines()
+    assert f"eager: {said}." in markdown(made).splitlines()
+    assert f" eager: {said}." in render(made, "html")
+    assert f"trial 1: clean: {trial.why}" in junit(made)
+    assert f" eager: {said}." in render(made, "issue")
+    whole = report(REHEARSAL)
+    assert "refused" not in summary(whole) + markdown(whole)
+
+
+def test_reports_are_written_whole(tmp_path: Path) -> None:
+    written = write_reports(replace(report(REHEARSAL), folder=tmp_path))
+    assert {path.name for path in written} == set(FORMATS.values())
+    assert {path.name for path in tmp_path.iterdir()} == set(FORMATS.values())
+    assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["rehearsal"] is True
+    with pytest.raises(UsageError, match="no format"):
+        render(report(REHEARSAL), "pdf")
+
+
+@pytest.mark.parametrize(("imported", "verdict"), [(["vllm/a.py"], "quiet"), ([], "inconclusive"), (None, "quiet")])
+def test_a_change_that_no_process_imported_was_not_tried(imported: list[str] | None, verdict: str) -> None:
+    """None: a journal from before anybody looked."""
+    changed = [{"file": "vllm/a.py", "sha256": "0" * 64, "untried": ["kernel"], "inside": "/usr/lib/x/vllm/a.py"}]
+
+    def patched(entry: Entry) -> Entry:
+        fields = dict(entry.fields)
+        if entry.event == "run-started":
+            patches = [{"file": "vllm/a.py", "was": "a", "now": "b"}]
+            fields["arms"] = [{**fields["arms"][0], "patches": patches}]
+            fields["expect"] = "alive"
+        if entry.event == "server-started":
+            fields["facts"] = {**fields["facts"], "patched": changed}
+        if entry.event == "trial-ended":
+            fields |= {"outcome": "clean", "death": None, "imported": imported}
+            if imported is None:
+                del fields["imported"]
+        return replace(entry, fields=fields)
+
+    recording = read(REHEARSAL / "journal.jsonl")
+    made = report_of(replace(recording, entries=tuple(map(patched, recording.entries))), REHEARSAL)
+    assert made.verdict.verdict == verdict
+    for text in (markdown(made), summary(made)):
+        assert "the lab runs something else for kernel, so that change was not tried" in text
+        assert ("no process of the server imported it" in text) is (imported == [])
+    assert "the same hash was read in the running container, of `/usr/lib/x/vllm/a.py`" in markdown(made)
+    assert "> **With vLLM's source changed, as shown below, in reported: vllm/a.py.**" in markdown(made).splitlines()
+    suite = ET.fromstring(junit(made))
+    assert [one.get("value") for one in suite.iter("property") if one.get("name") == "patched"] == [
+        "reported: vllm/a.py"
+    ]
+    assert len(list(suite.iter("skipped"))) == (imported == [])
+
+
+def test_a_change_that_was_not_tried_hides_no_other_arms_death() -> None:
+    death = next(read(REHEARSAL / "journal.jsonl").of("trial-ended"))["death"]
+
+    def told(entry: Entry) -> Entry:
+        fields = dict(entry.fields)
+        if entry.event == "run-started":
+            idle = {**fields["arms"][0], "patches": [{"file": "vllm/a.py", "was": "a", "now": "b"}]}
+            fields["arms"] = [
+                idle,
+                next({**arm, "expected": "lives"} for arm in fields["arms"] if arm["name"] == "eager"),
+            ]
+        if entry.event == "server-started" and fields["arm"] == "reported":
+            fields["facts"] = {**fields["facts"], "patched": [{"file": "vllm/a.py", "sha256": "0" * 64}]}
+        if entry.event == "trial-ended" and fields["arm"] == "reported":
+            fields |= {"outcome": "clean", "death": None, "imported": []}
+        if entry.event == "trial-ended" and fields["arm"] == "eager":
+            fields |= {"outcome": "crash", "death": death}
+        return replace(entry, fields=fields)
+
+    recording = read(REHEARSAL / "journal.jsonl")
+    made = report_of(replace(recording, entries=tuple(map(told, recording.entries))), REHEARSAL).verdict
+    assert (made.verdict, made.expected, made.surprises) == (Verdict.INCONCLUSIVE, False, ("eager",))
+    assert "so it was not put to the test" in made.because
+    assert "unexpected in arm eager: crash" in made.because
+
+
+def test_a_report_says_whose_server_stayed_and_where_each_log_is() -> None:
+    example = report(REHEARSAL)
+    arm = next(arm for arm in example.arms if arm.trials[0].death)
+    trial = replace(
+        arm.trials[0],
+        rank_logs=("logs/reported-1.rank1.log",),
+        outlasted=(Outlasted(rank=1, watched_s=10.0, silent=True, ended_s=9.04),),
+    )
+    ranked = replace(example, arms=tuple(replace(one, trials=(trial,)) if one is arm else one for one in example.arms))
+    said = "The server of rank 1 kept running for 10 s after that of rank 0 was gone and logged nothing; stopping it took 9.0 s."
+    assert said in markdown(ranked)
+    assert said in summary(ranked)
+    assert f"Logs by rank: {trial.log}, logs/reported-1.rank1.log." in markdown(ranked)
+    assert "kept running" not in markdown(example)
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, *_: object, **__: object) -> int:
+        self.touch()
         raise OSError(errno.ENOSPC, "No space left on device")
 
     path = tmp_path / "report.html"
-    write_whole(path, "the last one", hint="")
+    write_file(path, "the last one", hint="")
+    monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(InfraError, match="No space left on device") as refused:
-        write_whole(path, cut_short(), hint="elsewhere")
+        write_file(path, "new", hint="elsewhere")
     assert refused.value.hint == "elsewhere"
     assert path.read_text(encoding="utf-8") == "the last one"
     assert list(tmp_path.iterdir()) == [path]

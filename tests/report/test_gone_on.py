@@ -13,7 +13,7 @@ from vllm_repro.journal.journal import Entry, Recording, read
 from vllm_repro.report.build import report_of
 from vllm_repro.report.files import render
 from vllm_repro.report.model import RunReport
-from vllm_repro.report.table import arms_grid
+from vllm_repro.report.tables import arms_table
 from vllm_repro.running.terminal import summary
 
 WHOLE = REHEARSAL / "journal.jsonl"
@@ -58,7 +58,7 @@ def test_its_requests_are_those_of_the_boot_that_was_not_cut(sent: bool) -> None
 
 def test_two_rows_of_one_arm_say_which_was_made_again() -> None:
     made = reported(gone_on_with(sent=True))
-    assert [row[-2] for row in arms_grid(made).rows if row[0] == "reported"] == [
+    assert [row[-2] for row in arms_table(made).rows if row[0] == "reported"] == [
         "cancelled, made again",
         "crash, match",
     ]

@@ -18,14 +18,12 @@ from tests.report_examples import EXAMPLES, report
 from vllm_repro.journal.journal import Entry, Recording, read
 from vllm_repro.journal.log_excerpts import LogPieces, read_pieces
 from vllm_repro.journal.redact import Redactor
-from vllm_repro.report.budget import LIMIT
 from vllm_repro.report.build import report_of
-from vllm_repro.report.duplicates import duplicates
-from vllm_repro.report.escape import printable
-from vllm_repro.report.files import drafted
+from vllm_repro.report.files import make_draft
 from vllm_repro.report.files import render as render_format
-from vllm_repro.report.issue import draft
+from vllm_repro.report.issue import draft, duplicates
 from vllm_repro.report.model import RunReport
+from vllm_repro.report.text import LIMIT, printable
 from vllm_repro.running.terminal import summary
 from vllm_repro.scenario.catalogue import all_scenarios
 from vllm_repro.scenario.patch import Patch
@@ -82,7 +80,7 @@ def assert_sound(body: str, meant: list[str]) -> Rendered:
 def test_examples_are_what_their_journals_draft(folder: Path) -> None:
     path = folder / "issue.md"
     made = report(folder)
-    text = drafted(made).body
+    text = make_draft(made).body
     if os.environ.get("UPDATE_GOLDEN") and not os.environ.get("CI"):
         path.write_text(text, encoding="utf-8")
     assert path.read_text(encoding="utf-8") == text
@@ -93,7 +91,7 @@ def test_a_bug_that_is_no_death_is_told_like_one() -> None:
     """The control that lives comes first in the file, and is not what the draft is about."""
     made = report(next(folder for folder in EXAMPLES if folder.name.startswith("sco-window-loads-wait")))
     turned = replace(made, arms=made.arms[::-1])
-    body = drafted(turned).body
+    body = make_draft(turned).body
     assert "Boundary crossed in `reported`" in body
     assert "\n\n`0 requests running, 4 of ours in flight" in body
     assert "(1 of 1 hung) |" in body
@@ -106,7 +104,7 @@ def test_a_bug_that_is_no_death_is_told_like_one() -> None:
 def test_a_draft_is_read_in_half_a_minute(folder: Path) -> None:
     """Its prose, that is: 150 words, without code, tables, requests and what is folded; 60 more name the cause where nobody knows of it."""
     made = report(folder)
-    body = drafted(made).body
+    body = make_draft(made).body
     unfolded = re.sub(
         r"<!--.*?-->|<details>.*?</details>|^\d+\. .*?$|```.*?```|^[|-].*?$|`[^`\n]*`|\(http\S*\)",
         "",
@@ -120,6 +118,7 @@ def test_what_matters_comes_first() -> None:
     body = draft(DIED, (), ["vllm-project/vllm#43357"]).body
     order = (
         "**Reproduces on vLLM 0.23.0 (LAB)**",
+        "vLLM 0.23.0 died in 1 of 1 boots of reported; eager",
         "AssertionError in _ensure_workspace_size",
         "Booted: `reported` (1), `eager` (1)",
         "LAB: vLLM 0.23.0's own code on a CPU",
@@ -129,7 +128,7 @@ def test_what_matters_comes_first() -> None:
         "Command of `reported`",
         "vllm-repro run tq-chunked-prefill",
         "- vLLM 0.23.0, evidence: lab",
-        "Root of the death",
+        "Root of the crash",
         "<details>",
         "Made by vllm-repro",
     )
@@ -174,7 +173,7 @@ def test_a_new_issue_out_of_the_lab_shows_what_anybody_can_run_and_the_change_th
         "Requests, in this order:\n\n1. ",
         "With this change the engine lived (`patched`, 0 of 1 died):",
         "-x = 1\n+x = 2\n",
-        "All of it again:",
+        "To run it again:",
         "<summary>Command of reported in the lab</summary>",
     )
     places = [body.index(text) for text in order]
@@ -197,7 +196,7 @@ def test_the_first_line_is_the_verdict(verdict: Verdict, expected: bool | None) 
     body = draft(replace(DIED, verdict=VerdictReport(verdict=verdict, expected=expected, because="because"))).body
     first = body.splitlines()[0]
     assert first.startswith(f"**{verdict.capitalize()} on vLLM 0.23.0 (LAB)**: because.")
-    assert ("not what was known" in first) is (expected is False)
+    assert ("Declared was something else" in first) is (expected is False)
 
 
 def test_a_run_that_was_cut_and_one_without_a_trial_say_so() -> None:
@@ -388,3 +387,24 @@ def test_a_format_of_the_report_verb() -> None:
 @given(st.text(max_size=60))
 def test_a_new_issues_title_calls_nobody(title: str) -> None:
     assert_sound(draft(replace(DIED, filed=False, title=title)).body, [DIED.issue])
+
+
+TQ, FIX, CHUNKED = "tq-prefix-hit-unreserved", "vllm-project/vllm#44053", "vllm-project/vllm#41726"
+
+
+def test_duplicates_are_what_the_scenario_names() -> None:
+    found = duplicates(DIED, SCENARIOS)
+    assert found == ["vllm-project/vllm#43357", "vllm-project/vllm#46767", "vllm-project/vllm#41565"]
+    assert duplicates(report(examples.LIVED), SCENARIOS) == [], "nothing died"
+
+
+def test_a_death_of_another_scenario_is_a_duplicate_unless_that_is_fixed() -> None:
+    other = replace(DIED, scenario=TQ, issue=FIX, filed=False)
+    assert CHUNKED in duplicates(other, SCENARIOS)
+    assert duplicates(replace(other, version="0.32.0"), SCENARIOS) == []
+
+
+def test_duplicates_of_a_scenario_that_is_not_in_the_catalogue() -> None:
+    stranger = replace(DIED, scenario="stranger", issue="o/r#1", related=("o/r#2",))
+    assert duplicates(stranger, SCENARIOS) == [CHUNKED, "o/r#2"]
+    assert duplicates(replace(stranger, arms=()), SCENARIOS) == []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vllm_repro.cli.common import add_common, print_json
 from vllm_repro.errors import UsageError
-from vllm_repro.report.wording import many
+from vllm_repro.report.wording import plural
 from vllm_repro.scenario.catalogue import scenario_files, scenario_files_below
 from vllm_repro.scenario.reader import Problem, check_file
 
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         for problem in problems:
             print(problem)
-        print(f"{many(len(files), 'file')}, {many(len(problems), 'problem')}", file=sys.stderr)
+        print(f"{plural(len(files), 'file')}, {plural(len(problems), 'problem')}", file=sys.stderr)
     return 1 if problems else 0
 
 

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 from vllm_repro.cli.common import add_common
-from vllm_repro.report.budget import LIMIT
-from vllm_repro.report.build import build_again
-from vllm_repro.report.files import DRAFT, drafted, write_whole
+from vllm_repro.report.build import build_foreign
+from vllm_repro.report.files import DRAFT, make_draft, write_file
 from vllm_repro.report.issue import Draft
 from vllm_repro.report.model import RunReport
+from vllm_repro.report.text import LIMIT
 from vllm_repro.verdict.verdict import Verdict
 
 
@@ -27,17 +27,17 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    report = build_again(Path(arguments.run))
-    made = drafted(report)
+    report = build_foreign(Path(arguments.run))
+    made = make_draft(report)
     path = arguments.output or report.folder / DRAFT
-    write_whole(path, made.body, hint="-o FILE writes it elsewhere")
+    write_file(path, made.body, hint="-o FILE writes it elsewhere")
     for warning in _warnings(report, made):
         print(f"vllm-repro: {warning}", file=sys.stderr)
     if report.rehearsal:
         # Print no command: it would be pasted before the warnings are read.
         print(f"{path}: {len(made.body):,} characters, to look at. No command: a REHEARSAL says nothing about vLLM.")
         return 0
-    if made.title and not report.seen:
+    if made.title and not report.bug_seen:
         print(f"{path}: {len(made.body):,} characters, to look at. No command: the bug was not seen in this run.")
         return 0
     kind = f"a new issue for {made.issue.partition('#')[0]}" if made.title else f"a comment on {made.issue}"
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _warnings(report: RunReport, made: Draft) -> list[str]:
     """Return the reasons against sending it as it is."""
-    found = [f"may be the same as {url}" for url in made.alike_urls]
+    found = [f"may be the same as {url}" for url in made.duplicate_urls]
     if report.rehearsal:
         found.append("a REHEARSAL says nothing about vLLM, and is nothing for upstream")
     if report.verdict.verdict is Verdict.INCONCLUSIVE:

@@ -12,8 +12,8 @@ from vllm_repro.history.page import page
 from vllm_repro.history.store import Refresh, Store
 from vllm_repro.history.summary import summarize
 from vllm_repro.history.text import as_csv, as_json, terminal
-from vllm_repro.report.files import write_whole
-from vllm_repro.report.wording import many
+from vllm_repro.report.files import write_file
+from vllm_repro.report.wording import plural
 from vllm_repro.running.folders import default_out, link_to
 
 _EPILOG = """
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _print_changes(caught: Refresh, *, rebuilt: bool) -> None:
     lines: list[str] = []
-    runs = many(caught.added, "run")
+    runs = plural(caught.added, "run")
     if rebuilt:
         lines.append(f"{runs} read from their journals")
     elif caught.added:
@@ -96,4 +96,4 @@ def _write(file: Path, text: str, option: str) -> None:
         raise InfraError(
             f"cannot write {file}: there is no folder {file.parent}", hint="create it, or name another file"
         )
-    write_whole(file, text, hint=f"name another file with {option}")
+    write_file(file, text, hint=f"name another file with {option}")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from vllm_repro.cli.common import add_common
 from vllm_repro.errors import UsageError
-from vllm_repro.report.build import build_again
-from vllm_repro.report.files import FORMATS, ON_REQUEST, pieces, write_reports
+from vllm_repro.report.build import build_foreign
+from vllm_repro.report.files import FORMATS, ON_REQUEST, render, write_reports
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -27,20 +27,19 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    report = build_again(Path(arguments.run))
+    report = build_foreign(Path(arguments.run))
     if arguments.format is None:
         if arguments.output:
             raise UsageError("-o needs one format", hint=f"--format {'|'.join({**FORMATS, **ON_REQUEST})}")
         for path in write_reports(report):
             print(path)
         return 0
-    text = pieces(report, arguments.format)
+    text = render(report, arguments.format)
     if arguments.output is None:
-        sys.stdout.writelines(text)
+        sys.stdout.write(text)
         return 0
     try:
-        with arguments.output.open("w", encoding="utf-8") as file:
-            file.writelines(text)
+        arguments.output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(
             f"cannot write {arguments.output}: {error.strerror}", hint="name another file with -o"

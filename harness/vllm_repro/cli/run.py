@@ -13,6 +13,7 @@ from vllm_repro.cli.common import add_common, duration, print_json
 from vllm_repro.cli.options import add_run_options, add_server_options, job_from, resumed, server_options
 from vllm_repro.errors import INTERRUPTED, InfraError, Unsupported, UsageError
 from vllm_repro.evidence import Evidence
+from vllm_repro.report.json_report import report_dict
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.job import choice_of, first_line, run_one, usual_expectation
 from vllm_repro.running.resume import UnfinishedRun, read_run
@@ -88,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         bisected = report.verdict.verdict.bisect_status
         statuses.append(bisected if arguments.bisect_exit else exit_status(report.verdict.expected))
     if arguments.json:
-        print_json(reports[0].as_json() if len(scenarios) == 1 else [report.as_json() for report in reports])
+        print_json(report_dict(reports[0]) if len(scenarios) == 1 else [report_dict(report) for report in reports])
     # A surprise outweighs an undecided run, which outweighs an expected one.
     return min((status for status in statuses if status), default=0)
 

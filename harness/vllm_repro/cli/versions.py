@@ -15,7 +15,8 @@ from vllm_repro.cli.common import add_common, print_json
 from vllm_repro.cli.options import add_run_options, add_server_options, job_from, resumed, server_options
 from vllm_repro.errors import INTERRUPTED, UsageError
 from vllm_repro.releases.versions import release_version
-from vllm_repro.report.versions import terminal
+from vllm_repro.report.json_report import version_map_dict
+from vllm_repro.report.version_map_text import terminal
 from vllm_repro.running.job import choice_of
 from vllm_repro.running.resume import UnfinishedMap, read_map
 from vllm_repro.running.sweep import VERSION, for_release, map_releases
@@ -106,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
     finished, folder = map_releases(job, versions, lambda line: print(line, file=stream, flush=True), unfinished)
     print("\n" + terminal(finished, str(folder / "versions.md")), file=stream)
     if arguments.json:
-        print_json(finished.as_json())
+        print_json(version_map_dict(finished))
     return INTERRUPTED if finished.interrupted else exit_status(finished.expected)
 
 

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from vllm_repro.report.budget import LIMIT, held
-from vllm_repro.report.escape import cell, plain, printable
 from vllm_repro.report.model import RunReport, banner
+from vllm_repro.report.text import LIMIT, cell, plain, printable, shorten
 from vllm_repro.report.wording import seconds
 from vllm_repro.verdict.outcome import Outcome
 
@@ -128,7 +127,7 @@ def markdown(night: Night) -> str:
     if others := [slot for slot in night.slots if slot.light is Light.NONE]:
         lines = "\n".join(f"- {cell(slot.scenario)}: {cell(slot.why)}" for slot in others)
         parts.append(f"## Not for this machine\n\n{lines}")
-    return held("\n\n".join(parts) + "\n", _SUMMARY_LIMIT)
+    return shorten("\n\n".join(parts) + "\n", _SUMMARY_LIMIT)
 
 
 def _table(slots: Sequence[Slot]) -> str:
@@ -139,7 +138,7 @@ def _table(slots: Sequence[Slot]) -> str:
             slot.verdict or "-",
             slot.version or "-",
             seconds(slot.seconds),
-            held(slot.why, 600),
+            shorten(slot.why, 600),
             slot.run or "-",
         )
         lines.append(f"| {_SIGNS[slot.light]} | " + " | ".join(map(cell, cells)) + " |")

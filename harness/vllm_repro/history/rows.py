@@ -6,14 +6,13 @@ import hashlib
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
 from vllm_repro.host.host_id import hardware
-from vllm_repro.report.model import ArmReport, RunReport
+from vllm_repro.report.model import ArmReport, RunReport, ServerReport
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.throughput import Figures, Point, Spread
 from vllm_repro.verdict.verdict import Expected, Result, Standing, Verdict
@@ -131,9 +130,9 @@ def row_of(report: RunReport) -> RunRow:
         issue=report.issue,
         started_at=report.started_at,
         host=report.host,
-        hardware=hardware(report.environment),
+        hardware=hardware(asdict(report.environment)),
         evidence=report.evidence,
-        server=next((str(arm.server["kind"]) for arm in report.arms if arm.server.get("kind")), ""),
+        server=next((arm.server.kind for arm in report.arms if arm.server.kind), ""),
         version=report.version,
         build=build_of(report.version),
         standing=report.standing,
@@ -156,7 +155,7 @@ def _arm(report: RunReport, arm: ArmReport) -> ArmRow:
         result=Result.INCONCLUSIVE if quiet and not report.imitated else arm.result.result,
         crashed=arm.result.crashed,
         boots=arm.result.conclusive,
-        patched=bool(arm.patches or arm.server.get("patched")),
+        patched=bool(arm.patches or arm.server.patched),
         signature=_signature(arm),
         setup=setup_of(arm.command, arm.server),
         figures=_figures(report, arm.name),
@@ -175,7 +174,7 @@ def _signature(arm: ArmReport) -> str:
 def _figures(report: RunReport, arm: str) -> tuple[Figure, ...] | None:
     if report.measured is None or report.measured.withheld or report.evidence != "gpu":
         return None
-    found = [figure for row in report.measured.rows if row.arm == arm for figure in _of_point(row.figures)]
+    found = [figure for row in report.measured.speeds if row.arm == arm for figure in _of_point(row.figures)]
     return tuple(found) or None
 
 
@@ -203,7 +202,7 @@ def _of_point(one: Figures) -> list[Figure]:
 _OF_THIS_RUN = ("-p", "--publish", "--port", "--host", "--name", "--label", "--network", "--mount", "-v", "--volume")
 
 
-def setup_of(command: str, server: Mapping[str, Any]) -> str:
+def setup_of(command: str, server: ServerReport) -> str:
     """Return a hash of an arm's command without the ports, paths, names and image of this run."""
     kept: list[str] = []
     skip = False
@@ -211,9 +210,9 @@ def setup_of(command: str, server: Mapping[str, Any]) -> str:
         name = word.partition("=")[0]
         if skip or name in _OF_THIS_RUN:
             skip = not skip and "=" not in word
-        elif word != server.get("image"):
+        elif word != server.image:
             kept.append(re.sub(r"(^|=)[~.$]?\w*/.*/", r"\1", word))  # keep only the last name of a path
-    text = "\n".join([str(server.get("kind")), *kept])
+    text = "\n".join([str(server.kind), *kept])
     return hashlib.blake2s(text.encode(), digest_size=4).hexdigest()
 
 

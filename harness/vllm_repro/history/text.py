@@ -12,7 +12,7 @@ from vllm_repro.history.nights import night_of
 from vllm_repro.history.rows import RunRow
 from vllm_repro.history.summary import News, Summary
 from vllm_repro.history.throughput import QUANTITY, Change, Series, newest
-from vllm_repro.report.wording import columns, many
+from vllm_repro.report.wording import columns, plural
 
 __all__ = ["SIMULATED", "as_csv", "as_json", "evidence_word", "headline", "state_text", "terminal"]
 
@@ -63,7 +63,7 @@ def terminal(of: Summary) -> str:
         lines += ["", f"since the night of {of.since:%Y-%m-%d}:"]
         lines += [f"  {_news_line(news)}" for news in of.news] or ["  nothing changed"]
     nights = ["".join(cell.mark for cell in of.rows.get((bug.scenario, bug.evidence), ())) for bug in of.bugs]
-    rows = [("scenario", "evidence", "state", "since", f"last {many(len(of.shown), 'night')}", "rests on")]
+    rows = [("scenario", "evidence", "state", "since", f"last {plural(len(of.shown), 'night')}", "rests on")]
     for bug, letters in zip(of.bugs, nights, strict=True):
         rows.append(
             (
@@ -85,9 +85,9 @@ def headline(of: Summary) -> str:
     surprises = sum(row.expected is False for row in of.tonight)
     undecided = sum(row.expected is None for row in of.tonight)
     return (
-        f"{many(of.runs, 'run')}, {many(len(of.nights), 'night')} from {of.nights[0]:%Y-%m-%d} to {of.nights[-1]:%Y-%m-%d}, "
-        f"{many(len(of.hosts), 'host')}; last night {many(len(of.tonight), 'run')}: "
-        f"{len(of.tonight) - surprises - undecided} as expected, {many(surprises, 'surprise')}, {undecided} undecided"
+        f"{plural(of.runs, 'run')}, {plural(len(of.nights), 'night')} from {of.nights[0]:%Y-%m-%d} to {of.nights[-1]:%Y-%m-%d}, "
+        f"{plural(len(of.hosts), 'host')}; last night {plural(len(of.tonight), 'run')}: "
+        f"{len(of.tonight) - surprises - undecided} as expected, {plural(surprises, 'surprise')}, {undecided} undecided"
     )
 
 

@@ -1,4 +1,4 @@
-"""From a run's journal to its `RunReport`. A report can be made again at any time, also from a journal that is cut."""
+"""From a run's journal to its `RunReport`. The journal may be cut, and the report can be built again at any time."""
 
 from __future__ import annotations
 
@@ -11,15 +11,24 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from vllm_repro.diagnosis.signature import How
+import msgspec
+
 from vllm_repro.host.host_id import host_id
+from vllm_repro.host.machine import Machine
 from vllm_repro.journal.journal import Entry, Recording, head_of, legible, read
 from vllm_repro.journal.redact import Redactor, known_secrets
-from vllm_repro.report.answered import Trial, answers, held, output_words, refused, trial_of
-from vllm_repro.report.measured import measured
-from vllm_repro.report.model import ArmReport, RunReport, TrialReport, counting
+from vllm_repro.report.answers import (
+    TrialId,
+    answers,
+    compare_outputs,
+    output_words,
+    refused_statuses,
+    trial_id,
+)
+from vllm_repro.report.measurements import measurements
+from vllm_repro.report.model import ArmReport, Environment, RunReport, ServerReport, TrialReport, counted_trials
 from vllm_repro.report.timeline import timelines
-from vllm_repro.report.wording import CUT, NOT_RUN, refused_words, unrun_word
+from vllm_repro.report.wording import CUT, NOT_RUN, not_run_word, refused_words
 from vllm_repro.scenario.patch import Patch
 from vllm_repro.scenario.scenario import Status
 from vllm_repro.trigger.trigger import Finding
@@ -39,169 +48,119 @@ from vllm_repro.verdict.verdict import (
     is_unproved,
 )
 
-__all__ = ["build", "build_again", "report_of"]
+__all__ = ["build", "build_foreign", "report_of"]
 
 
-@dataclass(frozen=True)
-class _Said:
-    """By trial. held: what only the other arms could tell of its answers. answers, output: as in `TrialReport`."""
+@dataclass(frozen=True, kw_only=True)
+class _Client:
+    """What the client received, by trial. compared: with the outputs of the baseline arm."""
 
-    held: Mapping[Trial, OutputComparison]
-    refused: Mapping[Trial, tuple[int, ...]]
-    answers: Mapping[Trial, tuple[str, ...]]
-    output: Mapping[Trial, str]
+    compared: Mapping[TrialId, OutputComparison]
+    refused: Mapping[TrialId, tuple[int, ...]]
+    answers: Mapping[TrialId, tuple[str, ...]]
+    output: Mapping[TrialId, str]
 
 
 def build(folder: Path) -> RunReport:
-    """The report of the run in `folder`. Raises `UsageError` where there is no journal, or an empty one."""
+    """Return the report of the run in `folder`. Raises `UsageError` if there is no journal, or an empty one."""
     if folder.is_file():
         folder = folder.parent
     return report_of(read(folder / "journal.jsonl"), folder, known_secrets(os.environ))
 
 
-def build_again(folder: Path) -> RunReport:
-    """As `build`, of a journal that another release may have written, or a hand changed: what it lacks is wrong usage, no fault of ours."""
+def build_foreign(folder: Path) -> RunReport:
+    """Like `build`, for a journal of another release or one edited by hand: what it lacks is a `UsageError`."""
     with legible(folder):
         return build(folder)
 
 
 def report_of(recording: Recording, folder: Path, secrets: Mapping[str, str] | None = None) -> RunReport:
-    """The report of a recording; pure. Raises `UsageError` where it is not that of one run, from its start.
+    """Return the report of a recording. Raises `UsageError` if it is not one run from its start.
 
-    secrets: values that must not show, each with its name (`known_secrets`).
+    secrets: values that must not be shown, with their names (`known_secrets`).
     """
     started = head_of(recording, folder, hint="name another run's folder")
-    # As folders and hosts were where the run was made, so that a report reads the same wherever it is rendered.
-    # A run that was gone on with has had two heads, and perhaps two hosts.
+    # A resumed run has several heads. Their folders and hosts make a report the same wherever it is rendered.
     heads = [started, *recording.of("run-resumed")]
     folders = dict(pair for head in heads for pair in head.get("folders") or ())
     hosts = dict.fromkeys(host for head in heads for host in head.get("hosts") or ())
     redactor = Redactor(sorted(folders.items(), key=lambda pair: -len(pair[0])), tuple(hosts), secrets or {})
-    again = redactor.command(started["reproduce"])
-    # Before anything is made of it: a rendering can only show what is in here.
+    reproduce = redactor.command(started["reproduce"])
     recording = replace(recording, entries=tuple(_redacted(entry, redactor) for entry in recording.entries))
     started = _redacted(started, redactor)
     version = _version(recording)
-    standing = Status(started["status"]["bad"], started["status"]["good"]).standing(version)
-    good = started["status"]["good"]
-    found = held(recording)
-    said = _Said(found, refused(recording), answers(recording), output_words(recording, found))
-    if not started.get("errs"):
-        # Beside another bug a wrong answer is a surprise; that none can be judged takes nothing from an engine's having lived.
-        said = replace(said, held={trial: replace(one, unknown="") for trial, one in found.items()})
+    status = Status(started["status"]["bad"], started["status"]["good"])
+    standing = status.standing(version)
+    client = _client(recording, judged=bool(started.get("errs")))
     arms = tuple(
-        _arm(recording, declared, _own_standing(declared, good, version), said) for declared in started["arms"]
+        _arm(recording, declared, _own_standing(declared, status.good, version), client) for declared in started["arms"]
     )
     ended = recording.end
-    interrupted = ended["interrupted"] if ended is not None else None
-    ran = [arm.result for arm in arms if arm.trials]
-    imitated = bool(started.get("imitated", True))
-    verdict = _verdict(started, ended, arms, standing, version, imitated=imitated)
-    machine = started["machine"]
     return RunReport(
-        folder,
-        started["scenario"],
-        started["issue"],
-        started["title"],
-        f"bad {started['status']['bad']}"
-        + (f", good {started['status']['good']}" if started["status"]["good"] else ", open"),
-        started["trigger"],
-        verdict,
-        started["evidence"],
-        started["harness_version"],
-        time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started.t)),
-        round(_spent(recording), 3),
-        {
-            "os": machine["os"],
-            "python": machine["python"],
-            "cpus": machine["cpus"],
-            "memory_gb": machine["memory_gb"],
-            "docker": started["docker"],
-            "gpus": machine["gpus"],
-            "driver": machine["gpus"][0]["driver"] if machine["gpus"] else None,
-        },
-        arms,
-        tuple(trial.why for arm in arms for trial in arm.trials if trial.outcome is Outcome.INFRA),
-        again,
-        version,
-        interrupted,
-        recording.cut or recording.damaged > 0,
-        imitated,
-        measured(recording),
-        comparisons(ran),
-        bool(started.get("filed", True)),
-        tuple(started.get("related") or ()),
-        timelines(recording, {(arm.name, trial.number): trial.outcome for arm in arms for trial in arm.trials}),
-        started.get("host") or host_id(machine),  # journals of before it was written
-        standing,
-        recording.cut,
-        redactor,
-    )
-
-
-def _verdict(
-    started: Entry,
-    ended: Entry | None,
-    arms: Sequence[ArmReport],
-    standing: Standing,
-    version: str | None,
-    *,
-    imitated: bool,
-) -> VerdictReport:
-    """What the arms decide, and then what takes that from them: an engine that has not the bug, a change that did not run, an early end."""
-    ran = [arm.result for arm in arms if arm.trials]
-    verdict = decide(
-        ran,
-        standing=standing,
-        expect=Expect(started["expect"]),
-        record=Record(**started["record"]) if started.get("record") else None,
+        folder=folder,
+        scenario=started["scenario"],
+        issue=started["issue"],
+        title=started["title"],
+        status=f"bad {status.bad}, " + (f"good {status.good}" if status.good else "open"),
+        fixed_in=status.good,
+        trigger=started["trigger"],
+        verdict=_verdict(started, ended, arms, standing, version),
+        evidence=started["evidence"],
+        harness_version=started["harness_version"],
+        started_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started.t)),
+        duration_s=round(_duration_s(recording), 3),
+        environment=_environment(started),
+        arms=arms,
+        infra=tuple(trial.why for arm in arms for trial in arm.trials if trial.outcome is Outcome.INFRA),
+        reproduce=reproduce,
         version=version,
-        patched=bool(arms) and all(arm.patches for arm in arms if arm.trials),
+        interrupted=ended["interrupted"] if ended is not None else None,
+        cut=recording.cut or recording.damaged > 0,
+        host=started.get("host") or host_id(started["machine"]),  # older journals do not name the host
+        standing=standing,
+        killed=recording.cut,
+        imitated=_imitated(started),
+        measured=measurements(recording),
+        comparisons=comparisons([arm.result for arm in arms if arm.trials]),
+        filed=bool(started.get("filed", True)),
+        related=tuple(started.get("related") or ()),
+        timelines=timelines(
+            recording, {(arm.name, trial.number): trial.outcome for arm in arms for trial in arm.trials}
+        ),
+        redactor=redactor,
     )
-    quiet = verdict.verdict in (Verdict.QUIET, Verdict.FIXED)
-    if not imitated and (quiet or (ran and all(result.alive for result in ran))):
-        text = f"the rehearsal engine does not imitate {started['issue']}, so its survival says nothing"
-        verdict = VerdictReport(verdict=Verdict.INCONCLUSIVE, expected=None, because=text)
-    if quiet and (idle := [arm.name for arm in arms if arm.idle]):
-        text = f"{', '.join(idle)}: no process of the server imported a file that the patch changes, so it was not put to the test"
-        # What another arm did that it should not is no less so.
-        others = tuple(name for name in verdict.surprises if name not in idle)
-        text += f"; {verdict.because}" if others else ""
-        verdict = VerdictReport(
-            verdict=Verdict.INCONCLUSIVE, expected=False if others else None, because=text, surprises=others
-        )
-    if ended is not None and not ended["interrupted"]:
-        return verdict
-    missing = [arm for arm in arms if not arm.trials]
-    # However it ended: a kill leaves no end of the boot that it cut, an interrupt leaves one that says so.
-    cut = [
-        arm.name
-        for arm in arms
-        if unrun_word(arm) == CUT or [t.outcome for t in arm.trials[-1:]] == [Outcome.CANCELLED]
-    ]
-    never = [arm.name for arm in missing if arm.name not in cut]
-    rest = "".join(f"; {word}: {', '.join(names)}" for word, names in ((CUT, cut), (NOT_RUN, never)) if names)
-    undecided = verdict.expected and (ended is None or missing)
-    return replace(
-        verdict,
-        expected=None if undecided else verdict.expected,
-        because=verdict.because + (rest or ("; the run was cut short" if undecided else "")),
-    )
-
-
-def _spent(recording: Recording) -> float:
-    """Seconds from the start to the last entry, without the time between the parts of a run that was gone on with."""
-    entries = recording.entries
-    away = sum(after.t - before.t for before, after in pairwise(entries) if after.event == "run-resumed")
-    return entries[-1].t - entries[0].t - away
 
 
 def _redacted(entry: Entry, redactor: Redactor) -> Entry:
     return replace(entry, fields=redactor.deep(entry.fields))
 
 
+def _imitated(started: Entry) -> bool:
+    return bool(started.get("imitated", True))
+
+
+def _environment(started: Entry) -> Environment:
+    machine = msgspec.convert(started["machine"], Machine)
+    return Environment(
+        os=machine.os,
+        python=machine.python,
+        cpus=machine.cpus,
+        memory_gb=machine.memory_gb,
+        docker=started["docker"],
+        gpus=machine.gpus,
+        driver=machine.driver,
+    )
+
+
+def _duration_s(recording: Recording) -> float:
+    """Return the time from the first entry to the last, without the pauses before the run was resumed."""
+    entries = recording.entries
+    paused = sum(after.t - before.t for before, after in pairwise(entries) if after.event == "run-resumed")
+    return entries[-1].t - entries[0].t - paused
+
+
 def _version(recording: Recording) -> str | None:
-    """The version that the server itself reported; what was asked for only where no server got so far."""
+    """Return the version that a server reported, else the one that was asked for."""
     for entry in recording.of("trial-ended"):
         if entry.get("version"):
             return str(entry["version"])
@@ -210,25 +169,80 @@ def _version(recording: Recording) -> str | None:
 
 
 def _own_standing(declared: Mapping[str, Any], good: str, version: str | None) -> Standing | None:
-    """What an arm's own bad releases say of this one; None where the scenario's status holds for it."""
+    """Return what an arm's own bad releases say of this one; None if the scenario's status holds for it."""
     return Status(declared["bad"], good).standing(version) if declared.get("bad") else None
 
 
-def _arm(
-    recording: Recording,
-    declared: Mapping[str, Any],
-    standing: Standing | None,
-    said: _Said,
-) -> ArmReport:
+def _client(recording: Recording, *, judged: bool) -> _Client:
+    """Return what the client received. judged: the bug is a wrong answer, so an output that cannot be judged decides nothing."""
+    compared = compare_outputs(recording)
+    output = output_words(recording, compared)
+    if not judged:
+        compared = {trial: replace(result, unknown="") for trial, result in compared.items()}
+    return _Client(compared=compared, refused=refused_statuses(recording), answers=answers(recording), output=output)
+
+
+# ── verdict ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _verdict(
+    started: Entry, ended: Entry | None, arms: Sequence[ArmReport], standing: Standing, version: str | None
+) -> VerdictReport:
+    """Return the verdict over the arms, withdrawn if the bug was not imitated, a patch did not run, or the run ended early."""
+    results = [arm.result for arm in arms if arm.trials]
+    verdict = decide(
+        results,
+        standing=standing,
+        expect=Expect(started["expect"]),
+        record=Record(**started["record"]) if started.get("record") else None,
+        version=version,
+        patched=bool(arms) and all(arm.patches for arm in arms if arm.trials),
+    )
+    quiet = verdict.verdict in (Verdict.QUIET, Verdict.FIXED)
+    if not _imitated(started) and (quiet or (results and all(result.alive for result in results))):
+        because = f"the rehearsal engine does not imitate {started['issue']}, so its survival says nothing"
+        verdict = VerdictReport(Verdict.INCONCLUSIVE, None, because)
+    if quiet and (untried := [arm.name for arm in arms if arm.patch_untried]):
+        because = f"{', '.join(untried)}: no process of the server imported a patched file, so the patch was not tested"
+        # Surprises of other arms stand.
+        others = tuple(name for name in verdict.surprises if name not in untried)
+        because += f"; {verdict.because}" if others else ""
+        verdict = VerdictReport(Verdict.INCONCLUSIVE, False if others else None, because, others)
+    return verdict if ended is not None and not ended["interrupted"] else _interrupted_verdict(verdict, ended, arms)
+
+
+def _interrupted_verdict(verdict: VerdictReport, ended: Entry | None, arms: Sequence[ArmReport]) -> VerdictReport:
+    """Return the verdict of a run that ended early, with the arms that are missing. A kill leaves no `cancelled` trial."""
+    cut = [
+        arm.name
+        for arm in arms
+        if not_run_word(arm) == CUT or [t.outcome for t in arm.trials[-1:]] == [Outcome.CANCELLED]
+    ]
+    missing = [arm.name for arm in arms if not arm.trials]
+    not_run = [name for name in missing if name not in cut]
+    because = verdict.because
+    because += "".join(f"; {word}: {', '.join(names)}" for word, names in ((CUT, cut), (NOT_RUN, not_run)) if names)
+    undecided = verdict.expected and (ended is None or missing)
+    if undecided and because == verdict.because:
+        because += "; the run was cut short"
+    return replace(verdict, expected=None if undecided else verdict.expected, because=because)
+
+
+# ── arms and trials ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _arm(recording: Recording, declared: Mapping[str, Any], standing: Standing | None, client: _Client) -> ArmReport:
     name = declared["name"]
-    ended = [entry for entry in recording.of("trial-ended") if entry["arm"] == name]
-    begun = next((entry for entry in recording.of("trial-started") if entry["arm"] == name), None)
-    server = next((entry for entry in recording.of("server-started") if entry["arm"] == name), None)
-    # What only a booted server could tell; it has all that its start had.
-    server = next((entry for entry in recording.of("server-booted") if entry["arm"] == name), server)
-    trials = tuple(_trial(entry, said) for entry in ended)
+
+    def own(event: str) -> list[Entry]:
+        return [entry for entry in recording.of(event) if entry["arm"] == name]
+
+    ended, begun = own("trial-ended"), next(iter(own("trial-started")), None)
+    # A booted server has reported more than one that was only started.
+    server = next(iter([*own("server-booted"), *own("server-started")]), None)
+    trials = tuple(_trial(entry, client) for entry in ended)
     expected = Expected(declared["expected"])
-    counted = counting(trials)
+    counted = counted_trials(trials)
     strange = [is_strange(expected, trial.outcome, trial.during) for trial in counted]
     unproved = [is_unproved(expected, trial.outcome, crossed=trial.trigger.crossed) for trial in counted]
     result = arm_result(
@@ -241,65 +255,61 @@ def _arm(
         unproved=sum(one and not other for one, other in zip(unproved, strange, strict=True)),
     )
     return ArmReport(
-        result,
-        begun["command"] if begun else "",
-        tuple(begun["differences"]) if begun else (),
-        _with_imports(_server(begun, server, trials), ended),
-        trials,
-        declared.get("why", ""),
-        tuple(declared.get("edits") or ()),
-        _requests(recording, name),
-        tuple(Patch(**patch) for patch in declared.get("patches") or ()),
+        result=result,
+        command=begun["command"] if begun else "",
+        differences=tuple(begun["differences"]) if begun else (),
+        server=_server(begun, server, trials, ended),
+        trials=trials,
+        why=declared.get("why", ""),
+        edits=tuple(declared.get("edits") or ()),
+        requests=_requests(own("request-sent"), ended),
+        patches=tuple(msgspec.convert(patch, Patch) for patch in declared.get("patches") or ()),
     )
 
 
-def _requests(recording: Recording, arm: str) -> tuple[str, ...]:
-    """What the first trial of an arm sent that was not cut, else the first that sent anything; a sentence a request."""
-    own = [entry for entry in recording.of("trial-ended") if entry["arm"] == arm]
-    whole = {entry["trial"] for entry in own if entry["outcome"] != Outcome.CANCELLED}
-    senders = dict.fromkeys(entry["trial"] for entry in recording.of("request-sent") if entry["arm"] == arm)
+def _requests(sent: Sequence[Entry], ended: Sequence[Entry]) -> tuple[str, ...]:
+    """Return what the first trial sent, preferably of those that were not cancelled; a sentence per request."""
+    whole = {entry["trial"] for entry in ended if entry["outcome"] != Outcome.CANCELLED}
+    senders = dict.fromkeys(entry["trial"] for entry in sent)
     first = next((trial for trial in senders if trial in whole), next(iter(senders), None))
-    sent: list[str] = []
-    for entry in recording.of("request-sent"):
-        if entry["arm"] == arm and entry["trial"] == first:
-            body = json.dumps(entry.get("body", {}), ensure_ascii=False)
-            sent.append(f"{entry['name']}: POST {entry.get('endpoint', '')} {body}")
-    return tuple(sent)
+    return tuple(
+        f"{entry['name']}: POST {entry.get('endpoint', '')} {json.dumps(entry.get('body', {}), ensure_ascii=False)}"
+        for entry in sent
+        if entry["trial"] == first
+    )
 
 
-def _server(begun: Entry | None, server: Entry | None, trials: tuple[TrialReport, ...]) -> Mapping[str, Any]:
-    facts = server["facts"] if server is not None else {}
-    return {
-        "kind": begun["server"] if begun is not None else None,
-        "image": facts.get("image"),
-        "digest": facts.get("digest"),
-        "weights": (begun.get("weights") or None) if begun is not None else None,
-        "vllm_version": next((trial.version for trial in trials if trial.version), None),
-        "argv": facts.get("argv") or [],
-        "env": facts.get("env") or {},
-        "replaced": facts.get("replaced") or [],
-        "patched": facts.get("patched") or [],
-    }
-
-
-def _with_imports(server: Mapping[str, Any], ended: Sequence[Entry]) -> Mapping[str, Any]:
-    """`server` with the word, for each changed file, whether a process of it imported that file, as far as the journal knows."""
-    told = [files for entry in ended if (files := entry.get("imported")) is not None]
-    if not told:
-        return server
-    files = {file for one in told for file in one}
-    return {**server, "patched": [{**one, "imported": one["file"] in files} for one in server["patched"]]}
+def _server(
+    begun: Entry | None, server: Entry | None, trials: Sequence[TrialReport], ended: Sequence[Entry]
+) -> ServerReport:
+    facts = dict(server["facts"]) if server is not None else {}
+    known = {name: facts[name] for name in ("image", "digest", "argv", "env", "replaced") if facts.get(name)}
+    patched = list(facts.get("patched") or ())
+    imports = [files for entry in ended if (files := entry.get("imported")) is not None]
+    if imports:
+        imported = {file for files in imports for file in files}
+        patched = [{**file, "imported": file["file"] in imported} for file in patched]
+    return msgspec.convert(
+        {
+            **known,
+            "kind": begun["server"] if begun is not None else None,
+            "weights": (begun.get("weights") or None) if begun is not None else None,
+            "vllm_version": next((trial.version for trial in trials if trial.version), None),
+            "patched": patched,
+        },
+        ServerReport,
+    )
 
 
 def _boot_line(boot: Mapping[str, Any]) -> str:
-    """What the boot log says of the things that decide these bugs."""
+    """Return the settings in the boot log on which these bugs depend."""
     parts = []
     if boot.get("attention_backend"):
         parts.append(f"attention backend {boot['attention_backend']}")
     if boot.get("enforce_eager"):
         parts.append("eager")
     elif boot.get("graphs_captured"):
-        # A CPU platform has wiped the mode by the time that its log names it.
+        # A CPU platform resets the mode before it is logged.
         mode = boot.get("cudagraph_mode") or "NONE"
         parts.append("graphs captured" + (f" ({mode})" if mode != "NONE" else ""))
     if boot.get("max_num_batched_tokens"):
@@ -309,51 +319,34 @@ def _boot_line(boot: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _trial(entry: Entry, said: _Said) -> TrialReport:
-    death, trial, outcome = entry["death"], trial_of(entry), Outcome(entry["outcome"])
-    answer = said.held.get(trial, OutputComparison())
-    if answer.wrong:
-        outcome = Outcome.WRONG_OUTPUT
-    elif answer.unknown and outcome is Outcome.CLEAN:
-        outcome = Outcome.UNTRIGGERED
-    elif answer.unknown:
-        answer = OutputComparison()
-    why, not_taken = answer.wrong or answer.unknown or entry["why"], said.refused.get(trial, ())
-    if outcome.facts.alive and not_taken:
-        # The rest of the workload crossed the boundary, or did not; that some of it was never run has to be said.
-        why += f"; {refused_words(not_taken, entry['requests']['sent'])}"
+def _trial(entry: Entry, client: _Client) -> TrialReport:
+    trial, outcome = trial_id(entry), Outcome(entry["outcome"])
+    compared = client.compared.get(trial, OutputComparison())
+    why, refused = entry["why"], client.refused.get(trial, ())
+    if compared.wrong:
+        outcome, why = Outcome.WRONG_OUTPUT, compared.wrong
+    elif compared.unknown and outcome is Outcome.CLEAN:
+        outcome, why = Outcome.UNTRIGGERED, compared.unknown
+    if outcome.facts.alive and refused:
+        why += f"; {refused_words(refused, entry['requests']['sent'])}"
     return TrialReport(
-        entry["trial"],
-        outcome,
-        entry["phase"],
-        Finding(
-            entry["trigger"]["crossed"],
-            tuple(entry["trigger"]["evidence"]),
-            entry["trigger"].get("brief", ""),
-        ),
-        death
-        and Death(
-            detected_by=death["detected_by"],
-            latency_s=death["latency_s"],
-            exception=death["exception"],
-            message=death["message"],
-            frames=tuple(death["frames"]),
-            signature=How(death["signature"]) if death["signature"] else None,
-            channels=tuple(death["channels"]),
-            ranks=tuple(death.get("ranks") or ()),
-        ),
-        entry["boot_s"],
-        entry["duration_s"],
-        entry["requests"],
-        entry["log"],
-        why,
-        entry.get("captured") or {},
-        entry.get("version"),
-        _boot_line(entry.get("boot") or {}),
-        entry.get("during", ""),
-        said.answers.get(trial, ()),
-        said.output.get(trial, ""),
-        tuple(entry.get("rank_logs") or ()),
-        tuple(Outlasted(**one) for one in entry.get("outlasted") or ()),
-        not_taken,
+        number=entry["trial"],
+        outcome=outcome,
+        phase=entry["phase"],
+        trigger=msgspec.convert(entry["trigger"], Finding),
+        death=msgspec.convert(entry["death"], Death | None),
+        boot_s=entry["boot_s"],
+        duration_s=entry["duration_s"],
+        requests=entry["requests"],
+        log=entry["log"],
+        why=why,
+        captured=entry.get("captured") or {},
+        version=entry.get("version"),
+        boot=_boot_line(entry.get("boot") or {}),
+        during=entry.get("during", ""),
+        answers=client.answers.get(trial, ()),
+        output=client.output.get(trial, ""),
+        rank_logs=tuple(entry.get("rank_logs") or ()),
+        outlasted=msgspec.convert(entry.get("outlasted") or (), tuple[Outlasted, ...]),
+        refused=refused,
     )

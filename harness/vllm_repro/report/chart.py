@@ -1,187 +1,143 @@
-"""Where the marks of a chart stand: from figures to coordinates of an SVG. Pure; templates draw them.
+"""Layout of the timeline chart: seconds in, SVG coordinates out. `templates/chart.html` draws it.
 
-Coordinates are units of the SVG's view box, in which a letter of a label is about seven wide.
+The chart has three columns that never overlap: names, marks, details. A letter is at most `_LETTER` units wide.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vllm_repro.report.timeline import Asked, Timeline
-from vllm_repro.report.wording import cut, seconds
+from vllm_repro.report.timeline import Moment, Span, Timeline
+from vllm_repro.report.wording import seconds, truncate
 
-__all__ = ["Bar", "Chart", "Row", "Tick", "chunk_chart", "interval_chart", "timeline_chart"]
+__all__ = ["Chart", "ChartMark", "ChartRow", "Tick", "timeline_chart"]
 
-_WIDTH, _LEFT, _RIGHT = 1000, 190, 16
-_ROW, _TOP = 22, 24
-_LABEL = 25  # letters
-_MOST_REQUESTS, _MOST_CHUNKS = 16, 48
+_WIDTH, _LEFT, _RIGHT = 1000, 190, 710
+_TOP, _ROW = 24, 22
+_LETTER = 7
+_MOST_SPANS, _MOST_MOMENTS = 16, 24
 
 
 @dataclass(frozen=True)
 class Tick:
+    """A vertical line at `x` with its label."""
+
     x: float
-    text: str
+    label: str
 
 
-@dataclass(frozen=True)
-class Bar:
-    """From x on, as wide as `width`; a dot where that is None. tone: a class of the style."""
+@dataclass(frozen=True, kw_only=True)
+class ChartMark:
+    """A bar from `x`, `width` units wide, or a dot if `width` is None. tone: a CSS class."""
 
     x: float
     width: float | None
     tone: str
 
 
-@dataclass(frozen=True)
-class Row:
-    """`text` stands at `text_x`, to its left where `before`."""
+@dataclass(frozen=True, kw_only=True)
+class ChartRow:
+    """One line of the chart: name, mark and detail."""
 
-    label: str
+    name: str
     y: float
-    bars: tuple[Bar, ...]
-    text: str
-    text_x: float
-    before: bool = False
+    mark: ChartMark
+    detail: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Chart:
-    """rule: where a vertical line stands, with its meaning; None for none."""
+    """A chart in units of the SVG's view box. death: the line at the first decisive sign, if there is one."""
 
     width: int
     height: int
-    left: int
+    name_x: int
+    detail_x: int
     ticks: tuple[Tick, ...]
-    rows: tuple[Row, ...]
-    rule: Tick | None = None
+    rows: tuple[ChartRow, ...]
+    death: Tick | None
 
 
-class _Scale:
-    def __init__(self, low: float, high: float, right: float = _RIGHT) -> None:
-        self.low, self.high = low, high if high > low else low + 1
-        self._room = _WIDTH - _LEFT - right
+def timeline_chart(timeline: Timeline) -> Chart:
+    """Return the chart from readiness (or launch) to the last sign, with one row per request and per sign."""
+    shown = [moment for moment in timeline.moments if moment.lane not in ("end", "ready")]
+    last = max([*(span.end_s for span in timeline.spans), *(one.at_s for one in shown)], default=timeline.end_s)
+    ready = timeline.ready_s
+    first = 0.0 if ready is None or last - ready < 1e-3 else ready
+    length = (last - first) * 1.03 or 1.0
 
-    def at(self, value: float) -> float:
-        inside = min(max(value, self.low), self.high)
-        return round(_LEFT + (inside - self.low) / (self.high - self.low) * self._room, 1)
+    def x(at_s: float) -> float:
+        share = min(max((at_s - first) / length, 0.0), 1.0)
+        return round(_LEFT + share * (_RIGHT - _LEFT), 1)
 
-    def ticks(self) -> list[float]:
-        """Eight or so round figures."""
-        rough = (self.high - self.low) / 8
-        magnitude = 10.0 ** math.floor(math.log10(rough))
-        step = next(magnitude * one for one in (1, 2, 5, 10) if magnitude * one >= rough)
-        first = math.ceil(self.low / step - 1e-9)
-        return [number * step for number in range(first, math.floor(self.high / step + 1e-9) + 1)]
+    def bar(start_s: float, end_s: float, tone: str) -> ChartMark:
+        return ChartMark(x=x(start_s), width=max(round(x(end_s) - x(start_s), 1), 2.0), tone=tone)
 
+    def dot(at_s: float, tone: str) -> ChartMark:
+        return ChartMark(x=x(at_s), width=None, tone=tone)
 
-def timeline_chart(of: Timeline) -> Chart:
-    """From the moment that it was ready, or from its launch, to the last sign; each request and each channel a row."""
-    last = max(
-        [span.end_s for span in of.spans] + [moment.at_s for moment in of.moments if moment.lane != "end"],
-        default=of.end_s,
-    )
-    first = 0.0 if of.ready_s is None or last - of.ready_s < 1e-3 else of.ready_s
-    margin = (last - first) * 0.03
-    scale = _Scale(first, last + margin)
-    death = of.death_s
-    rows: list[Row] = []
-
-    def row(label: str, bars: Sequence[Bar], text: str, start: float, end: float) -> None:
-        before = end > _LEFT + (_WIDTH - _LEFT) * 0.6
-        rows.append(
-            Row(
-                cut(label, _LABEL),
-                _TOP + _ROW * len(rows),
-                tuple(bars),
-                text,
-                round(start - 8 if before else end + 8, 1),
-                before,
-            )
-        )
-
-    if of.ready_s is None:
-        end = scale.at(last if death is None else death)
-        row("boot", [Bar(scale.at(0), max(end - scale.at(0), 2), "warn")], "never ready", scale.at(0), end)
+    death = timeline.death_s
+    lines: list[tuple[str, ChartMark, str]] = []
+    if ready is None:
+        lines.append(("boot", bar(0, last if death is None else death, "warn"), "never ready"))
     else:
-        row(
-            "boot",
-            [Bar(scale.at(of.ready_s), None, "dull")],
-            f"ready, {_took(of.ready_s)} after launch",
-            *[scale.at(of.ready_s)] * 2,
-        )
-    for span in of.spans[:_MOST_REQUESTS]:
-        tone = {True: "good", False: "bad", None: "warn"}[span.ok]
-        x, end = scale.at(span.start_s), scale.at(span.end_s)
-        text = f"{span.result}, {_took(span.end_s - span.start_s)}"
-        row(span.name, [Bar(x, max(end - x, 2), tone)], text, x, max(end, x + 2))
-    if (more := len(of.spans) - _MOST_REQUESTS) > 0:
-        x, end = scale.at(min(span.start_s for span in of.spans)), scale.at(max(span.end_s for span in of.spans))
-        row(f"{more:,} more requests", [Bar(x, max(end - x, 2), "dull")], "listed in requests.jsonl", x, end)
-    told = {moment.text for moment in of.moments if moment.sign}
-    for moment in of.moments:
-        if moment.lane in ("end", "ready") or (moment.lane == "exit" and moment.text in told):
-            continue  # what a channel told already
-        x = scale.at(moment.at_s)
-        tone = "bad" if moment.decisive else "warn" if moment.sign else "dull"
-        row(moment.lane, [Bar(x, None, tone)], _when(moment.at_s, death if moment.sign else None), x, x)
-    ticks = tuple(Tick(scale.at(at), f"{at:g} s") for at in (round(tick, 9) for tick in scale.ticks()))
-    rule = Tick(scale.at(death), "first sign") if death is not None else None
-    return _chart(rows, ticks, rule)
+        lines.append(("boot", dot(ready, "dull"), f"ready after {_duration(ready)}"))
+    for span in timeline.spans[:_MOST_SPANS]:
+        lines.append((span.name, bar(span.start_s, span.end_s, _span_tone(span)), _span_detail(span)))
+    if more := timeline.spans[_MOST_SPANS:]:
+        mark = bar(min(span.start_s for span in more), max(span.end_s for span in more), "dull")
+        lines.append((f"{len(more):,} more requests", mark, "listed in requests.jsonl"))
+    for moment in shown[:_MOST_MOMENTS]:
+        lines.append((moment.lane, dot(moment.at_s, _moment_tone(moment)), _moment_detail(moment, death)))
+    return Chart(
+        width=_WIDTH,
+        height=_TOP + _ROW * len(lines) + 4,
+        name_x=_LEFT - 12,
+        detail_x=_RIGHT + 12,
+        ticks=tuple(Tick(x(at), f"{at:g} s") for at in _ticks(first, first + length)),
+        rows=tuple(
+            ChartRow(
+                name=truncate(name, (_LEFT - 12) // _LETTER),
+                y=_TOP + _ROW * number,
+                mark=mark,
+                detail=truncate(detail, (_WIDTH - _RIGHT - 12) // _LETTER),
+            )
+            for number, (name, mark, detail) in enumerate(lines)
+        ),
+        death=None if death is None else Tick(x(death), "first sign"),
+    )
 
 
-def _chart(rows: Sequence[Row], ticks: tuple[Tick, ...], rule: Tick | None) -> Chart:
-    """As high as its rows."""
-    return Chart(_WIDTH, _TOP + _ROW * len(rows) + 4, _LEFT, ticks, tuple(rows), rule)
+def _ticks(low: float, high: float) -> list[float]:
+    """Return up to six round values from `low` to `high`."""
+    rough = (high - low) / 5
+    magnitude = 10.0 ** math.floor(math.log10(rough))
+    step = next(magnitude * factor for factor in (1, 2, 5, 10) if magnitude * factor >= rough)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(number * step, 9) for number in range(first, last + 1)]
 
 
-def _took(span_s: float) -> str:
-    return f"{span_s * 1000:.0f} ms" if span_s < 1 else seconds(span_s)
+def _span_tone(span: Span) -> str:
+    return {True: "good", False: "bad", None: "warn"}[span.ok]
 
 
-def _when(at_s: float, death_s: float | None) -> str:
-    if death_s is None:
-        return f"at {at_s:.2f} s"
-    late = at_s - death_s
-    return f"first, at {at_s:.2f} s" if late == 0 else f"{'+' if late > 0 else '−'}{_took(abs(late))}"
+def _span_detail(span: Span) -> str:
+    return f"{span.result}, {_duration(span.end_s - span.start_s)}"
 
 
-def chunk_chart(asked: Sequence[Asked], batch: int) -> Chart:
-    """Each prompt as long as it is, cut where the batch size cuts it; what the prefix cache had is told apart."""
-    scale = _Scale(0, max([batch, *(one.tokens for one in asked)]) * 1.02, right=230)
-    rows = []
-    for number, one in enumerate(asked):
-        at = one.cached
-        bars = [Bar(scale.at(0), scale.at(one.cached) - scale.at(0), "cached")] if one.cached else []
-        if len(one.chunks) <= _MOST_CHUNKS:
-            for chunk in one.chunks:
-                bars.append(
-                    Bar(scale.at(at), max(scale.at(at + chunk) - scale.at(at) - 2, 1), "more" if at else "first")
-                )
-                at += chunk
-            text = " + ".join(map(str, one.chunks)) if len(one.chunks) <= 3 else f"{len(one.chunks)} chunks of {batch}"
-        else:
-            bars.append(Bar(scale.at(at), scale.at(one.tokens) - scale.at(at), "more"))
-            text = f"{len(one.chunks)} chunks of {batch}"
-        if one.cached:
-            text = f"{one.cached} cached, {text}"
-        rows.append(Row(cut(one.name, _LABEL), _TOP + _ROW * number, tuple(bars), text, scale.at(one.tokens) + 8))
-    ticks = tuple(Tick(scale.at(at), f"{at:,.0f}") for at in scale.ticks())
-    return _chart(rows, ticks, Tick(scale.at(batch), f"a step takes {batch}"))
+def _moment_tone(moment: Moment) -> str:
+    if moment.decisive:
+        return "bad"
+    return "warn" if moment.sign else "dull"
 
 
-def interval_chart(rows: Sequence[tuple[str, float, float, float, str]], rule: float | None = None) -> Chart:
-    """rows: label, low, middle, high, and the figures in words. rule: a value to hold them against, such as 1 for ratios."""
-    values = [value for _, low, _, high, _ in rows for value in (low, high)] + ([rule] if rule is not None else [])
-    least, most = min(values), max(values)
-    margin = (most - least) * 0.08 or abs(most) * 0.05 or 1
-    scale = _Scale(least - margin, most + margin, right=290)
-    made = []
-    for number, (label, low, middle, high, text) in enumerate(rows):
-        x, end = scale.at(low), scale.at(high)
-        bars = (Bar(x, max(end - x, 1), "dull"), Bar(scale.at(middle), None, "ink"))
-        made.append(Row(cut(label, _LABEL), _TOP + _ROW * number, bars, text, _WIDTH - 280))
-    ticks = tuple(Tick(scale.at(at), f"{round(at, 9):g}") for at in scale.ticks())
-    return _chart(made, ticks, Tick(scale.at(rule), "") if rule is not None else None)
+def _moment_detail(moment: Moment, death_s: float | None) -> str:
+    if death_s is None or not moment.sign:
+        return f"at {moment.at_s:.2f} s"
+    late = moment.at_s - death_s
+    return f"first, at {moment.at_s:.2f} s" if late == 0 else f"{'+' if late > 0 else '−'}{_duration(abs(late))}"
+
+
+def _duration(value_s: float) -> str:
+    return f"{value_s * 1000:.0f} ms" if value_s < 1 else seconds(value_s)

@@ -1,7 +1,7 @@
-"""A page of HTML in one file: its templates, its own style and script, and a policy under which nothing else runs or is fetched.
+"""An HTML page in one file: templates, its own style, no script, and a policy that forbids everything else.
 
-Every value that a template shows goes through `clean`: escaped by Jinja2, and without characters that would not print. A template shows
-markup only where another template or macro made it. Style attributes do not work under the policy: use classes, and in SVG attributes.
+Templates show every value through `clean`: escaped, and without characters that do not print. Only templates and macros make markup.
+The policy forbids style attributes: use classes.
 """
 
 from __future__ import annotations
@@ -16,23 +16,22 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from vllm_repro.report.budget import held
-from vllm_repro.report.escape import printable
+from vllm_repro.report.text import printable, shorten
 
-__all__ = ["asset", "document", "fragment"]
+__all__ = ["asset", "document", "fragment", "local_link"]
 
 _HERE = Path(__file__).parent
 _LONGEST = 1 << 18
-"""Bytes that one value may take on a page, so that no field of a journal fills it."""
+"""Most bytes of one value on a page."""
 
 
 def clean(value: object) -> object:
-    """What a template shows of `value`: markup as it is, anything else as text that prints."""
-    return value if isinstance(value, Markup) else held(printable(str(value)), _LONGEST)
+    """Return markup as it is, and any other value as printable text."""
+    return value if isinstance(value, Markup) else shorten(printable(str(value)), _LONGEST)
 
 
-def there(path: str) -> str:
-    """A link to a file beside the page or below it; to the page itself where `path` leads elsewhere, or names a scheme."""
+def local_link(path: str) -> str:
+    """Return a link to a file beside or below the page; `#` if `path` leads elsewhere."""
     parts = printable(path).split("/")
     if not path or "" in parts or ".." in parts or "\\" in path:
         return "#"
@@ -41,7 +40,7 @@ def there(path: str) -> str:
 
 @cache
 def _environment() -> Environment:
-    made = Environment(
+    environment = Environment(
         loader=FileSystemLoader(_HERE / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -50,50 +49,30 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters["there"] = there
-    return made
+    environment.filters["local_link"] = local_link
+    return environment
 
 
 def asset(name: str) -> str:
-    """A style or script of this package, as it lies there."""
+    """Return a style sheet of this package."""
     return (_HERE / name).read_text(encoding="utf-8")
 
 
 def fragment(template: str, **values: Any) -> Markup:
-    """What `templates/<template>` makes of the values. Raises `jinja2.UndefinedError` where it names one that is missing."""
+    """Render `templates/<template>`. Raises `jinja2.UndefinedError` for a missing value."""
     return Markup(_environment().get_template(template).render(values))  # it comes escaped from the template
 
 
-def document(*, title: str, body: Markup, script: str = "", style: str = "") -> str:
-    """The whole page around `body`, which must be a fragment's markup, not text. Pure: the same arguments give the same bytes.
+def document(*, title: str, body: Markup, style: str = "") -> str:
+    """Return the page around `body`, the markup of a fragment.
 
-    script, style: the page's own, beside `style.css`; their hashes are all that the page's policy allows. Raises `ValueError` where
-    one would end the element that it stands in.
+    style: added to `style.css`; its hash is all that the page's policy allows. Raises `ValueError` if it would end its element.
     """
     if not isinstance(body, Markup):
         raise TypeError("a page's body is markup that a template made")
     css = asset("style.css") + style
-    for text in (css, script):
-        if any(sign in text.lower() for sign in ("</", "<!--", "\r")):
-            raise ValueError("a style or a script must not hold what ends its element")
-    policy = [
-        "default-src 'none'",
-        f"style-src {_hash(css)}",
-        *([f"script-src {_hash(script)}"] if script else []),
-        "base-uri 'none'",
-        "form-action 'none'",
-    ]
-    return str(
-        fragment(
-            "page.html",
-            title=title,
-            body=body,
-            style=Markup(css),
-            script=Markup(script),
-            policy=Markup("; ".join(policy)),  # its quotes are single ones: they may stand as they are
-        )
-    )
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+    if any(sign in css for sign in ("</", "<!--", "\r")):
+        raise ValueError("a style sheet must not contain what ends its element")
+    digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    return str(fragment("page.html", title=title, body=body, style=Markup(css), policy=Markup(policy)))

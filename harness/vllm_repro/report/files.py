@@ -1,73 +1,74 @@
-"""A run's reports: rendered, and written beside its journal. What a draft shows of the logs is read here."""
+"""Rendering of a run's reports, and writing them beside its journal."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from vllm_repro.command.render import render_serve
 from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.journal.log_excerpts import PAGE, LogPieces, read_pieces
-from vllm_repro.report.duplicates import duplicates
-from vllm_repro.report.html import LOG_ROOM, UnreadLog, html_page, log_names
-from vllm_repro.report.issue import Draft, draft
+from vllm_repro.report.html import MissingLog, html_page, log_names, read_version_map
+from vllm_repro.report.issue import Draft, draft, duplicates
+from vllm_repro.report.json_report import VersionMapJson, report_dict
 from vllm_repro.report.junit import junit
-from vllm_repro.report.map_of_run import Mapped, mapped
 from vllm_repro.report.markdown import markdown
 from vllm_repro.report.model import RunReport, TrialReport
 from vllm_repro.report.wording import rank_logs
 from vllm_repro.scenario.catalogue import all_scenarios, to_stderr
 
-__all__ = ["DRAFT", "FORMATS", "ON_REQUEST", "drafted", "pieces", "render", "write_reports", "write_whole"]
+__all__ = ["DRAFT", "FORMATS", "ON_REQUEST", "make_draft", "render", "write_file", "write_reports"]
 
 FORMATS = {"md": "report.md", "html": "report.html", "json": "report.json", "junit": "junit.xml"}
 DRAFT = "issue.md"
 ON_REQUEST = {"issue": DRAFT}
-"""Not written by a run: a draft is made when somebody wants to send one."""
+"""Formats that a run does not write."""
+
+LOG_ROOM = 2 << 20
+"""Bytes of all logs on a page."""
 
 _MOST_LOGS = 3
 _LARGEST_MAP = 1 << 20  # bytes
 
 
 def render(report: RunReport, form: str) -> str:
-    """The text of one format: `md`, `html`, `json`, `junit` or `issue`. Raises `UsageError` for others."""
-    return "".join(pieces(report, form))
-
-
-def pieces(report: RunReport, form: str) -> Iterator[str]:
-    """The same text, piece by piece: `report.json` of a huge run need not be in memory as a whole."""
+    """Return the text of one format: `md`, `html`, `json`, `junit` or `issue`. Raises `UsageError` for others."""
     if form == "issue":
-        yield drafted(report).body
-    elif form == "md":
-        yield markdown(report)
-    elif form == "html":
-        yield html_page(report, _page_logs(report), _version_map(report))
-    elif form == "json":
-        yield from json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(report.as_json())
-        yield "\n"
-    elif form == "junit":
-        yield junit(report)
-    else:
-        raise UsageError(f"no format {form!r}", hint=f"one of {', '.join({**FORMATS, **ON_REQUEST})}")
+        return make_draft(report).body
+    if form == "md":
+        return markdown(report)
+    if form == "html":
+        return html_page(report, _page_logs(report), _version_map(report))
+    if form == "json":
+        return json.dumps(report_dict(report), indent=2, ensure_ascii=False) + "\n"
+    if form == "junit":
+        return junit(report)
+    raise UsageError(f"no format {form!r}", hint=f"one of {', '.join({**FORMATS, **ON_REQUEST})}")
 
 
-def drafted(report: RunReport) -> Draft:
-    """The draft for upstream, with pieces of the logs beside the journal, and the issues that today's scenarios know."""
+def make_draft(report: RunReport) -> Draft:
+    """Return the draft for upstream, with pieces of the logs and the issues that the scenarios know today."""
     scenarios = all_scenarios(warn=to_stderr)
-    # Whether somebody has reported it is a matter of today, not of the day of the run.
     own = next((scenario for scenario in scenarios if scenario.id == report.scenario), None)
-    today = report if own is None else replace(report, issue=own.issue, filed=own.filed)
-    flags = "" if own is None else report.redactor.text(render_serve(own.reported()))
-    # The head of a scenario file says what happens, then why.
-    why = "" if own is None else report.redactor.text("".join(own.about.split("\n\n")[1:2]))
-    return draft(today, _logs(report), duplicates(today, scenarios), flags=flags, why=why)
+    if own is None:
+        return draft(report, _draft_logs(report), duplicates(report, scenarios))
+    # The bug may have been reported since the run.
+    today = replace(report, issue=own.issue, filed=own.filed)
+    # A scenario file starts with a paragraph on what happens and one on why.
+    why = "".join(own.about.split("\n\n")[1:2])
+    return draft(
+        today,
+        _draft_logs(report),
+        duplicates(today, scenarios),
+        flags=report.redactor.text(render_serve(own.reported())),
+        why=report.redactor.text(why),
+    )
 
 
-def _logs(report: RunReport) -> list[LogPieces]:
-    """Of the trials that failed, the most telling of each arm, and of the nodes that such a death began with."""
+def _draft_logs(report: RunReport) -> list[LogPieces]:
+    """Return pieces of the logs of each arm's most important failure, from the ranks on which a death began."""
     first: dict[str, TrialReport] = {}
     for arm, trial in report.failures:
         first.setdefault(arm.name, trial)
@@ -79,53 +80,53 @@ def _logs(report: RunReport) -> list[LogPieces]:
     return [log for log in found if log is not None][:_MOST_LOGS]
 
 
-def _page_logs(report: RunReport) -> list[LogPieces | UnreadLog]:
-    """As many as have room on the page. Each counts as what is read of it at most, so that a run with many huge logs ends soon too."""
-    found: list[LogPieces | UnreadLog] = []
+def _page_logs(report: RunReport) -> list[LogPieces | MissingLog]:
+    """Return as many logs as there is room for. Each counts with the most that is read of it."""
+    found: list[LogPieces | MissingLog] = []
     room = LOG_ROOM
     for name, root in log_names(report).items():
         if room < PAGE.whole:
-            found.append(UnreadLog(name, "not shown for want of room on this page"))
+            found.append(MissingLog(name, "no room on this page"))
             continue
         log = read_pieces(report.folder, name, report.redactor, root, PAGE)
         if log is not None:
             room -= min(log.size, PAGE.whole)
-        found.append(log or UnreadLog(name, "not beside this page when it was made"))
+        found.append(log or MissingLog(name, "not beside this page when it was made"))
     return found
 
 
-def _version_map(report: RunReport) -> Mapped | None:
-    """The one in the run's folder, else the scenario's newest; None where there is none that can be read."""
+def _version_map(report: RunReport) -> tuple[str, VersionMapJson] | None:
+    """Return the version map in the run's folder, else the scenario's newest, with its place."""
     for where in ("versions.json", "../versions/latest/versions.json"):
         try:
             with (report.folder / where).open("rb") as file:
                 raw = file.read(_LARGEST_MAP + 1)
             if len(raw) <= _LARGEST_MAP:
-                return mapped(report.redactor.deep(json.loads(raw)), report.scenario, where)
+                found = read_version_map(report.redactor.deep(json.loads(raw)), report.scenario)
+                return (where, found) if found is not None else None
         except (OSError, ValueError, RecursionError):
             continue
     return None
 
 
 def write_reports(report: RunReport) -> list[Path]:
-    """All formats, each written whole or not at all."""
-    written: list[Path] = []
+    """Write all formats and return their paths."""
+    paths = []
     for form, name in FORMATS.items():
         path = report.folder / name
-        write_whole(path, pieces(report, form), hint="vllm-repro report RUN -o FILE writes it elsewhere")
-        written.append(path)
-    return written
+        write_file(path, render(report, form), hint="vllm-repro report RUN -o FILE writes it elsewhere")
+        paths.append(path)
+    return paths
 
 
-def write_whole(path: Path, text: str | Iterable[str], *, hint: str) -> None:
-    """Replaces `path` in one step, so that no reader finds half of it. Raises `InfraError` with `hint`."""
+def write_file(path: Path, text: str, *, hint: str) -> None:
+    """Replace `path` in one step, so that nobody reads half of it. Raises `InfraError` with `hint`."""
     fresh = path.with_name(f".{path.name}.new")
     try:
-        with fresh.open("w", encoding="utf-8") as file:
-            file.writelines((text,) if isinstance(text, str) else text)
+        fresh.write_text(text, encoding="utf-8")
         fresh.replace(path)
     except OSError as error:
         raise InfraError(f"cannot write {path}: {error.strerror}", hint=hint) from error
     finally:
-        with contextlib.suppress(OSError):  # what went wrong before is what is raised
-            fresh.unlink(missing_ok=True)  # half a file, where the disk is full
+        with contextlib.suppress(OSError):  # half a file, if the disk is full
+            fresh.unlink(missing_ok=True)

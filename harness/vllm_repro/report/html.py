@@ -1,117 +1,89 @@
-"""The run as a page of HTML in one file: what `report.md` says, and the timelines, the charts and the logs. Pure.
-
-It is bounded whatever the run holds: of very many trials those are shown that differ, of logs the parts that tell, and it says what is
-left out and where that lies.
-"""
+"""The report of a run as an HTML page in one file: what `report.md` has, and timelines and logs."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_repro.journal.log_excerpts import LogPieces
-from vllm_repro.report.answered import Trial
-from vllm_repro.report.chart import Chart, chunk_chart, interval_chart, timeline_chart
+import msgspec
+
+from vllm_repro.journal.log_excerpts import ALARM, LogPieces
+from vllm_repro.report.chart import Chart, timeline_chart
 from vllm_repro.report.document import asset, document, fragment
-from vllm_repro.report.logview import LogView, view
-from vllm_repro.report.map_of_run import Mapped
+from vllm_repro.report.json_report import VersionMapJson
 from vllm_repro.report.markdown import environment_lines, senders
-from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner
-from vllm_repro.report.patched import changed_files, diff_of, untried_in
-from vllm_repro.report.speed import ratio_words, shown_rows, soak_lines, speed_grid, speed_notes, spread_words
-from vllm_repro.report.table import arms_grid
-from vllm_repro.report.timeline import Asked, Timeline
+from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner, issue_url
+from vllm_repro.report.source_changes import changed_files, diff_of, untried_note
+from vllm_repro.report.tables import arms_table, soak_lines, throughput_notes, throughput_table
+from vllm_repro.report.text import Table, printable
+from vllm_repro.report.timeline import Timeline
 from vllm_repro.report.wording import (
     boundary,
-    death_line,
+    crash_summary,
     engine_word,
     expected_words,
+    first_of_each,
+    headline,
     outcome_word,
-    outlasted_line,
     refusals,
     seconds,
     simulated,
 )
 from vllm_repro.verdict.outcome import Outcome
 
-__all__ = ["LOG_ROOM", "UnreadLog", "html_page", "log_names", "shown_trials"]
+__all__ = ["MissingLog", "html_page", "log_names", "read_version_map"]
 
-LOG_ROOM = 2 << 20
-"""Bytes of logs on a page, in all."""
-
-_MOST_TRIALS, _MOST_LISTED, _MOST_ARMS = 60, 100, 40
+_MOST_LISTED = 100
 
 
 @dataclass(frozen=True)
-class UnreadLog:
+class MissingLog:
     """A log that is not on the page. why: as the end of a sentence."""
 
     name: str
     why: str
 
 
-@dataclass(frozen=True)
-class _Shown:
-    """A trial with what is drawn of it. conclusion: None where a cut journal has none."""
+@dataclass(frozen=True, kw_only=True)
+class _TrialView:
+    """A trial as the page shows it. report: None if a cut journal has no outcome for it."""
 
-    key: str
     arm: str
     number: int
-    conclusion: TrialReport | None
+    report: TrialReport | None
     timeline: Timeline | None
     chart: Chart | None
-    outcome: str
     word: str
     tone: str
 
 
-def html_page(report: RunReport, logs: Sequence[LogPieces | UnreadLog] = (), versions: Mapped | None = None) -> str:
-    """The whole page. logs: what there is of `log_names`, in that order. versions: the newest map of the scenario, where there is one."""
-    values = {**_first_screen(report), **_below(report), **_logs(report, logs)}
-    title = f"{report.scenario}: {report.verdict.verdict}{simulated(report.evidence)}"
-    return document(
-        title=title,
-        body=fragment("report.html", report=report, versions=versions, **values),
-        script=asset("copy.js") + asset("report.js"),
-        style=asset("report.css"),
+@dataclass(frozen=True, kw_only=True)
+class _LogView:
+    """A log as the page shows it: pieces of text, each with a CSS class or none. An `error` or `root` is marked once at most."""
+
+    name: str
+    size: int
+    pieces: tuple[tuple[str, str], ...]
+
+
+def html_page(
+    report: RunReport, logs: Sequence[LogPieces | MissingLog] = (), versions: tuple[str, VersionMapJson] | None = None
+) -> str:
+    """Return the page. logs: those of `log_names`, in that order. versions: where a version map lies, and the map."""
+    roots = log_names(report)
+    body = fragment(
+        "report.html",
+        report=report,
+        **_first_screen(report),
+        **_sections(report),
+        versions=_version_table(*versions) if versions else None,
+        logs=[_log_view(log, roots.get(log.name)) for log in logs if isinstance(log, LogPieces)],
+        missing_logs=[log for log in logs if isinstance(log, MissingLog)],
     )
-
-
-# ── what is chosen ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def shown_trials(report: RunReport) -> list[tuple[ArmReport, TrialReport]]:
-    """Those that a page has room for: the first of each outcome of each arm, then the second of each, and so on; in their order."""
-    groups: dict[tuple[str, Outcome], list[tuple[ArmReport, TrialReport]]] = {}
-    for arm in report.arms:
-        for trial in arm.trials:
-            groups.setdefault((arm.name, trial.outcome), []).append((arm, trial))
-    chosen: set[Trial] = set()
-    for turn in range(_MOST_TRIALS):
-        for those in groups.values():
-            if turn < len(those) and len(chosen) < _MOST_TRIALS:
-                chosen.add((those[turn][0].name, those[turn][1].number))
-    every = ((arm, trial) for arm in report.arms for trial in arm.trials)
-    return [(arm, trial) for arm, trial in every if (arm.name, trial.number) in chosen][:_MOST_TRIALS]
-
-
-def log_names(report: RunReport) -> dict[str, str | None]:
-    """Logs of the shown trials, those of deaths first; each with the exception that its engine died of."""
-    shown = shown_trials(report)
-    found: dict[str, str | None] = {}
-    for _, trial in sorted(shown, key=lambda pair: pair[1].death is None):
-        for name in (trial.log, *trial.rank_logs):
-            found.setdefault(name, trial.death.exception if trial.death else None)
-    return found
-
-
-def _left_out(report: RunReport, shown: Sequence[tuple[ArmReport, TrialReport]]) -> list[str]:
-    """`reported: 9,940 crash`"""
-    every = Counter((arm.name, trial.outcome) for arm in report.arms for trial in arm.trials)
-    every.subtract(Counter((arm.name, trial.outcome) for arm, trial in shown))
-    return [f"{arm}: {count:,} {outcome}" for (arm, outcome), count in every.items() if count > 0][:_MOST_LISTED]
+    title = f"{report.scenario}: {report.verdict.verdict}{simulated(report.evidence)}"
+    return document(title=title, body=body, style=asset("report.css"))
 
 
 # ── the first screen ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -122,37 +94,38 @@ def _first_screen(report: RunReport) -> dict[str, Any]:
     if changed := changed_files(report):
         notices.append(f"With vLLM's source changed, as shown below, in {'; '.join(changed)}.")
     if report.shortfall:
-        notices.append(f"{report.shortfall}. What follows is what was seen until then.")
-    heads, rows = arms_grid(report)
+        notices.append(f"{report.shortfall}. This is what was seen until then.")
     tones = {outcome.value: outcome.facts.tone for outcome in Outcome}
+    heads, rows = arms_table(report)
     return {
+        "issue_url": issue_url(report.issue),
         "banner": banner(report.evidence, report.version),
         "mark": simulated(report.evidence).strip(" ()"),
         "notices": notices,
         "verdict_tone": report.verdict.verdict.tone,
         "expected": expected_words(report.verdict.expected),
-        "expected_tone": {True: "dull", False: "warn", None: "dull"}[report.verdict.expected],
-        "told_of_arms": (*report.comparisons, *refusals(report.arms)),
+        "expected_tone": "warn" if report.verdict.expected is False else "dull",
+        "headline": headline(report),
+        "notes": (*report.comparisons, *refusals(report.arms)),
         "cause": next((_cause(arm, trial) for arm, trial in report.failures), None),
         "heads": heads,
-        "rows": [(row, tones.get(row[-2].partition(",")[0].partition(" ")[0], "dull")) for row in rows],
+        "rows": [(row, tones.get(re.split("[, ]", row[-2])[0], "dull")) for row in rows],
     }
 
 
 def _cause(arm: ArmReport, trial: TrialReport) -> dict[str, Any]:
-    """exception, where, message, frames: empty for an engine that lives, and hangs or answers wrongly."""
+    """Return what the template shows of the most important failure. An engine that did not die has no exception."""
     death = trial.death
-    every = death.frames if death else ()
-    frames = every[-15:]
+    frames = death.frames if death else ()
     return {
         "arm": arm.name,
         "exception": death and death.exception,
         "message": (death and death.message) or "",
         "why": trial.why,
-        "where": every[-1] if every else "",
-        "seen": " ".join(filter(None, (death_line(trial), outlasted_line(trial)))) or outcome_word(trial),
-        "frames": frames,
-        "outer": len(every) - len(frames),
+        "where": frames[-1] if frames else "",
+        "summary": crash_summary(trial) or outcome_word(trial),
+        "frames": frames[-15:],
+        "outer": max(len(frames) - 15, 0),
         "matched": death and death.signature,
     }
 
@@ -160,111 +133,129 @@ def _cause(arm: ArmReport, trial: TrialReport) -> dict[str, Any]:
 # ── below it ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _below(report: RunReport) -> dict[str, Any]:
-    shown = shown_trials(report)
-    trials = [*(_shown(report, arm, trial) for arm, trial in shown), *_unfinished(report)]
+def _sections(report: RunReport) -> dict[str, Any]:
+    found = report.measured
+    measured = found is not None and bool(found.baseline)
     return {
-        "trials": trials,
-        "left_out": _left_out(report, shown),
-        "total": sum(len(arm.trials) for arm in report.arms),
-        "outcomes": list(dict.fromkeys((one.outcome, one.tone) for one in trials)),
-        "arm_names": list(dict.fromkeys(one.arm for one in trials)),
+        "trials": [*_trials(report), *_unfinished(report)],
+        "more_trials": [f"{arm.name}: {text}" for arm in report.arms for text in first_of_each(arm.trials)[1]],
         "boundary": boundary,
         "engine_word": engine_word,
         "seconds": seconds,
-        "chunks": _chunks(report),
-        "speed": _speed(report),
-        "soaks": soak_lines(report.measured),
+        "throughput": found if measured else None,
+        "throughput_table": throughput_table(found, rehearsal=report.rehearsal) if measured else None,
+        "throughput_notes": throughput_notes(found, rehearsal=report.rehearsal) if found and measured else [],
+        "soaks": soak_lines(found),
         "senders": [(names, requests[:_MOST_LISTED], len(requests)) for requests, names in senders(report).items()],
-        "commands": [arm for arm in report.arms if arm.command][:_MOST_ARMS],
+        "commands": [arm for arm in report.arms if arm.command],
         "patches": [(arm, diff_of(arm)) for arm in report.arms if arm.patches],
-        "untried_in": untried_in,
-        "replaced": next((arm.server["replaced"] for arm in report.arms if arm.server.get("replaced")), ()),
+        "untried_note": untried_note,
         "environment": environment_lines(report),
     }
 
 
-def _shown(report: RunReport, arm: ArmReport, trial: TrialReport) -> _Shown:
-    timeline = report.timelines.get((arm.name, trial.number))
-    return _Shown(
-        f"{arm.name} {trial.number}",
-        arm.name,
-        trial.number,
-        trial,
-        timeline,
-        _chart(timeline),
-        trial.outcome.value,
-        outcome_word(trial),
-        trial.outcome.facts.tone,
-    )
+def _trials(report: RunReport) -> Iterator[_TrialView]:
+    for arm in report.arms:
+        for trial in first_of_each(arm.trials)[0]:
+            timeline = report.timelines.get((arm.name, trial.number))
+            yield _TrialView(
+                arm=arm.name,
+                number=trial.number,
+                report=trial,
+                timeline=timeline,
+                chart=timeline_chart(timeline) if timeline else None,
+                word=outcome_word(trial),
+                tone=trial.outcome.facts.tone,
+            )
 
 
-def _unfinished(report: RunReport) -> Iterator[_Shown]:
-    """Trials that a cut journal has the start of."""
-    known = {(arm.name, trial.number) for arm in report.arms for trial in arm.trials}
+def _unfinished(report: RunReport) -> Iterator[_TrialView]:
+    """Yield the trials that a cut journal does not end."""
+    ended = {(arm.name, trial.number) for arm in report.arms for trial in arm.trials}
     for (arm, number), timeline in report.timelines.items():
-        if not timeline.ended and (arm, number) not in known:
-            word = "not concluded"
-            yield _Shown(f"{arm} {number}", arm, number, None, timeline, _chart(timeline), word, word, "warn")
+        if not timeline.ended and (arm, number) not in ended:
+            yield _TrialView(
+                arm=arm,
+                number=number,
+                report=None,
+                timeline=timeline,
+                chart=timeline_chart(timeline),
+                word="not concluded",
+                tone="warn",
+            )
 
 
-def _chart(timeline: Timeline | None) -> Chart | None:
-    chart = timeline_chart(timeline) if timeline is not None else None
-    return chart if chart is not None and chart.rows else None
+# ── logs ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _chunks(report: RunReport) -> list[tuple[list[str], int, Chart]]:
-    """Once for all arms whose first trial had the same prompts and the same batch size."""
-    alike: dict[tuple[tuple[Asked, ...], int], list[str]] = {}
-    for arm in report.arms[:_MOST_ARMS]:
-        found = next((report.timelines.get((arm.name, trial.number)) for trial in arm.trials), None)
-        if found is not None and found.batch and found.asked:
-            alike.setdefault((found.asked[:24], found.batch), []).append(arm.name)
-    return [(names, batch, chunk_chart(asked, batch)) for (asked, batch), names in alike.items()]
+def log_names(report: RunReport) -> dict[str, str | None]:
+    """Return the logs of the shown trials, those of deaths first, each with the exception that the engine died of."""
+    shown = [trial for arm in report.arms for trial in first_of_each(arm.trials)[0]]
+    found: dict[str, str | None] = {}
+    for trial in sorted(shown, key=lambda trial: trial.death is None):
+        for name in (trial.log, *trial.rank_logs):
+            found.setdefault(name, trial.death.exception if trial.death else None)
+    return found
 
 
-def _speed(report: RunReport) -> Mapping[str, Any] | None:
-    found = report.measured
-    if found is None or not found.baseline:
+def _log_view(log: LogPieces, root: str | None) -> _LogView:
+    """Return the log with its first error and the line of the root exception marked."""
+    pieces: list[tuple[str, str]] = []
+    patterns = {"error": ALARM}
+    if root:
+        patterns["root"] = re.compile(r"(?<![\w'])" + re.escape(root) + r"(?=:|\s*$)")
+    for piece in log.pieces:
+        if piece.before:
+            pieces.append(("gap", f"[… {piece.before:,} bytes left out: {log.name} has them …]"))
+        plain: list[str] = []
+        for line in printable(piece.text).removesuffix("\n").split("\n"):
+            # One line is often both, and then it is the root.
+            kinds = [kind for kind, pattern in patterns.items() if pattern.search(line)]
+            if not kinds:
+                plain.append(line)
+                continue
+            if plain:
+                pieces.append(("", "\n".join(plain)))
+            pieces.append((kinds[-1], line))
+            plain = []
+            for kind in kinds:
+                del patterns[kind]
+        if plain:
+            pieces.append(("", "\n".join(plain)))
+    return _LogView(name=log.name, size=log.size, pieces=tuple(pieces))
+
+
+# ── the version map beside the run ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def read_version_map(loaded: object, scenario: str) -> VersionMapJson | None:
+    """Return the content of a `versions.json`, or None if it is no map of this scenario."""
+    try:
+        found = msgspec.convert(loaded, VersionMapJson)
+    except msgspec.ValidationError:
         return None
-    rows = shown_rows(found, rehearsal=report.rehearsal)
-    mark = " (REHEARSAL)" if report.rehearsal else ""
-    loads = list(dict.fromkeys(row.figures.point for row in rows))
-    speeds = []
-    for load in loads:
-        here = [row for row in rows if row.figures.point == load]
-        bars = [
-            (row.arm + mark, (one := row.figures.output_tok_s).low, one.median, one.high, spread_words(one))
-            for row in here
-        ]
-        held = [
-            (row.arm + mark, row.ratio.low, row.ratio.ratio, row.ratio.high, ratio_words(row))
-            for row in here
-            if row.ratio
-        ]
-        speeds.append((str(load), interval_chart(bars), interval_chart(held, 1.0) if held else None))
-    if rows:
-        why = ""
-    elif found.withheld:
-        why = "What was measured is in journal.jsonl."
-    else:
-        why = "No arm was measured: an engine that died, or never lived, has no throughput."
+    return found if found.scenario == scenario else None
+
+
+def _version_table(where: str, versions: VersionMapJson) -> dict[str, Any]:
+    arms = [(row, arm) for row in versions.rows for arm in row.arms]
+    did = " or ".join(dict.fromkeys(arm.expected.did for _, arm in arms)) or "died"
+    rows = [
+        (
+            row.version,
+            arm.declared.value,
+            arm.name,
+            arm.fate.value,
+            f"{arm.k} of {arm.n}" if arm.n else "-",
+            row.run or "-",
+        )
+        for row, arm in arms
+    ]
+    rows += [(version, "-", "-", "not tried", "-", "-") for version in versions.pending]
     return {
-        "withheld": found.withheld,
-        "why": why,
-        "mark": mark,
-        "charts": speeds,
-        "baseline": found.baseline,
-        "grid": speed_grid(found, rehearsal=report.rehearsal) if rows else None,
-        "notes": speed_notes(found, rehearsal=report.rehearsal, quote=str) if rows else [],
-        "stopped": found.stopped,
+        "mark": simulated(versions.evidence or ""),
+        "reading": versions.reading,
+        "started_at": versions.started_at,
+        "where": where,
+        "table": Table(("release", "declared", "arm", "it", did, "run"), tuple(rows)),
     }
-
-
-# ── the logs ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _logs(report: RunReport, logs: Sequence[LogPieces | UnreadLog]) -> dict[str, Any]:
-    roots = log_names(report)
-    views: list[LogView] = [view(log, roots.get(log.name)) for log in logs if isinstance(log, LogPieces)]
-    return {"logs": views, "unread": [log for log in logs if isinstance(log, UnreadLog)]}

@@ -1,30 +1,44 @@
-"""What every rendering of a run is made from: a `RunReport`, and its JSON form, which is the contract (`report.schema.json`)."""
+"""The report of a run, from which every format is rendered."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from msgspec import UNSET, UnsetType
 
 from vllm_repro.evidence import facts_of
+from vllm_repro.host.machine import Gpu
 from vllm_repro.journal.redact import Redactor
-from vllm_repro.report.measured import Measured
+from vllm_repro.report.measurements import Measurements
 from vllm_repro.report.timeline import Timeline
 from vllm_repro.scenario.patch import Patch
 from vllm_repro.trigger.trigger import Finding
 from vllm_repro.verdict.outcome import Death, Outcome, Outlasted
 from vllm_repro.verdict.verdict import ArmResult, Expected, Standing, VerdictReport
 
-__all__ = ["ArmReport", "RunReport", "TrialReport", "banner", "counting", "issue_url"]
+__all__ = [
+    "ArmReport",
+    "Environment",
+    "PatchedFile",
+    "Replacement",
+    "RunReport",
+    "ServerReport",
+    "TrialReport",
+    "banner",
+    "counted_trials",
+    "issue_url",
+]
 
-_SIGNS = {expected.sign for expected in Expected}
-"""What a bug may do."""
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrialReport:
-    """One trial. Times in seconds; `log` is relative to the run's folder."""
+    """One trial. Times in seconds; logs are relative to the run's folder.
+
+    during: what the engine was doing when it died after its workload. answers: HTTP results in the order of arrival, runs of equal ones
+    folded. output: result of the output check in a word or two. rank_logs: logs of further nodes, by rank from 1. refused: 4xx statuses.
+    """
 
     number: int
     outcome: Outcome
@@ -40,71 +54,73 @@ class TrialReport:
     version: str | None
     boot: str = ""
     during: str = ""
-    """What an engine that died was asked for after its workload; empty for a death in it."""
     answers: tuple[str, ...] = ()
-    """HTTP results of the workload in the order of arrival, equal ones in a row as one."""
     output: str = ""
-    """What the output check made of the answers, in a word or two; empty where none was made."""
     rank_logs: tuple[str, ...] = ()
-    """Of further nodes, by rank from 1."""
     outlasted: tuple[Outlasted, ...] = ()
     refused: tuple[int, ...] = ()
-    """Statuses of the requests that the server would not take."""
 
     @property
-    def failed(self) -> int | None:
-        """How soon a reader is to see it, 0 first: a death that is explained, any other, then what else a bug may do, such as a hang.
-        A boot that was cut comes after all of them, since it decides nothing. None where the engine did nothing of the kind."""
-        if self.death is None and self.outcome not in _SIGNS:
+    def severity(self) -> int | None:
+        """Return the rank in which failures are shown, 0 first: explained deaths, other deaths, other failures; None if it did not fail.
+
+        Cancelled trials come last, because they decide nothing.
+        """
+        if self.death is None and self.outcome not in {expected.sign for expected in Expected}:
             return None
         rank = 2 if self.death is None else 0 if self.death.exception else 1
         return rank + 3 * (self.outcome is Outcome.CANCELLED)
 
-    def as_json(self, measured: Measured | None, arm: str) -> dict[str, Any]:
-        death = self.death
-        soak = measured and measured.soak_of(arm, self.number)
-        return {
-            "trial": self.number,
-            "outcome": self.outcome.value,
-            "phase": self.phase,
-            "trigger": {"crossed": self.trigger.crossed, "evidence": list(self.trigger.evidence)},
-            "death": None
-            if death is None
-            else {
-                "detected_by": death.detected_by,
-                "latency_s": death.latency_s,
-                "exception": death.exception,
-                "message": death.message,
-                "frames": list(death.frames),
-                "signature": death.signature.value if death.signature else None,
-                "channels": list(death.channels),
-                "ranks": list(death.ranks),
-            },
-            "boot_s": self.boot_s,
-            "duration_s": self.duration_s,
-            "requests": dict(self.requests),
-            "answers": list(self.answers),
-            "output": self.output or None,
-            "throughput": measured and measured.trial_json(arm, self.number),
-            "soak": soak and {**asdict(soak), "tenths": list(soak.tenths)},
-            "log": self.log,
-            "rank_logs": list(self.rank_logs),
-            "outlasted": [asdict(one) for one in self.outlasted],
-            "why": self.why,
-            "during": self.during,
-            "captured": dict(self.captured),
-            "boot": self.boot,
-        }
+
+@dataclass(frozen=True, kw_only=True)
+class Replacement:
+    """A name of vLLM that the lab replaced. effect: on the bug."""
+
+    name: str
+    file: str
+    sha256: str
+    why: str
+    effect: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PatchedFile:
+    """A patched file of vLLM as the server's process found it.
+
+    untried: changed functions for which the lab runs something else. inside: its path in the container. imported: whether a process of
+    the server imported it; unset if nobody looked.
+    """
+
+    file: str
+    sha256: str
+    untried: tuple[str, ...] = ()
+    inside: str = ""
+    imported: bool | UnsetType = UNSET
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerReport:
+    """The server of an arm. weights, vllm_version: None if unknown. env: what was set on top of the environment."""
+
+    kind: str | None = None
+    image: str | None = None
+    digest: str | None = None
+    weights: str | None = None
+    vllm_version: str | None = None
+    argv: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    replaced: tuple[Replacement, ...] = ()
+    patched: tuple[PatchedFile, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class ArmReport:
-    """One arm. `server`: what was run, under the contract's names."""
+    """One arm. differences: from the reported command, each with its reason. requests: what its first trial sent."""
 
     result: ArmResult
     command: str
     differences: tuple[str, ...]
-    server: Mapping[str, Any]
+    server: ServerReport
     trials: tuple[TrialReport, ...]
     why: str = ""
     edits: tuple[str, ...] = ()
@@ -120,72 +136,67 @@ class ArmReport:
         return self.result.expected
 
     @property
-    def idle(self) -> bool:
-        """Whether none of the code that was changed for it can have run."""
-        changed = self.server.get("patched") or ()
-        return bool(changed) and not any(one.get("imported", True) for one in changed)
-
-    def as_json(self, measured: Measured | None) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "expected": self.expected.value,
-            "command": self.command,
-            "differences": list(self.differences),
-            "requests": list(self.requests),
-            "server": dict(self.server),
-            "result": self.result.result.value,
-            "k": self.result.crashed,
-            "n": self.result.conclusive,
-            "bound": self.result.bound,
-            "trials": [trial.as_json(measured, self.name) for trial in self.trials],
-        }
+    def patch_untried(self) -> bool:
+        """Return True if no process of the server imported any of the patched files."""
+        return bool(self.server.patched) and all(file.imported is False for file in self.server.patched)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """The machine that a run was made on. memory_gb in units of 2**30 bytes; docker: version of the engine."""
+
+    os: str
+    python: str
+    cpus: int
+    memory_gb: float
+    docker: str | None
+    gpus: tuple[Gpu, ...]
+    driver: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunReport:
-    """A whole run. `interrupted`: the signal that ended it; `cut`: its journal is not whole, be it that it ends before the run did
-    (`killed`) or that lines of it cannot be read."""
+    """A run.
+
+    interrupted: the signal that ended it. cut: the journal ends early (`killed`) or has unreadable lines. imitated: False if the
+    rehearsal engine does not have the bug. comparisons: sentences on arms that lived beside one that died. filed: `issue` is about this
+    bug, else it is the nearest one. fixed_in: releases that are declared good. timelines: also of trials that a cut journal does not end.
+    redactor: for files of the run's folder that are added to a rendering.
+    """
 
     folder: Path
     scenario: str
     issue: str
     title: str
     status: str
+    fixed_in: str
     trigger: str
     verdict: VerdictReport
     evidence: str
     harness_version: str
     started_at: str
     duration_s: float
-    environment: Mapping[str, Any]
+    environment: Environment
     arms: tuple[ArmReport, ...]
     infra: tuple[str, ...]
     reproduce: str
     version: str | None
     interrupted: str | None
     cut: bool
+    host: str
+    standing: Standing
+    killed: bool
     imitated: bool = True
-    """False for a rehearsal of a bug that the rehearsal engine does not have: that it lives says nothing."""
-    measured: Measured | None = None
+    measured: Measurements | None = None
     comparisons: tuple[str, ...] = ()
-    """What arms that should live show beside one that died."""
     filed: bool = True
-    """Whether `issue` is about this bug; else it is only what the bug is nearest to."""
     related: tuple[str, ...] = ()
-    """Issues that the scenario names beside its own."""
     timelines: Mapping[tuple[str, int], Timeline] = field(default_factory=dict)
-    """By arm and trial; also of a trial that a cut run did not end."""
-    host: str = ""
-    """Which machine it was made on (`vllm_repro.host.host_id`)."""
-    standing: Standing = Standing.UNKNOWN
-    """What the scenario declares for the release."""
-    killed: bool = False
     redactor: Redactor = field(default_factory=Redactor)
-    """What the journal was read through; whatever of the run's folder is added to a rendering has to go through it too."""
 
     @property
     def shortfall(self) -> str:
-        """Why this is not all of the run, as a sentence without its stop; empty where it is."""
+        """Return why the report does not cover the whole run, as a sentence without its stop; empty if it does."""
         if self.interrupted:
             return f"Interrupted by {self.interrupted}"
         if self.killed:
@@ -197,59 +208,30 @@ class RunReport:
         return self.evidence == "rehearsal"
 
     @property
-    def seen(self) -> bool:
-        """Whether a boot showed the bug."""
-        return any(arm.result.crashed for arm in self.arms if arm.result.expected.has_bug)
+    def bug_seen(self) -> bool:
+        """Return True if a boot showed the bug."""
+        return any(arm.result.crashed for arm in self.arms if arm.expected.has_bug)
 
     @property
     def failures(self) -> list[tuple[ArmReport, TrialReport]]:
-        """Every trial that failed, the most telling first (`TrialReport.failed`), else in the order of arms."""
-        found = [(arm, trial) for arm in self.arms for trial in arm.trials if trial.failed is not None]
-        return sorted(found, key=lambda pair: pair[1].failed or 0)
+        """Return the failed trials with their arms, by `TrialReport.severity`, then in the order of arms."""
+        found = [(arm, trial) for arm in self.arms for trial in arm.trials if trial.severity is not None]
+        return sorted(found, key=lambda pair: pair[1].severity or 0)
 
     @property
-    def deaths(self) -> list[tuple[ArmReport, TrialReport]]:
-        """Those of them whose engine died."""
-        return [(arm, trial) for arm, trial in self.failures if trial.death]
-
-    @property
-    def issue_url(self) -> str:
-        return issue_url(self.issue)
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "schema": 1,
-            "scenario": self.scenario,
-            "issue": self.issue,
-            "verdict": self.verdict.verdict.value,
-            "because": self.verdict.because,
-            "comparisons": list(self.comparisons),
-            "expected": self.verdict.expected is True,
-            "undecided": self.verdict.expected is None,
-            "evidence": self.evidence,
-            "rehearsal": self.rehearsal,
-            "harness_version": self.harness_version,
-            "started_at": self.started_at,
-            "duration_s": self.duration_s,
-            "environment": dict(self.environment),
-            "arms": [arm.as_json(self.measured) for arm in self.arms],
-            "throughput": self.measured and self.measured.as_json(),
-            "throughput_withheld": (self.measured and self.measured.withheld) or None,
-            "infra": list(self.infra),
-            "reproduce": self.reproduce,
-            "interrupted": self.interrupted,
-            "journal_cut": self.cut,
-        }
+    def replaced(self) -> tuple[Replacement, ...]:
+        """Return what the lab replaced, which is the same for all arms."""
+        return next((arm.server.replaced for arm in self.arms if arm.server.replaced), ())
 
 
-def counting(trials: Sequence[TrialReport]) -> list[TrialReport]:
-    """Those that count: a boot that was cut, and made again when the run was gone on with, is shown and decides nothing."""
+def counted_trials(trials: Sequence[TrialReport]) -> list[TrialReport]:
+    """Return the trials that decide something: a cancelled one that was run again is shown, but not counted."""
     last = trials[-1:]
     return [trial for trial in trials if trial.outcome is not Outcome.CANCELLED or trial in last]
 
 
 def issue_url(issue: str) -> str:
-    """Of `owner/repository#number`; GitHub leads on to a pull request where it is one."""
+    """Return the address of `owner/repository#number`. GitHub redirects it if it is a pull request."""
     repository, _, number = issue.partition("#")
     return f"https://github.com/{repository}/issues/{number}"
 

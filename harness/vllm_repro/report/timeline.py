@@ -1,6 +1,6 @@
-"""What happened in each trial, in seconds from its launch: its boot, its requests, the signs on each channel. Pure.
+"""What happened in each trial, in seconds from its launch: boot, requests, and signs of a crash by channel.
 
-Signs carry no trial: the boots of a run follow each other, so each belongs to the trial that was open.
+Signs name no trial in the journal. Trials of a run do not overlap, so a sign belongs to the trial that was open.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from vllm_repro.journal.journal import Entry, Recording
-from vllm_repro.report.answered import Trial, answer_word, trial_of
-from vllm_repro.trigger.trigger import chunks_of
+from vllm_repro.report.answers import TrialId, answer_word, trial_id
 
-__all__ = ["Asked", "Moment", "Span", "Timeline", "timelines"]
+__all__ = ["Moment", "Span", "Timeline", "timelines"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Span:
-    """Something that took its time. ok: whether it ended well; None where it has no end on record."""
+    """A request, or a measurement. ok: None if its end is not in the journal."""
 
     start_s: float
     end_s: float
@@ -26,9 +25,9 @@ class Span:
     ok: bool | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Moment:
-    """One thing seen. lane: the channel of a sign, or what kind of thing it is. sign: whether it tells of a death."""
+    """One observation. lane: the channel of a sign, else the kind of observation. sign: a sign of a crash."""
 
     at_s: float
     lane: str
@@ -37,153 +36,133 @@ class Moment:
     decisive: bool = False
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A prompt as the engine was given it. chunks: in tokens, as the batch size cuts a lone prompt; cached: what was not computed again."""
-
-    name: str
-    tokens: int
-    cached: int
-    chunks: tuple[int, ...]
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """Of one trial. ready_s: None where it never was. end_s: of the last thing on record. ended: whether its conclusion is on record.
-    batch: tokens that a step takes, None where its boot did not say; asked: the prompts whose length is known."""
+    """One trial. ready_s: None if the server was never ready. ended: the journal has the trial's outcome."""
 
     ready_s: float | None
     end_s: float
     spans: tuple[Span, ...]
     moments: tuple[Moment, ...]
     ended: bool
-    batch: int | None = None
-    asked: tuple[Asked, ...] = ()
 
     @property
-    def told(self) -> list[tuple[float, str, str]]:
-        """All of it in the order of time: when, what, in words."""
+    def events(self) -> list[tuple[float, str, str]]:
+        """Return all of it in the order of time, as (seconds, name, text)."""
         found = [(moment.at_s, moment.lane, moment.text) for moment in self.moments]
         for span in self.spans:
             found.append((span.start_s, span.name, "begins"))
             if span.ok is not None:
                 found.append((span.end_s, span.name, f"{span.result}, after {span.end_s - span.start_s:.3f} s"))
-        return sorted(found, key=lambda one: one[0])
+        return sorted(found, key=lambda event: event[0])
 
     @property
     def death_s(self) -> float | None:
-        """When the first decisive sign was seen."""
+        """Return the time of the first decisive sign."""
         return min((moment.at_s for moment in self.moments if moment.decisive), default=None)
 
 
-def timelines(recording: Recording, outcomes: Mapping[Trial, str] | None = None) -> dict[Trial, Timeline]:
-    """By trial, in the order of their starts; also of one that a cut run did not end.
+def timelines(recording: Recording, outcomes: Mapping[TrialId, str] | None = None) -> dict[TrialId, Timeline]:
+    """Return the timeline of each trial, in the order of their starts, with the unfinished ones.
 
-    outcomes: as the report has them, where a look at the other arms' answers says another one than the trial's end.
+    outcomes: the report's outcome of a trial, which replaces the one in the journal.
     """
     words = outcomes or {}
     return {trial: _timeline(entries, words.get(trial)) for trial, entries in _trials(recording.entries)}
 
 
-def _trials(entries: Sequence[Entry]) -> Iterator[tuple[Trial, list[Entry]]]:
+def _trials(entries: Sequence[Entry]) -> Iterator[tuple[TrialId, list[Entry]]]:
     own: list[Entry] = []
     for entry in entries:
         if entry.event == "trial-started":
             if own:
-                yield trial_of(own[0]), own
+                yield trial_id(own[0]), own
             own = [entry]
         elif own:
             own.append(entry)
             if entry.event == "trial-ended":
-                yield trial_of(own[0]), own
+                yield trial_id(own[0]), own
                 own = []
     if own:
-        yield trial_of(own[0]), own
+        yield trial_id(own[0]), own
 
 
 def _timeline(entries: list[Entry], outcome: str | None) -> Timeline:
     began = entries[0].t
-    last = entries[-1]
-    ended = last.event == "trial-ended"
-    end = (last.t if ended else max(entry.t for entry in entries)) - began
-    ready = next((entry.t - began for entry in entries if entry.event == "ready"), None)
-    moments = sorted(_moments(entries, began, outcome), key=lambda moment: moment.at_s)
-    batch = (last.get("boot") or {}).get("max_num_batched_tokens") if ended else None
+    ended = entries[-1].event == "trial-ended"
+    end_s = max((entries[-1].t if ended else max(entry.t for entry in entries)) - began, 0.001)
+    moments = list(_moments(entries, began, outcome))
+    signs = {moment.text for moment in moments if moment.sign}
+    # The exit of a process is a sign as well: show it once.
+    moments = [moment for moment in moments if moment.lane != "exit" or moment.text not in signs]
     return Timeline(
-        ready,
-        max(end, 0.001),
-        tuple(_spans(entries, began, max(end, 0.001))),
-        tuple(moments),
-        ended,
-        batch,
-        tuple(_asked(entries, batch)) if batch else (),
+        ready_s=next((entry.t - began for entry in entries if entry.event == "ready"), None),
+        end_s=end_s,
+        spans=tuple(_spans(entries, began, end_s)),
+        moments=tuple(sorted(moments, key=lambda moment: moment.at_s)),
+        ended=ended,
     )
 
 
-def _spans(entries: list[Entry], began: float, end: float) -> Iterator[Span]:
-    """Each request, and the measuring after them."""
-    open_: dict[str, list[float]] = {}
+def _spans(entries: list[Entry], began: float, end_s: float) -> Iterator[Span]:
+    unanswered: dict[str, list[float]] = {}
     for entry in entries:
-        at = entry.t - began
+        at_s = entry.t - began
         if entry.event == "request-sent":
-            open_.setdefault(entry["name"], []).append(at)
+            unanswered.setdefault(entry["name"], []).append(at_s)
         elif entry.event == "answer":
-            sent = open_.get(entry["name"])
-            # Requests of one name may overtake each other; how long each took is on record.
-            start = sent.pop(0) if sent else at
+            name, word = entry["name"], answer_word(entry)
+            sent = unanswered.get(name)
+            # Requests of one name may overtake each other: the recorded duration decides.
+            start_s = sent.pop(0) if sent else at_s
             if (took := entry.get("took_s")) is not None:
-                start = at - took
-            word = answer_word(entry)
+                start_s = at_s - took
             tokens = (entry.get("usage") or {}).get("completion_tokens")
-            said = f"{word}, {tokens} token{'' if tokens == 1 else 's'}" if tokens else word
-            yield Span(start, at, entry["name"], said, word == "200")
-    for name, starts in open_.items():
-        for start in starts:
-            yield Span(start, end, name, "no answer on record", None)
+            result = f"{word}, {tokens} token{'' if tokens == 1 else 's'}" if tokens else word
+            yield Span(start_s=start_s, end_s=at_s, name=name, result=result, ok=word == "200")
+    for name, starts in unanswered.items():
+        for start_s in starts:
+            yield Span(start_s=start_s, end_s=end_s, name=name, result="no answer on record", ok=None)
     for event, name in (("throughput-round", "throughput"), ("soak", "soak")):
         times = [entry.t - began for entry in entries if entry.event == event]
         if times:
-            yield Span(times[0], times[-1], name, f"{len(times)} on record", True)
+            yield Span(start_s=times[0], end_s=times[-1], name=name, result=f"{len(times)} on record", ok=True)
 
 
 def _moments(entries: list[Entry], began: float, outcome: str | None) -> Iterator[Moment]:
     for entry in entries:
-        at, event = entry.t - began, entry.event
-        if event == "ready":
-            version = f", vLLM {entry['version']}" if entry.get("version") else ""
-            yield Moment(at, "ready", f"/health answers 200{version}")
-        elif event == "sign":
-            yield Moment(entry.get("at", entry.t) - began, entry["channel"], entry["detail"], True, entry["decisive"])
-        elif event == "canary":
-            said = "answers" if entry["ok"] else f"fails: {entry['status']}, {entry['error']}"
-            yield Moment(at, "canary", f"a one-token completion {said}")
-        elif event == "exited":
-            asked = ", as we asked" if entry.get("asked") else ""
-            yield Moment(at, "exit", f"{entry['detail']}{asked}")
-        elif event == "rank-exited":
-            yield Moment(at, "exit", f"rank {entry['rank']}: {entry['detail']}")
-        elif event in ("hung", "channel-broken"):
-            yield Moment(at, event, entry["detail"])
-        elif event == "boot-stalled":
-            yield Moment(at, "stalled", f"nothing moved for {entry['seconds']:.0f} s; last line: {entry['last_line']}")
-        elif event == "measure-stopped":
-            yield Moment(at, "measuring", f"{entry['doing']} stopped: {entry['why']}")
-        elif event == "trial-ended":
-            yield Moment(at, "end", outcome or entry["outcome"])
+        if entry.event == "sign":
+            yield Moment(
+                at_s=entry.get("at", entry.t) - began,
+                lane=entry["channel"],
+                text=entry["detail"],
+                sign=True,
+                decisive=entry["decisive"],
+            )
+        elif (observed := _observed(entry, outcome)) is not None:
+            lane, text = observed
+            yield Moment(at_s=entry.t - began, lane=lane, text=text)
 
 
-def _asked(entries: list[Entry], batch: int) -> Iterator[Asked]:
-    """Each prompt once, however often it was sent; its length by the answer's usage, else by what was asked for."""
-    lengths: dict[str, int] = {}
-    cached: dict[str, int] = {}
-    for entry in entries:
-        if entry.event == "request-sent" and entry.get("prompt_tokens"):
-            lengths.setdefault(entry["name"], entry["prompt_tokens"])
-        elif entry.event == "answer" and entry.get("usage"):
-            lengths[entry["name"]] = entry["usage"]["prompt_tokens"]
-            cached[entry["name"]] = entry["usage"].get("cached_tokens") or 0
-        elif entry.event == "steps" and entry.get("cached_tokens"):
-            cached[entry["name"]] = entry["cached_tokens"]
-    for name, tokens in lengths.items():
-        kept = min(max(cached.get(name, 0), 0), tokens)
-        yield Asked(name, tokens, kept, chunks_of(tokens - kept, batch))
+def _observed(entry: Entry, outcome: str | None) -> tuple[str, str] | None:
+    """Return lane and text of an entry that is no sign; None for events without a place on the timeline."""
+    match entry.event:
+        case "ready":
+            return "ready", "/health answers 200" + (f", vLLM {entry['version']}" if entry.get("version") else "")
+        case "canary":
+            result = "answers" if entry["ok"] else f"fails: {entry['status']}, {entry['error']}"
+            return "canary", f"a one-token completion {result}"
+        case "exited":
+            return "exit", f"{entry['detail']}{', as we asked' if entry.get('asked') else ''}"
+        case "rank-exited":
+            return "exit", f"rank {entry['rank']}: {entry['detail']}"
+        case "hung" | "channel-broken":
+            return entry.event, entry["detail"]
+        case "boot-stalled":
+            return "stalled", f"no progress for {entry['seconds']:.0f} s; last line: {entry['last_line']}"
+        case "measure-stopped":
+            return "measuring", f"{entry['doing']} stopped: {entry['why']}"
+        case "trial-ended":
+            return "end", outcome or entry["outcome"]
+        case _:
+            return None

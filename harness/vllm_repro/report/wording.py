@@ -1,4 +1,4 @@
-"""Short phrases that terminal and Markdown share. Pure."""
+"""Short phrases that several formats share."""
 
 from __future__ import annotations
 
@@ -6,42 +6,139 @@ from collections import Counter
 from collections.abc import Sequence
 
 from vllm_repro.evidence import facts_of
-from vllm_repro.report.model import ArmReport, TrialReport, counting
+from vllm_repro.report.model import ArmReport, RunReport, TrialReport, counted_trials
 from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.verdict import Expected, Result
 
 __all__ = [
     "CUT",
     "NOT_RUN",
     "boundary",
     "columns",
-    "cut",
+    "crash_summary",
     "death_line",
     "engine_word",
     "expected_words",
-    "few",
-    "folded",
-    "latency",
-    "many",
+    "first_of_each",
+    "grouped",
+    "headline",
+    "limited",
+    "not_run_word",
     "outcome_word",
     "outlasted_line",
+    "plural",
     "rank_logs",
     "refusals",
     "refused_words",
     "seconds",
     "simulated",
-    "telling",
-    "unrun_word",
+    "truncate",
 ]
 
 CUT, NOT_RUN = "cut short", "not run"
 
 _FIRST = 3
-"""Trials of one outcome that a report tells of one by one; the others are counted."""
+"""Trials of one outcome that a report describes; the others are counted."""
 
 
-def folded(trials: Sequence[TrialReport]) -> list[tuple[TrialReport, str]]:
-    """One row a trial, or, from four trials on, one row an outcome with its count; and whether a boot that was cut was made again."""
-    counted = {trial.number for trial in counting(trials)}
+# ── sentences about a run ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def headline(report: RunReport) -> str:
+    """Return one sentence for a reader who knows neither bug nor tool: what happened, what avoids it, where it is fixed.
+
+    `vLLM 0.23.0 died in 1 of 1 boots of `reported`; `eager` (--enforce-eager) did not; declared fixed in >=0.24.0.`
+    """
+    version = f"vLLM {report.version or 'of unknown version'}"
+    failing = next((arm for arm in report.arms if arm.expected.has_bug and arm.result.crashed), None)
+    if failing is not None:
+        text = f"{version} {failing.expected.did} in {failing.result.crashed} of {failing.result.conclusive} boots of {failing.name}"
+        avoiding = [arm for arm in report.arms if arm.expected is Expected.LIVES and arm.result.result is Result.QUIET]
+        if avoiding:
+            names = [f"{arm.name} ({', '.join(arm.edits)})" if arm.edits else arm.name for arm in avoiding[:3]]
+            text += f"; {' and '.join(names)} did not"
+    else:
+        ran = next((arm for arm in report.arms if arm.trials), None)
+        lived = ran is not None and ran.result.alive and ran.result.result is Result.QUIET
+        if ran is None or not lived:
+            return ""
+        text = f"{version} crossed the boundary and lived in {ran.result.conclusive} of {ran.result.conclusive} boots of {ran.name}"
+    if report.fixed_in:
+        text += f"; declared fixed in {report.fixed_in}"
+    return text
+
+
+def crash_summary(trial: TrialReport) -> str:
+    """Return how the death was detected, and which servers of other nodes outlasted it; empty if there is neither."""
+    return " ".join(filter(None, (death_line(trial), outlasted_line(trial))))
+
+
+def death_line(trial: TrialReport) -> str:
+    """Return `Detected by log 9 ms after the crash, then by health, process. Phase: request.`"""
+    death = trial.death
+    if death is None:
+        return ""
+    others = [channel for channel in death.channels if channel != death.detected_by]
+    then = f", then by {', '.join(others)}" if others else ""
+    during = f", after the workload, in {trial.during}" if trial.during else ""
+    where = f" {_ranks(trial)}." if death.ranks else ""
+    return f"Detected by {death.detected_by} {_latency(death.latency_s)}{then}. Phase: {trial.phase or 'unknown'}{during}.{where}"
+
+
+def outlasted_line(trial: TrialReport) -> str:
+    """Return a sentence for each server of a further node that kept running after the first node's was gone."""
+    lines = []
+    for one in trial.outlasted:
+        silent = " and logged nothing" if one.silent else ""
+        lines.append(
+            f"The server of rank {one.rank} kept running for {one.watched_s:g} s after that of rank 0 was gone{silent}; "
+            f"stopping it took {seconds(one.ended_s)}."
+        )
+    return " ".join(lines)
+
+
+def _ranks(trial: TrialReport) -> str:
+    ranks = trial.death.ranks if trial.death else ()
+    return (
+        f"Began on rank{'s' if len(ranks) > 1 else ''} {' and '.join(map(str, ranks))}: {', '.join(rank_logs(trial))}"
+    )
+
+
+def rank_logs(trial: TrialReport) -> list[str]:
+    """Return the logs of the ranks on which a death began; empty for a server on one node."""
+    ranks = trial.death.ranks if trial.death else ()
+    return [trial.log.removesuffix(".log") + f".rank{rank}.log" if rank else trial.log for rank in ranks]
+
+
+def _latency(value_s: float | None) -> str:
+    if value_s is None:
+        return "at an unknown time"
+    return f"{value_s * 1000:.0f} ms after the crash" if value_s < 1 else f"{value_s:.1f} s after the crash"
+
+
+def refused_words(statuses: Sequence[int], sent: int) -> str:
+    """Return `1 of 2 requests was refused (400)`."""
+    words = ", ".join(f"{one} x {times}" if times > 1 else f"{one}" for one, times in Counter(statuses).items())
+    return f"{len(statuses)} of {plural(sent, 'request')} {'was' if len(statuses) == 1 else 'were'} refused ({words})"
+
+
+def refusals(arms: Sequence[ArmReport]) -> list[str]:
+    """Return `eager: 1 of 2 requests was refused (400)` for each arm whose server refused requests."""
+    found = []
+    for arm in arms:
+        trials = [trial for trial in arm.trials if trial.refused]
+        if trials:
+            statuses = [status for trial in trials for status in trial.refused]
+            found.append(f"{arm.name}: {refused_words(statuses, sum(trial.requests['sent'] for trial in trials))}")
+    return found
+
+
+# ── which trials are shown ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def grouped(trials: Sequence[TrialReport]) -> list[tuple[TrialReport, str]]:
+    """Return a row for each trial, or for each outcome if there are four trials or more, with a suffix such as ` x 5`."""
+    counted = {trial.number for trial in counted_trials(trials)}
     rows = [(trial, "") for trial in trials]
     if len(trials) >= 4:
         first = {trial.outcome: trial for trial in reversed(trials)}
@@ -49,8 +146,8 @@ def folded(trials: Sequence[TrialReport]) -> list[tuple[TrialReport, str]]:
     return [(trial, times if trial.number in counted else f"{times}, made again") for trial, times in rows]
 
 
-def telling(trials: Sequence[TrialReport]) -> tuple[list[TrialReport], list[str]]:
-    """Of one arm: the first trials of each outcome, and of the others a sentence an outcome."""
+def first_of_each(trials: Sequence[TrialReport]) -> tuple[list[TrialReport], list[str]]:
+    """Return the first trials of each outcome of one arm, and a sentence about the others of each outcome."""
     shown: list[TrialReport] = []
     seen: Counter[Outcome] = Counter()
     crossed: Counter[Outcome] = Counter()
@@ -60,68 +157,20 @@ def telling(trials: Sequence[TrialReport]) -> tuple[list[TrialReport], list[str]
             shown.append(trial)
         else:
             crossed[trial.outcome] += trial.trigger.crossed
-    rest = [(outcome, times - _FIRST) for outcome, times in seen.items() if times > _FIRST]
-    return shown, [f"{n:,} more: {outcome}, the boundary crossed in {crossed[outcome]:,}" for outcome, n in rest]
+    more = [(outcome, times - _FIRST) for outcome, times in seen.items() if times > _FIRST]
+    return shown, [f"{n:,} more: {outcome}, the boundary crossed in {crossed[outcome]:,}" for outcome, n in more]
 
 
-def unrun_word(arm: ArmReport) -> str:
-    """What stands for an arm of which no boot has an end on record; empty for others. One that was begun has a command, and was cut."""
+# ── words ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def not_run_word(arm: ArmReport) -> str:
+    """Return the word for an arm without a finished trial; empty for others. One that has a command was begun."""
     return "" if arm.trials else CUT if arm.command else NOT_RUN
 
 
-def few(texts: Sequence[str], most: int) -> list[str]:
-    """The first `most` of them, and how many more there are."""
-    left = len(texts) - most
-    return [*texts[:most], f"and {left:,} more"] if left > 0 else list(texts)
-
-
-def many(count: int, noun: str) -> str:
-    """`1 run`, `2 runs`"""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def cut(text: str, limit: int) -> str:
-    """At most so many letters of it; where there are more, the last one says so."""
-    return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-def columns(rows: Sequence[tuple[str, ...]], limits: Sequence[int]) -> list[str]:
-    """The rows as lines of aligned columns, each at most `limits` letters wide."""
-    short = [tuple(cut(text, limit) for text, limit in zip(row, limits, strict=True)) for row in rows]
-    widths = [max(len(row[column]) for row in short) for column in range(len(limits))]
-    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in short]
-
-
-def seconds(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
-
-
-def latency(value: float | None) -> str:
-    if value is None:
-        return "at an unknown moment"
-    return f"after {value * 1000:.0f} ms" if value < 1 else f"after {value:.1f} s"
-
-
-def refused_words(statuses: Sequence[int], sent: int) -> str:
-    """`1 of 2 requests was refused (400)`"""
-    said = ", ".join(f"{one} x {times}" if times > 1 else f"{one}" for one, times in Counter(statuses).items())
-    return f"{len(statuses)} of {many(sent, 'request')} {'was' if len(statuses) == 1 else 'were'} refused ({said})"
-
-
-def refusals(arms: Sequence[ArmReport]) -> list[str]:
-    """`eager: 1 of 2 requests was refused (400)`, for each arm in whose boots the server would not take all that was asked of it."""
-    found = [(arm.name, [trial for trial in arm.trials if trial.refused]) for arm in arms]
-    return [
-        f"{name}: {refused_words([one for trial in those for one in trial.refused], sum(trial.requests['sent'] for trial in those))}"
-        for name, those in found
-        if those
-    ]
-
-
 def outcome_word(trial: TrialReport) -> str:
-    """`crash, match`"""
+    """Return `crash, match`."""
     return trial.outcome + (f", {trial.death.signature}" if trial.death and trial.death.signature else "")
 
 
@@ -130,13 +179,13 @@ def expected_words(expected: bool | None) -> str:
 
 
 def simulated(evidence: str) -> str:
-    """The word that stands beside whatever no GPU's vLLM did, empty for those; with a space before it."""
+    """Return the mark beside everything that did not happen on vLLM itself: ` (LAB)`."""
     facts = facts_of(evidence)
     return f" ({facts.mark})" if facts.simulated else ""
 
 
 def boundary(trial: TrialReport) -> str:
-    """What the trigger found, as short as a table allows."""
+    """Return the result of the trigger, short enough for a table."""
     if not trial.outcome.facts.tested and not trial.trigger.crossed:
         return "-"
     word = "crossed" if trial.trigger.crossed else "not crossed"
@@ -144,40 +193,39 @@ def boundary(trial: TrialReport) -> str:
 
 
 def engine_word(trial: TrialReport) -> str:
+    """Return the state of the engine: `died (detected 20 ms after the crash)`, `alive`."""
     if trial.death is not None:
-        return f"died, seen {latency(trial.death.latency_s)}"
+        return f"died (detected {_latency(trial.death.latency_s)})"
     return trial.outcome.facts.engine
 
 
-def death_line(trial: TrialReport) -> str:
-    """`Seen first by the answer after 9 ms, then by log, health, process.`"""
-    death = trial.death
-    if death is None:
-        return ""
-    rest = [channel for channel in death.channels if channel != death.detected_by]
-    then = f", then by {', '.join(rest)}" if rest else ""
-    during = f", after the workload, in {trial.during}" if trial.during else ""
-    where = f" {_ranks(trial)}." if death.ranks else ""
-    return f"Seen first by {death.detected_by} {latency(death.latency_s)}{then}. Phase: {trial.phase or 'unknown'}{during}.{where}"
+def seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
 
 
-def outlasted_line(trial: TrialReport) -> str:
-    """`Rank 1's server stayed: it was still there 10 s after the first one was gone, without a word. It was ended, which took 9 s.`"""
-    told = []
-    for one in trial.outlasted:
-        silent = ", without a word" if one.silent else ""
-        stayed = f"it was still there {one.watched_s:g} s after the first one was gone{silent}"
-        told.append(f"Rank {one.rank}'s server stayed: {stayed}. It was ended, which took {seconds(one.ended_s)}.")
-    return " ".join(told)
+def plural(count: int, noun: str) -> str:
+    """Return `1 run`, `2 runs`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _ranks(trial: TrialReport) -> str:
-    """`It began with rank 1: logs/reported-1.rank1.log`, or with several at once."""
-    ranks = trial.death.ranks if trial.death else ()
-    return f"It began with rank{'s' if len(ranks) > 1 else ''} {' and '.join(map(str, ranks))}: {', '.join(rank_logs(trial))}"
+# ── lists and columns ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def rank_logs(trial: TrialReport) -> list[str]:
-    """The logs of the nodes that a death over several nodes began with; empty for one node."""
-    ranks = trial.death.ranks if trial.death else ()
-    return [trial.log.removesuffix(".log") + f".rank{rank}.log" if rank else trial.log for rank in ranks]
+def limited(texts: Sequence[str], most: int) -> list[str]:
+    """Return the first `most` texts, and `and 7 more` if there are more."""
+    more = len(texts) - most
+    return [*texts[:most], f"and {more:,} more"] if more > 0 else list(texts)
+
+
+def truncate(text: str, limit: int) -> str:
+    """Return at most `limit` letters of a text, with an ellipsis in place of the last one if some are missing."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def columns(rows: Sequence[tuple[str, ...]], limits: Sequence[int]) -> list[str]:
+    """Return the rows as lines of aligned columns, each at most `limits` letters wide."""
+    short = [tuple(truncate(text, limit) for text, limit in zip(row, limits, strict=True)) for row in rows]
+    widths = [max(len(row[column]) for row in short) for column in range(len(limits))]
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in short]

@@ -16,7 +16,7 @@ from vllm_repro.history.rows import row_id
 from vllm_repro.history.store import Store
 from vllm_repro.history.summary import summarize
 from vllm_repro.host.machine import gpu_lock, gpus, nvidia_smi
-from vllm_repro.report.files import FORMATS, write_whole
+from vllm_repro.report.files import FORMATS, write_file
 from vllm_repro.report.junit import junit
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.folders import link_to, stamped_folder
@@ -68,8 +68,8 @@ def run_night(
         trouble=tuple(wrong),
         interrupted=interrupted,
     )
-    write_whole(folder / "summary.md", markdown(night), hint="free some space")
-    write_whole(folder / "junit.xml", suites(night, map(junit, reports)), hint="free some space")
+    write_file(folder / "summary.md", markdown(night), hint="free some space")
+    write_file(folder / "junit.xml", suites(night, map(junit, reports)), hint="free some space")
     _write_page(folder / "nights.html", out, {row_id(report): f"{report.scenario}/report.html" for report in reports})
     return night, folder
 
@@ -203,4 +203,4 @@ def _write_page(file: Path, out: Path, near: Mapping[str, str]) -> None:
         print(f"no page: {error.told}", file=sys.stderr)
         return
     if rows:  # none if nothing ever ran
-        write_whole(file, page(summarize(rows, None), link_to(out, file), near=near), hint="free some space")
+        write_file(file, page(summarize(rows, None), link_to(out, file), near=near), hint="free some space")

@@ -12,10 +12,11 @@ from pathlib import Path
 from vllm_repro import __version__
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.journal.redact import Redactor, known_secrets
-from vllm_repro.report.files import write_whole
+from vllm_repro.report.files import write_file
+from vllm_repro.report.json_report import version_map_dict
 from vllm_repro.report.model import RunReport
-from vllm_repro.report.version_map import Row, VersionMap, row_of, row_without_run
-from vllm_repro.report.versions import markdown
+from vllm_repro.report.version_map import ReleaseRow, VersionMap, row_of, row_without_run
+from vllm_repro.report.version_map_text import markdown
 from vllm_repro.running.folders import private_folders, private_hosts, stamped_folder
 from vllm_repro.running.job import Job, first_line, repeat_command, run_one
 from vllm_repro.running.resume import UnfinishedMap
@@ -60,23 +61,23 @@ class _Sweep:
         self._announced = False
         scenario, kind = job.scenario, job.choice.kind
         self._map = VersionMap(
-            scenario.id,
-            scenario.issue,
-            scenario.title,
-            scenario.status,
-            kind.value,
-            kind.facts.evidence,
-            tuple(arm.name for arm in job.arms),
-            job.trials,
-            tuple(versions),
-            (),
-            __version__,
-            time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._started)),
-            0.0,
-            self._redactor.command(repeat_command("versions", job, kind, ("--versions", ",".join(versions)))),
+            scenario=scenario.id,
+            issue=scenario.issue,
+            title=scenario.title,
+            status=scenario.status,
+            server=kind.value,
+            evidence=kind.facts.evidence,
+            arms=tuple(arm.name for arm in job.arms),
+            trials=job.trials,
+            versions=tuple(versions),
+            rows=(),
+            harness_version=__version__,
+            started_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._started)),
+            duration_s=0.0,
+            reproduce=self._redactor.command(repeat_command("versions", job, kind, ("--versions", ",".join(versions)))),
         )
         if unfinished is not None:
-            unfinished.refuse_changed(self._map.as_json())
+            unfinished.refuse_changed(version_map_dict(self._map))
             self._started -= unfinished.head["duration_s"]
             self._map = replace(
                 self._map, evidence=unfinished.head["evidence"], started_at=unfinished.head["started_at"]
@@ -97,7 +98,7 @@ class _Sweep:
         assert self._folder is not None, "there is at least one release, and each is saved"
         return self._map, self._folder
 
-    def _row(self, version: str) -> tuple[Row, str | None]:
+    def _row(self, version: str) -> tuple[ReleaseRow, str | None]:
         """Return the row of one release, and the signal that interrupted its run."""
         scenario = self._job.scenario
         report = self._unfinished.report(version) if self._unfinished else None
@@ -114,7 +115,7 @@ class _Sweep:
             return row_without_run(version, scenario, self._job.arms, result, why), None
         return self._row_of(report, version), report.interrupted
 
-    def _row_of(self, report: RunReport, version: str) -> Row:
+    def _row_of(self, report: RunReport, version: str) -> ReleaseRow:
         assert self._map.evidence is not None, "a run has a site, and `_chosen` was called with it"
         return row_of(report, version, self._job.scenario.status.standing(version), self._map.evidence)
 
@@ -130,6 +131,6 @@ class _Sweep:
         if self._folder is None:  # not before: a refused command must leave no folder
             self._folder = stamped_folder(self._job.out, Path(self._map.scenario) / "versions")
         hint = "free some space, or name another --out"
-        text = json.dumps(self._map.as_json(), indent=2, ensure_ascii=False) + "\n"
-        write_whole(self._folder / "versions.json", text, hint=hint)
-        write_whole(self._folder / "versions.md", markdown(self._map), hint=hint)
+        text = json.dumps(version_map_dict(self._map), indent=2, ensure_ascii=False) + "\n"
+        write_file(self._folder / "versions.json", text, hint=hint)
+        write_file(self._folder / "versions.md", markdown(self._map), hint=hint)

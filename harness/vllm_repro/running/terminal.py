@@ -12,21 +12,21 @@ import threading
 import time
 from typing import TYPE_CHECKING, TextIO
 
-from vllm_repro.report.budget import held
 from vllm_repro.report.model import RunReport
-from vllm_repro.report.patched import untried_in
-from vllm_repro.report.speed import speed_lines
+from vllm_repro.report.source_changes import untried_note
+from vllm_repro.report.tables import throughput_lines
+from vllm_repro.report.text import shorten
 from vllm_repro.report.wording import (
     boundary,
     columns,
     death_line,
     engine_word,
-    folded,
+    grouped,
+    not_run_word,
     outcome_word,
     outlasted_line,
     refusals,
     seconds,
-    unrun_word,
 )
 from vllm_repro.running.assess import Conclusion
 from vllm_repro.scenario.scenario import Arm
@@ -136,29 +136,28 @@ def _heading(report: RunReport) -> str:
 def _rows(report: RunReport) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for arm in report.arms:
-        for trial, times in folded(arm.trials):
+        for trial, times in grouped(arm.trials):
             outcome = outcome_word(trial) + times
             rows.append((arm.name, seconds(trial.boot_s), boundary(trial), engine_word(trial), outcome))
         if not arm.trials:
-            rows.append((arm.name, "", "", "", unrun_word(arm)))
+            rows.append((arm.name, "", "", "", not_run_word(arm)))
     return rows
 
 
 def _conclusion(report: RunReport) -> list[str]:
     lines: list[str] = []
     for arm in report.arms:
-        found = {changed["file"]: "".join(untried_in(changed)) for changed in arm.server.get("patched") or ()}
-        lines += [f"changed in {arm.name}: {file}{untried}" for file, untried in found.items()]
+        lines += [f"changed in {arm.name}: {file.file}{untried_note(file)}" for file in arm.server.patched]
     lines += refusals(report.arms)
     notable = [trial for _, trial in report.failures] or [
         trial for arm in report.arms for trial in arm.trials if trial.outcome not in ("clean", "untriggered")
     ]
     if notable:
-        lines += ["", held(notable[0].why, _LONGEST_CAUSE)]
+        lines += ["", shorten(notable[0].why, _LONGEST_CAUSE)]
         lines += [f"  {line}" for line in (death_line(notable[0]), outlasted_line(notable[0])) if line]
     expected = {True: "as expected", False: "a SURPRISE", None: "undecided"}[report.verdict.expected]
     folder = shlex.quote(str(report.folder))
-    lines += speed_lines(report.measured, rehearsal=report.rehearsal)
+    lines += throughput_lines(report.measured, rehearsal=report.rehearsal)
     lines += [
         "",
         f"verdict: {report.verdict.verdict}{' (REHEARSAL)' if report.rehearsal else ''}, {expected}",

@@ -70,7 +70,7 @@ _OUTCOMES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Death:
     """The death of an engine.
 
@@ -89,7 +89,7 @@ class Death:
     ranks: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Outlasted:
     """A further node's server that kept running after the first node's had gone. Times in seconds.
 

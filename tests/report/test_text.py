@@ -5,14 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.github_markdown import render
-from vllm_repro.report.escape import cell, code, fence, html, plain, printable
+from vllm_repro.report.text import cell, code, fence, fit, html, plain, printable, shorten, size
 
 NASTY = st.text(st.sampled_from("ab1 `~*_[]()<>!#@|\\&;:/.-+=$\n\r\t\x00\x1b\u202e\ud800" + "@u#1"), max_size=60)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 
 
 @settings(max_examples=400)
 @given(NASTY)
-def test_a_fence_holds_its_text_letter_by_letter(text: str) -> None:
+def test_a_fence_keeps_its_text(text: str) -> None:
     page = render(f"before\n\n{fence(text, 'text')}\n\nafter")
     assert page.code == [printable(text).rstrip() + "\n"] or "`" * 17 in text or not printable(text).strip()
     assert len(page.code) == 1
@@ -21,10 +22,9 @@ def test_a_fence_holds_its_text_letter_by_letter(text: str) -> None:
 
 @settings(max_examples=400)
 @given(NASTY)
-def test_plain_text_is_read_as_it_stands(text: str) -> None:
+def test_plain_text_stays_text(text: str) -> None:
     page = render(plain(text))
-    said = "".join(page.text).replace("\u200b", "").strip()
-    assert said == " ".join(printable(text).split())
+    assert "".join(page.text).replace("\u200b", "").strip() == " ".join(printable(text).split())
     assert page.calls() == []
     assert set(page.tags) <= {"p"}
 
@@ -41,18 +41,12 @@ def test_a_cell_is_one_cell(text: str) -> None:
 
 @settings(max_examples=200)
 @given(NASTY)
-def test_code_within_a_line(text: str) -> None:
-    page = render(f"x {code(text)} y")
-    assert set(page.tags) == {"p", "code"}
-    assert page.calls() == []
-
-
-@settings(max_examples=200)
-@given(NASTY)
-def test_a_summary(text: str) -> None:
-    page = render(f"<details><summary>{html(text)}</summary>\n\nx\n\n</details>")
-    assert page.tags == ["details", "summary", "p"]
-    assert page.calls() == []
+def test_inline_code_and_summaries_stay_text(text: str) -> None:
+    inline = render(f"x {code(text)} y")
+    folded = render(f"<details><summary>{html(text)}</summary>\n\nx\n\n</details>")
+    assert set(inline.tags) == {"p", "code"}
+    assert folded.tags == ["details", "summary", "p"]
+    assert inline.calls() == folded.calls() == []
 
 
 @pytest.mark.parametrize(
@@ -65,5 +59,25 @@ def test_a_summary(text: str) -> None:
         ("1@.a", "1@&#x200B;.a"),
     ],
 )
-def test_it_stays_readable(text: str, expected: str) -> None:
+def test_escaped_text_stays_readable(text: str, expected: str) -> None:
     assert cell(text) == expected
+
+
+@given(TEXT, st.integers(0, 400))
+def test_a_text_is_shortened_to_bytes(text: str, limit: int) -> None:
+    short = shorten(text * 10, limit)
+    assert size(short) <= limit
+    assert short == text * 10 or size(text * 10) > limit
+
+
+def test_the_middle_is_left_out_and_counted() -> None:
+    short = shorten("a" * 1_000 + "b" * 1_000, 200)
+    assert short.startswith("a" * 50)
+    assert short.endswith("b" * 50)
+    assert "bytes left out" in short
+
+
+@given(TEXT, st.integers(60, 2_000))
+def test_what_surrounds_a_text_counts(text: str, limit: int) -> None:
+    made = fit(lambda most: fence(shorten(text * 30 + "`" * 30, most)), limit)
+    assert size(made) <= limit

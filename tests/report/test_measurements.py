@@ -6,17 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jsonschema
+import msgspec
 import pytest
 
 from tests.golden_files import assert_golden
 from tests.report_examples import REHEARSAL
-from tests.schemas import SCHEMA
 from vllm_repro.journal.journal import read
 from vllm_repro.report.build import report_of
+from vllm_repro.report.json_report import RunJson, report_dict
 from vllm_repro.report.markdown import markdown
 from vllm_repro.report.model import RunReport
-from vllm_repro.report.speed import speed_lines, speed_section
+from vllm_repro.report.tables import throughput_lines, throughput_section
 from vllm_repro.running.terminal import summary
 from vllm_repro.verdict.output import Probe, checks, sample_output
 from vllm_repro.verdict.throughput import throughput
@@ -75,7 +75,7 @@ class Journal:
         text = "".join(json.dumps(entry) + "\n" for entry in (*self.entries, ended))
         (folder / "journal.jsonl").write_text(text, encoding="utf-8")
         report = report_of(read(folder / "journal.jsonl"), folder)
-        jsonschema.validate(report.as_json(), SCHEMA)
+        msgspec.convert(report_dict(report), RunJson)
         return report
 
 
@@ -92,13 +92,13 @@ def measured(evidence: str, weights: str | None = "real") -> Journal:
 
 def test_a_ratio_with_its_interval(tmp_path: Path) -> None:
     report = measured("gpu").report(tmp_path)
-    found = report.as_json()["throughput"]
+    found = report_dict(report)["throughput"]
     assert found["baseline_arm"] == "eager"
     (ratio,) = found["ratios"]
     assert ratio["ratio"] == pytest.approx(2.0)
     assert 1.9 < ratio["low"] <= 2.0 <= ratio["high"] < 2.1
     assert (ratio["arm"], ratio["n"], ratio["boots"], ratio["change"]) == ("reported", 10, 2, "faster")
-    trial = report.as_json()["arms"][0]["trials"][0]["throughput"]
+    trial = report_dict(report)["arms"][0]["trials"][0]["throughput"]
     assert trial["output_tok_s"] == pytest.approx(206.0)
     assert (trial["ttft_s"], trial["rounds"], trial["concurrency"]) == (0.1, 5, 4)
     assert trial["tpot_s"] == pytest.approx(4 / 206)
@@ -109,7 +109,7 @@ def test_a_ratio_with_its_interval(tmp_path: Path) -> None:
     assert "| 128 -> 512 tokens, 4 at once | reported | 207 (204 to 210) |" in markdown(report)
     assert "measured again at the end, over its first time: `eager` 1: 0.87" in markdown(report)
     # The same journal, the same interval.
-    assert report_of(read(tmp_path / "journal.jsonl"), tmp_path).as_json() == report.as_json()
+    assert report_dict(report_of(read(tmp_path / "journal.jsonl"), tmp_path)) == report_dict(report)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_where_nothing_is_claimed_no_figure_is_shown(
     tmp_path: Path, evidence: str, weights: str | None, reason: str
 ) -> None:
     report = measured(evidence, weights).report(tmp_path)
-    data = report.as_json()
+    data = report_dict(report)
     assert data["throughput"] is None
     assert reason in data["throughput_withheld"]
     assert all(trial["throughput"] is None for arm in data["arms"] for trial in arm["trials"])
@@ -142,7 +142,7 @@ def test_a_report_says_which_weights_were_served_where_that_is_known(tmp_path: P
     known = {} if told is None else {"weights": told}  # an older journal says nothing of them
     journal.add("trial-started", "reported", 1, command="vllm serve x", server="process", differences=[], **known)
     report = journal.report(tmp_path)
-    assert report.as_json()["arms"][0]["server"]["weights"] == (told or None)
+    assert report_dict(report)["arms"][0]["server"]["weights"] == (told or None)
     assert ("- Weights: dummy: 1 layer, 16 heads" in markdown(report)) is bool(told)
 
 
@@ -152,7 +152,7 @@ def test_a_client_that_came_late_has_rates_and_no_times(tmp_path: Path) -> None:
         if entry["event"] == "throughput-round" and entry["arm"] == "reported":
             entry["figures"]["late_s"] = 0.09
     report = journal.report(tmp_path)
-    trial = report.as_json()["arms"][0]["trials"][0]["throughput"]
+    trial = report_dict(report)["arms"][0]["trials"][0]["throughput"]
     assert (trial["ttft_s"], trial["quartiles"]["tpot_s"]) == (None, None)
     assert trial["output_tok_s"] == pytest.approx(206.0)
     assert "| reported | 207 (204 to 210) | 0.404 (0.399 to 0.409) | - | - | - | - | 90 (90 to 90) |" in markdown(
@@ -162,7 +162,7 @@ def test_a_client_that_came_late_has_rates_and_no_times(tmp_path: Path) -> None:
 
 def test_a_simulated_figure_never_stands_without_the_word(tmp_path: Path) -> None:
     report = measured("rehearsal", "imitated").report(tmp_path)
-    assert report.as_json()["throughput"] is None
+    assert report_dict(report)["throughput"] is None
     for text in (markdown(report), summary(report)):
         lines = [line for line in text.splitlines() if "207" in line or "0.87" in line]
         assert lines
@@ -177,7 +177,7 @@ def test_a_dying_engine_gives_no_figure(tmp_path: Path) -> None:
     journal.add("measure-stopped", "reported", 1, doing="throughput (x)", why="the engine died or hung")
     journal.end("reported", 1, outcome="other-crash")
     report = journal.report(tmp_path)
-    found = report.as_json()
+    found = report_dict(report)
     assert found["throughput"] == {"baseline_arm": "eager", "ratios": []}
     assert found["arms"][0]["trials"][0]["throughput"] is None
     assert "reported, trial 1: throughput (x) was not measured: the engine died or hung" in summary(report)
@@ -189,7 +189,7 @@ def test_a_load_whose_tokens_the_server_counts_otherwise_is_left_out(tmp_path: P
     journal.rounds("eager", 1, 100, 101, 102, 103, 104, counted=999)
     journal.end("eager", 1)
     report = journal.report(tmp_path)
-    assert report.as_json()["throughput"] is None
+    assert report_dict(report)["throughput"] is None
     assert "counters 3,584 + 999" in markdown(report)
     assert "102" not in markdown(report)
 
@@ -198,14 +198,14 @@ def test_a_baseline_that_did_not_run_gives_no_ratio(tmp_path: Path) -> None:
     journal = Journal("gpu")
     journal.rounds("reported", 1, 100, 101, 102, 103, 104)
     journal.end("reported", 1)
-    assert journal.report(tmp_path).as_json()["throughput"] == {"baseline_arm": "eager", "ratios": []}
+    assert report_dict(journal.report(tmp_path))["throughput"] == {"baseline_arm": "eager", "ratios": []}
 
 
 @pytest.mark.parametrize(("name", "evidence"), [("claimed", "gpu"), ("rehearsal", "rehearsal"), ("lab", "lab")])
 def test_what_people_read(tmp_path: Path, name: str, evidence: str) -> None:
     report = measured(evidence).report(tmp_path)
-    text = speed_section(report.measured, rehearsal=report.rehearsal)
-    terminal = "\n".join(speed_lines(report.measured, rehearsal=report.rehearsal))
+    text = throughput_section(report.measured, rehearsal=report.rehearsal)
+    terminal = "\n".join(throughput_lines(report.measured, rehearsal=report.rehearsal))
     assert_golden(f"throughput-{name}.txt", f"{text}\n{terminal}\n")
 
 
@@ -217,7 +217,7 @@ def test_a_soak(tmp_path: Path) -> None:
     journal.add("soak", "reported", 1, soak={**soak, "seconds": 30.0})
     journal.end("reported", 1, outcome="other-crash")
     report = journal.report(tmp_path)
-    assert json.loads(json.dumps(report.as_json()))["arms"][1]["trials"][0]["soak"] == soak
+    assert report_dict(report)["arms"][1]["trials"][0]["soak"] == soak
     text = markdown(report)
     assert "eager, trial 1: soak of 100 s, 50 requests, 1 of them failed, the engine restarted 0 times; output" in text
     assert "last tenth 0.50 of those in its first" in text

@@ -18,10 +18,10 @@ from vllm_repro.cli import main
 from vllm_repro.errors import UsageError
 from vllm_repro.journal.journal import read
 from vllm_repro.report import files
-from vllm_repro.report.build import build, build_again
+from vllm_repro.report.build import build, build_foreign
 from vllm_repro.report.files import FORMATS, ON_REQUEST, render
 from vllm_repro.report.model import RunReport
-from vllm_repro.report.table import arms_grid
+from vllm_repro.report.tables import arms_table
 from vllm_repro.running.terminal import summary
 from vllm_repro.scenario import catalogue
 from vllm_repro.verdict.verdict import Verdict
@@ -102,7 +102,7 @@ def test_an_arm_that_was_begun_is_not_said_to_have_not_run(tmp_path: Path) -> No
     report = rendered(begun, tmp_path)
     assert report is not None
     assert report.verdict.because.startswith("no trial came to its end")
-    first, *others = [row[-2] for row in arms_grid(report).rows]
+    first, *others = [row[-2] for row in arms_table(report).rows]
     assert first == "cut short"
     assert set(others) <= {"not run"}
 
@@ -125,7 +125,7 @@ def test_a_kill_and_an_interrupt_in_the_same_boot_leave_the_same_said(tmp_path: 
         assert made.verdict.verdict is Verdict.REPRODUCES
         assert made.verdict.expected is None
         assert made.verdict.because.endswith(rest)
-        rows = [row[-2] for row in arms_grid(made).rows]
+        rows = [row[-2] for row in arms_table(made).rows]
         assert rows == ["crash, match", word, *["not run"] * 6]
         table = summary(made).splitlines()[3 : 3 + len(rows)]
         assert [line.endswith(word) for line, word in zip(table, rows, strict=True)] == [True] * len(rows)
@@ -191,7 +191,7 @@ def test_whatever_a_journal_lacks_is_no_fault_of_the_harness(tmp_path: Path) -> 
         for name in fields:
             (tmp_path / "journal.jsonl").write_bytes(b"".join(changed(event, **{name: None})))
             with contextlib.suppress(UsageError):  # what this release can do without is rendered
-                build_again(tmp_path)
+                build_foreign(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,423 @@
+"""`report.json` and `versions.json`: their records, which are the contract, and how they are made from the reports.
+
+`python -m vllm_repro.report.json_report` prints the JSON Schema of both. Times are in seconds, sizes in bytes. Later versions may add keys.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from vllm_repro.report.measurements import ArmSpeed, Measurements
+from vllm_repro.report.model import ArmReport, Environment, RunReport, ServerReport, TrialReport
+from vllm_repro.report.version_map import ReleaseArm, ReleaseRow, VersionMap, readings
+from vllm_repro.scenario.scenario import Status
+from vllm_repro.trigger.trigger import Finding
+from vllm_repro.verdict.outcome import Death, Outcome, Outlasted
+from vllm_repro.verdict.release_result import ReleaseResult
+from vllm_repro.verdict.soak import Soak
+from vllm_repro.verdict.throughput import Figures, Ratio, Spread, ThroughputChange
+from vllm_repro.verdict.verdict import Expected, Result, Standing, Verdict
+
+__all__ = ["RunJson", "VersionMapJson", "report_dict", "schemas", "version_map_dict"]
+
+
+# ── report.json ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class TriggerJson(Struct, frozen=True, kw_only=True):
+    """Whether the boundary was crossed, and what shows it."""
+
+    crossed: bool
+    evidence: tuple[str, ...]
+
+
+class PointJson(Struct, frozen=True, kw_only=True):
+    """Throughput at one load: medians over rounds, and their quartiles (low, high). late_s: the lateness of the client itself."""
+
+    prompt: int
+    output: int
+    concurrency: int
+    rounds: int
+    output_tok_s: float | None
+    req_s: float | None
+    ttft_s: float | None
+    tpot_s: float | None
+    itl_s: float | None
+    itl_p99_s: float | None
+    late_s: float | None
+    quartiles: Mapping[str, tuple[float, float] | None]
+
+
+class TrialThroughputJson(PointJson, frozen=True, kw_only=True):
+    """Throughput of one trial: its first load, and all of them."""
+
+    points: tuple[PointJson, ...]
+
+
+class TrialJson(Struct, frozen=True, kw_only=True):
+    """One trial.
+
+    answers: HTTP results in the order of arrival, runs of equal ones folded. output: result of the output check. log: relative to the
+    run's folder. rank_logs: of further nodes, by rank from 1. outlasted: servers of further nodes that kept running after the first one's
+    end. during: what the engine was doing if it died after its workload. captured: what the signature's named groups caught of the message.
+    """
+
+    trial: int
+    outcome: Outcome
+    phase: str | None
+    trigger: TriggerJson
+    death: Death | None
+    boot_s: float | None
+    duration_s: float | None
+    requests: Mapping[str, int]
+    answers: tuple[str, ...]
+    output: str | None
+    throughput: TrialThroughputJson | None
+    soak: Soak | None
+    log: str
+    rank_logs: tuple[str, ...]
+    outlasted: tuple[Outlasted, ...]
+    why: str
+    during: str
+    captured: Mapping[str, str]
+    boot: str
+
+
+class ArmJson(Struct, frozen=True, kw_only=True):
+    """One arm. k of the n trials that decide showed the bug. bound: the sentence that these numbers support."""
+
+    name: str
+    expected: Expected
+    command: str
+    differences: tuple[str, ...]
+    requests: tuple[str, ...]
+    server: ServerReport
+    result: Result
+    k: int
+    n: int
+    bound: str
+    trials: tuple[TrialJson, ...]
+
+
+class RatioJson(Struct, frozen=True, kw_only=True):
+    """Output tokens per second of an arm over those of the baseline arm, with the 95 % interval."""
+
+    arm: str
+    prompt: int
+    output: int
+    concurrency: int
+    ratio: float
+    low: float
+    high: float
+    n: int
+    boots: int
+    change: ThroughputChange
+
+
+class ThroughputJson(Struct, frozen=True, kw_only=True):
+    """The ratios of a run."""
+
+    baseline_arm: str
+    ratios: tuple[RatioJson, ...]
+
+
+class RunJson(Struct, frozen=True, kw_only=True):
+    """`report.json`, schema 1.
+
+    undecided: with `expected: false`, the run is undecided and no surprise. throughput_withheld: why figures are no claim. interrupted: the
+    signal that ended the run. journal_cut: the journal is not whole. reproduce: the command that repeats the run.
+    """
+
+    schema: Literal[1] = 1
+    scenario: str
+    issue: str
+    verdict: Verdict
+    because: str
+    comparisons: tuple[str, ...]
+    expected: bool
+    undecided: bool
+    evidence: str
+    rehearsal: bool
+    harness_version: str
+    started_at: str
+    duration_s: float
+    environment: Environment
+    arms: tuple[ArmJson, ...]
+    throughput: ThroughputJson | None
+    throughput_withheld: str | None
+    infra: tuple[str, ...]
+    reproduce: str
+    interrupted: str | None
+    journal_cut: bool
+
+
+def report_dict(report: RunReport) -> dict[str, Any]:
+    """Return the content of `report.json` as plain dicts and lists."""
+    found = report.measured
+    whole = RunJson(
+        scenario=report.scenario,
+        issue=report.issue,
+        verdict=report.verdict.verdict,
+        because=report.verdict.because,
+        comparisons=report.comparisons,
+        expected=report.verdict.expected is True,
+        undecided=report.verdict.expected is None,
+        evidence=report.evidence,
+        rehearsal=report.rehearsal,
+        harness_version=report.harness_version,
+        started_at=report.started_at,
+        duration_s=report.duration_s,
+        environment=report.environment,
+        arms=tuple(_arm(arm, found) for arm in report.arms),
+        throughput=_throughput(found),
+        throughput_withheld=(found.withheld if found else "") or None,
+        infra=report.infra,
+        reproduce=report.reproduce,
+        interrupted=report.interrupted,
+        journal_cut=report.cut,
+    )
+    return _plain(whole)
+
+
+def _plain(record: Struct) -> dict[str, Any]:
+    # Not through msgspec's encoder: a journal may contain lone surrogates, which it refuses.
+    plain: dict[str, Any] = json.loads(json.dumps(msgspec.to_builtins(record)))
+    return plain
+
+
+def _arm(arm: ArmReport, found: Measurements | None) -> ArmJson:
+    return ArmJson(
+        name=arm.name,
+        expected=arm.expected,
+        command=arm.command,
+        differences=arm.differences,
+        requests=arm.requests,
+        server=arm.server,
+        result=arm.result.result,
+        k=arm.result.crashed,
+        n=arm.result.conclusive,
+        bound=arm.result.bound,
+        trials=tuple(_trial(trial, arm.name, found) for trial in arm.trials),
+    )
+
+
+def _trial(trial: TrialReport, arm: str, found: Measurements | None) -> TrialJson:
+    return TrialJson(
+        trial=trial.number,
+        outcome=trial.outcome,
+        phase=trial.phase,
+        trigger=_trigger(trial.trigger),
+        death=trial.death,
+        boot_s=trial.boot_s,
+        duration_s=trial.duration_s,
+        requests=trial.requests,
+        answers=trial.answers,
+        output=trial.output or None,
+        throughput=_trial_throughput(found, arm, trial.number),
+        soak=found.soaks.get((arm, trial.number)) if found else None,
+        log=trial.log,
+        rank_logs=trial.rank_logs,
+        outlasted=trial.outlasted,
+        why=trial.why,
+        during=trial.during,
+        captured=trial.captured,
+        boot=trial.boot,
+    )
+
+
+def _trigger(finding: Finding) -> TriggerJson:
+    return TriggerJson(crossed=finding.crossed, evidence=finding.evidence)
+
+
+def _trial_throughput(found: Measurements | None, arm: str, trial: int) -> TrialThroughputJson | None:
+    figures = found.trials.get((arm, trial)) if found and not found.withheld else None
+    if not figures:
+        return None
+    points = tuple(map(_point, figures))
+    return TrialThroughputJson(**msgspec.structs.asdict(points[0]), points=points)
+
+
+def _point(figures: Figures) -> PointJson:
+    names = ("output_tok_s", "req_s", "ttft_s", "tpot_s", "itl_s", "itl_p99_s", "late_s")
+    spreads: dict[str, Spread | None] = {name: getattr(figures, name) for name in names}
+    medians: dict[str, Any] = {name: spread.median if spread else None for name, spread in spreads.items()}
+    return PointJson(
+        **asdict(figures.point),
+        rounds=figures.output_tok_s.n,
+        **medians,
+        quartiles={name: (spread.low, spread.high) if spread else None for name, spread in spreads.items()},
+    )
+
+
+def _throughput(found: Measurements | None) -> ThroughputJson | None:
+    if found is None or found.withheld or not found.speeds:
+        return None
+    ratios = tuple(_ratio(speed, speed.ratio) for speed in found.speeds if speed.ratio is not None)
+    return ThroughputJson(baseline_arm=found.baseline, ratios=ratios)
+
+
+def _ratio(speed: ArmSpeed, ratio: Ratio) -> RatioJson:
+    return RatioJson(arm=speed.arm, **asdict(speed.figures.point), **asdict(ratio))
+
+
+# ── versions.json ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class CrossedJson(Struct, frozen=True, kw_only=True):
+    """Whether the boundary was crossed."""
+
+    crossed: bool
+
+
+class SignatureJson(Struct, frozen=True, kw_only=True):
+    """How a death compares with the scenario's signature; None if no cause is known."""
+
+    signature: str | None
+
+
+class ReleaseTrialJson(Struct, frozen=True, kw_only=True):
+    """One trial of a version map. The run's `report.json` has all of it."""
+
+    outcome: Outcome
+    trigger: CrossedJson
+    death: SignatureJson | None
+    boot_s: float | None
+
+
+class ReleaseArmJson(Struct, frozen=True, kw_only=True):
+    """One arm in one release."""
+
+    name: str
+    expected: Expected
+    declared: Standing
+    fate: ReleaseResult
+    result: Result
+    k: int
+    n: int
+    bound: str
+    trials: tuple[ReleaseTrialJson, ...]
+
+
+class ReleaseJson(Struct, frozen=True, kw_only=True):
+    """One release.
+
+    version: as asked for. vllm_version: as the server reported. run: the name of the run's folder, beside the folder `versions`.
+    """
+
+    version: str
+    vllm_version: str | None
+    declared: Standing
+    arms: tuple[ReleaseArmJson, ...]
+    verdict: Verdict | None
+    expected: bool
+    undecided: bool
+    why: str
+    run: str | None
+
+
+class VersionMapJson(Struct, frozen=True, kw_only=True):
+    """`versions.json`, schema 1.
+
+    evidence: None if no server ever started. trials: boots per arm and release. versions: all that were asked for. pending: those without
+    a row. reading: one sentence per arm. expected: every release has a row, and every row is as declared.
+    """
+
+    schema: Literal[1] = 1
+    scenario: str
+    issue: str
+    title: str
+    status: Status
+    server: str
+    evidence: str | None
+    rehearsal: bool
+    arms: tuple[str, ...]
+    trials: int
+    versions: tuple[str, ...]
+    pending: tuple[str, ...]
+    reading: str
+    expected: bool
+    undecided: bool
+    rows: tuple[ReleaseJson, ...]
+    harness_version: str
+    started_at: str
+    duration_s: float
+    interrupted: str | None
+    reproduce: str
+
+
+def version_map_dict(version_map: VersionMap) -> dict[str, Any]:
+    """Return the content of `versions.json` as plain dicts and lists."""
+    whole = VersionMapJson(
+        scenario=version_map.scenario,
+        issue=version_map.issue,
+        title=version_map.title,
+        status=version_map.status,
+        server=version_map.server,
+        evidence=version_map.evidence,
+        rehearsal=version_map.evidence == "rehearsal",
+        arms=version_map.arms,
+        trials=version_map.trials,
+        versions=version_map.versions,
+        pending=version_map.pending,
+        reading=". ".join(readings(version_map)),
+        expected=version_map.expected is True,
+        undecided=version_map.expected is None,
+        rows=tuple(map(_row, version_map.rows)),
+        harness_version=version_map.harness_version,
+        started_at=version_map.started_at,
+        duration_s=version_map.duration_s,
+        interrupted=version_map.interrupted,
+        reproduce=version_map.reproduce,
+    )
+    return _plain(whole)
+
+
+def _row(row: ReleaseRow) -> ReleaseJson:
+    return ReleaseJson(
+        version=row.version,
+        vllm_version=row.reported,
+        declared=row.declared,
+        arms=tuple(map(_arm_row, row.arms)),
+        verdict=row.verdict,
+        expected=row.expected is True,
+        undecided=row.expected is None,
+        why=row.why,
+        run=row.run,
+    )
+
+
+def _arm_row(arm: ReleaseArm) -> ReleaseArmJson:
+    return ReleaseArmJson(
+        name=arm.name,
+        expected=arm.result.expected,
+        declared=arm.declared,
+        fate=arm.fate,
+        result=arm.result.result,
+        k=arm.result.crashed,
+        n=arm.result.conclusive,
+        bound=arm.result.bound,
+        trials=tuple(
+            ReleaseTrialJson(
+                outcome=trial.outcome,
+                trigger=CrossedJson(crossed=trial.trigger.crossed),
+                death=SignatureJson(signature=trial.death.signature) if trial.death else None,
+                boot_s=trial.boot_s,
+            )
+            for trial in arm.trials
+        ),
+    )
+
+
+def schemas() -> dict[str, dict[str, Any]]:
+    """Return the JSON Schema of each file by its name."""
+    return {"report.json": msgspec.json.schema(RunJson), "versions.json": msgspec.json.schema(VersionMapJson)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(schemas(), indent=2))

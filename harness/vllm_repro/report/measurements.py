@@ -1,0 +1,140 @@
+"""Throughput and soaks of a run, from its journal.
+
+Counted are trials whose engine lived to the end, at points that were measured completely, and whose token usage agrees with the
+server's own counters. Everything else stays in the journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+import msgspec
+
+from vllm_repro.journal.journal import Entry, Recording
+from vllm_repro.report.answers import TrialId, trial_id
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.output import ServedWeights
+from vllm_repro.verdict.soak import Soak
+from vllm_repro.verdict.throughput import Figures, Point, Ratio, Round, figures, ratio, withheld
+
+__all__ = ["ArmSpeed", "Measurements", "measurements"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmSpeed:
+    """The throughput of an arm at a point. ratio: to the baseline arm; None for the baseline, or if it was not measured there."""
+
+    arm: str
+    figures: Figures
+    ratio: Ratio | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurements:
+    """Everything that a run measured.
+
+    withheld: why the figures are no claim about vLLM, as a sentence; empty if they are one. drift: by trial, the tokens per second of
+    the first point when it was measured again at the end, over those of the first time. stopped: sentences about what has no figure.
+    """
+
+    baseline: str
+    speeds: tuple[ArmSpeed, ...]
+    trials: Mapping[TrialId, tuple[Figures, ...]]
+    drift: Mapping[TrialId, float]
+    soaks: Mapping[TrialId, Soak]
+    stopped: tuple[str, ...]
+    withheld: str
+
+
+def measurements(recording: Recording) -> Measurements | None:
+    """Return the measurements; None if the run asked for none."""
+    started = recording.first("run-started")
+    options = started.get("wishes") if started is not None else None
+    if started is None or not options or not (options["throughput"] or options["soak"]):
+        return None
+    loads = started.get("loads") or ()
+    baseline = str(loads[0]["baseline"]) if loads else ""
+    ended = {trial_id(entry): entry for entry in recording.of("trial-ended")}
+    alive = {trial for trial, entry in ended.items() if Outcome(entry["outcome"]).facts.alive}
+    rounds = _rounds(recording, alive)
+    weights = {entry.get("weights") for entry in ended.values() if trial_id(entry) in alive}
+    served = ServedWeights.DUMMY if ServedWeights.DUMMY in weights else None if None in weights else ServedWeights.REAL
+    return Measurements(
+        baseline=baseline,
+        speeds=tuple(_speeds(rounds, baseline, [arm["name"] for arm in started["arms"]], started["seed"])),
+        trials={trial: tuple(_trial_figures(rounds, trial)) for trial in sorted(alive)},
+        drift=_drift(rounds),
+        soaks={trial_id(entry): msgspec.convert(entry["soak"], Soak) for entry in recording.of("soak")},
+        stopped=tuple(_stopped(recording, alive)),
+        withheld=withheld(started["evidence"], served),
+    )
+
+
+_Rounds = dict[tuple[TrialId, Point, bool], list[Round]]
+"""By trial, point, and whether the point was measured again at the end."""
+
+
+def _point(entry: Entry) -> Point:
+    return msgspec.convert(entry["point"], Point)
+
+
+def _rounds(recording: Recording, alive: set[TrialId]) -> _Rounds:
+    complete = {
+        (trial_id(entry), _point(entry), entry["again"])
+        for entry in recording.of("throughput-point")
+        if trial_id(entry) in alive and entry["counted"] in (None, entry["usage"])
+    }
+    found: _Rounds = {}
+    for entry in recording.of("throughput-round"):
+        key = (trial_id(entry), _point(entry), entry["again"])
+        if key in complete:
+            found.setdefault(key, []).append(msgspec.convert(entry["figures"], Round))
+    return found
+
+
+def _trial_figures(rounds: _Rounds, trial: TrialId) -> Iterator[Figures]:
+    for (of, point, again), own in rounds.items():
+        if of == trial and not again:
+            yield figures(point, [own])
+
+
+def _drift(rounds: _Rounds) -> dict[TrialId, float]:
+    speeds: dict[tuple[TrialId, bool], float] = {}
+    for (trial, _, again), own in rounds.items():
+        speeds.setdefault((trial, again), median(one.output_tok_s for one in own))
+    return {
+        trial: speed / speeds[trial, False]
+        for (trial, again), speed in speeds.items()
+        if again and (trial, False) in speeds
+    }
+
+
+def _speeds(rounds: _Rounds, baseline: str, arms: list[str], seed: int) -> Iterator[ArmSpeed]:
+    """Yield by point, then in the scenario's order of arms with the baseline first."""
+    for at in dict.fromkeys(point for _, point, again in rounds if not again):
+        boots: dict[str, list[list[Round]]] = {}
+        for ((arm, _), point, again), own in rounds.items():
+            if point == at and not again:
+                boots.setdefault(arm, []).append(own)
+        for arm in sorted(arms, key=lambda name: name != baseline):
+            if arm in boots:
+                compared = arm != baseline and baseline in boots
+                yield ArmSpeed(
+                    arm=arm,
+                    figures=figures(at, boots[arm]),
+                    ratio=ratio(boots[arm], boots[baseline], seed) if compared else None,
+                )
+
+
+def _stopped(recording: Recording, alive: set[TrialId]) -> Iterator[str]:
+    for entry in recording.of("measure-stopped"):
+        yield f"{entry['arm']}, trial {entry['trial']}: {entry['doing']} was not measured: {entry['why']}"
+    for entry in recording.of("throughput-point"):
+        if trial_id(entry) in alive and entry["counted"] not in (None, entry["usage"]):
+            counted, usage = entry["counted"], entry["usage"]
+            yield (
+                f"{entry['arm']}, trial {entry['trial']}: {_point(entry)} is left out: by usage the answers have "
+                f"{usage['prompt']:,} + {usage['output']:,} tokens, by the server's counters {counted['prompt']:,} + {counted['output']:,}"
+            )

@@ -1,0 +1,86 @@
+"""Sections on vLLM's own source: what patches change, and what the lab replaces."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+
+from vllm_repro.report.model import ArmReport, PatchedFile, RunReport
+from vllm_repro.report.text import cell, code, fence
+
+__all__ = ["changed_files", "diff_of", "patched_section", "replaced_section", "untried_note"]
+
+
+def changed_files(report: RunReport) -> list[str]:
+    """Return `reported, eager: vllm/a.py` for the arms that patch vLLM, once for arms that patch the same files."""
+    arms: dict[tuple[str, ...], list[str]] = {}
+    for arm in report.arms:
+        if arm.patches:
+            arms.setdefault(tuple(dict.fromkeys(patch.file for patch in arm.patches)), []).append(arm.name)
+    return [f"{', '.join(names)}: {', '.join(files)}" for files, names in arms.items()]
+
+
+def patched_section(report: RunReport) -> str:
+    """Return the diff of each patched arm with the hashes of the files that its server loaded; empty without patches."""
+    arms = [arm for arm in report.arms if arm.patches]
+    return "\n\n".join(("## Changes of vLLM's source", *map(_patched_arm, arms))) if arms else ""
+
+
+def _patched_arm(arm: ArmReport) -> str:
+    whys = dict.fromkeys(patch.why for patch in arm.patches if patch.why)
+    text = code(arm.name) + (f": {cell('; '.join(whys))}" if whys else "")
+    text += "\n\n" + fence(diff_of(arm), "diff")
+    if not arm.server.patched:
+        return text + "\n\nNo server loaded it."
+    hashes = "\n".join(
+        f"- {code(file.file)} sha256 {code(file.sha256)}{_inside(file)}{cell(untried_note(file))}"
+        for file in arm.server.patched
+    )
+    return f"{text}\n\nAs the server's own process found them:\n\n{hashes}"
+
+
+def diff_of(arm: ArmReport) -> str:
+    """Return the patches of an arm as a unified diff for `git apply --unidiff-zero`. Line numbers are not those of the file."""
+    return "\n".join(line for patch in arm.patches for line in _diff(patch.file, patch.was, patch.now))
+
+
+def _diff(file: str, was: str, now: str) -> Iterator[str]:
+    lines = difflib.unified_diff(was.splitlines(), now.splitlines(), f"a/{file}", f"b/{file}", lineterm="")
+    for line in lines:
+        # Git takes a hunk at line 1 only at the start of a file.
+        yield re.sub(r"^@@ -(\d+)(,\d+)? \+(\d+)(,\d+)? @@$", _moved, line)
+
+
+def _moved(hunk: re.Match[str]) -> str:
+    return f"@@ -{int(hunk[1]) + 1}{hunk[2] or ''} +{int(hunk[3]) + 1}{hunk[4] or ''} @@"
+
+
+def _inside(file: PatchedFile) -> str:
+    return f"; the same hash was read in the running container, of {code(file.inside)}" if file.inside else ""
+
+
+def untried_note(file: PatchedFile) -> str:
+    """Return what of a patched file did not run, as the end of a line."""
+    note = ""
+    if file.imported is False:
+        note += "; no process of the server imported it, so its change was not tried"
+    if file.untried:
+        note += f"; the lab runs something else for {', '.join(file.untried)}, so that change was not tried"
+    return note
+
+
+def replaced_section(report: RunReport) -> str:
+    """Return a table of what the lab replaced; empty if nothing was."""
+    if not report.replaced:
+        return ""
+    rows = ["| replaced | why | effect on the bug |", "|---|---|---|"]
+    rows += [
+        f"| {code(part.name, in_table=True)} | {cell(part.why)} | {cell(part.effect)} |" for part in report.replaced
+    ]
+    files = {part.file: part.sha256 for part in report.replaced}
+    table, hashes = (
+        "\n".join(rows),
+        "\n".join(f"- {code(file)} sha256 {code(digest)}" for file, digest in files.items()),
+    )
+    return f"## LAB: what was replaced\n\n{table}\n\nIn these files of the release:\n\n{hashes}"

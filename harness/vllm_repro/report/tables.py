@@ -1,0 +1,235 @@
+"""Tables and lines of a run's arms and of its measurements, as plain text for any format.
+
+In a rehearsal each figure stands beside the word REHEARSAL. Other figures that are no claim are not shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vllm_repro.report.measurements import ArmSpeed, Measurements
+from vllm_repro.report.model import ArmReport, RunReport, TrialReport
+from vllm_repro.report.text import Table, cell, code, markdown_table
+from vllm_repro.report.wording import (
+    boundary,
+    columns,
+    engine_word,
+    grouped,
+    limited,
+    not_run_word,
+    outcome_word,
+    seconds,
+)
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.soak import Soak
+from vllm_repro.verdict.statistics import excluded_rate, lower_bound
+from vllm_repro.verdict.throughput import Spread
+from vllm_repro.verdict.verdict import Expected, Result
+
+__all__ = [
+    "arms_table",
+    "soak_lines",
+    "soak_section",
+    "throughput_lines",
+    "throughput_notes",
+    "throughput_section",
+    "throughput_table",
+]
+
+_MOST_ANSWERS, _MOST_LINES = 12, 20
+
+
+# ── arms ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_Column = tuple[str, Callable[[ArmReport, TrialReport], str]]
+
+
+def arms_table(report: RunReport) -> Table:
+    """Return a row per trial, or per outcome for an arm of four trials or more. The last two columns are outcome and result."""
+    columns = _arm_columns(report)
+    did = next((arm.expected.did for arm in report.arms if arm.expected.has_bug), Expected.DIES.did)
+    rows: list[tuple[str, ...]] = []
+    for arm in report.arms:
+        for trial, times in grouped(arm.trials):
+            words = (word(arm, trial) for _, word in columns)
+            rows.append((arm.name, *words, f"{outcome_word(trial)}{times}", _result(arm, did)))
+        if not arm.trials:
+            rows.append((arm.name, *("" for _ in columns), not_run_word(arm), ""))
+    return Table(("arm", *(head for head, _ in columns), "outcome", "result"), tuple(rows))
+
+
+def _arm_columns(report: RunReport) -> list[_Column]:
+    columns: list[_Column] = [
+        ("boot", lambda _, trial: seconds(trial.boot_s)),
+        ("boundary", lambda _, trial: boundary(trial)),
+        ("answers", lambda _, trial: ", ".join(limited(trial.answers, _MOST_ANSWERS)) or "-"),
+        ("engine", lambda _, trial: engine_word(trial)),
+    ]
+    if any(trial.output for arm in report.arms for trial in arm.trials):
+        columns.append(("output", lambda _, trial: trial.output or "-"))
+    if speeds := _shown(report.measured, rehearsal=report.rehearsal):
+        assert report.measured is not None
+        mark = " (REHEARSAL)" if report.rehearsal else ""
+        point = speeds[0].figures.point
+        first = {speed.arm: speed for speed in speeds if speed.figures.point == point}
+        words = {arm: _spread(speed.figures.output_tok_s) + mark for arm, speed in first.items()}
+        ratios = {arm: _ratio(speed) + mark for arm, speed in first.items() if speed.ratio is not None}
+        columns.append((f"output tok/s at {point}", lambda arm, _: words.get(arm.name, "-")))
+        columns.append((f"to {report.measured.baseline}", lambda arm, _: ratios.get(arm.name, "-")))
+    columns.append(("rate, 95 % confidence", lambda arm, _: _rate(arm)))
+    return columns
+
+
+def _rate(arm: ArmReport) -> str:
+    """Return what the boots say about the rate of the bug."""
+    result = arm.result
+    if result.crashed:
+        return f"at least {lower_bound(result.crashed, result.conclusive):.0%}"
+    return f"at most {excluded_rate(result.conclusive):.0%}" if result.result is Result.QUIET else "-"
+
+
+def _result(arm: ArmReport, did: str) -> str:
+    if arm.expected is Expected.UNTRIGGERED and set(arm.result.outcomes) == {Outcome.UNTRIGGERED}:
+        return f"{arm.result.result}, as declared: it proves nothing"
+    counted = f" ({arm.result.crashed} of {arm.result.conclusive} {did})" if arm.result.conclusive else ""
+    return f"{arm.result.result}{counted}"
+
+
+# ── throughput ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _shown(found: Measurements | None, *, rehearsal: bool) -> tuple[ArmSpeed, ...]:
+    return found.speeds if found is not None and (rehearsal or not found.withheld) else ()
+
+
+def throughput_table(found: Measurements | None, *, rehearsal: bool) -> Table | None:
+    """Return a row per arm and load; None if there is no figure to show."""
+    speeds = _shown(found, rehearsal=rehearsal)
+    if found is None or not speeds:
+        return None
+    heads = (
+        *("load", "arm", "output tok/s", "req/s", "TTFT ms", "TPOT ms", "ITL ms", "ITL p99 ms", "client late ms"),
+        *("rounds, boots", f"to {found.baseline}"),
+    )
+    rows = []
+    for speed in speeds:
+        one = speed.figures
+        cells = (
+            str(one.point),
+            speed.arm + (" (REHEARSAL)" if rehearsal else ""),
+            _spread(one.output_tok_s),
+            _spread(one.req_s),
+            *(_spread(spread, 1000) for spread in (one.ttft_s, one.tpot_s, one.itl_s, one.itl_p99_s, one.late_s)),
+            f"{one.output_tok_s.n}, {one.boots}",
+            _ratio(speed),
+        )
+        rows.append(cells)
+    return Table(heads, tuple(rows))
+
+
+def throughput_notes(found: Measurements, *, rehearsal: bool, quote: Callable[[str], str] = str) -> list[str]:
+    """Return how the table is to be read, then what weakens its figures. quote: writes the name of an arm."""
+    if not _shown(found, rehearsal=rehearsal):
+        if found.withheld:
+            return ["What was measured is in journal.jsonl."]
+        return ["No arm was measured: its engine did not live through workload and measurement."]
+    notes = [
+        (
+            "Median over rounds, with quartiles in brackets. A round sends so many requests at once, with salted prompts of exact length "
+            "and answers of a fixed length. Tokens are counted by `usage` and by the server's counters. Times come from rounds in which "
+            "the client was late by less than half of the time to the first token, and by a fifth of the round in total. "
+            f"The ratio is that of output tokens per second to {quote(found.baseline)}, with its 95 % bootstrap interval."
+        )
+    ]
+    if any(speed.figures.boots < 2 for speed in found.speeds):
+        notes.append("An arm was booted once: the interval does not cover differences between boots (`--trials`).")
+    if found.drift:
+        ratios = [f"{quote(arm)} {number}: {value:.2f}" for (arm, number), value in sorted(found.drift.items())]
+        mark = " (REHEARSAL)" if rehearsal else ""
+        again = ", ".join(limited(ratios, _MOST_LINES))
+        notes.append(f"The first load measured again at the end, over its first time{mark}: {again}.")
+    return notes
+
+
+def throughput_section(found: Measurements | None, *, rehearsal: bool) -> str:
+    """Return a section of Markdown; empty if no throughput was asked for."""
+    if found is None or not found.baseline:
+        return ""
+    parts = ["## Throughput" + (" (REHEARSAL)" if rehearsal else "")]
+    if found.withheld:
+        parts.append(f"**{found.withheld}.**")
+    first, *others = throughput_notes(found, rehearsal=rehearsal, quote=code)
+    parts.append(first)
+    if (table := throughput_table(found, rehearsal=rehearsal)) is not None:
+        parts.append(markdown_table(table))
+    parts += others
+    if found.stopped:
+        parts.append("\n".join(f"- {cell(text)}" for text in limited(found.stopped, _MOST_LINES)))
+    return "\n\n".join(parts)
+
+
+def throughput_lines(found: Measurements | None, *, rehearsal: bool) -> list[str]:
+    """Return throughput and soaks for the terminal."""
+    if found is None:
+        return []
+    lines: list[str] = []
+    if found.baseline:
+        if found.withheld:
+            lines.append(found.withheld + ".")
+        if speeds := _shown(found, rehearsal=rehearsal):
+            rows = [("load", "arm", "output tok/s", "TTFT ms", "TPOT ms", f"to {found.baseline}")]
+            for speed in speeds:
+                one = speed.figures
+                arm = ("REHEARSAL, " if rehearsal else "") + speed.arm
+                times = (_spread(one.ttft_s, 1000), _spread(one.tpot_s, 1000))
+                rows.append((str(one.point), arm, _spread(one.output_tok_s), *times, _ratio(speed)))
+            lines += columns(rows, (40, 30, 28, 24, 24, 44))
+        elif not found.withheld:
+            lines += throughput_notes(found, rehearsal=rehearsal)
+    lines += [*soak_lines(found), *limited(found.stopped, _MOST_LINES)]
+    return ["", *lines] if lines else []
+
+
+def _spread(spread: Spread | None, times: float = 1) -> str:
+    if spread is None:
+        return "-"
+    low, middle, high = (_number(value * times) for value in (spread.low, spread.median, spread.high))
+    return f"{middle} ({low} to {high})"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _ratio(speed: ArmSpeed) -> str:
+    if speed.ratio is None:
+        return "-"
+    return f"{speed.ratio.ratio:.2f} ({speed.ratio.low:.2f} to {speed.ratio.high:.2f}), {speed.ratio.change}"
+
+
+# ── soaks ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def soak_section(found: Measurements | None) -> str:
+    """Return a section of Markdown; empty if there was no soak."""
+    lines = soak_lines(found)
+    return "## Soak\n\n" + "\n".join(f"- {line}" for line in lines) if lines else ""
+
+
+def soak_lines(found: Measurements | None) -> list[str]:
+    """Return a sentence per soak."""
+    if found is None:
+        return []
+    lines = [_soaked(arm, trial, soak, found.withheld) for (arm, trial), soak in found.soaks.items()]
+    return limited(lines, _MOST_LINES)
+
+
+def _soaked(arm: str, trial: int, soak: Soak, withheld: str) -> str:
+    spent = f"{soak.seconds:.0f} s" if soak.whole else f"ended after {soak.seconds:.0f} of {soak.asked:.0f} s"
+    text = (
+        f"{arm}, trial {trial}: soak of {spent}, {soak.requests:,} requests, {soak.errors} of them failed, "
+        f"the engine restarted {soak.restarts} times"
+    )
+    if soak.drift is not None and not withheld:
+        text += f"; output tokens in its last tenth {soak.drift:.2f} of those in its first"
+    return text

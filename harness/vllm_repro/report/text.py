@@ -1,0 +1,219 @@
+"""Text of logs and command lines, safe inside Markdown and HTML, and short enough for GitHub.
+
+GitHub must render the text as it is: no markup, no link, no mention of a person or an issue. A comment there holds 65,536
+characters; whether that means letters or bytes is not documented everywhere, so both are kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import NamedTuple
+
+from vllm_repro.diagnosis.log_text import ANSI
+from vllm_repro.journal.log_excerpts import Keep, LogPieces
+
+__all__ = [
+    "LIMIT",
+    "Table",
+    "cell",
+    "code",
+    "excerpt",
+    "fence",
+    "fit",
+    "html",
+    "markdown_table",
+    "plain",
+    "printable",
+    "shorten",
+    "size",
+]
+
+LIMIT = 65_536
+"""Bytes of a comment on GitHub."""
+
+_LEAST = 48
+"""Bytes below which an excerpt is useless."""
+
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff"
+    # Marks that reverse text, show nothing or hide a text of their own.
+    "\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
+_MOST_TICKS = 16
+"""Longer runs of backticks are shortened, because the fence around them must be longer still."""
+
+_GAP = "&#x200B;"
+"""A zero-width space. GitHub looks for mentions in the rendered text, so a backslash or an entity does not prevent them."""
+
+_MENTIONS = (
+    (re.compile(r"@(?=\S)"), f"@{_GAP}"),  # `1@.a` is a mail address to GitHub
+    (re.compile(r"#(?=\d)"), f"#{_GAP}"),
+    (re.compile(r"(?i)\b(GH-)(?=\d)"), rf"\1{_GAP}"),
+    (re.compile(r"(?i)\b((?:https?|ftp):)(?=//)"), rf"\1{_GAP}"),
+    (re.compile(r"(?i)\b(www)(?=\.)"), rf"\1{_GAP}"),
+)
+_SYNTAX = re.compile(r"[\\`*|~$]|<(?=[A-Za-z/!?])|\](?=[(\[:])|&(?=#?\w+;)|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+_BLOCK = re.compile(r"^(?:[#>+=-]|\d+(?=[.)]))")
+
+
+# ── escaping ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def printable(text: str) -> str:
+    """Return `text` without colours, with U+FFFD for what does not print and with line feeds as line ends."""
+    text = ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
+    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def fence(text: str, language: str = "") -> str:
+    """Return a code block that `text` cannot end."""
+    text = _short_ticks(printable(text)).rstrip()
+    marks = "`" * max(3, _longest_ticks(text) + 1)
+    return f"{marks}{language}\n{text}\n{marks}"
+
+
+def plain(text: str) -> str:
+    """Return `text` as a paragraph on one line, without markup, links or mentions."""
+    return _BLOCK.sub(lambda found: found[0] + "\\" if found[0].isdigit() else "\\" + found[0], cell(text))
+
+
+def cell(text: str) -> str:
+    """Return `text` for a table cell or the middle of a line, without markup, links or mentions."""
+    # Escape before breaking mentions: a gap contains a sign that is escaped.
+    return _break_mentions(_SYNTAX.sub(lambda found: "\\" + found[0], _one_line(text)))
+
+
+def code(text: str, *, in_table: bool = False) -> str:
+    """Return `text` as inline code on one line. In a table GitHub splits columns before it finds code."""
+    line = _short_ticks(_one_line(text))
+    if not line:
+        return "` `"
+    if in_table:
+        line = line.replace("|", "\\|")
+    marks = "`" * (_longest_ticks(line) + 1)
+    return f"{marks} {line} {marks}" if len(marks) > 1 else f"`{line}`"
+
+
+def html(text: str) -> str:
+    """Return `text` for the content of an HTML element, on one line."""
+    return _break_mentions(escape(_one_line(text), quote=False))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(printable(text).split())
+
+
+def _break_mentions(line: str) -> str:
+    for pattern, replacement in _MENTIONS:
+        line = pattern.sub(replacement, line)
+    return line
+
+
+def _longest_ticks(text: str) -> int:
+    return max((len(run) for run in re.findall(r"`+", text)), default=0)
+
+
+def _short_ticks(text: str) -> str:
+    return re.sub(rf"`{{{_MOST_TICKS + 1},}}", lambda run: f"{'`' * _MOST_TICKS}[{len(run[0])} backticks]", text)
+
+
+class Table(NamedTuple):
+    """A table of plain text."""
+
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def markdown_table(table: Table) -> str:
+    lines = ["| " + " | ".join(table.heads) + " |", "|---" * len(table.heads) + "|"]
+    return "\n".join((*lines, *("| " + " | ".join(map(cell, row)) + " |" for row in table.rows)))
+
+
+# ── limits ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def size(text: str) -> int:
+    """Return the length in bytes of UTF-8, which is never less than the number of letters."""
+    return len(text.encode("utf-8", "replace"))
+
+
+def shorten(text: str, limit: int) -> str:
+    """Return `text` in at most `limit` bytes, with its middle left out and counted."""
+    if size(text) <= limit:
+        return text
+    room = limit - size(_gap(size(text)))
+    if room < _LEAST:
+        return ""
+    return f"{_end(text, room // 2, Keep.START)}{_gap(size(text) - room)}{_end(text, room // 2, Keep.END)}"
+
+
+def fit(make: Callable[[int], str], limit: int) -> str:
+    """Return the longest text of at most `limit` bytes that `make` gives for a smaller and smaller size, or nothing.
+
+    The size of what surrounds a text (a fence, escapes) is known only once it is made.
+    """
+    asked = limit
+    while asked >= _LEAST:
+        text = make(asked)
+        if size(text) <= limit:
+            return text
+        asked = min(asked * 7 // 8, asked - (size(text) - limit) // 8)
+    return ""
+
+
+def excerpt(log: LogPieces, limit: int) -> str:
+    """Return the log in at most `limit` bytes. Each piece keeps its better end; what is left out is counted."""
+    texts = [printable(piece.text).strip("\n") for piece in log.pieces]
+    notes = (size(_gap(log.size)) + 2) * (len(texts) + 1)
+    if limit - notes < _LEAST:
+        return ""
+    rooms = _rooms([size(text) for text in texts], [piece.share for piece in log.pieces], limit - notes)
+    parts: list[str] = []
+    left_out = 0
+    for piece, text, room in zip(log.pieces, texts, rooms, strict=True):
+        shown = _end(text, room, piece.keep, whole_lines=True)
+        cut = size(text) - size(shown)
+        left_out += piece.before + (cut if piece.keep is Keep.END else 0)
+        if left_out:
+            parts.append(_gap(left_out).strip())
+        parts.append(shown.strip("\n"))
+        left_out = cut if piece.keep is Keep.START else 0
+    if left_out:
+        parts.append(_gap(left_out).strip())
+    return "\n".join(part for part in parts if part)
+
+
+def _gap(left_out: int) -> str:
+    return f" [… {left_out:,} bytes left out …] "
+
+
+def _rooms(sizes: Sequence[int], shares: Sequence[int], limit: int) -> list[int]:
+    """Return the bytes of each piece: all it needs if its share is enough; what is left goes to the others."""
+    rooms = [0] * len(sizes)
+    waiting = set(range(len(sizes)))
+    while waiting:
+        total = sum(shares[at] for at in waiting)
+        small = {at for at in waiting if sizes[at] <= limit * shares[at] // total}
+        if not small:
+            for at in waiting:
+                rooms[at] = limit * shares[at] // total
+            break
+        for at in small:
+            rooms[at] = sizes[at]
+        limit -= sum(sizes[at] for at in small)
+        waiting -= small
+    return rooms
+
+
+def _end(text: str, most: int, keep: Keep, *, whole_lines: bool = False) -> str:
+    """Return the first or last `most` bytes. whole_lines: drop the line at the cut, unless it is the only one."""
+    data = text.encode("utf-8", "replace")
+    if len(data) <= most:
+        return text
+    if keep is Keep.START:
+        cut = data[:most].decode("utf-8", "ignore")
+        return cut.rpartition("\n")[0] or cut if whole_lines else cut
+    cut = data[len(data) - most :].decode("utf-8", "ignore")
+    return cut.partition("\n")[2] or cut if whole_lines else cut

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vllm_repro.journal.journal import Entry, Recording
+from vllm_repro.report.answers import answers, compare_outputs, output_words
+
+CHECKS = {"longest_run": 24, "distinct": 0.1, "same": 2, "needle": None, "baseline": "eager", "tokens": 64}
+
+Event = tuple[str, dict[str, Any]]
+
+
+def recording(*entries: Event) -> Recording:
+    return Recording(
+        tuple(Entry(float(at), event, fields) for at, (event, fields) in enumerate(entries)), cut=False, damaged=0
+    )
+
+
+def sent(arm: str = "reported") -> Event:
+    return "request-sent", {"arm": arm, "trial": 1}
+
+
+def answer(status: int | None, error: str | None = None, finish: str | None = None) -> Event:
+    return "answer", {"arm": "reported", "trial": 1, "status": status, "error": error, "finish_reason": finish}
+
+
+@pytest.mark.parametrize(
+    ("entry", "word"),
+    [
+        (answer(200, finish="length"), "200"),
+        (answer(500, "EngineCore encountered an issue."), "500"),
+        (answer(None, "ReadError"), "none"),
+        (answer(200, "EngineCore encountered an issue."), "200 (error event)"),
+        (answer(200), "200 (cut off)"),
+    ],
+)
+def test_results_of_requests(entry: Event, word: str) -> None:
+    assert answers(recording(sent(), entry)) == {("reported", 1): (word,)}
+
+
+def test_equal_results_are_folded_and_unanswered_requests_counted() -> None:
+    good = answer(200, finish="stop")
+    found = answers(recording(sent(), good, sent(), good, sent(), answer(500, "dead"), sent()))
+    assert found == {("reported", 1): ("200 x 2", "500", "none")}
+
+
+def ended(arm: str, outcome: str = "clean", weights: str | None = "real") -> Event:
+    return "trial-ended", {"arm": arm, "trial": 1, "outcome": outcome, "weights": weights}
+
+
+def output(arm: str, *tokens: int, probe: str = "greedy", margins: tuple[float, ...] = ()) -> Event:
+    said = {
+        "probe": probe,
+        "length": 64,
+        "sha256": "",
+        "first": list(tokens),
+        "longest_run": 1,
+        "distinct": 1.0,
+        "found": None,
+        "margins": list(margins),
+    }
+    return "output", {"arm": arm, "trial": 1, "said": said}
+
+
+def words(*entries: Event, checks: dict[str, Any] | None = CHECKS) -> dict[str, str]:
+    run = recording(("run-started", {"output": checks}), *entries)
+    return {arm: word for (arm, _), word in output_words(run, compare_outputs(run)).items()}
+
+
+def test_arms_are_compared_with_the_baseline() -> None:
+    found = words(
+        *(output("eager", 1, 2, 3), output("same", 1, 2, 9), output("other", 1, 7)),
+        *(ended("eager"), ended("same"), ended("other")),
+    )
+    assert found == {"eager": "plausible", "same": "as eager", "other": "wrong"}
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        ([output("same", 1, 2), ended("same")], {"same": "plausible"}),  # no baseline
+        ([output("eager", 1, 2), ended("eager", weights="dummy"), ended("reported", "crash")], {"eager": "not judged"}),
+        ([output("eager", 1, 1), ended("eager", "wrong-output")], {"eager": "wrong"}),
+    ],
+)
+def test_outputs_without_a_comparison(entries: list[Event], expected: dict[str, str]) -> None:
+    assert words(*entries) == expected
+
+
+def test_made_weights_are_compared_only_if_the_baseline_reads_its_prompt() -> None:
+    greedy = {"eager": (1, 2, 3), "same": (1, 2, 9), "other": (1, 7)}
+    asked = [output(arm, *tokens, margins=(2.0,) * len(tokens)) for arm, tokens in greedy.items()]
+    ends = [ended(arm, weights="made") for arm in greedy]
+    other_beginning = output("eager", 5, 2, 3, probe="beginning")
+    assert words(*asked, other_beginning, *ends) == {"eager": "plausible", "same": "as eager", "other": "wrong"}
+    assert words(*asked, *ends) == dict.fromkeys(greedy, "not judged")
+
+
+def test_without_a_check_there_are_no_words() -> None:
+    assert words(output("eager", 1, 2), ended("eager"), checks=None) == {}
