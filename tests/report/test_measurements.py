@@ -262,7 +262,7 @@ def test_where_a_wrong_answer_is_the_bug_it_reproduces(tmp_path: Path) -> None:
             entry["version"] = "0.23.0"
     report = journal.report(tmp_path)
     assert (report.verdict.verdict, report.verdict.expected) == ("reproduces", True)
-    assert "1 of 1 answered wrongly (95 % confidence: it does so in at least" in report.verdict.because
+    assert "reported: answered wrongly in 1 of 1 boots" in report.verdict.because
     assert "0 of 1 answered wrongly, where reported answered wrongly in 1 of 1 boots" in report.comparisons[0]
     assert "(1 of 1 answered wrongly)" in markdown(report)
 

@@ -201,13 +201,15 @@ def _verdict(
     quiet = verdict.verdict in (Verdict.QUIET, Verdict.FIXED)
     if not _imitated(started) and (quiet or (results and all(result.alive for result in results))):
         because = f"the rehearsal engine does not imitate {started['issue']}, so its survival says nothing"
-        verdict = VerdictReport(Verdict.INCONCLUSIVE, None, because)
+        verdict = VerdictReport(verdict=Verdict.INCONCLUSIVE, expected=None, because=because)
     if quiet and (untried := [arm.name for arm in arms if arm.patch_untried]):
         because = f"{', '.join(untried)}: no process of the server imported a patched file, so the patch was not tested"
         # Surprises of other arms stand.
         others = tuple(name for name in verdict.surprises if name not in untried)
         because += f"; {verdict.because}" if others else ""
-        verdict = VerdictReport(Verdict.INCONCLUSIVE, False if others else None, because, others)
+        verdict = VerdictReport(
+            verdict=Verdict.INCONCLUSIVE, expected=False if others else None, because=because, surprises=others
+        )
     return verdict if ended is not None and not ended["interrupted"] else _interrupted_verdict(verdict, ended, arms)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -39,6 +40,8 @@ CUT, NOT_RUN = "cut short", "not run"
 
 _FIRST = 3
 """Trials of one outcome that a report describes; the others are counted."""
+_SHORT = 80
+"""Letters of an arm's edits that fit into a sentence."""
 
 
 # ── sentences about a run ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -47,7 +50,7 @@ _FIRST = 3
 def headline(report: RunReport) -> str:
     """Return one sentence for a reader who knows neither bug nor tool: what happened, what avoids it, where it is fixed.
 
-    `vLLM 0.23.0 died in 1 of 1 boots of `reported`; `eager` (--enforce-eager) did not; declared fixed in >=0.24.0.`
+    Example: `vLLM 0.23.0 died in 1 of 1 boots of reported; eager (with --enforce-eager) did not; declared fixed since 0.24.0`
     """
     version = f"vLLM {report.version or 'of unknown version'}"
     failing = next((arm for arm in report.arms if arm.expected.has_bug and arm.result.crashed), None)
@@ -55,17 +58,21 @@ def headline(report: RunReport) -> str:
         text = f"{version} {failing.expected.did} in {failing.result.crashed} of {failing.result.conclusive} boots of {failing.name}"
         avoiding = [arm for arm in report.arms if arm.expected is Expected.LIVES and arm.result.result is Result.QUIET]
         if avoiding:
-            names = [f"{arm.name} ({', '.join(arm.edits)})" if arm.edits else arm.name for arm in avoiding[:3]]
-            text += f"; {' and '.join(names)} did not"
+            text += f"; {' and '.join(map(_arm_with_edits, avoiding[:3]))} did not"
     else:
         ran = next((arm for arm in report.arms if arm.trials), None)
         lived = ran is not None and ran.result.alive and ran.result.result is Result.QUIET
         if ran is None or not lived:
             return ""
         text = f"{version} crossed the boundary and lived in {ran.result.conclusive} of {ran.result.conclusive} boots of {ran.name}"
-    if report.fixed_in:
-        text += f"; declared fixed in {report.fixed_in}"
+    if fixed := re.fullmatch(r">=([\d.]+)", report.fixed_in):
+        text += f"; declared fixed since {fixed[1]}"
     return text
+
+
+def _arm_with_edits(arm: ArmReport) -> str:
+    edits = ", ".join(dict.fromkeys(arm.edits))
+    return f"{arm.name} ({edits})" if edits and len(edits) <= _SHORT else arm.name
 
 
 def crash_summary(trial: TrialReport) -> str:
@@ -74,7 +81,7 @@ def crash_summary(trial: TrialReport) -> str:
 
 
 def death_line(trial: TrialReport) -> str:
-    """Return `Detected by log 9 ms after the crash, then by health, process. Phase: request.`"""
+    """Return `Detected by log after 9 ms, then by health, process. Phase: request.`"""
     death = trial.death
     if death is None:
         return ""
@@ -113,7 +120,7 @@ def rank_logs(trial: TrialReport) -> list[str]:
 def _latency(value_s: float | None) -> str:
     if value_s is None:
         return "at an unknown time"
-    return f"{value_s * 1000:.0f} ms after the crash" if value_s < 1 else f"{value_s:.1f} s after the crash"
+    return f"after {value_s * 1000:.0f} ms" if value_s < 1 else f"after {value_s:.1f} s"
 
 
 def refused_words(statuses: Sequence[int], sent: int) -> str:
@@ -193,7 +200,7 @@ def boundary(trial: TrialReport) -> str:
 
 
 def engine_word(trial: TrialReport) -> str:
-    """Return the state of the engine: `died (detected 20 ms after the crash)`, `alive`."""
+    """Return the state of the engine: `died (detected after 20 ms)`, `alive`."""
     if trial.death is not None:
         return f"died (detected {_latency(trial.death.latency_s)})"
     return trial.outcome.facts.engine

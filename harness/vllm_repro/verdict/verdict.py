@@ -401,7 +401,7 @@ def decide(
     if reproducing is not None:
         good = (reproducing.standing or standing) is Standing.GOOD
         verdict = Verdict.REGRESSED if good else Verdict.REPRODUCES
-        because = f"{reproducing.name}{with_patch}: {reproducing.bound}"
+        because = f"{reproducing.name}{with_patch}: {reproducing.expected.did} in {reproducing.crashed} of {reproducing.conclusive} boots"
         if verdict is Verdict.REGRESSED:
             because += "; this release was declared good" + (" as it is" if patched else "")
     elif changed := next((arm for arm in led_by if not arm.unexplained and arm.otherwise), None):
