@@ -49,10 +49,10 @@ def test_the_terminal_says_verdict_cause_and_next_step(folder: Path) -> None:
 def test_the_commands_at_the_end_can_be_pasted_whatever_the_folder_is_called() -> None:
     folder = Path("o ut; echo") / "it's"
     ended = replace(report(DIED), folder=folder, interrupted="SIGINT")
-    said = dict(line.split(":", 1) for line in summary(ended).splitlines() if line.startswith(("draft:", "go on:")))
+    said = dict(line.split(":", 1) for line in summary(ended).splitlines() if line.startswith(("draft:", "resume:")))
     assert shlex.split(said["draft"]) == ["vllm-repro", "draft", str(folder)]
     # Without the scenario, whose name is not enough where it is a file of one's own.
-    assert shlex.split(said["go on"]) == ["vllm-repro", "run", "--resume", str(folder)]
+    assert shlex.split(said["resume"]) == ["vllm-repro", "run", "--resume", str(folder)]
 
 
 def test_a_rehearsal_says_so_before_anything_else() -> None:
@@ -210,7 +210,7 @@ def test_a_change_that_was_not_tried_hides_no_other_arms_death() -> None:
     recording = read(REHEARSAL / "journal.jsonl")
     made = report_of(replace(recording, entries=tuple(map(told, recording.entries))), REHEARSAL).verdict
     assert (made.verdict, made.expected, made.surprises) == (Verdict.INCONCLUSIVE, False, ("eager",))
-    assert "so it was not put to the test" in made.because
+    assert "so the patch was not tested" in made.because
     assert "unexpected in arm eager: crash" in made.because
 
 
