@@ -140,8 +140,8 @@ def _diagnosis(trial: TrialReport, version: str | None) -> Diagnosis:
     return Diagnosis(
         died=death is not None,
         phase=Phase(trial.phase) if death and trial.phase in set(Phase) else None,
-        exception=death and death.exception,
-        message=death and death.message,
+        exception=death.exception if death else None,
+        message=death.message if death else None,
         frames=tuple(Frame(*frame.rpartition(":")[::2]) for frame in death.frames) if death else (),
         wrapped=False,
         vllm_version=version,
