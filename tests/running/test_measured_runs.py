@@ -119,7 +119,7 @@ def test_boots_end_when_they_decide_nothing_more(harness: Harness) -> None:
         (("--throughput",), "", "declares no load to measure"),
         (("--throughput", "--arm", "near-miss-128"), LOADS, "the server is that of an earlier arm"),
         (("--soak", "soon"), "", "is no time, such as 90s, 30m or 2h"),
-        (("--trials", "some"), "", "at least 1"),
+        (("--trials", "some"), "", "is no number of boots from 1 to 200"),
     ],
 )
 def test_wishes_that_cannot_be_fulfilled(
