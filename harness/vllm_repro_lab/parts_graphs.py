@@ -35,6 +35,14 @@ _BOTH = (
         "none: it answers what the CUDA platform does, so that the mode is kept",
     ),
     Part(
+        "vllm.platforms.interface",
+        "Platform.get_global_graph_pool",
+        "it calls the platform's graph_pool_handle, which a CPU does not have",
+        "none: CpuPlatform.graph_pool_handle is added and returns a constant, since memory is not pooled",
+        runs=True,
+        needed=False,
+    ),
+    Part(
         _WORKER,
         "CPUWorker.init_device",
         "the GPU worker makes the workspace manager there, the CPU worker makes none",
