@@ -37,7 +37,7 @@ IMITATED = frozenset(
         "vllm-project/vllm#54195",
     }
 )
-"""Bugs that the rehearsal engine imitates (fixtures/rehearsal/defects). It survives all others, which proves nothing."""
+"""Bugs that the rehearsal engine imitates (fixtures/rehearsal/rules.py). It survives all others, which proves nothing."""
 
 _NO_HARDWARE = "--server rehearsal shows the scenario at work without the hardware"
 
