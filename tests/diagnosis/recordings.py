@@ -1,4 +1,4 @@
-"""Recorded logs of real servers, pasted tracebacks, and what is to be seen in each."""
+"""Recorded logs of real servers, pasted tracebacks, and the expected diagnosis of each."""
 
 from __future__ import annotations
 

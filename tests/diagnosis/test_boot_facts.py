@@ -36,7 +36,7 @@ def test_a_real_boot(name: str, version: str, tokens: int) -> None:
 
 
 def test_what_a_platform_turned_off_is_off() -> None:
-    """The API server speaks before its platform does; EngineCore's own list comes after."""
+    """The API server logs before its platform does; EngineCore's own list comes after."""
     listed = "Initializing a V1 LLM engine (v0.32.0) with config: model='m', enable_prefix_caching=False, enable_chunked_prefill=False, x=1"
     facts = boot_facts(f"Chunked prefill is enabled with max_num_batched_tokens=4096.\n{listed}\n")
     assert (facts.chunked_prefill, facts.prefix_caching) == (False, False)

@@ -264,7 +264,7 @@ def test_a_container_that_restarts_is_judged_by_the_life_that_ended() -> None:
 
 
 def renumbered(text: str, by: int) -> str:
-    """Another life of it: other processes, at another time."""
+    """Return the log with other process ids and times."""
     text = re.sub(r"pid=(\d+)", lambda found: f"pid={int(found[1]) + by}", text)
     return re.sub(r" (\d\d:\d\d):\d\d \[", rf" \1:{by % 60:02d} [", text)
 

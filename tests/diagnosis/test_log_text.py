@@ -172,7 +172,7 @@ def test_a_plain_log_keeps_its_lines(name: str) -> None:
 
 
 class Endless(io.RawIOBase):
-    """A file without an end of line, that refuses to return all its bytes at once."""
+    """File without a line end that refuses to return all its bytes at once."""
 
     def __init__(self, size: int) -> None:
         self.left = size

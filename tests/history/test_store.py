@@ -1,4 +1,4 @@
-"""The store: equal to what the journals say, whoever writes at the same time, and never what a run fails of."""
+"""The store equals what the journals contain, also with concurrent writers, and never fails a run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RUN = ("run", "tq-chunked-prefill", "--server", "rehearsal", "--arm", "reported"
 
 @pytest.fixture
 def reports(tmp_path: Path) -> Path:
-    """The examples, each in the folder of a run."""
+    """Copy the examples, each into the folder of a run."""
     for number, example in enumerate(EXAMPLES):
         scenario = build(example).scenario
         folder = tmp_path / "reports" / scenario / f"202611{number + 10}T000000Z-{number:06}"

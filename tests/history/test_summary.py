@@ -157,7 +157,7 @@ def test_ten_weeks_as_people_read_them() -> None:
 
 
 def test_only_the_id_and_hardware_of_a_host_are_kept() -> None:
-    """A journal knows its host's name and kernel; what stands in it about them is said by no row."""
+    """A journal holds the host name and kernel; no row does."""
     first, *others = read(REHEARSAL / "journal.jsonl").entries
     machine = {**first["machine"], "os": "Linux 6.1 of secretbox"}
     head = replace(first, fields={**first.fields, "hosts": ["secretbox"], "host": "a1b2c3d4", "machine": machine})

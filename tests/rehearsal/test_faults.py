@@ -1,4 +1,4 @@
-"""What each ordered fault looks like from outside."""
+"""Ordered faults as seen from outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of known bugs: which releases, flags and requests cross a boundary, and which just do not."""
+"""Table of known bugs: both sides of each boundary in releases, flags and requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of the fault server: what it says of itself, its endpoints, its log, its processes, and how it ends."""
+"""Contract of the fault server: label, endpoints, log, processes, exit."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_many_requests_at_once(start: Start) -> None:
 
 
 class Nodes:
-    """The head and the headless follower of one engine."""
+    """Head and headless follower of one engine."""
 
     def __init__(self, start: Start) -> None:
         meeting = ("--nnodes", "2", "-tp", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))

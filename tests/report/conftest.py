@@ -1,4 +1,4 @@
-"""A real Chromium, headless, and pages in it that tell what went wrong."""
+"""A real headless Chromium, and pages that record errors and requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FLAGS = (
 
 @dataclass
 class Opened:
-    """A page, and what it said and asked for meanwhile."""
+    """A page with the messages and requests that it made."""
 
     page: Page
     said: list[str] = field(default_factory=list)
@@ -37,7 +37,7 @@ Open = Callable[..., Opened]
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    """An error where there is no Chromium: pages that nobody looked at are not tested."""
+    """Start Chromium. Fail instead of skip if there is none."""
     path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if path is None:
         pytest.fail("no Chromium on PATH; on Debian: apt-get install chromium", pytrace=False)
@@ -49,7 +49,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def opened(browser: Browser) -> Iterator[Open]:
-    """Opens a file as a person does who got only that. Keywords are those of a browser's context."""
+    """Open a file as its recipient does. Keywords are those of a browser context."""
     with ExitStack() as stack:
 
         def call(path: Path, **options: Any) -> Opened:

@@ -1,4 +1,4 @@
-"""Logs that mean harm, or that are only huge: written into a run's folder beside its journal."""
+"""Hostile or huge logs in a run's folder."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ MARKUP = """<script>window.hacked = "script"</script>
 
 
 def run_folder(folder: Path) -> Path:
-    """A run with the example's journal and no log yet."""
+    """Make a run folder with the example's journal and no log."""
     (folder / "logs").mkdir(parents=True)
     shutil.copy(REHEARSAL / "journal.jsonl", folder / "journal.jsonl")
     return folder
 
 
 def write_hostile(folder: Path) -> None:
-    """Of the first arms' logs: markup, broken UTF-8, a line of 50 MB, and 200 MB in all."""
+    """Write markup, broken UTF-8, a line of 50 MB, and 200 MB in all into the first arms' logs."""
     logs = folder / "logs"
     (logs / "reported-1.log").write_bytes(
         MARKUP.encode() * 20 + b"ERROR \xff\xfe\xc3( broken \xed\xa0\x80\nAssertionError: " + MARKUP.encode()

@@ -1,4 +1,4 @@
-"""A journal renders wherever it was cut or damaged, in every format, and every format says so."""
+"""A journal renders in every format wherever it was cut or damaged, and every format reports it."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def _junit_says_so(root: ET.Element, *, killed: bool) -> bool:
 
 @pytest.fixture(autouse=True)
 def scenarios_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A draft reads all scenario files, each time anew; here once for all."""
+    """Read the scenario files once for all drafts."""
     monkeypatch.setattr(files, "all_scenarios", cache(catalogue.all_scenarios))
 
 
 def rendered(journal: Iterable[bytes], folder: Path) -> RunReport | None:
-    """None where the journal does not hold the start of a run; else it is rendered in each format, and each says that it is cut."""
+    """Render a cut journal in each format and check that each reports the cut; None without the start of a run."""
     (folder / "journal.jsonl").write_bytes(b"".join(journal))
     if read(folder / "journal.jsonl").first("run-started") is None:
         with pytest.raises(UsageError, match="does not hold the start of a run") as refused:
@@ -76,7 +76,7 @@ def test_every_format_is_asked_to_say_it() -> None:
 
 @pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
 def test_no_part_of_a_line_reads_as_an_entry(folder: Path) -> None:
-    """Every byte: so a cut within a line is a cut before it, and to render the cuts of each line once is to render them all."""
+    """A cut within a line equals a cut before it, so other tests cut only between lines."""
     for line in (folder / "journal.jsonl").read_bytes().splitlines():
         for end in range(1, len(line)):
             with pytest.raises(ValueError, match=r"column|codec"):
@@ -108,7 +108,7 @@ def test_an_arm_that_was_begun_is_not_said_to_have_not_run(tmp_path: Path) -> No
 
 
 def test_a_kill_and_an_interrupt_in_the_same_boot_leave_the_same_said(tmp_path: Path) -> None:
-    """Of the second of eight arms: what was cut, and what was not come to, in the verdict and in every table."""
+    """Cut in the second of eight arms and compare the verdict and every table."""
     lines = (REHEARSAL / "journal.jsonl").read_bytes().splitlines(keepends=True)
     ended = [at for at, line in enumerate(lines) if b'"event": "trial-ended"' in line]
     killed = rendered(lines[: ended[1]], tmp_path)
@@ -145,7 +145,7 @@ def test_a_journal_cut_at_any_byte(tmp_path: Path, share: float, folder: Path) -
 )  # each example writes its file anew
 @given(data=st.data())
 def test_a_journal_that_lost_lines_in_its_middle(tmp_path: Path, data: st.DataObject) -> None:
-    """As a disk that was full for a while leaves it, or a block that never got there."""
+    """Drop lines, as a full disk does."""
     lines = (LARGEST / "journal.jsonl").read_bytes().splitlines(keepends=True)
     torn = data.draw(st.sets(st.integers(1, len(lines) - 1), min_size=1, max_size=len(lines) // 2))
     report = rendered(
@@ -156,7 +156,7 @@ def test_a_journal_that_lost_lines_in_its_middle(tmp_path: Path, data: st.DataOb
 
 
 def changed(event: str, /, **fields: object) -> list[bytes]:
-    """A journal, cut before its last line, with other fields in its first such line; one that is None is gone."""
+    """Return a journal with other fields in its first such line; None removes a field."""
     lines = (REHEARSAL / "journal.jsonl").read_bytes().splitlines(keepends=True)[:-1]
     at, entry = next((at, one) for at, one in enumerate(map(json.loads, lines)) if one["event"] == event)
     told = {key: value for key, value in {**entry, **fields}.items() if value is not None}

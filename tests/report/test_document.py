@@ -1,4 +1,4 @@
-"""The page around a report: one file, a policy by hash, and no value that becomes markup."""
+"""The page around a report: one file, a content policy by hash, and escaped values."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_no_private_path_in_any_example() -> None:
 
 
 def changed(source: RunReport, outcome: Outcome, verdict: VerdictReport) -> RunReport:
-    """The example with its first arm's trial turned into something else."""
+    """Return the example with a changed trial in its first arm."""
     first = source.arms[0]
     trial = replace(first.trials[0], outcome=outcome, death=None if outcome is Outcome.CLEAN else first.trials[0].death)
     arm = replace(first, trials=(trial,), result=arm_result(first.name, first.expected, [outcome]))
@@ -124,7 +124,7 @@ def test_log_text_breaks_neither_fence_nor_table_nor_xml() -> None:
 
 
 def test_requests_that_were_refused_are_told_of_everywhere() -> None:
-    """The outcome is that of those that were taken: without a word a reader would believe that all of the workload was run."""
+    """Refused requests did not run, although the outcome counts only accepted ones."""
 
     def of_eager(entry: Entry) -> Entry:
         first = entry.event == "answer" and entry["arm"] == "eager" and entry["status"] == 200
@@ -156,7 +156,7 @@ def test_reports_are_written_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("imported", "verdict"), [(["vllm/a.py"], "quiet"), ([], "inconclusive"), (None, "quiet")])
 def test_a_change_that_no_process_imported_was_not_tried(imported: list[str] | None, verdict: str) -> None:
-    """None: a journal from before anybody looked."""
+    """None: a journal from before this was recorded."""
     changed = [{"file": "vllm/a.py", "sha256": "0" * 64, "untried": ["kernel"], "inside": "/usr/lib/x/vllm/a.py"}]
 
     def patched(entry: Entry) -> Entry:

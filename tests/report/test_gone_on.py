@@ -1,4 +1,4 @@
-"""Reports of a run that was interrupted and gone on with: a boot that was cut is shown, and nothing rests on it."""
+"""Reports of resumed runs: an interrupted boot is shown and not counted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WHOLE = REHEARSAL / "journal.jsonl"
 
 
 def gone_on_with(*, sent: bool) -> list[Entry]:
-    """The example's run, as if the first boot of `reported` had been cut and made again. sent: whether it had sent a request by then."""
+    """Return the example's run with its first boot interrupted and repeated. sent: whether it had sent a request."""
     entries = list(read(WHOLE).entries)
     first = next(entry for entry in entries if entry.event == "trial-started")
     ended = next(entry for entry in entries if entry.event == "trial-ended" and entry["arm"] == first["arm"])

@@ -1,4 +1,4 @@
-"""The page of a run: the same each time, bounded, and whatever a journal or a log holds stays text."""
+"""The page of a run: reproducible, bounded, and journal and log text stays text."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def parsed(page: str) -> Element:
 
 
 def assert_sound(page: str) -> Element:
-    """Valid HTML that runs and fetches nothing, with links only into the page, to files beside it, and to the issue."""
+    """Check for valid HTML that runs and fetches nothing and links only to the page, its folder and the issue."""
     tree = parsed(page)
     tags = [one.tag.removeprefix(XHTML) for one in tree.iter() if isinstance(one.tag, str)]
     assert not {"planted-tag", "script", "img", "iframe", "base", "object", "embed", "link", "form"} & set(tags)
@@ -83,7 +83,7 @@ def test_no_field_of_a_journal_becomes_markup(field: Field, text: str, instead: 
 
 
 def test_the_planted_text_is_on_the_page() -> None:
-    """Else the test above could not fail."""
+    """Otherwise the test above could not fail."""
     plant = MARKUP[0]
     seen = sum(
         plant in text_of(parsed(html_page(planted(*field, lambda was: f"{was} {plant}")))) for field in FIELDS[::12]

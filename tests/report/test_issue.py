@@ -64,7 +64,7 @@ def logs_of(text: str, tmp_path: Path) -> list[LogPieces]:
 
 
 def assert_sound(body: str, meant: list[str]) -> Rendered:
-    """`body` fits, calls nobody, and links to the issues that are meant and to nothing else."""
+    """Check that `body` fits, mentions nobody, and links only to the intended issues."""
     assert len(body) <= LIMIT
     assert len(body.encode("utf-8")) <= LIMIT
     page = render(body)
@@ -88,7 +88,7 @@ def test_examples_are_what_their_journals_draft(folder: Path) -> None:
 
 
 def test_a_bug_that_is_no_death_is_told_like_one() -> None:
-    """The control that lives comes first in the file, and is not what the draft is about."""
+    """The control comes first in the file and is not what the draft describes."""
     made = report(next(folder for folder in EXAMPLES if folder.name.startswith("sco-window-loads-wait")))
     turned = replace(made, arms=made.arms[::-1])
     body = make_draft(turned).body
@@ -161,7 +161,7 @@ def test_a_rehearsals_draft_says_so_in_its_first_line() -> None:
 
 
 def test_a_new_issue_out_of_the_lab_shows_what_anybody_can_run_and_the_change_that_helps() -> None:
-    """The lab's own command needs the lab; a maintainer wants flags, requests, and what to change."""
+    """A maintainer needs flags, requests and the change, not the command of the lab."""
     patch = Patch("vllm/v1/attention/backends/a.py", was="x = 1\n", now="x = 2\n", why="it is two")
     arm = DIED.arms[0]
     cured = replace(arm, result=arm_result("patched", Expected.LIVES, [Outcome.CLEAN]), trials=(), patches=(patch,))
@@ -234,7 +234,7 @@ def test_whatever_a_log_holds(tmp_path_factory: pytest.TempPathFactory, parts: l
 
 
 def strings(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The ways to each text in a structure of JSON's types."""
+    """Yield the path to each text in a JSON structure."""
     if isinstance(value, str):
         yield at
     elif isinstance(value, dict):
@@ -275,7 +275,7 @@ MEANINGFUL = {
 
 
 def patched(recording: Recording) -> Recording:
-    """The recording as if its first arm had changed vLLM's source."""
+    """Return the recording with a patch in its first arm."""
     change = {"file": "vllm/a.py", "was": "a", "now": "b", "why": "because"}
 
     def one(entry: Entry) -> Entry:
@@ -290,7 +290,7 @@ def patched(recording: Recording) -> Recording:
 
 
 def journals() -> list[tuple[Recording, int, tuple[Any, ...]]]:
-    """Each text field of the examples' journals, once a kind: a recording, the entry's place, and the way to the text."""
+    """Yield each kind of text field of the examples' journals: recording, entry, path."""
     found: dict[tuple[Any, ...], tuple[Recording, int, tuple[Any, ...]]] = {}
     for folder in EXAMPLES:
         recording = patched(read(folder / "journal.jsonl"))
@@ -323,7 +323,7 @@ def test_no_field_of_a_journal_breaks_a_draft(
 
 
 def test_the_fields_are_all_that_a_journal_has() -> None:
-    """So that the tests above and those of what is planted stay as wide as the journal is."""
+    """Keep the tests above as wide as the journal."""
     kinds = {
         (recording.entries[place].event, way[-1] if isinstance(way[-1], str) else way[-2])
         for recording, place, way in FIELDS

@@ -33,7 +33,7 @@ KINDS = {Failure: "failure", Error: "error", Skipped: "skipped"}
 
 
 def mixed(why: str = "it died of this", message: str = "boom", frame: str = "vllm/a.py:f") -> RunReport:
-    """An arm of each sort: as expected, a surprise, trouble of the host, not for this machine."""
+    """Return one arm of each kind: expected, surprise, host trouble, unsupported."""
     death = Death(
         detected_by="answer",
         latency_s=0.1,

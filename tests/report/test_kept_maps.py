@@ -1,4 +1,4 @@
-"""The version maps that are kept as examples say in Markdown what their JSON holds, and link to no run that is gone."""
+"""Example version maps: their Markdown equals their JSON, and no link is dead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a report says of measurements: made from journals that are written here line by line."""
+"""Reports of measurements, from journals that are written here."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def figures(speed: float) -> dict[str, Any]:
 
 
 class Journal:
-    """A journal in the making: that of the example, with its trials' ends replaced."""
+    """The example's journal with other ends of its trials."""
 
     def __init__(self, evidence: str, **header: Any) -> None:
         lines = (REHEARSAL / "journal.jsonl").read_text(encoding="utf-8").splitlines()
@@ -80,7 +80,7 @@ class Journal:
 
 
 def measured(evidence: str, weights: str | None = "real") -> Journal:
-    """Two boots of two arms, reported being twice as fast as eager."""
+    """Return two boots of two arms; reported is twice as fast as eager."""
     journal = Journal(evidence)
     for trial in (1, 2):
         for arm, factor in (("reported", 2.0), ("eager", 1.0)):
@@ -247,7 +247,7 @@ def test_an_arm_that_says_something_else_than_the_baseline_is_wrong(tmp_path: Pa
 
 
 def erring(journal: Journal) -> Journal:
-    """`journal`, with the bug being that the reported arm answers wrongly."""
+    """Return `journal` with a reported arm whose bug is a wrong answer."""
     expected = {"reported": "errs", "eager": "lives", "graphs-off": "lives"}
     journal.header["errs"] = True
     journal.header["arms"] = [{**arm, "expected": expected[arm["name"]]} for arm in journal.header["arms"]]

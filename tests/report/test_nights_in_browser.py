@@ -1,4 +1,4 @@
-"""The nightly page as a person has it: a file, opened in Chromium."""
+"""The nightly page in Chromium."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a run as a person has it: a file, opened in Chromium."""
+"""The page of a run in Chromium."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOG = "".join(f"(EngineCore pid=7) INFO line {n} of the boot\n" for n in range(2
 
 @pytest.fixture
 def page(tmp_path: Path) -> Path:
-    """The rehearsal's page, with a log for its first arm and another for its second."""
+    """Write the rehearsal's page with logs for its first two arms."""
     folder = run_folder(tmp_path / "run")
     (folder / "logs" / "reported-1.log").write_text(LOG, encoding="utf-8")
     (folder / "logs" / "eager-1.log").write_text("INFO line 7 of the boot, nothing else\n", encoding="utf-8")

@@ -45,7 +45,7 @@ PHRASES = {
 
 
 def run_of(version: str, outcomes: Sequence[Outcome], *, reported: str | None = None) -> RunReport:
-    """The example run with its first arm's trials turned into these, on this release."""
+    """Return the example run on this release, with these trials in its first arm."""
     first = EXAMPLE.arms[0]
     dead = first.trials[0]
     trials = tuple(
@@ -93,7 +93,7 @@ def map_of(rows: Sequence[ReleaseRow], versions: Sequence[str] | None = None) ->
 
 
 def said(text: str, tested: Sequence[str]) -> dict[str, ReleaseResult | None]:
-    """What a reading says of each release, read back independently of how it was made."""
+    """Parse a sentence of the map independently of the code that writes it."""
     names = r"[0-9][0-9., a-z()]*?"
     found: dict[str, ReleaseResult | None] = {}
     head, *listed = text.split("; ")
@@ -222,7 +222,7 @@ def test_a_range_names_its_ends_from_three_releases_on() -> None:
 
 
 def test_a_release_whose_run_has_no_such_arm_was_not_tried() -> None:
-    """As a journal of the arms `branch` and `unreserved` alone, held against a map of `reported`."""
+    """Compare a journal of the arms `branch` and `unreserved` with a map of `reported`."""
     other = row("0.23.0", Outcome.CRASH)
     other = replace(other, arms=tuple(replace(arm, result=replace(arm.result, name="branch")) for arm in other.arms))
     without = map_of([other, row("0.24.0", Outcome.CLEAN)])
@@ -264,7 +264,7 @@ def test_neither_does_a_run_with_other_evidence_nor_a_bug_that_is_not_imitated()
 
 
 def test_several_arms_have_a_sentence_and_an_answer_each() -> None:
-    """The example has six arms, among them one that stays short of the boundary as it is declared to."""
+    """The example has six arms; one stays short of the boundary as declared."""
     one = row_of(replace(EXAMPLE, version="0.23.0"), "0.23.0", Standing.BAD, "rehearsal")
     several = replace(map_of([one]), arms=tuple(arm.name for arm in one.arms))
     assert readings(several)[:2] == ("reported: dies in 0.23.0", "eager: lives in 0.23.0")
@@ -278,7 +278,7 @@ def test_several_arms_have_a_sentence_and_an_answer_each() -> None:
 
 
 def test_an_arm_that_is_not_the_reported_one_is_named_even_alone() -> None:
-    """`lives in 0.23.0` of a workaround would read as if the bug were not there."""
+    """`lives in 0.23.0` of a workaround would read as if the bug did not exist."""
     one = row_of(replace(EXAMPLE, version="0.23.0"), "0.23.0", Standing.BAD, "rehearsal")
     alone = replace(map_of([one]), arms=("eager",), rows=(replace(one, arms=one.arms[1:2]),))
     assert readings(alone) == ("eager: lives in 0.23.0",)

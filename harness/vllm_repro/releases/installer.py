@@ -36,6 +36,7 @@ _LIKE_PIP = {
     "UV_INDEX_STRATEGY": "unsafe-best-match",  # the newest version of all indexes, not that of the first index
     "UV_SYSTEM_CERTS": "1",
     "UV_NATIVE_TLS": "1",  # the same for uv before 0.11
+    "UV_COMPILE_BYTECODE": "1",  # else the first boot compiles for half a minute, or each one if bytecode is not written
 }
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
