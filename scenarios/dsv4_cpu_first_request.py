@@ -1,11 +1,11 @@
-"""DeepSeek-V4 on vLLM's CPU backend: the first request kills the engine, whatever it asks.
+"""DeepSeek-V4 on vLLM's CPU backend: the engine crashes on the first request, whatever its prompt.
 
-A decode step has a plan of tiles for each kind of layer, and the metadata builder reads five of them by name. The CPU's builder overrides
-the method that makes them and names three, as there were before two more kinds came. On GPUs the shared method runs, which names all five.
-The boot is fine, since dummy runs carry no metadata.
+Each decode step has a tile plan for each kind of layer, and the metadata builder reads five plans by name. The CPU builder overrides the
+method that creates the plans and returns only three of the names, because two kinds were added later. On GPUs the shared method returns
+all five. The boot succeeds because dummy runs carry no attention metadata. Releases from 0.30.0 on have the bug.
 
-No issue about this was found; the pull request here is the one that added the CPU backend. It takes a Triton with a backend for CPUs, as
-the official CPU images bring one: the published Triton has none, so the lab runs vLLM's kernels in Triton's interpreter.
+We found no issue about it; the pull request named here added the CPU backend. The bug needs a Triton with a CPU backend, as in the official
+CPU images. The published Triton has none, so the lab runs vLLM's kernels in Triton's interpreter.
 """
 
 from vllm_repro.vocabulary import (
@@ -46,7 +46,7 @@ scenario = Scenario(
         block_size=256,
         vocab_size=129280,
         max_position=1048576,
-        why="every DeepSeek-V4 has this builder",
+        why="every DeepSeek-V4 model uses this builder",
     ),
     needs=Needs(memory_gb=256),
     status=Status(bad=">=0.30.0"),
@@ -68,9 +68,9 @@ scenario = Scenario(
                 "vllm/models/deepseek_v4/cpu/cpu_mla.py",
                 was="            _LAYER_TYPE_C128A: None,\n        }\n",
                 now='            _LAYER_TYPE_C128A: None,\n            "c1a": None,\n            "c2a": None,\n        }\n',
-                why="the CPU plans no tiles, for those two kinds of layers neither",
+                why="the CPU needs no tile plan, also for these two kinds of layers",
             ),
-            why="the smallest change that names all five",
+            why="the smallest change that returns all five names",
         ),
     ],
     lab=Lab(
@@ -80,6 +80,6 @@ scenario = Scenario(
         window=128,
         heads=8,
         why="one layer of each kind, with the model's own head size, window and top k",
-        changes=[with_flags("--dtype bfloat16", why="there are no weights to be quantized")],
+        changes=[with_flags("--dtype bfloat16", why="the tiny model has no quantized weights")],
     ),
 )

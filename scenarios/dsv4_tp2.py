@@ -1,18 +1,18 @@
-"""DeepSeek-V4 on SM12x GPUs, over two nodes: a prompt longer than a computable length asks for more workspace than was locked at boot.
+"""DeepSeek-V4 on SM12x GPUs, two nodes: a long enough prompt needs more workspace than was locked at boot, and the engine crashes.
 
-Before CUDA graphs are captured a dummy run asks for the workspace that attention will need, and after them it is locked. In the branch for
-SM12x GPUs (pull request #40991) the dummy run returned before it came to `_forward_prefill`, so that only the sparse indexer's share was
-locked: 21.62 MB, by `--max-model-len` alone. A prompt of 1,304 tokens asks for 21.80 MB in its first layer. Prompts of up to 759 tokens
-live, so a smoke test with a short one is green on such a server; several shorter ones in one step die like a long one. Without graphs
-nothing is ever locked.
+Before CUDA graph capture a dummy run reserves the workspace for attention; after the capture the workspace is locked. In the branch for
+SM12x GPUs (pull request #40991) the dummy run returned before `_forward_prefill`. So only the sparse indexer's share was locked: 21.62 MB,
+which depends on `--max-model-len` alone. A prompt of 1,304 tokens needs 21.80 MB in its first layer. Prompts of up to 759 tokens live, so a
+smoke test with a short prompt passes. Several shorter prompts in one step crash the engine like a long one. Without graph capture, the
+workspace is not locked.
 
-It never was in a release: those reserve the room in the dummy run, and so did the branch from its commit 1d6f5c4 on. What runs on GPUs as
-"reported" is therefore the branch, by the version that it gave itself. The lab cannot install that. It runs a release, which lives, and two
-arms that change its source: `unreserved` takes the reservation out of the dummy run, and `branch` asks for the branch's shapes as well,
-those of the branch's own sources at the two lines that the report names. A release's own shapes are smaller for a lone prompt: they
-outgrow the lock from 1,307 tokens on, which is why the workload has a longer chat after the reported one.
+No release has this bug: releases reserve the workspace in the dummy run, as the branch does from its commit 1d6f5c4 on. On GPUs the
+arm `reported` therefore runs the branch, named by its own version. The lab cannot install the branch. It runs a release, which lives, and
+two arms with patched source. `unreserved` removes the reservation from the dummy run. `branch` also requests the workspace shapes of the
+branch's sources, at the two lines that the report names. A release requests less for a single prompt: it outgrows the lock from 1,307
+tokens on, so the workload has a longer chat after the reported one.
 
-Both ranks die at the same step. The second `vllm serve` does not see the end of the first and stays, with its GPU, until it is told.
+Both ranks crash in the same step. The second `vllm serve` does not notice that the first one exited; it keeps its GPU until it is stopped.
 """
 
 from vllm_repro.vocabulary import (
@@ -40,7 +40,7 @@ SHORT = chat(name="short chat", prompt=sized(100, lab=400), max_tokens=4, stream
 FITS = chat(name="longest chat that fits a release", prompt=1306, max_tokens=4, stream=False)
 BEYOND = chat(name="one token more", prompt=1307, max_tokens=4, stream=False)
 
-# Line numbers stay: a death names the line of the release.
+# The patch keeps the line numbers, so that a traceback shows those of the release.
 UNRESERVED = patched(
     "vllm/models/deepseek_v4/nvidia/flashmla.py",
     was="""\
@@ -59,7 +59,7 @@ UNRESERVED = patched(
             #
             output.zero_()
 """,
-    why="the dummy run of the reported branch returned before it asked for anything",
+    why="the dummy run of the reported branch returned before it reserved anything",
 )
 BRANCH = patched(
     "vllm/models/deepseek_v4/nvidia/flashmla.py",
@@ -77,7 +77,7 @@ BRANCH = patched(
             )
             kv, combined_indices_out, combined_lens_out = workspace[:3]
 """,
-    why="its prefill asked for rows of four prompts, indices of the tokens there are, and states of up to 256 queries in float32",
+    why="the branch's prefill requested rows for four prompts, indices for the scheduled tokens, and float32 states of up to 256 queries",
 )
 
 scenario = Scenario(
@@ -114,8 +114,8 @@ scenario = Scenario(
         layers=["sliding", "sparse", "compressed", "sparse"],
         window=128,
         fp8=True,
-        why="each of the model's three kinds of layers, with its heads, its window, and the indexer's head size and top k: what is "
-        "locked, and what a prompt asks for, depend on nothing else of it",
+        why="the model's three kinds of layers, with its heads, window, indexer head size and top k: the locked and the requested "
+        "sizes depend on nothing else in the model",
     ),
     status=Status(bad="==0.20.1rc1.dev12+g363ffa145", good=">=0.20.0,!=0.20.1rc1.dev12+g363ffa145"),
     try_with="0.20.1rc1.dev12+g363ffa145",
@@ -138,25 +138,25 @@ scenario = Scenario(
             "eager",
             lives,
             with_flags("--enforce-eager"),
-            why="nothing is locked without graph capture; the report measured a quarter of the throughput",
+            why="without graph capture the workspace is not locked; the report measured a quarter of the throughput",
         ),
         arm(
             "near-miss-759",
             untriggered,
             workload=[chat(name="longest chat that fits", prompt=759, max_tokens=8, stream=False)],
-            why="the longest prompt whose workspace fits: 21.62 MB asked for, 21.62 locked",
+            why="the longest prompt that fits: it needs 21.62 MB, and 21.62 MB are locked",
         ),
         arm(
             "near-miss-760",
             dies,
             workload=[chat(name="one token more", prompt=760, max_tokens=8, stream=False)],
-            why="a layer with compression asks for 21.63 MB",
+            why="a layer with compression needs 21.63 MB",
         ),
         arm(
             "fewer-sequences",
             dies,
             with_flags("--max-num-seqs 2"),
-            why="reported to tighten the lock; by the code its size depends on --max-model-len alone",
+            why="the report says that this lowers the locked size; in the code it depends on --max-model-len alone",
         ),
         arm(
             "unreserved",
@@ -164,7 +164,7 @@ scenario = Scenario(
             UNRESERVED,
             workload=[SHORT, FITS, BEYOND],
             bad=">=0.32.0",
-            why="a release without the reservation, at its own threshold: 1,306 tokens fit, and 1,307 ask for 21.63 MB",
+            why="a release without the reservation, at its own threshold: 1,306 tokens fit, and 1,307 need 21.63 MB",
         ),
         arm(
             "unreserved-eager",
@@ -172,7 +172,7 @@ scenario = Scenario(
             UNRESERVED,
             with_flags("--enforce-eager"),
             workload=[SHORT, FITS, BEYOND],
-            why="the same release and requests, and nothing is locked without graph capture",
+            why="the same release and requests: without graph capture the workspace is not locked",
         ),
         arm(
             "unreserved-together",
@@ -188,7 +188,7 @@ scenario = Scenario(
                 ),
             ],
             bad=">=0.32.0",
-            why="prompts that fit alone do not fit together: what is gathered is for all prompts of a step",
+            why="each prompt fits alone, but not all four: one step gathers the KV of all its prompts",
         ),
         arm(
             "branch",
@@ -196,7 +196,7 @@ scenario = Scenario(
             UNRESERVED,
             BRANCH,
             bad=">=0.31.0",
-            why="also the shapes that the branch asked for: the reported chat asks for 21.80 MB in its first layer, the report's number",
+            why="also the branch's workspace shapes: the reported chat needs 21.80 MB in its first layer, as in the report",
         ),
     ],
     lab=Lab(
@@ -206,19 +206,19 @@ scenario = Scenario(
         family="deepseek_v4",
         layers=["sliding", "sparse", "compressed", "sparse"],
         window=128,
-        why="one layer of each kind, with the reported heads, head size, window and top k: by these and by flags the sizes go",
+        why="one layer of each kind, with the reported heads, head size, window and top k: only these and the flags set the sizes",
         changes=[
-            with_flags("--dtype bfloat16", why="the reported quantization is of weights, and there are none"),
-            with_flags("--compilation-config.mode 0", why="nothing is compiled, so that a boot takes seconds"),
+            with_flags("--dtype bfloat16", why="the tiny model's weights are not quantized"),
+            with_flags("--compilation-config.mode 0", why="without compilation a boot takes seconds"),
             with_flags(
                 "--no-enable-prefix-caching",
-                why="the stand-in's tokenizer makes 316 tokens of the chat template, a block of which would be cached; the model's own "
-                "makes less than a block of it",
+                why="the tiny model's tokenizer turns the chat template into 316 tokens, so one block would be cached; with the model's "
+                "own tokenizer it is shorter than a block",
             ),
         ],
     ),
     throughput=[
-        # The points of #40991's own tables.
+        # The load points in the tables of #40991.
         throughput(prompt=128, output=512, concurrency=[1, 2, 4, 8], baseline="eager"),
         throughput(prompt=8192, output=512, concurrency=[1, 2], baseline="eager"),
     ],

@@ -1,13 +1,13 @@
-"""One request with `min_tokens` and a stop token beyond the vocabulary kills the engine.
+"""A request with `min_tokens` and a stop token id outside the vocabulary crashes the engine.
 
-`stop_token_ids` was the one list of token ids in a request that nobody checked against the vocabulary. With `min_tokens` set, the
-sampler masks those ids in the logits until enough tokens are out, and an id past the end of the row is an IndexError on a CPU and a
-device-side assertion on a GPU; either ends the engine for everybody. Without `min_tokens` the same request is harmless, because
-nothing indexes with the id. From 0.29.0 on such a request is refused with a 400.
+vLLM validated every list of token ids in a request against the vocabulary except `stop_token_ids`. With `min_tokens` set, the sampler masks
+the logits of these ids until enough tokens are generated. An id past the end of the row raises an IndexError on a CPU and a device-side
+assertion on a GPU; either one crashes the engine for all clients. Without `min_tokens` the same request is harmless, because no code
+indexes with the id. Releases 0.20.0 to 0.28.0 have the bug; from 0.29.0 on the server refuses such a request with a 400.
 
-The issue gives the request and no server command, so the command here is a plain one for a small public model; any model will do,
-since the fault is in the sampler's masking and not in the weights. It computes in float32: on a machine with AMX the first request to so
-small a model in bfloat16 ends in an illegal instruction in vLLM's attention (0.28.0, 0.29.0).
+The issue gives the request but no server command. The command here is a plain one for a small public model; any model shows the bug,
+because it is in the sampler. The model runs in float32: with bfloat16 on a machine with AMX, the first request to such a small model
+crashes with an illegal instruction in vLLM's attention (0.28.0, 0.29.0).
 """
 
 from vllm_repro.vocabulary import (
@@ -48,7 +48,7 @@ scenario = Scenario(
         vocab_size=151936,
         max_position=40960,
         tiny_will_do=True,
-        why="the fault is in the sampler, before any weight matters",
+        why="the bug is in the sampler and does not depend on weights",
     ),
     needs=Needs(memory_gb=6),
     status=Status(bad=">=0.20.0,<0.29.0", good=">=0.29.0"),
@@ -83,7 +83,7 @@ scenario = Scenario(
                     stop_token_ids=[BEYOND_ANY_VOCABULARY],
                 )
             ],
-            why="the same stop token, and nothing that indexes with it",
+            why="the same stop token, but no code indexes with it",
         ),
         arm(
             "patched",
@@ -98,9 +98,9 @@ scenario = Scenario(
                 "            raise VLLMValidationError(\n"
                 '                f"stop_token_ids {beyond} are not below {vocab_size}", parameter="stop_token_ids", value=beyond\n'
                 "            )\n",
-                why="a stop token beyond the vocabulary is refused, as one with a logit bias is",
+                why="refuse a stop token outside the vocabulary, as vLLM does for ids in logit_bias",
             ),
-            why="what 0.29.0 does, in the words of 0.20.0 to 0.28.0",
+            why="the check of 0.29.0, written for the source of 0.20.0 to 0.28.0",
         ),
     ],
     related=["vllm-project/vllm#54196"],

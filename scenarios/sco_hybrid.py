@@ -1,12 +1,13 @@
-"""Simple CPU offload with sliding windows: a block is freed twice, and the next long prompt walks off the end of the free list.
+"""Simple CPU offload with sliding windows: a KV block is freed twice, and the next long prompt crashes the engine in `popleft_n`.
 
-The connector stores a prompt's KV blocks in CPU memory. A sliding-window layer gives blocks back as its window moves on; where the pool
-is nearly full the last chunk of the same prompt gets some of them again, and they stand twice in what the connector remembers. If the
-answer then fills the prompt's last block, one store event lists each of them twice. Both entries are freed, the counter of free blocks
-says more than the list has, and the second long prompt dies of a bare assertion. A pause between the two does not help.
+The connector stores a prompt's KV blocks in CPU memory. A sliding-window layer frees blocks as its window moves on. If the pool is nearly
+full, the last chunk of the same prompt gets some of these blocks again, and the connector's list then has them twice. If the answer
+fills the prompt's last block, one store event lists each of them twice. Both entries are freed, so the counter of free blocks exceeds
+the length of the free list. The second long prompt then fails a bare assertion. A pause between the two prompts does not help.
 
-Releases 0.22.0 to 0.23.0 skip the place where the scan used to wait, which ends this road but not the bug: a CPU pool full of stores in
-flight is another one. 0.24.0 frees a block once, however often it is listed.
+Releases 0.20.0 to 0.21.0 crash in this way. Releases 0.22.0 to 0.23.0 skip the block without a hash at which the scan stopped before, which
+removes this trigger but not the bug: a CPU pool full of stores in flight also triggers it. From 0.24.0 on a block is freed once, however
+often it is listed.
 """
 
 from vllm_repro.vocabulary import (
@@ -35,8 +36,8 @@ from vllm_repro.vocabulary import (
     without,
 )
 
-# The report says "about 90k". LONG lacks three tokens to whole blocks (352 of them, 178 in the lab), which an answer of eight fills up;
-# UNFILLED is five tokens over, and no short answer fills that block.
+# The report says "about 90k". LONG is three tokens short of whole blocks (352, or 178 in the lab): an answer of eight fills the last one.
+# UNFILLED is five tokens longer than whole blocks: a short answer does not fill its last block.
 LONG = sized(90_109, lab=5_693)
 UNFILLED = sized(90_117, lab=6_789)
 MANAGER = "vllm/v1/simple_kv_offload/manager.py"
@@ -71,7 +72,7 @@ scenario = Scenario(
         block_size=256,
         vocab_size=129280,
         max_position=1048576,
-        # As vLLM 0.21.0 groups this model's layers: two halves of the sliding windows, and the states of both compressors.
+        # The groups of vLLM 0.21.0 for this model: two halves of the sliding windows, and the states of both compressors.
         window_groups=[(64, 128), (64, 128), (4, 8), (8, 128)],
         group_pages=[1_002_240, 823_680, 786_240, 967_680, 748_800],
         kv_cache_tokens=145_274,
@@ -83,15 +84,15 @@ scenario = Scenario(
         layers=["sliding", "sparse", "compressed", "sparse"],
         window=128,
         fp8=True,
-        why="vLLM 0.21.0 cuts the cache of these four layers into the same five groups as that of the model's 43; "
-        "a block is an eleventh as large",
+        why="vLLM 0.21.0 splits the KV cache of these four layers into the same five groups as that of the model's 43; "
+        "a block has an eleventh of the size",
         changes=[
             with_flags(
-                "--num-gpu-blocks-override 7283", why="as many blocks as the report's 145,274 tokens, whatever the GPU"
+                "--num-gpu-blocks-override 7283", why="the number of blocks for the report's 145,274 tokens, on any GPU"
             ),
             with_flags(
                 simple_cpu_offload(12_494_450_315),
-                why="an eleventh of the reported 128 GiB, for as many blocks",
+                why="an eleventh of the reported 128 GiB: the same number of blocks",
             ),
         ],
     ),
@@ -119,20 +120,20 @@ scenario = Scenario(
                 pause(10),
                 chat(name="prompt B", prompt=LONG, max_tokens=8, stream=False),
             ],
-            why="the stores are long over after ten seconds: it is no race with them",
+            why="all stores finish within the ten seconds, so the crash is not a race with them",
         ),
-        arm("sco-off", lives, without("--kv-transfer-config"), why="without the connector nothing is listed"),
+        arm("sco-off", lives, without("--kv-transfer-config"), why="without the connector there are no store events"),
         arm(
             "hybrid-off",
             lives,
             with_flags("--disable-hybrid-kv-cache-manager"),
-            why="every layer keeps all its blocks, so none comes back to the same prompt",
+            why="every layer keeps all its blocks, so the prompt does not get a freed block again",
         ),
         arm(
             "lazy",
             lives,
             with_flags(simple_cpu_offload(268_435_456, lazy=True)),
-            why="the lazy mode walks the free list, where a block stands once",
+            why="the lazy mode reads the free list, which has each block once",
         ),
         arm(
             "six-prompts",
@@ -145,7 +146,7 @@ scenario = Scenario(
                 chat(name="prompt E", prompt=LONG, max_tokens=8, stream=False),
                 chat(name="prompt F", prompt=LONG, max_tokens=8, stream=False),
             ],
-            why="a death may come later than with the second prompt",
+            why="the crash may come after the second prompt",
         ),
         arm(
             "small-cpu-pool",
@@ -162,13 +163,13 @@ scenario = Scenario(
                 chat(name="prompt D", prompt=UNFILLED, max_tokens=8, stream=False),
             ],
             bad=">=0.20.0,<0.24.0",
-            why="the scan waits as well where the CPU pool, half as large as the GPU's, is full of stores in flight: to 0.23.0 that kills",
+            why="the scan also stops if the CPU pool, half the GPU's, is full of stores in flight: releases up to 0.23.0 crash",
         ),
         arm(
             "bigger-pool",
             untriggered,
             with_flags("--num-gpu-blocks-override 50000", lab="--num-gpu-blocks-override 1000"),
-            why="no block comes back to the same prompt: a bigger pool hides the bug",
+            why="the prompt does not get a freed block again: a bigger pool hides the bug",
         ),
         arm(
             "near-miss-length",
@@ -177,7 +178,7 @@ scenario = Scenario(
                 chat(name="whole blocks A", prompt=sized(90_112, lab=5_664), max_tokens=8, stream=False),
                 chat(name="whole blocks B", prompt=sized(90_112, lab=5_664), max_tokens=8, stream=False),
             ],
-            why="the prompt ends with a block, so no block of its own waits to be filled",
+            why="the prompt ends at a block boundary, so it has no partial block to fill",
         ),
         arm(
             "near-miss-answer",
@@ -195,9 +196,9 @@ scenario = Scenario(
                 MANAGER,
                 was="gpu_block_id in gpu_blocks_this_step",
                 now="gpu_block_id in gpu_blocks_this_step\n                        or gpu_block_id in gpu_block_ids",
-                why="a block that this scan has listed already is not listed again",
+                why="do not list a block that this scan has already listed",
             ),
-            why="the idea of #42615 and #42903, in the words of 0.20.0 to 0.21.0",
+            why="the idea of #42615 and #42903, written for the source of 0.20.0 to 0.21.0",
         ),
     ],
     lab=Lab(
@@ -208,27 +209,25 @@ scenario = Scenario(
         heads=4,
         kv_heads=2,
         head_dim=32,
-        why="a layer of full attention before one with a window is what the bug needs of a model",
+        why="the bug needs a full-attention layer before a sliding-window layer, and nothing else of the model",
         changes=[
-            without("--gpu-memory-utilization", why="on a CPU it is a share of the host's memory"),
-            without(
-                "--tensor-parallel-size", why="one worker: the blocks are handed out by the scheduler, which is one"
-            ),
-            without("--kv-cache-dtype", why="the CPU's attention has no fp8 cache"),
-            without("--compilation-config", why="there is no CUDA graph on a CPU"),
-            with_flags("--enforce-eager", why="nothing is compiled, so that a boot takes seconds"),
-            with_flags("--dtype bfloat16", why="the reported quantization is of weights, and there are none"),
-            with_flags("--block-size 32", why="a block that the CPU's attention takes"),
+            without("--gpu-memory-utilization", why="on a CPU this is a share of the host's memory"),
+            without("--tensor-parallel-size", why="one worker is enough: the only scheduler allocates the blocks"),
+            without("--kv-cache-dtype", why="CPU attention does not support an fp8 KV cache"),
+            without("--compilation-config", why="a CPU has no CUDA graphs"),
+            with_flags("--enforce-eager", why="without compilation a boot takes seconds"),
+            with_flags("--dtype bfloat16", why="the tiny model's weights are not quantized"),
+            with_flags("--block-size 32", why="a block size that CPU attention supports"),
             with_flags(
                 "--max-num-batched-tokens 2048",
-                why="an eighth of the reported chunk, as the block is of the reported block",
+                why="an eighth of the reported chunk, because the block is an eighth of the reported block",
             ),
-            with_flags("--max-model-len 7600", why="as long as the prompts here need"),
-            with_flags("--max-num-seqs 8", why="the warm-up is as wide as that, and requests come one by one"),
-            with_flags("--num-gpu-blocks-override 330", why="a pool that is just short for the last chunk of a prompt"),
+            with_flags("--max-model-len 7600", why="long enough for the prompts here"),
+            with_flags("--max-num-seqs 8", why="a smaller warm-up; the requests come one by one"),
+            with_flags("--num-gpu-blocks-override 330", why="a pool slightly too small for the last chunk of a prompt"),
             with_flags(
                 simple_cpu_offload(268_435_456),
-                why="256 MiB hold a hundred times the stand-in's pool",
+                why="256 MiB hold a hundred times the tiny model's pool",
             ),
         ],
     ),

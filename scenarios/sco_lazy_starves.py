@@ -1,10 +1,11 @@
-"""Simple CPU offload in its lazy mode: a long prompt waits for ever while the engine copies the same KV blocks to the CPU.
+"""Simple CPU offload, lazy mode: a long prompt waits forever while the engine copies the same KV blocks to the CPU.
 
-The lazy mode copies what stands first in line to be overwritten on the GPU, and holds it meanwhile. With room for fewer blocks than the GPU
-keeps, each copy throws an older one away, which is then copied again. While a request waits each step begins such a copy, so a prompt
-that needs nearly all blocks at once never gets them, though nothing else runs.
+The lazy mode copies the blocks that the GPU will overwrite next, and holds them during the copy. If the CPU pool has room for fewer blocks
+than the GPU keeps, each copy evicts an older one, which is then copied again. While a request waits, each step starts such a copy. So a
+prompt that needs nearly all blocks at once never gets them, even when no other request runs. Releases from 0.19.0 on have the bug. The
+eager mode, or a CPU pool with room for all blocks of the GPU, avoids it.
 
-Found by a search over the scheduler alone (`vllm-repro explore`).
+This bug was found by a search over the scheduler alone (`vllm-repro explore`).
 """
 
 from vllm_repro.vocabulary import (
@@ -33,7 +34,7 @@ scenario = Scenario(
     id="sco-lazy-starves",
     issue="vllm-project/vllm#42371",
     filed=False,
-    title="Simple CPU offload, lazy: a long prompt waits for ever while the engine copies the same blocks",
+    title="Simple CPU offload, lazy mode: a long prompt waits forever while the engine copies the same blocks",
     command="""
         vllm serve Qwen/Qwen3-0.6B
         --max-model-len 960
@@ -55,7 +56,7 @@ scenario = Scenario(
         vocab_size=151936,
         block_size=32,
         max_position=40960,
-        why="the scheduler asks for no weights, and the connector only for the size of a block",
+        why="the scheduler does not use weights, and the connector uses only the block size",
     ),
     needs=Needs(gpus=1, gpu_memory_gb=4),
     status=Status(bad=">=0.19.0"),
@@ -68,7 +69,7 @@ scenario = Scenario(
             "eager",
             lives,
             with_flags(simple_cpu_offload(58_720_256), lab=simple_cpu_offload(131_072)),
-            why="the eager mode copies a block once, when it is full",
+            why="the eager mode copies each block once, when it is full",
         ),
         arm(
             "patched",
@@ -81,15 +82,15 @@ scenario = Scenario(
                 return [], [], [], None
             return self._prepare_lazy_store_specs()
 """,
-                why="a step that computes nothing overwrites nothing, so nothing has to be saved from it",
+                why="a step without scheduled tokens overwrites no block, so it has to save none",
             ),
-            why="a step in which nothing can run waits for the copies under way, and begins none",
+            why="a step in which no request can run waits for the copies in flight and starts none",
         ),
         arm(
             "room-for-all",
             untriggered,
             with_flags(simple_cpu_offload(117_440_512, lazy=True), lab=simple_cpu_offload(262_144, lazy=True)),
-            why="where the connector has room for all that the GPU keeps, nothing is copied twice",
+            why="if the CPU pool has room for all blocks of the GPU, no block is copied twice",
         ),
     ],
     lab=Lab(
@@ -99,11 +100,11 @@ scenario = Scenario(
         kv_heads=2,
         head_dim=32,
         arms=["reported", "eager", "patched"],
-        why="one small layer: blocks are copied the same way in each",
+        why="one small layer: every layer's blocks are copied in the same way",
         changes=[
-            with_flags(simple_cpu_offload(131_072, lazy=True), why="room for 16 blocks, as for the model"),
-            with_flags("--enforce-eager", why="nothing is compiled, so that a boot takes seconds"),
-            with_flags("--dtype bfloat16", why="what the CPU's attention computes in"),
+            with_flags(simple_cpu_offload(131_072, lazy=True), why="room for 16 blocks, as with the reported model"),
+            with_flags("--enforce-eager", why="without compilation a boot takes seconds"),
+            with_flags("--dtype bfloat16", why="the data type of CPU attention"),
         ],
     ),
 )

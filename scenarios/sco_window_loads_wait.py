@@ -1,15 +1,15 @@
-"""Simple CPU offload with sliding windows: two requests wait for each other for ever, while the server says that it is well.
+"""Simple CPU offload with sliding windows: two requests wait for each other forever, while `/health` reports a healthy server.
 
-A prompt that loads its beginning from the CPU gets blocks for it first, and as many are kept back as it will still need at most. With a
-sliding window that bound counts blocks really held, but it is lessened by the length of the request's table, where blocks that the window
-has left still stand. So two such requests are admitted into a pool that holds one, and neither gets the rest. Three waves
-of six requests at once do it.
+A prompt that loads its beginning from the CPU first gets blocks for that part. vLLM also reserves as many blocks as the request can still
+need. With a sliding window this bound counts the blocks that a request really holds, but vLLM subtracts the length of the request's
+block table. That table still includes blocks that the window has left. So two such requests are admitted into a pool with room for one, and
+neither gets the rest of its blocks. Three waves of six simultaneous requests trigger it.
 
-From 0.29.0 on the prefix cache keeps of a sliding window what the end of a prompt needs and nothing before (the retention interval is 0
-unless it is set). A shared beginning then comes from the CPU where it came from the GPU, and small pools stand still that did not.
+From 0.29.0 on the prefix cache keeps only the part of a sliding window that the end of a prompt needs (the retention interval is 0
+unless it is set). A shared beginning that used to come from the GPU then comes from the CPU, and small pools hang that did not hang before.
 
-Found by a search over the scheduler alone (`vllm-repro explore`). Other ways into such a standstill were reported and mended
-(vllm-project/vllm#45388, #53868, #57104); of this one no report was found.
+This bug was found by a search over the scheduler alone (`vllm-repro explore`). Other causes of such a hang were reported and fixed
+(vllm-project/vllm#45388, #53868, #57104); we found no report of this one.
 """
 
 from vllm_repro.vocabulary import (
@@ -29,7 +29,7 @@ from vllm_repro.vocabulary import (
     without,
 )
 
-# Which of them come into one step differs from boot to boot; six of them, three times over, leave little to that.
+# The requests that share a step differ from boot to boot. Three waves of six make the hang likely in every boot.
 WAVE = together(
     completion(prompt=450, shared=150, max_tokens=8, ignore_eos=True),
     completion(prompt=450, shared=200, max_tokens=8, ignore_eos=True),
@@ -45,7 +45,7 @@ scenario = Scenario(
     id="sco-window-loads-wait",
     issue="vllm-project/vllm#45388",
     filed=False,
-    title="Simple CPU offload with sliding windows: requests that load from the CPU wait for each other for ever",
+    title="Simple CPU offload with sliding windows: requests that load from the CPU wait for each other forever",
     command="""
         vllm serve google/gemma-3-1b-it
         --max-model-len 514
@@ -69,7 +69,7 @@ scenario = Scenario(
         vocab_size=4096,
         block_size=32,
         max_position=32768,
-        why="the scheduler asks for no weights; one layer that sees everything and two with a window decide",
+        why="the scheduler does not use weights; one full-attention layer and two sliding-window layers are enough",
     ),
     needs=Needs(gpus=1, gpu_memory_gb=4),
     status=Status(bad=">=0.29.0"),
@@ -82,9 +82,14 @@ scenario = Scenario(
             "all-kept",
             lives,
             with_flags("--prefix-cache-retention-interval 32"),
-            why="the cache keeps every block of the window, as it did to 0.28.0",
+            why="the prefix cache keeps every block of the window, as it did up to 0.28.0",
         ),
-        arm("sco-off", lives, without("--kv-transfer-config"), why="without the connector no request waits for a load"),
+        arm(
+            "sco-off",
+            lives,
+            without("--kv-transfer-config"),
+            why="without the connector, requests do not wait for a load",
+        ),
         arm(
             "patched",
             lives,
@@ -102,21 +107,21 @@ scenario = Scenario(
         else:
             most = num_required_blocks
         num_req_blocks = len(""",
-                why="what the bound leaves is counted in blocks that the request holds",
+                why="subtract the blocks that the request really holds from the bound",
             ),
             patched(
                 FILE,
                 was="            return max(num_required_blocks - num_req_blocks, 0)\n\n        num_skipped_tokens",
                 now="            return max(min(num_required_blocks - num_req_blocks, most), 0)\n\n        num_skipped_tokens",
-                why="and holds for what a running request still needs",
+                why="apply the bound to a running request",
             ),
             patched(
                 FILE,
                 was="            num_required_blocks - max(num_skipped_blocks, num_local_computed_blocks),\n",
                 now="            min(num_required_blocks - max(num_skipped_blocks, num_local_computed_blocks), most),\n",
-                why="and for what a new one needs",
+                why="apply the bound to a new request",
             ),
-            why="the bound counts held blocks, so what is taken from it must count them too",
+            why="the bound counts held blocks, so the number subtracted from it must do so too",
         ),
     ],
     lab=Lab(
@@ -124,10 +129,10 @@ scenario = Scenario(
         layers=["full", "sliding", "sliding"],
         window=32,
         arms=["reported", "all-kept", "patched"],
-        why="these kinds of layers, in this order, are what the search had",
+        why="the kinds and the order of the layers with which the search found the bug",
         changes=[
-            with_flags("--enforce-eager", why="nothing is compiled, so that a boot takes seconds"),
-            with_flags("--dtype bfloat16", why="what the CPU's attention computes in"),
+            with_flags("--enforce-eager", why="without compilation a boot takes seconds"),
+            with_flags("--dtype bfloat16", why="the data type of CPU attention"),
         ],
     ),
     related=[

@@ -1,9 +1,10 @@
-"""TurboQuant: the second chunk of a long prompt asks for workspace that was locked at boot.
+"""TurboQuant: the second chunk of a long prompt needs more workspace than was locked at boot, and the engine crashes.
 
-After CUDA graphs are captured, vLLM locks the workspace at the size that its warm-up needed. A prompt longer than
-`--max-num-batched-tokens` is prefilled in chunks, and from the second chunk on TurboQuant unpacks all that is cached so far into that
-workspace: 2 x cached x KV heads x head size x 2 bytes. The warm-up never did that, so the first long prompt dies of an assertion. A
-remainder of up to 128 tokens takes another way and lives. With `--enforce-eager`, or without CUDA graphs, nothing is ever locked.
+After CUDA graph capture, vLLM locks the workspace at the size that the warm-up needed. A prompt longer than `--max-num-batched-tokens` is
+prefilled in chunks. From the second chunk on, TurboQuant unpacks all cached tokens into the workspace: 2 x cached x KV heads x head size
+x 2 bytes. The warm-up never does this, so the first long prompt fails an assertion. A remainder of up to 128 tokens takes the decode path
+and lives. With `--enforce-eager`, or without CUDA graphs, the workspace is not locked. Releases 0.21.0 to 0.23.0 have the bug; 0.24.0 and
+later reserve the room.
 """
 
 from vllm_repro.vocabulary import (
@@ -37,7 +38,7 @@ from vllm_repro.vocabulary import (
 
 BATCH = flag("--max-num-batched-tokens")
 BACKEND = "vllm/v1/attention/backends/turboquant_attn.py"
-CONTEXT = 2048  # of these cached tokens 8 MB are unpacked, far more than two sequences lock
+CONTEXT = 2048  # cached tokens: 8 MB to unpack, far more than the size locked for two sequences
 READ_FILE = {
     "type": "function",
     "function": {
@@ -77,13 +78,13 @@ scenario = Scenario(
         block_size=2048,
         vocab_size=248320,
         max_position=262144,
-        why="the reported NVFP4 quantization is private; this is the model it was made from, with the same attention shape",
+        why="the reported NVFP4 quantization is private; this is its base model, with the same attention shape",
     ),
     needs=Needs(gpus=1, gpu_memory_gb=24),
     dummy=Dummy(
         layers=1,
-        why="one full-attention layer is where the workspace is sized, locked and outgrown; with two or more layers TurboQuant "
-        "leaves out the first and the last ones",
+        why="the workspace is sized, locked and outgrown in a full-attention layer, so one is enough; with two or more layers "
+        "TurboQuant skips the first and last ones",
     ),
     status=Status(bad=">=0.21.0,<0.24.0", good=">=0.24.0"),
     try_with="0.23.0",
@@ -104,32 +105,32 @@ scenario = Scenario(
     ),
     arms=[
         arm("reported", dies),
-        arm("eager", lives, with_flags("--enforce-eager"), why="nothing is locked without graph capture"),
+        arm("eager", lives, with_flags("--enforce-eager"), why="without graph capture the workspace is not locked"),
         arm(
             "graphs-off",
             lives,
             with_flags("--compilation-config.cudagraph_mode none"),
-            why="the same, with the compiler still on",
+            why="as with eager, but with the compiler on",
         ),
         arm(
             "bigger-chunk",
             untriggered,
             with_flags("--max-num-batched-tokens 8192", "--no-enable-prefix-caching"),
             workload=[chat(name="one-chunk chat", prompt=7593, max_tokens=8)],
-            why="the prompt of the report fits one chunk, so its survival proves nothing; with prefix caching a hybrid model's prompts "
-            "are cut at its cache blocks as well",
+            why="the report's prompt fits one chunk, so it does not trigger the bug; prefix caching is off because it also splits a hybrid "
+            "model's prompts at cache blocks",
         ),
         arm(
             "near-miss-128",
             untriggered,
             workload=[chat(name="chat at the threshold", prompt=BATCH + 128, max_tokens=8)],
-            why="a remainder of 128 tokens is decoded, not continued",
+            why="a remainder of 128 tokens takes the decode path, not the continued prefill",
         ),
         arm(
             "near-miss-129",
             dies,
             workload=[chat(name="chat past the threshold", prompt=BATCH + 129, max_tokens=8)],
-            why="one token more",
+            why="one token more than near-miss-128",
         ),
         arm(
             "prefix-hit",
@@ -139,7 +140,7 @@ scenario = Scenario(
                 completion(name="short tail on a cached prefix", prompt=CONTEXT + 128, shared=CONTEXT, max_tokens=4),
                 completion(name="longer tail on a cached prefix", prompt=CONTEXT + 129, shared=CONTEXT, max_tokens=4),
             ],
-            why="no prompt comes near the batch size: a tail of 129 tokens after cached blocks is a continuation too",
+            why="no prompt reaches the batch size: a tail of 129 tokens after cached blocks is also a continued prefill",
         ),
         arm(
             "growing-chat",
@@ -147,25 +148,25 @@ scenario = Scenario(
             workload=[
                 conversation(first=CONTEXT + 128, adds=[128, 128, 256], tools=[READ_FILE], max_tokens=8),
             ],
-            why="an agent's chat: turns that add a little live, and the first tool result of more than 128 tokens kills",
+            why="an agent's chat: turns of up to 128 tokens live, and the first longer tool result crashes the engine",
         ),
     ],
     lab=Lab(
         mechanism="turboquant",
         layers=1,
         arms=["reported", "eager"],
-        why="one full-attention layer is where the workspace is sized, locked and outgrown; with two or more layers TurboQuant "
-        "leaves out the first and the last ones",
+        why="the workspace is sized, locked and outgrown in a full-attention layer, so one is enough; with two or more layers "
+        "TurboQuant skips the first and last ones",
         changes=[
-            without("--gpu-memory-utilization", why="on a CPU it is a share of the host's memory"),
-            without("--language-model-only", why="the stand-in has no vision tower to leave out"),
-            with_flags("--dtype bfloat16", why="the reported quantization is of weights, and there are none"),
-            with_flags("--block-size 128", why="the stand-in is not hybrid, and 128 is a block that its cache takes"),
+            without("--gpu-memory-utilization", why="on a CPU this is a share of the host's memory"),
+            without("--language-model-only", why="the tiny model has no vision tower"),
+            with_flags("--dtype bfloat16", why="the tiny model's weights are not quantized"),
+            with_flags("--block-size 128", why="the tiny model is not hybrid, and its KV cache supports blocks of 128"),
             with_flags(
                 "--max-num-seqs 2",
-                why="the reported 1.02 MB is what two sequences lock; the hybrid model locked it with one",
+                why="two sequences lock the reported 1.02 MB here; the hybrid model locked it with one",
             ),
-            with_flags("--compilation-config.mode 0", why="nothing is compiled, so that a boot takes seconds"),
+            with_flags("--compilation-config.mode 0", why="without compilation a boot takes seconds"),
         ],
     ),
     throughput=throughput(prompt=1024, output=256, baseline="eager"),

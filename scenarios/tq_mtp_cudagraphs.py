@@ -1,17 +1,17 @@
-"""TurboQuant with speculative decoding under CUDA graphs: the server does not boot.
+"""TurboQuant with speculative decoding under CUDA graphs: the server crashes during boot.
 
-A decode step with drafts has more than one query token a request, so graph capture runs it through TurboQuant's `_prefill_attention`. In
-0.20 that turns tensors on the GPU into Python lists, a copy that CUDA refuses while a graph is captured. The report blames chunked prefill
-and three draft tokens; neither is needed (`no-chunked-prefill` and `one-draft-token` die too), only TurboQuant, drafts and graphs that
-hold the attention. It also blames piecewise graphs, which carry no attention: vLLM 0.20 keeps full graphs of decode batches here, and dies
-while it measures what memory they take, before there is a KV cache.
+A decode step with draft tokens has more than one query token per request, so graph capture runs TurboQuant's `_prefill_attention`. In 0.20
+this function converts GPU tensors to Python lists, a copy that CUDA refuses during graph capture. The report blames chunked prefill and
+three draft tokens. Neither is needed: `no-chunked-prefill` and `one-draft-token` crash too. The bug needs TurboQuant, draft tokens and
+graphs that include attention. The report also blames piecewise graphs, but these do not include attention. vLLM 0.20 keeps full graphs for
+decode batches here, and crashes while it measures their memory, before it creates the KV cache.
 
-This text is gone from 0.21.0 on, and the defect is not: 0.21.0 to 0.23.0 boot and die of their first request (`tq-mtp-first-request`), and
-0.24.0 and later answer wrongly (`tq-mtp-wrong-tokens`). So no release is called good here, and an engine that lives is asked for an answer
-that is held against one without graphs.
+From 0.21.0 on this error text is gone, but the bug is not. Releases 0.21.0 to 0.23.0 boot and crash on the first request
+(`tq-mtp-first-request`); 0.24.0 and later return wrong tokens (`tq-mtp-wrong-tokens`). So the scenario calls no release good, and compares
+the answers of an engine that lives with those of one without graphs.
 
-Released 0.20 refuses the reported model, whose layers are of two kinds; the report took that refusal out. A model of full attention alone
-needs no such change, and so the shape here leaves the other layers out.
+Released 0.20 refuses the reported hybrid model; the reporter removed that check. A model with full attention only needs no such change,
+so the shape here omits the other layers.
 """
 
 from vllm_repro.vocabulary import (
@@ -70,18 +70,18 @@ scenario = Scenario(
         block_size=16,
         vocab_size=248320,
         max_position=262144,
-        why="its 16 layers of full attention; 0.20 refuses the other ones beside TurboQuant",
+        why="its 16 full-attention layers; 0.20 refuses TurboQuant for a model that also has other layers",
     ),
     needs=Needs(gpus=1, gpu_memory_gb=24),
     dummy=Dummy(
         family="mimo",
         layers=1,
         drafts=1,
-        why="one layer of full attention, which TurboQuant does not leave out, and one that drafts, by vLLM's own code for MiMo",
+        why="one full-attention layer, which TurboQuant does not skip, and one MTP draft layer, in vLLM's own code for MiMo",
         changes=[
             without(
                 "--quantization",
-                why="it names how the reported weights were made smaller, and vLLM refuses it where there are none",
+                why="vLLM refuses the quantization of the reported weights for a model without them",
             )
         ],
     ),
@@ -105,33 +105,35 @@ scenario = Scenario(
             "cudagraph-none",
             untriggered,
             with_flags("--compilation-config.cudagraph_mode none"),
-            why="without capture the copy is an ordinary one; the report measured 55 % less throughput",
+            why="without capture the copy is allowed; the report measured 55 % less throughput",
         ),
-        arm("eager", untriggered, with_flags("--enforce-eager"), why="the same, without the compiler"),
+        arm(
+            "eager", untriggered, with_flags("--enforce-eager"), why="as with cudagraph-none, but without the compiler"
+        ),
         arm(
             "no-spec-decode",
             untriggered,
             without("--speculative-config"),
-            why="a decode batch of single tokens is captured by another way",
+            why="capture runs a decode batch of single tokens through another function",
         ),
         arm(
             "plain-cache",
             untriggered,
             with_flags("--kv-cache-dtype fp8_e5m2", lab="--kv-cache-dtype auto"),
-            why="the cache that the report compares with; it is not TurboQuant's",
+            why="the KV cache that the report compares with; it does not use TurboQuant",
         ),
         arm(
             "4bit-nc",
             dies,
             with_flags("--kv-cache-dtype turboquant_4bit_nc"),
-            why="reported with each of three presets",
+            why="the report tried three presets; this is the second one",
         ),
-        arm("3bit-nc", dies, with_flags("--kv-cache-dtype turboquant_3bit_nc"), why="the third of them"),
+        arm("3bit-nc", dies, with_flags("--kv-cache-dtype turboquant_3bit_nc"), why="the third preset in the report"),
         arm(
             "one-draft-token",
             dies,
             with_flags("""--speculative-config '{"method":"mtp","num_speculative_tokens":1}'"""),
-            why="two query tokens a request are not one either",
+            why="one draft token already makes two query tokens per request",
         ),
         arm(
             "no-chunked-prefill",
@@ -141,19 +143,19 @@ scenario = Scenario(
                 "--max-num-batched-tokens 125000",
                 lab="--no-enable-chunked-prefill --max-num-batched-tokens 4128 --max-model-len 4128",
             ),
-            why="what is captured is a decode batch: prompts have no part in it",
+            why="capture runs a decode batch, which has no prompt",
         ),
         arm(
             "interactivity",
             dies,
             with_flags("--performance-mode interactivity", "--async-scheduling"),
-            why="tried in the report, together with the next one: the same crash",
+            why="tried in the report, together with flash-attn-2: the same crash",
         ),
         arm(
             "flash-attn-2",
             dies,
             with_flags("--attention-config.flash_attn_version 2"),
-            why="tried in the report: TurboQuant's own code makes the copy, whatever FlashAttention's version",
+            why="tried in the report: TurboQuant's own code does the copy, with any version of FlashAttention",
         ),
         arm(
             "patched",
@@ -164,7 +166,7 @@ scenario = Scenario(
                 now="    num_decode_tokens: int = 0  # tokens from decode requests\n"
                 "    query_start_loc_cpu: torch.Tensor | None = None\n"
                 "    seq_lens_cpu: torch.Tensor | None = None\n",
-                why="the lists come from what the runner has on the host already, as from 0.21.0 on",
+                why="use the copies that the runner already has on the host, as 0.21.0 and later do",
             ),
             patched(
                 "vllm/v1/attention/backends/turboquant_attn.py",
@@ -181,7 +183,7 @@ scenario = Scenario(
                 "        qsl = (query_start_loc if starts is None else starts).tolist()\n"
                 "        seq_lens_list = (attn_metadata.seq_lens if lens is None else lens).tolist()\n",
             ),
-            why="the smallest change that captures. Like 0.24.0 it freezes the branch that the capture took (`tq-mtp-wrong-tokens`)",
+            why="the smallest change that lets capture succeed; as in 0.24.0, the graph keeps the captured branch (`tq-mtp-wrong-tokens`)",
         ),
     ],
     throughput=throughput(prompt=1024, output=256, baseline="eager"),
@@ -194,17 +196,17 @@ scenario = Scenario(
         kv_heads=1,
         capture="guard",
         arms=["reported", "no-spec-decode", "cudagraph-none", "patched"],
-        why="one full-attention layer of the reported head size, which vLLM's own MTP drafter of MiMo drafts for; a quarter of the heads, "
-        "since what a capture refuses has no size",
+        why="one full-attention layer of the reported head size, with vLLM's own MTP drafter of MiMo; a quarter of the heads, "
+        "because capture refuses a copy of any size",
         changes=[
-            without("--gpu-memory-utilization", why="on a CPU it is a share of the host's memory"),
-            without("--quantization", why="there are no quantized weights"),
+            without("--gpu-memory-utilization", why="on a CPU this is a share of the host's memory"),
+            without("--quantization", why="the tiny model has no quantized weights"),
             with_flags(
                 "--dtype bfloat16",
-                why="TurboQuant's stand-ins are checked in it, and a CPU's matrix products are fast in it",
+                why="the lab's TurboQuant kernels are checked in bfloat16, and matrix products on a CPU are fast in it",
             ),
-            with_flags("--block-size 128", why="a block that the cache takes on a CPU"),
-            with_flags("--compilation-config.mode 0", why="nothing is compiled, so that a boot takes seconds"),
+            with_flags("--block-size 128", why="a block size that the KV cache supports on a CPU"),
+            with_flags("--compilation-config.mode 0", why="without compilation a boot takes seconds"),
         ],
     ),
     related=[

@@ -1,12 +1,12 @@
-"""TurboQuant with speculative decoding under CUDA graphs: the server boots, and its first request kills it.
+"""TurboQuant with speculative decoding under CUDA graphs: the server boots, and the engine crashes on its first request.
 
-What 0.21.0 to 0.23.0 make of the defect that keeps 0.20 from booting (`tq-mtp-cudagraphs`). Each captured decode batch has drafts in it and
-takes the way of a prefill, so nothing that decodes single tokens runs before the workspace is locked: it is locked with nothing in it, and
-the first such step asks for 0.76 MB of 0.00. The length of the prompt has no part in it. 0.24.0 reserves that room, which ends this death
-and nothing else: such a server answers wrongly (`tq-mtp-wrong-tokens`).
+Releases 0.21.0 to 0.23.0 have the bug that stops 0.20 from booting (`tq-mtp-cudagraphs`), with another symptom. Each captured decode batch
+has draft tokens and takes the prefill path. So no decode of single tokens runs before the workspace is locked, at 0.00 MB. The first such
+step needs 0.76 MB and fails an assertion. The length of the prompt does not matter. 0.24.0 reserves that room, which ends this crash
+only: the server then returns wrong tokens (`tq-mtp-wrong-tokens`).
 
-The issue names a quantization of Qwen3.6-27B for itself on Windows, its flags and its numbers, and no whole command; the one here is put
-together from those.
+The issue gives flags and numbers for a private quantization of Qwen3.6-27B on Windows, but no full command. The command here is built from
+those flags.
 """
 
 from vllm_repro.vocabulary import (
@@ -31,7 +31,7 @@ from vllm_repro.vocabulary import (
 scenario = Scenario(
     id="tq-mtp-first-request",
     issue="vllm-project/vllm#42808",
-    title="TurboQuant KV cache with speculative decoding: the first request finds a workspace that was locked empty",
+    title="TurboQuant KV cache with speculative decoding: the first request crashes because the workspace was locked empty",
     command="""
         vllm serve Lorbus/Qwen3.6-27B-int4-AutoRound
         --kv-cache-dtype turboquant_4bit_nc
@@ -51,14 +51,14 @@ scenario = Scenario(
         block_size=1024,
         vocab_size=248320,
         max_position=262144,
-        why="the reporter's quantization is not named; the attention is this model's",
+        why="the issue does not name the reporter's quantization; its attention is that of this model",
     ),
     needs=Needs(gpus=1, gpu_memory_gb=24),
     dummy=Dummy(
         family="mimo",
         layers=1,
         drafts=1,
-        why="one layer of full attention, which TurboQuant does not leave out, and one that drafts, by vLLM's own code for MiMo",
+        why="one full-attention layer, which TurboQuant does not skip, and one MTP draft layer, in vLLM's own code for MiMo",
     ),
     status=Status(bad=">=0.21.0,<0.24.0", good=">=0.24.0"),
     try_with="0.21.0",
@@ -73,18 +73,20 @@ scenario = Scenario(
     ),
     arms=[
         arm("reported", dies),
-        arm("eager", untriggered, with_flags("--enforce-eager"), why="nothing is locked without graph capture"),
+        arm(
+            "eager", untriggered, with_flags("--enforce-eager"), why="without graph capture the workspace is not locked"
+        ),
         arm(
             "cudagraph-none",
             untriggered,
             with_flags("--compilation-config.cudagraph_mode none"),
-            why="the same, with the compiler still on",
+            why="as with eager, but with the compiler on",
         ),
         arm(
             "no-spec-decode",
             untriggered,
             without("--speculative-config"),
-            why="single tokens are captured then, so their room is there when the workspace is locked",
+            why="capture then runs single tokens, so the workspace has their room when it is locked",
         ),
     ],
     lab=Lab(
@@ -94,15 +96,15 @@ scenario = Scenario(
         drafts=1,
         capture="guard",
         arms=["reported", "no-spec-decode", "cudagraph-none"],
-        why="one full-attention layer with the reported heads, by which the workspace is counted, and vLLM's own MTP drafter of MiMo",
+        why="one full-attention layer with the reported heads, which set the workspace size, and vLLM's own MTP drafter of MiMo",
         changes=[
-            with_flags("--dtype bfloat16", why="a CPU's matrix products are fast in it"),
-            with_flags("--block-size 128", why="a block that the cache takes on a CPU"),
+            with_flags("--dtype bfloat16", why="matrix products on a CPU are fast in bfloat16"),
+            with_flags("--block-size 128", why="a block size that the KV cache supports on a CPU"),
             with_flags(
                 "--max-num-batched-tokens 2048",
-                why="a profile run of it takes seconds; no workspace here depends on it",
+                why="the profile run then takes seconds; no workspace here depends on it",
             ),
-            with_flags("--compilation-config.mode 0", why="nothing is compiled, so that a boot takes seconds"),
+            with_flags("--compilation-config.mode 0", why="without compilation a boot takes seconds"),
         ],
     ),
     related=["vllm-project/vllm#40807", "vllm-project/vllm#44053", "vllm-project/vllm#41726"],

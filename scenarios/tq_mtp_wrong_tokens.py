@@ -1,13 +1,13 @@
-"""TurboQuant with speculative decoding under CUDA graphs: the server answers 200, and with the wrong tokens.
+"""TurboQuant with speculative decoding under CUDA graphs: the server returns 200 with wrong tokens.
 
-What 0.24.0 and later make of the defect that keeps 0.20 from booting (`tq-mtp-cudagraphs`) and kills 0.21.0 to 0.23.0 with their first
-request (`tq-mtp-first-request`). While graphs are captured, each request has as many tokens behind it as are decoded at once, which is what
-a prompt's first chunk looks like: so attention over these few tokens alone is recorded, without the KV cache, and replayed for ever. The
-first token comes from the prefill and is right. From the next one on the model no longer sees its context; health, metrics and the rate of
-accepted drafts stay good.
+Releases from 0.24.0 on have the bug that stops 0.20 from booting (`tq-mtp-cudagraphs`) and crashes 0.21.0 to 0.23.0 on the first
+request (`tq-mtp-first-request`). During graph capture the context of each request is as long as its query tokens, like the first
+chunk of a prompt. So the graph records attention over these few tokens alone, without the KV cache, and every replay repeats that. The
+first token comes from the prefill and is right. From the second token on, the model does not see its context. Health, metrics and the
+acceptance rate of draft tokens stay normal.
 
-Only the answer tells, held against one without graphs. The issue names a release, flags and hardware, and no whole command; the one here
-is put together from those.
+Only a comparison with the answer of a server without graphs shows the bug. The issue gives a release, flags and hardware, but no full
+command. The command here is built from those.
 """
 
 from vllm_repro.vocabulary import (
@@ -34,7 +34,7 @@ TURBOQUANT = attention_backend("TURBOQUANT")
 scenario = Scenario(
     id="tq-mtp-wrong-tokens",
     issue="vllm-project/vllm#53180",
-    title="TurboQuant KV cache with speculative decoding repeats itself: the captured graph does not read the cache",
+    title="TurboQuant KV cache with speculative decoding repeats itself: the captured graph does not read the KV cache",
     command="""
         vllm serve Lorbus/Qwen3.6-27B-int4-AutoRound
         --tensor-parallel-size 2
@@ -54,7 +54,7 @@ scenario = Scenario(
         block_size=1024,
         vocab_size=248320,
         max_position=262144,
-        why="the reporter's quantization is not named; the attention is this model's",
+        why="the issue does not name the reporter's quantization; its attention is that of this model",
     ),
     needs=Needs(gpus=2, gpu_memory_gb=24),
     status=Status(bad=">=0.24.0"),
@@ -69,21 +69,21 @@ scenario = Scenario(
             lives,
             with_flags("--compilation-config.cudagraph_mode none"),
             trigger=TURBOQUANT & drafting(),
-            why="nothing is captured, so each step looks at the lengths that it has; the others are held against its answer",
+            why="without capture each step uses its own lengths; the other arms are compared with this answer",
         ),
         arm(
             "no-spec-decode",
             lives,
             without("--speculative-config"),
             trigger=TURBOQUANT & graphs_captured(),
-            why="a batch of single tokens is captured by the way of a decode, which reads lengths on the device; drafts that are "
-            "checked change no greedy token",
+            why="capture runs single tokens through the decode path, which reads lengths on the device; verified draft tokens do "
+            "not change a greedy answer",
         ),
         arm(
             "one-draft-token",
             errs,
             with_flags("""--speculative-config '{"method":"mtp","num_speculative_tokens":1}'"""),
-            why="two tokens at once are a first chunk too; on a GPU this one was also seen to die of an illegal memory access (#52475)",
+            why="two tokens at once also look like a first chunk; on a GPU this arm also crashed with an illegal memory access (#52475)",
         ),
         arm(
             "patched",
@@ -123,9 +123,9 @@ scenario = Scenario(
             ).to(query.dtype)
         # Prefer the CPU-resident copies from the metadata if populated —
 """,
-                why="while a graph is captured each query token is one row of a decode, whose length is read on the device",
+                why="during capture, treat each query token as one row of a decode, whose length is read on the device",
             ),
-            why="the smallest change by which the recorded graph reads the cache",
+            why="the smallest change that makes the recorded graph read the KV cache",
         ),
     ],
     lab=Lab(
@@ -139,14 +139,16 @@ scenario = Scenario(
         capture="record",
         weights="made",
         arms=["reported", "cudagraph-none", "no-spec-decode", "patched"],
-        why="what is frozen in a graph is a branch of Python, whatever the shape; in one layer of attention whose output outweighs the "
-        "token itself each token depends on its context, and vLLM's own MTP drafter of MiMo drafts for it",
+        why="a graph keeps the branch that Python took, for any shape; the made weights give attention more influence than the token "
+        "itself, so each token depends on its context; vLLM's own MTP drafter of MiMo drafts",
         changes=[
-            with_flags("--tensor-parallel-size 1", why="there is one device, and the branch is taken on each of them"),
-            with_flags("--dtype bfloat16", why="a CPU's matrix products are fast in it"),
-            with_flags("--block-size 128", why="a block that the cache takes on a CPU"),
-            with_flags("--max-num-batched-tokens 2048", why="a profile run of it takes seconds"),
-            with_flags("--compilation-config.mode 0", why="nothing is compiled, so that a boot takes seconds"),
+            with_flags(
+                "--tensor-parallel-size 1", why="the lab has one device, and every device takes the same branch"
+            ),
+            with_flags("--dtype bfloat16", why="matrix products on a CPU are fast in bfloat16"),
+            with_flags("--block-size 128", why="a block size that the KV cache supports on a CPU"),
+            with_flags("--max-num-batched-tokens 2048", why="the profile run then takes seconds"),
+            with_flags("--compilation-config.mode 0", why="without compilation a boot takes seconds"),
         ],
     ),
     related=[

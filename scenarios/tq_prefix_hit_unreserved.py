@@ -1,10 +1,11 @@
-"""TurboQuant without chunked prefill: a prefix-cache hit asks for workspace that the fix of #41726 does not reserve.
+"""TurboQuant without chunked prefill: a prefix-cache hit needs workspace that the fix of #41726 does not reserve, and the engine crashes.
 
 From 0.24.0 on, TurboQuant reserves room for a continued prefill before the workspace is locked, but only with chunked prefill on. Without
-it a prompt is never cut, so nothing seems to be continued; yet a prompt that begins with cached blocks is a continuation just the same,
-and its first tail of more than 128 tokens dies of the sentence of #41726.
+chunked prefill a prompt is never split, so there seems to be nothing to continue. But a prompt that begins with cached blocks is also a
+continued prefill. Its first tail of more than 128 tokens crashes with the assertion of #41726. Releases from 0.21.0 on have the bug; with
+`--enforce-eager` the workspace is not locked.
 
-No issue about this was found.
+We found no issue about this.
 """
 
 from vllm_repro.vocabulary import (
@@ -28,7 +29,7 @@ from vllm_repro.vocabulary import (
     workspace_outgrown,
 )
 
-PREFIX = 2048  # cached tokens: 8 MB to unpack, far more than two sequences lock
+PREFIX = 2048  # cached tokens: 8 MB to unpack, far more than the size locked for two sequences
 
 scenario = Scenario(
     id="tq-prefix-hit-unreserved",
@@ -52,13 +53,13 @@ scenario = Scenario(
         layers=36,
         vocab_size=151936,
         max_position=40960,
-        why="any model whose layers all attend to everything will do",
+        why="any model with full attention in all layers shows the bug",
     ),
     needs=Needs(gpus=1, gpu_memory_gb=24),
     dummy=Dummy(
         layers=1,
-        why="one full-attention layer is where the workspace is sized, locked and outgrown; with two or more layers TurboQuant "
-        "leaves out the first and the last ones",
+        why="the workspace is sized, locked and outgrown in a full-attention layer, so one is enough; with two or more layers "
+        "TurboQuant skips the first and last ones",
     ),
     status=Status(bad=">=0.21.0"),
     try_with="0.24.0",
@@ -77,7 +78,7 @@ scenario = Scenario(
     same_death_as="tq-chunked-prefill",
     arms=[
         arm("reported", dies),
-        arm("eager", lives, with_flags("--enforce-eager"), why="nothing is locked without graph capture"),
+        arm("eager", lives, with_flags("--enforce-eager"), why="without graph capture the workspace is not locked"),
         arm(
             "near-miss-128",
             untriggered,
@@ -85,7 +86,7 @@ scenario = Scenario(
                 completion(name="first with the prefix", prompt=PREFIX + 128, shared=PREFIX, max_tokens=4),
                 completion(name="tail of 128 tokens", prompt=PREFIX + 128, shared=PREFIX, max_tokens=4),
             ],
-            why="a tail of 128 tokens is decoded, not continued",
+            why="a tail of 128 tokens takes the decode path, not the continued prefill",
         ),
         arm(
             "no-prefix-hit",
@@ -94,7 +95,7 @@ scenario = Scenario(
                 completion(name="one prompt", prompt=PREFIX + 128, max_tokens=4),
                 completion(name="another prompt", prompt=PREFIX + 129, max_tokens=4),
             ],
-            why="the same lengths with nothing in common",
+            why="the same lengths, without a shared prefix",
         ),
         arm(
             "patched",
@@ -106,20 +107,20 @@ scenario = Scenario(
                 "                scheduler_config.enable_chunked_prefill\n"
                 "                or self.vllm_config.cache_config.enable_prefix_caching\n"
                 "            )\n",
-                why="room is reserved wherever a prefill may have context before it: after a chunk, or after cached blocks",
+                why="reserve room whenever a prefill may have context before it: after a chunk, or after cached blocks",
             ),
-            why="the smallest change of the reservation that closes the hole, for releases from 0.24.0 on",
+            why="the smallest change of the reservation that fixes the bug, for releases from 0.24.0 on",
         ),
     ],
     lab=Lab(
         mechanism="turboquant",
         layers=1,
-        why="one full-attention layer is where the workspace is sized, locked and outgrown; with two or more layers TurboQuant "
-        "leaves out the first and the last ones",
+        why="the workspace is sized, locked and outgrown in a full-attention layer, so one is enough; with two or more layers "
+        "TurboQuant skips the first and last ones",
         changes=[
-            with_flags("--dtype bfloat16", why="a CPU's matrix products are fast in it"),
-            with_flags("--block-size 128", why="a block that the cache takes on a CPU"),
-            with_flags("--compilation-config.mode 0", why="nothing is compiled, so that a boot takes seconds"),
+            with_flags("--dtype bfloat16", why="matrix products on a CPU are fast in bfloat16"),
+            with_flags("--block-size 128", why="a block size that the KV cache supports on a CPU"),
+            with_flags("--compilation-config.mode 0", why="without compilation a boot takes seconds"),
         ],
     ),
     related=["vllm-project/vllm#41726"],

@@ -24,7 +24,7 @@ MIN_TOKENS = "min_tokens_stop_ids.py"
         ('family="deepseek_v4"', 'family="deepseek"', "is not what 'family' takes"),
         ('"compressed", "sparse"]', '"full"]', "dummy: deepseek_v4 has no full layers"),
         (
-            'why="an eleventh of the reported 128 GiB, for as many blocks"',
+            'why="an eleventh of the reported 128 GiB: the same number of blocks"',
             'why=""',
             "has no why=: the report lists each change",
         ),
@@ -139,8 +139,8 @@ def test_a_mistyped_flag_is_told_once_where_it_stands(old: str, new: str, line: 
         ("min_tokens=1,", "", "trigger=", "no request carries 'min_tokens', so"),
         ('sent_with("min', 'sent_with("stop_token_ids") | sent_with("priorty", "min', "trigger=", "carries 'priorty'"),
         (
-            'why="what 0.29',
-            'trigger=sent_with("priorty"), why="what 0.29',
+            'why="the check of 0.29',
+            'trigger=sent_with("priorty"), why="the check of 0.29',
             'arm(\n            "patched"',
             "arm 'patched': no",
         ),
