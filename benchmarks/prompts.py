@@ -26,7 +26,7 @@ from vllm_repro.errors import ReproError
 from vllm_repro.evidence import Evidence
 from vllm_repro.host.ports import free_port
 from vllm_repro.releases.provision import ReleaseCache
-from vllm_repro.releases.tinymodel import make_tiny_model
+from vllm_repro.releases.tiny_model_folder import make_tiny_model
 from vllm_repro.resources import rehearsal_engine
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import CPU_ENV, OFFLINE_ENV

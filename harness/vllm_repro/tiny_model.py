@@ -1,7 +1,7 @@
 """Shape of a tiny model: the reported attention, few layers, no weights.
 
 Scheduling, caching, workspaces and graphs depend on the attention and the kinds of layers, not on the weights.
-`vllm_repro.releases.tinymodel` makes the model's folder.
+`vllm_repro.releases.tiny_model_folder` makes the model's folder.
 """
 
 from __future__ import annotations

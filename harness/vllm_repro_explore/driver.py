@@ -15,7 +15,7 @@ from typing import Any
 
 from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.releases.provision import Release
-from vllm_repro.releases.tinymodel import cached_model
+from vllm_repro.releases.tiny_model_folder import cached_model
 from vllm_repro.servers.lab import plugin_folder
 from vllm_repro.servers.launch import CPU_ENV, OFFLINE_ENV
 from vllm_repro.tiny_model import StandIn

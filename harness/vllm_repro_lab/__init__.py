@@ -1,13 +1,12 @@
-"""A vLLM general plugin: replaces the CUDA parts of a release, and nothing else, so that its own Python runs on a CPU.
+"""vLLM general plugin that replaces only the CUDA parts of a release, so that its own Python runs on a CPU.
 
-vLLM loads it in each of its processes. It does nothing unless REPRO_LAB_MECHANISM names a mechanism (vLLM warns of names of its own
-form, VLLM_…, that it does not know). It runs on vLLM's interpreter, with the
-standard library, torch and vllm; nothing of the harness is there.
+vLLM loads it in each of its processes, on vLLM's interpreter: it may import the standard library, torch and vllm, but not `vllm_repro`.
+It does nothing unless REPRO_LAB_MECHANISM is set. The names do not start with VLLM_: vLLM warns of unknown names of that form.
 
-    REPRO_LAB_MECHANISM  for example "turboquant"
-    REPRO_LAB_FACTS      where to write what is replaced, or what this release lacks
-    REPRO_LAB_CAPTURE    "guard" or "record": what is done about graphs beside the mechanism
-    REPRO_LAB_GRAPHS     the CUDA graph mode that the command line asks for: the CPU platform wipes it from vLLM's configuration
+    REPRO_LAB_MECHANISM  a key of `MECHANISMS`, for example "turboquant"
+    REPRO_LAB_FACTS      the JSON file to write: the replaced names, and those that this release lacks
+    REPRO_LAB_CAPTURE    "guard" or "record": check, or also record, the capture of CUDA graphs
+    REPRO_LAB_GRAPHS     the CUDA graph mode of the command line, which the CPU platform removes from vLLM's configuration
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _done = False
 
 
 def register() -> None:
-    """The entry point. Ends the process with a sentence where this release lacks a name that would be replaced or used."""
+    """Install the mechanism; vLLM's entry point. Exit with a message if this release lacks a name that it replaces or uses."""
     global _done
     name = os.environ.get("REPRO_LAB_MECHANISM")
     if not name or _done:
@@ -34,10 +33,10 @@ def register() -> None:
     _done = True
     mechanism = MECHANISMS.get(name)
     if mechanism is None:
-        sys.exit(f"the lab has no mechanism {name!r}; it has {', '.join(MECHANISMS)}")
+        sys.exit(f"the lab has no mechanism {name!r}; choose one of {', '.join(MECHANISMS)}")
     graphs = os.environ.get("REPRO_LAB_CAPTURE", "")
     if graphs and graphs not in GRAPHS:
-        sys.exit(f"the lab knows {' and '.join(GRAPHS)} for graphs, and no {graphs!r}")
+        sys.exit(f"REPRO_LAB_CAPTURE is {graphs!r}; it must be {' or '.join(GRAPHS)}")
     _record(mechanism, graphs)
     if not graphs:
         mechanism.install(graphs)
@@ -45,7 +44,7 @@ def register() -> None:
     from . import capture  # here, because it imports torch
 
     guard = capture.Guard()
-    capture.install(guard)  # first: vLLM's custom operators are made known to torch while its modules are imported
+    capture.install(guard)  # first: importing vLLM's modules registers its custom operators with torch
     mechanism.install(graphs)
     from . import graphs as gpu_steps
 
@@ -53,7 +52,7 @@ def register() -> None:
 
 
 def _record(mechanism: Mechanism, graphs: str) -> None:
-    """Checks the release once a boot: vLLM's first process writes the file, and the others find it there."""
+    """Check the release once a boot: vLLM's first process writes the file; the others skip the check if it exists."""
     path = os.environ.get("REPRO_LAB_FACTS")
     if path and Path(path).exists():
         return
@@ -65,7 +64,7 @@ def _record(mechanism: Mechanism, graphs: str) -> None:
 
 
 def _source(part: Part) -> tuple[str, Path] | None:
-    """Where the part's module lies: its name below the folder of packages, and its path. Imports nothing."""
+    """Return the file of the part's module, (path below site-packages, full path), without importing it; None if there is none."""
     package, *rest = part.module.split(".")
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:

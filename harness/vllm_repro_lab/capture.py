@@ -1,10 +1,8 @@
-"""The capture guard: while a stream captures a graph, host and device may neither copy nor wait. Knows torch, and nothing of vLLM.
+"""Capture guard: raises what CUDA raises for a copy or a wait between host and device during graph capture.
 
-Between the enter and the exit of `torch.cuda.graph` each call of torch is held against what CUDA does then. What it would refuse raises;
-what it would let through is let through; outside nothing is refused. No function is refused for its name. Two nets are laid: calls from
-Python, where a transfer still shows, and the operators below them, where a C++ function that waits shows.
-
-It sees what goes through torch's dispatcher and no more, and stands for one device and one stream.
+It checks torch calls between the enter and the exit of `torch.cuda.graph`, at two levels: calls from Python (`Guard`), which show
+transfers, and the operators below them (`Operators`), which show C++ functions that wait. It does not import vLLM.
+Limits: it sees only what goes through torch's dispatcher, and models one device with one stream.
 """
 
 from __future__ import annotations
@@ -25,11 +23,11 @@ from .replay import Recording
 __all__ = ["CUDAGraph", "Guard", "graph", "install", "launch", "replace_waits"]
 
 _PYTHON_OPERATORS: set[str] = set()
-"""Custom operators whose body is Python: the calls in it are seen one by one, and the operator itself is no unit of device work."""
+"""Custom operators with a Python body. Their inner calls are checked and recorded instead of the operator itself."""
 
 
 class Guard(TorchFunctionMode):  # type: ignore[misc]  # torch is not installed where this is checked
-    """Python's calls: keeps the two memories apart, and sees transfers, which the operators below no longer show."""
+    """Function mode for calls from Python: marks host and device memory, and finds transfers between them."""
 
     running = False
 
@@ -46,7 +44,7 @@ class Guard(TorchFunctionMode):  # type: ignore[misc]  # torch is not installed 
         name = getattr(func, "__name__", "")
         first = args[0] if args else None
         if name == "__get__":
-            # What is made beside a device tensor asks for its device, and is the device's too.
+            # Code that creates a tensor beside a device tensor reads its `.device`: the new tensor must be on the device too.
             asked = getattr(func, "__self__", None) is torch.Tensor.device
             return DEVICE if asked and on_device(first) else func(*args, **keywords)
         target = _target(name, args, keywords)
@@ -60,8 +58,8 @@ class Guard(TorchFunctionMode):  # type: ignore[misc]  # torch is not installed 
         else:
             claim_computed(result, args, keywords)
             _claim_written(func, args, keywords)
-        # This platform says that nothing can be pinned, and whoever asks for it passes that on: on a GPU it would be. What is copied to the
-        # host without waiting goes to memory that torch pins.
+        # The CPU platform reports that it cannot pin, so callers pass pin_memory=False; on a GPU the memory would be pinned.
+        # torch also pins the target of a non-blocking copy to the host.
         if "pin_memory" in keywords or name == "pin_memory" or (target is HOST and non_blocking(name, args, keywords)):
             for one in tensors_in((result,)):
                 pin(one)
@@ -69,7 +67,7 @@ class Guard(TorchFunctionMode):  # type: ignore[misc]  # torch is not installed 
 
 
 class Operators(TorchDispatchMode):  # type: ignore[misc]  # torch is not installed where this is checked
-    """The operators below Python's calls, while a stream captures: finds those that wait, and keeps what the graph holds."""
+    """Dispatch mode during capture: finds operators that wait, and records the operators of the graph."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         keywords: dict[str, Any] = kwargs or {}
@@ -84,34 +82,36 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]  # torch is not instal
 
 
 def _claim_written(func: Any, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
-    """What a custom operator writes to, beside what it reads of the device's, is the device's too: a kernel reaches no other memory, and
-    the CPU's code in Python makes such a place without naming one."""
+    """Mark the outputs of a custom operator with device inputs as device memory.
+
+    A kernel can reach no other memory, but the CPU's Python code allocates such outputs without naming a device.
+    """
     if isinstance(func, torch._ops.OpOverloadPacket) and any_on_device(args, keywords):
         schema = getattr(func, func.overloads()[0])._schema
-        for index, told in enumerate(schema.arguments):
-            if told.alias_info is not None and told.alias_info.is_write:
-                value = args[index] if index < len(args) else keywords.get(told.name)
+        for index, argument in enumerate(schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = args[index] if index < len(args) else keywords.get(argument.name)
                 for one in tensors_in((value,)):
                     claim(one)
 
 
 def _target(name: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> torch.device | None:
-    """Where the call says that its result is to be: `DEVICE`, `HOST`, or None where it does not say."""
+    """Return the device that the call names for its result, `DEVICE` or `HOST`; None if it names none."""
     if name in ("cpu", "cuda"):
         return HOST if name == "cpu" else DEVICE
-    said = keywords.get("device")
-    if said is None and name == "to":
+    device = keywords.get("device")
+    if device is None and name == "to":
         other = keywords.get("other", args[1] if len(args) > 1 else None)
         if isinstance(other, torch.Tensor):
             return DEVICE if on_device(other) else HOST
-        said = other if isinstance(other, torch.device | str | int) else None
-    if said is None:
+        device = other if isinstance(other, torch.device | str | int) else None
+    if device is None:
         return None
-    return DEVICE if said is DEVICE else HOST
+    return DEVICE if device is DEVICE else HOST
 
 
 def _placed(name: str, result: Any, args: tuple[Any, ...], target: torch.device) -> Any:
-    """What was made in a place that the call names. On one device torch gives the memory of an argument back, where it has to be copied."""
+    """Mark a result that the call placed on `target`; clone it where torch returned an argument's memory instead of a copy."""
     if isinstance(result, torch.Tensor):
         moved = on_device(result) is not (target is DEVICE) and any(
             same_memory(one, result) for one in tensors_in(args)
@@ -124,7 +124,7 @@ def _placed(name: str, result: Any, args: tuple[Any, ...], target: torch.device)
 
 
 def _set_item(func: Any, args: Any) -> Any:
-    """A number is set by a kernel that gets it as an argument; on the CPU it becomes a tensor first, which is no copy from the host."""
+    """Set items. CUDA passes a Python number as a kernel argument; the CPU makes a tensor of it, which must not count as a copy."""
     before, STATE.by_number = STATE.by_number, isinstance(args[2], int | float | complex)
     try:
         return func(*args)
@@ -133,14 +133,14 @@ def _set_item(func: Any, args: Any) -> Any:
 
 
 class CUDAGraph:
-    """What a capture recorded, if it was to be recorded."""
+    """`torch.cuda.CUDAGraph`: holds the recording of a capture, if recording is on."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.recording: Recording | None = None
 
     def replay(self) -> None:
         if self.recording is None:
-            refuse(RuntimeError("LAB: no graph was recorded, so none can be replayed"))
+            refuse(RuntimeError("LAB: cannot replay: no graph was recorded"))
         self.recording.replay()
 
     def reset(self) -> None:
@@ -148,7 +148,7 @@ class CUDAGraph:
 
 
 class graph:  # noqa: N801  # torch's name for it
-    """`torch.cuda.graph`: from its enter to its exit a stream captures."""
+    """`torch.cuda.graph`: a stream captures between its enter and its exit."""
 
     def __init__(self, cuda_graph: CUDAGraph, *_: Any, **__: Any) -> None:
         self._graph = cuda_graph
@@ -167,7 +167,7 @@ class graph:  # noqa: N801  # torch's name for it
 
 
 def launch(kernel: Callable[..., None], *args: Any) -> None:
-    """Runs the stand-in of a kernel: what it does with its tensors is the device's own business, and one unit of a recording."""
+    """Run the PyTorch replacement of a kernel, unchecked, and record it as one step."""
     if STATE.recorded is not None and not STATE.in_kernel:
         STATE.recorded.kernel(kernel, args)
     STATE.in_kernel += 1
@@ -178,7 +178,7 @@ def launch(kernel: Callable[..., None], *args: Any) -> None:
 
 
 def install(guard: Guard) -> None:
-    """Puts the stand-ins into torch. `guard` is what custom operators with a body in Python run under, while it is on."""
+    """Replace the CUDA names in torch. Custom operators with a Python body run under `guard` while it is running."""
     cuda: Any = torch.cuda
     cuda.graph, cuda.CUDAGraph = graph, CUDAGraph
     cuda.is_current_stream_capturing = lambda: STATE.capturing
@@ -188,7 +188,7 @@ def install(guard: Guard) -> None:
 
 
 def replace_waits() -> None:
-    """Again whenever somebody else has replaced them: some releases do so themselves."""
+    """Replace `synchronize` and `empty_cache`. Call it again after vLLM code that replaces them itself."""
     places: tuple[Any, ...] = (torch.cuda, torch.accelerator)
     for place in places:
         place.synchronize = wait
@@ -196,7 +196,7 @@ def replace_waits() -> None:
 
 
 def _watch_python_operators(guard: Guard) -> None:
-    """torch takes both nets away where it calls an operator; where the operator's body is Python they are laid again inside it."""
+    """Enter both modes again inside custom operators with a Python body: torch disables them while it calls an operator."""
     own = torch.library.Library.impl
 
     def impl(self: Any, op_name: Any, fn: Any, *args: Any, **keywords: Any) -> Any:
@@ -207,13 +207,13 @@ def _watch_python_operators(guard: Guard) -> None:
 
         @functools.wraps(fn)
         def body(*inner: Any, **named: Any) -> Any:
-            with ExitStack() as nets:
+            with ExitStack() as modes:
                 if guard.running and guard not in _get_current_function_mode_stack():
-                    nets.enter_context(guard)
+                    modes.enter_context(guard)
                 if STATE.capturing and not any(
                     isinstance(one, Operators) for one in _get_current_dispatch_mode_stack()
                 ):
-                    nets.enter_context(Operators())
+                    modes.enter_context(Operators())
                 return fn(*inner, **named)
 
         return own(self, op_name, body, *args, **keywords)

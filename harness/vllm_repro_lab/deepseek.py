@@ -1,7 +1,7 @@
-"""DeepSeek-V4's NVIDIA attention class on vLLM's CPU platform. `parts_deepseek` says in words what each name here replaces, and why.
+"""DeepSeek-V4's NVIDIA attention class on vLLM's CPU platform. `parts_deepseek` lists each replaced name with its reason.
 
-The model is vLLM's own for CPUs. Its attention layers get the methods of the class for Hopper GPUs, which reserve and ask for workspace;
-the kernels under those are PyTorch. Triton's interpreter runs the kernels of the metadata builders.
+The model is vLLM's CPU model. Its attention layers get the methods of the class for Hopper GPUs, which reserve and request workspace;
+their kernels are replaced by PyTorch. Triton's interpreter runs the kernels of the metadata builders.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ logger = init_logger("vllm.repro_lab")
 
 
 def install() -> None:
-    """Puts every replacement in place in this process, where Triton's interpreter is already; the attention comes before a worker makes
-    its model."""
+    """Install every replacement in this process. Install Triton's interpreter first.
+
+    The attention class is replaced later, just before the worker creates its model.
+    """
     _keep_the_scheduler_as_asked()
     dry_run.make_workspace()
     dry_run.profile_before_memory()
@@ -49,7 +51,7 @@ def _replace_attention_first() -> None:
     own = CPUWorker.init_device
 
     def init_device(self: Any) -> Any:
-        # Not at install: the model's modules import more of vLLM than is there when plugins are loaded.
+        # Not in `install`: the model's modules import parts of vLLM that are not loaded yet when plugins are.
         interpreter.insist()
         _replace_attention()
         return own(self)
@@ -66,7 +68,7 @@ def _replace_attention() -> None:
     indexer: Any = import_module("vllm.model_executor.layers.sparse_attn_indexer")
     gpu = attention.DeepseekV4FlashMLAAttention
 
-    class FlashMLAOnCPU(model.DeepseekV4CPUAttention):  # type: ignore[misc]  # a class that is known where vLLM is
+    class FlashMLAOnCPU(model.DeepseekV4CPUAttention):  # type: ignore[misc]  # vLLM is not installed where this is checked
         backend_cls, swa_backend_cls = gpu.backend_cls, gpu.swa_backend_cls
         forward_mqa, _forward_prefill, _forward_decode = gpu.forward_mqa, gpu._forward_prefill, gpu._forward_decode
 
@@ -79,7 +81,7 @@ def _replace_attention() -> None:
     _reserve_in_dummy_runs(indexer)
     _watch_prefills(gpu)
     name = gpu.backend_cls.get_name()
-    logger.info("Using %s attention backend. (LAB: this platform's own answer would be CPU_V4_MLA_SPARSE.)", name)
+    logger.info("Using %s attention backend. (LAB: without the lab, this platform chooses CPU_V4_MLA_SPARSE.)", name)
 
 
 def _reserve_in_dummy_runs(indexer: Any) -> None:
@@ -94,14 +96,14 @@ def _reserve_in_dummy_runs(indexer: Any) -> None:
 
 
 def _watch_prefills(attention: Any) -> None:
-    """Says what a prefill asks for, just before it is held against the lock, so that no frame of ours is in a death."""
+    """Log the bytes that a prefill requests, before vLLM compares them with the lock. No lab frame is then in the traceback."""
     own, largest = WorkspaceManager._get_workspace_id, [0]
     ensures, prefills = WorkspaceManager._ensure_workspace_size.__code__, attention._forward_prefill.__code__
 
     def _get_workspace_id(self: Any) -> int:
         found: int = own(self)
         asking = sys._getframe(1)
-        caller = asking.f_back and asking.f_back.f_back  # past get_simultaneous
+        caller = asking.f_back and asking.f_back.f_back  # the caller of get_simultaneous
         if asking.f_code is ensures and caller is not None and caller.f_code is prefills:
             asked = asking.f_locals["required_bytes"]
             if asked > largest[0]:

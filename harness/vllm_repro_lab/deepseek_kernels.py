@@ -1,7 +1,7 @@
-"""PyTorch stand-ins for the CUDA kernels under vLLM's DeepSeek-V4 attention class: the same indices, the same formulas.
+"""PyTorch versions of the CUDA kernels under vLLM's DeepSeek-V4 attention class, with the same indices and formulas.
 
-A block of the cache holds the rows of all its tokens, and after them their scales. A row is 448 values in fp8 and 64 in bfloat16; a
-token's scales are seven powers of two, one for each 64 values of fp8, and a byte of padding.
+A cache block holds the rows of its tokens, then their scales. A row is 448 fp8 values and 64 bfloat16 values. A token's scales are
+seven powers of two, one per 64 fp8 values, and one byte of padding.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def gather(
     offset: int,
     **_: Any,
 ) -> None:
-    """Unpacks each request's last `gather_lens` tokens (all where that is None) into `out[request, offset:]`."""
+    """Unpack each request's last `gather_lens` tokens (None: all) into `out[request, offset:]`."""
     blocks = k_cache.view(k_cache.shape[0], -1)
     for request, length in enumerate(seq_lens.tolist()):
         count = length if gather_lens is None else int(gather_lens[request])
@@ -42,7 +42,7 @@ def gather(
 
 
 def _unpacked(blocks: torch.Tensor, block: torch.Tensor, place: torch.Tensor, block_size: int) -> torch.Tensor:
-    """Tokens at `place` of their `block`, (tokens, 512) in bfloat16."""
+    """Return the tokens at `place` of their `block`, (tokens, 512) in bfloat16."""
     at = place[:, None]
     row = blocks[block[:, None], at * _ROW + torch.arange(_ROW)]
     groups = _NARROW // _GROUP
@@ -65,9 +65,9 @@ def combine(
     out: tuple[torch.Tensor, torch.Tensor],
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each token the rows of the gathered cache that it sees: its compressed ones first, then its window; -1 after them.
+    """Write the rows of the gathered cache that each token attends to: compressed rows, then its window, padded with -1.
 
-    `rows_each` belong to a request, and the first `rows_before` of them are compressed. `out`: indices and their numbers.
+    rows_each: rows per request; the first `rows_before` of them are compressed. out: the indices and their count per token.
     """
     indices, lengths = out
     indices.fill_(-1)
@@ -99,7 +99,7 @@ def attend(
     topk_length: torch.Tensor,
     out: torch.Tensor,
 ) -> tuple[torch.Tensor, None, None]:
-    """Attention of each query over its own rows of `kv`, with a sink that takes its share and gives nothing."""
+    """Compute attention of each query over its rows of `kv`, with a sink: a logit in the softmax that has no value."""
     for first in range(0, len(q), _AT_ONCE):
         some = slice(first, first + _AT_ONCE)
         rows = indices[some, 0, : int(topk_length[some].max())].long()
@@ -126,7 +126,7 @@ def attend_cached(
     extra_topk_length: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of one decoded token a row, by vLLM's own kernel for CPUs."""
+    """Compute attention of one decoded token per row with vLLM's CPU kernel."""
     window = k_cache.squeeze(-2)
     window_slots = _slots(indices, topk_length)
     compressed, slots, block_size = window, window_slots[:, :0], 1
@@ -149,6 +149,6 @@ def attend_cached(
 
 
 def _slots(indices: Any, lengths: Any) -> torch.Tensor:
-    """Indices of one token a row; -1 after the first `lengths` of each."""
+    """Return the indices, one token per row, with -1 after the first `lengths` of each."""
     rows = indices.flatten(1).long()
     return torch.where(torch.arange(rows.shape[1]) < lengths[:, None], rows, -1)

@@ -1,6 +1,6 @@
-"""What the GPU worker does at boot and the CPU worker does not: make the workspace, profile, capture graphs and so lock the workspace.
+"""Boot steps of the GPU worker that the CPU worker lacks: create the workspace, profile, run the capture and so lock the workspace.
 
-`parts_dry_run` says in words what each name here replaces, and why. Nothing of it sets a size, and the lock is vLLM's own.
+`parts_dry_run` lists each replaced name with its reason. All sizes and the lock come from vLLM.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ logger = init_logger("vllm.repro_lab")
 
 
 def make_workspace() -> None:
+    """Create the workspace manager when the worker starts, as the GPU worker does."""
     own = CPUWorker.init_device
 
     def init_device(self: Any) -> Any:
@@ -33,6 +34,7 @@ def make_workspace() -> None:
 
 
 def profile_before_memory() -> None:
+    """Run vLLM's profile_run() before memory is measured, as the GPU worker does."""
     own = CPUWorker.determine_available_memory
 
     def determine_available_memory(self: Any) -> Any:
@@ -43,12 +45,13 @@ def profile_before_memory() -> None:
 
 
 def capture_after_warm_up() -> None:
+    """Run vLLM's capture_model() after the warm-up, unless graphs are off."""
     own = CPUWorker.compile_or_warm_up_model
 
     def compile_or_warm_up_model(self: Any) -> Any:
         result = own(self)
-        asked = os.environ.get("REPRO_LAB_GRAPHS", "").upper()
-        if self.model_config.enforce_eager or asked == "NONE":
+        mode = os.environ.get("REPRO_LAB_GRAPHS", "").upper()
+        if self.model_config.enforce_eager or mode == "NONE":
             logger.info(
                 "LAB: graphs are turned off, so capture_model() is not called and the workspace stays unlocked."
             )
@@ -62,7 +65,7 @@ def capture_after_warm_up() -> None:
 
 @contextlib.contextmanager
 def _as_on_a_gpu(worker: Any) -> Iterator[None]:
-    """What capture_model() needs around it: a graph mode, its sizes, and no CUDA. All of it is undone after."""
+    """Set the graph mode, sizes and CUDA replacements that capture_model() needs; restore all of them on exit."""
     config, runner = worker.vllm_config.compilation_config, worker.model_runner
     before = (config.cudagraph_mode, config.cudagraph_capture_sizes, config.max_cudagraph_capture_size)
     config.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY

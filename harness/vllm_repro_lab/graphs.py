@@ -1,6 +1,7 @@
-"""vLLM's own capture of CUDA graphs on its CPU platform, under the guard of `capture`. `parts_graphs` says what is replaced, and why.
+"""vLLM's own capture of CUDA graphs on its CPU platform, under the guard of `capture`.
 
-The CPU worker leaves out what the GPU worker does around graphs: it is done here in the same order and under the same conditions.
+The steps of the GPU worker that the CPU worker lacks run here, in the same order and under the same conditions.
+`parts_graphs` lists each replaced name with its reason.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ logger = init_logger("vllm.repro_lab")
 
 
 def install(guard: Guard, *, record: bool) -> None:
-    """Puts every replacement in place in this process. record: whether graphs are recorded, and replayed while serving."""
+    """Install every replacement in this process. record: record graphs, and replay them while serving."""
     STATE.recording = record
     _keep_graph_mode()
     if not record:
@@ -66,14 +67,14 @@ def _capture_plain_caches() -> None:
 
 def _accept_more_arguments() -> None:
     if not hasattr(cpu_kernels, "_FuncWrapper"):
-        return  # a release whose stand-ins are the functions themselves
+        return  # this release has plain functions instead
     own = cpu_kernels._FuncWrapper.__getitem__
 
     def item(self: Any, *grid: Any) -> Callable[..., Any]:
         kernel = own(self, *grid)
         taken = inspect.signature(kernel).parameters
         if any(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in taken.values()):
-            return kernel  # type: ignore[no-any-return]  # vLLM's, of which nothing is known here
+            return kernel  # type: ignore[no-any-return]  # vLLM is not installed where this is checked
 
         def call(*args: Any, **keywords: Any) -> Any:
             unknown = {name for name in keywords if name not in taken}
@@ -88,12 +89,12 @@ def _accept_more_arguments() -> None:
 
 
 def _split_memory() -> None:
-    """The runner's device is `DEVICE`, and its buffers have a half on it and a half on the host, as on a GPU."""
+    """Give the runner `DEVICE` as its device, and buffers with a device half and a host half, as on a GPU."""
     own_init = CPUModelRunner.__init__
 
     def init(self: Any, vllm_config: Any, _: Any) -> None:
         own_init(self, vllm_config, DEVICE)
-        replace_waits()  # from 0.21.0 on the CPU runner puts its own in their place
+        replace_waits()  # the CPU runner replaces them from 0.21.0 on
 
     CPUModelRunner.__init__ = init
     CPUModelRunner._postprocess_tensors = lambda _: None
@@ -117,7 +118,7 @@ def _wrap_model() -> None:
 
 
 def _claim(model: torch.nn.Module) -> None:
-    """Weights are loaded onto the device: also those that a layer keeps as plain attributes."""
+    """Mark all weights as device memory, including tensors that a layer keeps as plain attributes."""
     for module in model.modules():
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False), *vars(module).values()):
             if isinstance(tensor, torch.Tensor):
@@ -161,7 +162,7 @@ def _say(*, record: bool) -> None:
 
 
 def _serve_eagerly(runner: Any) -> None:
-    """Nothing was recorded, so nothing can be replayed: from here on the same Python runs without graphs."""
+    """Serve without graphs from here on: nothing was recorded that could be replayed."""
     if isinstance(runner.model, cuda_graph.CUDAGraphWrapper):
         runner.model = runner.model.unwrap()
     runner.compilation_config.cudagraph_mode = CUDAGraphMode.NONE

@@ -1,7 +1,6 @@
-"""Triton's interpreter in place of the Triton driver that there is none of for this CPU: vLLM's own kernels run, in Python.
+"""Triton's interpreter in place of vLLM's Triton placeholder for CPUs, so that vLLM's own kernels run, in Python.
 
-vLLM's CPU build puts a placeholder where Triton has no CPU backend, and a module that was imported with it keeps it: so this comes
-before those modules, and `insist` holds that it did.
+A module imported with the placeholder keeps it. Install the interpreter before those modules; `insist` checks that.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ __all__ = ["insist", "install"]
 
 
 def install() -> None:
-    """Gives every module that is imported from now on the real Triton, which TRITON_INTERPRET=1 has made an interpreter."""
+    """Give modules imported from now on the real Triton; TRITON_INTERPRET=1 must be set."""
     import triton
     import triton.language
 
@@ -22,11 +21,11 @@ def install() -> None:
 
 
 def insist() -> None:
-    """Ends the process with a sentence where a module of vLLM's was there before the real Triton."""
+    """Exit with a message if a vLLM module was imported before the real Triton was installed."""
     late = [
         name
         for name, module in list(sys.modules.items())
         if name.startswith("vllm.") and type(getattr(module, "triton", None)).__name__ == "TritonPlaceholder"
     ]
     if late:
-        sys.exit(f"the lab came too late for Triton's interpreter: {', '.join(late)} had a placeholder")
+        sys.exit(f"cannot install Triton's interpreter: already imported with the placeholder: {', '.join(late)}")

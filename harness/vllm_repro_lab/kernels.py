@@ -1,8 +1,8 @@
-"""PyTorch stand-ins for vLLM's five TurboQuant kernels: the same bytes in the cache, the same formulas.
+"""PyTorch versions of vLLM's five TurboQuant kernels, with the same cache bytes and formulas.
 
-A slot of the cache, for one token and one head, is `[key | value]` in bytes. A key is D indices of `MSE_BITS` bits into the centroids and
-its norm in float16 (or D bytes of fp8); a value is D numbers of `VQB` bits, then their scale and their lowest in float16. `KPS` is where
-the value begins.
+A cache slot, for one token and one head, holds the bytes of the key, then from offset `KPS` those of the value.
+Key: D indices of `MSE_BITS` bits into the centroids and the norm in float16, or D bytes of fp8.
+Value: D numbers of `VQB` bits, then their scale and minimum in float16.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ __all__ = ["StandIn", "decode_splits", "merge_splits", "store_fp8", "store_mse",
 
 Grid: TypeAlias = tuple[int, ...]
 Call: TypeAlias = SimpleNamespace
-"""A call's arguments under the names of the kernel's parameters."""
+"""Arguments of a call, by the names of the kernel's parameters."""
 
 _LAUNCH_OPTIONS = {"num_warps", "num_stages", "waves_per_eu", "matrix_instr_nonkdim", "kpack"}
 
 
 class StandIn:
-    """Called as Triton calls a kernel, `kernel[grid](...)`. Arguments are bound by the names in the kernel's own signature, so that
-    a release may pass them in another order, or more of them."""
+    """PyTorch replacement of a kernel, called like Triton's: `kernel[grid](...)`.
+
+    Arguments are bound by name to the kernel's own signature, because releases pass them in different orders and numbers.
+    """
 
     def __init__(self, kernel: Callable[..., None], body: Callable[[Grid, Call], None]) -> None:
         self._signature = inspect.signature(kernel)
@@ -44,18 +46,18 @@ class StandIn:
 
 
 def store_mse(_: Grid, call: Call) -> None:
-    """Packs each rotated key as the indices of its nearest centroids, with its norm; and its value."""
+    """Store each rotated key as the indices of its nearest centroids and its norm, and the packed value."""
     indices = torch.searchsorted(call.Midpoints_ptr.contiguous(), call.Y_ptr.contiguous(), right=True)
     _store(call, torch.cat([_pack(indices, call.MSE_BITS), _halves(call.Norms_ptr)], -1))
 
 
 def store_fp8(_: Grid, call: Call) -> None:
-    """Keeps each key in fp8; packs its value."""
+    """Store each key in fp8, and the packed value."""
     _store(call, call.Key_ptr.to(torch.float8_e4m3fn).view(torch.uint8))
 
 
 def unpack_cache(grid: Grid, call: Call) -> None:
-    """Unpacks the first `grid[0]` tokens of one request into K and V, both (1, heads, tokens, D) in float16."""
+    """Unpack the first `grid[0]` tokens of one request into K and V, both (1, heads, tokens, D) in float16."""
     tokens = grid[0]
     keys, values = _unpack_tokens(call, call.Block_table_ptr[0], tokens)
     call.K_out_ptr[0, :, :tokens] = keys.transpose(0, 1).to(torch.float16)
@@ -63,9 +65,9 @@ def unpack_cache(grid: Grid, call: Call) -> None:
 
 
 def decode_splits(grid: Grid, call: Call) -> None:
-    """Attention of one query a row over its cached tokens, in `NUM_KV_SPLITS` splits: output and log-sum-exp of each."""
+    """Compute attention of one query per row over its cached tokens: output and log-sum-exp of each of `NUM_KV_SPLITS` splits."""
     lengths = [int(length) for length in call.Seq_lens_ptr[: grid[0]]]
-    # Rows that share one block table (stride 0) are the tokens of one short continuation: its cache is unpacked once.
+    # Rows with one block table (stride 0) are the tokens of one short continuation: unpack its cache once.
     shared = _unpack_tokens(call, call.Block_table_ptr[0], max(lengths)) if call.stride_bt_b == 0 else None
     for row, length in enumerate(lengths):
         if length <= 0:
@@ -83,7 +85,7 @@ def decode_splits(grid: Grid, call: Call) -> None:
 
 
 def merge_splits(grid: Grid, call: Call) -> None:
-    """Merges the splits of each row by their log-sum-exp."""
+    """Merge the splits of each row by their log-sum-exp."""
     for row, length in enumerate(int(length) for length in call.B_Seqlen[: grid[0]]):
         if length <= 0:
             continue
@@ -97,7 +99,7 @@ def merge_splits(grid: Grid, call: Call) -> None:
 
 
 def _store(call: Call, keys: torch.Tensor) -> None:
-    """Writes the bytes of keys, one row a token and head, and the packed values into their slots."""
+    """Write the bytes of keys, one row per token and head, and the packed values into their slots."""
     slots = call.Slot_mapping_ptr.long()
     tokens = slots.numel()
     values = call.Value_ptr.float().reshape(tokens, call.H, call.D)
@@ -117,7 +119,7 @@ def _store(call: Call, keys: torch.Tensor) -> None:
 
 
 def _flat(cache: torch.Tensor) -> torch.Tensor:
-    """All bytes from the cache's first on: a kernel gets an address and strides, and some releases pass a strided view."""
+    """Return all bytes from the cache's first on, as a kernel sees them: some releases pass a strided view."""
     if cache.dim() == 1:
         return cache
     start = cache.storage_offset()
@@ -125,7 +127,7 @@ def _flat(cache: torch.Tensor) -> torch.Tensor:
 
 
 def _unpack_tokens(call: Call, blocks: torch.Tensor, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V of a request's first tokens, (tokens, heads, D) in float32; K stays rotated as it was stored."""
+    """Return K, still rotated, and V of a request's first tokens, both (tokens, heads, D) in float32."""
     place = torch.arange(tokens)
     slots = call.KV_cache_ptr[blocks[place // call.BLOCK_SIZE].long(), place % call.BLOCK_SIZE]
     if call.KEY_FP8:
@@ -141,24 +143,24 @@ def _unpack_tokens(call: Call, blocks: torch.Tensor, tokens: int) -> tuple[torch
 
 
 def _pack(numbers: torch.Tensor, bits: int) -> torch.Tensor:
-    """Eight numbers into `bits` bytes, the first in the lowest bits."""
+    """Pack groups of eight numbers into `bits` bytes, the first in the lowest bits."""
     groups = numbers.to(torch.int64).reshape(*numbers.shape[:-1], -1, 8)
     words = (groups << (torch.arange(8) * bits)).sum(-1, keepdim=True)
     return (words >> (torch.arange(bits) * 8) & 255).to(torch.uint8).flatten(-2)
 
 
 def _unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
-    """The inverse of `_pack`."""
+    """Undo `_pack`."""
     groups = packed.to(torch.int64).reshape(*packed.shape[:-1], -1, bits)
     words = (groups << (torch.arange(bits) * 8)).sum(-1, keepdim=True)
     return (words >> (torch.arange(8) * bits) & ((1 << bits) - 1)).flatten(-2)
 
 
 def _halves(numbers: torch.Tensor) -> torch.Tensor:
-    """Each number as the two bytes of a float16."""
+    """Return each number as the two bytes of a float16."""
     return numbers.to(torch.float16).contiguous().view(torch.uint8).reshape(*numbers.shape, 2)
 
 
 def _half(slots: torch.Tensor, at: int) -> torch.Tensor:
-    """The float16 at byte `at` of each slot, in float32, with a last dimension of 1."""
+    """Return the float16 at byte `at` of each slot, in float32, with a last dimension of 1."""
     return slots[..., at : at + 2].contiguous().view(torch.float16).float()

@@ -1,7 +1,7 @@
-"""Two memories in one: each tensor of a CPU is the host's or the device's, by what made it. Knows torch, and nothing of vLLM.
+"""Host or device marks on CPU tensors. Does not import vLLM.
 
-Whoever names `DEVICE`, this very object, makes device memory, and what is computed from device memory is device memory. Whoever names any
-other `torch.device("cpu")`, or none, makes the host's. The mark is on the storage, so that every view has it.
+A tensor is device memory if it was created on the object `DEVICE` or computed from device memory. All else is host memory,
+also on another `torch.device("cpu")`. The mark is on the storage, so that views share it.
 """
 
 from __future__ import annotations
@@ -25,30 +25,32 @@ __all__ = [
 ]
 
 DEVICE = torch.device("cpu")
-"""The device. Equal to the host's and another object: `is` tells them apart."""
+"""The simulated device. Equal to `HOST`; compare with `is`."""
 HOST = torch.device("cpu")
 
 
 def on_device(value: Any) -> bool:
-    """False also for what is no tensor."""
+    """Return True for a tensor in device memory, False for anything else."""
     return _marked(value, "_lab_device")
 
 
 def is_pinned(value: Any) -> bool:
+    """Return True for a tensor in pinned host memory."""
     return _marked(value, "_lab_pinned")
 
 
 def claim(tensor: torch.Tensor, *, device: bool = True) -> None:
-    """Makes a tensor's memory, and so that of its views, the device's or the host's."""
+    """Mark a tensor's memory, shared with its views, as device or host memory."""
     _mark(tensor, "_lab_device", device)
 
 
 def pin(tensor: torch.Tensor) -> None:
+    """Mark a tensor's memory as pinned."""
     _mark(tensor, "_lab_pinned", True)
 
 
 def claim_computed(result: Any, args: Iterable[Any], keywords: Mapping[str, Any]) -> None:
-    """New memory that was computed from the device's is the device's. What was given, and written to, stays whose it is."""
+    """Mark new tensors computed from device memory as device memory; arguments written in place keep their mark."""
     found = list(tensors_in((result,)))
     given = list(tensors_in((*args, *keywords.values()))) if found else []
     if any(map(on_device, given)):
@@ -58,15 +60,17 @@ def claim_computed(result: Any, args: Iterable[Any], keywords: Mapping[str, Any]
 
 
 def any_on_device(args: Iterable[Any], keywords: Mapping[str, Any]) -> bool:
+    """Return True if any argument is or contains a device tensor."""
     return any(map(on_device, tensors_in((*args, *keywords.values()))))
 
 
 def same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return True if both tensors share one storage."""
     return _storage(one) is _storage(other)
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """The tensors among values, and in the lists and tuples among them."""
+    """Yield the tensors among `values` and in lists and tuples among them."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value

@@ -1,7 +1,7 @@
-"""vLLM's simple CPU offload connector on its CPU platform. `parts_offload` says in words what each name here replaces, and why.
+"""vLLM's simple CPU offload connector on its CPU platform. `parts_offload` lists each replaced name with its reason.
 
-Only the worker half is touched, which copies blocks. The scheduler half, which decides what is copied and when a block is free again, is
-vLLM's own. Two things are watched without being changed: the lists of blocks that are copied, and the list of free blocks.
+Only the worker half, which copies blocks, is replaced. The scheduler half, which chooses and frees blocks, is vLLM's own.
+The lab also logs the blocks of each store, and a free list that is too short.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_NAMED = 32
 
 
 def install() -> None:
-    """Puts every replacement in place in this process."""
+    """Install every replacement in this process."""
     replaced: Any = worker
     replaced.DmaCopyBackend = CopyBackend
     without_cuda(replaced)
@@ -33,7 +33,7 @@ def install() -> None:
 
 
 def without_cuda(module: Any) -> None:
-    """Puts dummies for streams and events into the connector's worker module, and keeps it from pinning memory."""
+    """Replace streams and events in the connector's worker module by dummies, and turn off pinned memory."""
     module.torch = _Over(torch, cuda=_Over(torch.cuda, Stream=_Stream, current_stream=_Stream), Event=Event)
     if hasattr(module, "PIN_MEMORY"):
         module.PIN_MEMORY = False
@@ -46,7 +46,7 @@ def _observe(kind: str, **values: object) -> None:
 
 
 class _Over:
-    """A module with some of its names replaced, for one reader; the module itself stays as it is."""
+    """View of a module with some names replaced; the module itself is unchanged."""
 
     def __init__(self, module: Any, **names: Any) -> None:
         self.__dict__.update(names, _module=module)
@@ -56,7 +56,7 @@ class _Over:
 
 
 class _Stream:
-    """A CUDA stream's shape. Nothing waits here: what is copied is copied when the call returns."""
+    """Dummy CUDA stream: copies are complete when the call returns."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -66,7 +66,7 @@ class _Stream:
 
 
 class Event:
-    """True at poll number `polls` + 1, and at once for whoever waits."""
+    """Dummy event: complete at poll number `polls` + 1, or at once after `synchronize`."""
 
     def __init__(self, polls: int = 0) -> None:
         self._left = polls
@@ -82,7 +82,10 @@ class Event:
 
 
 class CopyBackend:
-    """The same lists of blocks, copied at once. A store is reported one step after the step that started it, a load in its own step."""
+    """Copy backend without DMA: copies the listed blocks at once.
+
+    A store completes one step after the step that started it, a load in the same step.
+    """
 
     def init(self, gpu_caches: Any, cpu_caches: Any, device: Any, load_stream: Any, store_stream: Any) -> None:
         self._gpu, self._cpu = gpu_caches, cpu_caches
@@ -113,14 +116,14 @@ def _observe_store(event: int, blocks: Sequence[int]) -> None:
 
 
 def _watch_free_list() -> None:
-    """Counts the free list where vLLM asks for its length: just before it takes blocks, so that no frame of ours is in a death."""
+    """Count the free list when vLLM reads its length before taking blocks. No lab frame is then in a traceback."""
     own = BlockPool.get_num_free_blocks
 
     def get_num_free_blocks(self: Any) -> int:
         counter: int = own(self)
-        asker = sys._getframe(1)
-        if asker.f_code is BlockPool.get_new_blocks.__code__:
-            asked = asker.f_locals["num_blocks"]
+        caller = sys._getframe(1)
+        if caller.f_code is BlockPool.get_new_blocks.__code__:
+            asked = caller.f_locals["num_blocks"]
             walked = _walk(self.free_block_queue, counter)
             if walked < asked <= counter:
                 _observe("free_list", counter=counter, walked=walked, asked=asked)
@@ -130,7 +133,7 @@ def _watch_free_list() -> None:
 
 
 def _walk(queue: Any, most: int) -> int:
-    """Blocks that can be reached from the head of the list; `most` is where the counting ends."""
+    """Return the number of blocks reachable from the head of the list, at most `most`."""
     block, count = queue.fake_free_list_head.next_free_block, 0
     while block is not None and block is not queue.fake_free_list_tail and count < most:
         block, count = block.next_free_block, count + 1

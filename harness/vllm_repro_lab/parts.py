@@ -1,4 +1,4 @@
-"""The mechanisms of the lab. Nothing here imports torch or vllm."""
+"""Mechanisms of the lab. Imports neither torch nor vllm."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from .record import Part
 __all__ = ["GRAPHS", "MECHANISMS", "Mechanism"]
 
 GRAPHS: Mapping[str, tuple[Part, ...]] = {"guard": parts_graphs.GUARDED, "record": parts_graphs.RECORDED}
-"""What is asked for about graphs beside a mechanism, and the parts that it replaces."""
+"""Names replaced for each value of REPRO_LAB_CAPTURE, besides those of the mechanism."""
 
 
 @dataclass(frozen=True)
 class Mechanism:
-    """A way to run one bug's code on a CPU. install: puts the replacements in place, in the process that calls it.
+    """Set of replacements that runs one bug's code on a CPU.
 
-    parts: replaced in any case. dry_run: those with which it goes through the motions of a capture, where nothing of `GRAPHS` is asked for.
-    env: what the server is started with for it. alone: nothing of `GRAPHS` goes with it; it has a dry run of its own.
+    install: installs them in the calling process; takes a key of `GRAPHS`, or "". parts: always replaced.
+    dry_run: replaced in addition without a key of `GRAPHS`, to run the batches of a capture. env: variables of the server.
+    alone: cannot be combined with `GRAPHS`.
     """
 
     name: str
@@ -30,7 +31,7 @@ class Mechanism:
     alone: bool = False
 
     def parts_with(self, graphs: str) -> tuple[Part, ...]:
-        """All that is replaced; `graphs` is a key of `GRAPHS`, or empty."""
+        """Return all parts for a key of `GRAPHS`, or for an empty string."""
         return self.parts + (GRAPHS[graphs] if graphs else self.dry_run)
 
 
@@ -49,7 +50,7 @@ def _install_offload(_: str) -> None:
 def _install_deepseek(_: str) -> None:
     from . import interpreter
 
-    interpreter.install()  # before the next line, which imports much of vLLM
+    interpreter.install()  # before the next line, which imports vLLM modules that use Triton
     from . import deepseek
 
     deepseek.install()
@@ -61,7 +62,7 @@ def _install_interpreter(_: str) -> None:
     interpreter.install()
 
 
-_INTERPRET = {"TRITON_INTERPRET": "1"}  # Triton reads it when it is imported, which is before there are plugins
+_INTERPRET = {"TRITON_INTERPRET": "1"}  # Triton reads it at import, before vLLM loads plugins
 
 MECHANISMS: Mapping[str, Mechanism] = {
     "turboquant": Mechanism("turboquant", parts_turboquant.PARTS, _install_turboquant, parts_dry_run.PARTS),

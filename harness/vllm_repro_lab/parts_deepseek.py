@@ -1,4 +1,4 @@
-"""What the mechanisms `deepseek` and `interpreter` replace, in words. Nothing here imports torch or vllm."""
+"""Names replaced by the mechanisms `deepseek` and `interpreter`. Imports neither torch nor vllm."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ PARTS = (
         "none: it answers what it would; where a prefill is about to be held against the lock, what it asks for is logged",
         runs=True,
     ),
-    # Called, stood in for or looked at, not replaced.
+    # Called or read, not replaced.
     Part(_ATTENTION, f"{_CLASS}.forward_mqa", parameters=("q", "kv", "positions", "output"), runs=True),
     Part(_ATTENTION, f"{_CLASS}._forward_prefill", parameters=("q", "swa_metadata"), runs=True),
     Part(_ATTENTION, f"{_CLASS}._forward_decode", runs=True),

@@ -1,4 +1,4 @@
-"""What `dry_run` replaces, in words: what would be captured runs, and nothing looks on. Nothing here imports torch or vllm."""
+"""Names replaced by `dry_run`, which runs the batches of a capture without capturing. Imports neither torch nor vllm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is replaced for the capture guard and the recorder, in words. Nothing here imports torch or vllm."""
+"""Names replaced for the capture guard and the recorder. Imports neither torch nor vllm."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ GUARDED = (
     ),
     *_BOTH,
 )
-"""With the guard, and without a recording."""
+"""For the guard without the recorder."""
 
 RECORDED = (
     Part(_GRAPHS, "graph", "there is no CUDA graph to capture", f"{_RULE}. {_REPLAYED}"),
@@ -137,4 +137,4 @@ RECORDED = (
          "memory, streams and races are not in it"),
     *_BOTH,
 )  # fmt: skip
-"""With the guard and the recorder. A plain cache is left without graphs there: what the CPU's backend plans on the host would be frozen."""
+"""For the guard and the recorder. A plain cache gets no graphs: a replay would freeze what the CPU backend plans on the host."""

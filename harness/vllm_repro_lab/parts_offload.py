@@ -1,4 +1,4 @@
-"""What the mechanism `offload` replaces, in words. Nothing here imports torch or vllm."""
+"""Names replaced by the mechanism `offload`. Imports neither torch nor vllm."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PARTS = (
         "none: it answers what it would; where blocks are about to be taken the list is counted, and a list that is too short is logged",
         runs=True,
     ),
-    # Called, stood in for or looked at, not replaced.
+    # Called or read, not replaced.
     Part(_BACKEND, "DmaCopyBackend.init", parameters=("gpu_caches", "cpu_caches", "device", "load_stream", "store_stream")),
     Part(
         _BACKEND,

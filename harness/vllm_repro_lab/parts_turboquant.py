@@ -1,4 +1,4 @@
-"""What the mechanism `turboquant` replaces, in words. Nothing here imports torch or vllm."""
+"""Names replaced by the mechanism `turboquant`. Imports neither torch nor vllm."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PARTS = (
     Part(_DECODE, "_tq_full_dequant_kv", _KERNEL, _NUMBERS, ("K_out_ptr", "V_out_ptr", *_CACHE)),
     Part(_DECODE, "_fwd_kernel_stage2", _KERNEL, _NUMBERS),
     Part(_BACKEND, "_tq_full_dequant_kv", _KERNEL, _NUMBERS),
-    # Called, not replaced; the kernel is replaced where TurboQuant calls it.
+    # Called, not replaced. The kernel is replaced in the module where TurboQuant calls it.
     Part(_BACKEND, "TurboQuantAttentionBackend", runs=True),
     Part("vllm.v1.attention.ops.triton_decode_attention", "_fwd_kernel_stage2", parameters=_MERGE),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the lab replaces, and whether a release has it. Read from the sources, so that nothing is imported before its time."""
+"""Check of a release for the names that the lab replaces, by its source files: importing them here would be too early."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["Part", "Survey", "names_in", "survey", "write_once"]
 
 @dataclass(frozen=True)
 class Part:
-    """One name of vLLM (or of torch) that the lab replaces, or that it calls where `effect` is empty.
+    """One name of vLLM or torch that the lab replaces or, if `effect` is empty, only calls.
 
-    module: dotted. name: `function`, `Class` or `Class.method` in it. parameters: those that a stand-in reads by name.
-    why: what keeps the original from running on a CPU. effect: what the replacement means for the bug. otherwise: what other releases
-    have in its place, where it does the same. runs: whether the release's own lines run all the same; where not, to change them
-    changes nothing in the lab. needed: whether the lab cannot do without it; where not, it is replaced in the releases that have it.
+    module: dotted. name: `function`, `Class` or `Class.method` in it. parameters: those that the replacement reads by name.
+    why: why the original cannot run on a CPU. effect: the effect of the replacement on the bug.
+    otherwise: equivalent names in other releases. runs: the release's own lines still run; if not, a patch of them has no effect here.
+    needed: a release without the name is unsupported; if not needed, it is replaced only in releases that have it.
     """
 
     module: str
@@ -36,18 +36,19 @@ class Part:
 
 @dataclass(frozen=True)
 class Survey:
-    """What a release has of the parts. missing: `module.name`, or with the parameter in parentheses."""
+    """Parts that a release has. missing: `module.name`, with a missing parameter in parentheses."""
 
     replaced: tuple[Mapping[str, str], ...]
     missing: tuple[str, ...]
 
     def as_fields(self) -> dict[str, object]:
+        """Return the content for the JSON file."""
         found: dict[str, object] = {"replaced": list(self.replaced)}
         return found | ({"unsupported": list(self.missing)} if self.missing else {})
 
 
 def survey(parts: Sequence[Part], source: Callable[[Part], tuple[str, Path] | None]) -> Survey:
-    """Looks each part up. `source` says where its module lies: a short name for the report and the path, None for no such module."""
+    """Look up each part. source: returns the file of its module, (short name for the report, path), or None."""
     known: dict[Path, tuple[dict[str, tuple[str, ...]], str]] = {}
     replaced: list[Mapping[str, str]] = []
     missing: list[str] = []
@@ -77,7 +78,7 @@ def survey(parts: Sequence[Part], source: Callable[[Part], tuple[str, Path] | No
 
 
 def names_in(source: str | bytes) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The names that a module's top level defines, imports or assigns, and its classes' methods, each with its parameters."""
+    """Yield the names that a module defines, imports or assigns at top level, and its classes' members, with their parameters."""
     yield from _names(ast.parse(source).body, "")
 
 
@@ -104,7 +105,7 @@ def _names(body: Sequence[ast.stmt], prefix: str) -> Iterator[tuple[str, tuple[s
 
 
 def write_once(path: Path, content: Mapping[str, object]) -> None:
-    """Writes JSON whole or not at all: a reader never sees half of it."""
+    """Write JSON atomically, so that a reader never sees an incomplete file."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         json.dump(content, file, indent=1)

@@ -1,7 +1,7 @@
-"""What CUDA refuses while a stream captures a graph: copies and waits between host and device. Knows torch, and nothing of vLLM.
+"""Copies and waits that CUDA refuses during graph capture. Does not import vLLM.
 
-A refusal is of the class and the text of a CUDA build of torch. A copy between the device and host memory that is not pinned is refused by
-torch itself; one that is pinned, and is waited for, by the driver; so is everything that reads a number back.
+Errors have the class and text of a CUDA build of torch. torch refuses copies between the device and host memory that is not pinned.
+The CUDA driver refuses blocking copies of pinned memory, and reads of values back to the host.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _WAITING = frozenset(
         "unique_dim", "unique_dim_consecutive",
     )
 )  # fmt: skip
-"""Operators whose CUDA kernels read something back before they return."""
+"""Operators whose CUDA versions read a value back before they return."""
 _MAKING = ("tensor", "as_tensor", "asarray", "new_tensor")
-"""They fill host memory from Python's numbers and copy it."""
+"""Functions that fill host memory from Python numbers and copy it."""
 
 
 @dataclass
 class State:
-    """Of this process. in_kernel: depth of stand-ins for device code, whose insides are the device's own business. by_number: whether a
-    number of Python's is being set, which a kernel gets as an argument.
+    """Capture state of this process.
 
-    captures, checked, refused: since the start; the operators that were looked at while a stream captured. recording: whether what a
-    graph holds is kept. recorded: by the capture that is on.
+    in_kernel: depth of running kernel replacements, which are not checked. by_number: a Python number is being set, no copy.
+    captures, checked, refused: counts of captures, checked operators and refusals since the start.
+    recording: captures are recorded. recorded: recording of the current capture.
     """
 
     capturing: bool = False
@@ -60,6 +60,7 @@ class State:
 
     @property
     def watching(self) -> bool:
+        """Return True if calls must be checked."""
         return self.capturing and not self.in_kernel
 
 
@@ -69,15 +70,15 @@ STATE = State()
 def check_call(
     name: str, first: Any, args: tuple[Any, ...], keywords: Mapping[str, Any], target: torch.device | None
 ) -> None:
-    """Of Python's calls, those whose operators on a CPU no longer show that memory changes hands. target: where the result is to be."""
+    """Check a call from Python for transfers that a CPU's operators do not show. target: the device named for the result."""
     if name in _READING and on_device(first):
         refuse(_READING[name]())
     if name in ("to", "cpu", "cuda") and target is not None and isinstance(first, torch.Tensor):
-        patient = not non_blocking(name, args, keywords)
-        if on_device(first) and target is HOST and patient:
-            refuse(_copied())  # without blocking it goes to new host memory, which torch pins
+        blocking = not non_blocking(name, args, keywords)
+        if on_device(first) and target is HOST and blocking:
+            refuse(_copied())  # torch pins the new host memory of a non-blocking copy
         if not on_device(first) and target is DEVICE:
-            _check_copy(pinned=is_pinned(first), waits=patient)
+            _check_copy(pinned=is_pinned(first), waits=blocking)
     if name in _MAKING and (target is DEVICE or (name == "new_tensor" and target is None and on_device(first))):
         data = args[-1] if args else keywords.get("data")
         if not on_device(data):
@@ -85,7 +86,7 @@ def check_call(
 
 
 def check_operator(name: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
-    """Of the operators below Python's calls, those that copy or wait."""
+    """Check an operator for a copy or a wait."""
     STATE.checked += 1
     first = args[0] if args else None
     if name in _WAITING and any_on_device(args, keywords):
@@ -101,7 +102,7 @@ def check_operator(name: str, args: tuple[Any, ...], keywords: Mapping[str, Any]
 
 
 def non_blocking(name: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
-    """Whether a transfer is not waited for."""
+    """Return True if the call is a non-blocking transfer."""
     if "non_blocking" in keywords or len(args) < 2:
         return bool(keywords.get("non_blocking"))
     # to(device, dtype, non_blocking), to(other, non_blocking), cuda(device, non_blocking), copy_(source, non_blocking)
@@ -110,19 +111,19 @@ def non_blocking(name: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) 
 
 
 def wait(*_: Any, **__: Any) -> None:
-    """Stands for a synchronization: everything is done by now, and while a stream captures it is refused."""
+    """Replace a synchronization: refuse it during capture, else return at once."""
     if STATE.watching:
         refuse(_waited())
 
 
 def refuse(error: Exception) -> NoReturn:
-    """The only place where the lab raises: in a CUDA build it is C++."""
+    """Raise `error`. The lab raises nowhere else; a CUDA build raises in C++ here."""
     STATE.refused += 1
     raise error
 
 
 def _check_indices(name: str, args: tuple[Any, ...]) -> None:
-    """Indices are brought to the device; a mask is counted first, unless one number is put where it holds."""
+    """Refuse host indices, which are copied, and masks, which are counted first unless one number is set at all of them."""
     indices = [one for one in args[1] if one is not None]
     masks = [one.dtype in (torch.bool, torch.uint8) for one in indices]
     if name != "aten::index" and all(masks) and args[2].numel() == 1:
@@ -155,4 +156,4 @@ def _no_array() -> Exception:
 
 
 _READING = {"tolist": _copied, "numpy": _no_array, "__array__": _no_array, "__repr__": _waited, "__str__": _waited}
-"""Methods that hand the numbers of a tensor to Python without an operator that shows it."""
+"""Methods that read a tensor's values without an operator that shows it."""

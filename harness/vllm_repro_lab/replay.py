@@ -1,7 +1,6 @@
-"""What a graph keeps of the code that ran while it was captured: operators and kernels, on the same tensors, with the numbers of then.
+"""Recording of a CUDA graph: the operators and kernels of a capture, to run again on the same tensors.
 
-A graph knows nothing of Python: which branch was taken, and each number that Python worked out, is frozen in it. What lies in the tensors
-is not; a replay reads them as they are.
+As in a real graph, the branches and numbers of the Python code are frozen at capture. The contents of the tensors are not.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ __all__ = ["Recording"]
 
 
 class Recording:
-    """In the order in which it ran. It keeps every tensor alive, as a graph's memory pool does."""
+    """Recorded steps in the order of the capture. Keeps every tensor alive, as a graph's memory pool does."""
 
     def __init__(self) -> None:
         self._steps: list[Callable[[], None]] = []
@@ -24,7 +23,7 @@ class Recording:
         return len(self._steps)
 
     def operator(self, func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any], result: Any) -> None:
-        """An operator of torch; its result of later goes where that of now lies, since whatever comes after reads it there."""
+        """Record a torch operator. A replay copies its result into the captured result, where later steps read it."""
         places = _tensors(result)
 
         def step() -> None:
@@ -35,9 +34,11 @@ class Recording:
         self._steps.append(step)
 
     def kernel(self, kernel: Callable[..., None], args: tuple[Any, ...]) -> None:
+        """Record a kernel, which writes to its arguments."""
         self._steps.append(lambda: kernel(*args))
 
     def replay(self) -> None:
+        """Run all steps again."""
         for step in self._steps:
             step()
 

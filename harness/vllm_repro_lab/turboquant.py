@@ -1,4 +1,4 @@
-"""vLLM's TurboQuant attention backend on its CPU platform. `parts` says in words what each function here replaces, and why."""
+"""vLLM's TurboQuant attention backend on its CPU platform. `parts_turboquant` lists each replaced name with its reason."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ logger = init_logger("vllm.repro_lab")
 
 
 def install(*, graphs: bool) -> None:
-    """Puts every replacement in place in this process, apart from the kernels: they come with the backend, when it is chosen.
+    """Install every replacement in this process. The kernels are replaced later, when vLLM chooses the backend.
 
-    graphs: whether `graphs` makes the workspace and captures.
+    graphs: the module `graphs` creates the workspace and captures.
     """
     _choose_backend()
     if not graphs:
@@ -39,7 +39,7 @@ def _choose_backend() -> None:
         replace_kernels()
         logger.info(
             "Using TURBOQUANT attention backend out of potential backends: ['TURBOQUANT']. "
-            "(LAB: this platform's own answer would be CPU_ATTN.)"
+            "(LAB: without the lab, this platform chooses CPU_ATTN.)"
         )
         return AttentionBackendEnum.TURBOQUANT.get_path()
 
@@ -47,7 +47,7 @@ def _choose_backend() -> None:
 
 
 def replace_kernels() -> None:
-    """Not at install: the backend's modules import more of vLLM than is there when plugins are loaded."""
+    """Replace the kernels. Not in `install`: the backend imports parts of vLLM that are not loaded yet when plugins are."""
     if not hasattr(triton_utils.triton, "next_power_of_2"):
         triton_utils.triton.next_power_of_2 = lambda number: 1 << (number - 1).bit_length()
     decode: Any = import_module("vllm.v1.attention.ops.triton_turboquant_decode")

@@ -144,7 +144,7 @@ def test_a_release_that_cannot_be_installed_is_a_row_and_the_map_goes_on(harness
         (["versions", "tq-chunked-prefill", "--server", "attach"], 64, "a running server is one release"),
         (["versions", "tq-chunked-prefill", "--server", "docker", "--image", "x:1"], 64, "every release would run x:1"),
         (["versions", "min-tokens-stop-ids", "--server", "docker"], 2, "no Docker Engine answers"),
-        (["versions", "min-tokens-stop-ids", "--server", "lab"], 64, "does not say how it goes to the lab"),
+        (["versions", "min-tokens-stop-ids", "--server", "lab"], 64, "cannot run in the lab: it has no lab="),
     ],
 )
 def test_a_map_that_cannot_be_says_why_and_leaves_no_folder(

@@ -1,4 +1,4 @@
-"""DeepSeek-V4 in the lab: two ranks of a release in place of a branch that nobody can install, and what its arms change of it."""
+"""DeepSeek-V4 in the lab: two ranks of a release instead of the reported branch, and the patches of its arms."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def arm(name: str, scenario: Scenario = DSV4) -> Arm:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LabSite:
-    """A lab whose release is a folder with the one file that the arms change."""
+    """Return a lab whose release is a folder with only the file that the arms patch."""
     monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path / "cache"))
     release = fake_release("0.32.0", tmp_path / "release")
     file = release.packages / "vllm" / "models" / "deepseek_v4" / "nvidia" / "flashmla.py"
@@ -74,7 +74,7 @@ def server(site: LabSite, name: str, folder: Path) -> tuple[Launch, Server]:
     return site.server(DSV4, arm(name), 1, folder / f"{name}-1.log", "run")
 
 
-def test_two_ranks_each_tell_what_they_found(site: LabSite, tmp_path: Path) -> None:
+def test_each_rank_reports_its_patched_files(site: LabSite, tmp_path: Path) -> None:
     launch, ranked = server(site, "branch", tmp_path)
     assert isinstance(ranked, MultiNodeServer)
     ranks = (ranked.head, *ranked.followers)
@@ -98,7 +98,7 @@ def test_two_ranks_each_tell_what_they_found(site: LabSite, tmp_path: Path) -> N
     assert "REPRO_LAB_FACTS" not in launch.render()
 
 
-def test_a_rank_that_did_not_load_the_plugin_proves_nothing(site: LabSite, tmp_path: Path) -> None:
+def test_a_rank_without_the_plugin_is_an_infra_error(site: LabSite, tmp_path: Path) -> None:
     _, ranked = server(site, "reported", tmp_path)
     assert isinstance(ranked, MultiNodeServer)
     assert isinstance(ranked.head, LabServer)
@@ -107,7 +107,7 @@ def test_a_rank_that_did_not_load_the_plugin_proves_nothing(site: LabSite, tmp_p
         ranked.booted(None, ready=True)  # type: ignore[arg-type]  # raises before it looks at them
 
 
-def test_what_the_arms_take_out_is_the_reservation_and_the_lines_stay() -> None:
+def test_arms_remove_only_the_reservation() -> None:
     changed = {name: arm(name).patches for name in ("unreserved", "unreserved-eager", "branch")}
     assert changed["unreserved"] == changed["unreserved-eager"] == changed["branch"][:1]
     text = FLASHMLA
@@ -139,8 +139,8 @@ def test_without_a_release_named_the_lab_has_its_own(monkeypatch: pytest.MonkeyP
     assert choose(DSV4, ServerOptions(), download=False).kind is ServerKind.LAB
 
 
-def test_a_bug_of_a_cpu_that_the_lab_carries_goes_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A release as it is installed here has no Triton for CPUs, and would die of that."""
+def test_auto_prefers_the_lab_for_a_cpu_bug_with_a_mechanism(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the lab the release would crash for another reason: it has no Triton for CPUs."""
     monkeypatch.setattr("vllm_repro.servers.docker_site.DockerSite.offer", lambda *_, **__: Offer(False))
     monkeypatch.setattr("vllm_repro.servers.process.local_vllm", lambda: None)
     monkeypatch.setattr(ReleaseCache, "get", lambda _, version: f"release {version}")

@@ -1,4 +1,4 @@
-"""The lab as a kind of server: what is run, what it says of itself, and when `auto` picks it."""
+"""The server kind `lab`: its launch, its facts, and when `auto` chooses it."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ def test_the_plugin_is_told_when_graphs_are_turned_off() -> None:
     ],
 )
 def test_graphs_are_turned_off_in_several_ways(flags: str, mode: str) -> None:
-    """Where the lab overlooked one it would lock the workspace, and kill an engine that lives as it was asked for."""
+    """If the lab missed one, it would lock the workspace and crash an engine that should live."""
     assert graph_mode(parse(f"vllm serve m {flags}")) == mode
 
 
 @pytest.mark.parametrize("capture", ["guard", "record"])
-def test_a_capture_that_is_looked_at_captures_the_full_graphs(capture: Capture) -> None:
+def test_the_guard_captures_full_graphs(capture: Capture) -> None:
     def launched(arm: str) -> Launch:
         chosen = TQ.arm(arm)
         assert chosen is not None
@@ -106,7 +106,7 @@ def test_a_capture_that_is_looked_at_captures_the_full_graphs(capture: Capture) 
     assert "REPRO_LAB_CAPTURE" not in launch_of("reported").env
 
 
-def test_the_command_line_asks_for_more_than_the_scenario_and_never_for_less() -> None:
+def test_the_command_line_can_only_make_the_capture_mode_stricter() -> None:
     lab = TQ.lab
     assert lab is not None
     assert [capture_of(lab, options) for options in (ServerOptions(), ServerOptions(guard=True), ServerOptions(record=True))] == [
@@ -136,31 +136,31 @@ def test_weights_that_were_made_are_loaded() -> None:
     assert any("by which each token depends on all before it" in text for text in launch.differences)
 
 
-def test_an_arm_has_the_last_word() -> None:
+def test_an_arm_overrides_the_lab_changes() -> None:
     assert launch_of("bigger-chunk").command.number("--max-num-batched-tokens") == 8192
     assert launch_of("eager").command.has("--enforce-eager")
 
 
-def test_a_scenario_without_a_lab_says_what_else_there_is() -> None:
+def test_a_scenario_without_a_lab_names_other_servers() -> None:
     other = find("min-tokens-stop-ids")
-    with pytest.raises(UsageError, match="does not say how it goes to the lab"):
+    with pytest.raises(UsageError, match="cannot run in the lab: it has no lab="):
         LabSite(ServerOptions(), other)
-    with pytest.raises(UsageError, match="does not say how it goes to the lab"):
+    with pytest.raises(UsageError, match="cannot run in the lab: it has no lab="):
         lab_launch(
             other, other.arms[0], vllm=("v",), version="0.28.0", plugin=plugin_folder(), model=Path("/m"), port=1
         )
 
 
-def test_weights_of_ones_own_do_not_go_there() -> None:
+def test_the_lab_refuses_other_weights() -> None:
     for options in (ServerOptions(model="/m"), ServerOptions(weights="real")):
-        with pytest.raises(UsageError, match="dummy weights"):
+        with pytest.raises(UsageError, match="always serves a tiny model"):
             LabSite(options, TQ)
 
 
-def test_a_graph_mode_that_the_lab_cannot_stand_for_is_refused() -> None:
+def test_piecewise_graphs_are_refused() -> None:
     site = LabSite(ServerOptions(), TQ)
     piecewise = with_flags("--compilation-config.cudagraph_mode PIECEWISE")
-    assert "with PIECEWISE alone" in site.cannot(Arm("piecewise", Expected.DIES, (piecewise,)))
+    assert "asks for PIECEWISE" in site.cannot(Arm("piecewise", Expected.DIES, (piecewise,)))
 
 
 def test_show_lists_what_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def test_show_lists_what_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "# vllm.v1.worker.cpu_worker.CPUWorker.init_device\n#   why: " in text
 
 
-def test_what_the_plugin_wrote(tmp_path: Path) -> None:
+def test_facts_are_read_from_the_plugins_file(tmp_path: Path) -> None:
     path = tmp_path / "reported-1.lab.json"
     assert read_replaced(path) == ()
     path.write_text(json.dumps({"mechanism": "m", "replaced": [vars(PART)]}), encoding="utf-8")
@@ -182,9 +182,9 @@ def test_what_the_plugin_wrote(tmp_path: Path) -> None:
         server(tmp_path).booted(facts, ready=False)
 
 
-def test_a_release_that_never_loaded_the_plugin_proves_nothing(tmp_path: Path) -> None:
+def test_a_ready_server_without_the_plugin_is_an_infra_error(tmp_path: Path) -> None:
     facts = ServerFacts(kind=ServerKind.LAB, evidence=Evidence.LAB, argv=())
-    assert server(tmp_path).booted(facts, ready=False) == facts  # it died before: its log says of what
+    assert server(tmp_path).booted(facts, ready=False) == facts  # it crashed earlier: its log has the reason
     with pytest.raises(InfraError, match="did not load the lab's plugin"):
         server(tmp_path).booted(facts, ready=True)
 
@@ -199,9 +199,7 @@ def test_a_release_that_the_lab_cannot_run_is_unsupported(tmp_path: Path, monkey
     assert (conclusion.outcome, conclusion.why) == (Outcome.UNSUPPORTED, "it has no vllm.a")
 
 
-def test_what_was_replaced_goes_into_the_journal_and_into_every_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replaced_names_are_in_the_journal_and_the_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeVllm(tmp_path / "log", {}) as fake:
         started = asyncio.run(fake.start())
         monkeypatch.setattr(fake, "booted", Mock(return_value=replace(started, replaced=(PART,))))
@@ -248,7 +246,7 @@ def test_auto_picks_the_lab_where_there_is_no_gpu() -> None:
 
 
 @pytest.mark.usefixtures("bare")
-def test_a_test_suite_downloads_nothing_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_without_download_uses_cached_releases_only(monkeypatch: pytest.MonkeyPatch) -> None:
     choice = choose(TQ, ServerOptions(), download=False)
     assert choice.kind is ServerKind.REHEARSAL
     assert "--scenario-server lab installs vLLM 0.23.0" in choice.why
@@ -257,7 +255,7 @@ def test_a_test_suite_downloads_nothing_unasked(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("bare")
-def test_auto_goes_on_to_the_rehearsal_where_the_lab_cannot_be_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_falls_back_to_the_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_network(*_: object) -> Release:
         raise InfraError("no wheel of vLLM 0.23.0 can be had")
 
@@ -275,11 +273,11 @@ def test_auto_goes_on_to_the_rehearsal_where_the_lab_cannot_be_set_up(monkeypatc
         (ServerKind.LAB, "picked"),
         (ServerKind.REHEARSAL, "the lab cannot be set up: no wheel of vLLM 0.23.0 can be had"),
     ]
-    with pytest.raises(InfraError):  # who asks for the lab gets the lab, or the reason
+    with pytest.raises(InfraError):  # an explicit --server lab never falls back
         open_site(TQ, ServerOptions(server="lab"), ServerChoice(ServerKind.LAB, ""), print)
 
 
-def test_mistakes_of_a_scenarios_lab_are_found() -> None:
+def test_check_finds_mistakes_in_lab() -> None:
     path = Path("scenarios/tq_chunked_prefill.py")
     text = (Path(__file__).parents[2] / path).read_text(encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""The mechanism `offload` on a vLLM made of stubs: what it replaces, what it sees, and that a death keeps vLLM's frames alone."""
+"""The mechanism `offload` with stubs of vLLM: replaced names, logged observations, and tracebacks without lab frames."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ PLUGIN = "vllm_repro_lab.offload"
 
 
 class Link:
-    """A block in the free list."""
+    """Block in the free list."""
 
     next_free_block: Link | None = None
 
 
 class BlockPool:
-    """As much of vLLM's as the plugin touches."""
+    """The parts of vLLM's class that the plugin uses."""
 
     def __init__(self, counter: int, real: int) -> None:
         head, tail = Link(), Link()
@@ -61,7 +61,7 @@ class Log(list[str]):
 
 
 class Rows(dict[int, bytes]):
-    """A tensor's manners: a list of places reads and writes them all."""
+    """Rows with a tensor's indexing by a list."""
 
     def __getitem__(self, places: Sequence[int]) -> list[bytes]:  # type: ignore[override]  # a tensor takes a list
         return [super(Rows, self).__getitem__(place) for place in places]
@@ -105,7 +105,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Installed]:
     return installed
 
 
-def test_only_the_names_that_need_cuda_are_others_and_only_in_that_module(install: Callable[..., Installed]) -> None:
+def test_only_cuda_names_are_replaced_and_only_in_that_module(install: Callable[..., Installed]) -> None:
     plugin, worker, _, _ = install(is_pin_memory_available=lambda: True)
     assert worker.DmaCopyBackend is plugin.CopyBackend
     assert worker.is_pin_memory_available() is False
@@ -123,7 +123,7 @@ def test_a_release_that_pins_by_a_constant(install: Callable[..., Installed]) ->
     assert not hasattr(worker, "is_pin_memory_available")
 
 
-def test_the_same_lists_are_copied_and_a_store_is_over_one_step_later(install: Callable[..., Installed]) -> None:
+def test_copies_are_immediate_and_a_store_completes_one_step_later(install: Callable[..., Installed]) -> None:
     plugin, _, log, _ = install(PIN_MEMORY=True)
     gpu, cpu = {"kv": Rows({n: b"g%d" % n for n in range(5)})}, {"kv": Rows(dict.fromkeys(range(5), b"c"))}
     backend = plugin.CopyBackend()
@@ -139,7 +139,7 @@ def test_the_same_lists_are_copied_and_a_store_is_over_one_step_later(install: C
     assert log.observed == (Observed("store", {"event": 7, "blocks": 3, "distinct": 2, "twice": [3]}),)
 
 
-def test_whoever_waits_for_a_store_waits_no_longer(install: Callable[..., Installed]) -> None:
+def test_synchronize_completes_a_store(install: Callable[..., Installed]) -> None:
     plugin, _, _, _ = install(PIN_MEMORY=True)
     event = plugin.Event(polls=1)
     event.synchronize()
@@ -153,7 +153,7 @@ def test_not_more_than_32_blocks_are_named(install: Callable[..., Installed]) ->
     assert (seen.values["blocks"], seen.values["distinct"], seen.values["twice"]) == (150, 100, list(range(32)))
 
 
-def test_a_list_that_ends_before_the_counter_is_seen_and_the_death_is_vllms_own(
+def test_a_short_free_list_is_logged_and_the_traceback_has_no_lab_frame(
     install: Callable[..., Installed],
 ) -> None:
     _, _, log, pool = install(PIN_MEMORY=True)
@@ -164,7 +164,7 @@ def test_a_list_that_ends_before_the_counter_is_seen_and_the_death_is_vllms_own(
     assert frames[1:] == ["get_new_blocks", "popleft_n"]
 
 
-def test_a_list_that_is_long_enough_is_not_spoken_of(install: Callable[..., Installed]) -> None:
+def test_a_long_enough_free_list_is_not_logged(install: Callable[..., Installed]) -> None:
     _, _, log, pool = install(PIN_MEMORY=True)
     right = pool(counter=34, real=34)
     right.get_new_blocks(34)

@@ -1,4 +1,4 @@
-"""The plugin's own parts, without vLLM: what a release has, what is written, when it does anything at all."""
+"""The plugin without vLLM: survey of a release, the facts file, and when it stays inactive."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_release_that_has_every_part(tmp_path: Path) -> None:
     assert "unsupported" not in found.as_fields()
 
 
-def test_a_release_that_moved_something_says_what(tmp_path: Path) -> None:
+def test_missing_names_are_listed(tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text(SOURCE, encoding="utf-8")
     parts = (
         Part("gone", "anything", "w", "e"),
@@ -100,7 +100,7 @@ def test_a_part_that_is_not_needed_is_listed_where_a_release_has_it(tmp_path: Pa
     assert ([part["name"] for part in found.replaced], found.missing) == (["worker.kernel"], ())
 
 
-def test_what_is_written_is_whole_or_not_there(tmp_path: Path) -> None:
+def test_the_facts_file_is_written_atomically(tmp_path: Path) -> None:
     write_once(tmp_path / "lab.json", {"replaced": []})
     assert json.loads((tmp_path / "lab.json").read_text(encoding="utf-8")) == {"replaced": []}
     with pytest.raises(TypeError):
@@ -108,7 +108,7 @@ def test_what_is_written_is_whole_or_not_there(tmp_path: Path) -> None:
     assert not (tmp_path / "other.json").exists()
 
 
-def test_each_replacement_says_why_and_what_it_means() -> None:
+def test_each_replacement_has_a_reason_and_an_effect() -> None:
     for mechanism, graphs in product(MECHANISMS.values(), ("", *GRAPHS)):
         if graphs and mechanism.alone:
             continue
@@ -118,19 +118,19 @@ def test_each_replacement_says_why_and_what_it_means() -> None:
 
 
 def raising(tree: ast.AST) -> list[str]:
-    """The functions that raise, or that assert."""
+    """Return the functions that raise or assert."""
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     return [one.name for one in functions for node in ast.walk(one) if isinstance(node, ast.Raise | ast.Assert)]
 
 
 @pytest.mark.parametrize("module", sorted(PACKAGE.glob("*.py")), ids=lambda path: path.stem)
-def test_nothing_in_the_plugin_raises_on_purpose_but_what_cuda_refuses(module: Path) -> None:
+def test_only_refuse_raises(module: Path) -> None:
     tree = ast.parse(module.read_text(encoding="utf-8"))
     assert raising(tree) == (["refuse"] if module.stem == "refusals" else [])
 
 
 @pytest.mark.parametrize("module", ["memory", "refusals", "replay", "capture"])
-def test_the_guard_knows_nothing_of_vllm(module: str) -> None:
+def test_the_guard_does_not_import_vllm(module: str) -> None:
     tree = ast.parse((PACKAGE / f"{module}.py").read_text(encoding="utf-8"))
     imported = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level]
     imported += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
@@ -150,7 +150,7 @@ def test_vllm_finds_it_by_its_entry_point() -> None:
 
 
 def register(path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The plugin in a Python of its own, with `path` before it, as vLLM calls it: twice, and with nothing of the harness around."""
+    """Call the plugin's entry point twice, as vLLM does, in a separate Python with `path` first and without the harness."""
     call = "import vllm_repro_lab, sys; vllm_repro_lab.register(); vllm_repro_lab.register(); print('torch' in sys.modules)"
     keep = {name: value for name, value in os.environ.items() if not name.startswith(("REPRO_LAB", "PYTHON"))}
     return subprocess.run(
@@ -162,12 +162,12 @@ def register(path: Path, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_it_does_nothing_unless_it_is_asked(tmp_path: Path) -> None:
+def test_the_plugin_does_nothing_without_a_mechanism(tmp_path: Path) -> None:
     done = register(tmp_path)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "False", "")
 
 
-def test_a_release_without_the_names_ends_with_a_sentence_and_a_file(tmp_path: Path) -> None:
+def test_a_release_without_the_names_exits_with_a_message_and_a_file(tmp_path: Path) -> None:
     (tmp_path / "vllm" / "platforms").mkdir(parents=True)
     (tmp_path / "vllm" / "__init__.py").touch()
     (tmp_path / "vllm" / "platforms" / "cpu.py").write_text("class CpuPlatform: ...\n", encoding="utf-8")
@@ -180,21 +180,21 @@ def test_a_release_without_the_names_ends_with_a_sentence_and_a_file(tmp_path: P
     assert written["mechanism"] == "turboquant"
 
 
-def test_a_mechanism_that_it_does_not_have(tmp_path: Path) -> None:
+def test_an_unknown_mechanism_is_refused(tmp_path: Path) -> None:
     done = register(tmp_path, REPRO_LAB_MECHANISM="turbo")
     assert (done.returncode, done.stderr.strip()) == (
         1,
-        f"the lab has no mechanism 'turbo'; it has {', '.join(MECHANISMS)}",
+        f"the lab has no mechanism 'turbo'; choose one of {', '.join(MECHANISMS)}",
     )
 
 
-def test_something_about_graphs_that_it_does_not_do(tmp_path: Path) -> None:
+def test_an_unknown_capture_mode_is_refused(tmp_path: Path) -> None:
     done = register(tmp_path, REPRO_LAB_MECHANISM="turboquant", REPRO_LAB_CAPTURE="guarded")
-    assert (done.returncode, done.stderr.strip()) == (1, "the lab knows guard and record for graphs, and no 'guarded'")
+    assert (done.returncode, done.stderr.strip()) == (1, "REPRO_LAB_CAPTURE is 'guarded'; it must be guard or record")
 
 
 @pytest.mark.parametrize("graphs", ["", *GRAPHS])
-def test_what_is_looked_for_goes_by_what_is_done_about_graphs(tmp_path: Path, graphs: str) -> None:
+def test_the_checked_names_depend_on_the_capture_mode(tmp_path: Path, graphs: str) -> None:
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").touch()
     facts = tmp_path / "lab.json"
@@ -207,7 +207,7 @@ def test_what_is_looked_for_goes_by_what_is_done_about_graphs(tmp_path: Path, gr
     )
 
 
-def test_the_parts_whose_own_lines_run_are_those_that_are_called_or_looked_at() -> None:
+def test_called_names_are_marked_as_running() -> None:
     idle = {f"{part.module}.{part.name}" for one in MECHANISMS.values() for part in one.parts_with("") if not part.runs}
     assert "vllm.v1.attention.ops.triton_decode_attention._fwd_kernel_stage2" in idle
     assert "vllm.v1.simple_kv_offload.copy_backend.DmaCopyBackend.launch_copy" in idle

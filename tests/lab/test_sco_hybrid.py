@@ -1,4 +1,4 @@
-"""#42085 on its way to the lab: another shape, other sizes, and every difference said."""
+"""The launch of `sco-hybrid` (vLLM #42085) in the lab: model shape, sizes and listed differences."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def shape_of(scenario: Scenario) -> StandIn:
     return scenario.lab.shape(scenario.model)
 
 
-def test_prompts_that_are_others_in_the_lab_are_among_the_differences() -> None:
+def test_differing_prompt_sizes_are_listed() -> None:
     said = "prompts of 5693 tokens in place of 90109, sized for the stand-in"
     assert launch_of("reported").differences.count(said) == 1
     assert launch_of("near-miss-length").differences.count(said.replace("5693", "5664").replace("90109", "90112")) == 1
@@ -64,7 +64,7 @@ def test_prompts_that_are_others_in_the_lab_are_among_the_differences() -> None:
     ).differences)  # fmt: skip
 
 
-def test_the_lab_is_asked_for_what_the_bug_needs() -> None:
+def test_the_lab_command_keeps_what_the_bug_needs() -> None:
     command = launch_of("reported").command
     assert command.enabled("--disable-hybrid-kv-cache-manager") is False
     assert command.has("--enable-prefix-caching")
@@ -84,7 +84,7 @@ def test_the_arms_differ_by_what_their_names_say() -> None:
         assert transfer["kv_connector_extra_config"][key] == value
 
 
-def test_a_stand_in_with_a_window_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_model_shape_has_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path))
     assert SCO.lab is not None
     assert TQ.lab is not None
@@ -96,7 +96,7 @@ def test_a_stand_in_with_a_window_has_a_folder_of_its_own(tmp_path: Path, monkey
     assert len({folder, *others}) == 3
 
 
-def test_the_shape_is_said_in_words() -> None:
+def test_the_shape_as_text() -> None:
     assert str(shape_of(TQ)) == "1 layer, 16 heads, 4 KV heads of 256"
     assert str(shape_of(SCO)) == (
         "2 layers (full then sliding attention, with a window of 128 tokens), 4 heads, 2 KV heads of 32"
@@ -144,7 +144,7 @@ def test_near_misses_differ_from_the_report_by_one_thing() -> None:
     assert answers == {3}
 
 
-def test_flags_that_are_others_in_the_lab_are_among_the_differences() -> None:
+def test_differing_flags_are_listed() -> None:
     assert SCO.command_of(arm("bigger-pool")).number("--num-gpu-blocks-override") == 50_000
     assert launch_of("bigger-pool").command.number("--num-gpu-blocks-override") == 1000
     said = (

@@ -21,7 +21,7 @@ from tests.conftest import Harness
 from vllm_repro.host.ports import free_port
 from vllm_repro.host.processes import session_members, start
 from vllm_repro.releases.provision import provision
-from vllm_repro.releases.tinymodel import cached_model
+from vllm_repro.releases.tiny_model_folder import cached_model
 from vllm_repro.tiny_model import StandIn
 
 pytestmark = pytest.mark.live

@@ -1,4 +1,4 @@
-"""A cache that real uv fills from tiny wheels in a folder, without a network."""
+"""Cache that uv fills from tiny wheels in a folder, without a network."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def write_release(folder: Path, version: str, torch: str) -> None:
 
 @pytest.fixture
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of wheels that pip is configured with."""
+    """Return the folder of wheels that pip is configured with."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     write_release(folder, "0.28.0", "2.13.0")

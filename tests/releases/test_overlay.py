@@ -1,4 +1,4 @@
-"""An overlay of a package: the patched file among links to the others."""
+"""Overlay of a package: the patched file, and links to the others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vllm_repro.scenario.patch import Patch
 
 @pytest.fixture
 def packages(tmp_path: Path) -> Path:
-    """A folder with a package whose compiled files fit another text, and which is run without a check."""
+    """Return a folder with a package whose unchecked compiled files differ from its source."""
     return write_package(tmp_path / "packages", stale=True)
 
 

@@ -66,7 +66,7 @@ def test_a_failed_install_leaves_no_release(
 
 
 @pytest.mark.parametrize("marker", [None, "", "{", "null", "[]", "{}", '{"size": 1}'])
-def test_what_a_killed_install_left_is_not_used(cache: ReleaseCache, marker: str | None) -> None:
+def test_an_incomplete_install_is_not_used(cache: ReleaseCache, marker: str | None) -> None:
     folder = cache.root / "releases" / "0.28.0"
     folder.mkdir(parents=True)
     (folder / "half").write_text("made")
@@ -106,10 +106,10 @@ def test_a_damaged_release_that_runs_is_not_replaced(cache: ReleaseCache, monkey
 @pytest.mark.usefixtures("wheels")
 def test_a_full_disk_is_reported_before_the_download(tmp_path: Path) -> None:
     cache = ReleaseCache(tmp_path, free_bytes=lambda _: 10**8)
-    with pytest.raises(InfraError, match=r"has 100 MB free and 550 MB are needed"):
+    with pytest.raises(InfraError, match=r"has 100 MB free, but 550 MB are needed"):
         cache.provision("0.28.0", silent)
     cache = ReleaseCache(tmp_path, free_bytes=lambda _: 10**9)
-    with pytest.raises(InfraError, match=r"has 1\.0 GB free and 2\.7 GB are needed"):
+    with pytest.raises(InfraError, match=r"has 1\.0 GB free, but 2\.7 GB are needed"):
         cache.provision("0.28.0", silent)
     assert cache.cached() == []
 
@@ -126,7 +126,7 @@ def test_wrong_releases(cache: ReleaseCache) -> None:
     assert "Check the number" in caught.value.hint
 
 
-def test_a_missing_torch_is_reported_in_the_words_of_uv(cache: ReleaseCache, wheels: Path) -> None:
+def test_a_missing_torch_is_reported_with_uvs_message(cache: ReleaseCache, wheels: Path) -> None:
     write_release(wheels, "0.30.0", "2.14.0")
     with pytest.raises(InfraError, match=r"there is no version of torch==2\.14\.0"):
         cache.provision("0.30.0", silent)
@@ -157,7 +157,7 @@ def test_two_runs_at_once_install_once(cache: ReleaseCache, monkeypatch: pytest.
     assert lines == [f"waiting for another run: installing vLLM 0.28.0 (pid {os.getpid()})"]
 
 
-def test_removing_everything_of_ours(cache: ReleaseCache) -> None:
+def test_remove_all_keeps_other_files(cache: ReleaseCache) -> None:
     assert cache.remove_all(silent) == 0
     assert not cache.root.exists()
     cache.provision("0.28.0", silent)
@@ -184,7 +184,7 @@ def test_where_the_cache_is(tmp_path: Path) -> None:
     assert cache_root({"VLLM_REPRO_CACHE": "~/x", "XDG_CACHE_HOME": str(tmp_path)}) == home / "x"
 
 
-def test_the_python_of_a_release_is_ours(cache: ReleaseCache) -> None:
+def test_a_release_uses_the_running_python_version(cache: ReleaseCache) -> None:
     release = cache.provision("0.28.0", silent)
     version = f"import sys; assert sys.version_info[:2] == {sys.version_info[:2]}"
     subprocess.run([release.python, "-c", version], check=True)

@@ -1,4 +1,4 @@
-"""Release numbers, and what to install beside a release's own wheel."""
+"""Release numbers, and the requirements of a release."""
 
 from __future__ import annotations
 

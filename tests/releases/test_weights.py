@@ -1,4 +1,4 @@
-"""Weights that are made: read back as safetensors says, the same every time, and of the shapes that vLLM's own code asks for."""
+"""Made weights: valid safetensors, reproducible, with the shapes and scales that the tests of answers need."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def numbers(content: bytes) -> list[float]:
     return [struct.unpack("<f", b"\0\0" + content[at : at + 2])[0] for at in range(0, len(content), 2)]
 
 
-def test_the_file_is_what_safetensors_says() -> None:
+def test_the_file_is_valid_safetensors() -> None:
     content = safetensors(MODEL, 32)
     size = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + size])
     assert size % 8 == 0
     assert header.pop("__metadata__") == {"format": "pt"}
     ends = [0]
-    for told in header.values():
-        first, last = told["data_offsets"]
-        count = told["shape"][0] * (told["shape"][1] if len(told["shape"]) > 1 else 1)
-        assert (first, last - first, told["dtype"]) == (ends[-1], 2 * count, "BF16")
+    for entry in header.values():
+        first, last = entry["data_offsets"]
+        count = entry["shape"][0] * (entry["shape"][1] if len(entry["shape"]) > 1 else 1)
+        assert (first, last - first, entry["dtype"]) == (ends[-1], 2 * count, "BF16")
         ends.append(last)
     assert len(content) == 8 + size + ends[-1]
     assert header["model.layers.0.self_attn.k_proj.weight"]["shape"] == [32, 64]
@@ -37,7 +37,7 @@ def test_the_file_is_what_safetensors_says() -> None:
     assert content == safetensors(MODEL, 32)
 
 
-def test_numbers_are_of_the_sizes_that_make_answers_depend_on_their_context() -> None:
+def test_weights_have_the_documented_scales() -> None:
     found = {name: numbers(content) for name, _, content in tensors(MODEL, 32)}
     assert set(found["model.norm.weight"]) == {1.0}
     for name, scale in (
@@ -51,5 +51,5 @@ def test_numbers_are_of_the_sizes_that_make_answers_depend_on_their_context() ->
 
 
 def test_other_families_have_none() -> None:
-    with pytest.raises(ValueError, match="for mimo alone"):
+    with pytest.raises(ValueError, match="for mimo only"):
         list(tensors(StandIn(), 32))

@@ -109,7 +109,7 @@ def test_a_compiled_file_that_is_not_hidden_is_seen_through(
     changed, laid = laid_over(docker_engine, spec, run_id)
     bare = replace(changed, mounts=tuple(mount for mount in changed.mounts if mount.source != NOTHING))
     assert len(bare.mounts) == len(changed.mounts) - 1
-    with pytest.raises(InfraError, match="an older compiled form of it"):
+    with pytest.raises(InfraError, match="an outdated compiled file"):
         booted(serve(bare, laid=laid), "7")
 
 

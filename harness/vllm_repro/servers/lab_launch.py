@@ -1,4 +1,4 @@
-"""From a scenario's arm to what runs in the lab, with every difference from the report. Pure."""
+"""Launch of a scenario's arm in the lab, with every difference from the report. Pure."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ _WHY_FULL = (
 
 
 def graph_mode(command: ServeCommand) -> str:
-    """The CUDA graph mode that the command line asks for, in capitals; empty where the default decides."""
-    said = command.get("--compilation-config.cudagraph_mode")
-    if said is None:
-        with contextlib.suppress(ValueError, AttributeError):  # no JSON, or no object: vLLM refuses it itself
-            said = json.loads(command.get("--compilation-config") or "{}").get("cudagraph_mode")
-    if said is None and command.get("--optimization-level") == "0":
-        said = "NONE"  # what that level stands for
-    return str(said or "").upper()
+    """Return the CUDA graph mode of the command line in capitals; empty for the default."""
+    mode = command.get("--compilation-config.cudagraph_mode")
+    if mode is None:
+        with contextlib.suppress(ValueError, AttributeError):  # not a JSON object: vLLM refuses it itself
+            mode = json.loads(command.get("--compilation-config") or "{}").get("cudagraph_mode")
+    if mode is None and command.get("--optimization-level") == "0":
+        mode = "NONE"  # that level implies it
+    return str(mode or "").upper()
 
 
-def sized_for_lab(steps: Sequence[Step]) -> list[Size]:
-    """The sizes of prompts that are others in the lab, each once and in order."""
+def prompts_for_lab(steps: Sequence[Step]) -> list[Size]:
+    """Return the prompt sizes that differ in the lab, each once, in order."""
     return _others(request.prompt for request in requests_of(tuple(steps)))
 
 
 def answers_for_lab(steps: Sequence[Step]) -> list[Size]:
-    """The same of answers."""
+    """Like `prompts_for_lab`, for answer lengths."""
     return _others(request.max_tokens for request in requests_of(tuple(steps)))
 
 
@@ -56,14 +56,15 @@ def _others(sizes: Iterable[Size | int | str]) -> list[Size]:
 
 
 def no_lab(scenario: Scenario) -> UsageError:
+    """Return the error for a scenario without `lab=`."""
     real = (
         f"--server docker runs it as reported, with {scenario.needs}"
         if scenario.needs.gpus
-        else f"a CPU has this bug by itself: --server process --vllm {scenario.try_with}"
+        else f"this bug occurs on a CPU without the lab: --server process --vllm {scenario.try_with}"
     )
     return UsageError(
-        f"{scenario.id} does not say how it goes to the lab",
-        hint=f"{real}; --server rehearsal shows it at work",
+        f"{scenario.id} cannot run in the lab: it has no lab=",
+        hint=f"{real}; --server rehearsal simulates it",
     )
 
 
@@ -79,11 +80,10 @@ def lab_launch(
     overlay: Path | None = None,
     capture: Capture | None = None,
 ) -> Launch:
-    """`vllm` is how the command of release `version` is called. The plugin is in the folder `plugin`, the patched package in `overlay`.
+    """Return the launch of `arm` in the lab.
 
-    capture: what is done while graphs are captured, where it is not what the scenario says.
-
-    Raises `UsageError` for a scenario that does not say how it goes to the lab.
+    vllm: the command of release `version`. plugin: the plugin's folder. overlay: the folder of the patched package.
+    capture: capture mode; None for the scenario's. Raises `UsageError` for a scenario without `lab=`.
     """
     lab = scenario.lab
     if lab is None:
@@ -105,7 +105,7 @@ def lab_launch(
         *([f"with {_FULL_GRAPHS}: {_WHY_FULL}"] if full else []),
         *(
             f"prompts of {size.lab} tokens in place of {size.plus}, sized for the stand-in"
-            for size in sized_for_lab(scenario.workload_of(arm))
+            for size in prompts_for_lab(scenario.workload_of(arm))
         ),
         *(
             f"answers of up to {size.lab} tokens in place of {size.plus}, since a CPU takes a second for each"

@@ -1,4 +1,4 @@
-"""Which changes of vLLM's source the lab cannot try, because it runs something else in that place. Pure."""
+"""Patched functions that do not run in the lab, because it replaces them. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["untried"]
 
 
 def untried(parts: Sequence[Part], file: str, before: str, after: str) -> tuple[str, ...]:
-    """The functions and classes of `file` that differ and whose own lines do not run in the lab, by their names in it."""
+    """Return the functions and classes of `file` that differ and that the lab replaces."""
     module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     names = dict.fromkeys(part.name for part in parts if part.module == module and not part.runs)
     old, new = dict(_definitions(before)), dict(_definitions(after))
@@ -19,7 +19,7 @@ def untried(parts: Sequence[Part], file: str, before: str, after: str) -> tuple[
 
 
 def _definitions(source: str) -> Iterator[tuple[str, str]]:
-    """Each function, class and method of a module, without comments and layout; nothing of one that is no Python."""
+    """Yield each function, class and method of a module, (name, normalized source); nothing for a syntax error."""
     try:
         body = ast.parse(source).body
     except SyntaxError:

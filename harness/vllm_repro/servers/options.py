@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vllm_repro.errors import UsageError
 from vllm_repro.host.machine import Gpu, memory_gb
-from vllm_repro.releases.tinymodel import cached_model
+from vllm_repro.releases.tiny_model_folder import cached_model
 from vllm_repro.scenario.scenario import Needs, Scenario
 from vllm_repro.servers.launch import ServedModel
 from vllm_repro.tiny_model import StandIn

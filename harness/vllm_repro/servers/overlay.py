@@ -1,6 +1,6 @@
-"""What a server is given so that it runs a patched vLLM: an overlay on PYTHONPATH, or files mounted into a container.
+"""Patched vLLM for a server: an overlay on PYTHONPATH, or files mounted into a container.
 
-In both cases a plugin in each of the server's processes reports what it imported (`witness`).
+In both cases a plugin in each of the server's processes reports the patched files that it imports (`witness`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NOTHING = "/dev/null"
 
 @dataclass(frozen=True)
 class Inside:
-    """Where the patched files are in a container, {name: path}, and the command of its Python."""
+    """Paths of the patched files in a container, {name: path}, and the command of its Python."""
 
     python: str
     paths: Mapping[str, str]
@@ -38,7 +38,7 @@ class Inside:
 
 @dataclass(frozen=True, kw_only=True)
 class PatchedSource:
-    """What a server needs to run patched source: variables to set and, for a container, mounts.
+    """Variables and, for a container, mounts with which a server runs patched source.
 
     digests: sha256 of each patched file, by its name below the folder of packages.
     """
@@ -87,7 +87,7 @@ def patch_image(source: ImageSource, patches: Sequence[Patch], progress: Progres
         original = source.files[file]
         mounts.append(Mount(str(folder / file), original.path, readonly=True))
         if original.compiled:
-            # An unchecked .pyc would be run instead of the patched source. Python ignores an empty one.
+            # Python would run an unchecked .pyc instead of the patched source. It ignores an empty one.
             mounts.append(Mount(NOTHING, original.compiled, readonly=True))
     return PatchedSource(
         digests=digests_of(texts),

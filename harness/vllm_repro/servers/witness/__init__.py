@@ -1,8 +1,7 @@
-"""What proves that a server ran vLLM's source as it was changed for it: lines that its own processes put into its log.
+"""Evidence that a server ran the patched source: log lines from a plugin in each of its processes.
 
-A hash of the file on the disk says what lies there, and not what a running engine imported: another vLLM may come first on its path, and
-a compiled file may be taken in its place. So a plugin in each of vLLM's processes says which changed files that process found, and of
-which it runs the code.
+A hash of the file on disk is not enough: another vLLM may come first on the path, or Python may run an old compiled file. The
+plugin logs which patched files its process found, and which it runs.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ from vllm_repro.servers.base import Patched
 __all__ = ["PLUGIN", "witness_env", "witnessed"]
 
 PLUGIN = Path(__file__).resolve().parent / "plugin"
-"""A folder for PYTHONPATH: the plugin and its metadata, by which vLLM finds it."""
+"""Folder for PYTHONPATH, with the plugin and its entry point."""
 
 
 def witness_env(files: Iterable[str], *path: str) -> dict[str, str]:
-    """The variables of a server in which the changed `files` are to be seen. path: PYTHONPATH with the plugin among it, in order."""
+    """Return the variables that make a server report its patched `files`. path: the folders of PYTHONPATH, with the plugin's."""
     return {"PYTHONPATH": ":".join(filter(None, path)), "REPRO_PATCHED": ":".join(sorted(files))}
 
 
 def witnessed(log: str, changed: Mapping[str, str], *, ready: bool) -> tuple[Patched, ...]:
-    """Which of the `changed` files, {name: sha256}, the processes found that wrote `log`.
+    """Return the patched files of `changed`, {name: sha256}, that the processes writing `log` found.
 
-    Raises `InfraError` where one of them found or ran anything else, and where a server is ready and none has said a word.
+    Raises `InfraError` if a process found or ran a different file, or if a ready server has not reported a file.
     """
     found: dict[str, str] = {}
     for one in observed(read_lines(log)):
@@ -37,15 +36,15 @@ def witnessed(log: str, changed: Mapping[str, str], *, ready: bool) -> tuple[Pat
             continue
         file, digest = str(one.values["file"]), str(one.values["sha256"])
         if one.kind == "stale" or digest != changed.get(file):
-            instead = "an older compiled form of it" if one.kind == "stale" else f"one of sha256 {digest[:12]}…"
+            instead = "an outdated compiled file" if one.kind == "stale" else f"a file with sha256 {digest[:12]}…"
             raise InfraError(
-                f"a process of the server has {instead} in place of the patched {file}",
-                hint="another vLLM may lie before it on PYTHONPATH, or the cache be damaged: vllm-repro clean --envs --yes",
+                f"a process of the server uses {instead} instead of the patched {file}",
+                hint="another vLLM may come first on PYTHONPATH, or the cache may be damaged: vllm-repro clean --envs --yes",
             )
         found[file] = digest
     if ready and (missing := changed.keys() - found.keys()):
         raise InfraError(
-            f"no process of the server said that it found the patched {', '.join(sorted(missing))}",
-            hint="unset VLLM_PLUGINS where it is set: it keeps vLLM from loading the plugin that looks",
+            f"no process of the server reported the patched {', '.join(sorted(missing))}",
+            hint="unset VLLM_PLUGINS: it limits which plugins vLLM loads",
         )
     return tuple(Patched(file=file, sha256=digest) for file, digest in found.items())

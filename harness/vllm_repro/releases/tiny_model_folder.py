@@ -1,9 +1,7 @@
-"""Tiny models to serve: a folder with a configuration and a tokenizer, and no weights (`--load-format
-dummy`).
+"""Folders of tiny models: configuration and tokenizer, without weights (`--load-format dummy`) unless asked for.
 
-Scheduling, batching, caching and request handling do not depend on what a model says, so a model of a few
-kilobytes is enough for every bug in them. The folder is written with the standard library alone and is the
-same, byte for byte, on every machine: neither torch nor transformers is needed until vLLM itself reads it.
+Bugs in scheduling, batching, caching and request handling do not depend on the model's output, so a few kilobytes are enough.
+The files are written without torch or transformers, and are identical on every machine.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from typing import Any
 
 from vllm_repro.releases.families import model_config
 from vllm_repro.releases.provision import cache_root
-from vllm_repro.releases.tinytokenizer import END_OF_TURN, PAD, special_id, tokenizer_json
+from vllm_repro.releases.tiny_tokenizer import END_OF_TURN, PAD, special_id, tokenizer_json
 from vllm_repro.releases.weights import safetensors
 from vllm_repro.tiny_model import StandIn
 
@@ -40,10 +38,9 @@ _CHAT_TEMPLATE = (
 
 
 def make_tiny_model(folder: Path, model: StandIn) -> Path:
-    """Writes the model folder and returns it.
+    """Write the files of `model` to `folder` and return it.
 
-    Writing is atomic file by file and a file that is right already is left alone, so runs side by side may
-    make the same folder.
+    Each file is replaced atomically, and only if it differs, so that parallel runs can make the same folder.
     """
     files = {
         "config.json": model_config(model),
@@ -63,7 +60,7 @@ def make_tiny_model(folder: Path, model: StandIn) -> Path:
 
 
 def cached_model(model: StandIn, *, weights: bool = False) -> Path:
-    """The folder of `model` in the cache, made on first use. weights: whether it has some of its own."""
+    """Return the folder of `model` in the cache, made on first use. weights: include `model.safetensors`."""
     folder = make_tiny_model(cache_root() / "models" / (model.slug + ("-weights" if weights else "")), model)
     if weights and not (folder / "model.safetensors").exists():
         content = safetensors(model, model_config(model)["intermediate_size"])

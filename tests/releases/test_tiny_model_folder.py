@@ -1,4 +1,4 @@
-"""The tiny model folders: whole, the same every time, and with a tokenizer that loses nothing."""
+"""Tiny model folders: complete and reproducible, with a lossless tokenizer."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_repro.releases.families import model_config
-from vllm_repro.releases.tinymodel import cached_model, make_tiny_model
-from vllm_repro.releases.tinytokenizer import MARKERS, SPECIAL_TOKENS, byte_alphabet, special_id, tokenizer_json
+from vllm_repro.releases.tiny_model_folder import cached_model, make_tiny_model
+from vllm_repro.releases.tiny_tokenizer import MARKERS, SPECIAL_TOKENS, byte_alphabet, special_id, tokenizer_json
 from vllm_repro.tiny_model import StandIn
 
 MODELS = [
@@ -66,7 +66,7 @@ def test_the_same_bytes_every_time_and_nothing_rewritten(tmp_path: Path) -> None
     assert [(folder / name).stat().st_mtime_ns for name in FILES[1:]] == [1, 1, 1]
 
 
-def test_many_may_make_one_folder_at_once(tmp_path: Path) -> None:
+def test_parallel_writers_make_one_folder(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: make_tiny_model(tmp_path / "model", StandIn()), range(16)))
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == FILES
@@ -131,7 +131,7 @@ def test_every_merge_joins_two_tokens_into_a_third(vocab: int) -> None:
     assert len(tokens) == 264 + len(merged)
 
 
-def test_special_tokens_come_first_and_are_no_result_of_merging() -> None:
+def test_special_tokens_have_the_first_ids() -> None:
     tokenizer = tokenizer_json(4096)
     assert [token["content"] for token in tokenizer["added_tokens"]] == [*SPECIAL_TOKENS, *MARKERS]
     assert [tokenizer["model"]["vocab"][token] for token in SPECIAL_TOKENS] == [0, 1, 2, 3]
@@ -148,7 +148,7 @@ def test_the_byte_alphabet_has_a_visible_character_for_each_byte() -> None:
 
 
 def encode(text: str, tokenizer: dict[str, Any]) -> list[int]:
-    """Byte-level BPE as the format defines it, without the split into words (which only takes merges away)."""
+    """Encode `text` by byte-level BPE, without the split into words, which only prevents merges."""
     ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(tokenizer["model"]["merges"])}
     parts = [byte_alphabet()[byte] for byte in text.encode()]
     while True:
@@ -172,7 +172,7 @@ TOKENIZER = tokenizer_json(4096)
 
 @settings(max_examples=60)
 @given(st.text(max_size=60))
-def test_text_comes_back_as_it_went_in(text: str) -> None:
+def test_decoding_restores_the_text(text: str) -> None:
     assert decode(encode(text, TOKENIZER), TOKENIZER) == text
 
 

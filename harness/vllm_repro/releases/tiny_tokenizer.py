@@ -1,9 +1,8 @@
-"""A byte-level BPE tokenizer in the form of `tokenizer.json`, made from nothing and always the same.
+"""Byte-level BPE tokenizer in the format of `tokenizer.json`; the same on every machine.
 
-Like the tokenizers of real models it can encode any text, joins the common pieces of English and code into
-one token, and lets a character of several bytes span several tokens. The first merges are learnt, in the
-usual way, from a page of text below; pairs of ASCII characters fill the rest of the vocabulary, so that
-(almost) any token id that a model with random weights picks is a piece of text.
+Like a real tokenizer it encodes any text, joins common pieces of English and code into one token, and can split a character into
+several tokens. The first merges are learnt from the text below. Pairs of ASCII characters fill the vocabulary, so that almost
+every random token id is a piece of text.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ END_OF_TURN = "<|im_end|>"
 PAD = "<pad>"
 SPECIAL_TOKENS = (END_OF_TEXT, START_OF_TURN, END_OF_TURN, PAD)
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-"""Tokens that vLLM's parsers of reasoning and of tool calls insist on; unlike the special ones they show in a text."""
+"""Tokens that vLLM's reasoning and tool-call parsers require. Unlike special tokens they appear in decoded text."""
 
 Merge = tuple[str, str]
 
@@ -55,18 +54,18 @@ class Request:
 
 
 def special_id(token: str) -> int:
-    """The id of one of `SPECIAL_TOKENS`."""
+    """Return the id of one of `SPECIAL_TOKENS`."""
     return SPECIAL_TOKENS.index(token)
 
 
 def tokenizer_json(vocab: int) -> dict[str, Any]:
-    """The content of `tokenizer.json` with at most `vocab` tokens.
+    """Return the content of `tokenizer.json` with at most `vocab` tokens.
 
-    Raises `ValueError` where there is no room for the special tokens and the 256 bytes.
+    Raises `ValueError` if `vocab` is too small for the special tokens and the 256 bytes.
     """
     tokens = [*SPECIAL_TOKENS, *MARKERS, *byte_alphabet()]
     if vocab < len(tokens):
-        raise ValueError(f"a byte-level tokenizer has at least {len(tokens)} tokens, not {vocab}")
+        raise ValueError(f"a byte-level tokenizer needs at least {len(tokens)} tokens, not {vocab}")
     merges = list(_merges()[: vocab - len(tokens)])
     tokens += ["".join(merge) for merge in merges]
     return {
@@ -110,10 +109,10 @@ def tokenizer_json(vocab: int) -> dict[str, Any]:
 
 @cache
 def byte_alphabet() -> tuple[str, ...]:
-    """The character that stands for each of the 256 bytes in a byte-level vocabulary.
+    """Return the character for each of the 256 bytes in a byte-level vocabulary.
 
-    Bytes that print stand for themselves; the others, which include the space, are moved behind the Latin
-    letters in their own order, so that no token holds a space or a control character.
+    Printable bytes map to themselves. The others, including the space, map to characters from U+0100 on, so that no token
+    contains a space or a control character.
     """
     prints = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     moved = iter(range(256, 512))
@@ -122,7 +121,7 @@ def byte_alphabet() -> tuple[str, ...]:
 
 @cache
 def _merges() -> tuple[Merge, ...]:
-    """Every merge in order of rank; no two make the same token."""
+    """Return every merge in order of rank; no two make the same token."""
     learnt = _learn(_TEXT, _LEARNT_MERGES)
     alphabet = byte_alphabet()
     ascii_characters = [alphabet[byte] for byte in range(ord(" "), ord("~") + 1)]
@@ -132,7 +131,7 @@ def _merges() -> tuple[Merge, ...]:
 
 
 def _learn(text: str, count: int) -> list[Merge]:
-    """The `count` best merges of a text: again and again the commonest pair of neighbours within a word."""
+    """Return the `count` best merges of a text: repeatedly, the most frequent pair of neighbours within a word."""
     alphabet = byte_alphabet()
     pieces = re.findall(r" ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", text)
     words = [([alphabet[byte] for byte in piece.encode()], times) for piece, times in sorted(Counter(pieces).items())]
