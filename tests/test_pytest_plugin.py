@@ -94,7 +94,7 @@ def test_a_wrong_scenario_file_is_named_with_its_line(suite: pytest.Pytester) ->
     (suite.path / "scenarios" / "bad_one.py").write_text(text, encoding="utf-8")
     result = run(suite, "-k", "nothing")
     assert result.ret != 0
-    result.stdout.fnmatch_lines(["*bad_one.py:3: unknown word 'Scenaro'*"])
+    result.stdout.fnmatch_lines(["*bad_one.py:3: unknown name 'Scenaro'*"])
 
 
 def test_side_by_side(suite: pytest.Pytester) -> None:

@@ -200,7 +200,7 @@ def test_a_scenario_with_a_typo_is_named_with_its_line(harness: Harness, tmp_pat
     path.write_text('"""A bug."""\n\nscenario = Scenaro(id="bad-one")\n', encoding="utf-8")
     done = harness("run", str(path))
     assert done.status == 64
-    assert f"{path}:3: unknown word 'Scenaro'; did you mean 'Scenario'?" in done.err
+    assert f"{path}:3: unknown name 'Scenaro'; did you mean 'Scenario'?" in done.err
     assert f"next: vllm-repro check '{path}'" in done.err
     assert harness("check", str(path)).status == 1
 

@@ -15,18 +15,18 @@ MIN_TOKENS = "min_tokens_stop_ids.py"
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('why="the lazy mode', 'bad="<1", why="the lazy mode', "bad= names the releases in which an arm dies"),
+        ('why="the lazy mode', 'bad="<1", why="the lazy mode', "bad= is only for an arm that"),
         ('bad=">=0.20.0,<0.24.0"', 'bad=">=0.20.0"', "arm 'small-cpu-pool': 0.24.0 is both bad and good"),
         ('bad=">=0.20.0,<0.24.0"', 'bad="0.20"', "is no version specifier"),
         ("lab=5_693)", "lab=0)", "takes two numbers of tokens"),
-        ('layers=["full", "sliding"]', 'layers=["full", "local"]', "is not what 'layers' takes"),
+        ('layers=["full", "sliding"]', 'layers=["full", "local"]', "is not valid for 'layers'"),
         ("        window=128,\n", "", "window=… goes with sliding layers"),
-        ('family="deepseek_v4"', 'family="deepseek"', "is not what 'family' takes"),
+        ('family="deepseek_v4"', 'family="deepseek"', "is not valid for 'family'"),
         ('"compressed", "sparse"]', '"full"]', "dummy: deepseek_v4 has no full layers"),
         (
             'why="an eleventh of the reported 128 GiB: the same number of blocks"',
             'why=""',
-            "has no why=: the report lists each change",
+            "has no why=: add the reason",
         ),
         ('"--num-gpu-blocks-override 7283"', '"7283"', "dummy, arm 'reported': "),
     ],
@@ -55,7 +55,7 @@ def test_what_is_well_formed_and_wrong(old: str, new: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said", "name"),
     [
-        ('try_with="0.23.0"', 'try_with="latest"', "try_with 'latest' is no release, such as '0.23.0'", TQ),
+        ('try_with="0.23.0"', 'try_with="latest"', "try_with 'latest' is not a release number: write it like '0.23.0'", TQ),
         ('try_with="0.23.0"', 'try_with="v0.23.0"', "try_with 'v0.23.0': write it as '0.23.0', without the v", TQ),
         ('try_with="0.23.0"', 'try_with=" 0.23.0"', "try_with ' 0.23.0': write it as '0.23.0'", TQ),
         ("        layers=1,\n        arms=", '        vllm="v0.23.0",\n        layers=1,\n        arms=', "lab: vllm 'v0.23.0': write", TQ),
@@ -131,13 +131,18 @@ def test_a_mistyped_flag_is_told_once_where_it_stands(old: str, new: str, line: 
             'sent_with("min_tokens"',
             'sent_with("min_token"',
             "trigger=",
-            "no request carries 'min_token', so sent_with(",
+            "no request has 'min_token', so sent_with(",
         ),
         ('sent_with("min_tokens"', 'sent_with("min_token"', "trigger=", "did you mean 'min_tokens'?"),
-        ('sent_with("min_tokens"', 'sent_with("max_tokens"', "trigger=", "no request carries 'max_tokens', so"),
-        ("min_tokens=1", "min_tokens=0", "trigger=", "no request carries 'min_tokens', so"),
-        ("min_tokens=1,", "", "trigger=", "no request carries 'min_tokens', so"),
-        ('sent_with("min', 'sent_with("stop_token_ids") | sent_with("priorty", "min', "trigger=", "carries 'priorty'"),
+        ('sent_with("min_tokens"', 'sent_with("max_tokens"', "trigger=", "no request has 'max_tokens', so"),
+        ("min_tokens=1", "min_tokens=0", "trigger=", "no request has 'min_tokens', so"),
+        ("min_tokens=1,", "", "trigger=", "no request has 'min_tokens', so"),
+        (
+            'sent_with("min',
+            'sent_with("stop_token_ids") | sent_with("priorty", "min',
+            "trigger=",
+            "no request has 'priorty'",
+        ),
         (
             'why="the check of 0.29',
             'trigger=sent_with("priorty"), why="the check of 0.29',
@@ -170,7 +175,7 @@ def test_fields_that_come_in_two_requests_come_in_none_together() -> None:
         text_of(MIN_TOKENS).replace("min_tokens=1,\n", "").replace("max_tokens=4),", "max_tokens=4, min_tokens=1),", 1)
     )
     assert [problem for _, problem in problems(text, MIN_TOKENS)] == [
-        "no request carries min_tokens and stop_token_ids together, so sent_with(min_tokens, stop_token_ids) can never be crossed"
+        "no request has min_tokens and stop_token_ids together, so sent_with(min_tokens, stop_token_ids) can never be met"
     ]
 
 
@@ -181,7 +186,7 @@ def test_fields_that_come_in_two_requests_come_in_none_together() -> None:
             'arm("reported", dies)',
             'arm("report", dies)',
             'arm("reported"',
-            "the first arm is named 'reported', not 'report'",
+            "the first arm is named 'report': rename it to 'reported'",
         ),
         ("heads=16", "heads=0", "model=Model(", "Model: heads=0: sizes of a model count from 1"),
         ("kv_heads=4", "kv_heads=3", "model=Model(", "Model: 16 heads cannot share 3 key-value heads evenly"),
@@ -196,13 +201,13 @@ def test_fields_that_come_in_two_requests_come_in_none_together() -> None:
             "BATCH + 3497, max_tokens=8",
             "BATCH + 98_305, max_tokens=8",
             "workload=[",
-            "and an answer of 8 do not fit --max-model-len 102400",
+            "and an answer of 8 tokens exceed --max-model-len 102400",
         ),
         (
             "BATCH + 3497, max_tokens=8",
             '"Hi", max_tokens=102_400',
             "workload=[",
-            "of 'Hi' and an answer of 102400 do not fit",
+            "of 'Hi' and an answer of 102400 tokens exceed",
         ),
         (
             "BATCH + 128, max_tokens=8",
@@ -214,7 +219,7 @@ def test_fields_that_come_in_two_requests_come_in_none_together() -> None:
             '"--max-num-batched-tokens 8192", ',
             '"--max-model-len 7600", ',
             'arm(\n            "bigger-chunk"',
-            "8 do not fit --max-model-len 7600",
+            "8 tokens exceed --max-model-len 7600",
         ),
         (
             'with_flags("--dtype bfloat16"',
@@ -272,22 +277,25 @@ def test_a_signature_without_frames_is_refused() -> None:
     [
         (
             'throughput=throughput(prompt=8, output=8, baseline="eagre"),',
-            "the baseline 'eagre' is no arm; did you mean",
+            "the baseline 'eagre' is not an arm; did you mean",
         ),
-        ('throughput=throughput(prompt=8, output=8, baseline="near-miss-129"),', "has the server of an earlier arm"),
+        (
+            'throughput=throughput(prompt=8, output=8, baseline="near-miss-129"),',
+            "has the same server as an earlier arm",
+        ),
         ('throughput=throughput(prompt=8, output=1, baseline="eager"),', "answers of 2 or more"),
         ('throughput=throughput(prompt=8, output=8, baseline="eager", rounds=3),', "rounds=3 must be 5 at least"),
         (
             'throughput=[throughput(prompt=8, output=8, baseline="eager"), throughput(prompt=8, output=8, baseline="eager")],',
-            "8 -> 8 tokens, 1 at once: twice",
+            "8 -> 8 tokens, 1 at once is given twice",
         ),
         (
             'throughput=[throughput(prompt=8, output=8, baseline="eager"), throughput(prompt=9, output=8, baseline="graphs-off")],',
-            "one baseline for all loads, not eager and graphs-off",
+            "all loads need the same baseline, not eager and graphs-off",
         ),
-        ("throughput=8,", "is not what 'throughput' takes"),
+        ("throughput=8,", "is not valid for 'throughput'"),
         ("output=checks(),", "checks() needs at least one of"),
-        ('output=checks(same=8, baseline="nobody"),', "the baseline 'nobody' is no arm"),
+        ('output=checks(same=8, baseline="nobody"),', "the baseline 'nobody' is not an arm"),
     ],
 )
 def test_mistakes_in_what_is_measured_are_found(declared: str, said: str) -> None:

@@ -1,7 +1,7 @@
-"""Checks of a whole scenario: its parts must fit together.
+"""Checks that the parts of a scenario fit together.
 
-The reader checks a file word by word. The checks here compare its parts: an arm that dies needs a signature, a baseline must be an arm,
-flags must be vLLM's. Every mistake is reported with its line.
+The reader checks each word of a file. The checks here compare its parts: an arm that dies needs a signature, a baseline must be an arm,
+flags must be known to vLLM. Every mistake is reported with its line.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 class Reading:
     """Problems and line numbers of one file.
 
-    lines: of each argument of `Scenario(...)`. arm_lines: of each arm, by `id()`. made_up: missing or wrong arguments that have a
-    placeholder, so that the others can be checked. incomplete: arguments from which a wrong part was dropped.
+    lines: line of each argument of `Scenario(...)`. arm_lines: line of each arm, by `id()`. made_up: missing or wrong arguments that
+    have a placeholder, so that the others can be checked. incomplete: arguments from which a wrong part was dropped.
     """
 
     file: str
@@ -67,7 +67,7 @@ class Reading:
         return self.lines.get(key, self.scenario_line)
 
     def wrong(self, key: str, text: str, *with_keys: str) -> None:
-        """Report a problem of an argument, unless it or one of those compared with it is made up."""
+        """Report a problem of an argument, unless it or an argument compared with it has a placeholder."""
         if not self.made_up & {key, *with_keys}:
             self.problem(self.at(key), text)
 
@@ -81,26 +81,26 @@ class Reading:
 
 
 def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
-    """Check that the parts of a scenario fit together, except for made-up ones."""
+    """Check that the parts of a scenario fit together, except for placeholders."""
     at, wrong = reading.at, reading.wrong
     if scenario.id != path.stem.replace("_", "-"):
-        wrong("id", f"id {scenario.id!r} does not match the file's name {path.name!r}")
+        wrong("id", f"id {scenario.id!r} does not match the file's name {path.name!r}: rename one of them")
     if not scenario.title.strip():
-        wrong("title", "the title is empty")
+        wrong("title", "the title is empty: write the title of the issue")
     for key, issues in (("issue", (scenario.issue,)), ("related", tuple(scenario.related))):
         for issue in issues:
             if not re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", issue):
-                wrong(key, f"{issue!r} is no upstream issue, such as 'vllm-project/vllm#41726'")
+                wrong(key, f"{issue!r} is not an upstream issue: write it like 'vllm-project/vllm#41726'")
     _check_releases(scenario, wrong)
     for version in sorted(scenario.status.contradictions()):
-        wrong("status", f"{version} is both bad and good")
+        wrong("status", f"{version} is both bad and good: change one of the ranges")
     if scenario.signature is None and any(arm.expected is Expected.DIES for arm in scenario.arms):
-        wrong("arms", "an arm `dies`, and no signature= says of what")
+        wrong("arms", "an arm `dies`, but signature= is missing: add the exception, message, frames and phase")
     if scenario.signature is not None and not scenario.signature.frames:
-        text = "a signature without frames matches too much: name the functions that the death goes through"
+        text = "a signature without frames matches too much: add the functions of the traceback, in order"
         reading.missing("signature", text)
     if not list(requests_of(tuple(scenario.workload))):
-        reading.missing("workload", "the workload sends no request")
+        reading.missing("workload", "the workload has no request: add a chat(…) or completion(…)")
     _check_triggers(scenario, reading)
     try:
         command = scenario.reported()
@@ -111,17 +111,17 @@ def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
     for mistake in flag_mistakes(command.flags):
         reading.problem(at("command"), f"command: {mistake}")
     if not scenario.arms:
-        reading.missing("arms", "no arms: at least `arm('reported', dies)`")
+        reading.missing("arms", "there are no arms: add at least `arm('reported', dies)`")
         return
     first = scenario.arms[0]
     if "arms" not in reading.made_up | reading.incomplete:
         if first.edits or not first.expected.has_bug:
             reading.problem(
                 reading.at_arm(first),
-                "the first arm is the reported command itself: it `dies`, `errs`, `hangs` or `spins` and has no edits",
+                "the first arm must be the reported command: without edits, and with `dies`, `errs`, `hangs` or `spins`",
             )
         if first.name != "reported":
-            reading.problem(reading.at_arm(first), f"the first arm is named 'reported', not {first.name!r}")
+            reading.problem(reading.at_arm(first), f"the first arm is named {first.name!r}: rename it to 'reported'")
     if reading.made_up & {"command", "arms"}:
         return  # arms edit the command: both must be real
     _check_baselines(scenario, reading)
@@ -129,27 +129,27 @@ def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
         if scenario.lab.mechanism not in MECHANISMS:
             near = did_you_mean(scenario.lab.mechanism, MECHANISMS)
             wrong("lab", f"the lab has no mechanism {scenario.lab.mechanism!r}{near}")
-        _check_stand_in(reading, at("lab"), "lab", scenario, scenario.lab, scenario.command_in_lab)
+        _check_tiny_model(reading, at("lab"), "lab", scenario, scenario.lab, scenario.command_in_lab)
     if scenario.dummy is not None:
-        _check_stand_in(reading, at("dummy"), "dummy", scenario, scenario.dummy, scenario.command_with_dummy)
+        _check_tiny_model(reading, at("dummy"), "dummy", scenario, scenario.dummy, scenario.command_with_dummy)
     for change in scenario.causes.changes if scenario.causes else ():
-        # That there is no reported one is said where arms are looked at.
+        # A missing reported arm has been reported above.
         if change.arm != "reported" and scenario.arm(change.arm) is None and "arms" not in reading.incomplete:
             near = did_you_mean(change.arm, [arm.name for arm in scenario.arms])
             wrong("causes", f"cause {change.name!r}: there is no arm {change.arm!r}{near}")
         if not change.patches:
-            wrong("causes", f"cause {change.name!r} changes nothing: patched(…) says what")
+            wrong("causes", f"cause {change.name!r} changes nothing: add patched(…)")
     seen: set[str] = set()
     for arm in scenario.arms:
         _check_arm(reading, reading.at_arm(arm), scenario, arm, seen)
 
 
 def _no_release(text: str) -> str:
-    """Return the problem of a release number, empty if there is none."""
+    """Return the problem of a release number, or an empty string."""
     try:
         plain = str(Version(text))
     except InvalidVersion:
-        return f"{text!r} is no release, such as '0.23.0'"
+        return f"{text!r} is not a release number: write it like '0.23.0'"
     # Image tags and package pins use the text as it is.
     return "" if text == plain else f"{text!r}: write it as {plain!r}" + (", without the v" if text[:1] == "v" else "")
 
@@ -158,7 +158,7 @@ def _check_releases(scenario: Scenario, wrong: Callable[..., None]) -> None:
     if problem := _no_release(scenario.try_with):
         wrong("try_with", f"try_with {problem}")
     elif scenario.status.standing(scenario.try_with) is not Standing.BAD:
-        text = f"try_with {scenario.try_with!r} is not among the bad releases ({scenario.status.bad})"
+        text = f"try_with {scenario.try_with!r} is not among the bad releases ({scenario.status.bad}): name one of them"
         wrong("try_with", text, "status")
     if scenario.lab is not None and scenario.lab.vllm and (problem := _no_release(scenario.lab.vllm)):
         wrong("lab", f"lab: vllm {problem}")
@@ -172,7 +172,7 @@ def _check_baselines(scenario: Scenario, reading: Reading) -> None:
     wrong = reading.wrong
     baselines = {load.baseline for load in scenario.loads}
     if len(baselines) > 1:
-        wrong("throughput", f"one baseline for all loads, not {' and '.join(sorted(baselines))}")
+        wrong("throughput", f"all loads need the same baseline, not {' and '.join(sorted(baselines))}")
     named = [("throughput", name) for name in sorted(baselines)]
     if scenario.output is not None and scenario.output.baseline:
         named.append(("output", scenario.output.baseline))
@@ -181,21 +181,21 @@ def _check_baselines(scenario: Scenario, reading: Reading) -> None:
         if arm is None and "arms" in reading.incomplete:
             continue
         if arm is None:
-            wrong(key, f"the baseline {name!r} is no arm{did_you_mean(name, [arm.name for arm in scenario.arms])}")
+            wrong(key, f"the baseline {name!r} is not an arm{did_you_mean(name, [arm.name for arm in scenario.arms])}")
             continue
-        with contextlib.suppress(CommandError):  # said where the arm is looked at
+        with contextlib.suppress(CommandError):  # reported by _check_arm
             if not scenario.has_own_server(arm):
-                wrong(key, f"the baseline {name!r} has the server of an earlier arm, which is the one to name")
+                wrong(key, f"the baseline {name!r} has the same server as an earlier arm: name that arm")
     points = [point for load in scenario.loads for point in load.points]
     for point in sorted({point for point in points if points.count(point) > 1}):
-        wrong("throughput", f"{point}: twice")
+        wrong("throughput", f"{point} is given twice: remove one")
 
 
 def _check_triggers(scenario: Scenario, reading: Reading) -> None:
     """Check that some arm of each trigger sends the body fields that the trigger needs."""
     if {"workload", "trigger", "arms"} & (reading.made_up | reading.incomplete) or not scenario.arms:
         return
-    own = [  # a near miss may leave out the field that another arm sends
+    own = [  # a near miss may omit the field that another arm sends
         (
             reading.at_arm(arm),
             f"arm {arm.name!r}: ",
@@ -208,16 +208,16 @@ def _check_triggers(scenario: Scenario, reading: Reading) -> None:
     others = [arm for arm in scenario.arms if arm.trigger is None] or list(scenario.arms)
     for line, whose, trigger, arms in ((reading.at("trigger"), "", scenario.trigger, others), *own):
         requests = [request for arm in arms for request in requests_of(scenario.workload_of(arm))]
-        # A field that is false, 0 or empty is not one that a request was sent with.
+        # A field that is false, 0 or empty counts as not sent.
         carried = [{name for name, value in request.fields.items() if value} for request in requests]
         for names in trigger.wanted():
             if any(set(names) <= fields for fields in carried):
                 continue
             known = set().union(*carried)
-            strange = [name for name in names if name not in known]
-            text = f"{whose}no request carries " + (repr(strange[0]) if strange else f"{' and '.join(names)} together")
-            near = did_you_mean(strange[0], sorted(known)) if strange else ""
-            reading.problem(line, f"{text}, so sent_with({', '.join(names)}) can never be crossed{near}")
+            unsent = [name for name in names if name not in known]
+            text = f"{whose}no request has " + (repr(unsent[0]) if unsent else f"{' and '.join(names)} together")
+            near = did_you_mean(unsent[0], sorted(known)) if unsent else ""
+            reading.problem(line, f"{text}, so sent_with({', '.join(names)}) can never be met{near}")
 
 
 def _too_long(scenario: Scenario, arm: Arm, command: ServeCommand, *, in_lab: bool = False) -> list[str]:
@@ -235,72 +235,74 @@ def _too_long(scenario: Scenario, arm: Arm, command: ServeCommand, *, in_lab: bo
         prompt = 1 if isinstance(request.prompt, str) else resolve(request.prompt, command, in_lab=in_lab)
         answer = resolve(request.max_tokens, command, in_lab=in_lab)
         if prompt + answer > longest:
-            found.append(f"{request} and an answer of {answer} do not fit --max-model-len {longest}")
+            found.append(f"{request} and an answer of {answer} tokens exceed --max-model-len {longest}")
     return found
 
 
-def _check_stand_in(
+def _check_tiny_model(
     reading: Reading, line: int, key: str, scenario: Scenario, dummy: Dummy, command_of: Callable[[Arm], ServeCommand]
 ) -> None:
     for change in dummy.changes:
         if not change.why:
-            reading.problem(line, f"{key}: `{change}` has no why=: the report lists each change with its reason")
+            reading.problem(line, f"{key}: `{change}` has no why=: add the reason for the report")
     try:
         dummy.shape(scenario.model)
     except ValueError as error:
         reading.missing(key, f"{key}: {error}")
-    told = set(flag_mistakes(scenario.reported().flags))
+    reported = set(flag_mistakes(scenario.reported().flags))
     for index, arm in enumerate(scenario.arms):
-        with contextlib.suppress(CommandError):  # said where the arm is looked at
-            told |= set(flag_mistakes(scenario.command_of(arm).flags))
-        with contextlib.suppress(CommandError, ScenarioError):  # as above
-            told |= set(_too_long(scenario, arm, scenario.command_of(arm)))
+        with contextlib.suppress(CommandError):  # reported by _check_arm
+            reported |= set(flag_mistakes(scenario.command_of(arm).flags))
+        with contextlib.suppress(CommandError, ScenarioError):  # reported by _check_arm
+            reported |= set(_too_long(scenario, arm, scenario.command_of(arm)))
         try:
             command = command_of(arm)
         except CommandError as error:
             reading.problem(line, f"{key}, arm {arm.name!r}: {error}")
             continue
         for mistake in flag_mistakes(command.flags):
-            if mistake not in told:  # of the first arm, which has no edits, it is one of the changes
+            if mistake not in reported:  # the first arm has no edits, so one of the changes is wrong
                 reading.problem(reading.at_arm(arm) if index else line, f"{key}, arm {arm.name!r}: {mistake}")
-                told.add(mistake)
-        with contextlib.suppress(CommandError, ScenarioError):  # a size that cannot be told is one of the arm's
+                reported.add(mistake)
+        with contextlib.suppress(CommandError, ScenarioError):  # reported by _check_arm
             for refused in _too_long(scenario, arm, command, in_lab=key == "lab"):
-                if refused not in told:
+                if refused not in reported:
                     reading.problem(line, f"{key}, arm {arm.name!r}: {refused}")
-                    told.add(refused)
+                    reported.add(refused)
 
 
 def _check_arm(reading: Reading, line: int, scenario: Scenario, arm: Arm, seen: set[str]) -> None:
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", arm.name):
-        reading.problem(line, f"arm name {arm.name!r} is not lower-case words joined by hyphens")
+        reading.problem(line, f"arm name {arm.name!r} must be lower-case words joined by hyphens")
     if arm.name in seen:
-        reading.problem(line, f"two arms are named {arm.name!r}")
+        reading.problem(line, f"two arms are named {arm.name!r}: rename one")
     seen.add(arm.name)
     if arm.bad and not arm.expected.has_bug:
-        reading.problem(line, f"arm {arm.name!r}: bad= names the releases in which an arm dies, and this one does not")
-    looks = any(isinstance(step, Rest) for step in scenario.workload_of(arm))
-    if arm.expected is Expected.SPINS and not looks and not {"workload", "arms"} & reading.incomplete:
         reading.problem(
-            line, f"arm {arm.name!r} spins, and its workload does not look: rest(within=30) at its end does"
+            line, f"arm {arm.name!r}: bad= is only for an arm that `dies`, `errs`, `hangs` or `spins`: remove it"
+        )
+    has_rest = any(isinstance(step, Rest) for step in scenario.workload_of(arm))
+    if arm.expected is Expected.SPINS and not has_rest and not {"workload", "arms"} & reading.incomplete:
+        reading.problem(
+            line, f"arm {arm.name!r} spins, but its workload has no rest(…): add rest(within=30) at its end"
         )
     for version in sorted(scenario.status_of(arm).contradictions() if arm.bad else ()):
-        reading.problem(line, f"arm {arm.name!r}: {version} is both bad and good")
+        reading.problem(line, f"arm {arm.name!r}: {version} is both bad and good: change one of the ranges")
     try:
         command = scenario.command_of(arm)
-        told = flag_mistakes(scenario.reported().flags)
+        reported = flag_mistakes(scenario.reported().flags)
         for mistake in flag_mistakes(command.flags):
-            if mistake not in told:
+            if mistake not in reported:
                 reading.problem(line, f"arm {arm.name!r}: {mistake}")
         for request in requests_of(scenario.workload_of(arm)):
             if isinstance(request.prompt, int | Size) and resolve(request.prompt, command) < 1:
-                reading.problem(line, f"arm {arm.name!r}: {request} has no tokens")
+                reading.problem(line, f"arm {arm.name!r}: {request} has no tokens: at least 1 is needed")
         for refused in _too_long(scenario, arm, command):
             if refused not in seen:
                 shared = arm.workload is None and not arm.edits
                 reading.problem(reading.at("workload") if shared else line, f"arm {arm.name!r}: {refused}")
                 seen.add(refused)
     except (CommandError, ScenarioError) as error:
-        if str(error) not in seen:  # a mistake in the shared workload is not one of every arm
+        if str(error) not in seen:  # report a mistake in the shared workload once
             reading.problem(line, f"arm {arm.name!r}: {error}")
             seen.add(str(error))

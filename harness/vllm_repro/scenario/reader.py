@@ -1,6 +1,6 @@
 """Reader of scenario files that reports every mistake with its line.
 
-A file is not imported. Its syntax tree is evaluated over `vllm_repro.vocabulary` alone, so a stranger's file cannot run code, and
+A file is not imported. Its syntax tree is evaluated with the words of `vllm_repro.vocabulary` only. So a file cannot run code, and
 `vllm-repro check` reports all mistakes instead of the first one.
 """
 
@@ -48,11 +48,11 @@ _LARGEST = 2**63
 _LONGEST = 1_000_000
 
 _PLACEHOLDERS: Mapping[str, Any] = {
-    "id": "stand-in",
+    "id": "placeholder",
     "issue": "owner/repository#1",
-    "title": "stand-in",
-    "command": "vllm serve stand-in",
-    "model": vocabulary.Model("stand-in", 1, 1, 1, 1, 1),
+    "title": "placeholder",
+    "command": "vllm serve placeholder",
+    "model": vocabulary.Model("placeholder", 1, 1, 1, 1, 1),
     "needs": vocabulary.Needs(),
     "status": vocabulary.Status(bad=">=0"),
     "try_with": "0.1.0",
@@ -63,8 +63,8 @@ _PLACEHOLDERS: Mapping[str, Any] = {
 }
 
 
-_A_SLIP = 0.85
-"""Least `difflib` ratio of a slip such as `promt`. `min_tokens` and `max_tokens`, two fields of the API, have 0.8."""
+_TYPO_RATIO = 0.85
+"""Smallest `difflib` ratio of a typo such as `promt`. `min_tokens` and `max_tokens`, two fields of the API, have 0.8."""
 
 
 class _Bad:
@@ -75,7 +75,7 @@ _BAD = _Bad()
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Return True if the value has the type of the hint. Lists are read as tuples; an int is a float; a text is no sequence."""
+    """Return True if the value has the type of the hint. Lists are read as tuples; an int is a float; a string is not a sequence."""
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return True
@@ -118,23 +118,26 @@ class _Reader(Reading):
                         self.imported.add(alias.name)
                         if alias.name not in WORDS:
                             self.problem(
-                                alias.lineno, f"the vocabulary has no {alias.name!r}{did_you_mean(alias.name, WORDS)}"
+                                alias.lineno,
+                                f"vllm_repro.vocabulary has no {alias.name!r}{did_you_mean(alias.name, WORDS)}",
                             )
                 case ast.Assign(targets=[ast.Name(id=name)]):
                     holes = self.holes
                     try:
                         self.names[name] = self.value(statement.value)
                     except RecursionError:
-                        self.names[name] = self.bad(statement.lineno, f"{name} is nested too deep to be read")
+                        self.names[name] = self.bad(
+                            statement.lineno, f"{name} is nested too deeply: split it into named values"
+                        )
                     if self.holes > holes:
                         self.names_with_holes.add(name)
                 case _:
                     self.problem(
                         statement.lineno,
-                        "a scenario file only imports from vllm_repro.vocabulary and assigns names; it is read, not run",
+                        "remove this: a scenario file may only import from vllm_repro.vocabulary and assign names",
                     )
         if "scenario" not in self.names:
-            return self.bad(1, "no `scenario = Scenario(...)` in this file")
+            return self.bad(1, "there is no `scenario = Scenario(...)` in this file: add it")
         return self.names["scenario"]
 
     def value(self, node: ast.expr) -> Any:
@@ -143,12 +146,14 @@ class _Reader(Reading):
                 return self._small(node.lineno, node.value)
             case ast.Name(id=name):
                 if name in WORDS and name not in self.imported:
-                    self.problem(node.lineno, f"{name!r} is used and not imported from vllm_repro.vocabulary")
-                    self.imported.add(name)  # once is enough
+                    self.problem(
+                        node.lineno, f"{name!r} is not imported: add it to the import from vllm_repro.vocabulary"
+                    )
+                    self.imported.add(name)  # report it once
                 self.holes += name in self.names_with_holes
                 if name in self.names:
                     return self.names[name]
-                return self.bad(node.lineno, f"unknown word {name!r}{did_you_mean(name, self.names)}")
+                return self.bad(node.lineno, f"unknown name {name!r}{did_you_mean(name, self.names)}")
             case ast.List(elts=items) | ast.Tuple(elts=items):
                 # A bad element is reported already; check the others.
                 found = tuple(value for item in items if (value := self.value(item)) is not _BAD)
@@ -159,18 +164,21 @@ class _Reader(Reading):
                 if any(key is _BAD or value is _BAD for key, value in pairs):
                     return _BAD
                 if not all(isinstance(key, str | int | float) for key, _ in pairs):
-                    return self.bad(node.lineno, "a key is a text or a number")
+                    return self.bad(node.lineno, "a key must be a string or a number")
                 return dict(pairs)
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 inner = self.value(operand)
                 if isinstance(inner, int | float):
                     return -inner
-                return inner if inner is _BAD else self.bad(node.lineno, "only a number has a minus")
+                return inner if inner is _BAD else self.bad(node.lineno, "a minus sign is only for numbers")
             case ast.BinOp():
                 return self._binary(node)
             case ast.Call():
                 return self._call(node)
-        return self.bad(node.lineno, f"`{ast.unparse(node)}` is no part of a declaration")
+        return self.bad(
+            node.lineno,
+            f"`{ast.unparse(node)}` is not allowed here: use constants, lists, names and words of vllm_repro.vocabulary",
+        )
 
     def _binary(self, node: ast.BinOp) -> Any:
         line, left, right = node.lineno, self.value(node.left), self.value(node.right)
@@ -178,28 +186,26 @@ class _Reader(Reading):
             return _BAD
         function = _OPERATORS.get(type(node.op))
         if function is None:
-            return self.bad(line, "only + - * for sizes and & | for conditions are known here")
+            return self.bad(line, "only + - * for sizes and & | for conditions are allowed here")
         for value, operand in ((left, node.left), (right, node.right)):
             if inspect.isroutine(value) or inspect.isclass(value):
-                return self.bad(
-                    operand.lineno, f"`{ast.unparse(operand)}` lacks its parentheses: write {_called(value)}"
-                )
+                return self.bad(operand.lineno, f"`{ast.unparse(operand)}` needs parentheses: write {_called(value)}")
         if not any(_is_each(kinds, left, right) for kinds in _OPERANDS[type(node.op)]):
-            return self.bad(line, f"a {_kind(left)} and a {_kind(right)} do not go together here")
+            return self.bad(line, f"a {_kind(left)} and a {_kind(right)} cannot be combined here")
         return self._small(line, function(left, right))
 
     def _small(self, line: int, value: Any) -> Any:
-        """Return the value if it is small enough: names doubled from line to line would fill the memory."""
+        """Return the value if it is small enough. Names doubled on each line would otherwise fill the memory."""
         if (isinstance(value, int) and abs(value) > _LARGEST) or (
             isinstance(value, str | tuple) and len(value) > _LONGEST
         ):
-            return self.bad(line, "larger than anything that a scenario states")
+            return self.bad(line, "too large: a number is at most 2**63, a string or list at most 1,000,000 long")
         return value
 
     def _call(self, node: ast.Call) -> Any:
         target = self.value(node.func) if isinstance(node.func, ast.Name) else _BAD
         if not isinstance(node.func, ast.Name):
-            return self.bad(node.lineno, f"`{ast.unparse(node.func)}` is no word of the vocabulary")
+            return self.bad(node.lineno, f"`{ast.unparse(node.func)}` is not a word of vllm_repro.vocabulary")
         before = self.holes
         arguments = [self.value(argument) for argument in node.args]
         keywords: dict[str, Any] = {}
@@ -207,16 +213,16 @@ class _Reader(Reading):
         for word in node.keywords:
             holes, value = self.holes, self.value(word.value)
             if word.arg is None:
-                self.problem(word.value.lineno, "each argument is written out: ** is not known here")
+                self.problem(word.value.lineno, "** is not supported: write out each argument")
             elif word.arg in keywords:
-                self.problem(word.value.lineno, f"{node.func.id}: {word.arg}= is given twice")
+                self.problem(word.value.lineno, f"{node.func.id}: {word.arg}= is given twice: remove one")
             else:
                 keywords[word.arg] = value
                 incomplete |= {word.arg} if self.holes > holes else set()
         if target is _BAD:
             return _BAD
         if not callable(target):
-            return self.bad(node.lineno, f"{node.func.id!r} cannot be called")
+            return self.bad(node.lineno, f"{node.func.id!r} cannot be called: write it without parentheses")
         if target is Scenario:
             self._remember(node)
             self.incomplete = incomplete
@@ -235,7 +241,7 @@ class _Reader(Reading):
                 self.arm_lines[id(made)] = node.lineno
             return made
         except (TypeError, ValueError) as error:
-            if self.holes > before:  # the dropped part may be what it lacks
+            if self.holes > before:  # the dropped part may be the missing one
                 return _BAD
             return self.bad(node.lineno, f"{node.func.id}: {error}")
 
@@ -273,9 +279,9 @@ class _Reader(Reading):
         open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         wrong = False
         for name in [name for name in keywords if name not in parameters]:
-            # An open-ended word takes any field of the API, so only a slip in one of its own parameters is a mistake.
-            if not open_ended or difflib.get_close_matches(name, parameters, cutoff=_A_SLIP):
-                self.problem(where[name], f"{word} has no {name!r}{did_you_mean(name, parameters)}")
+            # An open-ended word takes any field of the API, so only a typo of one of its own parameters is a mistake.
+            if not open_ended or difflib.get_close_matches(name, parameters, cutoff=_TYPO_RATIO):
+                self.problem(where[name], f"{word} has no argument {name!r}{did_you_mean(name, parameters)}")
                 del keywords[name]
                 wrong = True
         try:
@@ -289,7 +295,7 @@ class _Reader(Reading):
             if name not in bound.arguments and p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
         ]
         if missing:
-            self.problem(node.lineno, f"{word} lacks {', '.join(map(repr, missing))}")
+            self.problem(node.lineno, f"{word}: missing {', '.join(map(repr, missing))}")
             wrong = True
         hints = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
         for name, value in bound.arguments.items():
@@ -304,7 +310,7 @@ class _Reader(Reading):
                         meant = ": write a list, with brackets"
                     shown = one.__name__ if inspect.isroutine(one) else _short(one)
                     self.problem(
-                        where.get(name, node.lineno), f"{word}: {name}={shown} is not what {name!r} takes{meant}"
+                        where.get(name, node.lineno), f"{word}: {name}={shown} is not valid for {name!r}{meant}"
                     )
                     wrong = True
         return wrong
@@ -319,12 +325,12 @@ def _is_each(kinds: tuple[type, type], *values: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
-    names = {Condition: "condition", Size: "size", str: "text", tuple: "list", int: "number", float: "number"}
+    names = {Condition: "condition", Size: "size", str: "string", tuple: "list", int: "number", float: "number"}
     return next((name for kind, name in names.items() if isinstance(value, kind)), type(value).__name__)
 
 
 def _called(word: Any) -> str:
-    """Return how to call a word that lacks its parentheses."""
+    """Return the call of a word, for a message about missing parentheses."""
     needed = any(p.default is p.empty for p in inspect.signature(word).parameters.values())
     return f"{word.__name__}({'…' if needed else ''})"
 
@@ -345,11 +351,11 @@ def read(path: Path, text: str | None = None) -> tuple[Scenario | None, list[Pro
     except (OSError, ValueError) as error:  # ValueError: a null byte, or bytes that are not UTF-8
         return None, [Problem(name, 1, f"cannot be read: {error}")]
     except (RecursionError, MemoryError):  # Python's parser, for a hundred nested brackets
-        return None, [Problem(name, 1, "not Python: nested too deep")]
+        return None, [Problem(name, 1, "not Python: nested too deeply")]
     reader = _Reader(name)
     value = reader.module(tree)
     if not ast.get_docstring(tree):
-        reader.problem(1, "the file does not say what the bug is: begin with a docstring")
+        reader.problem(1, "there is no description of the bug: begin with a docstring")
     if isinstance(value, Scenario):
         check_meaning(reader, path, value)
         return replace(value, about=ast.get_docstring(tree) or ""), sorted(reader.problems)
@@ -370,6 +376,7 @@ def load_file(path: Path) -> Scenario:
     scenario, problems = read(path)
     if problems or scenario is None:
         raise ScenarioError(
-            "\n".join(map(str, problems)), hint=f"vllm-repro check {shlex.quote(str(path))} lists what to mend"
+            "\n".join(map(str, problems)),
+            hint=f"vllm-repro check {shlex.quote(str(path))} lists these problems after each correction",
         )
     return scenario
