@@ -223,6 +223,6 @@ def test_a_cause_of_no_arm_and_one_that_changes_nothing_are_mistakes() -> None:
     problems = [problem.text for problem in read(Path("sco_hybrid.py"), wrong)[1]]
     assert problems == [
         "cause 'free_blocks in two passes, as to 0.23.0': there is no arm 'smal-cpu-pool'; did you mean 'small-cpu-pool'?",
-        "cause 'nothing' changes nothing: patched(…) says what",
+        "cause 'nothing' changes nothing: add patched(…)",
     ]
     assert isinstance(find("sco-hybrid").causes, Causes)

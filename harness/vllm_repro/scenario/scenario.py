@@ -327,7 +327,7 @@ class Scenario:
         return (self.throughput,) if isinstance(self.throughput, Load) else tuple(self.throughput)
 
     def has_own_server(self, arm: Arm) -> bool:
-        """Return True if no earlier arm has the same server, so that measuring its throughput tells more.
+        """Return True if no earlier arm has the same server, so that its throughput is worth measuring.
 
         Raises `CommandError` if an edit does not fit.
         """
