@@ -2,10 +2,10 @@
 
 The lazy mode copies the blocks that the GPU will overwrite next. If the CPU pool has room for fewer blocks than the GPU keeps, each copy
 evicts an older one, which is then copied again. Releases from 0.30.0 on run engine steps while a copy is in flight, and each step starts
-another copy. The eager mode, or a CPU pool with room for all blocks of the GPU, avoids it.
+another copy.
 
-Requests that wait during these copies are another scenario, `sco-lazy-starves`. This bug was found by a search over the scheduler alone
-(`vllm-repro explore`).
+The eager mode, or a CPU pool with room for all blocks of the GPU, avoids it. Requests that wait during these copies are another scenario,
+`sco-lazy-starves`. This bug was found by a search over the scheduler alone (`vllm-repro explore`).
 """
 
 from vllm_repro.vocabulary import (

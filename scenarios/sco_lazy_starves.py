@@ -2,10 +2,10 @@
 
 The lazy mode copies the blocks that the GPU will overwrite next, and holds them during the copy. If the CPU pool has room for fewer blocks
 than the GPU keeps, each copy evicts an older one, which is then copied again. While a request waits, each step starts such a copy. So a
-prompt that needs nearly all blocks at once never gets them, even when no other request runs. Releases from 0.19.0 on have the bug. The
-eager mode, or a CPU pool with room for all blocks of the GPU, avoids it.
+prompt that needs nearly all blocks at once never gets them, even when no other request runs.
 
-This bug was found by a search over the scheduler alone (`vllm-repro explore`).
+Releases from 0.19.0 on have the bug. The eager mode, or a CPU pool with room for all blocks of the GPU, avoids it. This bug was found by a
+search over the scheduler alone (`vllm-repro explore`).
 """
 
 from vllm_repro.vocabulary import (

@@ -1,12 +1,13 @@
 """Simple CPU offload with sliding windows: two requests wait for each other forever, while `/health` reports a healthy server.
 
 A prompt that loads its beginning from the CPU first gets blocks for that part. vLLM also reserves as many blocks as the request can still
-need. With a sliding window this bound counts the blocks that a request really holds, but vLLM subtracts the length of the request's
-block table. That table still includes blocks that the window has left. So two such requests are admitted into a pool with room for one, and
-neither gets the rest of its blocks. Three waves of six simultaneous requests trigger it.
+need. With a sliding window this bound counts the blocks that a request really holds, but vLLM subtracts the length of the request's block
+table. That table still includes blocks that the window has left. So two such requests are admitted into a pool with room for one, and
+neither gets the rest of its blocks.
 
-From 0.29.0 on the prefix cache keeps only the part of a sliding window that the end of a prompt needs (the retention interval is 0
-unless it is set). A shared beginning that used to come from the GPU then comes from the CPU, and small pools hang that did not hang before.
+Three waves of six simultaneous requests trigger it. From 0.29.0 on the prefix cache keeps only the part of a sliding window that the end of
+a prompt needs (the retention interval is 0 unless it is set). A shared beginning that used to come from the GPU then comes from the CPU,
+and small pools hang that did not hang before.
 
 This bug was found by a search over the scheduler alone (`vllm-repro explore`). Other causes of such a hang were reported and fixed
 (vllm-project/vllm#45388, #53868, #57104); we found no report of this one.

@@ -2,10 +2,9 @@
 
 From 0.24.0 on, TurboQuant reserves room for a continued prefill before the workspace is locked, but only with chunked prefill on. Without
 chunked prefill a prompt is never split, so there seems to be nothing to continue. But a prompt that begins with cached blocks is also a
-continued prefill. Its first tail of more than 128 tokens crashes with the assertion of #41726. Releases from 0.21.0 on have the bug; with
-`--enforce-eager` the workspace is not locked.
+continued prefill. Its first tail of more than 128 tokens crashes with the assertion of #41726.
 
-We found no issue about this.
+Releases from 0.21.0 on have the bug; with `--enforce-eager` the workspace is not locked. We found no issue about this.
 """
 
 from vllm_repro.vocabulary import (
