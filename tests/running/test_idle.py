@@ -108,7 +108,7 @@ def test_trial_reports_a_hang_if_the_engine_keeps_working(
     assert trial["requests"] == {"sent": 1, "ok": 1, "failed": 0}
     if fault:
         assert "EngineCore never became idle" in trial["why"]
-        assert "1 of 1 never came to rest" in done.out
+        assert "never became idle" in done.out
 
 
 def test_a_hang_of_the_other_kind_is_not_this_bug(harness: Harness, tmp_path: Path) -> None:

@@ -261,7 +261,7 @@ def test_where_no_report_can_be_written_the_verdict_is_said_all_the_same(
         raise InfraError(f"cannot write {path}: No space left on device", hint=hint)
 
     with monkeypatch.context() as full:
-        full.setattr("vllm_repro.report.files.write_whole", refuse)
+        full.setattr("vllm_repro.report.files.write_file", refuse)
         assert main([*TQ, "--arm", "reported", "--out", str(tmp_path / "reports")]) == 2
     said = capsys.readouterr().err
     assert "the verdict is reproduces (REHEARSAL), and cannot write" in said

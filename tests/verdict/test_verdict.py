@@ -246,7 +246,7 @@ def test_a_patch_short_of_the_boundary_is_undecided() -> None:
 
 def test_because_names_the_patch() -> None:
     died = decide([reported(CRASH)], standing=Standing.GOOD, expect=Expect.ALIVE, patched=True)
-    assert died.because.startswith("reported with the patch: 1 of 1 died")
+    assert died.because.startswith("reported with the patch: died in 1 of 1 boots")
     assert died.because.endswith("this release was declared good as it is")
     otherwise = decide([reported(OTHER)], standing=Standing.BAD, expect=Expect.ALIVE, patched=True)
     assert otherwise.because.startswith("reported with the patch: other-crash")

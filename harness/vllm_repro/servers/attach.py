@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import docker
-import docker.errors
 import httpx
 import psutil
 import requests.exceptions
@@ -30,6 +28,7 @@ from vllm_repro.evidence import Evidence
 from vllm_repro.host.ports import listeners
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.base import Exit, Server, ServerFacts
+from vllm_repro.servers.docker_engine import ENGINE_ERRORS, connect
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import Launch
 from vllm_repro.servers.options import ServerOptions
@@ -148,12 +147,11 @@ class AttachServer(Server):
         if port is None or (urlsplit(self.base_url).hostname or "") not in _LOCAL:
             return
         try:
-            engine = docker.from_env(timeout=10)
-            found = engine.containers.list(filters={"publish": str(port)})
+            found = connect().client.containers.list(filters={"publish": str(port)})
             # A restarted container keeps the log of its earlier lives, crashes included.
             since = _started_at(found[0].attrs) if found else None
             stream: Any = found[0].logs(stream=True, follow=True, since=since) if found else None
-        except (docker.errors.DockerException, requests.exceptions.RequestException):
+        except (InfraError, *ENGINE_ERRORS):
             return
         if stream is not None:
             self._copier = threading.Thread(target=self._copy_stream, args=(stream,), daemon=True)
