@@ -230,6 +230,25 @@ def test_a_report_says_whose_server_stayed_and_where_each_log_is() -> None:
     assert "kept running" not in markdown(example)
 
 
+def test_a_report_says_what_a_client_saw_of_the_dead_engine() -> None:
+    recording = read(REHEARSAL / "journal.jsonl")
+    at = next(at for at, entry in enumerate(recording.entries) if entry.event == "trial-ended" and entry["death"])
+    ended = recording.entries[at]
+    saw = {"error": "InternalServerError", "message": "Error <b>\n500", "retries": 2, "seconds": 1.26, "text": None}
+    entry = Entry(ended.t, "client-saw", {"arm": ended["arm"], "trial": ended["trial"], **saw})
+    entries = (*recording.entries[:at], entry, *recording.entries[at:])
+    made = report_of(replace(recording, entries=entries), REHEARSAL)
+    said = 'A program with the openai SDK then saw InternalServerError "Error <b> 500" after 1.3 s (retries: 2).'
+    assert said in summary(made)
+    assert cell(said) in markdown(made)
+    trials = [trial for arm in report_dict(made)["arms"] for trial in arm["trials"]]
+    assert next(trial["client_saw"] for trial in trials if trial["death"]) == saw
+    old = report_of(recording, REHEARSAL)
+    assert made.verdict == old.verdict
+    assert "openai SDK" not in markdown(old)
+    assert {trial["client_saw"] for arm in report_dict(old)["arms"] for trial in arm["trials"]} == {None}
+
+
 def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: Path, *_: object, **__: object) -> int:
         self.touch()

@@ -18,7 +18,7 @@ CONTRACT = {
     "reproduce",
     "arms": "name command server result k n bound trials",
     "server": "kind image digest vllm_version argv replaced patched weights env",
-    "trials": "outcome phase trigger death boot_s duration_s requests throughput log",
+    "trials": "outcome phase trigger death client_saw boot_s duration_s requests throughput log",
     "trigger": "crossed evidence",
     "death": "detected_by latency_s exception message frames signature channels",
     "requests": "sent ok failed",

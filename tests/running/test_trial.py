@@ -4,6 +4,7 @@ import asyncio
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -323,3 +324,62 @@ def test_the_server_of_another_node_that_stays_is_told(tmp_path: Path, monkeypat
 
 def test_of_a_server_that_lived_nobody_stays(tmp_path: Path) -> None:
     assert concluded(tmp_path, {}).outlasted == ()
+
+
+def client_saw(folder: Path) -> dict[str, object] | None:
+    entry = read(folder / "journal.jsonl").first("client-saw")
+    return None if entry is None else dict(entry.fields)
+
+
+def dead_engine(exchange: Exchange) -> None:
+    exchange.fake.write(FATAL)
+    exchange.fake.paths["/health"] = lambda later: later.answer(503)
+    exchange.fake.ended.set()
+    exchange.reset()
+
+
+def test_a_client_is_asked_what_it_sees_of_a_dead_engine(tmp_path: Path) -> None:
+    conclusion = concluded(tmp_path, {"/v1/completions": dead_engine})
+    saw = client_saw(tmp_path)
+    assert saw is not None
+    assert (saw["arm"], saw["trial"], saw["error"], saw["retries"]) == (
+        SCENARIO.arms[0].name,
+        1,
+        "APIConnectionError",
+        2,
+    )
+    assert conclusion.outcome is Outcome.OTHER_CRASH
+    assert conclusion.sent == 1, "it does not count as a request of the workload"
+
+
+def test_a_client_waits_a_bounded_time_for_a_dead_engine_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(run_trial.__globals__, "_SDK_TOTAL", 0.2)
+
+    def completions(exchange: Exchange) -> None:
+        exchange.fake.paths["/v1/completions"] = Exchange.stall
+        dead_engine(exchange)
+
+    began = time.monotonic()
+    conclusion = concluded(tmp_path, {"/v1/completions": completions})
+    assert time.monotonic() - began < 10.0
+    assert conclusion.outcome is Outcome.OTHER_CRASH
+    assert client_saw(tmp_path) is None
+
+
+@pytest.mark.parametrize("died", [False, True])
+def test_no_client_asks_a_server_that_lives_or_is_not_ours(tmp_path: Path, died: bool) -> None:
+    def completions(exchange: Exchange) -> None:
+        exchange.answer(200, COMPLETION)
+        if died:
+            exchange.fake.write(FATAL)
+
+    with FakeVllm(tmp_path / "log", {"/v1/completions": completions}) as fake:
+        trial = trial_on(fake, tmp_path)
+        if died:
+            trial.launch = replace(trial.launch, kind=ServerKind.ATTACH)
+        with trial.journal, trial.requests:
+            conclusion = asyncio.run(run_trial(trial))
+    assert conclusion.outcome is (Outcome.OTHER_CRASH if died else Outcome.CLEAN)
+    assert client_saw(tmp_path) is None

@@ -25,7 +25,7 @@ class SdkView:
     text: str | None
 
 
-async def sdk_view(base_url: str, model: str, timeout_s: float) -> SdkView:
+async def sdk_view(base_url: str, model: str, timeout_s: float, *, api_key: str | None = None) -> SdkView:
     """Send one small text completion through the SDK and return the outcome; never raises an SDK error.
 
     `timeout_s` limits each attempt. The SDK makes up to three attempts with about a second between them.
@@ -46,7 +46,7 @@ async def sdk_view(base_url: str, model: str, timeout_s: float) -> SdkView:
         event_hooks={"request": [count]},
     )
     async with openai.AsyncOpenAI(
-        base_url=f"{base_url.rstrip('/')}/v1", api_key="EMPTY", timeout=timeout_s, http_client=transport
+        base_url=f"{base_url.rstrip('/')}/v1", api_key=api_key or "EMPTY", timeout=timeout_s, http_client=transport
     ) as client:
         try:
             completion = await client.completions.create(model=model, prompt="Hello", max_tokens=1)

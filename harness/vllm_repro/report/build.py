@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from vllm_repro.client.sdk import SdkView
 from vllm_repro.host.host_id import host_id
 from vllm_repro.host.machine import Machine
 from vllm_repro.journal.journal import Entry, Recording, head_of, legible, read
@@ -53,12 +54,13 @@ __all__ = ["build", "build_foreign", "report_of"]
 
 @dataclass(frozen=True, kw_only=True)
 class _Client:
-    """What the client received, by trial. compared: with the outputs of the baseline arm."""
+    """What the client received, by trial. compared: with the outputs of the baseline arm. sdk: after a crash."""
 
     compared: Mapping[TrialId, OutputComparison]
     refused: Mapping[TrialId, tuple[int, ...]]
     answers: Mapping[TrialId, tuple[str, ...]]
     output: Mapping[TrialId, str]
+    sdk: Mapping[TrialId, SdkView]
 
 
 def build(folder: Path) -> RunReport:
@@ -179,7 +181,13 @@ def _client(recording: Recording, *, judged: bool) -> _Client:
     output = output_words(recording, compared)
     if not judged:
         compared = {trial: replace(result, unknown="") for trial, result in compared.items()}
-    return _Client(compared=compared, refused=refused_statuses(recording), answers=answers(recording), output=output)
+    return _Client(
+        compared=compared,
+        refused=refused_statuses(recording),
+        answers=answers(recording),
+        output=output,
+        sdk={trial_id(entry): msgspec.convert(entry.fields, SdkView) for entry in recording.of("client-saw")},
+    )
 
 
 # ── verdict ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -351,4 +359,5 @@ def _trial(entry: Entry, client: _Client) -> TrialReport:
         rank_logs=tuple(entry.get("rank_logs") or ()),
         outlasted=msgspec.convert(entry.get("outlasted") or (), tuple[Outlasted, ...]),
         refused=refused,
+        client_saw=client.sdk.get(trial),
     )

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from vllm_repro.client.sdk import SdkView
 from vllm_repro.report.measurements import ArmSpeed, Measurements
 from vllm_repro.report.model import ArmReport, Environment, RunReport, ServerReport, TrialReport
 from vllm_repro.report.version_map import ReleaseArm, ReleaseRow, VersionMap, readings
@@ -66,6 +67,7 @@ class TrialJson(Struct, frozen=True, kw_only=True):
     answers: HTTP results in the order of arrival, runs of equal ones folded. output: result of the output check. log: relative to the
     run's folder. rank_logs: of further nodes, by rank from 1. outlasted: servers of further nodes that kept running after the first one's
     end. during: what the engine was doing if it died after its workload. captured: what the signature's named groups caught of the message.
+    client_saw: the outcome of a request through the `openai` SDK after the crash; null if none was sent.
     """
 
     trial: int
@@ -73,6 +75,7 @@ class TrialJson(Struct, frozen=True, kw_only=True):
     phase: str | None
     trigger: TriggerJson
     death: Death | None
+    client_saw: SdkView | None
     boot_s: float | None
     duration_s: float | None
     requests: Mapping[str, int]
@@ -214,6 +217,7 @@ def _trial(trial: TrialReport, arm: str, found: Measurements | None) -> TrialJso
         phase=trial.phase,
         trigger=_trigger(trial.trigger),
         death=trial.death,
+        client_saw=trial.client_saw,
         boot_s=trial.boot_s,
         duration_s=trial.duration_s,
         requests=trial.requests,

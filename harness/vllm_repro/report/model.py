@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msgspec import UNSET, UnsetType
 
+from vllm_repro.client.sdk import SdkView
 from vllm_repro.evidence import facts_of
 from vllm_repro.host.machine import Gpu
 from vllm_repro.journal.redact import Redactor
@@ -38,6 +39,7 @@ class TrialReport:
 
     during: what the engine was doing when it died after its workload. answers: HTTP results in the order of arrival, runs of equal ones
     folded. output: result of the output check in a word or two. rank_logs: logs of further nodes, by rank from 1. refused: 4xx statuses.
+    client_saw: the outcome of a request through the `openai` SDK after the crash; None if none was sent.
     """
 
     number: int
@@ -59,6 +61,7 @@ class TrialReport:
     rank_logs: tuple[str, ...] = ()
     outlasted: tuple[Outlasted, ...] = ()
     refused: tuple[int, ...] = ()
+    client_saw: SdkView | None = None
 
     @property
     def severity(self) -> int | None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from vllm_repro.evidence import facts_of
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, counted_trials
+from vllm_repro.report.text import shorten
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected, Result
 
@@ -15,6 +16,7 @@ __all__ = [
     "CUT",
     "NOT_RUN",
     "boundary",
+    "client_line",
     "columns",
     "crash_summary",
     "death_line",
@@ -40,6 +42,8 @@ CUT, NOT_RUN = "cut short", "not run"
 
 _FIRST = 3
 """Trials of one outcome that a report describes; the others are counted."""
+_LONGEST_MESSAGE = 200
+"""Bytes of what a client saw. `report.json` has all of it."""
 _SHORT = 80
 """Letters of an arm's edits that fit into a sentence."""
 
@@ -76,8 +80,8 @@ def _arm_with_edits(arm: ArmReport) -> str:
 
 
 def crash_summary(trial: TrialReport) -> str:
-    """Return how the death was detected, and which servers of other nodes outlasted it; empty if there is neither."""
-    return " ".join(filter(None, (death_line(trial), outlasted_line(trial))))
+    """Return the sentences on how the death was detected, what a client saw, and which servers of other nodes outlasted it."""
+    return " ".join(filter(None, (death_line(trial), client_line(trial), outlasted_line(trial))))
 
 
 def death_line(trial: TrialReport) -> str:
@@ -90,6 +94,16 @@ def death_line(trial: TrialReport) -> str:
     during = f", after the workload, in {trial.during}" if trial.during else ""
     where = f" {_ranks(trial)}." if death.ranks else ""
     return f"Detected by {death.detected_by} {_latency(death.latency_s)}{then}. Phase: {trial.phase or 'unknown'}{during}.{where}"
+
+
+def client_line(trial: TrialReport) -> str:
+    """Return `A program with the openai SDK then saw APIConnectionError "Connection error." after 1.3 s (retries: 2).`"""
+    saw = trial.client_saw
+    if saw is None or saw.error is None:
+        return ""
+    message = shorten(" ".join(saw.message.split()), _LONGEST_MESSAGE)
+    after = f"after {saw.seconds:.1f} s (retries: {saw.retries})"
+    return f'A program with the openai SDK then saw {saw.error} "{message}" {after}.'
 
 
 def outlasted_line(trial: TrialReport) -> str:

@@ -18,6 +18,7 @@ from vllm_repro.report.tables import throughput_lines
 from vllm_repro.report.text import shorten
 from vllm_repro.report.wording import (
     boundary,
+    client_line,
     columns,
     death_line,
     engine_word,
@@ -154,7 +155,7 @@ def _conclusion(report: RunReport) -> list[str]:
     ]
     if notable:
         lines += ["", shorten(notable[0].why, _LONGEST_CAUSE)]
-        lines += [f"  {line}" for line in (death_line(notable[0]), outlasted_line(notable[0])) if line]
+        lines += [f"  {make(notable[0])}" for make in (death_line, client_line, outlasted_line) if make(notable[0])]
     expected = {True: "as expected", False: "a SURPRISE", None: "undecided"}[report.verdict.expected]
     folder = shlex.quote(str(report.folder))
     lines += throughput_lines(report.measured, rehearsal=report.rehearsal)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import time
 from collections.abc import Coroutine
-from dataclasses import replace
+from dataclasses import asdict, replace
+from types import ModuleType
 from typing import Any, TypeVar
 
 import httpx
 
 from vllm_repro.client.client import Client
+from vllm_repro.client.sdk import SdkView, sdk_view
 from vllm_repro.errors import HarnessBug, ReproError, Unsupported
 from vllm_repro.running.assess import Conclusion, assess
 from vllm_repro.running.measure import Measurements
@@ -27,6 +30,9 @@ T = TypeVar("T")
 
 _OUTLAST = 10.0
 """Seconds in which other nodes' servers must follow the first one. A server whose worker died ends within three."""
+
+_SDK_ATTEMPT, _SDK_TOTAL = 0.5, 4.0
+"""Limits in seconds for what the SDK sees after a crash: for each of its three attempts, and for all of them."""
 
 
 async def run_trial(trial: Trial) -> Conclusion:
@@ -106,6 +112,7 @@ async def _boot_and_work(trial: Trial) -> None:
         Watch(trial.server, trial.launch.kind, client, trial.journal, trial.limits, trial.say) as watch,
     ):
         trial.seen.signs = watch.signs
+        model = ""
         try:
             ready = await watch.until_ready()
             # In a thread: a look into a container takes longer than any watched channel may wait.
@@ -121,15 +128,33 @@ async def _boot_and_work(trial: Trial) -> None:
                 runner = WorkloadRunner(trial, client, watch)
                 await runner.run()
                 await Measurements(runner).run()
+                model = runner.model
             if watch.dead.is_set():
                 trial.say("the engine died; waiting for the end of its log")
+                # The import takes a second or two, in which the server ends.
+                sdk = asyncio.create_task(asyncio.to_thread(importlib.import_module, "openai"))
                 await watch.aftermath()
                 if watch.exit is not None:
                     trial.seen.outlasted = await _outlasted(trial.server)
+                # Send nothing to a server of somebody else that may still run.
+                if model and (trial.launch.kind.facts.started or watch.exit is not None):
+                    await _record_sdk_view(trial, model, sdk)
         finally:
             trial.seen.hung = watch.hung
             trial.seen.exit = watch.exit
             watch.stopping()
+
+
+async def _record_sdk_view(trial: Trial, model: str, sdk: asyncio.Task[ModuleType]) -> None:
+    """Write to the journal what a program with the `openai` SDK sees of the crashed server. sdk: its import."""
+
+    async def view() -> SdkView:
+        await sdk
+        return await sdk_view(trial.server.base_url, model, _SDK_ATTEMPT, api_key=trial.api_key)
+
+    with contextlib.suppress(Exception):  # without it the report lacks one sentence; the outcome must not change
+        seen = await asyncio.wait_for(view(), _SDK_TOTAL)
+        trial.journal.write("client-saw", **trial.label, **asdict(seen))
 
 
 async def _outlasted(server: Server) -> tuple[Outlasted, ...]:
