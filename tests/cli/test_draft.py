@@ -47,7 +47,7 @@ def test_a_rehearsal_is_not_for_upstream(harness: Harness, tmp_path: Path) -> No
 def test_a_bug_that_nobody_filed_and_the_run_did_not_see_is_no_new_issue(harness: Harness, tmp_path: Path) -> None:
     run = run_of(next(folder for folder in EXAMPLES if folder.name == "sco-window-loads-wait-lab-0.32.0"), tmp_path)
     assert "gh issue create" in harness("draft", str(run)).out
-    cause = "gets blocks for it first, and as many are kept back"
+    cause = "vLLM subtracts the length of the request's block"
     assert cause in (run / "issue.md").read_text(encoding="utf-8")
     journal = run / "journal.jsonl"
     short = journal.read_text(encoding="utf-8").replace('"crossed": true', '"crossed": false')

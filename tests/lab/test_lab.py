@@ -288,10 +288,8 @@ def test_check_finds_mistakes_in_lab() -> None:
     assert problems('mechanism="turboquant"', 'mechanism="turboquent"') == [
         "the lab has no mechanism 'turboquent'; did you mean 'turboquant'?"
     ]
-    why = ', why="on a CPU it is a share of the host\'s memory"'
-    assert problems(why, "") == [
-        "lab: `without --gpu-memory-utilization` has no why=: the report lists each change with its reason"
-    ]
+    why = ', why="on a CPU this is a share of the host\'s memory"'
+    assert problems(why, "") == ["lab: `without --gpu-memory-utilization` has no why=: add the reason for the report"]
     found = problems('without("--language-model-only"', 'without("--language-only"')
     assert found
     assert all("does not carry --language-only" in text for text in found)

@@ -49,6 +49,7 @@ def test_the_settings_of_pip_reach_uv(tmp_path: Path, monkeypatch: pytest.Monkey
         "UV_INDEX_STRATEGY": "unsafe-best-match",
         "UV_SYSTEM_CERTS": "1",
         "UV_NATIVE_TLS": "1",
+        "UV_COMPILE_BYTECODE": "1",
     }
     installer._pip_config.cache_clear()
     monkeypatch.setattr(shutil, "which", lambda _: None)

@@ -158,6 +158,6 @@ def test_check_asks_for_rest_in_a_spinning_arm(harness: Harness, tmp_path: Path)
     file.write_text(SPINS.replace(", rest(within=8)]", "]"), encoding="utf-8")
     done = harness("check", str(file))
     assert done.status == 1
-    assert "rest(within=30) at its end does" in done.out + done.err
+    assert "add rest(within=30) at its end" in done.out + done.err
     file.write_text(SPINS.replace("within=8", "within=1"), encoding="utf-8")
     assert "within=5 or more seconds" in harness("check", str(file)).out

@@ -33,7 +33,7 @@ def test_the_flags_that_a_stand_in_takes_stay_and_each_other_one_is_a_difference
     assert found.command.without("--load-format", "--host", "--port") == kept
     assert found.differences[:3] == (
         f"model: dummy weights in the shape {mtp.stand_in}, in place of the reported one ({mtp.dummy.why})",
-        "without --quantization: it names how the reported weights were made smaller, and vLLM refuses it where there are none",
+        "without --quantization: vLLM refuses the quantization of the reported weights for a model without them",
         "--load-format dummy: random weights, since this death does not depend on them",
     )
     assert found.weights == "dummy: 1 layer and 1 that drafts, 24 heads, 4 KV heads of 256, run by vLLM's mimo"
