@@ -118,7 +118,7 @@ def test_a_container_without_the_mount_is_not_the_patched_one(
 ) -> None:
     changed, laid = laid_over(docker_engine, spec, run_id)
     bare = replace(changed, mounts=tuple(mount for mount in changed.mounts if not mount.target.endswith("answer.py")))
-    with pytest.raises(InfraError, match=r"in place of the patched vllm/answer\.py"):
+    with pytest.raises(InfraError, match=r"instead of the patched vllm/answer\.py"):
         booted(serve(bare, laid=laid), "41")
 
 
