@@ -35,7 +35,7 @@ def test_the_second_long_prompt_walks_off_the_free_list(harness: Harness) -> Non
     assert strange_frames(death["frames"], provision("0.21.0").packages) == []
     # Computed from the request, and observed at the connector and the free list.
     computed, listed, short = trial["trigger"]["evidence"]
-    assert computed.endswith("to 0.21.0 the eager connector lists 26 of them twice in one store event")
+    assert computed.endswith("the eager connector lists 26 blocks twice in one store event to 0.21.0")
     assert "lists 80 blocks, 54 distinct" in listed
     assert short == "seen: 50 blocks are asked for, the counter says 106 and the free list has 34"
     replaced = [part["name"].rsplit(".", 1)[-1] for part in report["arms"][0]["server"]["replaced"]]
