@@ -122,7 +122,7 @@ def test_twice_is_once_and_nothing_is_left(parts: list[tuple[str, Plant]], end: 
 
 
 PIECES = (
-    "a _ - a- a_ token cookie -u ['-- pypi- :// a:b@ --api-key host= eyJ 1.1.1.1. ' /home/ : [ x@".split()  # noqa: SIM905
+    "a _ - a- a_ token cookie -u ['-- pypi- :// a:b@ --api-key host= eyJ 1.1.1.1. ' /home/ : [ x@".split()  # noqa: SIM905  # shorter than a list
 )
 
 

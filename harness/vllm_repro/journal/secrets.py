@@ -144,7 +144,7 @@ def _query(found: re.Match[str]) -> str:
 
 
 _NAME_PARTS = (
-    "key token secret passw passphrase credential auth webhook cookie _pass _pwd -pwd _pat _dsn _sas _jwt _otp".split()  # noqa: SIM905
+    "key token secret passw passphrase credential auth webhook cookie _pass _pwd -pwd _pat _dsn _sas _jwt _otp".split()  # noqa: SIM905  # shorter than a list
 )
 _STEPS: tuple[tuple[Sequence[str], Callable[[str], str]], ...] = (
     (("private key", "pgp message"), partial(_PEM.sub, marker("private-key"))),
