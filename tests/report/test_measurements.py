@@ -132,8 +132,7 @@ def test_where_nothing_is_claimed_no_figure_is_shown(
     for text in (markdown(report), summary(report)):
         assert f"No throughput is claimed: {reason}" in text or reason in text
         assert "tok/s" not in text
-
-        assert "207" not in text
+        assert "207" not in text.replace(str(tmp_path), "")  # pytest numbers its folders
 
 
 @pytest.mark.parametrize("told", ["dummy: 1 layer, 16 heads, 4 KV heads of 256, run by vLLM's qwen3", "", None])
@@ -164,7 +163,8 @@ def test_a_simulated_figure_never_stands_without_the_word(tmp_path: Path) -> Non
     report = measured("rehearsal", "imitated").report(tmp_path)
     assert report_dict(report)["throughput"] is None
     for text in (markdown(report), summary(report)):
-        lines = [line for line in text.splitlines() if "207" in line or "0.87" in line]
+        told = text.replace(str(tmp_path), "").splitlines()  # pytest numbers its folders
+        lines = [line for line in told if "207" in line or "0.87" in line]
         assert lines
         assert all("REHEARSAL" in line for line in lines)
 
