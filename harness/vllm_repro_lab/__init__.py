@@ -40,15 +40,27 @@ def register() -> None:
     _record(mechanism, graphs)
     if not graphs:
         mechanism.install(graphs)
+        _keep_one_operator_library()
         return
     from . import capture  # here, because it imports torch
 
     guard = capture.Guard()
     capture.install(guard)  # first: importing vLLM's modules registers its custom operators with torch
     mechanism.install(graphs)
+    _keep_one_operator_library()
     from . import graphs as gpu_steps
 
     gpu_steps.install(guard, record=graphs == "record")
+
+
+def _keep_one_operator_library() -> None:
+    """Make `import vllm._C` raise ImportError on CPUs for which vLLM has loaded `_C_AVX512` or `_C_AVX2` instead.
+
+    TurboQuant imports vLLM's ROCm platform, which imports `vllm._C` and handles an ImportError. Without this, torch aborts the
+    process, because both libraries register the same operators.
+    """
+    if "/_C_AVX" in Path("/proc/self/maps").read_text(encoding="utf-8"):
+        sys.modules.setdefault("vllm._C", None)  # type: ignore[arg-type]  # None is how Python marks a refused import
 
 
 def _record(mechanism: Mechanism, graphs: str) -> None:

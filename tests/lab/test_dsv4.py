@@ -56,6 +56,11 @@ def arm(name: str, scenario: Scenario = DSV4) -> Arm:
     return found
 
 
+@pytest.fixture(autouse=True)
+def _processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_repro.servers.lab.cpu_flags", lambda: frozenset({"avx512_bf16"}))
+
+
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LabSite:
     """Return a lab whose release is a folder with only the file that the arms patch."""

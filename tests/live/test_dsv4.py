@@ -12,6 +12,7 @@ from tests.conftest import Harness
 from tests.live.lab_frames import strange_frames
 from vllm_repro.diagnosis.boot_facts import observed
 from vllm_repro.diagnosis.log_text import read_lines
+from vllm_repro.host.machine import cpu_flags
 from vllm_repro.host.processes import session_members
 from vllm_repro.releases.provision import provision
 from vllm_repro.servers.lab import plugin_folder
@@ -20,7 +21,7 @@ from vllm_repro.trigger.sparse_prefill import Shapes, Sizes, prefill_bytes
 pytestmark = [
     pytest.mark.live,
     pytest.mark.skipif(
-        "avx512_bf16" not in Path("/proc/cpuinfo").read_text(encoding="utf-8"),
+        "avx512_bf16" not in cpu_flags(),
         reason="vLLM's CPU build has its DeepSeek-V4 kernels only for processors with AVX512-BF16",
     ),
 ]

@@ -76,10 +76,6 @@ def test_the_fixed_release_lives_with_the_boundary_crossed(harness: Harness) -> 
     assert (trial["outcome"], trial["trigger"]["crossed"], trial["death"]) == ("clean", True, None)
 
 
-@pytest.mark.skipif(
-    "avx512_bf16" not in Path("/proc/cpuinfo").read_text(encoding="utf-8"),
-    reason="on other processors 0.32.0 loads two of its compiled libraries in the lab, and torch refuses the second",
-)
 def test_the_hole_in_the_reservation_and_the_change_that_closes_it(harness: Harness) -> None:
     provision("0.32.0")
     done = harness(

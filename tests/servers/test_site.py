@@ -13,10 +13,11 @@ from vllm_repro.host.machine import Gpu
 from vllm_repro.releases.local_vllm import LocalVllm
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.servers.attach import AttachSite
+from vllm_repro.servers.lab import LabSite
 from vllm_repro.servers.options import ServerOptions, default_image
 from vllm_repro.servers.process import ProcessServer, ProcessSite
 from vllm_repro.servers.rehearsal import RehearsalSite
-from vllm_repro.servers.site import Site
+from vllm_repro.servers.site import Offer, Site
 
 TQ = find("tq-chunked-prefill")
 STOP_IDS = find("min-tokens-stop-ids")
@@ -57,6 +58,19 @@ def test_the_release_that_is_installed_here_is_run_on_the_gpu(monkeypatch: pytes
     here = ProcessSite(ServerOptions(vllm="0.23.0"), TQ, lambda _: None)
     assert here.evidence is Evidence.GPU
     assert here.launch(TQ, TQ.arms[0], 8000).argv[0] == "/x/vllm"
+
+
+def test_the_lab_refuses_a_processor_that_lacks_its_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    deepseek, options = find("dsv4-tp2"), ServerOptions()
+    monkeypatch.setattr("vllm_repro.servers.lab.cpu_flags", lambda: frozenset({"avx512f"}))
+    with pytest.raises(Unsupported, match="only for processors with avx512_bf16"):
+        LabSite(options, deepseek)
+    assert LabSite.offer(deepseek, options, missing="", download=True) == Offer(
+        False, "the lab needs a processor with avx512_bf16 for it"
+    )
+    assert LabSite.offer(TQ, options, missing="", download=True).accepted
+    monkeypatch.setattr("vllm_repro.servers.lab.cpu_flags", lambda: frozenset({"avx512f", "avx512_bf16"}))
+    assert LabSite.offer(deepseek, options, missing="", download=True).accepted
 
 
 REHEARSAL = RehearsalSite(ServerOptions(), STOP_IDS)

@@ -17,7 +17,7 @@ import psutil
 
 from vllm_repro.errors import InfraError
 
-__all__ = ["Gpu", "Machine", "gpu_lock", "gpus", "look", "memory_gb", "nvidia_smi"]
+__all__ = ["Gpu", "Machine", "cpu_flags", "gpu_lock", "gpus", "look", "memory_gb", "nvidia_smi"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +70,12 @@ def gpus() -> tuple[Gpu, ...]:
         Gpu(name=name, memory_gb=round((_number(memory) or 0) / 1024, 1), capability=_number(capability), driver=driver)
         for name, memory, capability, driver in found
     )
+
+
+def cpu_flags() -> frozenset[str]:
+    """Return the processor's flags as /proc/cpuinfo lists them, such as "avx512_bf16"; none on other processors than x86."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
 
 
 def memory_gb() -> float:

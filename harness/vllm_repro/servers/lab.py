@@ -14,6 +14,7 @@ from typing import Any
 import vllm_repro_lab
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.evidence import Evidence
+from vllm_repro.host.machine import cpu_flags
 from vllm_repro.host.ports import free_port
 from vllm_repro.releases.overlay import Overlay, make_overlay, patched_files
 from vllm_repro.releases.provision import ReleaseCache, cache_root, provision
@@ -107,6 +108,11 @@ class LabSite(Site):
     def __init__(self, options: ServerOptions, scenario: Scenario, say: Say = lambda _: None) -> None:
         if scenario.lab is None:
             raise no_lab(scenario)
+        if lacking := _lacking_flag(scenario.lab, scenario.model):
+            raise Unsupported(
+                f"vLLM's CPU build has the operators of this scenario only for processors with {lacking}",
+                hint=f"use a machine whose /proc/cpuinfo lists {lacking}",
+            )
         if options.model or options.weights == "real":
             raise UsageError(
                 "the lab always serves a tiny model of the scenario's shape", hint="leave --model and --weights out"
@@ -120,6 +126,8 @@ class LabSite(Site):
     def offer(cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool) -> Offer:
         if scenario.lab is None or options.model or options.weights == "real":
             return Offer(False)
+        if lacking := _lacking_flag(scenario.lab, scenario.model):
+            return Offer(False, f"the lab needs a processor with {lacking} for it")
         version = options.vllm or scenario.try_in_lab
         if download or ReleaseCache().get(version):
             return Offer(True)
@@ -175,6 +183,16 @@ class LabSite(Site):
             file: untried(parts, file, (folder / file).read_text(encoding="utf-8"), text)
             for file, text in changed.items()
         }
+
+
+_CPU_FLAGS = {"deepseek_v4": "avx512_bf16"}
+"""By model family, the flag of /proc/cpuinfo without which vLLM's CPU build lacks the model's operators."""
+
+
+def _lacking_flag(lab: Lab, model: Model) -> str:
+    """Return the processor flag that the model needs and this machine lacks; empty if there is none."""
+    flag = _CPU_FLAGS.get(lab.shape(model).family, "")
+    return "" if flag in cpu_flags() else flag
 
 
 def shown(scenario: Scenario, arm: Arm, options: ServerOptions, port: int) -> str:
