@@ -31,7 +31,7 @@ from vllm_repro.resources import rehearsal_engine
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import CPU_ENV, OFFLINE_ENV
 from vllm_repro.servers.process import ProcessServer
-from vllm_repro.tiny_model import StandIn
+from vllm_repro.tiny_model import TinyModel
 
 VERSION = "0.28.0"
 SIZES = (100, 4225, 7593, 90_000)
@@ -122,7 +122,7 @@ async def release(seeds: int, folder: Path) -> None:
     if found is None:
         print(f"not measured: vLLM {VERSION} is not in the cache; a `vllm-repro run` installs it")
         return
-    model = make_tiny_model(folder / "tiny-long", StandIn(max_position=LONG))
+    model = make_tiny_model(folder / "tiny-long", TinyModel(max_position=LONG))
     env = {**CPU_ENV, **OFFLINE_ENV}
     flags = f"{FLAGS} --load-format dummy"
     async with serving(_serve((str(found.executable),), str(model), LONG, flags), env, folder) as client:

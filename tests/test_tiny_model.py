@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vllm_repro.tiny_model import StandIn
+from vllm_repro.tiny_model import TinyModel
 
 DEEPSEEK: dict[str, Any] = {
     "family": "deepseek_v4",
@@ -35,35 +35,35 @@ DEEPSEEK: dict[str, Any] = {
 )
 def test_a_shape_that_no_model_has_is_refused(shape: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        StandIn(**shape)
+        TinyModel(**shape)
 
 
 def test_the_shape_is_said_in_words() -> None:
-    assert str(StandIn()) == "2 layers, 4 heads, 2 KV heads of 32"
+    assert str(TinyModel()) == "2 layers, 4 heads, 2 KV heads of 32"
     assert (
-        str(StandIn("mimo", ("full",), 24, 4, 256, drafts=1))
+        str(TinyModel("mimo", ("full",), 24, 4, 256, drafts=1))
         == "1 layer and 1 that drafts, 24 heads, 4 KV heads of 256"
     )
-    assert str(StandIn(**DEEPSEEK)) == (
+    assert str(TinyModel(**DEEPSEEK)) == (
         "4 layers (sliding then sparse then compressed then sparse attention, with a window of 128 tokens), "
         "64 heads, 1 KV head of 512"
     )
 
 
 def test_a_mimo_is_as_wide_as_its_heads_together() -> None:
-    assert StandIn("mimo", heads=24, kv_heads=4, head_dim=256, hidden=256).width == 6144
-    assert StandIn(heads=24, kv_heads=4, head_dim=256, hidden=256).width == 256
+    assert TinyModel("mimo", heads=24, kv_heads=4, head_dim=256, hidden=256).width == 6144
+    assert TinyModel(heads=24, kv_heads=4, head_dim=256, hidden=256).width == 256
 
 
 def test_each_stand_in_has_a_folder_of_its_own() -> None:
     others = [
-        StandIn(),
-        StandIn(hidden=64),
-        StandIn(vocab=300),
-        StandIn(max_position=64),
-        StandIn("mimo"),
-        StandIn("mimo", drafts=1),
+        TinyModel(),
+        TinyModel(hidden=64),
+        TinyModel(vocab=300),
+        TinyModel(max_position=64),
+        TinyModel("mimo"),
+        TinyModel("mimo", drafts=1),
     ]
     assert len({one.slug for one in others}) == len(others)
-    assert StandIn().slug == StandIn().slug
-    assert StandIn().slug.startswith("qwen3-2x4x2x32-")
+    assert TinyModel().slug == TinyModel().slug
+    assert TinyModel().slug.startswith("qwen3-2x4x2x32-")

@@ -10,7 +10,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-__all__ = ["FAMILIES", "Family", "Kind", "StandIn"]
+__all__ = ["FAMILIES", "Family", "Kind", "TinyModel"]
 
 Family = Literal["qwen3", "llama", "gemma3", "mimo", "deepseek_v4"]
 """Model code of vLLM. "mimo" has draft layers; "deepseek_v4" has compressed layers."""
@@ -32,7 +32,7 @@ _DRAFTERS = frozenset({"mimo", "deepseek_v4"})
 
 
 @dataclass(frozen=True)
-class StandIn:
+class TinyModel:
     """Sizes are numbers of elements, lengths are in tokens. Raises `ValueError` for a shape that no model has.
 
     kinds: of each layer. window: of gemma3's sliding layers, and of all layers of deepseek_v4. drafts: number of draft layers

@@ -18,7 +18,7 @@ from vllm_repro.releases.provision import Release
 from vllm_repro.releases.tiny_model_folder import cached_model
 from vllm_repro.servers.lab import plugin_folder
 from vllm_repro.servers.launch import CPU_ENV, OFFLINE_ENV
-from vllm_repro.tiny_model import StandIn
+from vllm_repro.tiny_model import TinyModel
 from vllm_repro_explore.case import Case
 from vllm_repro_explore.finding import Finding, FindingKind, PlayResult, result_from
 
@@ -169,4 +169,4 @@ class Driver:
 
 def driver_model() -> Path:
     """Return a model folder that every release treats as a hybrid one; each case names its own layers. Made on first use."""
-    return cached_model(StandIn(family="gemma3", kinds=("full", "sliding"), window=128, max_position=1_048_576))
+    return cached_model(TinyModel(family="gemma3", kinds=("full", "sliding"), window=128, max_position=1_048_576))

@@ -24,7 +24,7 @@ from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.lab import lab_model, plugin_folder
 from vllm_repro.servers.lab_launch import lab_launch
 from vllm_repro.servers.launch import Launch
-from vllm_repro.tiny_model import StandIn
+from vllm_repro.tiny_model import TinyModel
 from vllm_repro.trigger.trigger import Asked
 from vllm_repro.verdict.outcome import Outcome
 
@@ -50,13 +50,13 @@ def launch_of(name: str) -> Launch:
     )
 
 
-def shape_of(scenario: Scenario) -> StandIn:
+def shape_of(scenario: Scenario) -> TinyModel:
     assert scenario.lab is not None
     return scenario.lab.shape(scenario.model)
 
 
 def test_differing_prompt_sizes_are_listed() -> None:
-    said = "prompts of 5693 tokens in place of 90109, sized for the stand-in"
+    said = "prompts of 5693 tokens in place of 90109, sized for the tiny model"
     assert launch_of("reported").differences.count(said) == 1
     assert launch_of("near-miss-length").differences.count(said.replace("5693", "5664").replace("90109", "90112")) == 1
     assert not any(text.startswith("prompts of") for text in lab_launch(
@@ -147,8 +147,6 @@ def test_near_misses_differ_from_the_report_by_one_thing() -> None:
 def test_differing_flags_are_listed() -> None:
     assert SCO.command_of(arm("bigger-pool")).number("--num-gpu-blocks-override") == 50_000
     assert launch_of("bigger-pool").command.number("--num-gpu-blocks-override") == 1000
-    said = (
-        "with --num-gpu-blocks-override 1000 in place of --num-gpu-blocks-override 50000, sized for the stand-in's pool"
-    )
+    said = "with --num-gpu-blocks-override 1000 in place of --num-gpu-blocks-override 50000, sized for the tiny model's pool"
     assert launch_of("bigger-pool").differences.count(said) == 1
     assert said not in launch_of("reported").differences

@@ -22,7 +22,7 @@ from vllm_repro.host.ports import free_port
 from vllm_repro.host.processes import session_members, start
 from vllm_repro.releases.provision import provision
 from vllm_repro.releases.tiny_model_folder import cached_model
-from vllm_repro.tiny_model import StandIn
+from vllm_repro.tiny_model import TinyModel
 
 pytestmark = pytest.mark.live
 
@@ -93,7 +93,7 @@ def test_a_flag_that_the_release_does_not_know_is_unsupported(harness: Harness, 
 def running(tmp_path: Path) -> Iterator[str]:
     """Start a server by hand, unknown to the harness, with its output in a file."""
     release = provision("0.28.0")
-    model = cached_model(StandIn())
+    model = cached_model(TinyModel())
     port = free_port()
     words = [
         str(release.executable),

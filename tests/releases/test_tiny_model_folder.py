@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from vllm_repro.releases.families import model_config
 from vllm_repro.releases.tiny_model_folder import cached_model, make_tiny_model
 from vllm_repro.releases.tiny_tokenizer import MARKERS, SPECIAL_TOKENS, byte_alphabet, special_id, tokenizer_json
-from vllm_repro.tiny_model import StandIn
+from vllm_repro.tiny_model import TinyModel
 
 MODELS = [
-    StandIn(),
-    StandIn("llama"),
-    StandIn("gemma3", ("full", "sliding"), window=128),
-    StandIn("mimo", ("full",), heads=24, kv_heads=4, head_dim=256, drafts=1),
-    StandIn("deepseek_v4", ("sliding", "sparse", "compressed", "sparse"), 8, 1, 512, window=128, hidden=256),
+    TinyModel(),
+    TinyModel("llama"),
+    TinyModel("gemma3", ("full", "sliding"), window=128),
+    TinyModel("mimo", ("full",), heads=24, kv_heads=4, head_dim=256, drafts=1),
+    TinyModel("deepseek_v4", ("sliding", "sparse", "compressed", "sparse"), 8, 1, 512, window=128, hidden=256),
 ]
 FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
 
@@ -35,7 +35,7 @@ def read(folder: Path, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.family)
-def test_a_folder_holds_what_a_server_reads_and_nothing_else(tmp_path: Path, model: StandIn) -> None:
+def test_a_folder_holds_what_a_server_reads_and_nothing_else(tmp_path: Path, model: TinyModel) -> None:
     folder = make_tiny_model(tmp_path / "model", model)
     assert sorted(path.name for path in folder.iterdir()) == FILES
     config, tokenizer = read(folder, "config.json"), read(folder, "tokenizer.json")
@@ -45,7 +45,7 @@ def test_a_folder_holds_what_a_server_reads_and_nothing_else(tmp_path: Path, mod
 
 def test_a_model_with_weights_is_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path))
-    model = StandIn("mimo", ("full",), heads=2, kv_heads=1, head_dim=8, drafts=1, vocab=4096)
+    model = TinyModel("mimo", ("full",), heads=2, kv_heads=1, head_dim=8, drafts=1, vocab=4096)
     plain, weighed = cached_model(model), cached_model(model, weights=True)
     assert plain != weighed
     assert sorted(path.name for path in plain.iterdir()) == FILES
@@ -55,26 +55,26 @@ def test_a_model_with_weights_is_another_folder(tmp_path: Path, monkeypatch: pyt
 
 
 def test_the_same_bytes_every_time_and_nothing_rewritten(tmp_path: Path) -> None:
-    folder = make_tiny_model(tmp_path / "a", StandIn())
-    again = make_tiny_model(tmp_path / "b", StandIn())
+    folder = make_tiny_model(tmp_path / "a", TinyModel())
+    again = make_tiny_model(tmp_path / "b", TinyModel())
     assert [(folder / name).read_bytes() for name in FILES] == [(again / name).read_bytes() for name in FILES]
     for name in FILES:
         os.utime(folder / name, ns=(1, 1))
     (folder / "config.json").write_text("{}")
-    make_tiny_model(folder, StandIn())
+    make_tiny_model(folder, TinyModel())
     assert read(folder, "config.json")["vocab_size"] == 4096
     assert [(folder / name).stat().st_mtime_ns for name in FILES[1:]] == [1, 1, 1]
 
 
 def test_parallel_writers_make_one_folder(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: make_tiny_model(tmp_path / "model", StandIn()), range(16)))
+        list(pool.map(lambda _: make_tiny_model(tmp_path / "model", TinyModel()), range(16)))
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == FILES
 
 
 def test_shapes_are_those_asked_for() -> None:
     config = model_config(
-        StandIn("llama", ("full",) * 3, heads=8, kv_heads=4, head_dim=64, vocab=300, max_position=100)
+        TinyModel("llama", ("full",) * 3, heads=8, kv_heads=4, head_dim=64, vocab=300, max_position=100)
     )
     assert config["num_hidden_layers"] == 3
     assert config["hidden_size"] == 512
@@ -85,13 +85,13 @@ def test_shapes_are_those_asked_for() -> None:
 
 
 def test_the_layers_of_a_hybrid_are_named_one_by_one() -> None:
-    config = model_config(StandIn("gemma3", ("full", "sliding"), window=128))
+    config = model_config(TinyModel("gemma3", ("full", "sliding"), window=128))
     assert config["layer_types"] == ["full_attention", "sliding_attention"]
     assert (config["num_hidden_layers"], config["sliding_window"]) == (2, 128)
 
 
 def test_a_mimo_is_a_qwen2_that_drafts() -> None:
-    config = model_config(StandIn("mimo", ("full",), 24, 4, 256, drafts=1, hidden=256))
+    config = model_config(TinyModel("mimo", ("full",), 24, 4, 256, drafts=1, hidden=256))
     assert (config["architectures"], config["model_type"]) == (["MiMoForCausalLM"], "qwen2")
     assert config["num_nextn_predict_layers"] == 1
     assert config["hidden_size"] // config["num_attention_heads"] == config["head_dim"] == 256
@@ -112,7 +112,7 @@ def test_a_deepseek_v4_keeps_the_sizes_that_its_workspace_goes_by() -> None:
 
 def test_a_vocabulary_without_room_for_bytes_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least 264"):
-        make_tiny_model(tmp_path / "model", StandIn(vocab=100))
+        make_tiny_model(tmp_path / "model", TinyModel(vocab=100))
     assert not (tmp_path / "model").exists()
 
 

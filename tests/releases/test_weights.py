@@ -10,9 +10,9 @@ from statistics import fmean, pstdev
 import pytest
 
 from vllm_repro.releases.weights import safetensors, tensors
-from vllm_repro.tiny_model import StandIn
+from vllm_repro.tiny_model import TinyModel
 
-MODEL = StandIn("mimo", ("full",), heads=4, kv_heads=2, head_dim=16, drafts=1, vocab=256)
+MODEL = TinyModel("mimo", ("full",), heads=4, kv_heads=2, head_dim=16, drafts=1, vocab=256)
 
 
 def numbers(content: bytes) -> list[float]:
@@ -52,4 +52,4 @@ def test_weights_have_the_documented_scales() -> None:
 
 def test_other_families_have_none() -> None:
     with pytest.raises(ValueError, match="for mimo only"):
-        list(tensors(StandIn(), 32))
+        list(tensors(TinyModel(), 32))

@@ -14,9 +14,9 @@ FOLDER = Path("/m/made")
 
 
 def launch(scenario: Scenario, name: str = "reported") -> Launch:
-    arm, stand_in = scenario.arm(name), scenario.stand_in
+    arm, tiny_model = scenario.arm(name), scenario.tiny_model
     assert arm is not None
-    weights = ServedModel(name="made", path=FOLDER, dummy=True, stand_in=stand_in)
+    weights = ServedModel(name="made", path=FOLDER, dummy=True, tiny_model=tiny_model)
     return process_launch(scenario, arm, vllm=("vllm",), env={}, weights=weights, port=1, evidence=Evidence.GPU)
 
 
@@ -25,22 +25,22 @@ def cpu_bytes(found: Launch) -> int:
     return int(config["kv_connector_extra_config"]["cpu_bytes_to_use"])
 
 
-def test_the_flags_that_a_stand_in_takes_stay_and_each_other_one_is_a_difference() -> None:
+def test_the_flags_that_a_tiny_model_takes_stay_and_each_other_one_is_a_difference() -> None:
     mtp = find("tq-mtp-cudagraphs")
     found = launch(mtp)
     assert mtp.dummy is not None
     kept = mtp.reported().without("--quantization").with_model(str(FOLDER))
     assert found.command.without("--load-format", "--host", "--port") == kept
     assert found.differences[:3] == (
-        f"model: dummy weights in the shape {mtp.stand_in}, in place of the reported one ({mtp.dummy.why})",
+        f"model: dummy weights in the shape {mtp.tiny_model}, in place of the reported one ({mtp.dummy.why})",
         "without --quantization: vLLM refuses the quantization of the reported weights for a model without them",
         "--load-format dummy: random weights, since this death does not depend on them",
     )
     assert found.weights == "dummy: 1 layer and 1 that drafts, 24 heads, 4 KV heads of 256, run by vLLM's mimo"
-    assert found.stand_in == mtp.stand_in
+    assert found.tiny_model == mtp.tiny_model
 
 
-def test_a_stand_in_for_a_command_without_such_flags_changes_nothing_else() -> None:
+def test_a_tiny_model_for_a_command_without_such_flags_changes_nothing_else() -> None:
     tq = find("tq-chunked-prefill")
     found = launch(tq, "bigger-chunk").command
     arm = tq.arm("bigger-chunk")
@@ -48,7 +48,7 @@ def test_a_stand_in_for_a_command_without_such_flags_changes_nothing_else() -> N
     assert found.without("--load-format", "--host", "--port") == tq.command_of(arm).with_model(str(FOLDER))
 
 
-def test_an_arm_may_size_its_flags_for_the_stand_in() -> None:
+def test_an_arm_may_size_its_flags_for_the_tiny_model() -> None:
     sco = find("sco-hybrid")
     assert cpu_bytes(launch(sco)) == 137438953472 // 11
     assert cpu_bytes(launch(sco, "small-cpu-pool")) == 7516192768 // 11
@@ -60,7 +60,7 @@ def test_an_arm_may_size_its_flags_for_the_stand_in() -> None:
 
 def test_a_container_gets_the_folder_and_no_hub() -> None:
     tq = find("tq-chunked-prefill")
-    weights = ServedModel(name="made", path=FOLDER, dummy=True, stand_in=tq.stand_in)
+    weights = ServedModel(name="made", path=FOLDER, dummy=True, tiny_model=tq.tiny_model)
     found = container_launch(
         tq, tq.arms[0], image="vllm/vllm-openai:v0.23.0", weights=weights, port=1, evidence=Evidence.GPU, labels={}
     )

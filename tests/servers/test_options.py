@@ -14,10 +14,10 @@ from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import ServedModel
-from vllm_repro.servers.options import ServerOptions, lacking, needs_of, stand_in_of, weights_for
+from vllm_repro.servers.options import ServerOptions, lacking, needs_of, tiny_model_of, weights_for
 from vllm_repro.servers.process import ProcessSite
 from vllm_repro.servers.site import Offer, choose
-from vllm_repro.tiny_model import StandIn
+from vllm_repro.tiny_model import TinyModel
 
 TQ, SCO, DSV4 = find("tq-chunked-prefill"), find("sco-hybrid"), find("dsv4-tp2")
 ON_GPUS = [TQ, SCO, DSV4, *map(find, ("tq-mtp-cudagraphs", "tq-mtp-first-request", "tq-prefix-hit-unreserved"))]
@@ -49,9 +49,9 @@ def test_dummy_weights_are_of_a_folder_with_the_reported_attention(scenario: Sce
 
 def test_a_tiny_model_will_do_for_some_unless_real_weights_are_asked_for() -> None:
     tiny = find("min-tokens-stop-ids")
-    assert stand_in_of(tiny, ServerOptions()) == stand_in_of(tiny, DUMMY) == StandIn()
-    assert stand_in_of(tiny, ServerOptions(weights="real")) is None
-    assert stand_in_of(TQ, ServerOptions()) is None
+    assert tiny_model_of(tiny, ServerOptions()) == tiny_model_of(tiny, DUMMY) == TinyModel()
+    assert tiny_model_of(tiny, ServerOptions(weights="real")) is None
+    assert tiny_model_of(TQ, ServerOptions()) is None
 
 
 def test_a_model_that_is_named_is_served_with_random_weights(tmp_path: Path) -> None:

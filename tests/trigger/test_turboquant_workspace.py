@@ -172,7 +172,7 @@ def test_the_sizes_of_another_model_are_not_taken_for_its_own(
 def test_the_sizes_of_a_stand_in_are_its_own(tmp_path: Path, made: bool) -> None:
     """What it asks for is computed from the model that was made, whatever its folder is called, and its weights are random."""
     log = tmp_path / "log"
-    args = {"model": "/models/stand-in", "max_num_seqs": 1, "max_num_batched_tokens": 4096}
+    args = {"model": "/models/tiny", "max_num_seqs": 1, "max_num_batched_tokens": 4096}
     log.write_text(
         "INFO 11-21 20:22:35 [cuda.py:1] Using TURBOQUANT attention backend out of potential backends: ['TURBOQUANT'].\n"
         "INFO 11-21 20:22:35 [scheduler.py:1] Chunked prefill is enabled with max_num_batched_tokens=4096.\n"
@@ -185,7 +185,7 @@ def test_the_sizes_of_a_stand_in_are_its_own(tmp_path: Path, made: bool) -> None
         asked=[Asked("long", 7593)],
         canary_ok=True,
     )
-    seen.stand_in = TQ.stand_in if made else None
+    seen.tiny_model = TQ.tiny_model if made else None
     conclusion = assess(TQ, TQ.command_with_dummy(TQ.arms[0]).with_flags("--load-format dummy"), seen, log)
     assert conclusion.outcome is (Outcome.CLEAN if made else Outcome.UNTRIGGERED)
     assert conclusion.weights is ServedWeights.DUMMY

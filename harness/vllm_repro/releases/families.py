@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vllm_repro.releases.tiny_tokenizer import END_OF_TURN, PAD, special_id
-from vllm_repro.tiny_model import Family, Kind, StandIn
+from vllm_repro.tiny_model import Family, Kind, TinyModel
 
 __all__ = ["model_config"]
 
@@ -14,7 +14,7 @@ _COMPRESS: Mapping[Kind, int] = {"sliding": 0, "sparse": 4, "compressed": 128}
 _YARN = 16  # DeepSeek-V4 was trained on 1/16 of its maximum length
 
 
-def model_config(model: StandIn) -> dict[str, Any]:
+def model_config(model: TinyModel) -> dict[str, Any]:
     """Return the content of `config.json`."""
     common: dict[str, Any] = {
         "vocab_size": model.vocab,
@@ -39,7 +39,7 @@ def model_config(model: StandIn) -> dict[str, Any]:
     return common | _SETTINGS[model.family](model)
 
 
-def _mimo(model: StandIn) -> dict[str, Any]:
+def _mimo(model: TinyModel) -> dict[str, Any]:
     # vLLM's MiMo is its Qwen2 plus draft layers. transformers has no class for it and would need code from the checkpoint; the
     # model_type qwen2 avoids that.
     drafter = {"num_nextn_predict_layers": model.drafts, "tie_word_embeddings": False}
@@ -50,7 +50,7 @@ def _dense(architecture: str, model_type: str) -> dict[str, Any]:
     return {"architectures": [architecture], "model_type": model_type, "hidden_act": "silu", "rope_theta": 10_000.0}
 
 
-def _gemma3(model: StandIn) -> dict[str, Any]:
+def _gemma3(model: TinyModel) -> dict[str, Any]:
     return {
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",
@@ -66,7 +66,7 @@ def _gemma3(model: StandIn) -> dict[str, Any]:
     }
 
 
-def _deepseek_v4(model: StandIn) -> dict[str, Any]:
+def _deepseek_v4(model: TinyModel) -> dict[str, Any]:
     config: dict[str, Any] = {
         "architectures": ["DeepseekV4ForCausalLM"],
         "model_type": "deepseek_v4",
@@ -131,7 +131,7 @@ _DEEPSEEK_V4_ON_A_GPU: dict[str, Any] = {
 }
 """Sizes of DeepSeek-V4-Flash, except the width of its experts. The GPU kernels may not support others."""
 
-_SETTINGS: Mapping[Family, Callable[[StandIn], dict[str, Any]]] = {
+_SETTINGS: Mapping[Family, Callable[[TinyModel], dict[str, Any]]] = {
     "qwen3": lambda _: _dense("Qwen3ForCausalLM", "qwen3") | {"use_sliding_window": False},
     "llama": lambda _: _dense("LlamaForCausalLM", "llama"),
     "gemma3": _gemma3,

@@ -16,7 +16,7 @@ from vllm_repro.releases.families import model_config
 from vllm_repro.releases.provision import cache_root
 from vllm_repro.releases.tiny_tokenizer import END_OF_TURN, PAD, special_id, tokenizer_json
 from vllm_repro.releases.weights import safetensors
-from vllm_repro.tiny_model import StandIn
+from vllm_repro.tiny_model import TinyModel
 
 _CHAT_TEMPLATE = (
     "{%- if tools -%}"
@@ -37,7 +37,7 @@ _CHAT_TEMPLATE = (
 )
 
 
-def make_tiny_model(folder: Path, model: StandIn) -> Path:
+def make_tiny_model(folder: Path, model: TinyModel) -> Path:
     """Write the files of `model` to `folder` and return it.
 
     Each file is replaced atomically, and only if it differs, so that parallel runs can make the same folder.
@@ -59,7 +59,7 @@ def make_tiny_model(folder: Path, model: StandIn) -> Path:
     return folder
 
 
-def cached_model(model: StandIn, *, weights: bool = False) -> Path:
+def cached_model(model: TinyModel, *, weights: bool = False) -> Path:
     """Return the folder of `model` in the cache, made on first use. weights: include `model.safetensors`."""
     folder = make_tiny_model(cache_root() / "models" / (model.slug + ("-weights" if weights else "")), model)
     if weights and not (folder / "model.safetensors").exists():

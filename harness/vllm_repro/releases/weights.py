@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Iterator
 from math import sqrt
 
-from vllm_repro.tiny_model import StandIn
+from vllm_repro.tiny_model import TinyModel
 
 __all__ = ["Tensor", "safetensors", "tensors"]
 
@@ -27,7 +27,7 @@ Tensor = tuple[str, tuple[int, ...], bytes]
 """Name, shape, and content as little-endian bfloat16 bytes."""
 
 
-def tensors(model: StandIn, intermediate: int) -> Iterator[Tensor]:
+def tensors(model: TinyModel, intermediate: int) -> Iterator[Tensor]:
     """Yield every tensor of a `mimo` and its draft layers. intermediate: width inside the feed-forward layers.
 
     Raises `ValueError` for another family.
@@ -70,7 +70,7 @@ def tensors(model: StandIn, intermediate: int) -> Iterator[Tensor]:
             yield _ones(f"{layer}.{name}_layernorm.weight", width)
 
 
-def safetensors(model: StandIn, intermediate: int) -> bytes:
+def safetensors(model: TinyModel, intermediate: int) -> bytes:
     """Return the content of `model.safetensors`."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     contents: list[bytes] = []

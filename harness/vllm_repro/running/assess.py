@@ -184,7 +184,7 @@ def _in_flight(asked: Asked, seen: Observed) -> Asked:
 
 def _shape(scenario: Scenario, seen: Observed, boot: BootFacts) -> AttentionShape | None:
     """Return the model's attention sizes; None if the server serves another model than the scenario's."""
-    model, served = scenario.model, seen.stand_in
+    model, served = scenario.model, seen.tiny_model
     if served is None and scenario.lab is not None and seen.facts is not None and seen.facts.kind.facts.in_lab:
         served = scenario.lab.shape(model)
     if served is not None:

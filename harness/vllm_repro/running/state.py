@@ -13,7 +13,7 @@ from vllm_repro.running.death_signs import DeathSign
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.base import Exit, Server, ServerFacts
 from vllm_repro.servers.launch import Launch
-from vllm_repro.tiny_model import StandIn
+from vllm_repro.tiny_model import TinyModel
 from vllm_repro.trigger.trigger import Asked
 from vllm_repro.verdict.outcome import Outlasted
 from vllm_repro.verdict.output import OutputSample
@@ -47,11 +47,11 @@ class Observed:
     """Facts of one trial, filled while it runs. Times in seconds.
 
     measuring: the measurement in progress after the workload. measured: its failed answers. output: answers to the output check.
-    stand_in: the tiny model that is served, if any. outlasted: the servers of further nodes that stayed when the first one was gone.
+    tiny_model: the tiny model that is served, if any. outlasted: the servers of further nodes that stayed when the first one was gone.
     """
 
     facts: ServerFacts | None = None
-    stand_in: StandIn | None = None
+    tiny_model: TinyModel | None = None
     ready: bool = False
     boot_s: float | None = None
     version: str | None = None

@@ -106,7 +106,7 @@ async def _boot_and_work(trial: Trial) -> None:
     facts = await trial.server.start()
     trial.journal.write("server-started", **trial.label, facts=facts)
     trial.seen.facts = facts
-    trial.seen.stand_in = trial.launch.stand_in
+    trial.seen.tiny_model = trial.launch.tiny_model
     async with (
         Client(trial.server.base_url, api_key=trial.api_key) as client,
         Watch(trial.server, trial.launch.kind, client, trial.journal, trial.limits, trial.say) as watch,

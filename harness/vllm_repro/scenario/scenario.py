@@ -15,7 +15,7 @@ from vllm_repro.diagnosis.signature import Signature
 from vllm_repro.scenario.cause import Causes
 from vllm_repro.scenario.patch import Patch
 from vllm_repro.scenario.workload import Step
-from vllm_repro.tiny_model import Family, Kind, StandIn
+from vllm_repro.tiny_model import Family, Kind, TinyModel
 from vllm_repro.trigger.trigger import Condition
 from vllm_repro.verdict.output import Checks
 from vllm_repro.verdict.throughput import Load
@@ -131,7 +131,7 @@ class Dummy:
 
     layers: a number of full-attention layers, or the kind of each layer. window: of sliding layers, in tokens. heads, kv_heads, head_dim:
     default to the model's. family: model code of vLLM; default gemma3 with sliding layers, else qwen3. drafts: number of draft layers.
-    fp8: see `StandIn`. changes: edits that this model needs, each with `why`, applied before an arm's own.
+    fp8: see `TinyModel`. changes: edits that this model needs, each with `why`, applied before an arm's own.
     why: reason that it can replace the reported model.
     """
 
@@ -151,10 +151,10 @@ class Dummy:
         if sliding != (self.window is not None):
             raise ValueError("window=… goes with sliding layers, and they with it")
 
-    def shape(self, model: Model) -> StandIn:
+    def shape(self, model: Model) -> TinyModel:
         """Return the tiny model in place of `model`. Raises `ValueError` for an impossible shape."""
         layers: Sequence[Kind] = ["full"] * self.layers if isinstance(self.layers, int) else self.layers
-        return StandIn(
+        return TinyModel(
             family=self.family or ("gemma3" if "sliding" in layers else "qwen3"),
             kinds=tuple(layers),
             heads=self.heads or model.heads,
@@ -339,11 +339,11 @@ class Scenario:
         return server(arm) not in [server(one) for one in earlier]
 
     @property
-    def stand_in(self) -> StandIn | None:
+    def tiny_model(self) -> TinyModel | None:
         """Tiny model of `--weights dummy`; None if the scenario has none."""
         if self.dummy is not None:
             return self.dummy.shape(self.model)
-        return StandIn() if self.model.tiny_will_do else None
+        return TinyModel() if self.model.tiny_will_do else None
 
     def command_of(self, arm: Arm) -> ServeCommand:
         """Return the reported command with the edits of `arm`. Raises `CommandError` if one does not fit."""

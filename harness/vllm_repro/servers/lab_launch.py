@@ -88,7 +88,7 @@ def lab_launch(
     lab = scenario.lab
     if lab is None:
         raise no_lab(scenario)
-    command, stand_in = scenario.command_in_lab(arm), lab.shape(scenario.model)
+    command, tiny_model = scenario.command_in_lab(arm), lab.shape(scenario.model)
     capture = lab.capture if capture is None else capture
     full = bool(capture) and not graph_mode(command) and not command.has("--enforce-eager")
     if full:
@@ -100,11 +100,11 @@ def lab_launch(
             if lab.vllm and version != scenario.try_with
             else []
         ),
-        f"model: {_WEIGHTS[lab.weights]} in the shape {stand_in}, in place of the reported one ({lab.why})",
+        f"model: {_WEIGHTS[lab.weights]} in the shape {tiny_model}, in place of the reported one ({lab.why})",
         *(f"{change}: {change.why}" for change in lab.changes),
         *([f"with {_FULL_GRAPHS}: {_WHY_FULL}"] if full else []),
         *(
-            f"prompts of {size.lab} tokens in place of {size.plus}, sized for the stand-in"
+            f"prompts of {size.lab} tokens in place of {size.plus}, sized for the tiny model"
             for size in prompts_for_lab(scenario.workload_of(arm))
         ),
         *(
@@ -112,7 +112,7 @@ def lab_launch(
             for size in answers_for_lab(scenario.workload_of(arm))
         ),
         *(
-            f"{edit.in_lab} in place of {edit.words.removeprefix('with ')}, sized for the stand-in's pool"
+            f"{edit.in_lab} in place of {edit.words.removeprefix('with ')}, sized for the tiny model's pool"
             for edit in arm.edits
             if edit.in_lab
         ),
@@ -142,7 +142,7 @@ def lab_launch(
         **({"REPRO_PATCHED": ":".join(sorted({patch.file for patch in arm.patches}))} if arm.patches else {}),
     }
     argv = (*vllm, "serve", *command.argv())
-    weights = ServedModel(name="lab", path=model, dummy=lab.weights == "dummy", stand_in=stand_in)
+    weights = ServedModel(name="lab", path=model, dummy=lab.weights == "dummy", tiny_model=tiny_model)
     return Launch(
         kind=ServerKind.LAB,
         evidence=Evidence.LAB,
@@ -152,5 +152,5 @@ def lab_launch(
         differences=tuple(differences),
         port=port,
         weights=str(weights),
-        stand_in=stand_in,
+        tiny_model=tiny_model,
     )

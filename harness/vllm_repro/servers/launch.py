@@ -16,7 +16,7 @@ from vllm_repro.command.container import LOOPBACK, ContainerSpec, Mount
 from vllm_repro.evidence import Evidence
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.kinds import ServerKind
-from vllm_repro.tiny_model import StandIn
+from vllm_repro.tiny_model import TinyModel
 
 __all__ = [
     "CONTAINER_MODEL",
@@ -28,7 +28,7 @@ __all__ = [
     "rehearsal_launch",
 ]
 
-CONTAINER_MODEL = "/models/stand-in"
+CONTAINER_MODEL = "/models/tiny"
 
 CPU_ENV = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB: the default takes a share of the host's memory for each server
@@ -49,18 +49,18 @@ OFFLINE_ENV = {"HF_HUB_OFFLINE": "1"}  # a hub that does not answer costs minute
 class ServedModel:
     """The model to serve.
 
-    path: a local folder; None if the server downloads `name`. dummy: random weights. stand_in: shape of the tiny model in `path`.
+    path: a local folder; None if the server downloads `name`. dummy: random weights. tiny_model: shape of the tiny model in `path`.
     """
 
     name: str
     path: Path | None = None
     dummy: bool = False
-    stand_in: StandIn | None = None
+    tiny_model: TinyModel | None = None
 
     def __str__(self) -> str:
         """Return which weights are served, for a report."""
-        if self.stand_in is not None:
-            return f"{'dummy' if self.dummy else 'made'}: {self.stand_in}, run by vLLM's {self.stand_in.family}"
+        if self.tiny_model is not None:
+            return f"{'dummy' if self.dummy else 'made'}: {self.tiny_model}, run by vLLM's {self.tiny_model.family}"
         return f"{'dummy, in the shape of' if self.dummy else 'real, of'} {self.name}"
 
 
@@ -68,7 +68,7 @@ class ServedModel:
 class Launch:
     """What will run.
 
-    differences: from the reported command, as sentences. weights: the served ones, in words; empty if unknown. stand_in: the tiny model
+    differences: from the reported command, as sentences. weights: the served ones, in words; empty if unknown. tiny_model: the tiny model
     that is served, if one is.
     """
 
@@ -81,7 +81,7 @@ class Launch:
     differences: tuple[str, ...] = ()
     port: int = 0
     weights: str = ""
-    stand_in: StandIn | None = None
+    tiny_model: TinyModel | None = None
 
     def render(self) -> str:
         """Return the command for a POSIX shell, without the name and labels that tie a container to one run."""
@@ -105,8 +105,8 @@ class Launch:
 
 
 def _with_model(scenario: Scenario, arm: Arm, weights: ServedModel, seen_as: str) -> tuple[ServeCommand, list[str]]:
-    if weights.stand_in is not None:
-        return _with_stand_in(scenario, arm, weights.stand_in, seen_as)
+    if weights.tiny_model is not None:
+        return _with_tiny_model(scenario, arm, weights.tiny_model, seen_as)
     command = scenario.command_of(arm)
     differences: list[str] = []
     if seen_as != command.model:
@@ -121,13 +121,15 @@ def _with_model(scenario: Scenario, arm: Arm, weights: ServedModel, seen_as: str
     return command, differences
 
 
-def _with_stand_in(scenario: Scenario, arm: Arm, stand_in: StandIn, seen_as: str) -> tuple[ServeCommand, list[str]]:
+def _with_tiny_model(
+    scenario: Scenario, arm: Arm, tiny_model: TinyModel, seen_as: str
+) -> tuple[ServeCommand, list[str]]:
     why = scenario.dummy.why if scenario.dummy else scenario.model.why
     differences = [
-        f"model: dummy weights in the shape {stand_in}, in place of the reported one" + (f" ({why})" if why else ""),
+        f"model: dummy weights in the shape {tiny_model}, in place of the reported one" + (f" ({why})" if why else ""),
         *(f"{change}: {change.why}" for change in (scenario.dummy.changes if scenario.dummy else ())),
         *(
-            f"{edit.in_dummy} in place of {edit.words.removeprefix('with ')}, sized for the stand-in's pool"
+            f"{edit.in_dummy} in place of {edit.words.removeprefix('with ')}, sized for the tiny model's pool"
             for edit in arm.edits
             if edit.in_dummy
         ),
@@ -165,7 +167,7 @@ def process_launch(
         differences=tuple(differences),
         port=port,
         weights=str(weights),
-        stand_in=weights.stand_in,
+        tiny_model=weights.tiny_model,
     )
 
 
@@ -251,5 +253,5 @@ def container_launch(
         differences=tuple(differences),
         port=port,
         weights=served,
-        stand_in=weights.stand_in,
+        tiny_model=weights.tiny_model,
     )

@@ -10,9 +10,9 @@ from vllm_repro.host.machine import Gpu, memory_gb
 from vllm_repro.releases.tiny_model_folder import cached_model
 from vllm_repro.scenario.scenario import Needs, Scenario
 from vllm_repro.servers.launch import ServedModel
-from vllm_repro.tiny_model import StandIn
+from vllm_repro.tiny_model import TinyModel
 
-__all__ = ["ServerOptions", "default_image", "lacking", "needs_of", "stand_in_of", "weights_for"]
+__all__ = ["ServerOptions", "default_image", "lacking", "needs_of", "tiny_model_of", "weights_for"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,15 +57,15 @@ def lacking(needs: Needs, here: tuple[Gpu, ...]) -> str:
     return ""
 
 
-def stand_in_of(scenario: Scenario, options: ServerOptions) -> StandIn | None:
+def tiny_model_of(scenario: Scenario, options: ServerOptions) -> TinyModel | None:
     """Return the tiny model to make for a run with `options`; None if an existing model is served."""
     asked = options.weights == "dummy" or (options.weights is None and scenario.model.tiny_will_do)
-    return scenario.stand_in if asked and not options.model else None
+    return scenario.tiny_model if asked and not options.model else None
 
 
 def needs_of(scenario: Scenario, options: ServerOptions) -> Needs:
     """Return what a run with `options` needs. A tiny model fits any GPU, so only their number and capability count."""
-    made = stand_in_of(scenario, options) is not None
+    made = tiny_model_of(scenario, options) is not None
     return replace(scenario.needs, gpu_memory_gb=0) if made else scenario.needs
 
 
@@ -85,7 +85,7 @@ def weights_for(scenario: Scenario, options: ServerOptions) -> ServedModel:
                 f"there is no folder {options.model}", hint="name a model folder, or a model's name on the hub"
             )
         return ServedModel(name=options.model, dummy=options.weights == "dummy")
-    stand_in = stand_in_of(scenario, options)
-    if stand_in is not None:
-        return ServedModel(name=stand_in.slug, path=cached_model(stand_in), dummy=True, stand_in=stand_in)
+    tiny_model = tiny_model_of(scenario, options)
+    if tiny_model is not None:
+        return ServedModel(name=tiny_model.slug, path=cached_model(tiny_model), dummy=True, tiny_model=tiny_model)
     return ServedModel(name=scenario.model.name, dummy=options.weights == "dummy")

@@ -52,7 +52,7 @@ def read(version: str, script: str, asked: object) -> list[dict[str, Any]]:
     return found
 
 
-def test_0_21_takes_the_stand_ins_and_all_that_their_commands_say() -> None:
+def test_0_21_takes_the_tiny_models_and_all_that_their_commands_say() -> None:
     names = ["tq-chunked-prefill", "tq-prefix-hit-unreserved", "tq-mtp-first-request", "sco-hybrid", "dsv4-tp2"]
     found = dict(zip(names, read("0.21.0", "engine_config.py", [words(name) for name in names]), strict=True))
     for name, facts in found.items():
