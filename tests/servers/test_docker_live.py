@@ -79,5 +79,4 @@ def test_the_same_image_with_a_fix_mounted_over_its_source_lives(
     assert (trial["outcome"], trial["trigger"]["crossed"]) == ("clean", True)
     (changed,) = arm["server"]["patched"]
     assert changed["imported"] is True
-    assert changed["inside"].endswith("/vllm/sampling_params.py")
     assert f"source={cache_root()}/patched/image-" in arm["command"].replace("$HOME", str(Path.home()))

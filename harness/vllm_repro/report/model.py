@@ -90,14 +90,13 @@ class Replacement:
 class PatchedFile:
     """A patched file of vLLM as the server's process found it.
 
-    untried: changed functions for which the lab runs something else. inside: its path in the container. imported: whether a process of
-    the server imported it; unset if nobody looked.
+    untried: changed functions for which the lab runs something else. imported: whether a process of the server imported it; unset if
+    nobody looked.
     """
 
     file: str
     sha256: str
     untried: tuple[str, ...] = ()
-    inside: str = ""
     imported: bool | UnsetType = UNSET
 
 

@@ -34,8 +34,7 @@ def _patched_arm(arm: ArmReport) -> str:
     if not arm.server.patched:
         return text + "\n\nNo server loaded it."
     hashes = "\n".join(
-        f"- {code(file.file)} sha256 {code(file.sha256)}{_inside(file)}{cell(untried_note(file))}"
-        for file in arm.server.patched
+        f"- {code(file.file)} sha256 {code(file.sha256)}{cell(untried_note(file))}" for file in arm.server.patched
     )
     return f"{text}\n\nAs the server's own process found them:\n\n{hashes}"
 
@@ -54,10 +53,6 @@ def _diff(file: str, was: str, now: str) -> Iterator[str]:
 
 def _moved(hunk: re.Match[str]) -> str:
     return f"@@ -{int(hunk[1]) + 1}{hunk[2] or ''} +{int(hunk[3]) + 1}{hunk[4] or ''} @@"
-
-
-def _inside(file: PatchedFile) -> str:
-    return f"; the same hash was read in the running container, of {code(file.inside)}" if file.inside else ""
 
 
 def untried_note(file: PatchedFile) -> str:

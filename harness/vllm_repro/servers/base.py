@@ -52,13 +52,12 @@ class Replaced:
 class Patched:
     """A changed file of a release, by its path below site-packages, and its sha256 as the server found it.
 
-    untried: changed functions that the lab replaces, so they did not run. inside: its path in a running container, if it was read there.
+    untried: changed functions that the lab replaces, so they did not run.
     """
 
     file: str
     sha256: str
     untried: tuple[str, ...] = ()
-    inside: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,6 @@
-"""Files of vLLM in an image and in a running container.
+"""Files of vLLM in an image.
 
-Only the interpreter that runs vLLM knows where it is installed. So it runs a short program: in a container of its own to read the files,
-and in the server's container to hash them. All calls block.
+Only the interpreter that runs vLLM knows where it is installed. So it runs a short program in a container of its own. All calls block.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from vllm_repro.command.container import ContainerSpec
 from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.servers.docker_engine import ENGINE_ERRORS, Engine, explain, image_facts, our_labels, remove_container
 
-__all__ = ["ImageSource", "SourceFile", "hashes_inside", "image_source"]
+__all__ = ["ImageSource", "SourceFile", "image_source"]
 
 # The first line of the `vllm` script names the interpreter. An image without the script starts `python3 -m vllm…`.
 _BY_ITS_PYTHON = """
@@ -40,13 +39,8 @@ for name in sys.argv[1:] if folder else ():
         with open(path, encoding="utf-8", newline="") as file:
             text = file.read()
         files[name] = {"path": path, "text": text, "compiled": compiled if os.path.exists(compiled) else ""}
-found = {"python": sys.executable, "folder": folder, "pythonpath": os.environ.get("PYTHONPATH", ""), "files": files}
+found = {"folder": folder, "pythonpath": os.environ.get("PYTHONPATH", ""), "files": files}
 print(json.dumps(found))
-"""
-
-_HASH = """
-import hashlib, json, sys
-print(json.dumps([hashlib.sha256(open(path, "rb").read()).hexdigest() for path in sys.argv[1:]]))
 """
 
 
@@ -63,10 +57,9 @@ class SourceFile:
 class ImageSource:
     """Files of vLLM in an image, by their names below site-packages; files that it lacks are left out.
 
-    python: path of the interpreter. pythonpath: PYTHONPATH in its containers.
+    pythonpath: PYTHONPATH in its containers.
     """
 
-    python: str
     pythonpath: str
     files: Mapping[str, SourceFile]
 
@@ -88,22 +81,7 @@ def image_source(engine: Engine, spec: ContainerSpec, files: Sequence[str], run:
             f"the Python of the image {spec.image} finds no vLLM whose source could be changed",
             hint="--image names one with a vLLM",
         )
-    return ImageSource(
-        found["python"], found["pythonpath"], {name: SourceFile(**file) for name, file in found["files"].items()}
-    )
-
-
-def hashes_inside(engine: Engine, container: str, python: str, paths: Sequence[str]) -> tuple[str, ...]:
-    """Return the sha256 of files in a running container. Raises `InfraError` if they cannot be read."""
-    try:
-        made = engine.client.api.exec_create(container, [python, "-c", _HASH, *paths], stderr=True)
-        output, errors = engine.client.api.exec_start(made["Id"], demux=True)
-        return tuple(json.loads(output or b""))
-    except ENGINE_ERRORS as error:
-        raise explain(error, "") from error
-    except ValueError:
-        said = " ".join((errors or b"").decode(errors="replace").split())[-300:]
-        raise InfraError(f"the files in container {container[:12]} cannot be hashed: {said}") from None
+    return ImageSource(found["pythonpath"], {name: SourceFile(**file) for name, file in found["files"].items()})
 
 
 def _find_files(engine: Engine, spec: ContainerSpec, files: Sequence[str], run: str) -> dict[str, Any]:

@@ -22,18 +22,10 @@ from vllm_repro.servers.docker_engine import connect
 from vllm_repro.servers.docker_source import ImageSource, image_source
 from vllm_repro.servers.witness import PLUGIN, witness_env
 
-__all__ = ["Inside", "PatchedSource", "patch_container", "patch_image", "patch_installed", "patch_release"]
+__all__ = ["PatchedSource", "patch_container", "patch_image", "patch_installed", "patch_release"]
 
 WITNESS_INSIDE = "/opt/vllm-repro/witness"
 NOTHING = "/dev/null"
-
-
-@dataclass(frozen=True)
-class Inside:
-    """Paths of the patched files in a container, {name: path}, and the command of its Python."""
-
-    python: str
-    paths: Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +38,6 @@ class PatchedSource:
     digests: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
-    inside: Inside | None = None
 
 
 def patch_release(release: Release, patches: Sequence[Patch], progress: Progress) -> PatchedSource:
@@ -93,7 +84,6 @@ def patch_image(source: ImageSource, patches: Sequence[Patch], progress: Progres
         digests=digests_of(texts),
         env=witness_env(texts, WITNESS_INSIDE, source.pythonpath),
         mounts=tuple(mounts),
-        inside=Inside(source.python, {file: source.files[file].path for file in texts}),
     )
 
 
