@@ -1,8 +1,8 @@
 """A vLLM in a container, through the Docker SDK.
 
-The container is created from the same `ContainerSpec` that prints the `docker run` line. Its output is attached before it starts, so the
-log has the first line. The engine never removes it by itself, because that would destroy evidence. The end of the output proves nothing,
-since a killed dockerd ends it too: the state of the container always comes from the engine.
+The container is created from the same `ContainerSpec` that prints the `docker run` line. The engine never removes it by itself, because
+that would destroy evidence. One thread copies the engine's log of it. The end of that log proves nothing, since a killed dockerd ends it
+too: the state of the container always comes from the engine.
 """
 
 from __future__ import annotations
@@ -19,24 +19,15 @@ from typing import Any
 
 import docker.errors
 import psutil
+import urllib3.exceptions
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, stop_when_event_set, wait_fixed
 
 from vllm_repro.command.container import LOOPBACK, ContainerSpec
 from vllm_repro.errors import HarnessBug, InfraError, Unsupported
 from vllm_repro.evidence import Evidence
 from vllm_repro.secret_names import is_recorded
-from vllm_repro.servers.base import Exit, Patched, Server, ServerFacts
-from vllm_repro.servers.docker_container import (
-    STDERR,
-    STDOUT,
-    WholeLines,
-    chunks,
-    close,
-    create_arguments,
-    demuxed,
-    exit_of,
-    without_first,
-)
+from vllm_repro.servers.base import Exit, Server, ServerFacts
+from vllm_repro.servers.docker_container import close, create_arguments, exit_of
 from vllm_repro.servers.docker_engine import (
     ENGINE_ERRORS,
     Engine,
@@ -47,7 +38,6 @@ from vllm_repro.servers.docker_engine import (
     our_labels,
     remove_container,
 )
-from vllm_repro.servers.docker_source import hashes_inside
 from vllm_repro.servers.guard import Guard
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.overlay import PatchedSource
@@ -61,6 +51,8 @@ _POLL_S = 0.02
 _RETRY_S = 5.0
 """How long the engine may be away before it counts as lost. A restart with `live-restore` takes 1 to 2 s."""
 _THREAD_END_S = 10.0
+_BROKEN = (*ENGINE_ERRORS, urllib3.exceptions.HTTPError)
+"""What reading a stream of the engine may raise if the connection breaks."""
 
 
 class DockerServer(Server):
@@ -105,7 +97,7 @@ class DockerServer(Server):
         self._guard: Guard | None = None
         self._stopped = threading.Event()
         self._lock = threading.Lock()
-        self._threads: list[threading.Thread] = []
+        self._follower: threading.Thread | None = None
 
     async def start(self) -> ServerFacts:
         return await asyncio.to_thread(self._launch)
@@ -114,8 +106,7 @@ class DockerServer(Server):
         if self.laid is None:
             return facts
         log = self.log_path.read_text(encoding="utf-8", errors="replace")
-        seen = witnessed(log, self.laid.digests, ready=ready)
-        return replace(facts, patched=self._read_inside(self.laid, seen) if ready else seen)
+        return replace(facts, patched=witnessed(log, self.laid.digests, ready=ready))
 
     async def exited(self) -> Exit:
         if self._container is None:
@@ -138,25 +129,6 @@ class DockerServer(Server):
             return ()
         # With --init the first process is Docker's init, and the API server its child.
         return below if self.spec.init else (first.pid, *below)
-
-    def _read_inside(self, laid: PatchedSource, seen: tuple[Patched, ...]) -> tuple[Patched, ...]:
-        """Compare the hashes that the server's processes logged with those of the files in their container."""
-        engine, container, inside = self._engine, self._container, laid.inside
-        if engine is None or container is None or inside is None:
-            return seen
-        paths = [inside.paths[one.file] for one in seen]
-        try:
-            hashes = hashes_inside(engine, container, inside.python, paths)
-        except InfraError:
-            if self._runs(engine, container):
-                raise
-            return seen  # it died meanwhile
-        for one, path, found in zip(seen, paths, hashes, strict=True):
-            if found != one.sha256:
-                raise InfraError(
-                    f"{path} in the running container has sha256 {found}, and is not the patched {one.file}"
-                )
-        return tuple(replace(one, inside=path) for one, path in zip(seen, paths, strict=True))
 
     # ── start ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -199,75 +171,47 @@ class DockerServer(Server):
         return image
 
     def _create_and_start(self, engine: Engine) -> None:
+        try:
+            self.log_path.touch()
+        except OSError as error:
+            raise InfraError(f"cannot write the server's log: {error}") from error
         container = engine.client.containers.create(**create_arguments(self.spec))
         assert container.id is not None
         self._container = container.id
-        try:
-            lines = WholeLines(self.log_path.open("ab", buffering=0))
-        except OSError as error:
-            raise InfraError(f"cannot write the server's log: {error}") from error
-        with contextlib.ExitStack() as unless_handed_over:
-            unless_handed_over.callback(lines.close)
-            output = engine.client.api.attach(container.id, stream=True, demux=True)
-            self._thread(self._copy_output, engine, container.id, output, lines)
-            unless_handed_over.pop_all()
         container.start()
         self._first_pid = _host_pid(container.id, self._state(engine, container.id) or {})
-        self._thread(self._await_end, engine, container.id)
+        self._follower = threading.Thread(target=self._follow, args=(engine, container.id), daemon=True)
+        self._follower.start()
 
-    def _thread(self, target: Callable[..., None], *arguments: object) -> None:
-        thread = threading.Thread(target=target, args=arguments, name=f"docker{target.__name__}", daemon=True)
-        thread.start()
-        self._threads.append(thread)
+    # ── while it runs, in a thread ──────────────────────────────────────────────────────────────────────
 
-    # ── while it runs, in threads ───────────────────────────────────────────────────────────────────────
-
-    def _copy_output(self, engine: Engine, container: str, output: Any, lines: WholeLines) -> None:
-        """Write the server's output to the log. If the connection breaks, continue from the engine's own log."""
-        try:
-            for stream, chunk in demuxed(output):
-                lines.write(stream, chunk)
-            if self._runs(engine, container):
-                follower = threading.Thread(target=self._follow, args=(engine, container, STDERR, lines), daemon=True)
-                follower.start()
-                self._follow(engine, container, STDOUT, lines)
-                follower.join()
-        except OSError as error:
-            # The disk is full. An output that nobody reads would block the server at its next line.
-            close(output)
-            _log.warning("the log of container %s is cut short: %s", container[:12], error)
-        finally:
-            with contextlib.suppress(OSError):  # the disk is full
-                lines.close()
-
-    def _follow(self, engine: Engine, container: str, stream: int, lines: WholeLines) -> None:
-        """Copy one stream from the engine's log, without the bytes that came before, until the server has ended."""
-        while True:
-            with contextlib.suppress(*ENGINE_ERRORS):  # the connection broke: retry while the container runs
-                whole = engine.client.api.logs(
-                    container, stdout=stream == STDOUT, stderr=stream == STDERR, stream=True, follow=True
-                )
-                for chunk in without_first(lines.received[stream], chunks(whole)):
-                    lines.write(stream, chunk)
-            if not self._runs(engine, container):
-                return
+    def _follow(self, engine: Engine, container: str) -> None:
+        """Copy the container's log as it grows. When the container has ended, record how."""
+        while self._exit is None:
+            state = self._state(engine, container)
+            seen = time.time()
+            running = bool(state and state.get("Running"))
+            self._copy_log(engine, container, follow=running)
+            if not running:
+                self._exit = exit_of(state, seen)
             time.sleep(_POLL_S)
 
-    def _runs(self, engine: Engine, container: str) -> bool:
-        """Return True if the container runs; otherwise record how it ended, or that nobody knows."""
-        state = self._state(engine, container)
-        if state is not None and state.get("Running"):
-            return True
-        self._conclude(state)
-        return False
-
-    def _await_end(self, engine: Engine, container: str) -> None:
-        while self._exit is None:
-            # The response may be cut by a restart of dockerd: only the state counts.
-            with contextlib.suppress(*ENGINE_ERRORS):
-                engine.client.api.wait(container, timeout=None)
-            if self._runs(engine, container):
-                time.sleep(_POLL_S)
+    def _copy_log(self, engine: Engine, container: str, *, follow: bool) -> None:
+        """Append to our log what it lacks of the engine's, until the connection ends or breaks."""
+        stream: Any = None
+        try:
+            with self.log_path.open("ab", buffering=0) as log:
+                skip = log.tell()
+                stream = engine.client.api.logs(container, stream=True, follow=follow)
+                for chunk in stream:
+                    log.write(chunk[skip:])
+                    skip = max(0, skip - len(chunk))
+        except _BROKEN:
+            return
+        except OSError as error:
+            _log.warning("the log of container %s is cut short: %s", container[:12], error)
+        finally:
+            close(stream)
 
     def _state(self, engine: Engine, container: str) -> dict[str, Any] | None:
         """Return the container's `State`; empty if the container is gone, None if no engine answers. Retry: dockerd may restart."""
@@ -283,11 +227,6 @@ class DockerServer(Server):
             return None
         return state
 
-    def _conclude(self, state: dict[str, Any] | None) -> None:
-        """Record how the server ended, once. A container that never ran did not end."""
-        if self._exit is None and (state is None or state.get("Status") != "created"):
-            self._exit = exit_of(state, time.time())
-
     # ── end ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _end(self) -> None:
@@ -299,24 +238,28 @@ class DockerServer(Server):
                 # If this fails, the removal below kills the container and reports the error.
                 with contextlib.suppress(*ENGINE_ERRORS):
                     self._engine.client.api.stop(self._container, timeout=round(self.grace))
-                self._conclude(self._state(self._engine, self._container))
+                self._join()
+                if self._exit is None:
+                    self._exit = exit_of(self._state(self._engine, self._container), time.time())
             self._remove(self._engine)
 
     def _remove(self, engine: Engine) -> None:
-        """Remove the container, end the threads and close the connection. Errors are logged."""
+        """Remove the container and close the connection. Errors are logged."""
         if self._container is not None:
             try:
                 remove_container(engine, self._container)
             except (*ENGINE_ERRORS, InfraError) as error:
                 # Not raised: it would hide how the server ended.
                 _log.warning("container %s may be left for `vllm-repro clean`: %s", self._container[:12], error)
-            for thread in self._threads:  # they end with the container's output
-                thread.join(_THREAD_END_S)
+            self._join()
         if self._guard is not None:
             self._guard.release()
-        self._threads.clear()
         engine.close()
         self._engine = None
+
+    def _join(self) -> None:
+        if self._follower is not None:  # it ends with the container
+            self._follower.join(_THREAD_END_S)
 
 
 def _state_of(engine: Engine, container: str) -> dict[str, Any]:

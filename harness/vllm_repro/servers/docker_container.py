@@ -1,15 +1,9 @@
-"""A container in the terms of the Docker SDK: its arguments on the way in, its output and state on the way out.
-
-The engine sends standard output and standard error as they come, so a chunk of one may stand inside a line of the other. `WholeLines`
-puts the lines together again, because log lines are evidence.
-"""
+"""A container in the terms of the Docker SDK: the arguments that create it, its last state, and its streams."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any
 
 from docker.types import DeviceRequest, Mount, Ulimit
 
@@ -17,19 +11,7 @@ from vllm_repro.command.container import ContainerSpec
 from vllm_repro.servers.base import Exit
 from vllm_repro.servers.docker_engine import ENGINE_ERRORS
 
-__all__ = [
-    "STDERR",
-    "STDOUT",
-    "WholeLines",
-    "chunks",
-    "close",
-    "create_arguments",
-    "demuxed",
-    "exit_of",
-    "without_first",
-]
-
-STDOUT, STDERR = 0, 1
+__all__ = ["close", "create_arguments", "exit_of"]
 
 
 def create_arguments(spec: ContainerSpec) -> dict[str, Any]:
@@ -78,63 +60,8 @@ def exit_of(state: dict[str, Any] | None, at: float) -> Exit:
     return Exit(code=code, detail=detail, at=at, oom_killed=oom_killed)
 
 
-class WholeLines:
-    """Writer of both streams to `file`, for use from any thread. A line is written when it is complete, or at `close`.
-
-    received: bytes of each stream so far, written or not.
-    """
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._waiting = [b"", b""]
-        self._lock = threading.Lock()
-        self.received = [0, 0]
-
-    def write(self, stream: int, chunk: bytes) -> None:
-        with self._lock:
-            self.received[stream] += len(chunk)
-            data = self._waiting[stream] + chunk
-            # A progress bar ends its lines with a carriage return alone.
-            end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-            self._waiting[stream] = data[end:]
-            if end:
-                self._file.write(data[:end])
-
-    def close(self) -> None:
-        with self._lock, self._file as file:
-            for rest in self._waiting:
-                file.write(rest)
-            self._waiting = [b"", b""]
-
-
-def demuxed(stream: Any) -> Iterator[tuple[int, bytes]]:
-    """Yield (STDOUT or STDERR, bytes) of a stream that was attached with `demux`."""
-    for out, err in chunks(stream):
-        if out:
-            yield STDOUT, out
-        if err:
-            yield STDERR, err
-
-
-def chunks(stream: Any) -> Iterator[Any]:
-    """Yield the items of `stream` until it ends or breaks, then close it."""
-    try:
-        with contextlib.suppress(*ENGINE_ERRORS):  # the connection broke
-            yield from stream
-    finally:
-        close(stream)
-
-
-def without_first(count: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield `pieces` without their first `count` bytes."""
-    for piece in pieces:
-        if count < len(piece):
-            yield piece[count:]
-        count = max(0, count - len(piece))
-
-
 def close(stream: Any) -> None:
-    """Close the connection of `stream`. May be called again."""
+    """Close the connection of a stream. May be called again, and with None."""
     # The SDK raises AttributeError if the other side closed it first.
     with contextlib.suppress(AttributeError, OSError, *ENGINE_ERRORS):
         stream.close()
