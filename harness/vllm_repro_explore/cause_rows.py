@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any
 
+from vllm_repro.report.format import columns
 from vllm_repro.report.model import RunReport
-from vllm_repro.report.wording import columns
 from vllm_repro.scenario.cause import Cause, Causes
 from vllm_repro.verdict.statistics import excluded_rate, fisher
 from vllm_repro.verdict.verdict import Expected

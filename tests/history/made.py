@@ -25,9 +25,7 @@ def arm(crashed: int, boots: int, name: str = "reported", expected: Expected = E
 
 
 def figure(speed: float) -> Figure:
-    return Figure(
-        point=POINT, quantity="output_tok_s", median=speed, low=0.99 * speed, high=1.01 * speed, n=10, boots=2
-    )
+    return Figure(point=POINT, quantity="output_tok_s", median=speed, low=0.99 * speed, high=1.01 * speed, n=10)
 
 
 def row(
@@ -51,7 +49,6 @@ def row(
     made = RunRow(
         id=f"{scenario}/{started:%Y%m%dT%H%M%SZ}-{host[:6]}",
         scenario=scenario,
-        issue="vllm-project/vllm#42085",
         started_at=f"{started:%Y-%m-%dT%H:%M:%SZ}",
         host=host,
         hardware="1 x NVIDIA H200",
@@ -77,11 +74,6 @@ def measured(
     """Return a quiet run with these arms measured, in tokens a second."""
     when, made = row(night, 0, host=host, scenario=scenario, version=version or None)
     arms = tuple(
-        replace(
-            arm(0, 1, name, Expected.LIVES),
-            setup="0",
-            figures=(figure(speed),),
-        )
-        for name, speed in speeds.items()
+        replace(arm(0, 1, name, Expected.LIVES), setup="0", figures=(figure(speed),)) for name, speed in speeds.items()
     )
     return when, replace(made, arms=arms)

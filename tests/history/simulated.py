@@ -43,7 +43,7 @@ class Weeks:
                         made,
                         id=f"{made.id}{self.seed:02}",
                         arms=tuple(
-                            replace(one, setup=one.name, figures=None if one.crashed else (figure(value),))
+                            replace(one, setup=one.name, figures=() if one.crashed else (figure(value),))
                             for one, value in zip(arms, speeds, strict=True)
                         ),
                     )

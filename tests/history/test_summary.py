@@ -85,7 +85,7 @@ def test_another_death_is_news_after_nights_without_one() -> None:
         return when, replace(made, verdict=Verdict.CHANGED, because="hang, and not of this bug")
 
     rows = [row(night, 1, 1) for night in range(5)] + [changed(5)]
-    assert [news.kind for news in summary(rows).news] == [NewsKind.DIED_OTHERWISE]
+    assert [news.kind for news in summary(rows).news] == [NewsKind.OTHER_FAILURE]
     assert summary([*rows, changed(6)]).news == ()
 
 

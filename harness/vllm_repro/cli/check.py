@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vllm_repro.cli.common import add_common, print_json
 from vllm_repro.errors import UsageError
-from vllm_repro.report.wording import plural
+from vllm_repro.report.format import plural
 from vllm_repro.scenario.catalogue import scenario_files, scenario_files_below
 from vllm_repro.scenario.reader import Problem, check_file
 

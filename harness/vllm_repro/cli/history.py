@@ -13,7 +13,7 @@ from vllm_repro.history.store import Refresh, Store
 from vllm_repro.history.summary import summarize
 from vllm_repro.history.text import as_csv, as_json, terminal
 from vllm_repro.report.files import write_file
-from vllm_repro.report.wording import plural
+from vllm_repro.report.format import plural
 from vllm_repro.running.folders import default_out, link_to
 
 _EPILOG = """

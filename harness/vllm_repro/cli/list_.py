@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from vllm_repro.cli.common import add_common, print_json
-from vllm_repro.report.wording import columns
+from vllm_repro.report.format import columns
 from vllm_repro.scenario.catalogue import all_scenarios, to_stderr
 
 _WIDEST = 200

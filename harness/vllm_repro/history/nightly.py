@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from vllm_repro.report.format import seconds
 from vllm_repro.report.model import RunReport, banner
 from vllm_repro.report.text import LIMIT, cell, plain, printable, shorten
-from vllm_repro.report.wording import seconds
 from vllm_repro.verdict.outcome import Outcome
 
 __all__ = ["Light", "Night", "Slot", "annotation", "light_of", "markdown", "suites"]

@@ -11,9 +11,10 @@ from datetime import date, datetime, timedelta, tzinfo
 from enum import StrEnum
 
 from vllm_repro.history.rows import RunRow
+from vllm_repro.verdict.outcome import Tone
 from vllm_repro.verdict.verdict import Verdict
 
-__all__ = ["MARKS", "Cell", "Mark", "cells", "night_of"]
+__all__ = ["Cell", "Mark", "cells", "night_of"]
 
 _EVENING = timedelta(hours=6)
 
@@ -24,29 +25,37 @@ def night_of(started_at: str, zone: tzinfo | None) -> date:
 
 
 class Mark(StrEnum):
-    """Result of a scenario in one night, as one letter."""
+    """Result of a scenario in one night, as one letter. A night of several runs shows the first of these."""
 
-    REPRODUCES = "R"
     REGRESSED = "X"
     CHANGED = "C"
+    REPRODUCES = "R"
     QUIET = "Q"
     FIXED = "F"
-    UNDECIDED = "?"
     INFRA = "I"
-    CUT = "/"
+    INTERRUPTED = "/"
+    UNDECIDED = "?"
     NOT_RUN = "·"
 
+    @property
+    def meaning(self) -> str:
+        return _MARKS[self][0]
 
-MARKS = {
-    Mark.REPRODUCES: "reproduces",
-    Mark.REGRESSED: "regressed",
-    Mark.CHANGED: "died of something else",
-    Mark.QUIET: "quiet: trigger crossed, engine alive",
-    Mark.FIXED: "fixed, as that night's run says",
-    Mark.UNDECIDED: "undecided",
-    Mark.INFRA: "infra trouble",
-    Mark.CUT: "interrupted or cut",
-    Mark.NOT_RUN: "not run",
+    @property
+    def tone(self) -> Tone:
+        return _MARKS[self][1]
+
+
+_MARKS: dict[Mark, tuple[str, Tone]] = {
+    Mark.REGRESSED: ("regressed", "bad"),
+    Mark.CHANGED: ("failed in another way", "bad"),
+    Mark.REPRODUCES: ("reproduces", "warn"),
+    Mark.QUIET: ("quiet: trigger crossed, engine alive", "good"),
+    Mark.FIXED: ("fixed, by the verdict of that night's run", "good"),
+    Mark.INFRA: ("infra trouble", "dull"),
+    Mark.INTERRUPTED: ("interrupted", "dull"),
+    Mark.UNDECIDED: ("undecided", "dull"),
+    Mark.NOT_RUN: ("not run", "dull"),
 }
 _BY_VERDICT = {
     Verdict.REPRODUCES: Mark.REPRODUCES,
@@ -54,19 +63,8 @@ _BY_VERDICT = {
     Verdict.CHANGED: Mark.CHANGED,
     Verdict.QUIET: Mark.QUIET,
     Verdict.FIXED: Mark.FIXED,
-    Verdict.INCONCLUSIVE: None,
+    Verdict.INCONCLUSIVE: Mark.UNDECIDED,
 }
-_WORST = (
-    Mark.REGRESSED,
-    Mark.CHANGED,
-    Mark.REPRODUCES,
-    Mark.QUIET,
-    Mark.FIXED,
-    Mark.INFRA,
-    Mark.CUT,
-    Mark.UNDECIDED,
-)
-"""A night of several runs shows the first of these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +75,10 @@ class Cell:
     """
 
     night: date
-    mark: Mark
-    surprise: bool
-    mixed: bool
-    runs: tuple[str, ...]
+    mark: Mark = Mark.NOT_RUN
+    surprise: bool = False
+    mixed: bool = False
+    runs: tuple[str, ...] = ()
 
 
 def cells(rows: Sequence[tuple[date, RunRow]], nights: Sequence[date]) -> dict[tuple[str, str], tuple[Cell, ...]]:
@@ -97,15 +95,14 @@ def cells(rows: Sequence[tuple[date, RunRow]], nights: Sequence[date]) -> dict[t
 
 def _cell(night: date, rows: Sequence[RunRow]) -> Cell:
     if not rows:
-        return Cell(night=night, mark=Mark.NOT_RUN, surprise=False, mixed=False, runs=())
-    marked = sorted(((_mark(row), row) for row in rows), key=lambda pair: (_WORST.index(pair[0]), pair[1].started_at))
-    marks = {mark for mark, _ in marked}
-    surprise = any(row.expected is False for row in rows)
+        return Cell(night=night)
+    order = list(Mark)
+    marked = sorted(((_mark(row), row) for row in rows), key=lambda pair: (order.index(pair[0]), pair[1].started_at))
     return Cell(
         night=night,
         mark=marked[0][0],
-        surprise=surprise,
-        mixed=len(marks) > 1,
+        surprise=any(row.expected is False for row in rows),
+        mixed=len({mark for mark, _ in marked}) > 1,
         runs=tuple(row.id for _, row in marked),
     )
 
@@ -113,9 +110,14 @@ def _cell(night: date, rows: Sequence[RunRow]) -> Cell:
 def _mark(row: RunRow) -> Mark:
     """Return the mark of one run. A run of only controls or patched arms does not decide about the bug."""
     mark = _BY_VERDICT[row.verdict]
-    decides = {Mark.QUIET: bool(row.quiet), Mark.FIXED: bool(row.quiet), Mark.CHANGED: bool(row.leading)}
-    if mark is not None and decides.get(mark, row.died is not None):
+    decides = {
+        Mark.QUIET: row.quiet > 0,
+        Mark.FIXED: row.quiet > 0,
+        Mark.CHANGED: bool(row.leading),
+        Mark.UNDECIDED: False,
+    }
+    if decides.get(mark, row.died is not None):
         return mark
     if row.interrupted or row.cut:
-        return Mark.CUT
+        return Mark.INTERRUPTED
     return Mark.INFRA if row.infra else Mark.UNDECIDED

@@ -5,19 +5,23 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 from packaging.version import InvalidVersion, Version
 
+from vllm_repro.evidence import Evidence
 from vllm_repro.host.host_id import hardware
 from vllm_repro.report.model import ArmReport, RunReport, ServerReport
 from vllm_repro.verdict.outcome import Outcome
-from vllm_repro.verdict.throughput import Figures, Point, Spread
+from vllm_repro.verdict.throughput import Point
 from vllm_repro.verdict.verdict import Expected, Result, Standing, Verdict
 
-__all__ = ["ArmRow", "Build", "Figure", "RunRow", "build_of", "row_id", "row_of", "setup_of"]
+__all__ = ["QUANTITIES", "ArmRow", "Build", "Figure", "RunRow", "build_of", "row_id", "row_of", "setup_of"]
+
+
+QUANTITIES = ("output_tok_s", "ttft_s", "tpot_s")
+"""Figures that are stored, by their names in `verdict.throughput.Figures`."""
 
 
 class Build(StrEnum):
@@ -30,9 +34,9 @@ class Build(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """Median and quartiles of one quantity of an arm at one load, over n rounds of `boots` boots.
+    """Median and quartiles of one quantity of an arm at one load, over n rounds.
 
-    quantity: `output_tok_s` (tokens a second), `ttft_s` or `tpot_s` (seconds).
+    quantity: one of `QUANTITIES`, in tokens a second or seconds.
     """
 
     point: Point
@@ -41,7 +45,6 @@ class Figure:
     low: float
     high: float
     n: int
-    boots: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +52,7 @@ class ArmRow:
     """One arm: `crashed` of `boots` conclusive ones showed the bug.
 
     patched: an overlay changed vLLM's source. signature: exception and its match with the scenario, empty if the arm lived.
-    setup: hash of flags and model; figures of different setups are not compared. figures: None if none was measured or may be claimed.
+    setup: hash of flags and model; figures of different setups are not compared. figures: empty if none was measured or may be claimed.
     """
 
     name: str
@@ -60,7 +63,7 @@ class ArmRow:
     patched: bool = False
     signature: str = ""
     setup: str = ""
-    figures: tuple[Figure, ...] | None = None
+    figures: tuple[Figure, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +76,6 @@ class RunRow:
 
     id: str
     scenario: str
-    issue: str
     started_at: str
     host: str
     hardware: str
@@ -127,7 +129,6 @@ def row_of(report: RunReport) -> RunRow:
     return RunRow(
         id=row_id(report),
         scenario=report.scenario,
-        issue=report.issue,
         started_at=report.started_at,
         host=report.host,
         hardware=hardware(asdict(report.environment)),
@@ -171,32 +172,18 @@ def _signature(arm: ArmReport) -> str:
     return f"{death.signature or 'unknown'}: {death.exception or 'no exception'}{where}"
 
 
-def _figures(report: RunReport, arm: str) -> tuple[Figure, ...] | None:
-    if report.measured is None or report.measured.withheld or report.evidence != "gpu":
-        return None
-    found = [figure for row in report.measured.speeds if row.arm == arm for figure in _of_point(row.figures)]
-    return tuple(found) or None
-
-
-def _of_point(one: Figures) -> list[Figure]:
-    spreads: Mapping[str, Spread | None] = {
-        "output_tok_s": one.output_tok_s,
-        "ttft_s": one.ttft_s,
-        "tpot_s": one.tpot_s,
-    }
-    return [
+def _figures(report: RunReport, arm: str) -> tuple[Figure, ...]:
+    if report.measured is None or report.measured.withheld or report.evidence != Evidence.GPU:
+        return ()
+    return tuple(
         Figure(
-            point=one.point,
-            quantity=name,
-            median=spread.median,
-            low=spread.low,
-            high=spread.high,
-            n=spread.n,
-            boots=one.boots,
+            point=one.figures.point, quantity=name, median=spread.median, low=spread.low, high=spread.high, n=spread.n
         )
-        for name, spread in spreads.items()
-        if spread is not None
-    ]
+        for one in report.measured.speeds
+        if one.arm == arm
+        for name in QUANTITIES
+        if (spread := getattr(one.figures, name)) is not None
+    )
 
 
 _OF_THIS_RUN = ("-p", "--publish", "--port", "--host", "--name", "--label", "--network", "--mount", "-v", "--volume")
@@ -204,20 +191,16 @@ _OF_THIS_RUN = ("-p", "--publish", "--port", "--host", "--name", "--label", "--n
 
 def setup_of(command: str, server: ServerReport) -> str:
     """Return a hash of an arm's command without the ports, paths, names and image of this run."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        words = command.split()
     kept: list[str] = []
     skip = False
-    for word in _words(command):
-        name = word.partition("=")[0]
-        if skip or name in _OF_THIS_RUN:
+    for word in words:
+        if skip or word.partition("=")[0] in _OF_THIS_RUN:
             skip = not skip and "=" not in word
         elif word != server.image:
             kept.append(re.sub(r"(^|=)[~.$]?\w*/.*/", r"\1", word))  # keep only the last name of a path
     text = "\n".join([str(server.kind), *kept])
     return hashlib.blake2s(text.encode(), digest_size=4).hexdigest()
-
-
-def _words(command: str) -> list[str]:
-    try:
-        return shlex.split(command)
-    except ValueError:
-        return command.split()

@@ -16,9 +16,7 @@ from vllm_repro.verdict.verdict import Verdict
 __all__ = ["News", "NewsKind", "Summary", "summarize"]
 
 QUIET_FOR = 3
-"""A crash of another kind is news after so many nights without one."""
-
-
+"""Another failure is news after so many nights without one."""
 _SAME_CHANGE = timedelta(days=14)
 
 
@@ -29,9 +27,9 @@ class NewsKind(StrEnum):
     FIX = "fix"
     SLOWER = "slower"
     FASTER = "faster"
-    DIED_OTHERWISE = "died of something else"
+    OTHER_FAILURE = "other failure"
     CANDIDATE = "candidate fix"
-    STATE = "life"
+    STATE = "state"
     MISSING = "not run"
 
     @property
@@ -97,7 +95,7 @@ def summarize(
         news = [
             *_state_news(bugs, since),
             *_throughput_news(speeds.changes, last),
-            *_other_crashes(rows, last, all_nights),
+            *_other_failures(rows, last, all_nights),
             *_missing(rows, since, last),
         ]
     order = list(NewsKind)
@@ -121,16 +119,9 @@ def _state_news(bugs: Iterable[BugHistory], since: date) -> list[News]:
         was = bug.as_of(since)
         if bug.steps and bug.state is not was:
             step = bug.steps[-1]
-            found.append(
-                News(
-                    kind=_kind(was, bug.state),
-                    night=step.night,
-                    scenario=bug.scenario,
-                    evidence=bug.evidence,
-                    text=f"{bug.state} (was {was}): {step.why}",
-                    run=step.run,
-                )
-            )
+            text = f"{bug.state} (was {was}): {step.why}"
+            about = {"scenario": bug.scenario, "evidence": bug.evidence, "text": text, "run": step.run}
+            found.append(News(kind=_kind(was, bug.state), night=step.night, **about))
     return found
 
 
@@ -174,25 +165,17 @@ def _change_text(changes: Sequence[Change]) -> str:
     )
 
 
-def _other_crashes(rows: Sequence[tuple[date, RunRow]], last: Sequence[date], nights: Sequence[date]) -> list[News]:
-    """Return crashes of another kind on a host that had none in the nights before."""
-    changed = {(night, row.scenario, row.evidence, row.host) for night, row in rows if row.verdict is Verdict.CHANGED}
+def _other_failures(rows: Sequence[tuple[date, RunRow]], last: Sequence[date], nights: Sequence[date]) -> list[News]:
+    """Return failures that are not the bug, on a host that had none in the nights before."""
+    failed = {(night, row.scenario, row.evidence, row.host) for night, row in rows if row.verdict is Verdict.CHANGED}
     found: list[News] = []
     for night, row in rows:
         if night in last and row.verdict is Verdict.CHANGED:
             place = nights.index(night)
             before = nights[max(0, place - QUIET_FOR) : place]
-            if not any((then, row.scenario, row.evidence, row.host) in changed for then in before):
-                found.append(
-                    News(
-                        kind=NewsKind.DIED_OTHERWISE,
-                        night=night,
-                        scenario=row.scenario,
-                        evidence=row.evidence,
-                        text=row.because,
-                        run=row.id,
-                    )
-                )
+            if not any((then, row.scenario, row.evidence, row.host) in failed for then in before):
+                about = {"scenario": row.scenario, "evidence": row.evidence, "text": row.because, "run": row.id}
+                found.append(News(kind=NewsKind.OTHER_FAILURE, night=night, **about))
     return found
 
 
@@ -200,13 +183,8 @@ def _missing(rows: Sequence[tuple[date, RunRow]], since: date, last: Sequence[da
     """Return what ran in the night `since` and not in the last one."""
     before = {(row.scenario, row.evidence) for night, row in rows if night == since}
     tonight = {(row.scenario, row.evidence) for night, row in rows if night == last[-1]}
+    text = f"it ran in the night of {since}, and not in the last one"
     return [
-        News(
-            kind=NewsKind.MISSING,
-            night=last[-1],
-            scenario=scenario,
-            evidence=evidence,
-            text=f"it ran in the night of {since:%Y-%m-%d}, and not in the last one",
-        )
+        News(kind=NewsKind.MISSING, night=last[-1], scenario=scenario, evidence=evidence, text=text)
         for scenario, evidence in sorted(before - tonight)
     ]

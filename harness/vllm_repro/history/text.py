@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Sequence
-from datetime import date, tzinfo
+from datetime import tzinfo
 from typing import Any
 
 from vllm_repro.evidence import facts_of
 from vllm_repro.history.bug_state import BugHistory, BugState
 from vllm_repro.history.nights import night_of
-from vllm_repro.history.rows import RunRow
+from vllm_repro.history.rows import QUANTITIES, RunRow
 from vllm_repro.history.summary import News, Summary
 from vllm_repro.history.throughput import QUANTITY, Change, Series, newest
-from vllm_repro.report.wording import columns, plural
+from vllm_repro.report.format import columns, plural
+from vllm_repro.verdict.throughput import Point
 
-__all__ = ["SIMULATED", "as_csv", "as_json", "evidence_word", "headline", "state_text", "terminal"]
+__all__ = [
+    "SIMULATED",
+    "as_csv",
+    "as_json",
+    "evidence_word",
+    "headline",
+    "speed_cell",
+    "speeds_by_load",
+    "state_text",
+    "terminal",
+]
 
 SIMULATED = "REHEARSAL: a simulated engine. These runs say nothing about vLLM."
 
-
 _RUN_COLUMNS = (
-    "id",
-    "scenario",
-    "started_at",
-    "host",
-    "hardware",
-    "evidence",
-    "server",
-    "version",
-    "verdict",
-    "expected",
+    *("id", "scenario", "started_at", "host", "hardware", "evidence", "server", "version", "verdict", "expected"),
 )
 _ARM_COLUMNS = ("name", "result", "crashed", "boots", "signature", "setup")
 
@@ -42,7 +45,7 @@ def evidence_word(evidence: str) -> str:
 def state_text(bug: BugHistory) -> str:
     """Return the counts behind a state: `23 of 60 died (flaky); 2 quiet since; 19 quiet boots in a row would be a fix`."""
     if not bug.boots:
-        return "declared good, never seen to die here" if bug.state is BugState.CLOSED else "no death seen here"
+        return ("declared good, and " if bug.state is BugState.CLOSED else "") + "the bug was not seen here"
     text = f"{bug.crashed} of {bug.boots} {bug.did}" + (" (flaky)" if bug.flaky else "")
     if bug.state.good:
         return f"{text} until then; {bug.streak} quiet in a row made it a fix"
@@ -53,39 +56,39 @@ def state_text(bug: BugHistory) -> str:
 def terminal(of: Summary) -> str:
     """Return the output of `vllm-repro history`."""
     if not of.nights:
-        return "no run is in the history yet"
-    lines = [headline(of)]
-    if of.simulated:
-        lines.insert(0, SIMULATED)
+        return headline(of)
+    lines = [SIMULATED] if of.simulated else []
+    lines += [headline(of), ""]
     if of.since is None:
-        lines += ["", "There is no earlier night to compare with."]
+        lines.append("There is no earlier night to compare with.")
     else:
-        lines += ["", f"since the night of {of.since:%Y-%m-%d}:"]
+        lines.append(f"since the night of {of.since}:")
         lines += [f"  {_news_line(news)}" for news in of.news] or ["  nothing changed"]
-    nights = ["".join(cell.mark for cell in of.rows.get((bug.scenario, bug.evidence), ())) for bug in of.bugs]
-    rows = [("scenario", "evidence", "state", "since", f"last {plural(len(of.shown), 'night')}", "rests on")]
-    for bug, letters in zip(of.bugs, nights, strict=True):
-        rows.append(
-            (
-                bug.scenario,
-                bug.evidence.upper() if bug.evidence != "gpu" else "gpu",
-                bug.state,
-                f"{bug.since:%Y-%m-%d}",
-                letters,
-                state_text(bug),
-            )
-        )
+    rows: list[tuple[str, ...]] = [
+        ("scenario", "evidence", "state", "since", f"last {plural(len(of.shown), 'night')}", "rests on")
+    ]
+    for bug in of.bugs:
+        letters = "".join(cell.mark for cell in of.rows.get((bug.scenario, bug.evidence), ()))
+        evidence = evidence_word(bug.evidence) or bug.evidence
+        rows.append((bug.scenario, evidence, bug.state, f"{bug.since}", letters, state_text(bug)))
     lines += ["", *columns(rows, (32, 9, 17, 10, 60, 80))]
-    lines += _speeds(of)
+    if loads := speeds_by_load(of):
+        rows = [("output tok/s, and the range of those nights", "load", *of.hosts)]
+        for (scenario, arm, point), hosts in loads.items():
+            cells = (speed_cell(hosts[host], of) if host in hosts else "-" for host in of.hosts)
+            rows.append((f"{scenario}, {arm}", str(point), *cells))
+        lines += ["", *columns(rows, (48, 36, *[24] * len(of.hosts)))]
     return "\n".join(lines)
 
 
 def headline(of: Summary) -> str:
     """Return one line: `840 runs, 70 nights …; last night 12 runs: 11 as expected, 0 surprises, 1 undecided`."""
+    if not of.nights:
+        return "no run is in the history yet"
     surprises = sum(row.expected is False for row in of.tonight)
     undecided = sum(row.expected is None for row in of.tonight)
     return (
-        f"{plural(of.runs, 'run')}, {plural(len(of.nights), 'night')} from {of.nights[0]:%Y-%m-%d} to {of.nights[-1]:%Y-%m-%d}, "
+        f"{plural(of.runs, 'run')}, {plural(len(of.nights), 'night')} from {of.nights[0]} to {of.nights[-1]}, "
         f"{plural(len(of.hosts), 'host')}; last night {plural(len(of.tonight), 'run')}: "
         f"{len(of.tonight) - surprises - undecided} as expected, {plural(surprises, 'surprise')}, {undecided} undecided"
     )
@@ -96,22 +99,16 @@ def _news_line(news: News) -> str:
     return f"{news.kind.upper() if news.kind.call else news.kind}: {news.scenario}{f' ({word})' if word else ''}: {news.text}"
 
 
-def _speeds(of: Summary) -> list[str]:
-    """Return a table: a row per arm and load, a column per host, each with the newest median and the range of the nights shown."""
-    series = newest(of.throughput)
-    loads = dict.fromkeys((one.scenario, one.arm, one.point) for one in series)
-    if not loads:
-        return []
-    rows: list[tuple[str, ...]] = [("output tok/s, and the range of those nights", "load", *of.hosts)]
-    for scenario, arm, point in loads:
-        cells = {
-            one.host: _speed(one, of) for one in series if (one.scenario, one.arm, one.point) == (scenario, arm, point)
-        }
-        rows.append((f"{scenario}, {arm}", str(point), *(cells.get(host, "-") for host in of.hosts)))
-    return ["", *columns(rows, (48, 36, *[24] * len(of.hosts)))]
+def speeds_by_load(of: Summary) -> dict[tuple[str, str, Point], dict[str, Series]]:
+    """Return the series to show, by scenario, arm and load, then by host."""
+    found: dict[tuple[str, str, Point], dict[str, Series]] = {}
+    for one in newest(of.throughput):
+        found.setdefault((one.scenario, one.arm, one.point), {})[one.host] = one
+    return found
 
 
-def _speed(one: Series, of: Summary) -> str:
+def speed_cell(one: Series, of: Summary) -> str:
+    """Return the newest median of the nights shown, and the range of their medians, in tokens a second."""
     medians = [seen.median for seen in of.throughput.series[one] if seen.night in of.shown]
     return f"{medians[-1]:,.0f} ({min(medians):,.0f} to {max(medians):,.0f})" if medians else "-"
 
@@ -121,15 +118,15 @@ def as_json(of: Summary) -> dict[str, Any]:
     return {
         "schema": 1,
         "rehearsal": of.simulated,
-        "nights": [_day(night) for night in of.nights],
-        "since": of.since and _day(of.since),
+        "nights": list(map(str, of.nights)),
+        "since": of.since and str(of.since),
         "runs": of.runs,
         "hosts": of.hosts,
         "news": [
             {
                 "kind": news.kind.value,
                 "call": news.kind.call,
-                "night": _day(news.night),
+                "night": str(news.night),
                 "scenario": news.scenario,
                 "evidence": news.evidence,
                 "text": news.text,
@@ -137,34 +134,31 @@ def as_json(of: Summary) -> dict[str, Any]:
             }
             for news in of.news
         ],
-        "scenarios": [
-            {
-                "scenario": bug.scenario,
-                "evidence": bug.evidence,
-                "life": bug.state.value,
-                "since": _day(bug.since),
-                "k": bug.crashed,
-                "n": bug.boots,
-                "quiet": bug.streak,
-                "needed": bug.needed,
-                "flaky": bug.flaky,
-                "steps": [
-                    {"night": _day(step.night), "was": step.was, "life": step.state, "why": step.why, "run": step.run}
-                    for step in bug.steps
-                ],
-                "nights": [
-                    {"night": _day(cell.night), "mark": cell.mark, "surprise": cell.surprise, "runs": list(cell.runs)}
-                    for cell in of.rows.get((bug.scenario, bug.evidence), ())
-                ],
-            }
-            for bug in of.bugs
-        ],
+        "scenarios": [_bug(bug, of) for bug in of.bugs],
         "throughput": [_series(one, of) for one in newest(of.throughput)],
     }
 
 
-def _day(night: date) -> str:
-    return f"{night:%Y-%m-%d}"
+def _bug(bug: BugHistory, of: Summary) -> dict[str, Any]:
+    return {
+        "scenario": bug.scenario,
+        "evidence": bug.evidence,
+        "life": bug.state.value,
+        "since": str(bug.since),
+        "k": bug.crashed,
+        "n": bug.boots,
+        "quiet": bug.streak,
+        "needed": bug.needed,
+        "flaky": bug.flaky,
+        "steps": [
+            {"night": str(step.night), "was": step.was, "life": step.state, "why": step.why, "run": step.run}
+            for step in bug.steps
+        ],
+        "nights": [
+            {"night": str(cell.night), "mark": cell.mark, "surprise": cell.surprise, "runs": list(cell.runs)}
+            for cell in of.rows.get((bug.scenario, bug.evidence), ())
+        ],
+    }
 
 
 def _named(one: Series) -> dict[str, Any]:
@@ -182,7 +176,7 @@ def _change(one: Change) -> dict[str, Any]:
     return {
         **_named(one.series),
         "direction": one.direction.value,
-        "since": _day(one.since),
+        "since": str(one.since),
         "ratio": one.ratio,
         "reference": {"median": one.reference, "low": one.low, "high": one.high, "nights": one.nights},
     }
@@ -193,7 +187,7 @@ def _series(one: Series, of: Summary) -> dict[str, Any]:
         **_named(one),
         "quantity": QUANTITY,
         "nights": [
-            {"night": _day(seen.night), "median": seen.median, "low": seen.low, "high": seen.high, "n": seen.n}
+            {"night": str(seen.night), "median": seen.median, "low": seen.low, "high": seen.high, "n": seen.n}
             for seen in of.throughput.series[one]
         ],
         "changes": [_change(change) for change in of.throughput.changes if change.series == one],
@@ -202,18 +196,19 @@ def _series(one: Series, of: Summary) -> dict[str, Any]:
 
 def as_csv(rows: Sequence[RunRow], zone: tzinfo | None) -> str:
     """Return CSV with one line per run and arm. An arm's figures are columns such as `output_tok_s`, for its first load."""
-    import pandas as pd  # here: importing pandas takes half a second, and most commands do not need it
-
-    lines = [
+    lines: list[dict[str, Any]] = [
         {
-            "night": _day(night_of(row.started_at, zone)),
+            "night": night_of(row.started_at, zone),
             **{name: getattr(row, name) for name in _RUN_COLUMNS},
             **{name: getattr(arm, name) for name in _ARM_COLUMNS},
-            **{one.quantity: one.median for one in reversed(arm.figures or ())},
+            **{one.quantity: one.median for one in reversed(arm.figures)},
         }
         for row in rows
         for arm in row.arms
     ]
-    columns = ["night", *_RUN_COLUMNS, *_ARM_COLUMNS]
-    extra = sorted({name for line in lines for name in line} - set(columns))
-    return str(pd.DataFrame(lines, columns=[*columns, *extra]).to_csv(index=False))
+    measured = [name for name in sorted(QUANTITIES) if any(name in line for line in lines)]
+    text = io.StringIO()
+    table = csv.DictWriter(text, ["night", *_RUN_COLUMNS, *_ARM_COLUMNS, *measured], lineterminator="\n")
+    table.writeheader()
+    table.writerows(lines)
+    return text.getvalue()

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from vllm_repro.report.format import seconds, truncate
 from vllm_repro.report.timeline import Moment, Span, Timeline
-from vllm_repro.report.wording import seconds, truncate
 
 __all__ = ["Chart", "ChartMark", "ChartRow", "Tick", "timeline_chart"]
 

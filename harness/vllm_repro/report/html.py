@@ -12,6 +12,7 @@ import msgspec
 from vllm_repro.journal.log_excerpts import ALARM, LogPieces
 from vllm_repro.report.chart import Chart, timeline_chart
 from vllm_repro.report.document import asset, document, fragment
+from vllm_repro.report.format import seconds
 from vllm_repro.report.json_report import VersionMapJson
 from vllm_repro.report.markdown import environment_lines, senders
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner, issue_url
@@ -28,7 +29,6 @@ from vllm_repro.report.wording import (
     headline,
     outcome_word,
     refusals,
-    seconds,
     simulated,
 )
 from vllm_repro.verdict.outcome import Outcome

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
+from vllm_repro.report.format import limited
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner, issue_url
 from vllm_repro.report.source_changes import changed_files, patched_section, replaced_section
 from vllm_repro.report.tables import arms_table, soak_section, throughput_section
 from vllm_repro.report.text import cell, code, fence, markdown_table, plain, shorten
-from vllm_repro.report.wording import (
-    crash_summary,
-    expected_words,
-    first_of_each,
-    headline,
-    limited,
-    refusals,
-    simulated,
-)
+from vllm_repro.report.wording import crash_summary, expected_words, first_of_each, headline, refusals, simulated
 
 __all__ = ["environment_lines", "environment_list", "markdown", "senders"]
 

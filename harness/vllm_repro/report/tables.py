@@ -7,19 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from vllm_repro.report.format import columns, limited, seconds
 from vllm_repro.report.measurements import ArmSpeed, Measurements
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport
 from vllm_repro.report.text import Table, cell, code, markdown_table
-from vllm_repro.report.wording import (
-    boundary,
-    columns,
-    engine_word,
-    grouped,
-    limited,
-    not_run_word,
-    outcome_word,
-    seconds,
-)
+from vllm_repro.report.wording import boundary, engine_word, grouped, not_run_word, outcome_word
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.soak import Soak
 from vllm_repro.verdict.statistics import excluded_rate, lower_bound

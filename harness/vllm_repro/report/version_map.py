@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+from vllm_repro.report.format import truncate
 from vllm_repro.report.model import RunReport, TrialReport
-from vllm_repro.report.wording import truncate
 from vllm_repro.scenario.scenario import Arm, Scenario, Status
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.release_result import ReleaseResult, release_result

@@ -9,10 +9,11 @@ from pathlib import PurePath
 from statistics import median
 
 from vllm_repro.evidence import facts_of
+from vllm_repro.report.format import columns, seconds
 from vllm_repro.report.model import banner, issue_url
 from vllm_repro.report.text import cell, fence
 from vllm_repro.report.version_map import ReleaseArm, ReleaseRow, VersionMap, readings
-from vllm_repro.report.wording import columns, seconds, simulated
+from vllm_repro.report.wording import simulated
 from vllm_repro.verdict.statistics import excluded_rate
 from vllm_repro.verdict.verdict import Expected, Standing
 

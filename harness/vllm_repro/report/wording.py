@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from vllm_repro.evidence import facts_of
+from vllm_repro.report.format import plural, seconds
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, counted_trials
 from vllm_repro.report.text import shorten
 from vllm_repro.verdict.outcome import Outcome
@@ -17,7 +18,6 @@ __all__ = [
     "NOT_RUN",
     "boundary",
     "client_line",
-    "columns",
     "crash_summary",
     "death_line",
     "engine_word",
@@ -25,17 +25,13 @@ __all__ = [
     "first_of_each",
     "grouped",
     "headline",
-    "limited",
     "not_run_word",
     "outcome_word",
     "outlasted_line",
-    "plural",
     "rank_logs",
     "refusals",
     "refused_words",
-    "seconds",
     "simulated",
-    "truncate",
 ]
 
 CUT, NOT_RUN = "cut short", "not run"
@@ -218,35 +214,3 @@ def engine_word(trial: TrialReport) -> str:
     if trial.death is not None:
         return f"died (detected {_latency(trial.death.latency_s)})"
     return trial.outcome.facts.engine
-
-
-def seconds(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
-
-
-def plural(count: int, noun: str) -> str:
-    """Return `1 run`, `2 runs`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-# ── lists and columns ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def limited(texts: Sequence[str], most: int) -> list[str]:
-    """Return the first `most` texts, and `and 7 more` if there are more."""
-    more = len(texts) - most
-    return [*texts[:most], f"and {more:,} more"] if more > 0 else list(texts)
-
-
-def truncate(text: str, limit: int) -> str:
-    """Return at most `limit` letters of a text, with an ellipsis in place of the last one if some are missing."""
-    return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-def columns(rows: Sequence[tuple[str, ...]], limits: Sequence[int]) -> list[str]:
-    """Return the rows as lines of aligned columns, each at most `limits` letters wide."""
-    short = [tuple(truncate(text, limit) for text, limit in zip(row, limits, strict=True)) for row in rows]
-    widths = [max(len(row[column]) for row in short) for column in range(len(limits))]
-    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in short]

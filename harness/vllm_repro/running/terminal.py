@@ -12,6 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, TextIO
 
+from vllm_repro.report.format import columns, seconds
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.source_changes import untried_note
 from vllm_repro.report.tables import throughput_lines
@@ -19,7 +20,6 @@ from vllm_repro.report.text import shorten
 from vllm_repro.report.wording import (
     boundary,
     client_line,
-    columns,
     death_line,
     engine_word,
     grouped,
@@ -27,7 +27,6 @@ from vllm_repro.report.wording import (
     outcome_word,
     outlasted_line,
     refusals,
-    seconds,
 )
 from vllm_repro.running.assess import Conclusion
 from vllm_repro.scenario.scenario import Arm
