@@ -6,6 +6,8 @@ from functools import cache
 from pathlib import Path
 
 from vllm_repro.diagnosis.diagnosis import Diagnosis, Phase
+from vllm_repro.diagnosis.log_text import read_lines
+from vllm_repro.diagnosis.tracebacks import Finder, Raised
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -17,6 +19,13 @@ def recording(name: str) -> str:
 
 def pasted(name: str) -> str:
     return (DATA / "pasted" / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def find_raised(text: str) -> tuple[Raised, ...]:
+    finder = Finder()
+    for line in read_lines(text):
+        finder.feed(line)
+    return finder.finish()
 
 
 def inner(diagnosis: Diagnosis) -> str | None:

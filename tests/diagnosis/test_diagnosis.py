@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.diagnosis.recordings import DATA, REAL, inner, pasted, recording, seen, until
-from vllm_repro.diagnosis.diagnosis import Phase, SignKind, diagnose
+from vllm_repro.diagnosis.diagnosis import Phase, diagnose
 
 
 def test_every_recording_has_its_line_in_the_table() -> None:
@@ -39,23 +39,14 @@ def test_a_pasted_traceback(name: str, expected: tuple[bool | None, Phase | None
 # ── what the wrappers hide ────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_wrapped_root_is_the_workers_own() -> None:
-    diagnosis = diagnose(recording("v0.32.0-fault-workspace-mp-inflight"))
-    assert diagnosis.wrapped
-    assert diagnosis.class_known
-    assert diagnosis.message is not None
-    assert diagnosis.message.startswith("Workspace is locked but allocation from 'vllm_faultinject.py:73")
-
-
 def test_without_the_workers_lines_the_class_is_unknown_and_said_so() -> None:
+    whole = diagnose(recording("v0.32.0-fault-workspace-mp-inflight"))
+    assert (whole.wrapped, whole.class_known) == (True, True)
     lines = recording("v0.32.0-fault-workspace-mp-inflight").splitlines()
     diagnosis = diagnose("\n".join(line for line in lines if "(Worker pid=" not in line))
     assert diagnosis.died is True
     assert (diagnosis.exception, diagnosis.wrapped, diagnosis.class_known) == ("RuntimeError", True, False)
-    assert diagnosis.message is not None
-    assert diagnosis.message.startswith("Workspace is locked")
-    assert diagnosis.message.endswith("not allowed after locking.")
-    assert diagnosis.frames == ()
+    assert (diagnosis.message, diagnosis.frames) == (whole.message, ())
     assert "class is not in this log" in diagnosis.why
 
 
@@ -110,12 +101,6 @@ def test_refused_requests_with_whole_tracebacks_are_no_death() -> None:
         assert "alive as far as this log goes" in diagnosis.why
 
 
-def test_a_500_of_one_request_is_no_death() -> None:
-    text = until("v0.32.0-boot", "(APIServer pid=9627) INFO 11-20 08:05:58 [launcher.py:254]")
-    text += 'INFO:     127.0.0.1:1 - "POST /v1/chat/completions HTTP/1.1" 500 Internal Server Error\n'
-    assert diagnose(text).died is False
-
-
 UNWELL = 'INFO:     127.0.0.1:1 - "GET /health HTTP/1.1" 503 Service Unavailable\n'
 STOP = "(APIServer pid=9627) INFO 11-20 08:05:58 [launcher.py:254]"
 
@@ -159,19 +144,16 @@ def test_a_log_that_ends_inside_the_engines_traceback_cannot_tell(name: str, fir
     assert diagnose("\n".join([*lines[:end], *answered])).died is False, "its last line was lost, and it went on"
 
 
-def test_a_log_that_ends_while_it_boots() -> None:
-    diagnosis = diagnose(until("v0.32.0-boot", "(APIServer pid=9627) INFO 11-20 08:03:18 [launcher.py:186]"))
-    assert (diagnosis.died, diagnosis.phase) == (False, Phase.BOOT)
-
-
-def test_the_kernels_words_in_a_prompt_are_no_death() -> None:
-    text = until("v0.32.0-boot", "(APIServer pid=9627) INFO 11-20 08:05:58 [launcher.py:254]")
+def test_a_refused_request_or_a_prompt_that_quotes_a_death_is_no_death() -> None:
+    text = until("v0.32.0-boot", STOP)
+    text += 'INFO:     127.0.0.1:1 - "POST /v1/chat/completions HTTP/1.1" 500 Internal Server Error\n'
+    assert diagnose(text).died is False
     words = "prompt: 'what is EngineDeadError: EngineCore encountered a fatal error.'"
     assert diagnose(text + f"(APIServer pid=9627) INFO 11-20 08:05:58 [logger.py:1] {words}\n").died is False
 
 
 def test_a_failed_utility_call_is_no_death() -> None:
-    text = until("v0.32.0-boot", "(APIServer pid=9627) INFO 11-20 08:05:58 [launcher.py:254]")
+    text = until("v0.32.0-boot", STOP)
     stamp = "(EngineCore pid=9998) ERROR 11-20 08:05:58 [core.py:1750] "
     record = [
         "Invocation of add_lora method failed",
@@ -203,7 +185,6 @@ def test_neither_log_nor_exception() -> None:
     [
         "What does EngineDeadError mean?",
         "EngineDeadError: what does it mean?",
-        "We upgraded: no more EngineDeadError since 0.29.0.",
         "EngineCore encountered a fatal error. What is that?",
         'class EngineDeadError(Exception):\n    """Raised when the EngineCore dies. Unrecoverable."""\n',
         "-        raise EngineDeadError()\n+        pass\n",
@@ -231,7 +212,6 @@ def test_a_pasted_traceback_that_ends_in_the_messenger_is_a_death(text: str) -> 
 def test_a_refused_command_line_is_told_apart() -> None:
     diagnosis = diagnose(recording("v0.28.0-unknown-flag"))
     assert diagnosis.usage == "vllm: error: unrecognized arguments: --disable-log-requests"
-    assert SignKind.USAGE in {sign.kind for sign in diagnosis.signs}
 
 
 def test_an_issue_with_a_few_log_lines_and_a_bare_traceback_is_a_paste() -> None:
@@ -250,9 +230,9 @@ def test_an_orderly_end_that_the_caller_did_not_ask_for_is_not_called_alive() ->
 
 
 @pytest.mark.parametrize("name", [name for name, (died, *_) in REAL.items() if died])
-@pytest.mark.parametrize("we_terminated", [True, False])
-def test_a_death_stays_one_whoever_ended_the_rest(name: str, we_terminated: bool) -> None:
-    assert seen(diagnose(recording(name), we_terminated=we_terminated)) == REAL[name]
+def test_a_death_stays_one_whoever_ended_the_rest(name: str) -> None:
+    for we_terminated in (True, False):
+        assert seen(diagnose(recording(name), we_terminated=we_terminated)) == REAL[name]
 
 
 def test_a_container_that_restarts_is_judged_by_the_life_that_ended() -> None:

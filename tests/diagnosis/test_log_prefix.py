@@ -28,7 +28,7 @@ def test_a_rank_that_lost_its_peer_says_nothing_about_the_peer() -> None:
 
 @pytest.mark.parametrize("name", REAL)
 @given(by=st.integers(1, 900), prefix=st.sampled_from(["vllm-1  | ", "2026-11-20T08:24:30.123Z ", "\x1b[36m", ""]))
-@settings(max_examples=2)
+@settings(max_examples=1)
 def test_line_numbers_and_known_prefixes_change_nothing(name: str, by: int, prefix: str) -> None:
     text = "\n".join(prefix + line for line in drifted(recording(name), by).splitlines())
     diagnosis = diagnose(text)
@@ -55,15 +55,7 @@ def prefixed(text: str, prefix: str) -> str:
 
 
 @pytest.mark.parametrize("prefix", UNKNOWN.values(), ids=UNKNOWN)
-@pytest.mark.parametrize(
-    "name",
-    [
-        "v0.32.0-boot",
-        "v0.32.0-fault-workspace-mp-inflight",
-        "v0.20.2-fault-workspace-uni-inflight",
-        "v0.32.0-killed-inflight",
-    ],
-)
+@pytest.mark.parametrize("name", ["v0.32.0-boot", "v0.20.2-fault-workspace-uni-inflight"])
 def test_an_unknown_prefix_on_every_line_changes_nothing(name: str, prefix: str) -> None:
     assert seen(diagnose(prefixed(recording(name), prefix))) == REAL[name]
 
@@ -86,20 +78,14 @@ def shuffled(text: str, random: Random) -> str:
     return "\n".join(next(queues[speaker]) for speaker in order)
 
 
-@pytest.mark.parametrize("name", DEATHS_WITH_ROOT)
+@pytest.mark.parametrize("name", [*DEATHS_WITH_ROOT, "v0.32.0-boot", "v0.28.0-sigterm", "v0.32.0-killed-streams"])
 @given(random=st.randoms(use_true_random=False))
-@settings(max_examples=4)
+@settings(max_examples=3)
 def test_the_order_of_the_processes_changes_nothing(name: str, random: Random) -> None:
-    assert seen(diagnose(shuffled(recording(name), random))) == REAL[name]
-
-
-@pytest.mark.parametrize(
-    "name", ["v0.32.0-boot", "v0.28.0-sigterm", "v0.32.0-killed-inflight", "v0.32.0-killed-streams"]
-)
-@given(random=st.randoms(use_true_random=False))
-@settings(max_examples=4)
-def test_nor_does_it_for_ends_without_an_exception(name: str, random: Random) -> None:
-    assert diagnose(shuffled(recording(name), random)).died is REAL[name][0]
+    diagnosis = diagnose(shuffled(recording(name), random))
+    assert diagnosis.died is REAL[name][0]
+    if name in DEATHS_WITH_ROOT:
+        assert seen(diagnosis) == REAL[name]
 
 
 @pytest.mark.parametrize("name", [name for name in REAL if "startup complete" in recording(name)])
@@ -112,7 +98,7 @@ def test_the_end_of_a_log_says_what_the_whole_says(name: str) -> None:
 def test_a_log_cut_anywhere_never_turns_a_clean_end_into_a_death(name: str) -> None:
     died, _, exception, _ = REAL[name]
     lines = recording(name).splitlines()
-    for end in range(0, len(lines), 7):
+    for end in range(0, len(lines), 11):
         diagnosis = diagnose("\n".join(lines[:end]))
         if died is False:
             assert diagnosis.died is not True, f"line {end}: {diagnosis.why}"
@@ -130,7 +116,7 @@ def test_a_piece_from_the_middle_of_a_clean_end_is_no_death() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, (died, *_) in REAL.items() if died])
-@pytest.mark.parametrize("lines", [40, 80, 160])
-def test_the_tail_of_a_death_never_passes_for_an_orderly_end(name: str, lines: int) -> None:
-    diagnosis = diagnose("\n".join(recording(name).splitlines()[-lines:]))
-    assert diagnosis.phase is not Phase.SHUTDOWN or diagnosis.died is not False, diagnosis.why
+def test_the_tail_of_a_death_never_passes_for_an_ordered_shutdown(name: str) -> None:
+    for lines in (40, 80, 160):
+        diagnosis = diagnose("\n".join(recording(name).splitlines()[-lines:]))
+        assert diagnosis.phase is not Phase.SHUTDOWN or diagnosis.died is not False, diagnosis.why

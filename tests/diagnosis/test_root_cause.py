@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from vllm_repro.diagnosis.root_cause import find_root, unwrap
@@ -13,7 +15,9 @@ def raised(
     exception: str, message: str, *functions: str, process: str = "EngineCore", headline: str = "", line: int = 1
 ) -> Raised:
     frames = tuple(Frame("vllm/v1/a.py", function) for function in functions)
-    return Raised(exception, message, frames, process=process, headline=headline, first_line=line, last_line=line)
+    return Raised(
+        exception=exception, message=message, frames=frames, process=process, headline=headline, first_line=line
+    )
 
 
 WORKER = raised("AssertionError", QUOTED, "worker_busy_loop", "reserve", process="Worker_TP0")
@@ -65,7 +69,7 @@ def test_an_empty_wrapper_leads_to_the_first_exception_with_frames(message: str)
 
 def test_a_failed_look_up_is_not_the_root() -> None:
     lookup = raised("KeyError", "'x'", "step")
-    stated = Raised("ValueError", "unknown layer x", lookup.frames, process="EngineCore", cause=lookup)
+    stated = replace(lookup, exception="ValueError", message="unknown layer x", cause=lookup)
     root = find_root([stated])
     assert root is not None
     assert root.raised is stated
@@ -102,7 +106,7 @@ def test_an_exception_caused_by_an_empty_wrapper_is_not_the_root() -> None:
     wrapper = raised(
         "RuntimeError", "Engine core initialization failed", "run_engine_core", headline="EngineCore failed to start."
     )
-    after = Raised("ValueError", "gave up", wrapper.frames, process="EngineCore", cause=wrapper, explicit=True)
+    after = replace(wrapper, exception="ValueError", message="gave up", headline="", cause=wrapper, explicit=True)
     root = find_root([wrapper, after])
     assert root is not None
     assert (root.raised, root.wrapped) == (wrapper, True)

@@ -1,26 +1,23 @@
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.diagnosis.recordings import pasted, recording
 from vllm_repro.diagnosis.diagnosis import Phase, diagnose
 from vllm_repro.diagnosis.log_text import read_lines
 from vllm_repro.diagnosis.signature import (
     How,
     NodeLog,
     Signature,
-    canonical,
     compare,
     failed_nodes,
     lost_worker,
     template,
 )
-from vllm_repro.diagnosis.tracebacks import find_raised
-
-DATA = Path(__file__).parents[1] / "data"
 
 TQ = Signature(
     exception="AssertionError",
@@ -61,32 +58,19 @@ MIN_TOKENS = Signature(
 ALL = {"tq": TQ, "mtp": MTP, "dsv4": DSV4, "sco": SCO, "min-tokens": MIN_TOKENS}
 
 
-def pasted(name: str) -> str:
-    return (DATA / "pasted" / name).read_text(encoding="utf-8")
-
-
-def recording(name: str) -> str:
-    return (DATA / "recordings" / name).read_text(encoding="utf-8", errors="replace")
-
-
 @pytest.mark.parametrize(
     ("text", "belongs"),
     [
-        (pasted("tq-chunked-prefill.txt"), "tq"),
-        (pasted("tq-mtp-cudagraphs.txt"), "mtp"),
-        (pasted("tq-mtp-cudagraphs-one-line.txt"), "mtp"),
-        (pasted("dsv4-tp2.txt"), "dsv4"),
-        (pasted("sco-hybrid.txt"), "sco"),
-        (pasted("sco-hybrid-with-prose.txt"), "sco"),
-        (recording("v0.28.0-min-tokens.log"), "min-tokens"),
-        (recording("v0.28.0-min-tokens-stream.log"), "min-tokens"),
-        (recording("v0.20.2-fault-workspace-uni-inflight.log"), None),
-        (recording("v0.32.0-fault-workspace-mp-inflight.log"), None),
-        (recording("v0.32.0-fault-scheduler-inflight.log"), None),
-        (recording("v0.32.0-killed-inflight.log"), None),
-        (recording("v0.32.0-two-ranks-worker1-killed-head.log"), None),
-        (recording("v0.32.0-boot.log"), None),
-        (recording("v0.29.0-sigterm.log"), None),
+        (pasted("tq-chunked-prefill"), "tq"),
+        (pasted("tq-mtp-cudagraphs"), "mtp"),
+        (pasted("dsv4-tp2"), "dsv4"),
+        (pasted("sco-hybrid"), "sco"),
+        (recording("v0.28.0-min-tokens"), "min-tokens"),
+        (recording("v0.32.0-fault-workspace-mp-inflight"), None),
+        (recording("v0.32.0-fault-scheduler-inflight"), None),
+        (recording("v0.32.0-killed-inflight"), None),
+        (recording("v0.32.0-two-ranks-worker1-killed-head"), None),
+        (recording("v0.32.0-boot"), None),
     ],
 )
 def test_each_death_matches_its_own_signature_and_no_other(text: str, belongs: str | None) -> None:
@@ -96,9 +80,9 @@ def test_each_death_matches_its_own_signature_and_no_other(text: str, belongs: s
 
 
 def test_the_numbers_of_the_message_are_captured() -> None:
-    captured = compare(TQ, diagnose(pasted("tq-chunked-prefill.txt"))).captured
+    captured = compare(TQ, diagnose(pasted("tq-chunked-prefill"))).captured
     assert captured == {"file": "turboquant_attn.py", "line": "720", "asked": "16.00", "locked": "1.02"}
-    captured = compare(DSV4, diagnose(pasted("dsv4-tp2.txt"))).captured
+    captured = compare(DSV4, diagnose(pasted("dsv4-tp2"))).captured
     assert (captured["asked"], captured["locked"]) == ("21.80", "21.62")
 
 
@@ -178,9 +162,9 @@ def test_the_same_text_from_another_place_is_only_near() -> None:
 
 
 def test_another_phase_is_only_near() -> None:
-    assert compare(TQ, diagnose(pasted("tq-chunked-prefill.txt"))).how is How.MATCH
-    at_boot = Signature(TQ.exception, TQ.message, TQ.frames, Phase.BOOT)
-    assert compare(at_boot, diagnose(pasted("tq-chunked-prefill.txt"))).how is How.NEAR
+    assert compare(TQ, diagnose(pasted("tq-chunked-prefill"))).how is How.MATCH
+    at_boot = replace(TQ, phase=Phase.BOOT)
+    assert compare(at_boot, diagnose(pasted("tq-chunked-prefill"))).how is How.NEAR
 
 
 def test_the_near_relatives_of_the_bare_assertion() -> None:
@@ -190,31 +174,30 @@ def test_the_near_relatives_of_the_bare_assertion() -> None:
     bare_elsewhere = worker_block("AssertionError", "", "schedule", "allocate_slots")
     for text in (exhausted, hits, bare_elsewhere):
         assert compare(SCO, diagnose(text)).how is How.OTHER
-    other_line = pasted("sco-hybrid.txt").replace("curr_block is not None", "self.num_free_blocks >= n")
+    other_line = pasted("sco-hybrid").replace("curr_block is not None", "self.num_free_blocks >= n")
     assert compare(SCO, diagnose(other_line)).how is How.NEAR
-    assert compare(SCO, find_raised("AssertionError: with words")[0]).how is How.OTHER
+    assert compare(SCO, diagnose("AssertionError: with words")).how is How.OTHER
 
 
 def test_an_excluded_text_rules_it_out() -> None:
-    signature = Signature("IndexError", "index {} is out of bounds", not_in_message=("with size 4096",))
-    assert compare(signature, diagnose(recording("v0.28.0-min-tokens.log"))).how is How.OTHER
+    signature = replace(MIN_TOKENS, not_in_message=("with size 4096",))
+    assert compare(signature, diagnose(recording("v0.28.0-min-tokens"))).how is How.OTHER
 
 
 def test_white_space_quotes_and_line_breaks_do_not_count() -> None:
-    text = pasted("dsv4-tp2.txt").replace("'", "\u2019").replace("requires ", "requires\n   ")
-    assert compare(DSV4, find_raised(text)[0]).how is How.MATCH
+    text = pasted("dsv4-tp2").replace("'", "\u2019").replace("requires ", "requires\n   ")
+    assert compare(DSV4, diagnose(text)).how is How.MATCH
 
 
 @pytest.mark.parametrize("message", ["{a} and {a}", "open {", "close }", "{0}"])
 def test_a_template_that_cannot_be_read_is_refused_where_it_is_declared(message: str) -> None:
     with pytest.raises(ValueError, match="template"):
-        Signature("ValueError", message)
+        Signature(exception="ValueError", message=message)
 
 
 def test_braces_can_be_said() -> None:
-    assert compare(Signature("KeyError", "{{{key}}} missing"), find_raised("KeyError: {c1a} missing")[0]).captured == {
-        "key": "c1a"
-    }
+    signature = Signature(exception="KeyError", message="{{{key}}} missing")
+    assert compare(signature, diagnose("KeyError: {c1a} missing")).captured == {"key": "c1a"}
 
 
 @pytest.mark.parametrize(
@@ -249,18 +232,7 @@ def test_masking_twice_is_masking_once(text: str) -> None:
     assert template(template(text)) == template(text)
 
 
-def test_the_canonical_key_forgets_lines_and_sizes() -> None:
-    keys = set()
-    for line, size in ((720, "16.00"), (757, "2.00")):
-        text = pasted("tq-chunked-prefill.txt").replace("720", str(line)).replace("16.00", size)
-        diagnosis = diagnose(text)
-        keys.add(canonical(diagnosis.exception or "", diagnosis.message or "", diagnosis.frames))
-    (key,) = keys
-    assert key.startswith("AssertionError | Workspace is locked")
-    assert key.endswith("vllm.v1.worker.workspace:_ensure_workspace_size")
-
-
-FORWARD_PREFILL = Signature("AssertionError", "Workspace is locked", ("_forward_prefill",), Phase.REQUEST)
+FORWARD_PREFILL = replace(DSV4, message="Workspace is locked", frames=("_forward_prefill",))
 PASTED = 'Traceback (most recent call last):\n  File "vllm/a.py", line 1, in _forward_prefill\nAssertionError: Workspace is locked\n'
 CLOSED = 'Traceback (most recent call last):\n  File "vllm/b.py", line 1, in all_reduce\nRuntimeError: Connection closed by peer\n'
 

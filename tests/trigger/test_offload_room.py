@@ -6,6 +6,7 @@ import pytest
 
 from vllm_repro.command.parse import parse
 from vllm_repro.diagnosis.boot_facts import BootFacts, Observed, boot_facts
+from vllm_repro.diagnosis.log_text import read_lines
 from vllm_repro.trigger.offload_room import offload_outgrown
 from vllm_repro.trigger.trigger import Asked, Finding, TriggerFacts
 
@@ -61,4 +62,4 @@ def test_what_the_lab_saw_is_evidence() -> None:
 @pytest.mark.parametrize(("words", "room"), [("CPU blocks (1.00 GB, mode=lazy)", 12), ("offload blocks (1.00 GB", 12)])
 def test_the_room_is_read_from_the_boot_line_of_each_release(words: str, room: int) -> None:
     line = f"INFO 11-22 07:00:00 [manager.py:194] SimpleCPUOffloadScheduler: Allocating 12 {words}\n"
-    assert boot_facts(line).offload_blocks == room
+    assert boot_facts(read_lines(line)).offload_blocks == room

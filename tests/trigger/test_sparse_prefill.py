@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_repro.command.parse import parse
-from vllm_repro.diagnosis.boot_facts import Observed
+from vllm_repro.diagnosis.boot_facts import Observed, ScheduledChunk
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.trigger.sparse_prefill import (
     Shapes,
@@ -20,7 +20,7 @@ from vllm_repro.trigger.sparse_prefill import (
     prefill_bytes,
     sparse_prefill_outgrown,
 )
-from vllm_repro.trigger.trigger import Asked, AttentionShape, ScheduledChunk, TriggerFacts
+from vllm_repro.trigger.trigger import Asked, AttentionShape, TriggerFacts
 
 REPORTED = Sizes(max_model_len=16384, batch=8192, heads=32)
 FLAGS = "--max-model-len 16384 --max-num-batched-tokens 8192 -tp 2"

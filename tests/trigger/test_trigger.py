@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_repro.command.parse import parse
-from vllm_repro.diagnosis.boot_facts import BootFacts, Observed
+from vllm_repro.diagnosis.boot_facts import BootFacts, Observed, ScheduledChunk
 from vllm_repro.trigger.conditions import (
     attention_backend,
     chunked_prefill,
@@ -16,7 +16,7 @@ from vllm_repro.trigger.conditions import (
     prefix_hit,
     sent_with,
 )
-from vllm_repro.trigger.trigger import Asked, ScheduledChunk, TriggerFacts, chunks_of
+from vllm_repro.trigger.trigger import Asked, TriggerFacts, chunks_of
 
 LONG = chunked_prefill(chunks=2) & continuation_over(128)
 

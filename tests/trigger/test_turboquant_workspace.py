@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_repro.command.parse import parse
+from vllm_repro.diagnosis.boot_facts import ScheduledChunk
 from vllm_repro.evidence import Evidence
 from vllm_repro.running.assess import assess
 from vllm_repro.running.state import Observed
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.servers.base import ServerFacts
 from vllm_repro.servers.kinds import ServerKind
-from vllm_repro.trigger.trigger import Asked, AttentionShape, ScheduledChunk, TriggerFacts
+from vllm_repro.trigger.trigger import Asked, AttentionShape, TriggerFacts
 from vllm_repro.trigger.turboquant_workspace import capture_batch, continuation_bytes, decode_bytes, workspace_outgrown
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.output import ServedWeights

@@ -9,13 +9,14 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
-from vllm_repro.diagnosis.log_text import Line, read_lines
+from vllm_repro.diagnosis.log_text import Line
 
-__all__ = ["BootFacts", "BootReader", "Observed", "ScheduledRequest", "boot_facts", "observed", "scheduler_dump"]
+__all__ = ["BootFacts", "BootReader", "Observed", "ScheduledChunk", "boot_facts", "observed", "scheduler_dump"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,15 +54,17 @@ class BootFacts:
     ready: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScheduledRequest:
-    """One request of a scheduler step. computed: tokens before the step; scheduled: tokens in it; None if not printed. new: its first
-    step."""
+@dataclass(frozen=True)
+class ScheduledChunk:
+    """One request of the step in which an engine crashed, from the dump in its log.
 
-    request_id: str
-    computed: int | None
-    scheduled: int | None
-    new: bool
+    computed: tokens before the step; scheduled: tokens in it; 0 if not printed. new: its first step, so `computed` came from the
+    prefix cache.
+    """
+
+    computed: int
+    scheduled: int
+    new: bool = False
 
 
 @dataclass(frozen=True)
@@ -164,17 +167,16 @@ def _literal(text: str) -> dict[str, object]:
     return {str(key): item for key, item in value.items()} if isinstance(value, dict) else {}
 
 
-def boot_facts(source: str | bytes | Iterable[Line]) -> BootFacts:
-    """Read the boot facts from a log or a pasted text."""
+def boot_facts(lines: Iterable[Line]) -> BootFacts:
+    """Return the boot facts in a log."""
     reader = BootReader()
-    for line in _lines(source):
+    for line in lines:
         reader.feed(line)
     return reader.facts()
 
 
 _DUMP = "SchedulerOutput("
 _TOTAL = re.compile(r"total_num_scheduled_tokens\s*=\s*(\d+)")
-_CACHED = re.compile(r"CachedRequestData\(")
 _IDS = re.compile(r"req_ids=\[([^\]]*)\]")
 _COMPUTED = re.compile(r"num_computed_tokens=\[([\d,\s]*)\]")
 _SCHEDULED = re.compile(r"num_scheduled_tokens=\{([^}]*)\}")
@@ -183,12 +185,12 @@ _NEW_COMPUTED = re.compile(r"num_computed_tokens=(\d+)")
 _MAX_WRAPPED = 200
 
 
-def scheduler_dump(source: str | bytes | Iterable[Line]) -> tuple[ScheduledRequest, ...]:
-    """Return the requests of the first scheduler step dumped in a log or pasted text; empty if there is none.
+def scheduler_dump(lines: Iterable[Line]) -> tuple[ScheduledChunk, ...]:
+    """Return the requests of the first scheduler step dumped in a log; empty if there is none.
 
     Other ranks may repeat the dump. Lines of a dump that was wrapped when it was pasted are joined.
     """
-    lines = iter(_lines(source))
+    lines = iter(lines)
     for line in lines:
         at = line.text.find(_DUMP)
         if at < 0:
@@ -204,41 +206,31 @@ def scheduler_dump(source: str | bytes | Iterable[Line]) -> tuple[ScheduledReque
     return ()
 
 
-def _requests(text: str) -> tuple[ScheduledRequest, ...]:
+def _requests(text: str) -> tuple[ScheduledChunk, ...]:
     scheduled: dict[str, int] = {}
     for found in _SCHEDULED.finditer(text):
         for item in found[1].split(","):
             request, _, tokens = item.strip().rpartition(":")
             if tokens.strip().isdigit():
-                scheduled[request.strip().strip("'\"")] = int(tokens)
-    cached = _CACHED.search(text)
-    head, tail = (text[: cached.start()], text[cached.start() :]) if cached else (text, "")
-    ids = _IDS.search(tail)
-    computed = _COMPUTED.search(tail or text)
+                scheduled[_unquoted(request)] = int(tokens)
+    head, mark, tail = text.partition("CachedRequestData(")
+    computed = _COMPUTED.search(tail if mark else text)
     numbers = [int(number) for number in computed[1].split(",") if number.strip()] if computed else []
-    names = [name.strip().strip("'\"") for name in ids[1].split(",") if name.strip()] if ids else []
+    ids = _IDS.search(tail)
+    names = [_unquoted(name) for name in ids[1].split(",") if name.strip()] if ids else []
     requests = [
-        ScheduledRequest(
-            request_id=name,
-            computed=numbers[at] if at < len(numbers) else None,
-            scheduled=scheduled.get(name),
-            new=False,
-        )
-        for at, name in enumerate(names)
+        ScheduledChunk(before or 0, scheduled.get(name, 0))
+        for name, before in zip_longest(names, numbers[: len(names)])
     ]
-    starts = list(_NEW.finditer(head))
-    ends = [*(start.start() for start in starts[1:]), len(head)]
-    for start, end in zip(starts, ends, strict=False):
-        before = _NEW_COMPUTED.search(head, start.start(), end)
-        requests.append(
-            ScheduledRequest(
-                request_id=start[1],
-                computed=int(before[1]) if before else None,
-                scheduled=scheduled.get(start[1]),
-                new=True,
-            )
-        )
+    parts = _NEW.split(head)
+    for name, body in zip(parts[1::2], parts[2::2], strict=True):
+        first = _NEW_COMPUTED.search(body)
+        requests.append(ScheduledChunk(int(first[1]) if first else 0, scheduled.get(name, 0), new=True))
     return tuple(requests)
+
+
+def _unquoted(name: str) -> str:
+    return name.strip().strip("'\"")
 
 
 _OBSERVED = re.compile(r"(?:LAB|REPRO) observed (\w+) (\{.*\})\s*$")
@@ -261,7 +253,3 @@ def observed(lines: Iterable[Line]) -> tuple[Observed, ...]:
         if len(found) == _MOST_OBSERVED:
             break
     return tuple(found)
-
-
-def _lines(source: str | bytes | Iterable[Line]) -> Iterator[Line]:
-    return read_lines(source) if isinstance(source, str | bytes) else iter(source)

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from vllm_repro.diagnosis.judgement import Judgement, Phase, judge_life
-from vllm_repro.diagnosis.life_signs import ServerLife, Sign, SignKind
+from vllm_repro.diagnosis.life_signs import ServerLife
 from vllm_repro.diagnosis.log_text import Line, read_lines
 from vllm_repro.diagnosis.tracebacks import Frame, Raised
 
-__all__ = ["Diagnosis", "Phase", "Sign", "SignKind", "diagnose"]
+__all__ = ["Diagnosis", "Phase", "diagnose"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Diagnosis:
     exception, message, frames: of the root cause; None, None and () without one.
     wrapped: EngineCore printed only vLLM's wrapper around the root. class_known: False if only the text quoted by the wrapper is known:
         `exception` is then the wrapper's class and `message` the quoted text.
-    why: one sentence for people. signs: the lines it rests on. raised: the root as printed, with its chain.
+    why: one sentence for people. raised: the root as printed, with its chain.
     usage: argparse's error, if the command line was refused.
     """
 
@@ -40,7 +40,6 @@ class Diagnosis:
     wrapped: bool
     vllm_version: str | None
     why: str
-    signs: tuple[Sign, ...] = ()
     class_known: bool = True
     raised: Raised | None = None
     usage: str | None = None
@@ -82,7 +81,6 @@ def _goes_on(life: ServerLife, later: Sequence[ServerLife]) -> bool:
 
 def _diagnosis(life: ServerLife, judgement: Judgement) -> Diagnosis:
     root = judgement.root
-    signs = (*life.kept, life.stalled) if life.stalled else tuple(life.kept)
     return Diagnosis(
         died=judgement.died,
         phase=judgement.phase,
@@ -92,7 +90,6 @@ def _diagnosis(life: ServerLife, judgement: Judgement) -> Diagnosis:
         wrapped=root.wrapped if root else False,
         vllm_version=life.boot.facts().vllm_version,
         why=judgement.why,
-        signs=tuple(sorted(signs, key=lambda sign: sign.line)),
         class_known=root.class_known if root else True,
         raised=root.raised if root else None,
         usage=life.usage,

@@ -9,87 +9,32 @@ from vllm_repro.diagnosis.tracebacks import Raised
 
 __all__ = ["CLEANUP", "LOOPS", "booting", "leaves_the_engine", "starting", "stepping", "warming_up"]
 
-LOOPS = frozenset(
-    {
-        "_execute_worker_rpc",
-        "_process_engine_step",
-        "run_busy_loop",
-        "run_engine_core",
-        "worker_busy_loop",
-        "worker_main",
-    }
-)
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+LOOPS = _names("_execute_worker_rpc _process_engine_step run_busy_loop run_engine_core worker_busy_loop worker_main")
 """The loops of EngineCore and workers: an exception with one of them in its frames came from an engine."""
 
-CLEANUP = frozenset(
-    {
-        "__aexit__",
-        "__del__",
-        "__exit__",
-        "_cleanup",
-        "_cleanup_profiling_kv_cache",
-        "cleanup",
-        "cleanup_dist_env_and_memory",
-        "close",
-        "destroy",
-        "destroy_process_group",
-        "shutdown",
-        "terminate",
-    }
-)
+CLEANUP = _names("""
+    __aexit__ __del__ __exit__ _cleanup _cleanup_profiling_kv_cache cleanup cleanup_dist_env_and_memory close destroy
+    destroy_process_group shutdown terminate
+""")
 """Functions that run after an end; an exception in one of them is not the cause."""
 
-_WARMUP = frozenset(
-    {
-        "_capture_cudagraphs",
-        "_dummy_pooler_run",
-        "_dummy_run",
-        "_dummy_sampler_run",
-        "_warmup_and_capture",
-        "capture_model",
-        "compile_or_warm_up_model",
-        "determine_available_memory",
-        "kernel_warmup",
-        "profile_cudagraph_memory",
-        "profile_run",
-        "warming_up_model",
-    }
-)
-_STEP = frozenset(
-    {
-        "_process_engine_step",
-        "execute_dummy_batch",
-        "execute_model",
-        "sample_tokens",
-        "schedule",
-        "step",
-        "step_fn",
-        "step_with_batch_queue",
-        "take_draft_token_ids",
-        "update_from_output",
-    }
-)
-_BOOT = frozenset(
-    {
-        "_init_executor",
-        "_initialize_kv_caches",
-        "init_device",
-        "initialize_from_config",
-        "initialize_kv_cache",
-        "load_model",
-    }
-)
-_START = frozenset(
-    {
-        "<module>",
-        "build_async_engine_client",
-        "build_async_engine_client_from_engine_args",
-        "run_headless",
-        "run_server",
-    }
-)
+_WARMUP = _names("""
+    _capture_cudagraphs _dummy_pooler_run _dummy_run _dummy_sampler_run _warmup_and_capture capture_model
+    compile_or_warm_up_model determine_available_memory kernel_warmup profile_cudagraph_memory profile_run warming_up_model
+""")
+_STEP = _names("""
+    _process_engine_step execute_dummy_batch execute_model sample_tokens schedule step step_fn step_with_batch_queue
+    take_draft_token_ids update_from_output
+""")
+_BOOT = _names("_init_executor _initialize_kv_caches init_device initialize_from_config initialize_kv_cache load_model")
+_START = _names("<module> build_async_engine_client build_async_engine_client_from_engine_args run_headless run_server")
 # Calls that a client requests beside the steps (a LoRA adapter, sleeping): the engine returns their failure and goes on.
-_UTILITY = frozenset({"_invoke_utility_method", "add_lora", "save_sharded_state", "sleep", "wake_up"})
+_UTILITY = _names("_invoke_utility_method add_lora save_sharded_state sleep wake_up")
 _ENGINE_FILES = ("vllm/v1/worker/", "vllm/v1/core/", "vllm/v1/engine/core", "vllm/v1/executor/")
 
 

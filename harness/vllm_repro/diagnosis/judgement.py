@@ -32,16 +32,19 @@ class Phase(StrEnum):
     SHUTDOWN = "shutdown"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """The decision about one life. died: None if the signs allow both. why: one sentence for people. root: the exception to report."""
+    """The decision about one life.
+
+    died: None if the signs allow both. why: one sentence for people. root: the exception to report. quiet: the log does not show how
+    this life ended, if it did.
+    """
 
     died: bool | None
     why: str
     root: Root | None = None
     phase: Phase | None = None
     quiet: bool = False
-    """The log does not show how this life ended, if it did."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,27 +106,8 @@ def judge_life(life: ServerLife, we_terminated: bool | None) -> Judgement:
         root=find_root(raised, paste=not life.is_log),
         we_terminated=we_terminated,
     )
-    for rule in (
-        _refused,
-        _by_kernel,
-        _last_words,
-        _silent_end,
-        _uncaught,
-        _pasted,
-        _unwell,
-        _unclear,
-        _stopped,
-        _cut,
-        _like_ours,
-    ):
-        judgement = rule(case)
-        if judgement is not None:
-            break
-    else:
-        judgement = _quiet(case)
-    if judgement.phase is not None:
-        return judgement
-    return replace(judgement, phase=_phase(case, judgement))
+    judgement = next((found for rule in _RULES if (found := rule(case)) is not None), None) or _quiet(case)
+    return judgement if judgement.phase is not None else replace(judgement, phase=_phase(case, judgement))
 
 
 def _first(*lines: int | None) -> int | None:
@@ -140,11 +124,20 @@ def _left_the_engine(case: _Case) -> bool:
     return own is not None and own.from_engine and leaves_the_engine(own.raised)
 
 
+def _died(why: str, root: Root | None = None, phase: Phase | None = None) -> Judgement:
+    return Judgement(died=True, why=why, root=root, phase=phase)
+
+
+def _undecided(why: str, root: Root | None = None, phase: Phase | None = None) -> Judgement:
+    return Judgement(died=None, why=why, root=root, phase=phase)
+
+
 def _refused(case: _Case) -> Judgement | None:
     life = case.life
     if life.usage is None or life.ready or SignKind.FATAL in life:
         return None
-    return Judgement(False, "The command line was refused: no engine was started, so none died.", None, Phase.BOOT)
+    why = "The command line was refused: no engine was started, so none died."
+    return Judgement(died=False, why=why, phase=Phase.BOOT)
 
 
 def _by_kernel(case: _Case) -> Judgement | None:
@@ -152,7 +145,7 @@ def _by_kernel(case: _Case) -> Judgement | None:
     killed = case.life.first.get(SignKind.OOM_KILLED)
     if killed is None or case.own_root is not None or _before(case.asked, killed.line):
         return None
-    return Judgement(True, f"The kernel killed a process of this server for want of memory: {killed.text}")
+    return _died(f"The kernel killed a process of this server for want of memory: {killed.text}")
 
 
 def _last_words(case: _Case) -> Judgement | None:
@@ -161,22 +154,25 @@ def _last_words(case: _Case) -> Judgement | None:
     own = case.own_root
     if SignKind.BOOT_FAILED in life and not life.ready and root is not None:
         if own is not None:
-            return Judgement(True, f"The engine did not come up: {_named(own)}.", own)
-        if bare_name(root.raised.exception) in ("SystemExit", "KeyboardInterrupt"):
-            return Judgement(False, "The boot was interrupted by a signal; nothing failed by itself.", None, Phase.BOOT)
+            return _died(f"The engine did not come up: {_named(own)}.", own)
+        if _is_exit(root.raised):
+            why = "The boot was interrupted by a signal; nothing failed by itself."
+            return Judgement(died=False, why=why, phase=Phase.BOOT)
     worker = life.first.get(SignKind.WORKER_DIED)
     if own is None:
         if case.ordered:
             return None
         if _before(case.line(SignKind.WORKER_TOLD), case.line(SignKind.WORKER_DIED, SignKind.FATAL)):
-            return Judgement(None, _WORKER_TOLD)
+            return _undecided(
+                "A worker was told to stop by a signal and EngineCore gave up; this log does not say whether that was meant."
+            )
     if SignKind.FATAL in life and (life.is_log or root is not None):
         if worker is not None and own is None:
             gave_up = f"and EngineCore gave up: {_named(root)}."
-            return Judgement(True, f"A worker process ended without a word ({worker.text}), {gave_up}", root)
-        return Judgement(True, f"EngineCore met a fatal error: {_named(root)}.", root)
+            return _died(f"A worker process ended without a word ({worker.text}), {gave_up}", root)
+        return _died(f"EngineCore met a fatal error: {_named(root)}.", root)
     if worker is not None and not case.ordered:
-        return Judgement(True, f"A worker process ended without a word: {worker.text}", root)
+        return _died(f"A worker process ended without a word: {worker.text}", root)
     return None
 
 
@@ -186,9 +182,11 @@ def _silent_end(case: _Case) -> Judgement | None:
     if case.missed is None or case.asked is not None or _left_the_engine(case):
         return None
     if case.told:
-        if SignKind.ENGINE_GONE in life and SignKind.STOP_ASKED not in life:
-            return Judgement(None, _ENGINE_TOLD_ALONE)
-        return None
+        if SignKind.ENGINE_GONE not in life or SignKind.STOP_ASKED in life:
+            return None
+        return _undecided(
+            "EngineCore was told to stop by a signal that the API server did not get; this log does not say by whom."
+        )
     if not life.is_log:
         return None
     crash = life.first.get(SignKind.NATIVE_CRASH)
@@ -198,7 +196,7 @@ def _silent_end(case: _Case) -> Judgement | None:
         how = "it printed nothing, like a process killed by a signal"
     else:  # its lines are missing or torn, so its silence proves nothing
         how = "what it printed is not in this part of the log"
-    return Judgement(True, f"EngineCore was gone before anybody asked the server to stop; {how}.")
+    return _died(f"EngineCore was gone before anybody asked the server to stop; {how}.")
 
 
 def _uncaught(case: _Case) -> Judgement | None:
@@ -212,23 +210,25 @@ def _uncaught(case: _Case) -> Judgement | None:
         return None
     if own is not None and _left_the_engine(case):
         if own.of_lost_peer:
-            why = f"This rank lost its peer, and only the peer's log can say why: {_named(own)}."
-            return Judgement(None, why, own)
-        return Judgement(True, f"An exception left the engine's own loop: {_named(own)}.", own)
+            return _undecided(f"This rank lost its peer, and only the peer's log can say why: {_named(own)}.", own)
+        return _died(f"An exception left the engine's own loop: {_named(own)}.", own)
     if case.ordered:
         return None
     crash = life.first.get(SignKind.NATIVE_CRASH)
     if crash is not None:
-        return Judgement(True, f"A process crashed below Python: {crash.text}")
+        return _died(f"A process crashed below Python: {crash.text}")
     if life.ready:
         return None
     # The interpreter prints an uncaught exception without a level; its frames include the program's own.
     ended = next((one for one in case.raised if not one.level and starting(frozenset(one.functions))), None)
-    if ended is None or bare_name(ended.exception) in ("SystemExit", "KeyboardInterrupt"):
+    if ended is None or _is_exit(ended):
         return None
-    last = Root(ended.links[0] if ended.explicit else ended)
-    why = f"The server ended while it booted, before an engine served: {_named(last)}."
-    return Judgement(True, why, last, Phase.BOOT)
+    last = Root(raised=ended.links[0] if ended.explicit else ended)
+    return _died(f"The server ended while it booted, before an engine served: {_named(last)}.", last, Phase.BOOT)
+
+
+def _is_exit(raised: Raised) -> bool:
+    return bare_name(raised.exception) in ("SystemExit", "KeyboardInterrupt")
 
 
 def _pasted(case: _Case) -> Judgement | None:
@@ -239,28 +239,18 @@ def _pasted(case: _Case) -> Judgement | None:
     reported = SignKind.ENGINE_DEAD in life or any(one.reports_dead_engine for one in case.raised)
     quoted = life.quoted and root is not None and bool(root.raised.frames)
     if (reported and not case.ordered) or quoted:
-        return Judgement(True, f"The text names the death of the engine{': ' + _named(root) if root else ''}.", root)
+        return _died(f"The text names the death of the engine{': ' + _named(root) if root else ''}.", root)
     if root is None:
         if life.mentioned is None or case.ordered or life.booted or life.ready:
             return None
-        return Judgement(None, f"The text names {life.mentioned}, and shows neither a server's log nor a traceback.")
+        return _undecided(f"The text names {life.mentioned}, and shows neither a server's log nor a traceback.")
     if leaves_the_engine(root.raised):
-        why = f"This exception left a step or the boot of the engine, where nothing catches it: {_named(root)}."
-        return Judgement(True, why, root)
-    return Judgement(
-        None,
-        f"An exception without a log around it: {_named(root)}; whether an engine died is not said.",
-        root,
+        return _died(
+            f"This exception left a step or the boot of the engine, where nothing catches it: {_named(root)}.", root
+        )
+    return _undecided(
+        f"An exception without a log around it: {_named(root)}; whether an engine died is not said.", root
     )
-
-
-_WORKER_TOLD = (
-    "A worker was told to stop by a signal and EngineCore gave up; this log does not say whether that was meant."
-)
-_ENGINE_TOLD_ALONE = (
-    "EngineCore was told to stop by a signal that the API server did not get; this log does not say by whom."
-)
-_API_SILENT = "EngineCore was told to stop and the API server says nothing about it: it was killed, or the log is cut."
 
 
 def _unwell(case: _Case) -> Judgement | None:
@@ -268,32 +258,36 @@ def _unwell(case: _Case) -> Judgement | None:
     unwell = case.line(SignKind.HEALTH_503)
     if unwell is None or _before(case.asked, unwell):
         return None
-    why = "/health was answered with 503 and never with 200 again; this log does not say whether the engine is dead."
-    return Judgement(None, why)
+    return _undecided(
+        "/health was answered with 503 and never with 200 again; this log does not say whether the engine is dead."
+    )
 
 
 def _unclear(case: _Case) -> Judgement | None:
     """Judge what may be an end or not."""
     life = case.life
-    if life.stalled is not None:
+    if any(life.stalls.values()):
         why = "Requests were there and no token moved where this log ends: a hang, or one very long step."
-        return Judgement(None, why, None, Phase.REQUEST)
+        return _undecided(why, phase=Phase.REQUEST)
     if SignKind.DRAINING in life and SignKind.CLOSED not in life and not case.we_terminated:
         why = (
             "The server was told to stop and open requests did not end before this log does: a hang, or the log is cut."
         )
-        return Judgement(None, why, None, Phase.REQUEST)
+        return _undecided(why, phase=Phase.REQUEST)
     if case.asked is not None and case.we_terminated is False:
         why = "The server stopped in order, though the caller did not ask it to; this log does not say who did."
-        return Judgement(None, why, None, Phase.SHUTDOWN)
+        return _undecided(why, phase=Phase.SHUTDOWN)
     if case.asked is not None or case.we_terminated:
         return None
     if case.told:
-        return None if SignKind.SHUTDOWN in life else Judgement(None, _API_SILENT)
+        if SignKind.SHUTDOWN in life:
+            return None
+        return _undecided(
+            "EngineCore was told to stop and the API server says nothing about it: it was killed, or the log is cut."
+        )
     if SignKind.PARENT_GONE in life:
-        return Judgement(
-            None,
-            "A worker outlived the process that had started it; this log does not say how that one ended.",
+        return _undecided(
+            "A worker outlived the process that had started it; this log does not say how that one ended."
         )
     return None
 
@@ -305,9 +299,9 @@ def _stopped(case: _Case) -> Judgement | None:
     failed = _before(case.line(SignKind.SERVER_ERROR), case.asked)
     lived = life.booted or SignKind.READY in life or (life.served and not failed) or case.told
     if not lived and not case.we_terminated:
-        return Judgement(None, "Only the end of a stopping server is here; what made it stop came before.")
+        return _undecided("Only the end of a stopping server is here; what made it stop came before.")
     why = "The server was told to stop and did; what it printed after that is noise of the stopping."
-    return Judgement(False, why, None, Phase.SHUTDOWN)
+    return Judgement(died=False, why=why, phase=Phase.SHUTDOWN)
 
 
 def _cut(case: _Case) -> Judgement | None:
@@ -315,30 +309,45 @@ def _cut(case: _Case) -> Judgement | None:
     if inside is None or not case.life.is_log:
         return None
     who = f"{inside.process} prints" if inside.process else "the engine prints"
-    return Judgement(None, f"The log ends inside a traceback that {who}: what comes after it decides.")
+    return _undecided(f"The log ends inside a traceback that {who}: what comes after it decides.")
 
 
-def _like_ours(case: _Case) -> Judgement | None:
+def _process_like_ours(case: _Case) -> Judgement | None:
     named = case.life.first.get(SignKind.OOM_NAMED)
     if named is None:
         return None
-    why = (
+    return _undecided(
         f"The kernel killed a process like vLLM's, and this log does not say whether it was this server's: {named.text}"
     )
-    return Judgement(None, why)
 
 
 def _quiet(case: _Case) -> Judgement:
     if case.life.ready:
-        return Judgement(False, "Nothing here says that the engine died: alive as far as this log goes.", quiet=True)
+        why = "Nothing here says that the engine died: alive as far as this log goes."
+        return Judgement(died=False, why=why, quiet=True)
     if case.life.booted:
-        return Judgement(False, "The server was still booting, without a failure, where this log ends.", quiet=True)
+        why = "The server was still booting, without a failure, where this log ends."
+        return Judgement(died=False, why=why, quiet=True)
     if case.life.is_log:
-        return Judgement(
-            None,
-            "A piece of a log with neither a boot nor an answered request in it: paste it from the boot on, or the whole traceback.",
+        return _undecided(
+            "A piece of a log with neither a boot nor an answered request in it: paste it from the boot on, or the whole traceback."
         )
-    return Judgement(None, "There is neither a server log nor an exception in this text.")
+    return _undecided("There is neither a server log nor an exception in this text.")
+
+
+_RULES = (
+    _refused,
+    _by_kernel,
+    _last_words,
+    _silent_end,
+    _uncaught,
+    _pasted,
+    _unwell,
+    _unclear,
+    _stopped,
+    _cut,
+    _process_like_ours,
+)
 
 
 def _named(root: Root | None) -> str:

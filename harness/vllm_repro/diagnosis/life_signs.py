@@ -24,7 +24,6 @@ class SignKind(StrEnum):
 
     FATAL = "fatal"  # logged by EngineCore as it dies
     BOOT_FAILED = "boot-failed"
-    WORKER_EXCEPTION = "worker-exception"
     WORKER_DIED = "worker-died"  # a worker process is gone without an exception
     ENGINE_GONE = "engine-gone"  # the API server missed EngineCore before anybody asked it to stop
     ENGINE_DEAD = "engine-dead"  # EngineDeadError, or its text in an answer
@@ -33,7 +32,6 @@ class SignKind(StrEnum):
     SERVER_ERROR = "server-error"  # a request was answered with 5xx
     DUMP = "scheduler-dump"
     PARENT_GONE = "parent-gone"  # a worker outlived the process that had started it
-    STALLED = "stalled"  # requests in flight and no tokens
     STOP_ASKED = "stop-asked"  # the API server logs a request to stop
     ENGINE_TOLD = "engine-told-to-stop"  # EngineCore logs a request to stop
     WORKER_TOLD = "worker-told-to-stop"  # a worker logs that a signal ended it
@@ -43,12 +41,12 @@ class SignKind(StrEnum):
     OOM_KILLED = "oom-killed"  # the kernel killed a process of this server
     OOM_NAMED = "oom-named"  # the kernel killed a process named like vLLM's, with an unknown pid
     READY = "ready"
-    USAGE = "usage"  # the command line was refused
 
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    kind: SignKind
+    """The first line of its kind: its number and text."""
+
     line: int
     text: str
 
@@ -58,7 +56,6 @@ _STARTS: tuple[tuple[str, SignKind], ...] = (
     ("WorkerProc failed to start.", SignKind.BOOT_FAILED),
     ("RuntimeError: Engine core initialization failed", SignKind.BOOT_FAILED),
     ("RuntimeError: Engine process failed to start", SignKind.BOOT_FAILED),
-    ("WorkerProc hit an exception.", SignKind.WORKER_EXCEPTION),
     ("[shutdown] MPClient: engine core exited unexpectedly", SignKind.ENGINE_GONE),
     ("AsyncLLM output_handler failed.", SignKind.ENGINE_DEAD),
     ("!!!!!!! Segfault encountered", SignKind.NATIVE_CRASH),
@@ -75,7 +72,6 @@ _STARTS: tuple[tuple[str, SignKind], ...] = (
     ("Waiting for connections to close.", SignKind.DRAINING),
     ("Application shutdown complete.", SignKind.CLOSED),
     ("Application startup complete.", SignKind.READY),
-    ("usage: vllm", SignKind.USAGE),
 )
 _ENGINE = ("EngineCore", "Worker", "VllmWorker", "RayWorker")
 _FATAL = "EngineCore encountered a fatal error."
@@ -96,14 +92,20 @@ _QUOTED = re.compile(
     r"EngineCore encountered a(?:n issue| fatal error)|EngineCore failed to start|Engine core initialization failed"
 )
 
-_KEPT = 3
 _SURVIVED = 3
 """Answers after an unfinished traceback that prove the engine survived it; fewer may have been in flight."""
 _TEXT = 300
 
 
 class ServerLife:
-    """One life of a server, read line by line: its signs, exceptions and boot facts."""
+    """One life of a server, read line by line: its signs, exceptions and boot facts.
+
+    first: the first sign of each kind. mentioned: the first mention of a death in lines without a server's prefix: the exception, or a
+    sentence of vLLM's, which makes `quoted` true. booted: the log has a server's first lines. served: the server answered or counted
+    requests, so it had booted. usage: argparse's error, if the command line was refused. headless: a further node's rank.
+    pids: names of the processes. api_pid: of the boot's first line. first_engine_line: line number. engine_error: EngineCore or a worker
+    logged an error. busy, stalls: by engine, in its last counts: requests are there, and no token moves.
+    """
 
     stopping = frozenset({SignKind.STOP_ASKED, SignKind.SHUTDOWN, SignKind.ENGINE_TOLD})
 
@@ -111,33 +113,17 @@ class ServerLife:
         self.finder = Finder()
         self.boot = BootReader()
         self.first: dict[SignKind, Sign] = {}
-        self.kept: list[Sign] = []
         self.mentioned: str | None = None
-        """The first mention of a death in lines without a server's prefix: the exception, or a sentence of vLLM's."""
-        self.quoted = False
-        """Such a line holds a sentence of vLLM's."""
-        self.booted = False
-        """The log has a server's first lines."""
-        self.served = False
-        """The server answered or counted requests, so it had booted."""
+        self.quoted = self.booted = self.served = self.headless = self.engine_error = False
         self.usage: str | None = None
-        """argparse's error, if the command line was refused."""
-        self.headless = False
         self.pids: dict[int, str] = {}
-        """Names of the processes in the log, by pid."""
         self.api_pid: int | None = None
-        """The pid in the first line of the boot."""
         self.first_engine_line: int | None = None
-        """The first line number of EngineCore."""
-        self.engine_error = False
-        """EngineCore or a worker logged an error."""
-        self.lines = 0
-        self.logged = 0
-        self.stalls: dict[str, Sign | None] = {}
         self.busy: dict[str, bool] = {}
+        self.stalls: dict[str, bool] = {}
+        self._lines = self._logged = 0
         self._begun: dict[str, str] = {}
         self._answers: deque[int] = deque(maxlen=_SURVIVED)
-        self._counts: dict[SignKind, int] = {}
 
     def __contains__(self, kind: SignKind) -> bool:
         return kind in self.first
@@ -149,15 +135,11 @@ class ServerLife:
     @property
     def is_log(self) -> bool:
         """Return True if most lines have a server's prefix: a log, not prose."""
-        return self.logged * 2 >= self.lines and self.logged > 0
+        return self._logged * 2 >= self._lines and self._logged > 0
 
     @property
     def ready(self) -> bool:
         return self.served or SignKind.READY in self.first
-
-    @property
-    def stalled(self) -> Sign | None:
-        return next((sign for sign in self.stalls.values() if sign is not None), None)
 
     def ended_by(self, line: Line) -> bool:
         """Return True if another server's log begins with this line.
@@ -186,8 +168,8 @@ class ServerLife:
         self.finder.feed(line)
         self.boot.feed(line)
         if text.strip():
-            self.lines += 1
-            self.logged += bool(line.level or line.process)
+            self._lines += 1
+            self._logged += bool(line.level or line.process)
         if line.pid is not None:
             self.pids[line.pid] = line.process
         if first_words := begins(line):
@@ -196,19 +178,17 @@ class ServerLife:
             self.api_pid = line.pid
             self.first.pop(SignKind.HEALTH_503, None)  # another server or a proxy answered before
         if line.process.startswith(_ENGINE):
-            self._take_engine_line(line)
+            if self.first_engine_line is None and line.process.startswith("EngineCore"):
+                self.first_engine_line = line.number
+            self.engine_error |= line.level in ("ERROR", "CRITICAL")
         if line.process == "MainProcess":
             self.headless = True
         if not line.level and not line.process:
             self._mention(text)
         if (kind := self._kind(line)) is not None:
-            self._add(Sign(kind, line.number, text.strip()[:_TEXT]))
-
-    def _take_engine_line(self, line: Line) -> None:
-        if self.first_engine_line is None and line.process.startswith("EngineCore"):
-            self.first_engine_line = line.number
-        if line.level in ("ERROR", "CRITICAL"):
-            self.engine_error = True
+            # The first line of an ordered shutdown names its trigger; without it, the shutdown began before this part of the log.
+            earlier = kind is SignKind.STOP_ASKED and "triggered" not in text.strip()[:_TEXT]
+            self.first.setdefault(kind, Sign(0 if earlier else line.number, text.strip()[:_TEXT]))
 
     def _mention(self, text: str) -> None:
         if not self.quoted and "ngine" in text and (found := _QUOTED.search(text)):
@@ -230,7 +210,7 @@ class ServerLife:
             self.served = True
             return self._access(found[1], found[2], found[3], line.number)
         if text.startswith("Engine ") and (found := _STATS.match(text)):
-            self._stats(found, line)
+            self._stats(found)
         if _GONE.match(text):
             return SignKind.WORKER_DIED
         if _ENGINE_GONE.match(text):
@@ -241,7 +221,6 @@ class ServerLife:
             return self._out_of_memory(int(found[1]), found[2])
         if _REFUSED.match(text):
             self.usage = self.usage or text.strip()[:_TEXT]
-            return SignKind.USAGE
         if text.rstrip() == "Shutting down" and line.level:
             return SignKind.SHUTDOWN
         if line.process == "MainProcess" and text.startswith("[shutdown] Executor: "):
@@ -262,27 +241,14 @@ class ServerLife:
             return SignKind.OOM_KILLED
         return SignKind.OOM_NAMED if name.startswith("VLLM::") else None
 
-    def _stats(self, found: re.Match[str], line: Line) -> None:
+    def _stats(self, found: re.Match[str]) -> None:
         self.served = True
-        engine = found[1]
         if not self.stopping.isdisjoint(self.first):
             return  # the API server keeps logging the last counts after its engine ended
         waiting = int(found[4]) + int(found[5]) > 0
         still = float(found[2]) == 0.0 and float(found[3]) == 0.0
-        self.busy[engine] = waiting
-        if not (waiting and still):
-            self.stalls[engine] = None
-        elif self.stalls.get(engine) is None:
-            self.stalls[engine] = Sign(SignKind.STALLED, line.number, line.text.strip()[:_TEXT])
-
-    def _add(self, sign: Sign) -> None:
-        if sign.kind is SignKind.STOP_ASKED and "triggered" not in sign.text and sign.kind not in self.first:
-            # The first of these lines is missing, so it stood before this part of the log.
-            self.first[sign.kind] = Sign(sign.kind, 0, sign.text)
-        self.first.setdefault(sign.kind, sign)
-        count = self._counts[sign.kind] = self._counts.get(sign.kind, 0) + 1
-        if count <= _KEPT:
-            self.kept.append(sign)
+        self.busy[found[1]] = waiting
+        self.stalls[found[1]] = waiting and still
 
 
 _BEGINNINGS = ("non-default args: ", "vLLM API server version ", "Launching vLLM (")

@@ -8,8 +8,8 @@ lines of several processes come in any order.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from vllm_repro.diagnosis.engine_code import CLEANUP, LOOPS
 from vllm_repro.diagnosis.tracebacks import Frame, Raised, bare_name
@@ -17,10 +17,12 @@ from vllm_repro.diagnosis.tracebacks import Frame, Raised, bare_name
 __all__ = ["Root", "find_root", "squeeze", "unwrap"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Root:
-    """The root cause as printed. wrapped: EngineCore only quoted its text. class_known: False if that text is all that is known.
-    quoted: the text inside the wrapper."""
+    """The root cause as printed.
+
+    wrapped: EngineCore only quoted its text. class_known: False if that text is all that is known. quoted: the text in the wrapper.
+    """
 
     raised: Raised
     wrapped: bool = False
@@ -68,16 +70,8 @@ _ENGINE_RECORDS = (
     "RayWorkerProc ",
 )
 _LAST_WORDS = ("EngineCore encountered a fatal error.", "EngineCore failed to start.")
-_TERMINATION_CLASSES = frozenset(
-    (
-        "SystemExit",
-        "KeyboardInterrupt",
-        "CancelledError",
-        "EngineDeadError",
-        "BrokenPipeError",
-        "EOFError",
-        "ZMQError",
-    )
+_TERMINATION_CLASSES = re.compile(
+    "SystemExit|KeyboardInterrupt|CancelledError|EngineDeadError|BrokenPipeError|EOFError|ZMQError"
 )
 _TERMINATION_TEXTS = ("cancelled", "Executor failed.")
 _CONSEQUENCES = (
@@ -90,17 +84,8 @@ _CONSEQUENCES = (
     "Executor failed.",
 )
 # Failed look-ups: the next exception of the chain states what is wrong.
-_LOOKUPS = frozenset(
-    {
-        "Again",
-        "AttributeError",
-        "Empty",
-        "ImportError",
-        "KeyError",
-        "ModuleNotFoundError",
-        "StopAsyncIteration",
-        "StopIteration",
-    }
+_LOOKUPS = re.compile(
+    "Again|AttributeError|Empty|ImportError|KeyError|ModuleNotFoundError|StopAsyncIteration|StopIteration"
 )
 
 
@@ -125,21 +110,19 @@ def find_root(raised: Sequence[Raised], *, paste: bool = False) -> Root | None:
     ]
     if not candidates:
         return None
-    main = (
-        next((one for one in candidates if one.headline in _LAST_WORDS), None)
-        or next(
-            (one for one in candidates if one.frames and not _of_termination(one) and not _empty_wrapper(one)),
-            None,
-        )
-        or next((one for one in candidates if not _of_termination(one)), None)
-        or candidates[0]
+    preferences: tuple[Callable[[Raised], bool], ...] = (
+        lambda one: one.headline in _LAST_WORDS,
+        lambda one: bool(one.frames) and not _of_termination(one) and not _empty_wrapper(one),
+        lambda one: not _of_termination(one),
+        lambda _: True,
     )
+    main = next(one for wanted in preferences for one in candidates if wanted(one))
     root = _through_wrappers(_first_link(main), candidates)
     if any(text in root.message for text in _CONSEQUENCES):
         # A rank that lost its peer logs that too. The peer's own exception is the root, if it logged one.
         own = next((one for one in candidates if _is_block(one) and not _is_consequence(one)), None)
         if own is not None:
-            return Root(_first_link(own), wrapped=root.wrapped)
+            return Root(raised=_first_link(own), wrapped=root.wrapped)
     return root
 
 
@@ -150,30 +133,25 @@ def _through_wrappers(link: Raised, candidates: Sequence[Raised]) -> Root:
         for one in candidates:
             first = _first_link(one)
             if any(_quotes(wanted, each) for each in one.links) and unwrap(first.message) is None:
-                return Root(first, wrapped=True, quoted=quoted)
-        return Root(link, wrapped=True, class_known=False, quoted=quoted)
+                return Root(raised=first, wrapped=True, quoted=quoted)
+        return Root(raised=link, wrapped=True, class_known=False, quoted=quoted)
     if _empty_wrapper(link):
         for one in candidates:
             first = _first_link(one)
             if not _empty_wrapper(first) and not _of_termination(first) and _is_block(one):
-                deeper = _through_wrappers(first, candidates)
-                return Root(deeper.raised, wrapped=True, class_known=deeper.class_known, quoted=deeper.quoted)
-        return Root(link, wrapped=True)
-    return Root(link)
+                return replace(_through_wrappers(first, candidates), wrapped=True)
+        return Root(raised=link, wrapped=True)
+    return Root(raised=link)
 
 
 def _quotes(wanted: str, raised: Raised) -> bool:
-    said = squeeze(raised.message)
-    if not wanted or not said:
+    message = squeeze(raised.message)
+    if not wanted or not message:
         # A bare assertion is quoted as ''.
-        return (
-            wanted == said
-            and bool(raised.frames)
-            and raised.headline.startswith(("WorkerProc ", "Error getting async"))
-        )
-    return (
-        said == wanted or (len(wanted) > 20 and said.startswith(wanted)) or (len(said) > 20 and wanted.startswith(said))
-    )
+        own_record = raised.headline.startswith(("WorkerProc ", "Error getting async"))
+        return wanted == message and bool(raised.frames) and own_record
+    shorter, longer = sorted((wanted, message), key=len)
+    return wanted == message or (len(shorter) > 20 and longer.startswith(shorter))
 
 
 def _first_link(raised: Raised) -> Raised:
@@ -181,9 +159,8 @@ def _first_link(raised: Raised) -> Raised:
     links = raised.links
     for at, link in enumerate(links[:-1]):
         following = links[at + 1]
-        lookup = bare_name(link.exception) in _LOOKUPS or (
-            bare_name(link.exception) == "TimeoutError" and not link.message
-        )
+        name = bare_name(link.exception)
+        lookup = _LOOKUPS.fullmatch(name) or (name == "TimeoutError" and not link.message)
         if not lookup or _in_cleanup(following):
             return link
     return links[-1]
@@ -207,7 +184,8 @@ def _in_cleanup(raised: Raised) -> bool:
 
 def _of_termination(raised: Raised) -> bool:
     link = _first_link(raised)
-    return bare_name(link.exception) in _TERMINATION_CLASSES or link.message in _TERMINATION_TEXTS or _in_cleanup(link)
+    by_class = _TERMINATION_CLASSES.fullmatch(bare_name(link.exception)) is not None
+    return by_class or link.message in _TERMINATION_TEXTS or _in_cleanup(link)
 
 
 def _from_engine(raised: Raised) -> bool:

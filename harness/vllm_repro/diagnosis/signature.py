@@ -3,8 +3,7 @@
 A signature holds no line numbers, which move with every release. It holds the exception's class, a template of its
 message, and function names in order. Named holes of the template are captured as evidence and not compared:
 
-    Signature("AssertionError", "Workspace is locked but allocation from '{file}:{line}:_continuation_prefill'
-    requires {asked} MB", …)
+    "Workspace is locked but allocation from '{file}:{line}:_continuation_prefill' requires {asked} MB"
 """
 
 from __future__ import annotations
@@ -18,14 +17,13 @@ from functools import lru_cache
 from vllm_repro.diagnosis.diagnosis import Diagnosis, Phase
 from vllm_repro.diagnosis.log_text import Line
 from vllm_repro.diagnosis.root_cause import squeeze, unwrap
-from vllm_repro.diagnosis.tracebacks import Frame, Raised, bare_name, shorten
+from vllm_repro.diagnosis.tracebacks import Frame, bare_name, shorten
 
 __all__ = [
     "Comparison",
     "How",
     "NodeLog",
     "Signature",
-    "canonical",
     "compare",
     "failed_nodes",
     "lost_worker",
@@ -41,7 +39,7 @@ class How(StrEnum):
     OTHER = "other"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Signature:
     """The description of one bug's death.
 
@@ -64,7 +62,7 @@ class Signature:
         _compiled(self.message)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """The result of a comparison. captured: text of the named holes. why: one sentence for people."""
 
@@ -74,92 +72,76 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _Printed:
+    """One exception of a chain. exception: None if only the text quoted by a wrapper is known."""
+
     exception: str | None
-    """None if only the text quoted by a wrapper is known."""
     message: str
     frames: tuple[Frame, ...]
-    phase: Phase | None
 
 
 _RANK = {How.OTHER: 0, How.NEAR: 1, How.MATCH: 2}
 
 
-def compare(signature: Signature, seen: Diagnosis | Raised) -> Comparison:
-    """Compare a diagnosis or one exception with a signature.
+def compare(signature: Signature, diagnosis: Diagnosis) -> Comparison:
+    """Compare a diagnosis with a signature.
 
     Each link of a chain is compared, the root first. Of a worker's text that only EngineCore quoted, class and frames are
     unknown: it matches if the template does.
     """
-    views = _views(seen)
-    if not views:
-        return Comparison(How.OTHER, why="no exception of this death is known")
-    best = Comparison(How.OTHER)
-    for view in views:
-        comparison = _one(signature, view)
-        if not best.why or _RANK[comparison.how] > _RANK[best.how]:
-            best = comparison
-        if best.how is How.MATCH:
-            break
-    return best
+    if diagnosis.exception is None or diagnosis.died is False:
+        return Comparison(how=How.OTHER, why="no exception of this death is known")
+    compared = [_compare_one(signature, printed, diagnosis.phase) for printed in _chain(diagnosis)]
+    return max(compared, key=lambda comparison: _RANK[comparison.how])
 
 
-def _views(seen: Diagnosis | Raised) -> list[_Seen]:
-    if isinstance(seen, Raised):
-        links, phase, first = seen.links, None, None
-    elif seen.exception is None or seen.died is False:
-        return []
-    else:
-        links, phase = (seen.raised.links if seen.raised else ()), seen.phase
-        first = _Seen(seen.exception if seen.class_known else None, seen.message or "", seen.frames, phase)
-    views = [] if first is None else [first]
-    for link in links:
+def _chain(diagnosis: Diagnosis) -> list[_Printed]:
+    root = diagnosis.exception if diagnosis.class_known else None
+    chain = [_Printed(root, diagnosis.message or "", diagnosis.frames)]
+    for link in diagnosis.raised.links if diagnosis.raised else ():
         quoted = unwrap(link.message)
-        view = (
-            _Seen(None, quoted, (), phase)
-            if quoted is not None
-            else _Seen(link.exception, link.message, link.frames, phase)
+        chain.append(
+            _Printed(link.exception, link.message, link.frames) if quoted is None else _Printed(None, quoted, ())
         )
-        if view not in views:
-            views.append(view)
-    return views
+    return chain
 
 
-def _one(signature: Signature, seen: _Seen) -> Comparison:
-    said = squeeze(seen.message)
-    excluded = next((text for text in signature.not_in_message if squeeze(text) in said), None)
+def _compare_one(signature: Signature, printed: _Printed, phase: Phase | None) -> Comparison:
+    message = squeeze(printed.message)
+    excluded = next((text for text in signature.not_in_message if squeeze(text) in message), None)
     if excluded is not None:
-        return Comparison(How.OTHER, why=f"the message holds “{excluded}”, which excludes this bug")
-    pattern = _compiled(signature.message)
-    found = pattern.search(said) if signature.message else None
-    says = found is not None if signature.message else not said
-    telling = bool(_constant(signature.message))
-    through = _in_order(signature.frames, [frame.function for frame in seen.frames])
-    runs = None if not signature.frames or not seen.frames else through is not None
-    same_class = None if seen.exception is None else bare_name(seen.exception) == bare_name(signature.exception)
+        return Comparison(how=How.OTHER, why=f"the message holds “{excluded}”, which excludes this bug")
+    found = _compiled(signature.message).search(message) if signature.message else None
+    message_agrees = found is not None if signature.message else not message
+    ends_at = _in_order(signature.frames, [frame.function for frame in printed.frames])
+    frames_agree = None if not signature.frames or not printed.frames else ends_at is not None
+    same_class = printed.exception is None or bare_name(printed.exception) == bare_name(signature.exception)
     wrong = []
-    if same_class is False:
-        wrong.append(f"{bare_name(seen.exception or '')} is not {bare_name(signature.exception)}")
-    if not says:
+    if not same_class:
+        wrong.append(f"{bare_name(printed.exception or '')} is not {bare_name(signature.exception)}")
+    if not message_agrees:
         wrong.append(
             "the message differs" if signature.message else "this exception has a message and the bug's has none"
         )
-    if runs is False:
+    if frames_agree is False:
         wrong.append(f"the frames do not go {' → '.join(signature.frames)}")
-    if signature.source is not None and runs and through is not None:
-        echo = squeeze(seen.frames[through].source)
+    if signature.source is not None and frames_agree and ends_at is not None:
+        echo = squeeze(printed.frames[ends_at].source)
         if echo and squeeze(signature.source) not in echo:
             wrong.append(f"it failed at `{echo}`")
-    if not _same_phase(signature.phase, seen.phase):
-        wrong.append(f"it died in phase {seen.phase}, not {signature.phase}")
+    if not _same_phase(signature.phase, phase):
+        wrong.append(f"it died in phase {phase}, not {signature.phase}")
     captured = {name: value for name, value in found.groupdict().items() if value} if found else {}
-    agreed = (says and telling) + bool(runs)
+    # A template of holes alone agrees with any message.
+    agreed = (message_agrees and bool(_HOLE.sub("", signature.message).strip())) + bool(frames_agree)
     if not wrong and agreed:
-        known = "class, message and frames agree" if runs else "the message agrees; the frames are not known"
-        return Comparison(How.MATCH, captured, known if signature.frames else "class and message agree")
-    if agreed == 0 or (same_class is False and agreed < 2):
-        return Comparison(How.OTHER, {}, "; ".join(wrong) or "only the class agrees")
-    return Comparison(How.NEAR, captured, "; ".join(wrong) or "only the class agrees")
+        known = "class, message and frames agree" if frames_agree else "the message agrees; the frames are not known"
+        why = known if signature.frames else "class and message agree"
+        return Comparison(how=How.MATCH, captured=captured, why=why)
+    why = "; ".join(wrong) or "only the class agrees"
+    if agreed == 0 or (not same_class and agreed < 2):
+        return Comparison(how=How.OTHER, why=why)
+    return Comparison(how=How.NEAR, captured=captured, why=why)
 
 
 def _in_order(wanted: Sequence[str], functions: Sequence[str]) -> int | None:
@@ -213,10 +195,6 @@ def _literal(text: str) -> str:
     return re.escape(text)
 
 
-def _constant(message: str) -> str:
-    return _HOLE.sub("", message).strip()
-
-
 # Identifiers come before numbers, so that deepseek_v4_attention.py, fp8 and v1/worker keep their digits.
 _MASKS = re.compile(
     r"(?P<place>(?P<file>[\w./\\-]{0,200}\w\.pyx?):\d+(?=:|\b))"
@@ -235,34 +213,17 @@ def template(message: str) -> str:
     """Return the message with numbers (and units), addresses, ids and paths masked, which differ between two prints of one bug."""
 
     def mask(found: re.Match[str]) -> str:
-        text = found[0]
-        if found["place"]:
-            return f"{shorten(found['file'])}:{{line}}"
-        if found["path"]:
-            return shorten(text)
-        if found["word"]:
-            return "{hex}" if _DIGEST.fullmatch(text) else text
-        for name, hole in (
-            ("memory", "{hex}"),
-            ("address", "{address}"),
-            ("request", "{request}"),
-            ("uuid", "{id}"),
-        ):
-            if found[name]:
-                return hole
-        return "{n}"
+        kind, text = found.lastgroup or "", found[0]
+        match kind:
+            case "place":
+                return f"{shorten(found['file'])}:{{line}}"
+            case "path":
+                return shorten(text)
+            case "word":
+                return "{hex}" if _DIGEST.fullmatch(text) else text
+        return {"memory": "{hex}", "address": "{address}", "request": "{request}", "uuid": "{id}"}.get(kind, "{n}")
 
     return _MASKS.sub(mask, squeeze(message))
-
-
-def canonical(exception: str, message: str, frames: Sequence[Frame] = ()) -> str:
-    """Return a key for equal deaths: class, masked message, and the innermost three functions of vLLM's own code."""
-    own = [
-        f"{frame.file.removesuffix('.py').replace('/', '.')}:{frame.function}"
-        for frame in frames
-        if frame.file.startswith("vllm/")
-    ]
-    return " | ".join((bare_name(exception), template(message), " > ".join(own[-3:])))
 
 
 # ── a server over several nodes ───────────────────────────────────────────────────────────────────────────

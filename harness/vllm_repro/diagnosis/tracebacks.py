@@ -9,12 +9,11 @@ every release, so nothing may compare them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from vllm_repro.diagnosis.log_text import Line, read_lines
+from vllm_repro.diagnosis.log_text import Line
 
-__all__ = ["Finder", "Frame", "Raised", "Unfinished", "bare_name", "find_raised", "shorten"]
+__all__ = ["Finder", "Frame", "Raised", "Unfinished", "bare_name", "shorten"]
 
 _MAX_MESSAGE_LINES = 40
 """Most lines of an exception's message; further ones belong to the rest of the log."""
@@ -29,7 +28,7 @@ class Frame:
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Raised:
     """One exception as printed.
 
@@ -41,13 +40,11 @@ class Raised:
 
     exception: str
     message: str
-    frames: tuple[Frame, ...]
+    frames: tuple[Frame, ...] = ()
     process: str = ""
-    pid: int | None = None
     level: str = ""
     headline: str = ""
     first_line: int = 0
-    last_line: int = 0
     cause: Raised | None = None
     explicit: bool = False
 
@@ -72,34 +69,15 @@ class Raised:
             return True
         return "EngineCore encountered an issue. See stack trace" in self.message
 
-    @property
-    def same_as(self) -> tuple[str, str, tuple[str, ...]]:
-        """Return a key that two prints of one death share: of several ranks, or of EngineCore's re-raise."""
-        return bare_name(self.exception), self.message, self.functions
-
 
 def bare_name(exception: str) -> str:
     """Return the class without its module: `AssertionError`, `OutOfMemoryError`."""
     return exception.rpartition(".")[2]
 
 
-_PACKAGES = frozenset(
-    {
-        "asyncio",
-        "concurrent",
-        "fastapi",
-        "flashinfer",
-        "multiprocessing",
-        "ray",
-        "starlette",
-        "torch",
-        "transformers",
-        "triton",
-        "uvicorn",
-        "uvloop",
-        "vllm_repro_lab",
-        "xgrammar",
-    }
+_PACKAGES = re.compile(
+    "asyncio|concurrent|fastapi|flashinfer|multiprocessing|ray|starlette|torch|transformers|triton|uvicorn|uvloop"
+    "|vllm_repro_lab|xgrammar"
 )
 
 
@@ -114,7 +92,7 @@ def shorten(path: str) -> str:
         if parts[at] == "vllm":
             return "/".join(parts[at:])
     for at, part in enumerate(parts[:-1]):
-        if part in _PACKAGES:
+        if _PACKAGES.fullmatch(part):
             return "/".join(parts[at:])
         if re.fullmatch(r"python\d\.\d+", part):
             return "/".join(parts[at + 1 :])
@@ -149,25 +127,23 @@ _RECORD = re.compile(
 )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Block:
-    """An open traceback."""
+    """An open traceback.
 
-    process: str
-    pid: int | None
-    level: str
+    line: its first. header_indent: of the `Traceback` line; None without one. done: the message is complete, and only a chain marker
+    can follow, which is then `chained`.
+    """
+
+    line: Line
     headline: str
-    first_line: int
-    last_line: int
-    header_indent: int | None
+    header_indent: int | None = None
     frames: list[Frame] = field(default_factory=list)
     frame_indent: int = 0
     exception: str | None = None
     message: list[str] = field(default_factory=list)
     done: bool = False
-    """The message is complete; only a chain marker can still follow."""
     chained: str = ""
-    """The chain marker after it."""
     cause: Raised | None = None
     explicit: bool = False
 
@@ -175,21 +151,19 @@ class _Block:
         if self.exception is None:
             return None
         return Raised(
-            self.exception,
-            "\n".join(self.message).strip(),
-            tuple(self.frames),
-            self.process,
-            self.pid,
-            self.level,
-            self.headline,
-            self.first_line,
-            self.last_line,
-            self.cause,
-            self.explicit,
+            exception=self.exception,
+            message="\n".join(self.message).strip(),
+            frames=tuple(self.frames),
+            process=self.line.process,
+            level=self.line.level,
+            headline=self.headline,
+            first_line=self.line.number,
+            cause=self.cause,
+            explicit=self.explicit,
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Unfinished:
     """A traceback without its end: its process, last line and functions."""
 
@@ -202,19 +176,19 @@ class Unfinished:
 class _Output:
     """The output of one process through one logging call (or raw), in which the lines of a traceback belong together."""
 
+    line: Line
     block: _Block | None = None
     previous: str = ""
-    process: str = ""
-    last_line: int = 0
 
     @property
     def unfinished(self) -> Unfinished | None:
         if self.block is not None and self.block.exception is None:
             functions = tuple(frame.function for frame in self.block.frames)
-            return Unfinished(self.process, self.last_line, functions)
-        if self.block is None and _RECORD.match(self.previous):  # the log ends after its headline
-            return Unfinished(self.process, self.last_line, ())
-        return None
+        elif self.block is None and _RECORD.match(self.previous):  # the log ends after its headline
+            functions = ()
+        else:
+            return None
+        return Unfinished(process=self.line.process, last_line=self.line.number, functions=functions)
 
 
 class Finder:
@@ -226,14 +200,12 @@ class Finder:
         self._found: list[Raised] = []
 
     def feed(self, line: Line) -> None:
-        key = (line.speaker, line.source or ("" if not line.level else line.level))
+        key = (line.speaker, line.source or line.level)
         # uvicorn prints its record's first line with a level and the traceback without one
         if key[1] == line.level and line.level and _RECORD.match(line.text):
             key = (line.speaker, "")
-        output = self._outputs.get(key)
-        if output is None:
-            output = self._outputs[key] = _Output()
-        output.process, output.last_line = line.process, line.number
+        output = self._outputs.setdefault(key, _Output(line))
+        output.line = line
         interrupted = self._last_output.get(line.speaker, key) != key
         self._last_output[line.speaker] = key
         self._read(output, line, interrupted)
@@ -249,12 +221,10 @@ class Finder:
         last = (self._outputs[key] for key in self._last_output.values())
         return tuple(open_ for output in last if (open_ := output.unfinished) is not None)
 
-    def _close(self, output: _Output) -> Raised | None:
-        raised = output.block.close() if output.block is not None else None
-        output.block = None
-        if raised is not None:
+    def _close(self, output: _Output) -> None:
+        if output.block is not None and (raised := output.block.close()) is not None:
             self._found.append(raised)
-        return raised
+        output.block = None
 
     def _read(self, output: _Output, line: Line, interrupted: bool) -> None:
         text = line.text.rstrip()
@@ -265,72 +235,39 @@ class Finder:
         if block is not None and block.exception is not None and not block.done:
             block.done = interrupted or not stripped or len(block.message) >= _MAX_MESSAGE_LINES
         if found := _HEADER.search(text):
-            self._begin(output, line, indent=len(text) - len(text.lstrip()))
-            self._frames_of(output, line, text[found.end() :])
+            block = self._begin(output, line, indent=len(text) - len(text.lstrip()))
+            _take_frames(block, text[found.end() :])
         elif stripped in (_EXPLICIT, _IMPLICIT):
             if block is not None and block.exception is not None:
                 block.done, block.chained = True, stripped
         elif 'File "' in text and _FRAME.search(text):
             if block is None or block.exception is not None:
-                self._begin(output, line, indent=None)
-            self._frames_of(output, line, text)
+                block = self._begin(output, line, indent=None)
+            _take_frames(block, text)
         elif block is None or block.done or (not stripped and block.exception is not None):
             self._loose(output, line, stripped)
         elif block.exception is not None:
-            self._message_of(output, line, text, stripped)
+            self._message_of(output, block, text)
         elif stripped:
-            self._inside(output, block, line, text, stripped)
+            self._inside(output, block, text)
         if stripped and not _CARETS.fullmatch(stripped):
             output.previous = stripped
 
-    def _begin(self, output: _Output, line: Line, *, indent: int | None) -> None:
+    def _begin(self, output: _Output, line: Line, *, indent: int | None) -> _Block:
         before = output.block
-        cause: Raised | None = None
-        headline = output.previous if before is None or before.exception is None or before.chained else ""
-        if (
-            before is not None
-            and before.exception is not None
-            and not before.chained
-            and _RECORD.match(output.previous)
-        ):
-            headline = output.previous
-        explicit = False
+        cause, explicit = None, False
         if before is not None and before.chained:
             cause, explicit, headline = before.close(), before.chained == _EXPLICIT, before.headline
-            output.block = None
         else:
+            fresh = before is None or before.exception is None or _RECORD.match(output.previous)
+            headline = output.previous if fresh else ""
             self._close(output)
-        output.block = _Block(
-            line.process,
-            line.pid,
-            line.level,
-            headline,
-            line.number,
-            line.number,
-            indent,
-            cause=cause,
-            explicit=explicit,
-        )
+        output.block = _Block(line=line, headline=headline, header_indent=indent, cause=cause, explicit=explicit)
+        return output.block
 
-    def _frames_of(self, output: _Output, line: Line, text: str) -> None:
-        """Read the frames on one line: several, and the exception, if a web page removed the newlines."""
-        block = output.block
-        assert block is not None
-        found = list(_FRAME.finditer(text))
-        for at, match in enumerate(found):
-            end = found[at + 1].start() if at + 1 < len(found) else len(text)
-            rest = text[match.end() : end].strip(" ,:")
-            raised = _ON_ONE_LINE.search(rest) if at + 1 == len(found) and rest else None
-            source = (rest[: raised.start()] if raised else rest).strip()
-            block.frames.append(Frame(shorten(match[1]), match[2] or "<module>", source))
-            if raised:
-                block.exception, block.message = raised[1], [(raised[2] or "").strip()]
-        if found:
-            block.frame_indent = len(text) - len(text.lstrip())
-            block.last_line = line.number
-
-    def _inside(self, output: _Output, block: _Block, line: Line, text: str, stripped: str) -> None:
+    def _inside(self, output: _Output, block: _Block, text: str) -> None:
         """Read a line of an open traceback that is no frame: the source, its underline, or the exception."""
+        stripped = text.strip()
         if _CARETS.fullmatch(stripped) or _REPEATED.fullmatch(stripped):
             return
         indent = len(text) - len(text.lstrip())
@@ -341,23 +278,21 @@ class Finder:
         )
         raised = (_ANY if at_header else _LIKELY).fullmatch(stripped) if at_header or not deeper or echoed else None
         if raised is not None and (block.frames or block.header_indent is not None):
-            block.exception, block.message, block.last_line = raised[1], [raised[2] or ""], line.number
+            block.exception, block.message = raised[1], [raised[2] or ""]
         elif not echoed:
             block.frames[-1] = replace(block.frames[-1], source=stripped)
-        elif block.header_indent is None and output.previous != stripped and indent == 0 and not deeper:
+        elif block.header_indent is None and output.previous != stripped and indent == 0:
             # Prose after frames without an exception: the pasted traceback ends here.
             output.block = None
 
-    def _message_of(self, output: _Output, line: Line, text: str, stripped: str) -> None:
-        block = output.block
-        assert block is not None
-        if _RECORD.match(stripped) or (line.level and line.level != block.level):
+    def _message_of(self, output: _Output, block: _Block, text: str) -> None:
+        line, stripped = output.line, text.strip()
+        if _RECORD.match(stripped) or (line.level and line.level != block.line.level):
             block.done = True
         elif not block.frames and _LIKELY.fullmatch(stripped):
             self._loose(output, line, stripped)
         else:
-            block.message.append(text if block.level else stripped)
-            block.last_line = line.number
+            block.message.append(text if block.line.level else stripped)
 
     def _loose(self, output: _Output, line: Line, stripped: str) -> None:
         """Read a line outside of a traceback: the last line of one, pasted alone, still names an exception."""
@@ -366,17 +301,19 @@ class Finder:
         self._close(output)
         alone = _LIKELY.fullmatch(stripped) if stripped and not line.source else None
         if alone is not None and alone[2]:
-            output.block = _Block(line.process, line.pid, line.level, output.previous, line.number, line.number, None)
-            output.block.exception, output.block.message = alone[1], [alone[2]]
+            output.block = _Block(line=line, headline=output.previous, exception=alone[1], message=[alone[2]])
 
 
-def find_raised(source: str | bytes | Iterable[Line]) -> tuple[Raised, ...]:
-    """Return all exceptions of a log or pasted text, in the order of their first lines."""
-    finder = Finder()
-    for line in _lines(source):
-        finder.feed(line)
-    return finder.finish()
-
-
-def _lines(source: str | bytes | Iterable[Line]) -> Iterator[Line]:
-    return read_lines(source) if isinstance(source, str | bytes) else iter(source)
+def _take_frames(block: _Block, text: str) -> None:
+    """Read the frames on one line: several, and the exception, if a web page removed the newlines."""
+    found = list(_FRAME.finditer(text))
+    for at, match in enumerate(found):
+        end = found[at + 1].start() if at + 1 < len(found) else len(text)
+        after = text[match.end() : end].strip(" ,:")
+        raised = _ON_ONE_LINE.search(after) if at + 1 == len(found) and after else None
+        source = (after[: raised.start()] if raised else after).strip()
+        block.frames.append(Frame(shorten(match[1]), match[2] or "<module>", source))
+        if raised:
+            block.exception, block.message = raised[1], [(raised[2] or "").strip()]
+    if found:
+        block.frame_indent = len(text) - len(text.lstrip())

@@ -16,7 +16,7 @@ from vllm_repro.evidence import Evidence
 from vllm_repro.running.death_signs import Channel
 from vllm_repro.running.state import Observed
 from vllm_repro.scenario.scenario import Scenario
-from vllm_repro.trigger.trigger import Asked, AttentionShape, Condition, Finding, ScheduledChunk, TriggerFacts
+from vllm_repro.trigger.trigger import Asked, AttentionShape, Condition, Finding, TriggerFacts
 from vllm_repro.verdict.outcome import Death, Outcome, Outlasted, TrialFacts, classify
 from vllm_repro.verdict.output import ServedWeights, check_output
 
@@ -147,10 +147,6 @@ def _lines(log: Path) -> Iterable[Line]:
 def _trigger_facts(
     scenario: Scenario, command: ServeCommand, seen: Observed, log: Path, boot: BootFacts, captured: dict[str, str]
 ) -> TriggerFacts:
-    step = tuple(
-        ScheduledChunk(request.computed or 0, request.scheduled or 0, request.new)
-        for request in scheduler_dump(_lines(log))
-    )
     batch, chunked = boot.max_num_batched_tokens, boot.chunked_prefill
     # The boot line shows what is in force, the flag only what was asked for. An attached server does not have the scenario's flags.
     attached = seen.facts is not None and not seen.facts.kind.facts.started
@@ -162,7 +158,7 @@ def _trigger_facts(
         batch,
         chunked,
         boot.attention_backend,
-        step,
+        scheduler_dump(_lines(log)),
         None if attached else command,
         boot.args,
         _shape(scenario, seen, boot),

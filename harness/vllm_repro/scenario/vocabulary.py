@@ -130,7 +130,14 @@ def signature(
     not_in_message: Sequence[str] = (),
 ) -> Signature:
     """Return the crash signature of a bug: see `vllm_repro.diagnosis.signature.Signature`. `{name}` in the message captures a value."""
-    return Signature(exception, message, tuple(frames), Phase(phase), source, tuple(not_in_message))
+    return Signature(
+        exception=exception,
+        message=message,
+        frames=tuple(frames),
+        phase=Phase(phase),
+        source=source,
+        not_in_message=tuple(not_in_message),
+    )
 
 
 def patched(file: str, *, was: str, now: str, why: str = "") -> Patch:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from vllm_repro.diagnosis.boot_facts import ScheduledChunk
 from vllm_repro.trigger.trigger import (
     Asked,
     Condition,
     Finding,
-    ScheduledChunk,
     TriggerFacts,
     chunks_of,
     continuations,

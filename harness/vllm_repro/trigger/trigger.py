@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_repro.command.command import ServeCommand
-from vllm_repro.diagnosis.boot_facts import BootFacts, Observed
+from vllm_repro.diagnosis.boot_facts import BootFacts, Observed, ScheduledChunk
 from vllm_repro.tiny_model import Kind
 
 __all__ = [
@@ -23,7 +23,6 @@ __all__ = [
     "Condition",
     "Continuation",
     "Finding",
-    "ScheduledChunk",
     "TriggerFacts",
     "chunks_of",
     "continuations",
@@ -60,18 +59,6 @@ class Asked:
     def accepted(self) -> bool:
         """True if it reached the engine: answered 200, or the engine crashed meanwhile."""
         return self.died or self.status == 200
-
-
-@dataclass(frozen=True)
-class ScheduledChunk:
-    """One request of the step in which an engine crashed, from the dump in its log.
-
-    computed: tokens before the step. scheduled: tokens in it. new: its first step, so `computed` came from the prefix cache.
-    """
-
-    computed: int
-    scheduled: int
-    new: bool = False
 
 
 @dataclass(frozen=True)
