@@ -1,11 +1,11 @@
-"""Rule for the names whose values are secret, and for the environment variables whose values may be recorded."""
+"""Rules for names: whose values are secret, and which environment variables steer vLLM and may be recorded."""
 
 from __future__ import annotations
 
 import re
 from functools import lru_cache
 
-__all__ = ["is_recorded", "is_secret_name"]
+__all__ = ["is_recorded", "is_secret_name", "steers_vllm"]
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
@@ -30,7 +30,7 @@ _MODEL_TOKEN = re.compile(
     r"(?:^|_)(?:bos|cls|end|eos|image|last|mask|max|min|new|next|num|pad|per|prompt|sep|special|start|stop|think|unk)_token(?:_\d+)?$"
 )
 
-_RECORDED = re.compile(
+_STEERS = re.compile(
     r"(?:AITER|ASCEND|CUBLAS|CUDA|CUDNN|FLASHINFER|FLASH_ATTN|GLOO|GOMP|HF|HIP|HSA|KMP|LMCACHE|MKL|MOONCAKE|NCCL|NIXL|NUMBA|NUMEXPR|NVIDIA"
     r"|NVSHMEM|NVTE|OMP|OPENBLAS|PYTORCH|RAY|RCCL|ROCM|ROCR|SAFETENSORS|TOKENIZERS|TORCH|TORCHDYNAMO|TORCHINDUCTOR|TRANSFORMERS|TRITON|UCX"
     r"|VLLM|XLA)_\w+"
@@ -49,6 +49,11 @@ def is_secret_name(name: str) -> bool:
     )
 
 
+def steers_vllm(name: str) -> bool:
+    """Return True for an environment variable of vLLM or of a library that it uses, such as `NCCL_DEBUG`."""
+    return bool(_STEERS.fullmatch(name)) and not name.startswith("VLLM_REPRO_")
+
+
 def is_recorded(name: str) -> bool:
     """Return True for a variable that steers vLLM or its libraries and is not secret. Values of others are not recorded."""
-    return bool(_RECORDED.fullmatch(name)) and not name.startswith("VLLM_REPRO_") and not is_secret_name(name)
+    return steers_vllm(name) and not is_secret_name(name)

@@ -96,6 +96,7 @@ def test_a_release_is_written_as_tags_and_pins_are_made_of_it(old: str, new: str
             "lab, arm 'eager': --dtyp: probably a typo of --dtype",
         ),
         ("--max-num-seqs 1\n", "--max-num-seqs\n", "command=", "command: --max-num-seqs: has no value"),
+        ("vllm serve /", "LD_PRELOAD=x vllm serve /", "command=", "command: LD_PRELOAD is not a variable of vLLM"),
         (
             "--max-num-seqs 1\n",
             "--max-num-sesq 1\n",

@@ -16,6 +16,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from vllm_repro.command.command import ServeCommand
+from vllm_repro.command.environment import variable_mistakes
 from vllm_repro.command.flags import flag_mistakes
 from vllm_repro.errors import CommandError, ScenarioError
 from vllm_repro.scenario.scenario import Arm, Dummy, Scenario
@@ -108,7 +109,7 @@ def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
         if "command" not in reading.made_up:
             reading.problem(at("command") + error.line - 1, f"command: {error}")
         return
-    for mistake in flag_mistakes(command.flags):
+    for mistake in (*variable_mistakes(command.env), *flag_mistakes(command.flags)):
         reading.problem(at("command"), f"command: {mistake}")
     if not scenario.arms:
         reading.missing("arms", "there are no arms: add at least `arm('reported', dies)`")
