@@ -234,8 +234,8 @@ def _mistake(flag: Flag) -> str:
         instead = f"write {replacement}" if replacement else "leave it out"
         return f"not defined in any release from 0.19.1 to 0.32.0: {instead}"
     if base in flag_table.KNOWN:
-        takes_value = flag.name in flag_table.KNOWN - flag_table.VALUE_OPTIONAL and not is_switch(flag.name)
-        return "has no value" if takes_value and not flag.values else ""
+        optional = flag.name not in flag_table.KNOWN or flag.name in flag_table.VALUE_OPTIONAL or is_switch(flag.name)
+        return "" if flag.values or optional else "has no value"
     # One slip in a short name changes more of it than in a long one.
     alike = difflib.get_close_matches(base, flag_table.KNOWN, n=1, cutoff=0.8 if len(base) <= 10 else 0.9)
     if not alike:

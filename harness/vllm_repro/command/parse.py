@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import lru_cache
 
 from vllm_repro.command.command import ReportedContainer, ServeCommand
 from vllm_repro.command.flags import canonical, is_switch, read_arguments
@@ -26,6 +27,7 @@ _DOCKER_SWITCHES = re.compile(
 _DOCKER_SHORT_SWITCHES = "ditPq"
 
 
+@lru_cache(maxsize=128)
 def parse(text: str) -> ServeCommand:
     """Return the one server command in a pasted text.
 

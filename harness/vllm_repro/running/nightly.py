@@ -23,7 +23,7 @@ from vllm_repro.running.folders import link_to, stamped_folder
 from vllm_repro.running.job import Job, run_one
 from vllm_repro.running.terminal import Progress
 from vllm_repro.scenario.scenario import Scenario
-from vllm_repro.servers.docker_engine import ENGINE_ERRORS, connect, explain
+from vllm_repro.servers.docker_engine import connect, engine_errors, explain
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.options import ServerOptions, lacking, needs_of
 
@@ -121,7 +121,7 @@ def _pull_moving_tag(options: ServerOptions) -> Iterator[str]:
         with contextlib.closing(connect()) as engine:
             try:
                 engine.client.images.pull(*image.rpartition(":")[::2])
-            except ENGINE_ERRORS as error:
+            except engine_errors() as error:
                 raise explain(error, image) from error
     except InfraError as error:
         yield error.told

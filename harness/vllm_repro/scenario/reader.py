@@ -14,6 +14,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from operator import add, and_, mul, or_, sub
 from pathlib import Path
 from typing import Any, Literal
@@ -247,7 +248,7 @@ class _Reader(Reading):
 
     def _with_placeholders(self, keywords: dict[str, Any]) -> Scenario | None:
         """Return the scenario with placeholders for missing or wrong arguments, to check the others; None if that fails."""
-        hints = typing.get_type_hints(Scenario)
+        hints = _hints(Scenario)
         good = {
             name: value
             for name, value in keywords.items()
@@ -274,7 +275,7 @@ class _Reader(Reading):
         keywords: dict[str, Any],
         where: dict[str, int],
     ) -> bool:
-        signature = inspect.signature(target)
+        signature = _signature(target)
         parameters = signature.parameters
         open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         wrong = False
@@ -297,7 +298,7 @@ class _Reader(Reading):
         if missing:
             self.problem(node.lineno, f"{word}: missing {', '.join(map(repr, missing))}")
             wrong = True
-        hints = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
+        hints = _hints(target)
         for name, value in bound.arguments.items():
             kind = parameters[name].kind
             values = value if kind is inspect.Parameter.VAR_POSITIONAL else (value,)
@@ -327,6 +328,16 @@ def _is_each(kinds: tuple[type, type], *values: Any) -> bool:
 def _kind(value: Any) -> str:
     names = {Condition: "condition", Size: "size", str: "string", tuple: "list", int: "number", float: "number"}
     return next((name for kind, name in names.items() if isinstance(value, kind)), type(value).__name__)
+
+
+@lru_cache
+def _signature(word: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(word)
+
+
+@lru_cache
+def _hints(word: Callable[..., Any]) -> dict[str, Any]:
+    return typing.get_type_hints(word.__init__ if inspect.isclass(word) else word)
 
 
 def _called(word: Any) -> str:

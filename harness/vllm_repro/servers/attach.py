@@ -20,7 +20,6 @@ from urllib.parse import urlsplit
 
 import httpx
 import psutil
-import requests.exceptions
 
 from vllm_repro.client.client import Client
 from vllm_repro.errors import InfraError, UsageError
@@ -28,7 +27,7 @@ from vllm_repro.evidence import Evidence
 from vllm_repro.host.ports import listeners
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.base import Exit, Server, ServerFacts
-from vllm_repro.servers.docker_engine import ENGINE_ERRORS, connect
+from vllm_repro.servers.docker_engine import connect, engine_errors
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import Launch
 from vllm_repro.servers.options import ServerOptions
@@ -151,7 +150,7 @@ class AttachServer(Server):
             # A restarted container keeps the log of its earlier lives, crashes included.
             since = _started_at(found[0].attrs) if found else None
             stream: Any = found[0].logs(stream=True, follow=True, since=since) if found else None
-        except (InfraError, *ENGINE_ERRORS):
+        except (InfraError, *engine_errors()):
             return
         if stream is not None:
             self._copier = threading.Thread(target=self._copy_stream, args=(stream,), daemon=True)
@@ -160,7 +159,7 @@ class AttachServer(Server):
     def _copy_stream(self, stream: Any) -> None:
         assert self.log_path is not None
         # If the engine breaks off, the log ends but not the run: HTTP still shows the state of the server.
-        with self.log_path.open("ab", buffering=0) as write, contextlib.suppress(requests.exceptions.RequestException):
+        with self.log_path.open("ab", buffering=0) as write, contextlib.suppress(*engine_errors()):
             for chunk in stream:
                 write.write(chunk)
                 if self._stop.is_set():

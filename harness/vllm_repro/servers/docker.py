@@ -29,10 +29,10 @@ from vllm_repro.secret_names import is_recorded
 from vllm_repro.servers.base import Exit, Server, ServerFacts
 from vllm_repro.servers.docker_container import close, create_arguments, exit_of
 from vllm_repro.servers.docker_engine import (
-    ENGINE_ERRORS,
     Engine,
     ImageFacts,
     connect,
+    engine_errors,
     explain,
     image_facts,
     our_labels,
@@ -51,7 +51,7 @@ _POLL_S = 0.02
 _RETRY_S = 5.0
 """How long the engine may be away before it counts as lost. A restart with `live-restore` takes 1 to 2 s."""
 _THREAD_END_S = 10.0
-_BROKEN = (*ENGINE_ERRORS, urllib3.exceptions.HTTPError)
+_BROKEN = (*engine_errors(), urllib3.exceptions.HTTPError)
 """What reading a stream of the engine may raise if the connection breaks."""
 
 
@@ -141,7 +141,7 @@ class DockerServer(Server):
             try:
                 image = self._check(engine)
                 self._create_and_start(engine)
-            except ENGINE_ERRORS as error:
+            except engine_errors() as error:
                 self._remove(engine)
                 raise explain(error, self.spec.image) from error
             except BaseException:
@@ -216,14 +216,14 @@ class DockerServer(Server):
     def _state(self, engine: Engine, container: str) -> dict[str, Any] | None:
         """Return the container's `State`; empty if the container is gone, None if no engine answers. Retry: dockerd may restart."""
         retrying = Retrying(
-            retry=retry_if_exception_type(ENGINE_ERRORS),
+            retry=retry_if_exception_type(engine_errors()),
             stop=stop_after_delay(_RETRY_S) | stop_when_event_set(self._stopped),
             wait=wait_fixed(0.2),
             reraise=True,
         )
         try:
             state: dict[str, Any] = retrying(_state_of, engine, container)
-        except ENGINE_ERRORS:
+        except engine_errors():
             return None
         return state
 
@@ -236,7 +236,7 @@ class DockerServer(Server):
                 return
             if self._container is not None:
                 # If this fails, the removal below kills the container and reports the error.
-                with contextlib.suppress(*ENGINE_ERRORS):
+                with contextlib.suppress(*engine_errors()):
                     self._engine.client.api.stop(self._container, timeout=round(self.grace))
                 self._join()
                 if self._exit is None:
@@ -248,7 +248,7 @@ class DockerServer(Server):
         if self._container is not None:
             try:
                 remove_container(engine, self._container)
-            except (*ENGINE_ERRORS, InfraError) as error:
+            except (*engine_errors(), InfraError) as error:
                 # Not raised: it would hide how the server ended.
                 _log.warning("container %s may be left for `vllm-repro clean`: %s", self._container[:12], error)
             self._join()

@@ -9,7 +9,7 @@ from docker.types import DeviceRequest, Mount, Ulimit
 
 from vllm_repro.command.container import ContainerSpec
 from vllm_repro.servers.base import Exit
-from vllm_repro.servers.docker_engine import ENGINE_ERRORS
+from vllm_repro.servers.docker_engine import engine_errors
 
 __all__ = ["close", "create_arguments", "exit_of"]
 
@@ -63,7 +63,7 @@ def exit_of(state: dict[str, Any] | None, at: float) -> Exit:
 def close(stream: Any) -> None:
     """Close the connection of a stream. May be called again, and with None."""
     # The SDK raises AttributeError if the other side closed it first.
-    with contextlib.suppress(AttributeError, OSError, *ENGINE_ERRORS):
+    with contextlib.suppress(AttributeError, OSError, *engine_errors()):
         stream.close()
     # The SDK wakes the reader but keeps the descriptor, which only the response frees.
     response = getattr(stream, "_response", None)

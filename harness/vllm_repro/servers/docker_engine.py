@@ -1,4 +1,7 @@
-"""The Docker Engine: connection, facts about it and its images, errors, removal. All calls block."""
+"""The Docker Engine: connection, facts about it and its images, errors, removal. All calls block.
+
+The Docker SDK takes 0.3 s to import, so it is imported in functions: only once an engine answers.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +11,24 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import docker
-import docker.errors
 import msgspec
-import requests.exceptions
 
 from vllm_repro.errors import InfraError, ReproError, Unsupported
 from vllm_repro.host.owner import this_owner
 
+if TYPE_CHECKING:
+    import docker
+
 __all__ = [
-    "ENGINE_ERRORS",
     "OWNER_LABEL",
     "RUN_LABEL",
     "Engine",
     "ImageFacts",
     "connect",
+    "engine_errors",
     "explain",
     "image_facts",
     "missing_image",
@@ -33,9 +36,6 @@ __all__ = [
     "remove_container",
     "repository_digest",
 ]
-
-ENGINE_ERRORS = (docker.errors.DockerException, requests.exceptions.RequestException)
-"""Everything that a call of the Docker SDK may raise about the engine."""
 
 RUN_LABEL = "org.vllm-repro.run"
 """On every container of this package. A container without it is never listed or removed."""
@@ -82,24 +82,41 @@ class ImageFacts:
     rehearsal: bool
 
 
+def engine_errors() -> tuple[type[Exception], type[Exception]]:
+    """Return everything that a call of the Docker SDK may raise about the engine."""
+    from docker.errors import DockerException
+    from requests.exceptions import RequestException
+
+    return DockerException, RequestException
+
+
 def connect(environment: Mapping[str, str] | None = None) -> Engine:
     """Return the engine at DOCKER_HOST or at the default socket. Raises `InfraError` if none answers."""
     variables = dict(os.environ if environment is None else environment)
     host = variables.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
-    client: docker.DockerClient | None = None
+
+    def refusal(error: Exception) -> InfraError:
+        do = "Join the group docker and log in again" if isinstance(error, PermissionError) else "Start Docker"
+        where = "" if variables.get("DOCKER_HOST") else ", or set DOCKER_HOST"
+        return InfraError(f"no Docker Engine answers at {host}: {_reason(error)}", hint=f"{do}{where}.")
+
     try:
         _knock(host)
+    except OSError as error:
+        raise refusal(error) from error
+    import docker
+
+    client: docker.DockerClient | None = None
+    try:
         client = docker.from_env(timeout=_PING_TIMEOUT_S, environment=variables)
         client.ping()
         version: dict[str, Any] = client.version()
         info: dict[str, Any] = client.info()
         client.api.timeout = _CALL_TIMEOUT_S
-    except (*ENGINE_ERRORS, OSError, ValueError) as error:
+    except (*engine_errors(), OSError, ValueError) as error:
         if client is not None:
             client.close()
-        do = "Join the group docker and log in again" if isinstance(error, PermissionError) else "Start Docker"
-        where = "" if variables.get("DOCKER_HOST") else ", or set DOCKER_HOST"
-        raise InfraError(f"no Docker Engine answers at {host}: {_reason(error)}", hint=f"{do}{where}.") from error
+        raise refusal(error) from error
     return Engine(
         client=client,
         host=host,
@@ -111,11 +128,13 @@ def connect(environment: Mapping[str, str] | None = None) -> Engine:
 
 def image_facts(engine: Engine, image: str) -> ImageFacts:
     """Return what is known about `image`; nothing is pulled. Raises `InfraError` if the engine does not have it."""
+    from docker.errors import ImageNotFound
+
     try:
         inspected: dict[str, Any] = engine.client.images.get(image).attrs
-    except docker.errors.ImageNotFound as error:
+    except ImageNotFound as error:
         raise missing_image(image) from error
-    except ENGINE_ERRORS as error:
+    except engine_errors() as error:
         raise explain(error, image) from error
     config: dict[str, Any] = inspected.get("Config") or {}
     labels: dict[str, str] = config.get("Labels") or {}
@@ -214,9 +233,11 @@ _REFUSALS = (
 
 def explain(error: Exception, image: str) -> ReproError:
     """Return the error of this package for `error`, which the Docker SDK raised about a container of `image`."""
-    text = error.explanation if isinstance(error, docker.errors.APIError) and error.explanation else str(error)
+    from docker.errors import APIError
+
+    text = error.explanation if isinstance(error, APIError) and error.explanation else str(error)
     words = " ".join(str(text).split())
-    if not isinstance(error, docker.errors.APIError):
+    if not isinstance(error, APIError):
         return InfraError(f"the Docker Engine does not answer: {words}", hint="Is it running? `docker info` asks it.")
     found = next((one for one in _REFUSALS if any(part in words.lower() for part in one.words)), None)
     kind = Unsupported if found is not None and found.unsupported else InfraError
@@ -226,24 +247,21 @@ def explain(error: Exception, image: str) -> ReproError:
 def remove_container(engine: Engine, container: str) -> None:
     """Kill and remove a container with its unnamed volumes; return when the engine no longer knows it.
 
-    Raises `ENGINE_ERRORS` if it cannot be removed, and `InfraError` if that takes over a minute.
+    Raises one of `engine_errors` if it cannot be removed, and `InfraError` if that takes over a minute.
     """
+    from docker.errors import APIError, NotFound
+
     try:
         engine.client.api.remove_container(container, v=True, force=True)
-    except docker.errors.APIError as error:
-        if not _removed(error):
+    except APIError as error:
+        in_progress = error.status_code == 409 and "is already in progress" in str(error.explanation)
+        if not (in_progress or isinstance(error, NotFound)):
             raise
     deadline = time.monotonic() + _REMOVAL_TIMEOUT_S
     while time.monotonic() < deadline:
         try:
             engine.client.api.inspect_container(container)
-        except docker.errors.NotFound:
+        except NotFound:
             return
         time.sleep(0.05)
     raise InfraError(f"the Docker Engine did not remove container {container[:12]} in {_REMOVAL_TIMEOUT_S:.0f} s")
-
-
-def _removed(error: docker.errors.APIError) -> bool:
-    """Return True if a failed removal means that the container is gone, or that somebody else removes it now."""
-    busy = error.status_code == 409 and "is already in progress" in str(error.explanation)
-    return busy or isinstance(error, docker.errors.NotFound)

@@ -12,7 +12,7 @@ from typing import Any
 
 from vllm_repro.command.container import ContainerSpec
 from vllm_repro.errors import InfraError, Unsupported
-from vllm_repro.servers.docker_engine import ENGINE_ERRORS, Engine, explain, image_facts, our_labels, remove_container
+from vllm_repro.servers.docker_engine import Engine, engine_errors, explain, image_facts, our_labels, remove_container
 
 __all__ = ["ImageSource", "SourceFile", "image_source"]
 
@@ -108,7 +108,7 @@ def _find_files(engine: Engine, spec: ContainerSpec, files: Sequence[str], run: 
             )
         found: dict[str, Any] = json.loads(said.splitlines()[-1])
         return found
-    except ENGINE_ERRORS as error:
+    except engine_errors() as error:
         raise explain(error, spec.image) from error
     finally:
         if container is not None:

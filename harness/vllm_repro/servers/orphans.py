@@ -16,11 +16,11 @@ from vllm_repro.errors import InfraError
 from vllm_repro.host.owner import Owner, is_gone
 from vllm_repro.host.processes import OrphanSession, end_orphan_sessions, orphan_sessions
 from vllm_repro.servers.docker_engine import (
-    ENGINE_ERRORS,
     OWNER_LABEL,
     RUN_LABEL,
     Engine,
     connect,
+    engine_errors,
     explain,
     remove_container,
 )
@@ -75,7 +75,7 @@ def orphan_containers(engine: Engine) -> Iterator[OrphanContainer]:
         listed: list[dict[str, Any]] = engine.client.api.containers(
             all=True, filters={"label": [RUN_LABEL, OWNER_LABEL]}
         )
-    except ENGINE_ERRORS as error:
+    except engine_errors() as error:
         raise explain(error, "") from error
     for one in listed:
         with contextlib.suppress(msgspec.MsgspecError):  # not a label of ours
@@ -100,7 +100,7 @@ def end_orphans(orphans: Orphans) -> None:
         for container in orphans.containers:
             try:
                 remove_container(engine, container.id)
-            except ENGINE_ERRORS as error:
+            except engine_errors() as error:
                 raise explain(error, container.image) from error
 
 
