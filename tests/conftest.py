@@ -65,6 +65,7 @@ def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     state = tmp_path_factory.mktemp("state")
     with pytest.MonkeyPatch.context() as environment:  # its own, so that a test's patches are undone by the end
         environment.setenv("XDG_STATE_HOME", str(state))
+        environment.setenv("VLLM_WATCHDOG_TIME_S", "0.3")  # the rehearsal engine waits as long as vLLM does: 5 s
         yield state
         end_orphan_sessions(orphan_sessions())
 
@@ -88,6 +89,7 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Harness:
         with monkeypatch.context() as patched:
             for name, value in {"VLLM_REPRO_REPORTS": str(out), "CI": "true", **(env or {})}.items():
                 patched.setenv(name, value)
+            patched.setattr("vllm_repro.running.trial._SDK_TOTAL", 0.0)  # it retries for 2 s; tests/client has its tests
             patched.setattr(sys, "stdout", streams[0])
             patched.setattr(sys, "stderr", streams[1])
             patched.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((stdin or "").encode()), encoding="utf-8"))

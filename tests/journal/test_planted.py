@@ -59,15 +59,17 @@ SOURCES = {
 }
 
 
-@pytest.mark.parametrize("plant", PLANTS, ids=[*SECRETS, *PRIVATE])
-def test_each_kind_planted_where_texts_come_from(plant: Plant) -> None:
+@pytest.mark.parametrize("group", range(12))
+def test_each_kind_planted_where_texts_come_from(group: int) -> None:
+    """Plant five or six at a time: rendering every output takes long, and longer texts would be cut."""
+    plants = PLANTS[group::12]
     for field in SOURCES.values():
-        made = planted(*field, lambda was: f"{was} {plant.written}")
+        made = planted(*field, lambda was: "\n".join(f"{was} {plant.written}" for plant in plants))
         for name, text in outputs(made):
-            assert plant.hidden not in text, (name, field[1:])
+            assert [plant for plant in plants if plant.hidden in text] == [], (name, field[1:])
 
 
-@settings(max_examples=120)
+@settings(max_examples=50)
 @given(
     st.sampled_from(FIELDS),
     st.sampled_from(PLANTS),
