@@ -89,7 +89,8 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Harness:
         with monkeypatch.context() as patched:
             for name, value in {"VLLM_REPRO_REPORTS": str(out), "CI": "true", **(env or {})}.items():
                 patched.setenv(name, value)
-            patched.setattr("vllm_repro.running.trial._SDK_TOTAL", 0.0)  # it retries for 2 s; tests/client has its tests
+            # It retries for 2 s after each crash. tests/client and test_trial test it.
+            patched.setattr("vllm_repro.running.trial._SDK_TOTAL", 0.0)
             patched.setattr(sys, "stdout", streams[0])
             patched.setattr(sys, "stderr", streams[1])
             patched.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((stdin or "").encode()), encoding="utf-8"))
