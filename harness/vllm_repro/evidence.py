@@ -16,6 +16,7 @@ class Evidence(StrEnum):
     CPU = "cpu"  # a stock release on a CPU
     LAB = "lab"  # a release on the CPU with its CUDA parts replaced
     REHEARSAL = "rehearsal"  # no vLLM at all
+    UNKNOWN = "unknown"  # a server that somebody else started, and that does not show its device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,12 @@ EVIDENCE: Mapping[Evidence, EvidenceFacts] = {
         no_throughput="No throughput is claimed: this is a REHEARSAL, whose engine sleeps where a model would compute",
         banner="REHEARSAL: an engine of our own that imitates {release}. It shows scenario and harness at work and says "
         "nothing about vLLM.",
+    ),
+    Evidence.UNKNOWN: EvidenceFacts(
+        mark="UNKNOWN DEVICE",
+        subject="vLLM on an unknown device",
+        no_throughput="No throughput is claimed: the device of this server is not known",
+        banner="UNKNOWN DEVICE: {release} was already running, and neither its version nor its log shows its device.",
     ),
 }
 

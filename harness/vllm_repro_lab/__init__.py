@@ -73,6 +73,12 @@ def _record(mechanism: Mechanism, graphs: str) -> None:
         write_once(Path(path), {"mechanism": mechanism.name, **found.as_fields()})
     if found.missing:
         sys.exit(f"the lab cannot run this release: it has no {', '.join(found.missing)}")
+    # So that a log shows it, even if somebody attaches to this server or pastes its log.
+    print(
+        f"LAB: vllm_repro_lab replaces CUDA parts of this vLLM (mechanism {mechanism.name})",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _source(part: Part) -> tuple[str, Path] | None:

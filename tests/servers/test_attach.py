@@ -21,7 +21,7 @@ from vllm_repro.resources import rehearsal_engine
 from vllm_repro.running.assess import assess
 from vllm_repro.running.state import Observed
 from vllm_repro.scenario.catalogue import find
-from vllm_repro.servers.attach import AttachServer, _started_at, find_log, find_process
+from vllm_repro.servers.attach import AttachServer, evidence_of, find_log, find_process, own_lines_begin
 from vllm_repro.servers.base import ServerFacts
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.trigger.conditions import chunked_prefill
@@ -187,15 +187,33 @@ def test_the_words_of_earlier_servers_are_not_taken_for_this_ones(
     log.write_text("".join(lines).format(pid=os.getpid()), encoding="utf-8")
     server = AttachServer("http://127.0.0.1:1", log=log, copy_to=tmp_path / "copy", evidence=Evidence.CPU)
     server.pid = os.getpid()
-    rest = log.read_bytes()[server._own_lines_begin(log) :]
+    rest = log.read_bytes()[own_lines_begin(log, server.pid) :]
     assert rest.decode() == "".join(lines[len(lines) - kept :]).format(pid=os.getpid())
 
 
-def test_only_the_last_life_of_a_container_is_read() -> None:
-    assert _started_at({"State": {"StartedAt": "2026-11-21T02:03:04.123456789Z"}}) == 1795226584.123456
-    assert _started_at({"State": {"StartedAt": "2026-11-21T02:03:04Z"}}) == 1795226584.0
-    assert _started_at({"State": {"StartedAt": "0001-01-01T00:00:00Z"}}) is None
-    assert _started_at({}) is None
+CONFIG = "(EngineCore pid=9) INFO [core.py:133] Initializing a V1 LLM engine (v0.23.0) with config: model='m', device_config="
+
+
+@pytest.mark.parametrize(
+    ("version", "log", "evidence"),
+    [
+        ("0.23.0", f"{CONFIG}cuda, seed=0\n", Evidence.GPU),
+        ("0.23.0", f"{CONFIG}cpu, seed=0\n", Evidence.CPU),
+        ("0.23.0+cpu", "", Evidence.CPU),
+        ("0.23.0", "", Evidence.UNKNOWN),
+        ("0.23.0", "prompt: 'device_config=cuda'\n", Evidence.UNKNOWN),
+        (
+            "0.23.0",
+            f"LAB: vllm_repro_lab replaces CUDA parts of this vLLM (mechanism turboquant)\n{CONFIG}cpu\n",
+            Evidence.LAB,
+        ),
+        ("0.23.0", f"REHEARSAL engine of vllm-repro, behaving as vLLM 0.23.0\n{CONFIG}cuda\n", Evidence.REHEARSAL),
+        (None, f"{CONFIG}xpu\n", Evidence.UNKNOWN),
+    ],
+)
+def test_an_attached_server_is_evidence_of_what_it_shows(version: str | None, log: str, evidence: Evidence) -> None:
+    """Evidence never follows from the GPUs that a scenario needs."""
+    assert evidence_of(version, log) is evidence
 
 
 def test_flags_that_nobody_saw_prove_nothing_about_an_attached_server(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def usual_expectation(options: ServerOptions) -> Expect:
 
 def first_line(site: Site, why: str, version: str | None) -> str:
     """Return the first output line: server kind, why it was chosen, and whether it is a simulation."""
-    first = banner(site.evidence, version)
+    first = banner(site.evidence, version or site.version)
     return f"{first + ' ' if first else ''}Server: {site.kind}{f', because {why}' if why else ''}."
 
 

@@ -12,7 +12,6 @@ import os
 import re
 import threading
 import time
-from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -34,9 +33,10 @@ from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.site import Offer, Say, Site
 from vllm_repro.verdict.outcome import Outcome
 
-__all__ = ["AttachServer", "AttachSite", "find_log", "find_process", "identify"]
+__all__ = ["AttachServer", "AttachSite", "evidence_of", "find_log", "find_process", "identify"]
 
 _BOOT_LINE = b"vLLM API server version "
+_BOOT_BYTES = 4_000_000
 _LOCAL = {"127.0.0.1", "localhost", "::1", "0.0.0.0"}
 
 
@@ -58,6 +58,27 @@ def find_log(pid: int | None) -> Path | None:
             if target.is_file() and os.access(target, os.R_OK):
                 return target
     return None
+
+
+def own_lines_begin(source: Path, pid: int | None) -> int:
+    """Return the offset of this server's first line in a file that earlier servers may have written to.
+
+    It is the last boot with `pid`, else the first line with it, else the last boot. Without any of these nothing shows which server
+    wrote the file, so only new lines count.
+    """
+    mark = f"pid={pid})".encode()
+    offset = 0
+    first_own = last_boot = own_boot = None
+    with source.open("rb") as file:
+        for line in file:
+            boots = _BOOT_LINE in line
+            last_boot = offset if boots else last_boot
+            if mark in line:
+                first_own = offset if first_own is None else first_own
+                own_boot = offset if boots else own_boot
+            offset += len(line)
+    found = (own_boot, first_own, last_boot)
+    return next((begin for begin in found if begin is not None), offset)
 
 
 async def identify(url: str) -> tuple[str, bool]:
@@ -110,7 +131,7 @@ class AttachServer(Server):
         """Copy this server's lines, with its boot lines, and what is appended, until stopped."""
         assert self.log_path is not None
         with source.open("rb") as read, self.log_path.open("ab", buffering=0) as write:
-            read.seek(self._own_lines_begin(source))
+            read.seek(own_lines_begin(source, self.pid))
             while True:
                 stopping = self._stop.is_set()
                 chunk = read.read(1_000_000)
@@ -121,37 +142,8 @@ class AttachServer(Server):
                 else:
                     time.sleep(0.02)
 
-    def _own_lines_begin(self, source: Path) -> int:
-        """Return the offset of this server's first line in a file that earlier servers may have written to.
-
-        It is the last boot with this pid, else the first line with it, else the last boot. Without any of these nothing shows which server
-        wrote the file, so only new lines count.
-        """
-        mark = f"pid={self.pid})".encode()
-        offset = 0
-        first_own = last_boot = own_boot = None
-        with source.open("rb") as file:
-            for line in file:
-                boots = _BOOT_LINE in line
-                last_boot = offset if boots else last_boot
-                if mark in line:
-                    first_own = offset if first_own is None else first_own
-                    own_boot = offset if boots else own_boot
-                offset += len(line)
-        found = (own_boot, first_own, last_boot)
-        return next((begin for begin in found if begin is not None), offset)
-
     def _copy_container(self) -> None:
-        port = urlsplit(self.base_url).port
-        if port is None or (urlsplit(self.base_url).hostname or "") not in _LOCAL:
-            return
-        try:
-            found = connect().client.containers.list(filters={"publish": str(port)})
-            # A restarted container keeps the log of its earlier lives, crashes included.
-            since = _started_at(found[0].attrs) if found else None
-            stream: Any = found[0].logs(stream=True, follow=True, since=since) if found else None
-        except (InfraError, *engine_errors()):
-            return
+        stream = _container_log(self.base_url, follow=True)
         if stream is not None:
             self._copier = threading.Thread(target=self._copy_stream, args=(stream,), daemon=True)
             self._copier.start()
@@ -189,14 +181,52 @@ class AttachServer(Server):
         return ()
 
 
-def _started_at(container: Mapping[str, Any]) -> float | None:
-    """Return when a container last started, in seconds since the epoch; None if unknown."""
-    text = str(container.get("State", {}).get("StartedAt") or "")
-    # The engine writes nanoseconds; Python reads at most six digits.
-    found = re.match(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d{1,6})?", text)
-    if found is None or text.startswith("0001-"):
+def _container_log(url: str, *, follow: bool) -> Any:
+    """Return the log of the container that publishes the URL's port, as chunks; None if there is none or no engine answers."""
+    parts = urlsplit(url)
+    if parts.port is None or (parts.hostname or "") not in _LOCAL:
         return None
-    return datetime.fromisoformat(found[1] + (found[2] or "") + "+00:00").timestamp()
+    try:
+        containers = connect().client.containers.list(filters={"publish": str(parts.port)})
+        if not containers:
+            return None
+        # A restarted container keeps the log of its earlier starts, crashes included.
+        started = datetime.fromisoformat(containers[0].attrs["State"]["StartedAt"]).timestamp()
+        return containers[0].logs(stream=True, follow=follow, since=started)
+    except (InfraError, *engine_errors()):
+        return None
+
+
+def _boot_text(url: str, log: Path | None) -> str:
+    """Return the first 4 MB of the log of the server at `url` since its boot; empty if it is not to be found."""
+    pid = find_process(url)
+    source = log or find_log(pid)
+    if source is not None:
+        with source.open("rb") as file:
+            file.seek(own_lines_begin(source, pid))
+            return file.read(_BOOT_BYTES).decode(errors="replace")
+    text = b""
+    for chunk in _container_log(url, follow=False) or ():
+        text += chunk
+        if len(text) > _BOOT_BYTES:
+            break
+    return text.decode(errors="replace")
+
+
+_DEVICE = re.compile(r"\bLLM engine \(v[^\n]*?\bdevice_config=(\w+)")
+"""vLLM logs its configuration when it boots, before it logs any request."""
+
+
+def evidence_of(version: str | None, log: str) -> Evidence:
+    """Return what a run on an attached server is evidence of, by its own version and log; never by what the scenario needs."""
+    if "REHEARSAL engine of vllm-repro" in log:
+        return Evidence.REHEARSAL
+    if "LAB: vllm_repro_lab" in log:
+        return Evidence.LAB
+    device = found[1] if (found := _DEVICE.search(log)) else ""
+    if device == "cpu" or "+cpu" in (version or ""):
+        return Evidence.CPU
+    return Evidence.GPU if device == "cuda" else Evidence.UNKNOWN
 
 
 class AttachSite(Site):
@@ -221,8 +251,10 @@ class AttachSite(Site):
         self._url = options.url
         self._log = options.log
         if rehearsal is None:
-            _, rehearsal = asyncio.run(identify(options.url))
-        self.evidence = Evidence.REHEARSAL if rehearsal else Evidence.GPU if scenario.needs.gpus else Evidence.CPU
+            self.version, rehearsal = asyncio.run(identify(options.url))
+        self.evidence = (
+            Evidence.REHEARSAL if rehearsal else evidence_of(self.version, _boot_text(options.url, options.log))
+        )
 
     @classmethod
     def offer(cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool) -> Offer:

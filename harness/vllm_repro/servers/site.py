@@ -62,6 +62,9 @@ class Site(ABC):
     kind: ServerKind
     evidence: Evidence
     engine_version: str | None = None
+    """Version of the Docker Engine."""
+    version: str | None = None
+    """Release that a server reports which already runs."""
     unchangeable = ""
     """Why vLLM's source cannot be changed here; empty if it can."""
     port: int | None = None
