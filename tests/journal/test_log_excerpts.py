@@ -7,53 +7,53 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_repro.journal.log_excerpts import Keep, LogPieces, read_pieces
+from vllm_repro.journal.log_excerpts import KeptEnd, LogExcerpts, read_excerpts
 from vllm_repro.journal.redact import Redactor
 from vllm_repro.report.text import excerpt, size
 
 
-def pieces(folder: Path, text: str, root: str | None = "AssertionError") -> LogPieces:
+def excerpts_of(folder: Path, text: str, root: str | None = "AssertionError") -> LogExcerpts:
     (folder / "a.log").write_text(text, encoding="utf-8")
-    found = read_pieces(folder, "a.log", Redactor(), root)
+    found = read_excerpts(folder, "a.log", Redactor(), root)
     assert found is not None
     return found
 
 
 def test_a_small_log_is_whole_and_in_order(tmp_path: Path) -> None:
     text = "".join(f"line {n}\n" for n in range(50)) + "ERROR one\nAssertionError: two\nlast"
-    log = pieces(tmp_path, text)
-    assert "".join(piece.text for piece in log.pieces) == text
-    assert all(piece.before == 0 for piece in log.pieces)
+    log = excerpts_of(tmp_path, text)
+    assert "".join(one.text for one in log.excerpts) == text
+    assert all(one.before == 0 for one in log.excerpts)
     assert log.size == len(text)
-    assert pieces(tmp_path, "").pieces == ()
+    assert excerpts_of(tmp_path, "").excerpts == ()
 
 
 def test_first_error_root_and_end_of_a_long_one(tmp_path: Path) -> None:
     filling = "INFO filling\n" * 20_000
     text = f"begin\n{filling}ERROR first\n{filling}Traceback (most recent call last):\n  x\nAssertionError: root\n{filling}the end\n"
-    log = pieces(tmp_path, text)
+    log = excerpts_of(tmp_path, text)
     shown = excerpt(log, 12_000)
     places = [shown.index(word) for word in ("begin", "ERROR first", "Traceback", "AssertionError: root", "the end")]
     assert places == sorted(places)
     assert shown.count("bytes left out") == 3
     assert size(shown) <= 12_000
-    assert "Traceback" not in excerpt(pieces(tmp_path, text, root=None), 12_000)
-    assert log.pieces[-1].keep is Keep.END
+    assert "Traceback" not in excerpt(excerpts_of(tmp_path, text, root=None), 12_000)
+    assert log.excerpts[-1].keep is KeptEnd.END
 
 
 def test_an_error_that_a_warning_quotes_is_not_the_first(tmp_path: Path) -> None:
     filling = "INFO filling\n" * 10_000
     text = f"WARNING this can cause errors like `OSError: [Errno 24]`\n{filling}(Worker pid=4) ERROR it hit an exception.\n{filling}"
-    assert "ERROR it hit an exception." in excerpt(pieces(tmp_path, text), 4_000)
+    assert "ERROR it hit an exception." in excerpt(excerpts_of(tmp_path, text), 4_000)
 
 
 def test_an_error_within_the_very_first_line(tmp_path: Path) -> None:
-    assert excerpt(pieces(tmp_path, "(Worker pid=4) ERROR boom"), 1_000) == "(Worker pid=4) ERROR boom"
+    assert excerpt(excerpts_of(tmp_path, "(Worker pid=4) ERROR boom"), 1_000) == "(Worker pid=4) ERROR boom"
 
 
 def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
     text = "".join(f"line {n}\n" for n in range(30_000))
-    shown = excerpt(pieces(tmp_path, text), 4_000)
+    shown = excerpt(excerpts_of(tmp_path, text), 4_000)
     (note,) = [line for line in shown.splitlines() if "left out" in line]
     counted = int(note.split()[1].replace(",", ""))
     kept = sum(size(line) + 1 for line in shown.splitlines() if line != note)
@@ -68,7 +68,7 @@ def test_a_log_larger_than_the_memory_is_not_read_into_it(tmp_path: Path) -> Non
             file.write(b"INFO filling\n" * 80_000)
         file.write(b"ERROR late\nthe end\n")
     tracemalloc.start()
-    log = read_pieces(tmp_path, "a.log", Redactor(), None)
+    log = read_excerpts(tmp_path, "a.log", Redactor(), None)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert log is not None
@@ -78,8 +78,8 @@ def test_a_log_larger_than_the_memory_is_not_read_into_it(tmp_path: Path) -> Non
 
 
 def test_one_endless_line(tmp_path: Path) -> None:
-    log = pieces(tmp_path, "ERROR " + "x" * 1_000_000)
-    assert sum(size(piece.text) for piece in log.pieces) < 100_000
+    log = excerpts_of(tmp_path, "ERROR " + "x" * 1_000_000)
+    assert sum(size(one.text) for one in log.excerpts) < 100_000
     assert excerpt(log, 3_000).startswith("ERROR x")
     assert "more characters in this line" in excerpt(log, 3_000)
 
@@ -92,7 +92,7 @@ def test_one_endless_line(tmp_path: Path) -> None:
     )
 )
 def test_an_excerpt_keeps_to_its_room(limit: int, lines: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
-    log = pieces(tmp_path_factory.mktemp("log"), "\n".join(lines))
+    log = excerpts_of(tmp_path_factory.mktemp("log"), "\n".join(lines))
     shown = excerpt(log, limit)
     assert size(shown) <= limit
     errors = [line for line in lines if line.startswith(("ERROR", "AssertionError"))]
@@ -105,4 +105,4 @@ def test_a_key_of_several_lines_whose_head_a_window_cuts(tmp_path: Path) -> None
     key = "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkq\n-----END PRIVATE KEY-----\n"
     for filling in range(900, 1100):
         text = "x" * 20_000 + key + "y\n" * (filling // 2) + "ERROR boom\n"
-        assert all("MIIEvQ" not in piece.text for piece in pieces(tmp_path, text).pieces), filling
+        assert all("MIIEvQ" not in one.text for one in excerpts_of(tmp_path, text).excerpts), filling

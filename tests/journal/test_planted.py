@@ -16,7 +16,7 @@ from tests.report.test_issue import FIELDS, SCENARIOS, Field, planted
 from tests.report.test_version_map import map_of
 from tests.secrets_planted import PRIVATE, SECRETS, Plant
 from vllm_repro.journal.journal import Journal, read
-from vllm_repro.journal.log_excerpts import DRAFT, PAGE, Windows, read_pieces
+from vllm_repro.journal.log_excerpts import DRAFT_SIZES, PAGE_SIZES, ExcerptSizes, read_excerpts
 from vllm_repro.journal.redact import Redactor, known_secrets
 from vllm_repro.report.files import FORMATS, render
 from vllm_repro.report.issue import draft, duplicates
@@ -96,13 +96,13 @@ def test_the_plants_would_be_seen() -> None:
 
 @settings(max_examples=60)
 @given(
-    st.sampled_from([DRAFT, PAGE, replace(PAGE, whole=0)]),
+    st.sampled_from([DRAFT_SIZES, PAGE_SIZES, replace(PAGE_SIZES, whole=0)]),
     st.lists(st.sampled_from(PLANTS), min_size=1, max_size=6),
     st.integers(0, 40_000),
     st.integers(0, 40_000),
 )
 def test_no_part_of_a_log_lets_one_through(
-    tmp_path_factory: pytest.TempPathFactory, windows: Windows, plants: list[Plant], before: int, after: int
+    tmp_path_factory: pytest.TempPathFactory, sizes: ExcerptSizes, plants: list[Plant], before: int, after: int
 ) -> None:
     """Place log windows anywhere, also inside a key."""
     folder = tmp_path_factory.mktemp("log")
@@ -110,10 +110,10 @@ def test_no_part_of_a_log_lets_one_through(
     filling = "x" * (before // 2) + " " + "y\n" * (before // 4)
     text = f"{middle}\n{filling}\n{middle} ERROR {middle}\n{'z ' * after}\nAssertionError: {middle}\n{'w' * after}\n{middle}"
     (folder / "a.log").write_text(text, encoding="utf-8")
-    pieces = read_pieces(folder, "a.log", Redactor(), "AssertionError", windows)
-    assert pieces is not None
+    log = read_excerpts(folder, "a.log", Redactor(), "AssertionError", sizes)
+    assert log is not None
     for plant in plants:
-        assert all(plant.hidden not in piece.text for piece in pieces.pieces)
+        assert all(plant.hidden not in one.text for one in log.excerpts)
 
 
 @pytest.mark.parametrize("plant", SECRETS.values(), ids=list(SECRETS))
@@ -141,7 +141,7 @@ def test_a_journal_from_elsewhere_does_not_open_other_files(tmp_path: Path) -> N
     with contextlib.suppress(OSError):  # not every file system has links
         (run / "link.log").symlink_to("../outside.log")
     for name in ("../outside.log", str(tmp_path / "outside.log"), "link.log", "absent.log", "."):
-        assert read_pieces(run, name, Redactor(), None) is None
+        assert read_excerpts(run, name, Redactor(), None) is None
 
 
 def test_a_host_is_known_by_the_name_that_the_journal_has() -> None:

@@ -16,7 +16,7 @@ from tests import report_examples as examples
 from tests.github_markdown import Rendered, render
 from tests.report_examples import EXAMPLES, report
 from vllm_repro.journal.journal import Entry, Recording, read
-from vllm_repro.journal.log_excerpts import LogPieces, read_pieces
+from vllm_repro.journal.log_excerpts import LogExcerpts, read_excerpts
 from vllm_repro.journal.redact import Redactor
 from vllm_repro.report.build import report_of
 from vllm_repro.report.files import make_draft
@@ -56,11 +56,11 @@ HOSTILE = [
 ]
 
 
-def logs_of(text: str, tmp_path: Path) -> list[LogPieces]:
+def logs_of(text: str, tmp_path: Path) -> list[LogExcerpts]:
     (tmp_path / "server.log").write_bytes(text.encode("utf-8", "replace"))
-    pieces = read_pieces(tmp_path, "server.log", SECRETIVE, "AssertionError")
-    assert pieces is not None
-    return [pieces]
+    log = read_excerpts(tmp_path, "server.log", SECRETIVE, "AssertionError")
+    assert log is not None
+    return [log]
 
 
 def assert_sound(body: str, meant: list[str]) -> Rendered:
@@ -351,9 +351,9 @@ def test_the_fields_are_all_that_a_journal_has() -> None:
 )
 def test_real_logs_keep_their_first_error_and_their_end(name: str) -> None:
     raw = (RECORDINGS / name).read_text(encoding="utf-8", errors="replace")
-    pieces = read_pieces(RECORDINGS, name, SECRETIVE, None)
-    assert pieces is not None
-    page = assert_sound(draft(DIED, [pieces]).body, [DIED.issue])
+    log = read_excerpts(RECORDINGS, name, SECRETIVE, None)
+    assert log is not None
+    page = assert_sound(draft(DIED, [log]).body, [DIED.issue])
     lines = [line for line in printable(raw).splitlines() if line.strip()]
     first = next(line for line in lines if re.search(r"\bERROR\b|\bCRITICAL\b|Traceback|^[\w.]*Error: ", line))
     shown = page.code[-1]

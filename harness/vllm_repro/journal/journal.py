@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -158,19 +158,22 @@ def being_written(path: Path) -> bool:
 
 
 def read(path: Path) -> Recording:
-    """Return the entries of a journal. Raises `UsageError` if there is none.
-
-    keep: filter that receives all entries one by one and yields those to hold in memory.
-    """
-    reader = _Reader()
+    """Return the entries of a journal. Raises `UsageError` if there is none."""
+    entries: list[Entry] = []
+    damaged = 0
     try:
         with path.open("rb") as file:
-            kept = tuple(reader.entries(file))
+            for line in filter(bytes.strip, file):
+                try:
+                    fields = json.loads(line.decode("utf-8", "replace"))
+                    entries.append(Entry(float(fields.pop("t")), str(fields.pop("event")), fields))
+                except (ValueError, KeyError, TypeError, AttributeError):
+                    damaged += 1
     except OSError as error:
         raise UsageError(
             f"no journal at {path}: {error.strerror}", hint="name a run's folder, such as reports/<scenario>/latest"
         ) from error
-    return Recording(kept, cut=reader.last != LAST_EVENT, damaged=reader.damaged)
+    return Recording(tuple(entries), cut=not entries or entries[-1].event != LAST_EVENT, damaged=damaged)
 
 
 def head_of(recording: Recording, folder: Path, *, hint: str) -> Entry:
@@ -205,24 +208,3 @@ def legible(folder: Path) -> Iterator[None]:
             hint="read it with the release that its first line names (harness_version). If it is this one and nobody edited the file, "
             "please report it",
         ) from error
-
-
-class _Reader:
-    """Reader of lines. last: event of the last readable line. damaged: number of unreadable lines."""
-
-    def __init__(self) -> None:
-        self.last = ""
-        self.damaged = 0
-
-    def entries(self, lines: Iterable[bytes]) -> Iterator[Entry]:
-        for line in lines:
-            if not line.strip():
-                continue
-            try:
-                fields = json.loads(line.decode("utf-8", "replace"))
-                entry = Entry(float(fields.pop("t")), str(fields.pop("event")), fields)
-            except (ValueError, KeyError, TypeError, AttributeError):
-                self.damaged += 1
-                continue
-            self.last = entry.event
-            yield entry

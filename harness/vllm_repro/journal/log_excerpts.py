@@ -1,13 +1,13 @@
 """Excerpts of a server log for people: its start, first error, root traceback and end, redacted.
 
-A log may be larger than memory, so it is searched in blocks and only a few windows are kept.
+A log may be larger than memory, so it is searched in blocks and only a few parts are kept.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from vllm_repro.journal.redact import Redactor
 
-__all__ = ["ALARM", "DRAFT", "PAGE", "Keep", "LogPieces", "Piece", "Windows", "read_pieces"]
+__all__ = ["ALARM", "DRAFT_SIZES", "PAGE_SIZES", "Excerpt", "ExcerptSizes", "KeptEnd", "LogExcerpts", "read_excerpts"]
 
 _CONTEXT = 1_024  # bytes before an error
 _BLOCK, _OVERLAP = 1 << 20, 4_096
@@ -44,9 +44,9 @@ ALARM = re.compile(_ALARM.pattern.decode(), re.MULTILINE)
 """Pattern of a first error."""
 
 
-@dataclass(frozen=True)
-class Windows:
-    """Bytes to read at the start, from the first error, around the root exception and at the end. A log up to `whole` is one piece."""
+@dataclass(frozen=True, kw_only=True)
+class ExcerptSizes:
+    """Bytes to read at the start, from the first error, around the root exception and at the end. A log up to `whole` is one excerpt."""
 
     head: int
     error: int
@@ -55,40 +55,40 @@ class Windows:
     whole: int = 0
 
 
-DRAFT = Windows(8_192, 32_768, 24_576, 24_576)
-PAGE = Windows(32_768, 81_920, 65_536, 65_536, whole=262_144)
+DRAFT_SIZES = ExcerptSizes(head=8_192, error=32_768, root=24_576, tail=24_576)
+PAGE_SIZES = ExcerptSizes(head=32_768, error=81_920, root=65_536, tail=65_536, whole=262_144)
 
 
-class Keep(Enum):
-    """End of a piece that stays if space is short."""
+class KeptEnd(Enum):
+    """End of an excerpt that stays if space is short."""
 
     START = "start"
     END = "end"
 
 
-@dataclass(frozen=True)
-class Piece:
+@dataclass(frozen=True, kw_only=True)
+class Excerpt:
     """Part of a log, in whole lines if possible. before: bytes left out before it. share: weight when space is divided."""
 
     text: str
     before: int
-    keep: Keep
+    keep: KeptEnd
     share: int
 
 
-@dataclass(frozen=True)
-class LogPieces:
-    """Pieces of one log. name: relative to the run's folder. size: bytes of the whole log."""
+@dataclass(frozen=True, kw_only=True)
+class LogExcerpts:
+    """Excerpts of one log. name: relative to the run's folder. size: bytes of the whole log."""
 
     name: str
     size: int
-    pieces: tuple[Piece, ...]
+    excerpts: tuple[Excerpt, ...]
 
 
-def read_pieces(
-    folder: Path, name: str, redactor: Redactor, root: str | None, windows: Windows = DRAFT
-) -> LogPieces | None:
-    """Return the pieces of `folder/name`, or None if it does not exist or lies outside the folder.
+def read_excerpts(
+    folder: Path, name: str, redactor: Redactor, root: str | None, sizes: ExcerptSizes = DRAFT_SIZES
+) -> LogExcerpts | None:
+    """Return the excerpts of `folder/name`, or None if it does not exist or lies outside the folder.
 
     root: exception that the engine died of. Its traceback is kept even if other errors came first.
     """
@@ -98,40 +98,41 @@ def read_pieces(
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            return LogPieces(name, size, _pieces(file, size, redactor, root, windows))
+            found: list[Excerpt] = []
+            at = 0
+            for first, last, keep, share in _ranges(file, size, root, sizes):
+                first, last = _lines(file, max(at, first), min(last, size), size)
+                first = max(at, first)
+                if first < last:
+                    text = _read(file, first, last, size, redactor)
+                    found.append(Excerpt(text=text, before=first - at, keep=keep, share=share))
+                    at = last
     except OSError:
         return None
+    return LogExcerpts(name=name, size=size, excerpts=tuple(found))
 
 
-def _pieces(file: BinaryIO, size: int, redactor: Redactor, root: str | None, of: Windows) -> tuple[Piece, ...]:
-    if size <= of.whole:
-        return (Piece(_read(file, 0, size, size, redactor), 0, Keep.START, 1),) if size else ()
+def _ranges(
+    file: BinaryIO, size: int, root: str | None, sizes: ExcerptSizes
+) -> Iterator[tuple[int, int, KeptEnd, int]]:
+    """Yield what to keep, in order: first byte, byte after the last one, `Excerpt.keep` and `Excerpt.share`."""
+    if size <= sizes.whole:
+        yield 0, size, KeptEnd.START, 1
+        return
     alarm = _find(file, _ALARM, _ALARM_WORDS, size)
-    # A foreign journal may hold text that cannot be encoded.
-    name = None if root is None else root.encode("utf-8", "replace")
-    raised = None if not name else _find(file, re.compile(rb"\b" + re.escape(name) + rb"\b(?!')"), (name,), size)
     first_error = size if alarm is None else _lines(file, alarm, size, size)[0]
     context = max(0, first_error - _CONTEXT)
-    windows = [(0, min(of.head, context), Keep.START, 1)]
+    yield 0, min(sizes.head, context), KeptEnd.START, 1
     if alarm is not None:
-        windows.append((context, first_error, Keep.END, 1))
-        windows.append((first_error, first_error + of.error, Keep.START, 4))
+        end = first_error + sizes.error
+        yield context, first_error, KeptEnd.END, 1
+        yield first_error, end, KeptEnd.START, 4
+        name = (root or "").encode("utf-8", "replace")  # a foreign journal may hold text that cannot be encoded
+        raised = _find(file, re.compile(rb"\b" + re.escape(name) + rb"\b(?!')"), (name,), size) if name else None
         if raised is not None:
-            begin = _traceback_before(file, raised, of.root // 2)
-            windows.append(
-                (max(begin, first_error + of.error), max(begin, raised - of.root // 2) + of.root, Keep.START, 3)
-            )
-    windows.append((size - of.tail, size, Keep.END, 3))
-    found: list[Piece] = []
-    at = 0
-    for first, last, keep, share in windows:
-        first, last = _lines(file, max(at, first), min(last, size), size)
-        first = max(at, first)
-        if first >= last:
-            continue
-        found.append(Piece(_read(file, first, last, size, redactor), first - at, keep, share))
-        at = last
-    return tuple(found)
+            begin = _traceback_before(file, raised, sizes.root // 2)
+            yield max(begin, end), max(begin, raised - sizes.root // 2) + sizes.root, KeptEnd.START, 3
+    yield size - sizes.tail, size, KeptEnd.END, 3
 
 
 def _find(file: BinaryIO, pattern: re.Pattern[bytes], words: Sequence[bytes], size: int) -> int | None:
@@ -163,16 +164,19 @@ def _traceback_before(file: BinaryIO, at: int, most: int) -> int:
 def _lines(file: BinaryIO, first: int, last: int, size: int) -> tuple[int, int]:
     """Move both ends of a window back to the end of a line, if one is near."""
     if 0 < first < size:
-        near = max(0, first - _ALIGN)
-        file.seek(near)
-        newline = file.read(first - near).rfind(b"\n")
-        first = near + newline + 1 if newline >= 0 or near == 0 else first
+        before = _newline_before(file, first, 0)
+        first = before if before is not None else first
     if first < last < size:
-        near = max(first, last - _ALIGN)
-        file.seek(near)
-        newline = file.read(last - near).rfind(b"\n")
-        last = near + newline + 1 if newline >= 0 else last
+        last = _newline_before(file, last, first) or last
     return first, last
+
+
+def _newline_before(file: BinaryIO, at: int, least: int) -> int | None:
+    """Return the offset after the last line end before `at`, not below `least`; None if it is far. The file begins a line."""
+    near = max(least, at - _ALIGN)
+    file.seek(near)
+    newline = file.read(at - near).rfind(b"\n")
+    return near + newline + 1 if newline >= 0 or near == 0 else None
 
 
 def _read(file: BinaryIO, first: int, last: int, size: int, redactor: Redactor) -> str:

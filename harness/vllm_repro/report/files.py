@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vllm_repro.command.render import render_serve
 from vllm_repro.errors import InfraError, UsageError
-from vllm_repro.journal.log_excerpts import PAGE, LogPieces, read_pieces
+from vllm_repro.journal.log_excerpts import PAGE_SIZES, LogExcerpts, read_excerpts
 from vllm_repro.report.html import MissingLog, html_page, log_names, read_version_map
 from vllm_repro.report.issue import Draft, draft, duplicates
 from vllm_repro.report.json_report import VersionMapJson, report_dict
@@ -67,30 +67,30 @@ def make_draft(report: RunReport) -> Draft:
     )
 
 
-def _draft_logs(report: RunReport) -> list[LogPieces]:
+def _draft_logs(report: RunReport) -> list[LogExcerpts]:
     """Return pieces of the logs of each arm's most important failure, from the ranks on which a death began."""
     first: dict[str, TrialReport] = {}
     for arm, trial in report.failures:
         first.setdefault(arm.name, trial)
     found = [
-        read_pieces(report.folder, name, report.redactor, trial.death.exception if trial.death else None)
+        read_excerpts(report.folder, name, report.redactor, trial.death.exception if trial.death else None)
         for trial in first.values()
         for name in rank_logs(trial) or [trial.log]
     ]
     return [log for log in found if log is not None][:_MOST_LOGS]
 
 
-def _page_logs(report: RunReport) -> list[LogPieces | MissingLog]:
+def _page_logs(report: RunReport) -> list[LogExcerpts | MissingLog]:
     """Return as many logs as there is room for. Each counts with the most that is read of it."""
-    found: list[LogPieces | MissingLog] = []
+    found: list[LogExcerpts | MissingLog] = []
     room = LOG_ROOM
     for name, root in log_names(report).items():
-        if room < PAGE.whole:
+        if room < PAGE_SIZES.whole:
             found.append(MissingLog(name, "no room on this page"))
             continue
-        log = read_pieces(report.folder, name, report.redactor, root, PAGE)
+        log = read_excerpts(report.folder, name, report.redactor, root, PAGE_SIZES)
         if log is not None:
-            room -= min(log.size, PAGE.whole)
+            room -= min(log.size, PAGE_SIZES.whole)
         found.append(log or MissingLog(name, "not beside this page when it was made"))
     return found
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from vllm_repro.journal.log_excerpts import ALARM, LogPieces
+from vllm_repro.journal.log_excerpts import ALARM, LogExcerpts
 from vllm_repro.report.chart import Chart, timeline_chart
 from vllm_repro.report.document import asset, document, fragment
 from vllm_repro.report.format import seconds
@@ -69,7 +69,7 @@ class _LogView:
 
 
 def html_page(
-    report: RunReport, logs: Sequence[LogPieces | MissingLog] = (), versions: tuple[str, VersionMapJson] | None = None
+    report: RunReport, logs: Sequence[LogExcerpts | MissingLog] = (), versions: tuple[str, VersionMapJson] | None = None
 ) -> str:
     """Return the page. logs: those of `log_names`, in that order. versions: where a version map lies, and the map."""
     roots = log_names(report)
@@ -79,7 +79,7 @@ def html_page(
         **_first_screen(report),
         **_sections(report),
         versions=_version_table(*versions) if versions else None,
-        logs=[_log_view(log, roots.get(log.name)) for log in logs if isinstance(log, LogPieces)],
+        logs=[_log_view(log, roots.get(log.name)) for log in logs if isinstance(log, LogExcerpts)],
         missing_logs=[log for log in logs if isinstance(log, MissingLog)],
     )
     title = f"{report.scenario}: {report.verdict.verdict}{simulated(report.evidence)}"
@@ -198,13 +198,13 @@ def log_names(report: RunReport) -> dict[str, str | None]:
     return found
 
 
-def _log_view(log: LogPieces, root: str | None) -> _LogView:
+def _log_view(log: LogExcerpts, root: str | None) -> _LogView:
     """Return the log with its first error and the line of the root exception marked."""
     pieces: list[tuple[str, str]] = []
     patterns = {"error": ALARM}
     if root:
         patterns["root"] = re.compile(r"(?<![\w'])" + re.escape(root) + r"(?=:|\s*$)")
-    for piece in log.pieces:
+    for piece in log.excerpts:
         if piece.before:
             pieces.append(("gap", f"[… {piece.before:,} bytes left out: {log.name} has them …]"))
         plain: list[str] = []

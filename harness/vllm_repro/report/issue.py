@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vllm_repro.diagnosis.diagnosis import Diagnosis, Phase
 from vllm_repro.diagnosis.tracebacks import Frame
-from vllm_repro.journal.log_excerpts import LogPieces
+from vllm_repro.journal.log_excerpts import LogExcerpts
 from vllm_repro.report.markdown import environment_list
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner, issue_url
 from vllm_repro.report.source_changes import changed_files, diff_of, patched_section, replaced_section
@@ -78,7 +78,12 @@ class Draft:
 
 
 def draft(
-    report: RunReport, logs: Sequence[LogPieces] = (), duplicates: Sequence[str] = (), *, flags: str = "", why: str = ""
+    report: RunReport,
+    logs: Sequence[LogExcerpts] = (),
+    duplicates: Sequence[str] = (),
+    *,
+    flags: str = "",
+    why: str = "",
 ) -> Draft:
     """Return the draft about a run.
 
@@ -329,7 +334,7 @@ def _arm(arm: ArmReport, first: ArmReport | None) -> str:
     return f"- {code(shorten(arm.name, 60))}{' ' + edits if edits else ''}{why}. {trials}."
 
 
-def _log(log: LogPieces, room: int) -> str:
+def _log(log: LogExcerpts, room: int) -> str:
     heading = f"{log.name}: {log.size:,} bytes, its start, first error and end"
     return _folded(heading, lambda most: fence(excerpt(log, most), "text"), room)
 

@@ -12,7 +12,7 @@ from html import escape
 from typing import NamedTuple
 
 from vllm_repro.diagnosis.log_text import ANSI
-from vllm_repro.journal.log_excerpts import Keep, LogPieces
+from vllm_repro.journal.log_excerpts import KeptEnd, LogExcerpts
 
 __all__ = [
     "LIMIT",
@@ -146,7 +146,7 @@ def shorten(text: str, limit: int) -> str:
     room = limit - size(_gap(size(text)))
     if room < _LEAST:
         return ""
-    return f"{_end(text, room // 2, Keep.START)}{_gap(size(text) - room)}{_end(text, room // 2, Keep.END)}"
+    return f"{_end(text, room // 2, KeptEnd.START)}{_gap(size(text) - room)}{_end(text, room // 2, KeptEnd.END)}"
 
 
 def fit(make: Callable[[int], str], limit: int) -> str:
@@ -163,23 +163,23 @@ def fit(make: Callable[[int], str], limit: int) -> str:
     return ""
 
 
-def excerpt(log: LogPieces, limit: int) -> str:
+def excerpt(log: LogExcerpts, limit: int) -> str:
     """Return the log in at most `limit` bytes. Each piece keeps its better end; what is left out is counted."""
-    texts = [printable(piece.text).strip("\n") for piece in log.pieces]
+    texts = [printable(piece.text).strip("\n") for piece in log.excerpts]
     notes = (size(_gap(log.size)) + 2) * (len(texts) + 1)
     if limit - notes < _LEAST:
         return ""
-    rooms = _rooms([size(text) for text in texts], [piece.share for piece in log.pieces], limit - notes)
+    rooms = _rooms([size(text) for text in texts], [piece.share for piece in log.excerpts], limit - notes)
     parts: list[str] = []
     left_out = 0
-    for piece, text, room in zip(log.pieces, texts, rooms, strict=True):
+    for piece, text, room in zip(log.excerpts, texts, rooms, strict=True):
         shown = _end(text, room, piece.keep, whole_lines=True)
         cut = size(text) - size(shown)
-        left_out += piece.before + (cut if piece.keep is Keep.END else 0)
+        left_out += piece.before + (cut if piece.keep is KeptEnd.END else 0)
         if left_out:
             parts.append(_gap(left_out).strip())
         parts.append(shown.strip("\n"))
-        left_out = cut if piece.keep is Keep.START else 0
+        left_out = cut if piece.keep is KeptEnd.START else 0
     if left_out:
         parts.append(_gap(left_out).strip())
     return "\n".join(part for part in parts if part)
@@ -207,12 +207,12 @@ def _rooms(sizes: Sequence[int], shares: Sequence[int], limit: int) -> list[int]
     return rooms
 
 
-def _end(text: str, most: int, keep: Keep, *, whole_lines: bool = False) -> str:
+def _end(text: str, most: int, keep: KeptEnd, *, whole_lines: bool = False) -> str:
     """Return the first or last `most` bytes. whole_lines: drop the line at the cut, unless it is the only one."""
     data = text.encode("utf-8", "replace")
     if len(data) <= most:
         return text
-    if keep is Keep.START:
+    if keep is KeptEnd.START:
         cut = data[:most].decode("utf-8", "ignore")
         return cut.rpartition("\n")[0] or cut if whole_lines else cut
     cut = data[len(data) - most :].decode("utf-8", "ignore")
