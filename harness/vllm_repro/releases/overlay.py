@@ -9,15 +9,18 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.releases.disk import Progress, locked
 from vllm_repro.scenario.patch import Patch
 
 __all__ = ["Overlay", "digests_of", "make_overlay", "patched_files", "patched_texts", "write_files"]
+
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,9 @@ def patched_texts(patches: Sequence[Patch], text_of: Callable[[str], str | None]
 
 def patched_files(packages: Path, patches: Sequence[Patch]) -> dict[str, str]:
     """Like `patched_texts`, for the vLLM whose package is in the folder `packages`."""
-
-    def text_of(file: str) -> str | None:
-        path = packages / file
-        return path.read_text(encoding="utf-8") if path.is_file() else None
-
-    return patched_texts(patches, text_of)
+    return patched_texts(
+        patches, lambda file: (packages / file).read_text(encoding="utf-8") if (packages / file).is_file() else None
+    )
 
 
 def digests_of(texts: Mapping[str, str]) -> dict[str, str]:
@@ -66,39 +66,32 @@ def make_overlay(root: Path, packages: Path, patches: Sequence[Patch], progress:
     Raises `Unsupported` if a patch does not fit, and `InfraError` if the overlay cannot be written.
     """
     texts = patched_files(packages, patches)
-    links = [path.relative_to(packages) for path in (packages / "vllm").rglob("*") if path.suffix != ".pyc"]
-    files = sorted(path for path in links if not (packages / path).is_dir())
-    return Overlay(_made(root, texts, files, packages, progress), digests_of(texts))
+    files = [path for path in (packages / "vllm").rglob("*") if path.suffix != ".pyc" and not path.is_dir()]
+    links = {str(path.relative_to(packages)): str(path) for path in sorted(files)}
+    return Overlay(write_files(root, texts, progress, links), digests_of(texts))
 
 
-def write_files(root: Path, texts: Mapping[str, str], progress: Progress) -> Path:
-    """Return a folder in the cache at `root` with only `texts`. Raises `InfraError` if it cannot be written."""
-    return _made(root, texts, (), root, progress)
-
-
-def _made(root: Path, texts: Mapping[str, str], links: Iterable[Path], packages: Path, progress: Progress) -> Path:
-    """Return the folder of `texts` and of links to the other files below `packages`.
+def write_files(root: Path, texts: Mapping[str, str], progress: Progress, links: Mapping[str, str] = _NONE) -> Path:
+    """Return a folder in the cache at `root` with `texts`, and with `links` in other places. Raises `InfraError` if it cannot be written.
 
     Its name depends on all of them, because the installed vLLM may be upgraded.
     """
-    linked = {str(path): str(packages / path) for path in links if str(path) not in texts}
-    key = json.dumps([digests_of(texts), linked], sort_keys=True)
+    links = {name: target for name, target in links.items() if name not in texts}
+    key = json.dumps([digests_of(texts), links], sort_keys=True)
     folder = root / "patched" / hashlib.sha256(key.encode()).hexdigest()[:8]
     complete = folder / "complete"
-    if not complete.exists():
-        with locked(root, "patching vLLM", progress):
-            try:
-                shutil.rmtree(folder, ignore_errors=True)
-                for name, target in linked.items():
-                    _in_folder(folder / name).symlink_to(target)
-                for name, text in texts.items():
-                    _in_folder(folder / name).write_bytes(text.encode())
-                complete.touch()
-            except OSError as error:
-                raise InfraError(f"cannot make a patched vLLM: {error}", hint=f"See {folder.parent}.") from error
+    if complete.exists():
+        return folder
+    with locked(root, "patching vLLM", progress):
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+            for name in (*links, *texts):
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            for name, target in links.items():
+                (folder / name).symlink_to(target)
+            for name, text in texts.items():
+                (folder / name).write_bytes(text.encode())
+            complete.touch()
+        except OSError as error:
+            raise InfraError(f"cannot make a patched vLLM: {error}", hint=f"See {folder.parent}.") from error
     return folder
-
-
-def _in_folder(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path

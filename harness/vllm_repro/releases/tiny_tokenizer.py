@@ -1,16 +1,13 @@
 """Byte-level BPE tokenizer in the format of `tokenizer.json`; the same on every machine.
 
 Like a real tokenizer it encodes any text, joins common pieces of English and code into one token, and can split a character into
-several tokens. The first merges are learnt from the text below. Pairs of ASCII characters fill the vocabulary, so that almost
-every random token id is a piece of text.
+several tokens. Pairs of ASCII characters fill the vocabulary, so that almost every random token id is a piece of text.
 """
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from functools import cache
-from itertools import pairwise, product
+from itertools import product
 from typing import Any
 
 END_OF_TEXT = "<|endoftext|>"
@@ -23,33 +20,24 @@ MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
 Merge = tuple[str, str]
 
-_LEARNT_MERGES = 320
-
-_TEXT = """
-The engine takes a request from the queue, gives it some of the blocks that are free, and runs the model for
-one step. When the prompt is longer than the token budget of a step, only the first part of it is computed;
-the rest of the prompt follows in the next steps, and every step reads the keys and values that the steps
-before it have written. Requests that are already decoding go first, because each of them needs no more than
-one token, and what is left of the budget is for the ones that are waiting. If there is no block left, the
-request that came last is sent back to the queue and its blocks are given to the others, so that at least
-one of them can come to its end. A user said hello to the assistant, and the assistant said hello to the
-user. What is the answer? The answer is that nobody knows, but we can try again with another question.
-Please write a short story about a small house by the sea, where an old man lives with his dog. In the
-morning they walk along the water; in the evening they sit at the fire. One, two, three, four, five, six,
-seven, eight, nine, ten. There are seven days in the week and twelve months in the year: January, February,
-March, April, May, June, July, August, September, October, November and December.
-def main(argument: str) -> int:
-    for line in sorted(open(argument).read().split()):
-        if line.startswith("#") or not line.strip():
-            continue
-        print("number of words:", len(line.split(" ")), "in", line)
-    return 0
-class Request:
-    def __init__(self, prompt, max_tokens=16, temperature=1.0):
-        self.prompt = prompt
-        self.max_tokens = max_tokens
-        self.temperature = temperature
-{"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "stream": true, "max_tokens": 100}
+# The merges of BPE training on a page of English and Python, in order of rank. "Ġ" is a space, "Ċ" a line break.
+_LEARNT = """
+Ġ|t Ġ|Ġ h|e Ġt|he Ġ|a i|n r|e s|t e|n e|r i|t Ġ|s ĠĠ|ĠĠ a|t Ġ|o u|e Ġ|w Ġa|n Ġ|f Ġ|l Ġt|h i|s m|p o|n Ġ|" Ġ|b ĠĠ|Ġ a|n
+a|r o|r Ġ|is Ġan|d Ġo|f e|l in|e l|o p|r q|ue Ġ|m Ġ|n Ġ|st Ġt|o Ġth|at "|: e|p e|s k|en o|mp Ċ|ĠĠĠĠ Ġ|c Ġ|in b|er e|f
+omp|t pr|ompt que|st t|o u|s ĊĠĠĠĠ|ĠĠĠ Ġ|it Ġa|re Ġst|ep "|, a|x c|k e|a e|v el|f en|t i|v in|g ken|s l|lo m|ber o|d
+re|a t|e to|kens Ġ|d Ġ|prompt Ġl|ine Ġn|o (|" (|) T|he a|l at|u atu|re d|s e|c er|ature ev|en g|u he|llo it|h lo|ck
+m|e mp|erature on|e on|t s|s s|w t|he us|er v|e Ċ|ĠĠĠ Ġ|= Ġ|A Ġ|J Ġ|g Ġ|h Ġ|re Ġb|lock Ġb|u Ġf|i Ġf|or Ġs|elf )|: R|e
+Re|quest _|_ a|i a|in a|y ai|d an|t ar|gu ar|t ar|y argu|m argum|ent c|h d|g dg|e dge|t e|e e|mperature ef|t h|at i|st
+ist|ant iv|es l|it l|y m|ax n|e o|me o|re o|u od|el on|g p|lit que|ue r|it r|o r|st r|u re|e rea|d s|plit ss|istant
+sw|er te|d the|r us|e w|s {|" Ġ|I Ġ|O Ġ|Request Ġ|The Ġ|W Ġ|en Ġ|hello Ġ|k Ġ|queue ĠJ|u Ġa|l Ġa|ssistant Ġa|t Ġan|swer
+Ġblock|s Ġbu|dget Ġc|an Ġfi|rst Ġit|s Ġl|eft Ġm|ax Ġo|n Ġs|aid Ġstep|s Ġt|emperature Ġt|r Ġt|w Ġth|an Ġthe|m Ġthe|y
+Ġto|ken Ġw|ith Ġw|rit "|) "|} "}|] "}]|, #|") ("|#") ()|): ()|. ()|: )|) )|. ))|, -|> 0|0 1|00 1|6 :|", D|ec Dec|e
+Dece|mber F|e Fe|b Feb|ru Febru|ary M|ar M|ay Mar|ch N|o No|ve Nove|mber P|l Pl|ea Plea|s Pleas|e S|ep Sep|te
+Septe|mber [|{" __|( a|ck a|g a|it a|k a|me a|ss a|st a|use a|ve ag|es ait|ing ak|es al|k al|l al|ue alue|s an|u
+anu|ary art|sw artsw|ith at|er ay|s b|ef b|od b|ou bef|ore bod|y bou|t c|l c|ont c|to cl|ass cont|ent cto|ber d|ef
+e|ar e|i e|x e|y ea|ch ea|st ec|ause ec|od ecod|ing ee|ds ee|k ei|g eig|h eigh|t el|ve er|y es|s ess|ages ev|ery
+even|ing ex|t ey|s g|ain g|ine gu|st h|or h|s he|n he|re hor|t i|f i|l i|on i|p i|x in|it in|t in|ue in|y iv|e iv|en
+l|d l|e l|ine llo|ws m|all
 """
 
 
@@ -122,44 +110,9 @@ def byte_alphabet() -> tuple[str, ...]:
 @cache
 def _merges() -> tuple[Merge, ...]:
     """Return every merge in order of rank; no two make the same token."""
-    learnt = _learn(_TEXT, _LEARNT_MERGES)
+    learnt: list[Merge] = [(left, right) for left, _, right in (pair.partition("|") for pair in _LEARNT.split())]
     alphabet = byte_alphabet()
     ascii_characters = [alphabet[byte] for byte in range(ord(" "), ord("~") + 1)]
-    known = {"".join(merge) for merge in learnt}
+    known = {left + right for left, right in learnt}
     pairs = [(left, right) for left, right in product(ascii_characters, repeat=2) if left + right not in known]
     return (*learnt, *pairs)
-
-
-def _learn(text: str, count: int) -> list[Merge]:
-    """Return the `count` best merges of a text: repeatedly, the most frequent pair of neighbours within a word."""
-    alphabet = byte_alphabet()
-    pieces = re.findall(r" ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", text)
-    words = [([alphabet[byte] for byte in piece.encode()], times) for piece, times in sorted(Counter(pieces).items())]
-    merges: list[Merge] = []
-    made: set[str] = set()
-    while len(merges) < count:
-        pairs: Counter[Merge] = Counter()
-        for word, times in words:
-            for pair in pairwise(word):
-                pairs[pair] += times
-        best = min(
-            (pair for pair in pairs if "".join(pair) not in made),
-            key=lambda pair: (-pairs[pair], pair),
-            default=None,
-        )
-        if best is None:
-            break
-        merges.append(best)
-        made.add("".join(best))
-        words = [(_merged(word, best), times) for word, times in words]
-    return merges
-
-
-def _merged(word: list[str], merge: Merge) -> list[str]:
-    out: list[str] = []
-    for part in word:
-        if out and (out[-1], part) == merge:
-            out[-1] += part
-        else:
-            out.append(part)
-    return out

@@ -43,24 +43,16 @@ def tensors(model: TinyModel, intermediate: int) -> Iterator[Tensor]:
     yield matrix("model.embed_tokens.weight", model.vocab, width, _EMBEDDING)
     yield matrix("lm_head.weight", model.vocab, width, _SCORES / sqrt(width))
     yield _ones("model.norm.weight", width)
-    layers = [f"model.layers.{index}" for index in range(model.layers)]
+    queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    projections = (("q", queries, width), ("k", keys, width), ("v", keys, width), ("o", width, queries))
+    feed_forward = (("gate", intermediate, width), ("up", intermediate, width), ("down", width, intermediate))
     drafters = [f"model.mtp_layers.{index}" for index in range(model.drafts)]
-    for layer in (*layers, *drafters):
-        queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
-        for name, rows, columns in (
-            ("q", queries, width),
-            ("k", keys, width),
-            ("v", keys, width),
-            ("o", width, queries),
-        ):
+    for layer in (*(f"model.layers.{index}" for index in range(model.layers)), *drafters):
+        for name, rows, columns in projections:
             yield matrix(f"{layer}.self_attn.{name}_proj.weight", rows, columns, _ATTENTION / sqrt(columns))
             if name != "o":
                 yield f"{layer}.self_attn.{name}_proj.bias", (rows,), bytes(2 * rows)
-        for name, rows, columns in (
-            ("gate", intermediate, width),
-            ("up", intermediate, width),
-            ("down", width, intermediate),
-        ):
+        for name, rows, columns in feed_forward:
             yield matrix(f"{layer}.mlp.{name}_proj.weight", rows, columns, 1 / sqrt(columns))
         yield _ones(f"{layer}.input_layernorm.weight", width)
         yield _ones(f"{layer}.post_attention_layernorm.weight", width)
