@@ -243,8 +243,7 @@ def test_a_port_that_is_taken(program: Program, serve: Serve, docker_engine: Eng
 
 
 @pytest.mark.parametrize(
-    ("taken", "says", "hint"),
-    [("name", "is already in use", "vllm-repro clean"), ("publish", "port is already allocated", "--port")],
+    ("taken", "says", "hint"), [("name", "is already in use", ""), ("publish", "port is already allocated", "--port")]
 )
 def test_what_another_container_has(
     taken: str, says: str, hint: str, program: Program, serve: Serve, run_id: str, docker_engine: Engine

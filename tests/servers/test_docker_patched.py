@@ -67,9 +67,9 @@ def spec(image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Contain
     return ContainerSpec(image=image, entrypoint=("vllm",), publish=(Publish(free_port()),))
 
 
-def laid_over(engine: Engine, spec: ContainerSpec, run: str) -> tuple[ContainerSpec, PatchedSource]:
-    laid = patch_image(image_source(engine, spec, [FILE], run), [PATCH], print)
-    return replace(spec, mounts=laid.mounts, env=tuple(laid.env.items())), laid
+def with_overlay(engine: Engine, spec: ContainerSpec, run: str) -> tuple[ContainerSpec, PatchedSource]:
+    source = patch_image(image_source(engine, spec, [FILE], run), [PATCH], print)
+    return replace(spec, mounts=source.mounts, env=tuple(source.env.items())), source
 
 
 def booted(server: DockerServer, answer: str) -> ServerFacts:
@@ -98,28 +98,28 @@ def test_an_image_is_asked_by_the_python_of_its_command(
 def test_the_server_runs_the_changed_file(
     docker_engine: Engine, spec: ContainerSpec, run_id: str, serve: Callable[..., DockerServer]
 ) -> None:
-    changed, laid = laid_over(docker_engine, spec, run_id)
-    facts = booted(serve(changed, laid=laid), "42")
+    changed, source = with_overlay(docker_engine, spec, run_id)
+    facts = booted(serve(changed, patched=source), "42")
     assert facts.patched == (Patched(file=FILE, sha256=DIGEST),)
 
 
 def test_a_compiled_file_that_is_not_hidden_is_seen_through(
     docker_engine: Engine, spec: ContainerSpec, run_id: str, serve: Callable[..., DockerServer]
 ) -> None:
-    changed, laid = laid_over(docker_engine, spec, run_id)
+    changed, source = with_overlay(docker_engine, spec, run_id)
     bare = replace(changed, mounts=tuple(mount for mount in changed.mounts if mount.source != NOTHING))
     assert len(bare.mounts) == len(changed.mounts) - 1
     with pytest.raises(InfraError, match="an outdated compiled file"):
-        booted(serve(bare, laid=laid), "7")
+        booted(serve(bare, patched=source), "7")
 
 
 def test_a_container_without_the_mount_is_not_the_patched_one(
     docker_engine: Engine, spec: ContainerSpec, run_id: str, serve: Callable[..., DockerServer]
 ) -> None:
-    changed, laid = laid_over(docker_engine, spec, run_id)
+    changed, source = with_overlay(docker_engine, spec, run_id)
     bare = replace(changed, mounts=tuple(mount for mount in changed.mounts if not mount.target.endswith("answer.py")))
     with pytest.raises(InfraError, match=r"instead of the patched vllm/answer\.py"):
-        booted(serve(bare, laid=laid), "41")
+        booted(serve(bare, patched=source), "41")
 
 
 def test_an_image_without_a_vllm_is_unsupported(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_repro.servers.lab_untried import untried
+from vllm_repro.servers.lab import untried
 from vllm_repro_lab.record import Part
 
 PARTS = (

@@ -64,7 +64,7 @@ def test_the_lab_refuses_a_processor_that_lacks_its_operators(monkeypatch: pytes
     deepseek, options = find("dsv4-tp2"), ServerOptions()
     monkeypatch.setattr("vllm_repro.servers.lab.cpu_flags", lambda: frozenset({"avx512f"}))
     with pytest.raises(Unsupported, match="only for processors with avx512_bf16"):
-        LabSite(options, deepseek)
+        LabSite(options, deepseek).prepare(print)
     assert LabSite.offer(deepseek, options, missing="", download=True) == Offer(
         False, "the lab needs a processor with avx512_bf16 for it"
     )
@@ -109,7 +109,7 @@ def test_an_installed_vllm_is_run_with_the_changed_file_before_its_own(
     assert here.cannot(PATCHED) == ""
     launch, server = here.server(STOP_IDS, PATCHED, 1, tmp_path / "log", "run")
     assert isinstance(server, ProcessServer)
-    assert server.patched == here.laid(PATCHED).digests
+    assert server.patched == here.patched_source(PATCHED).digests
     first, *others = launch.env["PYTHONPATH"].split(":")
     assert (Path(first) / PATCHED.patches[0].file).read_text(encoding="utf-8") == PATCHED.patches[0].now
     assert others[-1] == str(tmp_path / "packages"), "the caller's own path stays"

@@ -122,7 +122,7 @@ def _pull_moving_tag(options: ServerOptions) -> Iterator[str]:
             try:
                 engine.client.images.pull(*image.rpartition(":")[::2])
             except engine_errors() as error:
-                raise explain(error, image) from error
+                raise explain(error) from error
     except InfraError as error:
         yield error.told
 

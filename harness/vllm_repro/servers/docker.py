@@ -59,7 +59,7 @@ class DockerServer(Server):
     """Runs the container of `spec`.
 
     spec: must publish a port on 127.0.0.1, unless `port` is given. run: id of the run, for the labels. grace: seconds between SIGTERM
-    and SIGKILL. laid: the overlay that `spec` mounts over vLLM's source.
+    and SIGKILL. patched: the overlay that `spec` mounts over vLLM's source.
     """
 
     log_path: Path
@@ -74,7 +74,7 @@ class DockerServer(Server):
         port: int | None = None,
         grace: float = 15.0,
         engine: Callable[[], Engine] = connect,
-        laid: PatchedSource | None = None,
+        patched: PatchedSource | None = None,
     ) -> None:
         if any(publish.host_ip != LOOPBACK for publish in spec.publish):
             raise HarnessBug(f"a container would be published beyond {LOOPBACK}")
@@ -88,7 +88,7 @@ class DockerServer(Server):
         self.log_path = log
         self.evidence = evidence
         self.grace = grace
-        self.laid = laid
+        self.patched = patched
         self._connect = engine
         self._engine: Engine | None = None
         self._container: str | None = None
@@ -103,10 +103,10 @@ class DockerServer(Server):
         return await asyncio.to_thread(self._launch)
 
     def booted(self, facts: ServerFacts, *, ready: bool) -> ServerFacts:
-        if self.laid is None:
+        if self.patched is None:
             return facts
         log = self.log_path.read_text(encoding="utf-8", errors="replace")
-        return replace(facts, patched=witnessed(log, self.laid.digests, ready=ready))
+        return replace(facts, patched=witnessed(log, self.patched.digests, ready=ready))
 
     async def exited(self) -> Exit:
         if self._container is None:
@@ -143,7 +143,7 @@ class DockerServer(Server):
                 self._create_and_start(engine)
             except engine_errors() as error:
                 self._remove(engine)
-                raise explain(error, self.spec.image) from error
+                raise explain(error) from error
             except BaseException:
                 self._remove(engine)
                 raise

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import docker
 
 __all__ = [
+    "LABEL",
     "OWNER_LABEL",
     "RUN_LABEL",
     "Engine",
@@ -37,11 +38,12 @@ __all__ = [
     "repository_digest",
 ]
 
-RUN_LABEL = "org.vllm-repro.run"
+LABEL = "org.vllm-repro"
+RUN_LABEL = f"{LABEL}.run"
 """On every container of this package. A container without it is never listed or removed."""
-OWNER_LABEL = "org.vllm-repro.owner"
+OWNER_LABEL = f"{LABEL}.owner"
 """The process that made the container, as JSON (`vllm_repro.host.owner`)."""
-REHEARSAL_LABEL = "org.vllm-repro.rehearsal"
+REHEARSAL_LABEL = f"{LABEL}.rehearsal"
 
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 _PING_TIMEOUT_S = 10
@@ -135,7 +137,7 @@ def image_facts(engine: Engine, image: str) -> ImageFacts:
     except ImageNotFound as error:
         raise missing_image(image) from error
     except engine_errors() as error:
-        raise explain(error, image) from error
+        raise explain(error) from error
     config: dict[str, Any] = inspected.get("Config") or {}
     labels: dict[str, str] = config.get("Labels") or {}
     return ImageFacts(
@@ -184,64 +186,41 @@ def _reason(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Refusal:
-    """Words of the engine that need a hint. In lower case; one of them is enough. unsupported: this machine can never do it."""
-
-    words: tuple[str, ...]
-    hint: str
-    unsupported: bool = False
-
-
-_REFUSALS = (
-    _Refusal(
-        words=(
-            "could not select device driver",
-            "unknown runtime",
-            "unknown or invalid runtime name",
-            "adding custom device",
-            "unresolvable cdi devices",
-            "nvidia-container-cli",
-            "running hook",
-            "prestart hook",
-            "createruntime hook",
-        ),
-        hint="Install the NVIDIA Container Toolkit and restart Docker. `docker run --rm --gpus all --entrypoint nvidia-smi IMAGE` "
-        "tests it, and shows whether the driver is older than the image's CUDA.",
-        unsupported=True,
-    ),
-    _Refusal(
-        words=("setting rlimit", "unable to apply caps", "can't get final child's pid"),
-        hint="Use an engine that runs as root with all capabilities, or an arm whose command does not ask for them.",
-        unsupported=True,
-    ),
-    _Refusal(
-        words=("no such image", "manifest unknown", "pull access denied", "repository does not exist"),
-        hint="docker pull {image}",
-    ),
-    _Refusal(
-        words=("port is already allocated", "address already in use", "ports are not available"),
-        hint="Name another port with --port, or leave it out and a free one is taken.",
-    ),
-    _Refusal(
-        words=("container name",),
-        hint="`vllm-repro clean` lists the containers of killed runs; others are yours to remove.",
-    ),
-    _Refusal(words=("no space left on device",), hint="`docker system df` shows what fills the disk."),
+_NO_GPU = (
+    "could not select device driver",
+    "unknown runtime",
+    "unknown or invalid runtime name",
+    "adding custom device",
+    "unresolvable cdi devices",
+    "nvidia-container-cli",
+    "running hook",
+    "prestart hook",
+    "createruntime hook",
 )
+_NO_PRIVILEGE = ("setting rlimit", "unable to apply caps", "can't get final child's pid")
+_PORT_TAKEN = ("port is already allocated", "address already in use", "ports are not available")
 
 
-def explain(error: Exception, image: str) -> ReproError:
-    """Return the error of this package for `error`, which the Docker SDK raised about a container of `image`."""
+def explain(error: Exception) -> ReproError:
+    """Return the error of this package for `error`, which the Docker SDK raised."""
     from docker.errors import APIError
 
     text = error.explanation if isinstance(error, APIError) and error.explanation else str(error)
     words = " ".join(str(text).split())
     if not isinstance(error, APIError):
         return InfraError(f"the Docker Engine does not answer: {words}", hint="Is it running? `docker info` asks it.")
-    found = next((one for one in _REFUSALS if any(part in words.lower() for part in one.words)), None)
-    kind = Unsupported if found is not None and found.unsupported else InfraError
-    return kind(f"the Docker Engine refuses: {words}", hint=found.hint.format(image=image) if found else "")
+    said = f"the Docker Engine refuses: {words}"
+    lowered = words.lower()
+    if any(part in lowered for part in _NO_GPU):
+        hint = "Install the NVIDIA Container Toolkit and restart Docker. `docker run --gpus all --entrypoint nvidia-smi IMAGE` tests it."
+        return Unsupported(said, hint=hint)
+    if any(part in lowered for part in _NO_PRIVILEGE):
+        hint = "Use an engine that runs as root with all capabilities, or an arm whose command does not ask for them."
+        return Unsupported(said, hint=hint)
+    taken = any(part in lowered for part in _PORT_TAKEN)
+    return InfraError(
+        said, hint="Name another port with --port, or leave it out and a free one is taken." if taken else ""
+    )
 
 
 def remove_container(engine: Engine, container: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from vllm_repro.errors import InfraError
@@ -13,7 +14,7 @@ from vllm_repro.scenario.patch import Patch
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.base import Server
 from vllm_repro.servers.docker import DockerServer
-from vllm_repro.servers.docker_engine import connect, image_facts, our_labels
+from vllm_repro.servers.docker_engine import LABEL, connect, image_facts, our_labels
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import NO_SOURCE_TO_CHANGE, Launch, ServedModel, container_launch
 from vllm_repro.servers.multi_node import MultiNodeServer, container_nodes, node_count
@@ -44,7 +45,7 @@ class DockerSite(Site):
             self._weights = weights_for(scenario, options)
         self.port = options.port
         self._scenario, self._say = scenario, say
-        self._laid: dict[tuple[Patch, ...], PatchedSource] = {}
+        self._patched: dict[tuple[Patch, ...], PatchedSource] = {}
 
     @classmethod
     def offer(cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool) -> Offer:
@@ -59,18 +60,16 @@ class DockerSite(Site):
                     return Offer(True, f"Docker {engine.version} has the image {image}")
         return Offer(bool(options.image), "an image was given" if options.image else "")
 
-    def laid(self, arm: Arm) -> PatchedSource:
-        if arm.patches and arm.patches not in self._laid:
+    def patched_source(self, arm: Arm) -> PatchedSource:
+        if arm.patches and arm.patches not in self._patched:
             unchanged = self.launch(self._scenario, replace(arm, patches=()), 0)
             assert unchanged.container is not None
-            self._laid[arm.patches] = patch_container(unchanged.container, arm.patches, "source", self._say)
-        return self._laid.get(arm.patches, PatchedSource())
+            self._patched[arm.patches] = patch_container(unchanged.container, arm.patches, "source", self._say)
+        return self._patched.get(arm.patches, PatchedSource())
 
     def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:
-        laid = self.laid(arm)
-        labels = (
-            {**our_labels(run), "org.vllm-repro.scenario": scenario.id, "org.vllm-repro.arm": arm.name} if run else {}
-        )
+        source = self.patched_source(arm)
+        labels = our_labels(run) | {f"{LABEL}.scenario": scenario.id, f"{LABEL}.arm": arm.name} if run else {}
         return container_launch(
             scenario,
             arm,
@@ -81,29 +80,20 @@ class DockerSite(Site):
             labels=labels,
             name=f"vllm-repro-{run[-6:]}-{arm.name}-{number}" if run else None,
             version=self._version,
-            mounts=laid.mounts,
-            more_env=laid.env,
+            mounts=source.mounts,
+            more_env=source.env,
         )
 
     def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
         launch = self.launch(scenario, arm, self.port or free_port(), run=run, number=number)
         assert launch.container is not None
-        laid = self.laid(arm) if arm.patches else None
+        source = self.patched_source(arm) if arm.patches else None
+        make = partial(DockerServer, run=run, evidence=self.evidence, patched=source)
         if node_count(launch) == 1:
-            return launch, DockerServer(launch.container, log=log, run=run, evidence=self.evidence, laid=laid)
+            return launch, make(launch.container, log=log)
         head, others = container_nodes(launch)
         assert head.container is not None
         followers = [
-            DockerServer(
-                spec,
-                log=log.with_suffix(f".rank{rank}.log"),
-                run=run,
-                evidence=self.evidence,
-                port=launch.port,
-                laid=laid,
-            )
-            for rank, spec in enumerate(others, 1)
+            make(spec, log=log.with_suffix(f".rank{rank}.log"), port=launch.port) for rank, spec in enumerate(others, 1)
         ]
-        return head, MultiNodeServer(
-            DockerServer(head.container, log=log, run=run, evidence=self.evidence, laid=laid), followers
-        )
+        return head, MultiNodeServer(make(head.container, log=log), followers)

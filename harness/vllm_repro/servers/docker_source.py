@@ -109,7 +109,7 @@ def _find_files(engine: Engine, spec: ContainerSpec, files: Sequence[str], run: 
         found: dict[str, Any] = json.loads(said.splitlines()[-1])
         return found
     except engine_errors() as error:
-        raise explain(error, spec.image) from error
+        raise explain(error) from error
     finally:
         if container is not None:
             remove_container(engine, container)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,20 +18,20 @@ from vllm_repro.evidence import Evidence
 from vllm_repro.host.machine import cpu_flags
 from vllm_repro.host.ports import free_port
 from vllm_repro.releases.overlay import Overlay, make_overlay, patched_files
-from vllm_repro.releases.provision import ReleaseCache, cache_root, provision
+from vllm_repro.releases.provision import Release, ReleaseCache, cache_root, provision
 from vllm_repro.releases.tiny_model_folder import cached_model
 from vllm_repro.scenario.scenario import Arm, Capture, Lab, Model, Scenario
 from vllm_repro.servers.base import Replaced, Server, ServerFacts
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.lab_launch import graph_mode, lab_launch, no_lab
-from vllm_repro.servers.lab_untried import untried
 from vllm_repro.servers.launch import Launch
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.process import ProcessServer, process_server
 from vllm_repro.servers.site import Offer, Say, Site
 from vllm_repro_lab.parts import MECHANISMS
+from vllm_repro_lab.record import Part
 
-__all__ = ["LabServer", "LabSite", "plugin_folder", "read_replaced", "shown"]
+__all__ = ["LabServer", "LabSite", "plugin_folder", "read_replaced", "shown", "untried"]
 
 _METADATA = {
     "METADATA": "Metadata-Version: 2.1\nName: vllm-repro-lab\nVersion: 0\n",
@@ -108,18 +109,14 @@ class LabSite(Site):
     def __init__(self, options: ServerOptions, scenario: Scenario, say: Say = lambda _: None) -> None:
         if scenario.lab is None:
             raise no_lab(scenario)
-        if lacking := _lacking_flag(scenario.lab, scenario.model):
-            raise Unsupported(
-                f"vLLM's CPU build has the operators of this scenario only for processors with {lacking}",
-                hint=f"use a machine whose /proc/cpuinfo lists {lacking}",
-            )
         if options.model or options.weights == "real":
             raise UsageError(
                 "the lab always serves a tiny model of the scenario's shape", hint="leave --model and --weights out"
             )
         self.port = options.port
-        self._version = options.vllm or scenario.try_in_lab
-        self._lab, self._reported, self._scenario = scenario.lab, scenario.model, scenario
+        self.version = options.vllm or scenario.try_in_lab
+        self.release: Release | None = None
+        self._lab, self._scenario, self._say = scenario.lab, scenario, say
         self._capture = capture_of(scenario.lab, options)
 
     @classmethod
@@ -134,55 +131,72 @@ class LabSite(Site):
         return Offer(False, f"--scenario-server lab installs vLLM {version} and runs it without")
 
     def prepare(self, say: Say) -> None:
+        if lacking := _lacking_flag(self._lab, self._scenario.model):
+            raise Unsupported(
+                f"vLLM's CPU build has the operators of this scenario only for processors with {lacking}",
+                hint=f"use a machine whose /proc/cpuinfo lists {lacking}",
+            )
+        self.release = provision(self.version, say)
         self._say = say
-        self._release = provision(self._version, say)
-        self._model = lab_model(self._lab, self._reported)
 
     def usual_arms(self, scenario: Scenario, arms: Sequence[Arm]) -> list[Arm]:
-        chosen = scenario.lab.arms if scenario.lab else ()
-        return [arm for arm in arms if not chosen or arm.name in chosen]
+        return [arm for arm in arms if not self._lab.arms or arm.name in self._lab.arms]
 
     def cannot(self, arm: Arm) -> str:
         if graph_mode(self._scenario.command_in_lab(arm)) == "PIECEWISE":
             return "the lab captures full graphs of decode batches only, and this arm asks for PIECEWISE"
         try:
-            patched_files(self._release.packages, arm.patches)
+            self._overlay(arm)
         except Unsupported as error:
             return f"{error}"
         return ""
 
     def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:
-        return self._launch(scenario, arm, self._overlay(arm), port)
-
-    def _launch(self, scenario: Scenario, arm: Arm, overlay: Overlay | None, port: int) -> Launch:
+        """Return exactly what will be run for `arm`. The executable is `vllm`, and its source as installed, without a release."""
+        overlay = self._overlay(arm)
         return lab_launch(
             scenario,
             arm,
-            vllm=(str(self._release.executable),),
-            version=self._version,
+            vllm=(str(self.release.executable) if self.release else "vllm",),
+            version=self.version,
             plugin=plugin_folder(),
             overlay=overlay.folder if overlay else None,
-            model=self._model,
+            model=lab_model(self._lab, self._scenario.model),
             port=port,
             capture=self._capture,
         )
 
     def _overlay(self, arm: Arm) -> Overlay | None:
-        return make_overlay(cache_root(), self._release.packages, arm.patches, self._say) if arm.patches else None
+        if not arm.patches or self.release is None:
+            return None
+        return make_overlay(cache_root(), self.release.packages, arm.patches, self._say)
 
     def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
         overlay = self._overlay(arm)
-        launch = self._launch(scenario, arm, overlay, self.port or free_port())
+        launch = self.launch(scenario, arm, self.port or free_port())
         digests = overlay.digests if overlay else {}
         return process_server(launch, log, partial(LabServer, patched=digests, untried=self._untried(arm)))
 
     def _untried(self, arm: Arm) -> dict[str, tuple[str, ...]]:
-        folder, parts = self._release.packages, MECHANISMS[self._lab.mechanism].parts_with(self._capture)
+        assert self.release is not None
+        folder, parts = self.release.packages, MECHANISMS[self._lab.mechanism].parts_with(self._capture)
         changed = patched_files(folder, arm.patches)
         return {
             file: untried(parts, file, (folder / file).read_text(encoding="utf-8"), text)
             for file, text in changed.items()
         }
+
+    def replaced_lines(self) -> list[str]:
+        """Return the names that the lab replaces, as comments for a shell."""
+        lines = [f"# LAB: vLLM {self.version} on the CPU. Replaced, and nothing else:"]
+        for part in MECHANISMS[self._lab.mechanism].parts_with(self._capture):
+            if part.effect:
+                lines += [
+                    f"# {part.module}.{part.name}",
+                    f"#   why: {part.why}",
+                    f"#   effect on the bug: {part.effect}",
+                ]
+        return lines
 
 
 _CPU_FLAGS = {"deepseek_v4": "avx512_bf16"}
@@ -196,35 +210,10 @@ def _lacking_flag(lab: Lab, model: Model) -> str:
 
 
 def shown(scenario: Scenario, arm: Arm, options: ServerOptions, port: int) -> str:
-    """Return the command, ready to paste, and the replaced names as comments.
-
-    The executable is `vllm` if the release is not in the cache.
-    """
-    version = options.vllm or scenario.try_in_lab
-    release = ReleaseCache().get(version)
-    if scenario.lab is None:
-        raise no_lab(scenario)
-    overlay = None
-    if release and arm.patches:
-        overlay = make_overlay(cache_root(), release.packages, arm.patches, lambda _: None).folder
-    model = lab_model(scenario.lab, scenario.model)
-    capture = capture_of(scenario.lab, options)
-    launch = lab_launch(
-        scenario,
-        arm,
-        vllm=(str(release.executable) if release else "vllm",),
-        version=version,
-        plugin=plugin_folder(),
-        overlay=overlay,
-        model=model,
-        port=port,
-        capture=capture,
-    )
-    lines = [launch.render(), "", f"# LAB: vLLM {version} on the CPU. Replaced, and nothing else:"]
-    for part in MECHANISMS[scenario.lab.mechanism].parts_with(capture):
-        if part.effect:
-            lines += [f"# {part.module}.{part.name}", f"#   why: {part.why}", f"#   effect on the bug: {part.effect}"]
-    return "\n".join(lines)
+    """Return the command, ready to paste, and the replaced names as comments."""
+    site = LabSite(replace(options, model=None, weights=None), scenario)
+    site.release = ReleaseCache().get(site.version)
+    return "\n".join([site.launch(scenario, arm, port).render(), "", *site.replaced_lines()])
 
 
 def capture_of(lab: Lab, options: ServerOptions) -> Capture:
@@ -243,3 +232,28 @@ def capture_of(lab: Lab, options: ServerOptions) -> Capture:
 def lab_model(lab: Lab, model: Model) -> Path:
     """Return the folder of the tiny model, made on first use."""
     return cached_model(lab.shape(model), weights=lab.weights == "made")
+
+
+def untried(parts: Sequence[Part], file: str, before: str, after: str) -> tuple[str, ...]:
+    """Return the functions and classes of `file` that differ and that the lab replaces, so that they do not run."""
+    module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    names = dict.fromkeys(part.name for part in parts if part.module == module and not part.runs)
+    old, new = dict(_definitions(before)), dict(_definitions(after))
+    return tuple(name for name in names if old.get(name) != new.get(name))
+
+
+def _definitions(source: str) -> Iterator[tuple[str, str]]:
+    """Yield each function, class and method of a module, (name, normalized source); nothing for a syntax error."""
+    try:
+        body = ast.parse(source).body
+    except SyntaxError:
+        return
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name, ast.unparse(node)
+        if isinstance(node, ast.ClassDef):
+            yield from (
+                (f"{node.name}.{inner.name}", ast.unparse(inner))
+                for inner in node.body
+                if isinstance(inner, ast.FunctionDef)
+            )

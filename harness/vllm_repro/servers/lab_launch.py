@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from vllm_repro.command.command import ServeCommand
@@ -13,9 +13,9 @@ from vllm_repro.errors import UsageError
 from vllm_repro.evidence import Evidence
 from vllm_repro.scenario.scenario import Arm, Capture, Scenario
 from vllm_repro.scenario.sizes import Size
-from vllm_repro.scenario.workload import Step, requests_of
+from vllm_repro.scenario.workload import requests_of
 from vllm_repro.servers.kinds import ServerKind
-from vllm_repro.servers.launch import CPU_ENV, OFFLINE_ENV, Launch, ServedModel
+from vllm_repro.servers.launch import CPU_ENV, OFFLINE_ENV, ON_CPU, Launch, ServedModel
 from vllm_repro.servers.witness import PLUGIN as WITNESS
 from vllm_repro_lab.parts import MECHANISMS
 
@@ -41,17 +41,8 @@ def graph_mode(command: ServeCommand) -> str:
     return str(mode or "").upper()
 
 
-def prompts_for_lab(steps: Sequence[Step]) -> list[Size]:
-    """Return the prompt sizes that differ in the lab, each once, in order."""
-    return _others(request.prompt for request in requests_of(tuple(steps)))
-
-
-def answers_for_lab(steps: Sequence[Step]) -> list[Size]:
-    """Like `prompts_for_lab`, for answer lengths."""
-    return _others(request.max_tokens for request in requests_of(tuple(steps)))
-
-
-def _others(sizes: Iterable[Size | int | str]) -> list[Size]:
+def _other_sizes(sizes: Iterable[Size | int | str]) -> list[Size]:
+    """Return the sizes that differ in the lab, each once, in order."""
     return list(dict.fromkeys(size for size in sizes if isinstance(size, Size) and size.lab is not None))
 
 
@@ -93,6 +84,7 @@ def lab_launch(
     full = bool(capture) and not graph_mode(command) and not command.has("--enforce-eager")
     if full:
         command = command.with_flags(_FULL_GRAPHS)
+    requests = list(requests_of(tuple(scenario.workload_of(arm))))
     differences = [
         "LAB: vLLM's own code on a CPU; server.replaced names each part that stands in for CUDA",
         *(
@@ -105,18 +97,18 @@ def lab_launch(
         *([f"with {_FULL_GRAPHS}: {_WHY_FULL}"] if full else []),
         *(
             f"prompts of {size.lab} tokens in place of {size.plus}, sized for the tiny model"
-            for size in prompts_for_lab(scenario.workload_of(arm))
+            for size in _other_sizes(request.prompt for request in requests)
         ),
         *(
             f"answers of up to {size.lab} tokens in place of {size.plus}, since a CPU takes a second for each"
-            for size in answers_for_lab(scenario.workload_of(arm))
+            for size in _other_sizes(request.max_tokens for request in requests)
         ),
         *(
             f"{edit.in_lab} in place of {edit.words.removeprefix('with ')}, sized for the tiny model's pool"
             for edit in arm.edits
             if edit.in_lab
         ),
-        "on the CPU, with " + ", ".join(f"{name}={value}" for name, value in CPU_ENV.items()),
+        ON_CPU,
         "VLLM_USE_V2_MODEL_RUNNER=0: the reported release used the first model runner",
         "VLLM_DEBUG_WORKSPACE=1: vLLM's own lines about the workspace's size",
         "TORCHDYNAMO_DISABLE=1: the sampler is not compiled either, which needs a C++ compiler and a third of the boot",
@@ -141,16 +133,14 @@ def lab_launch(
         "PYTHONPATH": ":".join(path),
         **({"REPRO_PATCHED": ":".join(sorted({patch.file for patch in arm.patches}))} if arm.patches else {}),
     }
-    argv = (*vllm, "serve", *command.argv())
-    weights = ServedModel(name="lab", path=model, dummy=lab.weights == "dummy", tiny_model=tiny_model)
     return Launch(
         kind=ServerKind.LAB,
         evidence=Evidence.LAB,
         command=command,
-        argv=argv,
+        argv=(*vllm, "serve", *command.argv()),
         env=variables,
         differences=tuple(differences),
         port=port,
-        weights=str(weights),
+        weights=str(ServedModel(name="lab", dummy=lab.weights == "dummy", tiny_model=tiny_model)),
         tiny_model=tiny_model,
     )

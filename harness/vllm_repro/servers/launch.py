@@ -10,9 +10,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import assert_never
 
 from vllm_repro.command.command import ServeCommand
 from vllm_repro.command.container import LOOPBACK, ContainerSpec, Mount
+from vllm_repro.command.flags import group_by_flag
+from vllm_repro.errors import HarnessBug
 from vllm_repro.evidence import Evidence
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.kinds import ServerKind
@@ -20,7 +23,10 @@ from vllm_repro.tiny_model import TinyModel
 
 __all__ = [
     "CONTAINER_MODEL",
+    "CPU_ENV",
     "NO_SOURCE_TO_CHANGE",
+    "OFFLINE_ENV",
+    "ON_CPU",
     "Launch",
     "ServedModel",
     "container_launch",
@@ -29,20 +35,19 @@ __all__ = [
 ]
 
 CONTAINER_MODEL = "/models/tiny"
-
 CPU_ENV = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB: the default takes a share of the host's memory for each server
     "VLLM_NO_USAGE_STATS": "1",
 }
-CPU_SHM_BYTES = 2**30
+ON_CPU = "on the CPU, with " + ", ".join(f"{name}={value}" for name, value in CPU_ENV.items())
+OFFLINE_ENV = {"HF_HUB_OFFLINE": "1"}  # a hub that does not answer costs minutes
 NO_SOURCE_TO_CHANGE = (
     "a rehearsal runs no vLLM, so there is no source to change: an arm that does so needs docker, process or the lab"
 )
+_CPU_SHM_BYTES = 2**30
 _IMITATED = "no vLLM at all: a rehearsal engine that imitates it"
 _NO_WEIGHTS = "none: a rehearsal"
 _DUMMY = "--load-format dummy"
-_WHY_DUMMY = f"{_DUMMY}: random weights, since this death does not depend on them"
-OFFLINE_ENV = {"HF_HUB_OFFLINE": "1"}  # a hub that does not answer costs minutes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +73,8 @@ class ServedModel:
 class Launch:
     """What will run.
 
-    differences: from the reported command, as sentences. weights: the served ones, in words; empty if unknown. tiny_model: the tiny model
-    that is served, if one is.
+    differences: from the reported command, as sentences. weights: the served ones, in words; empty if unknown. tiny_model: the one that is
+    served, if any.
     """
 
     kind: ServerKind
@@ -87,55 +92,43 @@ class Launch:
         """Return the command for a POSIX shell, without the name and labels that tie a container to one run."""
         if self.container is not None:
             return replace(self.container, name=None, labels=()).render()
-        prefix = self._prefix()
-        groups: list[list[str]] = []  # a flag and its values
-        for word in self.argv[prefix:]:
-            if word.startswith("-") or not groups:
-                groups.append([])
-            groups[-1].append(word)
-        head = [*(f"{key}={shlex.quote(value)}" for key, value in self.env.items()), shlex.join(self.argv[:prefix])]
-        return " \\\n".join(head) + "".join(f" \\\n  {shlex.join(group)}" for group in groups)
-
-    def _prefix(self) -> int:
-        """Return the number of words up to the model."""
-        try:
-            return self.argv.index("serve") + 2
-        except ValueError:
-            return 1
+        flags = self.argv.index("serve") + 2 if "serve" in self.argv else 1
+        lines = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
+        lines += [shlex.join(self.argv[:flags])]
+        lines += [f"  {shlex.join(group)}" for group in group_by_flag(self.argv[flags:])]
+        return " \\\n".join(lines)
 
 
 def _with_model(scenario: Scenario, arm: Arm, weights: ServedModel, seen_as: str) -> tuple[ServeCommand, list[str]]:
-    if weights.tiny_model is not None:
-        return _with_tiny_model(scenario, arm, weights.tiny_model, seen_as)
+    """Return the command of `arm` for the served model, and its differences from the report. seen_as: its name or path for the server."""
     command = scenario.command_of(arm)
     differences: list[str] = []
-    if seen_as != command.model:
+    if weights.tiny_model is not None:
+        dummy = scenario.dummy
+        command = scenario.command_with_dummy(arm).with_model(seen_as)
+        differences = [
+            _in_place_of_reported(
+                f"dummy weights in the shape {weights.tiny_model},", dummy.why if dummy else scenario.model.why
+            ),
+            *(f"{change}: {change.why}" for change in (dummy.changes if dummy else ())),
+            *(
+                f"{edit.in_dummy} in place of {edit.words.removeprefix('with ')}, sized for the tiny model's pool"
+                for edit in arm.edits
+                if edit.in_dummy
+            ),
+        ]
+    elif seen_as != command.model:
         served = "dummy weights in a local folder" if weights.dummy else weights.name
-        differences.append(
-            f"model: {served} in place of the reported one" + (f" ({scenario.model.why})" if scenario.model.why else "")
-        )
+        differences = [_in_place_of_reported(served, scenario.model.why)]
         command = command.with_model(seen_as)
     if weights.dummy:
         command = command.with_flags(_DUMMY)
-        differences.append(_WHY_DUMMY)
+        differences.append(f"{_DUMMY}: random weights, since this death does not depend on them")
     return command, differences
 
 
-def _with_tiny_model(
-    scenario: Scenario, arm: Arm, tiny_model: TinyModel, seen_as: str
-) -> tuple[ServeCommand, list[str]]:
-    why = scenario.dummy.why if scenario.dummy else scenario.model.why
-    differences = [
-        f"model: dummy weights in the shape {tiny_model}, in place of the reported one" + (f" ({why})" if why else ""),
-        *(f"{change}: {change.why}" for change in (scenario.dummy.changes if scenario.dummy else ())),
-        *(
-            f"{edit.in_dummy} in place of {edit.words.removeprefix('with ')}, sized for the tiny model's pool"
-            for edit in arm.edits
-            if edit.in_dummy
-        ),
-        _WHY_DUMMY,
-    ]
-    return scenario.command_with_dummy(arm).with_model(seen_as).with_flags(_DUMMY), differences
+def _in_place_of_reported(served: str, why: str) -> str:
+    return f"model: {served} in place of the reported one" + (f" ({why})" if why else "")
 
 
 def process_launch(
@@ -151,20 +144,19 @@ def process_launch(
     """Return the launch of a local vLLM. vllm: the words that call it."""
     command, differences = _with_model(scenario, arm, weights, str(weights.path or weights.name))
     command = command.with_flags(f"--host {LOOPBACK}", f"--port {port}")
-    variables = {**dict(command.env), **(CPU_ENV if evidence is Evidence.CPU else {}), **env}
-    if weights.path is not None:
-        variables |= OFFLINE_ENV
-    differences += [*arm.changed_source(), f"bound to {LOOPBACK}, on a free port"]
-    if evidence is Evidence.CPU:
-        differences.append("on the CPU, with " + ", ".join(f"{key}={value}" for key, value in CPU_ENV.items()))
-    argv = (*vllm, "serve", *command.argv())
+    on_cpu = evidence is Evidence.CPU
     return Launch(
         kind=ServerKind.PROCESS,
         evidence=evidence,
         command=command,
-        argv=argv,
-        env=variables,
-        differences=tuple(differences),
+        argv=(*vllm, "serve", *command.argv()),
+        env={**dict(command.env), **(CPU_ENV if on_cpu else {}), **env, **(OFFLINE_ENV if weights.path else {})},
+        differences=(
+            *differences,
+            *arm.changed_source(),
+            f"bound to {LOOPBACK}, on a free port",
+            *([ON_CPU] if on_cpu else []),
+        ),
         port=port,
         weights=str(weights),
         tiny_model=weights.tiny_model,
@@ -182,14 +174,14 @@ def rehearsal_launch(
         evidence=Evidence.REHEARSAL,
         command=command,
         argv=(*engine, "serve", *command.argv()),
-        env=rehearsal_env(scenario, version),
+        env=_rehearsal_env(scenario, version),
         differences=(*differences, _IMITATED),
         port=port,
         weights=_NO_WEIGHTS,
     )
 
 
-def rehearsal_env(scenario: Scenario, version: str) -> dict[str, str]:
+def _rehearsal_env(scenario: Scenario, version: str) -> dict[str, str]:
     """Return the variables that select the release and model to imitate."""
     return {"VLLM_REHEARSAL_VERSION": version, "VLLM_REHEARSAL_SHAPE": json.dumps(scenario.model.shape())}
 
@@ -212,37 +204,37 @@ def container_launch(
 
     mounts, more_env: the overlay with the arm's changes of vLLM's source.
     """
-    inside = CONTAINER_MODEL if weights.path is not None else weights.name
-    command, differences = _with_model(scenario, arm, weights, inside)
-    model = [Mount(str(weights.path.resolve()), CONTAINER_MODEL, readonly=True)] if weights.path is not None else []
+    command, differences = _with_model(scenario, arm, weights, CONTAINER_MODEL if weights.path else weights.name)
+    model = [Mount(str(weights.path.resolve()), CONTAINER_MODEL, readonly=True)] if weights.path else []
     env: dict[str, str] = {}
-    if evidence is Evidence.REHEARSAL:
-        env |= rehearsal_env(scenario, version or scenario.try_with)
-        differences.append(_IMITATED)
-    elif evidence is Evidence.CPU:
-        env |= CPU_ENV
-        differences.append("on the CPU, with " + ", ".join(f"{key}={value}" for key, value in CPU_ENV.items()))
-    if weights.path is not None:
-        env |= OFFLINE_ENV
     gpus = None
-    if evidence is Evidence.GPU:
-        gpus = (command.container.gpus if command.container else None) or str(scenario.needs.gpus)
+    match evidence:
+        case Evidence.REHEARSAL:
+            env = _rehearsal_env(scenario, version or scenario.try_with)
+            differences.append(_IMITATED)
+        case Evidence.CPU:
+            env = dict(CPU_ENV)
+            differences.append(ON_CPU)
+        case Evidence.GPU:
+            gpus = (command.container.gpus if command.container else None) or str(scenario.needs.gpus)
+        case Evidence.LAB | Evidence.UNKNOWN:
+            raise HarnessBug(f"a container cannot be evidence of {evidence}")
+        case _:
+            assert_never(evidence)
     spec = ContainerSpec.from_command(
         command,
         port=port,
         image=image,
         labels=labels,
         name=name,
-        env=env | dict(more_env or {}),
+        env=env | (OFFLINE_ENV if weights.path else {}) | dict(more_env or {}),
         gpus=gpus,
         mounts=[*model, *mounts],
     )
     if evidence is Evidence.CPU and spec.shm_size is None and spec.ipc is None:
         # On a CPU the worker is always a process of its own, and Docker's default of 64 MiB is too small for its queue.
-        spec = replace(spec, shm_size=CPU_SHM_BYTES)
+        spec = replace(spec, shm_size=_CPU_SHM_BYTES)
         differences.append("--shm-size 1g: on a CPU the worker is a process of its own and needs it")
-    differences += [*arm.changed_source(), f"published on {LOOPBACK} only"]
-    served = _NO_WEIGHTS if evidence is Evidence.REHEARSAL else str(weights)
     return Launch(
         kind=ServerKind.DOCKER,
         evidence=evidence,
@@ -250,8 +242,8 @@ def container_launch(
         argv=spec.argv,
         env=dict(spec.env),
         container=spec,
-        differences=tuple(differences),
+        differences=(*differences, *arm.changed_source(), f"published on {LOOPBACK} only"),
         port=port,
-        weights=served,
+        weights=_NO_WEIGHTS if evidence is Evidence.REHEARSAL else str(weights),
         tiny_model=weights.tiny_model,
     )

@@ -76,7 +76,7 @@ def orphan_containers(engine: Engine) -> Iterator[OrphanContainer]:
             all=True, filters={"label": [RUN_LABEL, OWNER_LABEL]}
         )
     except engine_errors() as error:
-        raise explain(error, "") from error
+        raise explain(error) from error
     for one in listed:
         with contextlib.suppress(msgspec.MsgspecError):  # not a label of ours
             owner = msgspec.json.decode(one["Labels"][OWNER_LABEL], type=Owner)
@@ -101,7 +101,7 @@ def end_orphans(orphans: Orphans) -> None:
             try:
                 remove_container(engine, container.id)
             except engine_errors() as error:
-                raise explain(error, container.image) from error
+                raise explain(error) from error
 
 
 def sweep() -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -91,7 +90,7 @@ class ProcessServer(Server):
     async def exited(self) -> Exit:
         if self._session is None:
             raise InfraError("the server was never started")
-        popen: subprocess.Popen[bytes] = self._session.popen
+        popen = self._session.popen
         while popen.poll() is None:
             await asyncio.sleep(0.02)
         code = popen.returncode
@@ -124,21 +123,12 @@ def process_server(
 ) -> tuple[Launch, Server]:
     """Return the server of `launch` on this host, one process per node. `make` takes the arguments of `ProcessServer`."""
     head, followers = process_nodes(launch, free_port())
-    first = make(head.argv, port=head.port, log=log, env=head.env, kind=head.kind, evidence=head.evidence)
-    if not followers:
-        return head, first
+    make = partial(make, kind=head.kind, evidence=head.evidence)
+    first = make(head.argv, port=head.port, log=log, env=head.env)
     others = [
-        make(
-            follower.argv,
-            port=free_port(),
-            log=log.with_suffix(f".rank{follower.rank}.log"),
-            env=follower.env,
-            kind=head.kind,
-            evidence=head.evidence,
-        )
-        for follower in followers
+        make(one.argv, port=free_port(), log=log.with_suffix(f".rank{one.rank}.log"), env=one.env) for one in followers
     ]
-    return head, MultiNodeServer(first, others)
+    return head, MultiNodeServer(first, others) if others else first
 
 
 class ProcessSite(Site):
@@ -177,12 +167,11 @@ class ProcessSite(Site):
         return Offer(False, "no vllm is installed here" + ("" if scenario.needs.gpus else ", and no image of it"))
 
     def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:
-        laid = self.laid(arm)
         return process_launch(
             scenario,
             arm,
             vllm=self._vllm,
-            env=laid.env,
+            env=self.patched_source(arm).env,
             weights=self._weights,
             port=port,
             evidence=self.evidence,
@@ -190,9 +179,9 @@ class ProcessSite(Site):
 
     def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
         launch = self.launch(scenario, arm, self.port or free_port())
-        return process_server(launch, log, partial(ProcessServer, patched=self.laid(arm).digests))
+        return process_server(launch, log, partial(ProcessServer, patched=self.patched_source(arm).digests))
 
-    def laid(self, arm: Arm) -> PatchedSource:
+    def patched_source(self, arm: Arm) -> PatchedSource:
         if not arm.patches:
             # A vllm on the user's PYTHONPATH would come before that of the release.
             return PatchedSource(env={"PYTHONPATH": ""} if self._release and "PYTHONPATH" in os.environ else {})

@@ -114,12 +114,12 @@ class Site(ABC):
         if arm.patches and self.unchangeable:
             return self.unchangeable
         try:
-            self.laid(arm)
+            self.patched_source(arm)
         except Unsupported as error:
             return f"{error}"
         return ""
 
-    def laid(self, arm: Arm) -> PatchedSource:
+    def patched_source(self, arm: Arm) -> PatchedSource:
         """Return the overlay with the arm's changes of vLLM's source.
 
         Raises `Unsupported` if a patch does not fit, and `InfraError` if the overlay cannot be made.
