@@ -20,7 +20,7 @@ from vllm_repro import cli
 from vllm_repro.host.processes import end_orphan_sessions, orphan_sessions
 
 # How long an example takes says more of the machine, which has other work, than of the code.
-settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("any-machine", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any-machine")
 
 
@@ -89,8 +89,10 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Harness:
         with monkeypatch.context() as patched:
             for name, value in {"VLLM_REPRO_REPORTS": str(out), "CI": "true", **(env or {})}.items():
                 patched.setenv(name, value)
-            # It retries for 2 s after each crash. tests/client and test_trial test it.
+            # Waits after a crash or a wrong answer. test_trial has them in full, and the SDK with its retries.
             patched.setattr("vllm_repro.running.trial._SDK_TOTAL", 0.0)
+            patched.setattr("vllm_repro.running.trial._OUTLAST", 1.0)
+            patched.setattr("vllm_repro.running.workload._SIGN_AFTER_CANARY", 1.0)
             patched.setattr(sys, "stdout", streams[0])
             patched.setattr(sys, "stderr", streams[1])
             patched.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((stdin or "").encode()), encoding="utf-8"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -54,6 +55,12 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@cache
+def all_imports() -> dict[str, set[str]]:
+    known = modules()
+    return {module: imports(path, known) for module, path in known.items()}
+
+
 def imports(path: Path, known: dict[str, Path]) -> set[str]:
     """Return the modules of ours that a file imports anywhere in it, also in functions and under TYPE_CHECKING."""
     found = set()
@@ -72,16 +79,14 @@ def layer(module: str) -> str:
 
 
 def test_each_folder_imports_only_folders_below_it() -> None:
-    known = modules()
     broken = {
         (module.removeprefix("vllm_repro."), name.removeprefix("vllm_repro."))
-        for module, path in known.items()
-        for name in imports(path, known)
+        for module, names in all_imports().items()
+        for name in names
         if name != "vllm_repro" and LAYERS.index(layer(name)) > LAYERS.index(layer(module))
     }
     assert not broken
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    known = modules()
-    TopologicalSorter({module: imports(path, known) - {module} for module, path in known.items()}).prepare()
+    TopologicalSorter({module: names - {module} for module, names in all_imports().items()}).prepare()

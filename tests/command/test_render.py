@@ -16,7 +16,7 @@ def test_a_reported_command_is_read_back(name: str) -> None:
     assert parse(render_serve(command)).argv() == command.argv()
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(command=commands())
 def test_any_command_is_read_back(command: ServeCommand) -> None:
     again = parse(render_serve(command))

@@ -94,7 +94,7 @@ def test_the_plants_would_be_seen() -> None:
     assert seen == names
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     st.sampled_from([DRAFT_SIZES, PAGE_SIZES, replace(PAGE_SIZES, whole=0)]),
     st.lists(st.sampled_from(PLANTS), min_size=1, max_size=6),

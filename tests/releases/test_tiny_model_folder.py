@@ -145,7 +145,7 @@ def decode(ids: list[int], tokenizer: dict[str, Any]) -> str:
 TOKENIZER = tokenizer_json(4096)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.text(max_size=60))
 def test_decoding_restores_the_text(text: str) -> None:
     assert decode(encode(text, TOKENIZER), TOKENIZER) == text

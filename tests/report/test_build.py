@@ -74,15 +74,6 @@ def test_every_format_is_asked_to_say_it() -> None:
     assert set(SAYS_SO) == {*FORMATS, *ON_REQUEST}
 
 
-@pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
-def test_no_part_of_a_line_reads_as_an_entry(folder: Path) -> None:
-    """A cut within a line equals a cut before it, so other tests cut only between lines."""
-    for line in (folder / "journal.jsonl").read_bytes().splitlines():
-        for end in range(1, len(line)):
-            with pytest.raises(ValueError, match=r"column|codec"):
-                json.loads(line[:end])
-
-
 def test_a_journal_cut_at_or_beside_the_end_of_any_line(tmp_path: Path) -> None:
     raw = (SMALLEST / "journal.jsonl").read_bytes()
     ends = [at + 1 for at, byte in enumerate(raw) if byte == ord("\n")]

@@ -74,7 +74,7 @@ def test_examples_are_sound(folder: Path) -> None:
     assert_sound(html_page(report(folder)))
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(st.sampled_from(FIELDS), st.sampled_from([*MARKUP, *HOSTILE]), st.booleans())
 def test_no_field_of_a_journal_becomes_markup(field: Field, text: str, instead: bool) -> None:
     page = html_page(planted(*field, lambda was: text if instead else f"{was} {text}"))

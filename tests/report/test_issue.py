@@ -220,7 +220,7 @@ def filled(text: str) -> list[str]:
     return [line for line in text.split("\n") if line.strip()]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     st.lists(st.sampled_from([*HOSTILE, "ERROR x", "\n", "AssertionError: y", "ordinary"]), max_size=8), st.booleans()
 )
@@ -313,7 +313,7 @@ def planted(recording: Recording, place: int, way: tuple[Any, ...], change: Call
     return report_of(replace(recording, entries=tuple(entries)), Path("reports/x"))
 
 
-@settings(max_examples=150)
+@settings(max_examples=40)
 @given(st.sampled_from(FIELDS), st.sampled_from(HOSTILE), st.booleans())
 def test_no_field_of_a_journal_breaks_a_draft(
     field: tuple[Recording, int, tuple[Any, ...]], text: str, instead: bool

@@ -11,7 +11,7 @@ NASTY = st.text(st.sampled_from("ab1 `~*_[]()<>!#@|\\&;:/.-+=$\n\r\t\x00\x1b\u20
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 
 
-@settings(max_examples=400)
+@settings(max_examples=100)
 @given(NASTY)
 def test_a_fence_keeps_its_text(text: str) -> None:
     page = render(f"before\n\n{fence(text, 'text')}\n\nafter")
@@ -20,7 +20,7 @@ def test_a_fence_keeps_its_text(text: str) -> None:
     assert [words for words in page.text if words.strip()] == ["before", "after"]
 
 
-@settings(max_examples=400)
+@settings(max_examples=100)
 @given(NASTY)
 def test_plain_text_stays_text(text: str) -> None:
     page = render(plain(text))
@@ -29,7 +29,7 @@ def test_plain_text_stays_text(text: str) -> None:
     assert set(page.tags) <= {"p"}
 
 
-@settings(max_examples=400)
+@settings(max_examples=100)
 @given(NASTY)
 def test_a_cell_is_one_cell(text: str) -> None:
     page = render(f"| a | b | c |\n|---|---|---|\n| x | {cell(text)} | {code(text, in_table=True)} |")
@@ -39,7 +39,7 @@ def test_a_cell_is_one_cell(text: str) -> None:
     assert page.calls() == []
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(NASTY)
 def test_inline_code_and_summaries_stay_text(text: str) -> None:
     inline = render(f"x {code(text)} y")

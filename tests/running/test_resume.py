@@ -114,7 +114,7 @@ def test_a_killed_run_goes_on_and_its_report_is_that_of_a_whole_one(
     out = tmp_path / "reports"
     process = subprocess.Popen(
         [sys.executable, "-m", "vllm_repro", "run", *WORDS],
-        env={**os.environ, "VLLM_REPRO_REPORTS": str(out), "VLLM_REHEARSAL_FAULT": "slow-boot:3", "CI": "true"},
+        env={**os.environ, "VLLM_REPRO_REPORTS": str(out), "VLLM_REHEARSAL_FAULT": "slow-boot:1", "CI": "true"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

@@ -46,9 +46,8 @@ def test_trials_are_interleaved() -> None:
     ]
 
 
-@pytest.mark.parametrize("version", ["0.21.0", "0.23.0"])
-def test_the_bug_reproduces_in_the_releases_that_have_it(harness: Harness, version: str) -> None:
-    done = harness(*TQ, "--vllm", version)
+def test_the_bug_reproduces(harness: Harness) -> None:
+    done = harness(*TQ, "--vllm", "0.23.0")
     report = done.report
     assert done.status == 0, done.out + done.err
     assert (report["verdict"], report["expected"], report["evidence"], report["rehearsal"]) == (
@@ -76,7 +75,7 @@ def test_the_bug_reproduces_in_the_releases_that_have_it(harness: Harness, versi
     assert trial["death"]["latency_s"] >= 0
     assert trial["phase"] == "request"
     assert trial["captured"]["asked"] == "16.00"
-    assert report["arms"][0]["server"]["vllm_version"] == version
+    assert report["arms"][0]["server"]["vllm_version"] == "0.23.0"
     assert report["arms"][0]["server"]["weights"] == "none: a rehearsal"
     assert "REHEARSAL" in done.out
     for name in ("report.md", "junit.xml"):
@@ -89,30 +88,31 @@ def test_a_fixed_release_is_quiet_and_a_crash_was_not_to_be_expected_of_it(harne
     assert (done.status, done.report["verdict"]) == (0, "quiet")
     assert done.report["arms"][0]["trials"][0]["trigger"]["crossed"] is True
     assert harness(*TQ, "--vllm", "0.24.0", "--arm", "reported", "--expect", "crash").status == 1
-    assert harness(*TQ, "--vllm", "0.24.0", "--arm", "reported", "--bisect-exit").status == 0
     assert harness(*TQ, "--vllm", "0.23.0", "--arm", "reported", "--expect", "alive").status == 1
     assert harness(*TQ, "--vllm", "0.23.0", "--arm", "reported", "--bisect-exit").status == 1
 
 
-def test_fixed_is_said_once_enough_boots_are_strongest_record(harness: Harness) -> None:
-    assert harness(*TQ, "--arm", "reported", "--trials", "5").report["arms"][0]["k"] == 5
-    done = harness(*TQ, "--arm", "reported", "--trials", "4", "--vllm", "0.24.0")
-    assert (done.report["verdict"], done.status) == ("fixed", 0)
-    assert "5 of 5 died" in done.report["because"]
-
-
-def test_a_run_is_held_against_deaths_of_the_same_arm_only(harness: Harness) -> None:
-    assert harness(*TQ, "--arm", "reported", "--trials", "5").report["arms"][0]["k"] == 5
-    other = harness(*TQ, "--arm", "near-miss-129", "--trials", "4", "--vllm", "0.24.0")
-    assert (other.report["verdict"], other.status) == ("quiet", 0)
-    assert "no reproducing run is on record" in other.report["because"]
-
-
-def recorded(out: Path, run: str, arm: str, version: str, k: int, *, patched: bool = False) -> None:
+def recorded(
+    out: Path, run: str, arm: str, version: str, k: int, *, evidence: str = "lab", patched: bool = False
+) -> None:
     (out / "tq-chunked-prefill" / run).mkdir(parents=True)
     server = {"vllm_version": version, "patched": [{"file": "vllm/a.py", "sha256": "0"}] if patched else []}
-    report = {"evidence": "lab", "arms": [{"name": arm, "k": k, "n": k, "server": server}]}
+    report = {"evidence": evidence, "arms": [{"name": arm, "k": k, "n": k, "server": server}]}
     (out / "tq-chunked-prefill" / run / "report.json").write_text(json.dumps(report), encoding="utf-8")
+
+
+def test_a_fix_is_reported_after_enough_boots(tmp_path: Path) -> None:
+    """Compare with deaths of the same arm only."""
+    reports = tmp_path / "reports"
+    recorded(reports, "a", "reported", "0.23.0", 5, evidence="rehearsal")
+    words = ("--vllm", "0.24.0", "--trials", "4", "--arm", "reported", "--arm", "near-miss-129", "--out", str(reports))
+    assert main([*TQ, *words]) == 0
+    (path,) = reports.glob("*/2*/report.json")
+    report = json.loads(path.read_text(encoding="utf-8"))
+    assert (report["verdict"], report["arms"][0]["n"]) == ("fixed", 4)
+    assert "5 of 5 died" in report["because"]
+    record = strongest_record(reports, find("tq-chunked-prefill"), "rehearsal", [Arm("near-miss-129", Expected.DIES)])
+    assert record is None
 
 
 def test_a_patch_is_held_against_its_own_release_before_any_other(tmp_path: Path) -> None:
@@ -138,15 +138,10 @@ def test_a_patch_is_held_against_its_own_release_before_any_other(tmp_path: Path
 def test_an_arm_that_cannot_be_tried_here_does_not_end_the_others(harness: Harness) -> None:
     done = harness(
         *("run", "tq-prefix-hit-unreserved", "--server", "rehearsal"),
-        "--arm",
-        "reported",
-        "--arm",
-        "patched",
-        "--trials",
-        "2",
+        *("--arm", "patched", "--arm", "reported"),
     )
     outcomes = {arm["name"]: [trial["outcome"] for trial in arm["trials"]] for arm in done.report["arms"]}
-    assert outcomes == {"reported": ["crash", "crash"], "patched": ["unsupported", "unsupported"]}
+    assert outcomes == {"reported": ["crash"], "patched": ["unsupported"]}
 
 
 @pytest.mark.parametrize(
@@ -211,13 +206,13 @@ def test_the_other_scenario(harness: Harness, version: str, outcome: str) -> Non
         ("exit", "boot-failed", "process"),
         ("stuck-boot", "boot-failed", None),
         ("restart:2", "other-crash", "restart"),
-        ("slow-boot:2", "clean", None),
+        ("slow-boot:0.5", "clean", None),
     ],
 )
 def test_every_fault_has_its_outcome(harness: Harness, fault: str, outcome: str, channel: str | None) -> None:
     # A release without the bug, so that what is seen is the fault's.
     # TimeLimits is short only where a stall is ordered: elsewhere a crowded machine would make one.
-    short = {"hang:2": ("--answer-stall", "3"), "stuck-boot": ("--boot-stall", "3")}.get(fault, ())
+    short = {"hang:2": ("--answer-stall", "2"), "stuck-boot": ("--boot-stall", "2")}.get(fault, ())
     done = harness(*TQ, "--vllm", "0.24.0", "--arm", "reported", *short, env={"VLLM_REHEARSAL_FAULT": fault})
     trial = done.report["arms"][0]["trials"][0]
     assert trial["outcome"] == outcome, trial
@@ -308,8 +303,15 @@ def _server_session(folder: Path) -> int:
     return int(started["facts"]["pid"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT])
-@pytest.mark.parametrize("moment", ["trial-started", "server-started", "request-sent"])
+@pytest.mark.parametrize(
+    ("number", "moment"),
+    [
+        (signal.SIGINT, "trial-started"),
+        (signal.SIGTERM, "server-started"),
+        (signal.SIGINT, "request-sent"),
+        (signal.SIGQUIT, "request-sent"),
+    ],
+)
 def test_an_interrupted_run_leaves_nothing_and_a_report(
     tmp_path: Path, own_state: Path, number: signal.Signals, moment: str
 ) -> None:
@@ -345,7 +347,7 @@ def test_under_nohup_a_run_outlives_its_terminal(tmp_path: Path, own_state: Path
     words = ["-m", "vllm_repro", *TQ, "--arm", "eager", "--out", str(out)]
     process = subprocess.Popen(
         ["nohup", sys.executable, *words],
-        env={**os.environ, "VLLM_REHEARSAL_FAULT": "slow-boot:2"},
+        env={**os.environ, "VLLM_REHEARSAL_FAULT": "slow-boot:1"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -359,9 +361,8 @@ def test_under_nohup_a_run_outlives_its_terminal(tmp_path: Path, own_state: Path
     assert list((own_state / "vllm-repro" / "processes").glob("*")) == []
 
 
-@pytest.mark.parametrize("moment", ["server-started", "request-sent"])
-def test_after_a_sigkill_the_server_ends_too(tmp_path: Path, own_state: Path, harness: Harness, moment: str) -> None:
-    status, folder = _interrupt(tmp_path, own_state, signal.SIGKILL, moment)
+def test_after_a_sigkill_the_server_ends_too(tmp_path: Path, own_state: Path, harness: Harness) -> None:
+    status, folder = _interrupt(tmp_path, own_state, signal.SIGKILL, "request-sent")
     assert status == -signal.SIGKILL
     _until_gone(_server_session(folder))
     assert "nothing is left" in harness("clean").out

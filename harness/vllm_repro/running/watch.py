@@ -136,11 +136,15 @@ class Watch:
         return sign
 
     async def aftermath(self) -> None:
-        """After the first sign, wait until the server is gone and its log complete, at most `limits.grace`."""
+        """After the first sign, wait until the server is gone and its log complete, at most `limits.grace`.
+
+        After a restart the first process is gone already, and the second one stays.
+        """
+        restarted = any(sign.channel is Channel.RESTART for sign in self.signs)
         ends = time.monotonic() + self.limits.grace
         while time.monotonic() < ends:
             settled = time.monotonic() - self._last_growth > 0.5
-            if self.exit is not None and settled:
+            if (restarted or self.exit is not None) and settled:
                 break
             await asyncio.sleep(0.05)
 

@@ -29,6 +29,9 @@ __all__ = ["WorkloadRunner"]
 _IDLE_POLL = 0.25
 """Seconds between two samples of an engine that should go idle."""
 
+_SIGN_AFTER_CANARY = 3.0
+"""Seconds for another sign of death after a failed canary."""
+
 _USUAL_FIELDS = {"model", "prompt", "messages", "max_tokens", "stream", "stream_options", "temperature"}
 
 
@@ -301,7 +304,7 @@ class WorkloadRunner:
             await watch.see_answer(answer, canary=True)
             if not trial.seen.canary_ok and not watch.ended:
                 with contextlib.suppress(asyncio.TimeoutError):  # no other sign of death came
-                    await asyncio.wait_for(watch.dead.wait(), 3.0)
+                    await asyncio.wait_for(watch.dead.wait(), _SIGN_AFTER_CANARY)
 
         await self.unless_over([asyncio.create_task(ask())])
 
