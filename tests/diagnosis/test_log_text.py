@@ -88,6 +88,7 @@ def test_indentation_without_a_vllm_prefix_is_kept() -> None:
 @pytest.mark.parametrize("key", ["log", "line", "message", "MESSAGE", "msg", "textPayload", "journald in colour"])
 def test_json_records_are_read_like_their_log(key: str) -> None:
     text = recording("v0.32.0-killed-inflight")
+    records: list[dict[str, object]]
     if key == "journald in colour":
         records = [{"MESSAGE": list(f"\x1b[1m{line}".encode())} for line in text.splitlines()]
     else:

@@ -18,11 +18,11 @@ from vllm_repro.report.markdown import markdown
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.tables import throughput_lines, throughput_section
 from vllm_repro.running.terminal import summary
-from vllm_repro.verdict.output import Probe, checks, sample_output
-from vllm_repro.verdict.throughput import throughput
+from vllm_repro.verdict.output import Checks, Probe, sample_output
+from vllm_repro.verdict.throughput import Load
 
 POINT = {"prompt": 128, "output": 512, "concurrency": 4}
-LOAD = throughput(prompt=128, output=512, concurrency=[4], baseline="eager")
+LOAD = Load(prompt=128, output=512, concurrency=[4], baseline="eager")
 
 
 def figures(speed: float) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def test_a_soak(tmp_path: Path) -> None:
 
 
 def answered(weights: str = "real") -> Journal:
-    journal = Journal("gpu", output=vars(checks(same=8, baseline="eager")), wishes={"throughput": False, "soak": 0.0})
+    journal = Journal("gpu", output=vars(Checks(same=8, baseline="eager")), wishes={"throughput": False, "soak": 0.0})
     for arm, tokens in (
         ("reported", [1, 2, 3, 9] * 16),
         ("eager", [1, 2, 3, 4] * 16),

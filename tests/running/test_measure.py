@@ -16,10 +16,10 @@ from vllm_repro.running.assess import Conclusion
 from vllm_repro.running.state import MeasureOptions, Trial
 from vllm_repro.running.trial import run_trial
 from vllm_repro.verdict.outcome import Outcome
-from vllm_repro.verdict.output import Probe, ServedWeights, checks
-from vllm_repro.verdict.throughput import throughput
+from vllm_repro.verdict.output import Checks, Probe, ServedWeights
+from vllm_repro.verdict.throughput import Load
 
-LOADS = (throughput(prompt=12, output=4, concurrency=[1, 3], baseline="reported"),)
+LOADS = (Load(prompt=12, output=4, concurrency=[1, 3], baseline="reported"),)
 ROUNDS = 2 + 5
 
 
@@ -236,7 +236,7 @@ def test_an_answer_that_repeats_one_token_is_wrong_where_weights_are_real(
     with FakeVllm(tmp_path / "log", paths) as fake:
         trial = trial_on(fake, tmp_path)
         command = trial.launch.command.with_flags(weights) if weights else trial.launch.command
-        scenario = replace(SCENARIO, output=checks(longest_run=32, needle=200))
+        scenario = replace(SCENARIO, output=Checks(longest_run=32, needle=200))
         trial = replace(trial, scenario=scenario, launch=replace(trial.launch, command=command))
         with trial.journal, trial.requests:
             conclusion = asyncio.run(run_trial(trial))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import groupby
 
 import pytest
 from hypothesis import given
@@ -14,27 +13,17 @@ from vllm_repro.verdict.output import (
     Probe,
     ServedWeights,
     check_output,
-    checks,
     compare_output,
-    longest_run,
     probes,
     sample_output,
 )
 
-CHECKS = checks(longest_run=8, distinct=0.1, same=4, needle=400, baseline="eager", tokens=32)
+CHECKS = Checks(longest_run=8, distinct=0.1, same=4, needle=400, baseline="eager", tokens=32)
 GOOD = sample_output(Probe.GREEDY, list(range(32)), "some text")
 LOOP = sample_output(
     Probe.GREEDY, [917, 3812, *[52, 2502] * 15], "loops"
 )  # what a tiny random model said on vLLM 0.29.0
 STUCK = sample_output(Probe.GREEDY, [5] * 32, "x" * 32)
-
-
-@given(st.lists(st.integers(0, 3)))
-def test_the_longest_run(tokens: list[int]) -> None:
-    run = longest_run(tokens)
-    assert run == max([len(list(group)) for _, group in groupby(tokens)], default=0)
-    assert longest_run(tokens + tokens[-1:]) >= run
-    assert run <= len(tokens)
 
 
 @pytest.mark.parametrize(
@@ -44,11 +33,9 @@ def test_the_longest_run(tokens: list[int]) -> None:
         (CHECKS, [STUCK], ServedWeights.REAL, "one token 32 times in a row"),
         (CHECKS, [STUCK], ServedWeights.IMITATED, "one token 32 times in a row"),
         (CHECKS, [STUCK], ServedWeights.DUMMY, None),
-        (CHECKS, [STUCK], ServedWeights.MADE, None),
         (CHECKS, [STUCK], None, None),
-        (checks(distinct=0.2, tokens=32), [LOOP], ServedWeights.REAL, "only 4 different tokens in an answer of 32"),
-        (checks(distinct=0.2, tokens=32), [LOOP], ServedWeights.DUMMY, None),
-        (checks(longest_run=31, tokens=32), [STUCK], ServedWeights.REAL, "32 times"),
+        (Checks(distinct=0.2, tokens=32), [LOOP], ServedWeights.REAL, "only 4 different tokens in an answer of 32"),
+        (Checks(longest_run=31, tokens=32), [STUCK], ServedWeights.REAL, "32 times"),
         (None, [STUCK], ServedWeights.REAL, None),
     ],
 )
@@ -78,28 +65,19 @@ def test_only_real_weights_must_find_the_needle() -> None:
     lost = sample_output(Probe.NEEDLE, ["4711"], " 4711", needle="73914")
     assert "not found" in (check_output(CHECKS, [GOOD, lost], ServedWeights.REAL) or "")
     assert check_output(CHECKS, [GOOD, lost], ServedWeights.IMITATED) is None
-    assert (
-        check_output(
-            CHECKS, [sample_output(Probe.NEEDLE, ["7391", "4."], " 73914.", needle="73914")], ServedWeights.REAL
-        )
-        is None
-    )
+    found = sample_output(Probe.NEEDLE, ["7391", "4."], " 73914.", needle="73914")
+    assert check_output(CHECKS, [found], ServedWeights.REAL) is None
 
 
 def test_answers_that_differ_from_the_baseline() -> None:
     other = sample_output(Probe.GREEDY, [0, 1, 9, 3, *range(4, 32)], "other")
     late = sample_output(Probe.GREEDY, [*range(30), 99, 98], "parts later than is compared")
-    assert compare_output(CHECKS, [GOOD], [[GOOD]], ServedWeights.REAL) == OutputComparison()
-    assert compare_output(CHECKS, [late], [[GOOD]], ServedWeights.REAL) == OutputComparison()
-    assert (
-        "differs from that of eager after 2 tokens"
-        in compare_output(CHECKS, [other], [[GOOD]], ServedWeights.REAL).wrong
-    )
-    assert (
-        "differs from that of eager" in compare_output(CHECKS, [other], [[GOOD], [late]], ServedWeights.IMITATED).wrong
-    )
     short = sample_output(Probe.GREEDY, [0, 1], "ends early")
-    assert "after 2 tokens" in compare_output(CHECKS, [short], [[GOOD]], ServedWeights.REAL).wrong
+    for same in (GOOD, late):
+        assert compare_output(CHECKS, [same], [[GOOD]], ServedWeights.REAL) == OutputComparison()
+    for different in (other, short):
+        compared = compare_output(CHECKS, [different], [[GOOD], [late]], ServedWeights.IMITATED)
+        assert "differs from that of eager after 2 tokens" in compared.wrong
 
 
 @pytest.mark.parametrize(
@@ -108,8 +86,7 @@ def test_answers_that_differ_from_the_baseline() -> None:
         (CHECKS, [STUCK], [[GOOD], [STUCK]], ServedWeights.REAL, "eager does not repeat its own answer"),
         (CHECKS, [STUCK], [], ServedWeights.REAL, "there is no answer of eager"),
         (CHECKS, [], [[GOOD]], ServedWeights.REAL, "was not asked"),
-        (checks(longest_run=8), [STUCK], [[GOOD]], ServedWeights.REAL, "no baseline is declared"),
-        (CHECKS, [STUCK], [[GOOD]], ServedWeights.DUMMY, "dummy weights"),
+        (Checks(longest_run=8), [STUCK], [[GOOD]], ServedWeights.REAL, "no baseline is declared"),
         (CHECKS, [STUCK], [[GOOD]], None, "dummy weights"),
     ],
 )
@@ -132,10 +109,7 @@ def test_made_weights_need_a_sure_baseline_that_attends_back() -> None:
     right, other = sampled([1, 2, 3, 4], [2.0, 0.1, 3.0, 3.0]), sampled([9, 2, 3, 4], [2.0] * 4, Probe.BEGINNING)
     late, early = sampled([1, 2, 7, 4], [2.0] * 4), sampled([1, 7, 3, 4], [2.0] * 4)
     assert compare_output(CHECKS, [right, other], [[right, other]], ServedWeights.MADE) == OutputComparison()
-    assert (
-        "differs from that of eager after 2 tokens"
-        in compare_output(CHECKS, [late], [[right, other]], ServedWeights.MADE).wrong
-    )
+    assert "after 2 tokens" in compare_output(CHECKS, [late], [[right, other]], ServedWeights.MADE).wrong
     assert "no clear best token" in compare_output(CHECKS, [early], [[right, other]], ServedWeights.MADE).unknown
     unsure = sampled([1, 2, 3, 4], [])  # a server that tells no margins
     assert "no clear best token" in compare_output(CHECKS, [late], [[unsure, other]], ServedWeights.MADE).unknown
@@ -172,4 +146,4 @@ def test_sample_of_an_answer() -> None:
 )
 def test_useless_checks_are_refused(fields: dict[str, object], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        checks(**fields)  # type: ignore[arg-type]  # wrong on purpose
+        Checks(**fields)  # type: ignore[arg-type]  # wrong on purpose

@@ -18,11 +18,9 @@ def in_release(*outcomes: Outcome, unexplained: int = 0, imitated: bool = True) 
     [
         ([Outcome.CLEAN], ReleaseResult.LIVES),
         ([Outcome.CRASH, Outcome.CRASH], ReleaseResult.DIES),
-        ([Outcome.CRASH, Outcome.INFRA], ReleaseResult.DIES),
         ([Outcome.CRASH, Outcome.CLEAN], ReleaseResult.SOMETIMES),
         ([Outcome.OTHER_CRASH, Outcome.CLEAN], ReleaseResult.FAILS_OTHERWISE),
         ([Outcome.HANG], ReleaseResult.FAILS_OTHERWISE),
-        ([Outcome.WRONG_OUTPUT], ReleaseResult.FAILS_OTHERWISE),
         ([Outcome.UNTRIGGERED], ReleaseResult.UNTRIGGERED),
         ([Outcome.UNTRIGGERED, Outcome.CLEAN], ReleaseResult.UNDECIDED),
         ([Outcome.BOOT_FAILED, Outcome.BOOT_FAILED], ReleaseResult.BOOT_FAILED),

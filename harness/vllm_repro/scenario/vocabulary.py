@@ -33,8 +33,8 @@ from vllm_repro.trigger.offload_store import block_listed_twice
 from vllm_repro.trigger.sparse_prefill import sparse_prefill_outgrown
 from vllm_repro.trigger.trigger import Condition
 from vllm_repro.trigger.turboquant_workspace import workspace_outgrown
-from vllm_repro.verdict.output import checks
-from vllm_repro.verdict.throughput import throughput
+from vllm_repro.verdict.output import Checks
+from vllm_repro.verdict.throughput import Load
 from vllm_repro.verdict.verdict import Expected
 
 __all__ = [
@@ -89,6 +89,9 @@ untriggered = Expected.UNTRIGGERED
 errs = Expected.ERRS
 hangs = Expected.HANGS
 spins = Expected.SPINS
+
+checks = Checks
+throughput = Load
 
 
 def with_flags(*words: str, lab: str = "", dummy: str = "", why: str = "") -> Edit:

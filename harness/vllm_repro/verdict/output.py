@@ -17,7 +17,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import groupby
+from itertools import groupby, takewhile
 
 __all__ = [
     "BEGINNING",
@@ -28,7 +28,6 @@ __all__ = [
     "Probe",
     "ServedWeights",
     "check_output",
-    "checks",
     "compare_output",
     "longest_run",
     "probes",
@@ -72,11 +71,11 @@ class ServedWeights(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Checks:
-    """The output checks that a scenario declares. None: not checked.
+    """The output checks of a scenario, made after the workload in each arm whose engine lives. None: not checked.
 
     longest_run: most times that one token may follow itself. distinct: least share of different tokens.
     same: number of first tokens that must equal those of the arm `baseline`. needle: length in tokens of the prompt with a number.
-    tokens: length of the answer.
+    tokens: length of the answer. Raises `ValueError` for checks that can never or always fail.
     """
 
     longest_run: int | None = None
@@ -86,34 +85,23 @@ class Checks:
     baseline: str = ""
     tokens: int = KEPT
 
-
-def checks(
-    *,
-    longest_run: int | None = None,
-    distinct: float | None = None,
-    same: int | None = None,
-    needle: int | None = None,
-    baseline: str = "",
-    tokens: int = KEPT,
-) -> Checks:
-    """Declare the output checks of a scenario, made after the workload in each arm whose engine lives; see `Checks`."""
-    if longest_run is None and distinct is None and same is None and needle is None:
-        raise ValueError("checks() needs at least one of longest_run=, distinct=, same= or needle=")
-    if longest_run is not None and not 1 <= longest_run < tokens:
-        raise ValueError(
-            f"longest_run={longest_run} must be from 1 to {tokens - 1}, below the answer's {tokens} tokens"
-        )
-    if distinct is not None and not 0 < distinct <= 1:
-        raise ValueError("distinct must be more than 0 and at most 1")
-    if (same is not None) is not bool(baseline):
-        raise ValueError('same= needs baseline="…", the arm to compare with, and baseline= needs same=')
-    if same is not None and not 1 <= same <= min(tokens, KEPT):
-        raise ValueError(f"same={same} must be from 1 to {min(tokens, KEPT)} tokens")
-    if needle is not None and needle < 100:
-        raise ValueError(f"needle={needle} must be 100 tokens or more")
-    return Checks(
-        longest_run=longest_run, distinct=distinct, same=same, needle=needle, baseline=baseline, tokens=tokens
-    )
+    def __post_init__(self) -> None:
+        longest_run, distinct, tokens = self.longest_run, self.distinct, self.tokens
+        same, needle = self.same, self.needle
+        if longest_run is None and distinct is None and same is None and needle is None:
+            raise ValueError("checks() needs at least one of longest_run=, distinct=, same= or needle=")
+        if longest_run is not None and not 1 <= longest_run < tokens:
+            raise ValueError(
+                f"longest_run={longest_run} must be from 1 to {tokens - 1}, below the answer's {tokens} tokens"
+            )
+        if distinct is not None and not 0 < distinct <= 1:
+            raise ValueError("distinct must be more than 0 and at most 1")
+        if (same is not None) is not bool(self.baseline):
+            raise ValueError('same= needs baseline="…", the arm to compare with, and baseline= needs same=')
+        if same is not None and not 1 <= same <= min(tokens, KEPT):
+            raise ValueError(f"same={same} must be from 1 to {min(tokens, KEPT)} tokens")
+        if needle is not None and needle < 100:
+            raise ValueError(f"needle={needle} must be 100 tokens or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,28 +198,26 @@ def compare_output(
     ours, theirs = _greedy(answers), [one for one in map(_greedy, baseline) if one is not None]
     if ours is None:
         return OutputComparison(unknown="the question was not asked")
+    name = wanted.baseline
     if not theirs:
-        return OutputComparison(
-            unknown=f"there is no answer of {wanted.baseline} to compare with (--arm {wanted.baseline})"
-        )
+        return OutputComparison(unknown=f"there is no answer of {name} to compare with (--arm {name})")
     if len({one.first[: wanted.same] for one in theirs}) != 1:
-        return OutputComparison(unknown=f"{wanted.baseline} does not repeat its own answer")
-    if weights is ServedWeights.MADE and not all(_attends_back(trial, wanted.same) for trial in baseline):
+        return OutputComparison(unknown=f"{name} does not repeat its own answer")
+    made = weights is ServedWeights.MADE
+    if made and not all(_attends_back(trial, wanted.same) for trial in baseline):
         return OutputComparison(
-            unknown=f"{wanted.baseline} answers the same after another beginning, so its answer proves nothing"
+            unknown=f"{name} answers the same after another beginning, so its answer proves nothing"
         )
     right = theirs[0]
     mine, its = ours.first[: wanted.same], right.first[: wanted.same]
     if mine == its:
         return OutputComparison()
-    equal = next((i for i, (a, b) in enumerate(zip(mine, its, strict=False)) if a != b), min(len(mine), len(its)))
-    shared = f"{equal} token{'' if equal == 1 else 's'}"
-    if weights is ServedWeights.MADE and right.margins[equal : equal + 1] < (CLEAR,):
-        return OutputComparison(
-            unknown=f"the answers differ after {shared}, where {wanted.baseline} had no clear best token"
-        )
+    equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(mine, its, strict=False)))
+    after = f"after {equal} token{'' if equal == 1 else 's'}"
+    if made and right.margins[equal : equal + 1] < (CLEAR,):
+        return OutputComparison(unknown=f"the answers differ {after}, where {name} had no clear best token")
     return OutputComparison(
-        wrong=f"its greedy answer differs from that of {wanted.baseline} after {shared}; the first {wanted.same} should be equal"
+        wrong=f"its greedy answer differs from that of {name} {after}; the first {wanted.same} should be equal"
     )
 
 

@@ -16,7 +16,7 @@ noise alone meets either one too often. One boot of an arm proves none, since it
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
@@ -38,7 +38,6 @@ __all__ = [
     "interval",
     "ratio",
     "round_of",
-    "throughput",
     "withheld",
 ]
 
@@ -61,30 +60,31 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """The load that a scenario declares: points that differ in concurrency. baseline: the arm to compare the others with."""
+    """The load that `--throughput` measures after the workload of each arm whose engine lives: points that differ in concurrency.
+
+    baseline: the arm to compare the others with. Raises `ValueError` for a load that gives no figures.
+    """
 
     prompt: int
     output: int
-    concurrency: tuple[int, ...]
     baseline: str
+    concurrency: Sequence[int] = (1,)
     rounds: int = LEAST_ROUNDS
+
+    def __post_init__(self) -> None:
+        numbers = self.concurrency
+        if self.prompt < 1 or self.output < 2:
+            raise ValueError(
+                "a load needs prompts of 1 token or more and answers of 2 or more, to have a time per token"
+            )
+        if not numbers or min(numbers) < 1 or len(set(numbers)) < len(numbers):
+            raise ValueError("concurrency=[…] needs numbers of requests of 1 or more, each number once")
+        if self.rounds < LEAST_ROUNDS:
+            raise ValueError(f"rounds={self.rounds} must be {LEAST_ROUNDS} at least, to show a spread")
 
     @property
     def points(self) -> tuple[Point, ...]:
         return tuple(Point(self.prompt, self.output, number) for number in self.concurrency)
-
-
-def throughput(
-    *, prompt: int, output: int, baseline: str, concurrency: Sequence[int] = (1,), rounds: int = LEAST_ROUNDS
-) -> Load:
-    """Declare a load to measure with `--throughput`, after the workload of each arm whose engine lives."""
-    if prompt < 1 or output < 2:
-        raise ValueError("a load needs prompts of 1 token or more and answers of 2 or more, to have a time per token")
-    if not concurrency or min(concurrency) < 1 or len(set(concurrency)) < len(concurrency):
-        raise ValueError("concurrency=[…] needs numbers of requests of 1 or more, each number once")
-    if rounds < LEAST_ROUNDS:
-        raise ValueError(f"rounds={rounds} must be {LEAST_ROUNDS} at least, to show a spread")
-    return Load(prompt=prompt, output=output, concurrency=tuple(concurrency), baseline=baseline, rounds=rounds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,8 +192,8 @@ def figures(point: Point, boots: Sequence[Sequence[Round]]) -> Figures:
     rounds = [one for boot in boots for one in boot]
     timely = [one for one in rounds if one.timely]
 
-    def times(values: Iterable[float | None]) -> Spread | None:
-        known = [value for value in values if value is not None]
+    def times(figure: Callable[[Round], float | None]) -> Spread | None:
+        known = [value for one in timely if (value := figure(one)) is not None]
         return Spread.of(known) if len(known) >= LEAST_ROUNDS else None
 
     return Figures(
@@ -201,10 +201,10 @@ def figures(point: Point, boots: Sequence[Sequence[Round]]) -> Figures:
         boots=len(boots),
         output_tok_s=Spread.of([one.output_tok_s for one in rounds]),
         req_s=Spread.of([one.req_s for one in rounds]),
-        ttft_s=times(one.ttft_s for one in timely),
-        tpot_s=times(one.tpot_s for one in timely),
-        itl_s=times(one.itl_s for one in timely),
-        itl_p99_s=times(one.itl_p99_s for one in timely),
+        ttft_s=times(lambda one: one.ttft_s),
+        tpot_s=times(lambda one: one.tpot_s),
+        itl_s=times(lambda one: one.itl_s),
+        itl_p99_s=times(lambda one: one.itl_p99_s),
         late_s=Spread.of([one.late_s for one in rounds]),
     )
 
@@ -247,20 +247,17 @@ def ratio(arm: Sequence[Sequence[Round]], baseline: Sequence[Sequence[Round]], s
     """Compare the output tokens per second of an arm with the baseline's. Both: the rounds of each boot."""
     ours = [[one.output_tok_s for one in boot] for boot in arm]
     theirs = [[one.output_tok_s for one in boot] for boot in baseline]
-    one, other = Spread.of(list(chain.from_iterable(ours))), Spread.of(list(chain.from_iterable(theirs)))
+    one, other = (Spread.of(list(chain.from_iterable(side))) for side in (ours, theirs))
     low, high = interval(ours, theirs, seed)
     found = one.median / other.median
-    change = ThroughputChange.UNJUDGED if min(len(arm), len(baseline)) < 2 else ThroughputChange.NONE
-    if change is ThroughputChange.NONE and not low <= 1.0 <= high and abs(found - 1.0) > 2.0 * max(one.cv, other.cv):
+    boots = min(len(arm), len(baseline))
+    if boots < 2:
+        change = ThroughputChange.UNJUDGED
+    elif low <= 1.0 <= high or abs(found - 1.0) <= 2.0 * max(one.cv, other.cv):
+        change = ThroughputChange.NONE
+    else:
         change = ThroughputChange.FASTER if found > 1.0 else ThroughputChange.SLOWER
-    return Ratio(
-        ratio=found,
-        low=low,
-        high=high,
-        n=min(one.n, other.n),
-        boots=min(len(arm), len(baseline)),
-        change=change,
-    )
+    return Ratio(ratio=found, low=low, high=high, n=min(one.n, other.n), boots=boots, change=change)
 
 
 def withheld(evidence: str, weights: str | None) -> str:

@@ -54,12 +54,10 @@ class Expected(StrEnum):
 
     @property
     def sign(self) -> Outcome:
-        """Return the outcome that is the bug."""
         return _SIGNS[self].outcome
 
     @property
     def did(self) -> str:
-        """Return the past tense of showing the bug."""
         return _SIGNS[self].did
 
     @property
@@ -70,7 +68,10 @@ class Expected(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class _Sign:
-    """How an arm shows the bug. never_idle: by a hang of that kind, or by one of requests; None if not by a hang."""
+    """How an arm shows the bug: the outcome that is the bug, and its past tense.
+
+    never_idle: by a hang of that kind, or by one of requests; None if not by a hang.
+    """
 
     outcome: Outcome = Outcome.CRASH
     did: str = "died"
@@ -146,8 +147,12 @@ _VERDICTS: dict[Verdict, tuple[Tone, int]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ArmResult:
-    """The result of one arm: `crashed` of `conclusive` trials showed the bug as the arm is expected to. bound: a sentence with what these
-    numbers support."""
+    """The result of one arm: `crashed` of `conclusive` trials showed the bug as the arm is expected to.
+
+    bound: a sentence with what these numbers support. unexplained: deaths without a known cause, and unproved failures: something failed,
+    but it may be this bug. standing: the release by the arm's own status; None if the scenario's applies. strange: trials with the bug's
+    outcome that do not count as the bug: see `is_strange` and `is_unproved`.
+    """
 
     name: str
     expected: Expected
@@ -157,11 +162,8 @@ class ArmResult:
     bound: str
     outcomes: tuple[Outcome, ...]
     unexplained: int = 0
-    """Deaths without a known cause, and unproved failures: something failed, but it may be this bug."""
     standing: Standing | None = None
-    """The release by the arm's own status; None if the scenario's applies."""
     strange: int = 0
-    """Trials with the bug's outcome that do not count as the bug: see `is_strange` and `is_unproved`."""
 
     @property
     def otherwise(self) -> tuple[Outcome, ...]:
@@ -177,8 +179,10 @@ class ArmResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """An earlier run on this host in which the unpatched `arm` reproduced, with the same kind of evidence. It proves nothing about other
-    arms, whose flags or requests differ."""
+    """An earlier run on this host in which the unpatched `arm` reproduced, with the same kind of evidence.
+
+    It proves nothing about other arms, whose flags or requests differ.
+    """
 
     crashed: int
     boots: int
@@ -249,11 +253,8 @@ def arm_result(
     count = Counter(outcomes)
     crashed, clean = count[expected.sign] - strange - unproved, count[Outcome.CLEAN]
     conclusive = crashed + clean
-    if crashed and clean:
-        result = Result.FLAKY
-        bound = _died(expected, crashed, conclusive)
-    elif crashed:
-        result = Result.REPRODUCES
+    if crashed:
+        result = Result.FLAKY if clean else Result.REPRODUCES
         bound = _died(expected, crashed, conclusive)
     elif outcomes and not any(one.facts.ran for one in outcomes):
         # An interrupted trial may have got further than the boot.
@@ -261,7 +262,7 @@ def arm_result(
         result, bound = Result.BLOCKED, f"no trial {far}"
     elif clean and clean == len(outcomes):
         result = Result.QUIET
-        bound = f"0 of {clean} {expected.did}: {expected.event} in more than {excluded_rate(clean):.0%} of boots is excluded"
+        bound = f"0 of {clean} {expected.did}: {_excluded(expected, clean)}"
     else:
         result = Result.INCONCLUSIVE
         seen = ", ".join(f"{number} {outcome}" for outcome, number in count.items()) or "no trial ran"
@@ -280,77 +281,63 @@ def arm_result(
     )
 
 
+def _excluded(expected: Expected, clean: int) -> str:
+    return f"{expected.event} in more than {excluded_rate(clean):.0%} of boots is excluded"
+
+
 def _arm_as_expected(arm: ArmResult, standing: Standing, expect: Expect, *, patched: bool) -> bool | None:
     """Return whether the arm meets the expectation; None if its trials do not decide."""
     died = arm.crashed > 0 or bool(arm.otherwise)
-    if expect is Expect.ALIVE and not died and patched and arm.expected is not Expected.UNTRIGGERED:
-        # A patch that keeps the engine from the boundary is not tested.
-        return True if arm.result is Result.QUIET else None
+    quiet = arm.result is Result.QUIET
     if expect is Expect.ALIVE:
-        return False if died else (True if arm.alive else None)
+        if died:
+            return False
+        # A patch that keeps the engine from the boundary is not tested.
+        lived = quiet if patched and arm.expected is not Expected.UNTRIGGERED else arm.alive
+        return True if lived else None
     if arm.expected is Expected.UNTRIGGERED:
         if died:
             return False
-        if not arm.alive:
-            return None
-        return all(outcome is Outcome.UNTRIGGERED for outcome in arm.outcomes)
-    decided = arm.result in (Result.REPRODUCES, Result.FLAKY, Result.QUIET)
-    if arm.expected.has_bug:
-        must_die = expect is Expect.CRASH or standing is Standing.BAD
-        if not decided:
-            # Another failure is a surprise if its cause is known.
-            return False if died and not arm.unexplained else None
-        if expect is not Expect.CRASH and standing is Standing.UNKNOWN:
-            return True
-        return (arm.crashed > 0) is must_die
-    if died:
-        return False
-    return True if arm.result is Result.QUIET else None
+        return set(arm.outcomes) == {Outcome.UNTRIGGERED} if arm.alive else None
+    if not arm.expected.has_bug:
+        return False if died else True if quiet else None
+    if not arm.crashed and not quiet:
+        # Another failure is a surprise if its cause is known.
+        return False if died and not arm.unexplained else None
+    if expect is not Expect.CRASH and standing is Standing.UNKNOWN:
+        return True
+    return (arm.crashed > 0) is (expect is Expect.CRASH or standing is Standing.BAD)
 
 
-def _because_quiet(
+def _why_quiet(
     arms: Sequence[ArmResult], record: Record | None, version: str | None, *, patched: bool
 ) -> tuple[Verdict, str]:
-    # A record counts only for boots of the same arm.
-    if record is not None and record.arm != arms[0].name:
-        record = None
-    clean = arms[0].outcomes.count(Outcome.CLEAN)
+    """Return `fixed` or `quiet` for arms that are all quiet, with the reason."""
+    expected, clean = arms[0].expected, arms[0].outcomes.count(Outcome.CLEAN)
     lived = f"the boundary was crossed and the engine lived, {clean} of {clean}"
-    expected = arms[0].expected
-    excluded = f"{expected.event} in more than {excluded_rate(clean):.0%} of boots is excluded"
     if any(not arm.expected.has_bug for arm in arms):
         # An arm that lives in every release proves nothing about the bug.
         names = ", ".join(arm.name for arm in arms)
         should = "with its change of vLLM's source" if patched else "as it should in any release"
         return Verdict.QUIET, f"{names}: {lived}, {should}; the reported arm was not run"
-    if record is None:
-        return (
-            Verdict.QUIET,
-            f"{lived}: {excluded}. Nothing to compare with yet: no reproducing run is on record for this host",
-        )
-    needed = clean_needed(record.crashed, record.boots)
+    if record is None or record.arm != arms[0].name:  # a record counts only for boots of the same arm
+        nothing = "Nothing to compare with yet: no reproducing run is on record for this host"
+        return Verdict.QUIET, f"{lived}: {_excluded(expected, clean)}. {nothing}"
     released = " as released" if patched else ""
-    here = "here with the patch" if patched else "here"
     on_record = f"{record.crashed} of {record.boots} {expected.did} with {record.version}{released} ({record.run})"
-    if same_release(record.version, version) and not patched:
-        return (
-            Verdict.QUIET,
-            f"{on_record}, 0 of {clean} here with the same release: it comes and goes, or the runs differ",
-        )
-    if patched and not same_release(record.version, version):
+    here = f"{on_record}, 0 of {clean} here{' with the patch' if patched else ''}"
+    same = same_release(record.version, version)
+    if same and not patched:
+        return Verdict.QUIET, f"{here} with the same release: it comes and goes, or the runs differ"
+    if patched and not same:
         # Another release died: this one may live without the patch.
-        return (
-            Verdict.QUIET,
-            f"{on_record}, 0 of {clean} with {version or 'this release'} and the patch: run that release without the patch first",
-        )
-    if needed is not None and clean >= needed:
-        return Verdict.FIXED, (
-            f"{on_record}, 0 of {clean} {here}: a fix that does nothing would look like this in less than 5 % of cases"
-            f" ({_fisher(record.crashed, record.boots, clean)})"
-        )
-    return Verdict.QUIET, (
-        f"{on_record}, 0 of {clean} {here}: {needed} quiet boots are needed before this may be called fixed (--trials)"
-    )
+        there = f"0 of {clean} with {version or 'this release'} and the patch"
+        return Verdict.QUIET, f"{on_record}, {there}: run that release without the patch first"
+    needed = clean_needed(record.crashed, record.boots)
+    if needed is None or clean < needed:
+        return Verdict.QUIET, f"{here}: {needed} quiet boots are needed before this may be called fixed (--trials)"
+    chance = "a fix that does nothing would look like this in less than 5 % of cases"
+    return Verdict.FIXED, f"{here}: {chance} ({_fisher(record.crashed, record.boots, clean)})"
 
 
 def _fisher(crashed: int, boots: int, clean: int) -> str:
@@ -394,44 +381,46 @@ def decide(
 
     patched: a patch of the source was applied in all of them.
     """
-    subjects = [arm for arm in arms if arm.expected.has_bug]
-    led_by = subjects or list(arms)
-    with_patch = " with the patch" if patched else ""
-    reproducing = next((arm for arm in led_by if arm.crashed), None)
-    if reproducing is not None:
-        good = (reproducing.standing or standing) is Standing.GOOD
-        verdict = Verdict.REGRESSED if good else Verdict.REPRODUCES
-        because = f"{reproducing.name}{with_patch}: {reproducing.expected.did} in {reproducing.crashed} of {reproducing.conclusive} boots"
-        if verdict is Verdict.REGRESSED:
-            because += "; this release was declared good" + (" as it is" if patched else "")
-    elif changed := next((arm for arm in led_by if not arm.unexplained and arm.otherwise), None):
-        verdict, because = Verdict.CHANGED, f"{changed.name}{with_patch}: {changed.otherwise[0]}, and not of this bug"
-    elif led_by and all(arm.result is Result.QUIET for arm in led_by):
-        verdict, because = _because_quiet(led_by, record, version, patched=patched)
-    else:
-        open_arm = next((arm for arm in led_by if arm.result is not Result.QUIET), None)
-        verdict = Verdict.INCONCLUSIVE
-        because = "no trial came to its end" if open_arm is None else f"{open_arm.name}{with_patch}: {open_arm.bound}"
+    led_by = [arm for arm in arms if arm.expected.has_bug] or list(arms)
+    verdict, because = _verdict(led_by, standing, record, version, patched=patched)
     if expect is Expect.ANY:
-        return VerdictReport(
-            verdict=verdict, expected=None if verdict is Verdict.INCONCLUSIVE else True, because=because
-        )
+        decided = None if verdict is Verdict.INCONCLUSIVE else True
+        return VerdictReport(verdict=verdict, expected=decided, because=because)
     answers = [_arm_as_expected(arm, arm.standing or standing, expect, patched=patched) for arm in arms]
-    if False in answers:
-        surprises = [arm for arm, answer in zip(arms, answers, strict=True) if answer is False]
+    surprises = [arm for arm, answer in zip(arms, answers, strict=True) if answer is False]
+    if surprises:
         for arm in surprises:
             if arm not in led_by or verdict in (Verdict.QUIET, Verdict.FIXED):
                 because += f"; unexpected in arm {arm.name}: {counted(arm.outcomes)}"
-        return VerdictReport(
-            verdict=verdict, expected=False, because=because, surprises=tuple(arm.name for arm in surprises)
-        )
+        names = tuple(arm.name for arm in surprises)
+        return VerdictReport(verdict=verdict, expected=False, because=because, surprises=names)
     if None in answers or not answers:
         return VerdictReport(verdict=verdict, expected=None, because=because)
     if verdict is Verdict.INCONCLUSIVE:
-        did = ", ".join(arm.name for arm in arms)
-        asked = "alive" if expect is Expect.ALIVE else "as declared"
-        because = f"{did}: {asked} ({', '.join(arms[0].outcomes[:1])}); the bug itself was not put to the test"
+        ran = ", ".join(arm.name for arm in arms)
+        did = "alive" if expect is Expect.ALIVE else "as declared"
+        because = f"{ran}: {did} ({', '.join(arms[0].outcomes[:1])}); the bug itself was not put to the test"
     return VerdictReport(verdict=verdict, expected=True, because=because)
+
+
+def _verdict(
+    led_by: Sequence[ArmResult], standing: Standing, record: Record | None, version: str | None, *, patched: bool
+) -> tuple[Verdict, str]:
+    with_patch = " with the patch" if patched else ""
+    if reproducing := next((arm for arm in led_by if arm.crashed), None):
+        did, counts = reproducing.expected.did, f"{reproducing.crashed} of {reproducing.conclusive}"
+        because = f"{reproducing.name}{with_patch}: {did} in {counts} boots"
+        if (reproducing.standing or standing) is not Standing.GOOD:
+            return Verdict.REPRODUCES, because
+        return Verdict.REGRESSED, f"{because}; this release was declared good" + (" as it is" if patched else "")
+    if changed := next((arm for arm in led_by if not arm.unexplained and arm.otherwise), None):
+        return Verdict.CHANGED, f"{changed.name}{with_patch}: {changed.otherwise[0]}, and not of this bug"
+    undecided = next((arm for arm in led_by if arm.result is not Result.QUIET), None)
+    if undecided is not None:
+        return Verdict.INCONCLUSIVE, f"{undecided.name}{with_patch}: {undecided.bound}"
+    if not led_by:
+        return Verdict.INCONCLUSIVE, "no trial came to its end"
+    return _why_quiet(led_by, record, version, patched=patched)
 
 
 def exit_status(expected: bool | None) -> int:
