@@ -77,7 +77,17 @@ def _reported(out: Path) -> dict[Path, int]:
 
 
 @pytest.fixture
-def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Harness:
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the waits after a crash or a wrong answer, and for idle. test_trial asks the SDK, with its retries."""
+    monkeypatch.setattr("vllm_repro.running.trial._SDK_TOTAL", 0.0)
+    monkeypatch.setattr("vllm_repro.running.trial._OUTLAST", 1.0)
+    monkeypatch.setattr("vllm_repro.running.workload._SIGN_AFTER_CANARY", 1.0)
+    for module in ("scenario.workload", "running.workload", "running.idle"):
+        monkeypatch.setattr(f"vllm_repro.{module}.IDLE_AFTER", 1.5)
+
+
+@pytest.fixture
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_waits: None) -> Harness:  # noqa: ARG001
     """Return a function that runs the command in this process; reports go to `tmp_path/reports`."""
 
     def call(*words: str, env: Mapping[str, str] | None = None, stdin: str | None = None) -> Done:
@@ -89,10 +99,6 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Harness:
         with monkeypatch.context() as patched:
             for name, value in {"VLLM_REPRO_REPORTS": str(out), "CI": "true", **(env or {})}.items():
                 patched.setenv(name, value)
-            # Waits after a crash or a wrong answer. test_trial has them in full, and the SDK with its retries.
-            patched.setattr("vllm_repro.running.trial._SDK_TOTAL", 0.0)
-            patched.setattr("vllm_repro.running.trial._OUTLAST", 1.0)
-            patched.setattr("vllm_repro.running.workload._SIGN_AFTER_CANARY", 1.0)
             patched.setattr(sys, "stdout", streams[0])
             patched.setattr(sys, "stderr", streams[1])
             patched.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((stdin or "").encode()), encoding="utf-8"))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conftest import Harness
+from tests.conftest import Done, Harness
 from vllm_repro.running.idle import CpuSample, engine_cpu_seconds, is_idle, never_idle_message
 from vllm_repro.scenario.workload import IDLE_AFTER
 
@@ -29,7 +29,7 @@ scenario = Scenario(
     needs=Needs(memory_gb=1),
     status=Status(bad=">=0.20.0"),
     try_with="0.32.0",
-    workload=[completion(prompt=20, max_tokens=2, ignore_eos=True), rest(within=8)],
+    workload=[completion(prompt=20, max_tokens=2, ignore_eos=True), rest(within=3)],
     trigger=sent_with("ignore_eos"),
     arms=[arm("reported", spins)],
 )
@@ -96,68 +96,54 @@ def test_only_engine_core_processes_count(tmp_path: Path) -> None:
             core.kill()
 
 
-@pytest.mark.parametrize(("fault", "outcome", "status"), [("busy", "hang", 0), ("", "clean", 1)])
-def test_trial_reports_a_hang_if_the_engine_keeps_working(
-    harness: Harness, tmp_path: Path, fault: str, outcome: str, status: int
+def run(harness: Harness, folder: Path, text: str, fault: str) -> Done:
+    file = folder / f"{'hangs' if 'hangs' in text else 'spins'}.py"
+    file.write_text(text, encoding="utf-8")
+    words = ("--server", "rehearsal", "--answer-stall", "2")
+    return harness("run", str(file), *words, env={"VLLM_REHEARSAL_FAULT": fault})
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault", "outcome", "k", "verdict", "status"),
+    [
+        ("spins", "busy", "hang", 1, "reproduces", 0),
+        ("hangs", "hang", "hang", 1, "reproduces", 0),
+        ("spins", "", "clean", 0, "quiet", 1),
+        ("spins", "hang", "hang", 0, "changed", 1),  # the other kind of hang is not this bug
+        ("hangs", "busy", "hang", 0, "changed", 1),
+    ],
+)
+def test_requests_that_hang_and_an_engine_that_never_idles_are_two_bugs(
+    harness: Harness, tmp_path: Path, kind: str, fault: str, outcome: str, k: int, verdict: str, status: int
 ) -> None:
-    file = tmp_path / "spins.py"
-    file.write_text(SPINS, encoding="utf-8")
-    done = harness("run", str(file), "--server", "rehearsal", env={"VLLM_REHEARSAL_FAULT": fault})
-    (trial,) = done.report["arms"][0]["trials"]
-    assert (trial["outcome"], done.status) == (outcome, status), done.err
-    assert trial["requests"] == {"sent": 1, "ok": 1, "failed": 0}
-    if fault:
-        assert "EngineCore never became idle" in trial["why"]
-        assert "never became idle" in done.out
+    done = run(harness, tmp_path, SPINS.replace("spins", kind), fault)
+    (arm,) = done.report["arms"]
+    (trial,) = arm["trials"]
+    assert (trial["outcome"], arm["k"], done.report["verdict"], done.status) == (outcome, k, verdict, status), done.err
+    assert trial["requests"]["sent"] == 1
+    assert ("EngineCore never became idle" in trial["why"]) is (fault == "busy")
 
 
-def test_a_hang_of_the_other_kind_is_not_this_bug(harness: Harness, tmp_path: Path) -> None:
-    file = tmp_path / "spins.py"
-    file.write_text(SPINS, encoding="utf-8")
-    fault = {"VLLM_REHEARSAL_FAULT": "hang"}
-    done = harness("run", str(file), "--server", "rehearsal", "--answer-stall", "3", env=fault)
-    (found,) = done.report["arms"]
-    assert (found["trials"][0]["outcome"], found["k"], done.report["verdict"]) == ("hang", 0, "changed")
-    # And the other way round: an arm whose requests were to hang, and whose engine answers them and works on.
-    hanging = tmp_path / "hangs.py"
-    hanging.write_text(SPINS.replace("spins", "hangs"), encoding="utf-8")
-    done = harness("run", str(hanging), "--server", "rehearsal", env={"VLLM_REHEARSAL_FAULT": "busy"})
-    (found,) = done.report["arms"]
-    assert (found["trials"][0]["outcome"], found["k"], done.report["verdict"]) == ("hang", 0, "changed")
-
-
-@pytest.mark.parametrize(("kind", "fault"), [("spins", "busy"), ("hangs", "hang")])
-@pytest.mark.parametrize("crossed", [True, False])
-def test_a_hang_short_of_the_boundary_is_unproved(
-    harness: Harness, tmp_path: Path, kind: str, fault: str, crossed: bool
-) -> None:
-    file = tmp_path / f"{kind}.py"
-    text = SPINS if crossed else SPINS.replace("sent_with", "attention_backend")
-    file.write_text(text.replace("spins", kind), encoding="utf-8")
-    fault_of = {"VLLM_REHEARSAL_FAULT": fault}
-    done = harness("run", str(file), "--server", "rehearsal", "--answer-stall", "3", env=fault_of)
-    (found,) = done.report["arms"]
-    assert (found["trials"][0]["outcome"], found["k"]) == ("hang", int(crossed))
-    assert found["trials"][0]["trigger"]["crossed"] is crossed
-    assert done.report["verdict"] == ("reproduces" if crossed else "inconclusive")
-    assert ("reported: nothing can be said: 1 hang, 1 short of the boundary" in done.out) is not crossed
-    assert done.status == (0 if crossed else 2)
+def test_a_hang_short_of_the_boundary_is_unproved(harness: Harness, tmp_path: Path) -> None:
+    done = run(harness, tmp_path, SPINS.replace("sent_with", "attention_backend"), "busy")
+    (arm,) = done.report["arms"]
+    assert (arm["trials"][0]["outcome"], arm["k"], arm["trials"][0]["trigger"]["crossed"]) == ("hang", 0, False)
+    assert (done.report["verdict"], done.status) == ("inconclusive", 2)
+    assert "reported: nothing can be said: 1 hang, 1 short of the boundary" in done.out
 
 
 def test_a_death_while_waiting_for_idle_is_a_death(harness: Harness, tmp_path: Path) -> None:
-    file = tmp_path / "spins.py"
     # The death comes with the second request, which is sent when the first look is over; its own look must not hide it.
-    file.write_text(SPINS.replace("rest(within=8)]", "rest(within=8), completion(prompt=9), rest(within=8)]"))
-    done = harness("run", str(file), "--server", "rehearsal", env={"VLLM_REHEARSAL_FAULT": "kill:2"})
-    (trial,) = done.report["arms"][0]["trials"]
+    text = SPINS.replace("rest(within=3)]", "rest(within=3), completion(prompt=9), rest(within=3)]")
+    (trial,) = run(harness, tmp_path, text, "kill:2").report["arms"][0]["trials"]
     assert trial["outcome"] == "other-crash"
 
 
 def test_check_asks_for_rest_in_a_spinning_arm(harness: Harness, tmp_path: Path) -> None:
     file = tmp_path / "spins.py"
-    file.write_text(SPINS.replace(", rest(within=8)]", "]"), encoding="utf-8")
+    file.write_text(SPINS.replace(", rest(within=3)]", "]"), encoding="utf-8")
     done = harness("check", str(file))
     assert done.status == 1
     assert "add rest(within=30) at its end" in done.out + done.err
-    file.write_text(SPINS.replace("within=8", "within=1"), encoding="utf-8")
-    assert "within=5 or more seconds" in harness("check", str(file)).out
+    file.write_text(SPINS.replace("within=3", "within=1"), encoding="utf-8")
+    assert "rest() takes within=1.5 or more seconds" in harness("check", str(file)).out
