@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from vllm_repro.evidence import EVIDENCE, Evidence
-from vllm_repro.servers.kinds import KINDS, ServerKind
+from vllm_repro.pytest_plugin import _SERVERS
+from vllm_repro.servers.kinds import KINDS, ServerKind, kinds
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.site import Site, site_class
 
@@ -27,6 +28,11 @@ def test_each_kind_names_a_site_and_options_that_exist(kind: ServerKind) -> None
     assert site.kind is kind
     assert getattr(site, "evidence", None) is kind.facts.evidence
     assert kind.facts.options <= {field.name for field in fields(ServerOptions)}
+
+
+def test_pytest_offers_each_kind_that_the_harness_starts() -> None:
+    """The plugin cannot import the registry: it is loaded in every run of pytest."""
+    assert list(_SERVERS) == ["auto", *kinds(lambda facts: facts.started)]
 
 
 def test_the_docs_list_each_kind_with_its_summary() -> None:
