@@ -32,7 +32,10 @@ def test_a_whole_life() -> None:
     assert history_of(rows).state is BugState.REPRODUCES
     rows += [row(2, 0, 1)]
     assert history_of(rows).state is BugState.CANDIDATE
-    assert "1 quiet with the trigger crossed, after 10 of 10 died: 6 are needed" in history_of(rows).steps[-1].why
+    assert (
+        "1 quiet with the trigger crossed, after it died in 10 of 10 boots: 6 are needed"
+        in history_of(rows).steps[-1].why
+    )
     rows += [row(3, 0, 5)]
     assert history_of(rows).state is BugState.GOOD_NIGHTLY
     rows += [row(4, 5, 5, version=RELEASE.format(0))]
@@ -186,9 +189,9 @@ def test_how_many_quiet_boots_in_a_row(crashed: int, boots: int, needed: int) ->
 def test_what_a_bug_does_that_kills_nothing(expected: Expected, did: str) -> None:
     rows = [(night, replace(one, arms=(arm(2, 2, expected=expected),))) for night, one in (row(0, 2, 2), row(1, 2, 2))]
     found = history_of([*rows, row(2, 0, 1)])
-    assert found.steps[0].why.startswith(f"2 of 2 {did} with ")
-    assert f"after 4 of 4 {did}: " in found.steps[1].why
-    assert state_text(found).startswith(f"4 of 4 {did}; 1 quiet since")
+    assert found.steps[0].why.startswith(f"{did} in 2 of 2 boots with ")
+    assert f"after it {did} in 4 of 4 boots: " in found.steps[1].why
+    assert state_text(found).startswith(f"{did} in 4 of 4 boots; 1 quiet since")
 
 
 @settings(max_examples=30)

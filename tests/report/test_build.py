@@ -29,13 +29,13 @@ from vllm_repro.verdict.verdict import Verdict
 SMALLEST = min(EXAMPLES, key=lambda folder: (folder / "journal.jsonl").stat().st_size)
 LARGEST = max(EXAMPLES, key=lambda folder: (folder / "journal.jsonl").stat().st_size)
 
-KILLED, DAMAGED = "The journal is cut: the run was killed", "The journal is damaged: lines of it cannot be read"
+KILLED, DAMAGED = "The journal is incomplete: the run was killed", "The journal is damaged: some lines cannot be read"
 SAYS_SO: dict[str, Callable[[str, bool], bool]] = {
     "md": lambda text, killed: (KILLED if killed else DAMAGED) in text,
     "html": lambda text, killed: (KILLED if killed else DAMAGED) in text,
     "json": lambda text, _: json.loads(text)["journal_cut"] is True,
     "junit": lambda text, killed: _junit_says_so(ET.fromstring(text), killed=killed),
-    "issue": lambda text, killed: ("The run was cut short" if killed else DAMAGED) in text,
+    "issue": lambda text, killed: (KILLED if killed else DAMAGED) in text,
 }
 
 
@@ -92,9 +92,9 @@ def test_an_arm_that_was_begun_is_not_said_to_have_not_run(tmp_path: Path) -> No
             break
     report = rendered(begun, tmp_path)
     assert report is not None
-    assert report.verdict.because.startswith("no trial came to its end")
+    assert report.verdict.because.startswith("no trial finished")
     first, *others = [row[-2] for row in arms_table(report).rows]
-    assert first == "cut short"
+    assert first == "interrupted"
     assert set(others) <= {"not run"}
 
 
@@ -109,10 +109,8 @@ def test_a_kill_and_an_interrupt_in_the_same_boot_leave_the_same_said(tmp_path: 
     entries = [*lines[: ended[1]], *(json.dumps(entry).encode() + b"\n" for entry in (cut, last))]
     (tmp_path / "journal.jsonl").write_bytes(b"".join(entries))
     interrupted = build(tmp_path)
-    rest = (
-        "; cut short: eager; not run: graphs-off, bigger-chunk, near-miss-128, near-miss-129, prefix-hit, growing-chat"
-    )
-    for made, word in ((killed, "cut short"), (interrupted, "cancelled")):
+    rest = "; interrupted: eager; not run: graphs-off, bigger-chunk, near-miss-128, near-miss-129, prefix-hit, growing-chat"
+    for made, word in ((killed, "interrupted"), (interrupted, "cancelled")):
         assert made.verdict.verdict is Verdict.REPRODUCES
         assert made.verdict.expected is None
         assert made.verdict.because.endswith(rest)

@@ -59,11 +59,11 @@ def test_its_requests_are_those_of_the_boot_that_was_not_cut(sent: bool) -> None
 def test_two_rows_of_one_arm_say_which_was_made_again() -> None:
     made = reported(gone_on_with(sent=True))
     assert [row[-2] for row in arms_table(made).rows if row[0] == "reported"] == [
-        "cancelled, made again",
+        "cancelled, repeated",
         "crash, match",
     ]
     first, second = [line for line in summary(made).splitlines() if line.startswith("reported ")]
-    assert (first.endswith("cancelled, made again"), second.endswith("crash, match")) == (True, True)
+    assert (first.endswith("cancelled, repeated"), second.endswith("crash, match")) == (True, True)
 
 
 def test_its_junit_has_no_error() -> None:

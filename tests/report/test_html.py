@@ -96,8 +96,8 @@ def test_a_trial_that_a_cut_journal_does_not_end_is_shown() -> None:
     place = next(at for at, entry in enumerate(recording.entries) if entry.event == "answer")
     made = report_of(Recording(recording.entries[:place], cut=True), Path("x"))
     text = text_of(assert_sound(html_page(made)))
-    assert "The journal is cut" in text
-    assert "not concluded" in text
+    assert "The journal is incomplete" in text
+    assert "interrupted" in text
     assert "no answer on record" in text
 
 
@@ -180,7 +180,7 @@ def test_a_version_map_beside_the_run_is_shown_with_its_mark(tmp_path: Path) -> 
     text = text_of(assert_sound(render(build(folder), "html")))
     assert "Version map (REHEARSAL)" in text
     assert "<planted-tag> reads." in text
-    assert "not of this run" in text
+    assert "not from this run" in text
 
 
 @pytest.mark.parametrize(

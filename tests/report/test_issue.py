@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,8 @@ from vllm_repro.report.build import report_of
 from vllm_repro.report.files import make_draft
 from vllm_repro.report.files import render as render_format
 from vllm_repro.report.issue import draft, duplicates
-from vllm_repro.report.model import RunReport
+from vllm_repro.report.model import PatchedFile, RunReport
+from vllm_repro.report.source_changes import diff_of, how_to_apply
 from vllm_repro.report.text import LIMIT, printable
 from vllm_repro.running.terminal import summary
 from vllm_repro.scenario.catalogue import all_scenarios
@@ -94,8 +96,8 @@ def test_a_bug_that_is_no_death_is_told_like_one() -> None:
     body = make_draft(turned).body
     assert "Boundary crossed in `reported`" in body
     assert "\n\n`0 requests running, 4 of ours in flight" in body
-    assert "(1 of 1 hung) |" in body
-    assert "With this change the engine lived (`patched`, 0 of 1 hung):" in body
+    assert "(hung in 1 of 1) |" in body
+    assert "With this change the engine lived (`patched`, hung in 0 of 1 boots). Apply it by hand: " in body
     assert "May be the same, check before sending" in body
     assert "0 requests running, 4 of ours in flight" in summary(turned)
 
@@ -118,9 +120,9 @@ def test_what_matters_comes_first() -> None:
     body = draft(DIED, (), ["vllm-project/vllm#43357"]).body
     order = (
         "**Reproduces on vLLM 0.23.0 (LAB)**",
-        "vLLM 0.23.0 died in 1 of 1 boots of reported; eager",
+        "reported: died in 1 of 1 boots. Declared fixed since 0.24.0. eager (with --enforce-eager): died in 0 of 1 boots, against",
         "AssertionError in _ensure_workspace_size",
-        "Booted: `reported` (1), `eager` (1)",
+        "Trials: `reported` (1), `eager` (1)",
         "LAB: vLLM 0.23.0's own code on a CPU",
         "May be the same",
         "| arm |",
@@ -171,7 +173,7 @@ def test_a_new_issue_out_of_the_lab_shows_what_anybody_can_run_and_the_change_th
         "Two are asked for, ",
         "```console\nvllm serve some/model \\\n  --flag 1\n```",
         "Requests, in this order:\n\n1. ",
-        "With this change the engine lived (`patched`, 0 of 1 died):",
+        "With this change the engine lived (`patched`, died in 0 of 1 boots). Apply it by hand: ",
         "-x = 1\n+x = 2\n",
         "To run it again:",
         "<summary>Command of reported in the lab</summary>",
@@ -190,6 +192,38 @@ def test_a_new_issue_out_of_the_lab_shows_what_anybody_can_run_and_the_change_th
     assert "source changed" in comment
 
 
+def test_a_patch_that_did_not_run_is_no_help() -> None:
+    """Neither the diff nor a comparison may suggest that it helps."""
+    patch = Patch("vllm/v1/attention/backends/a.py", was="x = 1\n", now="x = 2\n")
+    arm = DIED.arms[0]
+    for unseen in ({"imported": False}, {"untried": ("kernel",)}):
+        server = replace(arm.server, patched=(PatchedFile(file=patch.file, sha256="0", **unseen),))
+        cured = replace(
+            arm, result=arm_result("patched", Expected.LIVES, [Outcome.CLEAN]), patches=(patch,), server=server
+        )
+        body = draft(replace(DIED, filed=False, arms=(arm, cured))).body
+        assert "With this change the engine lived" not in body
+        assert "so its change was not tried" in body or "so that change was not tried" in body
+
+
+def test_git_applies_a_diff_of_whole_lines(tmp_path: Path) -> None:
+    """The line numbers of the diff are wrong, and it has two hunks of one file."""
+    source = tmp_path / "vllm" / "a.py"
+    source.parent.mkdir()
+    source.write_text("zero\none\ntwo\nthree\nfour\nfive\n", encoding="utf-8")
+    patches = (
+        Patch("vllm/a.py", "two\n", "TWO\n2\n", lines=True),
+        Patch("vllm/a.py", "four\nfive\n", "four\n5\n", lines=True),
+    )
+    arm = replace(DIED.arms[0], patches=patches)
+    assert how_to_apply(arm).startswith("Apply it with `git apply --unidiff-zero`")
+    subprocess.run(
+        ["git", "apply", "--unidiff-zero", "-"], cwd=tmp_path, input=diff_of(arm) + "\n", text=True, check=True
+    )
+    assert source.read_text(encoding="utf-8") == "zero\none\nTWO\n2\nthree\nfour\n5\n"
+    assert how_to_apply(replace(arm, patches=(replace(patches[0], lines=False),))).startswith("Apply it by hand")
+
+
 @pytest.mark.parametrize("expected", [True, False, None])
 @pytest.mark.parametrize("verdict", Verdict)
 def test_the_first_line_is_the_verdict(verdict: Verdict, expected: bool | None) -> None:
@@ -200,9 +234,9 @@ def test_the_first_line_is_the_verdict(verdict: Verdict, expected: bool | None) 
 
 
 def test_a_run_that_was_cut_and_one_without_a_trial_say_so() -> None:
-    assert "cut short" in draft(replace(DIED, interrupted="SIGINT")).body
+    assert "Interrupted by SIGINT." in draft(replace(DIED, interrupted="SIGINT")).body
     body = draft(replace(DIED, arms=())).body
-    assert "Booted: nothing" in body
+    assert "Trials: none" in body
     assert_sound(body, [DIED.issue])
 
 

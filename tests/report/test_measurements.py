@@ -263,8 +263,8 @@ def test_where_a_wrong_answer_is_the_bug_it_reproduces(tmp_path: Path) -> None:
     report = journal.report(tmp_path)
     assert (report.verdict.verdict, report.verdict.expected) == ("reproduces", True)
     assert "reported: answered wrongly in 1 of 1 boots" in report.verdict.because
-    assert "0 of 1 answered wrongly, where reported answered wrongly in 1 of 1 boots" in report.comparisons[0]
-    assert "(1 of 1 answered wrongly)" in markdown(report)
+    assert "answered wrongly in 0 of 1 boots, against 1 of 1 of reported" in report.comparisons[0]
+    assert "(answered wrongly in 1 of 1)" in markdown(report)
 
 
 def test_where_a_wrong_answer_is_the_bug_nothing_is_clean_that_was_not_compared(tmp_path: Path) -> None:

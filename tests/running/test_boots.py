@@ -106,7 +106,7 @@ def test_what_quiet_arms_show_beside_a_dying_one() -> None:
         return arm_result(arm.name, arm.expected, outcomes)
 
     (sentence,) = comparisons([result(REPORTED, *[CRASH] * 5), result(EAGER, *[CLEAN] * 4)])
-    assert sentence.startswith("eager: 0 of 4 died, where reported died in 5 of 5 boots")
+    assert sentence.startswith("eager: died in 0 of 4 boots, against 5 of 5 of reported")
     assert "in less than 5 % of cases (Fisher's exact test: p = 0.0079)" in sentence
     (sentence,) = comparisons([result(REPORTED, CRASH), result(EAGER, CLEAN)])
     assert "too few boots to say that it helps" in sentence

@@ -111,7 +111,7 @@ def test_a_fix_is_reported_after_enough_boots(tmp_path: Path) -> None:
     (path,) = reports.glob("*/2*/report.json")
     report = json.loads(path.read_text(encoding="utf-8"))
     assert (report["verdict"], report["arms"][0]["n"]) == ("fixed", 4)
-    assert "5 of 5 died" in report["because"]
+    assert "died in 5 of 5 boots" in report["because"]
     record = strongest_record(reports, find("tq-chunked-prefill"), "rehearsal", [Arm("near-miss-129", Expected.DIES)])
     assert record is None
 

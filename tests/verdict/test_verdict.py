@@ -304,7 +304,7 @@ def test_a_workaround_is_compared_with_the_arm_that_died() -> None:
     (enough,) = comparisons([dying, eager(*[CLEAN] * 4)])
     assert (
         few
-        == "eager: 0 of 3 died, where reported died in 5 of 5 boots: too few boots to say that it helps (--trials auto)"
+        == "eager: died in 0 of 3 boots, against 5 of 5 of reported: too few boots to say that it helps (--trials auto)"
     )
     assert "less than 5 % of cases" in enough
     assert comparisons([reported(CLEAN), eager(CLEAN)]) == ()
@@ -319,13 +319,13 @@ def test_an_arm_lives_only_if_all_its_trials_do() -> None:
 
 
 def test_bound_of_blocked_arms() -> None:
-    assert arm("reported", Expected.DIES, Outcome.CANCELLED, Outcome.BOOT_FAILED).bound == "no trial came to its end"
-    assert arm("reported", Expected.DIES, Outcome.BOOT_FAILED).bound == "no trial got as far as the workload"
+    assert arm("reported", Expected.DIES, Outcome.CANCELLED, Outcome.BOOT_FAILED).bound == "no trial finished"
+    assert arm("reported", Expected.DIES, Outcome.BOOT_FAILED).bound == "no trial reached the workload"
 
 
 def test_an_arm_that_hangs() -> None:
     hung = arm("reported", Expected.HANGS, Outcome.HANG, Outcome.HANG)
     assert (hung.result, hung.crashed, hung.otherwise) == (Result.REPRODUCES, 2, ())
-    assert hung.bound.startswith("2 of 2 hung")
+    assert hung.bound.startswith("hung in 2 of 2 boots")
     quiet = decide([arm("reported", Expected.HANGS, CLEAN)], standing=Standing.GOOD)
     assert "that it hung in more than 95% of boots is excluded" in quiet.because

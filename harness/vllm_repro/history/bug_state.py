@@ -127,7 +127,7 @@ class _Track:
         return True
 
     def _add_crashes(self, crashed: int, boots: int, row: RunRow) -> None:
-        text = f"{crashed} of {boots} {self.did} with {row.version or 'an unknown release'}"
+        text = f"{self.did} in {crashed} of {boots} boots with {row.version or 'an unknown release'}"
         if self.state is BugState.GOOD_RELEASE or row.standing is Standing.GOOD:
             self.why = f"{text}, where it {'was good' if self.state is BugState.GOOD_RELEASE else 'is declared good'}"
             if self.state is not BugState.REGRESSED:
@@ -154,7 +154,9 @@ class _Track:
         if not always_crashed and self.streak < self._least_needed():
             return
         needed = self.needed
-        seen = f"{self.streak} quiet with the trigger crossed, after {self.crashed} of {self.boots} {self.did}"
+        seen = (
+            f"{self.streak} quiet with the trigger crossed, after it {self.did} in {self.crashed} of {self.boots} boots"
+        )
         if needed is not None and self.streak >= needed:
             self.state = BugState.GOOD_RELEASE
             self.why = f"{seen}: {needed} were needed (with {row.version})"

@@ -29,7 +29,7 @@ from vllm_repro.report.answers import (
 from vllm_repro.report.measurements import measurements
 from vllm_repro.report.model import ArmReport, Environment, RunReport, ServerReport, TrialReport, counted_trials
 from vllm_repro.report.timeline import timelines
-from vllm_repro.report.wording import CUT, NOT_RUN, not_run_word, refused_words
+from vllm_repro.report.wording import INTERRUPTED, NOT_RUN, not_run_word, refused_words
 from vllm_repro.scenario.patch import Patch
 from vllm_repro.scenario.scenario import Status
 from vllm_repro.trigger.trigger import Finding
@@ -123,7 +123,7 @@ def report_of(recording: Recording, folder: Path, secrets: Mapping[str, str] | N
         killed=recording.cut,
         imitated=_imitated(started),
         measured=measurements(recording),
-        comparisons=comparisons([arm.result for arm in arms if arm.trials]),
+        comparisons=_comparisons(arms),
         filed=bool(started.get("filed", True)),
         related=tuple(started.get("related") or ()),
         timelines=timelines(
@@ -190,6 +190,14 @@ def _client(recording: Recording, *, judged: bool) -> _Client:
     )
 
 
+def _comparisons(arms: Sequence[ArmReport]) -> tuple[str, ...]:
+    """Compare the arms that avoid the bug with the one that has it, without those whose patch did not run."""
+    tried = [arm for arm in arms if arm.trials and not arm.patch_untried]
+    return comparisons(
+        [arm.result if arm.expected.has_bug else replace(arm.result, name=arm.name_and_edits) for arm in tried]
+    )
+
+
 # ── verdict ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -226,15 +234,17 @@ def _interrupted_verdict(verdict: VerdictReport, ended: Entry | None, arms: Sequ
     cut = [
         arm.name
         for arm in arms
-        if not_run_word(arm) == CUT or [t.outcome for t in arm.trials[-1:]] == [Outcome.CANCELLED]
+        if not_run_word(arm) == INTERRUPTED or [t.outcome for t in arm.trials[-1:]] == [Outcome.CANCELLED]
     ]
     missing = [arm.name for arm in arms if not arm.trials]
     not_run = [name for name in missing if name not in cut]
     because = verdict.because
-    because += "".join(f"; {word}: {', '.join(names)}" for word, names in ((CUT, cut), (NOT_RUN, not_run)) if names)
+    because += "".join(
+        f"; {word}: {', '.join(names)}" for word, names in ((INTERRUPTED, cut), (NOT_RUN, not_run)) if names
+    )
     undecided = verdict.expected and (ended is None or missing)
     if undecided and because == verdict.because:
-        because += "; the run was cut short"
+        because += "; the run was interrupted"
     return replace(verdict, expected=None if undecided else verdict.expected, because=because)
 
 

@@ -15,9 +15,17 @@ from pathlib import Path
 from vllm_repro.diagnosis.diagnosis import Diagnosis, Phase
 from vllm_repro.diagnosis.tracebacks import Frame
 from vllm_repro.journal.log_excerpts import LogExcerpts
+from vllm_repro.report.format import limited
 from vllm_repro.report.markdown import environment_list
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner, issue_url
-from vllm_repro.report.source_changes import changed_files, diff_of, patched_section, replaced_section
+from vllm_repro.report.source_changes import (
+    changed_files,
+    diff_of,
+    how_to_apply,
+    patched_section,
+    replaced_section,
+    untried_note,
+)
 from vllm_repro.report.tables import arms_table, soak_section, throughput_section
 from vllm_repro.report.text import (
     LIMIT,
@@ -32,7 +40,7 @@ from vllm_repro.report.text import (
     shorten,
     size,
 )
-from vllm_repro.report.wording import death_line, headline, refusals, simulated
+from vllm_repro.report.wording import context, crossed_word, death_line, simulated
 from vllm_repro.scenario.matching import matches, twins
 from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.verdict.outcome import Outcome
@@ -189,8 +197,6 @@ class _Page:
 
 def _first_lines(report: RunReport, duplicates: Sequence[str], why: str) -> list[str]:
     lines = [_verdict(report)]
-    if sentence := headline(report):
-        lines.append(f"{plain(shorten(sentence, _SENTENCE))}.")
     if (shown := _shown_trial(report)) and shown[1].severity is not None:
         arm, trial = shown
         cause = shorten(trial.why, _CAUSE)
@@ -205,8 +211,6 @@ def _first_lines(report: RunReport, duplicates: Sequence[str], why: str) -> list
     if (changed := changed_files(report)) and not failed_as_released:
         text = cell(shorten("; ".join(changed), _SENTENCE))
         lines.append(f"**With vLLM's source changed, see the diff below, in {text}.**")
-    if notes := (*report.comparisons[:3], *refusals(report.arms)[:3]):
-        lines.append(" ".join(f"{plain(shorten(text, _SENTENCE))}." for text in notes))
     if duplicates:
         links = ", ".join(_link(issue, beside=report.issue) for issue in duplicates[:8])
         lines.append(f"> **May be the same, check before sending:** {links}")
@@ -220,18 +224,15 @@ def _verdict(report: RunReport) -> str:
     text = f"**{verdict[:1].upper()}{verdict[1:]} on vLLM {version}{simulated(report.evidence)}**: {because}."
     if report.verdict.expected is False:
         text += f" Declared was something else: {cell(shorten(report.status, 200))}."
-    return text
+    return " ".join((text, *(f"{plain(shorten(sentence, _SENTENCE))}." for sentence in context(report)[:8])))
 
 
 def _what_was_run(report: RunReport) -> str:
-    boots = [f"{code(shorten(arm.name, 60))} ({len(arm.trials)})" for arm in report.arms if arm.trials]
+    trials = [f"{code(shorten(arm.name, 60))} ({len(arm.trials)})" for arm in report.arms if arm.trials]
     kind = next((str(arm.server.kind) for arm in report.arms if arm.server.kind), "none")
-    named = ", ".join(boots[:12]) + (f" and {len(boots) - 12} more" if len(boots) > 12 else "")
-    text = f"Booted: {named or 'nothing'}; server: {cell(shorten(kind, 40))}."
-    if report.interrupted or report.killed:
-        text += " **The run was cut short: this is what was seen until then.**"
-    elif report.cut:
-        text += f" **{report.shortfall}.**"
+    text = f"Trials: {', '.join(limited(trials, 12)) or 'none'}; server: {cell(shorten(kind, 40))}."
+    if report.shortfall:
+        text += f" **{report.shortfall}. This is what the journal holds.**"
     notice = banner(report.evidence, report.version and shorten(report.version, 60))
     return text + (f" {cell(notice)}" if notice else "")
 
@@ -244,11 +245,10 @@ def _link(issue: str, beside: str = "") -> str:
 
 
 def _boundary(arm: ArmReport, trial: TrialReport) -> str:
-    word = "crossed" if trial.trigger.crossed else "not crossed"
     # The last ones are what was observed.
     last = [text for text in trial.trigger.evidence[-2:] if len(text) <= _EVIDENCE] or trial.trigger.evidence[-1:]
     evidence = cell(shorten("; ".join(last), _SENTENCE))
-    return f"Boundary {word} in {code(shorten(arm.name, 60))}: {evidence or 'no evidence'}."
+    return f"Boundary {crossed_word(trial)} in {code(shorten(arm.name, 60))}: {evidence or 'no evidence'}."
 
 
 def _traceback(arm: ArmReport, trial: TrialReport, room: int) -> str:
@@ -275,13 +275,13 @@ def _requests(report: RunReport, room: int) -> str:
 
 
 def _helpful_patch(report: RunReport, room: int) -> str:
-    """Return the patch with which the engine lived, if the run tried one."""
+    """Return the patch with which the engine lived, if the run tried one and the server ran all of it."""
     arm = next((arm for arm in report.arms if arm.patches and arm.result.result is Result.QUIET), None)
-    if arm is None or not report.failures:
+    if arm is None or not report.failures or any(map(untried_note, arm.server.patched)):
         return ""
     did = report.failures[0][0].expected.did
-    lead = f"With this change the engine lived ({code(shorten(arm.name, 60))}, 0 of {arm.result.conclusive} {did}):"
-    return f"{lead}\n\n{fit(lambda most: fence(shorten(diff_of(arm), most), 'diff'), room - size(lead) - 2)}"
+    lead = f"With this change the engine lived ({code(shorten(arm.name, 60))}, {did} in 0 of {arm.result.conclusive} boots)."
+    return _block(f"{lead} {how_to_apply(arm)}:", diff_of(arm), room, "diff")
 
 
 # ── what is folded ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -327,8 +327,7 @@ def _arm(arm: ArmReport, first: ArmReport | None) -> str:
     edits = " and ".join(code(shorten(edit, 200)) for edit in arm.edits[:6]) if arm is not first else ""
     why = f": {cell(shorten(arm.why, 300))}" if arm.why else ""
     trials = "; ".join(
-        f"trial {trial.number} {'crossed' if trial.trigger.crossed else 'not crossed'} "
-        f"({cell(shorten('; '.join(trial.trigger.evidence), _SENTENCE))})"
+        f"trial {trial.number} {crossed_word(trial)} ({cell(shorten('; '.join(trial.trigger.evidence), _SENTENCE))})"
         for trial in arm.trials[:3]
     )
     return f"- {code(shorten(arm.name, 60))}{' ' + edits if edits else ''}{why}. {trials}."

@@ -8,24 +8,26 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from vllm_repro.client.sdk import SdkView
-from vllm_repro.report.measurements import ArmSpeed, Measurements
+from vllm_repro.evidence import Evidence
+from vllm_repro.report.measurements import Measurements
 from vllm_repro.report.model import ArmReport, Environment, RunReport, ServerReport, TrialReport
-from vllm_repro.report.version_map import ReleaseArm, ReleaseRow, VersionMap, readings
+from vllm_repro.report.version_map import ReleaseRow, VersionMap, readings
 from vllm_repro.scenario.scenario import Status
-from vllm_repro.trigger.trigger import Finding
 from vllm_repro.verdict.outcome import Death, Outcome, Outlasted
 from vllm_repro.verdict.release_result import ReleaseResult
 from vllm_repro.verdict.soak import Soak
-from vllm_repro.verdict.throughput import Figures, Ratio, Spread, ThroughputChange
-from vllm_repro.verdict.verdict import Expected, Result, Standing, Verdict
+from vllm_repro.verdict.throughput import Figures, Spread, ThroughputChange
+from vllm_repro.verdict.verdict import ArmResult, Expected, Result, Standing, Verdict
 
 __all__ = ["RunJson", "VersionMapJson", "report_dict", "schemas", "version_map_dict"]
+
+_Record = TypeVar("_Record", bound=Struct)
 
 
 # ── report.json ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -163,29 +165,26 @@ class RunJson(Struct, frozen=True, kw_only=True):
 def report_dict(report: RunReport) -> dict[str, Any]:
     """Return the content of `report.json` as plain dicts and lists."""
     found = report.measured
-    whole = RunJson(
-        scenario=report.scenario,
-        issue=report.issue,
-        verdict=report.verdict.verdict,
-        because=report.verdict.because,
-        comparisons=report.comparisons,
-        expected=report.verdict.expected is True,
-        undecided=report.verdict.expected is None,
-        evidence=report.evidence,
-        rehearsal=report.rehearsal,
-        harness_version=report.harness_version,
-        started_at=report.started_at,
-        duration_s=report.duration_s,
-        environment=report.environment,
-        arms=tuple(_arm(arm, found) for arm in report.arms),
-        throughput=_throughput(found),
-        throughput_withheld=(found.withheld if found else "") or None,
-        infra=report.infra,
-        reproduce=report.reproduce,
-        interrupted=report.interrupted,
-        journal_cut=report.cut,
+    return _plain(
+        _record(
+            RunJson,
+            report,
+            verdict=report.verdict.verdict,
+            because=report.verdict.because,
+            expected=report.verdict.expected is True,
+            undecided=report.verdict.expected is None,
+            arms=[_arm(arm, found) for arm in report.arms],
+            throughput=_throughput(found),
+            throughput_withheld=(found.withheld if found else "") or None,
+            journal_cut=report.cut,
+        )
     )
-    return _plain(whole)
+
+
+def _record(kind: type[_Record], source: object, **values: object) -> _Record:
+    """Return a record with these values, and for its other fields the attributes of `source` that have their names."""
+    named = {name: getattr(source, name) for name in kind.__struct_fields__ if hasattr(source, name)}
+    return msgspec.convert({**named, **values}, kind, from_attributes=True)
 
 
 def _plain(record: Struct) -> dict[str, Any]:
@@ -195,48 +194,23 @@ def _plain(record: Struct) -> dict[str, Any]:
 
 
 def _arm(arm: ArmReport, found: Measurements | None) -> ArmJson:
-    return ArmJson(
-        name=arm.name,
-        expected=arm.expected,
-        command=arm.command,
-        differences=arm.differences,
-        requests=arm.requests,
-        server=arm.server,
-        result=arm.result.result,
-        k=arm.result.crashed,
-        n=arm.result.conclusive,
-        bound=arm.result.bound,
-        trials=tuple(_trial(trial, arm.name, found) for trial in arm.trials),
-    )
+    trials = [_trial(trial, arm.name, found) for trial in arm.trials]
+    return _record(ArmJson, arm, **_counts(arm.result), trials=trials)
+
+
+def _counts(result: ArmResult) -> dict[str, object]:
+    return {"result": result.result, "k": result.crashed, "n": result.conclusive, "bound": result.bound}
 
 
 def _trial(trial: TrialReport, arm: str, found: Measurements | None) -> TrialJson:
-    return TrialJson(
+    return _record(
+        TrialJson,
+        trial,
         trial=trial.number,
-        outcome=trial.outcome,
-        phase=trial.phase,
-        trigger=_trigger(trial.trigger),
-        death=trial.death,
-        client_saw=trial.client_saw,
-        boot_s=trial.boot_s,
-        duration_s=trial.duration_s,
-        requests=trial.requests,
-        answers=trial.answers,
         output=trial.output or None,
         throughput=_trial_throughput(found, arm, trial.number),
         soak=found.soaks.get((arm, trial.number)) if found else None,
-        log=trial.log,
-        rank_logs=trial.rank_logs,
-        outlasted=trial.outlasted,
-        why=trial.why,
-        during=trial.during,
-        captured=trial.captured,
-        boot=trial.boot,
     )
-
-
-def _trigger(finding: Finding) -> TriggerJson:
-    return TriggerJson(crossed=finding.crossed, evidence=finding.evidence)
 
 
 def _trial_throughput(found: Measurements | None, arm: str, trial: int) -> TrialThroughputJson | None:
@@ -244,30 +218,30 @@ def _trial_throughput(found: Measurements | None, arm: str, trial: int) -> Trial
     if not figures:
         return None
     points = tuple(map(_point, figures))
-    return TrialThroughputJson(**msgspec.structs.asdict(points[0]), points=points)
+    return _record(TrialThroughputJson, points[0], points=points)
 
 
 def _point(figures: Figures) -> PointJson:
     names = ("output_tok_s", "req_s", "ttft_s", "tpot_s", "itl_s", "itl_p99_s", "late_s")
     spreads: dict[str, Spread | None] = {name: getattr(figures, name) for name in names}
-    medians: dict[str, Any] = {name: spread.median if spread else None for name, spread in spreads.items()}
-    return PointJson(
-        **asdict(figures.point),
+    return _record(
+        PointJson,
+        figures.point,
         rounds=figures.output_tok_s.n,
-        **medians,
-        quartiles={name: (spread.low, spread.high) if spread else None for name, spread in spreads.items()},
+        **{name: spread and spread.median for name, spread in spreads.items()},
+        quartiles={name: spread and (spread.low, spread.high) for name, spread in spreads.items()},
     )
 
 
 def _throughput(found: Measurements | None) -> ThroughputJson | None:
     if found is None or found.withheld or not found.speeds:
         return None
-    ratios = tuple(_ratio(speed, speed.ratio) for speed in found.speeds if speed.ratio is not None)
+    ratios = tuple(
+        _record(RatioJson, speed.ratio, arm=speed.arm, **asdict(speed.figures.point))
+        for speed in found.speeds
+        if speed.ratio is not None
+    )
     return ThroughputJson(baseline_arm=found.baseline, ratios=ratios)
-
-
-def _ratio(speed: ArmSpeed, ratio: Ratio) -> RatioJson:
-    return RatioJson(arm=speed.arm, **asdict(speed.figures.point), **asdict(ratio))
 
 
 # ── versions.json ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -357,65 +331,23 @@ class VersionMapJson(Struct, frozen=True, kw_only=True):
 
 def version_map_dict(version_map: VersionMap) -> dict[str, Any]:
     """Return the content of `versions.json` as plain dicts and lists."""
-    whole = VersionMapJson(
-        scenario=version_map.scenario,
-        issue=version_map.issue,
-        title=version_map.title,
-        status=version_map.status,
-        server=version_map.server,
-        evidence=version_map.evidence,
-        rehearsal=version_map.evidence == "rehearsal",
-        arms=version_map.arms,
-        trials=version_map.trials,
-        versions=version_map.versions,
-        pending=version_map.pending,
-        reading=". ".join(readings(version_map)),
-        expected=version_map.expected is True,
-        undecided=version_map.expected is None,
-        rows=tuple(map(_row, version_map.rows)),
-        harness_version=version_map.harness_version,
-        started_at=version_map.started_at,
-        duration_s=version_map.duration_s,
-        interrupted=version_map.interrupted,
-        reproduce=version_map.reproduce,
+    return _plain(
+        _record(
+            VersionMapJson,
+            version_map,
+            rehearsal=version_map.evidence == Evidence.REHEARSAL,
+            reading=". ".join(readings(version_map)),
+            expected=version_map.expected is True,
+            undecided=version_map.expected is None,
+            rows=[_row(row) for row in version_map.rows],
+        )
     )
-    return _plain(whole)
 
 
 def _row(row: ReleaseRow) -> ReleaseJson:
-    return ReleaseJson(
-        version=row.version,
-        vllm_version=row.reported,
-        declared=row.declared,
-        arms=tuple(map(_arm_row, row.arms)),
-        verdict=row.verdict,
-        expected=row.expected is True,
-        undecided=row.expected is None,
-        why=row.why,
-        run=row.run,
-    )
-
-
-def _arm_row(arm: ReleaseArm) -> ReleaseArmJson:
-    return ReleaseArmJson(
-        name=arm.name,
-        expected=arm.result.expected,
-        declared=arm.declared,
-        fate=arm.fate,
-        result=arm.result.result,
-        k=arm.result.crashed,
-        n=arm.result.conclusive,
-        bound=arm.result.bound,
-        trials=tuple(
-            ReleaseTrialJson(
-                outcome=trial.outcome,
-                trigger=CrossedJson(crossed=trial.trigger.crossed),
-                death=SignatureJson(signature=trial.death.signature) if trial.death else None,
-                boot_s=trial.boot_s,
-            )
-            for trial in arm.trials
-        ),
-    )
+    arms = [_record(ReleaseArmJson, arm, expected=arm.result.expected, **_counts(arm.result)) for arm in row.arms]
+    expected = {"expected": row.expected is True, "undecided": row.expected is None}
+    return _record(ReleaseJson, row, vllm_version=row.reported, arms=arms, **expected)
 
 
 def schemas() -> dict[str, dict[str, Any]]:

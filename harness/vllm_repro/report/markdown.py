@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from vllm_repro.report.format import limited
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner, issue_url
-from vllm_repro.report.source_changes import changed_files, patched_section, replaced_section
+from vllm_repro.report.source_changes import patched_section, replaced_section
 from vllm_repro.report.tables import arms_table, soak_section, throughput_section
 from vllm_repro.report.text import cell, code, fence, markdown_table, plain, shorten
-from vllm_repro.report.wording import crash_summary, expected_words, first_of_each, headline, refusals, simulated
+from vllm_repro.report.wording import (
+    context,
+    crash_summary,
+    crossed_word,
+    expected_words,
+    first_of_each,
+    notices,
+    simulated,
+)
 
 __all__ = ["environment_lines", "environment_list", "markdown", "senders"]
 
@@ -41,16 +49,11 @@ def _summary(report: RunReport) -> list[str]:
     parts = [f"# {report.scenario}: {report.verdict.verdict}{simulated(report.evidence)}"]
     if notice := banner(report.evidence, report.version):
         parts.append(f"> **{notice}**")
-    if changed := changed_files(report):
-        parts.append(f"> **With vLLM's source changed, as shown below, in {cell('; '.join(changed))}.**")
-    if report.shortfall:
-        parts.append(f"> **{report.shortfall}. This is what the journal holds.**")
+    parts += [f"> **{cell(text)}.**" for text in notices(report)]
     parts.append(f"{plain(report.title)} ([{report.issue}]({issue_url(report.issue)})).")
-    if sentence := headline(report):
-        parts.append(f"{plain(sentence)}.")
     verdict = f"**{report.verdict.verdict}** ({expected_words(report.verdict.expected)})"
     parts.append(f"{verdict}: {cell(report.verdict.because)}.")
-    parts += [plain(text) + "." for text in (*report.comparisons, *refusals(report.arms))]
+    parts += [plain(text) + "." for text in context(report)]
     for _, trial in report.failures[:1]:
         if trial.death is None or trial.death.exception:
             parts.append(f"Cause: {code(shorten(trial.why, _MESSAGE))}")
@@ -71,11 +74,13 @@ def _evidence(arm: ArmReport) -> str:
     lines = []
     shown, more = first_of_each(arm.trials)
     for trial in shown:
-        crossed = "crossed" if trial.trigger.crossed else "not crossed"
-        evidence = cell(shorten("; ".join(trial.trigger.evidence), _MESSAGE))
-        boot = f" Boot: {cell(trial.boot)}." if trial.boot else ""
-        logs = f" Logs by rank: {', '.join((trial.log, *trial.rank_logs))}." if trial.rank_logs else ""
-        lines.append(f"- {code(arm.name)}, trial {trial.number}: {crossed}. {evidence}.{boot}{logs}")
+        parts = [
+            f"- {code(arm.name)}, trial {trial.number}: {crossed_word(trial)}",
+            cell(shorten("; ".join(trial.trigger.evidence), _MESSAGE)),
+            f"Boot: {cell(trial.boot)}" if trial.boot else "",
+            f"Logs by rank: {', '.join((trial.log, *trial.rank_logs))}" if trial.rank_logs else "",
+        ]
+        lines.append(". ".join(filter(None, parts)) + ".")
     lines += [f"- {code(arm.name)}: {text}." for text in more]
     return "\n".join(lines)
 

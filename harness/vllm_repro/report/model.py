@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec import UNSET, UnsetType
 
 from vllm_repro.client.sdk import SdkView
-from vllm_repro.evidence import facts_of
+from vllm_repro.evidence import Evidence, facts_of
 from vllm_repro.host.machine import Gpu
 from vllm_repro.journal.redact import Redactor
 from vllm_repro.report.measurements import Measurements
@@ -31,6 +31,10 @@ __all__ = [
     "counted_trials",
     "issue_url",
 ]
+
+
+_SHORT = 80
+"""Letters of an arm's edits that fit into a sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +142,12 @@ class ArmReport:
         return self.result.expected
 
     @property
+    def name_and_edits(self) -> str:
+        """Return `eager (with --enforce-eager)`, or the name alone if the edits are too long for a sentence."""
+        edits = ", ".join(dict.fromkeys(self.edits))
+        return f"{self.name} ({edits})" if edits and len(edits) <= _SHORT else self.name
+
+    @property
     def patch_untried(self) -> bool:
         """Return True if no process of the server imported any of the patched files."""
         return bool(self.server.patched) and all(file.imported is False for file in self.server.patched)
@@ -202,12 +212,12 @@ class RunReport:
         if self.interrupted:
             return f"Interrupted by {self.interrupted}"
         if self.killed:
-            return "The journal is cut: the run was killed"
-        return "The journal is damaged: lines of it cannot be read" if self.cut else ""
+            return "The journal is incomplete: the run was killed"
+        return "The journal is damaged: some lines cannot be read" if self.cut else ""
 
     @property
     def rehearsal(self) -> bool:
-        return self.evidence == "rehearsal"
+        return self.evidence == Evidence.REHEARSAL
 
     @property
     def bug_seen(self) -> bool:

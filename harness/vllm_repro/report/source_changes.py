@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from vllm_repro.report.model import ArmReport, PatchedFile, RunReport
 from vllm_repro.report.text import cell, code, fence
 
-__all__ = ["changed_files", "diff_of", "patched_section", "replaced_section", "untried_note"]
+__all__ = ["changed_files", "diff_of", "how_to_apply", "patched_section", "replaced_section", "untried_note"]
 
 
 def changed_files(report: RunReport) -> list[str]:
@@ -30,7 +30,7 @@ def patched_section(report: RunReport) -> str:
 def _patched_arm(arm: ArmReport) -> str:
     whys = dict.fromkeys(patch.why for patch in arm.patches if patch.why)
     text = code(arm.name) + (f": {cell('; '.join(whys))}" if whys else "")
-    text += "\n\n" + fence(diff_of(arm), "diff")
+    text += f"\n\n{how_to_apply(arm)}:\n\n{fence(diff_of(arm), 'diff')}"
     if not arm.server.patched:
         return text + "\n\nNo server loaded it."
     hashes = "\n".join(
@@ -40,8 +40,15 @@ def _patched_arm(arm: ArmReport) -> str:
 
 
 def diff_of(arm: ArmReport) -> str:
-    """Return the patches of an arm as a unified diff for `git apply --unidiff-zero`. Line numbers are not those of the file."""
+    """Return the patches of an arm as a unified diff. Its line numbers are not those of the file, see `how_to_apply`."""
     return "\n".join(line for patch in arm.patches for line in _diff(patch.file, patch.was, patch.now))
+
+
+def how_to_apply(arm: ArmReport) -> str:
+    """Return a sentence without its stop. Only a patch that was read from a diff is known to have whole lines."""
+    if all(patch.lines for patch in arm.patches):
+        return "Apply it with `git apply --unidiff-zero`: its line numbers are not those of the file"
+    return "Apply it by hand: it may show parts of lines"
 
 
 def _diff(file: str, was: str, now: str) -> Iterator[str]:
@@ -69,13 +76,10 @@ def replaced_section(report: RunReport) -> str:
     """Return a table of what the lab replaced; empty if nothing was."""
     if not report.replaced:
         return ""
-    rows = ["| replaced | why | effect on the bug |", "|---|---|---|"]
-    rows += [
+    rows = "\n".join(
         f"| {code(part.name, in_table=True)} | {cell(part.why)} | {cell(part.effect)} |" for part in report.replaced
-    ]
-    files = {part.file: part.sha256 for part in report.replaced}
-    table, hashes = (
-        "\n".join(rows),
-        "\n".join(f"- {code(file)} sha256 {code(digest)}" for file, digest in files.items()),
     )
-    return f"## LAB: what was replaced\n\n{table}\n\nIn these files of the release:\n\n{hashes}"
+    files = {part.file: part.sha256 for part in report.replaced}
+    hashes = "\n".join(f"- {code(file)} sha256 {code(digest)}" for file, digest in files.items())
+    head = "| replaced | why | effect on the bug |\n|---|---|---|"
+    return f"## LAB: what was replaced\n\n{head}\n{rows}\n\nIn these files of the release:\n\n{hashes}"

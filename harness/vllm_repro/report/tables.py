@@ -83,7 +83,7 @@ def _rate(arm: ArmReport) -> str:
 def _result(arm: ArmReport, did: str) -> str:
     if arm.expected is Expected.UNTRIGGERED and set(arm.result.outcomes) == {Outcome.UNTRIGGERED}:
         return f"{arm.result.result}, as declared: it proves nothing"
-    counted = f" ({arm.result.crashed} of {arm.result.conclusive} {did})" if arm.result.conclusive else ""
+    counted = f" ({did} in {arm.result.crashed} of {arm.result.conclusive})" if arm.result.conclusive else ""
     return f"{arm.result.result}{counted}"
 
 

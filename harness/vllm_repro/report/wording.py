@@ -9,23 +9,25 @@ from collections.abc import Sequence
 from vllm_repro.evidence import facts_of
 from vllm_repro.report.format import plural, seconds
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, counted_trials
+from vllm_repro.report.source_changes import changed_files
 from vllm_repro.report.text import shorten
 from vllm_repro.verdict.outcome import Outcome
-from vllm_repro.verdict.verdict import Expected, Result
 
 __all__ = [
-    "CUT",
+    "INTERRUPTED",
     "NOT_RUN",
     "boundary",
     "client_line",
+    "context",
     "crash_summary",
+    "crossed_word",
     "death_line",
     "engine_word",
     "expected_words",
     "first_of_each",
     "grouped",
-    "headline",
     "not_run_word",
+    "notices",
     "outcome_word",
     "outlasted_line",
     "rank_logs",
@@ -34,45 +36,32 @@ __all__ = [
     "simulated",
 ]
 
-CUT, NOT_RUN = "cut short", "not run"
+INTERRUPTED, NOT_RUN = "interrupted", "not run"
 
 _FIRST = 3
 """Trials of one outcome that a report describes; the others are counted."""
 _LONGEST_MESSAGE = 200
 """Bytes of what a client saw. `report.json` has all of it."""
-_SHORT = 80
-"""Letters of an arm's edits that fit into a sentence."""
 
 
 # ── sentences about a run ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def headline(report: RunReport) -> str:
-    """Return one sentence for a reader who knows neither bug nor tool: what happened, what avoids it, where it is fixed.
-
-    Example: `vLLM 0.23.0 died in 1 of 1 boots of reported; eager (with --enforce-eager) did not; declared fixed since 0.24.0`
-    """
-    version = f"vLLM {report.version or 'of unknown version'}"
-    failing = next((arm for arm in report.arms if arm.expected.has_bug and arm.result.crashed), None)
-    if failing is not None:
-        text = f"{version} {failing.expected.did} in {failing.result.crashed} of {failing.result.conclusive} boots of {failing.name}"
-        avoiding = [arm for arm in report.arms if arm.expected is Expected.LIVES and arm.result.result is Result.QUIET]
-        if avoiding:
-            text += f"; {' and '.join(map(_arm_with_edits, avoiding[:3]))} did not"
-    else:
-        ran = next((arm for arm in report.arms if arm.trials), None)
-        lived = ran is not None and ran.result.alive and ran.result.result is Result.QUIET
-        if ran is None or not lived:
-            return ""
-        text = f"{version} crossed the boundary and lived in {ran.result.conclusive} of {ran.result.conclusive} boots of {ran.name}"
-    if fixed := re.fullmatch(r">=([\d.]+)", report.fixed_in):
-        text += f"; declared fixed since {fixed[1]}"
-    return text
+def notices(report: RunReport) -> list[str]:
+    """Return what a reader must know before the verdict, as sentences without their stop: changed sources, an incomplete journal."""
+    found = []
+    if changed := changed_files(report):
+        found.append(f"With vLLM's source changed, as shown below, in {'; '.join(changed)}")
+    if report.shortfall:
+        found.append(f"{report.shortfall}. This is what the journal holds")
+    return found
 
 
-def _arm_with_edits(arm: ArmReport) -> str:
-    edits = ", ".join(dict.fromkeys(arm.edits))
-    return f"{arm.name} ({edits})" if edits and len(edits) <= _SHORT else arm.name
+def context(report: RunReport) -> list[str]:
+    """Return the sentences beside the verdict, without their stops: the fix, comparisons, refused requests."""
+    fixed = re.fullmatch(r">=([\d.]+)", report.fixed_in)
+    found = [f"Declared fixed since {fixed[1]}"] if fixed else []
+    return [*found, *report.comparisons, *refusals(report.arms)]
 
 
 def crash_summary(trial: TrialReport) -> str:
@@ -160,7 +149,7 @@ def grouped(trials: Sequence[TrialReport]) -> list[tuple[TrialReport, str]]:
     if len(trials) >= 4:
         first = {trial.outcome: trial for trial in reversed(trials)}
         rows = [(trial, f" x {sum(t.outcome is outcome for t in trials)}") for outcome, trial in first.items()]
-    return [(trial, times if trial.number in counted else f"{times}, made again") for trial, times in rows]
+    return [(trial, times if trial.number in counted else f"{times}, repeated") for trial, times in rows]
 
 
 def first_of_each(trials: Sequence[TrialReport]) -> tuple[list[TrialReport], list[str]]:
@@ -183,7 +172,7 @@ def first_of_each(trials: Sequence[TrialReport]) -> tuple[list[TrialReport], lis
 
 def not_run_word(arm: ArmReport) -> str:
     """Return the word for an arm without a finished trial; empty for others. One that has a command was begun."""
-    return "" if arm.trials else CUT if arm.command else NOT_RUN
+    return "" if arm.trials else INTERRUPTED if arm.command else NOT_RUN
 
 
 def outcome_word(trial: TrialReport) -> str:
@@ -201,11 +190,16 @@ def simulated(evidence: str) -> str:
     return f" ({facts.mark})" if facts.simulated else ""
 
 
+def crossed_word(trial: TrialReport) -> str:
+    """Return `crossed`, `not crossed`, or `not tested` for a trial that says nothing about the engine."""
+    if trial.trigger.crossed:
+        return "crossed"
+    return "not crossed" if trial.outcome.facts.tested else "not tested"
+
+
 def boundary(trial: TrialReport) -> str:
     """Return the result of the trigger, short enough for a table."""
-    if not trial.outcome.facts.tested and not trial.trigger.crossed:
-        return "-"
-    word = "crossed" if trial.trigger.crossed else "not crossed"
+    word = crossed_word(trial)
     return f"{word}: {trial.trigger.brief}" if trial.trigger.brief else word
 
 

@@ -85,7 +85,7 @@ _SIGNS = {
     Expected.UNTRIGGERED: _Sign(has_bug=False),
     Expected.ERRS: _Sign(outcome=Outcome.WRONG_OUTPUT, did="answered wrongly"),
     Expected.HANGS: _Sign(outcome=Outcome.HANG, did="hung", never_idle=False),
-    Expected.SPINS: _Sign(outcome=Outcome.HANG, did="never came to rest", never_idle=True),
+    Expected.SPINS: _Sign(outcome=Outcome.HANG, did="was never idle", never_idle=True),
 }
 
 
@@ -215,9 +215,7 @@ def same_release(one: str | None, other: str | None) -> bool:
 
 
 def _died(expected: Expected, crashed: int, boots: int) -> str:
-    does = "dies" if expected.did == "died" else "does so"
-    bound = lower_bound(crashed, boots)
-    return f"{crashed} of {boots} {expected.did} (95 % confidence: it {does} in at least {bound:.0%} of boots)"
+    return f"{expected.did} in {crashed} of {boots} boots (95 % confidence: in at least {lower_bound(crashed, boots):.0%} of boots)"
 
 
 def is_strange(expected: Expected, outcome: Outcome, during: str) -> bool:
@@ -258,11 +256,11 @@ def arm_result(
         bound = _died(expected, crashed, conclusive)
     elif outcomes and not any(one.facts.ran for one in outcomes):
         # An interrupted trial may have got further than the boot.
-        far = "came to its end" if Outcome.CANCELLED in outcomes else "got as far as the workload"
+        far = "finished" if Outcome.CANCELLED in outcomes else "reached the workload"
         result, bound = Result.BLOCKED, f"no trial {far}"
     elif clean and clean == len(outcomes):
         result = Result.QUIET
-        bound = f"0 of {clean} {expected.did}: {_excluded(expected, clean)}"
+        bound = f"{expected.did} in 0 of {clean} boots: {_excluded(expected, clean)}"
     else:
         result = Result.INCONCLUSIVE
         seen = ", ".join(f"{number} {outcome}" for outcome, number in count.items()) or "no trial ran"
@@ -324,7 +322,9 @@ def _why_quiet(
         nothing = "Nothing to compare with yet: no reproducing run is on record for this host"
         return Verdict.QUIET, f"{lived}: {_excluded(expected, clean)}. {nothing}"
     released = " as released" if patched else ""
-    on_record = f"{record.crashed} of {record.boots} {expected.did} with {record.version}{released} ({record.run})"
+    on_record = (
+        f"{expected.did} in {record.crashed} of {record.boots} boots with {record.version}{released} ({record.run})"
+    )
     here = f"{on_record}, 0 of {clean} here{' with the patch' if patched else ''}"
     same = same_release(record.version, version)
     if same and not patched:
@@ -359,7 +359,7 @@ def comparisons(arms: Sequence[ArmResult]) -> tuple[str, ...]:
 
 def _compared(dying: ArmResult, names: str, clean: int, needed: int | None) -> str:
     did = dying.expected.did
-    seen = f"{names}: 0 of {clean} {did}, where {dying.name} {did} in {dying.crashed} of {dying.conclusive} boots"
+    seen = f"{names}: {did} in 0 of {clean} boots, against {dying.crashed} of {dying.conclusive} of {dying.name}"
     if needed is None or clean < needed:
         return f"{seen}: too few boots to say that it helps (--trials auto)"
     return (
@@ -419,7 +419,7 @@ def _verdict(
     if undecided is not None:
         return Verdict.INCONCLUSIVE, f"{undecided.name}{with_patch}: {undecided.bound}"
     if not led_by:
-        return Verdict.INCONCLUSIVE, "no trial came to its end"
+        return Verdict.INCONCLUSIVE, "no trial finished"
     return _why_quiet(led_by, record, version, patched=patched)
 
 
