@@ -26,6 +26,7 @@ def test_a_small_log_is_whole_and_in_order(tmp_path: Path) -> None:
     assert all(one.before == 0 for one in log.excerpts)
     assert log.size == len(text)
     assert excerpts_of(tmp_path, "").excerpts == ()
+    assert excerpt(excerpts_of(tmp_path, "(Worker pid=4) ERROR boom"), 1_000) == "(Worker pid=4) ERROR boom"
 
 
 def test_first_error_root_and_end_of_a_long_one(tmp_path: Path) -> None:
@@ -45,10 +46,6 @@ def test_an_error_that_a_warning_quotes_is_not_the_first(tmp_path: Path) -> None
     filling = "INFO filling\n" * 10_000
     text = f"WARNING this can cause errors like `OSError: [Errno 24]`\n{filling}(Worker pid=4) ERROR it hit an exception.\n{filling}"
     assert "ERROR it hit an exception." in excerpt(excerpts_of(tmp_path, text), 4_000)
-
-
-def test_an_error_within_the_very_first_line(tmp_path: Path) -> None:
-    assert excerpt(excerpts_of(tmp_path, "(Worker pid=4) ERROR boom"), 1_000) == "(Worker pid=4) ERROR boom"
 
 
 def test_what_is_left_out_is_counted(tmp_path: Path) -> None:

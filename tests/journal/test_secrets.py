@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.secrets_planted import SECRETS
 from vllm_repro.journal.secrets import without_secrets
 
 _NPM, _PYPI = "npm_" + "aB3dE5gH7j" * 4, "pypi-" + "AgEIcHlwaS5v" * 3
@@ -92,12 +91,3 @@ def test_the_value_of_a_secret_name_goes_in_each_form(name: str, value: str, for
 def test_lines_of_a_harmless_log_stay(lines: list[str]) -> None:
     text = "\n".join(lines)
     assert without_secrets(text) == text
-
-
-@given(
-    st.lists(st.sampled_from([plant.written for plant in SECRETS.values()]), max_size=3),
-    st.sampled_from([" ", "\n", ", "]),
-)
-def test_a_second_pass_changes_nothing(texts: list[str], between: str) -> None:
-    once = without_secrets(between.join(texts))
-    assert without_secrets(once) == once

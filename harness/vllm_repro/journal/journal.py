@@ -12,11 +12,12 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, is_dataclass
-from enum import Enum
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any, Self
+
+import msgspec
 
 from vllm_repro import __version__
 from vllm_repro.errors import InfraError, UsageError
@@ -70,25 +71,15 @@ class Recording:
 
 def json_of(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return fields as JSON data, the way a journal holds them."""
-    read_again: dict[str, Any] = json.loads(_dumped(fields))
-    return read_again
-
-
-def _dumped(fields: Mapping[str, Any]) -> str:
-    return json.dumps(fields, default=_plain, ensure_ascii=False)
+    data: dict[str, Any] = msgspec.to_builtins(fields, str_keys=True, enc_hook=_plain)
+    return data
 
 
 def _plain(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
-    if isinstance(value, Enum):
-        return value.value
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Mapping):
         return dict(value)
-    if isinstance(value, tuple | set | frozenset):
-        return list(value)
     raise TypeError(f"{type(value).__name__} cannot be written to the journal")
 
 
@@ -116,7 +107,7 @@ class Journal:
     def write(self, event: str, **fields: Any) -> None:
         """Append one line. Raises `InfraError` if the disk is full; does nothing after `close`."""
         safe = self._redactor.deep(json_of(fields))
-        line = _dumped({"t": round(time.time(), 6), "event": event, **safe})
+        line = json.dumps({"t": round(time.time(), 6), "event": event, **safe}, ensure_ascii=False)
         data = line.encode("utf-8", "replace") + b"\n"
         with self._lock:
             if self._file < 0:
