@@ -91,9 +91,6 @@ def test_the_error_of_uv_is_reported_with_a_next_step(
         Installer(tmp_path / "uv").install(Path("python"), ["x"], print)
     assert str(caught.value).startswith(lines.splitlines()[0])
     assert hint in caught.value.hint
-
-
-def test_a_killed_uv_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, tmp_path, "kill -9 $$")
     with pytest.raises(InfraError, match="stopped by signal 9"):
         Installer(tmp_path / "uv").install(Path("python"), ["x"], print)

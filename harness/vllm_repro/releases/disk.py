@@ -63,8 +63,7 @@ def locked(root: Path, purpose: str, progress: Progress) -> Iterator[None]:
 
 def processes_using(folder: Path) -> list[int]:
     """Return the pids of this user's processes that have a file under `folder` mapped. Linux only."""
-    needle = f" {folder}/".encode()
-    found = []
+    needle, found = f" {folder}/".encode(), []
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:
             if needle in maps.read_bytes():

@@ -23,7 +23,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from vllm_repro.errors import InfraError
+from vllm_repro.errors import HarnessBug, InfraError
 from vllm_repro.releases.disk import Progress, disk_usage, human_size, locked, processes_using
 from vllm_repro.releases.installer import Installer
 from vllm_repro.releases.versions import DISTRIBUTION, check_supported, needs_of, release_version
@@ -106,17 +106,17 @@ class ReleaseCache:
         is not a release number and `InfraError` for everything that goes wrong.
         """
         version = release_version(version)
-        if (release := self.get(version)) and not self._is_damaged(release):
+        if release := self._intact(version):
             return release
         check_supported(version)
         folder = self._releases / version
         with locked(self.root, f"installing vLLM {version}", progress):
             try:
-                if release := self.get(version):  # another run may have installed it while this one waited
-                    if not self._is_damaged(release):
-                        return release
+                if release := self._intact(version):  # another run installed it while this one waited
+                    return release
+                if self.get(version):
                     self._discard_damaged(folder, progress)
-                self._install(version, folder, progress)
+                return self._install(version, folder, progress)
             except OSError as error:
                 raise InfraError(
                     f"cannot install vLLM {version}: {error}", hint=f"The cache is at {self.root}."
@@ -124,12 +124,6 @@ class ReleaseCache:
             finally:
                 if not _read_marker(folder):
                     shutil.rmtree(folder, ignore_errors=True)
-        installed = self.get(version)
-        if installed is None:
-            raise InfraError(
-                f"vLLM {version} was removed from {self.root} during its installation", hint="Run it again."
-            )
-        return installed
 
     def cached(self) -> list[Release]:
         """Return the installed releases, oldest first."""
@@ -166,9 +160,10 @@ class ReleaseCache:
                 hint="Stop it first; `vllm-repro clean` stops servers that a killed run left behind.",
             )
 
-    def _is_damaged(self, release: Release) -> bool:
-        facts = _read_marker(self._releases / release.version)
-        return facts.get("fingerprint") != _fingerprint(release.packages)
+    def _intact(self, version: str) -> Release | None:
+        """Return the release if it is installed and its files are as installed."""
+        release, facts = self.get(version), _read_marker(self._releases / version)
+        return release if release and facts.get("fingerprint") == _fingerprint(release.packages) else None
 
     def _discard_damaged(self, folder: Path, progress: Progress) -> None:
         progress(f"files of {folder} were changed or removed: installing it again")
@@ -176,7 +171,7 @@ class ReleaseCache:
         shutil.rmtree(folder)
         shutil.rmtree(self._uv, ignore_errors=True)  # uv's cache shares files by hard links, so it has the same damage
 
-    def _install(self, version: str, folder: Path, progress: Progress) -> None:
+    def _install(self, version: str, folder: Path, progress: Progress) -> Release:
         started = time.monotonic()
         self._announce(f"vLLM {version} is not in the cache: installing its wheel", _WHEEL, progress)
         shutil.rmtree(folder, ignore_errors=True)
@@ -209,6 +204,10 @@ class ReleaseCache:
         }
         (folder / _MARKER).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
         progress(f"vLLM {version} is ready after {seconds:.0f} s")
+        installed = self.get(version)
+        if installed is None:
+            raise HarnessBug(f"{folder} is not a release after its installation")
+        return installed
 
     def _announce(self, purpose: str, size: tuple[int, int], progress: Progress) -> None:
         """Report the size of the next installation step. Raises `InfraError` if the disk has no room for it."""

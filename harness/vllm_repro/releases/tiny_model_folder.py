@@ -10,7 +10,6 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from vllm_repro.releases.families import model_config
 from vllm_repro.releases.provision import cache_root
@@ -45,7 +44,16 @@ def make_tiny_model(folder: Path, model: TinyModel) -> Path:
     files = {
         "config.json": model_config(model),
         "tokenizer.json": tokenizer_json(model.vocab),
-        "tokenizer_config.json": _tokenizer_config(model.max_position),
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": None,
+            "eos_token": END_OF_TURN,
+            "pad_token": PAD,
+            "unk_token": None,
+            "model_max_length": model.max_position,
+            "clean_up_tokenization_spaces": False,
+            "chat_template": _CHAT_TEMPLATE,
+        },
         "generation_config.json": {
             "eos_token_id": special_id(END_OF_TURN),
             "pad_token_id": special_id(PAD),
@@ -55,7 +63,9 @@ def make_tiny_model(folder: Path, model: TinyModel) -> Path:
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
-        _write(folder / name, json.dumps(content, indent=1, ensure_ascii=True) + "\n")
+        path, text = folder / name, json.dumps(content, indent=1, ensure_ascii=True) + "\n"
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            _replace(path, text.encode())
     return folder
 
 
@@ -63,27 +73,8 @@ def cached_model(model: TinyModel, *, weights: bool = False) -> Path:
     """Return the folder of `model` in the cache, made on first use. weights: include `model.safetensors`."""
     folder = make_tiny_model(cache_root() / "models" / (model.slug + ("-weights" if weights else "")), model)
     if weights and not (folder / "model.safetensors").exists():
-        content = safetensors(model, model_config(model)["intermediate_size"])
-        _replace(folder / "model.safetensors", content)
+        _replace(folder / "model.safetensors", safetensors(model, model_config(model)["intermediate_size"]))
     return folder
-
-
-def _tokenizer_config(max_position: int) -> dict[str, Any]:
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": None,
-        "eos_token": END_OF_TURN,
-        "pad_token": PAD,
-        "unk_token": None,
-        "model_max_length": max_position,
-        "clean_up_tokenization_spaces": False,
-        "chat_template": _CHAT_TEMPLATE,
-    }
-
-
-def _write(path: Path, text: str) -> None:
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
-        _replace(path, text.encode())
 
 
 def _replace(path: Path, content: bytes) -> None:
