@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import http.server
 import os
 import subprocess
@@ -9,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import httpx
 import pytest
@@ -29,38 +31,36 @@ from vllm_repro.trigger.trigger import Asked
 from vllm_repro.verdict.outcome import Outcome
 
 
+@contextlib.contextmanager
+def booted(output: int | BinaryIO, fault: str = "") -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Run a rehearsal engine by hand until the end of the test."""
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, str(rehearsal_engine()), "serve", "some-model", "--port", str(port)],
+        env={**os.environ, "VLLM_REHEARSAL_VERSION": "0.28.0", "VLLM_REHEARSAL_FAULT": fault},
+        stdout=output,
+        stderr=subprocess.STDOUT,
+    )
+    url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 60
+    try:
+        while find_process(url) is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield url, process
+    finally:
+        process.kill()
+        process.wait()
+
+
 @pytest.fixture
 def running(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[str, Path, int]]:
-    """Start a rehearsal engine by hand, whose log also holds an earlier server. `request.param`: its fault."""
-    port = free_port()
+    """Start a rehearsal engine whose log also holds an earlier server. `request.param`: its fault."""
     log = tmp_path / "server.log"
     log.write_text(
         "(APIServer pid=1) ERROR 01-01 00:00:00 [core.py:1] EngineCore encountered a fatal error.\n", encoding="utf-8"
     )
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, str(rehearsal_engine()), "serve", "some-model", "--port", str(port)],
-            env={
-                **os.environ,
-                "VLLM_REHEARSAL_VERSION": "0.28.0",
-                "VLLM_REHEARSAL_FAULT": getattr(request, "param", ""),
-            },
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    url = f"http://127.0.0.1:{port}"
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
-                break
-        except httpx.HTTPError:
-            pass
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    yield url, log, process.pid
-    process.kill()
-    process.wait()
+    with log.open("ab") as output, booted(output, getattr(request, "param", "")) as (url, process):
+        yield url, log, process.pid
 
 
 def test_process_and_log_of_a_running_server_are_found(running: tuple[str, Path, int]) -> None:
@@ -122,27 +122,13 @@ def test_an_attached_server_keeps_its_flags_and_is_left_running(
 
 
 def test_without_a_log_the_cause_is_not_guessed(harness: Harness) -> None:
-    port = free_port()
-    process = subprocess.Popen(
-        [sys.executable, str(rehearsal_engine()), "serve", "some-model", "--port", str(port)],
-        env={**os.environ, "VLLM_REHEARSAL_VERSION": "0.28.0"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    assert process.stdout is not None
-    drain = threading.Thread(target=process.stdout.read, daemon=True)
-    drain.start()
-    try:
-        deadline = time.monotonic() + 60
-        while find_process(f"http://127.0.0.1:{port}") is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        done = harness("run", "min-tokens-stop-ids", "--url", f"http://127.0.0.1:{port}", "--arm", "reported")
-    finally:
-        process.kill()
-        process.wait()
-        drain.join(timeout=10)
-        process.stdout.close()
+    with booted(subprocess.PIPE) as (url, process):
+        assert process.stdout is not None
+        drain = threading.Thread(target=process.stdout.read, daemon=True)
+        drain.start()
+        done = harness("run", "min-tokens-stop-ids", "--url", url, "--arm", "reported")
+    drain.join(timeout=10)
+    process.stdout.close()
     trial = done.report["arms"][0]["trials"][0]
     assert (trial["outcome"], trial["death"]["signature"]) == ("other-crash", None)
     assert (done.report["verdict"], done.status) == ("inconclusive", 2)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +14,6 @@ import httpx
 import pytest
 
 from tests.servers.docker_helpers import IDLE, containers_of, engine_or_reason, until_logged
-from tests.skipping import cannot_run
 from vllm_repro.command.container import ContainerSpec, Mount, Publish, Ulimit
 from vllm_repro.errors import HarnessBug, InfraError, ReproError, Unsupported
 from vllm_repro.evidence import Evidence
@@ -67,27 +64,6 @@ sys.exit(9)
     assert len(lines) == 60002
 
 
-def test_a_clean_exit_is_noticed_as_well(program: Program, serve: Serve) -> None:
-    server = serve(program("print('last words')"))
-    began = time.time()
-    facts, ended = to_the_end(server)
-    assert ended.code == 0
-    assert began <= ended.at <= time.time()
-    assert server.log_path.read_text() == "last words\n"
-    assert facts.container_id is not None
-
-
-def test_a_fatal_signal_shows_in_the_exit_code(program: Program, serve: Serve) -> None:
-    server = serve(program("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"))
-    assert to_the_end(server)[1].code == 139
-
-
-OOM_MAIN = """
-import pathlib, time
-print('up')
-while not pathlib.Path('/go/now').exists(): time.sleep(0.02)
-keep = bytearray(b'x') * (300 << 20)
-"""
 OOM_CHILD = """
 import pathlib, subprocess, sys, time
 print('up')
@@ -98,13 +74,12 @@ sys.exit(3)
 """
 
 
-@pytest.mark.parametrize(("source", "code"), [(OOM_MAIN, 137), (OOM_CHILD, 3)])
 def test_the_out_of_memory_killer_is_named(
-    source: str, code: int, program: Program, serve: Serve, tmp_path: Path, docker_engine: Engine
+    program: Program, serve: Serve, tmp_path: Path, docker_engine: Engine
 ) -> None:
     folder = tmp_path / "go"
     folder.mkdir()
-    server = serve(program(source, mounts=(Mount(str(folder), "/go", readonly=True),)))
+    server = serve(program(OOM_CHILD, mounts=(Mount(str(folder), "/go", readonly=True),)))
 
     async def run() -> Exit:
         try:
@@ -119,8 +94,7 @@ def test_the_out_of_memory_killer_is_named(
             await server.stop()
 
     ended = asyncio.run(run())
-    assert ended.code == code
-    assert ended.oom_killed
+    assert (ended.code, ended.oom_killed) == (3, True)
     assert "OOM killed" in ended.detail
 
 
@@ -202,15 +176,6 @@ def refused(server: DockerServer, engine: Engine) -> ReproError:
     return caught.value
 
 
-def test_gpus_on_an_engine_without_them(program: Program, serve: Serve, docker_engine: Engine) -> None:
-    if "nvidia" in docker_engine.runtimes:
-        cannot_run("this engine has the NVIDIA runtime, so it refuses nothing")
-    error = refused(serve(program(IDLE, gpus="device=0,1")), docker_engine)
-    assert isinstance(error, Unsupported)
-    assert 'could not select device driver "" with capabilities: [[gpu]]' in str(error)
-    assert "NVIDIA Container Toolkit" in error.hint
-
-
 MISSING = Path("/nowhere/vllm-repro/model")
 
 
@@ -242,21 +207,16 @@ def test_a_port_that_is_taken(program: Program, serve: Serve, docker_engine: Eng
     assert "--port" in error.hint
 
 
-@pytest.mark.parametrize(
-    ("taken", "says", "hint"), [("name", "is already in use", ""), ("publish", "port is already allocated", "--port")]
-)
-def test_what_another_container_has(
-    taken: str, says: str, hint: str, program: Program, serve: Serve, run_id: str, docker_engine: Engine
-) -> None:
-    first = serve(program(IDLE, name=run_id))
-    second = serve(program(IDLE, **{taken: getattr(first.spec, taken)}))
+def test_what_another_container_has(program: Program, serve: Serve, run_id: str, docker_engine: Engine) -> None:
+    first = serve(program(IDLE))
+    second = serve(program(IDLE, publish=first.spec.publish))
 
     async def run() -> None:
         await first.start()
         try:
-            with pytest.raises(InfraError, match=says) as caught:
+            with pytest.raises(InfraError, match="port is already allocated") as caught:
                 await second.start()
-            assert hint in caught.value.hint
+            assert "--port" in caught.value.hint
             await second.stop()
             assert first.processes(), "the second one ended the first"
             assert len(containers_of(docker_engine, run_id)) == 1
@@ -358,11 +318,3 @@ def test_waiting_can_be_cancelled_and_begun_again(program: Program, serve: Serve
             await server.stop()
 
     assert asyncio.run(run()).code == 4
-
-
-def test_arguments_and_environment_arrive_word_for_word(program: Program, serve: Serve) -> None:
-    show = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ['ODD']]))"
-    words = ("--json", '{"a": "b c"}', "", "$HOME", "it's", "--flag=ü")
-    server = serve(program(show, argv=words, env=(("ODD", "a=b 'c' $d"),)))
-    to_the_end(server)
-    assert json.loads(server.log_path.read_text()) == [list(words), "a=b 'c' $d"]

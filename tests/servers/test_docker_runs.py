@@ -10,29 +10,23 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.conftest import Harness
+from tests.servers.docker_helpers import containers_of
 from tests.skipping import cannot_run
 from vllm_repro.command.parse import parse
-from vllm_repro.servers.docker_engine import RUN_LABEL, Engine
+from vllm_repro.servers.docker_engine import Engine
 
 pytestmark = pytest.mark.docker
-
-
-def containers(engine: Engine, run: str | None = None) -> list[dict[str, Any]]:
-    label = RUN_LABEL if run is None else f"{RUN_LABEL}={run}"
-    found: list[dict[str, Any]] = engine.client.api.containers(all=True, filters={"label": label})
-    return found
 
 
 @pytest.fixture
 def engine(docker_engine: Engine, tmp_path: Path) -> Iterator[Engine]:
     """Return the engine; afterwards no container of this test may be left."""
     yield docker_engine
-    left = [c for path in (tmp_path / "reports").glob("*/2*") for c in containers(docker_engine, path.name)]
+    left = [c for path in (tmp_path / "reports").glob("*/2*") for c in containers_of(docker_engine, path.name)]
     for container in left:
         docker_engine.client.api.remove_container(container["Id"], force=True)
     assert left == [], "the run left a container behind"
@@ -59,18 +53,7 @@ def test_the_chunked_prefill_in_containers(
         assert "container" in reported["trials"][0]["death"]["channels"]
     assert report["arms"][1]["trials"][0]["outcome"] == "untriggered"
     assert parse(reported["command"]).get("--kv-cache-dtype") == "turboquant_4bit_nc"
-    assert containers(engine, done.folder.name if done.folder else "") == []
-
-
-@pytest.mark.parametrize(("version", "outcome"), [("0.28.0", "crash"), ("0.29.0", "clean")])
-def test_the_stop_ids_in_containers(
-    harness: Harness, engine: Engine, rehearsal_image: str, version: str, outcome: str
-) -> None:
-    assert engine.local
-    done = harness("run", "min-tokens-stop-ids", "--server", "docker", "--image", rehearsal_image, "--vllm", version)
-    assert done.status == 0, done.out + done.err
-    outcomes = [arm["trials"][0]["outcome"] for arm in done.report["arms"]]
-    assert outcomes == [outcome, "untriggered"]
+    assert containers_of(engine, done.folder.name if done.folder else "") == []
 
 
 def test_two_nodes_in_two_containers(harness: Harness, engine: Engine, rehearsal_image: str) -> None:
@@ -87,7 +70,7 @@ def test_two_nodes_in_two_containers(harness: Harness, engine: Engine, rehearsal
         "reported-1.log",
         "reported-1.rank1.log",
     ]
-    assert containers(engine, done.folder.name) == []
+    assert containers_of(engine, done.folder.name) == []
 
 
 def test_what_show_prints_is_what_was_run(harness: Harness, engine: Engine, rehearsal_image: str) -> None:
@@ -136,18 +119,7 @@ def test_an_image_that_is_not_there_says_how_to_get_it(harness: Harness, engine:
 def interrupted(tmp_path: Path, image: str, number: signal.Signals, moment: str) -> tuple[int, Path]:
     """Start a long run in a container and signal it when its journal contains `moment`."""
     out = tmp_path / "reports"
-    command = [
-        "run",
-        "min-tokens-stop-ids",
-        "--server",
-        "docker",
-        "--image",
-        image,
-        "--arm",
-        "near-miss",
-        "--trials",
-        "50",
-    ]
+    command = f"run min-tokens-stop-ids --server docker --image {image} --arm near-miss --trials 50".split()
     process = subprocess.Popen(
         [sys.executable, "-m", "vllm_repro", *command],
         env={**os.environ, "VLLM_REPRO_REPORTS": str(out), "CI": "true"},
@@ -164,14 +136,16 @@ def interrupted(tmp_path: Path, image: str, number: signal.Signals, moment: str)
     return process.wait(timeout=120), next(path for path in out.glob("*/2*") if not path.is_symlink())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("moment", ["trial-started", "server-started", '"ready"'])
+@pytest.mark.parametrize(
+    ("number", "moment"),
+    [(signal.SIGINT, "trial-started"), (signal.SIGTERM, "server-started"), (signal.SIGTERM, '"ready"')],
+)
 def test_an_interrupted_run_leaves_no_container(
     tmp_path: Path, engine: Engine, rehearsal_image: str, number: signal.Signals, moment: str
 ) -> None:
     status, folder = interrupted(tmp_path, rehearsal_image, number, moment)
     assert status == 130
-    assert containers(engine, folder.name) == []
+    assert containers_of(engine, folder.name) == []
     assert json.loads((folder / "report.json").read_text(encoding="utf-8"))["interrupted"] == number.name
 
 
@@ -184,6 +158,6 @@ def test_after_a_sigkill_the_container_goes_too(
     assert status == -signal.SIGKILL
     time.sleep(5)  # the engine may still be creating what it was asked for
     deadline = time.monotonic() + 60
-    while containers(engine, folder.name):
+    while containers_of(engine, folder.name):
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -53,23 +53,15 @@ def test_every_node_has_a_rank_of_its_own_and_only_the_first_has_http(nodes: int
 
 def test_on_gpus_each_node_gets_its_own() -> None:
     head, (follower,) = process_nodes(launch("--nnodes 2 --tensor-parallel-size 4", Evidence.GPU), 9000)
+    assert head.differences[-1] == "2 nodes as processes on one host, which meet at 127.0.0.1:9000"
     assert (head.env["CUDA_VISIBLE_DEVICES"], follower.env["CUDA_VISIBLE_DEVICES"]) == ("0,1", "2,3")
     assert "GLOO_SOCKET_IFNAME" not in head.env
 
 
-def test_the_report_says_that_the_nodes_are_on_one_host() -> None:
-    head, _ = process_nodes(launch("--nnodes 2"), 9000)
-    assert head.differences[-1] == "2 nodes as processes on one host, which meet at 127.0.0.1:9000"
-
-
 def test_containers_share_the_network_of_the_first() -> None:
     alone = launch("--nnodes 2 --tensor-parallel-size 2")
-    spec = ContainerSpec(
-        image="image",
-        argv=("m", *["--nnodes", "2", "--tensor-parallel-size", "2"]),
-        name="run-a-1",
-        publish=(Publish(8001),),
-    )
+    words = ("m", "--nnodes", "2", "--tensor-parallel-size", "2")
+    spec = ContainerSpec(image="image", argv=words, name="run-a-1", publish=(Publish(8001),))
     head, (other,) = container_nodes(replace(alone, container=spec))
     assert head.container is not None
     assert (head.container.name, head.container.network, head.container.publish) == ("run-a-1", None, (Publish(8001),))

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from vllm_repro.command.container import ContainerSpec
 from vllm_repro.host.ports import free_port
 from vllm_repro.host.processes import session_members
 from vllm_repro.servers.docker import DockerServer
-from vllm_repro.servers.docker_engine import OWNER_LABEL, RUN_LABEL, Engine, our_labels, remove_container
+from vllm_repro.servers.docker_engine import OWNER_LABEL, RUN_LABEL, Engine, our_labels
 from vllm_repro.servers.guard import Guard
 from vllm_repro.servers.orphans import OrphanContainer, Orphans, end_orphans, orphan_containers
 
@@ -157,8 +156,3 @@ def test_the_guard_removes_the_container_of_a_killed_harness(
         assert [one["Id"] for one in containers_of(docker_engine, run_id)] == [container]
         harness.kill()
     until(lambda: not containers_of(docker_engine, run_id))
-
-
-@pytest.mark.docker
-def test_removing_a_container_that_never_was(docker_engine: Engine) -> None:
-    remove_container(docker_engine, uuid.uuid4().hex * 2)

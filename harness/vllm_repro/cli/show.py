@@ -21,7 +21,7 @@ from vllm_repro.servers.docker_engine import connect, image_facts
 from vllm_repro.servers.lab import shown as lab_text
 from vllm_repro.servers.launch import ServedModel, container_launch, process_launch
 from vllm_repro.servers.options import ServerOptions, default_image, weights_for
-from vllm_repro.servers.overlay import PatchedSource, patch_container, patch_installed, patch_release
+from vllm_repro.servers.overlay import PatchedSource, patch_container, patch_installed, patch_packages
 
 STYLES = ("docker", "serve", "compose", "lab")
 SHOWN_PORT = 8000
@@ -103,7 +103,7 @@ def _patched_locally(arm: Arm, options: ServerOptions) -> tuple[str, PatchedSour
     if not arm.patches:
         return "vllm", PatchedSource()
     if options.vllm and (release := ReleaseCache().get(options.vllm)):
-        return str(release.executable), patch_release(release, arm.patches, to_stderr)
+        return str(release.executable), patch_packages(release.packages, arm.patches, to_stderr)
     found = None if options.vllm else local_vllm()
     if found is None:
         what = f"vLLM {options.vllm} is not in the cache" if options.vllm else "no vllm is installed here"

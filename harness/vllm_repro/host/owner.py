@@ -37,7 +37,7 @@ class Owner:
 def this_owner() -> Owner:
     """Return this process."""
     pid = os.getpid()
-    # The name of the host as well: machines cloned from one image share their id. Hashed, because it stands in labels.
+    # The name of the host as well: machines cloned from one image share their id. Hashed, because labels are public.
     host = hashlib.sha256(f"{_line('/etc/machine-id')}\n{platform.node()}".encode()).hexdigest()[:16]
     return Owner(pid=pid, started=_started(pid) or 0.0, boot=_boot(), host=host, namespace=_namespace())
 

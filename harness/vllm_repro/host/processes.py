@@ -1,6 +1,6 @@
 """Sessions of processes that this package starts, and their records.
 
-A server runs in a session of its own (`setsid`), which tells its processes from all others: vLLM renames them and wipes their
+A server runs in a session of its own (`setsid`), which separates its processes from all others: vLLM renames them and wipes their
 environment. The child writes the id of its session to a record between fork and exec, so a server without a record cannot exist.
 By the records a guard or a later run finds the sessions whose owner was killed.
 """

@@ -2,10 +2,9 @@
 
 A trial calls `start`, sends requests to `base_url`, follows `log_path`, awaits `exited()`, and always calls `stop()`. Rules for each kind:
 
-- `start()` returns when the server is launched, long before it is ready. The watcher waits for readiness.
-- If `start()` raises, it leaves nothing behind. It raises only `Unsupported` (hardware, flag or platform) or `InfraError` (port taken,
-  image missing, no engine).
-- The server or a thread of its own writes `log_path`, so no output is lost if the harness dies.
+- `start()` returns when the server is launched, long before it is ready. If it raises, it leaves nothing behind. It raises only
+  `Unsupported` (hardware, flag or platform) or `InfraError` (port taken, image missing, no engine).
+- The server or a thread of its own writes `log_path`.
 - `stop()` may be called at any time and again. It ends only what this object started, and returns when that is gone.
 """
 

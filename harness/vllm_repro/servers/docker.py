@@ -20,7 +20,14 @@ from typing import Any
 import docker.errors
 import psutil
 import urllib3.exceptions
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, stop_when_event_set, wait_fixed
+from tenacity import (
+    Retrying,
+    retry_if_exception_type,
+    retry_if_not_exception_type,
+    stop_after_delay,
+    stop_when_event_set,
+    wait_fixed,
+)
 
 from vllm_repro.command.container import LOOPBACK, ContainerSpec
 from vllm_repro.errors import HarnessBug, InfraError, Unsupported
@@ -130,8 +137,6 @@ class DockerServer(Server):
         # With --init the first process is Docker's init, and the API server its child.
         return below if self.spec.init else (first.pid, *below)
 
-    # ── start ───────────────────────────────────────────────────────────────────────────────────────────
-
     def _launch(self) -> ServerFacts:
         with self._lock:  # a `stop` meanwhile waits, and then removes the container
             if self._stopped.is_set() or self._container is not None:
@@ -141,11 +146,10 @@ class DockerServer(Server):
             try:
                 image = self._check(engine)
                 self._create_and_start(engine)
-            except engine_errors() as error:
+            except BaseException as error:
                 self._remove(engine)
-                raise explain(error) from error
-            except BaseException:
-                self._remove(engine)
+                if isinstance(error, engine_errors()):
+                    raise explain(error) from error
                 raise
         return ServerFacts(
             kind=ServerKind.DOCKER,
@@ -183,8 +187,6 @@ class DockerServer(Server):
         self._follower = threading.Thread(target=self._follow, args=(engine, container.id), daemon=True)
         self._follower.start()
 
-    # ── while it runs, in a thread ──────────────────────────────────────────────────────────────────────
-
     def _follow(self, engine: Engine, container: str) -> None:
         """Copy the container's log as it grows. When the container has ended, record how."""
         while self._exit is None:
@@ -216,18 +218,18 @@ class DockerServer(Server):
     def _state(self, engine: Engine, container: str) -> dict[str, Any] | None:
         """Return the container's `State`; empty if the container is gone, None if no engine answers. Retry: dockerd may restart."""
         retrying = Retrying(
-            retry=retry_if_exception_type(engine_errors()),
+            retry=retry_if_exception_type(engine_errors()) & retry_if_not_exception_type(docker.errors.NotFound),
             stop=stop_after_delay(_RETRY_S) | stop_when_event_set(self._stopped),
             wait=wait_fixed(0.2),
             reraise=True,
         )
         try:
-            state: dict[str, Any] = retrying(_state_of, engine, container)
+            state: dict[str, Any] = retrying(engine.client.api.inspect_container, container)["State"]
+        except docker.errors.NotFound:
+            return {}
         except engine_errors():
             return None
         return state
-
-    # ── end ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _end(self) -> None:
         self._stopped.set()
@@ -260,14 +262,6 @@ class DockerServer(Server):
     def _join(self) -> None:
         if self._follower is not None:  # it ends with the container
             self._follower.join(_THREAD_END_S)
-
-
-def _state_of(engine: Engine, container: str) -> dict[str, Any]:
-    try:
-        state: dict[str, Any] = engine.client.containers.get(container).attrs["State"]
-    except docker.errors.NotFound:
-        return {}
-    return state
 
 
 def _host_pid(container: str, state: dict[str, Any]) -> int:

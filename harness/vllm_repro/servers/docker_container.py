@@ -55,8 +55,8 @@ def exit_of(state: dict[str, Any] | None, at: float) -> Exit:
         return Exit(code=None, detail="the container was removed by somebody else", at=at)
     code = int(state["ExitCode"])
     oom_killed = bool(state.get("OOMKilled"))
-    said = " ".join(str(state.get("Error") or "").split())
-    detail = f"container exited {code}" + (", OOM killed" if oom_killed else "") + (f": {said}" if said else "")
+    error = " ".join(str(state.get("Error") or "").split())
+    detail = f"container exited {code}" + (", OOM killed" if oom_killed else "") + (f": {error}" if error else "")
     return Exit(code=code, detail=detail, at=at, oom_killed=oom_killed)
 
 

@@ -72,15 +72,10 @@ class Engine:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFacts:
-    """What is known about an image.
-
-    digest: `repository@sha256:…` as in the registry, else the image's id. rehearsal: it holds the rehearsal engine and no vLLM.
-    """
+    """An image. digest: `repository@sha256:…` as in the registry, else the image's id. rehearsal: it holds the rehearsal engine."""
 
     name: str
-    id: str
     digest: str
-    entrypoint: tuple[str, ...]
     rehearsal: bool
 
 
@@ -138,13 +133,10 @@ def image_facts(engine: Engine, image: str) -> ImageFacts:
         raise missing_image(image) from error
     except engine_errors() as error:
         raise explain(error) from error
-    config: dict[str, Any] = inspected.get("Config") or {}
-    labels: dict[str, str] = config.get("Labels") or {}
+    labels: dict[str, str] = (inspected.get("Config") or {}).get("Labels") or {}
     return ImageFacts(
         name=image,
-        id=str(inspected["Id"]),
         digest=repository_digest(image, inspected.get("RepoDigests") or []) or str(inspected["Id"]),
-        entrypoint=tuple(config.get("Entrypoint") or ()),
         rehearsal=labels.get(REHEARSAL_LABEL) == "1",
     )
 
@@ -209,17 +201,16 @@ def explain(error: Exception) -> ReproError:
     words = " ".join(str(text).split())
     if not isinstance(error, APIError):
         return InfraError(f"the Docker Engine does not answer: {words}", hint="Is it running? `docker info` asks it.")
-    said = f"the Docker Engine refuses: {words}"
-    lowered = words.lower()
+    message, lowered = f"the Docker Engine refuses: {words}", words.lower()
     if any(part in lowered for part in _NO_GPU):
         hint = "Install the NVIDIA Container Toolkit and restart Docker. `docker run --gpus all --entrypoint nvidia-smi IMAGE` tests it."
-        return Unsupported(said, hint=hint)
+        return Unsupported(message, hint=hint)
     if any(part in lowered for part in _NO_PRIVILEGE):
         hint = "Use an engine that runs as root with all capabilities, or an arm whose command does not ask for them."
-        return Unsupported(said, hint=hint)
+        return Unsupported(message, hint=hint)
     taken = any(part in lowered for part in _PORT_TAKEN)
     return InfraError(
-        said, hint="Name another port with --port, or leave it out and a free one is taken." if taken else ""
+        message, hint="Name another port with --port, or leave it out to take a free one." if taken else ""
     )
 
 

@@ -99,14 +99,14 @@ def _find_files(engine: Engine, spec: ContainerSpec, files: Sequence[str], run: 
         assert container is not None
         made.start()
         status = made.wait()["StatusCode"]
-        said = made.logs(stdout=True, stderr=False).decode(errors="replace")
+        output = made.logs(stdout=True, stderr=False).decode(errors="replace")
         if status:
             errors = " ".join(made.logs(stdout=False, stderr=True).decode(errors="replace").split())[-300:]
             raise InfraError(
                 f"the image {spec.image} does not say where its vLLM is: {errors or f'exit status {status}'}",
                 hint="it needs a /bin/sh, and a Python that has vLLM",
             )
-        found: dict[str, Any] = json.loads(said.splitlines()[-1])
+        found: dict[str, Any] = json.loads(output.splitlines()[-1])
         return found
     except engine_errors() as error:
         raise explain(error) from error

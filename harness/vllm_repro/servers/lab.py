@@ -114,7 +114,7 @@ class LabSite(Site):
                 "the lab always serves a tiny model of the scenario's shape", hint="leave --model and --weights out"
             )
         self.port = options.port
-        self.version = options.vllm or scenario.try_in_lab
+        self.release_version = options.vllm or scenario.try_in_lab
         self.release: Release | None = None
         self._lab, self._scenario, self._say = scenario.lab, scenario, say
         self._capture = capture_of(scenario.lab, options)
@@ -136,7 +136,7 @@ class LabSite(Site):
                 f"vLLM's CPU build has the operators of this scenario only for processors with {lacking}",
                 hint=f"use a machine whose /proc/cpuinfo lists {lacking}",
             )
-        self.release = provision(self.version, say)
+        self.release = provision(self.release_version, say)
         self._say = say
 
     def usual_arms(self, scenario: Scenario, arms: Sequence[Arm]) -> list[Arm]:
@@ -158,7 +158,7 @@ class LabSite(Site):
             scenario,
             arm,
             vllm=(str(self.release.executable) if self.release else "vllm",),
-            version=self.version,
+            version=self.release_version,
             plugin=plugin_folder(),
             overlay=overlay.folder if overlay else None,
             model=lab_model(self._lab, self._scenario.model),
@@ -188,7 +188,7 @@ class LabSite(Site):
 
     def replaced_lines(self) -> list[str]:
         """Return the names that the lab replaces, as comments for a shell."""
-        lines = [f"# LAB: vLLM {self.version} on the CPU. Replaced, and nothing else:"]
+        lines = [f"# LAB: vLLM {self.release_version} on the CPU. Replaced, and nothing else:"]
         for part in MECHANISMS[self._lab.mechanism].parts_with(self._capture):
             if part.effect:
                 lines += [
@@ -212,7 +212,7 @@ def _lacking_flag(lab: Lab, model: Model) -> str:
 def shown(scenario: Scenario, arm: Arm, options: ServerOptions, port: int) -> str:
     """Return the command, ready to paste, and the replaced names as comments."""
     site = LabSite(replace(options, model=None, weights=None), scenario)
-    site.release = ReleaseCache().get(site.version)
+    site.release = ReleaseCache().get(site.release_version)
     return "\n".join([site.launch(scenario, arm, port).render(), "", *site.replaced_lines()])
 
 

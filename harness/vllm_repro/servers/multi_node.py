@@ -63,18 +63,16 @@ def process_nodes(launch: Launch, master_port: int) -> tuple[Launch, tuple[Follo
         followers.append(
             Follower(rank=rank, argv=(*launch.argv[: serve + 1], *command.argv()), env=env | _gpus(launch, rank))
         )
-    head = launch.command.with_flags(*meeting, "--node-rank 0")
+    command = launch.command.with_flags(*meeting, "--node-rank 0")
     difference = f"{nodes} nodes as processes on one host, which meet at {LOOPBACK}:{master_port}"
-    return (
-        replace(
-            launch,
-            command=head,
-            argv=(*launch.argv[: serve + 1], *head.argv()),
-            env=env | _gpus(launch, 0),
-            differences=(*launch.differences, difference),
-        ),
-        tuple(followers),
+    head = replace(
+        launch,
+        command=command,
+        argv=(*launch.argv[: serve + 1], *command.argv()),
+        env=env | _gpus(launch, 0),
+        differences=(*launch.differences, difference),
     )
+    return head, tuple(followers)
 
 
 def container_nodes(launch: Launch) -> tuple[Launch, tuple[ContainerSpec, ...]]:

@@ -16,13 +16,13 @@ from vllm_repro.errors import InfraError
 from vllm_repro.releases.disk import Progress
 from vllm_repro.releases.local_vllm import packages_of_local
 from vllm_repro.releases.overlay import digests_of, make_overlay, patched_texts, write_files
-from vllm_repro.releases.provision import Release, cache_root
+from vllm_repro.releases.provision import cache_root
 from vllm_repro.scenario.patch import Patch
 from vllm_repro.servers.docker_engine import connect
 from vllm_repro.servers.docker_source import ImageSource, image_source
 from vllm_repro.servers.witness import PLUGIN, witness_env
 
-__all__ = ["PatchedSource", "patch_container", "patch_image", "patch_installed", "patch_release"]
+__all__ = ["PatchedSource", "patch_container", "patch_image", "patch_installed", "patch_packages"]
 
 WITNESS_INSIDE = "/opt/vllm-repro/witness"
 NOTHING = "/dev/null"
@@ -40,27 +40,29 @@ class PatchedSource:
     mounts: tuple[Mount, ...] = ()
 
 
-def patch_release(release: Release, patches: Sequence[Patch], progress: Progress) -> PatchedSource:
-    """Patch a release of the cache.
+def patch_packages(packages: Path, patches: Sequence[Patch], progress: Progress) -> PatchedSource:
+    """Patch the vLLM in the folder `packages`.
 
     Raises `Unsupported` if a patch does not fit, and `InfraError` if the overlay cannot be written.
     """
-    return _patch_packages(release.packages, patches, progress)
+    made = make_overlay(cache_root(), packages, patches, progress)
+    env = witness_env(made.digests, str(made.folder), str(PLUGIN), os.environ.get("PYTHONPATH", ""))
+    return PatchedSource(digests=made.digests, env=env)
 
 
 def patch_installed(executable: Path, patches: Sequence[Patch], progress: Progress) -> PatchedSource:
-    """Patch a `vllm` on PATH. Raises like `patch_release`, and `InfraError` if its package is not found."""
+    """Patch a `vllm` on PATH. Raises like `patch_packages`, and `InfraError` if its package is not found."""
     packages = packages_of_local(executable)
     if packages is None:
         raise InfraError(
             f"cannot patch {executable}: its Python does not find a package vllm",
             hint="--vllm names a release to install into the cache, which can be patched",
         )
-    return _patch_packages(packages, patches, progress)
+    return patch_packages(packages, patches, progress)
 
 
 def patch_container(spec: ContainerSpec, patches: Sequence[Patch], run: str, progress: Progress) -> PatchedSource:
-    """Patch the vLLM in the image of `spec`; a container of it is started to read its files. Raises like `patch_release`.
+    """Patch the vLLM in the image of `spec`; a container of it is started to read its files. Raises like `patch_packages`.
 
     run: id of the run, for the container's labels.
     """
@@ -70,7 +72,7 @@ def patch_container(spec: ContainerSpec, patches: Sequence[Patch], run: str, pro
 
 
 def patch_image(source: ImageSource, patches: Sequence[Patch], progress: Progress) -> PatchedSource:
-    """Patch the files of an image. Raises like `patch_release`."""
+    """Patch the files of an image. Raises like `patch_packages`."""
     texts = patched_texts(patches, lambda file: source.files[file].text if file in source.files else None)
     folder = write_files(cache_root(), texts, progress)
     mounts = [Mount(str(PLUGIN), WITNESS_INSIDE, readonly=True)]
@@ -85,9 +87,3 @@ def patch_image(source: ImageSource, patches: Sequence[Patch], progress: Progres
         env=witness_env(texts, WITNESS_INSIDE, source.pythonpath),
         mounts=tuple(mounts),
     )
-
-
-def _patch_packages(packages: Path, patches: Sequence[Patch], progress: Progress) -> PatchedSource:
-    made = make_overlay(cache_root(), packages, patches, progress)
-    env = witness_env(made.digests, str(made.folder), str(PLUGIN), os.environ.get("PYTHONPATH", ""))
-    return PatchedSource(digests=made.digests, env=env)

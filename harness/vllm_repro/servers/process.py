@@ -26,7 +26,7 @@ from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import Launch, process_launch
 from vllm_repro.servers.multi_node import MultiNodeServer, process_nodes
 from vllm_repro.servers.options import ServerOptions, lacking, needs_of, weights_for
-from vllm_repro.servers.overlay import PatchedSource, patch_installed, patch_release
+from vllm_repro.servers.overlay import PatchedSource, patch_installed, patch_packages
 from vllm_repro.servers.site import Offer, Say, Site
 from vllm_repro.servers.witness import witnessed
 
@@ -186,7 +186,7 @@ class ProcessSite(Site):
             # A vllm on the user's PYTHONPATH would come before that of the release.
             return PatchedSource(env={"PYTHONPATH": ""} if self._release and "PYTHONPATH" in os.environ else {})
         if self._release is not None:
-            return patch_release(self._release, arm.patches, self._say)
+            return patch_packages(self._release.packages, arm.patches, self._say)
         return patch_installed(Path(self._vllm[0]), arm.patches, self._say)
 
     def cannot(self, arm: Arm) -> str:

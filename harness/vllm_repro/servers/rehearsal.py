@@ -20,7 +20,7 @@ __all__ = ["RehearsalSite"]
 
 
 class RehearsalSite(Site):
-    """Processes of the rehearsal engine, told to be one release of vLLM."""
+    """Processes of the rehearsal engine, started as one release of vLLM."""
 
     kind = ServerKind.REHEARSAL
     evidence = Evidence.REHEARSAL

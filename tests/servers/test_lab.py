@@ -1,4 +1,4 @@
-"""Changes of vLLM's source in whose place the lab runs something else."""
+"""Patched functions that do not run in the lab."""
 
 from __future__ import annotations
 
