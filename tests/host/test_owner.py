@@ -9,8 +9,6 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from vllm_repro.host.owner import Owner, _is_gone, is_gone, this_owner
 
@@ -68,17 +66,3 @@ def test_wall_clock_starts_are_compared_with_slack() -> None:
     here = replace(HERE, boot="")
     assert not _is_gone(here, here, here.started + 1)
     assert _is_gone(here, here, here.started + 3)
-
-
-@given(
-    st.builds(
-        Owner,
-        pid=st.integers(1, 2**22),
-        started=st.floats(0, 1e12),
-        boot=st.text(max_size=40),
-        host=st.text(max_size=40),
-        namespace=st.text(max_size=40),
-    )
-)
-def test_a_label_keeps_an_owner(owner: Owner) -> None:
-    assert msgspec.json.decode(msgspec.json.encode(owner), type=Owner) == owner

@@ -99,7 +99,7 @@ def test_the_server_runs_the_changed_file(
     docker_engine: Engine, spec: ContainerSpec, run_id: str, serve: Callable[..., DockerServer]
 ) -> None:
     changed, source = with_overlay(docker_engine, spec, run_id)
-    facts = booted(serve(changed, patched=source), "42")
+    facts = booted(serve(changed, patched=source.digests), "42")
     assert facts.patched == (Patched(file=FILE, sha256=DIGEST),)
 
 
@@ -110,7 +110,7 @@ def test_a_compiled_file_that_is_not_hidden_is_seen_through(
     bare = replace(changed, mounts=tuple(mount for mount in changed.mounts if mount.source != NOTHING))
     assert len(bare.mounts) == len(changed.mounts) - 1
     with pytest.raises(InfraError, match="an outdated compiled file"):
-        booted(serve(bare, patched=source), "7")
+        booted(serve(bare, patched=source.digests), "7")
 
 
 def test_a_container_without_the_mount_is_not_the_patched_one(
@@ -119,7 +119,7 @@ def test_a_container_without_the_mount_is_not_the_patched_one(
     changed, source = with_overlay(docker_engine, spec, run_id)
     bare = replace(changed, mounts=tuple(mount for mount in changed.mounts if not mount.target.endswith("answer.py")))
     with pytest.raises(InfraError, match=r"instead of the patched vllm/answer\.py"):
-        booted(serve(bare, patched=source), "41")
+        booted(serve(bare, patched=source.digests), "41")
 
 
 def test_an_image_without_a_vllm_is_unsupported(

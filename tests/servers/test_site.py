@@ -21,6 +21,7 @@ from vllm_repro.servers.site import Offer, Site
 
 TQ = find("tq-chunked-prefill")
 STOP_IDS = find("min-tokens-stop-ids")
+H100 = Gpu(name="H100", memory_gb=80.0, capability=9.0, driver="580")
 PATCHED = next(arm for arm in STOP_IDS.arms if arm.patches)
 
 
@@ -42,18 +43,14 @@ def test_a_cpu_build_is_not_run_for_a_scenario_that_needs_a_gpu(
     monkeypatch: pytest.MonkeyPatch, here: LocalVllm | None, says: str
 ) -> None:
     """A CPU build must not be reported as evidence from a GPU."""
-    monkeypatch.setattr(
-        "vllm_repro.servers.process.gpus", lambda: (Gpu(name="H100", memory_gb=80.0, capability=9.0, driver="580"),)
-    )
+    monkeypatch.setattr("vllm_repro.servers.process.gpus", lambda: (H100,))
     monkeypatch.setattr("vllm_repro.servers.process.local_vllm", lambda: here)
     with pytest.raises(InfraError, match=says):
         ProcessSite(ServerOptions(vllm="0.23.0"), TQ, lambda _: None)
 
 
 def test_the_release_that_is_installed_here_is_run_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "vllm_repro.servers.process.gpus", lambda: (Gpu(name="H100", memory_gb=80.0, capability=9.0, driver="580"),)
-    )
+    monkeypatch.setattr("vllm_repro.servers.process.gpus", lambda: (H100,))
     monkeypatch.setattr("vllm_repro.servers.process.local_vllm", lambda: LocalVllm(Path("/x/vllm"), "0.23.0+cu129"))
     here = ProcessSite(ServerOptions(vllm="0.23.0"), TQ, lambda _: None)
     assert here.evidence is Evidence.GPU

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,6 @@ from vllm_repro.servers.docker_engine import (
 )
 from vllm_repro.servers.guard import Guard
 from vllm_repro.servers.kinds import ServerKind
-from vllm_repro.servers.overlay import PatchedSource
 from vllm_repro.servers.witness import witnessed
 
 __all__ = ["DockerServer"]
@@ -66,7 +65,7 @@ class DockerServer(Server):
     """Runs the container of `spec`.
 
     spec: must publish a port on 127.0.0.1, unless `port` is given. run: id of the run, for the labels. grace: seconds between SIGTERM
-    and SIGKILL. patched: the overlay that `spec` mounts over vLLM's source.
+    and SIGKILL. patched: sha256 of each file that `spec` mounts over vLLM's source, by its name below site-packages.
     """
 
     log_path: Path
@@ -81,7 +80,7 @@ class DockerServer(Server):
         port: int | None = None,
         grace: float = 15.0,
         engine: Callable[[], Engine] = connect,
-        patched: PatchedSource | None = None,
+        patched: Mapping[str, str] | None = None,
     ) -> None:
         if any(publish.host_ip != LOOPBACK for publish in spec.publish):
             raise HarnessBug(f"a container would be published beyond {LOOPBACK}")
@@ -95,7 +94,7 @@ class DockerServer(Server):
         self.log_path = log
         self.evidence = evidence
         self.grace = grace
-        self.patched = patched
+        self.patched = dict(patched or {})
         self._connect = engine
         self._engine: Engine | None = None
         self._container: str | None = None
@@ -110,10 +109,10 @@ class DockerServer(Server):
         return await asyncio.to_thread(self._launch)
 
     def booted(self, facts: ServerFacts, *, ready: bool) -> ServerFacts:
-        if self.patched is None:
+        if not self.patched:
             return facts
         log = self.log_path.read_text(encoding="utf-8", errors="replace")
-        return replace(facts, patched=witnessed(log, self.patched.digests, ready=ready))
+        return replace(facts, patched=witnessed(log, self.patched, ready=ready))
 
     async def exited(self) -> Exit:
         if self._container is None:

@@ -87,8 +87,7 @@ class DockerSite(Site):
     def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
         launch = self.launch(scenario, arm, self.port or free_port(), run=run, number=number)
         assert launch.container is not None
-        source = self.patched_source(arm) if arm.patches else None
-        make = partial(DockerServer, run=run, evidence=self.evidence, patched=source)
+        make = partial(DockerServer, run=run, evidence=self.evidence, patched=self.patched_source(arm).digests)
         if node_count(launch) == 1:
             return launch, make(launch.container, log=log)
         head, others = container_nodes(launch)
