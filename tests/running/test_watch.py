@@ -108,13 +108,19 @@ def test_a_stream_that_goes_on_is_no_hang_though_no_counter_is_kept(tmp_path: Pa
     assert watched(fake, lambda watch, client: ask(watch, client, stream=True), tmp_path).hung is None
 
 
-@pytest.mark.parametrize(("resets", "dead"), [(1, False), (50, True)])
-def test_one_lost_connection_is_no_death(tmp_path: Path, resets: int, dead: bool) -> None:
+@pytest.mark.parametrize("status", [None, 500, 503])
+@pytest.mark.parametrize(("bad", "dead"), [(1, False), (2, False), (50, True)])
+def test_a_short_failure_of_health_is_no_death(tmp_path: Path, status: int | None, bad: int, dead: bool) -> None:
     asked: list[float] = []
 
     def health(exchange: Exchange) -> None:
         asked.append(time.monotonic())
-        exchange.reset() if 2 <= len(asked) < 2 + resets else exchange.answer(200)
+        if not 2 <= len(asked) < 2 + bad:
+            exchange.answer(200)
+        elif status is None:
+            exchange.reset()
+        else:
+            exchange.answer(status)
 
     async def work(watch: Watch, _: Client) -> None:
         while len(asked) < 6 and not watch.dead.is_set():
@@ -184,21 +190,21 @@ def test_the_engine_that_goes_is_told_from_a_copy_of_it_that_goes(tmp_path: Path
     assert [sign.channel for sign in watch.signs] == channels
 
 
+FATAL = "ERROR 11-20 08:24:30 [core.py:1138] EngineCore encountered a fatal error."
+
+
 def test_junk_in_the_log_is_read_past(tmp_path: Path) -> None:
     fake = FakeVllm(tmp_path / "log", {})
 
     async def work(watch: Watch, _: Client) -> None:
         with fake.log_path.open("ab") as file:
             file.write(b"\xff\xfe\x00" * 1000 + b"\n" + b"x" * 20_000_000 + b"\r\n")
-            file.write(b"ERROR EngineCore encountered a fatal error.\n")
+            file.write(FATAL.encode() + b"\n")
         async with asyncio.timeout(10):
             await watch.over()
 
     watch = watched(fake, work, tmp_path)
     assert [sign.channel for sign in watch.signs] == [Channel.LOG]
-
-
-FATAL = "ERROR EngineCore encountered a fatal error."
 
 
 def test_signs_after_the_first_are_kept_and_the_end_is_awaited(tmp_path: Path) -> None:

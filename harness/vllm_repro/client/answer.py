@@ -61,5 +61,6 @@ class Answer:
 
     @property
     def names_dead_engine(self) -> bool:
-        """Return True if the error is vLLM's message for a dead engine."""
-        return self.error is not None and DEAD_MESSAGE in self.error
+        """Return True if the error is vLLM's message for a dead engine, in a stream or with status 5xx: a 400 may quote a prompt."""
+        failed = (self.status or 0) >= 500 or (self.status == 200 and self.error_kind == "event")
+        return failed and DEAD_MESSAGE in (self.error or "")

@@ -7,10 +7,12 @@ decisive sign ends the workload; all are kept with their time.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
 from vllm_repro.client.answer import Answer
+from vllm_repro.diagnosis.log_text import read_lines
 
 __all__ = ["LOG_SIGNS", "Channel", "DeathSign", "log_sign", "sign_of_answer"]
 
@@ -44,21 +46,35 @@ class DeathSign:
 
 LOG_SIGNS: tuple[tuple[str, bool], ...] = (
     ("EngineCore encountered a fatal error", True),
+    ("EngineCore hit an exception", True),  # 0.7 and 0.8
     ("WorkerProc hit an exception", True),
     ("EngineCore failed to start", True),
-    ("Engine core initialization failed", True),
+    ("RuntimeError: Engine core initialization failed", True),
     ("died unexpectedly", True),
     ("engine core exited unexpectedly", True),
     # A healthy server logs this too, after a SIGTERM: it needs a second sign.
     ("vllm.v1.engine.exceptions.EngineDeadError", False),
 )
-"""Texts of a log line that report the engine's death, and whether each is decisive. Not Traceback or ERROR: 0.20.2 logs both for an
-ordinary 400."""
+"""Texts that report the engine's death, and whether each is decisive. Not Traceback or ERROR: 0.20.2 logs both for an ordinary 400."""
+
+_SUBJECT = r"(?:\[shutdown\] )?(?:MPClient: |Worker proc \S+ |Engine core proc \S+ )?"
 
 
 def log_sign(line: str) -> tuple[str, bool] | None:
-    """Return the text that makes `line` a sign, and whether it is decisive; None for all other lines."""
-    return next((sign for sign in LOG_SIGNS if sign[0] in line), None)
+    """Return the text that makes `line` a sign, and whether it is decisive; None for all other lines.
+
+    The text counts only at the start of a message that vLLM logs as an error or a warning. Prompts in a request log quote such texts, and
+    Python's resource tracker, which a server outlives, prints "process died unexpectedly".
+    """
+    found = next((sign for sign in LOG_SIGNS if sign[0] in line), None)
+    if found is None:
+        return None
+    record = next(read_lines(line), None)
+    if record is None or record.level in ("DEBUG", "INFO"):
+        return None
+    # Only the exception at the end of a boot is printed without a level and a source.
+    own = bool(record.source) or found[0].startswith(("RuntimeError", "vllm."))
+    return found if own and re.match(_SUBJECT + re.escape(found[0]), record.text) else None
 
 
 def sign_of_answer(answer: Answer, *, canary: bool = False) -> DeathSign | None:

@@ -37,6 +37,10 @@ __all__ = ["Watch", "follow"]
 
 _LAST_LOOK = 0.25
 _TICK = 0.02
+_SICK = (None, 500, 503)
+"""Results of `/health` when the engine is dead: no connection, or one of these statuses."""
+_LOOK_AGAIN = (0.02, 0.25, 0.75)
+"""Seconds between further looks: a server may close an idle connection just when we use it, and a gateway may answer for the server."""
 _LONGEST_LINE = 65_536
 _MOST_BYTES = 8_000_000
 _MOST_BYTES_HERE = 1_000_000
@@ -235,17 +239,16 @@ class Watch:
             await asyncio.sleep(0.1)
             if not self._ready:
                 continue
-            status = await self._health_status()
             first = time.time()
-            if status is None:
-                # Ask twice: a server may close an idle connection just when we use it.
-                await asyncio.sleep(0.02)
+            for pause in (*_LOOK_AGAIN, None):
                 status = await self._health_status()
-            now = time.time()
-            if status is None:
-                self.note(DeathSign(Channel.HEALTH, "/health: the connection is refused or reset", now, first))
-            elif status in (500, 503):
-                self.note(DeathSign(Channel.HEALTH, f"/health answers {status}", now, now))
+                if status not in _SICK:
+                    break
+                if pause is None:
+                    detail = f"answers {status}" if status else "the connection is refused or reset"
+                    self.note(DeathSign(Channel.HEALTH, f"/health: {detail}", time.time(), first))
+                else:
+                    await asyncio.sleep(pause)
 
     async def _watch_children(self) -> None:
         known: dict[int, str] = {}
