@@ -16,7 +16,8 @@ from vllm_repro.releases.overlay import make_overlay
 from vllm_repro.releases.provision import cache_root, provision
 from vllm_repro.report.format import plural
 from vllm_repro.running.folders import default_out
-from vllm_repro.running.job import Job, choice_of, run_one
+from vllm_repro.running.job import Job, choice_of
+from vllm_repro.running.run import run_one
 from vllm_repro.running.terminal import Progress
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.cause import Cause, Causes

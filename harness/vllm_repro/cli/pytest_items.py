@@ -21,7 +21,8 @@ from vllm_repro.host.machine import gpu_lock
 from vllm_repro.report.model import ArmReport, RunReport
 from vllm_repro.report.wording import death_line
 from vllm_repro.running.folders import default_out
-from vllm_repro.running.job import Job, choice_of, refuse_unused_options, run_one
+from vllm_repro.running.job import Job, choice_of, refuse_unused_options
+from vllm_repro.running.run import run_one
 from vllm_repro.running.terminal import Progress
 from vllm_repro.scenario.reader import load_file
 from vllm_repro.scenario.scenario import Arm, Scenario

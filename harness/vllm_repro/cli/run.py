@@ -15,8 +15,9 @@ from vllm_repro.errors import INTERRUPTED, InfraError, Unsupported, UsageError
 from vllm_repro.evidence import Evidence
 from vllm_repro.report.json_report import report_dict
 from vllm_repro.report.model import RunReport
-from vllm_repro.running.job import choice_of, first_line, run_one, usual_expectation
+from vllm_repro.running.job import choice_of, first_line, usual_expectation
 from vllm_repro.running.resume import UnfinishedRun, read_run
+from vllm_repro.running.run import run_one
 from vllm_repro.running.state import MeasureOptions
 from vllm_repro.running.terminal import Progress, print_summary
 from vllm_repro.scenario.catalogue import find, find_arms

@@ -52,37 +52,8 @@ class Conclusion:
 
     def as_fields(self) -> dict[str, Any]:
         """Return the fields of the journal line, with the names of `report.json`."""
-        death = self.death
-        return {
-            "outcome": self.outcome,
-            "phase": self.phase,
-            "trigger": {
-                "crossed": self.trigger.crossed,
-                "evidence": list(self.trigger.evidence),
-                "brief": self.trigger.brief,
-            },
-            "death": death
-            and {
-                "detected_by": death.detected_by,
-                "latency_s": death.latency_s,
-                "exception": death.exception,
-                "message": death.message,
-                "frames": list(death.frames),
-                "signature": death.signature,
-                "channels": list(death.channels),
-                "ranks": list(death.ranks),
-            },
-            "boot_s": self.boot_s,
-            "version": self.version,
-            "requests": {"sent": self.sent, "ok": self.ok, "failed": self.sent - self.ok},
-            "why": self.why,
-            "captured": self.captured,
-            "boot": self.boot,
-            "during": self.during,
-            "weights": self.weights,
-            "imported": list(self.imported),
-            "outlasted": [asdict(one) for one in self.outlasted],
-        }
+        fields = vars(self) | {"requests": {"sent": self.sent, "ok": self.ok, "failed": self.sent - self.ok}}
+        return {name: value for name, value in fields.items() if name not in ("sent", "ok", "launched")}
 
 
 def assess(

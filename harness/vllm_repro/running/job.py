@@ -1,40 +1,29 @@
-"""One scenario's run, from what was asked for to its report. Shared by the command line, the sweep, the night and pytest."""
+"""One scenario's run as it was asked for. Shared by the command line, the sweep, the night and pytest."""
 
 from __future__ import annotations
 
-import os
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from vllm_repro.errors import UsageError
-from vllm_repro.report.model import RunReport, banner
-from vllm_repro.running.resume import UnfinishedRun
-from vllm_repro.running.run import Plan, run, strongest_record
+from vllm_repro.report.model import banner
 from vllm_repro.running.state import MeasureOptions, TimeLimits
-from vllm_repro.running.terminal import Progress
-from vllm_repro.scenario.patch import read_diff
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.options import ServerOptions
-from vllm_repro.servers.orphans import sweep
-from vllm_repro.servers.site import ServerChoice, Site, choose, open_site
+from vllm_repro.servers.site import ServerChoice, Site, choose
 from vllm_repro.verdict.verdict import Expect
 
 __all__ = [
     "Job",
     "choice_of",
     "first_line",
-    "ignore_choice",
     "refuse_unused_options",
     "repeat_command",
-    "run_one",
     "usual_expectation",
 ]
-
-Chosen = Callable[[Site, str], None]
-"""Called with the site and the reason for it, before anything is fetched or booted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,57 +69,6 @@ def first_line(site: Site, why: str, version: str | None) -> str:
     """Return the first output line: server kind, why it was chosen, and whether it is a simulation."""
     first = banner(site.evidence, version or site.version)
     return f"{first + ' ' if first else ''}Server: {site.kind}{f', because {why}' if why else ''}."
-
-
-def ignore_choice(_site: Site, _why: str) -> None:
-    """A `Chosen` for callers that print nothing about the server."""
-
-
-def run_one(
-    job: Job, progress: Progress, chosen: Chosen = ignore_choice, unfinished: UnfinishedRun | None = None
-) -> RunReport:
-    """Run `job`, or the rest of an `unfinished` run of it, and write its reports.
-
-    Raises `UsageError`, `InfraError` or `Unsupported` if no server can be had; then there is no folder of a run.
-    """
-    for line in sweep():
-        progress.line(f"left by a killed run, removed: {line}")
-    site = open_site(job.scenario, job.options, job.choice, progress.line, chosen=chosen)
-    arms = _arms(job, site, progress)
-    version = job.version(site.kind)
-    plan = Plan(
-        scenario=job.scenario,
-        arms=arms,
-        trials=job.trials,
-        site=site,
-        expect=job.expect,
-        limits=job.limits,
-        seed=job.seed,
-        out=job.out,
-        reproduce=job.reproduce or repeat_command("run", job, site.kind, ("--vllm", version)),
-        version=version,
-        api_key=os.environ.get("VLLM_API_KEY"),  # a server that we start takes it from the same environment
-        measure=job.measure,
-    )
-    record = strongest_record(plan.out, job.scenario, site.evidence, arms, version)
-    try:
-        return run(plan, progress, record, unfinished)
-    finally:
-        progress.close()
-
-
-def _arms(job: Job, site: Site, progress: Progress) -> list[Arm]:
-    """Return the arms to run on `site`, each with the patch of the command line."""
-    arms = list(job.arms) if job.named_arms else site.usual_arms(job.scenario, job.arms)
-    if len(arms) < len(job.arms):
-        others = ", ".join(arm.name for arm in job.arms if arm not in arms)
-        progress.line(f"{len(arms)} of {len(job.arms)} arms; --arm all runs these too: {others}")
-    if not job.options.patch:
-        return arms
-    if not job.named_arms:
-        arms = [arm for arm in arms if not arm.patches]  # two patches of the same lines would conflict
-    extra = read_diff(job.options.patch)
-    return [replace(arm, patches=(*arm.patches, *extra)) for arm in arms]
 
 
 def repeat_command(verb: str, job: Job, kind: ServerKind, release: tuple[str, str | None]) -> str:

@@ -20,7 +20,8 @@ from vllm_repro.report.files import FORMATS, write_file
 from vllm_repro.report.junit import junit
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.folders import link_to, stamped_folder
-from vllm_repro.running.job import Job, run_one
+from vllm_repro.running.job import Job
+from vllm_repro.running.run import run_one
 from vllm_repro.running.terminal import Progress
 from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.servers.docker_engine import connect, engine_errors, explain

@@ -12,8 +12,8 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,62 +30,75 @@ from vllm_repro.report.model import RunReport
 from vllm_repro.report.wording import simulated
 from vllm_repro.running.boots import boots_as_needed, planned_boots, undecided_arms
 from vllm_repro.running.folders import private_folders, private_hosts, run_folder
+from vllm_repro.running.job import Job, repeat_command
 from vllm_repro.running.resume import UnfinishedRun
-from vllm_repro.running.state import MeasureOptions, TimeLimits, Trial
+from vllm_repro.running.state import Trial
 from vllm_repro.running.terminal import Progress
 from vllm_repro.running.trial import run_trial
+from vllm_repro.scenario.patch import read_diff
 from vllm_repro.scenario.scenario import Arm, Edit, Scenario
-from vllm_repro.servers.site import Site
+from vllm_repro.servers.orphans import sweep
+from vllm_repro.servers.site import Site, open_site
 from vllm_repro.verdict.statistics import lower_bound
-from vllm_repro.verdict.verdict import Expect, Expected, Record, arm_result, is_other, same_release
+from vllm_repro.verdict.verdict import Expected, Record, arm_result, is_other, same_release
 
-__all__ = ["Plan", "run", "strongest_record"]
+__all__ = ["run_one", "strongest_record"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Also Ctrl-\\: servers run in sessions of their own, so a signal that ends this process alone would leave them running."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What a run does. site: the source of its servers. reproduce: the command that repeats the run.
-
-    trials: boots of each arm; None for as many as decide its claim (`vllm_repro.running.boots`).
-    """
-
-    scenario: Scenario
-    arms: Sequence[Arm]
-    trials: int | None
-    site: Site
-    expect: Expect
-    limits: TimeLimits
-    seed: int
-    out: Path
-    reproduce: str
-    version: str | None = None
-    api_key: str | None = None
-    measure: MeasureOptions = field(default_factory=MeasureOptions)
+Chosen = Callable[[Site, str], None]
+"""Called with the site and the reason for it, before anything is fetched or booted."""
 
 
-def run(
-    plan: Plan, progress: Progress, record: Record | None = None, unfinished: UnfinishedRun | None = None
+def run_one(
+    job: Job, progress: Progress, chosen: Chosen = lambda *_: None, unfinished: UnfinishedRun | None = None
 ) -> RunReport:
-    """Run the plan until it is finished or a signal interrupts it, and write every report.
+    """Run `job` until it is finished or a signal interrupts it, and write every report.
 
-    An interrupted run has a report too, marked so. An `unfinished` run is continued in its own folder. Raises `UsageError` if the plan
-    is not that run's.
+    An interrupted run has a report too, marked so. An `unfinished` run is continued in its own folder. Raises `UsageError`, `InfraError` or
+    `Unsupported` if no server can be had or the job is not that of the unfinished run; then there is no folder of a run.
     """
-    arms = _arms_in_order(plan)  # before there is a folder: a refused run must not move `latest`
-    header = _header(plan, look(), record)
+    for line in sweep():
+        progress.line(f"left by a killed run, removed: {line}")
+    site = open_site(job.scenario, job.options, job.choice, progress.line, chosen=chosen)
+    repeat = job.reproduce or repeat_command("run", job, site.kind, ("--vllm", job.version(site.kind)))
+    job = replace(job, arms=_arms(job, site, progress), reproduce=repeat)
+    try:
+        return _run(job, site, progress, unfinished)
+    finally:
+        progress.close()
+
+
+def _arms(job: Job, site: Site, progress: Progress) -> list[Arm]:
+    """Return the arms to run on `site`, each with the patch of the command line."""
+    arms = list(job.arms) if job.named_arms else site.usual_arms(job.scenario, job.arms)
+    if len(arms) < len(job.arms):
+        others = ", ".join(arm.name for arm in job.arms if arm not in arms)
+        progress.line(f"{len(arms)} of {len(job.arms)} arms; --arm all runs these too: {others}")
+    if not job.options.patch:
+        return arms
+    if not job.named_arms:
+        arms = [arm for arm in arms if not arm.patches]  # two patches of the same lines would conflict
+    extra = read_diff(job.options.patch)
+    return [replace(arm, patches=(*arm.patches, *extra)) for arm in arms]
+
+
+def _run(job: Job, site: Site, progress: Progress, unfinished: UnfinishedRun | None) -> RunReport:
+    record = strongest_record(job.out, job.scenario, site.evidence, job.arms, job.version(site.kind))
+    arms = _arms_in_order(job, site)  # before there is a folder: a refused run must not move `latest`
+    header = _header(job, site, look(), record)
     redactor = Redactor(secrets=known_secrets(os.environ), names=False)
     if unfinished is not None:
         unfinished.refuse_changed(redactor.deep(json_of(header)))
-    folder = unfinished.folder if unfinished is not None else run_folder(plan.out, plan.scenario.id)
+    folder = unfinished.folder if unfinished is not None else run_folder(job.out, job.scenario.id)
     with (
         Journal(folder / "journal.jsonl", redactor) as journal,
         Journal(folder / "requests.jsonl", redactor) as requests,
     ):
         journal.write("run-resumed" if unfinished is not None else "run-started", **header)
-        trials = _Trials(plan, arms, folder, journal, requests, progress, record, unfinished)
+        trials = _Trials(job, site, arms, folder, journal, requests, progress, record, unfinished)
         try:
             with _handlers_restored():
                 asyncio.run(trials.run())
@@ -104,8 +117,8 @@ def run(
     return report
 
 
-def _header(plan: Plan, machine: Machine, record: Record | None) -> dict[str, Any]:
-    scenario = plan.scenario
+def _header(job: Job, site: Site, machine: Machine, record: Record | None) -> dict[str, Any]:
+    scenario = job.scenario
     return {
         "schema": SCHEMA,
         "harness_version": __version__,
@@ -116,52 +129,52 @@ def _header(plan: Plan, machine: Machine, record: Record | None) -> dict[str, An
         "title": scenario.title,
         "status": {"bad": scenario.status.bad, "good": scenario.status.good},
         "trigger": str(scenario.trigger),
-        "expect": plan.expect,
-        "evidence": plan.site.evidence,
-        "server": plan.site.kind,
-        "trials": plan.trials,
-        "seed": plan.seed,
-        "wishes": plan.measure,
+        "expect": job.expect,
+        "evidence": site.evidence,
+        "server": site.kind,
+        "trials": job.trials,
+        "seed": job.seed,
+        "wishes": job.measure,
         "loads": scenario.loads,
         "output": scenario.output,
         "errs": any(arm.expected is Expected.ERRS for arm in scenario.arms),
-        "version": plan.version,
+        "version": job.version(site.kind),
         "arms": [
             {
                 "name": arm.name,
                 "expected": arm.expected,
                 "why": arm.why,
-                "edits": [str(edit) for edit in (*_edits(plan, arm), *arm.patches)],
+                "edits": [str(edit) for edit in (*_edits(site, arm), *arm.patches)],
                 "patches": arm.patches,
                 "bad": arm.bad,
             }
-            for arm in plan.arms
+            for arm in job.arms
         ],
-        "reproduce": plan.reproduce,
+        "reproduce": job.reproduce,
         "record": record,
         "machine": machine,
         "host": hosted_by(asdict(machine)),
-        "docker": plan.site.engine_version,
+        "docker": site.engine_version,
         "folders": private_folders(),
         "hosts": private_hosts(scenario),
-        "imitated": plan.site.imitates(scenario),
+        "imitated": site.imitates(scenario),
     }
 
 
-def _edits(plan: Plan, arm: Arm) -> list[Edit]:
+def _edits(site: Site, arm: Arm) -> list[Edit]:
     """Return the edits of an arm where it runs: some have another form in the lab."""
-    in_lab = plan.site.kind.facts.in_lab
+    in_lab = site.kind.facts.in_lab
     return [(edit.in_lab if in_lab else None) or edit for edit in arm.edits]
 
 
-def _arms_in_order(plan: Plan) -> list[Arm]:
+def _arms_in_order(job: Job, site: Site) -> list[Arm]:
     """Return the arms to boot. An attached server has one command: arms without edits only, those that should live first."""
-    if plan.site.kind.facts.started:
-        return list(plan.arms)
-    arms = [arm for arm in plan.arms if not arm.edits]
+    if site.kind.facts.started:
+        return list(job.arms)
+    arms = [arm for arm in job.arms if not arm.edits]
     if not arms:
         raise UsageError(
-            f"the arm {plan.arms[0].name} changes the server's flags, which a running server does not",
+            f"the arm {job.arms[0].name} changes the server's flags, which a running server does not",
             hint="start the server with those flags and attach with the arm `reported`",
         )
     return sorted(arms, key=lambda arm: arm.expected.has_bug)
@@ -184,7 +197,8 @@ class _Trials:
 
     def __init__(
         self,
-        plan: Plan,
+        job: Job,
+        site: Site,
         arms: Sequence[Arm],
         folder: Path,
         journal: Journal,
@@ -194,10 +208,10 @@ class _Trials:
         unfinished: UnfinishedRun | None,
     ) -> None:
         self.interrupted_by: str | None = None
-        self._plan, self._arms, self._folder = plan, arms, folder
+        self._job, self._site, self._arms, self._folder = job, site, arms, folder
         self._journal, self._requests, self._progress = journal, requests, progress
         self._record, self._unfinished = record, unfinished
-        self._version = plan.version
+        self._version = job.version(site.kind)
         self._outcomes = {arm.name: list(unfinished.outcomes.get(arm.name, ())) if unfinished else [] for arm in arms}
         self._strange = Counter(unfinished.strange if unfinished else {})
         self._numbers = Counter(unfinished.last if unfinished else {})
@@ -228,9 +242,9 @@ class _Trials:
                 loop.add_signal_handler(number, stop, number)
 
     def _boots(self) -> Iterable[tuple[int, Arm]]:
-        if self._plan.trials is None:
+        if self._job.trials is None:
             return boots_as_needed(self._arms, self._undecided)
-        planned = planned_boots(self._arms, self._plan.trials)
+        planned = planned_boots(self._arms, self._job.trials)
         return planned if self._unfinished is None else self._unfinished.remaining(planned)
 
     def _undecided(self) -> list[str]:
@@ -243,24 +257,24 @@ class _Trials:
 
     async def _boot(self, arm: Arm, number: int) -> bool:
         """Run one trial. Return True if no further trial makes sense."""
-        plan = self._plan
+        job, site = self._job, self._site
         log = self._folder / "logs" / f"{arm.name}-{number}.log"
-        launch, server = plan.site.server(plan.scenario, arm, number, log, self._folder.name)
+        launch, server = site.server(job.scenario, arm, number, log, self._folder.name)
         conclusion = await run_trial(
             Trial(
-                scenario=plan.scenario,
+                scenario=job.scenario,
                 arm=arm,
                 number=number,
                 launch=launch,
                 server=server,
                 log=log,
-                limits=plan.limits,
-                seed=plan.seed,
+                limits=job.limits,
+                seed=job.seed,
                 journal=self._journal,
                 requests=self._requests,
                 say=lambda text: self._progress.say(f"{arm.name}: {text}"),
-                api_key=plan.api_key,
-                measure=plan.measure,
+                api_key=os.environ.get("VLLM_API_KEY"),  # a server that we start takes it from the same environment
+                measure=job.measure,
             )
         )
         self._outcomes[arm.name].append(conclusion.outcome)
@@ -269,7 +283,7 @@ class _Trials:
         self._version = conclusion.version or self._version
         self._progress.done(arm, number, conclusion)
         # A patch that does not fit says nothing about the other arms.
-        return plan.site.ends_after(conclusion.outcome, launched=conclusion.launched) and not arm.patches
+        return site.ends_after(conclusion.outcome, launched=conclusion.launched) and not arm.patches
 
 
 def strongest_record(

@@ -18,8 +18,9 @@ from vllm_repro.report.model import RunReport
 from vllm_repro.report.version_map import ReleaseRow, VersionMap, row_of, row_without_run
 from vllm_repro.report.version_map_text import markdown
 from vllm_repro.running.folders import private_folders, private_hosts, stamped_folder
-from vllm_repro.running.job import Job, first_line, repeat_command, run_one
+from vllm_repro.running.job import Job, first_line, repeat_command
 from vllm_repro.running.resume import UnfinishedMap
+from vllm_repro.running.run import run_one
 from vllm_repro.running.terminal import Progress
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.site import Site

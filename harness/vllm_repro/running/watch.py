@@ -144,11 +144,11 @@ class Watch:
 
         After a restart the first process is gone already, and the second one stays.
         """
-        restarted = any(sign.channel is Channel.RESTART for sign in self.signs)
         ends = time.monotonic() + self.limits.grace
         while time.monotonic() < ends:
             settled = time.monotonic() - self._last_growth > 0.5
-            if (restarted or self.exit is not None) and settled:
+            restarted = any(sign.channel is Channel.RESTART for sign in self.signs)
+            if settled and (restarted or self.exit is not None):
                 break
             await asyncio.sleep(0.05)
 
