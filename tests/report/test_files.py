@@ -21,8 +21,7 @@ from vllm_repro.report.json_report import report_dict
 from vllm_repro.report.junit import junit
 from vllm_repro.report.markdown import markdown
 from vllm_repro.report.model import RunReport
-from vllm_repro.report.tables import arms_table
-from vllm_repro.report.text import cell, fence
+from vllm_repro.report.text import cell
 from vllm_repro.running.terminal import summary
 from vllm_repro.verdict.outcome import Outcome, Outlasted
 from vllm_repro.verdict.verdict import Verdict, VerdictReport, arm_result
@@ -53,22 +52,6 @@ def test_the_commands_at_the_end_can_be_pasted_whatever_the_folder_is_called() -
     assert shlex.split(said["draft"]) == ["vllm-repro", "draft", str(folder)]
     # Without the scenario, whose name is not enough where it is a file of one's own.
     assert shlex.split(said["resume"]) == ["vllm-repro", "run", "--resume", str(folder)]
-
-
-def test_a_rehearsal_says_so_before_anything_else() -> None:
-    lines = [line for line in markdown(report(REHEARSAL)).splitlines() if line]
-    assert lines[0].startswith("# tq-chunked-prefill")
-    assert "REHEARSAL" in lines[1]
-    suite = ET.fromstring(junit(report(REHEARSAL)))
-    assert all(case.get("classname", "").startswith("REHEARSAL.") for case in suite.iter("testcase"))
-
-
-@pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
-def test_the_table_calls_a_result_what_the_json_does(folder: Path) -> None:
-    made = report(folder)
-    results = {arm["name"]: arm["result"] for arm in report_dict(made)["arms"] if arm["trials"]}
-    for row in arms_table(made).rows:
-        assert row[0] not in results or row[-1].replace(",", "").split()[0] == results[row[0]]
 
 
 def test_no_private_path_in_any_example() -> None:
@@ -110,17 +93,6 @@ def test_junit_tells_failure_error_and_skipped_apart(
     assert [child.tag for child in case if child.tag != "system-out"] == ([element] if element else [])
     counts = {kind: int(root.get(kind, "0")) for kind in ("failures", "errors", "skipped")}
     assert sum(counts.values()) == (element is not None)
-
-
-def test_log_text_breaks_neither_fence_nor_table_nor_xml() -> None:
-    hostile = "a ``` b ```` c | d\n<script>\x00\x1b[31m &"
-    block = fence(hostile)
-    assert block.splitlines()[0] == block.splitlines()[-1] == "`````"
-    assert "\n" not in cell(hostile)
-    assert " | " not in cell(hostile)
-    source = report(REHEARSAL)
-    trial = replace(source.arms[0].trials[0], why=hostile)
-    ET.fromstring(junit(replace(source, arms=(replace(source.arms[0], trials=(trial,)),))))
 
 
 def test_requests_that_were_refused_are_told_of_everywhere() -> None:

@@ -86,9 +86,9 @@ def test_the_planted_text_is_on_the_page() -> None:
     """Otherwise the test above could not fail."""
     plant = MARKUP[0]
     seen = sum(
-        plant in text_of(parsed(html_page(planted(*field, lambda was: f"{was} {plant}")))) for field in FIELDS[::12]
+        plant in text_of(parsed(html_page(planted(*field, lambda was: f"{was} {plant}")))) for field in FIELDS[::40]
     )
-    assert seen >= 5
+    assert seen >= 2
 
 
 def test_a_trial_that_a_cut_journal_does_not_end_is_shown() -> None:

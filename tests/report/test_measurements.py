@@ -194,13 +194,6 @@ def test_a_load_whose_tokens_the_server_counts_otherwise_is_left_out(tmp_path: P
     assert "102" not in markdown(report)
 
 
-def test_a_baseline_that_did_not_run_gives_no_ratio(tmp_path: Path) -> None:
-    journal = Journal("gpu")
-    journal.rounds("reported", 1, 100, 101, 102, 103, 104)
-    journal.end("reported", 1)
-    assert report_dict(journal.report(tmp_path))["throughput"] == {"baseline_arm": "eager", "ratios": []}
-
-
 @pytest.mark.parametrize(("name", "evidence"), [("claimed", "gpu"), ("rehearsal", "rehearsal"), ("lab", "lab")])
 def test_what_people_read(tmp_path: Path, name: str, evidence: str) -> None:
     report = measured(evidence).report(tmp_path)

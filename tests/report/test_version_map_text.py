@@ -57,26 +57,3 @@ def test_a_map_words_what_the_bug_does(expected: Expected, head: str, event: str
     assert f"which excludes {event} in more than 95% of boots" in markdown(version_map)
     assert f"| outcome | {head} | boundary |" in markdown(version_map)
     assert f" {head} " in terminal(version_map, "").splitlines()[2]
-
-
-@pytest.mark.parametrize(("evidence", "word"), [("rehearsal", "REHEARSAL"), ("lab", "LAB"), ("cpu", "CPU")])
-def test_what_is_no_gpu_says_so_before_anything_else(evidence: str, word: str) -> None:
-    simulated = replace(WHOLE, evidence=evidence)
-    assert word in "".join(markdown(simulated).splitlines()[:3])
-    assert word in terminal(simulated, "").splitlines()[0]
-    assert word not in markdown(replace(WHOLE, evidence="gpu", server="docker"))
-
-
-def test_a_map_that_is_not_finished_says_so() -> None:
-    assert "Not finished: 7 of 8" in markdown(WHOLE)
-    assert "| 0.27.0 |" in markdown(WHOLE)
-    assert "Interrupted by SIGTERM" in markdown(replace(WHOLE, interrupted="SIGTERM"))
-    assert "interrupted by SIGTERM" in terminal(replace(WHOLE, interrupted="SIGTERM"), "")
-    done = replace(WHOLE, versions=WHOLE.versions[:-1])
-    assert "Not finished" not in markdown(done)
-
-
-def test_every_row_has_all_columns_whatever_a_reason_holds() -> None:
-    lines = [line for line in markdown(WHOLE).splitlines() if line.startswith("|")]
-    assert {line.replace("\\|", "").count("|") for line in lines} == {11}
-    assert "no such \\| wheel" in markdown(WHOLE)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import date, timedelta, tzinfo
 from enum import StrEnum
 
+from vllm_repro.evidence import Evidence
 from vllm_repro.history.bug_state import BugHistory, BugState, bug_histories
 from vllm_repro.history.nights import Cell, cells, night_of
 from vllm_repro.history.rows import RunRow
@@ -71,7 +72,7 @@ class Summary:
     @property
     def simulated(self) -> bool:
         """Return True if every run is a rehearsal."""
-        return bool(self.bugs) and all(bug.evidence == "rehearsal" for bug in self.bugs)
+        return bool(self.bugs) and all(bug.evidence == Evidence.REHEARSAL for bug in self.bugs)
 
 
 def summarize(
@@ -149,7 +150,7 @@ def _throughput_news(changes: Iterable[Change], last: Sequence[date]) -> list[Ne
                 kind=NewsKind(change.direction),
                 night=first,
                 scenario=change.series.scenario,
-                evidence="gpu",
+                evidence=Evidence.GPU,
                 text=_change_text(same),
             )
     return list(found.values())

@@ -12,6 +12,7 @@ from datetime import date
 from enum import StrEnum
 from statistics import median
 
+from vllm_repro.evidence import Evidence
 from vllm_repro.history.rows import Figure, RunRow
 from vllm_repro.verdict.throughput import Point
 
@@ -110,7 +111,7 @@ def newest(found: Throughput) -> list[Series]:
 def _series(rows: Iterable[tuple[date, RunRow]]) -> dict[Series, tuple[Measured, ...]]:
     found: dict[Series, dict[date, list[Figure]]] = {}
     for night, row in rows:
-        for arm in row.arms if row.evidence == "gpu" else ():
+        for arm in row.arms if row.evidence == Evidence.GPU else ():
             for figure in arm.figures:
                 if figure.quantity == QUANTITY and figure.median > 0:
                     names = {"scenario": row.scenario, "arm": arm.name, "host": row.host, "setup": arm.setup}

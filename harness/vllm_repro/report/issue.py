@@ -14,9 +14,10 @@ from pathlib import Path
 
 from vllm_repro.diagnosis.diagnosis import Diagnosis, Phase
 from vllm_repro.diagnosis.tracebacks import Frame
+from vllm_repro.evidence import Evidence
 from vllm_repro.journal.log_excerpts import LogExcerpts
 from vllm_repro.report.format import limited
-from vllm_repro.report.markdown import environment_list
+from vllm_repro.report.markdown import environment_list, request_lines, root_traceback
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner, issue_url
 from vllm_repro.report.source_changes import (
     changed_files,
@@ -109,7 +110,7 @@ def draft(
     if shown:
         page.add("", lambda _: _boundary(*shown))
     first = next((arm for arm in report.arms if arm.command), None)
-    lab_command = bool(title and flags and report.evidence == "lab" and first)
+    lab_command = bool(title and flags and report.evidence == Evidence.LAB and first)
     if lab_command:
         lead = "Flags (the lab's own command is folded below):"
         page.add("the flags", lambda room: _block(lead, flags, room), _COMMAND)
@@ -257,21 +258,16 @@ def _traceback(arm: ArmReport, trial: TrialReport, room: int) -> str:
     lead = f"Root of the crash in {code(shorten(arm.name, 60))}. {cell(shorten(death_line(trial), _SENTENCE))}"
     if not death.exception:
         return f"{lead} {cell(shorten(trial.why, _SENTENCE))}"
-    frames = [f"  {frame}" for frame in death.frames[-_FRAMES:]]
-    if outer := len(death.frames) - len(frames):
-        frames.insert(0, f"  [… {outer} outer frames …]")
-    message = shorten(f"{death.exception}: {death.message or ''}".rstrip(": "), max(room // 2, 200))
-    return _block(lead, shorten("\n".join(frames), max(room // 3, 200)) + f"\n{message}", room, "text")
-
-
-def _sent(report: RunReport) -> list[str]:
-    requests = next((arm.requests for arm in report.arms if arm.requests), ())
-    return [f"{number}. {cell(shorten(request, _SENTENCE))}" for number, request in enumerate(requests, 1)]
+    return _block(lead, root_traceback(death, _FRAMES, max(room // 2, 200)), room, "text")
 
 
 def _requests(report: RunReport, room: int) -> str:
     sent = _sent(report)
     return "Requests, in this order:\n\n" + _rows("\n".join(sent), room - 40) if sent else ""
+
+
+def _sent(report: RunReport) -> list[str]:
+    return request_lines(next((arm.requests for arm in report.arms if arm.requests), ()))
 
 
 def _helpful_patch(report: RunReport, room: int) -> str:

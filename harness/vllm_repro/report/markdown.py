@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from vllm_repro.report.format import limited
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner, issue_url
 from vllm_repro.report.source_changes import patched_section, replaced_section
@@ -16,11 +18,12 @@ from vllm_repro.report.wording import (
     notices,
     simulated,
 )
+from vllm_repro.verdict.outcome import Death
 
-__all__ = ["environment_lines", "environment_list", "markdown", "senders"]
+__all__ = ["environment_lines", "environment_list", "markdown", "request_lines", "root_traceback", "senders"]
 
-_MESSAGE, _MOST_LINES = 8_000, 40
-"""Most bytes of an engine's text, and most lines of a list. `report.json` has all of it."""
+_MESSAGE, _REQUEST, _MOST_LINES = 8_000, 700, 40
+"""Most bytes of an engine's text and of a request, and most lines of a list. `report.json` has all of it."""
 
 
 def markdown(report: RunReport) -> str:
@@ -66,8 +69,16 @@ def _death(arm: ArmReport, trial: TrialReport) -> str:
     text = f"## The crash in {code(arm.name)}\n\n{cell(crash_summary(trial))}\n\n"
     if not death.exception:
         return text + plain(shorten(trial.why, _MESSAGE))
-    frames = "\n".join(f"  {frame}" for frame in death.frames[-15:])
-    return text + fence(f"{frames}\n{shorten(f'{death.exception}: {death.message}', _MESSAGE)}", "text")
+    return text + fence(root_traceback(death, 15, _MESSAGE), "text")
+
+
+def root_traceback(death: Death, frames: int, limit: int) -> str:
+    """Return the innermost `frames` and the exception, each in at most `limit` bytes."""
+    lines = [f"  {frame}" for frame in death.frames[-frames:]]
+    if outer := len(death.frames) - len(lines):
+        lines.insert(0, f"  [… {outer} outer frames …]")
+    message = f"{death.exception}: {death.message or ''}".rstrip(": ")
+    return "\n".join((shorten("\n".join(lines), limit), shorten(message, limit)))
 
 
 def _evidence(arm: ArmReport) -> str:
@@ -97,9 +108,13 @@ def senders(report: RunReport) -> dict[tuple[str, ...], list[str]]:
 def _requests(report: RunReport) -> str:
     parts = []
     for requests, names in senders(report).items():
-        lines = [f"{number}. {cell(request)}" for number, request in enumerate(requests, 1)]
-        parts.append(f"{', '.join(map(code, names))}:\n\n" + "\n".join(limited(lines, _MOST_LINES)))
+        lines = limited(request_lines(requests), _MOST_LINES)
+        parts.append(f"{', '.join(map(code, names))}:\n\n" + "\n".join(lines))
     return "\n\n".join(("## Requests", *parts)) if parts else ""
+
+
+def request_lines(requests: Sequence[str]) -> list[str]:
+    return [f"{number}. {cell(shorten(request, _REQUEST))}" for number, request in enumerate(requests, 1)]
 
 
 def _commands(report: RunReport) -> str:

@@ -103,10 +103,8 @@ def throughput_table(found: Measurements | None, *, rehearsal: bool) -> Table | 
         *("load", "arm", "output tok/s", "req/s", "TTFT ms", "TPOT ms", "ITL ms", "ITL p99 ms", "client late ms"),
         *("rounds, boots", f"to {found.baseline}"),
     )
-    rows = []
-    for speed in speeds:
-        one = speed.figures
-        cells = (
+    rows = [
+        (
             str(one.point),
             speed.arm + (" (REHEARSAL)" if rehearsal else ""),
             _spread(one.output_tok_s),
@@ -115,7 +113,9 @@ def throughput_table(found: Measurements | None, *, rehearsal: bool) -> Table | 
             f"{one.output_tok_s.n}, {one.boots}",
             _ratio(speed),
         )
-        rows.append(cells)
+        for speed in speeds
+        for one in [speed.figures]
+    ]
     return Table(heads, tuple(rows))
 
 
@@ -127,10 +127,10 @@ def throughput_notes(found: Measurements, *, rehearsal: bool, quote: Callable[[s
         return ["No arm was measured: its engine did not live through workload and measurement."]
     notes = [
         (
-            "Median over rounds, with quartiles in brackets. A round sends so many requests at once, with salted prompts of exact length "
-            "and answers of a fixed length. Tokens are counted by `usage` and by the server's counters. Times come from rounds in which "
-            "the client was late by less than half of the time to the first token, and by a fifth of the round in total. "
-            f"The ratio is that of output tokens per second to {quote(found.baseline)}, with its 95 % bootstrap interval."
+            "Median over rounds, with quartiles in brackets. A round sends the load's requests at once, with salted prompts of exact "
+            "length and answers of a fixed length. Tokens are counted by `usage` and by the server's counters. Times come from rounds in "
+            "which the client was late by less than half of the time to the first token, and by less than a fifth of the round in total. "
+            f"The ratio is output tokens per second over those of {quote(found.baseline)}, with its 95 % bootstrap interval."
         )
     ]
     if any(speed.figures.boots < 2 for speed in found.speeds):
@@ -164,20 +164,12 @@ def throughput_lines(found: Measurements | None, *, rehearsal: bool) -> list[str
     """Return throughput and soaks for the terminal."""
     if found is None:
         return []
-    lines: list[str] = []
-    if found.baseline:
-        if found.withheld:
-            lines.append(found.withheld + ".")
-        if speeds := _shown(found, rehearsal=rehearsal):
-            rows = [("load", "arm", "output tok/s", "TTFT ms", "TPOT ms", f"to {found.baseline}")]
-            for speed in speeds:
-                one = speed.figures
-                arm = ("REHEARSAL, " if rehearsal else "") + speed.arm
-                times = (_spread(one.ttft_s, 1000), _spread(one.tpot_s, 1000))
-                rows.append((str(one.point), arm, _spread(one.output_tok_s), *times, _ratio(speed)))
-            lines += columns(rows, (40, 30, 28, 24, 24, 44))
-        elif not found.withheld:
-            lines += throughput_notes(found, rehearsal=rehearsal)
+    lines = [f"{found.withheld}."] if found.baseline and found.withheld else []
+    if table := throughput_table(found, rehearsal=rehearsal):
+        rows = [tuple(row[column] for column in (0, 1, 2, 4, 5, 10)) for row in (table.heads, *table.rows)]
+        lines += columns(rows, (40, 44, 28, 24, 24, 44))
+    elif found.baseline and not found.withheld:
+        lines += throughput_notes(found, rehearsal=rehearsal)
     lines += [*soak_lines(found), *limited(found.stopped, _MOST_LINES)]
     return ["", *lines] if lines else []
 
