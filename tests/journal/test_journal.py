@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.journal.journal import Journal, read
-from vllm_repro.trigger.trigger import Finding
+from vllm_repro.trigger.trigger import TriggerResult
 from vllm_repro.verdict.outcome import Outcome
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     with Journal(tmp_path / "journal.jsonl") as journal:
-        journal.write("started", finding=Finding(True, ("proof",)), outcome=Outcome.CRASH, path=tmp_path)
+        journal.write("started", finding=TriggerResult(True, ("proof",)), outcome=Outcome.CRASH, path=tmp_path)
         journal.write("run-ended", interrupted=None)
     recording = read(tmp_path / "journal.jsonl")
     assert [entry.event for entry in recording.entries] == ["started", "run-ended"]

@@ -25,7 +25,7 @@ from vllm_repro.servers.lab import lab_model, plugin_folder
 from vllm_repro.servers.lab_launch import lab_launch
 from vllm_repro.servers.launch import Launch
 from vllm_repro.tiny_model import TinyModel
-from vllm_repro.trigger.trigger import Asked
+from vllm_repro.trigger.trigger import SentRequest
 from vllm_repro.verdict.outcome import Outcome
 
 SCO = find("sco-hybrid")
@@ -132,7 +132,7 @@ def test_a_trial_sends_the_lab_its_own_sizes(tmp_path: Path, kind: ServerKind, t
 def test_the_boundary_is_computed_for_the_model_that_is_served(
     tmp_path: Path, kind: ServerKind, outcome: Outcome
 ) -> None:
-    asked = [Asked("prompt A", 5693, cached_tokens=0, answer_tokens=8)]
+    asked = [SentRequest("prompt A", 5693, cached_tokens=0, answer_tokens=8)]
     seen = Observed(ServerFacts(kind=kind, evidence=Evidence.LAB, argv=()), ready=True, asked=asked, canary_ok=True)
     assert assess(SCO, launch_of("reported").command, seen, tmp_path / "no log").outcome is outcome
 

@@ -27,7 +27,7 @@ from vllm_repro.servers.attach import AttachServer, evidence_of, find_log, find_
 from vllm_repro.servers.base import ServerFacts
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.trigger.conditions import chunked_prefill
-from vllm_repro.trigger.trigger import Asked
+from vllm_repro.trigger.trigger import SentRequest
 from vllm_repro.verdict.outcome import Outcome
 
 
@@ -204,7 +204,7 @@ def test_an_attached_server_is_evidence_of_what_it_shows(version: str | None, lo
 
 def test_flags_that_nobody_saw_prove_nothing_about_an_attached_server(tmp_path: Path) -> None:
     scenario = find("tq-chunked-prefill")
-    asked = Asked("long chat", 7593)
+    asked = SentRequest("long chat", 7593)
     seen = Observed(
         facts=ServerFacts(kind=ServerKind.ATTACH, evidence=Evidence.GPU, argv=()),
         ready=True,

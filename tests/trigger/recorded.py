@@ -11,7 +11,7 @@ from typing import Any
 from vllm_repro.command.command import ServeCommand
 from vllm_repro.scenario import catalogue
 from vllm_repro.scenario.scenario import Arm
-from vllm_repro.trigger.trigger import Asked, AttentionShape, TriggerFacts
+from vllm_repro.trigger.trigger import AttentionShape, SentRequest, TriggerFacts
 from vllm_repro.verdict.verdict import Expected
 from vllm_repro.vocabulary import with_flags
 
@@ -169,7 +169,7 @@ def facts(scenario_id: str, server: Server, number: int) -> TriggerFacts:
     prompt, (status, cached) = server.prompts[number], server.answers[number]
     earlier = zip(server.prompts[:number], server.answers, strict=False)
     head = max((one.shared for one, (answered, _) in earlier if answered == 200), default=0)
-    asked = Asked(
+    asked = SentRequest(
         f"prompt {number}",
         prompt.tokens,
         cached_tokens=cached,
@@ -179,9 +179,9 @@ def facts(scenario_id: str, server: Server, number: int) -> TriggerFacts:
         answer_tokens=prompt.answer,
     )
     return TriggerFacts(
-        (asked,),
-        command.number("--max-num-batched-tokens"),
-        command.enabled("--enable-chunked-prefill"),
+        requests=(asked,),
+        batch=command.number("--max-num-batched-tokens"),
+        chunked=command.enabled("--enable-chunked-prefill"),
         command=command,
         shape=AttentionShape(
             shape.heads, shape.kv_heads, shape.head_dim, scenario.model.block_size, shape.kinds, shape.window

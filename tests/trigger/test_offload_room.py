@@ -1,5 +1,3 @@
-"""Whether the GPU's cache was filled with more than the connector has room for."""
-
 from __future__ import annotations
 
 import pytest
@@ -8,23 +6,26 @@ from vllm_repro.command.parse import parse
 from vllm_repro.diagnosis.boot_facts import BootFacts, Observed, boot_facts
 from vllm_repro.diagnosis.log_text import read_lines
 from vllm_repro.trigger.offload_room import offload_outgrown
-from vllm_repro.trigger.trigger import Asked, Finding, TriggerFacts
+from vllm_repro.trigger.trigger import SentRequest, TriggerFacts, TriggerResult
 
 COMMAND = parse("vllm serve m --block-size 32 --num-gpu-blocks-override 31")
 
 
-def find(tokens: list[int], boot: BootFacts, *, flags: bool = True, observed: tuple[Observed, ...] = ()) -> Finding:
-    asked = tuple(Asked(f"request {number}", one, cached_tokens=0) for number, one in enumerate(tokens))
-    facts = TriggerFacts(asked, 256, True, command=COMMAND if flags else None, boot=boot, observed=observed)
+def find(
+    tokens: list[int], boot: BootFacts, *, flags: bool = True, observed: tuple[Observed, ...] = ()
+) -> TriggerResult:
+    asked = tuple(SentRequest(f"request {number}", one, cached_tokens=0) for number, one in enumerate(tokens))
+    facts = TriggerFacts(
+        requests=asked, batch=256, chunked=True, command=COMMAND if flags else None, boot=boot, observed=observed
+    )
     return offload_outgrown().find(facts)
 
 
 @pytest.mark.parametrize(
     ("tokens", "room", "crossed"),
     [
-        ([400, 400, 400], 16, True),  # 36 blocks into 30, of which 15 find room
         ([400, 400], 16, False),  # 24 blocks: what stands first in line has never been used
-        ([320, 320, 320], 16, True),  # 30, to the block
+        ([320, 320, 320], 16, True),  # exactly 30 blocks
         ([320, 320, 319], 16, False),  # a block that is not full is not copied
         ([400, 400, 400], 30, True),
         ([400, 400, 400], 31, False),  # room for all that the GPU keeps
@@ -35,8 +36,8 @@ def test_the_threshold(tokens: list[int], room: int, crossed: bool) -> None:
 
 
 def test_what_was_cached_filled_nothing_new() -> None:
-    asked = (Asked("again", 4000, cached_tokens=3968),)
-    facts = TriggerFacts(asked, 256, True, command=COMMAND, boot=BootFacts(offload_blocks=16))
+    asked = (SentRequest("again", 4000, cached_tokens=3968),)
+    facts = TriggerFacts(requests=asked, batch=256, chunked=True, command=COMMAND, boot=BootFacts(offload_blocks=16))
     assert not offload_outgrown().find(facts).crossed
 
 
@@ -46,11 +47,7 @@ def test_the_pool_may_be_known_from_the_log_alone() -> None:
     unknown = find([400, 400, 400], BootFacts(offload_blocks=16), flags=False)
     assert not unknown.crossed
     assert "how many blocks the GPU's cache has" in unknown.evidence[0]
-
-
-def test_without_a_connector_nothing_is_outgrown() -> None:
-    found = find([400, 400, 400], BootFacts())
-    assert (found.crossed, found.brief) == (False, "no connector")
+    assert find([400, 400, 400], BootFacts()).brief == "no connector"
 
 
 def test_what_the_lab_saw_is_evidence() -> None:

@@ -1,7 +1,4 @@
-"""The condition that a KV block was listed twice: what is computed, what the lab saw, and the evidence for both.
-
-`test_recorded.py` holds the computed numbers against vLLM's own scheduler.
-"""
+"""A KV block listed twice: computed and seen in the lab. `test_recorded.py` compares the numbers with vLLM's scheduler."""
 
 from __future__ import annotations
 
@@ -11,21 +8,21 @@ from vllm_repro.command.parse import parse
 from vllm_repro.diagnosis.boot_facts import BootFacts, Observed
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.trigger.offload_store import block_listed_twice
-from vllm_repro.trigger.trigger import Asked, AttentionShape, Finding, TriggerFacts
+from vllm_repro.trigger.trigger import AttentionShape, SentRequest, TriggerFacts, TriggerResult
 
 LAB = AttentionShape(4, 2, 32, 256, ("full", "sliding"), 128)
 FLAGS = "--block-size 32 --max-num-batched-tokens 2048 --num-gpu-blocks-override"
-LONG = Asked("prompt A", 5693, cached_tokens=0, answer_tokens=8)
-WHOLE = Asked("prompt A", 5664, cached_tokens=0, answer_tokens=8)
+LONG = SentRequest("prompt A", 5693, cached_tokens=0, answer_tokens=8)
+WHOLE = SentRequest("prompt A", 5664, cached_tokens=0, answer_tokens=8)
 STORE = Observed("store", {"event": 3, "blocks": 80, "distinct": 54, "twice": [227, 228]})
 PLAIN = Observed("store", {"event": 0, "blocks": 128, "distinct": 128, "twice": []})
 
 
 def judge(
-    *asked: Asked, blocks: int = 330, observed: tuple[Observed, ...] = (), shape: AttentionShape | None = LAB
-) -> Finding:
+    *asked: SentRequest, blocks: int = 330, observed: tuple[Observed, ...] = (), shape: AttentionShape | None = LAB
+) -> TriggerResult:
     command = parse(f"vllm serve m {FLAGS} {blocks}")
-    facts = TriggerFacts(asked, 2048, True, command=command, shape=shape, observed=observed)
+    facts = TriggerFacts(requests=asked, batch=2048, chunked=True, command=command, shape=shape, observed=observed)
     return block_listed_twice().find(facts)
 
 
@@ -51,6 +48,7 @@ def test_what_was_seen_stands_beside_what_was_computed() -> None:
 
 def test_what_was_seen_is_enough() -> None:
     assert not judge(WHOLE, observed=(PLAIN,)).crossed
+    assert judge(WHOLE, LONG).crossed, "the first request that crosses is the evidence"
     found = judge(WHOLE, observed=(STORE, PLAIN, STORE))
     assert found.crossed
     assert "and 1 more of 3 do so" in found.evidence[1]
@@ -60,20 +58,16 @@ def test_what_was_seen_is_enough() -> None:
     ("asked", "blocks", "expected"),
     [
         (WHOLE, 330, "no block is listed twice"),  # no block waits to be filled
-        (Asked("a", 5693, answer_tokens=3), 330, "no block is listed twice"),  # the answer does not fill it
+        (SentRequest("a", 5693, answer_tokens=3), 330, "no block is listed twice"),  # the answer does not fill it
         (LONG, 1000, "no block is listed twice"),  # the pool is not short
-        (Asked("a", 5693, cached_tokens=2048, answer_tokens=8), 330, "2048 came from the prefix cache"),
-        (Asked("a", 5693, answer_tokens=8, status=400), 330, "no request reached the engine"),
+        (SentRequest("a", 5693, cached_tokens=2048, answer_tokens=8), 330, "2048 came from the prefix cache"),
+        (SentRequest("a", 5693, answer_tokens=8, status=400), 330, "no request reached the engine"),
     ],
 )
-def test_near_misses_do_not_cross(asked: Asked, blocks: int, expected: str) -> None:
+def test_near_misses_do_not_cross(asked: SentRequest, blocks: int, expected: str) -> None:
     found = judge(asked, blocks=blocks, observed=(PLAIN,))
     assert not found.crossed
     assert expected in found.evidence[0]
-
-
-def test_the_first_request_that_crosses_is_the_evidence() -> None:
-    assert judge(WHOLE, LONG).crossed
 
 
 @pytest.mark.parametrize(
@@ -90,7 +84,14 @@ def test_another_model_is_not_computed(shape: AttentionShape | None) -> None:
 )
 def test_chunks_and_the_servers_own_flags_decide(chunked: bool | None, told: int, crossed: bool) -> None:
     command = parse(f"vllm serve m {FLAGS} 330")
-    facts = TriggerFacts((LONG,), 2048, chunked, command=command, args={"num_gpu_blocks_override": told}, shape=LAB)
+    facts = TriggerFacts(
+        requests=(LONG,),
+        batch=2048,
+        chunked=chunked,
+        command=command,
+        args={"num_gpu_blocks_override": told},
+        shape=LAB,
+    )
     assert block_listed_twice().find(facts).crossed is crossed
 
 
@@ -100,11 +101,12 @@ REPORTED = AttentionShape(64, 1, 512, 256, window_groups=tuple(SCO.window_groups
 
 def reported(
     flags: str = "", *, prompt: int = 90_109, tokens: int | None = 145_274, version: str | None = None
-) -> Finding:
+) -> TriggerResult:
     command = parse(f"vllm serve m --block-size 256 --max-model-len 128000 {flags}")
     boot = BootFacts(kv_cache_tokens=tokens, vllm_version=version)
-    asked = Asked("prompt A", prompt, answer_tokens=8)
-    return block_listed_twice().find(TriggerFacts((asked,), 16_384, True, command=command, shape=REPORTED, boot=boot))
+    asked = SentRequest("prompt A", prompt, answer_tokens=8)
+    facts = TriggerFacts(requests=(asked,), batch=16_384, chunked=True, command=command, shape=REPORTED, boot=boot)
+    return block_listed_twice().find(facts)
 
 
 def test_the_reported_pool_is_known_by_the_tokens_of_its_log() -> None:
@@ -116,7 +118,7 @@ def test_the_reported_pool_is_known_by_the_tokens_of_its_log() -> None:
 
 @pytest.mark.parametrize(
     ("version", "blocks"),
-    [(None, "7,283"), ("0.24.0", "7,283"), ("0.27.1", "7,283"), ("main", "7,283"), ("0.28.0", "8,152")],
+    [(None, "7,283"), ("0.27.1", "7,283"), ("main", "7,283"), ("0.28.0", "8,152")],
 )
 def test_releases_log_the_same_pool_in_other_units(version: str | None, blocks: str) -> None:
     """To 0.24.0 at least, a request's need is counted in bytes of the first group; from 0.28.0 on in blocks."""

@@ -124,7 +124,7 @@ def test_the_cached_tokens_computed_for_a_death_are_those_that_servers_count_for
     computed = inside = 0
     for server, number in rows():
         found = facts(TQ, server, number)
-        (asked,) = found.asked
+        (asked,) = found.requests
         if asked.cached_tokens is not None:
             assert found.cached(replace(asked, cached_tokens=None, died=True)) == asked.cached_tokens, (server, number)
             computed += asked.cached_tokens > 0

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,13 +18,13 @@ from vllm_repro.trigger.conditions import (
     prefix_hit,
     sent_with,
 )
-from vllm_repro.trigger.trigger import Asked, TriggerFacts, chunks_of
+from vllm_repro.trigger.trigger import SentRequest, TriggerFacts, chunks_of
 
 LONG = chunked_prefill(chunks=2) & continuation_over(128)
 
 
 def facts(tokens: int | None, *, batch: int | None = 4096, **asked: object) -> TriggerFacts:
-    return TriggerFacts((Asked("long chat", tokens, **asked),), batch, True)  # type: ignore[arg-type]  # fields by name, as a test reads best
+    return TriggerFacts(requests=(SentRequest("long chat", tokens, **asked),), batch=batch, chunked=True)  # type: ignore[arg-type]  # fields by name, as a test reads best
 
 
 @pytest.mark.parametrize(
@@ -36,8 +38,11 @@ def test_the_threshold_of_a_continued_prefill(tokens: int, crossed: bool) -> Non
 @pytest.mark.parametrize(("held_back", "crossed"), [(0, True), (100, False), (200, True), (8192, True)])
 def test_long_prompts_may_be_held_back_to_smaller_chunks(held_back: int, crossed: bool) -> None:
     command = parse(f"vllm serve m --long-prefill-token-threshold {held_back}")
-    asked = (Asked("long chat", 4096 + 129, cached_tokens=0),)
-    assert continuation_over(128).find(TriggerFacts(asked, 4096, True, command=command)).crossed is crossed
+    asked = (SentRequest("long chat", 4096 + 129, cached_tokens=0),)
+    assert (
+        continuation_over(128).find(TriggerFacts(requests=asked, batch=4096, chunked=True, command=command)).crossed
+        is crossed
+    )
 
 
 def test_evidence_names_the_source_of_the_count_and_the_chunks() -> None:
@@ -60,28 +65,17 @@ def test_a_refused_prompt_crosses_nothing() -> None:
     assert "refused it with 400" in found.evidence[0]
 
 
-def test_an_unknown_prompt_length_proves_nothing() -> None:
+def test_what_is_unknown_proves_nothing() -> None:
     for condition in (chunked_prefill(chunks=2), continuation_over(128), prefill_over(128)):
         assert not condition.find(facts(None)).crossed
-
-
-def test_the_largest_step_of_a_prefill_counts() -> None:
-    assert prefill_over(128).find(facts(4096 + 100)).brief == "4096 tokens in one step"
-
-
-def test_an_unknown_batch_size_proves_nothing() -> None:
     assert not LONG.find(facts(7593, batch=None)).crossed
-
-
-def test_no_chunks_without_chunked_prefill() -> None:
-    assert not chunked_prefill().find(TriggerFacts((Asked("x", 9000),), 4096, False)).crossed
+    assert not chunked_prefill().find(replace(facts(9000), chunked=False)).crossed
 
 
 def test_the_dump_of_the_step_that_died_is_proof_enough() -> None:
     found = LONG.find(TriggerFacts(dump=(ScheduledChunk(4096, 3497),)))
     assert found.crossed
     assert "4096 tokens computed before the step that crashed" in found.evidence[0]
-    assert not LONG.find(TriggerFacts(dump=(ScheduledChunk(0, 3497, new=True),))).crossed
 
 
 @pytest.mark.parametrize(
@@ -100,7 +94,7 @@ def test_the_step_that_died_tells_a_chunk_from_a_prefix_hit(chunk: ScheduledChun
 
 def test_a_long_first_chunk_beside_a_decoding_request_continues_nothing() -> None:
     dead = TriggerFacts(dump=(ScheduledChunk(500, 1), ScheduledChunk(0, 4096, new=True)))
-    assert not continuation_over(128).find(dead).crossed
+    assert not LONG.find(dead).crossed
 
 
 def test_a_prefix_hit_is_what_the_server_counted() -> None:
@@ -113,14 +107,14 @@ def test_an_engine_that_lives_and_does_not_say_what_was_cached_proves_no_hit() -
     """Of requests at the same time nobody can tell whose the hits were, and the cache may be off."""
     silent = facts(385, cached_tokens=None, repeats=256, batch=100)
     assert not prefix_hit().find(silent).crossed
-    assert silent.cached(silent.asked[0]) == 0
-    assert silent.uncached(silent.asked[0]) == 129, "no more chunks are counted than there must have been"
+    assert silent.cached(silent.requests[0]) == 0
+    assert silent.uncached(silent.requests[0]) == 129, "no more chunks are counted than there must have been"
 
 
 @pytest.mark.parametrize(("flags", "cached"), [("", 256), ("--block-size 200", 200), ("--no-enable-prefix-caching", 0)])
 def test_of_a_request_that_died_the_blocks_filled_before_it_count(flags: str, cached: int) -> None:
-    asked = Asked("again", 385, "tokenize", repeats=256, status=None, died=True)
-    dead = TriggerFacts((asked,), 4096, True, command=parse(f"vllm serve m {flags}"))
+    asked = SentRequest("again", 385, "tokenize", repeats=256, status=None, died=True)
+    dead = TriggerFacts(requests=(asked,), batch=4096, chunked=True, command=parse(f"vllm serve m {flags}"))
     found = prefix_hit().find(dead)
     assert found.crossed is (cached > 0)
     assert dead.cached(asked) == cached
@@ -166,7 +160,7 @@ def test_a_flag_that_no_layer_uses_proves_nothing() -> None:
     condition = attention_backend("TURBOQUANT") & LONG
     crossed = facts(7593)
     for backend, expected in (("TURBOQUANT", True), ("FLASH_ATTN", False), (None, False)):
-        found = condition.find(TriggerFacts(crossed.asked, crossed.batch, True, backend))
+        found = condition.find(replace(crossed, backend=backend))
         assert found.crossed is expected
     assert "boot line is missing" in found.evidence[0]
 

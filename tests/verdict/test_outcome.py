@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from vllm_repro.diagnosis.signature import How
-from vllm_repro.trigger.trigger import Finding
+from vllm_repro.trigger.trigger import TriggerResult
 from vllm_repro.verdict.outcome import Death, Outcome, TrialFacts, classify
 
-CROSSED, NOT_CROSSED = Finding(True, ("proof",)), Finding(False, ("none",))
+CROSSED, NOT_CROSSED = TriggerResult(True, ("proof",)), TriggerResult(False, ("none",))
 ALIVE = TrialFacts(ready=True, finding=CROSSED)
 
 

@@ -32,7 +32,7 @@ from vllm_repro.report.timeline import timelines
 from vllm_repro.report.wording import INTERRUPTED, NOT_RUN, not_run_word, refused_words
 from vllm_repro.scenario.patch import Patch
 from vllm_repro.scenario.scenario import Status
-from vllm_repro.trigger.trigger import Finding
+from vllm_repro.trigger.trigger import TriggerResult
 from vllm_repro.verdict.outcome import Death, Outcome, Outlasted
 from vllm_repro.verdict.output import OutputComparison
 from vllm_repro.verdict.verdict import (
@@ -353,7 +353,7 @@ def _trial(entry: Entry, client: _Client) -> TrialReport:
         number=entry["trial"],
         outcome=outcome,
         phase=entry["phase"],
-        trigger=msgspec.convert(entry["trigger"], Finding),
+        trigger=msgspec.convert(entry["trigger"], TriggerResult),
         death=msgspec.convert(entry["death"], Death | None),
         boot_s=entry["boot_s"],
         duration_s=entry["duration_s"],

@@ -15,7 +15,7 @@ from vllm_repro.journal.redact import Redactor
 from vllm_repro.report.measurements import Measurements
 from vllm_repro.report.timeline import Timeline
 from vllm_repro.scenario.patch import Patch
-from vllm_repro.trigger.trigger import Finding
+from vllm_repro.trigger.trigger import TriggerResult
 from vllm_repro.verdict.outcome import Death, Outcome, Outlasted
 from vllm_repro.verdict.verdict import ArmResult, Expected, Standing, VerdictReport
 
@@ -49,7 +49,7 @@ class TrialReport:
     number: int
     outcome: Outcome
     phase: str | None
-    trigger: Finding
+    trigger: TriggerResult
     death: Death | None
     boot_s: float | None
     duration_s: float | None

@@ -16,7 +16,7 @@ from vllm_repro.evidence import Evidence
 from vllm_repro.running.death_signs import Channel
 from vllm_repro.running.state import Observed
 from vllm_repro.scenario.scenario import Scenario
-from vllm_repro.trigger.trigger import Asked, AttentionShape, Condition, Finding, TriggerFacts
+from vllm_repro.trigger.trigger import AttentionShape, Condition, SentRequest, TriggerFacts, TriggerResult
 from vllm_repro.verdict.outcome import Death, Outcome, Outlasted, TrialFacts, classify
 from vllm_repro.verdict.output import ServedWeights, check_output
 
@@ -35,7 +35,7 @@ class Conclusion:
 
     outcome: Outcome
     phase: Phase | None
-    trigger: Finding
+    trigger: TriggerResult
     death: Death | None
     boot_s: float | None
     version: str | None
@@ -125,23 +125,23 @@ def _trigger_facts(
         batch = batch or command.number("--max-num-batched-tokens")
         chunked = command.enabled("--enable-chunked-prefill") if chunked is None else chunked
     return TriggerFacts(
-        tuple(_in_flight(asked, seen) for asked in seen.asked),
-        batch,
-        chunked,
-        boot.attention_backend,
-        scheduler_dump(_lines(log)),
-        None if attached else command,
-        boot.args,
-        _shape(scenario, seen, boot),
-        boot.workspace_locked,
-        boot.workspace_reserved,
-        observed(_lines(log)),
-        captured,
-        boot,
+        requests=tuple(_in_flight(asked, seen) for asked in seen.asked),
+        batch=batch,
+        chunked=chunked,
+        backend=boot.attention_backend,
+        dump=scheduler_dump(_lines(log)),
+        command=None if attached else command,
+        args=boot.args,
+        shape=_shape(scenario, seen, boot),
+        locked=boot.workspace_locked,
+        reserved=boot.workspace_reserved,
+        observed=observed(_lines(log)),
+        captured=captured,
+        boot=boot,
     )
 
 
-def _in_flight(asked: Asked, seen: Observed) -> Asked:
+def _in_flight(asked: SentRequest, seen: Observed) -> SentRequest:
     """Mark a request without any answer as in flight when the engine died or hung."""
     if asked.status is not None:
         return asked

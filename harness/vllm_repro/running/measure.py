@@ -23,7 +23,7 @@ from vllm_repro.diagnosis.boot_facts import BootFacts
 from vllm_repro.running.assess import weights_of
 from vllm_repro.running.death_signs import Channel
 from vllm_repro.running.workload import WorkloadRunner
-from vllm_repro.trigger.trigger import Asked
+from vllm_repro.trigger.trigger import SentRequest
 from vllm_repro.verdict.output import BEGINNING, QUESTION, Checks, Probe, probes, sample_output
 from vllm_repro.verdict.soak import LOAD, SoakCount
 from vllm_repro.verdict.throughput import WARM_UPS, Load, Point, Timing, round_of
@@ -268,7 +268,9 @@ class Measurements:
             trial.journal.write("answer", **trial.label, name=name, status=answer.status, error=answer.error)
             if sign is not None and answer.names_dead_engine:
                 # The request that killed the engine counts for the trigger; one that it survived counts in the workload only.
-                trial.seen.asked.append(Asked(name, prompt.tokens or None, "tokenize", status=answer.status, died=True))
+                trial.seen.asked.append(
+                    SentRequest(name, prompt.tokens or None, "tokenize", status=answer.status, died=True)
+                )
         trial.requests.write(
             "request",
             **trial.label,

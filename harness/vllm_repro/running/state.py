@@ -14,7 +14,7 @@ from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.base import Exit, Server, ServerFacts
 from vllm_repro.servers.launch import Launch
 from vllm_repro.tiny_model import TinyModel
-from vllm_repro.trigger.trigger import Asked
+from vllm_repro.trigger.trigger import SentRequest
 from vllm_repro.verdict.outcome import Outlasted
 from vllm_repro.verdict.output import OutputSample
 
@@ -56,7 +56,7 @@ class Observed:
     boot_s: float | None = None
     version: str | None = None
     signs: list[DeathSign] = field(default_factory=list)
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[SentRequest] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     sent: int = 0
     canary_ok: bool | None = None

@@ -21,7 +21,7 @@ from vllm_repro.running.watch import Watch
 from vllm_repro.scenario.dialogue import Dialogue
 from vllm_repro.scenario.sizes import Size, resolve
 from vllm_repro.scenario.workload import IDLE_AFTER, Conversation, Pause, Request, Rest, Step, Together
-from vllm_repro.trigger.trigger import Asked
+from vllm_repro.trigger.trigger import SentRequest
 from vllm_repro.verdict.outcome import NEVER_IDLE
 
 __all__ = ["WorkloadRunner"]
@@ -194,7 +194,7 @@ class WorkloadRunner:
         extra = {key: value for key, value in body.items() if key not in _USUAL_FIELDS}
         name = request.name or request.endpoint.rsplit("/v1/", maxsplit=1)[-1]
         trial.seen.sent += 1
-        asked = Asked(
+        asked = SentRequest(
             name,
             prompt.tokens or None,
             "tokenize",
@@ -236,7 +236,7 @@ class WorkloadRunner:
         in_lab = self.trial.launch.kind.facts.in_lab
         return resolve(size, self.trial.launch.command, in_lab=in_lab)
 
-    def _record_answer(self, index: int, asked: Asked, answer: Answer, *, died: bool) -> None:
+    def _record_answer(self, index: int, asked: SentRequest, answer: Answer, *, died: bool) -> None:
         trial, usage = self.trial, answer.usage
         trial.seen.asked[index] = replace(
             asked,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from functools import partial
 
 from vllm_repro.diagnosis.boot_facts import ScheduledChunk
 from vllm_repro.trigger.trigger import (
-    Asked,
     Condition,
-    Finding,
+    Rule,
+    SentRequest,
     TriggerFacts,
+    TriggerResult,
     chunks_of,
     continuations,
 )
@@ -27,7 +28,7 @@ __all__ = [
 ]
 
 
-def _count(facts: TriggerFacts, asked: Asked) -> str:
+def _count(facts: TriggerFacts, asked: SentRequest) -> str:
     source = "usage" if asked.counted_by == "usage" else "/tokenize"
     cached = ""
     if asked.cached_tokens:
@@ -51,224 +52,160 @@ def _dumped(chunk: ScheduledChunk) -> str:
     )
 
 
-@dataclass(frozen=True)
-class _ChunkedPrefill(Condition):
-    chunks: int
-
-    def find(self, facts: TriggerFacts) -> Finding:
-        for chunk in facts.dump:
-            if chunk.computed and not chunk.new and chunk.scheduled > 1:  # a decoded token is no chunk
-                return Finding(True, (_dumped(chunk),), f"{chunk.computed} + {chunk.scheduled} tokens")
-        if facts.chunk is None:
-            return Finding(False, ("the batch size is not known, so chunks cannot be counted",))
-        if facts.chunked is False:
-            return Finding(False, ("chunked prefill is off",))
-        notes: list[str] = []
-        for asked in facts.asked:
-            tokens = facts.uncached(asked)
-            if tokens is None:
-                continue
-            cut = chunks_of(tokens, facts.chunk)
-            if not asked.accepted:
-                notes.append(f"{_count(facts, asked)}, but the server refused it with {asked.status}")
-            elif len(cut) >= self.chunks:
-                seen = f"; iterations recorded: {', '.join(asked.steps)}" if asked.steps else ""
-                return Finding(
-                    True,
-                    (f"{_count(facts, asked)}, cut at {facts.chunk} into {_plus(cut)}{seen}",),
-                    f"{_plus(cut)} tokens",
-                )
-            else:
-                notes.append(f"{_count(facts, asked)}, {len(cut)} step of at most {facts.chunk}")
-        return Finding(
-            False, tuple(notes[-1:]) or ("no request reached the engine",), "1 step" if notes else "no request"
-        )
-
-    def __str__(self) -> str:
-        return f"chunked_prefill(chunks={self.chunks})"
+def _chunked_prefill(chunks: int, facts: TriggerFacts) -> TriggerResult:
+    for chunk in facts.dump:
+        if chunk.computed and not chunk.new and chunk.scheduled > 1:  # a decoded token is no chunk
+            return TriggerResult(True, (_dumped(chunk),), f"{chunk.computed} + {chunk.scheduled} tokens")
+    if facts.chunk is None:
+        return TriggerResult(False, ("the batch size is not known, so chunks cannot be counted",))
+    if facts.chunked is False:
+        return TriggerResult(False, ("chunked prefill is off",))
+    found = TriggerResult(False, ("no request reached the engine",), "no request")
+    for asked in facts.requests:
+        tokens = facts.uncached(asked)
+        if tokens is None:
+            continue
+        cut = chunks_of(tokens, facts.chunk)
+        if asked.accepted and len(cut) >= chunks:
+            seen = f"; iterations recorded: {', '.join(asked.steps)}" if asked.steps else ""
+            text = f"{_count(facts, asked)}, cut at {facts.chunk} into {_plus(cut)}{seen}"
+            return TriggerResult(True, (text,), f"{_plus(cut)} tokens")
+        why = f"{len(cut)} step of at most {facts.chunk}"
+        if not asked.accepted:
+            why = f"but the server refused it with {asked.status}"
+        found = TriggerResult(False, (f"{_count(facts, asked)}, {why}",), "1 step")
+    return found
 
 
-@dataclass(frozen=True)
-class _PrefixHit(Condition):
-    def find(self, facts: TriggerFacts) -> Finding:
-        for chunk in facts.dump:
-            if chunk.computed and chunk.new:
-                return Finding(True, (_dumped(chunk),), f"{chunk.scheduled} tokens after {chunk.computed} cached")
-        hits = [asked for asked in facts.asked if asked.accepted and facts.cached(asked)]
-        if hits:
-            asked = max(hits, key=lambda asked: facts.uncached(asked) or 0)
-            brief = f"{facts.uncached(asked)} tokens after {facts.cached(asked)} cached"
-            return Finding(True, (_count(facts, asked),), brief)
-        return Finding(False, ("no prompt is known to have begun in the prefix cache",), "no prefix hit")
-
-    def __str__(self) -> str:
-        return "prefix_hit()"
+def _prefix_hit(facts: TriggerFacts) -> TriggerResult:
+    for chunk in facts.dump:
+        if chunk.computed and chunk.new:
+            return TriggerResult(True, (_dumped(chunk),), f"{chunk.scheduled} tokens after {chunk.computed} cached")
+    hits = [asked for asked in facts.requests if asked.accepted and facts.cached(asked)]
+    if not hits:
+        return TriggerResult(False, ("no prompt is known to have begun in the prefix cache",), "no prefix hit")
+    asked = max(hits, key=lambda asked: facts.uncached(asked) or 0)
+    brief = f"{facts.uncached(asked)} tokens after {facts.cached(asked)} cached"
+    return TriggerResult(True, (_count(facts, asked),), brief)
 
 
-@dataclass(frozen=True)
-class _ContinuationOver(Condition):
-    tokens: int
-
-    def find(self, facts: TriggerFacts) -> Finding:
-        largest = max((part.tokens for part in continuations(facts)), default=0)
-        if largest > self.tokens:
-            return Finding(True, (f"a continuation of {largest} tokens, more than {self.tokens}",))
-        if largest:
-            return Finding(
-                False,
-                (f"the largest continuation had {largest} tokens, not more than {self.tokens}",),
-                f"not over {self.tokens}",
-            )
-        return Finding(False, ("no prompt was continued",))
-
-    def __str__(self) -> str:
-        return f"continuation_over({self.tokens})"
+def _continuation_over(tokens: int, facts: TriggerFacts) -> TriggerResult:
+    largest = max((part.tokens for part in continuations(facts)), default=0)
+    if largest > tokens:
+        return TriggerResult(True, (f"a continuation of {largest} tokens, more than {tokens}",))
+    if largest:
+        text = f"the largest continuation had {largest} tokens, not more than {tokens}"
+        return TriggerResult(False, (text,), f"not over {tokens}")
+    return TriggerResult(False, ("no prompt was continued",))
 
 
-@dataclass(frozen=True)
-class _PrefillOver(Condition):
-    tokens: int
-
-    def find(self, facts: TriggerFacts) -> Finding:
-        found = Finding(False, ("no request reached the engine",), "no request")
-        largest = 0
-        for asked in facts.asked:
-            uncached = facts.uncached(asked)
-            if uncached is None or not asked.accepted:
-                continue
-            batch = facts.chunk or uncached
-            piece = max(chunks_of(uncached, batch, chunked=facts.chunked is not False), default=0)
-            if piece > largest:
-                largest, crossed = piece, piece > self.tokens
-                text = f"{_count(facts, asked)}: {piece} of them in one step, {'' if crossed else 'not '}more than {self.tokens}"
-                found = Finding(crossed, (text,), f"{piece} tokens in one step")
-        return found
-
-    def __str__(self) -> str:
-        return f"prefill_over({self.tokens})"
+def _prefill_over(tokens: int, facts: TriggerFacts) -> TriggerResult:
+    found = TriggerResult(False, ("no request reached the engine",), "no request")
+    largest = 0
+    for asked in facts.requests:
+        uncached = facts.uncached(asked)
+        if uncached is None or not asked.accepted:
+            continue
+        batch = facts.chunk or uncached
+        piece = max(chunks_of(uncached, batch, chunked=facts.chunked is not False), default=0)
+        if piece > largest:
+            largest, crossed = piece, piece > tokens
+            more = f"{'' if crossed else 'not '}more than {tokens}"
+            text = f"{_count(facts, asked)}: {piece} of them in one step, {more}"
+            found = TriggerResult(crossed, (text,), f"{piece} tokens in one step")
+    return found
 
 
-def _judged(asked: Asked, names: tuple[str, ...]) -> bool:
+def _was_read(asked: SentRequest, names: tuple[str, ...]) -> bool:
     """Return True if the server read these fields: it answered 200, or its refusal names one of them."""
     return asked.status == 200 or (asked.status in (400, 422) and any(name in asked.refusal for name in names))
 
 
-@dataclass(frozen=True)
-class _SentWith(Condition):
-    names: tuple[str, ...]
-
-    def find(self, facts: TriggerFacts) -> Finding:
-        wanted = " and ".join(self.names)
-        for asked in facts.asked:
-            taken = asked.died or asked.hung or _judged(asked, self.names)
-            if taken and all(asked.fields.get(name) for name in self.names):
-                values = ", ".join(f"{name}={json.dumps(asked.fields[name])}" for name in self.names)
-                end = f"answered {asked.status}"
-                if asked.died or asked.hung:
-                    end = f"the engine {'died' if asked.died else 'hung'} with it in flight"
-                return Finding(True, (f"{asked.name} carried {values}: {end}",), end)
-        return Finding(False, (f"no answered request carried {wanted}",), f"no {wanted}")
-
-    def wanted(self) -> tuple[tuple[str, ...], ...]:
-        return (self.names,)
-
-    def __str__(self) -> str:
-        return f"sent_with({', '.join(map(repr, self.names))})"
+def _sent_with(names: tuple[str, ...], facts: TriggerFacts) -> TriggerResult:
+    for asked in facts.requests:
+        taken = asked.died or asked.hung or _was_read(asked, names)
+        if taken and all(asked.fields.get(name) for name in names):
+            values = ", ".join(f"{name}={json.dumps(asked.fields[name])}" for name in names)
+            end = f"answered {asked.status}"
+            if asked.died or asked.hung:
+                end = f"the engine {'died' if asked.died else 'hung'} with it in flight"
+            return TriggerResult(True, (f"{asked.name} carried {values}: {end}",), end)
+    wanted = " and ".join(names)
+    return TriggerResult(False, (f"no answered request carried {wanted}",), f"no {wanted}")
 
 
-@dataclass(frozen=True)
-class _AttentionBackend(Condition):
-    name: str
+def _attention_backend(name: str, facts: TriggerFacts) -> TriggerResult:
+    if facts.backend == name:
+        return TriggerResult(True, (f"the boot line names the attention backend {name}",))
+    seen = f"names {facts.backend}" if facts.backend else "is missing"
+    text = f"not known to use the attention backend {name}: the boot line {seen}"
+    return TriggerResult(False, (text,), f"not {name}")
 
-    def find(self, facts: TriggerFacts) -> Finding:
-        if facts.backend == self.name:
-            return Finding(True, (f"the boot line names the attention backend {self.name}",))
-        seen = f"names {facts.backend}" if facts.backend else "is missing"
-        return Finding(
-            False, (f"not known to use the attention backend {self.name}: the boot line {seen}",), f"not {self.name}"
+
+def _drafting(facts: TriggerFacts) -> TriggerResult:
+    logged = facts.args.get("speculative_config")
+    if logged:
+        return TriggerResult(True, (f"the server reports speculative decoding: {logged}",))
+    if not facts.args and facts.command is not None and facts.command.has("--speculative-config"):
+        given = facts.command.get("--speculative-config")
+        return TriggerResult(True, (f"the command line asks for speculative decoding: {given}",))
+    return TriggerResult(False, ("speculative decoding is off",), "no drafts")
+
+
+def _graphs_captured(facts: TriggerFacts) -> TriggerResult:
+    boot = facts.boot
+    if boot.graphs_captured:
+        # What the lab's capture guard logged.
+        guarded = (
+            f"{one.values['captures']} captures under the guard: {one.values['checked']} operators checked, "
+            f"{one.values['refused']} refused"
+            for one in facts.observed
+            if one.kind == "capture"
         )
-
-    def __str__(self) -> str:
-        return f"attention_backend({self.name!r})"
-
-
-@dataclass(frozen=True)
-class _Drafting(Condition):
-    def find(self, facts: TriggerFacts) -> Finding:
-        said = facts.args.get("speculative_config")
-        if said:
-            return Finding(True, (f"the server reports speculative decoding: {said}",))
-        if not facts.args and facts.command is not None and facts.command.has("--speculative-config"):
-            told = facts.command.get("--speculative-config")
-            return Finding(True, (f"the command line asks for speculative decoding: {told}",))
-        return Finding(False, ("speculative decoding is off",), "no drafts")
-
-    def __str__(self) -> str:
-        return "drafting()"
-
-
-@dataclass(frozen=True)
-class _GraphsCaptured(Condition):
-    def find(self, facts: TriggerFacts) -> Finding:
-        boot = facts.boot
-        if boot.graphs_captured:
-            text = f"the log reports captured CUDA graphs, mode {boot.cudagraph_mode}"
-            return Finding(True, (text, *_guarded(facts)))
-        if boot.ready:
-            return Finding(False, ("the server is ready and its log reports no captured graph",), "no graphs")
-        if boot.cudagraph_mode in (None, "NONE"):
-            return Finding(False, ("the log does not announce CUDA graphs",), "no graphs")
-        text = f"the boot ended before all CUDA graphs were captured, mode {boot.cudagraph_mode}"
-        return Finding(True, (text,), f"graphs {boot.cudagraph_mode}")
-
-    def __str__(self) -> str:
-        return "graphs_captured()"
-
-
-def _guarded(facts: TriggerFacts) -> tuple[str, ...]:
-    """Return what the lab's capture guard logged."""
-    said = [one.values for one in facts.observed if one.kind == "capture"]
-    return tuple(
-        f"{one['captures']} captures under the guard: {one['checked']} operators checked, {one['refused']} refused"
-        for one in said
-    )
+        return TriggerResult(True, (f"the log reports captured CUDA graphs, mode {boot.cudagraph_mode}", *guarded))
+    if boot.ready:
+        return TriggerResult(False, ("the server is ready and its log reports no captured graph",), "no graphs")
+    if boot.cudagraph_mode in (None, "NONE"):
+        return TriggerResult(False, ("the log does not announce CUDA graphs",), "no graphs")
+    text = f"the boot ended before all CUDA graphs were captured, mode {boot.cudagraph_mode}"
+    return TriggerResult(True, (text,), f"graphs {boot.cudagraph_mode}")
 
 
 def attention_backend(name: str) -> Condition:
     """Require that the boot log names this attention backend. A flag alone is no evidence: vLLM may fall back to another backend."""
-    return _AttentionBackend(name)
+    return Rule(f"attention_backend({name!r})", partial(_attention_backend, name))
 
 
 def chunked_prefill(*, chunks: int = 2) -> Condition:
     """Require a prompt that `max_num_batched_tokens` cut into at least `chunks` pieces."""
     if chunks < 2:
         raise ValueError("chunked_prefill(chunks=…) starts at 2: every prompt has one chunk")
-    return _ChunkedPrefill(chunks)
+    return Rule(f"chunked_prefill(chunks={chunks})", partial(_chunked_prefill, chunks))
 
 
 def prefix_hit() -> Condition:
     """Require a prompt that began in the prefix cache, by the server's counters or the dump of the step that crashed."""
-    return _PrefixHit()
+    return Rule("prefix_hit()", _prefix_hit)
 
 
 def continuation_over(tokens: int) -> Condition:
     """Require a chunk of more than `tokens` tokens with context before it: an earlier chunk or cached blocks."""
-    return _ContinuationOver(tokens)
+    return Rule(f"continuation_over({tokens})", partial(_continuation_over, tokens))
 
 
 def prefill_over(tokens: int) -> Condition:
     """Require a step with more than `tokens` uncached tokens of one prompt."""
-    return _PrefillOver(tokens)
+    return Rule(f"prefill_over({tokens})", partial(_prefill_over, tokens))
 
 
 def drafting() -> Condition:
     """Require speculative decoding, by the arguments that the server logs, else by its command line."""
-    return _Drafting()
+    return Rule("drafting()", _drafting)
 
 
 def graphs_captured() -> Condition:
     """Require captured CUDA graphs, or a boot that ended while it was to capture them."""
-    return _GraphsCaptured()
+    return Rule("graphs_captured()", _graphs_captured)
 
 
 def sent_with(*names: str) -> Condition:
@@ -278,4 +215,4 @@ def sent_with(*names: str) -> Condition:
     """
     if not names:
         raise ValueError("sent_with() takes the names of body fields")
-    return _SentWith(names)
+    return Rule(f"sent_with({', '.join(map(repr, names))})", partial(_sent_with, names), fields=names)

@@ -6,36 +6,29 @@ filled the GPU's cache, each of those blocks is worth a copy. With room for fewe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from vllm_repro.trigger.trigger import Condition, Finding, TriggerFacts
+from vllm_repro.trigger.trigger import Condition, Rule, TriggerFacts, TriggerResult
 
 __all__ = ["offload_outgrown"]
 
 
-@dataclass(frozen=True)
-class _Outgrown(Condition):
-    def find(self, facts: TriggerFacts) -> Finding:
-        size, room, pool = facts.block_size, facts.boot.offload_blocks, _pool(facts)
-        if room is None or pool is None:
-            unknown = "the connector has room for" if room is None else "the GPU's cache has"
-            return Finding(
-                False, (f"no log line says how many blocks {unknown}",), "no connector" if room is None else ""
-            )
-        # A lower bound: blocks of one group of layers. One block of each pool is never handed out.
-        filled = sum((facts.uncached(asked) or 0) // size for asked in facts.asked if asked.accepted)
-        text = (
-            f"the requests filled at least {filled} blocks of {size} tokens; the GPU's cache has {pool - 1}, and the connector "
-            f"has room for {room - 1}"
+def _offload_outgrown(facts: TriggerFacts) -> TriggerResult:
+    size, room, pool = facts.block_size, facts.boot.offload_blocks, _pool(facts)
+    if room is None or pool is None:
+        unknown = "the connector has room for" if room is None else "the GPU's cache has"
+        return TriggerResult(
+            False, (f"no log line says how many blocks {unknown}",), "no connector" if room is None else ""
         )
-        stores = [one.values for one in facts.observed if one.kind == "store"]
-        stored = sum(store["distinct"] for store in stores)
-        seen = (f"seen: {len(stores)} store events, {stored} blocks in all",) if stores else ()
-        brief = f"{filled} blocks into {pool - 1}, room for {room - 1}"
-        return Finding(filled >= pool - 1 > room - 1, (text, *seen), brief)
-
-    def __str__(self) -> str:
-        return "offload_outgrown()"
+    # A lower bound: blocks of one group of layers. One block of each pool is never handed out.
+    filled = sum((facts.uncached(asked) or 0) // size for asked in facts.requests if asked.accepted)
+    text = (
+        f"the requests filled at least {filled} blocks of {size} tokens; the GPU's cache has {pool - 1}, and the connector "
+        f"has room for {room - 1}"
+    )
+    stores = [one.values for one in facts.observed if one.kind == "store"]
+    stored = sum(store["distinct"] for store in stores)
+    seen = (f"seen: {len(stores)} store events, {stored} blocks in all",) if stores else ()
+    brief = f"{filled} blocks into {pool - 1}, room for {room - 1}"
+    return TriggerResult(filled >= pool - 1 > room - 1, (text, *seen), brief)
 
 
 def _pool(facts: TriggerFacts) -> int | None:
@@ -46,4 +39,4 @@ def _pool(facts: TriggerFacts) -> int | None:
 
 def offload_outgrown() -> Condition:
     """Require requests that filled the GPU's cache, and a simple CPU offload connector with room for fewer blocks."""
-    return _Outgrown()
+    return Rule("offload_outgrown()", _offload_outgrown)

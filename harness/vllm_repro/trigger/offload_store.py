@@ -8,31 +8,25 @@ others twice. Each is freed twice, to 0.23.0, and the counter of free blocks say
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 from packaging.version import InvalidVersion, Version
 
 from vllm_repro.trigger.block_pool import BlockPool, Group, blocks_of_tokens
-from vllm_repro.trigger.trigger import Asked, AttentionShape, Condition, Finding, TriggerFacts
+from vllm_repro.trigger.trigger import AttentionShape, Condition, Rule, SentRequest, TriggerFacts, TriggerResult
 
 __all__ = ["block_listed_twice"]
 
 
-@dataclass(frozen=True)
-class _ListedTwice(Condition):
-    def find(self, facts: TriggerFacts) -> Finding:
-        computed, seen = _computed(facts), _seen(facts)
-        brief = seen.brief if seen.crossed or not computed.brief else computed.brief
-        if computed.crossed and not seen.crossed and any(one.kind == "store" for one in facts.observed):
-            brief += "; none was"
-        return Finding(computed.crossed or seen.crossed, (*computed.evidence, *seen.evidence), brief)
-
-    def __str__(self) -> str:
-        return "block_listed_twice()"
+def _block_listed_twice(facts: TriggerFacts) -> TriggerResult:
+    computed, seen = _computed(facts), _seen(facts)
+    brief = seen.brief if seen.crossed or not computed.brief else computed.brief
+    if computed.crossed and not seen.crossed and any(one.kind == "store" for one in facts.observed):
+        brief += "; none was"
+    return TriggerResult(computed.crossed or seen.crossed, (*computed.evidence, *seen.evidence), brief)
 
 
-def _seen(facts: TriggerFacts) -> Finding:
+def _seen(facts: TriggerFacts) -> TriggerResult:
     """Return what the lab's plugin saw the connector store."""
     stores = [one.values for one in facts.observed if one.kind == "store"]
     doubled = [store for store in stores if store["distinct"] < store["blocks"]]
@@ -51,20 +45,20 @@ def _seen(facts: TriggerFacts) -> Finding:
             f"seen: {short['asked']} blocks are asked for, the counter says {short['counter']} and the free list has {short['walked']}"
         )
     brief = f"{doubled[0]['blocks'] - doubled[0]['distinct']} listed twice" if doubled else ""
-    return Finding(bool(doubled), tuple(evidence), brief)
+    return TriggerResult(bool(doubled), tuple(evidence), brief)
 
 
-def _computed(facts: TriggerFacts) -> Finding:
+def _computed(facts: TriggerFacts) -> TriggerResult:
     """Return what is computed of the first request that must list a block twice, or else of the first request."""
     groups = _groups(facts.shape, facts.block_size)
     if not groups:
         text = "not computed: the model's layers are not known, or are not of full attention before sliding windows"
-        return Finding(False, (text,))
+        return TriggerResult(False, (text,))
     blocks = _blocks(facts, groups)
     if blocks is None or facts.batch is None or facts.chunked is False:
-        return Finding(False, ("not computed: the pool's blocks and the size of a chunk are not known",))
-    found = [_request(one, blocks, groups, facts.batch) for one in facts.asked if one.accepted and one.prompt_tokens]
-    nothing = Finding(False, ("no request reached the engine",), "no request")
+        return TriggerResult(False, ("not computed: the pool's blocks and the size of a chunk are not known",))
+    found = [_request(one, blocks, groups, facts.batch) for one in facts.requests if one.accepted and one.prompt_tokens]
+    nothing = TriggerResult(False, ("no request reached the engine",), "no request")
     return next((finding for finding in found if finding.crossed), found[0] if found else nothing)
 
 
@@ -96,21 +90,23 @@ def _counts_bytes(version: str | None) -> bool:
         return True
 
 
-def _request(asked: Asked, blocks: int, groups: tuple[Group, ...], batch: int) -> Finding:
+def _request(asked: SentRequest, blocks: int, groups: tuple[Group, ...], batch: int) -> TriggerResult:
     counted = "usage" if asked.counted_by == "usage" else "/tokenize"
     prompt, answer = asked.prompt_tokens or 0, asked.answer_tokens or 0
     told = (
         f"{asked.name}: {prompt} prompt tokens by {counted} and an answer of {answer}, in a pool of {blocks:,} blocks"
     )
     if asked.cached_tokens:
-        return Finding(False, (f"{told}; {asked.cached_tokens} came from the prefix cache, so it is not computed",))
+        return TriggerResult(
+            False, (f"{told}; {asked.cached_tokens} came from the prefix cache, so it is not computed",)
+        )
     twice = _listed_twice(prompt, answer, blocks, groups, batch)
     if not twice:
-        return Finding(False, (f"{told}: no block is listed twice",), "none listed twice")
+        return TriggerResult(False, (f"{told}: no block is listed twice",), "none listed twice")
     text = (
         f"{told}: under the hybrid manager, the eager connector lists {twice} blocks twice in one store event to 0.21.0"
     )
-    return Finding(True, (text,), f"{twice} must be listed twice to 0.21.0")
+    return TriggerResult(True, (text,), f"{twice} must be listed twice to 0.21.0")
 
 
 @lru_cache(maxsize=256)
@@ -120,4 +116,4 @@ def _listed_twice(prompt: int, answer: int, blocks: int, groups: tuple[Group, ..
 
 def block_listed_twice() -> Condition:
     """Return the condition that the connector listed a block twice: as the lab saw, or computed for 0.20.0 to 0.21.0."""
-    return _ListedTwice()
+    return Rule("block_listed_twice()", _block_listed_twice)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from vllm_repro.trigger.trigger import Condition, Continuation, Finding, TriggerFacts, chunks_of
+from vllm_repro.trigger.trigger import Condition, Continuation, Rule, TriggerFacts, TriggerResult, chunks_of
 
 __all__ = [
     "Shapes",
@@ -133,34 +133,29 @@ def lone_bytes(shapes: Shapes, sizes: Sizes, prompt: int) -> int:
     return max(full, prefill_bytes(shapes, sizes, (rest,), (whole * sizes.batch,)))
 
 
-@dataclass(frozen=True)
-class _Outgrown(Condition):
-    def find(self, facts: TriggerFacts) -> Finding:
-        said = facts.captured
-        if "asked" in said and "locked" in said:
-            text = f"the crash message: {said['asked']} MB needed, {said['locked']} MB locked"
-            brief = f"needs {said['asked']} MB, {said['locked']} MB locked"
-            return Finding(True, (text, *_seen_and_computed(facts)), brief)
-        sizes = _sizes(facts)
-        if isinstance(sizes, str):
-            return Finding(False, (sizes,))
-        reserved = indexer_bytes(sizes.max_model_len)
-        if seen := _seen_and_computed(facts):
-            asked = max(one.values["bytes"] for one in facts.observed if one.kind == "prefill")
-        else:
-            step = max(_steps(facts), key=lambda step: _step_bytes(Shapes.BRANCH, sizes, step), default=())
-            if not step:
-                return Finding(False, ("no request reached the engine",), "no request")
-            asked, seen = _step_bytes(Shapes.BRANCH, sizes, step), _computed(sizes, step)
-        locked = "the log reports no lock" if facts.locked is None else f"the log reports {_mb(facts.locked)} MB locked"
-        return Finding(
-            asked > reserved,
-            (*seen, f"the indexer alone locks {_mb(reserved)} MB by --max-model-len {sizes.max_model_len}", locked),
-            f"needs {_mb(asked)} MB, {_mb(reserved)} MB locked",
-        )
-
-    def __str__(self) -> str:
-        return "sparse_prefill_outgrown()"
+def _sparse_prefill_outgrown(facts: TriggerFacts) -> TriggerResult:
+    said = facts.captured
+    if "asked" in said and "locked" in said:
+        text = f"the crash message: {said['asked']} MB needed, {said['locked']} MB locked"
+        brief = f"needs {said['asked']} MB, {said['locked']} MB locked"
+        return TriggerResult(True, (text, *_seen_and_computed(facts)), brief)
+    sizes = _sizes(facts)
+    if isinstance(sizes, str):
+        return TriggerResult(False, (sizes,))
+    reserved = indexer_bytes(sizes.max_model_len)
+    if seen := _seen_and_computed(facts):
+        asked = max(one.values["bytes"] for one in facts.observed if one.kind == "prefill")
+    else:
+        step = max(_steps(facts), key=lambda step: _step_bytes(Shapes.BRANCH, sizes, step), default=())
+        if not step:
+            return TriggerResult(False, ("no request reached the engine",), "no request")
+        asked, seen = _step_bytes(Shapes.BRANCH, sizes, step), _computed(sizes, step)
+    locked = "the log reports no lock" if facts.locked is None else f"the log reports {_mb(facts.locked)} MB locked"
+    return TriggerResult(
+        asked > reserved,
+        (*seen, f"the indexer alone locks {_mb(reserved)} MB by --max-model-len {sizes.max_model_len}", locked),
+        f"needs {_mb(asked)} MB, {_mb(reserved)} MB locked",
+    )
 
 
 def _sizes(facts: TriggerFacts) -> Sizes | str:
@@ -179,7 +174,7 @@ def _steps(facts: TriggerFacts) -> list[tuple[Continuation, ...]]:
     """Return the steps to compute: each chunk of each prompt alone, and the step in which the engine crashed."""
     step = tuple(Continuation(part.computed or 0, part.scheduled) for part in facts.dump if part.scheduled > 1)
     found = [step] if step else []
-    for asked in facts.asked:
+    for asked in facts.requests:
         uncached = facts.uncached(asked)
         if uncached is not None and asked.accepted:
             context = facts.cached(asked)
@@ -237,4 +232,4 @@ def _mb(count: int) -> str:
 
 def sparse_prefill_outgrown() -> Condition:
     """Require a prefill of DeepSeek-V4 that needs more workspace than the sparse indexer locks, seen in the lab or computed."""
-    return _Outgrown()
+    return Rule("sparse_prefill_outgrown()", _sparse_prefill_outgrown)

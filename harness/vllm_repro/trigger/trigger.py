@@ -9,7 +9,7 @@ All facts come from the server: prompt lengths from its tokenizer or `usage`, pr
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,19 +18,20 @@ from vllm_repro.diagnosis.boot_facts import BootFacts, Observed, ScheduledChunk
 from vllm_repro.tiny_model import Kind
 
 __all__ = [
-    "Asked",
     "AttentionShape",
     "Condition",
     "Continuation",
-    "Finding",
+    "Rule",
+    "SentRequest",
     "TriggerFacts",
+    "TriggerResult",
     "chunks_of",
     "continuations",
 ]
 
 
 @dataclass(frozen=True)
-class Asked:
+class SentRequest:
     """One request that was sent, and the server's numbers about it.
 
     prompt_tokens: from the response's usage, else from `/tokenize`; None if unknown. counted_by: "usage" or "tokenize".
@@ -79,7 +80,7 @@ class AttentionShape:
     group_pages: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TriggerFacts:
     """Facts that conditions may use. None means unknown.
 
@@ -90,7 +91,7 @@ class TriggerFacts:
     observed: events that the lab's plugin logged. captured: values at the placeholders of the crash signature.
     """
 
-    asked: tuple[Asked, ...] = ()
+    requests: tuple[SentRequest, ...] = ()
     batch: int | None = None
     chunked: bool | None = None
     backend: str | None = None
@@ -122,7 +123,7 @@ class TriggerFacts:
         """Tokens of a KV-cache block."""
         return self.number("--block-size") or (self.shape.block_size if self.shape else 16)
 
-    def cached(self, asked: Asked) -> int:
+    def cached(self, asked: SentRequest) -> int:
         """Return the prompt tokens from the prefix cache, as counted by the server.
 
         A crashed request has no counter: its blocks are computed. 0 if a living engine does not report them.
@@ -131,7 +132,7 @@ class TriggerFacts:
             return asked.cached_tokens
         return self._repeated_blocks(asked) if asked.died else 0
 
-    def _repeated_blocks(self, asked: Asked) -> int:
+    def _repeated_blocks(self, asked: SentRequest) -> int:
         """Return the tokens of blocks that an earlier request filled with the same head."""
         off = self.boot.prefix_caching is False or (
             self.command is not None and self.command.enabled("--enable-prefix-caching") is False
@@ -140,7 +141,7 @@ class TriggerFacts:
             return 0
         return min(asked.repeats, asked.prompt_tokens - 1) // self.block_size * self.block_size
 
-    def uncached(self, asked: Asked) -> int | None:
+    def uncached(self, asked: SentRequest) -> int | None:
         """Return the prompt tokens that had to be computed, a lower bound if not reported; None if the length is unknown."""
         if asked.prompt_tokens is None:
             return None
@@ -149,7 +150,7 @@ class TriggerFacts:
 
 
 @dataclass(frozen=True)
-class Finding:
+class TriggerResult:
     """Result of a condition: crossed or not, evidence as sentences, and a brief phrase for tables."""
 
     crossed: bool
@@ -161,28 +162,44 @@ class Condition(ABC):
     """A condition on what happened inside the engine. Combine with `&` and `|`."""
 
     @abstractmethod
-    def find(self, facts: TriggerFacts) -> Finding: ...
+    def find(self, facts: TriggerFacts) -> TriggerResult: ...
 
+    @abstractmethod
     def wanted(self) -> tuple[tuple[str, ...], ...]:
         """Return groups of body fields; one request must have all fields of a group."""
-        return ()
 
     def __and__(self, other: Condition) -> Condition:
-        return _All(self, other)
+        return _Both(self, other)
 
     def __or__(self, other: Condition) -> Condition:
-        return _Any(self, other)
+        return _Either(self, other)
 
 
 @dataclass(frozen=True)
-class _All(Condition):
+class Rule(Condition):
+    """A condition by its declaration and the function that checks it. fields: body fields that one request must have."""
+
+    words: str
+    check: Callable[[TriggerFacts], TriggerResult] = field(compare=False)
+    fields: tuple[str, ...] = ()
+
+    def find(self, facts: TriggerFacts) -> TriggerResult:
+        return self.check(facts)
+
+    def wanted(self) -> tuple[tuple[str, ...], ...]:
+        return (self.fields,) if self.fields else ()
+
+    def __str__(self) -> str:
+        return self.words
+
+
+@dataclass(frozen=True)
+class _Both(Condition):
     left: Condition
     right: Condition
 
-    def find(self, facts: TriggerFacts) -> Finding:
-        first, second = self.left.find(facts), self.right.find(facts)
-        brief = ", ".join(filter(None, (first.brief, second.brief)))
-        return Finding(first.crossed and second.crossed, first.evidence + second.evidence, brief)
+    def find(self, facts: TriggerFacts) -> TriggerResult:
+        return _joined(self.left.find(facts), self.right.find(facts))
 
     def wanted(self) -> tuple[tuple[str, ...], ...]:
         return self.left.wanted() + self.right.wanted()
@@ -191,23 +208,20 @@ class _All(Condition):
         return f"{self.left} & {self.right}"
 
 
-@dataclass(frozen=True)
-class _Any(Condition):
-    left: Condition
-    right: Condition
-
-    def find(self, facts: TriggerFacts) -> Finding:
+class _Either(_Both):
+    def find(self, facts: TriggerFacts) -> TriggerResult:
         first, second = self.left.find(facts), self.right.find(facts)
         if first.crossed == second.crossed:
-            brief = ", ".join(filter(None, (first.brief, second.brief)))
-            return Finding(first.crossed, first.evidence + second.evidence, brief)
+            return _joined(first, second)
         return first if first.crossed else second
-
-    def wanted(self) -> tuple[tuple[str, ...], ...]:
-        return self.left.wanted() + self.right.wanted()
 
     def __str__(self) -> str:
         return f"({self.left} | {self.right})"
+
+
+def _joined(first: TriggerResult, second: TriggerResult) -> TriggerResult:
+    brief = ", ".join(filter(None, (first.brief, second.brief)))
+    return TriggerResult(first.crossed and second.crossed, first.evidence + second.evidence, brief)
 
 
 @dataclass(frozen=True)
@@ -229,7 +243,7 @@ def chunks_of(tokens: int, batch: int, *, chunked: bool = True) -> tuple[int, ..
 def continuations(facts: TriggerFacts) -> tuple[Continuation, ...]:
     """Return every continued chunk: of the prompts as they are cut, and of the step that crashed."""
     found = [Continuation(chunk.computed, chunk.scheduled) for chunk in facts.dump if chunk.computed]
-    for asked in facts.asked:
+    for asked in facts.requests:
         uncached = facts.uncached(asked)
         if uncached is None or facts.chunk is None or not asked.accepted:
             continue

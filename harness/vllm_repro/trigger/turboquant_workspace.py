@@ -7,9 +7,15 @@ its survival is no evidence. Sizes follow `turboquant_attn.py` of vLLM 0.21.0 to
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from vllm_repro.trigger.trigger import AttentionShape, Condition, Continuation, Finding, TriggerFacts, continuations
+from vllm_repro.trigger.trigger import (
+    AttentionShape,
+    Condition,
+    Continuation,
+    Rule,
+    TriggerFacts,
+    TriggerResult,
+    continuations,
+)
 
 __all__ = ["capture_batch", "continuation_bytes", "decode_bytes", "workspace_outgrown"]
 
@@ -44,30 +50,25 @@ def capture_batch(max_num_seqs: int) -> int:
     return min(max_num_seqs // step * step, 512)
 
 
-@dataclass(frozen=True)
-class _Outgrown(Condition):
-    def find(self, facts: TriggerFacts) -> Finding:
-        said = facts.captured
-        if "asked" in said and "locked" in said:
-            text = f"the crash message: {said['asked']} MB needed, {said['locked']} MB locked"
-            return Finding(True, (text,), f"needs {said['asked']} MB, {said['locked']} MB locked")
-        long = [part for part in continuations(facts) if part.tokens > DECODE_THRESHOLD]
-        if not long:
-            return Finding(False, (f"no continuation of more than {DECODE_THRESHOLD} tokens needed workspace",))
-        sequences = facts.number("--max-num-seqs")
-        if facts.shape is None:
-            return Finding(False, ("the server has a model of another shape, so its lock cannot be computed",))
-        if sequences is None:
-            return Finding(False, ("--max-num-seqs is not known, so the lock cannot be computed",))
-        # A reservation covers all sequences, with graphs or without.
-        needed = decode_bytes(facts.shape, sequences if facts.reserved else capture_batch(sequences))
-        return _judged(facts, facts.shape, max(long, key=lambda part: part.context), needed)
-
-    def __str__(self) -> str:
-        return "workspace_outgrown()"
+def _workspace_outgrown(facts: TriggerFacts) -> TriggerResult:
+    said = facts.captured
+    if "asked" in said and "locked" in said:
+        text = f"the crash message: {said['asked']} MB needed, {said['locked']} MB locked"
+        return TriggerResult(True, (text,), f"needs {said['asked']} MB, {said['locked']} MB locked")
+    long = [part for part in continuations(facts) if part.tokens > DECODE_THRESHOLD]
+    if not long:
+        return TriggerResult(False, (f"no continuation of more than {DECODE_THRESHOLD} tokens needed workspace",))
+    sequences = facts.number("--max-num-seqs")
+    if facts.shape is None:
+        return TriggerResult(False, ("the server has a model of another shape, so its lock cannot be computed",))
+    if sequences is None:
+        return TriggerResult(False, ("--max-num-seqs is not known, so the lock cannot be computed",))
+    # A reservation covers all sequences, with graphs or without.
+    needed = decode_bytes(facts.shape, sequences if facts.reserved else capture_batch(sequences))
+    return _judged(facts, facts.shape, max(long, key=lambda part: part.context), needed)
 
 
-def _judged(facts: TriggerFacts, shape: AttentionShape, part: Continuation, needed: int) -> Finding:
+def _judged(facts: TriggerFacts, shape: AttentionShape, part: Continuation, needed: int) -> TriggerResult:
     asked = continuation_bytes(shape, part.context, facts.block_size)
     # Without a reservation, a larger lock in the log is believed rather than the formula.
     locked = needed if facts.reserved or not facts.locked else facts.locked
@@ -81,7 +82,7 @@ def _judged(facts: TriggerFacts, shape: AttentionShape, part: Continuation, need
         evidence.append("the log reports no lock")
     else:
         evidence.append("the workspace was empty when it was locked")
-    return Finding(asked > locked, tuple(evidence), f"needs {_mb(asked)} MB, {_mb(locked)} MB locked")
+    return TriggerResult(asked > locked, tuple(evidence), f"needs {_mb(asked)} MB, {_mb(locked)} MB locked")
 
 
 def _mb(count: int) -> str:
@@ -90,4 +91,4 @@ def _mb(count: int) -> str:
 
 def workspace_outgrown() -> Condition:
     """Require a continued prefill that needs more TurboQuant workspace than decoding locks, by flags, model and prompt."""
-    return _Outgrown()
+    return Rule("workspace_outgrown()", _workspace_outgrown)

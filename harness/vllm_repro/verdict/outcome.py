@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Literal
 
 from vllm_repro.diagnosis.signature import How
-from vllm_repro.trigger.trigger import Finding
+from vllm_repro.trigger.trigger import TriggerResult
 
 __all__ = ["NEVER_IDLE", "Death", "Outcome", "Outlasted", "Tone", "TrialFacts", "classify"]
 
@@ -107,7 +107,7 @@ class TrialFacts:
     """Everything that the outcome depends on. The texts are sentences for people; None means that it did not happen."""
 
     ready: bool
-    finding: Finding
+    finding: TriggerResult
     death: Death | None = None
     cancelled: str | None = None
     infra: str | None = None
