@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from vllm_repro.client.answer import Answer
-from vllm_repro.client.client import Client
+from vllm_repro.client.client import Client, release_of
 from vllm_repro.running.death_signs import Channel, sign_of_answer
 
 DEAD = {
@@ -107,3 +107,14 @@ def test_a_refusal_within_a_stream_is_the_refusal_that_it_says() -> None:
     answer = ask(events([{"error": {"message": "stop_token_ids out of range", "code": 400}}]), stream=True)
     assert (answer.status, answer.error) == (400, "stop_token_ids out of range")
     assert sign_of_answer(answer) is None
+
+
+def test_a_release_is_what_looks_like_one() -> None:
+    assert (
+        release_of(httpx.Response(200, json={"version": "0.20.1rc1.dev12+g363ffa145"})) == "0.20.1rc1.dev12+g363ffa145"
+    )
+    for version in ("\x1b[31m0.23.0", "0.23.0\n# heading", "![](//x)", "@somebody", "", "1" * 81):
+        with pytest.raises(ValueError, match="is not a release"):
+            release_of(httpx.Response(200, json={"version": version}))
+    with pytest.raises(TypeError):
+        release_of(httpx.Response(200, json={"version": None}))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ import httpx
 
 from vllm_repro.client.answer import Answer, Usage
 
-__all__ = ["Client"]
+__all__ = ["Client", "release_of"]
 
 _MOST_BYTES = 64 << 20
 """Longest response, or line of a stream, that is read: a broken server may never stop sending."""
@@ -212,6 +213,17 @@ class Client:
         response = await self.get("/v1/models", timeout=30.0)
         response.raise_for_status()
         return str(response.json()["data"][0]["id"])
+
+
+def release_of(response: httpx.Response) -> str:
+    """Return the release in a response of `/version`. Raises `ValueError`, `LookupError` or `TypeError` if it holds none.
+
+    Anything may listen at a URL. Only letters, digits and `.+!-` get into reports, so no markup and no terminal escape does.
+    """
+    version = response.json()["version"]
+    if not re.fullmatch(r"[\w.+!-]{1,80}", version, re.ASCII):
+        raise ValueError(f"{version[:80]!r} is not a release")
+    return str(version)
 
 
 async def _read(response: httpx.Response) -> bytes:

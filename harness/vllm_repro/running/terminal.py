@@ -16,7 +16,7 @@ from vllm_repro.report.format import columns, seconds
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.source_changes import untried_note
 from vllm_repro.report.tables import throughput_lines
-from vllm_repro.report.text import shorten
+from vllm_repro.report.text import printable, shorten
 from vllm_repro.report.wording import (
     boundary,
     client_line,
@@ -100,7 +100,7 @@ class Progress:
             self._status = None
 
     def _write(self, text: str) -> None:
-        self._stream.write(text + "\n")
+        self._stream.write(printable(text) + "\n")
         self._stream.flush()
         self._shown = time.monotonic()
 
@@ -116,16 +116,16 @@ def print_summary(report: RunReport, stream: TextIO) -> None:
 
     table = Table(*_HEADINGS, box=None, pad_edge=False)
     for row in _rows(report):
-        table.add_row(*map(Text, row))
-    print("\n" + _heading(report) + "\n", file=stream)
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    print("\n" + printable(_heading(report)) + "\n", file=stream)
     Console(file=stream).print(table)
-    print("\n".join(_conclusion(report)), file=stream)
+    print(printable("\n".join(_conclusion(report))), file=stream)
 
 
 def summary(report: RunReport) -> str:
     """Return the end of a run: the table of trials, the cause, the verdict and the next step."""
     table = columns([_HEADINGS, *_rows(report)], _WIDTHS)
-    return "\n".join([_heading(report), "", *table, *_conclusion(report)])
+    return printable("\n".join([_heading(report), "", *table, *_conclusion(report)]))
 
 
 def _heading(report: RunReport) -> str:

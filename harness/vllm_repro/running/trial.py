@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from vllm_repro.client.client import Client
+from vllm_repro.client.client import Client, release_of
 from vllm_repro.client.sdk import SdkView, sdk_view
 from vllm_repro.errors import HarnessBug, ReproError, Unsupported
 from vllm_repro.running.assess import Conclusion, assess
@@ -167,5 +167,5 @@ async def _outlasted(server: Server) -> tuple[Outlasted, ...]:
 
 async def _version(client: Client) -> str | None:
     with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):  # the report shows it as unknown
-        return str((await client.get("/version", timeout=30.0)).json()["version"])
+        return release_of(await client.get("/version", timeout=30.0))
     return None

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 
-from vllm_repro.client.client import Client
+from vllm_repro.client.client import Client, release_of
 from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.evidence import Evidence
 from vllm_repro.host.ports import listeners
@@ -92,7 +92,7 @@ async def identify(url: str) -> tuple[str, bool]:
         except (httpx.HTTPError, OSError) as error:
             raise InfraError(f"no server responds at {url}: {error}", hint="is the server up? " + hint) from error
         try:
-            version = str(response.json()["version"])
+            version = release_of(response)
             models = await client.get("/v1/models", timeout=30.0)
             if models.status_code not in (200, 401) or response.status_code != 200:
                 raise ValueError(models.status_code)
