@@ -1,8 +1,8 @@
 """A vLLM in a container, through the Docker SDK.
 
 The container is created from the same `ContainerSpec` that prints the `docker run` line. The engine never removes it by itself, because
-that would destroy evidence. One thread copies the engine's log of it. The end of that log proves nothing, since a killed dockerd ends it
-too: the state of the container always comes from the engine.
+that would destroy evidence. A thread copies the engine's log of it. The end of that log proves nothing, since a killed dockerd ends it too:
+the state of the container always comes from the engine.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ _log = logging.getLogger(__name__)
 _POLL_S = 0.02
 _RETRY_S = 5.0
 """How long the engine may be away before it counts as lost. A restart with `live-restore` takes 1 to 2 s."""
+_LOG_END_S = 5.0
+"""How long the engine may send nothing of an ended container's log before it is asked again."""
 _THREAD_END_S = 10.0
 _BROKEN = (*engine_errors(), urllib3.exceptions.HTTPError)
 """What reading a stream of the engine may raise if the connection breaks."""
@@ -103,7 +105,7 @@ class DockerServer(Server):
         self._guard: Guard | None = None
         self._stopped = threading.Event()
         self._lock = threading.Lock()
-        self._follower: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
 
     async def start(self) -> ServerFacts:
         return await asyncio.to_thread(self._launch)
@@ -183,36 +185,50 @@ class DockerServer(Server):
         self._container = container.id
         container.start()
         self._first_pid = _host_pid(container.id, self._state(engine, container.id) or {})
-        self._follower = threading.Thread(target=self._follow, args=(engine, container.id), daemon=True)
-        self._follower.start()
+        follower = threading.Thread(target=self._follow, args=(engine, container.id), daemon=True)
+        waiter = threading.Thread(target=self._await_end, args=(engine, container.id, follower), daemon=True)
+        self._threads = [follower, waiter]
+        for thread in self._threads:
+            thread.start()
 
     def _follow(self, engine: Engine, container: str) -> None:
-        """Copy the container's log as it grows. When the container has ended, record how."""
-        while self._exit is None:
-            state = self._state(engine, container)
-            seen = time.time()
-            running = bool(state and state.get("Running"))
-            self._copy_log(engine, container, follow=running)
-            if not running:
-                self._exit = exit_of(state, seen)
+        """Copy the container's log as it grows."""
+        try:
+            while _is_running(self._state(engine, container)):
+                self._copy_log(engine, container, follow=True)
+                time.sleep(_POLL_S)
+        except OSError as error:  # the disk is full
+            _log.warning("the log of container %s is cut short: %s", container[:12], error)
+
+    def _await_end(self, engine: Engine, container: str, follower: threading.Thread) -> None:
+        """Record how the container ended, once the rest of its log is copied."""
+        state = self._state(engine, container)
+        while _is_running(state):
+            with contextlib.suppress(*engine_errors()):  # a restart of dockerd cuts the response: only the state counts
+                engine.client.api.wait(container, timeout=None)
             time.sleep(_POLL_S)
+            state = self._state(engine, container)
+        seen = time.time()
+        copied = -1
+        while follower.is_alive() and copied < (size := self.log_path.stat().st_size):
+            copied = size
+            follower.join(_LOG_END_S)  # Docker before 20 stops sending, without an end, when it rotates the log
+        with contextlib.suppress(OSError):  # the disk is full, which the follower reports
+            self._copy_log(engine, container, follow=False)
+        self._exit = exit_of(state, seen)
 
     def _copy_log(self, engine: Engine, container: str, *, follow: bool) -> None:
-        """Append to our log what it lacks of the engine's, until the connection ends or breaks."""
+        """Append to our log what it lacks of the engine's, until the connection ends or breaks. Raises `OSError` if the disk is full."""
         stream: Any = None
-        try:
-            with self.log_path.open("ab", buffering=0) as log:
+        with contextlib.suppress(*_BROKEN), self.log_path.open("ab", buffering=0) as log:
+            try:
                 skip = log.tell()
                 stream = engine.client.api.logs(container, stream=True, follow=follow)
                 for chunk in stream:
                     log.write(chunk[skip:])
                     skip = max(0, skip - len(chunk))
-        except _BROKEN:
-            return
-        except OSError as error:
-            _log.warning("the log of container %s is cut short: %s", container[:12], error)
-        finally:
-            close(stream)
+            finally:
+                close(stream)
 
     def _state(self, engine: Engine, container: str) -> dict[str, Any] | None:
         """Return the container's `State`; empty if the container is gone, None if no engine answers. Retry: dockerd may restart."""
@@ -259,8 +275,12 @@ class DockerServer(Server):
         self._engine = None
 
     def _join(self) -> None:
-        if self._follower is not None:  # it ends with the container
-            self._follower.join(_THREAD_END_S)
+        for thread in self._threads:  # they end with the container
+            thread.join(_THREAD_END_S)
+
+
+def _is_running(state: dict[str, Any] | None) -> bool:
+    return bool(state and state.get("Running"))
 
 
 def _host_pid(container: str, state: dict[str, Any]) -> int:
