@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from vllm_repro.client.answer import Answer
 from vllm_repro.evidence import Evidence
 from vllm_repro.running.assess import Conclusion, assess
 from vllm_repro.running.death_signs import Channel, DeathSign
@@ -60,3 +61,30 @@ def test_a_death_is_dated_from_its_first_evidence_and_detected_by_its_first_sign
 
 def test_signs_that_do_not_decide_are_no_death(tmp_path: Path) -> None:
     assert concluded(tmp_path, signs=[sign(Channel.ANSWER, at=1.0, since=1.0, decisive=False)]).death is None
+
+
+ATTACHED = ServerFacts(kind=ServerKind.ATTACH, evidence=Evidence.UNKNOWN, argv=())
+RESET, GATEWAY, BROKEN = (
+    Answer(sent=1.0, ended=2.0, error="ReadError", error_kind="transport"),
+    Answer(sent=1.0, ended=2.0, status=502, error="bad gateway", error_kind="body"),
+    Answer(sent=1.0, ended=2.0, status=500, error="Internal server error", error_kind="body"),
+)
+
+
+@pytest.mark.parametrize(
+    ("facts", "answer", "outcome"),
+    [
+        (ATTACHED, RESET, Outcome.INFRA),
+        (ATTACHED, GATEWAY, Outcome.INFRA),
+        (ATTACHED, BROKEN, Outcome.WRONG_OUTPUT),
+        (FACTS, RESET, Outcome.WRONG_OUTPUT),
+        (FACTS, GATEWAY, Outcome.WRONG_OUTPUT),
+    ],
+)
+def test_what_a_gateway_answers_is_no_answer_of_the_engine(
+    tmp_path: Path, facts: ServerFacts, answer: Answer, outcome: Outcome
+) -> None:
+    assert concluded(tmp_path, facts=facts, answers=[answer]).outcome is outcome
+    # A death explains the same answers, whoever started the server.
+    dead = concluded(tmp_path, facts=facts, answers=[answer], signs=[sign(Channel.LOG, at=2.0, since=2.0)])
+    assert dead.outcome is Outcome.OTHER_CRASH

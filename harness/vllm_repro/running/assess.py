@@ -76,7 +76,7 @@ def assess(
         finding=finding,
         death=death,
         cancelled=seen.cancelled,
-        infra=seen.infra or _infra(seen),
+        infra=seen.infra or _infra(seen) or (None if died or seen.hung else _between(seen)),
         unsupported=unsupported,
         hung=seen.hung if seen.ready else None,
         wrong_output=_wrong_output(seen) or check_output(scenario.output, seen.output, weights),
@@ -240,6 +240,21 @@ def _infra(seen: Observed) -> str | None:
         return f"the container engine was lost: {seen.exit.detail}"
     if seen.exit is not None and seen.exit.oom_killed:
         return f"out of memory, killed by the kernel: {seen.exit.detail}"
+    return None
+
+
+_OF_A_GATEWAY = frozenset({None, 401, 403, 407, 408, 429, 502, 503, 504})
+"""Statuses that a proxy or a load balancer answers by itself; None for a connection that it cut."""
+
+
+def _between(seen: Observed) -> str | None:
+    """Return what something between us and a living server of somebody else did to a request; None if nothing shows it."""
+    if seen.facts is None or seen.facts.kind.facts.started:
+        return None
+    for answer in (*seen.answers, *seen.measured):
+        if answer.status in _OF_A_GATEWAY:
+            what = f"answered {answer.status}" if answer.status else "cut off"
+            return f"the engine lives, and a request was {what}, as by a gateway or without its key: {answer.error}"
     return None
 
 

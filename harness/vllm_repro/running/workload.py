@@ -302,6 +302,8 @@ class WorkloadRunner:
                 "canary", **trial.label, status=answer.status, error=answer.error, ok=trial.seen.canary_ok
             )
             await watch.see_answer(answer, canary=True)
+            if not trial.seen.canary_ok and not trial.launch.kind.facts.started:
+                trial.seen.measured.append(answer)  # a gateway may have answered
             if not trial.seen.canary_ok and not watch.ended:
                 with contextlib.suppress(asyncio.TimeoutError):  # no other sign of death came
                     await asyncio.wait_for(watch.dead.wait(), _SIGN_AFTER_CANARY)
