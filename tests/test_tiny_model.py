@@ -55,7 +55,7 @@ def test_a_mimo_is_as_wide_as_its_heads_together() -> None:
     assert TinyModel(heads=24, kv_heads=4, head_dim=256, hidden=256).width == 256
 
 
-def test_each_stand_in_has_a_folder_of_its_own() -> None:
+def test_each_tiny_model_has_a_folder_of_its_own() -> None:
     others = [
         TinyModel(),
         TinyModel(hidden=64),

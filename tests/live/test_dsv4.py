@@ -64,7 +64,7 @@ def test_the_branchs_shapes_die_on_both_ranks_with_the_reported_numbers(harness:
     assert [session_members(node["pid"]) for node in (facts, *facts["ranks"])] == [[], []]
 
 
-def test_the_stand_ins_do_what_the_kernels_do(tmp_path: Path) -> None:
+def test_the_replacements_do_what_the_kernels_do(tmp_path: Path) -> None:
     """Compare with vLLM's own kernels: Triton's in its interpreter, and the CPU's."""
     release = provision(RELEASE)
     found = {"PYTHONPATH": f"{release.packages}:{plugin_folder()}", "TRITON_INTERPRET": "1"}

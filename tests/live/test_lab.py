@@ -103,7 +103,7 @@ def test_the_hole_in_the_reservation_and_the_change_that_closes_it(harness: Harn
     )
 
 
-def test_the_stand_ins_write_and_read_what_the_kernels_do(tmp_path: Path) -> None:
+def test_the_replacements_write_and_read_what_the_kernels_do(tmp_path: Path) -> None:
     """Compare with vLLM's own Triton kernels in Triton's interpreter."""
     release = provision("0.23.0")
     done = subprocess.run(

@@ -5,7 +5,6 @@ A container's processes end with its first one, so a killed `vllm serve` leaves 
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -47,14 +46,6 @@ def test_a_killed_worker_of_the_second_container_is_a_death_that_names_its_rank(
     assert "rank" in trial["death"]["channels"]
     text = (run.folder / "report.md").read_text(encoding="utf-8")
     assert "It began with rank 1: logs/reported-1.rank1.log" in text
-
-
-def test_a_stopped_worker_of_the_second_container_is_a_hang(begin: Callable[..., Run]) -> None:
-    run = begin("--answer-stall", "15")
-    run.worker().send_signal(signal.SIGSTOP)
-    trial = run.report()["arms"][0]["trials"][0]
-    assert trial["outcome"] == "hang", trial["why"]
-    assert "/health answers 200" in trial["why"]
 
 
 def test_the_second_launcher_killed_takes_its_container_and_the_engine_with_it(begin: Callable[..., Run]) -> None:

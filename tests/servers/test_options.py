@@ -69,7 +69,7 @@ def test_which_weights_are_served_is_said_in_words(tmp_path: Path) -> None:
     assert str(ServedModel(name="own", path=tmp_path, dummy=True)) == "dummy, in the shape of own"
 
 
-def test_a_small_gpu_will_do_for_a_stand_in_and_for_nothing_else() -> None:
+def test_a_small_gpu_will_do_for_a_tiny_model_and_for_nothing_else() -> None:
     assert "RTX 4060 has 8 GB" in lacking(needs_of(TQ, ServerOptions()), (SMALL,))
     assert not lacking(needs_of(TQ, DUMMY), (SMALL,))
     assert "8 GB" in lacking(needs_of(TQ, ServerOptions(model="org/own", weights="dummy")), (SMALL,))

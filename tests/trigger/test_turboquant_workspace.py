@@ -136,7 +136,7 @@ def test_the_sizes_of_another_model_are_not_taken_for_its_own(tmp_path: Path, se
 
 
 @pytest.mark.parametrize("made", [True, False])
-def test_the_sizes_of_a_stand_in_are_its_own(tmp_path: Path, made: bool) -> None:
+def test_the_sizes_of_a_tiny_model_are_its_own(tmp_path: Path, made: bool) -> None:
     """They are computed from the model that was made, whatever its folder is called."""
     log = log_of(tmp_path, {"model": "/models/tiny", "max_num_seqs": 1, "max_num_batched_tokens": 4096})
     seen = Observed(
