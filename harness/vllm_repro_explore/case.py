@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["Case", "Request", "Setup", "case_from"]
+__all__ = ["Case", "Request", "Setup"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class Request:
     abort: int = -1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Setup:
     """Server flags of a case, and how long KV transfers take.
 
@@ -74,11 +73,3 @@ class Case:
         """Return the flat object that the driver reads."""
         waves = [[asdict(ask) for ask in wave] for wave in self.waves]
         return asdict(self.setup) | {"layers": list(self.setup.layers), "waves": waves, "seed": self.seed}
-
-
-def case_from(value: Mapping[str, Any]) -> Case:
-    """Return the case that `as_json` wrote. Raise KeyError, TypeError or ValueError for other values."""
-    names = [field.name for field in fields(Setup)]
-    setup = Setup(**{name: value[name] for name in names} | {"layers": tuple(value["layers"])})
-    waves = tuple(tuple(Request(**ask) for ask in wave) for wave in value["waves"])
-    return Case(setup, waves, value["seed"])

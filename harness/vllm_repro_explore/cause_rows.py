@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -26,7 +26,7 @@ _FEW = 5
 _SURPRISE = {True: "", False: "  A SURPRISE", None: "  UNDECIDED"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CauseRow:
     """Result of one change.
 
@@ -37,7 +37,7 @@ class CauseRow:
     cause: Cause
     trials: int
     died: int
-    listed: int | None
+    listed: int | None = None
     sites: tuple[str, ...] = ()
     run: str | None = None
 
@@ -47,14 +47,13 @@ class CauseRow:
         return (self.died > 0) == (self.cause.expected is Expected.DIES) if self.trials else None
 
     def as_json(self) -> dict[str, Any]:
-        cause = asdict(self.cause) | {"expected": self.cause.expected.value}
-        files = sorted({patch.file for patch in self.cause.patches})
+        cause = self.cause
         return {
-            "change": cause["name"],
-            "release": cause["release"],
-            "arm": cause["arm"],
-            "files": files,
-            "expected": cause["expected"],
+            "change": cause.name,
+            "release": cause.release,
+            "arm": cause.arm,
+            "files": sorted({patch.file for patch in cause.patches}),
+            "expected": cause.expected.value,
             "n": self.trials,
             "died": self.died,
             "listed_twice": self.listed,
@@ -85,14 +84,15 @@ def tried(cause: Cause, cases: Sequence[Case], play: Callable[[Case], PlayResult
         died += bool(deaths)
         listed += any(finding.site == _LISTED for finding in outcome.findings)
         sites |= dict.fromkeys(finding.site for finding in deaths)
-    return CauseRow(cause, len(cases), died, listed, tuple(sites))
+    return CauseRow(cause=cause, trials=len(cases), died=died, listed=listed, sites=tuple(sites))
 
 
 def booted(cause: Cause, report: RunReport) -> CauseRow:
     """Return the row of a run with one arm. Inconclusive trials do not count."""
     (arm,) = report.arms
     sites = dict.fromkeys(trial.death.exception for trial in arm.trials if trial.death and trial.death.exception)
-    return CauseRow(cause, arm.result.conclusive, arm.result.crashed, None, tuple(sites), report.folder.name)
+    trials, died = arm.result.conclusive, arm.result.crashed
+    return CauseRow(cause=cause, trials=trials, died=died, sites=tuple(sites), run=report.folder.name)
 
 
 def reading(row: CauseRow, released: CauseRow) -> str:
@@ -118,30 +118,19 @@ def reading(row: CauseRow, released: CauseRow) -> str:
 
 def lines(rows: Sequence[CauseRow], released: dict[tuple[str, str], CauseRow]) -> list[str]:
     """Return the table as text lines, one row per change."""
-    head = ["release", "server", "change", "die", "list twice", "reading"]
-    body = [
-        [
-            row.cause.release,
-            row.cause.arm,
-            row.cause.name,
-            f"{row.died} of {row.trials}",
-            f"{row.listed}",
-            reading(row, released[row.cause.release, row.cause.arm]) + _SURPRISE[row.as_expected],
-        ]
-        for row in rows
-    ]
+    servers = any(row.listed is None for row in rows)  # they do not log which blocks are listed
     limits = [8, 16, 64, 12, 10, 80]
-    table = [head, *body]
-    servers = any(row.listed is None for row in rows)
+    table = [["release", "server", "change", "die", "list twice", "reading"]]
+    for row in rows:
+        read = reading(row, released[row.cause.release, row.cause.arm]) + _SURPRISE[row.as_expected]
+        died = f"{row.died} of {row.trials}"
+        table.append([row.cause.release, row.cause.arm, row.cause.name, died, f"{row.listed}", read])
     if servers:
         del limits[4]
         for line in table:
-            del line[4]  # servers do not log it
-    quiet = min((row.trials for row in rows if row.trials and not row.died), default=0)
-    of = "boots" if servers else "such workloads"
-    bound = (
-        [f"0 deaths in {quiet} {of}: the true rate is below {excluded_rate(quiet):.0%} (95 % confidence)"]
-        if quiet
-        else []
-    )
-    return [*columns([tuple(line) for line in table], limits), "", *bound]
+            del line[4]
+    text = [*columns([tuple(line) for line in table], limits), ""]
+    if quiet := min((row.trials for row in rows if row.trials and not row.died), default=0):
+        of = "boots" if servers else "such workloads"
+        text.append(f"0 deaths in {quiet} {of}: the true rate is below {excluded_rate(quiet):.0%} (95 % confidence)")
+    return text

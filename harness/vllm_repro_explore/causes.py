@@ -205,7 +205,7 @@ class _OnServers:
             report = run_one(job, self._progress)
         except (InfraError, Unsupported) as error:
             self._progress.line(f"  {error.told}")
-            return CauseRow(cause, 0, 0, None)
+            return CauseRow(cause=cause, trials=0, died=0)
         if report.interrupted:
             raise KeyboardInterrupt(report.interrupted)
         return booted(cause, report)

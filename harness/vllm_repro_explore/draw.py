@@ -5,6 +5,7 @@ Most pools are just large enough for the longest request, because block bugs app
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 from vllm_repro_explore.case import Case, Request, Setup
@@ -55,12 +56,9 @@ def draw(seed: int, connector: str = "") -> Case:
     least = least_blocks(setup)
     blocks = least + int(least * rng.choice((0.0, 0.05, 0.1, 0.3, 1.0)) * rng.random())
     cpu_blocks = max(4, int(blocks * rng.choice((0.25, 0.5, 1, 4, 4, 4))))
-    return Case(_with(setup, blocks, cpu_blocks), waves, rng.randrange(10_000))
-
-
-def _with(setup: Setup, blocks: int, cpu_blocks: int) -> Setup:
     drafts = 0 if setup.asynchronous else setup.draft
-    return Setup(**{**setup.__dict__, "blocks": blocks, "cpu_blocks": cpu_blocks, "draft": drafts})
+    setup = replace(setup, blocks=blocks, cpu_blocks=cpu_blocks, draft=drafts)
+    return Case(setup, waves, rng.randrange(10_000))
 
 
 def least_blocks(setup: Setup) -> int:

@@ -8,10 +8,9 @@ import os
 import selectors
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.releases.provision import Release
@@ -22,21 +21,13 @@ from vllm_repro.tiny_model import TinyModel
 from vllm_repro_explore.case import Case
 from vllm_repro_explore.finding import Finding, FindingKind, PlayResult, result_from
 
-__all__ = ["Driver", "Silent", "driver_model"]
+__all__ = ["Driver", "driver_model"]
 
 PROGRAM = Path(__file__).resolve().parent / "program"
 _BOOT_S = 300.0
 _CASE_S = 120.0
 _RENEWED = 2000
 """Cases per process; a restart frees the memory that vLLM never frees."""
-
-
-class Silent(InfraError):
-    """The driver process hung or exited while it played a case."""
-
-    def __init__(self, finding: Finding) -> None:
-        super().__init__(f"{finding}", hint=finding.detail)
-        self.finding = finding
 
 
 class Driver:
@@ -63,13 +54,7 @@ class Driver:
         self.close()
 
     def play(self, case: Case) -> PlayResult:
-        try:
-            return result_from(self.ask(case.as_json()))
-        except Silent as silent:
-            return PlayResult((silent.finding,))
-
-    def ask(self, case: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the driver's answer to a case. Raise `Silent` if the process hangs or exits."""
+        """Return the result of a case. A process that hangs or exits is a finding, too."""
         if self._process is None or self._played >= _RENEWED:
             self.close()
             self._start()
@@ -77,17 +62,18 @@ class Driver:
         assert self._process.stdin is not None
         self._played += 1
         with contextlib.suppress(BrokenPipeError):  # it exited; the missing answer is handled below
-            self._process.stdin.write(json.dumps(case).encode() + b"\n")
+            self._process.stdin.write(json.dumps(case.as_json()).encode() + b"\n")
             self._process.stdin.flush()
         line = self._line(self._case_s)
         if line:
-            answer: Mapping[str, Any] = json.loads(line)
-            return answer
-        hung = line is None
+            return result_from(json.loads(line))
         status = self.close()
-        if hung:
-            raise Silent(Finding(FindingKind.STUCK, "one step never ends", f"no answer within {self._case_s:.0f} s"))
-        raise Silent(Finding(FindingKind.DEATH, f"the process itself ended with {status}", f"see {self._errors.name}"))
+        if line is None:
+            kind, site, detail = FindingKind.STUCK, "one step never ends", f"no answer within {self._case_s:.0f} s"
+        else:
+            kind, site = FindingKind.DEATH, f"the process itself ended with {status}"
+            detail = f"see {self._errors.name}"
+        return PlayResult(findings=(Finding(kind=kind, site=site, detail=detail),))
 
     def close(self) -> int | None:
         """Stop the process and return its exit status."""

@@ -31,7 +31,6 @@ from vllm_repro_explore.search import Found, Tally, search
 from vllm_repro_explore.summary import SearchSummary, as_json, terminal
 
 _CONNECTORS = ("none", "SimpleCPUOffloadConnector", "OffloadingConnector", "MultiConnector")
-_GENERAL = "general"
 _NEWEST = "0.32.0"
 
 _EPILOG = """
@@ -83,7 +82,7 @@ def _nice(text: str) -> int:
     return number(text, least=0, most=19, what="niceness from 0 to 19")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Exploring:
     """One search. again: its command, without what makes it this one."""
 
@@ -126,12 +125,19 @@ class _Exploring:
                 interrupted = True
         self.progress.close()
         live = [self._draft(found, folder) for found in tally.findings]
-        account = SearchSummary(
-            self.version, self.connector, self.start, tally, live, time.monotonic() - started, self.again, interrupted
+        summary = SearchSummary(
+            version=self.version,
+            connector=self.connector,
+            start=self.start,
+            tally=tally,
+            live=live,
+            duration_s=time.monotonic() - started,
+            again=self.again,
+            interrupted=interrupted,
         )
-        text = json.dumps(as_json(account), indent=2, ensure_ascii=False) + "\n"
+        text = json.dumps(as_json(summary), indent=2, ensure_ascii=False) + "\n"
         write_file(folder / "explore.json", text, hint="free some space, or name another --out")
-        return account, folder
+        return summary, folder
 
     def _cases(self) -> Iterator[tuple[int, Case]]:
         first, many = self.arguments.first, self.arguments.seeds
@@ -160,16 +166,16 @@ def run(arguments: argparse.Namespace) -> int:
         )
     exploring = _for_scenario(arguments) if arguments.scenario else _general(arguments)
     said = sys.stderr if arguments.json else sys.stdout
-    account, folder = exploring.run()
-    print(("" if arguments.json else "\n") + terminal(account), file=said)
+    summary, folder = exploring.run()
+    print(("" if arguments.json else "\n") + terminal(summary), file=said)
     print(f"folder:  {folder}", file=said)
     if arguments.json:
-        print_json(as_json(account))
-    if account.interrupted:
+        print_json(as_json(summary))
+    if summary.interrupted:
         return INTERRUPTED
-    if account.tally.trials == account.tally.invalid:
+    if summary.tally.trials == summary.tally.invalid:
         return 2
-    return 1 if account.tally.found else 0
+    return 1 if summary.tally.found else 0
 
 
 def _general(arguments: argparse.Namespace) -> _Exploring:
@@ -178,7 +184,14 @@ def _general(arguments: argparse.Namespace) -> _Exploring:
     connector = "" if arguments.connector == "none" else arguments.connector
     version = arguments.vllm or _NEWEST
     words = _again(arguments, version, ["--connector", arguments.connector])
-    return _Exploring(version, connector, _GENERAL, lambda seed: draw(seed, connector), arguments, words)
+    return _Exploring(
+        version=version,
+        connector=connector,
+        start="general",
+        case=lambda seed: draw(seed, connector),
+        arguments=arguments,
+        again=words,
+    )
 
 
 def _for_scenario(arguments: argparse.Namespace) -> _Exploring:
@@ -188,12 +201,12 @@ def _for_scenario(arguments: argparse.Namespace) -> _Exploring:
     version = arguments.vllm or scenario.try_with
     words = [arguments.scenario, *(["--arm", arm.name] if arguments.arm else [])]
     return _Exploring(
-        version,
-        setup.connector,
-        scenario.id,
-        lambda seed: draw_for(setup, seed),
-        arguments,
-        _again(arguments, version, words),
+        version=version,
+        connector=setup.connector,
+        start=scenario.id,
+        case=lambda seed: draw_for(setup, seed),
+        arguments=arguments,
+        again=_again(arguments, version, words),
     )
 
 

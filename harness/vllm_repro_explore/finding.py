@@ -26,7 +26,7 @@ _BY_KIND = list(FindingKind)
 _LISTED = ("store-listed-twice", "load-listed-twice")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Finding:
     """One thing that went wrong.
 
@@ -51,19 +51,18 @@ class Finding:
         return f"{self.kind}: {self.site}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PlayResult:
     """Result of one case.
 
     invalid: why vLLM refuses to start with these flags; empty if it starts.
-    counts: events that the case reached, such as `preempted`. ms: duration.
+    counts: events that the case reached, such as `preempted`.
     """
 
     findings: tuple[Finding, ...] = ()
     invalid: str = ""
     steps: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
-    ms: float = 0.0
 
     @property
     def worst(self) -> Finding | None:
@@ -75,33 +74,37 @@ def result_from(answer: Mapping[str, Any]) -> PlayResult:
     findings = [_broken(one) for one in answer.get("broken", ())]
     if (death := answer.get("death")) is not None:
         findings.insert(0, _death(death))
-    counts = {name: answer[name] for name in ("preempted", "hits", "stores", "loads") if name in answer}
     return PlayResult(
-        tuple(findings), answer.get("invalid", ""), answer.get("steps", 0), counts, float(answer.get("ms", 0.0))
+        findings=tuple(findings),
+        invalid=answer.get("invalid", ""),
+        steps=answer.get("steps", 0),
+        counts={name: answer[name] for name in ("preempted", "hits", "stores", "loads") if name in answer},
     )
 
 
 def _broken(one: Mapping[str, Any]) -> Finding:
     name = one["invariant"]
-    return Finding(FindingKind.LEAK if name.endswith("-leak") else FindingKind.CORRUPTED, name, one["detail"])
+    kind = FindingKind.LEAK if name.endswith("-leak") else FindingKind.CORRUPTED
+    return Finding(kind=kind, site=name, detail=one["detail"])
 
 
 def _death(death: Mapping[str, Any]) -> Finding:
-    how = death["kind"]
-    if how != "death":
-        if how == "restless":
-            return Finding(FindingKind.RESTLESS, "no request is left, and the engine goes on", death["detail"])
-        return Finding(FindingKind.STUCK, f"requests stay {death['states']}", death["detail"])
+    match death["kind"]:
+        case "restless":
+            site = "no request is left, and the engine goes on"
+            return Finding(kind=FindingKind.RESTLESS, site=site, detail=death["detail"])
+        case "stuck":
+            return Finding(kind=FindingKind.STUCK, site=f"requests stay {death['states']}", detail=death["detail"])
     message = death["message"]
     site = f"{death['exception']} in {death['function']} ({death['file']}): {template(message) or death['source']}"
     return Finding(
-        FindingKind.DEATH,
-        site,
-        f"{death['exception']}: {message or death['source']}",
-        death["exception"],
-        message,
-        death["source"],
-        tuple(death["frames"]),
+        kind=FindingKind.DEATH,
+        site=site,
+        detail=f"{death['exception']}: {message or death['source']}",
+        exception=death["exception"],
+        message=message,
+        source=death["source"],
+        frames=tuple(death["frames"]),
     )
 
 

@@ -16,7 +16,7 @@ __all__ = ["Found", "Tally", "search"]
 Play = Callable[[Case], PlayResult]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Found:
     """A finding with its first seed and its smallest case.
 
@@ -97,41 +97,36 @@ def search(
             tally.invalid += 1
             tally.why_invalid[outcome.invalid.splitlines()[0][:100]] += 1
         if (worst := outcome.worst) is not None:
-            _note(tally, play, seed, case, outcome, worst, keep, budget)
+            key = worst.kind, worst.site
+            if (before := tally.found.get(key)) is not None:
+                tally.found[key] = replace(before, times=before.times + 1)
+            else:
+                # Keep it before shrinking: an interrupt must not lose it.
+                tally.found[key] = Found(
+                    finding=worst, seed=seed, case=case, shrunk=case, tried=0, others=_others(outcome, worst)
+                )
+                tally.found[key] = _shrunk(tally.found[key], play, budget)
+                keep(tally.found[key])
         said(tally)
     return tally
 
 
-def _note(
-    tally: Tally,
-    play: Play,
-    seed: int,
-    case: Case,
-    outcome: PlayResult,
-    worst: Finding,
-    keep: Callable[[Found], None],
-    budget: int,
-) -> None:
-    key = worst.kind, worst.site
-    if (before := tally.found.get(key)) is not None:
-        tally.found[key] = replace(before, times=before.times + 1)
-        return
-    # Keep it before shrinking: an interrupt must not lose it.
-    tally.found[key] = Found(worst, seed, case, case, 0, _others(outcome, worst))
-    last = [outcome]
+def _shrunk(found: Found, play: Play, budget: int) -> Found:
+    last: PlayResult | None = None
 
     def fails(candidate: Case) -> bool:
+        nonlocal last
         outcome = play(candidate)
-        if outcome.worst != worst:
+        if outcome.worst != found.finding:
             return False
-        last.append(outcome)
+        last = outcome
         return True
 
-    small = shrink(case, fails, budget)
-    seen = last[-1].worst or worst
-    found = Found(seen, seed, case, small.case, small.tried, _others(last[-1], worst))
-    tally.found[key] = found
-    keep(found)
+    small = shrink(found.case, fails, budget)
+    if last is None:
+        return replace(found, tried=small.tried)
+    finding = last.worst or found.finding
+    return replace(found, finding=finding, shrunk=small.case, tried=small.tried, others=_others(last, found.finding))
 
 
 def _others(outcome: PlayResult, worst: Finding) -> tuple[Finding, ...]:

@@ -11,10 +11,10 @@ from vllm_repro_explore.draw import AXES
 from vllm_repro_explore.finding import known
 from vllm_repro_explore.search import Found, Tally
 
-__all__ = ["SearchSummary", "as_json", "case_line", "terminal"]
+__all__ = ["SearchSummary", "as_json", "case_lines", "terminal"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SearchSummary:
     """Result of one search.
 
@@ -33,15 +33,15 @@ class SearchSummary:
     interrupted: bool = False
 
 
-def as_json(account: SearchSummary) -> dict[str, Any]:
-    tally = account.tally
+def as_json(summary: SearchSummary) -> dict[str, Any]:
+    tally = summary.tally
     return {
         "schema": 1,
-        "vllm_version": account.version,
+        "vllm_version": summary.version,
         "evidence": "scheduler",
-        "connector": account.connector or None,
-        "start": account.start,
-        "axes": AXES if account.start == "general" else "workloads",
+        "connector": summary.connector or None,
+        "start": summary.start,
+        "axes": AXES if summary.start == "general" else "workloads",
         "seeds": [tally.first, tally.last],
         "trials": tally.trials,
         "invalid": tally.invalid,
@@ -49,33 +49,33 @@ def as_json(account: SearchSummary) -> dict[str, Any]:
         "steps": tally.steps,
         "reached": dict(tally.reached),
         "findings": [
-            found.as_json() | {"live": live} for found, live in zip(tally.findings, account.live, strict=True)
+            found.as_json() | {"live": live} for found, live in zip(tally.findings, summary.live, strict=True)
         ],
-        "interrupted": account.interrupted,
-        "duration_s": round(account.duration_s, 3),
-        "reproduce": account.again,
+        "interrupted": summary.interrupted,
+        "duration_s": round(summary.duration_s, 3),
+        "reproduce": summary.again,
     }
 
 
-def terminal(account: SearchSummary) -> str:
+def terminal(summary: SearchSummary) -> str:
     """Return the lines for the terminal: cases played, and for each finding its smallest case and the command for a server."""
-    tally = account.tally
+    tally = summary.tally
     reached = (
         ", ".join(f"{name} in {count}" for name, count in sorted(tally.reached.items())) or "nothing in particular"
     )
     lines = [
-        f"vLLM {account.version}'s scheduler alone, {account.connector or 'no connector'}, {_start(account.start)}",
-        f"played:  {tally.trials} cases, seeds {tally.first} to {tally.last}, {tally.steps} steps in {account.duration_s:.0f} s; {reached}",
+        f"vLLM {summary.version}'s scheduler alone, {summary.connector or 'no connector'}, {_start(summary.start)}",
+        f"played:  {tally.trials} cases, seeds {tally.first} to {tally.last}, {tally.steps} steps in {summary.duration_s:.0f} s; {reached}",
     ]
     if tally.invalid:
         lines.append(f"         {tally.invalid} of them were refused by vLLM at start")
-    for found, live in zip(tally.findings, account.live, strict=True):
+    for found, live in zip(tally.findings, summary.live, strict=True):
         lines += ["", *_lines(found), f"  live:  {live}"]
     if not tally.findings:
         lines += ["", f"found:   nothing in {tally.trials - tally.invalid} cases"]
-    if account.interrupted:
+    if summary.interrupted:
         lines += ["", "interrupted; the findings so far are above"]
-    return "\n".join([*lines, "", f"again:   {account.again}"])
+    return "\n".join([*lines, "", f"again:   {summary.again}"])
 
 
 def _start(start: str) -> str:
@@ -90,16 +90,11 @@ def _lines(found: Found) -> list[str]:
     if found.others:
         lines.append(f"  with:  {', '.join(other.site for other in found.others)}")
     lines.append(f"  seeds: first {found.seed}, in {found.times} of the cases; shrunk in {found.tried} more")
-    return [
-        *lines,
-        *(
-            f"  case:  {line}" if not number else f"         {line}"
-            for number, line in enumerate(case_line(found.shrunk))
-        ),
-    ]
+    first, *waves = case_lines(found.shrunk)
+    return [*lines, f"  case:  {first}", *(f"         {line}" for line in waves)]
 
 
-def case_line(case: Case) -> list[str]:
+def case_lines(case: Case) -> list[str]:
     """Return a case as text: the server in the first line, then a line for each wave."""
     setup = case.setup
     words = [

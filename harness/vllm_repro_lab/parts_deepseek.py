@@ -73,7 +73,7 @@ PARTS = (
         "vllm.v1.worker.workspace",
         "WorkspaceManager._get_workspace_id",
         "to see what a prefill asks for",
-        "none: it answers what it would; where a prefill is about to be held against the lock, what it asks for is logged",
+        "none: it returns the same value, and logs the size that a prefill requests before it is compared with the lock",
         runs=True,
     ),
     # Called or read, not replaced.

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_repro.errors import UsageError
 from vllm_repro.scenario.catalogue import find
-from vllm_repro_explore.case import Case, Request, Setup, case_from
+from vllm_repro_explore.case import Case, Request, Setup
 from vllm_repro_explore.draw import draw, least_blocks
 from vllm_repro_explore.scenario_setup import draw_for, setup_from
 from vllm_repro_explore.shrink import shrink
@@ -31,12 +29,6 @@ def test_a_seed_is_one_case_which_a_server_could_serve(seed: int) -> None:
         assert ask.answer >= 1
         assert 0 <= ask.shared <= ask.prompt
         assert ask.prompt + ask.answer <= setup.max_len
-
-
-@given(SEEDS)
-def test_a_case_survives_the_way_to_the_driver(seed: int) -> None:
-    case = draw(seed)
-    assert case_from(json.loads(json.dumps(case.as_json()))) == case
 
 
 def test_another_connector_gets_the_same_workload() -> None:

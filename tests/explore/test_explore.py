@@ -179,7 +179,8 @@ def test_a_change_that_does_not_do_what_is_declared_exits_1(playing: Any, capsys
 
 def row(name: str, died: int, expected: Expected, believed: str = "", listed: int = 0, n: int = 100) -> CauseRow:
     patches = () if name == "as released" else (Patch("vllm/x.py", name, "now"),)
-    return CauseRow(Cause(name, "0.20.2", expected, patches, believed=believed), n, died, listed)
+    cause = Cause(name, "0.20.2", expected, patches, believed=believed)
+    return CauseRow(cause=cause, trials=n, died=died, listed=listed)
 
 
 def test_the_table_of_causes() -> None:
