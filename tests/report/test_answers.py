@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from vllm_repro.journal.journal import Entry, Recording
-from vllm_repro.report.answers import answers, compare_outputs, output_words
+from vllm_repro.report.answers import client_views
 
 CHECKS = {"longest_run": 24, "distinct": 0.1, "same": 2, "needle": None, "baseline": "eager", "tokens": 64}
 
@@ -37,13 +37,13 @@ def answer(status: int | None, error: str | None = None, finish: str | None = No
     ],
 )
 def test_results_of_requests(entry: Event, word: str) -> None:
-    assert answers(recording(sent(), entry)) == {("reported", 1): (word,)}
+    assert client_views(recording(sent(), entry))["reported", 1].answers == (word,)
 
 
 def test_equal_results_are_folded_and_unanswered_requests_counted() -> None:
     good = answer(200, finish="stop")
-    found = answers(recording(sent(), good, sent(), good, sent(), answer(500, "dead"), sent()))
-    assert found == {("reported", 1): ("200 x 2", "500", "none")}
+    found = client_views(recording(sent(), good, sent(), good, sent(), answer(500, "dead"), sent()))
+    assert found["reported", 1].answers == ("200 x 2", "500", "none")
 
 
 def ended(arm: str, outcome: str = "clean", weights: str | None = "real") -> Event:
@@ -66,7 +66,7 @@ def output(arm: str, *tokens: int, probe: str = "greedy", margins: tuple[float, 
 
 def words(*entries: Event, checks: dict[str, Any] | None = CHECKS) -> dict[str, str]:
     run = recording(("run-started", {"output": checks}), *entries)
-    return {arm: word for (arm, _), word in output_words(run, compare_outputs(run)).items()}
+    return {arm: view.output for (arm, _), view in client_views(run).items() if view.output}
 
 
 def test_arms_are_compared_with_the_baseline() -> None:

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import msgspec
 
+from vllm_repro.client.sdk import SdkView
 from vllm_repro.journal.journal import Entry, Recording
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.output import Checks, OutputComparison, OutputSample, ServedWeights, compare_output
 
-__all__ = [
-    "TrialId",
-    "answer_word",
-    "answers",
-    "compare_outputs",
-    "output_words",
-    "refused_statuses",
-    "trial_id",
-]
+__all__ = ["ClientView", "TrialId", "answer_word", "client_views", "trial_id"]
 
 _JUDGED = (ServedWeights.REAL, ServedWeights.IMITATED, ServedWeights.MADE)
 
@@ -27,31 +21,54 @@ TrialId = tuple[str, int]
 """The name of an arm and the number of its trial."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ClientView:
+    """What the client received in one trial.
+
+    answers: HTTP results in the order of arrival, runs of equal ones folded: `("200 x 2", "500")`. refused: 4xx statuses, in that order.
+    compared: the greedy output with the baseline arm's. output: result of the output check in a word or two. sdk: after a crash.
+    """
+
+    answers: tuple[str, ...] = ()
+    refused: tuple[int, ...] = ()
+    compared: OutputComparison
+    output: str = ""
+    sdk: SdkView | None = None
+
+
 def trial_id(entry: Entry) -> TrialId:
     return entry["arm"], entry["trial"]
 
 
-def answers(recording: Recording) -> dict[TrialId, tuple[str, ...]]:
-    """Return each trial's HTTP results in the order of arrival, with runs of equal ones folded: `("200 x 2", "500")`."""
-    words: dict[TrialId, list[str]] = {}
-    sent: dict[TrialId, int] = {}
-    for entry in recording.of("answer"):
-        words.setdefault(trial_id(entry), []).append(answer_word(entry))
-    for entry in recording.of("request-sent"):
-        sent[trial_id(entry)] = sent.get(trial_id(entry), 0) + 1
-    for trial, count in sent.items():
-        received = words.setdefault(trial, [])
-        received += ["none"] * (count - len(received))
-    return {trial: tuple(_folded(received)) for trial, received in words.items()}
+def client_views(recording: Recording, *, judged: bool = True) -> dict[TrialId, ClientView]:
+    """Return the view of each trial that ended or sent a request.
+
+    judged: the bug is a wrong answer, so an output that cannot be judged decides nothing.
+    """
+    own: dict[TrialId, dict[str, list[Entry]]] = {}
+    for entry in recording.entries:
+        if entry.event in ("request-sent", "answer", "client-saw", "trial-ended"):
+            own.setdefault(trial_id(entry), {}).setdefault(entry.event, []).append(entry)
+    outputs = _outputs(recording)
+    return {trial: _view(entries, *outputs.get(trial, (None, "")), judged=judged) for trial, entries in own.items()}
 
 
-def refused_statuses(recording: Recording) -> dict[TrialId, tuple[int, ...]]:
-    """Return the 4xx statuses of each trial, in the order of arrival."""
-    found: dict[TrialId, list[int]] = {}
-    for entry in recording.of("answer"):
-        if entry["status"] is not None and 400 <= entry["status"] < 500:
-            found.setdefault(trial_id(entry), []).append(entry["status"])
-    return {trial: tuple(statuses) for trial, statuses in found.items()}
+def _view(
+    entries: Mapping[str, Sequence[Entry]], compared: OutputComparison | None, output: str, *, judged: bool
+) -> ClientView:
+    received = entries.get("answer", ())
+    words = [answer_word(entry) for entry in received]
+    words += ["none"] * (len(entries.get("request-sent", ())) - len(words))
+    runs = [(word, sum(1 for _ in run)) for word, run in groupby(words)]
+    statuses = [entry["status"] for entry in received]
+    found = compared or OutputComparison()
+    return ClientView(
+        answers=tuple(word if times == 1 else f"{word} x {times}" for word, times in runs),
+        refused=tuple(status for status in statuses if status is not None and 400 <= status < 500),
+        compared=found if judged else replace(found, unknown=""),
+        output=output,
+        sdk=next((msgspec.convert(entry.fields, SdkView) for entry in entries.get("client-saw", ())), None),
+    )
 
 
 def answer_word(entry: Entry) -> str:
@@ -66,58 +83,30 @@ def answer_word(entry: Entry) -> str:
     return f"{status}"
 
 
-def _folded(words: Sequence[str]) -> list[str]:
-    runs = [(word, sum(1 for _ in run)) for word, run in groupby(words)]
-    return [word if times == 1 else f"{word} x {times}" for word, times in runs]
-
-
-def compare_outputs(recording: Recording) -> dict[TrialId, OutputComparison]:
-    """Return, for each trial whose engine lived, the comparison of its greedy output with the baseline arm's."""
-    if (checks := _checks(recording)) is None:
-        return {}
-    said, weights = _said(recording), _weights(recording)
-    baseline = [outputs for (arm, _), outputs in said.items() if arm == checks.baseline and outputs]
-    return {trial: compare_output(checks, outputs, baseline, weights[trial]) for trial, outputs in said.items()}
-
-
-def output_words(recording: Recording, compared: Mapping[TrialId, OutputComparison]) -> dict[TrialId, str]:
-    """Return a word or two on the output of each checked trial. compared: the result of `compare_outputs`."""
-    if (checks := _checks(recording)) is None:
-        return {}
-    said, weights = _said(recording), _weights(recording)
-    words: dict[TrialId, str] = {}
-    for entry in recording.of("trial-ended"):
-        trial, result = trial_id(entry), compared.get(trial_id(entry))
-        if (result is not None and result.wrong) or entry["outcome"] == Outcome.WRONG_OUTPUT:
-            words[trial] = "wrong"
-        elif result is None:
-            continue
-        elif (
-            not said[trial]
-            or weights[trial] not in _JUDGED
-            or (result.unknown and weights[trial] is ServedWeights.MADE)
-        ):
-            words[trial] = "not judged"
-        else:
-            words[trial] = "plausible" if result.unknown or trial[0] == checks.baseline else f"as {checks.baseline}"
-    return words
-
-
-def _checks(recording: Recording) -> Checks | None:
+def _outputs(recording: Recording) -> dict[TrialId, tuple[OutputComparison | None, str]]:
+    """Return the comparison and its word for each trial with a checked output; no comparison if its engine did not live."""
     started = recording.first("run-started")
-    return msgspec.convert(started.get("output") if started is not None else None, Checks | None)
-
-
-def _weights(recording: Recording) -> dict[TrialId, ServedWeights | None]:
-    """Return the weights of the trials whose engine lived."""
-    alive = [entry for entry in recording.of("trial-ended") if Outcome(entry["outcome"]).facts.alive]
-    return {trial_id(entry): ServedWeights(entry["weights"]) if entry.get("weights") else None for entry in alive}
-
-
-def _said(recording: Recording) -> dict[TrialId, list[OutputSample]]:
-    """Return the outputs of the trials whose engine lived."""
-    said: dict[TrialId, list[OutputSample]] = {trial: [] for trial in _weights(recording)}
+    checks = msgspec.convert(started.get("output") if started is not None else None, Checks | None)
+    if checks is None:
+        return {}
+    ended = {trial_id(entry): entry for entry in recording.of("trial-ended")}
+    alive = {trial: entry for trial, entry in ended.items() if Outcome(entry["outcome"]).facts.alive}
+    samples: dict[TrialId, list[OutputSample]] = {trial: [] for trial in alive}
     for entry in recording.of("output"):
-        if trial_id(entry) in said:
-            said[trial_id(entry)].append(msgspec.convert(entry["said"], OutputSample))
-    return said
+        if trial_id(entry) in alive:
+            samples[trial_id(entry)].append(msgspec.convert(entry["said"], OutputSample))
+    baseline = [outputs for (arm, _), outputs in samples.items() if arm == checks.baseline and outputs]
+    found: dict[TrialId, tuple[OutputComparison | None, str]] = {
+        trial: (None, "wrong") for trial, entry in ended.items() if entry["outcome"] == Outcome.WRONG_OUTPUT
+    }
+    for trial, outputs in samples.items():
+        weights = ServedWeights(alive[trial]["weights"]) if alive[trial].get("weights") else None
+        compared = compare_output(checks, outputs, baseline, weights)
+        if compared.wrong:
+            word = "wrong"
+        elif not outputs or weights not in _JUDGED or (compared.unknown and weights is ServedWeights.MADE):
+            word = "not judged"
+        else:
+            word = "plausible" if compared.unknown or trial[0] == checks.baseline else f"as {checks.baseline}"
+        found[trial] = compared, word
+    return found

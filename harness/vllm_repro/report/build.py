@@ -6,26 +6,18 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from vllm_repro.client.sdk import SdkView
 from vllm_repro.host.host_id import host_id
 from vllm_repro.host.machine import Machine
 from vllm_repro.journal.journal import Entry, Recording, head_of, legible, read
 from vllm_repro.journal.redact import Redactor, known_secrets
-from vllm_repro.report.answers import (
-    TrialId,
-    answers,
-    compare_outputs,
-    output_words,
-    refused_statuses,
-    trial_id,
-)
+from vllm_repro.report.answers import ClientView, TrialId, client_views, trial_id
 from vllm_repro.report.measurements import measurements
 from vllm_repro.report.model import ArmReport, Environment, RunReport, ServerReport, TrialReport, counted_trials
 from vllm_repro.report.timeline import timelines
@@ -34,7 +26,6 @@ from vllm_repro.scenario.patch import Patch
 from vllm_repro.scenario.scenario import Status
 from vllm_repro.trigger.trigger import TriggerResult
 from vllm_repro.verdict.outcome import Death, Outcome, Outlasted
-from vllm_repro.verdict.output import OutputComparison
 from vllm_repro.verdict.verdict import (
     Expect,
     Expected,
@@ -50,17 +41,6 @@ from vllm_repro.verdict.verdict import (
 )
 
 __all__ = ["build", "build_foreign", "report_of"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Client:
-    """What the client received, by trial. compared: with the outputs of the baseline arm. sdk: after a crash."""
-
-    compared: Mapping[TrialId, OutputComparison]
-    refused: Mapping[TrialId, tuple[int, ...]]
-    answers: Mapping[TrialId, tuple[str, ...]]
-    output: Mapping[TrialId, str]
-    sdk: Mapping[TrialId, SdkView]
 
 
 def build(folder: Path) -> RunReport:
@@ -93,9 +73,9 @@ def report_of(recording: Recording, folder: Path, secrets: Mapping[str, str] | N
     version = _version(recording)
     status = Status(started["status"]["bad"], started["status"]["good"])
     standing = status.standing(version)
-    client = _client(recording, judged=bool(started.get("errs")))
+    views = client_views(recording, judged=bool(started.get("errs")))
     arms = tuple(
-        _arm(recording, declared, _own_standing(declared, status.good, version), client) for declared in started["arms"]
+        _arm(recording, declared, _own_standing(declared, status.good, version), views) for declared in started["arms"]
     )
     ended = recording.end
     return RunReport(
@@ -175,21 +155,6 @@ def _own_standing(declared: Mapping[str, Any], good: str, version: str | None) -
     return Status(declared["bad"], good).standing(version) if declared.get("bad") else None
 
 
-def _client(recording: Recording, *, judged: bool) -> _Client:
-    """Return what the client received. judged: the bug is a wrong answer, so an output that cannot be judged decides nothing."""
-    compared = compare_outputs(recording)
-    output = output_words(recording, compared)
-    if not judged:
-        compared = {trial: replace(result, unknown="") for trial, result in compared.items()}
-    return _Client(
-        compared=compared,
-        refused=refused_statuses(recording),
-        answers=answers(recording),
-        output=output,
-        sdk={trial_id(entry): msgspec.convert(entry.fields, SdkView) for entry in recording.of("client-saw")},
-    )
-
-
 def _comparisons(arms: Sequence[ArmReport]) -> tuple[str, ...]:
     """Compare the arms that avoid the bug with the one that has it, without those whose patch did not run."""
     tried = [arm for arm in arms if arm.trials and not arm.patch_untried]
@@ -251,7 +216,9 @@ def _interrupted_verdict(verdict: VerdictReport, ended: Entry | None, arms: Sequ
 # ── arms and trials ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _arm(recording: Recording, declared: Mapping[str, Any], standing: Standing | None, client: _Client) -> ArmReport:
+def _arm(
+    recording: Recording, declared: Mapping[str, Any], standing: Standing | None, views: Mapping[TrialId, ClientView]
+) -> ArmReport:
     name = declared["name"]
 
     def own(event: str) -> list[Entry]:
@@ -260,7 +227,7 @@ def _arm(recording: Recording, declared: Mapping[str, Any], standing: Standing |
     ended, begun = own("trial-ended"), next(iter(own("trial-started")), None)
     # A booted server has reported more than one that was only started.
     server = next(iter([*own("server-booted"), *own("server-started")]), None)
-    trials = tuple(_trial(entry, client) for entry in ended)
+    trials = tuple(_trial(entry, views[trial_id(entry)]) for entry in ended)
     expected = Expected(declared["expected"])
     counted = counted_trials(trials)
     strange = [is_strange(expected, trial.outcome, trial.during) for trial in counted]
@@ -339,16 +306,14 @@ def _boot_line(boot: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _trial(entry: Entry, client: _Client) -> TrialReport:
-    trial, outcome = trial_id(entry), Outcome(entry["outcome"])
-    compared = client.compared.get(trial, OutputComparison())
-    why, refused = entry["why"], client.refused.get(trial, ())
-    if compared.wrong:
-        outcome, why = Outcome.WRONG_OUTPUT, compared.wrong
-    elif compared.unknown and outcome is Outcome.CLEAN:
-        outcome, why = Outcome.UNTRIGGERED, compared.unknown
-    if outcome.facts.alive and refused:
-        why += f"; {refused_words(refused, entry['requests']['sent'])}"
+def _trial(entry: Entry, view: ClientView) -> TrialReport:
+    outcome, why = Outcome(entry["outcome"]), entry["why"]
+    if view.compared.wrong:
+        outcome, why = Outcome.WRONG_OUTPUT, view.compared.wrong
+    elif view.compared.unknown and outcome is Outcome.CLEAN:
+        outcome, why = Outcome.UNTRIGGERED, view.compared.unknown
+    if outcome.facts.alive and view.refused:
+        why += f"; {refused_words(view.refused, entry['requests']['sent'])}"
     return TrialReport(
         number=entry["trial"],
         outcome=outcome,
@@ -364,10 +329,10 @@ def _trial(entry: Entry, client: _Client) -> TrialReport:
         version=entry.get("version"),
         boot=_boot_line(entry.get("boot") or {}),
         during=entry.get("during", ""),
-        answers=client.answers.get(trial, ()),
-        output=client.output.get(trial, ""),
+        answers=view.answers,
+        output=view.output,
         rank_logs=tuple(entry.get("rank_logs") or ()),
         outlasted=msgspec.convert(entry.get("outlasted") or (), tuple[Outlasted, ...]),
-        refused=refused,
-        client_saw=client.sdk.get(trial),
+        refused=view.refused,
+        client_saw=view.sdk,
     )
