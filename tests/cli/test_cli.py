@@ -244,8 +244,8 @@ def test_a_log_on_standard_input(harness: Harness) -> None:
     assert set(found) >= {"died", "phase", "exception", "message", "frames", "wrapped", "matches", "vllm_version"}
 
 
-def test_doctor_says_what_can_run(harness: Harness) -> None:
-    found = json.loads(harness("doctor", "--json").out)
+def test_doctor_says_what_can_run(harness: Harness, tmp_path: Path) -> None:
+    found = json.loads(harness("doctor", "--json", env={"VLLM_REPRO_CACHE": str(tmp_path)}).out)
     assert {"machine", "docker", "cached releases", "tq-chunked-prefill"} <= {finding["what"] for finding in found}
 
 
