@@ -6,6 +6,7 @@ import argparse
 import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
@@ -28,60 +29,44 @@ _MOST_TRIALS = 200
 
 def add_server_options(parser: argparse.ArgumentParser, which: Sequence[str] = _ALL) -> None:
     """Add the options that `which` names."""
-    if "server" in which:
-        parser.add_argument(
-            "--server",
-            choices=("auto", *kinds()),
-            default="auto",
-            help="where the vLLM comes from (default: auto, which picks one and prints why): "
-            + "; ".join(f"{kind}: {kind.facts.summary}" for kind in kinds()),
-        )
-    if "url" in which:
-        parser.add_argument("--url", type=_url, metavar="U", help="attach to the server that runs at this URL")
-    if "image" in which:
-        parser.add_argument("--image", metavar="I", help="the image to run (default: the official one of the release)")
-    if "vllm" in which:
-        parser.add_argument(
-            "--vllm",
-            type=release,
-            metavar="V",
-            help="the release, such as 0.23.0; a process server or the lab installs it into a cache",
-        )
-    if "model" in which:
-        parser.add_argument("--model", metavar="M", help="a model folder or name instead of the scenario's tiny model")
-    if "weights" in which:
-        parser.add_argument(
-            "--weights",
-            choices=("real", "dummy"),
-            help="the model's own weights, or random ones of a tiny model with the same attention, made on the spot",
-        )
-    if "port" in which:
-        parser.add_argument("--port", type=_port, metavar="P", help="the loopback port (default: a free one)")
-    if "log" in which:
-        parser.add_argument(
-            "--log", type=Path, metavar="FILE", help="the log of an attached server, if it is not found automatically"
-        )
-    if "patch" in which:
-        parser.add_argument(
-            "--patch",
-            type=Path,
-            metavar="FILE",
-            help="a unified diff of vLLM to apply to the image or release: what git diff prints in a checkout of vLLM",
-        )
-    if "guard" in which:
-        parser.add_argument(
-            "--guard",
-            action="store_true",
-            default=None,
-            help="in the lab: refuse every copy and wait between host and device during graph capture, as CUDA does",
-        )
-    if "record" in which:
-        parser.add_argument(
-            "--record",
-            action="store_true",
-            default=None,
-            help="in the lab: with that guard, record what graphs capture and serve by replaying it, as a GPU does",
-        )
+    texts = "; ".join(f"{kind}: {kind.facts.summary}" for kind in kinds())
+    switch = {"action": "store_true", "default": None}
+    options: dict[str, dict[str, Any]] = {
+        "server": {
+            "choices": ("auto", *kinds()),
+            "default": "auto",
+            "help": f"where the vLLM comes from (default: auto, which picks one and prints why): {texts}",
+        },
+        "url": {"type": _url, "metavar": "U", "help": "attach to the server that runs at this URL"},
+        "image": {"metavar": "I", "help": "the image to run (default: the official one of the release)"},
+        "vllm": {
+            "type": release,
+            "metavar": "V",
+            "help": "the release, such as 0.23.0; a process server or the lab installs it into a cache",
+        },
+        "model": {"metavar": "M", "help": "a model folder or name instead of the scenario's tiny model"},
+        "weights": {
+            "choices": ("real", "dummy"),
+            "help": "the model's own weights, or random ones of a tiny model with the same attention, made on the spot",
+        },
+        "port": {"type": _port, "metavar": "P", "help": "the loopback port (default: a free one)"},
+        "log": {
+            "type": Path,
+            "metavar": "FILE",
+            "help": "the log of an attached server, if it is not found automatically",
+        },
+        "patch": {
+            "type": Path,
+            "metavar": "FILE",
+            "help": "a unified diff of vLLM to apply to the image or release: what git diff prints in a checkout of vLLM",
+        },
+        "guard": switch
+        | {"help": "in the lab: refuse every copy and wait between host and device during graph capture, as CUDA does"},
+        "record": switch
+        | {"help": "in the lab: with that guard, record what graphs capture and serve by replaying it, as a GPU does"},
+    }
+    for name in which:
+        parser.add_argument(f"--{name}", **options[name])
 
 
 def add_run_options(parser: argparse.ArgumentParser, *, arm: str, auto: bool = False) -> None:
