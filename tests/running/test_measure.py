@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests.fake_vllm import COMPLETION, Exchange, FakeVllm
-from tests.running.test_trial import FATAL, SCENARIO, trial_on
+from tests.fake_vllm import COMPLETION, Exchange
+from tests.running.test_trial import FATAL, LAUNCH, SCENARIO, tried
 from vllm_repro.journal.journal import Recording, read
 from vllm_repro.running.assess import Conclusion
+from vllm_repro.running.measure import Lateness
 from vllm_repro.running.state import MeasureOptions, Trial
-from vllm_repro.running.trial import run_trial
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.output import Checks, Probe, ServedWeights
 from vllm_repro.verdict.throughput import Load
@@ -27,7 +28,6 @@ ROUNDS = 2 + 5
 class Engine:
     """Server that streams answers and counts tokens as vLLM does. `wrong`: its answer to a measured request."""
 
-    fake: FakeVllm | None = None
     wrong: Callable[[Exchange, int], bool] = lambda *_: False
     asked: list[dict[str, Any]] = field(default_factory=list)
     prompt: int = 0
@@ -70,14 +70,10 @@ def tokenize(exchange: Exchange) -> None:
 
 def concluded(folder: Path, engine: Engine, **changes: Any) -> tuple[Conclusion, Recording, Trial]:
     paths = {"/v1/completions": engine.completions, "/metrics": engine.metrics, "/tokenize": tokenize}
-    with FakeVllm(folder / "log", paths) as fake:
-        engine.fake = fake
-        trial = trial_on(fake, folder)
-        loads, output = changes.pop("throughput", ()), changes.pop("output", None)
-        options = changes.pop("measure", MeasureOptions(throughput=bool(loads)))
-        trial = replace(trial, scenario=replace(SCENARIO, throughput=loads, output=output), measure=options, **changes)
-        with trial.journal, trial.requests:
-            conclusion = asyncio.run(run_trial(trial))
+    loads, output = changes.pop("throughput", ()), changes.pop("output", None)
+    changes = {"measure": MeasureOptions(throughput=bool(loads)), **changes}
+    scenario = replace(changes.pop("scenario", SCENARIO), throughput=loads, output=output)
+    conclusion, trial = tried(folder, paths, scenario=scenario, **changes)
     return conclusion, read(folder / "journal.jsonl"), trial
 
 
@@ -113,17 +109,7 @@ def test_every_arm_gets_the_same_prompts(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         engine = Engine()
         arm = replace(SCENARIO.arms[0], name=name)
-        scenario = replace(SCENARIO, arms=(arm,))
-        paths = {"/v1/completions": engine.completions, "/metrics": engine.metrics, "/tokenize": tokenize}
-        with FakeVllm(tmp_path / name / "log", paths) as fake:
-            trial = replace(
-                trial_on(fake, tmp_path / name),
-                scenario=replace(scenario, throughput=LOADS),
-                arm=arm,
-                measure=MeasureOptions(throughput=True),
-            )
-            with trial.journal, trial.requests:
-                asyncio.run(run_trial(trial))
+        concluded(tmp_path / name, engine, scenario=replace(SCENARIO, arms=(arm,)), throughput=LOADS, arm=arm)
         prompts.append(sorted(body["prompt"] for body in engine.asked))
     assert prompts[0] == prompts[1]
 
@@ -232,16 +218,10 @@ def test_an_answer_that_repeats_one_token_is_wrong_where_weights_are_real(
     tmp_path: Path, token: Callable[[int], int], weights: str, outcome: Outcome
 ) -> None:
     engine = Engine(token=token)
-    paths = {"/v1/completions": engine.completions, "/metrics": engine.metrics, "/tokenize": tokenize}
-    with FakeVllm(tmp_path / "log", paths) as fake:
-        trial = trial_on(fake, tmp_path)
-        command = trial.launch.command.with_flags(weights) if weights else trial.launch.command
-        scenario = replace(SCENARIO, output=Checks(longest_run=32, needle=200))
-        trial = replace(trial, scenario=scenario, launch=replace(trial.launch, command=command))
-        with trial.journal, trial.requests:
-            conclusion = asyncio.run(run_trial(trial))
+    launch = replace(LAUNCH, command=LAUNCH.command.with_flags(weights)) if weights else LAUNCH
+    conclusion, journal, _ = concluded(tmp_path, engine, output=Checks(longest_run=32, needle=200), launch=launch)
     assert conclusion.weights is (ServedWeights.DUMMY if weights else ServedWeights.REAL)
-    said = [entry["said"] for entry in read(tmp_path / "journal.jsonl").of("output")]
+    said = [entry["said"] for entry in journal.of("output")]
     assert said[0]["first"] == [token(number) for number in range(64)]
     assert [len(asked["prompt"]) for asked in engine.asked[1:]] == ([] if weights else [200])
     assert [one["probe"] for one in said[1:]] == ([] if weights else [Probe.NEEDLE])
@@ -251,3 +231,17 @@ def test_an_answer_that_repeats_one_token_is_wrong_where_weights_are_real(
         outcome = Outcome.WRONG_OUTPUT  # this engine knows no needle
         assert "was not found" in conclusion.why
     assert conclusion.outcome is outcome
+
+
+def test_a_process_that_does_not_get_to_its_work_notices() -> None:
+    async def busy(seconds: float) -> Lateness:
+        async with Lateness() as late:
+            await asyncio.sleep(0.02)
+            time.sleep(seconds)  # blocks, as a machine does that gives the process no time
+            await asyncio.sleep(0.02)
+        return late
+
+    slow = asyncio.run(busy(0.2))
+    assert 0.15 < slow.worst <= slow.slept
+    # The machine itself may be late, but not each time.
+    assert min(asyncio.run(busy(0.0)).worst for _ in range(20)) < 0.15

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,13 +35,16 @@ FATAL = (
 )
 
 
+ARM = SCENARIO.arms[0]
+LAUNCH = Launch(kind=ServerKind.PROCESS, evidence=Evidence.CPU, command=SCENARIO.command_of(ARM))
+
+
 def trial_on(fake: FakeVllm, folder: Path) -> Trial:
-    arm = SCENARIO.arms[0]
     return Trial(
         scenario=SCENARIO,
-        arm=arm,
+        arm=ARM,
         number=1,
-        launch=Launch(kind=ServerKind.PROCESS, evidence=Evidence.CPU, command=SCENARIO.command_of(arm)),
+        launch=LAUNCH,
         server=fake,
         log=fake.log_path,
         limits=TimeLimits(boot_stall=5.0, answer_stall=5.0, grace=1.0),
@@ -51,11 +55,16 @@ def trial_on(fake: FakeVllm, folder: Path) -> Trial:
     )
 
 
-def concluded(folder: Path, paths: Mapping[str, Callable[[Exchange], None]]) -> Conclusion:
+def tried(folder: Path, paths: Mapping[str, Callable[[Exchange], None]], **changes: Any) -> tuple[Conclusion, Trial]:
+    """Run a trial, with `changes` of its fields, on a fake server with these `paths`."""
     with FakeVllm(folder / "log", paths) as fake:
-        trial = trial_on(fake, folder)
+        trial = replace(trial_on(fake, folder), **changes)
         with trial.journal, trial.requests:
-            return asyncio.run(run_trial(trial))
+            return asyncio.run(run_trial(trial)), trial
+
+
+def concluded(folder: Path, paths: Mapping[str, Callable[[Exchange], None]], **changes: Any) -> Conclusion:
+    return tried(folder, paths, **changes)[0]
 
 
 def is_the_odd_one(exchange: Exchange) -> bool:
@@ -63,7 +72,8 @@ def is_the_odd_one(exchange: Exchange) -> bool:
 
 
 def test_a_healthy_server_that_answers_is_clean(tmp_path: Path) -> None:
-    assert concluded(tmp_path, {}).outcome is Outcome.CLEAN
+    conclusion = concluded(tmp_path, {})
+    assert (conclusion.outcome, conclusion.outlasted) == (Outcome.CLEAN, ())
 
 
 def test_an_engine_that_dies_as_it_becomes_ready_is_no_trouble_of_the_host(tmp_path: Path) -> None:
@@ -224,11 +234,8 @@ def test_the_tools_and_the_template_of_a_chat_are_counted_with_it(tmp_path: Path
     request = chat(
         prompt=60, stream=False, tools=[{"type": "function"}], chat_template_kwargs={"enable_thinking": True}
     )
-    with FakeVllm(tmp_path / "log", {"/tokenize": tokenize, "/v1/chat/completions": chats}) as fake:
-        trial = trial_on(fake, tmp_path)
-        trial.arm = replace(trial.arm, workload=(request,))
-        with trial.journal, trial.requests:
-            asyncio.run(run_trial(trial))
+    paths = {"/tokenize": tokenize, "/v1/chat/completions": chats}
+    tried(tmp_path, paths, arm=replace(ARM, workload=(request,)))
     assert len(sent[0]["messages"][0]["content"].split()) == 60 - 7 - 5  # type: ignore[index]  # of plain JSON
 
 
@@ -240,12 +247,8 @@ def test_a_shared_head_has_the_size_that_was_sent(tmp_path: Path, kind: ServerKi
 
     shared = sized(96, lab=32)
     request = completion(prompt=128, shared=shared)
-    with FakeVllm(tmp_path / "log", {"/tokenize": tokenize}) as fake:
-        trial = trial_on(fake, tmp_path)
-        trial.arm = replace(trial.arm, workload=(request, request))
-        trial.launch = replace(trial.launch, kind=kind)
-        with trial.journal, trial.requests:
-            asyncio.run(run_trial(trial))
+    arm = replace(ARM, workload=(request, request))
+    _, trial = tried(tmp_path, {"/tokenize": tokenize}, arm=arm, launch=replace(LAUNCH, kind=kind))
     assert [asked.repeats for asked in trial.seen.asked] == [0, repeats]
     sent = [entry["body"] for entry in read(tmp_path / "journal.jsonl").entries if entry.event == "request-sent"]
     assert {body["prompt"] for body in sent} == {f"(128 tokens, the first {repeats} shared)"}
@@ -263,22 +266,15 @@ def test_hits_of_other_clients_are_not_those_of_a_request(tmp_path: Path, hits: 
         counted = hits * bool(answered)
         exchange.answer(200, f"{METRICS}vllm:prefix_cache_hits_total {counted}\n", "text/plain")
 
-    with FakeVllm(tmp_path / "log", {"/v1/completions": completions, "/metrics": metrics}) as fake:
-        trial = trial_on(fake, tmp_path)
-        trial.arm = replace(trial.arm, workload=(completion(prompt="hello"),))
-        with trial.journal, trial.requests:
-            asyncio.run(run_trial(trial))
+    paths = {"/v1/completions": completions, "/metrics": metrics}
+    _, trial = tried(tmp_path, paths, arm=replace(ARM, workload=(completion(prompt="hello"),)))
     assert trial.seen.asked[0].cached_tokens == cached
 
 
 def test_a_count_below_nothing_is_no_count(tmp_path: Path) -> None:
     usage = {"prompt_tokens": 128, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": -1}}
     paths = {"/v1/completions": lambda exchange: exchange.answer(200, {**COMPLETION, "usage": usage})}
-    with FakeVllm(tmp_path / "log", paths) as fake:
-        trial = trial_on(fake, tmp_path)
-        with trial.journal, trial.requests:
-            asyncio.run(run_trial(trial))
-    assert trial.seen.asked[0].cached_tokens is None
+    assert tried(tmp_path, paths)[1].seen.asked[0].cached_tokens is None
 
 
 @pytest.mark.parametrize("told", ["nothing", "a reset"])
@@ -320,10 +316,6 @@ def test_the_server_of_another_node_that_stays_is_told(tmp_path: Path, monkeypat
     assert ended is not None
     assert ended["rank_logs"] == ["logs/log.rank1.log", "logs/log.rank2.log"]
     assert [one["rank"] for one in ended["outlasted"]] == [1, 2]
-
-
-def test_of_a_server_that_lived_nobody_stays(tmp_path: Path) -> None:
-    assert concluded(tmp_path, {}).outlasted == ()
 
 
 def client_saw(folder: Path) -> dict[str, object] | None:
@@ -375,11 +367,7 @@ def test_no_client_asks_a_server_that_lives_or_is_not_ours(tmp_path: Path, died:
         if died:
             exchange.fake.write(FATAL)
 
-    with FakeVllm(tmp_path / "log", {"/v1/completions": completions}) as fake:
-        trial = trial_on(fake, tmp_path)
-        if died:
-            trial.launch = replace(trial.launch, kind=ServerKind.ATTACH)
-        with trial.journal, trial.requests:
-            conclusion = asyncio.run(run_trial(trial))
+    launch = replace(LAUNCH, kind=ServerKind.ATTACH) if died else LAUNCH
+    conclusion = concluded(tmp_path, {"/v1/completions": completions}, launch=launch)
     assert conclusion.outcome is (Outcome.OTHER_CRASH if died else Outcome.CLEAN)
     assert client_saw(tmp_path) is None

@@ -16,7 +16,7 @@ from vllm_repro.client.client import Client
 from vllm_repro.journal.journal import Journal
 from vllm_repro.running.death_signs import Channel
 from vllm_repro.running.state import TimeLimits
-from vllm_repro.running.watch import Watch
+from vllm_repro.running.watch import Watch, follow
 from vllm_repro.servers.kinds import ServerKind
 
 QUICK = TimeLimits(boot_stall=5.0, answer_stall=1.0, grace=1.0)
@@ -248,3 +248,37 @@ def test_a_process_that_ends_during_the_boot_is_no_sign(tmp_path: Path, ready: b
         child.kill()
         child.wait()
     assert [sign.channel for sign in watch.signs] == ([Channel.ENGINE_PROCESS] if ready else [])
+
+
+def lines_of(path: Path, writes: list[bytes], expected: int) -> list[str]:
+    async def read() -> list[str]:
+        found: list[str] = []
+        async for line, written in follow(path):
+            assert written > 0
+            if line:
+                found.append(line)
+            if len(found) == expected:
+                return found
+            if writes:
+                with path.open("ab") as file:
+                    file.write(writes.pop(0))
+        return found
+
+    async def first() -> list[str]:
+        task = asyncio.create_task(read())
+        await asyncio.sleep(0.05)  # the file is not there yet
+        path.write_bytes(writes.pop(0))
+        return await asyncio.wait_for(task, 10)
+
+    return asyncio.run(first())
+
+
+def test_lines_come_whole_however_they_were_written(tmp_path: Path) -> None:
+    writes = [b"one\ntw", b"o\nthree\r25%", b"\r50%\nfour\xff\n"]
+    assert lines_of(tmp_path / "log", writes, 6) == ["one", "two", "three", "25%", "50%", "four\ufffd"]
+
+
+def test_a_line_without_an_end_is_cut(tmp_path: Path) -> None:
+    writes = [b"x" * 200_000, b"y" * 200_000, b"\nnext\n"]
+    long, after = lines_of(tmp_path / "log", writes, 2)
+    assert (len(long), after) == (65536, "next")
