@@ -184,9 +184,9 @@ def test_a_soak_counts_what_goes_wrong(tmp_path: Path) -> None:
         return number in (3, 4)
 
     engine = Engine(wrong=wrong)
-    conclusion, journal, _ = concluded(tmp_path, engine, measure=MeasureOptions(soak=0.5))
+    conclusion, journal, _ = concluded(tmp_path, engine, measure=MeasureOptions(soak=1.0))
     (entry,) = journal.of("soak")
-    assert (entry["soak"]["errors"], entry["soak"]["restarts"], entry["soak"]["seconds"]) == (2, 0, 0.5)
+    assert (entry["soak"]["errors"], entry["soak"]["restarts"], entry["soak"]["seconds"]) == (2, 0, 1.0)
     assert entry["soak"]["requests"] == len(engine.asked) > 8
     assert sum(entry["soak"]["tenths"]) <= engine.output
     assert conclusion.outcome is Outcome.CLEAN

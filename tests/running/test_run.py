@@ -243,7 +243,7 @@ def test_a_report_is_made_again_from_the_journal(harness: Harness, tmp_path: Pat
         (cut / "journal.jsonl").write_bytes(journal[: int(len(journal) * share)])
         again = harness("report", str(cut), "--format", "md")
         assert again.status == 0, again.err
-        assert "journal is cut" in again.out
+        assert "journal is incomplete" in again.out
 
 
 def test_where_no_report_can_be_written_the_verdict_is_said_all_the_same(

@@ -247,7 +247,7 @@ class Measurements:
         return answers
 
     async def _ask(self, name: str, prompt: Prompt, fields: dict[str, Any]) -> Answer:
-        trial, watch = self.runner.trial, self.runner.watch
+        trial = self.runner.trial
         body = {
             "model": self.runner.model,
             **prompt.body,
@@ -256,32 +256,17 @@ class Measurements:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        watch.in_flight += 1
-        try:
-            answer = await self.runner.client.ask(_ENDPOINT, body)
-        finally:
-            watch.in_flight -= 1
-        sign = await watch.see_answer(answer)
+        answer, died = await self.runner.watch.ask(_ENDPOINT, body)
         if not answer.ok:
             if len(trial.seen.measured) < _MOST_FAILED:
                 trial.seen.measured.append(answer)
             trial.journal.write("answer", **trial.label, name=name, status=answer.status, error=answer.error)
-            if sign is not None and answer.names_dead_engine:
+            if died:
                 # The request that killed the engine counts for the trigger; one that it survived counts in the workload only.
                 trial.seen.asked.append(
                     SentRequest(name, prompt.tokens or None, "tokenize", status=answer.status, died=True)
                 )
-        trial.requests.write(
-            "request",
-            **trial.label,
-            name=name,
-            sent=answer.sent,
-            ended=answer.ended,
-            status=answer.status,
-            ok=answer.ok,
-            usage=answer.usage,
-            token_times=[round(moment - answer.sent, 6) for moment in answer.arrivals],
-        )
+        self.runner.record_request(name, answer, answer.arrivals)
         return answer
 
 

@@ -13,7 +13,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,17 @@ def _run(job: Job, site: Site, progress: Progress, unfinished: UnfinishedRun | N
         Journal(folder / "requests.jsonl", redactor) as requests,
     ):
         journal.write("run-resumed" if unfinished is not None else "run-started", **header)
-        trials = _Trials(job, site, arms, folder, journal, requests, progress, record, unfinished)
+        trials = _Trials(
+            job=job,
+            site=site,
+            arms=arms,
+            folder=folder,
+            journal=journal,
+            requests=requests,
+            progress=progress,
+            record=record,
+            unfinished=unfinished,
+        )
         try:
             with _handlers_restored():
                 asyncio.run(trials.run())
@@ -192,29 +202,27 @@ def _handlers_restored() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
+@dataclass(kw_only=True)
 class _Trials:
     """The boots of one run, one after the other."""
 
-    def __init__(
-        self,
-        job: Job,
-        site: Site,
-        arms: Sequence[Arm],
-        folder: Path,
-        journal: Journal,
-        requests: Journal,
-        progress: Progress,
-        record: Record | None,
-        unfinished: UnfinishedRun | None,
-    ) -> None:
-        self.interrupted_by: str | None = None
-        self._job, self._site, self._arms, self._folder = job, site, arms, folder
-        self._journal, self._requests, self._progress = journal, requests, progress
-        self._record, self._unfinished = record, unfinished
-        self._version = job.version(site.kind)
-        self._outcomes = {arm.name: list(unfinished.outcomes.get(arm.name, ())) if unfinished else [] for arm in arms}
-        self._strange = Counter(unfinished.strange if unfinished else {})
-        self._numbers = Counter(unfinished.last if unfinished else {})
+    job: Job
+    site: Site
+    arms: Sequence[Arm]
+    folder: Path
+    journal: Journal
+    requests: Journal
+    progress: Progress
+    record: Record | None
+    unfinished: UnfinishedRun | None
+    interrupted_by: str | None = None
+
+    def __post_init__(self) -> None:
+        before = self.unfinished
+        self._version = self.job.version(self.site.kind)
+        self._outcomes = {arm.name: list(before.outcomes.get(arm.name, ())) if before else [] for arm in self.arms}
+        self._strange = Counter(before.strange if before else {})
+        self._numbers = Counter(before.last if before else {})
 
     async def run(self) -> None:
         self._take_signals()
@@ -232,7 +240,7 @@ class _Trials:
             # Only once: a second Ctrl-C must not interrupt the clean-up, or it would leave a server behind.
             if self.interrupted_by is None:
                 self.interrupted_by = number.name
-                self._progress.say(f"{number.name}: ending the server; what was seen so far is kept")
+                self.progress.say(f"{number.name}: ending the server; what was seen so far is kept")
                 current.cancel()
 
         for number in _SIGNALS:
@@ -242,24 +250,24 @@ class _Trials:
                 loop.add_signal_handler(number, stop, number)
 
     def _boots(self) -> Iterable[tuple[int, Arm]]:
-        if self._job.trials is None:
-            return boots_as_needed(self._arms, self._undecided)
-        planned = planned_boots(self._arms, self._job.trials)
-        return planned if self._unfinished is None else self._unfinished.remaining(planned)
+        if self.job.trials is None:
+            return boots_as_needed(self.arms, self._undecided)
+        planned = planned_boots(self.arms, self.job.trials)
+        return planned if self.unfinished is None else self.unfinished.remaining(planned)
 
     def _undecided(self) -> list[str]:
         results = [
             arm_result(arm.name, arm.expected, self._outcomes[arm.name], strange=self._strange[arm.name])
-            for arm in self._arms
+            for arm in self.arms
         ]
-        patched = all(arm.patches for arm in self._arms)
-        return undecided_arms(results, self._record, self._version, patched=patched)
+        patched = all(arm.patches for arm in self.arms)
+        return undecided_arms(results, self.record, self._version, patched=patched)
 
     async def _boot(self, arm: Arm, number: int) -> bool:
         """Run one trial. Return True if no further trial makes sense."""
-        job, site = self._job, self._site
-        log = self._folder / "logs" / f"{arm.name}-{number}.log"
-        launch, server = site.server(job.scenario, arm, number, log, self._folder.name)
+        job, site = self.job, self.site
+        log = self.folder / "logs" / f"{arm.name}-{number}.log"
+        launch, server = site.server(job.scenario, arm, number, log, self.folder.name)
         conclusion = await run_trial(
             Trial(
                 scenario=job.scenario,
@@ -270,9 +278,9 @@ class _Trials:
                 log=log,
                 limits=job.limits,
                 seed=job.seed,
-                journal=self._journal,
-                requests=self._requests,
-                say=lambda text: self._progress.say(f"{arm.name}: {text}"),
+                journal=self.journal,
+                requests=self.requests,
+                say=lambda text: self.progress.say(f"{arm.name}: {text}"),
                 api_key=os.environ.get("VLLM_API_KEY"),  # a server that we start takes it from the same environment
                 measure=job.measure,
             )
@@ -281,7 +289,7 @@ class _Trials:
         crossed = conclusion.trigger.crossed
         self._strange[arm.name] += is_other(arm.expected, conclusion.outcome, conclusion.during, crossed=crossed)
         self._version = conclusion.version or self._version
-        self._progress.done(arm, number, conclusion)
+        self.progress.done(arm, number, conclusion)
         # A patch that does not fit says nothing about the other arms.
         return site.ends_after(conclusion.outcome, launched=conclusion.launched) and not arm.patches
 

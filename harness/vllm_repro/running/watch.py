@@ -2,7 +2,7 @@
 
     async with Watch(server, kind, client, journal, limits, say) as watch:
         await watch.until_ready()
-        ... the workload, whose answers go to watch.see_answer() ...
+        ... the workload, whose requests go through watch.ask() ...
         await watch.aftermath()
 
 Channels: the process or container, the processes under it, the log as it grows, `/health`, the answers of requests in flight, a canary,
@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -132,12 +132,17 @@ class Watch:
             await self._sleep_unless_dead(0.1 if waited < 10 else 0.5)
         return False
 
-    async def see_answer(self, answer: Answer, *, canary: bool = False) -> DeathSign | None:
-        """Record what an answer shows of the engine; return the sign, if it is one."""
+    async def ask(self, endpoint: str, body: Mapping[str, Any], *, canary: bool = False) -> tuple[Answer, bool]:
+        """Send a completion request. Return its answer, and True if that names a dead engine."""
+        self.in_flight += 1
+        try:
+            answer = await self.client.ask(endpoint, body)
+        finally:
+            self.in_flight -= 1
         sign = sign_of_answer(answer, canary=canary)
         if sign is not None:
             self.note(sign)
-        return sign
+        return answer, sign is not None and answer.names_dead_engine
 
     async def aftermath(self) -> None:
         """After the first sign, wait until the server is gone and its log complete, at most `limits.grace`.

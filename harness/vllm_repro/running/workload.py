@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -215,13 +216,8 @@ class WorkloadRunner:
             fields=extra,
             body=_shortened(body, prompt),
         )
-        self.watch.in_flight += 1
-        try:
-            answer = await self.client.ask(request.endpoint, body)
-        finally:
-            self.watch.in_flight -= 1
-        sign = await self.watch.see_answer(answer)
-        self._record_answer(index, asked, answer, died=sign is not None and answer.names_dead_engine)
+        answer, died = await self.watch.ask(request.endpoint, body)
+        self._record_answer(index, asked, answer, died=died)
         if answer.ok and request.conversation:
             self.dialogues[request.conversation].answered = prompt.tokens
         elif answer.ok:
@@ -260,16 +256,20 @@ class WorkloadRunner:
             usage=usage,
             took_s=answer.ended - answer.sent,
         )
-        trial.requests.write(
+        self.record_request(asked.name, answer, answer.token_times)
+
+    def record_request(self, name: str, answer: Answer, times: Iterable[float]) -> None:
+        """Write a request to its own file. times: of its tokens."""
+        self.trial.requests.write(
             "request",
-            **trial.label,
-            name=asked.name,
+            **self.trial.label,
+            name=name,
             sent=answer.sent,
             ended=answer.ended,
             status=answer.status,
             ok=answer.ok,
-            usage=usage,
-            token_times=[round(moment - answer.sent, 6) for moment in answer.token_times],
+            usage=answer.usage,
+            token_times=[round(moment - answer.sent, 6) for moment in times],
         )
 
     def _record_counters(self, before: Reading, after: Reading) -> None:
@@ -292,16 +292,11 @@ class WorkloadRunner:
         body = {"model": self.model, "prompt": "hello", "max_tokens": 1, "temperature": 0}
 
         async def ask() -> None:
-            watch.in_flight += 1
-            try:
-                answer = await self.client.ask("/v1/completions", body)
-            finally:
-                watch.in_flight -= 1
+            answer, _ = await watch.ask("/v1/completions", body, canary=True)
             trial.seen.canary_ok = answer.status == 200 and answer.error is None and not answer.empty
             trial.journal.write(
                 "canary", **trial.label, status=answer.status, error=answer.error, ok=trial.seen.canary_ok
             )
-            await watch.see_answer(answer, canary=True)
             if not trial.seen.canary_ok and not trial.launch.kind.facts.started:
                 trial.seen.measured.append(answer)  # a gateway may have answered
             if not trial.seen.canary_ok and not watch.ended:
