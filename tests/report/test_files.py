@@ -185,6 +185,16 @@ def test_a_change_that_was_not_tried_hides_no_other_arms_death() -> None:
     assert "unexpected in arm eager: crash" in made.because
 
 
+def test_a_trial_that_says_nothing_about_the_engine_did_not_test_the_boundary() -> None:
+    source = changed(report(REHEARSAL), Outcome.INFRA, report(REHEARSAL).verdict)
+    trial = source.arms[0].trials[0]
+    lost = replace(trial, death=None, trigger=replace(trial.trigger, crossed=False, evidence=()))
+    made = replace(source, arms=(replace(source.arms[0], trials=(lost,)),))
+    assert "- `reported`, trial 1: not tested. Boot: " in markdown(made)
+    assert "Boundary not tested in `reported`: no evidence." in render(made, "issue")
+    assert "not tested" in render(made, "html")
+
+
 def test_a_report_says_whose_server_stayed_and_where_each_log_is() -> None:
     example = report(REHEARSAL)
     arm = next(arm for arm in example.arms if arm.trials[0].death)

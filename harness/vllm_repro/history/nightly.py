@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from vllm_repro.report.format import seconds
+from vllm_repro.report.junit import element, xml_text
 from vllm_repro.report.model import RunReport, banner
-from vllm_repro.report.text import LIMIT, cell, plain, printable, shorten
+from vllm_repro.report.text import LIMIT, cell, plain, shorten
 from vllm_repro.verdict.outcome import Outcome
 
 __all__ = ["Light", "Night", "Slot", "annotation", "light_of", "markdown", "suites"]
@@ -168,16 +169,13 @@ def suites(night: Night, runs: Iterable[str]) -> str:
         own.set(name, str(len(list(own.iter(tag)))))
         root.set(name, str(len(list(root.iter(tag)))))
     root.set("time", f"{sum(float(suite.get('time', '0')) for suite in root.findall('testsuite')):.3f}")
-    ET.indent(root)
-    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
+    return xml_text(root)
 
 
 def _case(name: str, kind: str, why: str) -> ET.Element:
-    case = ET.Element("testcase", {"classname": "nightly", "name": printable(name), "time": "0.000"})
-    result = ET.SubElement(case, kind, {"message": printable(why)})
-    if kind == "error":
-        result.set("type", "infra")
-        result.text = printable(why)
+    case = element("testcase", {"classname": "nightly", "name": name, "time": "0.000"})
+    error = kind == "error"
+    case.append(element(kind, {"message": why, **({"type": "infra"} if error else {})}, why if error else ""))
     return case
 
 

@@ -19,7 +19,7 @@ from vllm_repro.report.wording import death_line, first_of_each, not_run_word
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected, counted
 
-__all__ = ["junit"]
+__all__ = ["element", "junit", "xml_text"]
 
 _MESSAGE, _TEXT, _FRAMES = 1_000, 8_000, 10
 """Bytes of a message, bytes of a text, innermost frames of a traceback."""
@@ -48,16 +48,21 @@ def junit(report: RunReport) -> str:
         *([("journal_cut", "true")] if report.cut else []),
         *(("patched", text) for text in changed_files(report)),
     ):
-        properties.append(_element("property", {"name": name, "value": value}))
-    suite = _element("testsuite", {"name": report.scenario, **totals, "timestamp": report.started_at})
+        properties.append(element("property", {"name": name, "value": value}))
+    suite = element("testsuite", {"name": report.scenario, **totals, "timestamp": report.started_at})
     suite.extend([properties, *cases])
-    root = _element("testsuites", totals)
+    root = element("testsuites", totals)
     root.append(suite)
+    return xml_text(root)
+
+
+def xml_text(root: ET.Element) -> str:
+    """Return the indented XML with its declaration."""
     ET.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
 
 
-def _element(tag: str, attributes: Mapping[str, str], text: str = "") -> ET.Element:
+def element(tag: str, attributes: Mapping[str, str], text: str = "") -> ET.Element:
     """Return an element with only those characters that XML allows."""
     element = ET.Element(tag, {name: printable(value) for name, value in attributes.items()})
     element.text = printable(text) or None
@@ -66,19 +71,19 @@ def _element(tag: str, attributes: Mapping[str, str], text: str = "") -> ET.Elem
 
 def _testcase(report: RunReport, name: str, time_s: float) -> ET.Element:
     classname = f"{'REHEARSAL.' if report.rehearsal else ''}{report.scenario}"
-    return _element("testcase", {"classname": classname, "name": name, "time": f"{time_s:.3f}"})
+    return element("testcase", {"classname": classname, "name": name, "time": f"{time_s:.3f}"})
 
 
 def _not_run(report: RunReport) -> list[ET.Element]:
     """Return the cases of an interrupted run: one error, and one skip per arm without a finished trial."""
     by = f"interrupted by {report.interrupted}" if report.interrupted else "killed, its journal is cut"
     whole = _testcase(report, "the whole run", 0.0)
-    whole.append(_element("error", {"message": f"the run was {by}", "type": "cut"}, f"The run was {by}."))
+    whole.append(element("error", {"message": f"the run was {by}", "type": "cut"}, f"The run was {by}."))
     cases = [whole]
     for arm in report.arms:
         if not arm.trials:
             case = _testcase(report, arm.name, 0.0)
-            case.append(_element("skipped", {"message": f"{not_run_word(arm)}: the run was {by}"}))
+            case.append(element("skipped", {"message": f"{not_run_word(arm)}: the run was {by}"}))
             cases.append(case)
     return cases
 
@@ -89,7 +94,7 @@ def _case(report: RunReport, arm: ArmReport) -> ET.Element:
         case.append(state)
     shown, more = first_of_each(arm.trials)
     texts = [f"trial {t.number}: {t.outcome}: {t.why}\n  " + "\n  ".join(t.trigger.evidence) for t in shown]
-    case.append(_element("system-out", {}, "\n".join(shorten(text, _TEXT) for text in (*texts, *more)) + "\n"))
+    case.append(element("system-out", {}, "\n".join(shorten(text, _TEXT) for text in (*texts, *more)) + "\n"))
     return case
 
 
@@ -100,24 +105,24 @@ def _state(report: RunReport, arm: ArmReport) -> ET.Element | None:
     failed = sorted((trial for trial in trials if trial.severity is not None), key=lambda trial: trial.severity or 0)
     worst = next(iter(failed), trials[0])
 
-    def element(tag: str, trial: TrialReport) -> ET.Element:
+    def state(tag: str, trial: TrialReport) -> ET.Element:
         message = f"{counted(outcomes)}: {shorten(' '.join(trial.why.split()), _MESSAGE)}"
         if tag == "skipped":
-            return _element(tag, {"message": message})
-        return _element(tag, {"message": message, "type": trial.outcome}, shorten(_text(trial), _TEXT))
+            return element(tag, {"message": message})
+        return element(tag, {"message": message, "type": trial.outcome}, shorten(_text(trial), _TEXT))
 
     if trouble := next((trial for trial in trials if trial.outcome.facts.ci == "error"), None):
-        return element("error", trouble)
+        return state("error", trouble)
     if all(outcome is Outcome.UNSUPPORTED for outcome in outcomes):
-        return element("skipped", worst)
+        return state("skipped", worst)
     if arm.name in report.verdict.surprises:
-        return element("failure", worst)
+        return state("failure", worst)
     if report.verdict.expected is None and any(outcome.facts.other_failure for outcome in outcomes):
-        return element("error", worst)  # a crash of unknown cause is no pass
+        return state("error", worst)  # a crash of unknown cause is no pass
     if arm.patch_untried or (not report.imitated and report.verdict.expected is None):
-        return _element("skipped", {"message": shorten(report.verdict.because, _MESSAGE)})
+        return element("skipped", {"message": shorten(report.verdict.because, _MESSAGE)})
     if all(outcome is Outcome.UNTRIGGERED for outcome in outcomes) and arm.expected is not Expected.UNTRIGGERED:
-        return element("skipped", worst)
+        return state("skipped", worst)
     return None
 
 

@@ -19,19 +19,9 @@ from vllm_repro.verdict.verdict import ArmResult, Expected, Standing, Verdict, a
 
 __all__ = ["ReleaseArm", "ReleaseRow", "VersionMap", "readings", "row_of", "row_without_run"]
 
-_DECIDED = {
-    ReleaseResult.LIVES: "lives in",
-    ReleaseResult.DIES: "dies in",
-    ReleaseResult.SOMETIMES: "dies in some boots of",
-}
-_DECIDED_WORDS = {
-    Expected.ERRS: _DECIDED
-    | {ReleaseResult.DIES: "answers wrongly in", ReleaseResult.SOMETIMES: "answers wrongly in some boots of"},
-    Expected.HANGS: _DECIDED | {ReleaseResult.DIES: "hangs in", ReleaseResult.SOMETIMES: "hangs in some boots of"},
-    Expected.SPINS: _DECIDED
-    | {ReleaseResult.DIES: "is never idle in", ReleaseResult.SOMETIMES: "is never idle in some boots of"},
-}
-"""The words for bugs that are no crash."""
+_DECIDED = (ReleaseResult.LIVES, ReleaseResult.DIES, ReleaseResult.SOMETIMES)
+_DOES = {Expected.ERRS: "answers wrongly", Expected.HANGS: "hangs", Expected.SPINS: "is never idle"}
+"""The verb for a bug that is no crash."""
 
 _LISTED: Mapping[ReleaseResult, tuple[str, str]] = {
     ReleaseResult.FAILS_OTHERWISE: ("fails in another way", "fail in another way"),
@@ -225,7 +215,12 @@ def readings(version_map: VersionMap) -> tuple[str, ...]:
 def _sentence(version_map: VersionMap, name: str) -> str:
     arms = {row.version: arm for row in version_map.rows for arm in row.arms if arm.name == name}
     fates = {version: arm.fate for version, arm in arms.items()}
-    words = next((_DECIDED_WORDS.get(arm.result.expected, _DECIDED) for arm in arms.values()), _DECIDED)
+    does = next((_DOES[arm.result.expected] for arm in arms.values() if arm.result.expected in _DOES), "dies")
+    words = {
+        ReleaseResult.LIVES: "lives in",
+        ReleaseResult.DIES: f"{does} in",
+        ReleaseResult.SOMETIMES: f"{does} in some boots of",
+    }
     asked = version_map.versions
     decided = [version for version in asked if fates.get(version) in _DECIDED]
     clauses = [
