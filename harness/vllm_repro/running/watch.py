@@ -149,11 +149,11 @@ class Watch:
 
         After a restart the first process is gone already, and the second one stays.
         """
-        ends = time.monotonic() + self.limits.grace
-        while time.monotonic() < ends:
+        began = time.monotonic()
+        while (waited := time.monotonic() - began) < self.limits.grace:
             settled = time.monotonic() - self._last_growth > 0.5
             restarted = any(sign.channel is Channel.RESTART for sign in self.signs)
-            if settled and (restarted or self.exit is not None):
+            if (restarted and waited > 0.5) or (settled and self.exit is not None):
                 break
             await asyncio.sleep(0.05)
 
