@@ -28,10 +28,7 @@ def test_the_loss_and_the_fix_and_nothing_else_is_called(harness: Harness, repor
     done = harness("history", "--json", "--nights", "40", "--html", str(page), env=UTC)
     assert done.status == 0, done.err
     told = json.loads(done.out)
-    assert [(news["kind"], news["scenario"]) for news in told["news"]] == [
-        ("fix", FIXED),
-        ("slower", LOSSY),
-    ]
+    assert [(news["kind"], news["scenario"]) for news in told["news"]] == [("fix", FIXED), ("slower", LOSSY)]
     assert all(news["call"] for news in told["news"])
     assert [one["scenario"] for one in told["scenarios"] if one["flaky"]] == [FLAKY]
     assert f"page: {page}" in done.err

@@ -222,7 +222,7 @@ def test_resume_refuses_other_options_and_other_maps(tmp_path: Path, harness: Ha
     assert (nothing.status, "holds no version map that can be read" in nothing.err) == (64, True)
     assert harness(*TQ, "--versions", "0.24.0").status == 0
     (path,) = (tmp_path / "reports").glob("*/versions/2*/versions.json")
-    for words, says in ((["--trials", "3"], "--trials would change them"), (["sco-hybrid"], "is one of tq-chunked")):
+    for words, says in ((["--trials", "3"], "--trials would change them"), (["sco-hybrid"], "belongs to tq-chunked")):
         done = harness("versions", *words, "--resume", str(path.parent))
         assert (done.status, says in done.err) == (64, True), done.err
     path.write_text(path.read_text("utf-8").replace('"good": ">=0.24.0"', '"good": ">=0.25.0"'), encoding="utf-8")

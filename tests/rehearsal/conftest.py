@@ -15,11 +15,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     running: list[Running] = []
 
     def begin(
-        version: str,
-        *flags: str,
-        fault: str = "",
-        env: Mapping[str, str] | None = None,
-        port: int | None = None,
+        version: str, *flags: str, fault: str = "", env: Mapping[str, str] | None = None, port: int | None = None
     ) -> Running:
         told = {"VLLM_REHEARSAL_VERSION": version, "VLLM_REHEARSAL_FAULT": fault, **(env or {})}
         log = tmp_path / f"server-{len(running)}.log"

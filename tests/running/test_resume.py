@@ -132,7 +132,7 @@ def test_a_killed_run_goes_on_and_its_report_is_that_of_a_whole_one(
     refused = harness("run", "tq-chunked-prefill", "--resume", str(folder), "--seed", "2")
     assert (refused.status, "--seed would change them" in refused.err) == (64, True)
     refused = harness("run", "sco-hybrid", "--resume", str(folder))
-    assert (refused.status, "is one of tq-chunked-prefill" in refused.err) == (64, True)
+    assert (refused.status, "belongs to tq-chunked-prefill" in refused.err) == (64, True)
 
     # The folder says which scenario it is of; who names it as well is right, too.
     named = () if number is signal.SIGINT else ("tq-chunked-prefill",)

@@ -138,8 +138,7 @@ def test_a_patch_is_held_against_its_own_release_before_any_other(tmp_path: Path
 
 def test_an_arm_that_cannot_be_tried_here_does_not_end_the_others(harness: Harness) -> None:
     done = harness(
-        *("run", "tq-prefix-hit-unreserved", "--server", "rehearsal"),
-        *("--arm", "patched", "--arm", "reported"),
+        *("run", "tq-prefix-hit-unreserved", "--server", "rehearsal"), *("--arm", "patched", "--arm", "reported")
     )
     outcomes = {arm["name"]: [trial["outcome"] for trial in arm["trials"]] for arm in done.report["arms"]}
     assert outcomes == {"reported": ["crash"], "patched": ["unsupported"]}

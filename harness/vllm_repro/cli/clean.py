@@ -12,10 +12,7 @@ from vllm_repro.servers.orphans import end_orphans, find_orphans
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    add_common(
-        parser,
-        example="vllm-repro clean --yes",
-    )
+    add_common(parser, example="vllm-repro clean --yes")
     parser.add_argument("--yes", action="store_true", help="remove instead of listing")
     parser.add_argument("--envs", action="store_true", help="the cached vLLM releases instead")
 

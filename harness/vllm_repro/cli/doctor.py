@@ -34,11 +34,7 @@ class Finding:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    add_common(
-        parser,
-        example="vllm-repro doctor",
-        prints="a list of checks, each with its result and details",
-    )
+    add_common(parser, example="vllm-repro doctor", prints="a list of checks, each with its result and details")
 
 
 def run(arguments: argparse.Namespace) -> int:

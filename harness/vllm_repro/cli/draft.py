@@ -16,10 +16,7 @@ from vllm_repro.verdict.verdict import Verdict
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    add_common(
-        parser,
-        example="vllm-repro draft reports/tq-chunked-prefill/latest",
-    )
+    add_common(parser, example="vllm-repro draft reports/tq-chunked-prefill/latest")
     parser.add_argument("run", metavar="RUN", help="a run's folder, or its journal.jsonl")
     parser.add_argument(
         "-o", "--output", metavar="FILE", type=Path, help=f"write to FILE (default: {DRAFT} in the folder)"

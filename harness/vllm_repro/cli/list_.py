@@ -12,11 +12,7 @@ _WIDEST = 200
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    add_common(
-        parser,
-        example="vllm-repro list --json",
-        prints="a list of the scenarios",
-    )
+    add_common(parser, example="vllm-repro list --json", prints="a list of the scenarios")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import argparse
 import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from packaging.version import InvalidVersion, Version
 
@@ -15,11 +15,15 @@ from vllm_repro.errors import UsageError
 from vllm_repro.running.folders import default_out
 from vllm_repro.running.job import Job, refuse_unused_options
 from vllm_repro.running.state import TimeLimits
+from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.kinds import kinds
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.site import ServerChoice
 from vllm_repro.verdict.verdict import Expect
+
+if TYPE_CHECKING:  # it imports the reports, which `show` does not need
+    from vllm_repro.running.resume import UnfinishedMap, UnfinishedRun
 
 __all__ = ["add_run_options", "add_server_options", "job_from", "release", "resumed", "server_options"]
 
@@ -158,21 +162,30 @@ def job_from(
 
 
 def resumed(
-    arguments: argparse.Namespace, named: Sequence[str], words: Sequence[str], *, beside: Collection[str] = ()
+    arguments: argparse.Namespace, unfinished: UnfinishedRun | UnfinishedMap, *, beside: Collection[str] = ()
 ) -> argparse.Namespace:
-    """Return the arguments of the interrupted command `words`, with this call's `--json` and `-v`.
+    """Return the arguments of an interrupted command, with this call's `--json` and `-v`.
 
-    named: the scenarios of this call. beside: options allowed beside `--resume`. Raises `UsageError` for any other option.
+    beside: options allowed beside `--resume`. Raises `UsageError` for any other option, and for another scenario.
     """
     parser: argparse.ArgumentParser = arguments.parser
-    bare = vars(parser.parse_args([*named, "--resume", str(arguments.resume)]))
+    command = [*parser.prog.split(), "--resume", str(arguments.resume)]
+    named = _named(arguments)
+    bare = vars(parser.parse_args([*named, *command[2:]]))
     allowed = {"json", "verbose", "verb", *beside}
     changed = [name for name, value in bare.items() if name not in allowed and value != getattr(arguments, name)]
     if changed:
         raise UsageError(
             f"--resume continues with the options of the first call, and --{changed[0].replace('_', '-')} would change them",
-            hint=shlex.join([*parser.prog.split(), "--resume", str(arguments.resume)]),
+            hint=shlex.join(command),
         )
-    begun = parser.parse_args(list(words))
-    begun.json, begun.verbose = arguments.json, arguments.verbose
+    begun = parser.parse_args(list(unfinished.words[1:]))
+    if named and [find(name).id for name in named] != [find(name).id for name in _named(begun)]:
+        raise UsageError(f"{unfinished.folder} belongs to {_named(begun)[0]}", hint=shlex.join(command))
+    begun.json, begun.verbose, begun.out = arguments.json, arguments.verbose, unfinished.out
     return begun
+
+
+def _named(arguments: argparse.Namespace) -> list[str]:
+    names = arguments.scenarios if "scenarios" in arguments else [arguments.scenario]
+    return [name for name in names if name]

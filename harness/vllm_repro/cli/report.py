@@ -13,10 +13,7 @@ from vllm_repro.report.files import FORMATS, ON_REQUEST, render, write_reports
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    add_common(
-        parser,
-        example="vllm-repro report reports/tq-chunked-prefill/latest --format md",
-    )
+    add_common(parser, example="vllm-repro report reports/tq-chunked-prefill/latest --format md")
     parser.add_argument("run", metavar="RUN", help="a run's folder, or its journal.jsonl")
     parser.add_argument(
         "--format",

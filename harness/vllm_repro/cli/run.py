@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -64,7 +63,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     unfinished = read_run(arguments.resume) if arguments.resume else None
     if unfinished is not None:
-        arguments = _resumed(arguments, unfinished)
+        arguments = resumed(arguments, unfinished)
     if not arguments.scenarios:
         raise UsageError("no SCENARIO is named", hint="vllm-repro list names them; vllm-repro run --help")
     scenarios = {name: find(name) for name in dict.fromkeys(arguments.scenarios)}
@@ -107,18 +106,6 @@ def _refuse_unmeasured(scenario: Scenario, arms: Sequence[Arm]) -> None:
             f"{', '.join(arm.name for arm in arms)}: the server is that of an earlier arm, which is the one to measure",
             hint=f"--arm with one of {names}",
         )
-
-
-def _resumed(arguments: argparse.Namespace, unfinished: UnfinishedRun) -> argparse.Namespace:
-    begun = resumed(arguments, arguments.scenarios, unfinished.words[1:])
-    named = [find(name).id for name in arguments.scenarios]
-    if named and named != [find(name).id for name in begun.scenarios]:
-        raise UsageError(
-            f"the run in {unfinished.folder} is one of {begun.scenarios[0]}",
-            hint=f"vllm-repro run --resume {shlex.quote(str(arguments.resume))}",
-        )
-    begun.out = unfinished.out
-    return begun
 
 
 def _run(name: str, scenario: Scenario, arguments: argparse.Namespace, unfinished: UnfinishedRun | None) -> RunReport:

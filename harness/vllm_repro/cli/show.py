@@ -62,13 +62,7 @@ def command_text(scenario: Scenario, arm: Arm, options: ServerOptions, style: st
     if style == "serve":
         vllm, source = _patched_locally(arm, options)
         launch = process_launch(
-            scenario,
-            arm,
-            vllm=(vllm,),
-            env=source.env,
-            weights=weights,
-            port=port,
-            evidence=evidence,
+            scenario, arm, vllm=(vllm,), env=source.env, weights=weights, port=port, evidence=evidence
         )
         return launch.render()
     image = options.image or default_image(scenario, options.vllm or scenario.try_with)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
@@ -18,7 +17,7 @@ from vllm_repro.releases.versions import release_version
 from vllm_repro.report.json_report import version_map_dict
 from vllm_repro.report.version_map_text import terminal
 from vllm_repro.running.job import choice_of
-from vllm_repro.running.resume import UnfinishedMap, read_map
+from vllm_repro.running.resume import read_map
 from vllm_repro.running.sweep import VERSION, for_release, map_releases
 from vllm_repro.scenario.catalogue import find, find_arms
 from vllm_repro.scenario.scenario import Scenario
@@ -71,7 +70,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     unfinished = read_map(arguments.resume) if arguments.resume else None
     if unfinished is not None:
-        arguments = _resumed(arguments, unfinished)
+        added = releases(arguments.versions) if arguments.versions else ()
+        arguments = resumed(arguments, unfinished, beside=("versions",))
+        arguments.versions = ",".join((*unfinished.versions, *added))
     if not arguments.scenario:
         raise UsageError("no SCENARIO is named", hint="vllm-repro list names them; vllm-repro versions --help")
     if arguments.server != "auto" and not ServerKind(arguments.server).facts.started:
@@ -109,21 +110,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(version_map_dict(finished))
     return INTERRUPTED if finished.interrupted else exit_status(finished.expected)
-
-
-def _resumed(arguments: argparse.Namespace, unfinished: UnfinishedMap) -> argparse.Namespace:
-    """Return the arguments of the interrupted map, with the releases that this call adds."""
-    named = [arguments.scenario] if arguments.scenario else []
-    begun = resumed(arguments, named, unfinished.words[1:], beside=("versions",))
-    if arguments.scenario and find(arguments.scenario).id != find(begun.scenario).id:
-        raise UsageError(
-            f"the map in {unfinished.folder} is one of {begun.scenario}",
-            hint=f"vllm-repro versions --resume {shlex.quote(str(arguments.resume))}",
-        )
-    begun.out = unfinished.out
-    added = releases(arguments.versions) if arguments.versions else ()
-    begun.versions = ",".join((*unfinished.versions, *added))
-    return begun
 
 
 def releases(text: str) -> tuple[str, ...]:

@@ -16,14 +16,7 @@ from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.site import ServerChoice, Site, choose
 from vllm_repro.verdict.verdict import Expect
 
-__all__ = [
-    "Job",
-    "choice_of",
-    "first_line",
-    "refuse_unused_options",
-    "repeat_command",
-    "usual_expectation",
-]
+__all__ = ["Job", "choice_of", "first_line", "refuse_unused_options", "repeat_command", "usual_expectation"]
 
 
 @dataclass(frozen=True, kw_only=True)

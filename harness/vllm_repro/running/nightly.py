@@ -63,11 +63,7 @@ def run_night(
     except KeyboardInterrupt as signal:
         interrupted = f"{signal}" or "SIGINT"  # between two runs, or in an install; a run takes the signals itself
     night = Night(
-        asked=_request(options),
-        started_at=started,
-        slots=tuple(slots),
-        trouble=tuple(wrong),
-        interrupted=interrupted,
+        asked=_request(options), started_at=started, slots=tuple(slots), trouble=tuple(wrong), interrupted=interrupted
     )
     write_file(folder / "summary.md", markdown(night), hint="free some space")
     write_file(folder / "junit.xml", suites(night, map(junit, reports)), hint="free some space")
