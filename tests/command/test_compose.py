@@ -23,7 +23,6 @@ def test_every_field_is_written() -> None:
         "shm_size": 512 * 1024**2,
         "network_mode": "net",
         "ulimits": {"nofile": {"soft": 1, "hard": 2}},
-        "cap_add": ["SYS_PTRACE"],
         "deploy": {"resources": {"reservations": {"devices": [device]}}},
     }
 

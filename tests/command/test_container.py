@@ -38,9 +38,7 @@ SPEC = ContainerSpec(
     network="net",
     publish=(Publish(80), Publish(81, 82, "::1")),
     entrypoint=("vllm", "serve"),
-    workdir="/w",
     ulimits=(Ulimit("nofile", 1, 2),),
-    cap_add=("SYS_PTRACE",),
 )
 PATHS = st.text("/ab,\" '=.", min_size=1, max_size=8)
 
@@ -93,7 +91,6 @@ class TestFromCommand:
         ("text", "entrypoint"),
         [
             ("docker run --entrypoint vllm i serve m", ("vllm", "serve")),
-            ("docker run i vllm serve m", ("vllm", "serve")),
             ("docker run --entrypoint /start.sh i m", None),
             ("docker run i bash -c 'vllm serve m'", ("vllm", "serve")),
             ("docker run i m", None),
@@ -122,12 +119,10 @@ class TestRender:
             "  -p 127.0.0.1:80:8000",
             "  -p '[::1]:81:82'",
             "  --ulimit nofile=1:2",
-            "  --cap-add SYS_PTRACE",
             "  --mount 'type=bind,\"source=/a,b\",target=/c,readonly'",
             "  -e HF_TOKEN",
             "  -e 'A=b c'",
             "  --label l=v",
-            "  --workdir /w",
             "  --entrypoint vllm",
             "  i:1 serve",
             "    m",
@@ -137,10 +132,6 @@ class TestRender:
 
     def test_the_printed_line_is_the_argv(self) -> None:
         assert tuple(shlex.split(SPEC.render().replace("\\\n", ""))) == SPEC.docker_argv()
-
-    def test_the_printed_line_is_read_back(self) -> None:
-        spec = ContainerSpec.from_command(DOCKER, port=7, gpus="all", env={"A": "1"})
-        assert ContainerSpec.from_command(parse(spec.render()), port=7, gpus="all") == spec
 
 
 @pytest.mark.parametrize(
@@ -157,40 +148,29 @@ def test_gpus_are_parsed(gpus: str | None, request_: GpuRequest | None) -> None:
     assert ContainerSpec(image="i", gpus=gpus).gpu_request() == request_
 
 
-@pytest.mark.parametrize("gpus", ["", "some", "devices", "-1"])
-def test_other_gpus_are_refused(gpus: str) -> None:
-    with pytest.raises(UsageError, match="not understood"):
-        ContainerSpec(image="i", gpus=gpus).gpu_request()
+def test_other_gpus_sizes_and_ulimits_are_refused() -> None:
+    for gpus in ("", "devices", "-1"):
+        with pytest.raises(UsageError, match="not understood"):
+            ContainerSpec(image="i", gpus=gpus).gpu_request()
+    for size in ("", "-1g", "1x"):
+        with pytest.raises(UsageError, match="is not a size"):
+            parse_size(size)
+    with pytest.raises(UsageError, match="is not a ulimit"):
+        Ulimit.parse("memlock")
 
 
 @pytest.mark.parametrize(
     ("text", "size"),
     [("16g", 16 * 1024**3), ("64MB", 64 * 1024**2), ("512", 512), ("1.5GiB", 3 * 512 * 1024**2), ("8b", 8)],
 )
-def test_sizes(text: str, size: int) -> None:
+def test_sizes_are_parsed_and_printed(text: str, size: int) -> None:
     assert parse_size(text) == size
+    words = replace(SPEC, shm_size=size).docker_argv()
+    assert parse_size(words[words.index("--shm-size") + 1]) == size
 
 
-@pytest.mark.parametrize("text", ["", "big", "-1g", "1x"])
-def test_other_sizes_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is not a size"):
-        parse_size(text)
-
-
-def test_a_bad_ulimit_is_refused() -> None:
-    with pytest.raises(UsageError, match="is not a ulimit"):
-        Ulimit.parse("memlock")
-
-
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(PATHS, PATHS, st.booleans())
 def test_a_mount_is_one_line_of_csv(source: str, target: str, readonly: bool) -> None:
     fields = next(csv.reader([Mount(source, target, readonly).render()]))
     assert fields == ["type=bind", f"source={source}", f"target={target}", *(["readonly"] if readonly else [])]
-
-
-@settings(max_examples=100)
-@given(st.integers(1, 2**45))
-def test_a_printed_size_is_read_back(size: int) -> None:
-    words = replace(SPEC, shm_size=size).docker_argv()
-    assert parse_size(words[words.index("--shm-size") + 1]) == size

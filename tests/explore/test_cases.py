@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_repro.errors import UsageError
 from vllm_repro.scenario.catalogue import find
 from vllm_repro_explore.case import Case, Request, Setup
 from vllm_repro_explore.draw import draw, least_blocks
@@ -29,12 +27,6 @@ def test_a_seed_is_one_case_which_a_server_could_serve(seed: int) -> None:
         assert ask.answer >= 1
         assert 0 <= ask.shared <= ask.prompt
         assert ask.prompt + ask.answer <= setup.max_len
-
-
-def test_another_connector_gets_the_same_workload() -> None:
-    ours, theirs = draw(7, "OffloadingConnector"), draw(7)
-    assert (ours.waves, ours.seed) == (theirs.waves, theirs.seed)
-    assert (ours.setup.connector, theirs.setup.connector) == ("OffloadingConnector", "")
 
 
 def test_the_server_of_a_scenario_is_the_setup() -> None:
@@ -63,13 +55,6 @@ def test_workloads_for_a_server_fit_it(seed: int) -> None:
     for ask in case.asks:
         assert 1 <= ask.prompt <= ask.prompt + ask.answer <= setup.max_len
         assert 0 <= ask.shared <= ask.prompt
-
-
-def test_a_scenario_without_kinds_of_layers_has_no_scheduler_to_explore() -> None:
-    scenario = find("tq-chunked-prefill")
-    with pytest.raises(UsageError, match="does not declare the layers") as error:
-        setup_from(scenario, scenario.arms[0])
-    assert "--connector" in error.value.hint
 
 
 @given(SEEDS, st.integers(min_value=8, max_value=400))

@@ -66,15 +66,8 @@ def test_each_change_is_booted_beside_its_release(
     assert {job.reproduce for job in asked} == {again}, "and not a run of the arm without the change"
     loaded = json.loads(said.out)
     assert (loaded["evidence"], loaded["reproduce"]) == ("lab", again)
-    assert [(row["died"], row["n"], row["listed_twice"], row["as_expected"]) for row in loaded["rows"]] == [
-        (2, 2, None, True),
-        (0, 2, None, True),
-        (0, 2, None, True),
-        (2, 2, None, True),
-        (2, 2, None, True),
-        (0, 2, None, True),
-        (2, 2, None, True),
-    ]
+    assert [row["died"] for row in loaded["rows"]] == [2, 0, 0, 2, 2, 0, 2]
+    assert {(row["n"], row["listed_twice"], row["as_expected"]) for row in loaded["rows"]} == {(2, None, True)}
     assert loaded["rows"][0]["sites"] == ["AssertionError"]
     assert all(row["run"] for row in loaded["rows"])
     table = [line.split("  ")[-1].strip() for line in said.err.splitlines() if " of 2  " in line]

@@ -91,11 +91,8 @@ def test_what_is_found_lies_in_the_folder_and_exits_1(playing: Any, tmp_path: Pa
     (line,) = (folder / "findings.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(line)["case"] == one["case"]
     assert [ask["prompt"] for wave in one["case"]["waves"] for ask in wave] == [41]
-    drafted = folder / "explored_popleft_n_0_20_2.py"
-    assert one["live"] == f"vllm-repro run {drafted} --server lab --vllm 0.20.2".replace(
-        str(folder), one["live"].split()[2].rpartition("/")[0]
-    )
-    assert check_file(drafted) == []
+    assert one["live"].endswith("explored_popleft_n_0_20_2.py --server lab --vllm 0.20.2")
+    assert check_file(folder / "explored_popleft_n_0_20_2.py") == []
     assert told["reproduce"] == "vllm-repro explore --connector none --vllm 0.20.2 --seeds 9"
 
 
@@ -133,7 +130,6 @@ def test_an_interrupted_search_keeps_and_tells_what_it_has(playing: Any, tmp_pat
     ("words", "says"),
     [
         (["explore"], "name either a SCENARIO or a --connector"),
-        (["explore", "sco-hybrid", "--connector", "none"], "name either a SCENARIO or a --connector"),
         (["explore", "tq-chunked-prefill"], "does not declare the layers"),
         (["explore", "--connector", "none", "--arm", "reported"], "--arm needs a SCENARIO"),
         (["causes", "min-tokens-stop-ids"], "names no changes to try"),
@@ -147,7 +143,7 @@ def test_what_cannot_be_searched_is_wrong_usage(words: list[str], says: str, cap
 # --- causes --------------------------------------------------------------------------------------------------------------------------
 
 
-def test_each_change_is_held_against_its_own_release(playing: Any, capsys: Any) -> None:
+def test_each_change_is_compared_with_its_own_release(playing: Any, capsys: Any) -> None:
     scenario = find("sco-hybrid")
     assert scenario.causes is not None
     fatal = {cause.patches[0].was for cause in scenario.causes.changes if cause.expected is Expected.DIES}
@@ -204,8 +200,8 @@ def test_every_change_gets_the_same_workloads() -> None:
     scenario = find("sco-hybrid")
     assert scenario.causes is not None
     setup = setup_from(scenario, scenario.arms[0])
-    cases = [case_of(scenario.causes, setup, seed) for seed in range(1, 200)]
-    assert cases == [case_of(scenario.causes, setup, seed) for seed in range(1, 200)]
+    cases = [case_of(scenario.causes, setup, seed) for seed in range(1, 40)]
+    assert cases == [case_of(scenario.causes, setup, seed) for seed in range(1, 40)]
     for case in cases:
         lengths = {ask.prompt for ask in case.asks}
         assert len(case.waves) == 4

@@ -50,8 +50,7 @@ def specs() -> dict[str, ContainerSpec]:
         "entrypoint": replace(plain, entrypoint=("python3", "-m", "vllm.entrypoints.openai.api_server"), argv=("--x",)),
         "one word of entrypoint": replace(plain, entrypoint=("vllm",)),
         "no init": replace(plain, init=False),
-        "folder": replace(plain, workdir="/vllm-workspace"),
-        "limits": replace(plain, ulimits=(Ulimit("memlock", -1, -1), Ulimit("nofile", 10, 20)), cap_add=("SYS_NICE",)),
+        "limits": replace(plain, ulimits=(Ulimit("memlock", -1, -1), Ulimit("nofile", 10, 20))),
     }
 
 
@@ -63,11 +62,9 @@ def settings(engine: Engine, container: str) -> dict[str, Any]:
         for key, value in attributes[part].items():
             if value and key not in OF_THE_CLIENT:
                 flat[f"{part}.{key}"] = value
-    # Two spellings of the same: no restarts, a capability, an order without meaning, and nothing at all.
+    # Two spellings of the same: no restarts, an order without meaning, and nothing at all.
     if flat["HostConfig.RestartPolicy"]["Name"] == "no":
         flat["HostConfig.RestartPolicy"]["Name"] = ""
-    if "HostConfig.CapAdd" in flat:
-        flat["HostConfig.CapAdd"] = [name.removeprefix("CAP_") for name in flat["HostConfig.CapAdd"]]
     flat["Config.Env"] = sorted(flat["Config.Env"])
     for request in flat.get("HostConfig.DeviceRequests", ()):
         request.update({key: value or None for key, value in request.items()})

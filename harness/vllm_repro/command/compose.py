@@ -30,7 +30,6 @@ def service(spec: ContainerSpec, *, profile: str | None = None) -> dict[str, obj
         "shm_size": spec.shm_size,
         "network_mode": spec.network,
         "ulimits": {limit.name: {"soft": limit.soft, "hard": limit.hard} for limit in spec.ulimits},
-        "cap_add": list(spec.cap_add),
     }
     if request := spec.gpu_request():
         device: dict[str, object] = {"driver": "nvidia", "capabilities": ["gpu"]}

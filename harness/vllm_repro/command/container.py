@@ -135,9 +135,7 @@ class ContainerSpec:
     init: bool = True
     publish: tuple[Publish, ...] = ()
     entrypoint: tuple[str, ...] | None = None
-    workdir: str | None = None
     ulimits: tuple[Ulimit, ...] = ()
-    cap_add: tuple[str, ...] = ()
 
     @classmethod
     def from_command(
@@ -235,13 +233,10 @@ class ContainerSpec:
             groups.append(("--network", self.network))
         groups += [("-p", port.render()) for port in self.publish]
         groups += [("--ulimit", limit.render()) for limit in self.ulimits]
-        groups += [("--cap-add", name) for name in self.cap_add]
         groups += [("--mount", mount.render()) for mount in self.mounts]
         for key, value in self.env:
             groups.append(("-e", key if is_secret_name(key) else f"{key}={value}"))
         groups += [("--label", f"{key}={value}") for key, value in self.labels]
-        if self.workdir:
-            groups.append(("--workdir", self.workdir))
         if self.entrypoint:
             groups.append(("--entrypoint", self.entrypoint[0]))
         # `--entrypoint` takes one word; Docker puts the others before the arguments.

@@ -27,7 +27,6 @@ def create_arguments(spec: ContainerSpec) -> dict[str, Any]:
         # Mounts, not volumes: for a missing source a volume creates an empty folder on the host.
         "mounts": [Mount(m.target, m.source, type="bind", read_only=m.readonly) for m in spec.mounts],
         "ulimits": [Ulimit(name=u.name, soft=u.soft, hard=u.hard) for u in spec.ulimits],
-        "cap_add": list(spec.cap_add),
         "ports": {f"{p.container_port}/tcp": (p.host_ip, p.host_port) for p in spec.publish},
     }
     if (request := spec.gpu_request()) is not None:
@@ -41,7 +40,6 @@ def create_arguments(spec: ContainerSpec) -> dict[str, Any]:
         "shm_size": spec.shm_size,
         "ipc_mode": spec.ipc,
         "entrypoint": list(entrypoint[:1]) or None,
-        "working_dir": spec.workdir,
     }
     return arguments | {key: value for key, value in optional.items() if value is not None}
 
