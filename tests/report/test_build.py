@@ -42,7 +42,7 @@ def says_so(form: str, text: str, *, killed: bool) -> bool:
     cut = [one.get("value") for one in root.iter("property") if one.get("name") == "journal_cut"]
     errors = [error.get("message", "") for error in root.iter("error")]
     counted = int(root.get("errors", "0")) == len(errors)
-    return cut == ["true"] and counted and ("the run was killed, its journal is cut" in errors) is killed
+    return cut == ["true"] and counted and ("the run was killed, its journal is incomplete" in errors) is killed
 
 
 @pytest.fixture(autouse=True)

@@ -159,16 +159,6 @@ def test_a_client_that_came_late_has_rates_and_no_times(tmp_path: Path) -> None:
     )
 
 
-def test_a_simulated_figure_never_stands_without_the_word(tmp_path: Path) -> None:
-    report = measured("rehearsal", "imitated").report(tmp_path)
-    assert report_dict(report)["throughput"] is None
-    for text in (markdown(report), summary(report)):
-        told = text.replace(str(tmp_path), "").splitlines()  # pytest numbers its folders
-        lines = [line for line in told if "207" in line or "0.87" in line]
-        assert lines
-        assert all("REHEARSAL" in line for line in lines)
-
-
 def test_a_dying_engine_gives_no_figure(tmp_path: Path) -> None:
     journal = Journal("gpu")
     journal.rounds("eager", 1, 100, 101, 102, 103, 104)

@@ -114,11 +114,6 @@ def test_every_text_has_contrast(page: Path, opened: Open, scheme: str) -> None:
     assert made.page.evaluate(CONTRAST) == []
 
 
-def test_the_styles_of_the_report_apply(page: Path, opened: Open) -> None:
-    made = opened(page)
-    assert made.page.evaluate("getComputedStyle(document.querySelector('dl')).display") == "grid"
-
-
 def test_dark_and_light_differ_and_paper_is_white(page: Path, opened: Open) -> None:
     made = opened(page)
     seen = []

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import report_examples as examples
-from tests.report_examples import EXAMPLES, report
+from tests.report_examples import report
 from vllm_repro.journal.journal import Entry, Recording
 from vllm_repro.report.chart import Chart, timeline_chart
 from vllm_repro.report.timeline import Timeline, timelines
@@ -79,12 +79,6 @@ def assert_readable(chart: Chart) -> None:
         assert row.x + (row.width or 0) < chart.detail_x + 3
         assert chart.detail_x + LETTER * len(row.detail) <= chart.width
     assert [row.y for row in chart.rows] == sorted({row.y for row in chart.rows})
-
-
-def test_the_labels_of_the_examples_do_not_overlap() -> None:
-    for folder in EXAMPLES:
-        for timeline in report(folder).timelines.values():
-            assert_readable(timeline_chart(timeline))
 
 
 TIME = st.floats(0, 1e6)

@@ -1,4 +1,4 @@
-"""From a run's journal to its `RunReport`. The journal may be cut, and the report can be built again at any time."""
+"""From a run's journal to its `RunReport`. The journal may be incomplete, and the report can be built again at any time."""
 
 from __future__ import annotations
 

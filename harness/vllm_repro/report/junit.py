@@ -76,7 +76,7 @@ def _testcase(report: RunReport, name: str, time_s: float) -> ET.Element:
 
 def _not_run(report: RunReport) -> list[ET.Element]:
     """Return the cases of an interrupted run: one error, and one skip per arm without a finished trial."""
-    by = f"interrupted by {report.interrupted}" if report.interrupted else "killed, its journal is cut"
+    by = f"interrupted by {report.interrupted}" if report.interrupted else "killed, its journal is incomplete"
     whole = _testcase(report, "the whole run", 0.0)
     whole.append(element("error", {"message": f"the run was {by}", "type": "cut"}, f"The run was {by}."))
     cases = [whole]

@@ -172,7 +172,7 @@ class RunReport:
 
     interrupted: the signal that ended it. cut: the journal ends early (`killed`) or has unreadable lines. imitated: False if the
     rehearsal engine does not have the bug. comparisons: sentences on arms that lived beside one that died. filed: `issue` is about this
-    bug, else it is the nearest one. fixed_in: releases that are declared good. timelines: also of trials that a cut journal does not end.
+    bug, else it is the nearest one. fixed_in: releases that are declared good. timelines: also of trials that did not end.
     redactor: for files of the run's folder that are added to a rendering.
     """
 
