@@ -106,13 +106,13 @@ def reading(row: CauseRow, released: CauseRow) -> str:
         if more.died < more.trials or 0 < fewer.died < fewer.trials:
             return "too few trials to tell"
         if not fewer.died:
-            return "brings the death back" if row.died else "protects"
+            return "brings the crash back" if row.died else "protects"
     if fisher(more.died, more.trials, fewer.died, fewer.trials) > _SURE:
         return (
             f"does not protect, though {row.cause.believed}" if row.cause.believed else "changes nothing that was seen"
         )
     if row.died > released.died:
-        return "brings the death back"
+        return "brings the crash back"
     return "protects" if not row.died else "protects in part"
 
 
@@ -132,5 +132,5 @@ def lines(rows: Sequence[CauseRow], released: dict[tuple[str, str], CauseRow]) -
     text = [*columns([tuple(line) for line in table], limits), ""]
     if quiet := min((row.trials for row in rows if row.trials and not row.died), default=0):
         of = "boots" if servers else "such workloads"
-        text.append(f"0 deaths in {quiet} {of}: the true rate is below {excluded_rate(quiet):.0%} (95 % confidence)")
+        text.append(f"0 crashes in {quiet} {of}: the true rate is below {excluded_rate(quiet):.0%} (95 % confidence)")
     return text

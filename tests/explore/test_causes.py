@@ -71,10 +71,10 @@ def test_each_change_is_booted_beside_its_release(
     assert loaded["rows"][0]["sites"] == ["AssertionError"]
     assert all(row["run"] for row in loaded["rows"])
     table = [line.split("  ")[-1].strip() for line in said.err.splitlines() if " of 2  " in line]
-    back = "brings the death back"
+    back = "brings the crash back"
     assert table == ["as released", "protects", "as released", back, back, "as released", back]
     assert "list twice" not in said.err, "no server tells that"
-    assert "0 deaths in 2 boots: the true rate is below 78% (95 % confidence)" in said.err
+    assert "0 crashes in 2 boots: the true rate is below 78% (95 % confidence)" in said.err
 
 
 def test_a_change_that_does_nothing_is_a_surprise(

@@ -164,7 +164,7 @@ def test_each_change_is_compared_with_its_own_release(playing: Any, capsys: Any)
     ]
     assert len(rows) == 3 + len(scenario.causes.changes)
     assert all(row["n"] == 20 and row["as_expected"] for row in rows)
-    assert "0 deaths in 20 such workloads: the true rate is below 14% (95 % confidence)" in said.err
+    assert "0 crashes in 20 such workloads: the true rate is below 14% (95 % confidence)" in said.err
 
 
 def test_a_change_that_does_not_do_what_is_declared_exits_1(playing: Any, capsys: Any) -> None:
@@ -193,7 +193,7 @@ def test_the_table_of_causes() -> None:
     assert reading(row("x", 3, dies, n=4), row("as released", 0, lives, n=4)) == "too few trials to tell"
     assert reading(row("x", 4, dies, n=4), row("as released", 4, dies, n=4)) == "changes nothing that was seen"
     assert reading(row("x", 0, lives, n=1), row("as released", 1, dies, n=1)) == "protects"
-    assert reading(row("x", 40, dies), row("as released", 0, lives)) == "brings the death back"
+    assert reading(row("x", 40, dies), row("as released", 0, lives)) == "brings the crash back"
 
 
 def test_every_change_gets_the_same_workloads() -> None:

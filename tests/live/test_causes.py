@@ -24,7 +24,7 @@ def test_a_reservation_that_is_taken_out_lets_the_release_die(harness: Harness, 
         ("as released", 0, 1, []),
         ("that reservation taken out", 1, 1, ["AssertionError"]),
     ]
-    assert "brings the death back" in done.err
+    assert "brings the crash back" in done.err
 
 
 def scenario(name: str) -> str:
