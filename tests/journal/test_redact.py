@@ -109,7 +109,7 @@ def test_time_is_linear_in_the_length_of_a_text(piece: str) -> None:
         REDACTOR.text(text)
         return time.process_time() - started
 
-    assert seconds(200_000) < 20 * max(seconds(20_000), 0.02)
+    assert seconds(200_000) < 40 * max(seconds(20_000), 0.02)
 
 
 def test_a_secret_that_begins_with_another_goes_whole() -> None:

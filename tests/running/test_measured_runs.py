@@ -53,7 +53,7 @@ def test_arms_that_live_are_measured_and_nothing_is_claimed(harness: Harness, tm
     assert (soaks["near-miss-128"]["errors"], soaks["near-miss-128"]["seconds"]) == (0, 1.0)
     figures = [line for line in done.out.splitlines() if "at once" in line]
     assert len(figures) == 6
-    assert all("REHEARSAL, " in line for line in figures)
+    assert all("(REHEARSAL)" in line for line in figures)
     assert "--throughput --soak 1s" in report["reproduce"]
 
 
@@ -63,7 +63,7 @@ def test_an_engine_that_dies_while_it_is_measured_gives_no_figure(harness: Harne
     assert trial["outcome"] == "other-crash"
     assert trial["during"].startswith("throughput (32 -> 8 tokens, 2 at once)")
     assert trial["throughput"] is None
-    assert "at once   REHEARSAL" not in done.out
+    assert "reported (REHEARSAL)" not in done.out
     assert "was not measured: the engine died or hung" in done.out
     assert done.folder is not None
     assert "after the workload, in throughput" in (done.folder / "report.md").read_text(encoding="utf-8")
