@@ -14,6 +14,7 @@ from pathlib import Path
 from socket import SO_LINGER, SOL_SOCKET
 from typing import Any, Self
 
+from vllm_repro.client.answer import DEAD_MESSAGE
 from vllm_repro.evidence import Evidence
 from vllm_repro.servers.base import Exit, Server, ServerFacts
 from vllm_repro.servers.kinds import ServerKind
@@ -85,6 +86,13 @@ class FakeVllm(Server):
             self.paths[exchange.path](exchange)
         except OSError:
             exchange.close_connection = True
+
+    def die(self, line: str) -> None:
+        """Write `line` and answer from now on like an API server whose engine is dead."""
+        dead = {"error": {"message": f"{DEAD_MESSAGE} See stack trace (above) for the root cause."}}
+        for path in self.paths:
+            self.paths[path] = lambda exchange: exchange.answer(503 if exchange.path == "/health" else 500, dead)
+        self.write(line)
 
     def write(self, line: str) -> None:
         with self.log_path.open("a", encoding="utf-8") as file:

@@ -88,3 +88,24 @@ def test_what_a_gateway_answers_is_no_answer_of_the_engine(
     # A death explains the same answers, whoever started the server.
     dead = concluded(tmp_path, facts=facts, answers=[answer], signs=[sign(Channel.LOG, at=2.0, since=2.0)])
     assert dead.outcome is Outcome.OTHER_CRASH
+
+
+DEATH = (
+    "(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] EngineCore encountered a fatal error.\n"
+    "(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] Traceback (most recent call last):\n"
+    '(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138]   File "/v/vllm/v1/engine/core.py", line 1, in run_busy_loop\n'
+    "(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] ValueError: something else\n"
+)
+
+
+@pytest.mark.parametrize(("refuted", "outcome"), [(0, Outcome.OTHER_CRASH), (1, Outcome.UNTRIGGERED)])
+def test_a_run_and_diagnose_agree_on_a_death_that_only_the_finished_log_shows(
+    tmp_path: Path, refuted: int, outcome: Outcome
+) -> None:
+    """The engine may die after the last look. A line after which it gave a token was a quotation."""
+    log = tmp_path / "log"
+    log.write_text(DEATH, encoding="utf-8")
+    seen = Observed(facts=FACTS, ready=True, canary_ok=True, refuted_lines=refuted)
+    conclusion = assess(SCENARIO, SCENARIO.reported(), seen, log)
+    assert conclusion.outcome is outcome
+    assert (conclusion.death.exception if conclusion.death else None) == (None if refuted else "ValueError")

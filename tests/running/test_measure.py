@@ -196,7 +196,7 @@ def test_a_soak_counts_what_goes_wrong(tmp_path: Path) -> None:
 def test_a_death_in_a_soak_is_a_death(tmp_path: Path) -> None:
     def wrong(exchange: Exchange, number: int) -> bool:
         if number == 9:
-            exchange.fake.write(FATAL)
+            exchange.fake.die(FATAL)
         return False
 
     conclusion, journal, _ = concluded(tmp_path, Engine(wrong=wrong), measure=MeasureOptions(soak=30.0))

@@ -283,7 +283,7 @@ def test_a_request_that_a_death_left_unanswered_had_reached_the_engine(tmp_path:
         if not is_the_odd_one(exchange):
             exchange.answer(200, COMPLETION)
             return
-        exchange.fake.write(FATAL)
+        exchange.fake.die(FATAL)
         exchange.reset() if told == "a reset" else exchange.stall()
 
     conclusion = concluded(tmp_path, {"/v1/completions": completions})

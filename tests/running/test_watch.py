@@ -194,7 +194,7 @@ FATAL = "ERROR 11-20 08:24:30 [core.py:1138] EngineCore encountered a fatal erro
 
 
 def test_junk_in_the_log_is_read_past(tmp_path: Path) -> None:
-    fake = FakeVllm(tmp_path / "log", {})
+    fake = FakeVllm(tmp_path / "log", {"/v1/completions": Exchange.reset})
 
     async def work(watch: Watch, _: Client) -> None:
         with fake.log_path.open("ab") as file:
@@ -204,12 +204,33 @@ def test_junk_in_the_log_is_read_past(tmp_path: Path) -> None:
             await watch.over()
 
     watch = watched(fake, work, tmp_path)
-    assert [sign.channel for sign in watch.signs] == [Channel.LOG]
+    assert [(sign.channel, sign.decisive) for sign in watch.signs] == [(Channel.LOG, False), (Channel.LOG, True)]
+
+
+def test_a_fatal_line_of_an_engine_that_still_gives_tokens_is_no_death(tmp_path: Path) -> None:
+    """A log may quote such a line."""
+    asked: list[bool] = []
+
+    def completions(exchange: Exchange) -> None:
+        asked.append(True)
+        exchange.answer(200, COMPLETION)
+
+    async def work(watch: Watch, _: Client) -> None:
+        fake.write(FATAL)
+        async with asyncio.timeout(10):
+            while not asked:
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(0.2)
+        assert not watch.ended
+        assert (watch.fatal_lines, watch.refuted_lines) == (1, 1)
+
+    fake = FakeVllm(tmp_path / "log", {"/v1/completions": completions})
+    assert [sign.decisive for sign in watched(fake, work, tmp_path).signs] == [False]
 
 
 def test_signs_after_the_first_are_kept_and_the_end_is_awaited(tmp_path: Path) -> None:
     async def work(watch: Watch, _: Client) -> None:
-        fake.write(FATAL)
+        fake.die(FATAL)
         await asyncio.wait_for(watch.dead.wait(), 10)
         threading.Timer(0.4, fake.ended.set).start()
         await watch.aftermath()
@@ -217,7 +238,8 @@ def test_signs_after_the_first_are_kept_and_the_end_is_awaited(tmp_path: Path) -
 
     fake = FakeVllm(tmp_path / "log", {})
     watch = watched(fake, work, tmp_path)
-    assert [sign.channel for sign in watch.signs] == [Channel.LOG, Channel.PROCESS]
+    channels = [sign.channel for sign in watch.signs]
+    assert (channels[0], channels[-1]) == (Channel.LOG, Channel.PROCESS)
 
 
 @pytest.mark.parametrize("ready", [False, True])

@@ -13,7 +13,7 @@ from vllm_repro.diagnosis.diagnosis import Diagnosis, Phase, diagnose
 from vllm_repro.diagnosis.log_text import Line, read_lines
 from vllm_repro.diagnosis.signature import How, NodeLog, compare, failed_nodes, lost_worker
 from vllm_repro.evidence import Evidence
-from vllm_repro.running.death_signs import Channel
+from vllm_repro.running.death_signs import Channel, DeathSign, log_sign
 from vllm_repro.running.state import Observed
 from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.trigger.trigger import AttentionShape, Condition, SentRequest, TriggerFacts, TriggerResult
@@ -63,6 +63,9 @@ def assess(
     died = any(sign.decisive for sign in seen.signs)
     # Read the log once for each question: it may be larger than the memory.
     diagnosis = diagnose(_lines(log), we_terminated=not died)
+    if not died and diagnosis.died and seen.ready and _fatal_lines(log) > seen.refuted_lines:
+        # The engine died after our last look, or while we stopped it.
+        died, seen = True, replace(seen, signs=[*seen.signs, _unseen_death(log)])
     boot = boot_facts(_lines(log))
     nodes = _node_logs(log, diagnosis)
     death, captured = _death(scenario, seen, diagnosis, nodes) if died else (None, {})
@@ -113,6 +116,18 @@ def _lines(log: Path) -> Iterable[Line]:
             yield from read_lines(file)
     except OSError:
         return
+
+
+def _fatal_lines(log: Path) -> int:
+    """Return how many lines of the log report a death."""
+    found = (log_sign(line.raw) for line in _lines(log))
+    return sum(sign is not None and sign[1] for sign in found)
+
+
+def _unseen_death(log: Path) -> DeathSign:
+    """Return the sign of a death that only the finished log shows. Its time is that of the log's last line."""
+    at = log.stat().st_mtime
+    return DeathSign(Channel.LOG, "found in the log after the trial", at, at)
 
 
 def _trigger_facts(
@@ -212,7 +227,7 @@ def _death(
             message=diagnosis.message,
             frames=tuple(f"{frame.file}:{frame.function}" for frame in diagnosis.frames)[-_MOST_FRAMES:],
             signature=signature,
-            channels=tuple(sign.channel for sign in signs),
+            channels=tuple(dict.fromkeys(sign.channel for sign in signs)),
             ranks=failed_nodes(nodes, scenario.signature),
         ),
         captured,

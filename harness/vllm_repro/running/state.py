@@ -48,6 +48,7 @@ class Observed:
 
     measuring: the measurement in progress after the workload. measured: its failed answers. output: answers to the output check.
     tiny_model: the tiny model that is served, if any. outlasted: the servers of further nodes that stayed when the first one was gone.
+    refuted_lines: lines of the log that report a death, and after which the engine still gave a token.
     """
 
     facts: ServerFacts | None = None
@@ -69,6 +70,7 @@ class Observed:
     measured: list[Answer] = field(default_factory=list)
     output: list[OutputSample] = field(default_factory=list)
     outlasted: tuple[Outlasted, ...] = ()
+    refuted_lines: int = 0
 
 
 @dataclass(kw_only=True)

@@ -142,6 +142,7 @@ async def _boot_and_work(trial: Trial) -> None:
         finally:
             trial.seen.hung = watch.hung
             trial.seen.exit = watch.exit
+            trial.seen.refuted_lines = watch.refuted_lines
             watch.stopping()
 
 

@@ -17,6 +17,7 @@ import contextlib
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -37,6 +38,8 @@ __all__ = ["Watch", "follow"]
 
 _LAST_LOOK = 0.25
 _TICK = 0.02
+_SECOND_WITNESS = 2.0
+"""Seconds for another channel to confirm a death that the log reports."""
 _SICK = (None, 500, 503)
 """Results of `/health` when the engine is dead: no connection, or one of these statuses."""
 _LOOK_AGAIN = (0.02, 0.25, 0.75)
@@ -71,6 +74,10 @@ class Watch:
         self.hung: str | None = None
         self._born: float | None = None
         self.in_flight = 0
+        self.fatal_lines = 0
+        """Lines of the log so far that report a death."""
+        self.refuted_lines = 0
+        """Those of them after which the engine still gave a token."""
         self._ready = False
         self._stopping = False
         self._last_growth = time.monotonic()
@@ -219,9 +226,42 @@ class Watch:
 
     def _see_line(self, channel: Channel, line: str, written: float, where: str = "") -> None:
         found = log_sign(line)
-        if found is not None:
-            now = time.time()
-            self.note(DeathSign(channel, where + line.strip()[:500], now, min(written, now), decisive=found[1]))
+        if found is None:
+            return
+        now = time.time()
+        sign = DeathSign(channel, where + line.strip()[:500], now, min(written, now), decisive=found[1])
+        if channel is Channel.LOG and sign.decisive:
+            self.fatal_lines += 1
+            if self._ready and not self._stopping:
+                self.note(replace(sign, decisive=False))
+                self._start(self._confirm(sign))
+                return
+        self.note(sign)
+
+    async def _confirm(self, sign: DeathSign) -> None:
+        """Look for a second witness of a death that only the log of a ready server shows: a log may quote such a line.
+
+        A real death shows on another channel in milliseconds. Otherwise an engine that gives a token lives.
+        """
+        await self._sleep_unless_dead(_SECOND_WITNESS)
+        if self.dead.is_set() or self._stopping or self.refuted_lines == self.fatal_lines:
+            return
+        try:
+            async with asyncio.timeout(self.limits.grace):
+                await self.ask_for_a_token(await self.client.model_name())
+        except (TimeoutError, httpx.HTTPError, ValueError, LookupError, TypeError):
+            pass  # no answer is no refutation
+        if self.refuted_lines < self.fatal_lines:
+            self.note(sign)
+
+    async def ask_for_a_token(self, model: str) -> Answer:
+        """Send the canary: a request for one token, the only answer that proves that the engine still steps."""
+        lines = self.fatal_lines
+        body = {"model": model, "prompt": "hello", "max_tokens": 1, "temperature": 0}
+        answer, _ = await self.ask("/v1/completions", body, canary=True)
+        if answer.status == 200 and answer.error is None and not answer.empty:
+            self.refuted_lines = lines
+        return answer
 
     async def _watch_ranks(self) -> None:
         rank, ended = await self.server.rank_exited()

@@ -286,13 +286,12 @@ class WorkloadRunner:
         self.trial.journal.write("steps", **self.trial.label, name=last.name, steps=steps, cached_tokens=cached)
 
     async def canary(self) -> None:
-        """Ask for one token: the only answer that proves that the engine still steps."""
+        """Ask for one token, to see that the engine lives."""
         trial, watch = self.trial, self.watch
         trial.say("asking for one token, to see that the engine lives")
-        body = {"model": self.model, "prompt": "hello", "max_tokens": 1, "temperature": 0}
 
         async def ask() -> None:
-            answer, _ = await watch.ask("/v1/completions", body, canary=True)
+            answer = await watch.ask_for_a_token(self.model)
             trial.seen.canary_ok = answer.status == 200 and answer.error is None and not answer.empty
             trial.journal.write(
                 "canary", **trial.label, status=answer.status, error=answer.error, ok=trial.seen.canary_ok
