@@ -145,13 +145,8 @@ def _victim(server: Server, name: str) -> int:
     raise LookupError(f"no process {name} among {pids}")
 
 
-async def _ask(client: Client, watch: Watch, body: dict[str, Any]) -> str:
-    watch.in_flight += 1
-    try:
-        answer = await client.ask("/v1/completions", {"prompt": "hello", "temperature": 0, **body})
-    finally:
-        watch.in_flight -= 1
-    await watch.see_answer(answer)
+async def _ask(watch: Watch, body: dict[str, Any]) -> str:
+    answer, _ = await watch.ask("/v1/completions", {"prompt": "hello", "temperature": 0, **body})
     return f"{answer.status} {answer.error_kind} {answer.error} {answer.finish_reason} {answer.ended:.3f}"
 
 
@@ -173,10 +168,10 @@ async def one_death(launch: Launch, server: Server, log: Path, journal: Journal,
             if not await watch.until_ready():
                 raise RuntimeError(f"not ready: {[sign.detail for sign in watch.signs]}")
             model = {"model": await client.model_name()}
-            await _ask(client, watch, {**model, "max_tokens": 4})
-            tasks = [asyncio.create_task(_ask(client, watch, {**model, **LASTING, "stream": True}))]
+            await _ask(watch, {**model, "max_tokens": 4})
+            tasks = [asyncio.create_task(_ask(watch, {**model, **LASTING, "stream": True}))]
             if death != REQUEST:
-                tasks.append(asyncio.create_task(_ask(client, watch, {**model, **LASTING})))
+                tasks.append(asyncio.create_task(_ask(watch, {**model, **LASTING})))
             still = [0.0]
             pulse = asyncio.create_task(_feel_the_pulse(still))
             # Kill at a random moment, after some steps, so that it does not align with the watcher's polling.
@@ -187,7 +182,7 @@ async def one_death(launch: Launch, server: Server, log: Path, journal: Journal,
             if death == REQUEST:
                 line = FatalLine(log)
                 line.start()
-                tasks.append(asyncio.create_task(_ask(client, watch, {**model, **DEADLY})))
+                tasks.append(asyncio.create_task(_ask(watch, {**model, **DEADLY})))
             else:
                 victim = _victim(server, VICTIMS[death])
                 moment = time.time()

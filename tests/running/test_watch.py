@@ -193,7 +193,8 @@ def test_the_engine_that_goes_is_told_from_a_copy_of_it_that_goes(tmp_path: Path
 FATAL = "ERROR 11-20 08:24:30 [core.py:1138] EngineCore encountered a fatal error."
 
 
-def test_junk_in_the_log_is_read_past(tmp_path: Path) -> None:
+def test_junk_in_the_log_is_read_past(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_repro.running.watch._SECOND_WITNESS", 0.2)
     fake = FakeVllm(tmp_path / "log", {"/v1/completions": Exchange.reset})
 
     async def work(watch: Watch, _: Client) -> None:
@@ -204,7 +205,8 @@ def test_junk_in_the_log_is_read_past(tmp_path: Path) -> None:
             await watch.over()
 
     watch = watched(fake, work, tmp_path)
-    assert [(sign.channel, sign.decisive) for sign in watch.signs] == [(Channel.LOG, False), (Channel.LOG, True)]
+    signs = [(sign.channel, sign.decisive) for sign in watch.signs]
+    assert signs == [(Channel.LOG, False), (Channel.CANARY, False), (Channel.LOG, True)]
 
 
 def test_a_fatal_line_of_an_engine_that_still_gives_tokens_is_no_death(tmp_path: Path) -> None:

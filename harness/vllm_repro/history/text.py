@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from datetime import tzinfo
 from typing import Any
@@ -196,7 +194,9 @@ def _series(one: Series, of: Summary) -> dict[str, Any]:
 
 def as_csv(rows: Sequence[RunRow], zone: tzinfo | None) -> str:
     """Return CSV with one line per run and arm. An arm's figures are columns such as `output_tok_s`, for its first load."""
-    lines: list[dict[str, Any]] = [
+    import pandas as pd  # here: importing pandas takes half a second, and most commands do not need it
+
+    lines = [
         {
             "night": night_of(row.started_at, zone),
             **{name: getattr(row, name) for name in _RUN_COLUMNS},
@@ -207,8 +207,4 @@ def as_csv(rows: Sequence[RunRow], zone: tzinfo | None) -> str:
         for arm in row.arms
     ]
     measured = [name for name in sorted(QUANTITIES) if any(name in line for line in lines)]
-    text = io.StringIO()
-    table = csv.DictWriter(text, ["night", *_RUN_COLUMNS, *_ARM_COLUMNS, *measured], lineterminator="\n")
-    table.writeheader()
-    table.writerows(lines)
-    return text.getvalue()
+    return str(pd.DataFrame(lines, columns=["night", *_RUN_COLUMNS, *_ARM_COLUMNS, *measured]).to_csv(index=False))

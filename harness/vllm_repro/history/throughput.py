@@ -6,7 +6,7 @@ the median of the 28 nights before, of which at least 14 must be measured.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from enum import StrEnum
@@ -133,26 +133,37 @@ def _night(night: date, figures: Sequence[Figure]) -> Measured:
     )
 
 
-def _changes(key: Series, nights: Sequence[Measured]) -> Iterator[Change]:
-    called = -MOST_REFERENCE
-    for place in range(LEAST_REFERENCE + IN_A_ROW, len(nights) + 1):
-        if place - called < MOST_REFERENCE:  # the reference needs so long to arrive at the new level
-            continue
-        *before, since, _, last = nights[max(0, place - IN_A_ROW - MOST_REFERENCE) : place]
-        reference = median(seen.median for seen in before)
-        deviation = median(abs(seen.median - reference) for seen in before)
-        limit = max(_LIMIT * deviation, _LEAST_LIMIT * reference)
-        level = sorted(seen.median for seen in nights[place - IN_A_ROW : place])
-        if level[-1] < reference - limit or level[0] > reference + limit:
+def _changes(key: Series, nights: Sequence[Measured]) -> list[Change]:
+    if len(nights) < LEAST_REFERENCE + IN_A_ROW:
+        return []
+    import pandas as pd  # here: importing pandas takes half a second, and most commands do not need it
+
+    values = pd.Series([seen.median for seen in nights])
+    before = values.shift(IN_A_ROW).rolling(MOST_REFERENCE, min_periods=LEAST_REFERENCE)
+    reference = before.median()
+    deviation = before.apply(lambda window: median(abs(window - median(window))), raw=True)
+    limit = (_LIMIT * deviation).clip(lower=_LEAST_LIMIT * reference)
+    last = values.rolling(IN_A_ROW)
+    outside = {Direction.SLOWER: last.max() < reference - limit, Direction.FASTER: last.min() > reference + limit}
+    level = last.median()
+    found: list[Change] = []
+    for direction, is_outside in outside.items():
+        called = -MOST_REFERENCE
+        for place in is_outside.index[is_outside]:
+            if place - called < MOST_REFERENCE:  # the reference needs so long to arrive at the new level
+                continue
             called = place
-            yield Change(
-                series=key,
-                direction=Direction.SLOWER if level[0] < reference else Direction.FASTER,
-                since=since.night,
-                called=last.night,
-                ratio=median(level) / reference,
-                reference=reference,
-                low=reference - limit,
-                high=reference + limit,
-                nights=len(before),
+            found.append(
+                Change(
+                    series=key,
+                    direction=direction,
+                    since=nights[place - IN_A_ROW + 1].night,
+                    called=nights[place].night,
+                    ratio=float(level[place] / reference[place]),
+                    reference=float(reference[place]),
+                    low=float(reference[place] - limit[place]),
+                    high=float(reference[place] + limit[place]),
+                    nights=min(MOST_REFERENCE, place - IN_A_ROW + 1),
+                )
             )
+    return found
