@@ -267,7 +267,7 @@ class _Reader(Reading):
         where: dict[str, int],
     ) -> bool:
         """Report wrong, missing and unknown arguments. Unknown ones are removed from `keywords`."""
-        signature = inspect.signature(target)
+        signature, hints = _signature(target), _hints(target)
         parameters = signature.parameters
         open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         wrong = False
@@ -287,7 +287,6 @@ class _Reader(Reading):
         if missing := [name for name in required if name not in bound]:
             self.problem(node.lineno, f"{word}: missing {', '.join(map(repr, missing))}")
             wrong = True
-        hints = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
         for name, value in bound.items():
             kind = parameters[name].kind
             if kind is inspect.Parameter.VAR_KEYWORD or name not in hints:
