@@ -22,7 +22,7 @@ def _block_listed_twice(facts: TriggerFacts) -> TriggerResult:
     computed, seen = _computed(facts), _seen(facts)
     brief = seen.brief if seen.crossed or not computed.brief else computed.brief
     if computed.crossed and not seen.crossed and any(one.kind == "store" for one in facts.observed):
-        brief += "; none was"
+        brief += "; here none was"
     return TriggerResult(computed.crossed or seen.crossed, (*computed.evidence, *seen.evidence), brief)
 
 
@@ -106,7 +106,7 @@ def _request(asked: SentRequest, blocks: int, groups: tuple[Group, ...], batch: 
     text = (
         f"{told}: under the hybrid manager, the eager connector lists {twice} blocks twice in one store event to 0.21.0"
     )
-    return TriggerResult(True, (text,), f"{twice} must be listed twice to 0.21.0")
+    return TriggerResult(True, (text,), f"{twice} would be listed twice up to 0.21.0")
 
 
 @lru_cache(maxsize=256)
