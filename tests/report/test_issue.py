@@ -429,7 +429,7 @@ def test_duplicates_are_what_the_scenario_names() -> None:
 
 
 def test_a_death_of_another_scenario_is_a_duplicate_unless_that_is_fixed() -> None:
-    other = replace(DIED, scenario=TQ, issue=FIX, filed=False)
+    other = replace(DIED, scenario=TQ, issue=FIX, related=(), filed=False)
     assert CHUNKED in duplicates(other, SCENARIOS)
     assert duplicates(replace(other, version="0.32.0"), SCENARIOS) == []
 

@@ -29,7 +29,7 @@ def answer(name: str, took: float | None = None) -> dict[str, Any]:
 def test_the_channels_of_a_death_in_the_order_of_time() -> None:
     found = DIED.timelines["reported", 1]
     lanes = [moment.lane for moment in found.moments if moment.sign]
-    assert lanes == ["log", "stream", "health", "engine-process", "process"]
+    assert lanes == ["log", "stream", "engine-process", "health", "process"]
     assert found.death_s is not None
     assert found.ready_s is not None
     assert found.ready_s < found.death_s < found.end_s
