@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from vllm_repro.diagnosis.tracebacks import Raised
 
-__all__ = ["CLEANUP", "LOOPS", "booting", "leaves_the_engine", "starting", "stepping", "warming_up"]
+__all__ = ["CLEANUP", "LOOPS", "TEARDOWN", "booting", "leaves_the_engine", "starting", "stepping", "warming_up"]
 
 
 def _names(text: str) -> frozenset[str]:
@@ -21,7 +21,10 @@ CLEANUP = _names("""
     __aexit__ __del__ __exit__ _cleanup _cleanup_profiling_kv_cache cleanup cleanup_dist_env_and_memory close destroy
     destroy_process_group shutdown terminate
 """)
-"""Functions that run after an end; an exception in one of them is not the cause."""
+"""Functions that run after an end; a second exception in one of them is not the cause."""
+
+TEARDOWN = CLEANUP - _names("__aexit__ __exit__ close")
+"""Those that run only when a process ends. A context manager also exits in a healthy step: a graph capture fails in `__exit__`."""
 
 _WARMUP = _names("""
     _capture_cudagraphs _dummy_pooler_run _dummy_run _dummy_sampler_run _warmup_and_capture capture_model

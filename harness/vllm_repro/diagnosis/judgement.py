@@ -253,6 +253,14 @@ def _pasted(case: _Case) -> Judgement | None:
     )
 
 
+def _by_signal(case: _Case) -> Judgement | None:
+    """Judge the line of a shell whose command a signal ended: nothing else in the log can show it."""
+    ended = case.life.first.get(SignKind.BY_SIGNAL)
+    if ended is None or case.ordered or not (case.life.booted or case.life.ready):
+        return None
+    return _died(f"The shell reports that a signal ended the server: {ended.text}")
+
+
 def _unwell(case: _Case) -> Judgement | None:
     """Judge a 503 of /health alone: a server that is scaled and a proxy return it too."""
     unwell = case.line(SignKind.HEALTH_503)
@@ -328,6 +336,11 @@ def _quiet(case: _Case) -> Judgement:
     if case.life.booted:
         why = "The server was still booting, without a failure, where this log ends."
         return Judgement(died=False, why=why, quiet=True)
+    if case.life.is_log and case.own_root is not None:
+        return _undecided(
+            f"A piece of a log with an exception of the engine, which does not show whether it died: {_named(case.own_root)}.",
+            case.own_root,
+        )
     if case.life.is_log:
         return _undecided(
             "A piece of a log with neither a boot nor an answered request in it: paste it from the boot on, or the whole traceback."
@@ -342,6 +355,7 @@ _RULES = (
     _silent_end,
     _uncaught,
     _pasted,
+    _by_signal,
     _unwell,
     _unclear,
     _stopped,

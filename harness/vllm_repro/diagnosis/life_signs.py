@@ -40,6 +40,7 @@ class SignKind(StrEnum):
     CLOSED = "closed"
     OOM_KILLED = "oom-killed"  # the kernel killed a process of this server
     OOM_NAMED = "oom-named"  # the kernel killed a process named like vLLM's, with an unknown pid
+    BY_SIGNAL = "by-signal"  # the shell reports that a signal ended its command
     READY = "ready"
 
 
@@ -74,13 +75,20 @@ _STARTS: tuple[tuple[str, SignKind], ...] = (
     ("Application startup complete.", SignKind.READY),
 )
 _ENGINE = ("EngineCore", "Worker", "VllmWorker", "RayWorker")
-_FATAL = "EngineCore encountered a fatal error."
+_FATAL = ("EngineCore encountered a fatal error.", "EngineCore hit an exception: ")  # the second one to 0.8
 _FIRST_LETTERS = frozenset(start[0] for start, _ in _STARTS)
 _GONE = re.compile(r"(?:Worker proc \S+|RayWorkerProc rank=\S+) died unexpectedly")
 _ENGINE_GONE = re.compile(r"Engine core proc \S+ died unexpectedly")
 _EXIT_DEAD = re.compile(r"(?:[\w.]+\.)?EngineDeadError: (?=Engine)")  # with its own text; else it is prose
 _ACCESS = re.compile(r'\S+ - "([A-Z]+) (\S+) HTTP/[\d.]+" (\d{3})\b')
 _OOM = re.compile(r"\bout of memory: Killed process (\d{1,10}) \(([^)\n]{1,64})\)", re.IGNORECASE)
+_QUOTABLE = re.compile(
+    r'Traceback \(most recent call last\)|File "[^"\n]+", line \d+|^EngineCore (?:encountered|hit|failed)'
+)
+_BY_SIGNAL = re.compile(
+    r"(?:\S+: line \d+: +\d+ )?(?:Killed|Aborted|Bus error|Illegal instruction|Segmentation fault)(?: \(core dumped\)|\b {4,}.*)?"
+)
+"""The line of a shell. A script's own also has the number of the line, the pid and the command."""
 _REFUSED = re.compile(r"vllm(?: serve)?: error: ")
 _STATS = re.compile(
     r"Engine (\d+): Avg prompt throughput: ([\d.]+) tokens/s, Avg generation throughput: ([\d.]+) tokens/s, "
@@ -165,6 +173,8 @@ class ServerLife:
 
     def feed(self, line: Line) -> None:
         text = line.text
+        if line.level in ("DEBUG", "INFO") and line.source and _QUOTABLE.search(text):
+            return  # a request log quotes it: vLLM logs tracebacks and deaths as errors
         self.finder.feed(line)
         self.boot.feed(line)
         if text.strip():
@@ -200,8 +210,10 @@ class ServerLife:
     def _kind(self, line: Line) -> SignKind | None:
         text = line.text
         first = text[:1]
-        if text.startswith(_FATAL) and (line.level or text.rstrip() == _FATAL):
+        if text.startswith(_FATAL) and (line.level or (text.rstrip() in _FATAL and not self.booted)):
             return SignKind.FATAL
+        if not line.level and not line.process and _BY_SIGNAL.fullmatch(text.rstrip()):
+            return SignKind.BY_SIGNAL
         if first in _FIRST_LETTERS:
             for start, kind in _STARTS:
                 if text.startswith(start):
@@ -239,7 +251,7 @@ class ServerLife:
     def _out_of_memory(self, pid: int, name: str) -> SignKind | None:
         if pid in self.pids:
             return SignKind.OOM_KILLED
-        return SignKind.OOM_NAMED if name.startswith("VLLM::") else None
+        return SignKind.OOM_NAMED if name.lower().startswith(("vllm", "python")) else None
 
     def _stats(self, found: re.Match[str]) -> None:
         self.served = True

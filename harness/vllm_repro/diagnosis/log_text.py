@@ -66,7 +66,8 @@ _COLLECTORS = (
     re.compile(r"(?:> ?)+"),
     # an indented block; without a prefix of vLLM behind it, indentation belongs to the message
     re.compile(
-        r"[ \t]+(?=\([A-Za-z][\w.:-]{0,60} pid=\d|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?:: {4}| (?:\d{4}-)?\d\d-\d\d \d\d:))"
+        r"[ \t]+(?=\([A-Za-z][\w.:-]{0,60}(?: rank=\d{1,5})? pid=\d"
+        r"|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?:: {4}| (?:\d{4}-)?\d\d-\d\d \d\d:))"
     ),
     # kubectl logs --prefix
     re.compile(r"\[pod/[\w.-]{1,253}/[\w.-]{1,63}\] ?"),
@@ -81,7 +82,9 @@ _COLLECTORS = (
     re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})? \S{1,80} [\w./@-]{1,80}(?:\[\d+\])?: ?"),
 )
 
-_PROCESS = re.compile(r"\(([A-Za-z][\w.:-]{0,60}) pid=(\d{1,10})(?:, ip=[^)\s]{1,60})?\) ?")
+_PROCESS = re.compile(
+    r"\(([A-Za-z][\w.:-]{0,60})(?: rank=\d{1,5})? pid=(\d{1,10})(?:, ip=[^)\s]{1,60})?\) ?"
+)  # rank: 0.7 to 0.9
 # torch puts the rank before an uncaught exception, and launchers before every line
 _RANK = re.compile(r"\[(rank\d{1,5})\]: ?")
 _VLLM = re.compile(

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from vllm_repro.diagnosis.engine_code import CLEANUP, LOOPS
+from vllm_repro.diagnosis.engine_code import CLEANUP, LOOPS, TEARDOWN
 from vllm_repro.diagnosis.tracebacks import Frame, Raised, bare_name
 
 __all__ = ["Root", "find_root", "squeeze", "unwrap"]
@@ -185,7 +185,7 @@ def _in_cleanup(raised: Raised) -> bool:
 def _of_termination(raised: Raised) -> bool:
     link = _first_link(raised)
     by_class = _TERMINATION_CLASSES.fullmatch(bare_name(link.exception)) is not None
-    return by_class or link.message in _TERMINATION_TEXTS or _in_cleanup(link)
+    return by_class or link.message in _TERMINATION_TEXTS or bool(TEARDOWN.intersection(link.functions))
 
 
 def _from_engine(raised: Raised) -> bool:

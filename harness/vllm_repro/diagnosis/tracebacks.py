@@ -287,7 +287,8 @@ class Finder:
 
     def _message_of(self, output: _Output, block: _Block, text: str) -> None:
         line, stripped = output.line, text.strip()
-        if _RECORD.match(stripped) or (line.level and line.level != block.line.level):
+        fenced = stripped.startswith("```")  # the end of a block of code in an issue
+        if fenced or _RECORD.match(stripped) or (line.level and line.level != block.line.level):
             block.done = True
         elif not block.frames and _LIKELY.fullmatch(stripped):
             self._loose(output, line, stripped)
