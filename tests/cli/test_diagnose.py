@@ -77,3 +77,24 @@ def test_a_key_in_the_message_of_an_exception_is_not_printed(harness: Harness) -
         done = harness("diagnose", *words, stdin=log)
         assert "sekrit" not in done.out + done.err
         assert "ValueError" in done.out
+
+
+def test_a_match_tells_the_fix_the_way_around_and_the_command(harness: Harness) -> None:
+    (match,) = json.loads(harness("diagnose", str(PASTED), "--json").out)["matches"]
+    told = harness("diagnose", str(PASTED)).out
+    assert match["run"] == f"vllm-repro run {match['scenario']}"
+    assert match["fixed_in"] == "0.24.0"
+    assert f"fixed in {match['fixed_in']}" in told
+    assert match["lives_with"]
+    assert all(f"lives {change}" in told for change in match["lives_with"])
+    assert match["run"] in told
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [("INFO:     Application startup complete.\n", 0), (None, 1), ("nothing of interest\n", 2)],
+)
+def test_the_exit_status_on_request(harness: Harness, text: str | None, status: int) -> None:
+    source = str(PASTED) if text is None else "-"
+    assert harness("diagnose", "--exit-code", source, stdin=text or "").status == status
+    assert harness("diagnose", source, stdin=text or "").status == 0

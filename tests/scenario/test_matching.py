@@ -49,11 +49,51 @@ def test_a_scenario_whose_twin_is_not_known_here_is_named() -> None:
     assert [match.scenario for match in matches(dead_of("0.21.0"), [UNRESERVED])] == [UNRESERVED]
 
 
+PASTED = Path(__file__).parents[1] / "data" / "pasted"
+SCO = find("sco-hybrid")
+
+
+@pytest.mark.parametrize(
+    ("version", "connector", "how", "against"),
+    [
+        ("0.21.0", "SimpleCPUOffloadConnector", How.MATCH, ""),
+        ("0.21.0", None, How.MATCH, ""),
+        (None, "NixlConnector", How.NEAR, "its KV connector is NixlConnector, not SimpleCPUOffloadConnector"),
+        ("0.28.0", None, How.NEAR, "0.28.0 is declared good"),
+    ],
+)
+def test_what_contradicts_a_scenario_makes_it_near(
+    version: str | None, connector: str | None, how: How, against: str
+) -> None:
+    config = f"INFO 08-21 08:30:00 [core.py:105] Initializing a V1 LLM engine (v{version or '0'}) with config: "
+    config += f"kv_transfer_config=KVTransferConfig(kv_connector='{connector}')\n" if connector else "\n"
+    found = diagnose((config if version or connector else "") + (PASTED / "sco-hybrid.txt").read_text(encoding="utf-8"))
+    assert found.connector == connector
+    (match,) = matches(replace(found, vllm_version=version), [SCO])
+    assert (match.how, match.against) == (how, against)
+
+
+def test_what_keeps_the_engine_alive_is_told() -> None:
+    (match,) = matches(dead_of("0.23.0"), [CHUNKED])
+    assert match.lives_with == ["with --enforce-eager", "with --compilation-config.cudagraph_mode none"]
+
+
+def test_a_function_of_the_same_name_in_a_users_plugin_is_near() -> None:
+    text = """\
+Traceback (most recent call last):
+  File "vllm/v1/worker/gpu_model_runner.py", line 1, in sample_tokens
+  File "vllm/v1/worker/gpu_model_runner.py", line 2, in _sample
+  File "vllm/v1/sample/sampler.py", line 3, in apply_logits_processors
+  File "vllm/v1/sample/logits_processor/builtin.py", line 4, in apply
+IndexError: index 191222 is out of bounds for dimension 1 with size 128256
+"""
+    assert [match.how for match in matches(diagnose(text), [MIN_TOKENS])] == [How.MATCH]
+    own = text.replace("vllm/v1/sample/logits_processor/builtin.py", "/srv/my_bias.py")
+    assert [match.how for match in matches(diagnose(own), [MIN_TOKENS])] == [How.NEAR]
+
+
 def test_no_death_no_match() -> None:
     assert matches(diagnose("INFO:     Application startup complete."), [CHUNKED, UNRESERVED]) == []
-
-
-PASTED = Path(__file__).parents[1] / "data" / "pasted"
 
 
 @pytest.mark.parametrize("path", sorted(PASTED.glob("*.txt")), ids=lambda path: path.stem)

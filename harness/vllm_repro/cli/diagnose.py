@@ -17,7 +17,7 @@ from vllm_repro.diagnosis.log_text import read_lines
 from vllm_repro.errors import UsageError
 from vllm_repro.journal.redact import Redactor, known_secrets
 from vllm_repro.scenario.catalogue import all_scenarios, to_stderr
-from vllm_repro.scenario.matching import matches, twins
+from vllm_repro.scenario.matching import Match, matches, twins
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +26,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         example="vllm-repro diagnose server.log --json",
         prints="whether it died, the cause, and the matching scenarios",
     )
+    parser.add_argument(
+        "--exit-code", action="store_true", help="exit with 1 if an engine died, 0 if not, 2 if the text cannot tell"
+    )
     parser.add_argument("file", metavar="FILE", help="a log or a pasted traceback; - for standard input")
 
 
@@ -33,6 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     diagnosis = _read(arguments.file)
     known = all_scenarios(warn=to_stderr)
     found = matches(diagnosis, known)
+    status = _STATUSES[diagnosis.died] if arguments.exit_code else 0
     shown = Redactor(secrets=known_secrets(os.environ), names=False).text
     diagnosis = replace(diagnosis, message=diagnosis.message and shown(diagnosis.message), why=shown(diagnosis.why))
     if arguments.json:
@@ -44,12 +48,21 @@ def run(arguments: argparse.Namespace) -> int:
                 "message": diagnosis.message,
                 "frames": [f"{frame.file}:{frame.function}" for frame in diagnosis.frames],
                 "wrapped": diagnosis.wrapped,
-                "matches": [{"scenario": match.scenario.id, "how": match.how} for match in found],
+                "matches": [
+                    {
+                        "scenario": match.scenario.id,
+                        "how": match.how,
+                        "fixed_in": match.scenario.status.first_good,
+                        "lives_with": match.lives_with,
+                        "run": _command(match),
+                    }
+                    for match in found
+                ],
                 "vllm_version": diagnosis.vllm_version,
                 "why": diagnosis.why,
             }
         )
-        return 0
+        return status
     print({True: "died", False: "did not die", None: "cannot tell"}[diagnosis.died] + f": {diagnosis.why}")
     if diagnosis.vllm_version:
         print(f"vLLM {diagnosis.vllm_version}" + (f", phase: {diagnosis.phase}" if diagnosis.phase else ""))
@@ -59,13 +72,26 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{diagnosis.exception}: {diagnosis.message or ''}".rstrip(": "))
     for match in found:
         print(f"{match.how}: {match.scenario.id} ({match.scenario.issue}): {match.scenario.title}")
+        if match.against:
+            print(f"  not the same without a closer look: {match.against}")
+        print(f"  {'fixed in ' + fixed if (fixed := match.scenario.status.first_good) else 'open'}")
+        for change in match.lives_with:
+            print(f"  lives {change}")
+        print(f"  to see it: {_command(match)}")
         for twin in twins(match.scenario, known) if diagnosis.vllm_version is None else ():
             print(
                 f"  or, from {match.scenario.status.first_good} on: {twin.id}: {twin.title}. The text names no release"
             )
     if diagnosis.exception and not found:
         print("no known scenario has this signature")
-    return 0
+    return status
+
+
+_STATUSES = {True: 1, False: 0, None: 2}
+
+
+def _command(match: Match) -> str:
+    return f"vllm-repro run {match.scenario.id}"
 
 
 # First bytes of compressed files, and the command that reads them.

@@ -29,7 +29,7 @@ class Diagnosis:
     wrapped: EngineCore printed only vLLM's wrapper around the root. class_known: False if only the text quoted by the wrapper is known:
         `exception` is then the wrapper's class and `message` the quoted text.
     why: one sentence for people. raised: the root as printed, with its chain.
-    usage: argparse's error, if the command line was refused.
+    usage: argparse's error, if the command line was refused. connector: class of the KV connector, if the text names one.
     """
 
     died: bool | None
@@ -43,6 +43,7 @@ class Diagnosis:
     class_known: bool = True
     raised: Raised | None = None
     usage: str | None = None
+    connector: str | None = None
 
 
 def diagnose(source: str | bytes | Iterable[Line], *, we_terminated: bool | None = None) -> Diagnosis:
@@ -93,4 +94,5 @@ def _diagnosis(life: ServerLife, judgement: Judgement) -> Diagnosis:
         class_known=root.class_known if root else True,
         raised=root.raised if root else None,
         usage=life.usage,
+        connector=life.connector,
     )

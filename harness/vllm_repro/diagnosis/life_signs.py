@@ -89,6 +89,7 @@ _BY_SIGNAL = re.compile(
     r"(?:\S+: line \d+: +\d+ )?(?:Killed|Aborted|Bus error|Illegal instruction|Segmentation fault)(?: \(core dumped\)|\b {4,}.*)?"
 )
 """The line of a shell. A script's own also has the number of the line, the pid and the command."""
+_CONNECTOR = re.compile(r"kv_connector['\"]?[=:] ?['\"](\w+)['\"]")
 _REFUSED = re.compile(r"vllm(?: serve)?: error: ")
 _STATS = re.compile(
     r"Engine (\d+): Avg prompt throughput: ([\d.]+) tokens/s, Avg generation throughput: ([\d.]+) tokens/s, "
@@ -110,9 +111,9 @@ class ServerLife:
 
     first: the first sign of each kind. mentioned: the first mention of a death in lines without a server's prefix: the exception, or a
     sentence of vLLM's, which makes `quoted` true. booted: the log has a server's first lines. served: the server answered or counted
-    requests, so it had booted. usage: argparse's error, if the command line was refused. headless: a further node's rank.
-    pids: names of the processes. api_pid: of the boot's first line. first_engine_line: line number. engine_error: EngineCore or a worker
-    logged an error. busy, stalls: by engine, in its last counts: requests are there, and no token moves.
+    requests, so it had booted. usage: argparse's error, if the command line was refused. connector: class of the KV connector. headless: a
+    further node's rank. pids: names of the processes. api_pid: of the boot's first line. first_engine_line: line number. engine_error:
+    EngineCore or a worker logged an error. busy, stalls: by engine, in its last counts: requests are there, and no token moves.
     """
 
     stopping = frozenset({SignKind.STOP_ASKED, SignKind.SHUTDOWN, SignKind.ENGINE_TOLD})
@@ -124,6 +125,7 @@ class ServerLife:
         self.mentioned: str | None = None
         self.quoted = self.booted = self.served = self.headless = self.engine_error = False
         self.usage: str | None = None
+        self.connector: str | None = None
         self.pids: dict[int, str] = {}
         self.api_pid: int | None = None
         self.first_engine_line: int | None = None
@@ -177,6 +179,8 @@ class ServerLife:
             return  # a request log quotes it: vLLM logs tracebacks and deaths as errors
         self.finder.feed(line)
         self.boot.feed(line)
+        if self.connector is None and "kv_connector" in text and (found := _CONNECTOR.search(text)):
+            self.connector = found[1]
         if text.strip():
             self._lines += 1
             self._logged += bool(line.level or line.process)

@@ -83,6 +83,10 @@ class _Printed:
 _RANK = {How.OTHER: 0, How.NEAR: 1, How.MATCH: 2}
 
 
+_IN_VLLM = re.compile(r"vllm|^(?:torch|triton)/")
+"""Files of vLLM and of the libraries whose calls end its tracebacks. A user's own plugin has functions of the same names."""
+
+
 def compare(signature: Signature, diagnosis: Diagnosis) -> Comparison:
     """Compare a diagnosis with a signature.
 
@@ -125,6 +129,8 @@ def _compare_one(signature: Signature, printed: _Printed, phase: Phase | None) -
         )
     if frames_agree is False:
         wrong.append(f"the frames do not go {' → '.join(signature.frames)}")
+    if ends_at is not None and not _IN_VLLM.search(file := printed.frames[ends_at].file):
+        wrong.append(f"it failed in {file}, outside of vLLM")
     if signature.source is not None and frames_agree and ends_at is not None:
         echo = squeeze(printed.frames[ends_at].source)
         if echo and squeeze(signature.source) not in echo:

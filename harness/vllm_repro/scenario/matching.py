@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vllm_repro.diagnosis.diagnosis import Diagnosis
 from vllm_repro.diagnosis.signature import How, compare
 from vllm_repro.scenario.scenario import Scenario
-from vllm_repro.verdict.verdict import Standing
+from vllm_repro.verdict.verdict import Expected, Standing
 
 __all__ = ["Match", "matches", "twins"]
 
 
 @dataclass(frozen=True)
 class Match:
-    """A scenario, and how the crash compares with its signature (not `other`)."""
+    """A scenario, and how the crash compares with its signature (not `other`). against: what contradicts an exact match."""
 
     scenario: Scenario
     how: How
+    against: str = ""
+
+    @property
+    def lives_with(self) -> list[str]:
+        """Return the changes of the command with which the engine lives: `with --enforce-eager`."""
+        arms = [arm for arm in self.scenario.arms if arm.expected is Expected.LIVES and not arm.patches]
+        return [" and ".join(map(str, arm.edits)) for arm in arms if arm.edits]
 
 
 def matches(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:
@@ -36,9 +44,20 @@ def matches(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:
         if first := by_id.get(match.scenario.same_death_as):
             cured = first.scenario.status.standing(diagnosis.vllm_version) is Standing.GOOD
             hidden.add(first.scenario.id if cured else match.scenario.id)
-    return sorted(
-        (match for match in found if match.scenario.id not in hidden), key=lambda match: match.how is not How.MATCH
-    )
+    kept = [_weighed(match, diagnosis) for match in found if match.scenario.id not in hidden]
+    return sorted(kept, key=lambda match: match.how is not How.MATCH)
+
+
+def _weighed(match: Match, diagnosis: Diagnosis) -> Match:
+    """Return the match, `near` at most if the text contradicts the scenario."""
+    scenario, version, connector = match.scenario, diagnosis.vllm_version, diagnosis.connector
+    wanted = re.search(r'kv_connector"?: ?"(\w+)"', scenario.command)
+    against = ""
+    if scenario.status.standing(version) is Standing.GOOD:
+        against = f"{version} is declared good"
+    elif wanted and connector and connector != wanted[1]:
+        against = f"its KV connector is {connector}, not {wanted[1]}"
+    return replace(match, how=How.NEAR, against=against) if against else match
 
 
 def twins(scenario: Scenario, scenarios: Sequence[Scenario]) -> list[Scenario]:
