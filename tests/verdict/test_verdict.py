@@ -81,7 +81,7 @@ def test_bad_beats_unknown_beats_good(outcomes: tuple[Outcome, ...], result: Res
         ([reported(CLEAN)], Standing.BAD, Expect.DECLARED, Verdict.QUIET, False),
         ([reported(CLEAN)], Standing.GOOD, Expect.CRASH, Verdict.QUIET, False),
         ([reported(CRASH)], Standing.BAD, Expect.ALIVE, Verdict.REPRODUCES, False),
-        ([reported(UNTRIGGERED)], Standing.BAD, Expect.ALIVE, Verdict.INCONCLUSIVE, True),
+        ([reported(UNTRIGGERED)], Standing.BAD, Expect.ALIVE, Verdict.INCONCLUSIVE, None),
         ([reported(UNTRIGGERED)], Standing.BAD, Expect.DECLARED, Verdict.INCONCLUSIVE, None),
         ([reported(OTHER)], Standing.BAD, Expect.DECLARED, Verdict.CHANGED, False),
         ([reported(OTHER, unexplained=1)], Standing.BAD, Expect.DECLARED, Verdict.INCONCLUSIVE, None),

@@ -70,6 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.throughput:
         for scenario in scenarios.values():
             _refuse_unmeasured(scenario, find_arms(scenario, arguments.arm))
+    if arguments.bisect_exit:
+        for scenario in scenarios.values():
+            _refuse_controls(find_arms(scenario, arguments.arm))
     reports: list[RunReport] = []
     statuses: list[int] = []
     for name, scenario in scenarios.items():
@@ -92,6 +95,14 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(report_dict(reports[0]) if len(scenarios) == 1 else [report_dict(report) for report in reports])
     # A surprise outweighs an undecided run, which outweighs an expected one.
     return min((status for status in statuses if status), default=0)
+
+
+def _refuse_controls(arms: Sequence[Arm]) -> None:
+    if not any(arm.expected.has_bug for arm in arms):
+        raise UsageError(
+            f"--bisect-exit: {', '.join(arm.name for arm in arms)} lives in every release, so it separates none",
+            hint="name an arm that shows the bug, such as --arm reported, or leave --arm out",
+        )
 
 
 def _refuse_unmeasured(scenario: Scenario, arms: Sequence[Arm]) -> None:

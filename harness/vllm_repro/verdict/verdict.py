@@ -283,15 +283,15 @@ def _excluded(expected: Expected, clean: int) -> str:
     return f"{expected.event} in more than {excluded_rate(clean):.0%} of boots is excluded"
 
 
-def _arm_as_expected(arm: ArmResult, standing: Standing, expect: Expect, *, patched: bool) -> bool | None:
+def _arm_as_expected(arm: ArmResult, standing: Standing, expect: Expect) -> bool | None:
     """Return whether the arm meets the expectation; None if its trials do not decide."""
     died = arm.crashed > 0 or bool(arm.otherwise)
     quiet = arm.result is Result.QUIET
     if expect is Expect.ALIVE:
         if died:
             return False
-        # A patch that keeps the engine from the boundary is not tested.
-        lived = quiet if patched and arm.expected is not Expected.UNTRIGGERED else arm.alive
+        # An engine that was kept from the boundary is not tested.
+        lived = arm.alive if arm.expected is Expected.UNTRIGGERED else quiet
         return True if lived else None
     if arm.expected is Expected.UNTRIGGERED:
         if died:
@@ -386,7 +386,7 @@ def decide(
     if expect is Expect.ANY:
         decided = None if verdict is Verdict.INCONCLUSIVE else True
         return VerdictReport(verdict=verdict, expected=decided, because=because)
-    answers = [_arm_as_expected(arm, arm.standing or standing, expect, patched=patched) for arm in arms]
+    answers = [_arm_as_expected(arm, arm.standing or standing, expect) for arm in arms]
     surprises = [arm for arm, answer in zip(arms, answers, strict=True) if answer is False]
     if surprises:
         for arm in surprises:
