@@ -254,6 +254,13 @@ def test_a_hang_of_the_other_kind_is_not_the_bug() -> None:
     assert (mixed.result, mixed.crashed, mixed.otherwise) == (Result.REPRODUCES, 1, (Outcome.HANG,))
 
 
+def test_other_failures_are_boots_too_and_are_named() -> None:
+    mixed = arm_result("reported", Expected.DIES, [CRASH, *[Outcome.OTHER_CRASH] * 4, UNTRIGGERED])
+    assert (mixed.result, mixed.crashed, mixed.conclusive) == (Result.REPRODUCES, 1, 5)
+    because = decide([mixed], standing=Standing.BAD).because
+    assert because == "reported: died in 1 of 5 boots, besides other-crash x 4"
+
+
 def test_a_hang_short_of_the_boundary_is_neither_the_bug_nor_another() -> None:
     """0.19.1 never admits the prompt (vllm-project/vllm#39734), so it hangs before the boundary."""
     other = arm_result("reported", Expected.HANGS, [Outcome.HANG], unproved=1)

@@ -149,6 +149,7 @@ _VERDICTS: dict[Verdict, tuple[Tone, int]] = {
 class ArmResult:
     """The result of one arm: `crashed` of `conclusive` trials showed the bug as the arm is expected to.
 
+    Beside a crash, other failures count among the conclusive trials.
     bound: a sentence with what these numbers support. unexplained: deaths without a known cause, and unproved failures: something failed,
     but it may be this bug. standing: the release by the arm's own status; None if the scenario's applies. strange: trials with the bug's
     outcome that do not count as the bug: see `is_strange` and `is_unproved`.
@@ -252,6 +253,8 @@ def arm_result(
     crashed, clean = count[expected.sign] - strange - unproved, count[Outcome.CLEAN]
     conclusive = crashed + clean
     if crashed:
+        others = sum(one.facts.other_failure and one is not expected.sign for one in outcomes) + strange
+        conclusive += others  # boots that ran, and in which another failure may have come before this one
         result = Result.FLAKY if clean else Result.REPRODUCES
         bound = _died(expected, crashed, conclusive)
     elif outcomes and not any(one.facts.ran for one in outcomes):
@@ -409,7 +412,8 @@ def _verdict(
     with_patch = " with the patch" if patched else ""
     if reproducing := next((arm for arm in led_by if arm.crashed), None):
         did, counts = reproducing.expected.did, f"{reproducing.crashed} of {reproducing.conclusive}"
-        because = f"{reproducing.name}{with_patch}: {did} in {counts} boots"
+        besides = f", besides {counted(reproducing.otherwise)}" if reproducing.otherwise else ""
+        because = f"{reproducing.name}{with_patch}: {did} in {counts} boots{besides}"
         if (reproducing.standing or standing) is not Standing.GOOD:
             return Verdict.REPRODUCES, because
         return Verdict.REGRESSED, f"{because}; this release was declared good" + (" as it is" if patched else "")
