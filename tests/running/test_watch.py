@@ -136,8 +136,9 @@ def test_a_channel_that_falls_over_is_not_taken_for_a_quiet_one(tmp_path: Path) 
         def processes(self) -> tuple[int, ...]:
             raise RuntimeError("this should not happen")
 
-    async def work(_watch: Watch, _client: Client) -> None:
-        await asyncio.sleep(0.4)
+    async def work(watch: Watch, _client: Client) -> None:
+        async with asyncio.timeout(10):
+            await watch.over()  # at once, not after a limit
 
     with pytest.raises(RuntimeError, match="this should not happen"):
         watched(Broken(tmp_path / "log", {}), work, tmp_path)

@@ -129,7 +129,7 @@ async def _boot_and_work(trial: Trial) -> None:
                 await runner.run()
                 await Measurements(runner).run()
                 model = runner.model
-            if watch.dead.is_set():
+            if watch.dead.is_set() and not watch.broken:
                 trial.say("the engine died; waiting for the end of its log")
                 # The import takes a second or two, in which the server ends.
                 sdk = asyncio.create_task(asyncio.to_thread(importlib.import_module, "openai"))

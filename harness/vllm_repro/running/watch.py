@@ -74,6 +74,7 @@ class Watch:
         self.hung: str | None = None
         self._born: float | None = None
         self.in_flight = 0
+        self.broken = False
         self.fatal_lines = 0
         """Lines of the log so far that report a death."""
         self.refuted_lines = 0
@@ -109,7 +110,15 @@ class Watch:
             raise broken
 
     def _start(self, channel: Coroutine[Any, Any, None]) -> None:
-        self._tasks.append(asyncio.create_task(channel))
+        task = asyncio.create_task(channel)
+        task.add_done_callback(self._channel_ended)
+        self._tasks.append(task)
+
+    def _channel_ended(self, task: asyncio.Task[None]) -> None:
+        """End the trial at once if a channel failed, for example because the disk is full. `__aexit__` raises its exception."""
+        if not task.cancelled() and task.exception() is not None:
+            self.broken = True
+            self.dead.set()
 
     async def until_ready(self) -> bool:
         """Wait until `/health` answers 200. Return False if the engine died or made no progress for `limits.boot_stall`.
