@@ -23,7 +23,7 @@ from vllm_repro.journal.journal import read
 from vllm_repro.report.build import build
 from vllm_repro.report.files import render
 from vllm_repro.running.boots import planned_boots
-from vllm_repro.running.run import strongest_record
+from vllm_repro.running.run import signals_later, strongest_record
 from vllm_repro.running.terminal import summary
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.patch import Patch
@@ -404,3 +404,22 @@ def test_any_body_field_can_be_what_a_trigger_waits_for(harness: Harness) -> Non
     scenario = Path(__file__).parents[1] / "data" / "declared" / "two_ranks.py"
     trial = harness("run", str(scenario), "--server", "rehearsal").report["arms"][0]["trials"][0]
     assert (trial["outcome"], trial["trigger"]["crossed"]) == ("clean", True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_report_is_written_waits_for_its_end(number: signal.Signals, tmp_path: Path) -> None:
+    """Two Ctrl-C in a row are common, and the second one must not cost the report."""
+
+    def written() -> None:
+        with signals_later():
+            signal.raise_signal(number)
+            (tmp_path / "report.md").write_text("whole", encoding="utf-8")
+
+    before = signal.signal(number, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            written()
+    finally:
+        after = signal.signal(number, before)
+    assert (tmp_path / "report.md").read_text(encoding="utf-8") == "whole"
+    assert after is signal.default_int_handler

@@ -42,7 +42,7 @@ from vllm_repro.servers.site import Site, open_site
 from vllm_repro.verdict.statistics import lower_bound
 from vllm_repro.verdict.verdict import Expected, Record, arm_result, is_other, same_release
 
-__all__ = ["run_one", "strongest_record"]
+__all__ = ["run_one", "signals_later", "strongest_record"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Also Ctrl-\\: servers run in sessions of their own, so a signal that ends this process alone would leave them running."""
@@ -118,7 +118,8 @@ def _run(job: Job, site: Site, progress: Progress, unfinished: UnfinishedRun | N
             journal.write("run-ended", interrupted=trials.interrupted_by)
     report = build(folder)
     try:
-        write_reports(report)
+        with signals_later():
+            write_reports(report)
     except InfraError as error:  # the journal holds everything; do not lose the verdict of hours of boots
         verdict = f"{report.verdict.verdict}{simulated(report.evidence)}"
         raise InfraError(f"the verdict is {verdict}, and {error}", hint=error.hint) from error
@@ -188,6 +189,25 @@ def _arms_in_order(job: Job, site: Site) -> list[Arm]:
             hint="start the server with those flags and attach with the arm `reported`",
         )
     return sorted(arms, key=lambda arm: arm.expected.has_bug)
+
+
+@contextlib.contextmanager
+def signals_later() -> Iterator[None]:
+    """Handle a signal after the block, so that a report is written whole."""
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    with contextlib.suppress(ValueError):  # not in the main thread: the caller has the signals
+        for number in _SIGNALS:
+            if before[number] is not signal.SIG_IGN:
+                signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # as above
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
 @contextlib.contextmanager
