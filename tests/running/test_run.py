@@ -23,6 +23,7 @@ from vllm_repro.journal.journal import read
 from vllm_repro.report.build import build
 from vllm_repro.report.files import render
 from vllm_repro.running.boots import planned_boots
+from vllm_repro.running.folders import run_folder
 from vllm_repro.running.run import signals_later, strongest_record
 from vllm_repro.running.terminal import summary
 from vllm_repro.scenario.catalogue import find
@@ -423,3 +424,7 @@ def test_a_signal_while_a_report_is_written_waits_for_its_end(number: signal.Sig
         after = signal.signal(number, before)
     assert (tmp_path / "report.md").read_text(encoding="utf-8") == "whole"
     assert after is signal.default_int_handler
+
+
+def test_only_this_user_can_open_the_folder_of_a_run(tmp_path: Path) -> None:
+    assert run_folder(tmp_path, "tq-chunked-prefill").stat().st_mode & 0o777 == 0o700

@@ -20,8 +20,13 @@ def default_out() -> Path:
 
 
 def run_folder(out: Path, scenario: str) -> Path:
-    """Make `out/scenario/<UTC>-<6 hex>/logs/`, point `latest` at the run's folder, and return it. Raises `UsageError`."""
-    return stamped_folder(out, Path(scenario), inside="logs")
+    """Make `out/scenario/<UTC>-<6 hex>/logs/`, point `latest` at the run's folder, and return it. Raises `UsageError`.
+
+    Only this user can open it: logs are not redacted.
+    """
+    folder = stamped_folder(out, Path(scenario), inside="logs")
+    folder.chmod(0o700)
+    return folder
 
 
 def stamped_folder(out: Path, below: Path, inside: str = "") -> Path:
