@@ -99,3 +99,13 @@ def test_a_journal_cut_at_any_byte_is_readable(tmp_path: Path, cut: int) -> None
 def test_no_journal_is_wrong_usage(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no journal at"):
         read(tmp_path / "missing.jsonl")
+
+
+def test_the_end_of_a_trial_is_on_the_disk_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr("os.fsync", synced.append)
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        journal.write("sign", channel="log")
+        assert synced == []
+        journal.write("trial-ended", arm="reported", trial=1)
+        assert len(synced) == 1

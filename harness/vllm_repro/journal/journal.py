@@ -118,6 +118,8 @@ class Journal:
                 while data:  # a full disk may accept only a part
                     data = data[os.write(self._file, data) :]
                     self._torn = bool(data)
+                if event == "trial-ended":
+                    os.fsync(self._file)  # a power cut may not cost a boot that took minutes
             except OSError as error:
                 raise InfraError(
                     f"cannot write to {self.path.name}: {error.strerror}", hint="free some space, or name another --out"
