@@ -23,6 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
                 {
                     "scenario": scenario.id,
                     "issue": scenario.issue,
+                    "filed": scenario.filed,
                     "title": scenario.title,
                     "phase": scenario.phase,
                     "needs": {
@@ -43,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     rows += [
         (
             scenario.id,
-            scenario.issue,
+            scenario.issue if scenario.filed else f"none; see {scenario.issue}",
             scenario.phase or "any phase",
             str(scenario.needs),
             "open" if scenario.status.open else "fixed",
