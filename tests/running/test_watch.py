@@ -13,6 +13,7 @@ import pytest
 
 from tests.fake_vllm import COMPLETION, METRICS, Exchange, FakeVllm
 from vllm_repro.client.client import Client
+from vllm_repro.errors import InfraError
 from vllm_repro.journal.journal import Journal
 from vllm_repro.running.death_signs import Channel
 from vllm_repro.running.state import TimeLimits
@@ -129,6 +130,27 @@ def test_a_short_failure_of_health_is_no_death(tmp_path: Path, status: int | Non
     watch = watched(FakeVllm(tmp_path / "log", {"/health": health}), work, tmp_path)
     assert watch.dead.is_set() is dead
     assert [sign.channel for sign in watch.signs] == ([Channel.HEALTH] if dead else [])
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+def test_a_restart_is_a_death_and_two_servers_behind_a_url_are_not(tmp_path: Path, balanced: bool) -> None:
+    asked: list[bool] = []
+
+    def metrics(exchange: Exchange) -> None:
+        asked.append(True)
+        other = len(asked) % 2 if balanced else len(asked) > 2
+        exchange.answer(200, METRICS.replace("1000.0", "2000.0") if other else METRICS, "text/plain")
+
+    async def work(watch: Watch, _: Client) -> None:
+        async with asyncio.timeout(10):
+            await watch.over()
+
+    fake = FakeVllm(tmp_path / "log", {"/metrics": metrics})
+    if balanced:
+        with pytest.raises(InfraError, match="several servers answer"):
+            watched(fake, work, tmp_path)
+    else:
+        assert [sign.channel for sign in watched(fake, work, tmp_path).signs] == [Channel.RESTART]
 
 
 def test_a_channel_that_falls_over_is_not_taken_for_a_quiet_one(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ __all__ = ["Watch", "follow"]
 
 _LAST_LOOK = 0.25
 _TICK = 0.02
+_LOOKS_FOR_THE_FIRST = 4
 _SECOND_WITNESS = 2.0
 """Seconds for another channel to confirm a death that the log reports."""
 _SICK = (None, 500, 503)
@@ -360,20 +361,38 @@ class Watch:
                 )
 
     async def scrape(self) -> Reading | None:
-        """Return a reading of `/metrics`; None if it does not answer. Another process than the first one is a sign of death."""
+        """Return a reading of `/metrics`; None if it does not answer. Another process than the first one is a sign of death.
+
+        Raises `InfraError` if several servers answer in turn, as behind a load balancer: none of them can be watched.
+        """
+        reading = await self._reading()
+        if reading is None:
+            return None
+        if self._born is None:
+            self._born = reading.started
+        elif self._is_other(reading):
+            for _ in range(_LOOKS_FOR_THE_FIRST):
+                again = await self._reading()
+                if again is not None and again.started is not None and not self._is_other(again):
+                    raise InfraError(
+                        f"several servers answer at {self.server.base_url}: process_start_time_seconds alternates",
+                        hint="name one server with --url, not the load balancer in front of it",
+                    )
+            text = "process_start_time_seconds changed: another process answers now"
+            now = time.time()
+            self.note(DeathSign(Channel.RESTART, text, now, reading.started or now))
+        return reading
+
+    async def _reading(self) -> Reading | None:
         try:
             response = await self.client.get("/metrics", timeout=5.0)
         except (httpx.HTTPError, OSError):
             return None
-        if response.status_code != 200:
-            return None
-        reading = read_metrics(response.text)
-        if self._born is None:
-            self._born = reading.started
-        elif reading.started is not None and abs(reading.started - self._born) > 0.02:
-            text = "process_start_time_seconds changed: another process answers now"
-            self.note(DeathSign(Channel.RESTART, text, time.time(), reading.started))
-        return reading
+        return read_metrics(response.text) if response.status_code == 200 else None
+
+    def _is_other(self, reading: Reading) -> bool:
+        """Return True if the reading names another process than the first one."""
+        return reading.started is not None and self._born is not None and abs(reading.started - self._born) > 0.02
 
     async def over(self) -> None:
         """Return when the engine is dead or hung."""
