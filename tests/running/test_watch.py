@@ -73,6 +73,12 @@ def test_an_api_server_that_answers_nothing_any_more_hangs(tmp_path: Path) -> No
     assert not watch.dead.is_set()
 
 
+def test_without_any_counter_a_long_request_decides_nothing(tmp_path: Path) -> None:
+    paths = {"/metrics": lambda exchange: exchange.answer(404), "/v1/completions": Exchange.stall}
+    with pytest.raises(InfraError, match="/metrics never answered"):
+        watched(FakeVllm(tmp_path / "log", paths), ask, tmp_path)
+
+
 @pytest.mark.parametrize(("running", "hung"), [(0, True), (1, False)])
 def test_blocks_that_come_and_go_are_progress_of_a_request_that_runs_and_of_no_other(
     tmp_path: Path, running: int, hung: bool

@@ -76,6 +76,7 @@ class Watch:
         self._born: float | None = None
         self.in_flight = 0
         self.broken = False
+        self._counts = False  # /metrics has answered
         self.fatal_lines = 0
         """Lines of the log so far that report a death."""
         self.refuted_lines = 0
@@ -353,6 +354,11 @@ class Watch:
             seen = progress
             still = time.monotonic() - moved
             if still > self.limits.answer_stall and not self._stalled.is_set():
+                if not self._counts:
+                    raise InfraError(
+                        f"/metrics never answered, so a request of {still:.0f} s may be slow or hang",
+                        hint="serve /metrics, or wait longer with --answer-stall",
+                    )
                 counters = "/metrics does not answer" if reading is None else f"{running:g} requests running"
                 self.hang(
                     f"{counters}, {self.in_flight} of ours in flight, and nothing moved for {still:.0f} s; "
@@ -388,6 +394,7 @@ class Watch:
             response = await self.client.get("/metrics", timeout=5.0)
         except (httpx.HTTPError, OSError):
             return None
+        self._counts |= response.status_code == 200
         return read_metrics(response.text) if response.status_code == 200 else None
 
     def _is_other(self, reading: Reading) -> bool:
