@@ -371,3 +371,19 @@ def test_no_client_asks_a_server_that_lives_or_is_not_ours(tmp_path: Path, died:
     conclusion = concluded(tmp_path, {"/v1/completions": completions}, launch=launch)
     assert conclusion.outcome is (Outcome.OTHER_CRASH if died else Outcome.CLEAN)
     assert client_saw(tmp_path) is None
+
+
+def test_a_rehearsal_engine_in_place_of_vllm_is_no_evidence(tmp_path: Path) -> None:
+    """An image may hold it without its label."""
+
+    def version(exchange: Exchange) -> None:
+        body = b'{"version": "0.28.0"}'
+        exchange.send_response(200)
+        exchange.send_header("x-vllm-rehearsal", "1")
+        exchange.send_header("Content-Length", str(len(body)))
+        exchange.end_headers()
+        exchange.wfile.write(body)
+
+    conclusion = concluded(tmp_path, {"/version": version})
+    assert conclusion.outcome is Outcome.INFRA
+    assert "rehearsal engine, not vLLM" in conclusion.why

@@ -17,7 +17,7 @@ import httpx
 
 from vllm_repro.client.answer import Answer, Usage
 
-__all__ = ["Client", "release_of"]
+__all__ = ["Client", "is_rehearsal", "release_of"]
 
 _MOST_BYTES = 64 << 20
 """Longest response, or line of a stream, that is read: a broken server may never stop sending."""
@@ -213,6 +213,11 @@ class Client:
         response = await self.get("/v1/models", timeout=30.0)
         response.raise_for_status()
         return str(response.json()["data"][0]["id"])
+
+
+def is_rehearsal(response: httpx.Response) -> bool:
+    """Return True if the rehearsal engine answered, which marks each of its responses."""
+    return "x-vllm-rehearsal" in response.headers
 
 
 def release_of(response: httpx.Response) -> str:

@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 
 import httpx
 
-from vllm_repro.client.client import Client, release_of
+from vllm_repro.client.client import Client, is_rehearsal, release_of
 from vllm_repro.client.sdk import SdkView, sdk_view
-from vllm_repro.errors import HarnessBug, ReproError, Unsupported
+from vllm_repro.errors import HarnessBug, InfraError, ReproError, Unsupported
+from vllm_repro.evidence import Evidence
 from vllm_repro.running.assess import Conclusion, assess
 from vllm_repro.running.measure import Measurements
 from vllm_repro.running.state import Trial
@@ -123,7 +124,7 @@ async def _boot_and_work(trial: Trial) -> None:
             if ready:
                 trial.seen.boot_s = time.monotonic() - launched
                 trial.seen.ready = True
-                trial.seen.version = await _version(client)
+                trial.seen.version = await _version(client, trial.launch.evidence)
                 trial.journal.write("ready", **trial.label, boot_s=trial.seen.boot_s, version=trial.seen.version)
                 runner = WorkloadRunner(trial, client, watch)
                 await runner.run()
@@ -166,7 +167,15 @@ async def _outlasted(server: Server) -> tuple[Outlasted, ...]:
     return tuple(Outlasted(rank=rank, watched_s=_OUTLAST, silent=sizes[rank - 1] == before[rank - 1]) for rank in ranks)
 
 
-async def _version(client: Client) -> str | None:
-    with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):  # the report shows it as unknown
-        return release_of(await client.get("/version", timeout=30.0))
-    return None
+async def _version(client: Client, evidence: Evidence) -> str | None:
+    """Return the release that the server reports. Raises `InfraError` if a rehearsal engine stands where vLLM should."""
+    try:
+        response = await client.get("/version", timeout=30.0)
+        release = release_of(response)
+    except (httpx.HTTPError, ValueError, LookupError, TypeError):  # the report shows it as unknown
+        return None
+    if is_rehearsal(response) and evidence is not Evidence.REHEARSAL:
+        raise InfraError(
+            "this server is the rehearsal engine, not vLLM", hint="name an image or a vllm that is vLLM's own"
+        )
+    return release

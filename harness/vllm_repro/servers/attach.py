@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 
-from vllm_repro.client.client import Client, release_of
+from vllm_repro.client.client import Client, is_rehearsal, release_of
 from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.evidence import Evidence
 from vllm_repro.host.ports import listeners
@@ -101,7 +101,7 @@ async def identify(url: str) -> tuple[str, bool]:
                 f"{url} responds, but it is not a vLLM: /version gave {response.status_code} {response.text[:80]!r}",
                 hint=hint,
             ) from error
-        return version, "x-vllm-rehearsal" in response.headers
+        return version, is_rehearsal(response)
 
 
 class AttachServer(Server):
