@@ -47,7 +47,7 @@ def test_a_killed_worker_of_the_second_node_is_a_death_that_names_its_rank(begin
     assert trial["death"]["ranks"] == [1]
     assert {"rank", "health", "process"} <= set(trial["death"]["channels"])
     text = (run.folder / "report.md").read_text(encoding="utf-8")
-    assert "It began with rank 1: logs/reported-1.rank1.log" in text
+    assert "Began on rank 1: logs/reported-1.rank1.log" in text
 
 
 def test_a_stopped_worker_of_the_second_node_is_a_hang(begin: Callable[..., Run]) -> None:

@@ -45,7 +45,7 @@ def test_a_killed_worker_of_the_second_container_is_a_death_that_names_its_rank(
     assert trial["death"]["ranks"] == [1]
     assert "rank" in trial["death"]["channels"]
     text = (run.folder / "report.md").read_text(encoding="utf-8")
-    assert "It began with rank 1: logs/reported-1.rank1.log" in text
+    assert "Began on rank 1: logs/reported-1.rank1.log" in text
 
 
 def test_the_second_launcher_killed_takes_its_container_and_the_engine_with_it(begin: Callable[..., Run]) -> None:
