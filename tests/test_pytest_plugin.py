@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 def suite(
     pytester: pytest.Pytester,
     monkeypatch: pytest.MonkeyPatch,
-    short_waits: None,  # noqa: ARG001
+    short_waits: None,  # noqa: ARG001  # a fixture, used for its effect
 ) -> pytest.Pytester:
     """Make a folder of scenarios outside the package."""
     # An inner run in this process must not unload what it imported: other tests hold the same modules.

@@ -10,7 +10,7 @@ __all__ = ["EVIDENCE", "Evidence", "EvidenceFacts", "facts_of"]
 
 
 class Evidence(StrEnum):
-    """What a run says something about."""
+    """Kind of evidence that a run gives."""
 
     GPU = "gpu"
     CPU = "cpu"  # a stock release on a CPU
@@ -21,7 +21,7 @@ class Evidence(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class EvidenceFacts:
-    """What reports print about one kind of evidence.
+    """Facts about one kind of evidence that reports print.
 
     mark: word beside every claim; empty for a GPU. subject: what ran, in a heading. simulated: parts of vLLM did not run, so the mark
     also stands beside each verdict. no_throughput: why throughput is not claimed; empty if it may be. banner: first line of a report,

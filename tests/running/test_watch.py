@@ -16,8 +16,9 @@ from vllm_repro.client.client import Client
 from vllm_repro.errors import InfraError
 from vllm_repro.journal.journal import Journal
 from vllm_repro.running.death_signs import Channel
+from vllm_repro.running.log_file import follow
 from vllm_repro.running.state import TimeLimits
-from vllm_repro.running.watch import Watch, follow
+from vllm_repro.running.watch import Watch
 from vllm_repro.servers.kinds import ServerKind
 
 QUICK = TimeLimits(boot_stall=5.0, answer_stall=1.0, grace=1.0)

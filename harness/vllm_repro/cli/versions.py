@@ -128,7 +128,7 @@ def releases(text: str) -> tuple[str, ...]:
 
 
 def status_bounds(scenario: Scenario) -> tuple[str, ...]:
-    """Return the first release declared bad, the one that the scenario is tried with, and the first declared good."""
+    """Return the first release declared bad, the release that the scenario is tried with, and the first declared good."""
     status = scenario.status
     return _sorted(filter(None, (status.first_bad, scenario.try_with, status.first_good)))
 

@@ -23,7 +23,7 @@ __all__ = ["Judgement", "Phase", "judge_life"]
 
 
 class Phase(StrEnum):
-    """Where the engine was when it died; for one that did not die, where its log ends."""
+    """Part of the engine's life in which it died, or in which the log of a living one ends."""
 
     BOOT = "boot"
     WARMUP = "warmup"  # the part of the boot that profiles, compiles and captures graphs

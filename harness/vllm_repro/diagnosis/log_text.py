@@ -161,7 +161,7 @@ def _bounded(file: io.IOBase) -> Iterator[str | bytes]:
 
 
 def _from_record(line: str) -> list[str]:
-    """Return the log lines in a JSON record; the line itself if it is none."""
+    """Return the log lines in a JSON record, or the line itself if it is not JSON."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):

@@ -48,7 +48,7 @@ def is_gone(owner: Owner) -> bool:
 
 
 def _is_gone(owner: Owner, here: Owner, started: float | None) -> bool:
-    """Compare `owner` with the process that has its pid now, which began at `started`; None if there is none."""
+    """Return True if the owner has ended. started: when the process with its pid began; None if no process has it."""
     if owner.host != here.host:
         return False
     if owner.boot != here.boot:

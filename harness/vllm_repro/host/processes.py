@@ -220,7 +220,7 @@ def end_orphan_sessions(orphans: Sequence[OrphanSession]) -> None:
 
 
 def _members(session: int | None, log: tuple[int, int]) -> tuple[int, ...]:
-    """Return the living processes of a session, or none if its number belongs to somebody else by now.
+    """Return the living processes of a session; empty if another session has its number now.
 
     The kernel does not reuse a session's number while a member lives. So one process that writes to our server's log proves that all
     are ours. Start times prove nothing: whoever has the number now began later still.

@@ -151,7 +151,7 @@ def being_written(path: Path) -> bool:
 
 
 def read(path: Path) -> Recording:
-    """Return the entries of a journal. Raises `UsageError` if there is none."""
+    """Return the entries of a journal. Raises `UsageError` if the file cannot be read."""
     entries: list[Entry] = []
     damaged = 0
     try:
@@ -170,7 +170,7 @@ def read(path: Path) -> Recording:
 
 
 def head_of(recording: Recording, folder: Path, *, hint: str) -> Entry:
-    """Return the first line of the run. Raises `UsageError` if there is none (with `hint`), several, or another schema."""
+    """Return the first line of the run. Raises `UsageError` if it is missing (with `hint`), repeated, or of another schema."""
     heads = list(recording.of("run-started"))
     if not heads:
         raise UsageError(f"the journal in {folder} does not hold the start of a run", hint=hint)

@@ -30,7 +30,7 @@ class LocalVllm:
 
 
 def local_vllm(path: str | None = None) -> LocalVllm | None:
-    """Return the `vllm` on PATH, or on `path` in the same form; None if there is none."""
+    """Return the `vllm` on PATH, or on `path` in the same form; None if it is not installed."""
     found = shutil.which("vllm", path=path)
     if found is None:
         return None

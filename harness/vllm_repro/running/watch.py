@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -30,14 +29,14 @@ from vllm_repro.client.metrics import Reading, read_metrics
 from vllm_repro.errors import InfraError
 from vllm_repro.journal.journal import Journal
 from vllm_repro.running.death_signs import Channel, DeathSign, log_sign, sign_of_answer
+from vllm_repro.running.log_file import follow
 from vllm_repro.running.state import TimeLimits
 from vllm_repro.servers.base import Exit, Server
 from vllm_repro.servers.kinds import ServerKind
 
-__all__ = ["Watch", "follow"]
+__all__ = ["Watch"]
 
 _LAST_LOOK = 0.25
-_TICK = 0.02
 _LOOKS_FOR_THE_FIRST = 4
 _SECOND_WITNESS = 2.0
 """Seconds for another channel to confirm a death that the log reports."""
@@ -45,10 +44,6 @@ _SICK = (None, 500, 503)
 """Results of `/health` when the engine is dead: no connection, or one of these statuses."""
 _LOOK_AGAIN = (0.02, 0.25, 0.75)
 """Seconds between further looks: a server may close an idle connection just when we use it, and a gateway may answer for the server."""
-_LONGEST_LINE = 65_536
-_MOST_BYTES = 8_000_000
-_MOST_BYTES_HERE = 1_000_000
-"""More than that is read in a thread, so that the other channels are not delayed."""
 
 
 class Watch:
@@ -427,42 +422,3 @@ def _own_name(process: psutil.Process) -> str:
     name = process.cmdline()[0]
     parent = process.parent()
     return "" if parent is not None and parent.cmdline()[:1] == [name] else name
-
-
-async def follow(path: Path) -> AsyncIterator[tuple[str, float]]:
-    """Yield each line of `path` as it is written, with the time of that write in seconds since the epoch. Never ends.
-
-    Waits for a file that does not exist yet. A carriage return ends a line too, as in progress bars. Lines are cut at 65,536 bytes. An
-    empty line is yielded for an incomplete one, to show that the file grows.
-    """
-    offset, rest = 0, b""
-    while True:
-        size = _size(path) - offset
-        if size > 0:
-            read = asyncio.to_thread(_read, path, offset) if size > _MOST_BYTES_HERE else None
-            data, written = await read if read is not None else _read(path, offset)
-            offset += len(data)
-            *lines, rest = (rest + data).replace(b"\r", b"\n").split(b"\n")
-            rest = rest[:_LONGEST_LINE]
-            if not lines:
-                yield "", written
-            for line in lines:
-                yield line[:_LONGEST_LINE].decode("utf-8", "replace"), written
-        await asyncio.sleep(_TICK)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
-def _read(path: Path, offset: int) -> tuple[bytes, float]:
-    try:
-        with path.open("rb") as file:
-            written = os.fstat(file.fileno()).st_mtime
-            file.seek(offset)
-            return file.read(_MOST_BYTES), written
-    except OSError:
-        return b"", 0.0

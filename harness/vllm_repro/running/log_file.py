@@ -1,0 +1,55 @@
+"""Log of a server, read while it grows."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+__all__ = ["follow"]
+
+_TICK = 0.02
+_LONGEST_LINE = 65_536
+_MOST_BYTES = 8_000_000
+_MOST_BYTES_HERE = 1_000_000
+"""More than that is read in a thread, so that the other channels are not delayed."""
+
+
+async def follow(path: Path) -> AsyncIterator[tuple[str, float]]:
+    """Yield each line of `path` as it is written, with the time of that write in seconds since the epoch. Never ends.
+
+    Waits for a file that does not exist yet. A carriage return ends a line too, as in progress bars. Lines are cut at 65,536 bytes. An
+    empty line is yielded for an incomplete one, to show that the file grows.
+    """
+    offset, rest = 0, b""
+    while True:
+        size = _size(path) - offset
+        if size > 0:
+            read = asyncio.to_thread(_read, path, offset) if size > _MOST_BYTES_HERE else None
+            data, written = await read if read is not None else _read(path, offset)
+            offset += len(data)
+            *lines, rest = (rest + data).replace(b"\r", b"\n").split(b"\n")
+            rest = rest[:_LONGEST_LINE]
+            if not lines:
+                yield "", written
+            for line in lines:
+                yield line[:_LONGEST_LINE].decode("utf-8", "replace"), written
+        await asyncio.sleep(_TICK)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _read(path: Path, offset: int) -> tuple[bytes, float]:
+    try:
+        with path.open("rb") as file:
+            written = os.fstat(file.fileno()).st_mtime
+            file.seek(offset)
+            return file.read(_MOST_BYTES), written
+    except OSError:
+        return b"", 0.0
