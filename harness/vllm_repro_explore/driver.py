@@ -1,4 +1,7 @@
-"""Process on a release's interpreter that plays cases on vLLM's scheduler. Its crash or hang is a result, too."""
+"""Process on a release's interpreter that plays cases on vLLM's scheduler.
+
+A hang or a signal (SIGSEGV, SIGABRT) is a finding about vLLM. A Python exception that ends the process is a fault of this package.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,14 @@ import contextlib
 import json
 import os
 import selectors
+import signal
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from vllm_repro.errors import InfraError, Unsupported
+from vllm_repro.errors import HarnessBug, InfraError, Unsupported
 from vllm_repro.releases.provision import Release
 from vllm_repro.releases.tiny_model_folder import cached_model
 from vllm_repro.servers.lab import plugin_folder
@@ -26,6 +30,8 @@ __all__ = ["Driver", "driver_model"]
 PROGRAM = Path(__file__).resolve().parent / "program"
 _BOOT_S = 300.0
 _CASE_S = 120.0
+_EXIT_S = 60.0
+"""Seconds that an exiting process has to write its traceback and unload torch."""
 _RENEWED = 2000
 """Cases per process; a restart frees the memory that vLLM never frees."""
 
@@ -54,7 +60,10 @@ class Driver:
         self.close()
 
     def play(self, case: Case) -> PlayResult:
-        """Return the result of a case. A process that hangs or exits is a finding, too."""
+        """Return the result of a case. A process that hangs, or that a signal ends, is a finding.
+
+        Raise `HarnessBug` if the program failed by itself, and `InfraError` if the process was killed.
+        """
         if self._process is None or self._played >= _RENEWED:
             self.close()
             self._start()
@@ -67,16 +76,25 @@ class Driver:
         line = self._line(self._case_s)
         if line:
             return result_from(json.loads(line))
-        status = self.close()
         if line is None:
+            self.close()
             kind, site, detail = FindingKind.STUCK, "one step never ends", f"no answer within {self._case_s:.0f} s"
         else:
-            kind, site = FindingKind.DEATH, f"the process itself ended with {status}"
-            detail = f"see {self._errors.name}"
+            kind, site, detail = FindingKind.DEATH, f"the process ended by {self._signal()}", f"see {self._errors.name}"
         return PlayResult(findings=(Finding(kind=kind, site=site, detail=detail),))
 
-    def close(self) -> int | None:
-        """Stop the process and return its exit status."""
+    def _signal(self) -> str:
+        """Return the name of the signal that ended the process. Raise if none did, or if it was SIGKILL."""
+        status = self.close(within_s=_EXIT_S)
+        log = f"read its log: {self._errors}"
+        if status is None or status >= 0:
+            raise HarnessBug(f"the program that plays the cases failed (exit status {status})", hint=log)
+        if status == -signal.SIGKILL:
+            raise InfraError("the process that plays the cases was killed", hint="free memory and repeat the command")
+        return signal.Signals(-status).name
+
+    def close(self, *, within_s: float = 2) -> int | None:
+        """Stop the process, kill it after `within_s` seconds, and return its exit status."""
         process, self._process = self._process, None
         if process is None:
             return None
@@ -84,7 +102,7 @@ class Driver:
             with contextlib.suppress(BrokenPipeError):  # unsent input is of no use
                 process.stdin.close()
         try:
-            return process.wait(timeout=2)
+            return process.wait(timeout=within_s)
         except subprocess.TimeoutExpired:
             process.kill()
             return process.wait()

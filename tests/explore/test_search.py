@@ -12,7 +12,7 @@ import pytest
 
 from tests.fake_package import fake_release
 from tests.golden_files import assert_golden
-from vllm_repro.errors import InfraError, Unsupported
+from vllm_repro.errors import HarnessBug, InfraError, Unsupported
 from vllm_repro.scenario.reader import read
 from vllm_repro.scenario.workload import Rest
 from vllm_repro.verdict.verdict import Expected
@@ -185,12 +185,14 @@ def test_what_a_live_server_cannot_be_told_is_said() -> None:
 # --- the process ---------------------------------------------------------------------------------------------------------------------
 
 ECHO = """
-import json, sys, time, os
+import json, os, signal, sys, time
 print(json.dumps({"version": "1.2.3"}), flush=True)
 for line in sys.stdin:
     case = json.loads(line)
     seed = case["seed"]
-    if seed == 1: os._exit(9)
+    if seed == 1: os.kill(os.getpid(), signal.SIGSEGV)
+    if seed == 4: raise KeyError("w1r1")
+    if seed == 5: os.kill(os.getpid(), signal.SIGKILL)
     if seed == 2: time.sleep(60)
     print(json.dumps({"steps": seed, "layers": case["layers"]}), flush=True)
 """
@@ -218,8 +220,16 @@ def test_a_process_that_dies_or_hangs_of_a_case_is_a_finding_and_the_next_case_g
         assert driver.play(cases[3]).steps == 3
         dead, hung = driver.play(cases[1]).worst, driver.play(cases[2]).worst
         assert driver.play(cases[3]).steps == 3
-    assert (dead and dead.kind, dead and dead.site) == (FindingKind.DEATH, "the process itself ended with 9")
+    assert (dead and dead.kind, dead and dead.site) == (FindingKind.DEATH, "the process ended by SIGSEGV")
     assert (hung and hung.kind, hung and hung.site) == (FindingKind.STUCK, "one step never ends")
+
+
+@pytest.mark.parametrize(("seed", "error"), [(4, HarnessBug), (5, InfraError)])
+def test_a_fault_of_the_driver_and_a_kill_are_no_findings(
+    program: Callable[..., Driver], seed: int, error: type[Exception]
+) -> None:
+    with program(ECHO) as driver, pytest.raises(error):
+        driver.play(Case(Setup(), ((Request(9, 1),),), seed))
 
 
 def test_a_release_that_lacks_a_name_is_unsupported(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import random
 import traceback
 from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
@@ -20,6 +21,7 @@ __all__ = ["play"]
 _PATIENCE = 400
 """Steps without progress before a request counts as stuck. A transfer takes at most a few tens."""
 _DRAIN = 40
+_PROGRAM = str(Path(__file__).parent)
 _VOCABULARY = range(10, 4000)
 
 
@@ -27,6 +29,7 @@ def play(case: Mapping[str, Any]) -> dict[str, Any]:
     """Play a case and return {steps, broken: [{invariant, detail, step, wave}], twice: [n], death: {...}?}.
 
     twice: for each wave, the most duplicate blocks in one store event. Return {invalid: why} if vLLM refuses the flags.
+    Raise an exception that this program itself raised: it is no finding about vLLM.
     """
     try:
         engine = Engine(case)
@@ -39,7 +42,9 @@ def play(case: Mapping[str, Any]) -> dict[str, Any]:
     except Stuck as error:
         how, detail, states = error.args
         found["death"] = {"kind": how, "detail": detail, "states": states, "wave": player.wave, "step": player.steps}
-    except Exception as error:  # any exception would have ended EngineCore
+    except Exception as error:  # any exception of vLLM would have ended EngineCore
+        if _innermost(error).startswith(_PROGRAM):
+            raise
         found["death"] = {
             "kind": "death",
             **_site(error),
@@ -208,6 +213,11 @@ class _Player:
             if invariant not in self._known:
                 self._known.add(invariant)
                 self.broken.append({"invariant": invariant, "detail": detail, "step": self.steps, "wave": self.wave})
+
+
+def _innermost(error: Exception) -> str:
+    """Return the file that raised the exception."""
+    return traceback.extract_tb(error.__traceback__)[-1].filename
 
 
 def _lost(error: Exception) -> tuple[int, int, int] | None:
