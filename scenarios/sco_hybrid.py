@@ -113,6 +113,12 @@ scenario = Scenario(
     arms=[
         arm("reported", dies),
         arm(
+            "eager",
+            dies,
+            with_flags("--enforce-eager"),
+            why="the scheduler allocates the blocks, with or without CUDA graphs",
+        ),
+        arm(
             "pause",
             dies,
             workload=[
@@ -231,7 +237,7 @@ scenario = Scenario(
             ),
         ],
     ),
-    throughput=throughput(prompt=8192, output=256, concurrency=[1, 4], baseline="sco-off"),
+    throughput=throughput(prompt=8192, output=256, concurrency=[1, 4], baseline="eager"),
     causes=Causes(
         prompts=lengths(blocks=(160, 235), over=(25, 31)),
         answer=8,
