@@ -172,6 +172,7 @@ def test_throughput_is_withheld_without_real_weights(evidence: str, weights: str
         ({"prompt": 8, "output": 8, "rounds": 4}, "5 at least"),
         ({"prompt": 8, "output": 8, "concurrency": []}, "concurrency"),
         ({"prompt": 8, "output": 8, "concurrency": [2, 2]}, "each number once"),
+        ({"prompt": 8, "output": 8, "concurrency": [1, 9]}, "at most 8"),
     ],
 )
 def test_useless_loads_are_refused(fields: dict[str, Any], says: str) -> None:
