@@ -70,6 +70,7 @@ def test_every_verb_is_in_the_readme() -> None:
     ("words", "status", "says"),
     [
         (["run", "tq-chunked-prefil"], 64, "did you mean tq-chunked-prefill"),
+        (["show", "tq"], 64, "did you mean tq-chunked-prefill or tq-"),
         (["run", "tq-chunked-prefill", "--arm", "eagr"], 64, "did you mean eager"),
         (["run"], 64, "SCENARIO"),
         (["rum", "tq-chunked-prefill"], 64, "did you mean run?"),
@@ -258,7 +259,18 @@ def test_json_goes_to_standard_output_alone(harness: Harness) -> None:
 def test_the_expectation_is_repeated_where_it_is_not_the_usual_one(harness: Harness) -> None:
     asked = ("run", "min-tokens-stop-ids", "--server", "rehearsal", "--vllm", "0.29.0")
     assert harness(*asked, "--expect", "crash").report["reproduce"].endswith("--expect crash --seed 1")
-    assert "--expect" not in harness(*asked).report["reproduce"]
+    done = harness(*asked)
+    assert "--expect" not in done.report["reproduce"]
+    assert f"again:   {done.report['reproduce']}\n" in done.out, "without --out"
+
+
+def test_the_repeating_line_names_another_folder_and_the_report_does_not(harness: Harness, tmp_path: Path) -> None:
+    out = tmp_path / "else where"
+    done = harness("run", "min-tokens-stop-ids", "--server", "rehearsal", "--arm", "near-miss", "--out", str(out))
+    again = done.out.partition("again:   ")[2]
+    assert again.endswith(f" --seed 1 --out '{out}'\n")
+    report = json.loads((out / "min-tokens-stop-ids/latest/report.json").read_text(encoding="utf-8"))
+    assert f"{report['reproduce']} --out '{out}'\n" == again
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from vllm_repro.servers.site import choose
 
 
 @dataclass(frozen=True)
-class Finding:
+class Check:
     """One line of output. ok: it is present. detail: what it is, or what to do."""
 
     what: str
@@ -38,30 +38,30 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    found = list(findings())
+    found = list(checks())
     if arguments.json:
-        print_json([asdict(finding) for finding in found])
+        print_json([asdict(check) for check in found])
         return 0
-    width = max(len(finding.what) for finding in found)
-    for finding in found:
-        print(f"{'yes' if finding.ok else 'no ':3}  {finding.what.ljust(width)}  {finding.detail}")
+    width = max(len(check.what) for check in found)
+    for check in found:
+        print(f"{'yes' if check.ok else 'no ':3}  {check.what.ljust(width)}  {check.detail}")
     return 0
 
 
-def findings() -> Iterator[Finding]:
+def checks() -> Iterator[Check]:
     machine = look()
-    yield Finding(
+    yield Check(
         "machine", True, f"{machine.os}, {machine.cpus} CPUs, {machine.memory_gb:g} GB, Python {machine.python}"
     )
     cards = gpus()
-    yield Finding(
+    yield Check(
         "NVIDIA GPUs",
         bool(cards),
         "; ".join(f"{g.name}, {g.memory_gb:g} GB, driver {g.driver}" for g in cards) or "nvidia-smi finds none",
     )
     yield from _docker()
     local = local_vllm()
-    yield Finding(
+    yield Check(
         "vllm on PATH",
         local is not None,
         f"{local.version} at {local.executable}"
@@ -71,36 +71,36 @@ def findings() -> Iterator[Finding]:
     cache = ReleaseCache()
     cached = cache.cached()
     releases = ", ".join(release.version for release in cached)
-    yield Finding(
+    yield Check(
         "cached releases",
         bool(releases),
-        f"{releases} ({human_size(cache.size())}) in {cache.root}" if releases else f"none in {cache.root}",
+        f"{releases or 'none'} in {cache.root}",
     )
     compiler = shutil.which("g++") or shutil.which("clang++")
-    yield Finding(
+    yield Check(
         "C++ compiler",
         compiler is not None,
         compiler or "none: a release on the CPU compiles its sampler at the first request, and dies where it cannot",
     )
     folder = next(path for path in (cache.root, *cache.root.parents) if path.exists())
     free, needed = shutil.disk_usage(folder).free, LARGEST_INSTALL
-    yield Finding(
+    yield Check(
         "disk for releases",
         free >= needed,
         f"{human_size(free)} free in {folder}" + ("" if free >= needed else f"; up to {human_size(needed)} are needed"),
     )
     hub = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    yield Finding(
+    yield Check(
         "Hugging Face cache",
         hub.is_dir(),
         str(hub) if hub.is_dir() else f"none at {hub}; a real model is downloaded by the server",
     )
     try:
-        yield Finding("loopback ports", True, f"a free one is {free_port()}")
+        yield Check("loopback ports", True, f"a free one is {free_port()}")
     except OSError as error:
-        yield Finding("loopback ports", False, f"none can be bound: {error.strerror}")
+        yield Check("loopback ports", False, f"none can be bound: {error.strerror}")
     left = find_orphans().lines()
-    yield Finding(
+    yield Check(
         "nothing left over",
         not left,
         "; ".join(left) + "; vllm-repro clean --yes" if left else f"records in {state_folder()}",
@@ -115,20 +115,20 @@ def findings() -> Iterator[Finding]:
                 if real or scenario.needs.gpus
                 else f"; --server process --vllm {scenario.try_with} runs the real one"
             )
-            yield Finding(scenario.id, real, f"{how}: {choice.why}{hint}")
+            yield Check(scenario.id, real, f"{how}: {choice.why}{hint}")
         except ReproError as error:
-            yield Finding(scenario.id, False, str(error))
+            yield Check(scenario.id, False, str(error))
 
 
-def _docker() -> Iterator[Finding]:
+def _docker() -> Iterator[Check]:
     try:
         engine = connect()
     except InfraError as error:
-        yield Finding("docker", False, f"{error}" + (f"; {error.hint}" if error.hint else ""))
+        yield Check("docker", False, f"{error}" + (f"; {error.hint}" if error.hint else ""))
         return
     nvidia = "nvidia" in engine.runtimes
-    yield Finding("docker", True, f"engine {engine.version} at {engine.host}")
-    yield Finding(
+    yield Check("docker", True, f"engine {engine.version} at {engine.host}")
+    yield Check(
         "NVIDIA runtime",
         nvidia,
         "registered with the engine" if nvidia else "not registered with the engine: a GPU request may fail at start",

@@ -40,7 +40,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the nightly page")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write all runs as a table, one line per run and arm")
     parser.add_argument("--rebuild", action="store_true", help="rebuild the store from the journals")
-    parser.add_argument("--reports", type=Path, metavar="DIR", help="where runs are written (default: reports)")
+    parser.add_argument(
+        "--out", "--reports", type=Path, metavar="DIR", help="where runs are written, as for run (default: reports)"
+    )
 
 
 def _nights(text: str) -> int:
@@ -48,10 +50,10 @@ def _nights(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    root = arguments.reports or default_out()
+    root = arguments.out or default_out()
     if not root.is_dir():
         raise UsageError(
-            f"there is no folder {root}", hint="vllm-repro run SCENARIO makes the first run; or name --reports DIR"
+            f"there is no folder {root}", hint="vllm-repro run SCENARIO makes the first run; or name --out DIR"
         )
     store = Store(root)
     caught = store.rebuild() if arguments.rebuild else store.catch_up()

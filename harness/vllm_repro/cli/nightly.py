@@ -86,8 +86,9 @@ def _options(arguments: argparse.Namespace) -> ServerOptions:
     if options.server not in known:
         raise UsageError(f"{_SERVER} is {options.server!r}", hint=f"{', '.join(known[:-1])} or {known[-1]}")
     if options.server == "auto":
-        local = not options.image and (options.vllm or local_vllm())
-        options = replace(options, server=ServerKind.PROCESS if local and not docker_has_gpus() else ServerKind.DOCKER)
+        local = not options.image and bool(options.vllm or local_vllm()) and not docker_has_gpus()
+        on_gpus = kinds(lambda facts: facts.on_gpus)
+        options = replace(options, server=next(kind for kind in on_gpus if kind.facts.container is not local))
     if ServerKind(options.server).facts.container and not options.vllm:
         options = replace(options, image=options.image or NIGHTLY_IMAGE)
     return options

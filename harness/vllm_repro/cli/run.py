@@ -14,6 +14,7 @@ from vllm_repro.errors import INTERRUPTED, InfraError, Unsupported, UsageError
 from vllm_repro.evidence import Evidence
 from vllm_repro.report.json_report import report_dict
 from vllm_repro.report.model import RunReport
+from vllm_repro.running.folders import with_out
 from vllm_repro.running.job import choice_of, first_line, usual_expectation
 from vllm_repro.running.resume import UnfinishedRun, read_run
 from vllm_repro.running.run import run_one
@@ -24,12 +25,21 @@ from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.site import Site
 from vllm_repro.verdict.verdict import Expect, exit_status
 
+_EPILOG = """
+
+exit status:
+  0  the verdict is as expected (--expect)
+  1  a surprise
+  2  undecided: the boundary was not crossed, this machine cannot run it, or the host had trouble
+  64 wrong usage, 70 a fault of the harness itself, 130 interrupted"""
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_common(
         parser,
         example="vllm-repro run min-tokens-stop-ids --server process --vllm 0.28.0",
         prints="the content of report.json, a list for several scenarios",
+        more=_EPILOG,
     )
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="may be left out with --resume")
     add_server_options(parser)
@@ -140,5 +150,5 @@ def _run(name: str, scenario: Scenario, arguments: argparse.Namespace, unfinishe
         print(first_line(site, why, version), file=stream, flush=True)
 
     report = run_one(job, Progress(), announce, unfinished)
-    print_summary(report, stream)
+    print_summary(replace(report, reproduce=with_out(report.reproduce, job.out)), stream)
     return report

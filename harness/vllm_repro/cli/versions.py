@@ -16,13 +16,14 @@ from vllm_repro.errors import INTERRUPTED, UsageError
 from vllm_repro.releases.versions import release_version
 from vllm_repro.report.json_report import version_map_dict
 from vllm_repro.report.version_map_text import terminal
+from vllm_repro.running.folders import with_out
 from vllm_repro.running.job import choice_of
 from vllm_repro.running.resume import read_map
 from vllm_repro.running.sweep import VERSION, for_release, map_releases
 from vllm_repro.scenario.catalogue import find, find_arms
 from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.servers.docker_engine import connect
-from vllm_repro.servers.kinds import ServerKind
+from vllm_repro.servers.kinds import ServerKind, kinds
 from vllm_repro.verdict.verdict import exit_status
 
 __all__ = ["releases", "status_bounds"]
@@ -42,7 +43,7 @@ versions.json and versions.md, so an interrupted map keeps its rows. --resume co
 def add(parser: argparse.ArgumentParser) -> None:
     add_common(
         parser,
-        example="vllm-repro versions tq-chunked-prefill --server rehearsal --versions 0.20.2,0.23.0,0.24.0,0.25.1",
+        example="vllm-repro versions tq-chunked-prefill --server lab --versions 0.21.0,0.23.0,0.24.0",
         prints="the content of versions.json",
         more=_EPILOG,
     )
@@ -78,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.server != "auto" and not ServerKind(arguments.server).facts.started:
         raise UsageError(
             "a running server is one release, so there is no map of it",
-            hint="vllm-repro run SCENARIO --url U; or --server rehearsal, lab, process or docker",
+            hint=f"vllm-repro run SCENARIO --url U; or --server with one of {', '.join(kinds(lambda facts: facts.started))}",
         )
     scenario = find(arguments.scenario)
     names = arguments.arm or [arm.name for arm in scenario.leading]
@@ -106,7 +107,8 @@ def run(arguments: argparse.Namespace) -> int:
         text = f"No --versions: the releases where the status of {scenario.id} changes ({scenario.status}), and the one"
         print(f"{text} that it is tried with: {', '.join(versions)}.", file=stream, flush=True)
     finished, folder = map_releases(job, versions, lambda line: print(line, file=stream, flush=True), unfinished)
-    print("\n" + terminal(finished, str(folder / "versions.md")), file=stream)
+    shown = replace(finished, reproduce=with_out(finished.reproduce, job.out))
+    print("\n" + terminal(shown, str(folder / "versions.md")), file=stream)
     if arguments.json:
         print_json(version_map_dict(finished))
     return INTERRUPTED if finished.interrupted else exit_status(finished.expected)

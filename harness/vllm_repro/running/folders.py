@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import socket
 import time
 from pathlib import Path
@@ -11,12 +12,17 @@ from pathlib import Path
 from vllm_repro.errors import UsageError
 from vllm_repro.scenario.scenario import Scenario
 
-__all__ = ["default_out", "link_to", "private_folders", "private_hosts", "run_folder", "stamped_folder"]
+__all__ = ["default_out", "link_to", "private_folders", "private_hosts", "run_folder", "stamped_folder", "with_out"]
 
 
 def default_out() -> Path:
     """Return `$VLLM_REPRO_REPORTS`, or `reports/` of the working directory."""
     return Path(os.environ.get("VLLM_REPRO_REPORTS", "reports"))
+
+
+def with_out(command: str, out: Path) -> str:
+    """Return a command with `--out`, unless it writes to `out` by default. Reports carry it without: a folder is of one machine."""
+    return command if out == default_out() else f"{command} --out {shlex.quote(str(out))}"
 
 
 def run_folder(out: Path, scenario: str) -> Path:

@@ -65,7 +65,9 @@ def find(name: str) -> Scenario:
     by_issue = [it for it in all_scenarios(warn=to_stderr) if number in (it.issue, it.issue.partition("#")[2])]
     if len(by_issue) == 1:
         return by_issue[0]
-    near = difflib.get_close_matches(name, files, n=3, cutoff=0.4)
+    near = [known for known in files if known.startswith(name)] or difflib.get_close_matches(
+        name, files, n=3, cutoff=0.4
+    )
     meant = f"did you mean {' or '.join(near)}? " if near else ""
     raise UsageError(f"no scenario is named {name!r}", hint=f"{meant}There are: {', '.join(files)}")
 
