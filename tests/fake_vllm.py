@@ -23,6 +23,11 @@ COMPLETION = {
     "choices": [{"index": 0, "text": "x", "finish_reason": "length"}],
     "usage": {"prompt_tokens": 1, "completion_tokens": 1},
 }
+_BODY = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/CompletionRequest"}}}}
+OPENAPI = {
+    "paths": {"/v1/completions": {"post": {"requestBody": _BODY}}, "/health": {"get": {}}},
+    "components": {"schemas": {"CompletionRequest": {"properties": {"min_tokens": {}, "stop_token_ids": {}}}}},
+}
 METRICS = "vllm:num_requests_running 0.0\nprocess_start_time_seconds 1000.0\n"
 
 
@@ -76,6 +81,7 @@ class FakeVllm(Server):
             "/health": lambda exchange: exchange.answer(200),
             "/version": lambda exchange: exchange.answer(200, {"version": "0.28.0"}),
             "/v1/models": lambda exchange: exchange.answer(200, {"data": [{"id": "tiny"}]}),
+            "/openapi.json": lambda exchange: exchange.answer(200, OPENAPI),
             "/metrics": lambda exchange: exchange.answer(200, METRICS, "text/plain"),
             "/v1/completions": lambda exchange: exchange.answer(200, COMPLETION),
             **paths,

@@ -109,6 +109,30 @@ def test_a_refusal_within_a_stream_is_the_refusal_that_it_says() -> None:
     assert sign_of_answer(answer) is None
 
 
+@pytest.mark.parametrize(
+    ("schema", "fields"),
+    [
+        ({"$ref": "#/components/schemas/A"}, {"a"}),
+        ({"anyOf": [{"$ref": "#/components/schemas/A"}, {"properties": {"b": {}}}]}, {"a", "b"}),
+        ({"$ref": "#/components/schemas/Again"}, None),
+        ({"$ref": "#/components/schemas/Missing"}, None),
+        ([], None),
+    ],
+)
+def test_the_fields_that_a_release_reads_are_those_of_its_schema(schema: object, fields: set[str] | None) -> None:
+    models = {"A": {"properties": {"a": {}}}, "Again": {"allOf": [{"$ref": "#/components/schemas/Again"}]}}
+    body = {"content": {"application/json": {"schema": schema}}}
+    page = {"paths": {"/v1/x": {"post": {"requestBody": body}}}, "components": {"schemas": models}}
+
+    async def run() -> dict[str, frozenset[str]]:
+        async with Client("http://server") as client:
+            transport = httpx.MockTransport(lambda _: httpx.Response(200, json=page))
+            client._http = httpx.AsyncClient(transport=transport, base_url="http://server")
+            return await client.known_fields()
+
+    assert asyncio.run(run()) == ({} if fields is None else {"/v1/x": fields})
+
+
 def test_a_release_is_what_looks_like_one() -> None:
     assert (
         release_of(httpx.Response(200, json={"version": "0.20.1rc1.dev12+g363ffa145"})) == "0.20.1rc1.dev12+g363ffa145"

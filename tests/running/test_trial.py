@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.fake_vllm import COMPLETION, METRICS, Exchange, FakeVllm
+from tests.fake_vllm import COMPLETION, METRICS, OPENAPI, Exchange, FakeVllm
 from vllm_repro.evidence import Evidence
 from vllm_repro.journal.journal import Journal, read
 from vllm_repro.running.assess import Conclusion
@@ -143,6 +143,30 @@ def test_only_a_refusal_of_the_request_itself_is_an_answer_to_it(
     conclusion = concluded(tmp_path, {"/v1/completions": completions})
     assert conclusion.trigger.crossed is crossed
     assert conclusion.outcome is (Outcome.CLEAN if crossed else Outcome.UNTRIGGERED)
+
+
+def without_the_field(exchange: Exchange) -> None:
+    exchange.answer(200, json.dumps(OPENAPI).replace("stop_token_ids", "stop_tokens"))
+
+
+@pytest.mark.parametrize("openapi", [without_the_field, lambda exchange: exchange.answer(404), Exchange.reset])
+def test_a_field_that_the_release_is_not_known_to_read_proves_nothing(
+    tmp_path: Path, openapi: Callable[[Exchange], None]
+) -> None:
+    conclusion = concluded(tmp_path, {"/openapi.json": openapi})
+    assert conclusion.outcome is Outcome.UNTRIGGERED
+    assert "stop_token_ids=[999999]" in conclusion.trigger.evidence[0]
+
+
+@pytest.mark.parametrize("may_fail", [(), (500,)])
+def test_a_request_may_be_declared_to_fail(tmp_path: Path, may_fail: tuple[int, ...]) -> None:
+    def completions(exchange: Exchange) -> None:
+        odd = is_the_odd_one(exchange)
+        exchange.answer(500, {"error": {"message": "no"}}) if odd else exchange.answer(200, COMPLETION)
+
+    request = completion(prompt="hello", min_tokens=1, stop_token_ids=[9], may_fail=may_fail)
+    conclusion = concluded(tmp_path, {"/v1/completions": completions}, arm=replace(ARM, workload=(request,)))
+    assert conclusion.outcome is (Outcome.CLEAN if may_fail else Outcome.WRONG_OUTPUT)
 
 
 @pytest.mark.parametrize("body", ["null", "[]", '{"choices": [null]}', '{"choices": [{}], "usage": 1}', "\x00"])

@@ -91,7 +91,7 @@ def test_a_mistyped_flag_is_told_once_where_it_stands(old: str, new: str, line: 
     ("old", "new", "line", "said"),
     [
         ('sent_with("min_tokens"', 'sent_with("min_token"', "trigger=", "can never be met; did you mean 'min_tokens'?"),
-        ("min_tokens=1", "min_tokens=0", "trigger=", "no request has 'min_tokens', so"),
+        ('"min_tokens", "stop_token_ids"', "min_tokens=0", "trigger=", "no request has min_tokens with these values, so"),
         ('sent_with("min', 'sent_with("stop_token_ids") | sent_with("priorty", "min', "trigger=", "no request has 'priorty'"),
         ('why="the check of', 'trigger=sent_with("priorty"), why="the check of', 'arm(\n            "patched"', "arm 'patched'"),
         ("untriggered,\n            w", 'untriggered,\n            trigger=sent_with("x"),\n w', 'arm(\n            "near', "'x'"),

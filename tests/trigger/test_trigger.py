@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,7 +19,7 @@ from vllm_repro.trigger.conditions import (
     prefix_hit,
     sent_with,
 )
-from vllm_repro.trigger.trigger import SentRequest, TriggerFacts, chunks_of
+from vllm_repro.trigger.trigger import Condition, SentRequest, TriggerFacts, chunks_of
 
 LONG = chunked_prefill(chunks=2) & continuation_over(128)
 
@@ -121,21 +122,45 @@ def test_of_a_request_that_died_the_blocks_filled_before_it_count(flags: str, ca
     assert continuation_over(128).find(dead).crossed is (cached > 0)
 
 
-def test_a_request_with_the_fields_counts_when_it_was_answered_or_killed() -> None:
+def test_fields_count_when_the_server_read_them() -> None:
     condition = sent_with("min_tokens", "stop_token_ids")
-    fields = {"min_tokens": 1, "stop_token_ids": [999999]}
-    assert condition.find(facts(2, fields=fields, status=None, died=True)).crossed
-    refused = "token_id(s) [999999] in stop_token_ids contain out-of-vocab token ids"
-    assert condition.find(facts(2, fields=fields, status=400, refusal=refused)).crossed
-    assert not condition.find(facts(2, fields=fields, status=400, refusal="maximum context length is 8192")).crossed
-    assert not condition.find(facts(2, fields=fields, status=None)).crossed
-    assert not condition.find(facts(2, fields={"stop_token_ids": [999999]})).crossed
-    assert not condition.find(facts(2, fields={**fields, "min_tokens": 0})).crossed
+    sent = {"min_tokens": 0, "stop_token_ids": []}
+
+    def crossed(**asked: Any) -> bool:
+        return condition.find(facts(2, **{"fields": sent, "known": frozenset(sent), **asked})).crossed
+
+    assert crossed()
+    assert crossed(status=None, died=True)
+    assert crossed(status=400, refusal="token_id(s) [999999] in stop_token_ids contain out-of-vocab token ids")
+    assert crossed(status=400, refusal="no such token", may_fail=(400,))
+    assert not crossed(status=400, refusal="maximum context length is 8192", may_fail=(500,))
+    assert not crossed(status=None)
+    assert not crossed(fields={"stop_token_ids": [999999]})
+    assert not crossed(fields={**sent, "min_tokens": None})
+    assert not crossed(known=None), "the server does not show its fields"
+    assert not crossed(known=frozenset(["min_tokens"])), "vLLM ignores a field that it does not know"
+    assert not crossed(known=frozenset(), status=None, died=True)
+
+
+def test_a_harmless_request_with_the_same_fields_proves_nothing_of_another() -> None:
+    known = frozenset(["min_tokens"])
+    requests = [SentRequest("first", 2, fields={"min_tokens": 1}, known=known)]
+    requests += [SentRequest("second", 2, fields={"min_tokens": 9}, known=known, status=400, refusal="too long")]
+
+    def crossed(condition: Condition, *asked: SentRequest) -> bool:
+        return condition.find(TriggerFacts(requests=asked)).crossed
+
+    assert crossed(sent_with("min_tokens"), requests[0])
+    assert not crossed(sent_with("min_tokens"), *requests)
+    assert crossed(sent_with("min_tokens"), requests[0], replace(requests[1], died=True))
+    assert not crossed(sent_with(min_tokens=9), requests[0])
+    assert crossed(sent_with(min_tokens=9), requests[0], replace(requests[1], status=200))
+    assert str(sent_with("n", min_tokens=9)) == "sent_with('n', min_tokens=9)"
 
 
 def test_or_takes_the_side_that_was_crossed() -> None:
     either = continuation_over(128) | sent_with("min_tokens")
-    found = either.find(facts(100, fields={"min_tokens": 1}))
+    found = either.find(facts(100, fields={"min_tokens": 1}, known=frozenset(["min_tokens"])))
     assert found.crossed
     assert found.evidence == ("long chat carried min_tokens=1: answered 200",)
     assert str(either) == "(continuation_over(128) | sent_with('min_tokens'))"

@@ -120,7 +120,9 @@ def _error_text(body: Any) -> str | None:
         return None
     error = body.get("error", body)
     if isinstance(error, dict):
-        return str(error.get("message") or error.get("detail") or error)
+        text = str(error.get("message") or error.get("detail") or error)
+        named = error.get("param")
+        return f"{text} (parameter={named})" if isinstance(named, str) and named not in text else text
     return str(error)
 
 
@@ -214,6 +216,23 @@ class Client:
         response.raise_for_status()
         return str(response.json()["data"][0]["id"])
 
+    async def known_fields(self) -> dict[str, frozenset[str]]:
+        """Return the body fields that each endpoint of this release reads, by its OpenAPI schema; empty if it shows none.
+
+        vLLM takes any other field too, and ignores it.
+        """
+        found: dict[str, frozenset[str]] = {}
+        try:
+            schema = (await self.get("/openapi.json", timeout=30.0)).json()
+            for path, methods in schema["paths"].items():
+                content = methods.get("post", {}).get("requestBody", {}).get("content", {})
+                if "application/json" in content:
+                    model = content["application/json"]["schema"]
+                    found[path] = frozenset(_properties(model, schema["components"]["schemas"]))
+        except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return {}
+        return found
+
 
 def is_rehearsal(response: httpx.Response) -> bool:
     """Return True if the rehearsal engine answered, which marks each of its responses."""
@@ -229,6 +248,13 @@ def release_of(response: httpx.Response) -> str:
     if not re.fullmatch(r"[\w.+!-]{1,80}", version, re.ASCII):
         raise ValueError(f"{version[:80]!r} is not a release")
     return str(version)
+
+
+def _properties(node: Mapping[str, Any], models: Mapping[str, Any]) -> set[str]:
+    """Return the names of the properties of a schema, its references and its alternatives."""
+    node = models[node["$ref"].rpartition("/")[2]] if "$ref" in node else node
+    parts = (part for key in ("anyOf", "allOf", "oneOf") for part in node.get(key, ()))
+    return set(node.get("properties", ())).union(*(_properties(part, models) for part in parts))
 
 
 async def _read(response: httpx.Response) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -47,6 +47,8 @@ class WorkloadRunner:
     dialogues: dict[str, Dialogue] = field(default_factory=dict)
     shared: int = 0
     """Tokens of the shared prefix that an answered request has left in the prefix cache."""
+    known: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Body fields that each endpoint reads, by the server's schema."""
 
     async def run(self) -> None:
         """Run every step, then `finish`. Raises `InfraError` if the server lives and does not do what any vLLM does."""
@@ -57,6 +59,8 @@ class WorkloadRunner:
             if not await self._died():
                 raise InfraError(f"the server is up, but /v1/models does not name a model: {error}") from error
             return
+        if (trial.arm.trigger or trial.scenario.trigger).wanted():
+            self.known = await self.client.known_fields()
         for number, step in enumerate(trial.scenario.workload_of(trial.arm)):
             await self._step(number, step)
             if not watch.ended and any(not sign.decisive for sign in watch.signs):
@@ -200,6 +204,8 @@ class WorkloadRunner:
             prompt.tokens or None,
             "tokenize",
             fields=extra,
+            known=self.known.get(request.endpoint),
+            may_fail=request.may_fail,
             repeats=self._repeats(request),
             status=None,
             answer_tokens=answer_tokens,
@@ -244,7 +250,8 @@ class WorkloadRunner:
             refusal=answer.error or "",
             died=died,
         )
-        trial.seen.answers.append(answer)
+        if died or answer.status not in asked.may_fail:
+            trial.seen.answers.append(answer)
         trial.journal.write(
             "answer",
             **trial.label,

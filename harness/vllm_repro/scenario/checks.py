@@ -22,6 +22,7 @@ from vllm_repro.errors import CommandError, ScenarioError
 from vllm_repro.scenario.scenario import Arm, Dummy, Scenario
 from vllm_repro.scenario.sizes import Size, resolve
 from vllm_repro.scenario.workload import Rest, requests_of
+from vllm_repro.trigger.trigger import carries
 from vllm_repro.verdict.verdict import Expected, Standing
 from vllm_repro_lab.parts import MECHANISMS
 
@@ -209,16 +210,17 @@ def _check_triggers(scenario: Scenario, reading: Reading) -> None:
     others = [arm for arm in scenario.arms if arm.trigger is None] or list(scenario.arms)
     for line, whose, trigger, arms in ((reading.at("trigger"), "", scenario.trigger, others), *own):
         requests = [request for arm in arms for request in requests_of(scenario.workload_of(arm))]
-        # A field that is false, 0 or empty counts as not sent.
-        carried = [{name for name, value in request.fields.items() if value} for request in requests]
-        for names in trigger.wanted():
-            if any(set(names) <= fields for fields in carried):
+        known = {name for request in requests for name in request.fields}
+        for wanted in trigger.wanted():
+            if any(carries(request.fields, wanted) for request in requests):
                 continue
-            known = set().union(*carried)
-            unsent = [name for name in names if name not in known]
-            text = f"{whose}no request has " + (repr(unsent[0]) if unsent else f"{' and '.join(names)} together")
+            unsent = [name for name in wanted if name not in known]
+            what = repr(unsent[0]) if unsent else f"{' and '.join(wanted)} together"
+            if any(carries(request.fields, dict.fromkeys(wanted)) for request in requests):
+                what = f"{' and '.join(wanted)} with these values"
             near = did_you_mean(unsent[0], sorted(known)) if unsent else ""
-            reading.problem(line, f"{text}, so sent_with({', '.join(names)}) can never be met{near}")
+            text = f"{whose}no request has {what}, so sent_with({', '.join(wanted)}) can never be met{near}"
+            reading.problem(line, text)
 
 
 def _too_long(scenario: Scenario, arm: Arm, command: ServeCommand, *, in_lab: bool = False) -> list[str]:

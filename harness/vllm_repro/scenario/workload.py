@@ -50,7 +50,8 @@ class Request:
     endpoint: `/v1/chat/completions` or `/v1/completions`. prompt: length in tokens (template included), or a text.
     max_tokens: the answer is greedy (`temperature` 0) unless `fields` changes it.
     stream: server-sent events. A crash is an HTTP 500 for a plain request, an error event after a 200 for a stream.
-    fields: further body fields. shared: leading tokens that all sharing completions have in common.
+    may_fail: statuses of an error that is no failure, such as the refusal of a fixed release. fields: further body fields.
+    shared: leading tokens that all sharing completions have in common.
     conversation: name of the conversation that this is a turn of; empty for a single request.
     """
 
@@ -62,6 +63,7 @@ class Request:
     fields: Mapping[str, Any] = field(default_factory=dict)
     shared: int | Size = 0
     conversation: str = ""
+    may_fail: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         size = repr(self.prompt) if isinstance(self.prompt, str) else f"{self.prompt} tokens"
@@ -113,13 +115,15 @@ class Rest:
 Step = Request | Together | Conversation | Pause | Rest
 
 
-def _checked(prompt: int | Size | str, max_tokens: int | Size) -> None:
+def _checked(prompt: int | Size | str, max_tokens: int | Size, may_fail: Sequence[int] = ()) -> None:
     if isinstance(prompt, str) and re.fullmatch(r"\s*[\d.,_]+\s*[kKmM]?\s*", prompt):
         raise ValueError(f"the prompt {prompt!r} is a text; a size in tokens is a number without quotes")
     if isinstance(prompt, int) and prompt < 1:
         raise ValueError(f"a prompt of {prompt} tokens cannot be sent")
     if isinstance(max_tokens, int) and max_tokens < 1:
         raise ValueError(f"max_tokens={max_tokens}: the server needs at least 1")
+    if not all(400 <= status < 600 for status in may_fail):
+        raise ValueError("may_fail=[…] holds statuses of errors, 400 to 599")
 
 
 def _frozen(value: Any) -> Any:
@@ -133,11 +137,17 @@ def _frozen(value: Any) -> Any:
 
 
 def chat(
-    *, prompt: int | Size | str, max_tokens: int | Size = 8, stream: bool = True, name: str = "", **fields: Any
+    *,
+    prompt: int | Size | str,
+    max_tokens: int | Size = 8,
+    stream: bool = True,
+    name: str = "",
+    may_fail: Sequence[int] = (),
+    **fields: Any,
 ) -> Request:
     """Return a chat completion with one user message; `prompt` counts the chat template too."""
-    _checked(prompt, max_tokens)
-    return Request("/v1/chat/completions", prompt, max_tokens, stream, name, _frozen(fields))
+    _checked(prompt, max_tokens, may_fail)
+    return Request("/v1/chat/completions", prompt, max_tokens, stream, name, _frozen(fields), may_fail=tuple(may_fail))
 
 
 def completion(
@@ -147,15 +157,18 @@ def completion(
     max_tokens: int | Size = 8,
     stream: bool = False,
     name: str = "",
+    may_fail: Sequence[int] = (),
     **fields: Any,
 ) -> Request:
     """Return a text completion. Its first `shared` tokens are those of all sharing completions, for the prefix cache."""
-    _checked(prompt, max_tokens)
+    _checked(prompt, max_tokens, may_fail)
     if shared and isinstance(prompt, str):
         raise ValueError("shared counts tokens of a prompt that is stated as a size")
     if isinstance(shared, int) and isinstance(prompt, int) and not 0 <= shared <= prompt:
         raise ValueError(f"a prompt of {prompt} tokens cannot share {shared} of them")
-    return Request("/v1/completions", prompt, max_tokens, stream, name, _frozen(fields), shared)
+    return Request(
+        "/v1/completions", prompt, max_tokens, stream, name, _frozen(fields), shared, may_fail=tuple(may_fail)
+    )
 
 
 def conversation(

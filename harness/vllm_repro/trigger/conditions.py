@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping
 from functools import partial
+from typing import Any
 
 from vllm_repro.diagnosis.boot_facts import ScheduledChunk
 from vllm_repro.trigger.trigger import (
@@ -12,6 +14,7 @@ from vllm_repro.trigger.trigger import (
     SentRequest,
     TriggerFacts,
     TriggerResult,
+    carries,
     chunks_of,
     continuations,
 )
@@ -116,22 +119,35 @@ def _prefill_over(tokens: int, facts: TriggerFacts) -> TriggerResult:
     return found
 
 
-def _was_read(asked: SentRequest, names: tuple[str, ...]) -> bool:
-    """Return True if the server read these fields: it answered 200, or its refusal names one of them."""
-    return asked.status == 200 or (asked.status in (400, 422) and any(name in asked.refusal for name in names))
+def _doubt(asked: SentRequest, names: Collection[str]) -> str:
+    """Return why nothing shows that the server read these fields of a request; empty if something does."""
+    if asked.known is None:
+        return "the server's /openapi.json does not show the fields that it reads"
+    if unknown := [name for name in names if name not in asked.known]:
+        return f"this release does not know {' and '.join(unknown)}"
+    named = asked.status in (400, 422) and any(name in asked.refusal for name in names)
+    if asked.died or asked.hung or asked.status in (200, *asked.may_fail) or named:
+        return ""
+    return f"answered {asked.status}" if asked.status else "no answer"
 
 
-def _sent_with(names: tuple[str, ...], facts: TriggerFacts) -> TriggerResult:
-    for asked in facts.requests:
-        taken = asked.died or asked.hung or _was_read(asked, names)
-        if taken and all(asked.fields.get(name) for name in names):
-            values = ", ".join(f"{name}={json.dumps(asked.fields[name])}" for name in names)
+def _sent_with(wanted: Mapping[str, Any], facts: TriggerFacts) -> TriggerResult:
+    carried = [asked for asked in facts.requests if carries(asked.fields, wanted)]
+    # Without a death each of them must have been read: a harmless one must not prove the bug's.
+    carried = [asked for asked in carried if asked.died or asked.hung] or carried
+    found = TriggerResult(False, (f"no request carried {' and '.join(wanted)}",), f"no {' and '.join(wanted)}")
+    for asked in carried:
+        values = ", ".join(f"{name}={json.dumps(asked.fields[name])}" for name in wanted)
+        if doubt := _doubt(asked, wanted):
+            return TriggerResult(
+                False, (f"{asked.name} carried {values}: {doubt}",), f"{' and '.join(wanted)} not read"
+            )
+        if not found.crossed:
             end = f"answered {asked.status}"
             if asked.died or asked.hung:
                 end = f"the engine {'died' if asked.died else 'hung'} with it in flight"
-            return TriggerResult(True, (f"{asked.name} carried {values}: {end}",), end)
-    wanted = " and ".join(names)
-    return TriggerResult(False, (f"no answered request carried {wanted}",), f"no {wanted}")
+            found = TriggerResult(True, (f"{asked.name} carried {values}: {end}",), end)
+    return found
 
 
 def _attention_backend(name: str, facts: TriggerFacts) -> TriggerResult:
@@ -208,11 +224,14 @@ def graphs_captured() -> Condition:
     return Rule("graphs_captured()", _graphs_captured)
 
 
-def sent_with(*names: str) -> Condition:
-    """Require a request with all these body fields that was answered, crashed the engine or hung.
+def sent_with(*names: str, **values: Any) -> Condition:
+    """Require a request with these body fields, those in `values` with that value, which the server read.
 
-    A refusal (400 or 422) counts if it names one of the fields.
+    The release must know each field, by the server's /openapi.json. Every such request must be answered 200, or with a status of its
+    `may_fail`, or be refused (400 or 422) by the name of a field; or the engine crashes or hangs with one in flight.
     """
-    if not names:
-        raise ValueError("sent_with() takes the names of body fields")
-    return Rule(f"sent_with({', '.join(map(repr, names))})", partial(_sent_with, names), fields=names)
+    wanted = dict.fromkeys(names) | values
+    if not wanted or None in values.values():
+        raise ValueError("sent_with() takes the names of body fields, and values that are not None")
+    words = (*map(repr, names), *(f"{name}={json.dumps(value)}" for name, value in values.items()))
+    return Rule(f"sent_with({', '.join(words)})", partial(_sent_with, wanted), fields=wanted)

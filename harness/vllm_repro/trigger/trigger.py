@@ -8,6 +8,7 @@ All facts come from the server: prompt lengths from its tokenizer or `usage`, pr
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ __all__ = [
     "SentRequest",
     "TriggerFacts",
     "TriggerResult",
+    "carries",
     "chunks_of",
     "continuations",
 ]
@@ -39,8 +41,9 @@ class SentRequest:
     answer_tokens: from usage, else max_tokens; None if unknown.
     repeats: leading tokens that an earlier, answered request also began with.
     steps: `vllm:iteration_tokens_total` while it was the only request, largest first; see `metrics`.
-    fields: body fields beyond the usual ones. refusal: text of an error response.
-    status: HTTP status, None without a response. died, hung: what the engine did meanwhile.
+    fields: body fields beyond the usual ones. known: fields that the endpoint reads in this release; None if the server does not show them.
+    status: HTTP status, None without a response. refusal: text of an error response. may_fail: statuses that are no failure.
+    died, hung: what the engine did meanwhile.
     """
 
     name: str
@@ -50,8 +53,10 @@ class SentRequest:
     repeats: int = 0
     steps: tuple[str, ...] = ()
     fields: Mapping[str, Any] = field(default_factory=dict)
+    known: frozenset[str] | None = None
     refusal: str = ""
     status: int | None = 200
+    may_fail: tuple[int, ...] = ()
     died: bool = False
     hung: bool = False
     answer_tokens: int | None = None
@@ -165,8 +170,8 @@ class Condition(ABC):
     def find(self, facts: TriggerFacts) -> TriggerResult: ...
 
     @abstractmethod
-    def wanted(self) -> tuple[tuple[str, ...], ...]:
-        """Return groups of body fields; one request must have all fields of a group."""
+    def wanted(self) -> tuple[Mapping[str, Any], ...]:
+        """Return groups of body fields, see `carries`; one request must have all fields of a group."""
 
     def __and__(self, other: Condition) -> Condition:
         return _Both(self, other)
@@ -177,16 +182,16 @@ class Condition(ABC):
 
 @dataclass(frozen=True)
 class Rule(Condition):
-    """A condition by its declaration and the function that checks it. fields: body fields that one request must have."""
+    """A condition by its declaration and the function that checks it. fields: body fields that one request must have, see `carries`."""
 
     words: str
     check: Callable[[TriggerFacts], TriggerResult] = field(compare=False)
-    fields: tuple[str, ...] = ()
+    fields: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def find(self, facts: TriggerFacts) -> TriggerResult:
         return self.check(facts)
 
-    def wanted(self) -> tuple[tuple[str, ...], ...]:
+    def wanted(self) -> tuple[Mapping[str, Any], ...]:
         return (self.fields,) if self.fields else ()
 
     def __str__(self) -> str:
@@ -201,7 +206,7 @@ class _Both(Condition):
     def find(self, facts: TriggerFacts) -> TriggerResult:
         return _joined(self.left.find(facts), self.right.find(facts))
 
-    def wanted(self) -> tuple[tuple[str, ...], ...]:
+    def wanted(self) -> tuple[Mapping[str, Any], ...]:
         return self.left.wanted() + self.right.wanted()
 
     def __str__(self) -> str:
@@ -230,6 +235,14 @@ class Continuation:
 
     context: int
     tokens: int
+
+
+def carries(fields: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Return True if a request's fields include all `wanted` ones, each with its value; None stands for any value, also 0 or []."""
+    return all(
+        fields.get(name) is not None and (value is None or json.dumps(fields[name]) == json.dumps(value))
+        for name, value in wanted.items()
+    )
 
 
 def chunks_of(tokens: int, batch: int, *, chunked: bool = True) -> tuple[int, ...]:
