@@ -1,4 +1,4 @@
-"""A server command as a value: asked for flags, edited by arms, and turned into words again.
+r"""A server command as a value: asked for flags, edited by arms, and turned into words again.
 
     command = parse('vllm serve org/model --max-model-len 32k --speculative-config \'{"method": "mtp"}\'')
     eager = command.without("--speculative-config").with_flags("--enforce-eager")

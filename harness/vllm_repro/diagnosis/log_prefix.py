@@ -27,8 +27,10 @@ _VARIES = re.compile(r"([0-9a-f]{12,}|\d+)|(\s+)")
 
 
 class Prefixes:
-    """Patterns learnt so far. None is removed while most vLLM lines come without a prefix: text before the others is then a progress
-    bar or a message."""
+    """Patterns learnt so far.
+
+    None is removed while most vLLM lines come without a prefix: text before the others is then a progress bar or a message.
+    """
 
     def __init__(self) -> None:
         self._bare = 0

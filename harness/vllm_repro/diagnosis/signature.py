@@ -239,8 +239,11 @@ _LOST_WORKER = re.compile(r"Worker proc VllmWorker-(\d+) died unexpectedly")
 
 @dataclass(frozen=True, kw_only=True)
 class NodeLog:
-    """The log of one node. node: its `--node-rank`, 0 for the one with the HTTP server. lost: rank among all workers of the worker whose
-    process it lost; equal to the node's only if each node has one worker."""
+    """The log of one node.
+
+    node: its `--node-rank`, 0 for the one with the HTTP server. lost: rank among all workers of the worker whose process it lost; equal
+    to the node's only if each node has one worker.
+    """
 
     node: int
     diagnosis: Diagnosis

@@ -70,7 +70,7 @@ def crash_summary(trial: TrialReport) -> str:
 
 
 def death_line(trial: TrialReport) -> str:
-    """Return `Detected by log after 9 ms, then by health, process. Phase: request.`"""
+    """Return `Detected by log after 9 ms, then by health. Phase: request.`, or nothing without a death."""
     death = trial.death
     if death is None:
         return ""
@@ -82,7 +82,7 @@ def death_line(trial: TrialReport) -> str:
 
 
 def client_line(trial: TrialReport) -> str:
-    """Return `A program with the openai SDK then saw APIConnectionError "Connection error." after 1.3 s (retries: 2).`"""
+    """Return `A program with the openai SDK then saw APIConnectionError "…" after 1.3 s (retries: 2).`, or nothing."""
     saw = trial.client_saw
     if saw is None or saw.error is None:
         return ""

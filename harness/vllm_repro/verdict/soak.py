@@ -17,8 +17,11 @@ _PARTS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Soak:
-    """A finished soak. seconds: how long it ran, of `asked`. errors: requests without a whole answer. restarts: of the engine.
-    tenths: output tokens received in each tenth of `asked`."""
+    """A finished soak.
+
+    seconds: how long it ran, of `asked`. errors: requests without a whole answer. restarts: of the engine. tenths: output tokens
+    received in each tenth of `asked`.
+    """
 
     asked: float
     seconds: float

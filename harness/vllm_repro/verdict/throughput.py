@@ -177,8 +177,10 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """Figures of an arm at one point, over all rounds of all its boots. Times in seconds, of the timely rounds; None if these are fewer
-    than `LEAST_ROUNDS`."""
+    """Figures of an arm at one point, over all rounds of all its boots.
+
+    Times in seconds, of the timely rounds; None if these are fewer than `LEAST_ROUNDS`.
+    """
 
     point: Point
     boots: int
@@ -222,8 +224,10 @@ class ThroughputChange(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """Ratio of the medians of output tokens per second, arm over baseline, with its 95 % bootstrap interval. n, boots: rounds and boots
-    of the arm that has fewer."""
+    """Ratio of the medians of output tokens per second, arm over baseline, with its 95 % bootstrap interval.
+
+    n, boots: rounds and boots of the arm that has fewer.
+    """
 
     ratio: float
     low: float
