@@ -68,6 +68,13 @@ class Exchange(BaseHTTPRequestHandler):
         self.fake.serve(self)
 
 
+def never_ending(exchange: Exchange) -> None:
+    exchange.send_response(200)
+    exchange.end_headers()
+    while True:
+        exchange.wfile.write(b"x" * 1_000_000)
+
+
 class FakeVllm(Server):
     """Healthy server on loopback, except for the paths in `paths`. Set `ended` to make its process count as exited."""
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 
 import httpx
 import pytest
@@ -30,7 +30,7 @@ def ask(response: httpx.Response | Exception, *, stream: bool) -> Answer:
     async def run() -> Answer:
         async with Client("http://server") as client:
             client._http = httpx.AsyncClient(transport=httpx.MockTransport(handle), base_url="http://server")
-            return await client.ask("/v1/completions", {"stream": stream})
+            return await client.ask("/v1/completions", {"stream": stream, "max_tokens": 8})
 
     return asyncio.run(run())
 
@@ -94,6 +94,26 @@ def test_what_does_not_decide_alone(response: httpx.Response | Exception, stream
     sign = sign_of_answer(answer)
     assert sign is not None
     assert (sign.channel, sign.decisive) == (channel, False)
+
+
+async def endless(piece: bytes) -> AsyncIterator[bytes]:
+    while True:
+        yield piece
+
+
+@pytest.mark.parametrize(
+    ("piece", "stream", "error"),
+    [
+        (b"x" * 65_536, False, "response is larger than 64 MiB"),
+        (b"x" * 65_536, True, "response is larger than 64 MiB"),
+        (b": ping\n" * 9_000, True, "response is larger than 64 MiB"),
+        (b'data: {"choices": [{"text": "a"}]}\n\n', True, "the stream goes on after 108 events"),
+    ],
+)
+def test_an_answer_that_never_stops_is_cut_off(piece: bytes, stream: bool, error: str) -> None:
+    answer = ask(httpx.Response(200, content=endless(piece)), stream=stream)
+    assert (answer.status, answer.error_kind, answer.ok) == (200, "transport", False)
+    assert answer.error == f"RemoteProtocolError: {error}"
 
 
 @pytest.mark.parametrize("status", [400, 401, 404])

@@ -26,6 +26,21 @@ def test_steps_between_two_scrapes_are_counted_by_size() -> None:
     assert steps_between(after, after) == ()
 
 
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "1e300"])
+def test_a_value_that_is_no_count_is_left_out(value: str) -> None:
+    names = (
+        "num_requests_running",
+        "prompt_tokens_total",
+        'iteration_tokens_total_bucket{le="8.0"}',
+        "prefix_cache_hits_total",
+    )
+    page = "".join(f"vllm:{name} {value}\n" for name in names) + f"process_start_time_seconds {value}\n"
+    assert read_metrics(page) == Reading()
+    assert steps_between(Reading(), read_metrics('vllm:iteration_tokens_total_bucket{le="-Inf"} 3')) == (
+        "3 of over -1 tokens",
+    )
+
+
 def test_a_page_that_is_no_metrics_is_an_empty_reading() -> None:
     assert read_metrics("<html>proxy</html>") == Reading()
     assert read_metrics("") == Reading()

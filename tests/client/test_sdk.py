@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fake_vllm import COMPLETION, Exchange, FakeVllm
+from tests.fake_vllm import COMPLETION, Exchange, FakeVllm, never_ending
 from vllm_repro.client.answer import DEAD_MESSAGE
 from vllm_repro.client.sdk import SdkView, sdk_view
 
@@ -48,6 +48,12 @@ def test_a_malformed_success_is_an_error_of_the_program(tmp_path: Path, body: ob
     seen = view(tmp_path, lambda exchange: exchange.answer(200, body))
     assert seen.error is not None
     assert seen.text is None
+
+
+def test_an_answer_that_never_stops_is_cut_off(tmp_path: Path) -> None:
+    seen = view(tmp_path, never_ending)
+    assert (seen.error, seen.text) == ("APIConnectionError", None)
+    assert seen.seconds < 5.0
 
 
 def test_a_long_message_is_cut(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from tests.fake_vllm import COMPLETION, Exchange
 from tests.running.test_trial import FATAL, LAUNCH, SCENARIO, tried
 from vllm_repro.journal.journal import Recording, read
+from vllm_repro.report.answers import answer_word
 from vllm_repro.running.assess import Conclusion
 from vllm_repro.running.measure import Lateness
 from vllm_repro.running.state import MeasureOptions, Trial
@@ -157,6 +158,17 @@ def test_a_load_that_is_refused_gives_no_figure(tmp_path: Path, status: int, out
     (stopped,) = journal.of("measure-stopped")
     assert f"failed: {status}: no" in stopped["why"]
     assert not list(journal.of("throughput-point"))
+
+
+def test_a_stream_that_is_cut_in_a_measurement_is_told(tmp_path: Path) -> None:
+    def wrong(exchange: Exchange, _: int) -> bool:
+        exchange.answer(200, 'data: {"choices": [{"text": "t0"}]}\n\ndata: [DONE]\n\n', "text/event-stream")
+        return True
+
+    conclusion, journal, _ = concluded(tmp_path, Engine(wrong=wrong), throughput=LOADS)
+    assert conclusion.outcome is Outcome.WRONG_OUTPUT
+    assert "without finish_reason" in conclusion.why
+    assert [answer_word(entry) for entry in journal.of("answer")][-1] == "200 (cut off)"
 
 
 def test_answers_of_another_length_give_no_figure(tmp_path: Path) -> None:

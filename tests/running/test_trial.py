@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.fake_vllm import COMPLETION, METRICS, OPENAPI, Exchange, FakeVllm
+from tests.fake_vllm import COMPLETION, METRICS, OPENAPI, Exchange, FakeVllm, never_ending
 from vllm_repro.evidence import Evidence
 from vllm_repro.journal.journal import Journal, read
 from vllm_repro.running.assess import Conclusion
@@ -167,6 +167,22 @@ def test_a_request_may_be_declared_to_fail(tmp_path: Path, may_fail: tuple[int, 
     request = completion(prompt="hello", min_tokens=1, stop_token_ids=[9], may_fail=may_fail)
     conclusion = concluded(tmp_path, {"/v1/completions": completions}, arm=replace(ARM, workload=(request,)))
     assert conclusion.outcome is (Outcome.CLEAN if may_fail else Outcome.WRONG_OUTPUT)
+
+
+@pytest.mark.parametrize(
+    ("path", "outcome"),
+    [("/metrics", Outcome.CLEAN), ("/v1/models", Outcome.INFRA), ("/v1/completions", Outcome.WRONG_OUTPUT)],
+)
+def test_an_answer_that_never_stops_ends_no_run(tmp_path: Path, path: str, outcome: Outcome) -> None:
+    conclusion = concluded(tmp_path, {path: never_ending})
+    assert conclusion.outcome is outcome
+    assert outcome is Outcome.CLEAN or "larger than 64 MiB" in conclusion.why
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf"])
+def test_a_metric_that_is_no_number_is_no_error(tmp_path: Path, value: str) -> None:
+    page = f"{METRICS}vllm:prefix_cache_hits_total {value}\nvllm:generation_tokens_total {value}\n"
+    assert concluded(tmp_path, {"/metrics": lambda it: it.answer(200, page, "text/plain")}).outcome is Outcome.CLEAN
 
 
 @pytest.mark.parametrize("body", ["null", "[]", '{"choices": [null]}', '{"choices": [{}], "usage": 1}', "\x00"])

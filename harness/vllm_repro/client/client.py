@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -17,16 +18,20 @@ import httpx
 
 from vllm_repro.client.answer import Answer, Usage
 
-__all__ = ["Client", "is_rehearsal", "release_of"]
+__all__ = ["Client", "bounded", "is_rehearsal", "release_of"]
 
 _MOST_BYTES = 64 << 20
-"""Longest response, or line of a stream, that is read: a broken server may never stop sending."""
+"""Longest response that is read: a broken server may never stop sending."""
+_OTHER_EVENTS = 100
+"""Events of a stream beyond one for each token: roles, usage, the end of a choice."""
 
 
 @dataclass
 class _Stream:
-    """Content of a stream up to now."""
+    """Content of a stream up to now. most: events that a server may send."""
 
+    most: float = math.inf
+    events: int = 0
     text: list[str] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     arrivals: list[float] = field(default_factory=list)
@@ -39,6 +44,10 @@ class _Stream:
     done: bool = False
 
     def feed(self, data: str) -> None:
+        """Take the data of one event. Raises `httpx.RemoteProtocolError` for one too many."""
+        self.events += 1
+        if self.events > self.most:
+            raise httpx.RemoteProtocolError(f"the stream goes on after {self.most} events")
         if data == "[DONE]":
             self.done = True
             return
@@ -143,7 +152,7 @@ class Client:
             trust_env=False,  # no proxy of the environment between this machine and its own server
         )
         self.received = 0
-        """Lines received from all streams: shows progress when a server has no metrics."""
+        """Events received from all streams: shows progress when a server has no metrics."""
 
     async def __aenter__(self) -> Client:
         return self
@@ -175,7 +184,8 @@ class Client:
         """Send one completion request and return its answer; follow a stream to its end."""
         sent = time.time()
         streamed = bool(body.get("stream"))
-        stream = _Stream()
+        tokens = body.get("max_tokens")
+        stream = _Stream(most=tokens * (body.get("n") or 1) + _OTHER_EVENTS if tokens else math.inf)
         status: int | None = None
         error_kind: str | None = None
         try:
@@ -184,8 +194,8 @@ class Client:
                 if not streamed or status != 200:
                     return _plain_answer(sent, status, await _read(response), streamed)
                 async for line in _lines(response):
-                    self.received += 1
                     if line.startswith("data:"):
+                        self.received += 1
                         stream.feed(line[5:].strip())
             error = stream.error
         except (httpx.HTTPError, httpx.StreamError) as failure:
@@ -257,32 +267,29 @@ def _properties(node: Mapping[str, Any], models: Mapping[str, Any]) -> set[str]:
     return set(node.get("properties", ())).union(*(_properties(part, models) for part in parts))
 
 
-async def _read(response: httpx.Response) -> bytes:
-    pieces: list[bytes] = []
+async def bounded(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the pieces of a body. Raises `httpx.RemoteProtocolError` after 64 MiB."""
     size = 0
-    async for piece in response.aiter_bytes():
+    async for piece in body:
         size += len(piece)
         if size > _MOST_BYTES:
             raise httpx.RemoteProtocolError(f"response is larger than {_MOST_BYTES >> 20} MiB")
-        pieces.append(piece)
-    return b"".join(pieces)
+        yield piece
+
+
+async def _read(response: httpx.Response) -> bytes:
+    return b"".join([piece async for piece in bounded(response.aiter_bytes())])
 
 
 async def _lines(response: httpx.Response) -> AsyncIterator[str]:
-    """Yield the lines of a stream. Raises `httpx.RemoteProtocolError` if one of them is too long to hold."""
-    pending: list[bytes] = []
-    size = 0
-    async for piece in response.aiter_bytes():
-        *whole, last = piece.split(b"\n")
-        for line in whole:
-            yield b"".join([*pending, line]).decode("utf-8", "replace")
-            pending, size = [], 0
-        pending.append(last)
-        size += len(last)
-        if size > _MOST_BYTES:
-            raise httpx.RemoteProtocolError(f"line of the stream is larger than {_MOST_BYTES >> 20} MiB")
-    if size:
-        yield b"".join(pending).decode("utf-8", "replace")
+    pending = bytearray()
+    async for piece in bounded(response.aiter_bytes()):
+        pending += piece
+        if b"\n" in piece:
+            *whole, pending = pending.split(b"\n")
+            for line in whole:
+                yield line.decode("utf-8", "replace")
+    yield pending.decode("utf-8", "replace")
 
 
 def _plain_answer(sent: float, status: int, raw: bytes, streamed: bool) -> Answer:

@@ -9,12 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from prometheus_client.parser import text_string_to_metric_families
 
 __all__ = ["Reading", "read_metrics", "steps_between"]
 
 _STEPS = "vllm:iteration_tokens_total"
+_NAMES = (
+    _STEPS,
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:kv_cache_usage_perc",
+    "vllm:prefix_cache_hits_total",
+    "process_start_time_seconds",
+)
+_MOST_LINES = 10_000
+_LARGEST = 2.0**63
+"""NaN, infinity and larger values are no counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,21 +59,25 @@ class Reading:
 
 
 def read_metrics(text: str) -> Reading:
-    """Return the values of a page, summed over engines; an empty reading if it is not a metrics page."""
+    """Return the values of a page, summed over engines; an empty reading if it is not a metrics page. NaN and infinity are left out."""
     totals: dict[str, float] = {}
     steps: dict[float, float] = {}
     started: float | None = None
     try:
-        for family in text_string_to_metric_families(text):
+        # The other lines of a page are many, and their parser is slow.
+        lines = islice((line for line in text.split("\n") if line.startswith(_NAMES)), _MOST_LINES)
+        for family in text_string_to_metric_families("\n".join(lines)):
             for sample in family.samples:
+                if not abs(sample.value) < _LARGEST:
+                    continue
                 if sample.name == f"{_STEPS}_bucket":
-                    bound = float(sample.labels["le"])
+                    bound = abs(float(sample.labels["le"]))
                     steps[bound] = steps.get(bound, 0.0) + sample.value
                 elif sample.name == "process_start_time_seconds":
                     started = sample.value
                 else:
                     totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
-    except (ValueError, KeyError):
+    except (ValueError, LookupError):
         return Reading()
     return Reading(
         running=totals.get("vllm:num_requests_running", 0.0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 
 __all__ = ["SdkView", "sdk_view"]
 
@@ -33,17 +34,22 @@ async def sdk_view(base_url: str, model: str, timeout_s: float, *, api_key: str 
     import httpx  # here and below: importing the SDK takes about a second, and few commands need it
     import openai
 
+    from vllm_repro.client.client import bounded
+
     attempts = 0
 
     async def count(_: httpx.Request) -> None:
         nonlocal attempts
         attempts += 1
 
+    async def limit(response: httpx.Response) -> None:
+        response.aiter_bytes = partial(bounded, response.aiter_bytes())  # type: ignore[method-assign]  # what the SDK reads
+
     error, message, text = None, "", None
     started = time.monotonic()
     transport = openai.DefaultAsyncHttpxClient(
         trust_env=False,  # no proxy of the environment between this machine and its own server
-        event_hooks={"request": [count]},
+        event_hooks={"request": [count], "response": [limit]},
     )
     async with openai.AsyncOpenAI(
         base_url=f"{base_url.rstrip('/')}/v1", api_key=api_key or "EMPTY", timeout=timeout_s, http_client=transport

@@ -260,13 +260,14 @@ class Measurements:
         if not answer.ok:
             if len(trial.seen.measured) < _MOST_FAILED:
                 trial.seen.measured.append(answer)
-            trial.journal.write("answer", **trial.label, name=name, status=answer.status, error=answer.error)
+            self.runner.record_answer(name, answer, answer.arrivals)
             if died:
                 # The request that killed the engine counts for the trigger; one that it survived counts in the workload only.
                 trial.seen.asked.append(
                     SentRequest(name, prompt.tokens or None, "tokenize", status=answer.status, died=True)
                 )
-        self.runner.record_request(name, answer, answer.arrivals)
+        else:
+            self.runner.record_request(name, answer, answer.arrivals)
         return answer
 
 

@@ -252,18 +252,22 @@ class WorkloadRunner:
         )
         if died or answer.status not in asked.may_fail:
             trial.seen.answers.append(answer)
-        trial.journal.write(
+        self.record_answer(asked.name, answer, answer.token_times)
+
+    def record_answer(self, name: str, answer: Answer, times: Iterable[float]) -> None:
+        """Write an answer to the journal, and its request to its own file. times: of its tokens."""
+        self.trial.journal.write(
             "answer",
-            **trial.label,
-            name=asked.name,
+            **self.trial.label,
+            name=name,
             status=answer.status,
             error=answer.error and answer.error[:2000],
             error_kind=answer.error_kind,
             finish_reason=answer.finish_reason,
-            usage=usage,
+            usage=answer.usage,
             took_s=answer.ended - answer.sent,
         )
-        self.record_request(asked.name, answer, answer.token_times)
+        self.record_request(name, answer, times)
 
     def record_request(self, name: str, answer: Answer, times: Iterable[float]) -> None:
         """Write a request to its own file. times: of its tokens."""
