@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.report_examples import check_files
 from vllm_repro import cli
-from vllm_repro.host.processes import end_orphan_sessions, orphan_sessions
+from vllm_repro.servers.orphans import sweep
 
 # How long an example takes says more of the machine, which has other work, than of the code.
 settings.register_profile("any-machine", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
@@ -67,7 +67,7 @@ def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         environment.setenv("XDG_STATE_HOME", str(state))
         environment.setenv("VLLM_WATCHDOG_TIME_S", "0.3")  # the rehearsal engine waits as long as vLLM does: 5 s
         yield state
-        end_orphan_sessions(orphan_sessions())
+        sweep()
 
 
 def _reported(out: Path) -> dict[Path, int]:

@@ -1,19 +1,19 @@
+"""Sessions of processes and their leases."""
+
 from __future__ import annotations
 
-import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from vllm_repro.errors import InfraError
-from vllm_repro.host.processes import end_orphan_sessions, orphan_sessions, session_members, start, state_folder
+from vllm_repro.host.lease import Lease, free_leases, lease_folder
+from vllm_repro.host.processes import end_sessions, session_members, sessions_writing_to, start
 
 # A leader with a child that ignores SIGTERM and leaves the process group, as a stubborn worker might.
 STUBBORN = """
@@ -36,11 +36,27 @@ def test_a_session_ends_whole_even_a_child_that_left_the_group(tmp_path: Path) -
     started = start([sys.executable, "-c", STUBBORN], os.environ, tmp_path / "log")
     wait_for("up", tmp_path / "log")
     assert len(session_members(started.id)) == 2
-    assert started.record.exists()
+    assert len(list(lease_folder().iterdir())) == 1
+    assert free_leases() == {}, "its owner lives"
     started.end(grace=0.5)
     assert session_members(started.id) == []
-    assert list(state_folder().iterdir()) == []
+    assert list(lease_folder().iterdir()) == []
     started.end()  # a second time is harmless
+
+
+def test_the_sessions_of_a_log_end_whole_and_no_other(tmp_path: Path) -> None:
+    ours, other = (start([sys.executable, "-c", STUBBORN], os.environ, tmp_path / name) for name in ("log", "other"))
+    try:
+        for name in ("log", "other"):
+            wait_for("up", tmp_path / name)
+        log = (tmp_path / "log").stat()
+        assert sessions_writing_to((log.st_dev, log.st_ino)) == {ours.id}
+        end_sessions([ours.id], grace=0.2)
+        assert session_members(ours.id) == []
+        assert len(session_members(other.id)) == 2
+    finally:
+        ours.end(grace=0)
+        other.end(grace=0)
 
 
 def test_output_of_a_process_that_dies_at_once_is_whole(tmp_path: Path) -> None:
@@ -51,84 +67,10 @@ def test_output_of_a_process_that_dies_at_once_is_whole(tmp_path: Path) -> None:
     assert set((tmp_path / "log").read_text(encoding="utf-8").split()) == {"out", "err"}
 
 
-def test_what_cannot_be_started_leaves_no_record(tmp_path: Path) -> None:
-    with pytest.raises(InfraError, match="cannot start /nowhere/vllm"):
+def test_what_cannot_be_started_leaves_no_lease(tmp_path: Path) -> None:
+    with pytest.raises(InfraError, match="cannot start /nowhere/vllm: No such file"):
         start(["/nowhere/vllm"], os.environ, tmp_path / "log")
-    assert list(state_folder().iterdir()) == []
-
-
-def test_a_damaged_record_is_skipped() -> None:
-    state_folder().mkdir(parents=True)
-    (state_folder() / "x.json").write_text('{"owner": {"pid": 1', encoding="utf-8")
-    assert orphan_sessions() == []
-
-
-def killed_session(tmp_path: Path) -> int:
-    """Return the id of a session whose owner was killed right after `start`."""
-    script = (
-        "import os, sys, signal, pathlib; from vllm_repro.host.processes import start; "
-        f"s = start([sys.executable, '-c', {STUBBORN!r}], os.environ, pathlib.Path({str(tmp_path / 'log')!r})); "
-        "print(s.id, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, env=os.environ)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    wait_for("up", tmp_path / "log")
-    return int(done.stdout)
-
-
-def test_the_orphans_of_a_killed_owner_are_found_and_ended(tmp_path: Path) -> None:
-    session = killed_session(tmp_path)
-    (orphan,) = orphan_sessions()
-    assert orphan.session == session
-    assert str(os.getpid()) not in str(orphan)
-    assert f"in {Path.cwd()}: {sys.executable}" in str(orphan), "the line says whose it is"
-    assert set(orphan.pids) == {process.pid for process in session_members(session)}
-    end_orphan_sessions([orphan])
-    assert session_members(session) == []
-    assert orphan_sessions() == []
-    assert list(state_folder().iterdir()) == []
-
-
-def forge(record: Path, *, session: int | None = None, **owner: object) -> None:
-    """Change a record in place."""
-    first, _, second = record.read_text(encoding="utf-8").partition("\n")
-    data = json.loads(first)
-    data["owner"] |= owner
-    record.write_text(f"{json.dumps(data)}\n{session or second}", encoding="utf-8")
-
-
-@pytest.fixture
-def bystander() -> Iterator[int]:
-    """Return the session id of a process that is not ours."""
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-    yield process.pid
-    process.kill()
-    process.wait()
-
-
-def test_a_session_number_that_was_given_to_somebody_else_is_left_alone(tmp_path: Path, bystander: int) -> None:
-    session = killed_session(tmp_path)
-    (record,) = state_folder().glob("*.json")
-    for process in session_members(session):
-        process.kill()
-    forge(record, session=bystander)
-    (orphan,) = orphan_sessions()
-    assert orphan.pids == ()
-    end_orphan_sessions([orphan])
-    assert len(session_members(bystander)) == 1
-    assert list(state_folder().iterdir()) == []
-
-
-def test_after_a_reboot_the_numbers_in_a_record_mean_nothing(tmp_path: Path) -> None:
-    session = killed_session(tmp_path)
-    (record,) = state_folder().glob("*.json")
-    before = record.read_text(encoding="utf-8")
-    forge(record, boot="the boot before this one")
-    (orphan,) = orphan_sessions()
-    assert orphan.pids == ()
-    record.write_text(before, encoding="utf-8")
-    end_orphan_sessions(orphan_sessions())
-    assert session_members(session) == []
+    assert list(lease_folder().iterdir()) == []
 
 
 def test_a_state_folder_that_cannot_be_written_is_trouble_of_the_host(
@@ -138,14 +80,35 @@ def test_a_state_folder_that_cannot_be_written_is_trouble_of_the_host(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     with pytest.raises(InfraError, match="Not a directory") as refused:
         start([sys.executable, "-c", "pass"], os.environ, tmp_path / "log")
-    assert f"cannot write to {state_folder()}," in str(refused.value)
+    assert f"cannot write to {lease_folder()}," in str(refused.value)
     assert "set XDG_STATE_HOME" in refused.value.hint
 
 
-def test_what_a_living_owner_runs_is_not_listed(tmp_path: Path) -> None:
-    started = start([sys.executable, "-c", "import time; time.sleep(600)"], os.environ, tmp_path / "log")
-    try:
-        assert orphan_sessions() == []
-        assert psutil.pid_exists(started.popen.pid)
-    finally:
-        started.end(grace=1)
+@pytest.fixture
+def holder() -> Iterator[subprocess.Popen[str]]:
+    """Return a process that holds a lease."""
+    script = "from vllm_repro.host.lease import Lease; lease = Lease('x'); print(lease.path.name, flush=True); input()"
+    words = [sys.executable, "-c", script]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        yield process
+        process.kill()
+
+
+def test_a_lease_is_free_once_its_process_ended_before_and_after_it_is_reaped(holder: subprocess.Popen[str]) -> None:
+    assert holder.stdout is not None
+    name = holder.stdout.readline().strip()
+    assert free_leases() == {}
+    holder.kill()
+    os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)
+    ((path, facts),) = free_leases().items()
+    assert (path.name, facts.pid, facts.folder, facts.log) == (name, holder.pid, str(Path.cwd()), None)
+
+
+def test_a_damaged_lease_and_one_of_another_host_are_skipped() -> None:
+    lease = Lease("x")
+    other_host = lease.path.with_name(f"0{lease.path.name}")
+    for path in (other_host, lease.path.with_name(f"{lease.path.name}-damaged")):
+        path.write_bytes(lease.path.read_bytes()[: None if path == other_host else -1])
+    assert free_leases() == {}
+    lease.release()

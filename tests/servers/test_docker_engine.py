@@ -3,23 +3,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import docker.errors
-import msgspec
 import pytest
 import requests
 import requests.exceptions
 
 from tests.servers.docker_helpers import engine_or_reason
 from vllm_repro.errors import InfraError, Unsupported
-from vllm_repro.host.owner import Owner, this_owner
 from vllm_repro.servers.docker_engine import (
-    OWNER_LABEL,
-    RUN_LABEL,
     Engine,
     connect,
     explain,
     image_facts,
     missing_image,
-    our_labels,
     repository_digest,
 )
 
@@ -87,12 +82,6 @@ def test_how_to_get_an_image(image: str, hint: str) -> None:
 )
 def test_the_digest_of_an_image(image: str, known: list[str], expected: str | None) -> None:
     assert repository_digest(image, known) == expected
-
-
-def test_labels_name_run_and_owner() -> None:
-    labels = our_labels("run-1")
-    assert labels[RUN_LABEL] == "run-1"
-    assert msgspec.json.decode(labels[OWNER_LABEL], type=Owner) == this_owner()
 
 
 SHIM = "failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: "

@@ -18,6 +18,7 @@ from vllm_repro.servers import docker as docker_server
 from vllm_repro.servers.base import Exit
 from vllm_repro.servers.docker import DockerServer
 from vllm_repro.servers.docker_engine import Engine, connect
+from vllm_repro.servers.orphans import sweep
 
 pytestmark = [
     pytest.mark.docker,
@@ -69,7 +70,9 @@ def test_an_engine_that_is_gone_says_nothing_about_the_server(
     (left,) = containers_of(docker_engine, run_id)
     assert left["State"] == "running", "it lives on, whatever its output's end looked like"
     assert f"container {left['Id'][:12]} may be left for `vllm-repro clean`" in caplog.text
-    docker_engine.client.api.remove_container(left["Id"], force=True)
+    (line,) = sweep()
+    assert f"for the run {run_id}" in line
+    assert containers_of(docker_engine, run_id) == []
 
 
 COUNT = """

@@ -13,7 +13,7 @@ import pytest
 
 from vllm_repro.command.container import ContainerSpec, Mount, Publish, Ulimit
 from vllm_repro.servers.docker_container import create_arguments
-from vllm_repro.servers.docker_engine import Engine, our_labels, remove_container
+from vllm_repro.servers.docker_engine import RUN_LABEL, Engine, remove_container
 
 pytestmark = pytest.mark.docker
 
@@ -84,7 +84,7 @@ def test_the_printed_line_makes_the_same_container(
     spec = replace(
         spec,
         image=rehearsal_image,
-        labels=tuple(our_labels(run_id).items()),
+        labels=((RUN_LABEL, run_id),),
         mounts=tuple(replace(mount, source=at(mount.source)) for mount in spec.mounts),
     )
     # A shell reads the line, as when it is pasted; only `run` becomes `create`.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
@@ -17,12 +16,12 @@ import pytest
 from tests.conftest import Harness
 from tests.servers.docker_helpers import IDLE, containers_of
 from vllm_repro.command.container import ContainerSpec
+from vllm_repro.host.lease import Lease, lease_folder
 from vllm_repro.host.ports import free_port
 from vllm_repro.host.processes import session_members
 from vllm_repro.servers.docker import DockerServer
-from vllm_repro.servers.docker_engine import OWNER_LABEL, RUN_LABEL, Engine, our_labels
-from vllm_repro.servers.guard import Guard
-from vllm_repro.servers.orphans import OrphanContainer, Orphans, end_orphans, orphan_containers
+from vllm_repro.servers.docker_engine import LEASE_LABEL, RUN_LABEL, Engine
+from vllm_repro.servers.orphans import sweep
 
 SERVE = """
 import asyncio, sys, time
@@ -59,8 +58,15 @@ def started(tmp_path: Path, program: str, *more: str) -> tuple[subprocess.Popen[
     return harness, harness.stdout.readline().strip()
 
 
+def kill_with_guard(harness: subprocess.Popen[str], server: str) -> None:
+    for child in psutil.Process(harness.pid).children():
+        if str(child.pid) != server:
+            child.kill()
+    harness.kill()
+
+
 def until(ended: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 10
     while not ended():
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -72,82 +78,76 @@ def test_the_guard_ends_the_server_of_a_killed_harness(tmp_path: Path) -> None:
         assert session_members(int(pid))
         harness.kill()
     until(lambda: not session_members(int(pid)))
+    until(lambda: not list(lease_folder().iterdir()))
 
 
 def test_without_its_guard_clean_ends_it_and_tells_whose_it_is(tmp_path: Path, harness: Harness) -> None:
     killed, pid = started(tmp_path, SERVE)
+    assert "nothing is left" in harness("clean", "--yes").out
     with killed:
-        for child in psutil.Process(killed.pid).children():
-            if child.pid != int(pid):
-                child.kill()
-        killed.kill()
+        kill_with_guard(killed, pid)
     assert f"left: process {pid}, started by pid {killed.pid} in {Path.cwd()}: " in harness("clean").out
     assert session_members(int(pid)), "clean without --yes touches nothing"
     assert f"removed: process {pid}" in harness("clean", "--yes").out
     assert not session_members(int(pid))
     assert "nothing is left" in harness("clean").out
+    assert list(lease_folder().iterdir()) == []
 
 
-def test_a_guard_that_is_released_or_killed_is_gone() -> None:
-    guard = Guard()
-    guard.release()
-    guard.release()
-    assert guard._popen.returncode == 0
-    killed = Guard()
-    killed._popen.kill()
-    killed.release()
+def test_a_guard_that_was_killed_is_replaced() -> None:
+    first, second = Lease("first"), Lease("second")
+    assert second._guard is first._guard, "one guard for all servers"
+    first._guard.popen.kill()
+    first._guard.popen.wait()
+    third = Lease("third")
+    assert third._guard.popen.poll() is None
+    for lease in (first, second, third):
+        lease.release()
 
 
 @pytest.fixture
 def bystander(docker_engine: Engine, base_image: str) -> Iterator[str]:
-    """Create a container of another tool with a label like ours."""
-    container = docker_engine.client.containers.create(
-        base_image, ["true"], labels={RUN_LABEL: "theirs", OWNER_LABEL: "theirs"}
-    )
+    """Create a container of another tool with labels like ours."""
+    labels = {RUN_LABEL: "theirs", LEASE_LABEL: "theirs"}
+    container = docker_engine.client.containers.create(base_image, ["true"], labels=labels)
     assert container.id is not None
     yield container.id
     docker_engine.client.api.remove_container(container.id)
 
 
 @pytest.mark.docker
-@pytest.mark.alone  # an orphan is ended by any run that begins beside the test
-def test_only_containers_without_an_owner_are_removed(
+def test_only_containers_whose_owner_is_gone_are_removed(
     bystander: str,
     base_image: str,
     docker_engine: Engine,
     run_id: str,
     program: Callable[..., ContainerSpec],
     serve: Callable[..., DockerServer],
+    tmp_path: Path,
 ) -> None:
-    labels = our_labels(run_id)
-    gone = {**labels, OWNER_LABEL: json.dumps({**json.loads(labels[OWNER_LABEL]), "started": 1.0})}
-    orphan = docker_engine.client.containers.create(base_image, ["true"], labels=gone)
-    unowned = docker_engine.client.containers.create(base_image, ["true"], labels={RUN_LABEL: run_id})
+    unleased = docker_engine.client.containers.create(base_image, ["true"], labels={RUN_LABEL: run_id})
+    killed, orphan = started(tmp_path, SERVE_CONTAINER, base_image, run_id, IDLE)
     living = serve(program(IDLE))
-
-    def orphans() -> list[OrphanContainer]:
-        return [one for one in orphan_containers(docker_engine) if one.run == run_id]
 
     async def run() -> None:
         facts = await living.start()
         try:
-            found = orphans()
-            assert [(one.id, one.state) for one in found] == [(orphan.id, "created")]
-            assert f"started by pid {os.getpid()} for the run {run_id}" in str(found[0])
-            end_orphans(Orphans(sessions=(), containers=tuple(found)))
-            assert orphans() == []
-            assert {one["Id"] for one in containers_of(docker_engine, run_id)} == {facts.container_id, unowned.id}
+            assert sweep() == [], "all owners live"
+            with killed:
+                kill_with_guard(killed, orphan)
+            (line,) = sweep()
+            assert f"running), started by pid {killed.pid} in {Path.cwd()} for the run {run_id}" in line
+            assert sweep() == []
+            assert {one["Id"] for one in containers_of(docker_engine, run_id)} == {facts.container_id, unleased.id}
             assert docker_engine.client.containers.get(bystander).status == "created"
-            end_orphans(Orphans(sessions=(), containers=tuple(found)))  # removed already: not an error
         finally:
             await living.stop()
-            unowned.remove()
+            unleased.remove()
 
     asyncio.run(run())
 
 
 @pytest.mark.docker
-@pytest.mark.alone
 def test_the_guard_removes_the_container_of_a_killed_harness(
     base_image: str, run_id: str, docker_engine: Engine, tmp_path: Path
 ) -> None:

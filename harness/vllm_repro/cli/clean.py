@@ -23,11 +23,11 @@ def run(arguments: argparse.Namespace) -> int:
     orphans = find_orphans()
     if arguments.yes:
         end_orphans(orphans)  # first: it raises if something cannot be removed
-    for line in orphans.lines():
+    for line in orphans.lines:
         print(("removed: " if arguments.yes else "left: ") + line)
     if orphans.docker_error and arguments.verbose:
         print(f"docker was not asked: {orphans.docker_error}", file=sys.stderr)
-    if not orphans.lines():
+    if not orphans.lines:
         print("nothing is left")
     elif not arguments.yes:
         print("vllm-repro clean --yes removes it")

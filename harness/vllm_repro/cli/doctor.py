@@ -11,9 +11,9 @@ from pathlib import Path
 
 from vllm_repro.cli.common import add_common, print_json
 from vllm_repro.errors import InfraError, ReproError
+from vllm_repro.host.lease import lease_folder
 from vllm_repro.host.machine import gpus, look
 from vllm_repro.host.ports import free_port
-from vllm_repro.host.processes import state_folder
 from vllm_repro.releases.disk import human_size
 from vllm_repro.releases.local_vllm import local_vllm
 from vllm_repro.releases.provision import LARGEST_INSTALL, ReleaseCache
@@ -99,11 +99,11 @@ def checks() -> Iterator[Check]:
         yield Check("loopback ports", True, f"a free one is {free_port()}")
     except OSError as error:
         yield Check("loopback ports", False, f"none can be bound: {error.strerror}")
-    left = find_orphans().lines()
+    left = find_orphans().lines
     yield Check(
         "nothing left over",
         not left,
-        "; ".join(left) + "; vllm-repro clean --yes" if left else f"records in {state_folder()}",
+        "; ".join(left) + "; vllm-repro clean --yes" if left else f"leases in {lease_folder()}",
     )
     for scenario in all_scenarios(warn=to_stderr):
         try:

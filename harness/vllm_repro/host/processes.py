@@ -1,43 +1,24 @@
-"""Sessions of processes that this package starts, and their records.
+"""Sessions of processes that this package starts.
 
 A server runs in a session of its own (`setsid`), which separates its processes from all others: vLLM renames them and wipes their
-environment. The child writes the id of its session to a record between fork and exec, so a server without a record cannot exist.
-By the records a guard or a later run finds the sessions whose owner was killed.
+environment. The sessions of a killed harness are found by the server's log, to which a process of each writes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import time
-import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-import msgspec
-import platformdirs
 import psutil
 
 from vllm_repro.errors import InfraError
-from vllm_repro.host.owner import Owner, is_gone, this_owner
+from vllm_repro.host.lease import Lease
 
-__all__ = [
-    "OrphanSession",
-    "Session",
-    "end_orphan_sessions",
-    "orphan_sessions",
-    "session_members",
-    "start",
-    "state_folder",
-]
-
-
-def state_folder() -> Path:
-    """Return the folder of the records: `$XDG_STATE_HOME/vllm-repro/processes` on Linux."""
-    return platformdirs.user_state_path("vllm-repro", appauthor=False) / "processes"
+__all__ = ["Session", "end_sessions", "session_members", "sessions_writing_to", "start"]
 
 
 def session_members(session: int) -> list[psutil.Process]:
@@ -55,9 +36,9 @@ def session_members(session: int) -> list[psutil.Process]:
 class Session:
     """A running session. `popen` is its leader."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], record: Path) -> None:
+    def __init__(self, popen: subprocess.Popen[bytes], lease: Lease) -> None:
         self.popen = popen
-        self.record = record
+        self._lease = lease
         self.id = popen.pid
 
     def pids(self) -> tuple[int, ...]:
@@ -77,7 +58,7 @@ class Session:
             time.sleep(0.05)
         _kill(self.id)
         self.popen.wait()
-        self.record.unlink(missing_ok=True)
+        self._lease.release()
 
 
 def _kill(session: int) -> None:
@@ -106,136 +87,50 @@ def _shared_memory(members: Sequence[psutil.Process]) -> set[Path]:
     return segments
 
 
-@dataclass(frozen=True, kw_only=True)
-class SessionRecord:
-    """The first line of a record; the second is the id of the session. log: device and inode of the server's log."""
-
-    owner: Owner
-    command: str
-    folder: str
-    log: tuple[int, int]
-
-
-def start(argv: Sequence[str], env: Mapping[str, str], log: Path, cwd: Path | None = None) -> Session:
+def start(argv: Sequence[str], env: Mapping[str, str], log: Path) -> Session:
     """Start `argv` in a session of its own, with both outputs appended to `log`. Raises `InfraError`."""
-    record = state_folder() / f"{uuid.uuid4().hex}.json"
-    with contextlib.ExitStack() as files:
-        try:
-            output = files.enter_context(log.open("ab"))
-            descriptor = _open_record(record, argv, os.fstat(output.fileno()))
-            files.callback(os.close, descriptor)
+    lease = None
+    try:
+        with log.open("ab") as output:
+            file = os.fstat(output.fileno())
+            lease = Lease(" ".join(argv)[:500], (file.st_dev, file.st_ino))
             popen = subprocess.Popen(
                 list(argv),
                 env=dict(env),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                cwd=cwd,
                 start_new_session=True,
-                preexec_fn=lambda: _write_pid(descriptor),
             )
-        except (InfraError, OSError, subprocess.SubprocessError) as error:
-            with contextlib.suppress(OSError):  # the first error is the one to report
-                record.unlink(missing_ok=True)
-            if isinstance(error, InfraError):
-                raise
-            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            raise InfraError(
-                f"cannot start {argv[0]}: {why}", hint="vllm-repro doctor shows which servers can run here"
-            ) from error
-    return Session(popen, record)
-
-
-def _write_pid(descriptor: int) -> None:
-    """Write the second line of a record. Runs in the child between fork and exec, where only plain system calls are safe."""
-    os.write(descriptor, b"%d" % os.getpid())
-
-
-def _open_record(record: Path, argv: Sequence[str], log: os.stat_result) -> int:
-    """Write the first line of a record and return its descriptor. Raises `InfraError`: a later run could not find the server."""
-    first = SessionRecord(
-        owner=this_owner(), command=" ".join(argv)[:500], folder=_working_folder(), log=(log.st_dev, log.st_ino)
-    )
-    try:
-        record.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(record, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.write(descriptor, msgspec.json.encode(first) + b"\n")
     except OSError as error:
+        if lease is not None:
+            lease.release()
         raise InfraError(
-            f"cannot write to {state_folder()}, where the record of each server is kept: {error.strerror}",
-            hint="free some space there, or set XDG_STATE_HOME to a folder that can be written to",
+            f"cannot start {argv[0]}: {error.strerror}", hint="vllm-repro doctor shows which servers can run here"
         ) from error
-    return descriptor
+    return Session(popen, lease)
 
 
-def _working_folder() -> str:
-    try:
-        return str(Path.cwd())
-    except FileNotFoundError:
-        return ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OrphanSession:
-    """A session whose owner is gone. pids: its living processes; empty if only the record is left."""
-
-    path: Path
-    record: SessionRecord
-    session: int | None
-    pids: tuple[int, ...]
-
-    def __str__(self) -> str:
-        owner = self.record.owner
-        return f"process {', '.join(map(str, self.pids))}, started by pid {owner.pid} in {self.record.folder}: {self.record.command}"
-
-
-def orphan_sessions() -> list[OrphanSession]:
-    """Return the sessions of this user on this host whose owner is gone."""
-    here = this_owner()
-    found = []
-    for path in sorted(state_folder().glob("*.json")):
-        with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):  # removed meanwhile, or damaged
-            first, _, second = path.read_text(encoding="utf-8").partition("\n")
-            record = msgspec.json.decode(first, type=SessionRecord)
-            if is_gone(record.owner):
-                session = int(second) if second.isdigit() else None
-                # No process outlives a reboot, and after it the number may belong to others.
-                pids = _members(session, record.log) if record.owner.boot == here.boot else ()
-                found.append(OrphanSession(path=path, record=record, session=session, pids=pids))
+def sessions_writing_to(log: tuple[int, int]) -> set[int]:
+    """Return the sessions with a process whose standard output or error is the file, even if it was deleted since."""
+    found = set()
+    for pid in psutil.pids():
+        for descriptor in (1, 2):
+            with contextlib.suppress(OSError):  # ended, or not ours to see
+                file = Path(f"/proc/{pid}/fd/{descriptor}").stat()
+                if (file.st_dev, file.st_ino) == log:
+                    found.add(os.getsid(pid))
     return found
 
 
-def end_orphan_sessions(orphans: Sequence[OrphanSession]) -> None:
-    """End the processes of `orphans` and remove their records."""
-    for orphan in orphans:
-        for pid in orphan.pids:
-            with contextlib.suppress(OSError):  # ended by itself
-                os.kill(pid, signal.SIGTERM)
-        deadline = time.monotonic() + 3.0
-        while (alive := orphan.pids and _members(orphan.session, orphan.record.log)) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        if alive and orphan.session:
-            _kill(orphan.session)
-        orphan.path.unlink(missing_ok=True)
-
-
-def _members(session: int | None, log: tuple[int, int]) -> tuple[int, ...]:
-    """Return the living processes of a session; empty if another session has its number now.
-
-    The kernel does not reuse a session's number while a member lives. So one process that writes to our server's log proves that all
-    are ours. Start times prove nothing: whoever has the number now began later still.
-    """
-    if not session:
-        return ()
-    members = tuple(process.pid for process in session_members(session))
-    return members if any(_writes_to(pid, log) for pid in members) else ()
-
-
-def _writes_to(pid: int, log: tuple[int, int]) -> bool:
-    """Return True if the file is the standard output or error of the process, even if it was deleted since."""
-    for descriptor in (1, 2):
-        with contextlib.suppress(OSError):  # ended, or not ours to see
-            found = Path(f"/proc/{pid}/fd/{descriptor}").stat()
-            if (found.st_dev, found.st_ino) == log:
-                return True
-    return False
+def end_sessions(sessions: Collection[int], grace: float = 3.0) -> None:
+    """Send SIGTERM to all processes of `sessions`, and after `grace` seconds SIGKILL; return when all are gone."""
+    for session in sessions:
+        for process in session_members(session):
+            with contextlib.suppress(psutil.Error):  # ended by itself
+                process.terminate()
+    deadline = time.monotonic() + grace
+    while any(map(session_members, sessions)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for session in sessions:
+        _kill(session)

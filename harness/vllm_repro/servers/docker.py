@@ -32,20 +32,21 @@ from tenacity import (
 from vllm_repro.command.container import LOOPBACK, ContainerSpec
 from vllm_repro.errors import HarnessBug, InfraError, Unsupported
 from vllm_repro.evidence import Evidence
+from vllm_repro.host.lease import Lease
 from vllm_repro.secret_names import is_recorded
 from vllm_repro.servers.base import Exit, Server, ServerFacts
 from vllm_repro.servers.docker_container import close, create_arguments, exit_of
 from vllm_repro.servers.docker_engine import (
+    LEASE_LABEL,
+    RUN_LABEL,
     Engine,
     ImageFacts,
     connect,
     engine_errors,
     explain,
     image_facts,
-    our_labels,
     remove_container,
 )
-from vllm_repro.servers.guard import Guard
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.witness import witnessed
 
@@ -90,8 +91,8 @@ class DockerServer(Server):
             if not spec.publish:
                 raise HarnessBug("a container that publishes no port needs `port`")
             port = spec.publish[0].host_port
-        self.spec = replace(spec, labels=tuple({**dict(spec.labels), **our_labels(run)}.items()))
-        """The container to create: `spec` with the labels by which a guard or a later run finds it."""
+        self.spec = replace(spec, labels=(*spec.labels, (RUN_LABEL, run)))
+        self._run = run
         self.base_url = f"http://{LOOPBACK}:{port}"
         self.log_path = log
         self.evidence = evidence
@@ -102,7 +103,7 @@ class DockerServer(Server):
         self._container: str | None = None
         self._first_pid = 0
         self._exit: Exit | None = None
-        self._guard: Guard | None = None
+        self._lease: Lease | None = None
         self._stopped = threading.Event()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
@@ -143,10 +144,10 @@ class DockerServer(Server):
             if self._stopped.is_set() or self._container is not None:
                 raise InfraError("the server was started or stopped before")
             self._engine = engine = self._connect()
-            self._guard = Guard()
             try:
                 image = self._check(engine)
-                self._create_and_start(engine)
+                self._lease = Lease(f"the run {self._run}")
+                self._create_and_start(engine, self._lease)
             except BaseException as error:
                 self._remove(engine)
                 if isinstance(error, engine_errors()):
@@ -175,12 +176,13 @@ class DockerServer(Server):
             raise InfraError(f"the image {image.name} holds {holds}, but the evidence of the run is {self.evidence}")
         return image
 
-    def _create_and_start(self, engine: Engine) -> None:
+    def _create_and_start(self, engine: Engine, lease: Lease) -> None:
         try:
             self.log_path.touch()
         except OSError as error:
             raise InfraError(f"cannot write the server's log: {error}") from error
-        container = engine.client.containers.create(**create_arguments(self.spec))
+        spec = replace(self.spec, labels=(*self.spec.labels, (LEASE_LABEL, lease.path.name)))
+        container = engine.client.containers.create(**create_arguments(spec))
         assert container.id is not None
         self._container = container.id
         container.start()
@@ -262,15 +264,16 @@ class DockerServer(Server):
 
     def _remove(self, engine: Engine) -> None:
         """Remove the container and close the connection. Errors are logged."""
-        if self._container is not None:
+        if self._lease is not None:
             try:
-                remove_container(engine, self._container)
+                if self._container is not None:
+                    remove_container(engine, self._container)
+                self._lease.release()
             except (*engine_errors(), InfraError) as error:
                 # Not raised: it would hide how the server ended.
-                _log.warning("container %s may be left for `vllm-repro clean`: %s", self._container[:12], error)
-            self._join()
-        if self._guard is not None:
-            self._guard.release()
+                _log.warning("container %s may be left for `vllm-repro clean`: %s", str(self._container)[:12], error)
+                self._lease.free()
+        self._join()
         engine.close()
         self._engine = None
 

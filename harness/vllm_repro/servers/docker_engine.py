@@ -14,17 +14,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import msgspec
-
 from vllm_repro.errors import InfraError, ReproError, Unsupported
-from vllm_repro.host.owner import this_owner
 
 if TYPE_CHECKING:
     import docker
 
 __all__ = [
     "LABEL",
-    "OWNER_LABEL",
+    "LEASE_LABEL",
     "RUN_LABEL",
     "Engine",
     "ImageFacts",
@@ -33,16 +30,15 @@ __all__ = [
     "explain",
     "image_facts",
     "missing_image",
-    "our_labels",
     "remove_container",
     "repository_digest",
 ]
 
 LABEL = "org.vllm-repro"
 RUN_LABEL = f"{LABEL}.run"
-"""On every container of this package. A container without it is never listed or removed."""
-OWNER_LABEL = f"{LABEL}.owner"
-"""The process that made the container, as JSON (`vllm_repro.host.owner`)."""
+"""Id of the run, on every container of this package."""
+LEASE_LABEL = f"{LABEL}.lease"
+"""Name of the container's lease (`vllm_repro.host.lease`)."""
 REHEARSAL_LABEL = f"{LABEL}.rehearsal"
 
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
@@ -150,11 +146,6 @@ def missing_image(image: str) -> InfraError:
             f" {version}" if name == "vllm-cpu" else ""
         )
     return InfraError(f"the image {image} is not on this machine", hint=hint)
-
-
-def our_labels(run: str) -> dict[str, str]:
-    """Return the labels of a container that this process makes for a run."""
-    return {RUN_LABEL: run, OWNER_LABEL: msgspec.json.encode(this_owner()).decode()}
 
 
 def repository_digest(image: str, known: list[str]) -> str | None:

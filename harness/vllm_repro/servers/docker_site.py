@@ -14,7 +14,7 @@ from vllm_repro.scenario.patch import Patch
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.base import Server
 from vllm_repro.servers.docker import DockerServer
-from vllm_repro.servers.docker_engine import LABEL, connect, image_facts, our_labels
+from vllm_repro.servers.docker_engine import LABEL, connect, image_facts
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import NO_SOURCE_TO_CHANGE, Launch, ServedModel, container_launch
 from vllm_repro.servers.multi_node import MultiNodeServer, container_nodes, node_count
@@ -69,7 +69,7 @@ class DockerSite(Site):
 
     def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:
         source = self.patched_source(arm)
-        labels = our_labels(run) | {f"{LABEL}.scenario": scenario.id, f"{LABEL}.arm": arm.name} if run else {}
+        labels = {f"{LABEL}.scenario": scenario.id, f"{LABEL}.arm": arm.name} if run else {}
         return container_launch(
             scenario,
             arm,

@@ -12,7 +12,16 @@ from typing import Any
 
 from vllm_repro.command.container import ContainerSpec
 from vllm_repro.errors import InfraError, Unsupported
-from vllm_repro.servers.docker_engine import Engine, engine_errors, explain, image_facts, our_labels, remove_container
+from vllm_repro.host.lease import Lease
+from vllm_repro.servers.docker_engine import (
+    LEASE_LABEL,
+    RUN_LABEL,
+    Engine,
+    engine_errors,
+    explain,
+    image_facts,
+    remove_container,
+)
 
 __all__ = ["ImageSource", "SourceFile", "image_source"]
 
@@ -86,13 +95,14 @@ def image_source(engine: Engine, spec: ContainerSpec, files: Sequence[str], run:
 
 def _find_files(engine: Engine, spec: ContainerSpec, files: Sequence[str], run: str) -> dict[str, Any]:
     container: str | None = None
+    lease = Lease(f"the run {run}")
     try:
         made = engine.client.containers.create(
             spec.image,
             entrypoint=["/bin/sh"],
             command=["-c", _BY_ITS_PYTHON, "sh", "-c", _READ, *files],
             environment=dict(spec.env),
-            labels=our_labels(run),
+            labels={RUN_LABEL: run, LEASE_LABEL: lease.path.name},
             network_mode="none",
         )
         container = made.id
@@ -113,3 +123,4 @@ def _find_files(engine: Engine, spec: ContainerSpec, files: Sequence[str], run: 
     finally:
         if container is not None:
             remove_container(engine, container)
+        lease.release()

@@ -1,107 +1,102 @@
-"""Orphans: servers on this host whose harness was killed, together with its guard. `python -m` ends those of one owner."""
+"""Orphans: servers on this host whose harness was killed. `python -m` ends those of some leases; it is the guard's program."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from vllm_repro.errors import InfraError
-from vllm_repro.host.owner import Owner, is_gone
-from vllm_repro.host.processes import OrphanSession, end_orphan_sessions, orphan_sessions
-from vllm_repro.servers.docker_engine import (
-    OWNER_LABEL,
-    RUN_LABEL,
-    Engine,
-    connect,
-    engine_errors,
-    explain,
-    remove_container,
-)
+from vllm_repro.host.lease import LeaseFacts, free_leases
+from vllm_repro.host.processes import end_sessions, session_members, sessions_writing_to
+from vllm_repro.servers.docker_engine import LEASE_LABEL, Engine, connect, engine_errors, explain, remove_container
 
-__all__ = ["OrphanContainer", "Orphans", "end_orphans", "find_orphans", "orphan_containers", "sweep"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class OrphanContainer:
-    """A container whose owner is gone. state: in Docker's words, such as "running"."""
-
-    id: str
-    name: str
-    run: str
-    owner: Owner
-    image: str
-    state: str
-
-    def __str__(self) -> str:
-        return (
-            f"container {self.name} ({self.image} {self.state}), started by pid {self.owner.pid} for the run {self.run}"
-        )
+__all__ = ["Orphans", "end_orphans", "find_orphans", "sweep"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Orphans:
-    """Servers whose owner is gone. docker_error: why Docker could not be asked; empty if it was."""
+    """Free leases, and what still exists of their servers.
 
-    sessions: tuple[OrphanSession, ...]
-    containers: tuple[OrphanContainer, ...]
-    docker_error: str = ""
+    lines: one per server. sessions, containers: their ids. docker_error: why Docker could not be asked; empty if it was.
+    """
 
-    def lines(self) -> list[str]:
-        """Return one line per server. A record without a living process is none."""
-        return [*(str(one) for one in self.sessions if one.pids), *map(str, self.containers)]
+    leases: tuple[Path, ...]
+    lines: tuple[str, ...]
+    sessions: tuple[int, ...]
+    containers: tuple[str, ...]
+    docker_error: str
 
 
-def find_orphans(mine: Callable[[Owner], bool] = lambda _: True) -> Orphans:
-    """Return the orphans of this user whose owner satisfies `mine`."""
-    sessions = tuple(one for one in orphan_sessions() if mine(one.record.owner))
+def find_orphans(leases: Collection[str] | None = None) -> Orphans:
+    """Return the orphans of this user, or those of `leases`, given by name."""
+    free = {path: facts for path, facts in free_leases().items() if leases is None or path.name in leases}
+    lines: list[str] = []
+    sessions: list[int] = []
+    for facts in free.values():
+        if facts.log is not None and (found := sessions_writing_to(facts.log)):
+            sessions += found
+            pids = ", ".join(str(process.pid) for session in found for process in session_members(session))
+            lines.append(f"process {pids}, {_starter(facts)}: {facts.server}")
+    containers: list[dict[str, Any]] = []
+    docker_error = ""
+    by_name = {path.name: facts for path, facts in free.items() if facts.log is None}
     try:
-        with contextlib.closing(connect()) as engine:
-            containers = tuple(one for one in orphan_containers(engine) if mine(one.owner))
+        if by_name:
+            with contextlib.closing(connect()) as engine:
+                containers = [one for one in _leased(engine) if one["Labels"][LEASE_LABEL] in by_name]
     except InfraError as error:
-        return Orphans(sessions=sessions, containers=(), docker_error=str(error))
-    return Orphans(sessions=sessions, containers=containers)
+        docker_error = str(error)
+    for one in containers:
+        name = str((one.get("Names") or [""])[0]).lstrip("/")
+        facts = by_name[one["Labels"][LEASE_LABEL]]
+        lines.append(f"container {name} ({one['Image']} {one['State']}), {_starter(facts)} for {facts.server}")
+    return Orphans(
+        # Without Docker nothing is known of containers, so their leases must stay.
+        leases=tuple(path for path, facts in free.items() if facts.log or not docker_error),
+        lines=tuple(lines),
+        sessions=tuple(sessions),
+        containers=tuple(one["Id"] for one in containers),
+        docker_error=docker_error,
+    )
 
 
-def orphan_containers(engine: Engine) -> Iterator[OrphanContainer]:
-    """Return the containers with our labels whose owner is gone. Raises `InfraError`."""
+def _starter(facts: LeaseFacts) -> str:
+    return f"started by pid {facts.pid} in {facts.folder}"
+
+
+def _leased(engine: Engine) -> list[dict[str, Any]]:
     try:
-        listed: list[dict[str, Any]] = engine.client.api.containers(
-            all=True, filters={"label": [RUN_LABEL, OWNER_LABEL]}
-        )
+        listed: list[dict[str, Any]] = engine.client.api.containers(all=True, filters={"label": LEASE_LABEL})
     except engine_errors() as error:
         raise explain(error) from error
-    for one in listed:
-        with contextlib.suppress(msgspec.MsgspecError):  # not a label of ours
-            owner = msgspec.json.decode(one["Labels"][OWNER_LABEL], type=Owner)
-            if is_gone(owner):
-                yield OrphanContainer(
-                    id=one["Id"],
-                    name=str((one.get("Names") or [""])[0]).lstrip("/"),
-                    run=one["Labels"][RUN_LABEL],
-                    owner=owner,
-                    image=str(one.get("Image", "")),
-                    state=str(one.get("State", "")),
-                )
+    return listed
 
 
 def end_orphans(orphans: Orphans) -> None:
     """End and remove `orphans`, and nothing else. Raises `InfraError` at the first container that Docker does not remove."""
-    end_orphan_sessions(orphans.sessions)
-    if not orphans.containers:
-        return
-    with contextlib.closing(connect()) as engine:
-        for container in orphans.containers:
-            try:
-                remove_container(engine, container.id)
-            except engine_errors() as error:
-                raise explain(error) from error
+    _end(orphans)
+    _remove(orphans.leases)
+
+
+def _remove(leases: Collection[Path]) -> None:
+    for lease in leases:
+        lease.unlink(missing_ok=True)
+
+
+def _end(orphans: Orphans) -> None:
+    end_sessions(orphans.sessions)
+    if orphans.containers:
+        with contextlib.closing(connect()) as engine:
+            for container in orphans.containers:
+                try:
+                    remove_container(engine, container)
+                except engine_errors() as error:
+                    raise explain(error) from error
 
 
 def sweep() -> list[str]:
@@ -110,20 +105,19 @@ def sweep() -> list[str]:
     try:
         end_orphans(orphans)
     except InfraError as error:
-        return [*orphans.lines(), f"not everything: {error}; vllm-repro clean --yes tries again"]
-    return orphans.lines()
+        return [*orphans.lines, f"not everything: {error}; vllm-repro clean --yes tries again"]
+    return list(orphans.lines)
 
 
-def _end_orphans_of(pid: int) -> None:
-    """End what the harness with this pid, the parent of this guard, has left."""
-    deadline = time.monotonic() + 10.0
-    while os.getppid() == pid and time.monotonic() < deadline:  # the pipe closes shortly before the process is gone
-        time.sleep(0.05)
-    for _ in range(3):  # again: Docker may still be creating a container that was asked for
+def _end_orphans_of(leases: Collection[str]) -> None:
+    """End the servers of `leases`, whose harness just exited."""
+    for _ in range(3):  # its locks may outlive its pipe, and Docker may still be creating a container
+        orphans = find_orphans(leases)
         with contextlib.suppress(InfraError):
-            end_orphans(find_orphans(lambda owner: owner.pid == pid))
+            _end(orphans)
         time.sleep(1.0)
+    end_orphans(find_orphans(leases))
 
 
 if __name__ == "__main__":
-    _end_orphans_of(int(sys.argv[1]))
+    _end_orphans_of(sys.argv[1:])

@@ -21,7 +21,6 @@ from vllm_repro.releases.provision import Release, ReleaseCache, provision
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.secret_names import is_recorded
 from vllm_repro.servers.base import Exit, Server, ServerFacts
-from vllm_repro.servers.guard import Guard
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import Launch, process_launch
 from vllm_repro.servers.multi_node import MultiNodeServer, process_nodes
@@ -62,17 +61,11 @@ class ProcessServer(Server):
         self.patched = dict(patched or {})
         self.base_url = f"http://{LOOPBACK}:{port}"
         self._session: Session | None = None
-        self._guard: Guard | None = None
 
     async def start(self) -> ServerFacts:
         check_port(self.port)
         inherited = {name: value for name, value in os.environ.items() if name != "PYTHONOPTIMIZE"}
-        self._guard = Guard()
-        try:
-            self._session = start(self.argv, inherited | self.env, self.log_path)
-        except BaseException:
-            self._guard.release()
-            raise
+        self._session = start(self.argv, inherited | self.env, self.log_path)
         return ServerFacts(
             kind=self.kind,
             evidence=self.evidence,
@@ -100,12 +93,7 @@ class ProcessServer(Server):
     async def stop(self) -> None:
         if self._session is not None:
             # Shielded: a cancelled run must still wait until the server is gone.
-            await asyncio.shield(asyncio.to_thread(self._end, self._session))
-
-    def _end(self, session: Session) -> None:
-        session.end(self.grace)
-        if self._guard is not None:
-            self._guard.release()
+            await asyncio.shield(asyncio.to_thread(self._session.end, self.grace))
 
     def other_listener(self) -> str:
         # A port that was free at the start may be taken when a slow boot comes to bind it.

@@ -1,0 +1,136 @@
+"""Lease of a server: a file that this process keeps locked while it runs the server.
+
+The kernel releases the lock when the process exits, also by SIGKILL. A server whose lease is free is an orphan. A guard, a small process of
+its own, then ends it. If the guard was killed too, `vllm-repro clean` and the next run find the lease.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import platformdirs
+
+from vllm_repro.errors import InfraError
+
+__all__ = ["Lease", "LeaseFacts", "free_leases", "lease_folder"]
+
+# The kernel closes the pipe when the harness exits. Only then is the package imported, by a program that replaces this one.
+# -P: nothing is imported from the working folder.
+_GUARD = """
+import os, sys
+leases = set()
+for line in sys.stdin:
+    (leases.add if line[0] == "+" else leases.discard)(line[1:-1])
+if leases:
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "vllm_repro.servers.orphans", *leases])
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaseFacts:
+    """The text of a lease. pid, folder: of the harness. log: device and inode of a process's log; None for a container."""
+
+    pid: int
+    folder: str
+    server: str
+    log: tuple[int, int] | None
+
+
+class Lease:
+    """A lease and its guard, until `release`. server: a few words for `clean`. Raises `InfraError` if it cannot be written."""
+
+    def __init__(self, server: str, log: tuple[int, int] | None = None) -> None:
+        facts = LeaseFacts(pid=os.getpid(), folder=_working_folder(), server=server, log=log)
+        self.path = lease_folder() / f"{_host()}-{uuid.uuid4().hex}"
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("xb", buffering=0)
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            self._file.write(msgspec.json.encode(facts))
+            self._guard = _guard()
+            self._guard.tell("+", self.path.name)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+            raise InfraError(
+                f"cannot write to {lease_folder()}, where the lease of each server is kept: {error.strerror}",
+                hint="free some space there, or set XDG_STATE_HOME to a folder that can be written to",
+            ) from error
+
+    def free(self) -> None:
+        """Unlock the lease, though the server may still run: `clean` or the guard ends it."""
+        self._file.close()
+
+    def release(self) -> None:
+        """Remove the lease: the server is gone. May be called again."""
+        self.path.unlink(missing_ok=True)
+        self._file.close()
+        with contextlib.suppress(OSError):  # the guard was killed
+            self._guard.tell("-", self.path.name)
+
+
+class _Guard:
+    """A process that waits for the end of this one, and then ends the servers of its leases."""
+
+    def __init__(self) -> None:
+        self.popen = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _GUARD],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C does not reach it
+        )
+        atexit.register(self.popen.communicate)
+
+    def tell(self, sign: str, lease: str) -> None:
+        assert self.popen.stdin is not None
+        os.write(self.popen.stdin.fileno(), f"{sign}{lease}\n".encode())
+
+
+_guards: list[_Guard] = []
+
+
+def _guard() -> _Guard:
+    """Return the guard of this process."""
+    if not _guards or _guards[-1].popen.poll() is not None:
+        _guards.append(_Guard())
+    return _guards[-1]
+
+
+def lease_folder() -> Path:
+    """Return the folder of the leases: `$XDG_STATE_HOME/vllm-repro/leases` on Linux."""
+    return platformdirs.user_state_path("vllm-repro", appauthor=False) / "leases"
+
+
+def free_leases() -> dict[Path, LeaseFacts]:
+    """Return the leases of this user on this host whose process has ended."""
+    found = {}
+    for path in sorted(lease_folder().glob(f"{_host()}-*")):
+        # Held, removed meanwhile, or not written yet.
+        with contextlib.suppress(OSError, msgspec.MsgspecError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            found[path] = msgspec.json.decode(file.read(), type=LeaseFacts)
+    return found
+
+
+def _host() -> str:
+    """Return an id of this host: its users may share a home folder with other hosts. Hashed, because labels are public."""
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
+
+
+def _working_folder() -> str:
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        return ""
