@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from xml.etree.ElementTree import Element
 
 import html5lib
@@ -17,15 +15,11 @@ from hypothesis import strategies as st
 from tests.report.hostile_logs import run_folder, write_hostile
 from tests.report.test_issue import FIELDS, HOSTILE, Field, planted
 from tests.report.test_measurements import measured
-from tests.report.test_version_map import map_of
 from tests.report_examples import EXAMPLES, REHEARSAL, report
 from vllm_repro.journal.journal import Recording, read
 from vllm_repro.report.build import build, report_of
 from vllm_repro.report.files import LOG_ROOM, render
 from vllm_repro.report.html import html_page
-from vllm_repro.report.json_report import version_map_dict
-from vllm_repro.report.version_map import row_of
-from vllm_repro.verdict.verdict import Standing
 
 XHTML = "{http://www.w3.org/1999/xhtml}"
 MARKUP = [
@@ -165,30 +159,3 @@ def test_figures_are_claims_or_marked_or_withheld(tmp_path: Path, evidence: str)
     assert all("REHEARSAL" in row for row in rows) is (evidence != "gpu")
     assert made.measured is not None
     assert made.measured.withheld in text_of(tree)
-
-
-def map_beside(folder: Path, **changes: Any) -> None:
-    run = report(REHEARSAL)
-    made = version_map_dict(map_of([row_of(run, "0.23.0", Standing.BAD, run.evidence)]))
-    (folder / "versions.json").write_text(json.dumps({**made, "scenario": run.scenario, **changes}), encoding="utf-8")
-
-
-def test_a_version_map_beside_the_run_is_shown_with_its_mark(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "run")
-    assert "Version map" not in render(build(folder), "html")
-    map_beside(folder, reading="<planted-tag> reads")
-    text = text_of(assert_sound(render(build(folder), "html")))
-    assert "Version map (REHEARSAL)" in text
-    assert "<planted-tag> reads." in text
-    assert "not from this run" in text
-
-
-@pytest.mark.parametrize(
-    "changes", [{"scenario": "another"}, {"schema": 2}, {"rows": None}, {"rows": [{"version": 1}]}]
-)
-def test_a_version_map_of_something_else_is_not_shown(tmp_path: Path, changes: dict[str, Any]) -> None:
-    folder = run_folder(tmp_path / "run")
-    map_beside(folder, **changes)
-    assert "Version map" not in render(build(folder), "html")
-    (folder / "versions.json").write_bytes(b"[" * 100_000)
-    assert "Version map" not in render(build(folder), "html")

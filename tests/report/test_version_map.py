@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.golden_files import assert_golden
 from tests.report_examples import REHEARSAL, report
 from vllm_repro.report.json_report import VersionMapJson, version_map_dict
 from vllm_repro.report.model import RunReport
-from vllm_repro.report.version_map import ReleaseRow, VersionMap, readings, row_of, row_without_run
-from vllm_repro.report.version_map_text import markdown, terminal
+from vllm_repro.report.version_map import ReleaseRow, VersionMap, markdown, readings, row_of, row_without_run, terminal
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Arm, Status
 from vllm_repro.verdict.outcome import Outcome
@@ -291,3 +291,49 @@ def test_a_bug_that_kills_nothing_is_not_called_a_death(expected: Expected, outc
     arm = replace(run.arms[0], result=arm_result(run.arms[0].name, expected, [outcome]))
     one = row_of(replace(run, arms=(arm,)), "0.24.0", Standing.BAD, "rehearsal")
     assert readings(map_of([replace(one, surprises=())])) == (reading,)
+
+
+TQ = find("tq-chunked-prefill")
+WHOLE = map_of(
+    [
+        row("0.20.2", Outcome.BOOT_FAILED),
+        row("0.21.0", Outcome.CRASH),
+        row("0.22.1", Outcome.CLEAN),
+        row("0.23.0", Outcome.CRASH, Outcome.CRASH, Outcome.CLEAN),
+        row("0.24.0", Outcome.CLEAN),
+        row("0.25.1", Outcome.UNTRIGGERED),
+        row_without_run("0.26.0", TQ, TQ.arms[:1], ReleaseResult.INFRA, "no such | wheel"),
+    ],
+    ["0.20.2", "0.21.0", "0.22.1", "0.23.0", "0.24.0", "0.25.1", "0.26.0", "0.27.0"],
+)
+
+
+def several_arms() -> VersionMap:
+    one = row_of(replace(EXAMPLE, arms=EXAMPLE.arms[:4]), "0.23.0", Standing.BAD, "rehearsal")
+    return replace(map_of([one]), arms=tuple(arm.name for arm in one.arms))
+
+
+@pytest.mark.parametrize(
+    ("name", "version_map"),
+    [("whole", replace(WHOLE, interrupted="SIGINT")), ("arms", several_arms())],
+)
+def test_a_map_is_what_was_reviewed(name: str, version_map: VersionMap) -> None:
+    assert_golden(f"versions-{name}.md", markdown(version_map))
+    assert_golden(f"versions-{name}.txt", terminal(version_map, "reports/x/versions/y/versions.md") + "\n")
+
+
+@pytest.mark.parametrize(
+    ("expected", "head", "event"),
+    [
+        (Expected.DIES, "died", "a crash"),
+        (Expected.HANGS, "hung", "that it hung"),
+        (Expected.ERRS, "answered wrongly", "that it answered wrongly"),
+    ],
+)
+def test_a_map_words_what_the_bug_does(expected: Expected, head: str, event: str) -> None:
+    one = row("0.24.0", Outcome.CLEAN)
+    arm = replace(one.arms[0], result=replace(one.arms[0].result, expected=expected))
+    version_map = map_of([replace(one, arms=(arm,))])
+    assert f"which excludes {event} in more than 95% of boots" in markdown(version_map)
+    assert f"| outcome | {head} | boundary |" in markdown(version_map)
+    assert f" {head} " in terminal(version_map, "").splitlines()[2]

@@ -15,7 +15,7 @@ from vllm_repro.cli.options import add_run_options, add_server_options, job_from
 from vllm_repro.errors import INTERRUPTED, UsageError
 from vllm_repro.releases.versions import release_version
 from vllm_repro.report.json_report import version_map_dict
-from vllm_repro.report.version_map_text import terminal
+from vllm_repro.report.version_map import terminal
 from vllm_repro.running.folders import with_out
 from vllm_repro.running.job import choice_of
 from vllm_repro.running.resume import read_map

@@ -10,9 +10,9 @@ from pathlib import Path
 from vllm_repro.command.render import render_serve
 from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.journal.log_excerpts import PAGE_SIZES, LogExcerpts, read_excerpts
-from vllm_repro.report.html import MissingLog, html_page, log_names, read_version_map
+from vllm_repro.report.html import MissingLog, html_page, log_names
 from vllm_repro.report.issue import Draft, draft, duplicates
-from vllm_repro.report.json_report import VersionMapJson, report_dict
+from vllm_repro.report.json_report import report_dict
 from vllm_repro.report.junit import junit
 from vllm_repro.report.markdown import markdown
 from vllm_repro.report.model import RunReport, TrialReport
@@ -30,7 +30,6 @@ LOG_ROOM = 2 << 20
 """Bytes of all logs on a page."""
 
 _MOST_LOGS = 3
-_LARGEST_MAP = 1 << 20  # bytes
 
 
 def render(report: RunReport, form: str) -> str:
@@ -40,7 +39,7 @@ def render(report: RunReport, form: str) -> str:
     if form == "md":
         return markdown(report)
     if form == "html":
-        return html_page(report, _page_logs(report), _version_map(report))
+        return html_page(report, _page_logs(report))
     if form == "json":
         return json.dumps(report_dict(report), indent=2, ensure_ascii=False) + "\n"
     if form == "junit":
@@ -93,20 +92,6 @@ def _page_logs(report: RunReport) -> list[LogExcerpts | MissingLog]:
             room -= min(log.size, PAGE_SIZES.whole)
         found.append(log or MissingLog(name, "not beside this page when it was made"))
     return found
-
-
-def _version_map(report: RunReport) -> tuple[str, VersionMapJson] | None:
-    """Return the version map in the run's folder, else the scenario's newest, with its place."""
-    for where in ("versions.json", "../versions/latest/versions.json"):
-        try:
-            with (report.folder / where).open("rb") as file:
-                raw = file.read(_LARGEST_MAP + 1)
-            if len(raw) <= _LARGEST_MAP:
-                found = read_version_map(report.redactor.deep(json.loads(raw)), report.scenario)
-                return (where, found) if found is not None else None
-        except (OSError, ValueError, RecursionError):
-            continue
-    return None
 
 
 def write_reports(report: RunReport) -> list[Path]:

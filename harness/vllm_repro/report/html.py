@@ -9,13 +9,10 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-import msgspec
-
 from vllm_repro.journal.log_excerpts import ALARM, LogExcerpts
 from vllm_repro.report.chart import Chart, timeline_chart
 from vllm_repro.report.document import asset, document, fragment
 from vllm_repro.report.format import seconds
-from vllm_repro.report.json_report import VersionMapJson
 from vllm_repro.report.markdown import environment_lines, senders
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner, issue_url
 from vllm_repro.report.source_changes import diff_of, how_to_apply, untried_note
@@ -36,7 +33,7 @@ from vllm_repro.report.wording import (
 )
 from vllm_repro.verdict.outcome import Outcome
 
-__all__ = ["MissingLog", "html_page", "log_names", "read_version_map"]
+__all__ = ["MissingLog", "html_page", "log_names"]
 
 _MOST_LISTED = 100
 
@@ -49,10 +46,8 @@ class MissingLog:
     why: str
 
 
-def html_page(
-    report: RunReport, logs: Sequence[LogExcerpts | MissingLog] = (), versions: tuple[str, VersionMapJson] | None = None
-) -> str:
-    """Return the page. logs: those of `log_names`, in that order. versions: where a version map lies, and the map."""
+def html_page(report: RunReport, logs: Sequence[LogExcerpts | MissingLog] = ()) -> str:
+    """Return the page. logs: those of `log_names`, in that order."""
     roots = log_names(report)
     heads, rows = arms_table(report)
     tones = {outcome.value: outcome.facts.tone for outcome in Outcome}
@@ -82,7 +77,6 @@ def html_page(
         throughput_table=throughput_table(measured, rehearsal=report.rehearsal),
         throughput_notes=throughput_notes(measured, rehearsal=report.rehearsal) if measured else (),
         soaks=soak_lines(found),
-        versions=versions and {"where": versions[0], "map": versions[1], "mark": simulated(versions[1].evidence or "")},
         senders=[(names, requests[:_MOST_LISTED], len(requests)) for requests, names in senders(report).items()],
         commands=[arm for arm in report.arms if arm.command],
         patches=[(arm, how_to_apply(arm), diff_of(arm)) for arm in report.arms if arm.patches],
@@ -153,15 +147,3 @@ def _marked(log: LogExcerpts, root: str | None) -> list[tuple[str, str]]:
                 del patterns[kind]
         pieces += [(kind, "\n".join(line for _, line in run)) for kind, run in groupby(lines, key=itemgetter(0))]
     return pieces
-
-
-# ── the version map beside the run ────────────────────────────────────────────────────────────────────────────────────────
-
-
-def read_version_map(loaded: object, scenario: str) -> VersionMapJson | None:
-    """Return the content of a `versions.json`, or None if it is no map of this scenario."""
-    try:
-        found = msgspec.convert(loaded, VersionMapJson)
-    except msgspec.ValidationError:
-        return None
-    return found if found.scenario == scenario else None

@@ -15,8 +15,7 @@ from vllm_repro.journal.redact import Redactor, known_secrets
 from vllm_repro.report.files import write_file
 from vllm_repro.report.json_report import version_map_dict
 from vllm_repro.report.model import RunReport
-from vllm_repro.report.version_map import ReleaseRow, VersionMap, row_of, row_without_run
-from vllm_repro.report.version_map_text import markdown
+from vllm_repro.report.version_map import ReleaseRow, VersionMap, markdown, row_of, row_without_run
 from vllm_repro.running.folders import private_folders, private_hosts, stamped_folder
 from vllm_repro.running.job import Job, first_line, repeat_command
 from vllm_repro.running.resume import UnfinishedMap
