@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from packaging.version import Version
+
+from vllm_repro.errors import UsageError
 from vllm_repro.evidence import Evidence
 from vllm_repro.host.ports import free_port
 from vllm_repro.resources import rehearsal_engine
@@ -18,6 +21,9 @@ from vllm_repro.servers.site import Offer, Say, Site
 
 __all__ = ["RehearsalSite"]
 
+_OLDEST, _NEWEST = (0, 7), (0, 32)
+"""Releases that its rules are made from. It would answer for one that does not exist too, and find nothing."""
+
 
 class RehearsalSite(Site):
     """Processes of the rehearsal engine, started as one release of vLLM."""
@@ -28,6 +34,12 @@ class RehearsalSite(Site):
 
     def __init__(self, options: ServerOptions, scenario: Scenario, say: Say = lambda _: None) -> None:
         self._version = options.vllm or scenario.try_with
+        named, known = (Version(text).release[:2] for text in (self._version, scenario.try_with))
+        if not min(_OLDEST, known) <= named <= max(_NEWEST, known):
+            raise UsageError(
+                f"the rehearsal engine imitates vLLM {'.'.join(map(str, _OLDEST))} to {'.'.join(map(str, _NEWEST))}, not {self._version}",
+                hint="--vllm names another release, or --server lab runs real vLLM",
+            )
         self._model = options.model
         self.port = options.port
 
