@@ -15,7 +15,7 @@ import pytest
 
 from tests.servers.docker_helpers import IDLE, containers_of, engine_or_reason, until_logged
 from vllm_repro.command.container import ContainerSpec, Mount, Publish, Ulimit
-from vllm_repro.errors import HarnessBug, InfraError, ReproError, Unsupported
+from vllm_repro.errors import InfraError, ReproError, Unsupported
 from vllm_repro.evidence import Evidence
 from vllm_repro.host.ports import free_port
 from vllm_repro.servers.base import Exit, ServerFacts
@@ -238,13 +238,6 @@ def test_an_engine_on_another_machine(program: Program, serve: Serve, docker_eng
     error = refused(serve(program(IDLE), engine=elsewhere), docker_engine)
     assert isinstance(error, Unsupported)
     assert "on another machine" in str(error)
-
-
-def test_nothing_is_published_beyond_loopback(program: Program, serve: Serve) -> None:
-    with pytest.raises(HarnessBug):
-        serve(program(IDLE, publish=(Publish(8000, host_ip="0.0.0.0"),)))
-    with pytest.raises(HarnessBug):
-        serve(program(IDLE, publish=()))
 
 
 # ── stop ────────────────────────────────────────────────────────────────────────────────────────────────────

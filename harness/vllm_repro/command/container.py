@@ -72,15 +72,13 @@ class Mount:
 
 @dataclass(frozen=True)
 class Publish:
-    """A port of the container on the host, by default on loopback."""
+    """A port of the container, published on the loopback of this host."""
 
     host_port: int
     container_port: int = CONTAINER_PORT
-    host_ip: str = LOOPBACK
 
     def render(self) -> str:
-        host = f"[{self.host_ip}]" if ":" in self.host_ip else self.host_ip
-        return f"{host}:{self.host_port}:{self.container_port}"
+        return f"{LOOPBACK}:{self.host_port}:{self.container_port}"
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,7 @@ class ContainerSpec:
 
     argv: words after the image. entrypoint: None for the image's own.
     gpus: the value of `--gpus`: "all", a count, `device=0,1`; None for no GPU.
-    shm_size: bytes. network: None for the default bridge, "host", or a network's name or id.
+    shm_size: bytes. network: None for the default bridge, else a network's name or id, or `container:NAME`.
     """
 
     image: str
@@ -143,30 +141,20 @@ class ContainerSpec:
         command: ServeCommand,
         *,
         port: int,
-        image: str | None = None,
+        image: str,
         labels: Mapping[str, str] | None = None,
         name: str | None = None,
         env: Mapping[str, str] | None = None,
         gpus: str | None = None,
         mounts: Iterable[Mount] = (),
-        network: str | None = None,
     ) -> ContainerSpec:
         """Return the container that runs a reported command on this machine.
 
         Kept from a reported container: arguments, environment, `--ipc`, `--shm-size`, ulimits, and an entrypoint that starts vLLM.
-        Dropped: GPUs, secret variables, `--host`, `--port` and `--uds`; pass this machine's as `env`, `mounts` and `gpus`.
-
-        port: published on 127.0.0.1 of this host. With `network="host"` nothing is published, and the server gets
-        `--host 127.0.0.1 --port`. image: None for the reported one. Raises `UsageError` if neither is given.
+        Dropped: image, GPUs, secret variables, `--host`, `--port` and `--uds`; pass this machine's as `env`, `mounts` and `gpus`.
         """
         reported = command.container
-        image = image or (reported.image if reported else None)
-        if not image:
-            raise UsageError("the command names no image", hint="give one with --image vllm/vllm-openai:vX.Y.Z")
-        on_host = network == "host"
         local = command.without(*[flag for flag in ("--host", "--port", "--uds") if command.has(flag)])
-        if on_host:
-            local = local.with_flags(f"--host {LOOPBACK}", f"--port {port}")
         variables = dict(reported.env) if reported else {}
         variables.update(command.env)
         variables = {key: value for key, value in variables.items() if not is_secret_name(key)}
@@ -186,8 +174,7 @@ class ContainerSpec:
             gpus=gpus,
             shm_size=shm,
             ipc=ipc,
-            network=network,
-            publish=() if on_host else (Publish(port),),
+            publish=(Publish(port),),
             entrypoint=(reported.entrypoint or None) if reported else None,
             ulimits=tuple(Ulimit.parse(limit) for limit in reported.ulimits) if reported else (),
         )

@@ -38,6 +38,7 @@ _LIKE_PIP = {
     "UV_NATIVE_TLS": "1",  # the same for uv before 0.11
     "UV_COMPILE_BYTECODE": "1",  # else the first boot compiles for half a minute, or each one if bytecode is not written
 }
+_ONLY_WHEELS = ("--only-binary", ":all:")  # building a package would run its code
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 
@@ -55,7 +56,9 @@ class Installer:
     def install(self, python: Path, requirements: Sequence[str], progress: Progress, *options: str) -> None:
         """Install requirements into the environment of `python`. Raises `InfraError` with uv's error message."""
         no_index = ["--no-index"] if pip_settings(os.environ).get("no-index", "") in ("1", "true", "yes", "on") else []
-        self._run(["pip", "install", "--python", str(python), *no_index, *options, *requirements], progress)
+        self._run(
+            ["pip", "install", "--python", str(python), *_ONLY_WHEELS, *no_index, *options, *requirements], progress
+        )
 
     def _run(self, arguments: Sequence[str], progress: Progress) -> None:
         self._cache.mkdir(parents=True, exist_ok=True)

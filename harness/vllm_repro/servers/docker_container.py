@@ -7,7 +7,7 @@ from typing import Any
 
 from docker.types import DeviceRequest, Mount, Ulimit
 
-from vllm_repro.command.container import ContainerSpec
+from vllm_repro.command.container import LOOPBACK, ContainerSpec
 from vllm_repro.servers.base import Exit
 from vllm_repro.servers.docker_engine import engine_errors
 
@@ -27,7 +27,7 @@ def create_arguments(spec: ContainerSpec) -> dict[str, Any]:
         # Mounts, not volumes: for a missing source a volume creates an empty folder on the host.
         "mounts": [Mount(m.target, m.source, type="bind", read_only=m.readonly) for m in spec.mounts],
         "ulimits": [Ulimit(name=u.name, soft=u.soft, hard=u.hard) for u in spec.ulimits],
-        "ports": {f"{p.container_port}/tcp": (p.host_ip, p.host_port) for p in spec.publish},
+        "ports": {f"{p.container_port}/tcp": (LOOPBACK, p.host_port) for p in spec.publish},
     }
     if (request := spec.gpu_request()) is not None:
         asked: dict[str, Any] = {"count": request.count}
