@@ -5,7 +5,7 @@ import pytest
 from vllm_repro.command.parse import parse
 from vllm_repro.diagnosis.boot_facts import BootFacts, Observed, boot_facts
 from vllm_repro.diagnosis.log_text import read_lines
-from vllm_repro.trigger.offload_room import offload_outgrown
+from vllm_repro.trigger.offload_store import offload_outgrown
 from vllm_repro.trigger.trigger import SentRequest, TriggerFacts, TriggerResult
 
 COMMAND = parse("vllm serve m --block-size 32 --num-gpu-blocks-override 31")

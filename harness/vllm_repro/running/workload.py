@@ -59,7 +59,7 @@ class WorkloadRunner:
             if not await self._died():
                 raise InfraError(f"the server is up, but /v1/models does not name a model: {error}") from error
             return
-        if (trial.arm.trigger or trial.scenario.trigger).wanted():
+        if (trial.arm.trigger or trial.scenario.trigger).wanted:
             self.known = await self.client.known_fields()
         for number, step in enumerate(trial.scenario.workload_of(trial.arm)):
             await self._step(number, step)

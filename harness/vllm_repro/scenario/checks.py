@@ -211,7 +211,7 @@ def _check_triggers(scenario: Scenario, reading: Reading) -> None:
     for line, whose, trigger, arms in ((reading.at("trigger"), "", scenario.trigger, others), *own):
         requests = [request for arm in arms for request in requests_of(scenario.workload_of(arm))]
         known = {name for request in requests for name in request.fields}
-        for wanted in trigger.wanted():
+        for wanted in trigger.wanted:
             if any(carries(request.fields, wanted) for request in requests):
                 continue
             unsent = [name for name in wanted if name not in known]

@@ -28,8 +28,7 @@ from vllm_repro.trigger.conditions import (
     prefix_hit,
     sent_with,
 )
-from vllm_repro.trigger.offload_room import offload_outgrown
-from vllm_repro.trigger.offload_store import block_listed_twice
+from vllm_repro.trigger.offload_store import block_listed_twice, offload_outgrown
 from vllm_repro.trigger.sparse_prefill import sparse_prefill_outgrown
 from vllm_repro.trigger.trigger import Condition
 from vllm_repro.trigger.turboquant_workspace import workspace_outgrown

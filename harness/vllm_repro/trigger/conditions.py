@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
-from functools import partial
+from collections.abc import Collection
 from typing import Any
 
 from vllm_repro.diagnosis.boot_facts import ScheduledChunk
 from vllm_repro.trigger.trigger import (
     Condition,
-    Rule,
     SentRequest,
     TriggerFacts,
     TriggerResult,
@@ -55,68 +53,83 @@ def _dumped(chunk: ScheduledChunk) -> str:
     )
 
 
-def _chunked_prefill(chunks: int, facts: TriggerFacts) -> TriggerResult:
-    for chunk in facts.dump:
-        if chunk.computed and not chunk.new and chunk.scheduled > 1:  # a decoded token is no chunk
-            return TriggerResult(True, (_dumped(chunk),), f"{chunk.computed} + {chunk.scheduled} tokens")
-    if facts.chunk is None:
-        return TriggerResult(False, ("the batch size is not known, so chunks cannot be counted",))
-    if facts.chunked is False:
-        return TriggerResult(False, ("chunked prefill is off",))
-    found = TriggerResult(False, ("no request reached the engine",), "no request")
-    for asked in facts.requests:
-        tokens = facts.uncached(asked)
-        if tokens is None:
-            continue
-        cut = chunks_of(tokens, facts.chunk)
-        if asked.accepted and len(cut) >= chunks:
-            seen = f"; iterations recorded: {', '.join(asked.steps)}" if asked.steps else ""
-            text = f"{_count(facts, asked)}, cut at {facts.chunk} into {_plus(cut)}{seen}"
-            return TriggerResult(True, (text,), f"{_plus(cut)} tokens")
-        why = f"{len(cut)} step of at most {facts.chunk}"
-        if not asked.accepted:
-            why = f"but the server refused it with {asked.status}"
-        found = TriggerResult(False, (f"{_count(facts, asked)}, {why}",), "1 step")
-    return found
+def chunked_prefill(*, chunks: int = 2) -> Condition:
+    """Require a prompt that `max_num_batched_tokens` cut into at least `chunks` pieces."""
+    if chunks < 2:
+        raise ValueError("chunked_prefill(chunks=…) starts at 2: every prompt has one chunk")
+
+    def find(facts: TriggerFacts) -> TriggerResult:
+        for chunk in facts.dump:
+            if chunk.computed and not chunk.new and chunk.scheduled > 1:  # a decoded token is no chunk
+                return TriggerResult(True, (_dumped(chunk),), f"{chunk.computed} + {chunk.scheduled} tokens")
+        if facts.chunk is None:
+            return TriggerResult(False, ("the batch size is not known, so chunks cannot be counted",))
+        if facts.chunked is False:
+            return TriggerResult(False, ("chunked prefill is off",))
+        found = TriggerResult(False, ("no request reached the engine",), "no request")
+        for asked in facts.requests:
+            tokens = facts.uncached(asked)
+            if tokens is None:
+                continue
+            cut = chunks_of(tokens, facts.chunk)
+            if asked.accepted and len(cut) >= chunks:
+                seen = f"; iterations recorded: {', '.join(asked.steps)}" if asked.steps else ""
+                text = f"{_count(facts, asked)}, cut at {facts.chunk} into {_plus(cut)}{seen}"
+                return TriggerResult(True, (text,), f"{_plus(cut)} tokens")
+            why = f"{len(cut)} step of at most {facts.chunk}"
+            if not asked.accepted:
+                why = f"but the server refused it with {asked.status}"
+            found = TriggerResult(False, (f"{_count(facts, asked)}, {why}",), "1 step")
+        return found
+
+    return Condition(f"chunked_prefill(chunks={chunks})", find)
 
 
-def _prefix_hit(facts: TriggerFacts) -> TriggerResult:
-    for chunk in facts.dump:
-        if chunk.computed and chunk.new:
-            return TriggerResult(True, (_dumped(chunk),), f"{chunk.scheduled} tokens after {chunk.computed} cached")
-    hits = [asked for asked in facts.requests if asked.accepted and facts.cached(asked)]
-    if not hits:
-        return TriggerResult(False, ("no prompt is known to have begun in the prefix cache",), "no prefix hit")
-    asked = max(hits, key=lambda asked: facts.uncached(asked) or 0)
-    brief = f"{facts.uncached(asked)} tokens after {facts.cached(asked)} cached"
-    return TriggerResult(True, (_count(facts, asked),), brief)
+def prefix_hit() -> Condition:
+    """Require a prompt that began in the prefix cache, by the server's counters or the dump of the step that crashed."""
+
+    def find(facts: TriggerFacts) -> TriggerResult:
+        for chunk in facts.dump:
+            if chunk.computed and chunk.new:
+                return TriggerResult(True, (_dumped(chunk),), f"{chunk.scheduled} tokens after {chunk.computed} cached")
+        hits = [asked for asked in facts.requests if asked.accepted and facts.cached(asked)]
+        if not hits:
+            return TriggerResult(False, ("no prompt is known to have begun in the prefix cache",), "no prefix hit")
+        asked = max(hits, key=lambda asked: facts.uncached(asked) or 0)
+        brief = f"{facts.uncached(asked)} tokens after {facts.cached(asked)} cached"
+        return TriggerResult(True, (_count(facts, asked),), brief)
+
+    return Condition("prefix_hit()", find)
 
 
-def _continuation_over(tokens: int, facts: TriggerFacts) -> TriggerResult:
-    largest = max((part.tokens for part in continuations(facts)), default=0)
-    if largest > tokens:
-        return TriggerResult(True, (f"a continuation of {largest} tokens, more than {tokens}",))
-    if largest:
-        text = f"the largest continuation had {largest} tokens, not more than {tokens}"
-        return TriggerResult(False, (text,), f"not over {tokens}")
-    return TriggerResult(False, ("no prompt was continued",))
+def continuation_over(tokens: int) -> Condition:
+    """Require a chunk of more than `tokens` tokens with context before it: an earlier chunk or cached blocks."""
+
+    def find(facts: TriggerFacts) -> TriggerResult:
+        largest = max((part.tokens for part in continuations(facts)), default=0)
+        if largest > tokens:
+            return TriggerResult(True, (f"a continuation of {largest} tokens, more than {tokens}",))
+        if largest:
+            text = f"the largest continuation had {largest} tokens, not more than {tokens}"
+            return TriggerResult(False, (text,), f"not over {tokens}")
+        return TriggerResult(False, ("no prompt was continued",))
+
+    return Condition(f"continuation_over({tokens})", find)
 
 
-def _prefill_over(tokens: int, facts: TriggerFacts) -> TriggerResult:
-    found = TriggerResult(False, ("no request reached the engine",), "no request")
-    largest = 0
-    for asked in facts.requests:
-        uncached = facts.uncached(asked)
-        if uncached is None or not asked.accepted:
-            continue
-        batch = facts.chunk or uncached
-        piece = max(chunks_of(uncached, batch, chunked=facts.chunked is not False), default=0)
-        if piece > largest:
-            largest, crossed = piece, piece > tokens
-            more = f"{'' if crossed else 'not '}more than {tokens}"
-            text = f"{_count(facts, asked)}: {piece} of them in one step, {more}"
-            found = TriggerResult(crossed, (text,), f"{piece} tokens in one step")
-    return found
+def prefill_over(tokens: int) -> Condition:
+    """Require a step with more than `tokens` uncached tokens of one prompt."""
+
+    def find(facts: TriggerFacts) -> TriggerResult:
+        sizes = [(part.tokens, asked) for asked in facts.requests for part in facts.pieces(asked)]
+        if not sizes:
+            return TriggerResult(False, ("no request reached the engine",), "no request")
+        largest, asked = max(sizes, key=lambda size: size[0])
+        more = f"{'' if largest > tokens else 'not '}more than {tokens}"
+        text = f"{_count(facts, asked)}: {largest} of them in one step, {more}"
+        return TriggerResult(largest > tokens, (text,), f"{largest} tokens in one step")
+
+    return Condition(f"prefill_over({tokens})", find)
 
 
 def _doubt(asked: SentRequest, names: Collection[str]) -> str:
@@ -131,99 +144,6 @@ def _doubt(asked: SentRequest, names: Collection[str]) -> str:
     return f"answered {asked.status}" if asked.status else "no answer"
 
 
-def _sent_with(wanted: Mapping[str, Any], facts: TriggerFacts) -> TriggerResult:
-    carried = [asked for asked in facts.requests if carries(asked.fields, wanted)]
-    # Without a death each of them must have been read: a harmless one must not prove the bug's.
-    carried = [asked for asked in carried if asked.died or asked.hung] or carried
-    found = TriggerResult(False, (f"no request carried {' and '.join(wanted)}",), f"no {' and '.join(wanted)}")
-    for asked in carried:
-        values = ", ".join(f"{name}={json.dumps(asked.fields[name])}" for name in wanted)
-        if doubt := _doubt(asked, wanted):
-            return TriggerResult(
-                False, (f"{asked.name} carried {values}: {doubt}",), f"{' and '.join(wanted)} not read"
-            )
-        if not found.crossed:
-            end = f"answered {asked.status}"
-            if asked.died or asked.hung:
-                end = f"the engine {'died' if asked.died else 'hung'} with it in flight"
-            found = TriggerResult(True, (f"{asked.name} carried {values}: {end}",), end)
-    return found
-
-
-def _attention_backend(name: str, facts: TriggerFacts) -> TriggerResult:
-    if facts.backend == name:
-        return TriggerResult(True, (f"the boot line names the attention backend {name}",))
-    seen = f"names {facts.backend}" if facts.backend else "is missing"
-    text = f"not known to use the attention backend {name}: the boot line {seen}"
-    return TriggerResult(False, (text,), f"not {name}")
-
-
-def _drafting(facts: TriggerFacts) -> TriggerResult:
-    logged = facts.args.get("speculative_config")
-    if logged:
-        return TriggerResult(True, (f"the server reports speculative decoding: {logged}",))
-    if not facts.args and facts.command is not None and facts.command.has("--speculative-config"):
-        given = facts.command.get("--speculative-config")
-        return TriggerResult(True, (f"the command line asks for speculative decoding: {given}",))
-    return TriggerResult(False, ("speculative decoding is off",), "no drafts")
-
-
-def _graphs_captured(facts: TriggerFacts) -> TriggerResult:
-    boot = facts.boot
-    if boot.graphs_captured:
-        # What the lab's capture guard logged.
-        guarded = (
-            f"{one.values['captures']} captures under the guard: {one.values['checked']} operators checked, "
-            f"{one.values['refused']} refused"
-            for one in facts.observed
-            if one.kind == "capture"
-        )
-        return TriggerResult(True, (f"the log reports captured CUDA graphs, mode {boot.cudagraph_mode}", *guarded))
-    if boot.ready:
-        return TriggerResult(False, ("the server is ready and its log reports no captured graph",), "no graphs")
-    if boot.cudagraph_mode in (None, "NONE"):
-        return TriggerResult(False, ("the log does not announce CUDA graphs",), "no graphs")
-    text = f"the boot ended before all CUDA graphs were captured, mode {boot.cudagraph_mode}"
-    return TriggerResult(True, (text,), f"graphs {boot.cudagraph_mode}")
-
-
-def attention_backend(name: str) -> Condition:
-    """Require that the boot log names this attention backend. A flag alone is no evidence: vLLM may fall back to another backend."""
-    return Rule(f"attention_backend({name!r})", partial(_attention_backend, name))
-
-
-def chunked_prefill(*, chunks: int = 2) -> Condition:
-    """Require a prompt that `max_num_batched_tokens` cut into at least `chunks` pieces."""
-    if chunks < 2:
-        raise ValueError("chunked_prefill(chunks=…) starts at 2: every prompt has one chunk")
-    return Rule(f"chunked_prefill(chunks={chunks})", partial(_chunked_prefill, chunks))
-
-
-def prefix_hit() -> Condition:
-    """Require a prompt that began in the prefix cache, by the server's counters or the dump of the step that crashed."""
-    return Rule("prefix_hit()", _prefix_hit)
-
-
-def continuation_over(tokens: int) -> Condition:
-    """Require a chunk of more than `tokens` tokens with context before it: an earlier chunk or cached blocks."""
-    return Rule(f"continuation_over({tokens})", partial(_continuation_over, tokens))
-
-
-def prefill_over(tokens: int) -> Condition:
-    """Require a step with more than `tokens` uncached tokens of one prompt."""
-    return Rule(f"prefill_over({tokens})", partial(_prefill_over, tokens))
-
-
-def drafting() -> Condition:
-    """Require speculative decoding, by the arguments that the server logs, else by its command line."""
-    return Rule("drafting()", _drafting)
-
-
-def graphs_captured() -> Condition:
-    """Require captured CUDA graphs, or a boot that ended while it was to capture them."""
-    return Rule("graphs_captured()", _graphs_captured)
-
-
 def sent_with(*names: str, **values: Any) -> Condition:
     """Require a request with these body fields, those in `values` with that value, which the server read.
 
@@ -234,4 +154,75 @@ def sent_with(*names: str, **values: Any) -> Condition:
     if not wanted or None in values.values():
         raise ValueError("sent_with() takes the names of body fields, and values that are not None")
     words = (*map(repr, names), *(f"{name}={json.dumps(value)}" for name, value in values.items()))
-    return Rule(f"sent_with({', '.join(words)})", partial(_sent_with, wanted), fields=wanted)
+
+    def find(facts: TriggerFacts) -> TriggerResult:
+        carried = [asked for asked in facts.requests if carries(asked.fields, wanted)]
+        # Without a death each of them must have been read: a harmless one must not prove the bug's.
+        carried = [asked for asked in carried if asked.died or asked.hung] or carried
+        found = TriggerResult(False, (f"no request carried {' and '.join(wanted)}",), f"no {' and '.join(wanted)}")
+        for asked in carried:
+            told = ", ".join(f"{name}={json.dumps(asked.fields[name])}" for name in wanted)
+            if doubt := _doubt(asked, wanted):
+                return TriggerResult(
+                    False, (f"{asked.name} carried {told}: {doubt}",), f"{' and '.join(wanted)} not read"
+                )
+            if not found.crossed:
+                end = f"answered {asked.status}"
+                if asked.died or asked.hung:
+                    end = f"the engine {'died' if asked.died else 'hung'} with it in flight"
+                found = TriggerResult(True, (f"{asked.name} carried {told}: {end}",), end)
+        return found
+
+    return Condition(f"sent_with({', '.join(words)})", find, wanted=(wanted,))
+
+
+def attention_backend(name: str) -> Condition:
+    """Require that the boot log names this attention backend. A flag alone is no evidence: vLLM may fall back to another backend."""
+
+    def find(facts: TriggerFacts) -> TriggerResult:
+        if facts.backend == name:
+            return TriggerResult(True, (f"the boot line names the attention backend {name}",))
+        seen = f"names {facts.backend}" if facts.backend else "is missing"
+        text = f"not known to use the attention backend {name}: the boot line {seen}"
+        return TriggerResult(False, (text,), f"not {name}")
+
+    return Condition(f"attention_backend({name!r})", find)
+
+
+def drafting() -> Condition:
+    """Require speculative decoding, by the arguments that the server logs, else by its command line."""
+
+    def find(facts: TriggerFacts) -> TriggerResult:
+        logged = facts.args.get("speculative_config")
+        if logged:
+            return TriggerResult(True, (f"the server reports speculative decoding: {logged}",))
+        if not facts.args and facts.command is not None and facts.command.has("--speculative-config"):
+            given = facts.command.get("--speculative-config")
+            return TriggerResult(True, (f"the command line asks for speculative decoding: {given}",))
+        return TriggerResult(False, ("speculative decoding is off",), "no drafts")
+
+    return Condition("drafting()", find)
+
+
+def graphs_captured() -> Condition:
+    """Require captured CUDA graphs, or a boot that ended while it was to capture them."""
+
+    def find(facts: TriggerFacts) -> TriggerResult:
+        boot = facts.boot
+        if boot.graphs_captured:
+            # What the lab's capture guard logged.
+            guarded = (
+                f"{one.values['captures']} captures under the guard: {one.values['checked']} operators checked, "
+                f"{one.values['refused']} refused"
+                for one in facts.observed
+                if one.kind == "capture"
+            )
+            return TriggerResult(True, (f"the log reports captured CUDA graphs, mode {boot.cudagraph_mode}", *guarded))
+        if boot.ready:
+            return TriggerResult(False, ("the server is ready and its log reports no captured graph",), "no graphs")
+        if boot.cudagraph_mode in (None, "NONE"):
+            return TriggerResult(False, ("the log does not announce CUDA graphs",), "no graphs")
+        text = f"the boot ended before all CUDA graphs were captured, mode {boot.cudagraph_mode}"
+        return TriggerResult(True, (text,), f"graphs {boot.cudagraph_mode}")
+
+    return Condition("graphs_captured()", find)

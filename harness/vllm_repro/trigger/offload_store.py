@@ -1,4 +1,4 @@
-"""The condition that vLLM's simple CPU offload connector lists a KV block twice in one store event.
+"""Conditions on vLLM's simple CPU offload connector: a KV block listed twice in one store event, and too little room.
 
 A sliding-window layer gives blocks back as its window moves on. If the pool is just short, the last chunk of the same
 prompt gets some of them again, and they stand twice in what the connector remembers of the request. To 0.21.0 its scan
@@ -13,9 +13,9 @@ from functools import lru_cache
 from packaging.version import InvalidVersion, Version
 
 from vllm_repro.trigger.block_pool import BlockPool, Group, blocks_of_tokens
-from vllm_repro.trigger.trigger import AttentionShape, Condition, Rule, SentRequest, TriggerFacts, TriggerResult
+from vllm_repro.trigger.trigger import AttentionShape, Condition, SentRequest, TriggerFacts, TriggerResult
 
-__all__ = ["block_listed_twice"]
+__all__ = ["block_listed_twice", "offload_outgrown"]
 
 
 def _block_listed_twice(facts: TriggerFacts) -> TriggerResult:
@@ -116,4 +116,39 @@ def _listed_twice(prompt: int, answer: int, blocks: int, groups: tuple[Group, ..
 
 def block_listed_twice() -> Condition:
     """Return the condition that the connector listed a block twice: as the lab saw, or computed for 0.20.0 to 0.21.0."""
-    return Rule("block_listed_twice()", _block_listed_twice)
+    return Condition("block_listed_twice()", _block_listed_twice)
+
+
+def _pool(facts: TriggerFacts) -> int | None:
+    """Return the blocks of the GPU's cache, by flag or from the log's number of tokens."""
+    tokens = facts.boot.kv_cache_tokens
+    return facts.number("--num-gpu-blocks-override") or (tokens // facts.block_size if tokens else None)
+
+
+def offload_outgrown() -> Condition:
+    """Require requests that filled the GPU's cache, and a simple CPU offload connector with room for fewer blocks.
+
+    In lazy mode the connector copies the GPU blocks that are overwritten next, and drops its oldest copies for them. Once requests have
+    filled the GPU's cache, each of those blocks is worth a copy. With room for fewer blocks, a dropped copy is made again and again.
+    """
+
+    def find(facts: TriggerFacts) -> TriggerResult:
+        size, room, pool = facts.block_size, facts.boot.offload_blocks, _pool(facts)
+        if room is None or pool is None:
+            unknown = "the connector has room for" if room is None else "the GPU's cache has"
+            return TriggerResult(
+                False, (f"no log line says how many blocks {unknown}",), "no connector" if room is None else ""
+            )
+        # A lower bound: blocks of one group of layers. One block of each pool is never handed out.
+        filled = sum((facts.uncached(asked) or 0) // size for asked in facts.requests if asked.accepted)
+        text = (
+            f"the requests filled at least {filled} blocks of {size} tokens; the GPU's cache has {pool - 1}, and the connector "
+            f"has room for {room - 1}"
+        )
+        stores = [one.values for one in facts.observed if one.kind == "store"]
+        stored = sum(store["distinct"] for store in stores)
+        seen = (f"seen: {len(stores)} store events, {stored} blocks in all",) if stores else ()
+        brief = f"{filled} blocks into {pool - 1}, room for {room - 1}"
+        return TriggerResult(filled >= pool - 1 > room - 1, (text, *seen), brief)
+
+    return Condition("offload_outgrown()", find)

@@ -8,11 +8,13 @@ and the branch's own requests.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from vllm_repro.trigger.trigger import Condition, Continuation, Rule, TriggerFacts, TriggerResult, chunks_of
+from vllm_repro.trigger.trigger import Condition, Continuation, TriggerFacts, TriggerResult
+from vllm_repro.trigger.turboquant_workspace import aligned, crash_message, megabytes
 
 __all__ = [
     "Shapes",
@@ -24,14 +26,12 @@ __all__ = [
     "sparse_prefill_outgrown",
 ]
 
-_ALIGNED = 256
-_MB = 1024 * 1024
 _HALF, _WORD = 2, 4
 _CHUNK = 4
 """Longest prompts whose rows are gathered at once."""
 _QUERIES = 256
 """Tokens whose attention state the branch keeps in float32 at once."""
-_INDEXED, _INDEX_RATIO, _INDEX_SIZE, _INDEX_SCRATCH = 40, 4, 128, _MB
+_INDEXED, _INDEX_RATIO, _INDEX_SIZE, _INDEX_SCRATCH = 40, 4, 128, 1024 * 1024
 _TOP_K = 512
 _RATIOS = {"sliding": 1, "sparse": 4, "compressed": 128}
 
@@ -55,14 +55,10 @@ class Sizes:
     kinds: tuple[str, ...] = ("sliding", "sparse", "compressed")
 
 
-def _aligned(count: int, to: int = _ALIGNED) -> int:
-    return -(-count // to) * to
-
-
 def indexer_bytes(max_model_len: int) -> int:
     """Return the bytes that the indexer requests in a dummy run: compressed keys and scales of 40 whole contexts, and scratch."""
     keys = _INDEXED * (max_model_len // _INDEX_RATIO)
-    return _aligned(keys * _INDEX_SIZE) + _aligned(keys * _WORD) + _INDEX_SCRATCH
+    return aligned(keys * _INDEX_SIZE) + aligned(keys * _WORD) + _INDEX_SCRATCH
 
 
 def prefill_bytes(shapes: Shapes, sizes: Sizes, prompts: Sequence[int], before: Sequence[int] = ()) -> int:
@@ -103,26 +99,20 @@ def _gathered(sizes: Sizes, kind: str, pieces: Sequence[tuple[int, int]]) -> Ite
 
 
 def _asked(shapes: Shapes, sizes: Sizes, kind: str, count: int, rows: int, tokens: int) -> int:
-    chosen = {"sliding": 0, "sparse": _TOP_K, "compressed": _aligned(-(-sizes.max_model_len // 128), 128)}[kind]
-    width = _aligned(chosen + sizes.window, 128)
+    chosen = {"sliding": 0, "sparse": _TOP_K, "compressed": aligned(-(-sizes.max_model_len // 128), 128)}[kind]
+    width = aligned(chosen + sizes.window, 128)
     row = sizes.head_dim * _HALF
     if shapes is Shapes.RELEASE:
-        return _aligned(count * rows * row) + _aligned(sizes.batch * width * _WORD) + _aligned(sizes.batch * _WORD)
+        return aligned(count * rows * row) + aligned(sizes.batch * width * _WORD) + aligned(sizes.batch * _WORD)
     queries = min(tokens, _QUERIES) * sizes.heads * _WORD
-    states = 2 * _aligned(queries) + _aligned(queries * sizes.head_dim)
-    return _aligned(_CHUNK * rows * row) + _aligned(tokens * width * _WORD) + _aligned(tokens * _WORD) + states
+    states = 2 * aligned(queries) + aligned(queries * sizes.head_dim)
+    return aligned(_CHUNK * rows * row) + aligned(tokens * width * _WORD) + aligned(tokens * _WORD) + states
 
 
 def longest_that_fits(shapes: Shapes, sizes: Sizes) -> int:
     """Return the tokens of the longest lone prompt that needs no more than the indexer requested; 0 if there is none."""
-    fits, beyond = 0, sizes.max_model_len + 1
-    while beyond - fits > 1:
-        middle = (fits + beyond) // 2
-        if lone_bytes(shapes, sizes, middle) <= indexer_bytes(sizes.max_model_len):
-            fits = middle
-        else:
-            beyond = middle
-    return fits
+    lengths, reserved = range(1, sizes.max_model_len + 1), indexer_bytes(sizes.max_model_len)
+    return bisect_right(lengths, reserved, key=lambda prompt: lone_bytes(shapes, sizes, prompt))
 
 
 def lone_bytes(shapes: Shapes, sizes: Sizes, prompt: int) -> int:
@@ -134,11 +124,8 @@ def lone_bytes(shapes: Shapes, sizes: Sizes, prompt: int) -> int:
 
 
 def _sparse_prefill_outgrown(facts: TriggerFacts) -> TriggerResult:
-    said = facts.captured
-    if "asked" in said and "locked" in said:
-        text = f"the crash message: {said['asked']} MB needed, {said['locked']} MB locked"
-        brief = f"needs {said['asked']} MB, {said['locked']} MB locked"
-        return TriggerResult(True, (text, *_seen_and_computed(facts)), brief)
+    if (found := crash_message(facts)) is not None:
+        return replace(found, evidence=found.evidence + _seen_and_computed(facts))
     sizes = _sizes(facts)
     if isinstance(sizes, str):
         return TriggerResult(False, (sizes,))
@@ -150,11 +137,13 @@ def _sparse_prefill_outgrown(facts: TriggerFacts) -> TriggerResult:
         if not step:
             return TriggerResult(False, ("no request reached the engine",), "no request")
         asked, seen = _step_bytes(Shapes.BRANCH, sizes, step), _computed(sizes, step)
-    locked = "the log reports no lock" if facts.locked is None else f"the log reports {_mb(facts.locked)} MB locked"
+    locked = (
+        "the log reports no lock" if facts.locked is None else f"the log reports {megabytes(facts.locked)} MB locked"
+    )
     return TriggerResult(
         asked > reserved,
-        (*seen, f"the indexer alone locks {_mb(reserved)} MB by --max-model-len {sizes.max_model_len}", locked),
-        f"needs {_mb(asked)} MB, {_mb(reserved)} MB locked",
+        (*seen, f"the indexer alone locks {megabytes(reserved)} MB by --max-model-len {sizes.max_model_len}", locked),
+        f"needs {megabytes(asked)} MB, {megabytes(reserved)} MB locked",
     )
 
 
@@ -173,15 +162,8 @@ def _sizes(facts: TriggerFacts) -> Sizes | str:
 def _steps(facts: TriggerFacts) -> list[tuple[Continuation, ...]]:
     """Return the steps to compute: each chunk of each prompt alone, and the step in which the engine crashed."""
     step = tuple(Continuation(part.computed or 0, part.scheduled) for part in facts.dump if part.scheduled > 1)
-    found = [step] if step else []
-    for asked in facts.requests:
-        uncached = facts.uncached(asked)
-        if uncached is not None and asked.accepted:
-            context = facts.cached(asked)
-            for tokens in chunks_of(uncached, facts.chunk or uncached, chunked=facts.chunked is not False):
-                found.append((Continuation(context, tokens),))
-                context += tokens
-    return found
+    alone = [(part,) for asked in facts.requests for part in facts.pieces(asked)]
+    return [step, *alone] if step else alone
 
 
 def _step_bytes(shapes: Shapes, sizes: Sizes, step: Sequence[Continuation]) -> int:
@@ -218,7 +200,7 @@ def _seen_and_computed(facts: TriggerFacts) -> tuple[str, ...]:
 
 def _computed(sizes: Sizes, step: tuple[Continuation, ...]) -> tuple[str, ...]:
     asked, fits = _step_bytes(Shapes.BRANCH, sizes, step), longest_that_fits(Shapes.BRANCH, sizes)
-    said = f"a prefill of {_tokens(tuple(part.tokens for part in step))} needs {_mb(asked)} MB with the branch's shapes"
+    said = f"a prefill of {_tokens(tuple(part.tokens for part in step))} needs {megabytes(asked)} MB with the branch's shapes"
     return (f"{said}: a lone prompt fits up to {fits} tokens",)
 
 
@@ -226,10 +208,6 @@ def _tokens(prompts: tuple[int, ...]) -> str:
     return f"{' and '.join(map(str, prompts))} tokens" + (" in one step" if len(prompts) > 1 else "")
 
 
-def _mb(count: int) -> str:
-    return f"{count / _MB:.2f}"
-
-
 def sparse_prefill_outgrown() -> Condition:
     """Require a prefill of DeepSeek-V4 that needs more workspace than the sparse indexer locks, seen in the lab or computed."""
-    return Rule("sparse_prefill_outgrown()", _sparse_prefill_outgrown)
+    return Condition("sparse_prefill_outgrown()", _sparse_prefill_outgrown)

@@ -9,8 +9,7 @@ All facts come from the server: prompt lengths from its tokenizer or `usage`, pr
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +21,6 @@ __all__ = [
     "AttentionShape",
     "Condition",
     "Continuation",
-    "Rule",
     "SentRequest",
     "TriggerFacts",
     "TriggerResult",
@@ -83,6 +81,14 @@ class AttentionShape:
     window: int | None = None
     window_groups: tuple[tuple[int, int], ...] = ()
     group_pages: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """A chunk of a prompt, with `context` tokens before it: earlier chunks, or blocks of the prefix cache."""
+
+    context: int
+    tokens: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +159,14 @@ class TriggerFacts:
         known = asked.cached_tokens
         return asked.prompt_tokens - (self._repeated_blocks(asked) if known is None else known)
 
+    def pieces(self, asked: SentRequest) -> Iterator[Continuation]:
+        """Yield the chunks in which the engine computed a prompt, one if the batch is not known; none if its length is not."""
+        uncached, context = self.uncached(asked), self.cached(asked)
+        if uncached is not None and asked.accepted:
+            for tokens in chunks_of(uncached, self.chunk or uncached, chunked=self.chunked is not False):
+                yield Continuation(context, tokens)
+                context += tokens
+
 
 @dataclass(frozen=True)
 class TriggerResult:
@@ -163,78 +177,39 @@ class TriggerResult:
     brief: str = ""
 
 
-class Condition(ABC):
-    """A condition on what happened inside the engine. Combine with `&` and `|`."""
-
-    @abstractmethod
-    def find(self, facts: TriggerFacts) -> TriggerResult: ...
-
-    @abstractmethod
-    def wanted(self) -> tuple[Mapping[str, Any], ...]:
-        """Return groups of body fields, see `carries`; one request must have all fields of a group."""
-
-    def __and__(self, other: Condition) -> Condition:
-        return _Both(self, other)
-
-    def __or__(self, other: Condition) -> Condition:
-        return _Either(self, other)
-
-
 @dataclass(frozen=True)
-class Rule(Condition):
-    """A condition by its declaration and the function that checks it. fields: body fields that one request must have, see `carries`."""
+class Condition:
+    """A condition on what happened inside the engine, by its declaration and the function that checks it.
+
+    wanted: groups of body fields, see `carries`; one request must have all fields of a group. Combine conditions with `&` and `|`.
+    """
 
     words: str
-    check: Callable[[TriggerFacts], TriggerResult] = field(compare=False)
-    fields: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    find: Callable[[TriggerFacts], TriggerResult] = field(compare=False)
+    wanted: tuple[Mapping[str, Any], ...] = field(default=(), compare=False)
 
-    def find(self, facts: TriggerFacts) -> TriggerResult:
-        return self.check(facts)
+    def __and__(self, other: Condition) -> Condition:
+        def find(facts: TriggerFacts) -> TriggerResult:
+            return _joined(self.find(facts), other.find(facts))
 
-    def wanted(self) -> tuple[Mapping[str, Any], ...]:
-        return (self.fields,) if self.fields else ()
+        return Condition(f"{self} & {other}", find, self.wanted + other.wanted)
+
+    def __or__(self, other: Condition) -> Condition:
+        def find(facts: TriggerFacts) -> TriggerResult:
+            first, second = self.find(facts), other.find(facts)
+            if first.crossed == second.crossed:
+                return _joined(first, second)
+            return first if first.crossed else second
+
+        return Condition(f"({self} | {other})", find, self.wanted + other.wanted)
 
     def __str__(self) -> str:
         return self.words
 
 
-@dataclass(frozen=True)
-class _Both(Condition):
-    left: Condition
-    right: Condition
-
-    def find(self, facts: TriggerFacts) -> TriggerResult:
-        return _joined(self.left.find(facts), self.right.find(facts))
-
-    def wanted(self) -> tuple[Mapping[str, Any], ...]:
-        return self.left.wanted() + self.right.wanted()
-
-    def __str__(self) -> str:
-        return f"{self.left} & {self.right}"
-
-
-class _Either(_Both):
-    def find(self, facts: TriggerFacts) -> TriggerResult:
-        first, second = self.left.find(facts), self.right.find(facts)
-        if first.crossed == second.crossed:
-            return _joined(first, second)
-        return first if first.crossed else second
-
-    def __str__(self) -> str:
-        return f"({self.left} | {self.right})"
-
-
 def _joined(first: TriggerResult, second: TriggerResult) -> TriggerResult:
     brief = ", ".join(filter(None, (first.brief, second.brief)))
     return TriggerResult(first.crossed and second.crossed, first.evidence + second.evidence, brief)
-
-
-@dataclass(frozen=True)
-class Continuation:
-    """A chunk of a prompt with `context` tokens before it: earlier chunks, or blocks of the prefix cache."""
-
-    context: int
-    tokens: int
 
 
 def carries(fields: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
@@ -255,14 +230,6 @@ def chunks_of(tokens: int, batch: int, *, chunked: bool = True) -> tuple[int, ..
 
 def continuations(facts: TriggerFacts) -> tuple[Continuation, ...]:
     """Return every continued chunk: of the prompts as they are cut, and of the step that crashed."""
-    found = [Continuation(chunk.computed, chunk.scheduled) for chunk in facts.dump if chunk.computed]
-    for asked in facts.requests:
-        uncached = facts.uncached(asked)
-        if uncached is None or facts.chunk is None or not asked.accepted:
-            continue
-        context = facts.cached(asked)
-        for tokens in chunks_of(uncached, facts.chunk, chunked=facts.chunked is not False):
-            if context:
-                found.append(Continuation(context, tokens))
-            context += tokens
-    return tuple(found)
+    dumped = [Continuation(chunk.computed, chunk.scheduled) for chunk in facts.dump if chunk.computed]
+    cut = [part for asked in facts.requests if facts.chunk is not None for part in facts.pieces(asked)]
+    return (*dumped, *(part for part in cut if part.context))

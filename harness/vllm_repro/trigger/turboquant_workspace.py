@@ -11,35 +11,41 @@ from vllm_repro.trigger.trigger import (
     AttentionShape,
     Condition,
     Continuation,
-    Rule,
     TriggerFacts,
     TriggerResult,
     continuations,
 )
 
-__all__ = ["capture_batch", "continuation_bytes", "decode_bytes", "workspace_outgrown"]
+__all__ = [
+    "aligned",
+    "capture_batch",
+    "continuation_bytes",
+    "crash_message",
+    "decode_bytes",
+    "megabytes",
+    "workspace_outgrown",
+]
 
 DECODE_THRESHOLD = 128
 """Longest continuation that is decoded token by token, without the two buffers."""
 
 _SPLITS = 32
-_ALIGNED = 256
-_MB = 1024 * 1024
 
 
-def _aligned(count: int, to: int = _ALIGNED) -> int:
+def aligned(count: int, to: int = 256) -> int:
+    """Return `count` rounded up to a multiple of `to`."""
     return -(-count // to) * to
 
 
 def decode_bytes(shape: AttentionShape, batch: int) -> int:
     """Return the bytes of a decode batch: partial outputs of 32 splits, outputs, log-sum-exps."""
     partial = batch * shape.heads * _SPLITS * (shape.head_dim + 1) * 4
-    return _aligned(partial) + _aligned(batch * shape.heads * shape.head_dim * 2) + _aligned(batch * shape.heads * 4)
+    return aligned(partial) + aligned(batch * shape.heads * shape.head_dim * 2) + aligned(batch * shape.heads * 4)
 
 
 def continuation_bytes(shape: AttentionShape, context: int, block_size: int) -> int:
     """Return the bytes of a continuation: K and V of `context` cached tokens in half precision, in whole blocks."""
-    return 2 * _aligned(shape.kv_heads * _aligned(context, block_size) * shape.head_dim * 2)
+    return 2 * aligned(shape.kv_heads * aligned(context, block_size) * shape.head_dim * 2)
 
 
 def capture_batch(max_num_seqs: int) -> int:
@@ -51,10 +57,8 @@ def capture_batch(max_num_seqs: int) -> int:
 
 
 def _workspace_outgrown(facts: TriggerFacts) -> TriggerResult:
-    said = facts.captured
-    if "asked" in said and "locked" in said:
-        text = f"the crash message: {said['asked']} MB needed, {said['locked']} MB locked"
-        return TriggerResult(True, (text,), f"needs {said['asked']} MB, {said['locked']} MB locked")
+    if (found := crash_message(facts)) is not None:
+        return found
     long = [part for part in continuations(facts) if part.tokens > DECODE_THRESHOLD]
     if not long:
         return TriggerResult(False, (f"no continuation of more than {DECODE_THRESHOLD} tokens needed workspace",))
@@ -72,23 +76,33 @@ def _judged(facts: TriggerFacts, shape: AttentionShape, part: Continuation, need
     asked = continuation_bytes(shape, part.context, facts.block_size)
     # Without a reservation, a larger lock in the log is believed rather than the formula.
     locked = needed if facts.reserved or not facts.locked else facts.locked
-    evidence = [f"{_mb(asked)} MB needed for {part.context} cached tokens; decoding locks {_mb(locked)} MB"]
+    evidence = [f"{megabytes(asked)} MB needed for {part.context} cached tokens; decoding locks {megabytes(locked)} MB"]
     if facts.reserved:
-        locks = "nothing is locked" if facts.locked is None else f"{_mb(facts.locked)} MB are locked"
+        locks = "nothing is locked" if facts.locked is None else f"{megabytes(facts.locked)} MB are locked"
         evidence.append(f"this release reserves room at boot: {locks}")
     elif facts.locked:
-        evidence.append(f"the log reports {_mb(facts.locked)} MB locked")
+        evidence.append(f"the log reports {megabytes(facts.locked)} MB locked")
     elif facts.locked is None:
         evidence.append("the log reports no lock")
     else:
         evidence.append("the workspace was empty when it was locked")
-    return TriggerResult(asked > locked, tuple(evidence), f"needs {_mb(asked)} MB, {_mb(locked)} MB locked")
+    return TriggerResult(asked > locked, tuple(evidence), f"needs {megabytes(asked)} MB, {megabytes(locked)} MB locked")
 
 
-def _mb(count: int) -> str:
-    return f"{count / _MB:.2f}"
+def crash_message(facts: TriggerFacts) -> TriggerResult | None:
+    """Return the result if the crash message names the sizes."""
+    asked, locked = facts.captured.get("asked"), facts.captured.get("locked")
+    if asked is None or locked is None:
+        return None
+    brief = f"needs {asked} MB, {locked} MB locked"
+    return TriggerResult(True, (f"the crash message: {asked} MB needed, {locked} MB locked",), brief)
+
+
+def megabytes(count: int) -> str:
+    """Return a number of bytes in MB, as vLLM logs it."""
+    return f"{count / 1024 / 1024:.2f}"
 
 
 def workspace_outgrown() -> Condition:
     """Require a continued prefill that needs more TurboQuant workspace than decoding locks, by flags, model and prompt."""
-    return Rule("workspace_outgrown()", _workspace_outgrown)
+    return Condition("workspace_outgrown()", _workspace_outgrown)
