@@ -66,9 +66,9 @@ REAL: dict[str, tuple[bool | None, Phase | None, str | None, str | None]] = {
     "v0.32.0-killed-streams": (True, Phase.REQUEST, None, None),
     "v0.32.0-keepalive": (True, Phase.REQUEST, None, None),
     "v0.32.0-segv-engine": (True, Phase.REQUEST, None, None),
-    "v0.20.2-killed-worker": (True, Phase.REQUEST, "RuntimeError", "acquire_read"),
-    "v0.32.0-killed-worker": (True, Phase.REQUEST, "RuntimeError", "acquire_read"),
-    "v0.32.0-killed-worker-idle": (True, Phase.IDLE, "RuntimeError", "_handle_client_request"),
+    "v0.20.2-killed-worker": (True, Phase.REQUEST, None, None),
+    "v0.32.0-killed-worker": (True, Phase.REQUEST, None, None),
+    "v0.32.0-killed-worker-idle": (True, Phase.IDLE, None, None),
     "v0.32.0-two-ranks-worker1-killed-rank1": (True, None, None, None),
     # never came up
     "v0.28.0-no-config": (True, Phase.BOOT, "pydantic_core._pydantic_core.ValidationError", "__init__"),

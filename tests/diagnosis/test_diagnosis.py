@@ -256,9 +256,9 @@ def test_a_life_that_ended_without_a_word_is_said() -> None:
         for one in (alive, boot):
             diagnosis = diagnose("".join(renumbered(one, 50 * number) for number in range(lives)))
             assert diagnosis.died is None
-            assert f"{lives} lives of a server, and number 1 ended without a word" in diagnosis.why
+            assert f"{lives} lives of a server, and number 1 ended without a reason" in diagnosis.why
     in_a_container = diagnose(alive + re.sub(r" 08:(\d\d:\d\d \[)", r" 09:\1", alive))
-    assert "number 1 ended without a word" in in_a_container.why
+    assert "number 1 ended without a reason" in in_a_container.why
     stopped = recording("v0.32.0-boot")
     assert diagnose(stopped + renumbered(alive, 50)).died is False
     assert "number 2 ended" in diagnose(stopped + renumbered(alive, 50) + renumbered(alive, 90)).why

@@ -52,6 +52,6 @@ def test_requests_without_tokens_are_a_stall_until_tokens_come() -> None:
         API
         + "Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: {} tokens/s, Running: 2 reqs, Waiting: 0 reqs"
     )
-    assert life_of(line.format("0.0")).stalls == {"000": True}
-    assert life_of(line.format("0.0"), line.format("55.0")).stalls == {"000": False}
+    assert life_of(line.format("0.0")).stalls == {"000": 1}
+    assert life_of(line.format("0.0"), line.format("55.0")).stalls == {"000": 0}
     assert life_of(API + "[shutdown] API server: shutdown triggered", line.format("0.0")).stalls == {}

@@ -112,3 +112,206 @@ AssertionError: the cause
 
 def test_a_fence_is_no_message() -> None:
     assert diagnose("```\n" + TRACEBACK.replace(": the cause", "") + "```\n").message == ""
+
+
+# ── the order of lines, and other programs ────────────────────────────────────────────────────────────────
+
+OF_COLLECT_ENV = """\
+Collecting environment information...
+Traceback (most recent call last):
+  File "/root/collect_env.py", line 855, in <module>
+    main()
+  File "/x/pynvml.py", line 1042, in _nvmlCheckReturn
+    raise NVMLError(ret)
+pynvml.NVMLError_Unknown: Unknown Error
+"""
+OF_A_CLIENT = """\
+Traceback (most recent call last):
+  File "/x/site-packages/openai/_base_client.py", line 1, in request
+    raise
+openai.APIConnectionError: Connection error.
+"""
+FATAL = "(EngineCore pid=9) ERROR 08-01 17:50:0{} [core.py:39] "
+
+
+@pytest.mark.parametrize("other", [OF_COLLECT_ENV, OF_COLLECT_ENV.split("\n", 1)[1], OF_A_CLIENT])
+def test_a_traceback_of_another_program_is_not_the_servers(other: str) -> None:
+    for text in (other, BOOTED + other, other + BOOTED):
+        found = diagnose(text)
+        assert (found.died is True, found.exception) == (False, None), found.why
+    assert diagnose(other + "\n" + TRACEBACK).exception == "ZeroDivisionError"
+
+
+def in_csv(text: str) -> str:
+    quoted = (line.replace('"', '""') for line in text.splitlines())
+    return "Date,Line\n" + "".join(f'2026-08-01T17:50:00Z,"{line}"\n' for line in quoted)
+
+
+SLOW_DEATH = BOOTED + "".join(
+    logged(FATAL.format(second), text)
+    for second, text in enumerate(["x", "y", "EngineCore encountered a fatal error.\n" + TRACEBACK])
+)
+
+
+def test_a_table_of_a_log_store_is_read() -> None:
+    found = diagnose(in_csv(SLOW_DEATH).replace("\n", "\0\n"))
+    assert (found.died, found.exception, found.message) == (True, "ZeroDivisionError", "the cause")
+
+
+@pytest.mark.parametrize("newest_first", [SLOW_DEATH, BOOTED + logged(FATAL.format(5), "slow"), BOOTED])
+def test_no_cause_is_named_if_the_lines_are_in_a_wrong_order(newest_first: str) -> None:
+    more = "".join(f"(APIServer pid=7) INFO 08-01 17:49:{second} [x.py:1] x\n" for second in range(31, 36))
+    lines = (BOOTED + more + newest_first.removeprefix(BOOTED)).splitlines()
+    found = diagnose("\n".join(reversed(lines)))
+    assert (found.died, found.exception) == (True if "fatal" in newest_first else None, None)
+    assert "the oldest to the newest" in found.why
+
+
+def test_two_logs_after_each_other_are_in_order() -> None:
+    assert diagnose(SLOW_DEATH + BOOTED.replace("pid=7", "pid=8")).exception == "ZeroDivisionError"
+
+
+# ── the earliest failure, of whatever kind ────────────────────────────────────────────────────────────────
+
+WATCHDOG = (
+    "[rank1]:[E801 17:49:40.1 ProcessGroupNCCL.cpp:1895] [PG ID 2 Rank 1] Process group watchdog thread terminated with "
+    "exception: CUDA error: an illegal memory access was encountered\n"
+)
+TERMINATE = "terminate called after throwing an instance of 'c10::Error'\n  what():  CUDA error: misaligned address\n"
+TIMED_OUT = logged(
+    FATAL.format(0),
+    "EngineCore encountered a fatal error.\n"
+    + TRACEBACK.replace("ZeroDivisionError: the cause", "TimeoutError: RPC call to execute_model timed out."),
+)
+LOST = "(EngineCore pid=9) ERROR 08-01 17:49:50 [m.py:1] Worker proc VllmWorker-1 died unexpectedly (exit code: {}), shutting down.\n"
+CANCELLED = TIMED_OUT.replace("TimeoutError: RPC call to execute_model timed out.", "RuntimeError: cancelled")
+
+
+@pytest.mark.parametrize(
+    ("before", "exception", "message"),
+    [
+        ("", "TimeoutError", "RPC call to execute_model timed out."),
+        (WATCHDOG, "c10::DistBackendError", "CUDA error: an illegal memory access was encountered"),
+        (TERMINATE, "c10::Error", "CUDA error: misaligned address"),
+        (LOST.format(-4), None, None),
+        (
+            logged("(Worker_TP1 pid=5) ERROR 08-01 17:49:50 [m.py:2] ", "WorkerProc hit an exception.\n" + TRACEBACK),
+            "ZeroDivisionError",
+            "the cause",
+        ),
+    ],
+)
+def test_a_timeout_is_a_consequence_of_an_earlier_failure(
+    before: str, exception: str | None, message: str | None
+) -> None:
+    found = diagnose(BOOTED + before + TIMED_OUT)
+    assert (found.died, found.exception, found.message) == (True, exception, message)
+    assert found.lost_worker is (exception is None)
+
+
+@pytest.mark.parametrize(
+    ("code", "meaning"),
+    [
+        ("-4", "SIGILL: an illegal instruction. On a CPU with AMX"),
+        ("-9", "SIGKILL"),
+        ("1", "code: 1"),
+        ("None", "None"),
+    ],
+)
+def test_the_exit_code_of_a_worker_is_the_cause(code: str, meaning: str) -> None:
+    found = diagnose(BOOTED + LOST.format(code) + CANCELLED)
+    assert (found.died, found.exception, meaning in found.why) == (True, None, True), found.why
+    failed = (
+        "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore': -4}"
+    )
+    assert "SIGILL" in diagnose(BOOTED.splitlines()[0] + "\n(APIServer pid=7) " + failed + "\n").why
+
+
+# ── the first engine, to 0.10 ─────────────────────────────────────────────────────────────────────────────
+
+OLD_BOOT = """\
+INFO 09-03 19:10:35 api_server.py:459] vLLM API server version 0.6.1
+INFO 09-03 19:10:36 llm_engine.py:184] Initializing an LLM engine (v0.6.1) with config: model='m'
+INFO:     Application startup complete.
+"""
+OLD_STEP = """\
+Traceback (most recent call last):
+  File "/x/site-packages/vllm/engine/async_llm_engine.py", line 42, in _log_task_completion
+    return_value = task.result()
+  File "/x/site-packages/vllm/engine/async_llm_engine.py", line 529, in run_engine_loop
+    await asyncio.wait_for()
+  File "/x/site-packages/vllm/worker/model_runner.py", line 1, in execute_model
+    fail()
+ZeroDivisionError: the cause
+"""
+OF_THE_SERVER = """
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/x/site-packages/vllm/engine/async_llm_engine.py", line 52, in _log_task_completion
+    raise AsyncEngineDeadError(
+vllm.engine.async_llm_engine.AsyncEngineDeadError: Task finished unexpectedly. This should never happen!
+"""
+IN_PROCESS = logged("ERROR 09-03 19:12:00 async_llm_engine.py:63] ", "Engine background task failed\n" + OLD_STEP)
+AS_REPR = logged("ERROR 09-03 19:12:00 engine.py:157] ", "ZeroDivisionError('the cause')\n" + OLD_STEP)
+GONE = logged("ERROR 09-03 19:12:00 client.py:282] ", "RuntimeError('Engine process (pid 76) died.')\nNoneType: None")
+NOT_STARTED = "RuntimeError: Engine process failed to start. See stack trace for the root cause.\n"
+WORKER_KILLED = (
+    "ERROR 09-03 19:12:00 multiproc_worker_utils.py:120] Worker VllmWorkerProcess pid 35 died, exit code: {}\n"
+)
+TOO_LATE = "ERROR 09-03 19:12:00 async_llm_engine.py:663] Engine iteration timed out. This should never happen!\n"
+DEAD = "CRITICAL 09-03 19:12:01 launcher.py:99] MQLLMEngine is already dead, terminating server process\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "died", "exception"),
+    [
+        (OLD_BOOT + IN_PROCESS, True, "ZeroDivisionError"),
+        (OLD_BOOT + AS_REPR, True, "ZeroDivisionError"),
+        (OLD_BOOT + OLD_STEP + OF_THE_SERVER, True, "ZeroDivisionError"),
+        (OLD_BOOT + GONE, True, None),
+        (OLD_BOOT + TOO_LATE, True, None),
+        (OLD_BOOT + DEAD, True, None),
+        (OLD_BOOT + WORKER_KILLED.format(-9), True, None),
+        (OLD_BOOT + WORKER_KILLED.format(-15), False, None),
+        (OLD_STEP, True, "ZeroDivisionError"),
+        (OLD_STEP + OF_THE_SERVER, True, "ZeroDivisionError"),
+        ("It crashed:\n\n\n\n" + GONE + DEAD, True, None),
+        (
+            OLD_BOOT.rpartition("INFO: ")[0] + AS_REPR.replace("run_engine_loop", "run_mp_engine") + NOT_STARTED,
+            True,
+            "ZeroDivisionError",
+        ),
+    ],
+)
+def test_deaths_of_the_first_engine(text: str, died: bool, exception: str | None) -> None:
+    found = diagnose(text)
+    assert (found.died, found.exception) == (died, exception), found.why
+    if text.startswith(OLD_BOOT):
+        assert found.vllm_version == "0.6.1"
+
+
+# ── a count without tokens ────────────────────────────────────────────────────────────────────────────────
+
+STILL = (
+    "(APIServer pid=7) INFO 08-01 17:49:40 [loggers.py:259] Engine 000: Avg prompt throughput: 0.0 tokens/s, "
+    "Avg generation throughput: 0.0 tokens/s, Running: 1 reqs, Waiting: 0 reqs, GPU KV cache usage: 1.0%\n"
+)
+DONE = 'INFO:     127.0.0.1:1 - "POST /v1/completions HTTP/1.1" 200 OK\n'
+HEALTHY = 'INFO:     127.0.0.1:1 - "GET /health HTTP/1.1" 200 OK\n'
+STOPPED = "(APIServer pid=7) INFO 08-01 17:50:00 [x.py:1] [shutdown] API server: shutdown triggered\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "died"),
+    [
+        (STILL, None),
+        (STILL + HEALTHY, None),
+        (STILL + DONE, False),
+        (STILL + STOPPED, False),
+        (STILL * 2 + STOPPED, None),
+        (STILL * 2 + DONE + STOPPED, False),
+    ],
+)
+def test_one_count_without_a_token_is_no_hang_if_the_server_went_on(text: str, died: bool | None) -> None:
+    assert diagnose(BOOTED + text).died is died

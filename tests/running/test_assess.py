@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from vllm_repro.client.answer import Answer
+from vllm_repro.diagnosis.signature import How
 from vllm_repro.evidence import Evidence
 from vllm_repro.running.assess import Conclusion, assess
 from vllm_repro.running.death_signs import Channel, DeathSign
@@ -13,7 +14,7 @@ from vllm_repro.running.state import Observed
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.servers.base import Exit, ServerFacts
 from vllm_repro.servers.kinds import ServerKind
-from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.outcome import Outcome, is_unexplained
 
 SCENARIO = find("min-tokens-stop-ids")
 FACTS = ServerFacts(kind=ServerKind.PROCESS, evidence=Evidence.CPU, argv=())
@@ -109,3 +110,33 @@ def test_a_run_and_diagnose_agree_on_a_death_that_only_the_finished_log_shows(
     conclusion = assess(SCENARIO, SCENARIO.reported(), seen, log)
     assert conclusion.outcome is outcome
     assert (conclusion.death.exception if conclusion.death else None) == (None if refuted else "ValueError")
+
+
+def of(log: str, folder: Path) -> Conclusion:
+    (folder / "log").write_text(log, encoding="utf-8")
+    seen = Observed(facts=FACTS, ready=True, canary_ok=True, signs=[sign(Channel.LOG, at=2.0, since=2.0)])
+    return assess(SCENARIO, SCENARIO.reported(), seen, folder / "log")
+
+
+def test_the_exit_code_of_a_lost_worker_is_the_cause(tmp_path: Path) -> None:
+    lost = (
+        "(EngineCore pid=9) ERROR 11-20 08:24:29 [multiproc_executor.py:315] "
+        "Worker proc VllmWorker-0 died unexpectedly (exit code: -4), shutting down executor.\n"
+    )
+    cancelled = DEATH.replace("ValueError: something else", "RuntimeError: cancelled")
+    conclusion = of(lost + cancelled, tmp_path)
+    assert (conclusion.outcome, "SIGILL" in conclusion.why) == (Outcome.OTHER_CRASH, True), conclusion.why
+    assert conclusion.death is not None
+    assert (conclusion.death.exception, conclusion.death.signature) == (None, How.OTHER)
+
+
+def test_a_death_whose_message_alone_differs_is_near(tmp_path: Path) -> None:
+    functions = ("run_busy_loop", *(SCENARIO.signature.frames if SCENARIO.signature else ()))
+    stamp = "(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] "
+    lines = ["EngineCore encountered a fatal error.", "Traceback (most recent call last):"]
+    lines += [f'  File "/v/vllm/v1/worker/x.py", line 1, in {function}' for function in functions]
+    log = "".join(f"{stamp}{line}\n" for line in [*lines, "IndexError: reworded"])
+    conclusion = of(log, tmp_path)
+    assert conclusion.death is not None
+    assert conclusion.death.signature is How.NEAR
+    assert is_unexplained(conclusion.outcome, conclusion.death)

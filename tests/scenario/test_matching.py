@@ -96,6 +96,23 @@ def test_no_death_no_match() -> None:
     assert matches(diagnose("INFO:     Application startup complete."), [CHUNKED, UNRESERVED]) == []
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (
+            "Workspace is locked but allocation from 'turboquant_attn.py:7:_continuation_prefill' requires 16 MB, current size is 1 MB",
+            [CHUNKED.id],
+        ),
+        ("Workspace is locked but allocation from 'b12x.py:354:_run_compressed_mla' requires 607.70 MB", []),
+    ],
+)
+def test_prose_that_quotes_a_message_is_near_at_most(text: str, found: list[str]) -> None:
+    got = matches(diagnose(text), all_scenarios())
+    assert [(match.scenario.id, match.how, match.against) for match in got] == [
+        (one, How.NEAR, "only the message agrees") for one in found
+    ]
+
+
 @pytest.mark.parametrize("path", sorted(PASTED.glob("*.txt")), ids=lambda path: path.stem)
 def test_each_reported_death_is_its_own_scenario_and_no_other(path: Path) -> None:
     found = matches(diagnose(path.read_text(encoding="utf-8")), all_scenarios())

@@ -6,7 +6,7 @@ import pytest
 
 from vllm_repro.diagnosis.signature import How
 from vllm_repro.trigger.trigger import TriggerResult
-from vllm_repro.verdict.outcome import Death, Outcome, TrialFacts, classify
+from vllm_repro.verdict.outcome import Death, Outcome, TrialFacts, classify, is_unexplained
 
 CROSSED, NOT_CROSSED = TriggerResult(True, ("proof",)), TriggerResult(False, ("none",))
 ALIVE = TrialFacts(ready=True, finding=CROSSED)
@@ -52,3 +52,18 @@ def test_order_of_classification(facts: TrialFacts, outcome: Outcome) -> None:
 def test_every_outcome_has_its_facts() -> None:
     errors = {outcome for outcome in Outcome if outcome.facts.ci == "error"}
     assert errors == {Outcome.BOOT_FAILED, Outcome.INFRA, Outcome.CANCELLED}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "signature", "unexplained"),
+    [
+        (Outcome.OTHER_CRASH, None, True),
+        (Outcome.OTHER_CRASH, How.NEAR, True),
+        (Outcome.OTHER_CRASH, How.OTHER, False),
+        (Outcome.CANCELLED, None, False),
+        (Outcome.BOOT_FAILED, None, False),
+    ],
+)
+def test_a_death_that_may_be_this_bug(outcome: Outcome, signature: How | None, unexplained: bool) -> None:
+    assert is_unexplained(outcome, died(signature)) is unexplained
+    assert not is_unexplained(outcome, None)

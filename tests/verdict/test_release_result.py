@@ -6,7 +6,7 @@ import pytest
 
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.release_result import ReleaseResult, release_result
-from vllm_repro.verdict.verdict import Expected, arm_result
+from vllm_repro.verdict.verdict import Expected, Standing, Verdict, arm_result, decide
 
 
 def in_release(*outcomes: Outcome, unexplained: int = 0, imitated: bool = True) -> ReleaseResult:
@@ -43,6 +43,14 @@ def test_a_release_lives_only_if_all_boots_crossed_and_lived() -> None:
 def test_an_unexplained_death_is_not_another_failure() -> None:
     assert in_release(Outcome.OTHER_CRASH, unexplained=1) is ReleaseResult.UNDECIDED
     assert in_release(Outcome.OTHER_CRASH, Outcome.HANG, unexplained=1) is ReleaseResult.FAILS_OTHERWISE
+
+
+@pytest.mark.parametrize("unexplained", [9, 10])
+def test_verdict_and_release_agree_on_failures_of_which_some_are_unexplained(unexplained: int) -> None:
+    arm = arm_result("reported", Expected.DIES, [Outcome.OTHER_CRASH] * 10, unexplained=unexplained)
+    changed = unexplained < 10
+    assert (release_result(arm) is ReleaseResult.FAILS_OTHERWISE) is changed
+    assert (decide([arm], standing=Standing.BAD).verdict is Verdict.CHANGED) is changed
 
 
 def test_a_rehearsal_without_the_bug_is_undecided() -> None:

@@ -77,7 +77,7 @@ class Observed:
 
 _VERSION = r"v?(\d+\.\d+[\w.+-]*\w)"
 _VERSIONS = (
-    re.compile(rf"Initializing a V1 LLM engine \({_VERSION}\)"),
+    re.compile(rf"Initializing an? (?:V[01] )?LLM engine \({_VERSION}\)"),
     re.compile(rf"Dumping input data for V1 LLM engine \({_VERSION}\)"),
     re.compile(rf"Launching vLLM \({_VERSION}\)"),
     re.compile(rf"^[ ▄▀█]*version {_VERSION}$"),

@@ -30,6 +30,8 @@ class Diagnosis:
         `exception` is then the wrapper's class and `message` the quoted text.
     why: one sentence for people. raised: the root as printed, with its chain.
     usage: argparse's error, if the command line was refused. connector: class of the KV connector, if the text names one.
+    lost_worker: a worker process ended without an exception, and `why` names it.
+    prose: what surrounds the log in a pasted text, or all of it.
     """
 
     died: bool | None
@@ -44,6 +46,8 @@ class Diagnosis:
     raised: Raised | None = None
     usage: str | None = None
     connector: str | None = None
+    lost_worker: bool = False
+    prose: str = ""
 
 
 def diagnose(source: str | bytes | Iterable[Line], *, we_terminated: bool | None = None) -> Diagnosis:
@@ -53,24 +57,60 @@ def diagnose(source: str | bytes | Iterable[Line], *, we_terminated: bool | None
     that restarts. The first life that died counts, else the first that ended silently, else the last.
     """
     lives = [ServerLife()]
+    order = _Order()
     for line in read_lines(source) if isinstance(source, str | bytes) else source:
         if lives[-1].ended_by(line):
             lives.append(ServerLife())
         lives[-1].feed(line)
+        order.feed(line)
     last = len(lives) - 1
     judged = [judge_life(life, we_terminated if at == last else None) for at, life in enumerate(lives)]
     diagnoses = [_diagnosis(life, judgement) for life, judgement in zip(lives, judged, strict=True)]
     died = next((diagnosis for diagnosis in diagnoses if diagnosis.died), None)
+    if order.broken:
+        return _without_order(died is not None, diagnoses[-1])
     if died is not None:
         return died
     for at, judgement in enumerate(judged[:-1]):
-        if judgement.quiet and not _goes_on(lives[at], lives[at + 1 :]):
+        if judgement.open_end and not _goes_on(lives[at], lives[at + 1 :]):
             why = (
-                f"This log holds {len(lives)} lives of a server, and number {at + 1} ended without a word: it was killed, "
+                f"This log holds {len(lives)} lives of a server, and number {at + 1} ended without a reason: it was killed, "
                 "or its last lines are not here."
             )
             return replace(diagnoses[at], died=None, why=why)
     return diagnoses[-1]
+
+
+class _Order:
+    """Order of the times in each process's lines, which a search in a log store may reverse or mix."""
+
+    def __init__(self) -> None:
+        self._last: dict[int | str, str] = {}
+        self._later = self._earlier = 0
+
+    def feed(self, line: Line) -> None:
+        if line.time:
+            before = self._last.get(line.speaker, line.time)
+            self._later += line.time > before
+            self._earlier += line.time < before
+            self._last[line.speaker] = line.time
+
+    @property
+    def broken(self) -> bool:
+        return self._earlier >= _FALLS and self._earlier * 2 > self._later
+
+
+_FALLS = 3
+"""Steps back in time that show a wrong order; fewer are pieces that were put together."""
+
+
+def _without_order(died: bool, diagnosis: Diagnosis) -> Diagnosis:
+    """Return what a log in a wrong order still shows: no cause, because causes come first."""
+    wrong = "the lines are not in the order of time, so no cause is named: sort them from the oldest to the newest"
+    why = f"A process reports the death of the engine; {wrong}." if died else f"{wrong[0].upper()}{wrong[1:]}."
+    return replace(
+        diagnosis, died=died or None, why=why, phase=None, exception=None, message=None, frames=(), raised=None
+    )
 
 
 def _goes_on(life: ServerLife, later: Sequence[ServerLife]) -> bool:
@@ -95,4 +135,6 @@ def _diagnosis(life: ServerLife, judgement: Judgement) -> Diagnosis:
         raised=root.raised if root else None,
         usage=life.usage,
         connector=life.connector,
+        lost_worker=judgement.lost_worker,
+        prose="\n".join(life.prose) if root is None or not life.is_log else "",
     )

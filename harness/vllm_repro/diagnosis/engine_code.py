@@ -14,7 +14,10 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-LOOPS = _names("_execute_worker_rpc _process_engine_step run_busy_loop run_engine_core worker_busy_loop worker_main")
+LOOPS = _names("""
+    _execute_worker_rpc _process_engine_step _run_engine _run_worker_process engine_step run_busy_loop run_engine_core
+    run_engine_loop run_mp_engine start_worker_execution_loop worker_busy_loop worker_main
+""")
 """The loops of EngineCore and workers: an exception with one of them in its frames came from an engine."""
 
 CLEANUP = _names("""
@@ -27,18 +30,25 @@ TEARDOWN = CLEANUP - _names("__aexit__ __exit__ close")
 """Those that run only when a process ends. A context manager also exits in a healthy step: a graph capture fails in `__exit__`."""
 
 _WARMUP = _names("""
-    _capture_cudagraphs _dummy_pooler_run _dummy_run _dummy_sampler_run _warmup_and_capture capture_model
+    _capture_cudagraphs determine_num_available_blocks _dummy_pooler_run _dummy_run _dummy_sampler_run _warmup_and_capture capture_model
     compile_or_warm_up_model determine_available_memory kernel_warmup profile_cudagraph_memory profile_run warming_up_model
 """)
 _STEP = _names("""
-    _process_engine_step execute_dummy_batch execute_model sample_tokens schedule step step_fn step_with_batch_queue
+    _process_engine_step engine_step execute_dummy_batch execute_model sample_tokens schedule step step_async step_fn
+    step_with_batch_queue
     take_draft_token_ids update_from_output
 """)
 _BOOT = _names("_init_executor _initialize_kv_caches init_device initialize_from_config initialize_kv_cache load_model")
-_START = _names("<module> build_async_engine_client build_async_engine_client_from_engine_args run_headless run_server")
+_START = _names("""
+    <module> build_async_engine_client build_async_engine_client_from_engine_args create_engine_config from_engine_args
+    run_headless run_server
+""")
 # Calls that a client requests beside the steps (a LoRA adapter, sleeping): the engine returns their failure and goes on.
 _UTILITY = _names("_invoke_utility_method add_lora save_sharded_state sleep wake_up")
-_ENGINE_FILES = ("vllm/v1/worker/", "vllm/v1/core/", "vllm/v1/engine/core", "vllm/v1/executor/")
+_ENGINE_FILES = (
+    *("vllm/v1/worker/", "vllm/v1/core/", "vllm/v1/engine/core", "vllm/v1/executor/"),
+    *("vllm/worker/", "vllm/core/", "vllm/engine/", "vllm/executor/"),  # to 0.10
+)
 
 
 def warming_up(functions: frozenset[str]) -> bool:

@@ -3,14 +3,15 @@
 The rules go by mechanism, the strongest first: the last lines of the process that died, then a process that others miss,
 then an exception that nothing catches, then what is ambiguous. Two facts separate a death from an ordered shutdown:
 
-- Who got a request to stop, and whether before any process was missed. uvicorn logs "Shutting down" after a request to
-  stop and after a death; newer releases log `[shutdown] API server: shutdown triggered` for the first only. EngineCore
-  logs its own request to stop (`trigger received signal`, `Shutdown initiated`), which a killed process cannot.
+- Which process logged a request to stop, and whether before any process was missing. uvicorn logs "Shutting down" after a
+  request to stop and after a death; newer releases log `[shutdown] API server: shutdown triggered` for the first only.
 - Whether the exception is one of termination: printed because another process is gone, or because this one is closing.
 """
 
 from __future__ import annotations
 
+import re
+import signal
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -36,15 +37,16 @@ class Phase(StrEnum):
 class Judgement:
     """The decision about one life.
 
-    died: None if the signs allow both. why: one sentence for people. root: the exception to report. quiet: the log does not show how
-    this life ended, if it did.
+    died: None if the signs allow both. why: one sentence for people. root: the exception to report. lost_worker: a worker process
+    ended without an exception, and that is the cause. open_end: the log does not show how this life ended, if it did.
     """
 
     died: bool | None
     why: str
     root: Root | None = None
     phase: Phase | None = None
-    quiet: bool = False
+    lost_worker: bool = False
+    open_end: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,38 +63,43 @@ class _Case:
         return _first(*(self.life.line_of(kind) for kind in kinds))
 
     @property
-    def missed(self) -> int | None:
+    def engine_missing(self) -> int | None:
         """The first line in which the API server reports a dead engine."""
-        dead = (one.first_line for one in self.raised if bare_name(one.exception) == "EngineDeadError")
-        return _first(min(dead, default=None), self.line(SignKind.ENGINE_GONE, SignKind.ENGINE_DEAD))
+        dead = min((one.first_line for one in self.raised if one.of_dead_engine), default=None)
+        return _first(dead, self.line(SignKind.ENGINE_GONE, SignKind.ENGINE_DEAD))
 
     @property
-    def end(self) -> int | None:
+    def first_end(self) -> int | None:
         """The first line that reports an end of any process."""
-        return _first(self.missed, self.line(SignKind.FATAL, SignKind.WORKER_DIED, SignKind.BOOT_FAILED))
+        ends = self.line(SignKind.FATAL, SignKind.WORKER_DIED, SignKind.BOOT_FAILED)
+        return _first(self.engine_missing, ends)
 
     @property
-    def asked(self) -> int | None:
+    def stop_asked(self) -> int | None:
         """The line in which the API server began an ordered shutdown, not one because its engine was gone."""
         # A 503 of /health does not prove a death, but a uvicorn shutdown after one does not prove a request to stop.
         shutdown = self.line(SignKind.SHUTDOWN)
-        unwell = None if self.missed is None else self.line(SignKind.HEALTH_503)
-        stopping = _first(self.line(SignKind.STOP_ASKED), shutdown if _before(shutdown, unwell) else None)
-        return stopping if _before(stopping, self.end) else None
+        unhealthy = None if self.engine_missing is None else self.line(SignKind.HEALTH_503)
+        stopping = _first(self.line(SignKind.STOP_ASKED), shutdown if _before(shutdown, unhealthy) else None)
+        return stopping if _before(stopping, self.first_end) else None
 
     @property
-    def told(self) -> bool:
-        """Return True if EngineCore got a request to stop before any end was reported."""
-        return _before(self.line(SignKind.ENGINE_TOLD), self.end)
+    def engine_stop_asked(self) -> bool:
+        """Return True if EngineCore logged a request to stop before any end was reported."""
+        return _before(self.line(SignKind.ENGINE_STOP_ASKED), self.first_end)
 
     @property
     def ordered(self) -> bool:
-        return self.asked is not None or self.told
+        return self.stop_asked is not None or self.engine_stop_asked
 
     @property
     def own_root(self) -> Root | None:
         """Return the root, unless it only reports that something else ended."""
-        return None if self.root is None or self.root.of_termination else self.root
+        root = self.root
+        if root is None or root.of_termination:
+            return None
+        lost = root.of_consequence and _before(self.line(SignKind.WORKER_DIED), root.raised.first_line)
+        return None if lost else root
 
 
 def judge_life(life: ServerLife, we_terminated: bool | None) -> Judgement:
@@ -106,7 +113,7 @@ def judge_life(life: ServerLife, we_terminated: bool | None) -> Judgement:
         root=find_root(raised, paste=not life.is_log),
         we_terminated=we_terminated,
     )
-    judgement = next((found for rule in _RULES if (found := rule(case)) is not None), None) or _quiet(case)
+    judgement = next((found for rule in _RULES if (found := rule(case)) is not None), None) or _open_end(case)
     return judgement if judgement.phase is not None else replace(judgement, phase=_phase(case, judgement))
 
 
@@ -143,7 +150,7 @@ def _refused(case: _Case) -> Judgement | None:
 def _by_kernel(case: _Case) -> Judgement | None:
     """Apply the kernel's report: a process that it kills cannot log anything."""
     killed = case.life.first.get(SignKind.OOM_KILLED)
-    if killed is None or case.own_root is not None or _before(case.asked, killed.line):
+    if killed is None or case.own_root is not None or _before(case.stop_asked, killed.line):
         return None
     return _died(f"The kernel killed a process of this server for want of memory: {killed.text}")
 
@@ -152,47 +159,71 @@ def _last_words(case: _Case) -> Judgement | None:
     """Apply the last log lines of EngineCore, or of the process above a worker."""
     life, root = case.life, case.root
     own = case.own_root
-    if SignKind.BOOT_FAILED in life and not life.ready and root is not None:
+    worker = life.first.get(SignKind.WORKER_DIED)
+    failed = life.first.get(SignKind.BOOT_FAILED)
+    if failed is not None and not life.ready and root is None and life.is_log:
+        return _died(f"The engine did not come up: {failed.text}{_by_signal_code(failed.text)}")
+    if failed is not None and not life.ready and root is not None:
         if own is not None:
-            return _died(f"The engine did not come up: {_named(own)}.", own)
+            return _died(f"The engine did not come up: {_named(own)}{_by_signal_code(root.message)}.", own)
         if _is_exit(root.raised):
             why = "The boot was interrupted by a signal; nothing failed by itself."
             return Judgement(died=False, why=why, phase=Phase.BOOT)
-    worker = life.first.get(SignKind.WORKER_DIED)
     if own is None:
         if case.ordered:
             return None
-        if _before(case.line(SignKind.WORKER_TOLD), case.line(SignKind.WORKER_DIED, SignKind.FATAL)):
+        if _before(case.line(SignKind.WORKER_STOPPED), case.line(SignKind.WORKER_DIED, SignKind.FATAL)):
             return _undecided(
-                "A worker was told to stop by a signal and EngineCore gave up; this log does not say whether that was meant."
+                "A signal stopped a worker and EngineCore gave up; this log does not say whether that was meant."
             )
+    if worker is not None and own is None and not case.ordered:
+        why = f"A worker process ended without an exception: {worker.text}{_by_signal_code(worker.text)}"
+        return replace(_died(why), lost_worker=True)
     if SignKind.FATAL in life and (life.is_log or root is not None):
-        if worker is not None and own is None:
-            gave_up = f"and EngineCore gave up: {_named(root)}."
-            return _died(f"A worker process ended without a word ({worker.text}), {gave_up}", root)
         return _died(f"EngineCore met a fatal error: {_named(root)}.", root)
     if worker is not None and not case.ordered:
-        return _died(f"A worker process ended without a word: {worker.text}", root)
+        return _died(f"A worker process ended: {_named(own)}.", own)
     return None
+
+
+_EXIT_CODE = re.compile(r"exit code: -(\d+)|': -(\d+)\}")
+_SIGNALS = {
+    signal.SIGABRT: "an abort in C++ code",
+    signal.SIGBUS: "often too little /dev/shm",
+    signal.SIGILL: "an illegal instruction. On a CPU with AMX this is a known bug: vLLM's CPU attention uses AMX without asking "
+    "Linux for it; --dtype float32 avoids that",
+    signal.SIGKILL: "often the kernel, for want of memory",
+    signal.SIGSEGV: "a segmentation fault",
+}
+
+
+def _by_signal_code(text: str) -> str:
+    """Return the signal that an exit code in the text stands for, as the end of a sentence; "" without one."""
+    found = _EXIT_CODE.search(text)
+    code = int(found[1] or found[2]) if found else 0
+    if code not in set(signal.Signals):
+        return ""
+    meaning = _SIGNALS.get(signal.Signals(code))
+    return f" ({signal.Signals(code).name}{': ' + meaning if meaning else ''})"
 
 
 def _silent_end(case: _Case) -> Judgement | None:
     """Judge an EngineCore that ended without logging it, as the API server noticed."""
     life = case.life
-    if case.missed is None or case.asked is not None or _left_the_engine(case):
+    if case.engine_missing is None or case.stop_asked is not None or _left_the_engine(case):
         return None
-    if case.told:
+    if case.engine_stop_asked:
         if SignKind.ENGINE_GONE not in life or SignKind.STOP_ASKED in life:
             return None
-        return _undecided(
-            "EngineCore was told to stop by a signal that the API server did not get; this log does not say by whom."
-        )
+        return _undecided("A signal stopped EngineCore and not the API server; this log does not say who sent it.")
     if not life.is_log:
         return None
     crash = life.first.get(SignKind.NATIVE_CRASH)
+    if case.own_root is not None and case.own_root.raised.native:
+        return _died(f"A process crashed below Python: {_named(case.own_root)}.", case.own_root)
     if crash is not None:
         how = f"it crashed below Python ({crash.text})"
-    elif _before(life.first_engine_line, case.missed) and not life.engine_error:
+    elif _before(life.first_engine_line, case.engine_missing) and not life.engine_error:
         how = "it printed nothing, like a process killed by a signal"
     else:  # its lines are missing or torn, so its silence proves nothing
         how = "what it printed is not in this part of the log"
@@ -205,7 +236,7 @@ def _uncaught(case: _Case) -> Judgement | None:
     if not life.is_log:
         return None
     own = case.own_root
-    stopping = case.line(SignKind.STOP_ASKED, SignKind.SHUTDOWN, SignKind.ENGINE_TOLD)
+    stopping = case.line(SignKind.STOP_ASKED, SignKind.SHUTDOWN, SignKind.ENGINE_STOP_ASKED)
     if own is not None and case.ordered and not _before(own.raised.first_line, stopping):
         return None
     if own is not None and _left_the_engine(case):
@@ -216,7 +247,7 @@ def _uncaught(case: _Case) -> Judgement | None:
         return None
     crash = life.first.get(SignKind.NATIVE_CRASH)
     if crash is not None:
-        return _died(f"A process crashed below Python: {crash.text}")
+        return _died(f"A process crashed below Python: {crash.text}", own)
     if life.ready:
         return None
     # The interpreter prints an uncaught exception without a level; its frames include the program's own.
@@ -236,7 +267,12 @@ def _pasted(case: _Case) -> Judgement | None:
     life, root = case.life, case.root
     if life.is_log:
         return None
-    reported = SignKind.ENGINE_DEAD in life or any(one.reports_dead_engine for one in case.raised)
+    crash = life.first.get(SignKind.NATIVE_CRASH)
+    if crash is not None:
+        return _died(f"A process crashed below Python: {crash.text}", root)
+    reported = case.line(SignKind.ENGINE_DEAD, SignKind.ENGINE_GONE) is not None or any(
+        one.reports_dead_engine for one in case.raised
+    )
     quoted = life.quoted and root is not None and bool(root.raised.frames)
     if (reported and not case.ordered) or quoted:
         return _died(f"The text names the death of the engine{': ' + _named(root) if root else ''}.", root)
@@ -248,6 +284,8 @@ def _pasted(case: _Case) -> Judgement | None:
         return _died(
             f"This exception left a step or the boot of the engine, where nothing catches it: {_named(root)}.", root
         )
+    if starting(frozenset(root.raised.functions) - {"<module>"}) and not _is_exit(root.raised):
+        return _died(f"The server ended while it booted: {_named(root)}.", root, Phase.BOOT)
     return _undecided(
         f"An exception without a log around it: {_named(root)}; whether an engine died is not said.", root
     )
@@ -261,10 +299,10 @@ def _by_signal(case: _Case) -> Judgement | None:
     return _died(f"The shell reports that a signal ended the server: {ended.text}")
 
 
-def _unwell(case: _Case) -> Judgement | None:
+def _unhealthy(case: _Case) -> Judgement | None:
     """Judge a 503 of /health alone: a server that is scaled and a proxy return it too."""
-    unwell = case.line(SignKind.HEALTH_503)
-    if unwell is None or _before(case.asked, unwell):
+    unhealthy = case.line(SignKind.HEALTH_503)
+    if unhealthy is None or _before(case.stop_asked, unhealthy):
         return None
     return _undecided(
         "/health was answered with 503 and never with 200 again; this log does not say whether the engine is dead."
@@ -274,24 +312,23 @@ def _unwell(case: _Case) -> Judgement | None:
 def _unclear(case: _Case) -> Judgement | None:
     """Judge what may be an end or not."""
     life = case.life
-    if any(life.stalls.values()):
+    # Before an ordered shutdown, one count without a token may have been a long step.
+    if max(life.stalls.values(), default=0) > case.ordered:
         why = "Requests were there and no token moved where this log ends: a hang, or one very long step."
         return _undecided(why, phase=Phase.REQUEST)
     if SignKind.DRAINING in life and SignKind.CLOSED not in life and not case.we_terminated:
-        why = (
-            "The server was told to stop and open requests did not end before this log does: a hang, or the log is cut."
-        )
+        why = "The server was asked to stop, and open requests did not end before this log does: a hang, or the log is cut."
         return _undecided(why, phase=Phase.REQUEST)
-    if case.asked is not None and case.we_terminated is False:
+    if case.stop_asked is not None and case.we_terminated is False:
         why = "The server stopped in order, though the caller did not ask it to; this log does not say who did."
         return _undecided(why, phase=Phase.SHUTDOWN)
-    if case.asked is not None or case.we_terminated:
+    if case.stop_asked is not None or case.we_terminated:
         return None
-    if case.told:
+    if case.engine_stop_asked:
         if SignKind.SHUTDOWN in life:
             return None
         return _undecided(
-            "EngineCore was told to stop and the API server says nothing about it: it was killed, or the log is cut."
+            "EngineCore was asked to stop and the API server logs nothing of it: it was killed, or the log is cut."
         )
     if SignKind.PARENT_GONE in life:
         return _undecided(
@@ -304,11 +341,11 @@ def _stopped(case: _Case) -> Judgement | None:
     if not case.ordered:
         return None
     life = case.life
-    failed = _before(case.line(SignKind.SERVER_ERROR), case.asked)
-    lived = life.booted or SignKind.READY in life or (life.served and not failed) or case.told
+    failed = _before(case.line(SignKind.SERVER_ERROR), case.stop_asked)
+    lived = life.booted or SignKind.READY in life or (life.served and not failed) or case.engine_stop_asked
     if not lived and not case.we_terminated:
         return _undecided("Only the end of a stopping server is here; what made it stop came before.")
-    why = "The server was told to stop and did; what it printed after that is noise of the stopping."
+    why = "An ordered shutdown: what the server printed after its beginning is noise."
     return Judgement(died=False, why=why, phase=Phase.SHUTDOWN)
 
 
@@ -329,13 +366,13 @@ def _process_like_ours(case: _Case) -> Judgement | None:
     )
 
 
-def _quiet(case: _Case) -> Judgement:
+def _open_end(case: _Case) -> Judgement:
     if case.life.ready:
         why = "Nothing here says that the engine died: alive as far as this log goes."
-        return Judgement(died=False, why=why, quiet=True)
+        return Judgement(died=False, why=why, open_end=True)
     if case.life.booted:
         why = "The server was still booting, without a failure, where this log ends."
-        return Judgement(died=False, why=why, quiet=True)
+        return Judgement(died=False, why=why, open_end=True)
     if case.life.is_log and case.own_root is not None:
         return _undecided(
             f"A piece of a log with an exception of the engine, which does not show whether it died: {_named(case.own_root)}.",
@@ -345,7 +382,7 @@ def _quiet(case: _Case) -> Judgement:
         return _undecided(
             "A piece of a log with neither a boot nor an answered request in it: paste it from the boot on, or the whole traceback."
         )
-    return _undecided("There is neither a server log nor an exception in this text.")
+    return _undecided("There is neither a server log nor a traceback in this text.")
 
 
 _RULES = (
@@ -356,7 +393,7 @@ _RULES = (
     _uncaught,
     _pasted,
     _by_signal,
-    _unwell,
+    _unhealthy,
     _unclear,
     _stopped,
     _cut,
@@ -376,7 +413,8 @@ def _named(root: Root | None) -> str:
 
 def _phase(case: _Case, judgement: Judgement) -> Phase | None:
     life = case.life
-    links = () if judgement.root is None else judgement.root.raised.links
+    root = judgement.root or (case.root if judgement.lost_worker else None)
+    links = () if root is None else root.raised.links
     functions = frozenset(name for link in links for name in link.functions)
     if warming_up(functions) and not life.ready:
         return Phase.WARMUP
@@ -387,5 +425,5 @@ def _phase(case: _Case, judgement: Judgement) -> Phase | None:
         return Phase.BOOT if failed or (life.booted and not life.headless) else None
     if judgement.died is False:
         return Phase.REQUEST if any(life.busy.values()) else Phase.IDLE
-    waited = any(bare_name(one.exception) == "EngineDeadError" and "generate" in one.functions for one in case.raised)
+    waited = any(one.of_dead_engine and "generate" in one.functions for one in case.raised)
     return Phase.REQUEST if waited or SignKind.SERVER_ERROR in life else Phase.IDLE

@@ -33,8 +33,8 @@ class SignKind(StrEnum):
     DUMP = "scheduler-dump"
     PARENT_GONE = "parent-gone"  # a worker outlived the process that had started it
     STOP_ASKED = "stop-asked"  # the API server logs a request to stop
-    ENGINE_TOLD = "engine-told-to-stop"  # EngineCore logs a request to stop
-    WORKER_TOLD = "worker-told-to-stop"  # a worker logs that a signal ended it
+    ENGINE_STOP_ASKED = "engine-stop-asked"  # EngineCore logs a request to stop
+    WORKER_STOPPED = "worker-stopped"  # a worker logs that a signal ended it
     SHUTDOWN = "shutdown"  # logged by uvicorn after a request to stop and after a death
     DRAINING = "draining"  # it stops, and waits for open requests
     CLOSED = "closed"
@@ -58,28 +58,45 @@ _STARTS: tuple[tuple[str, SignKind], ...] = (
     ("RuntimeError: Engine core initialization failed", SignKind.BOOT_FAILED),
     ("RuntimeError: Engine process failed to start", SignKind.BOOT_FAILED),
     ("[shutdown] MPClient: engine core exited unexpectedly", SignKind.ENGINE_GONE),
+    ("RuntimeError('Engine process (pid", SignKind.ENGINE_GONE),  # this and the next three to 0.10
+    ("RuntimeError('Engine loop has died", SignKind.ENGINE_GONE),
+    ("MQLLMEngine is already dead", SignKind.ENGINE_DEAD),
+    ("AsyncLLMEngine is already dead", SignKind.ENGINE_DEAD),
+    ("AsyncLLMEngine has failed", SignKind.ENGINE_DEAD),
     ("AsyncLLM output_handler failed.", SignKind.ENGINE_DEAD),
     ("!!!!!!! Segfault encountered", SignKind.NATIVE_CRASH),
+    ("*** SIG", SignKind.NATIVE_CRASH),
     ("Fatal Python error: ", SignKind.NATIVE_CRASH),
     ("terminate called after throwing an instance of ", SignKind.NATIVE_CRASH),
     ("Dumping scheduler output for model execution: ", SignKind.DUMP),
     ("Parent process exited, terminating worker", SignKind.PARENT_GONE),
     ("[shutdown] API server: ", SignKind.STOP_ASKED),
-    ("[shutdown] EngineCore: ", SignKind.ENGINE_TOLD),  # a dying EngineCore logs none of these
-    ("Shutdown initiated (timeout=", SignKind.ENGINE_TOLD),
-    ("WorkerProc was terminated", SignKind.WORKER_TOLD),
-    ("[shutdown] WorkerProc: terminated by shutdown signal", SignKind.WORKER_TOLD),
+    ("[shutdown] EngineCore: ", SignKind.ENGINE_STOP_ASKED),  # a dying EngineCore logs none of these
+    ("Shutdown initiated (timeout=", SignKind.ENGINE_STOP_ASKED),
+    ("WorkerProc was terminated", SignKind.WORKER_STOPPED),
+    ("[shutdown] WorkerProc: terminated by shutdown signal", SignKind.WORKER_STOPPED),
     ("Shutting down FastAPI HTTP server", SignKind.SHUTDOWN),
     ("Waiting for connections to close.", SignKind.DRAINING),
     ("Application shutdown complete.", SignKind.CLOSED),
     ("Application startup complete.", SignKind.READY),
 )
 _ENGINE = ("EngineCore", "Worker", "VllmWorker", "RayWorker")
-_FATAL = ("EngineCore encountered a fatal error.", "EngineCore hit an exception: ")  # the second one to 0.8
+_FATAL = (
+    "EngineCore encountered a fatal error.",
+    "EngineCore hit an exception: ",  # this and the next two to 0.8
+    "MulitprocExecutor got fatal signal from worker processes",
+    "Got fatal signal from worker processes",
+    "Engine background task failed",  # this and the next one to 0.10
+    "Engine iteration timed out.",
+)
 _FIRST_LETTERS = frozenset(start[0] for start, _ in _STARTS)
-_GONE = re.compile(r"(?:Worker proc \S+|RayWorkerProc rank=\S+) died unexpectedly")
+_GONE = re.compile(
+    r"(?:Worker proc \S+|RayWorkerProc rank=\S+) died unexpectedly"
+    r"|Worker \S+ pid \d+ died, exit code: (?!-15\b)"  # to 0.10, which ends the other workers with -15
+)
 _ENGINE_GONE = re.compile(r"Engine core proc \S+ died unexpectedly")
-_EXIT_DEAD = re.compile(r"(?:[\w.]+\.)?EngineDeadError: (?=Engine)")  # with its own text; else it is prose
+# with its own text; else it is prose
+_EXIT_DEAD = re.compile(r"(?:[\w.]+\.)?(?:Async|MQ)?EngineDeadError: (?=Engine|Background loop|Task finished)")
 _ACCESS = re.compile(r'\S+ - "([A-Z]+) (\S+) HTTP/[\d.]+" (\d{3})\b')
 _OOM = re.compile(r"\bout of memory: Killed process (\d{1,10}) \(([^)\n]{1,64})\)", re.IGNORECASE)
 _QUOTABLE = re.compile(
@@ -92,8 +109,8 @@ _BY_SIGNAL = re.compile(
 _CONNECTOR = re.compile(r"kv_connector['\"]?[=:] ?['\"](\w+)['\"]")
 _REFUSED = re.compile(r"vllm(?: serve)?: error: ")
 _STATS = re.compile(
-    r"Engine (\d+): Avg prompt throughput: ([\d.]+) tokens/s, Avg generation throughput: ([\d.]+) tokens/s, "
-    r"Running: (\d+) reqs, Waiting: (\d+) reqs"
+    r"(?:Engine (\d+): )?Avg prompt throughput: ([\d.]+) tokens/s, Avg generation throughput: ([\d.]+) tokens/s, "
+    r"Running: (\d+) reqs, (?:Swapped: \d+ reqs, )?(?:Waiting|Pending): (\d+) reqs"
 )
 # In a pasted text without a log, the reporter's prose may name a death. Only vLLM's own sentences count, beside a traceback.
 _NAMED = "EngineDeadError"
@@ -101,6 +118,12 @@ _QUOTED = re.compile(
     r"EngineCore encountered a(?:n issue| fatal error)|EngineCore failed to start|Engine core initialization failed"
 )
 
+# The output of `collect_env`, which users paste before the log. A traceback in it is not the server's.
+_ENVIRONMENT = ("Collecting environment information...", "System Info")
+_ENVIRONMENT_ENDS = ("```", "</details>")
+
+_PROSE = 20_000
+"""Characters kept of a text that no server logged."""
 _SURVIVED = 3
 """Answers after an unfinished traceback that prove the engine survived it; fewer may have been in flight."""
 _TEXT = 300
@@ -109,14 +132,16 @@ _TEXT = 300
 class ServerLife:
     """One life of a server, read line by line: its signs, exceptions and boot facts.
 
-    first: the first sign of each kind. mentioned: the first mention of a death in lines without a server's prefix: the exception, or a
-    sentence of vLLM's, which makes `quoted` true. booted: the log has a server's first lines. served: the server answered or counted
-    requests, so it had booted. usage: argparse's error, if the command line was refused. connector: class of the KV connector. headless: a
-    further node's rank. pids: names of the processes. api_pid: of the boot's first line. first_engine_line: line number. engine_error:
-    EngineCore or a worker logged an error. busy, stalls: by engine, in its last counts: requests are there, and no token moves.
+    first: the first sign of each kind. prose: the lines without a server's prefix.
+    mentioned: the first mention of a death in them: the exception, or a sentence of vLLM's, which makes `quoted` true.
+    booted: the log has a server's first lines. served: the server answered or counted requests, so it had booted.
+    usage: argparse's error, if the command line was refused. connector: class of the KV connector.
+    headless: a further node's rank. pids: names of the processes. api_pid: of the boot's first line.
+    first_engine_line: line number. engine_error: EngineCore or a worker logged an error.
+    busy: by engine, its last count has requests. stalls: its last counts in a row that have requests and no new token.
     """
 
-    stopping = frozenset({SignKind.STOP_ASKED, SignKind.SHUTDOWN, SignKind.ENGINE_TOLD})
+    stopping = frozenset({SignKind.STOP_ASKED, SignKind.SHUTDOWN, SignKind.ENGINE_STOP_ASKED})
 
     def __init__(self) -> None:
         self.finder = Finder()
@@ -130,8 +155,10 @@ class ServerLife:
         self.api_pid: int | None = None
         self.first_engine_line: int | None = None
         self.busy: dict[str, bool] = {}
-        self.stalls: dict[str, bool] = {}
-        self._lines = self._logged = 0
+        self.stalls: dict[str, int] = {}
+        self.prose: list[str] = []
+        self._in_environment = False
+        self._lines = self._logged = self._prose_length = 0
         self._begun: dict[str, str] = {}
         self._answers: deque[int] = deque(maxlen=_SURVIVED)
 
@@ -178,6 +205,8 @@ class ServerLife:
         if line.level in ("DEBUG", "INFO") and line.source and _QUOTABLE.search(text):
             return  # a request log quotes it: vLLM logs tracebacks and deaths as errors
         self.finder.feed(line)
+        if self._is_environment(line):
+            return
         self.boot.feed(line)
         if self.connector is None and "kv_connector" in text and (found := _CONNECTOR.search(text)):
             self.connector = found[1]
@@ -204,7 +233,18 @@ class ServerLife:
             earlier = kind is SignKind.STOP_ASKED and "triggered" not in text.strip()[:_TEXT]
             self.first.setdefault(kind, Sign(0 if earlier else line.number, text.strip()[:_TEXT]))
 
+    def _is_environment(self, line: Line) -> bool:
+        text = line.text.strip()
+        if self._in_environment:
+            self._in_environment = not line.level and not line.process and not text.startswith(_ENVIRONMENT_ENDS)
+        elif text in _ENVIRONMENT:
+            self._in_environment = True
+        return self._in_environment
+
     def _mention(self, text: str) -> None:
+        if self._prose_length < _PROSE:
+            self.prose.append(text)
+            self._prose_length += len(text)
         if not self.quoted and "ngine" in text and (found := _QUOTED.search(text)):
             self.quoted = True
             self.mentioned = self.mentioned or f'"{found[0]}"'
@@ -216,6 +256,8 @@ class ServerLife:
         first = text[:1]
         if text.startswith(_FATAL) and (line.level or (text.rstrip() in _FATAL and not self.booted)):
             return SignKind.FATAL
+        if not line.level and "watchdog thread terminated with exception: " in text:
+            return SignKind.NATIVE_CRASH
         if not line.level and not line.process and _BY_SIGNAL.fullmatch(text.rstrip()):
             return SignKind.BY_SIGNAL
         if first in _FIRST_LETTERS:
@@ -225,7 +267,7 @@ class ServerLife:
         if found := _ACCESS.match(text):
             self.served = True
             return self._access(found[1], found[2], found[3], line.number)
-        if text.startswith("Engine ") and (found := _STATS.match(text)):
+        if "Avg prompt throughput: " in text and (found := _STATS.match(text)):
             self._stats(found)
         if _GONE.match(text):
             return SignKind.WORKER_DIED
@@ -248,6 +290,8 @@ class ServerLife:
         if status[0] == "2" and (health or method == "POST"):
             self._answers.append(number)
             self.first.pop(SignKind.HEALTH_503, None)  # a dead engine answers nothing
+            if not health:
+                self.stalls.clear()
         if health:
             return SignKind.HEALTH_503 if status == "503" else None
         return SignKind.SERVER_ERROR if method == "POST" and status[0] == "5" else None
@@ -263,8 +307,9 @@ class ServerLife:
             return  # the API server keeps logging the last counts after its engine ended
         waiting = int(found[4]) + int(found[5]) > 0
         still = float(found[2]) == 0.0 and float(found[3]) == 0.0
-        self.busy[found[1]] = waiting
-        self.stalls[found[1]] = waiting and still
+        engine = found[1] or ""
+        self.busy[engine] = waiting
+        self.stalls[engine] = self.stalls.get(engine, 0) + 1 if waiting and still else 0
 
 
 _BEGINNINGS = ("non-default args: ", "vLLM API server version ", "Launching vLLM (")

@@ -9,6 +9,7 @@ Reading is lazy and linear in the size of the log. A line is cut at `MAX_LINE` c
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import re
@@ -23,6 +24,8 @@ __all__ = ["ANSI", "MAX_LINE", "Line", "read_lines"]
 MAX_LINE = 1 << 20
 """Longest line kept, in characters: a scheduler dump with long block lists fits."""
 
+_TITLES = 400
+"""Longest line of column titles read, in characters."""
 _AHEAD = 400
 """Lines read before the first is returned, to learn the prefix of an unknown collector."""
 
@@ -35,6 +38,7 @@ class Line:
     process: name in vLLM's prefix (`EngineCore`, `EngineCore_DP0`, `Worker_TP1`, `APIServer`); "" without one.
     pid: from that prefix. A worker changes its name while it boots, so group lines by pid.
     level: `INFO`, `ERROR`, …; "" without one, as in a traceback printed at interpreter exit.
+    time: of vLLM's logger, such as `11-20 08:24:30`; "" without one.
     source: file and line of the logging call (`core.py:1138`); "" without one.
     text: the message with its indentation. raw: the line as read.
     """
@@ -43,6 +47,7 @@ class Line:
     process: str
     pid: int | None
     level: str
+    time: str
     source: str
     text: str
     raw: str
@@ -82,13 +87,15 @@ _COLLECTORS = (
     re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})? \S{1,80} [\w./@-]{1,80}(?:\[\d+\])?: ?"),
 )
 
+# rank: 0.7 to 0.9; without a pid: shortened by a reporter
 _PROCESS = re.compile(
-    r"\(([A-Za-z][\w.:-]{0,60})(?: rank=\d{1,5})? pid=(\d{1,10})(?:, ip=[^)\s]{1,60})?\) ?"
-)  # rank: 0.7 to 0.9
+    r"\((?:([A-Za-z][\w.:-]{0,60})(?: rank=\d{1,5})? pid=(\d{1,10})(?:, ip=[^)\s]{1,60})?"
+    r"|((?:APIServer|EngineCore|Worker)\w{0,60}))\) ?"
+)
 # torch puts the rank before an uncaught exception, and launchers before every line
 _RANK = re.compile(r"\[(rank\d{1,5})\]: ?")
 _VLLM = re.compile(
-    r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d{1,6})? "
+    r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:((?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d{1,6})? )?"
     r"(?:\[([^\]\s]{1,160}:\d+)\]|([\w./-]{1,160}:\d+)\]) ?"
 )
 _UVICORN = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL|TRACE): {2,8}")
@@ -99,8 +106,8 @@ _GLUED = re.compile(
     r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d )"
 )
 
-# Docker, Loki, CloudWatch and fluentd, journald, structured loggers, Google Cloud
-_RECORD_KEYS = ("log", "line", "message", "MESSAGE", "msg", "textPayload")
+# Docker, Loki and its CSV, CloudWatch and fluentd, Datadog, journald, structured loggers, Google Cloud
+_RECORD_KEYS = ("log", "line", "Line", "message", "Message", "MESSAGE", "msg", "textPayload")
 
 
 def read_lines(source: str | bytes | Iterable[str | bytes]) -> Iterator[Line]:
@@ -133,22 +140,37 @@ def _physical_lines(source: str | bytes | Iterable[str | bytes]) -> Iterator[str
         pieces: Iterable[str | bytes] = (source,)
     else:
         pieces = _bounded(source) if isinstance(source, io.IOBase) else source
-    first = True
+    lines = _split(pieces)
+    first = next(lines, "").removeprefix("\ufeff")
+    columns = first[:_TITLES].replace('"', "").rstrip("\r").split(",")
+    of_message = next((at for at, name in enumerate(columns) if name in _RECORD_KEYS), None)
+    if len(columns) > 1 and of_message is not None:
+        yield from _from_csv(lines, of_message)
+        return
+    for line in chain([first], lines):
+        if line.startswith("{") and len(line) > 2:
+            yield from _from_record(line)
+        else:
+            yield line
+
+
+def _split(pieces: Iterable[str | bytes]) -> Iterator[str]:
     for piece in pieces:
         text = piece.decode("utf-8", "replace") if isinstance(piece, bytes) else piece
-        if first:
-            text, first = text.removeprefix("\ufeff"), False
         start = 0
         while start < len(text):
             end = text.find("\n", start)
             if end < 0:
                 end = len(text)
-            line = text[start : min(end, start + MAX_LINE)]
-            if line.startswith("{") and len(line) > 2:
-                yield from _from_record(line)
-            else:
-                yield line
+            yield text[start : min(end, start + MAX_LINE)].replace("\0", "")
             start = end + 1
+
+
+def _from_csv(lines: Iterator[str], column: int) -> Iterator[str]:
+    """Yield the lines in one column of a table, as Grafana and other collectors export it."""
+    csv.field_size_limit(MAX_LINE)
+    for row in csv.reader(line.replace("\r", "") + "\n" for line in lines):
+        yield from row[column].split("\n") if column < len(row) else row
 
 
 def _bounded(file: io.IOBase) -> Iterator[str | bytes]:
@@ -224,10 +246,14 @@ def _parse(number: int, raw: str, at: int) -> Line:
     process, pid = "", None
     # Ray puts its own prefix before vLLM's, and a launcher the rank; the innermost names the process.
     while found := _PROCESS.match(raw, at) or _RANK.match(raw, at):
-        process, pid, at = found[1], int(found[2]) if found.re is _PROCESS else None, found.end()
-    level = source = ""
+        if found.re is _PROCESS:
+            process, pid = found[1] or found[3], int(found[2]) if found[2] else None
+        else:
+            process, pid = found[1], None
+        at = found.end()
+    level = time = source = ""
     if found := _VLLM.match(raw, at):
-        level, source, at = found[1], found[2] or found[3], found.end()
+        level, time, source, at = found[1], found[2] or "", found[3] or found[4], found.end()
     elif found := _UVICORN.match(raw, at):
         level, at = found[1], found.end()
-    return Line(number=number, process=process, pid=pid, level=level, source=source, text=raw[at:], raw=raw)
+    return Line(number=number, process=process, pid=pid, level=level, time=time, source=source, text=raw[at:], raw=raw)

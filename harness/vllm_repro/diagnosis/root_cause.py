@@ -50,6 +50,11 @@ class Root:
     @property
     def of_lost_peer(self) -> bool:
         """Return True if it only reports that another rank was gone, which that rank's log explains."""
+        return any(text in self.raised.message for text in _LOST_PEER)
+
+    @property
+    def of_consequence(self) -> bool:
+        """Return True if an earlier failure of another process may be its cause."""
         return _is_consequence(self.raised)
 
 
@@ -59,6 +64,8 @@ _EMPTY_WRAPPERS = (
     "Engine core initialization failed",
     "Engine process failed to start",
     "WorkerProc initialization failed",
+    "Engine process (pid ",
+    "Engine loop has died",
 )
 _ENGINE_NAMES = ("EngineCore", "Worker", "VllmWorker", "RayWorker", "DPEngineCore", "rank")
 _ENGINE_RECORDS = (
@@ -69,20 +76,19 @@ _ENGINE_RECORDS = (
     "Process VllmWorker",
     "RayWorkerProc ",
 )
-_LAST_WORDS = ("EngineCore encountered a fatal error.", "EngineCore failed to start.")
+_LAST_WORDS = ("EngineCore encountered a fatal error.", "EngineCore failed to start.", "Engine background task failed")
 _TERMINATION_CLASSES = re.compile(
-    "SystemExit|KeyboardInterrupt|CancelledError|EngineDeadError|BrokenPipeError|EOFError|ZMQError"
+    "SystemExit|KeyboardInterrupt|CancelledError|(?:Async|MQ)?EngineDeadError|BrokenPipeError|EOFError|ZMQError"
 )
 _TERMINATION_TEXTS = ("cancelled", "Executor failed.")
-_CONSEQUENCES = (
+_LOST_PEER = (
     "Connection closed by peer",
     "Connection reset by peer",
     "Broken pipe",
     "NCCL communicator was aborted",
     "ncclRemoteError",
-    "cancelled",
-    "Executor failed.",
 )
+_CONSEQUENCES = (*_LOST_PEER, *_TERMINATION_TEXTS, "RPC call to ")
 # Failed look-ups: the next exception of the chain states what is wrong.
 _LOOKUPS = re.compile(
     "Again|AttributeError|Empty|ImportError|KeyError|ModuleNotFoundError|StopAsyncIteration|StopIteration"
@@ -105,9 +111,11 @@ def find_root(raised: Sequence[Raised], *, paste: bool = False) -> Root | None:
 
     paste: the text is no log, so exceptions of any process count.
     """
-    candidates = [
-        one for one in raised if bare_name(one.exception) != "EngineDeadError" and (paste or _from_engine(one))
-    ]
+    known = [one for one in raised if not _first_link(one).of_dead_engine]
+    from_engine = [one for one in known if _from_engine(one)]
+    # A pasted text has no process names: prefer what an engine raised, then what passed through vLLM.
+    in_vllm = [one for one in known if any("vllm" in frame.file for frame in one.frames)]
+    candidates = from_engine or (in_vllm or known if paste else [])
     if not candidates:
         return None
     preferences: tuple[Callable[[Raised], bool], ...] = (
@@ -171,7 +179,7 @@ def _empty_wrapper(raised: Raised) -> bool:
 
 
 def _is_block(raised: Raised) -> bool:
-    return bool(raised.frames) and unwrap(raised.message) is None and not _empty_wrapper(raised)
+    return bool(raised.frames or raised.native) and unwrap(raised.message) is None and not _empty_wrapper(raised)
 
 
 def _is_consequence(raised: Raised) -> bool:
@@ -190,7 +198,8 @@ def _of_termination(raised: Raised) -> bool:
 
 def _from_engine(raised: Raised) -> bool:
     return (
-        raised.process.startswith(_ENGINE_NAMES)
+        raised.native
+        or raised.process.startswith(_ENGINE_NAMES)
         or raised.headline.startswith(_ENGINE_RECORDS)
         or (not raised.process and any(not LOOPS.isdisjoint(link.functions) for link in raised.links))
     )

@@ -27,6 +27,7 @@ __all__ = [
     "compare",
     "failed_nodes",
     "lost_worker",
+    "quotes",
     "template",
 ]
 
@@ -150,6 +151,13 @@ def _compare_one(signature: Signature, printed: _Printed, phase: Phase | None) -
     return Comparison(how=How.NEAR, captured=captured, why=why)
 
 
+def quotes(signature: Signature, text: str) -> bool:
+    """Return True if a text without a traceback holds the message of the signature."""
+    return len(_HOLE.sub("", signature.message)) >= _TELLING and bool(
+        _compiled(signature.message).search(squeeze(text))
+    )
+
+
 def _in_order(wanted: Sequence[str], functions: Sequence[str]) -> int | None:
     """Return the last possible index of the frame that ends the sequence; None if the order is not there."""
     at = len(functions)
@@ -167,6 +175,8 @@ def _same_phase(wanted: Phase | None, seen: Phase | None) -> bool:
     return wanted is None or seen is None or wanted is seen or (wanted in boot and seen in boot)
 
 
+_TELLING = 16
+"""Fewest fixed characters of a template by which a message alone is recognized."""
 _HOLE = re.compile(r"\{\{|\}\}|\{(\w*)\}")
 
 

@@ -36,6 +36,7 @@ class Raised:
     message: lines joined by newlines, or "". frames: outermost first; () for a lone last line.
     headline: the line before it in the same record (`WorkerProc hit an exception.`), or "".
     cause: the exception before it in a chain; explicit: it was "the direct cause".
+    native: thrown by C++ code, which ends the process.
     """
 
     exception: str
@@ -47,6 +48,7 @@ class Raised:
     first_line: int = 0
     cause: Raised | None = None
     explicit: bool = False
+    native: bool = False
 
     @property
     def links(self) -> tuple[Raised, ...]:
@@ -63,11 +65,24 @@ class Raised:
         return tuple(frame.function for frame in self.frames)
 
     @property
+    def of_dead_engine(self) -> bool:
+        """Return True for the class that reports a dead engine to the API server."""
+        return bare_name(self.exception) in ("EngineDeadError", "AsyncEngineDeadError", "MQEngineDeadError")
+
+    @property
     def reports_dead_engine(self) -> bool:
         """Return True if it only reports a dead engine to the API server or to a client."""
-        if bare_name(self.exception) == "EngineDeadError" and self.frames:
+        if self.of_dead_engine and self.frames:
             return True
         return "EngineCore encountered an issue. See stack trace" in self.message
+
+    @property
+    def of_other_program(self) -> bool:
+        """Return True if a client or `collect_env` printed it, whose output users paste beside the server's."""
+        files = [frame.file for frame in self.frames]
+        if any(file.endswith("collect_env.py") for file in files):
+            return True
+        return not any("vllm" in file for file in files) and any(file.startswith(_CLIENTS) for file in files)
 
 
 def bare_name(exception: str) -> str:
@@ -100,6 +115,12 @@ def shorten(path: str) -> str:
     return parts[-1] if absolute and parts else "/".join(parts)
 
 
+_CLIENTS = ("openai/", "requests/", "aiohttp/", "httpx/")
+_THROWN = re.compile(r"terminate called after throwing an instance of '([\w:]+)'")
+_WHAT = re.compile(r"\s*what\(\):\s+(.*)")
+_WATCHDOG = re.compile(
+    r"watchdog thread terminated with exception: (.*)|Watchdog caught (collective operation timeout.*)"
+)
 _HEADER = re.compile(r"Traceback \(most recent call last\):?")
 _FRAME = re.compile(r'File "([^"\n]{1,1000})", line \d+(?:, in (<\w+>|[\w.<>]+))?')
 _CARETS = re.compile(r"[\^~]+")
@@ -198,8 +219,11 @@ class Finder:
         self._outputs: dict[tuple[int | str, str], _Output] = {}
         self._last_output: dict[int | str, tuple[int | str, str]] = {}
         self._found: list[Raised] = []
+        self._thrown = ""
 
     def feed(self, line: Line) -> None:
+        if not line.source:
+            self._read_native(line)
         key = (line.speaker, line.source or line.level)
         # uvicorn prints its record's first line with a level and the traceback without one
         if key[1] == line.level and line.level and _RECORD.match(line.text):
@@ -211,10 +235,26 @@ class Finder:
         self._read(output, line, interrupted)
 
     def finish(self) -> tuple[Raised, ...]:
-        """Return all exceptions, in the order of their first lines. Call `unfinished` before it."""
+        """Return all exceptions of the server, in the order of their first lines. Call `unfinished` before it."""
         for output in self._outputs.values():
             self._close(output)
-        return tuple(sorted(self._found, key=lambda raised: raised.first_line))
+        own = (raised for raised in self._found if not raised.of_other_program)
+        return tuple(sorted(own, key=lambda raised: raised.first_line))
+
+    def _read_native(self, line: Line) -> None:
+        """Read an exception of C++ code, which has no traceback: of the NCCL watchdog, or one that nothing caught."""
+        exception, message = "c10::DistBackendError", None
+        if "atchdog" in line.text and (found := _WATCHDOG.search(line.text)):
+            message = found[1] or found[2]
+        elif found := _THROWN.search(line.text):
+            self._thrown = found[1]
+        elif self._thrown and (found := _WHAT.match(line.text)):
+            exception, message, self._thrown = self._thrown, found[1], ""
+        if message is not None:
+            raised = Raised(
+                exception=exception, message=message, process=line.process, first_line=line.number, native=True
+            )
+            self._found.append(raised)
 
     def unfinished(self) -> tuple[Unfinished, ...]:
         """Return the tracebacks that processes had not finished in their last lines."""

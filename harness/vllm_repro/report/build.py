@@ -25,7 +25,7 @@ from vllm_repro.report.wording import INTERRUPTED, NOT_RUN, not_run_word, refuse
 from vllm_repro.scenario.patch import Patch
 from vllm_repro.scenario.scenario import Status
 from vllm_repro.trigger.trigger import TriggerResult
-from vllm_repro.verdict.outcome import Death, Outcome, Outlasted
+from vllm_repro.verdict.outcome import Death, Outcome, Outlasted, is_unexplained
 from vllm_repro.verdict.verdict import (
     Expect,
     Expected,
@@ -236,7 +236,7 @@ def _arm(
         name,
         expected,
         [trial.outcome for trial in counted],
-        unexplained=sum(trial.death is not None and trial.death.signature is None for trial in trials),
+        unexplained=sum(is_unexplained(trial.outcome, trial.death) for trial in counted),
         standing=standing,
         strange=sum(strange),
         unproved=sum(one and not other for one, other in zip(unproved, strange, strict=True)),

@@ -213,8 +213,8 @@ def _death(
     latency = max(0.0, first.at - min(sign.since for sign in signs))
     signature: How | None = None
     captured: dict[str, str] = {}
-    if diagnosis.exception is not None and scenario.signature is None:
-        signature = How.OTHER  # the bug is not a death
+    if diagnosis.lost_worker or (diagnosis.exception is not None and scenario.signature is None):
+        signature = How.OTHER  # the bug is an exception, or no death
     elif diagnosis.exception is not None and scenario.signature is not None:
         comparison = compare(scenario.signature, diagnosis)
         captured = dict(comparison.captured)
@@ -317,6 +317,8 @@ def _why(outcome: Outcome, facts: TrialFacts, diagnosis: Diagnosis, seen: Observ
 
 def _cause(death: Death, diagnosis: Diagnosis) -> str:
     """Return the cause of a death: `AssertionError in reserve: the workspace is locked`."""
+    if diagnosis.lost_worker:
+        return diagnosis.why
     if death.exception is None:
         return f"{diagnosis.why.rstrip('.')}; no log names the cause" if diagnosis.why else "no log names the cause"
     # The lab's guard replaces C++ of a CUDA build, which no traceback shows.

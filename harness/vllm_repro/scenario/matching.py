@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vllm_repro.diagnosis.diagnosis import Diagnosis
-from vllm_repro.diagnosis.signature import How, compare
+from vllm_repro.diagnosis.signature import How, compare, quotes
 from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.verdict.verdict import Expected, Standing
 
@@ -35,7 +35,7 @@ def matches(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:
     Of two with the same signature only one is returned: the second if the release is good for the first, else the first.
     """
     if diagnosis.exception is None:
-        return []
+        return _quoted(diagnosis, scenarios)
     found = [Match(one, compare(one.signature, diagnosis).how) for one in scenarios if one.signature is not None]
     found = [match for match in found if match.how is not How.OTHER]
     by_id = {match.scenario.id: match for match in found}
@@ -45,7 +45,16 @@ def matches(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:
             cured = first.scenario.status.standing(diagnosis.vllm_version) is Standing.GOOD
             hidden.add(first.scenario.id if cured else match.scenario.id)
     kept = [_weighed(match, diagnosis) for match in found if match.scenario.id not in hidden]
-    return sorted(kept, key=lambda match: match.how is not How.MATCH)
+    return sorted(kept, key=lambda match: match.how is not How.MATCH) or _quoted(diagnosis, scenarios)
+
+
+def _quoted(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:
+    """Return the scenarios whose message a text quotes without a traceback."""
+    if diagnosis.died is False:
+        return []
+    against = "only the message agrees"
+    found = (one for one in scenarios if one.signature is not None and quotes(one.signature, diagnosis.prose))
+    return [Match(one, How.NEAR, against) for one in found if not one.same_death_as]
 
 
 def _weighed(match: Match, diagnosis: Diagnosis) -> Match:

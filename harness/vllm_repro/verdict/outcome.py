@@ -12,7 +12,7 @@ from typing import Literal
 from vllm_repro.diagnosis.signature import How
 from vllm_repro.trigger.trigger import TriggerResult
 
-__all__ = ["NEVER_IDLE", "Death", "Outcome", "Outlasted", "Tone", "TrialFacts", "classify"]
+__all__ = ["NEVER_IDLE", "Death", "Outcome", "Outlasted", "Tone", "TrialFacts", "classify", "is_unexplained"]
 
 NEVER_IDLE = "coming to rest"
 """The detail of a hang whose engine keeps working with no request left: what it was doing (`during` in the journal)."""
@@ -87,6 +87,14 @@ class Death:
     signature: How | None
     channels: tuple[str, ...]
     ranks: tuple[int, ...] = ()
+
+
+def is_unexplained(outcome: Outcome, death: Death | None) -> bool:
+    """Return True if the trial's death may be this bug: its cause is not known, or is near the signature.
+
+    A trial that was cut short, or that never became ready, says nothing about the bug.
+    """
+    return outcome is Outcome.OTHER_CRASH and death is not None and death.signature is not How.OTHER
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

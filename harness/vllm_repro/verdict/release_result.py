@@ -39,8 +39,7 @@ def release_result(result: ArmResult, *, imitated: bool = True) -> ReleaseResult
         case Result.QUIET:
             return ReleaseResult.LIVES if imitated else ReleaseResult.UNDECIDED
         case Result.INCONCLUSIVE | Result.BLOCKED:
-            # An unexplained death may be this bug.
-            if len(result.otherwise) > result.unexplained:
+            if result.failed_otherwise:
                 return ReleaseResult.FAILS_OTHERWISE
             if len(set(result.outcomes)) == 1:
                 return _IF_ALL_AGREE.get(result.outcomes[0], ReleaseResult.UNDECIDED)

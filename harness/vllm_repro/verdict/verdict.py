@@ -149,10 +149,10 @@ _VERDICTS: dict[Verdict, tuple[Tone, int]] = {
 class ArmResult:
     """The result of one arm: `crashed` of `conclusive` trials showed the bug as the arm is expected to.
 
-    Beside a crash, other failures count among the conclusive trials.
-    bound: a sentence with what these numbers support. unexplained: deaths without a known cause, and unproved failures: something failed,
-    but it may be this bug. standing: the release by the arm's own status; None if the scenario's applies. strange: trials with the bug's
-    outcome that do not count as the bug: see `is_strange` and `is_unproved`.
+    Beside a crash, other failures count among the conclusive trials. bound: a sentence with what these numbers support.
+    unexplained: deaths that may be this bug (`is_unexplained`), and unproved failures.
+    standing: the release by the arm's own status; None if the scenario's applies.
+    strange: trials with the bug's outcome that do not count as the bug: see `is_strange` and `is_unproved`.
     """
 
     name: str
@@ -172,6 +172,11 @@ class ArmResult:
         sign = self.expected.sign
         ends = tuple(one for one in self.outcomes if one.facts.other_failure and one is not sign)
         return ends + (sign,) * self.strange
+
+    @property
+    def failed_otherwise(self) -> bool:
+        """Return True if a failure is certainly not this bug."""
+        return len(self.otherwise) > self.unexplained
 
     @property
     def alive(self) -> bool:
@@ -247,7 +252,7 @@ def arm_result(
 ) -> ArmResult:
     """Return the result of an arm from the outcomes of its trials.
 
-    unexplained: deaths without a known cause among them. strange, unproved: see the functions of these names; no trial is both.
+    unexplained: deaths among them that may be this bug. strange, unproved: see the functions of these names; no trial is both.
     """
     count = Counter(outcomes)
     crashed, clean = count[expected.sign] - strange - unproved, count[Outcome.CLEAN]
@@ -304,7 +309,7 @@ def _arm_as_expected(arm: ArmResult, standing: Standing, expect: Expect) -> bool
         return False if died else True if quiet else None
     if not arm.crashed and not quiet:
         # Another failure is a surprise if its cause is known.
-        return False if died and not arm.unexplained else None
+        return False if arm.failed_otherwise else None
     if expect is not Expect.CRASH and standing is Standing.UNKNOWN:
         return True
     return (arm.crashed > 0) is (expect is Expect.CRASH or standing is Standing.BAD)
@@ -417,7 +422,7 @@ def _verdict(
         if (reproducing.standing or standing) is not Standing.GOOD:
             return Verdict.REPRODUCES, because
         return Verdict.REGRESSED, f"{because}; this release was declared good" + (" as it is" if patched else "")
-    if changed := next((arm for arm in led_by if not arm.unexplained and arm.otherwise), None):
+    if changed := next((arm for arm in led_by if arm.failed_otherwise), None):
         return Verdict.CHANGED, f"{changed.name}{with_patch}: {changed.otherwise[0]}, and not of this bug"
     undecided = next((arm for arm in led_by if arm.result is not Result.QUIET), None)
     if undecided is not None:
