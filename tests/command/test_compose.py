@@ -17,7 +17,7 @@ def test_every_field_is_written() -> None:
         "command": ["m", "--x", '{"a": 1}', "--y"],
         "init": True,
         "environment": {"HF_TOKEN": None, "A": "b c"},
-        "ports": ["127.0.0.1:80:8000", "[::1]:81:82"],
+        "ports": ["127.0.0.1:80:8000", "127.0.0.1:81:82"],
         "volumes": [{"type": "bind", "source": "/a,b", "target": "/c", "read_only": True}],
         "ipc": "private",
         "shm_size": 512 * 1024**2,
