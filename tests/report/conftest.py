@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 FLAGS = (
     "--no-sandbox",  # CI runs as root
@@ -38,6 +40,8 @@ Open = Callable[..., Opened]
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """Start Chromium. Fail instead of skip if there is none."""
+    from playwright.sync_api import sync_playwright  # here: importing it takes half a second in every test worker
+
     path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if path is None:
         pytest.fail("no Chromium on PATH; on Debian: apt-get install chromium", pytrace=False)
