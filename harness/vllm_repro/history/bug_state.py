@@ -95,7 +95,6 @@ class BugHistory:
 class _Track:
     """State on one host with one kind of build; GOOD_RELEASE means good on this kind of build."""
 
-    build: Build
     state: BugState = BugState.OPEN
     crashed: int = 0
     boots: int = 0
@@ -186,7 +185,7 @@ def _history(scenario: str, evidence: str, rows: Sequence[tuple[date, RunRow]]) 
     settling: set[date] = set()
     for night, row in rows:
         nightly = row.build is Build.NIGHTLY
-        track = tracks.setdefault((row.host, nightly), _Track(row.build))
+        track = tracks.setdefault((row.host, nightly), _Track())
         if not track.add(row, night):
             continue
         now = _together(tracks, night)
@@ -199,18 +198,18 @@ def _history(scenario: str, evidence: str, rows: Sequence[tuple[date, RunRow]]) 
             why = f"quiet for {SETTLED} more nights" if now is BugState.CLOSED and not track.declared else track.why
             steps.append(StateChange(night=night, run=row.id, was=state, state=now, why=why))
             state = now
-    leading = _leading(tracks)
+    leading = _leading(tracks) or _Track()
     return BugHistory(
         scenario=scenario,
         evidence=evidence,
         state=state,
         since=steps[-1].night if steps else rows[0][0],
-        crashed=leading.crashed if leading else 0,
-        boots=leading.boots if leading else 0,
-        streak=leading.streak if leading else 0,
-        needed=leading.needed if leading else None,
+        crashed=leading.crashed,
+        boots=leading.boots,
+        streak=leading.streak,
+        needed=leading.needed,
         steps=tuple(steps),
-        did=leading.did if leading else "died",
+        did=leading.did,
     )
 
 
@@ -240,9 +239,9 @@ def _worst(tracks: Sequence[_Track]) -> BugState | None:
 
 def _leading(tracks: dict[tuple[str, bool], _Track]) -> _Track | None:
     """Return the deciding track: nightlies before releases, then the worst, then the one with most boots."""
-    seen = [(not nightly, track) for (_, nightly), track in tracks.items() if track.state is not BugState.OPEN]
-    ordered = sorted(seen, key=lambda one: (one[0], _ORDER.index(one[1].state), -one[1].boots))
-    return ordered[0][1] if ordered else None
+    seen = [(nightly, track) for (_, nightly), track in tracks.items() if track.state is not BugState.OPEN]
+    rank = [(not nightly, _ORDER.index(track.state), -track.boots) for nightly, track in seen]
+    return seen[rank.index(min(rank))][1] if seen else None
 
 
 def _version(text: str | None) -> Version | None:

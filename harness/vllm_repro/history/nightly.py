@@ -7,32 +7,45 @@ this machine cannot run has no light.
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from vllm_repro.report.format import seconds
 from vllm_repro.report.junit import element, xml_text
 from vllm_repro.report.model import RunReport, banner
-from vllm_repro.report.text import LIMIT, cell, plain, shorten
+from vllm_repro.report.text import LIMIT, Table, cell, markdown_table, plain, shorten
 from vllm_repro.verdict.outcome import Outcome
 
 __all__ = ["Light", "Night", "Slot", "annotation", "light_of", "markdown", "suites"]
 
 
 class Light(StrEnum):
-    """Result of a scenario or of a night."""
+    """Result of a scenario or of a night, worst first."""
 
-    GREEN = "green"
-    AMBER = "amber"
     RED = "red"
+    AMBER = "amber"
+    GREEN = "green"
     NONE = "unsupported"
 
     @property
     def status(self) -> int:
         """Return the exit status of `nightly`."""
-        return {Light.GREEN: 0, Light.RED: 1, Light.AMBER: 2, Light.NONE: 2}[self]
+        return _LIGHTS[self][0]
+
+    @property
+    def sign(self) -> str:
+        """Return the sign in Markdown."""
+        return _LIGHTS[self][1]
+
+
+_LIGHTS: Mapping[Light, tuple[int, str, str]] = {
+    Light.RED: (1, "❌", "surprise"),
+    Light.AMBER: (2, "⚠️", "undecided"),
+    Light.GREEN: (0, "✅", "as declared"),
+    Light.NONE: (2, "➖", "not for this machine"),
+}
+"""Exit status, sign in Markdown, and words after a number of scenarios."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,23 +89,13 @@ class Night:
     @property
     def headline(self) -> str:
         """Return one line: `red: 1 surprise (tq-chunked-prefill), 5 as declared, 2 not for this machine`."""
-        count = Counter(slot.light for slot in self.slots)
-        words = {
-            Light.RED: "surprise" + ("s" if count[Light.RED] > 1 else ""),
-            Light.AMBER: "undecided",
-            Light.GREEN: "as declared",
-            Light.NONE: "not for this machine",
-        }
-        named = {light: ", ".join(slot.scenario for slot in self.slots if slot.light is light) for light in words}
-        parts = [
-            f"{count[light]} {word}" + (f" ({named[light]})" if light in (Light.RED, Light.AMBER) else "")
-            for light, word in words.items()
-            if count[light]
-        ]
-        if self.trouble:
-            parts.insert(0, f"host trouble: {'; '.join(self.trouble)}")
-        if self.interrupted:
-            parts.insert(0, f"interrupted by {self.interrupted}")
+        parts = [f"interrupted by {self.interrupted}"] if self.interrupted else []
+        parts += [f"host trouble: {'; '.join(self.trouble)}"] if self.trouble else []
+        for light, (_, _, words) in _LIGHTS.items():
+            if names := [slot.scenario for slot in self.slots if slot.light is light]:
+                many = "s" if light is Light.RED and len(names) > 1 else ""
+                named = f" ({', '.join(names)})" if light in (Light.RED, Light.AMBER) else ""
+                parts.append(f"{len(names)} {words}{many}{named}")
         return f"{self.light}: {', '.join(parts) or 'no scenario'}"
 
 
@@ -105,36 +108,22 @@ def light_of(report: RunReport) -> Light:
     return {True: Light.GREEN, False: Light.RED, None: Light.AMBER}[report.verdict.expected]
 
 
-_SIGNS = {Light.RED: "❌", Light.AMBER: "⚠️", Light.GREEN: "✅", Light.NONE: "➖"}
-_ORDER = (Light.RED, Light.AMBER, Light.GREEN, Light.NONE)
 _SUMMARY_LIMIT = 12 * LIMIT
 """GitHub accepts 1 MiB of summaries per step."""
 
 
 def markdown(night: Night) -> str:
     """Return the job summary."""
-    parts = [f"# {_SIGNS[night.light]} Nightly: {night.light}", plain(night.headline) + "."]
+    parts = [f"# {night.light.sign} Nightly: {night.light}", plain(night.headline) + "."]
     for evidence in dict.fromkeys(slot.evidence for slot in night.slots if slot.evidence):
         if notice := banner(evidence, None):
             parts.append(f"> **{notice}**")
     parts.append(f"Asked for: {cell(night.asked)}. Started {night.started_at}.")
     if night.trouble:
         parts.append("\n".join(f"- {cell(text)}" for text in night.trouble))
-    ran = sorted(
-        (slot for slot in night.slots if slot.light is not Light.NONE), key=lambda slot: _ORDER.index(slot.light)
-    )
-    if ran:
-        parts.append(_table(ran))
-    if others := [slot for slot in night.slots if slot.light is Light.NONE]:
-        lines = "\n".join(f"- {cell(slot.scenario)}: {cell(slot.why)}" for slot in others)
-        parts.append(f"## Not for this machine\n\n{lines}")
-    return shorten("\n\n".join(parts) + "\n", _SUMMARY_LIMIT)
-
-
-def _table(slots: Sequence[Slot]) -> str:
-    lines = ["| | scenario | verdict | vLLM | took | why | run |", "|---|---|---|---|---|---|---|"]
-    for slot in slots:
-        cells = (
+    rows = [
+        (
+            light.sign,
             slot.scenario,
             slot.verdict or "-",
             slot.version or "-",
@@ -142,8 +131,16 @@ def _table(slots: Sequence[Slot]) -> str:
             shorten(slot.why, 600),
             slot.run or "-",
         )
-        lines.append(f"| {_SIGNS[slot.light]} | " + " | ".join(map(cell, cells)) + " |")
-    return "\n".join(lines)
+        for light in (Light.RED, Light.AMBER, Light.GREEN)
+        for slot in night.slots
+        if slot.light is light
+    ]
+    if rows:
+        parts.append(markdown_table(Table(("", "scenario", "verdict", "vLLM", "took", "why", "run"), tuple(rows))))
+    if others := [slot for slot in night.slots if slot.light is Light.NONE]:
+        lines = "\n".join(f"- {cell(slot.scenario)}: {cell(slot.why)}" for slot in others)
+        parts.append(f"## Not for this machine\n\n{lines}")
+    return shorten("\n\n".join(parts) + "\n", _SUMMARY_LIMIT)
 
 
 def suites(night: Night, runs: Iterable[str]) -> str:

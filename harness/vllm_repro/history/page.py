@@ -98,11 +98,11 @@ def _speeds(of: Summary) -> dict[str, list[tuple[str, list[_Speed | None]]]]:
 
 def _speed(one: Series, of: Summary) -> _Speed:
     first = of.nights[-_MOST_NIGHTS:][0]
-    nights = [seen for seen in of.throughput.series[one] if seen.night >= first]
+    nights = [seen for seen in one.nights if seen.night >= first]
     most = max((seen.median for seen in nights), default=1.0)
     days = max((of.nights[-1] - first).days, 1)
     places = ((_WIDE * (seen.night - first).days / days, _HIGH * (1 - seen.median / most)) for seen in nights)
-    changes = [change for change in of.throughput.changes if change.series == one and change.called >= first]
+    changes = [change for change in one.changes if change.called >= first]
     words: dict[str, Any] = {"change": "", "tone": ""}
     for change in changes[-1:]:
         words["change"] = f"{abs(change.ratio - 1):.1%} {change.direction} since {change.since:%Y-%m-%d}"

@@ -11,7 +11,7 @@ from vllm_repro.evidence import Evidence
 from vllm_repro.history.bug_state import BugHistory, BugState, bug_histories
 from vllm_repro.history.nights import Cell, cells, night_of
 from vllm_repro.history.rows import RunRow
-from vllm_repro.history.throughput import Change, Direction, Throughput, throughput
+from vllm_repro.history.throughput import Change, Direction, Series, newest, throughput
 from vllm_repro.verdict.verdict import Verdict
 
 __all__ = ["News", "NewsKind", "Summary", "summarize"]
@@ -53,9 +53,11 @@ class News:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """nights: those with runs, oldest first. shown: nights of the table. since: the night that `news` compare with, None for the first.
+    """What the history says after its last night.
 
-    rows: a cell for each of `shown`, by scenario and evidence. hosts: hardware by host. tonight: runs of the last night.
+    nights: those with runs, oldest first. shown: nights of the table. since: the night that `news` compare with, None for the first.
+    rows: a cell for each of `shown`, by scenario and evidence. throughput: the series to show. hosts: hardware by host.
+    tonight: runs of the last night.
     """
 
     nights: tuple[date, ...]
@@ -64,7 +66,7 @@ class Summary:
     news: tuple[News, ...]
     bugs: tuple[BugHistory, ...]
     rows: dict[tuple[str, str], tuple[Cell, ...]]
-    throughput: Throughput
+    throughput: tuple[Series, ...]
     hosts: dict[str, str]
     runs: int
     tonight: tuple[RunRow, ...]
@@ -95,7 +97,7 @@ def summarize(
     if since is not None:
         news = [
             *_state_news(bugs, since),
-            *_throughput_news(speeds.changes, last),
+            *_throughput_news(speeds, last),
             *_other_failures(rows, last, all_nights),
             *_missing(rows, since, last),
         ]
@@ -107,7 +109,7 @@ def summarize(
         news=tuple(sorted(news, key=lambda one: (order.index(one.kind), one.scenario, one.night))),
         bugs=tuple(bugs),
         rows=cells(rows, window),
-        throughput=speeds,
+        throughput=tuple(newest(speeds)),
         hosts=dict(sorted({row.host: row.hardware for _, row in dated}.items())),
         runs=len(rows),
         tonight=tuple(row for night, row in rows if last and night == last[-1]),
@@ -134,34 +136,35 @@ def _kind(was: BugState, now: BugState) -> NewsKind:
     return NewsKind.CANDIDATE if now is BugState.CANDIDATE else NewsKind.STATE
 
 
-def _throughput_news(changes: Iterable[Change], last: Sequence[date]) -> list[News]:
+def _throughput_news(series: Iterable[Series], last: Sequence[date]) -> list[News]:
     """Return one item per arm and direction, however many hosts and loads follow within two weeks."""
     found: dict[tuple[str, str, Direction, date], News] = {}
-    followed: dict[tuple[str, str, Direction], list[Change]] = {}
-    for change in changes:
-        arm = (change.series.scenario, change.series.arm, change.direction)
+    followed: dict[tuple[str, str, Direction], list[tuple[Series, Change]]] = {}
+    changes = [(one, change) for one in series for change in one.changes]
+    for one, change in sorted(changes, key=lambda pair: pair[1].called):
+        arm = (one.scenario, one.arm, change.direction)
         same = followed.setdefault(arm, [])
-        if same and change.since - same[0].since > _SAME_CHANGE:
+        if same and change.since - same[0][1].since > _SAME_CHANGE:
             same.clear()
-        same.append(change)
-        first = same[0].called
+        same.append((one, change))
+        first = same[0][1].called
         if first in last:
             found[*arm, first] = News(
                 kind=NewsKind(change.direction),
                 night=first,
-                scenario=change.series.scenario,
+                scenario=one.scenario,
                 evidence=Evidence.GPU,
                 text=_change_text(same),
             )
     return list(found.values())
 
 
-def _change_text(changes: Sequence[Change]) -> str:
-    first = changes[0]
-    hosts = sorted({change.series.host for change in changes})
+def _change_text(changes: Sequence[tuple[Series, Change]]) -> str:
+    series, first = changes[0]
+    hosts = sorted({one.host for one, _ in changes})
     return (
-        f"{first.series.arm}: {abs(first.ratio - 1):.1%} {first.direction} since {first.since:%Y-%m-%d} on host {', '.join(hosts)}; "
-        f"on {first.series.host} outside {first.low:,.0f} to {first.high:,.0f} tok/s, the limits from {first.nights} earlier nights "
+        f"{series.arm}: {abs(first.ratio - 1):.1%} {first.direction} since {first.since:%Y-%m-%d} on host {', '.join(hosts)}; "
+        f"on {series.host} outside {first.low:,.0f} to {first.high:,.0f} tok/s, the limits from {first.nights} earlier nights "
         f"with median {first.reference:,.0f}"
     )
 

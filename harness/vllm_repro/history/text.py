@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import tzinfo
 from typing import Any
+
+import msgspec
 
 from vllm_repro.evidence import facts_of
 from vllm_repro.history.bug_state import BugHistory, BugState
 from vllm_repro.history.nights import night_of
 from vllm_repro.history.rows import QUANTITIES, RunRow
 from vllm_repro.history.summary import News, Summary
-from vllm_repro.history.throughput import QUANTITY, Change, Series, newest
+from vllm_repro.history.throughput import QUANTITY, Series
 from vllm_repro.report.format import columns, plural
 from vllm_repro.verdict.throughput import Point
 
@@ -100,14 +103,14 @@ def _news_line(news: News) -> str:
 def speeds_by_load(of: Summary) -> dict[tuple[str, str, Point], dict[str, Series]]:
     """Return the series to show, by scenario, arm and load, then by host."""
     found: dict[tuple[str, str, Point], dict[str, Series]] = {}
-    for one in newest(of.throughput):
+    for one in of.throughput:
         found.setdefault((one.scenario, one.arm, one.point), {})[one.host] = one
     return found
 
 
 def speed_cell(one: Series, of: Summary) -> str:
     """Return the newest median of the nights shown, and the range of their medians, in tokens a second."""
-    medians = [seen.median for seen in of.throughput.series[one] if seen.night in of.shown]
+    medians = [seen.median for seen in one.nights if seen.night in of.shown]
     return f"{medians[-1]:,.0f} ({min(medians):,.0f} to {max(medians):,.0f})" if medians else "-"
 
 
@@ -120,20 +123,9 @@ def as_json(of: Summary) -> dict[str, Any]:
         "since": of.since and str(of.since),
         "runs": of.runs,
         "hosts": of.hosts,
-        "news": [
-            {
-                "kind": news.kind.value,
-                "call": news.kind.call,
-                "night": str(news.night),
-                "scenario": news.scenario,
-                "evidence": news.evidence,
-                "text": news.text,
-                "run": news.run or None,
-            }
-            for news in of.news
-        ],
+        "news": [{**msgspec.to_builtins(news), "call": news.kind.call, "run": news.run or None} for news in of.news],
         "scenarios": [_bug(bug, of) for bug in of.bugs],
-        "throughput": [_series(one, of) for one in newest(of.throughput)],
+        "throughput": [_series(one) for one in of.throughput],
     }
 
 
@@ -159,37 +151,24 @@ def _bug(bug: BugHistory, of: Summary) -> dict[str, Any]:
     }
 
 
-def _named(one: Series) -> dict[str, Any]:
-    return {
-        "scenario": one.scenario,
-        "arm": one.arm,
-        "prompt": one.point.prompt,
-        "output": one.point.output,
-        "concurrency": one.point.concurrency,
-        "host": one.host,
-    }
-
-
-def _change(one: Change) -> dict[str, Any]:
-    return {
-        **_named(one.series),
-        "direction": one.direction.value,
-        "since": str(one.since),
-        "ratio": one.ratio,
-        "reference": {"median": one.reference, "low": one.low, "high": one.high, "nights": one.nights},
-    }
-
-
-def _series(one: Series, of: Summary) -> dict[str, Any]:
-    return {
-        **_named(one),
-        "quantity": QUANTITY,
-        "nights": [
-            {"night": str(seen.night), "median": seen.median, "low": seen.low, "high": seen.high, "n": seen.n}
-            for seen in of.throughput.series[one]
-        ],
-        "changes": [_change(change) for change in of.throughput.changes if change.series == one],
-    }
+def _series(one: Series) -> dict[str, Any]:
+    named = {"scenario": one.scenario, "arm": one.arm, **asdict(one.point), "host": one.host}
+    changes = [
+        {
+            **named,
+            "direction": change.direction.value,
+            "since": str(change.since),
+            "ratio": change.ratio,
+            "reference": {
+                "median": change.reference,
+                "low": change.low,
+                "high": change.high,
+                "nights": change.nights,
+            },
+        }
+        for change in one.changes
+    ]
+    return {**named, "quantity": QUANTITY, "nights": msgspec.to_builtins(one.nights), "changes": changes}
 
 
 def as_csv(rows: Sequence[RunRow], zone: tzinfo | None) -> str:

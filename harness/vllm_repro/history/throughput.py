@@ -6,7 +6,7 @@ the median of the 28 nights before, of which at least 14 must be measured.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from enum import StrEnum
@@ -24,7 +24,6 @@ __all__ = [
     "Direction",
     "Measured",
     "Series",
-    "Throughput",
     "newest",
     "throughput",
 ]
@@ -42,17 +41,6 @@ class Direction(StrEnum):
 
     SLOWER = "slower"
     FASTER = "faster"
-
-
-@dataclass(frozen=True, order=True, kw_only=True)
-class Series:
-    """Key of the nights that are compared with each other."""
-
-    scenario: str
-    arm: str
-    point: Point
-    host: str
-    setup: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +62,6 @@ class Change:
     reference, low, high: median of the nights before and its limits, in tokens a second. nights: number of those nights.
     """
 
-    series: Series
     direction: Direction
     since: date
     called: date
@@ -86,41 +73,43 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Throughput:
-    """All series with their nights, oldest first, and their changes in the order of nights."""
+class Series:
+    """Nights that are compared with each other, oldest first, and the changes of their level. setup: hash of the arm's flags."""
 
-    series: Mapping[Series, tuple[Measured, ...]]
+    scenario: str
+    arm: str
+    point: Point
+    host: str
+    setup: str
+    nights: tuple[Measured, ...]
     changes: tuple[Change, ...]
 
 
-def throughput(rows: Iterable[tuple[date, RunRow]]) -> Throughput:
-    """Return the series of GPU runs and their changes. `rows` come with their nights."""
-    series = _series(rows)
-    changes = [change for key, nights in series.items() for change in _changes(key, nights)]
-    return Throughput(series=series, changes=tuple(sorted(changes, key=lambda one: (one.called, one.series))))
-
-
-def newest(found: Throughput) -> list[Series]:
-    """Return the series to show: for arms whose flags were edited, only the newest set of flags."""
-    latest: dict[tuple[str, str, Point, str], Series] = {}
-    for key, _ in sorted(found.series.items(), key=lambda pair: pair[1][-1].night):
-        latest[key.scenario, key.arm, key.point, key.host] = key
-    return sorted(latest.values())
-
-
-def _series(rows: Iterable[tuple[date, RunRow]]) -> dict[Series, tuple[Measured, ...]]:
-    found: dict[Series, dict[date, list[Figure]]] = {}
+def throughput(rows: Iterable[tuple[date, RunRow]]) -> list[Series]:
+    """Return the series of GPU runs, sorted. `rows` come with their nights."""
+    found: dict[tuple[str, str, Point, str, str], dict[date, list[Figure]]] = {}
     for night, row in rows:
         for arm in row.arms if row.evidence == Evidence.GPU else ():
             for figure in arm.figures:
                 if figure.quantity == QUANTITY and figure.median > 0:
-                    names = {"scenario": row.scenario, "arm": arm.name, "host": row.host, "setup": arm.setup}
-                    key = Series(point=figure.point, **names)
+                    key = (row.scenario, arm.name, figure.point, row.host, arm.setup)
                     found.setdefault(key, {}).setdefault(night, []).append(figure)
-    return {
-        key: tuple(_night(night, figures) for night, figures in sorted(nights.items()))
-        for key, nights in sorted(found.items())
-    }
+    series: list[Series] = []
+    for (scenario, name, point, host, setup), figures in sorted(found.items()):
+        nights = tuple(_night(night, own) for night, own in sorted(figures.items()))
+        changes = tuple(_changes(nights))
+        series.append(
+            Series(scenario=scenario, arm=name, point=point, host=host, setup=setup, nights=nights, changes=changes)
+        )
+    return series
+
+
+def newest(series: Iterable[Series]) -> list[Series]:
+    """Return the series to show: for arms whose flags were edited, only the newest set of flags."""
+    latest: dict[tuple[str, str, Point, str], Series] = {}
+    for one in sorted(series, key=lambda one: one.nights[-1].night):
+        latest[one.scenario, one.arm, one.point, one.host] = one
+    return [one for _, one in sorted(latest.items())]
 
 
 def _night(night: date, figures: Sequence[Figure]) -> Measured:
@@ -133,9 +122,9 @@ def _night(night: date, figures: Sequence[Figure]) -> Measured:
     )
 
 
-def _changes(key: Series, nights: Sequence[Measured]) -> list[Change]:
+def _changes(nights: Sequence[Measured]) -> Iterator[Change]:
     if len(nights) < LEAST_REFERENCE + IN_A_ROW:
-        return []
+        return
     import pandas as pd  # here: importing pandas takes half a second, and most commands do not need it
 
     values = pd.Series([seen.median for seen in nights])
@@ -146,24 +135,19 @@ def _changes(key: Series, nights: Sequence[Measured]) -> list[Change]:
     last = values.rolling(IN_A_ROW)
     outside = {Direction.SLOWER: last.max() < reference - limit, Direction.FASTER: last.min() > reference + limit}
     level = last.median()
-    found: list[Change] = []
     for direction, is_outside in outside.items():
         called = -MOST_REFERENCE
         for place in is_outside.index[is_outside]:
             if place - called < MOST_REFERENCE:  # the reference needs so long to arrive at the new level
                 continue
             called = place
-            found.append(
-                Change(
-                    series=key,
-                    direction=direction,
-                    since=nights[place - IN_A_ROW + 1].night,
-                    called=nights[place].night,
-                    ratio=float(level[place] / reference[place]),
-                    reference=float(reference[place]),
-                    low=float(reference[place] - limit[place]),
-                    high=float(reference[place] + limit[place]),
-                    nights=min(MOST_REFERENCE, place - IN_A_ROW + 1),
-                )
+            yield Change(
+                direction=direction,
+                since=nights[place - IN_A_ROW + 1].night,
+                called=nights[place].night,
+                ratio=float(level[place] / reference[place]),
+                reference=float(reference[place]),
+                low=float(reference[place] - limit[place]),
+                high=float(reference[place] + limit[place]),
+                nights=min(MOST_REFERENCE, place - IN_A_ROW + 1),
             )
-    return found
