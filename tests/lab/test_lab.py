@@ -27,7 +27,7 @@ from vllm_repro.scenario.reader import read as read_scenario
 from vllm_repro.scenario.scenario import Arm, Capture
 from vllm_repro.servers.base import Replaced, ServerFacts
 from vllm_repro.servers.kinds import ServerKind
-from vllm_repro.servers.lab import LabServer, LabSite, capture_of, plugin_folder, read_replaced, shown
+from vllm_repro.servers.lab import LabServer, LabSite, capture_of, plugin_folder, read_replaced
 from vllm_repro.servers.lab_launch import graph_mode, lab_launch
 from vllm_repro.servers.launch import Launch
 from vllm_repro.servers.options import ServerOptions
@@ -165,7 +165,7 @@ def test_piecewise_graphs_are_refused() -> None:
 
 def test_show_lists_what_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path))
-    text = shown(TQ, TQ.arms[0], ServerOptions(), 8000)
+    text = LabSite(ServerOptions(), TQ).text(TQ.arms[0], 8000)
     assert "REPRO_LAB_MECHANISM=turboquant" in text
     assert "# vllm.v1.worker.cpu_worker.CPUWorker.init_device\n#   why: " in text
 

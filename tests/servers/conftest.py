@@ -79,6 +79,6 @@ def serve(tmp_path: Path, run_id: str) -> Callable[..., DockerServer]:
 
     def make(spec: ContainerSpec, **fields: Any) -> DockerServer:
         given: dict[str, Any] = {"log": tmp_path / "server.log", "run": run_id, "evidence": Evidence.CPU, "grace": 5.0}
-        return DockerServer(spec, **(given | fields))
+        return DockerServer(spec, **({"port": spec.publish[0].host_port} | given | fields))
 
     return make

@@ -37,7 +37,7 @@ def test_an_engine_that_stops_sending_costs_neither_the_exit_nor_the_end_of_the_
     api = SimpleNamespace(logs=logs, inspect_container=inspect_container, wait=lambda *_, **__: sent.wait(30))
     engine = cast(Engine, SimpleNamespace(client=SimpleNamespace(api=api)))
     spec = ContainerSpec(image="i", publish=(Publish(8001),))
-    server = DockerServer(spec, log=tmp_path / "log", run="r", evidence=Evidence.CPU)
+    server = DockerServer(spec, port=1, log=tmp_path / "log", run="r", evidence=Evidence.CPU)
     follower = threading.Thread(target=server._follow, args=(engine, "id"))
     follower.start()
     try:

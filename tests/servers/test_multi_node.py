@@ -33,12 +33,12 @@ def launch(flags: str, evidence: Evidence = Evidence.CPU) -> Launch:
 def test_one_node_stays_as_it_is(flags: str) -> None:
     alone = launch(flags)
     assert node_count(alone) == 1
-    assert process_nodes(alone, 9000) == (alone, ())
+    assert process_nodes(alone, 9000) == [alone]
 
 
 @given(st.integers(2, 8))
 def test_every_node_has_a_rank_of_its_own_and_only_the_first_has_http(nodes: int) -> None:
-    head, followers = process_nodes(launch(f"--nnodes {nodes} --tensor-parallel-size {nodes}"), 9000)
+    head, *followers = process_nodes(launch(f"--nnodes {nodes} --tensor-parallel-size {nodes}"), 9000)
     lines = [head.argv, *(follower.argv for follower in followers)]
     commands = [parse(f"vllm serve {' '.join(argv[2:])}") for argv in lines]
     assert [command.number("--node-rank") for command in commands] == list(range(nodes))
@@ -52,7 +52,7 @@ def test_every_node_has_a_rank_of_its_own_and_only_the_first_has_http(nodes: int
 
 
 def test_on_gpus_each_node_gets_its_own() -> None:
-    head, (follower,) = process_nodes(launch("--nnodes 2 --tensor-parallel-size 4", Evidence.GPU), 9000)
+    head, follower = process_nodes(launch("--nnodes 2 --tensor-parallel-size 4", Evidence.GPU), 9000)
     assert head.differences[-1] == "2 nodes as processes on one host, which meet at 127.0.0.1:9000"
     assert (head.env["CUDA_VISIBLE_DEVICES"], follower.env["CUDA_VISIBLE_DEVICES"]) == ("0,1", "2,3")
     assert "GLOO_SOCKET_IFNAME" not in head.env
@@ -62,8 +62,10 @@ def test_containers_share_the_network_of_the_first() -> None:
     alone = launch("--nnodes 2 --tensor-parallel-size 2")
     words = ("m", "--nnodes", "2", "--tensor-parallel-size", "2")
     spec = ContainerSpec(image="image", argv=words, name="run-a-1", publish=(Publish(8001),))
-    head, (other,) = container_nodes(replace(alone, container=spec))
+    head, launched = container_nodes(replace(alone, container=spec))
+    other = launched.container
     assert head.container is not None
+    assert other is not None
     assert (head.container.name, head.container.network, head.container.publish) == ("run-a-1", None, (Publish(8001),))
     assert (other.name, other.network, other.publish) == ("run-a-1-rank1", "container:run-a-1", ())
     assert other.argv[-1] == "--headless"
@@ -89,8 +91,8 @@ def server(tmp_path: Path, head: str, *others: str) -> MultiNodeServer:
             argv, port=free_port(), log=tmp_path / name, env={}, kind=kind, evidence=evidence, grace=2.0
         )
 
-    followers = [process(f"reported-1.rank{rank}.log", code) for rank, code in enumerate(others, 1)]
-    return MultiNodeServer(process("reported-1.log", head), followers)
+    names = ["reported-1.log", "reported-1.rank1.log", "reported-1.rank2.log"]
+    return MultiNodeServer([process(name, code) for name, code in zip(names, (head, *others), strict=False)])
 
 
 def test_all_are_started_named_and_ended(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ from vllm_repro.evidence import Evidence
 from vllm_repro.servers.docker import DockerServer
 log, port, image, run, program = sys.argv[1:]
 spec = ContainerSpec(image=image, entrypoint=("python3", "-c", program), publish=(Publish(int(port)),))
-server = DockerServer(spec, log=Path(log), run=run, evidence=Evidence.CPU)
+server = DockerServer(spec, port=int(port), log=Path(log), run=run, evidence=Evidence.CPU)
 print(asyncio.run(server.start()).container_id, flush=True)
 time.sleep(600)
 """

@@ -18,7 +18,7 @@ from vllm_repro.scenario.catalogue import find, find_arms, to_stderr
 from vllm_repro.scenario.patch import read_diff
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.docker_engine import connect, image_facts
-from vllm_repro.servers.lab import shown as lab_text
+from vllm_repro.servers.lab import LabSite
 from vllm_repro.servers.launch import ServedModel, container_launch, process_launch
 from vllm_repro.servers.options import ServerOptions, default_image, weights_for
 from vllm_repro.servers.overlay import PatchedSource, patch_container, patch_installed, patch_packages
@@ -56,7 +56,7 @@ def command_text(scenario: Scenario, arm: Arm, options: ServerOptions, style: st
     """Return the command of `arm` as a run would start it, on the port of the options, or 8000."""
     port = options.port or SHOWN_PORT
     if style == "lab":
-        return lab_text(scenario, arm, options, port)
+        return LabSite(replace(options, model=None, weights=None), scenario).text(arm, port)
     weights = weights_for(scenario, options)
     evidence = Evidence.GPU if scenario.needs.gpus else Evidence.CPU
     if style == "serve":

@@ -12,9 +12,9 @@ import os
 import re
 import threading
 import time
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -40,12 +40,16 @@ _BOOT_BYTES = 4_000_000
 _LOCAL = {"127.0.0.1", "localhost", "::1", "0.0.0.0"}
 
 
+def _local_port(url: str) -> int | None:
+    """Return the URL's port; None if it is not on this host."""
+    parts = urlsplit(url)
+    return parts.port if parts.hostname in _LOCAL else None
+
+
 def find_process(url: str) -> int | None:
     """Return the pid on this host that listens on the URL's port; None if this user cannot see one."""
-    parts = urlsplit(url)
-    if (parts.hostname or "") not in _LOCAL or parts.port is None:
-        return None
-    return next(iter(listeners(parts.port)), None)
+    port = _local_port(url)
+    return next(iter(listeners(port)), None) if port else None
 
 
 def find_log(pid: int | None) -> Path | None:
@@ -120,42 +124,30 @@ class AttachServer(Server):
     async def start(self) -> ServerFacts:
         assert self.log_path is not None
         self.log_path.touch()
-        if self.source is not None:
-            self._copier = threading.Thread(target=self._copy_file, args=(self.source,), daemon=True)
-            self._copier.start()
-        else:
-            await asyncio.to_thread(self._copy_container)
+        self._copier = threading.Thread(target=self._copy, args=(self.log_path,), daemon=True)
+        self._copier.start()
         return ServerFacts(kind=ServerKind.ATTACH, evidence=self.evidence, argv=(), pid=self.pid)
 
-    def _copy_file(self, source: Path) -> None:
+    def _copy(self, log: Path) -> None:
         """Copy this server's lines, with its boot lines, and what is appended, until stopped."""
-        assert self.log_path is not None
-        with source.open("rb") as read, self.log_path.open("ab", buffering=0) as write:
+        chunks = _container_log(self.base_url, follow=True) if self.source is None else self._growth(self.source)
+        with log.open("ab", buffering=0) as write:
+            for chunk in chunks:
+                write.write(chunk)
+                if self.source is None and self._stop.is_set():
+                    return
+
+    def _growth(self, source: Path) -> Iterator[bytes]:
+        with source.open("rb") as read:
             read.seek(own_lines_begin(source, self.pid))
             while True:
                 stopping = self._stop.is_set()
-                chunk = read.read(1_000_000)
-                if chunk:
-                    write.write(chunk)
+                if chunk := read.read(1_000_000):
+                    yield chunk
                 elif stopping:
                     return
                 else:
                     time.sleep(0.02)
-
-    def _copy_container(self) -> None:
-        stream = _container_log(self.base_url, follow=True)
-        if stream is not None:
-            self._copier = threading.Thread(target=self._copy_stream, args=(stream,), daemon=True)
-            self._copier.start()
-
-    def _copy_stream(self, stream: Any) -> None:
-        assert self.log_path is not None
-        # If the engine breaks off, the log ends but not the run: HTTP still shows the state of the server.
-        with self.log_path.open("ab", buffering=0) as write, contextlib.suppress(*engine_errors()):
-            for chunk in stream:
-                write.write(chunk)
-                if self._stop.is_set():
-                    return
 
     async def exited(self) -> Exit:
         while self.pid is None:
@@ -181,20 +173,21 @@ class AttachServer(Server):
         return ()
 
 
-def _container_log(url: str, *, follow: bool) -> Any:
-    """Return the log of the container that publishes the URL's port, as chunks; None if there is none or no engine answers."""
-    parts = urlsplit(url)
-    if parts.port is None or (parts.hostname or "") not in _LOCAL:
-        return None
-    try:
-        containers = connect().client.containers.list(filters={"publish": str(parts.port)})
-        if not containers:
-            return None
-        # A restarted container keeps the log of its earlier starts, crashes included.
-        started = datetime.fromisoformat(containers[0].attrs["State"]["StartedAt"]).timestamp()
-        return containers[0].logs(stream=True, follow=follow, since=started)
-    except (InfraError, *engine_errors()):
-        return None
+def _container_log(url: str, *, follow: bool) -> Iterator[bytes]:
+    """Yield the log of the container that publishes the URL's port; nothing if there is none or no engine answers.
+
+    If the engine breaks off, only the log ends: HTTP still shows the state of the server.
+    """
+    port = _local_port(url)
+    if port is None:
+        return
+    with contextlib.suppress(InfraError):
+        client = connect().client
+        with contextlib.suppress(*engine_errors()):
+            for container in client.containers.list(filters={"publish": str(port)})[:1]:
+                # A restarted container keeps the log of its earlier starts, crashes included.
+                started = datetime.fromisoformat(container.attrs["State"]["StartedAt"]).timestamp()
+                yield from container.logs(stream=True, follow=follow, since=started)
 
 
 def _boot_text(url: str, log: Path | None) -> str:
@@ -206,7 +199,7 @@ def _boot_text(url: str, log: Path | None) -> str:
             file.seek(own_lines_begin(source, pid))
             return file.read(_BOOT_BYTES).decode(errors="replace")
     text = b""
-    for chunk in _container_log(url, follow=False) or ():
+    for chunk in _container_log(url, follow=False):
         text += chunk
         if len(text) > _BOOT_BYTES:
             break

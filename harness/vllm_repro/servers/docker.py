@@ -30,7 +30,7 @@ from tenacity import (
 )
 
 from vllm_repro.command.container import LOOPBACK, ContainerSpec
-from vllm_repro.errors import HarnessBug, InfraError, Unsupported
+from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.evidence import Evidence
 from vllm_repro.host.lease import Lease
 from vllm_repro.secret_names import is_recorded
@@ -67,8 +67,9 @@ _BROKEN = (*engine_errors(), urllib3.exceptions.HTTPError)
 class DockerServer(Server):
     """Runs the container of `spec`.
 
-    spec: must publish a port on 127.0.0.1, unless `port` is given. run: id of the run, for the labels. grace: seconds between SIGTERM
-    and SIGKILL. patched: sha256 of each file that `spec` mounts over vLLM's source, by its name below site-packages.
+    port: on 127.0.0.1; published by `spec` or by the container whose network it joins. run: id of the run, for the labels.
+    grace: seconds between SIGTERM and SIGKILL. patched: sha256 of each file that `spec` mounts over vLLM's source, by its name below
+    site-packages.
     """
 
     log_path: Path
@@ -80,15 +81,11 @@ class DockerServer(Server):
         log: Path,
         run: str,
         evidence: Evidence,
-        port: int | None = None,
+        port: int,
         grace: float = 15.0,
         engine: Callable[[], Engine] = connect,
         patched: Mapping[str, str] | None = None,
     ) -> None:
-        if port is None:
-            if not spec.publish:
-                raise HarnessBug("a container that publishes no port needs `port`")
-            port = spec.publish[0].host_port
         self.spec = replace(spec, labels=(*spec.labels, (RUN_LABEL, run)))
         self._run = run
         self.base_url = f"http://{LOOPBACK}:{port}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from vllm_repro.errors import InfraError
@@ -17,7 +16,7 @@ from vllm_repro.servers.docker import DockerServer
 from vllm_repro.servers.docker_engine import LABEL, connect, image_facts
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import NO_SOURCE_TO_CHANGE, Launch, ServedModel, container_launch
-from vllm_repro.servers.multi_node import MultiNodeServer, container_nodes, node_count
+from vllm_repro.servers.multi_node import container_nodes, node_log, one_server
 from vllm_repro.servers.options import ServerOptions, default_image, weights_for
 from vllm_repro.servers.overlay import PatchedSource, patch_container
 from vllm_repro.servers.site import Offer, Say, Site
@@ -86,13 +85,18 @@ class DockerSite(Site):
 
     def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
         launch = self.launch(scenario, arm, self.port or free_port(), run=run, number=number)
-        assert launch.container is not None
-        make = partial(DockerServer, run=run, evidence=self.evidence, patched=self.patched_source(arm).digests)
-        if node_count(launch) == 1:
-            return launch, make(launch.container, log=log)
-        head, others = container_nodes(launch)
-        assert head.container is not None
-        followers = [
-            make(spec, log=log.with_suffix(f".rank{rank}.log"), port=launch.port) for rank, spec in enumerate(others, 1)
+        patched = self.patched_source(arm).digests
+        nodes = container_nodes(launch)
+        servers = [
+            DockerServer(
+                node.container,
+                port=launch.port,
+                log=node_log(log, rank),
+                run=run,
+                evidence=self.evidence,
+                patched=patched,
+            )
+            for rank, node in enumerate(nodes)
+            if node.container is not None
         ]
-        return head, MultiNodeServer(make(head.container, log=log), followers)
+        return nodes[0], one_server(servers)

@@ -31,7 +31,7 @@ from vllm_repro.servers.site import Offer, Say, Site
 from vllm_repro_lab.parts import MECHANISMS
 from vllm_repro_lab.record import Part
 
-__all__ = ["LabServer", "LabSite", "plugin_folder", "read_replaced", "shown", "untried"]
+__all__ = ["LabServer", "LabSite", "plugin_folder", "read_replaced", "untried"]
 
 _METADATA = {
     "METADATA": "Metadata-Version: 2.1\nName: vllm-repro-lab\nVersion: 0\n",
@@ -186,9 +186,11 @@ class LabSite(Site):
             for file, text in changed.items()
         }
 
-    def replaced_lines(self) -> list[str]:
-        """Return the names that the lab replaces, as comments for a shell."""
-        lines = [f"# LAB: vLLM {self.release_version} on the CPU. Replaced, and nothing else:"]
+    def text(self, arm: Arm, port: int) -> str:
+        """Return the command, ready to paste, and the replaced names as comments."""
+        self.release = ReleaseCache().get(self.release_version)
+        lines = [self.launch(self._scenario, arm, port).render(), ""]
+        lines += [f"# LAB: vLLM {self.release_version} on the CPU. Replaced, and nothing else:"]
         for part in MECHANISMS[self._lab.mechanism].parts_with(self._capture):
             if part.effect:
                 lines += [
@@ -196,7 +198,7 @@ class LabSite(Site):
                     f"#   why: {part.why}",
                     f"#   effect on the bug: {part.effect}",
                 ]
-        return lines
+        return "\n".join(lines)
 
 
 _CPU_FLAGS = {"deepseek_v4": "avx512_bf16"}
@@ -207,13 +209,6 @@ def _lacking_flag(lab: Lab, model: Model) -> str:
     """Return the processor flag that the model needs and this machine lacks; empty if there is none."""
     flag = _CPU_FLAGS.get(lab.shape(model).family, "")
     return "" if flag in cpu_flags() else flag
-
-
-def shown(scenario: Scenario, arm: Arm, options: ServerOptions, port: int) -> str:
-    """Return the command, ready to paste, and the replaced names as comments."""
-    site = LabSite(replace(options, model=None, weights=None), scenario)
-    site.release = ReleaseCache().get(site.release_version)
-    return "\n".join([site.launch(scenario, arm, port).render(), "", *site.replaced_lines()])
 
 
 def capture_of(lab: Lab, options: ServerOptions) -> Capture:

@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from vllm_repro.command.container import LOOPBACK, ContainerSpec
+from vllm_repro.command.command import ServeCommand
+from vllm_repro.command.container import LOOPBACK
 from vllm_repro.command.parse import parse
 from vllm_repro.evidence import Evidence
 from vllm_repro.servers.base import Exit, RankFacts, Server, ServerFacts
 from vllm_repro.servers.launch import Launch
 
-__all__ = ["Follower", "MultiNodeServer", "container_nodes", "node_count", "process_nodes"]
+__all__ = ["MultiNodeServer", "container_nodes", "node_count", "node_log", "one_server", "process_nodes"]
 
 _MASTER_PORT = 29501  # free, since the containers have a network of their own
 _CPU_ENV = {
@@ -31,92 +32,88 @@ _CPU_ENV = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Follower:
-    """What runs on one node after the first."""
-
-    rank: int
-    argv: tuple[str, ...]
-    env: dict[str, str]
-
-
 def node_count(launch: Launch) -> int:
     """Return the number of nodes that the command is for."""
     return launch.command.number("--nnodes") or 1
 
 
-def process_nodes(launch: Launch, master_port: int) -> tuple[Launch, tuple[Follower, ...]]:
-    """Return the launch of the first node, and the other nodes. A command for one node is returned as it is.
+def process_nodes(launch: Launch, master_port: int) -> list[Launch]:
+    """Return the launch of each node, by rank. A command for one node is returned as it is.
 
     master_port: a free port on loopback where the nodes meet.
     """
     nodes = node_count(launch)
     if nodes == 1:
-        return launch, ()
-    meeting = (f"--master-addr {LOOPBACK}", f"--master-port {master_port}")
-    env = dict(launch.env) | (_CPU_ENV if launch.evidence is not Evidence.GPU else {})
-    serve = launch.argv.index("serve")
-    followers = []
-    for rank in range(1, nodes):
-        http = [name for name in ("--host", "--port") if launch.command.has(name)]
-        command = launch.command.without(*http).with_flags(*meeting, f"--node-rank {rank}", "--headless")
-        followers.append(
-            Follower(rank=rank, argv=(*launch.argv[: serve + 1], *command.argv()), env=env | _gpus(launch, rank))
-        )
-    command = launch.command.with_flags(*meeting, "--node-rank 0")
+        return [launch]
+    program = launch.argv[: launch.argv.index("serve") + 1]
     difference = f"{nodes} nodes as processes on one host, which meet at {LOOPBACK}:{master_port}"
-    head = replace(
-        launch,
-        command=command,
-        argv=(*launch.argv[: serve + 1], *command.argv()),
-        env=env | _gpus(launch, 0),
-        differences=(*launch.differences, difference),
-    )
-    return head, tuple(followers)
+    launches = []
+    for rank, command in enumerate(_commands(launch.command, nodes, master_port)):
+        gpus = _gpus(launch, rank)
+        env = _environment(launch) | ({"CUDA_VISIBLE_DEVICES": gpus} if gpus else {})
+        argv, differences = (*program, *command.argv()), (*launch.differences, difference)
+        launches.append(replace(launch, command=command, argv=argv, env=env, differences=differences))
+    return launches
 
 
-def container_nodes(launch: Launch) -> tuple[Launch, tuple[ContainerSpec, ...]]:
-    """Return the launch of the first node, and the containers of the others. The container of `launch` must have a name."""
-    spec = launch.container
+def container_nodes(launch: Launch) -> list[Launch]:
+    """Return the launch of each node, by rank. A container of several nodes must have a name."""
+    spec, nodes = launch.container, node_count(launch)
     assert spec is not None
+    if nodes == 1:
+        return [launch]
     assert spec.name is not None
-    env = tuple((dict(spec.env) | (_CPU_ENV if launch.evidence is not Evidence.GPU else {})).items())
-
-    def node(rank: int, *more: str) -> ContainerSpec:
-        meeting = (f"--master-addr {LOOPBACK}", f"--master-port {_MASTER_PORT}", f"--node-rank {rank}")
-        command = parse(shlex.join(("vllm", "serve", *spec.argv))).with_flags(*meeting, *more)
-        gpus = _gpus(launch, rank).get("CUDA_VISIBLE_DEVICES")
-        return replace(spec, argv=command.argv(), env=env, gpus=f"device={gpus}" if gpus else spec.gpus)
-
-    head = node(0)
-    followers = tuple(
-        replace(node(rank, "--headless"), name=f"{spec.name}-rank{rank}", network=f"container:{spec.name}", publish=())
-        for rank in range(1, node_count(launch))
-    )
-    difference = f"{1 + len(followers)} nodes as containers on one host, which share the network of the first"
-    return (
-        replace(launch, container=head, argv=head.argv, env=dict(env), differences=(*launch.differences, difference)),
-        followers,
-    )
+    env = _environment(launch)
+    difference = f"{nodes} nodes as containers on one host, which share the network of the first"
+    launches = []
+    for rank, command in enumerate(_commands(parse(shlex.join(("vllm", "serve", *spec.argv))), nodes, _MASTER_PORT)):
+        gpus = _gpus(launch, rank)
+        node = replace(spec, argv=command.argv(), env=tuple(env.items()), gpus=f"device={gpus}" if gpus else spec.gpus)
+        if rank:
+            node = replace(node, name=f"{spec.name}-rank{rank}", network=f"container:{spec.name}", publish=())
+        differences = (*launch.differences, difference)
+        launches.append(replace(launch, container=node, argv=node.argv, env=env, differences=differences))
+    return launches
 
 
-def _gpus(launch: Launch, rank: int) -> dict[str, str]:
-    """Return the variable that gives each node GPUs of its own."""
+def _commands(command: ServeCommand, nodes: int, master_port: int) -> Iterator[ServeCommand]:
+    """Yield the command of each node. Only the first has HTTP."""
+    meeting = (f"--master-addr {LOOPBACK}", f"--master-port {master_port}")
+    yield command.with_flags(*meeting, "--node-rank 0")
+    headless = command.without(*(name for name in ("--host", "--port") if command.has(name)))
+    for rank in range(1, nodes):
+        yield headless.with_flags(*meeting, f"--node-rank {rank}", "--headless")
+
+
+def _environment(launch: Launch) -> dict[str, str]:
+    return dict(launch.env) | (_CPU_ENV if launch.evidence is not Evidence.GPU else {})
+
+
+def _gpus(launch: Launch, rank: int) -> str:
+    """Return the GPUs of one node, such as "2,3"; empty on a CPU."""
     if launch.evidence is not Evidence.GPU:
-        return {}
-    ranks = launch.command.number("--tensor-parallel-size") or 1
-    each = max(1, ranks // node_count(launch))
-    return {"CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in range(rank * each, (rank + 1) * each))}
+        return ""
+    each = max(1, (launch.command.number("--tensor-parallel-size") or 1) // node_count(launch))
+    return ",".join(str(gpu) for gpu in range(rank * each, (rank + 1) * each))
+
+
+def one_server(nodes: Sequence[Server]) -> Server:
+    """Return the server of one or several nodes."""
+    return MultiNodeServer(nodes) if len(nodes) > 1 else nodes[0]
+
+
+def node_log(log: Path, rank: int) -> Path:
+    """Return the path of a node's log. log: that of the first."""
+    return log.with_suffix(f".rank{rank}.log") if rank else log
 
 
 class MultiNodeServer(Server):
-    """A server of several nodes. head: the first node. followers: the others, by rank from 1, each with its own log."""
+    """A server of several nodes, by rank, each with its own log."""
 
-    def __init__(self, head: Server, followers: Sequence[Server]) -> None:
-        self.head = head
-        self.followers = tuple(followers)
-        self.base_url = head.base_url
-        self.log_path = head.log_path
+    def __init__(self, nodes: Sequence[Server]) -> None:
+        self.head, *self.followers = nodes
+        self.base_url = self.head.base_url
+        self.log_path = self.head.log_path
 
     @property
     def rank_logs(self) -> tuple[Path, ...]:

@@ -23,7 +23,7 @@ from vllm_repro.secret_names import is_recorded
 from vllm_repro.servers.base import Exit, Server, ServerFacts
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import Launch, process_launch
-from vllm_repro.servers.multi_node import MultiNodeServer, process_nodes
+from vllm_repro.servers.multi_node import node_log, one_server, process_nodes
 from vllm_repro.servers.options import ServerOptions, lacking, needs_of, weights_for
 from vllm_repro.servers.overlay import PatchedSource, patch_installed, patch_packages
 from vllm_repro.servers.site import Offer, Say, Site
@@ -110,13 +110,13 @@ def process_server(
     launch: Launch, log: Path, make: Callable[..., ProcessServer] = ProcessServer
 ) -> tuple[Launch, Server]:
     """Return the server of `launch` on this host, one process per node. `make` takes the arguments of `ProcessServer`."""
-    head, followers = process_nodes(launch, free_port())
-    make = partial(make, kind=head.kind, evidence=head.evidence)
-    first = make(head.argv, port=head.port, log=log, env=head.env)
-    others = [
-        make(one.argv, port=free_port(), log=log.with_suffix(f".rank{one.rank}.log"), env=one.env) for one in followers
+    nodes = process_nodes(launch, free_port())
+    make = partial(make, kind=launch.kind, evidence=launch.evidence)
+    servers = [
+        make(node.argv, port=free_port() if rank else node.port, log=node_log(log, rank), env=node.env)
+        for rank, node in enumerate(nodes)
     ]
-    return head, MultiNodeServer(first, others) if others else first
+    return nodes[0], one_server(servers)
 
 
 class ProcessSite(Site):
