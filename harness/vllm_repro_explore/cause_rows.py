@@ -9,7 +9,7 @@ from typing import Any
 
 from vllm_repro.report.format import columns
 from vllm_repro.report.model import RunReport
-from vllm_repro.scenario.cause import Cause, Causes
+from vllm_repro.scenario.scenario import Cause, Causes
 from vllm_repro.verdict.statistics import excluded_rate, fisher
 from vllm_repro.verdict.verdict import Expected
 from vllm_repro_explore.case import Case, Request, Setup

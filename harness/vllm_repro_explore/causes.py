@@ -20,8 +20,7 @@ from vllm_repro.running.job import Job, choice_of
 from vllm_repro.running.run import run_one
 from vllm_repro.running.terminal import Progress
 from vllm_repro.scenario.catalogue import find
-from vllm_repro.scenario.cause import Cause, Causes
-from vllm_repro.scenario.scenario import Arm, Scenario
+from vllm_repro.scenario.scenario import Arm, Cause, Causes, Scenario
 from vllm_repro.servers.kinds import kinds
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.site import ServerChoice

@@ -15,9 +15,9 @@ from vllm_repro.cli import main
 from vllm_repro.releases.overlay import Overlay
 from vllm_repro.releases.provision import Release
 from vllm_repro.scenario.catalogue import find
-from vllm_repro.scenario.cause import Cause, Causes
 from vllm_repro.scenario.patch import Patch
 from vllm_repro.scenario.reader import check_file, read
+from vllm_repro.scenario.scenario import Cause, Causes
 from vllm_repro.verdict.verdict import Expected
 from vllm_repro_explore.case import Case
 from vllm_repro_explore.cause_rows import CauseRow, case_of, lines, reading, tried

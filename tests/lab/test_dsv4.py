@@ -14,7 +14,7 @@ from vllm_repro.releases.provision import ReleaseCache
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.reader import read as read_scenario
 from vllm_repro.scenario.scenario import Arm, Scenario
-from vllm_repro.scenario.sizes import sized
+from vllm_repro.scenario.workload import sized
 from vllm_repro.servers.base import Server
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.lab import LabServer, LabSite

@@ -19,8 +19,7 @@ from vllm_repro.running.assess import Conclusion
 from vllm_repro.running.state import TimeLimits, Trial
 from vllm_repro.running.trial import run_trial
 from vllm_repro.scenario.catalogue import find
-from vllm_repro.scenario.sizes import sized
-from vllm_repro.scenario.workload import chat, completion
+from vllm_repro.scenario.workload import chat, completion, sized
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import Launch
 from vllm_repro.servers.process import ProcessServer

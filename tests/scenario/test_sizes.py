@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from vllm_repro.command.parse import parse
 from vllm_repro.errors import ScenarioError
-from vllm_repro.scenario.sizes import flag, resolve, sized
+from vllm_repro.scenario.workload import flag, resolve, sized
 
 COMMAND = parse("vllm serve m --max-num-batched-tokens 4k --block-size 32")
 

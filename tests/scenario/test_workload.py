@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_repro.command.parse import parse
-from vllm_repro.scenario.sizes import flag, resolve
-from vllm_repro.scenario.workload import Request, chat, completion, conversation, requests_of, together
+from vllm_repro.scenario.workload import Request, chat, completion, conversation, flag, requests_of, resolve, together
 
 TOOL = {"type": "function", "function": {"name": "read_file", "parameters": {"required": ["path"]}}}
 

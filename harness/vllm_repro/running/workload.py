@@ -20,8 +20,7 @@ from vllm_repro.running.idle import CpuSample, engine_cpu_seconds, is_idle, neve
 from vllm_repro.running.state import Trial
 from vllm_repro.running.watch import Watch
 from vllm_repro.scenario.dialogue import Dialogue
-from vllm_repro.scenario.sizes import Size, resolve
-from vllm_repro.scenario.workload import IDLE_AFTER, Conversation, Pause, Request, Rest, Step, Together
+from vllm_repro.scenario.workload import IDLE_AFTER, Conversation, Pause, Request, Rest, Size, Step, Together, resolve
 from vllm_repro.trigger.trigger import SentRequest
 from vllm_repro.verdict.outcome import NEVER_IDLE
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,8 +21,7 @@ from vllm_repro.command.environment import variable_mistakes
 from vllm_repro.command.flags import flag_mistakes
 from vllm_repro.errors import CommandError, ScenarioError
 from vllm_repro.scenario.scenario import Arm, Dummy, Scenario
-from vllm_repro.scenario.sizes import Size, resolve
-from vllm_repro.scenario.workload import Rest, requests_of
+from vllm_repro.scenario.workload import Rest, requests_of, resolve
 from vllm_repro.trigger.trigger import carries
 from vllm_repro.verdict.verdict import Expected, Standing
 from vllm_repro_lab.parts import MECHANISMS
@@ -84,7 +84,7 @@ class Reading:
 
 def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
     """Check that the parts of a scenario fit together, except for placeholders."""
-    at, wrong = reading.at, reading.wrong
+    wrong = reading.wrong
     if scenario.id != path.stem.replace("_", "-"):
         wrong("id", f"id {scenario.id!r} does not match the file's name {path.name!r}: rename one of them")
     if not scenario.title.strip():
@@ -94,8 +94,6 @@ def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
             if not re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", issue):
                 wrong(key, f"{issue!r} is not an upstream issue: write it like 'vllm-project/vllm#41726'")
     _check_releases(scenario, wrong)
-    for version in sorted(scenario.status.contradictions()):
-        wrong("status", f"{version} is both bad and good: change one of the ranges")
     if scenario.signature is None and any(arm.expected is Expected.DIES for arm in scenario.arms):
         wrong("arms", "an arm `dies`, but signature= is missing: add the exception, message, frames and phase")
     if scenario.signature is not None and not scenario.signature.frames:
@@ -108,42 +106,37 @@ def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
         command = scenario.reported()
     except CommandError as error:
         if "command" not in reading.made_up:
-            reading.problem(at("command") + error.line - 1, f"command: {error}")
+            reading.problem(reading.at("command") + error.line - 1, f"command: {error}")
         return
-    for mistake in (*variable_mistakes(command.env), *flag_mistakes(command.flags)):
-        reading.problem(at("command"), f"command: {mistake}")
+    mistakes = flag_mistakes(command.flags)
+    for mistake in (*variable_mistakes(command.env), *mistakes):
+        reading.problem(reading.at("command"), f"command: {mistake}")
     if not scenario.arms:
         reading.missing("arms", "there are no arms: add at least `arm('reported', dies)`")
         return
-    first = scenario.arms[0]
+    first, line = scenario.arms[0], reading.at_arm(scenario.arms[0])
     if "arms" not in reading.made_up | reading.incomplete:
         if first.edits or not first.expected.has_bug:
-            reading.problem(
-                reading.at_arm(first),
-                "the first arm must be the reported command: without edits, and with `dies`, `errs`, `hangs` or `spins`",
-            )
+            text = "without edits, and with `dies`, `errs`, `hangs` or `spins`"
+            reading.problem(line, f"the first arm must be the reported command: {text}")
         if first.name != "reported":
-            reading.problem(reading.at_arm(first), f"the first arm is named {first.name!r}: rename it to 'reported'")
+            reading.problem(line, f"the first arm is named {first.name!r}: rename it to 'reported'")
     if reading.made_up & {"command", "arms"}:
         return  # arms edit the command: both must be real
     _check_baselines(scenario, reading)
+    _check_causes(scenario, reading)
+    _check_arms(scenario, reading)
+    seen = set(mistakes)
+    _check_commands(scenario, reading, seen, "", scenario.command_of)
     if scenario.lab is not None:
         if scenario.lab.mechanism not in MECHANISMS:
             near = did_you_mean(scenario.lab.mechanism, MECHANISMS)
             wrong("lab", f"the lab has no mechanism {scenario.lab.mechanism!r}{near}")
-        _check_tiny_model(reading, at("lab"), "lab", scenario, scenario.lab, scenario.command_in_lab)
+        _check_tiny_model(scenario, reading, "lab", scenario.lab)
+        _check_commands(scenario, reading, seen, "lab", scenario.command_in_lab)
     if scenario.dummy is not None:
-        _check_tiny_model(reading, at("dummy"), "dummy", scenario, scenario.dummy, scenario.command_with_dummy)
-    for change in scenario.causes.changes if scenario.causes else ():
-        # A missing reported arm has been reported above.
-        if change.arm != "reported" and scenario.arm(change.arm) is None and "arms" not in reading.incomplete:
-            near = did_you_mean(change.arm, [arm.name for arm in scenario.arms])
-            wrong("causes", f"cause {change.name!r}: there is no arm {change.arm!r}{near}")
-        if not change.patches:
-            wrong("causes", f"cause {change.name!r} changes nothing: add patched(…)")
-    seen: set[str] = set()
-    for arm in scenario.arms:
-        _check_arm(reading, reading.at_arm(arm), scenario, arm, seen)
+        _check_tiny_model(scenario, reading, "dummy", scenario.dummy)
+        _check_commands(scenario, reading, seen, "dummy", scenario.command_with_dummy)
 
 
 def _no_release(text: str) -> str:
@@ -164,9 +157,8 @@ def _check_releases(scenario: Scenario, wrong: Callable[..., None]) -> None:
         wrong("try_with", text, "status")
     if scenario.lab is not None and scenario.lab.vllm and (problem := _no_release(scenario.lab.vllm)):
         wrong("lab", f"lab: vllm {problem}")
-    for change in scenario.causes.changes if scenario.causes else ():
-        if problem := _no_release(change.release):
-            wrong("causes", f"cause {change.name!r}: release {problem}")
+    for version in sorted(scenario.status.contradictions()):
+        wrong("status", f"{version} is both bad and good: change one of the ranges")
 
 
 def _check_baselines(scenario: Scenario, reading: Reading) -> None:
@@ -179,133 +171,126 @@ def _check_baselines(scenario: Scenario, reading: Reading) -> None:
     if scenario.output is not None and scenario.output.baseline:
         named.append(("output", scenario.output.baseline))
     for key, name in named:
-        arm = scenario.arm(name)
-        if arm is None and "arms" in reading.incomplete:
-            continue
-        if arm is None:
-            wrong(key, f"the baseline {name!r} is not an arm{did_you_mean(name, [arm.name for arm in scenario.arms])}")
-            continue
-        with contextlib.suppress(CommandError):  # reported by _check_arm
-            if not scenario.has_own_server(arm):
+        arm = _arm(scenario, reading, key, f"the baseline {name!r} is not an arm", name)
+        with contextlib.suppress(CommandError):  # reported by _check_commands
+            if arm is not None and not scenario.has_own_server(arm):
                 wrong(key, f"the baseline {name!r} has the same server as an earlier arm: name that arm")
     points = [point for load in scenario.loads for point in load.points]
     for point in sorted({point for point in points if points.count(point) > 1}):
         wrong("throughput", f"{point} is given twice: remove one")
 
 
+def _arm(scenario: Scenario, reading: Reading, key: str, problem: str, name: str) -> Arm | None:
+    """Return an arm by its name; report a `problem` of the argument `key` if there is none."""
+    arm = scenario.arm(name)
+    if arm is None and "arms" not in reading.incomplete:
+        reading.wrong(key, problem + did_you_mean(name, [arm.name for arm in scenario.arms]))
+    return arm
+
+
+def _check_causes(scenario: Scenario, reading: Reading) -> None:
+    for change in scenario.causes.changes if scenario.causes else ():
+        if problem := _no_release(change.release):
+            reading.wrong("causes", f"cause {change.name!r}: release {problem}")
+        if change.arm != "reported":  # a missing reported arm is a problem of the arms
+            _arm(scenario, reading, "causes", f"cause {change.name!r}: there is no arm {change.arm!r}", change.arm)
+        if not change.patches:
+            reading.wrong("causes", f"cause {change.name!r} changes nothing: add patched(…)")
+
+
 def _check_triggers(scenario: Scenario, reading: Reading) -> None:
     """Check that some arm of each trigger sends the body fields that the trigger needs."""
     if {"workload", "trigger", "arms"} & (reading.made_up | reading.incomplete) or not scenario.arms:
         return
-    own = [  # a near miss may omit the field that another arm sends
-        (
-            reading.at_arm(arm),
-            f"arm {arm.name!r}: ",
-            arm.trigger,
-            scenario.arms if arm.expected is Expected.UNTRIGGERED else [arm],
-        )
-        for arm in scenario.arms
-        if arm.trigger is not None
-    ]
-    others = [arm for arm in scenario.arms if arm.trigger is None] or list(scenario.arms)
-    for line, whose, trigger, arms in ((reading.at("trigger"), "", scenario.trigger, others), *own):
-        requests = [request for arm in arms for request in requests_of(scenario.workload_of(arm))]
-        known = {name for request in requests for name in request.fields}
+    usual = [arm for arm in scenario.arms if arm.trigger is None] or scenario.arms
+    wants = [(reading.at("trigger"), "", scenario.trigger, usual)]
+    for arm in scenario.arms:
+        if arm.trigger is not None:  # a near miss may omit the field that another arm sends
+            senders = scenario.arms if arm.expected is Expected.UNTRIGGERED else [arm]
+            wants.append((reading.at_arm(arm), f"arm {arm.name!r}: ", arm.trigger, senders))
+    for line, whose, trigger, arms in wants:
+        sent = [request.fields for arm in arms for request in requests_of(scenario.workload_of(arm))]
+        known = {name for fields in sent for name in fields}
         for wanted in trigger.wanted:
-            if any(carries(request.fields, wanted) for request in requests):
+            if any(carries(fields, wanted) for fields in sent):
                 continue
             unsent = [name for name in wanted if name not in known]
             what = repr(unsent[0]) if unsent else f"{' and '.join(wanted)} together"
-            if any(carries(request.fields, dict.fromkeys(wanted)) for request in requests):
+            if any(carries(fields, dict.fromkeys(wanted)) for fields in sent):
                 what = f"{' and '.join(wanted)} with these values"
             near = did_you_mean(unsent[0], sorted(known)) if unsent else ""
             text = f"{whose}no request has {what}, so sent_with({', '.join(wanted)}) can never be met{near}"
             reading.problem(line, text)
 
 
-def _too_long(scenario: Scenario, arm: Arm, command: ServeCommand, *, in_lab: bool = False) -> list[str]:
-    """Return a message for each request whose prompt and answer exceed `--max-model-len`.
+def _check_arms(scenario: Scenario, reading: Reading) -> None:
+    names: set[str] = set()
+    for arm in scenario.arms:
+        problems = []
+        if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", arm.name):
+            problems.append(f"arm name {arm.name!r} must be lower-case words joined by hyphens")
+        if arm.name in names:
+            problems.append(f"two arms are named {arm.name!r}: rename one")
+        names.add(arm.name)
+        whose = f"arm {arm.name!r}"
+        if arm.bad and not arm.expected.has_bug:
+            text = "bad= is only for an arm that `dies`, `errs`, `hangs` or `spins`: remove it"
+            problems.append(f"{whose}: {text}")
+        has_rest = any(isinstance(step, Rest) for step in scenario.workload_of(arm))
+        if arm.expected is Expected.SPINS and not has_rest and not {"workload", "arms"} & reading.incomplete:
+            problems.append(f"{whose} spins, but its workload has no rest(…): add rest(within=30) at its end")
+        for version in sorted(scenario.status_of(arm).contradictions() if arm.bad else ()):
+            problems.append(f"{whose}: {version} is both bad and good: change one of the ranges")
+        for text in problems:
+            reading.problem(reading.at_arm(arm), text)
 
-    Raises `CommandError` or `ScenarioError` if a size cannot be resolved.
-    """
-    if command.get("--max-model-len") in (None, "auto", "-1"):
-        return []
-    longest, found = command.number("--max-model-len") or 0, []
-    for request in requests_of(scenario.workload_of(arm)):
-        if "truncate_prompt_tokens" in request.fields:
-            continue
-        # Only the server can count the tokens of a text: at least one.
-        prompt = 1 if isinstance(request.prompt, str) else resolve(request.prompt, command, in_lab=in_lab)
-        answer = resolve(request.max_tokens, command, in_lab=in_lab)
-        if prompt + answer > longest:
-            found.append(f"{request} and an answer of {answer} tokens exceed --max-model-len {longest}")
-    return found
 
-
-def _check_tiny_model(
-    reading: Reading, line: int, key: str, scenario: Scenario, dummy: Dummy, command_of: Callable[[Arm], ServeCommand]
-) -> None:
+def _check_tiny_model(scenario: Scenario, reading: Reading, key: str, dummy: Dummy) -> None:
     for change in dummy.changes:
         if not change.why:
-            reading.problem(line, f"{key}: `{change}` has no why=: add the reason for the report")
+            reading.problem(reading.at(key), f"{key}: `{change}` has no why=: add the reason for the report")
     try:
         dummy.shape(scenario.model)
     except ValueError as error:
         reading.missing(key, f"{key}: {error}")
-    reported = set(flag_mistakes(scenario.reported().flags))
-    for index, arm in enumerate(scenario.arms):
-        with contextlib.suppress(CommandError):  # reported by _check_arm
-            reported |= set(flag_mistakes(scenario.command_of(arm).flags))
-        with contextlib.suppress(CommandError, ScenarioError):  # reported by _check_arm
-            reported |= set(_too_long(scenario, arm, scenario.command_of(arm)))
+
+
+def _check_commands(
+    scenario: Scenario, reading: Reading, seen: set[str], key: str, command_of: Callable[[Arm], ServeCommand]
+) -> None:
+    """Check the command of each arm and the sizes of its requests; `key` is "lab", "dummy", or empty for the release.
+
+    seen: mistakes that are reported already. Each is reported once.
+    """
+    for arm in scenario.arms:
+        line, whose = reading.at_arm(arm), f"{key}, arm {arm.name!r}" if key else f"arm {arm.name!r}"
+        edited = reading.at(key) if key and arm is scenario.arms[0] else line
+        found: list[tuple[int, str]] = []
         try:
             command = command_of(arm)
-        except CommandError as error:
-            reading.problem(line, f"{key}, arm {arm.name!r}: {error}")
-            continue
-        for mistake in flag_mistakes(command.flags):
-            if mistake not in reported:  # the first arm has no edits, so one of the changes is wrong
-                reading.problem(reading.at_arm(arm) if index else line, f"{key}, arm {arm.name!r}: {mistake}")
-                reported.add(mistake)
-        with contextlib.suppress(CommandError, ScenarioError):  # reported by _check_arm
-            for refused in _too_long(scenario, arm, command, in_lab=key == "lab"):
-                if refused not in reported:
-                    reading.problem(line, f"{key}, arm {arm.name!r}: {refused}")
-                    reported.add(refused)
+            found += [(edited, mistake) for mistake in flag_mistakes(command.flags)]
+            shared = reading.at(key) if key else reading.at("workload") if not (arm.workload or arm.edits) else line
+            found += [(shared, text) for text in _wrong_sizes(scenario, arm, command, in_lab=key == "lab")]
+        except (CommandError, ScenarioError) as error:
+            found.append((reading.at(key) if key else line, str(error)))
+        for where, text in found:
+            if text not in seen:
+                seen.add(text)
+                reading.problem(where, f"{whose}: {text}")
 
 
-def _check_arm(reading: Reading, line: int, scenario: Scenario, arm: Arm, seen: set[str]) -> None:
-    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", arm.name):
-        reading.problem(line, f"arm name {arm.name!r} must be lower-case words joined by hyphens")
-    if arm.name in seen:
-        reading.problem(line, f"two arms are named {arm.name!r}: rename one")
-    seen.add(arm.name)
-    if arm.bad and not arm.expected.has_bug:
-        reading.problem(
-            line, f"arm {arm.name!r}: bad= is only for an arm that `dies`, `errs`, `hangs` or `spins`: remove it"
-        )
-    has_rest = any(isinstance(step, Rest) for step in scenario.workload_of(arm))
-    if arm.expected is Expected.SPINS and not has_rest and not {"workload", "arms"} & reading.incomplete:
-        reading.problem(
-            line, f"arm {arm.name!r} spins, but its workload has no rest(…): add rest(within=30) at its end"
-        )
-    for version in sorted(scenario.status_of(arm).contradictions() if arm.bad else ()):
-        reading.problem(line, f"arm {arm.name!r}: {version} is both bad and good: change one of the ranges")
-    try:
-        command = scenario.command_of(arm)
-        reported = flag_mistakes(scenario.reported().flags)
-        for mistake in flag_mistakes(command.flags):
-            if mistake not in reported:
-                reading.problem(line, f"arm {arm.name!r}: {mistake}")
-        for request in requests_of(scenario.workload_of(arm)):
-            if isinstance(request.prompt, int | Size) and resolve(request.prompt, command) < 1:
-                reading.problem(line, f"arm {arm.name!r}: {request} has no tokens: at least 1 is needed")
-        for refused in _too_long(scenario, arm, command):
-            if refused not in seen:
-                shared = arm.workload is None and not arm.edits
-                reading.problem(reading.at("workload") if shared else line, f"arm {arm.name!r}: {refused}")
-                seen.add(refused)
-    except (CommandError, ScenarioError) as error:
-        if str(error) not in seen:  # report a mistake in the shared workload once
-            reading.problem(line, f"arm {arm.name!r}: {error}")
-            seen.add(str(error))
+def _wrong_sizes(scenario: Scenario, arm: Arm, command: ServeCommand, *, in_lab: bool) -> Iterator[str]:
+    """Yield a message for each request without tokens, or whose prompt and answer exceed `--max-model-len`.
+
+    Raises `CommandError` or `ScenarioError` if a size cannot be resolved.
+    """
+    limited = command.get("--max-model-len") not in (None, "auto", "-1")
+    longest = command.number("--max-model-len") or 0 if limited else math.inf
+    for request in requests_of(scenario.workload_of(arm)):
+        # Only the server can count the tokens of a text: at least one.
+        prompt = 1 if isinstance(request.prompt, str) else resolve(request.prompt, command, in_lab=in_lab)
+        answer = resolve(request.max_tokens, command, in_lab=in_lab)
+        if prompt < 1:
+            yield f"{request} has no tokens: at least 1 is needed"
+        if prompt + answer > longest and "truncate_prompt_tokens" not in request.fields:
+            yield f"{request} and an answer of {answer} tokens exceed --max-model-len {longest}"

@@ -23,7 +23,7 @@ from vllm_repro.errors import ScenarioError
 from vllm_repro.scenario import vocabulary
 from vllm_repro.scenario.checks import Problem, Reading, check_meaning, did_you_mean
 from vllm_repro.scenario.scenario import Arm, Scenario
-from vllm_repro.scenario.sizes import Size
+from vllm_repro.scenario.workload import Size
 from vllm_repro.trigger.trigger import Condition
 
 __all__ = ["Problem", "check_file", "load_file", "read"]
@@ -192,7 +192,7 @@ class _Reader(Reading):
             if inspect.isroutine(value) or inspect.isclass(value):
                 return self.bad(operand.lineno, f"`{ast.unparse(operand)}` needs parentheses: write {_called(value)}")
         if not any(_is_each(kinds, left, right) for kinds in _OPERANDS[type(node.op)]):
-            return self.bad(line, f"a {_kind(left)} and a {_kind(right)} cannot be combined here")
+            return self.bad(line, f"{_type_name(type(left))} and {_type_name(type(right))} cannot be combined here")
         return self._small(line, function(left, right))
 
     def _small(self, line: int, value: Any) -> Any:
@@ -306,7 +306,7 @@ def _type_name(hint: Any) -> str:
         return " or ".join(dict.fromkeys(map(_type_name, inside)))
     if origin is Literal:
         return " or ".join(map(repr, inside))
-    if origin in (Sequence, tuple):
+    if origin in (Sequence, tuple) or hint is tuple:
         return "a list"
     if origin is Mapping:
         return "a dictionary"
@@ -328,11 +328,6 @@ def _is_each(kinds: tuple[type, type], *values: Any) -> bool:
         isinstance(value, int | float if kind is float else kind) and not isinstance(value, bool)
         for kind, value in zip(kinds, values, strict=True)
     )
-
-
-def _kind(value: Any) -> str:
-    names = {Condition: "condition", Size: "size", str: "string", tuple: "list", int: "number", float: "number"}
-    return next((name for kind, name in names.items() if isinstance(value, kind)), type(value).__name__)
 
 
 @lru_cache

@@ -12,7 +12,6 @@ from packaging.version import InvalidVersion, Version
 from vllm_repro.command.command import ServeCommand
 from vllm_repro.command.parse import parse
 from vllm_repro.diagnosis.signature import Signature
-from vllm_repro.scenario.cause import Causes
 from vllm_repro.scenario.patch import Patch
 from vllm_repro.scenario.workload import Step
 from vllm_repro.tiny_model import Family, Kind, TinyModel
@@ -21,7 +20,9 @@ from vllm_repro.verdict.output import Checks
 from vllm_repro.verdict.throughput import Load
 from vllm_repro.verdict.verdict import Expected, Standing
 
-__all__ = ["Arm", "Capture", "Dummy", "Edit", "Lab", "Model", "Needs", "Scenario", "Status"]
+__all__ = [
+    "Arm", "Capture", "Cause", "Causes", "Dummy", "Edit", "Lab", "Lengths", "Model", "Needs", "Scenario", "Status",
+]  # fmt: skip
 
 Capture = Literal["", "guard", "record"]
 LabWeights = Literal["dummy", "made"]
@@ -263,6 +264,57 @@ class Status:
 def _bound(text: str, operators: tuple[str, ...]) -> str | None:
     versions = [Version(part.version) for part in SpecifierSet(text) if part.operator in operators]
     return str(min(versions)) if versions else None
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Prompt lengths: `blocks` whole blocks and `over` more tokens, each a (least, most) pair, inclusive."""
+
+    blocks: Sequence[int]
+    over: Sequence[int]
+
+    def __post_init__(self) -> None:
+        for name, pair, least in (("blocks", self.blocks, 1), ("over", self.over, 0)):
+            if len(pair) != 2 or not least <= pair[0] <= pair[1]:
+                raise ValueError(f"{name}=(least, most) are two numbers from {least} on")
+
+    @property
+    def between(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """(least, most) of blocks and of tokens over."""
+        return (self.blocks[0], self.blocks[-1]), (self.over[0], self.over[-1])
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One change of `release`. expected: `dies` or `lives`, with the change. arm: whose server runs it.
+
+    believed: who took it for a fix that it is not.
+    """
+
+    name: str
+    release: str
+    expected: Expected
+    patches: tuple[Patch, ...] = ()
+    arm: str = "reported"
+    believed: str = ""
+
+
+@dataclass(frozen=True)
+class Causes:
+    """Changes of vLLM's source, and the trials of `vllm-repro causes` with each.
+
+    With `prompts`, a trial runs vLLM's scheduler alone: `requests` distinct prompts of one random length, one after the other, each with
+    an answer of `answer` tokens. Without `prompts`, a trial boots a server and sends the workload of the change's arm.
+    """
+
+    changes: Sequence[Cause]
+    prompts: Lengths | None = None
+    answer: int = 0
+    requests: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.prompts is None) != (self.answer == 0) or (self.prompts is None) != (self.requests == 0):
+            raise ValueError("prompts=, answer= and requests= go together: a workload for the scheduler alone")
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,9 @@ from typing import Literal
 from vllm_repro.command.command import ServeCommand
 from vllm_repro.diagnosis.diagnosis import Phase
 from vllm_repro.diagnosis.signature import Signature
-from vllm_repro.scenario.cause import Cause, Causes, Lengths
 from vllm_repro.scenario.patch import Patch
-from vllm_repro.scenario.scenario import Arm, Dummy, Edit, Lab, Model, Needs, Scenario, Status
-from vllm_repro.scenario.sizes import flag, sized
-from vllm_repro.scenario.workload import Step, chat, completion, conversation, pause, rest, together
+from vllm_repro.scenario.scenario import Arm, Cause, Causes, Dummy, Edit, Lab, Lengths, Model, Needs, Scenario, Status
+from vllm_repro.scenario.workload import Step, chat, completion, conversation, flag, pause, rest, sized, together
 from vllm_repro.trigger.conditions import (
     attention_backend,
     chunked_prefill,
@@ -37,50 +35,12 @@ from vllm_repro.verdict.throughput import Load
 from vllm_repro.verdict.verdict import Expected
 
 __all__ = [
-    "Causes",
-    "Dummy",
-    "Lab",
-    "Model",
-    "Needs",
-    "Scenario",
-    "Status",
-    "arm",
-    "attention_backend",
-    "block_listed_twice",
-    "cause",
-    "chat",
-    "checks",
-    "chunked_prefill",
-    "completion",
-    "continuation_over",
-    "conversation",
-    "dies",
-    "drafting",
-    "errs",
-    "flag",
-    "graphs_captured",
-    "hangs",
-    "lengths",
-    "lives",
-    "offload_outgrown",
-    "patched",
-    "pause",
-    "prefill_over",
-    "prefix_hit",
-    "rest",
-    "sent_with",
-    "signature",
-    "simple_cpu_offload",
-    "sized",
-    "sparse_prefill_outgrown",
-    "spins",
-    "throughput",
-    "together",
-    "untriggered",
-    "with_flags",
-    "without",
+    "Causes", "Dummy", "Lab", "Model", "Needs", "Scenario", "Status", "arm", "attention_backend", "block_listed_twice", "cause", "chat",
+    "checks", "chunked_prefill", "completion", "continuation_over", "conversation", "dies", "drafting", "errs", "flag", "graphs_captured",
+    "hangs", "lengths", "lives", "offload_outgrown", "patched", "pause", "prefill_over", "prefix_hit", "rest", "sent_with", "signature",
+    "simple_cpu_offload", "sized", "sparse_prefill_outgrown", "spins", "throughput", "together", "untriggered", "with_flags", "without",
     "workspace_outgrown",
-]
+]  # fmt: skip
 
 dies = Expected.DIES
 lives = Expected.LIVES
@@ -90,6 +50,7 @@ hangs = Expected.HANGS
 spins = Expected.SPINS
 
 checks = Checks
+lengths = Lengths
 throughput = Load
 
 
@@ -172,11 +133,6 @@ def arm(
         bad=bad,
         trigger=trigger,
     )
-
-
-def lengths(*, blocks: Sequence[int], over: Sequence[int]) -> Lengths:
-    """Return prompt lengths of 160 to 235 whole blocks and 25 to 31 more tokens: `lengths(blocks=(160, 235), over=(25, 31))`."""
-    return Lengths(tuple(blocks), tuple(over))
 
 
 def cause(

@@ -12,8 +12,7 @@ from vllm_repro.command.container import LOOPBACK
 from vllm_repro.errors import UsageError
 from vllm_repro.evidence import Evidence
 from vllm_repro.scenario.scenario import Arm, Capture, Scenario
-from vllm_repro.scenario.sizes import Size
-from vllm_repro.scenario.workload import requests_of
+from vllm_repro.scenario.workload import Size, requests_of
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import CPU_ENV, OFFLINE_ENV, ON_CPU, Launch, ServedModel
 from vllm_repro.servers.witness import PLUGIN as WITNESS

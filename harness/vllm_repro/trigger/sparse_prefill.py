@@ -162,7 +162,7 @@ def _sizes(facts: TriggerFacts) -> Sizes | str:
 def _steps(facts: TriggerFacts) -> list[tuple[Continuation, ...]]:
     """Return the steps to compute: each chunk of each prompt alone, and the step in which the engine crashed."""
     step = tuple(Continuation(part.computed or 0, part.scheduled) for part in facts.dump if part.scheduled > 1)
-    alone = [(part,) for asked in facts.requests for part in facts.pieces(asked)]
+    alone: list[tuple[Continuation, ...]] = [(part,) for asked in facts.requests for part in facts.pieces(asked)]
     return [step, *alone] if step else alone
 
 
