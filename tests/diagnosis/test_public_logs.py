@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_repro.diagnosis.diagnosis import diagnose
+from vllm_repro.diagnosis.diagnosis import Phase, diagnose
 
 BOOTED = """\
 (APIServer pid=7) INFO 08-01 17:49:00 [api_server.py:1] vLLM API server version 0.25.1
@@ -209,6 +209,13 @@ def test_a_timeout_is_a_consequence_of_an_earlier_failure(
     assert found.lost_worker is (exception is None)
 
 
+def test_an_exception_of_the_engine_explains_why_the_api_server_misses_it() -> None:
+    raised = TRACEBACK.replace("execute_model", "get_simultaneous").replace("_process_engine_step", "x")
+    dead = "(APIServer pid=7) ERROR 08-01 17:50:00 [async_llm.py:704] AsyncLLM output_handler failed.\n"
+    found = diagnose(BOOTED + logged(FATAL.format(0), raised) + dead)
+    assert (found.died, found.phase, found.exception) == (True, Phase.REQUEST, "ZeroDivisionError")
+
+
 @pytest.mark.parametrize(
     ("code", "meaning"),
     [
@@ -297,6 +304,7 @@ STILL = (
     "(APIServer pid=7) INFO 08-01 17:49:40 [loggers.py:259] Engine 000: Avg prompt throughput: 0.0 tokens/s, "
     "Avg generation throughput: 0.0 tokens/s, Running: 1 reqs, Waiting: 0 reqs, GPU KV cache usage: 1.0%\n"
 )
+WAITS = "(Worker_TP0 pid=3) INFO 08-01 17:49:41 [shm_broadcast.py:456] No available shared memory broadcast block found in 60 seconds.\n"
 DONE = 'INFO:     127.0.0.1:1 - "POST /v1/completions HTTP/1.1" 200 OK\n'
 HEALTHY = 'INFO:     127.0.0.1:1 - "GET /health HTTP/1.1" 200 OK\n'
 STOPPED = "(APIServer pid=7) INFO 08-01 17:50:00 [x.py:1] [shutdown] API server: shutdown triggered\n"
@@ -311,7 +319,20 @@ STOPPED = "(APIServer pid=7) INFO 08-01 17:50:00 [x.py:1] [shutdown] API server:
         (STILL + STOPPED, False),
         (STILL * 2 + STOPPED, None),
         (STILL * 2 + DONE + STOPPED, False),
+        (WAITS, False),
+        (WAITS * 2, None),
+        (WAITS * 2 + DONE, False),
+        (WAITS * 2 + STILL.replace("Running: 1", "Running: 0"), False),
+        (WAITS * 2 + STOPPED, False),
     ],
 )
 def test_one_count_without_a_token_is_no_hang_if_the_server_went_on(text: str, died: bool | None) -> None:
     assert diagnose(BOOTED + text).died is died
+
+
+@pytest.mark.parametrize("function", ["create_server_socket", "run_server", "from_engine_args"])
+def test_a_pasted_traceback_of_a_server_that_did_not_start(function: str) -> None:
+    lines = ['  File "/x/bin/vllm", line 10, in <module>', f'  File "/x/vllm/entrypoints/a.py", line 1, in {function}']
+    text = "\n".join(["Traceback (most recent call last):", *lines, "OSError: [Errno 98] Address already in use"])
+    assert (diagnose(text).died, diagnose(text).phase) == (True, Phase.BOOT)
+    assert diagnose(text.replace(function, "validate")).died is None

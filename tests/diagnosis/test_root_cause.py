@@ -67,8 +67,9 @@ def test_an_empty_wrapper_leads_to_the_first_exception_with_frames(message: str)
     assert (root.raised, root.wrapped) == (memory, True)
 
 
-def test_a_failed_look_up_is_not_the_root() -> None:
-    lookup = raised("KeyError", "'x'", "step")
+@pytest.mark.parametrize("exception", ["KeyError", "CancelledError"])
+def test_a_failed_look_up_is_not_the_root(exception: str) -> None:
+    lookup = raised(exception, "", "step")
     stated = replace(lookup, exception="ValueError", message="unknown layer x", cause=lookup)
     root = find_root([stated])
     assert root is not None

@@ -40,8 +40,8 @@ _STEP = _names("""
 """)
 _BOOT = _names("_init_executor _initialize_kv_caches init_device initialize_from_config initialize_kv_cache load_model")
 _START = _names("""
-    <module> build_async_engine_client build_async_engine_client_from_engine_args create_engine_config from_engine_args
-    run_headless run_server
+    <module> build_async_engine_client build_async_engine_client_from_engine_args create_engine_config
+    create_server_socket from_engine_args run_headless run_server
 """)
 # Calls that a client requests beside the steps (a LoRA adapter, sleeping): the engine returns their failure and goes on.
 _UTILITY = _names("_invoke_utility_method add_lora save_sharded_state sleep wake_up")

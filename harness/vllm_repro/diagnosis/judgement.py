@@ -218,9 +218,10 @@ def _silent_end(case: _Case) -> Judgement | None:
         return _undecided("A signal stopped EngineCore and not the API server; this log does not say who sent it.")
     if not life.is_log:
         return None
+    own = case.own_root
+    if own is not None and _before(own.raised.first_line, case.engine_missing):
+        return _died(f"The API server reports a dead engine; the exception before that: {_named(own)}.", own)
     crash = life.first.get(SignKind.NATIVE_CRASH)
-    if case.own_root is not None and case.own_root.raised.native:
-        return _died(f"A process crashed below Python: {_named(case.own_root)}.", case.own_root)
     if crash is not None:
         how = f"it crashed below Python ({crash.text})"
     elif _before(life.first_engine_line, case.engine_missing) and not life.engine_error:
@@ -313,8 +314,8 @@ def _unclear(case: _Case) -> Judgement | None:
     """Judge what may be an end or not."""
     life = case.life
     # Before an ordered shutdown, one count without a token may have been a long step.
-    if max(life.stalls.values(), default=0) > case.ordered:
-        why = "Requests were there and no token moved where this log ends: a hang, or one very long step."
+    if max(life.stalls.values(), default=0) > case.ordered or (life.waits > 1 and not case.ordered):
+        why = "Requests or workers wait and no token comes where this log ends: a hang, or one very long step."
         return _undecided(why, phase=Phase.REQUEST)
     if SignKind.DRAINING in life and SignKind.CLOSED not in life and not case.we_terminated:
         why = "The server was asked to stop, and open requests did not end before this log does: a hang, or the log is cut."
@@ -418,7 +419,9 @@ def _phase(case: _Case, judgement: Judgement) -> Phase | None:
     functions = frozenset(name for link in links for name in link.functions)
     if warming_up(functions) and not life.ready:
         return Phase.WARMUP
-    if stepping(functions) or SignKind.DUMP in life:
+    frames = () if root is None else root.frames
+    in_worker = life.ready and any(frame.file.startswith(("vllm/v1/worker/", "vllm/worker/")) for frame in frames)
+    if stepping(functions) or in_worker or SignKind.DUMP in life:
         return Phase.REQUEST
     if not life.ready:
         failed = SignKind.BOOT_FAILED in life or booting(functions)

@@ -139,6 +139,7 @@ class ServerLife:
     headless: a further node's rank. pids: names of the processes. api_pid: of the boot's first line.
     first_engine_line: line number. engine_error: EngineCore or a worker logged an error.
     busy: by engine, its last count has requests. stalls: its last counts in a row that have requests and no new token.
+    waits: a process reports that another one does not answer it, since the last token.
     """
 
     stopping = frozenset({SignKind.STOP_ASKED, SignKind.SHUTDOWN, SignKind.ENGINE_STOP_ASKED})
@@ -156,6 +157,7 @@ class ServerLife:
         self.first_engine_line: int | None = None
         self.busy: dict[str, bool] = {}
         self.stalls: dict[str, int] = {}
+        self.waits = 0
         self.prose: list[str] = []
         self._in_environment = False
         self._lines = self._logged = self._prose_length = 0
@@ -267,6 +269,8 @@ class ServerLife:
         if found := _ACCESS.match(text):
             self.served = True
             return self._access(found[1], found[2], found[3], line.number)
+        if text.startswith("No available shared memory broadcast block found"):
+            self.waits += 1
         if "Avg prompt throughput: " in text and (found := _STATS.match(text)):
             self._stats(found)
         if _GONE.match(text):
@@ -292,6 +296,7 @@ class ServerLife:
             self.first.pop(SignKind.HEALTH_503, None)  # a dead engine answers nothing
             if not health:
                 self.stalls.clear()
+                self.waits = 0
         if health:
             return SignKind.HEALTH_503 if status == "503" else None
         return SignKind.SERVER_ERROR if method == "POST" and status[0] == "5" else None
@@ -308,6 +313,8 @@ class ServerLife:
         waiting = int(found[4]) + int(found[5]) > 0
         still = float(found[2]) == 0.0 and float(found[3]) == 0.0
         engine = found[1] or ""
+        if not (waiting and still):
+            self.waits = 0
         self.busy[engine] = waiting
         self.stalls[engine] = self.stalls.get(engine, 0) + 1 if waiting and still else 0
 

@@ -89,9 +89,9 @@ _LOST_PEER = (
     "ncclRemoteError",
 )
 _CONSEQUENCES = (*_LOST_PEER, *_TERMINATION_TEXTS, "RPC call to ")
-# Failed look-ups: the next exception of the chain states what is wrong.
+# Failed look-ups and a wait that was cancelled: the next exception of the chain states what is wrong.
 _LOOKUPS = re.compile(
-    "Again|AttributeError|Empty|ImportError|KeyError|ModuleNotFoundError|StopAsyncIteration|StopIteration"
+    "Again|AttributeError|CancelledError|Empty|ImportError|KeyError|ModuleNotFoundError|StopAsyncIteration|StopIteration"
 )
 
 
