@@ -6,13 +6,14 @@ import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.report.test_issue import FIELDS, SCENARIOS, Field, planted
+from tests.report.journal_fields import TEXT_FIELDS, Field, planted, text_fields
 from tests.report.test_version_map import map_of
 from tests.secrets_planted import PRIVATE, SECRETS, Plant
 from vllm_repro.journal.journal import Journal, read
@@ -26,8 +27,11 @@ from vllm_repro.report.version_map import markdown as version_markdown
 from vllm_repro.report.version_map import row_of
 from vllm_repro.report.version_map import terminal as version_terminal
 from vllm_repro.running.terminal import summary
+from vllm_repro.scenario.catalogue import all_scenarios
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Standing, arm_result
+
+scenarios = cache(all_scenarios)
 
 PLANTS = [*SECRETS.values(), *PRIVATE.values()]
 
@@ -36,7 +40,7 @@ def outputs(made: RunReport) -> Iterator[tuple[str, str]]:
     """Return every rendering of a report by name."""
     for form in FORMATS:
         yield form, render(made, form)
-    body = draft(made, (), duplicates(made, SCENARIOS))
+    body = draft(made, (), duplicates(made, scenarios()))
     yield "issue", body.body + body.title
     yield "terminal", summary(made)
     arm = made.arms[0]
@@ -51,19 +55,21 @@ def outputs(made: RunReport) -> Iterator[tuple[str, str]]:
     yield "versions.json", json.dumps(version_map_dict(version_map), ensure_ascii=False)
 
 
-SOURCES = {
-    # Where texts come from that nobody of the house wrote: one field of each kind.
-    (field[0].entries[field[1]].event, field[2][-1] if isinstance(field[2][-1], str) else field[2][-2]): field
-    for field in FIELDS
-    if {"command", "argv", "message", "frames", "why", "evidence", "os", "reproduce"} & set(field[2])
-}
+def sources() -> list[Field]:
+    """Return one field of each kind that holds text written by others."""
+    kinds = {
+        (recording.entries[place].event, way[-1] if isinstance(way[-1], str) else way[-2]): (recording, place, way)
+        for recording, place, way in text_fields()
+        if {"command", "argv", "message", "frames", "why", "evidence", "os", "reproduce"} & set(way)
+    }
+    return list(kinds.values())
 
 
 @pytest.mark.parametrize("group", range(12))
 def test_each_kind_planted_where_texts_come_from(group: int) -> None:
     """Plant five or six at a time: rendering every output takes long, and longer texts would be cut."""
     plants = PLANTS[group::12]
-    for field in SOURCES.values():
+    for field in sources():
         made = planted(*field, lambda was: "\n".join(f"{was} {plant.written}" for plant in plants))
         for name, text in outputs(made):
             assert [plant for plant in plants if plant.hidden in text] == [], (name, field[1:])
@@ -71,7 +77,7 @@ def test_each_kind_planted_where_texts_come_from(group: int) -> None:
 
 @settings(max_examples=50)
 @given(
-    st.sampled_from(FIELDS),
+    TEXT_FIELDS,
     st.sampled_from(PLANTS),
     st.sampled_from(["{0} {1}", "{1}", "{0}\n{1}\n", "{0} '{1}', x", "({1})", "{0}={1}"]),
 )
@@ -83,10 +89,10 @@ def test_no_field_of_a_journal_lets_one_through(field: Field, plant: Plant, form
 
 def test_the_plants_would_be_seen() -> None:
     """Check that the search can fail: without redaction the plants appear."""
-    names = {name for name, _ in outputs(planted(*FIELDS[0], str))}
+    names = {name for name, _ in outputs(planted(*text_fields()[0], str))}
     assert names == {"md", "html", "json", "junit", "issue", "terminal", "versions.md", "versions", "versions.json"}
     seen: set[str] = set()
-    for field in (*SOURCES.values(), *FIELDS):
+    for field in (*sources(), *text_fields()):
         made = planted(*field, lambda was: f"{was} harmlesspayload")
         seen |= {name for name, text in outputs(made) if "harmlesspayload" in text}
         if seen == names:
@@ -139,7 +145,7 @@ def test_a_journal_from_elsewhere_does_not_open_other_files(tmp_path: Path) -> N
 
 
 def test_a_host_is_known_by_the_name_that_the_journal_has() -> None:
-    recording, place, way = next(field for field in FIELDS if field[2] == ("trigger", "evidence", 0))
+    recording, place, way = next(field for field in text_fields() if field[2] == ("trigger", "evidence", 0))
     entries = list(recording.entries)
     entries[0] = replace(entries[0], fields={**entries[0].fields, "hosts": ["quietname"]})
     made = planted(replace(recording, entries=tuple(entries)), place, way, lambda was: f"{was} on quietname")

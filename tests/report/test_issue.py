@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -15,14 +12,13 @@ from hypothesis import strategies as st
 
 from tests import report_examples as examples
 from tests.github_markdown import Rendered, render
+from tests.report.journal_fields import TEXT_FIELDS, Field, planted, text_fields
 from tests.report_examples import EXAMPLES, report
-from vllm_repro.journal.journal import Entry, Recording, read
 from vllm_repro.journal.log_excerpts import LogExcerpts, read_excerpts
 from vllm_repro.journal.redact import Redactor
-from vllm_repro.report.build import report_of
 from vllm_repro.report.files import make_draft
 from vllm_repro.report.issue import draft, duplicates
-from vllm_repro.report.model import PatchedFile, RunReport
+from vllm_repro.report.model import PatchedFile
 from vllm_repro.report.source_changes import diff_of, how_to_apply
 from vllm_repro.report.text import LIMIT, printable
 from vllm_repro.running.terminal import summary
@@ -31,7 +27,6 @@ from vllm_repro.scenario.patch import Patch
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected, Verdict, VerdictReport, arm_result
 
-SCENARIOS = all_scenarios()
 DIED = report(examples.DIED)
 RECORDINGS = Path(__file__).parents[1] / "data" / "recordings"
 SECRETIVE = Redactor()
@@ -85,7 +80,7 @@ def test_examples_are_what_their_journals_draft(folder: Path) -> None:
     if os.environ.get("UPDATE_GOLDEN") and not os.environ.get("CI"):
         path.write_text(text, encoding="utf-8")
     assert path.read_text(encoding="utf-8") == text
-    assert_sound(text, [made.issue, *duplicates(made, SCENARIOS)])
+    assert_sound(text, [made.issue, *duplicates(made, all_scenarios())])
 
 
 def test_a_bug_that_is_no_death_is_told_like_one() -> None:
@@ -266,91 +261,9 @@ def test_whatever_a_log_holds(tmp_path_factory: pytest.TempPathFactory, parts: l
         assert not whole or filled(whole) in [filled(code) for code in page.code]
 
 
-def strings(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path to each text in a JSON structure."""
-    if isinstance(value, str):
-        yield at
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from strings(item, (*at, key))
-    elif isinstance(value, list):
-        for number, item in enumerate(value):
-            yield from strings(item, (*at, number))
-
-
-def changed(value: Any, at: tuple[Any, ...], change: Callable[[str], str]) -> Any:
-    if not at:
-        return change(value)
-    if isinstance(value, dict):
-        return {key: changed(item, at[1:], change) if key == at[0] else item for key, item in value.items()}
-    return [changed(item, at[1:], change) if number == at[0] else item for number, item in enumerate(value)]
-
-
-MEANINGFUL = {
-    # What the harness itself reads from these fields, and so refuses when it is something else.
-    *(
-        "event",
-        "outcome",
-        "expected",
-        "expect",
-        "evidence",
-        "signature",
-        "bad",
-        "good",
-        "arm",
-        "name",
-        "server",
-        "issue",
-        "related",
-    ),
-    *("version", "phase", "weights", "log", "vllm_version", "kind", "endpoint", "file"),
-}
-
-
-def patched(recording: Recording) -> Recording:
-    """Return the recording with a patch in its first arm."""
-    change = {"file": "vllm/a.py", "was": "a", "now": "b", "why": "because"}
-
-    def one(entry: Entry) -> Entry:
-        fields = json.loads(json.dumps(dict(entry.fields)))
-        if entry.event == "run-started":
-            fields["arms"][0]["patches"] = [change]
-        if entry.event == "server-started":
-            fields["facts"]["patched"] = [{"file": "vllm/a.py", "sha256": "0" * 64, "untried": ["kernel"]}]
-        return replace(entry, fields=fields)
-
-    return replace(recording, entries=tuple(map(one, recording.entries)))
-
-
-def journals() -> list[tuple[Recording, int, tuple[Any, ...]]]:
-    """Yield each kind of text field of the examples' journals: recording, entry, path."""
-    found: dict[tuple[Any, ...], tuple[Recording, int, tuple[Any, ...]]] = {}
-    for folder in EXAMPLES:
-        recording = patched(read(folder / "journal.jsonl"))
-        for place, entry in enumerate(recording.entries):
-            for way in strings(json.loads(json.dumps(dict(entry.fields)))):
-                if way[-1] in MEANINGFUL or (len(way) > 1 and way[-2] in ("output", "loads", "said", "wishes")):
-                    continue
-                kind = (folder.name[:5], entry.event, *("*" if isinstance(step, int) else step for step in way))
-                found.setdefault(kind, (recording, place, way))
-    return list(found.values())
-
-
-Field = tuple[Recording, int, tuple[Any, ...]]
-FIELDS = journals()
-
-
-def planted(recording: Recording, place: int, way: tuple[Any, ...], change: Callable[[str], str]) -> RunReport:
-    entries = list(recording.entries)
-    entries[place] = Entry(entries[place].t, entries[place].event, changed(dict(entries[place].fields), way, change))
-    return report_of(replace(recording, entries=tuple(entries)), Path("reports/x"))
-
-
 @settings(max_examples=40)
-@given(st.sampled_from(FIELDS), st.sampled_from(HOSTILE), st.booleans())
-def test_no_field_of_a_journal_breaks_a_draft(
-    field: tuple[Recording, int, tuple[Any, ...]], text: str, instead: bool
-) -> None:
+@given(TEXT_FIELDS, st.sampled_from(HOSTILE), st.booleans())
+def test_no_field_of_a_journal_breaks_a_draft(field: Field, text: str, instead: bool) -> None:
     made = planted(*field, lambda was: text if instead else f"{was} {text}")
     assert_sound(draft(made).body, [made.issue])
 
@@ -359,24 +272,18 @@ def test_the_fields_are_all_that_a_journal_has() -> None:
     """Keep the tests above as wide as the journal."""
     kinds = {
         (recording.entries[place].event, way[-1] if isinstance(way[-1], str) else way[-2])
-        for recording, place, way in FIELDS
+        for recording, place, way in text_fields()
     }
-    for kind in (
-        *(
-            ("run-started", key)
-            for key in ("title", "trigger", "reproduce", "os", "python", "edits", "why", "was", "now")
-        ),
-        *(("trial-started", key) for key in ("command", "differences")),
-        *(("server-started", key) for key in ("argv", "HF_HUB_OFFLINE")),
-        *(
-            ("trial-ended", key)
-            for key in ("message", "exception", "frames", "why", "evidence", "brief", "attention_backend")
-        ),
-        ("answer", "error"),
-        ("sign", "detail"),
-        ("exited", "detail"),
-    ):
-        assert kind in kinds, kind
+    expected = {
+        "run-started": "title trigger reproduce os python edits why was now",
+        "trial-started": "command differences",
+        "server-started": "argv HF_HUB_OFFLINE",
+        "trial-ended": "message exception frames why evidence brief attention_backend",
+        "answer": "error",
+        "sign": "detail",
+        "exited": "detail",
+    }
+    assert {(event, key) for event, keys in expected.items() for key in keys.split()} <= kinds
 
 
 @pytest.mark.parametrize(
@@ -423,18 +330,18 @@ TQ, FIX, CHUNKED = "tq-prefix-hit-unreserved", "vllm-project/vllm#44053", "vllm-
 
 
 def test_duplicates_are_what_the_scenario_names() -> None:
-    found = duplicates(DIED, SCENARIOS)
+    found = duplicates(DIED, all_scenarios())
     assert found == ["vllm-project/vllm#43357", "vllm-project/vllm#46767", "vllm-project/vllm#41565"]
-    assert duplicates(report(examples.LIVED), SCENARIOS) == [], "nothing died"
+    assert duplicates(report(examples.LIVED), all_scenarios()) == [], "nothing died"
 
 
 def test_a_death_of_another_scenario_is_a_duplicate_unless_that_is_fixed() -> None:
     other = replace(DIED, scenario=TQ, issue=FIX, related=(), filed=False)
-    assert CHUNKED in duplicates(other, SCENARIOS)
-    assert duplicates(replace(other, version="0.32.0"), SCENARIOS) == []
+    assert CHUNKED in duplicates(other, all_scenarios())
+    assert duplicates(replace(other, version="0.32.0"), all_scenarios()) == []
 
 
 def test_duplicates_of_a_scenario_that_is_not_in_the_catalogue() -> None:
     stranger = replace(DIED, scenario="stranger", issue="o/r#1", related=("o/r#2",))
-    assert duplicates(stranger, SCENARIOS) == [CHUNKED, "o/r#2"]
-    assert duplicates(replace(stranger, arms=()), SCENARIOS) == []
+    assert duplicates(stranger, all_scenarios()) == [CHUNKED, "o/r#2"]
+    assert duplicates(replace(stranger, arms=()), all_scenarios()) == []
