@@ -19,7 +19,7 @@ from vllm_repro.running.assess import Conclusion
 from vllm_repro.running.state import TimeLimits, Trial
 from vllm_repro.running.trial import run_trial
 from vllm_repro.scenario.catalogue import find
-from vllm_repro.scenario.workload import chat, completion, sized
+from vllm_repro.scenario.workload import chat, completion, conversation, sized
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import Launch
 from vllm_repro.servers.process import ProcessServer
@@ -276,6 +276,30 @@ def test_the_tools_and_the_template_of_a_chat_are_counted_with_it(tmp_path: Path
     paths = {"/tokenize": tokenize, "/v1/chat/completions": chats}
     tried(tmp_path, paths, arm=replace(ARM, workload=(request,)))
     assert len(sent[0]["messages"][0]["content"].split()) == 60 - 7 - 5  # type: ignore[index]  # of plain JSON
+
+
+def test_a_conversation_grows_by_replies_and_results_of_its_tool(tmp_path: Path) -> None:
+    def tokenize(exchange: Exchange) -> None:
+        exchange.answer(200, {"count": sum(len(str(one["content"]).split()) for one in exchange.body["messages"])})
+
+    sent: list[dict[str, Any]] = []
+
+    def chats(exchange: Exchange) -> None:
+        sent.append(exchange.body)
+        exchange.answer(200, COMPLETION)
+
+    tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
+    turns = conversation(first=50, adds=[30, 30], tools=[tool], stream=False)
+    paths = {"/tokenize": tokenize, "/v1/chat/completions": chats}
+    _, trial = tried(tmp_path, paths, arm=replace(ARM, workload=(turns,)))
+    roles = [message["role"] for message in sent[2]["messages"]]
+    assert roles == ["user", "assistant", "tool", "assistant", "tool"]
+    calls = [message["tool_calls"][0] for message in sent[2]["messages"] if message["role"] == "assistant"]
+    results = [message["tool_call_id"] for message in sent[2]["messages"] if message["role"] == "tool"]
+    assert [call["id"] for call in calls] == results == ["call_1", "call_2"]
+    assert calls[0]["function"] == {"name": "look", "arguments": "{}"}
+    assert sent[2]["messages"][:3] == sent[1]["messages"]
+    assert [asked.repeats for asked in trial.seen.asked] == [0, 50, 80]
 
 
 @pytest.mark.parametrize(("kind", "repeats"), [(ServerKind.LAB, 32), (ServerKind.PROCESS, 96)])

@@ -27,8 +27,8 @@ _OTHER_EVENTS = 100
 
 
 @dataclass
-class _Stream:
-    """Content of a stream up to now. most: events that a server may send."""
+class _Received:
+    """Content of an answer up to now. most: events that a stream may have. refused: the 4xx code of an error event."""
 
     most: float = math.inf
     events: int = 0
@@ -40,35 +40,55 @@ class _Stream:
     usage: Usage | None = None
     finish: str | None = None
     error: str | None = None
+    error_kind: str | None = None
     refused: int | None = None
     done: bool = False
 
-    def feed(self, data: str) -> None:
-        """Take the data of one event. Raises `httpx.RemoteProtocolError` for one too many."""
+    def take_event(self, data: str) -> None:
+        """Take the data of one event of a stream. Raises `httpx.RemoteProtocolError` for one too many."""
         self.events += 1
         if self.events > self.most:
             raise httpx.RemoteProtocolError(f"the stream goes on after {self.most} events")
+        event = _json(data)
         if data == "[DONE]":
             self.done = True
-            return
-        event = _json(data)
-        if not isinstance(event, dict):
-            self.error = self.error or f"stream event is not a JSON object: {data[:200]}"
-            return
-        if "error" in event:
-            self.error = _error_text(event) or "error event without a message"
+        elif not isinstance(event, dict):
+            self.fail("event", f"stream event is not a JSON object: {data[:200]}")
+        elif "error" in event:
             code = event["error"].get("code") if isinstance(event["error"], dict) else None
             self.refused = code if isinstance(code, int) and 400 <= code < 500 else None
-            return
-        self.usage = _usage(event) or self.usage
+            self.error = _error_text(event) or "error event without a message"
+            self.error_kind = "body" if self.refused else "event"
+        else:
+            self._take(event, _choices(event))
+
+    def take_body(self, status: int, raw: bytes) -> None:
+        """Take the body of an answer that is no stream."""
+        body = _json(raw)
+        if status != 200 or not isinstance(body, dict):
+            text = _error_text(body) or raw.decode("utf-8", "replace")[:2000] or f"HTTP {status} with an empty body"
+            self.fail("body", text)
+        elif "error" in body and "choices" not in body:
+            self.fail("body", _error_text(body) or "error without a message")
+        else:
+            self.done = True
+            self._take(body, _choices(body)[:1])
+
+    def fail(self, kind: str, text: str) -> None:
+        """Record an error, unless an earlier one explains it."""
+        if self.error is None:
+            self.error, self.error_kind = text, kind
+
+    def _take(self, body: Mapping[str, Any], choices: list[dict[str, Any]]) -> None:
+        self.usage = _usage(body) or self.usage
         now = time.time()
-        for choice in _choices(event):
-            piece = choice.get("text") or _message_text(choice.get("delta"))
+        for choice in choices:
+            piece = str(choice.get("text") or _message_text(choice.get("delta") or choice.get("message")))
             self.arrivals.append(now)
-            self.tokens += _tokens(choice, str(piece or ""))
+            self.tokens += _tokens(choice, piece)
             self.margins += _margins(choice)
             if piece:
-                self.text.append(str(piece))
+                self.text.append(piece)
                 self.times.append(now)
             self.finish = choice.get("finish_reason") or self.finish
 
@@ -182,42 +202,36 @@ class Client:
 
     async def ask(self, path: str, body: Mapping[str, Any]) -> Answer:
         """Send one completion request and return its answer; follow a stream to its end."""
-        sent = time.time()
-        streamed = bool(body.get("stream"))
-        tokens = body.get("max_tokens")
-        stream = _Stream(most=tokens * (body.get("n") or 1) + _OTHER_EVENTS if tokens else math.inf)
+        sent, streamed, tokens = time.time(), bool(body.get("stream")), body.get("max_tokens")
+        received = _Received(most=tokens * (body.get("n") or 1) + _OTHER_EVENTS if tokens else math.inf)
         status: int | None = None
-        error_kind: str | None = None
         try:
             async with self._http.stream("POST", path, json=dict(body)) as response:
                 status = response.status_code
                 if not streamed or status != 200:
-                    return _plain_answer(sent, status, await _read(response), streamed)
-                async for line in _lines(response):
-                    if line.startswith("data:"):
-                        self.received += 1
-                        stream.feed(line[5:].strip())
-            error = stream.error
+                    received.take_body(status, await _read(response))
+                else:
+                    async for line in _lines(response):
+                        if line.startswith("data:"):
+                            self.received += 1
+                            received.take_event(line[5:].strip())
         except (httpx.HTTPError, httpx.StreamError) as failure:
-            error_kind = "transport"
-            error = stream.error or f"{type(failure).__name__}: {failure}".rstrip(": ")
-        if stream.error:
-            error_kind = "body" if stream.refused else "event"
+            received.fail("transport", f"{type(failure).__name__}: {failure}".rstrip(": "))
         return Answer(
             sent=sent,
             ended=time.time(),
-            status=stream.refused or status,
-            error=error,
-            error_kind=error_kind,
-            finish_reason=stream.finish,
-            done=stream.done,
-            usage=stream.usage,
-            text="".join(stream.text),
-            token_times=tuple(stream.times),
+            status=received.refused or status,
+            error=received.error,
+            error_kind=received.error_kind,
+            finish_reason=received.finish,
+            done=received.done,
+            usage=received.usage,
+            text="".join(received.text),
+            token_times=tuple(received.times),
             streamed=streamed,
-            arrivals=tuple(stream.arrivals),
-            tokens=tuple(stream.tokens),
-            margins=tuple(stream.margins),
+            arrivals=tuple(received.arrivals),
+            tokens=tuple(received.tokens),
+            margins=tuple(received.margins),
         )
 
     async def model_name(self) -> str:
@@ -290,31 +304,3 @@ async def _lines(response: httpx.Response) -> AsyncIterator[str]:
             for line in whole:
                 yield line.decode("utf-8", "replace")
     yield pending.decode("utf-8", "replace")
-
-
-def _plain_answer(sent: float, status: int, raw: bytes, streamed: bool) -> Answer:
-    now = time.time()
-    body = _json(raw)
-    error: str | None = None
-    if status != 200 or not isinstance(body, dict):
-        error = _error_text(body) or raw.decode("utf-8", "replace")[:2000] or f"HTTP {status} with an empty body"
-    elif "error" in body and "choices" not in body:
-        error = _error_text(body)
-    if error is not None:
-        return Answer(sent=sent, ended=now, status=status, error=error, error_kind="body", streamed=streamed)
-    choice = next(iter(_choices(body)), {})
-    text = str(choice.get("text") or _message_text(choice.get("message")))
-    return Answer(
-        sent=sent,
-        ended=now,
-        status=status,
-        finish_reason=choice.get("finish_reason"),
-        done=True,
-        usage=_usage(body),
-        text=text,
-        token_times=(now,) if text else (),
-        streamed=streamed,
-        arrivals=(now,),
-        tokens=tuple(_tokens(choice, text)),
-        margins=_margins(choice),
-    )

@@ -146,9 +146,8 @@ async def build_chat(
         return [*before, {**message, "content": text}]
 
     async def count(text: str) -> int:
-        return await _count(
-            client, {"model": model, "messages": messages(text), "add_generation_prompt": True, **template_fields}
-        )
+        found = await _tokenize(client, model, messages=messages(text), add_generation_prompt=True, **template_fields)
+        return int(found["count"])
 
     text, calls = await fit(count, tokens, seed)
     return Prompt({"messages": messages(text)}, tokens, calls)
@@ -171,8 +170,10 @@ async def build_completion(
 async def build_needle(client: Client, model: str, tokens: int, seed: str) -> tuple[Prompt, str]:
     """Return a prompt of `tokens` ids with a number in the middle and a question for it at the end, and that number."""
     number = str(random.Random("needle " + seed).randrange(10_000, 100_000))
-    middle = await _tokenized(client, model, f" The secret number is {number}. Remember it.")
-    end = await _tokenized(client, model, "\nThe secret number is")
+    sentences = (f" The secret number is {number}. Remember it.", "\nThe secret number is")
+    middle, end = [
+        (await _tokenize(client, model, prompt=text, add_special_tokens=False))["tokens"] for text in sentences
+    ]
     around = tokens - len(middle) - len(end)
     if around < 2:
         raise PromptError(f"a needle and its question take more than {tokens} tokens")
@@ -181,25 +182,17 @@ async def build_needle(client: Client, model: str, tokens: int, seed: str) -> tu
     return Prompt({"prompt": ids}, len(ids), 3), number
 
 
-async def _tokenized(client: Client, model: str, text: str) -> list[int]:
-    body = {"model": model, "prompt": text, "add_special_tokens": False}
-    response = await client.post("/tokenize", body)
-    response.raise_for_status()
-    ids: list[int] = response.json()["tokens"]
-    return ids
-
-
 async def _ids(client: Client, model: str, tokens: int, seed: str) -> list[int]:
     # A word is at least one token; the rest is cut off.
-    response = await client.post("/tokenize", {"model": model, "prompt": _salt(seed) + _text(tokens, seed)})
-    response.raise_for_status()
-    ids: list[int] = response.json()["tokens"]
+    found = await _tokenize(client, model, prompt=_salt(seed) + _text(tokens, seed))
+    ids: list[int] = found["tokens"]
     if len(ids) < tokens:
         raise PromptError(f"{tokens} words gave only {len(ids)} tokens")
     return ids[:tokens]
 
 
-async def _count(client: Client, body: dict[str, Any]) -> int:
-    response = await client.post("/tokenize", body)
+async def _tokenize(client: Client, model: str, **fields: Any) -> dict[str, Any]:
+    response = await client.post("/tokenize", {"model": model, **fields})
     response.raise_for_status()
-    return int(response.json()["count"])
+    found: dict[str, Any] = response.json()
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,7 +20,6 @@ from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.running.idle import CpuSample, engine_cpu_seconds, is_idle, never_idle_message
 from vllm_repro.running.state import Trial
 from vllm_repro.running.watch import Watch
-from vllm_repro.scenario.dialogue import Dialogue
 from vllm_repro.scenario.workload import IDLE_AFTER, Conversation, Pause, Request, Rest, Size, Step, Together, resolve
 from vllm_repro.trigger.trigger import SentRequest
 from vllm_repro.verdict.outcome import NEVER_IDLE
@@ -43,9 +43,10 @@ class WorkloadRunner:
     client: Client
     watch: Watch
     model: str = ""
-    dialogues: dict[str, Dialogue] = field(default_factory=dict)
-    shared: int = 0
-    """Tokens of the shared prefix that an answered request has left in the prefix cache."""
+    said: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Messages of each conversation up to now."""
+    cached: Counter[str] = field(default_factory=Counter)
+    """Most tokens in an answered prompt of each conversation, and under an empty name in a shared head."""
     known: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Body fields that each endpoint reads, by the server's schema."""
 
@@ -168,12 +169,18 @@ class WorkloadRunner:
         return None
 
     async def _next_turn(self, request: Request, tokens: int, seed: str) -> Prompt:
-        tools = request.fields.get("tools", ())
-        dialogue = self.dialogues.setdefault(request.conversation, Dialogue(tools))
+        """Return the next prompt of a conversation, and add it with a fixed reply to the messages before the one after it."""
+        said = self.said.setdefault(request.conversation, [])
+        tools, turn = request.fields.get("tools", ()), len(said) // 2
+        message = {"role": "tool", "tool_call_id": f"call_{turn}"} if tools and turn else {"role": "user"}
         prompt = await build_chat(
-            self.client, self.model, tokens, seed, before=dialogue.said, message=dialogue.opening, fields=request.fields
+            self.client, self.model, tokens, seed, before=said, message=message, fields=request.fields
         )
-        dialogue.take(prompt.body["messages"][-1])
+        reply: dict[str, Any] = {"role": "assistant", "content": "I have read this. Please go on."}
+        if tools:
+            call = {"name": tools[0]["function"]["name"], "arguments": "{}"}
+            reply["tool_calls"] = [{"id": f"call_{turn + 1}", "type": "function", "function": call}]
+        said += [prompt.body["messages"][-1], reply]
         return prompt
 
     async def _died(self) -> bool:
@@ -184,6 +191,7 @@ class WorkloadRunner:
 
     async def _send(self, request: Request, prompt: Prompt) -> None:
         answer_tokens = self._resolve(request.max_tokens)
+        head = prompt.tokens if request.conversation else self._resolve(request.shared)
         body: dict[str, Any] = {
             "model": self.model,
             **prompt.body,
@@ -205,7 +213,7 @@ class WorkloadRunner:
             fields=extra,
             known=self.known.get(request.endpoint),
             may_fail=request.may_fail,
-            repeats=self._repeats(request),
+            repeats=min(head, self.cached[request.conversation]),
             status=None,
             answer_tokens=answer_tokens,
         )
@@ -223,15 +231,8 @@ class WorkloadRunner:
         )
         answer, died = await self.watch.ask(request.endpoint, body)
         self._record_answer(index, asked, answer, died=died)
-        if answer.ok and request.conversation:
-            self.dialogues[request.conversation].answered = prompt.tokens
-        elif answer.ok:
-            self.shared = max(self.shared, self._resolve(request.shared))
-
-    def _repeats(self, request: Request) -> int:
-        if request.conversation:
-            return self.dialogues[request.conversation].answered
-        return min(self._resolve(request.shared), self.shared)
+        if answer.ok:
+            self.cached[request.conversation] = max(self.cached[request.conversation], head)
 
     def _resolve(self, size: int | Size) -> int:
         in_lab = self.trial.launch.kind.facts.in_lab
