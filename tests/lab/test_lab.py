@@ -12,15 +12,12 @@ import pytest
 
 import vllm_repro.servers.lab
 from tests.fake_vllm import FakeVllm
-from tests.report_examples import REHEARSAL, report
 from tests.running.test_trial import trial_on
 from vllm_repro.command.parse import parse
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.evidence import Evidence
 from vllm_repro.journal.journal import read
 from vllm_repro.releases.provision import Release, ReleaseCache
-from vllm_repro.report.markdown import markdown
-from vllm_repro.report.model import Replacement
 from vllm_repro.running.trial import run_trial
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.reader import read as read_scenario
@@ -199,7 +196,7 @@ def test_a_release_that_the_lab_cannot_run_is_unsupported(tmp_path: Path, monkey
     assert (conclusion.outcome, conclusion.why) == (Outcome.UNSUPPORTED, "it has no vllm.a")
 
 
-def test_replaced_names_are_in_the_journal_and_the_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replaced_names_are_in_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeVllm(tmp_path / "log", {}) as fake:
         started = asyncio.run(fake.start())
         monkeypatch.setattr(fake, "booted", Mock(return_value=replace(started, replaced=(PART,))))
@@ -209,18 +206,6 @@ def test_replaced_names_are_in_the_journal_and_the_reports(tmp_path: Path, monke
     entry = read(tmp_path / "journal.jsonl").first("server-booted")
     assert entry is not None
     assert entry["facts"]["replaced"] == [vars(PART)]
-
-    example = report(REHEARSAL)
-    arm = replace(
-        example.arms[0], server=replace(example.arms[0].server, kind="lab", replaced=(Replacement(**vars(PART)),))
-    )
-    lab = replace(example, arms=(arm, *example.arms[1:]), evidence="lab")
-    lines = markdown(lab).splitlines()
-    assert lines[0].endswith("(LAB)")
-    assert lines[2].startswith("> **LAB: ")
-    assert "| `vllm.a.b` | there is no \\| GPU | none |" in lines
-    assert f"- `vllm/a.py` sha256 `{'0' * 64}`" in lines
-    assert "LAB: what was replaced" not in markdown(example)
 
 
 @pytest.fixture

@@ -17,14 +17,13 @@ from vllm_repro.running.assess import assess
 from vllm_repro.running.state import Observed
 from vllm_repro.running.trial import run_trial
 from vllm_repro.scenario.catalogue import find
-from vllm_repro.scenario.scenario import Arm, Lab, Scenario
+from vllm_repro.scenario.scenario import Arm
 from vllm_repro.scenario.workload import Request
 from vllm_repro.servers.base import ServerFacts
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.lab import lab_model, plugin_folder
 from vllm_repro.servers.lab_launch import lab_launch
 from vllm_repro.servers.launch import Launch
-from vllm_repro.tiny_model import TinyModel
 from vllm_repro.trigger.trigger import SentRequest
 from vllm_repro.verdict.outcome import Outcome
 
@@ -48,11 +47,6 @@ def launch_of(name: str) -> Launch:
         model=Path("/m/tiny"),
         port=8001,
     )
-
-
-def shape_of(scenario: Scenario) -> TinyModel:
-    assert scenario.lab is not None
-    return scenario.lab.shape(scenario.model)
 
 
 def test_differing_prompt_sizes_are_listed() -> None:
@@ -94,19 +88,6 @@ def test_each_model_shape_has_its_own_folder(tmp_path: Path, monkeypatch: pytest
     assert (config["sliding_window"], config["num_attention_heads"], config["head_dim"]) == (128, 4, 32)
     others = {lab_model(lab, SCO.model) for lab in (replace(SCO.lab, window=64), replace(SCO.lab, layers=["sliding"]))}
     assert len({folder, *others}) == 3
-
-
-def test_the_shape_as_text() -> None:
-    assert str(shape_of(TQ)) == "1 layer, 16 heads, 4 KV heads of 256"
-    assert str(shape_of(SCO)) == (
-        "2 layers (full then sliding attention, with a window of 128 tokens), 4 heads, 2 KV heads of 32"
-    )
-
-
-@pytest.mark.parametrize(("layers", "window"), [(2, 128), (["full", "full"], 128), (["full", "sliding"], None)])
-def test_a_window_without_a_layer_that_has_one_is_refused(layers: int | list[str], window: int | None) -> None:
-    with pytest.raises(ValueError, match="window=… goes with sliding layers"):
-        Lab(mechanism="offload", changes=(), layers=layers, why="w", window=window)  # type: ignore[arg-type]  # kinds
 
 
 @pytest.mark.parametrize(("kind", "tokens"), [(ServerKind.LAB, 5693), (ServerKind.PROCESS, 90_109)])

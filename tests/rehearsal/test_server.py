@@ -13,8 +13,6 @@ from rehearsal.arguments import UsageError, parse
 from rehearsal.settings import read
 from tests.rehearsal.rehearsal_process import DEAD_BODY, SMALL, TURBOQUANT, Running, Start, free_port, in_order
 
-from rehearsal import tokenizer
-
 BRANCH = "0.20.1rc1.dev12+g363ffa145"
 
 
@@ -82,13 +80,6 @@ def test_counters(start: Start) -> None:
     assert server.metric("vllm:iteration_tokens_total_count") == 4
     assert server.metric("vllm:iteration_tokens_total_sum") == 701 + 29 + 2
     assert server.metric("vllm:num_requests_running") == 0
-
-
-def test_without_a_prefix_cache_nothing_is_cached(start: Start) -> None:
-    server = start("0.23.0", *SMALL, "--no-enable-prefix-caching").ready()
-    server.complete([300] * 100)
-    server.complete([300] * 100)
-    assert server.metric("vllm:prefix_cache_hits_total") == 0
 
 
 def test_boot_facts_are_in_the_log(start: Start) -> None:
@@ -234,14 +225,3 @@ def test_what_vllm_refuses_is_refused(start: Start) -> None:
     server = start("0.19.1", *TURBOQUANT)
     assert server.exit_code() == 2
     assert "vllm serve: error: argument --kv-cache-dtype: invalid choice: 'turboquant_4bit_nc'" in server.log
-
-
-def test_counts_of_tokens_do_not_add_up() -> None:
-    def count(text: str) -> int:
-        return len(tokenizer.encode(text, 4096))
-
-    assert (count("hello"), count("hel") + count("lo"), count(" hello world")) == (1, 2, 2)
-    message = {"role": "user", "content": "hello"}
-    one, two = (tokenizer.encode_chat([message] * number, False, 4096) for number in (1, 2))
-    assert two == one * 2
-    assert len(tokenizer.encode_chat([message], True, 4096)) > len(one)

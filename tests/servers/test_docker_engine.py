@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import docker.errors
 import pytest
@@ -9,6 +10,8 @@ import requests.exceptions
 
 from tests.servers.docker_helpers import engine_or_reason
 from vllm_repro.errors import InfraError, Unsupported
+from vllm_repro.servers.base import Exit
+from vllm_repro.servers.docker_container import exit_of
 from vllm_repro.servers.docker_engine import (
     Engine,
     connect,
@@ -118,3 +121,20 @@ def test_an_engine_that_does_not_answer() -> None:
     explained = explain(requests.exceptions.ConnectionError("Connection aborted."))
     assert isinstance(explained, InfraError)
     assert str(explained) == "the Docker Engine does not answer: Connection aborted."
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "detail", "oom_killed", "lost"),
+    [
+        ({"ExitCode": 0, "OOMKilled": False, "Error": ""}, 0, "container exited 0", False, False),
+        ({"ExitCode": 3, "OOMKilled": True}, 3, "container exited 3, OOM killed", True, False),
+        ({"ExitCode": 128, "Error": "no\nluck"}, 128, "container exited 128: no luck", False, False),
+        ({}, None, "the container was removed by somebody else", False, False),
+        (None, None, "the Docker Engine does not answer, so nothing is known about the container", False, True),
+    ],
+)
+def test_how_a_server_ended(
+    state: dict[str, Any] | None, code: int | None, detail: str, oom_killed: bool, lost: bool
+) -> None:
+    ended = exit_of(state, 12.5)
+    assert ended == Exit(code=code, detail=detail, at=12.5, oom_killed=oom_killed, lost=lost)

@@ -20,7 +20,7 @@ from vllm_repro.servers.base import Patched, ServerFacts
 from vllm_repro.servers.docker import DockerServer
 from vllm_repro.servers.docker_engine import Engine
 from vllm_repro.servers.docker_source import image_source
-from vllm_repro.servers.overlay import NOTHING, PatchedSource, patch_image
+from vllm_repro.servers.overlay import PatchedSource, patch_image
 
 pytestmark = pytest.mark.docker
 
@@ -101,25 +101,6 @@ def test_the_server_runs_the_changed_file(
     changed, source = with_overlay(docker_engine, spec, run_id)
     facts = booted(serve(changed, patched=source.digests), "42")
     assert facts.patched == (Patched(file=FILE, sha256=DIGEST),)
-
-
-def test_a_compiled_file_that_is_not_hidden_is_seen_through(
-    docker_engine: Engine, spec: ContainerSpec, run_id: str, serve: Callable[..., DockerServer]
-) -> None:
-    changed, source = with_overlay(docker_engine, spec, run_id)
-    bare = replace(changed, mounts=tuple(mount for mount in changed.mounts if mount.source != NOTHING))
-    assert len(bare.mounts) == len(changed.mounts) - 1
-    with pytest.raises(InfraError, match="an outdated compiled file"):
-        booted(serve(bare, patched=source.digests), "7")
-
-
-def test_a_container_without_the_mount_is_not_the_patched_one(
-    docker_engine: Engine, spec: ContainerSpec, run_id: str, serve: Callable[..., DockerServer]
-) -> None:
-    changed, source = with_overlay(docker_engine, spec, run_id)
-    bare = replace(changed, mounts=tuple(mount for mount in changed.mounts if not mount.target.endswith("answer.py")))
-    with pytest.raises(InfraError, match=r"instead of the patched vllm/answer\.py"):
-        booted(serve(bare, patched=source.digests), "41")
 
 
 def test_an_image_without_a_vllm_is_unsupported(

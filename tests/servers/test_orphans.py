@@ -6,7 +6,6 @@ import asyncio
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -63,22 +62,6 @@ def kill_with_guard(harness: subprocess.Popen[str], server: str) -> None:
         if str(child.pid) != server:
             child.kill()
     harness.kill()
-
-
-def until(ended: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not ended():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
-def test_the_guard_ends_the_server_of_a_killed_harness(tmp_path: Path) -> None:
-    harness, pid = started(tmp_path, SERVE)
-    with harness:
-        assert session_members(int(pid))
-        harness.kill()
-    until(lambda: not session_members(int(pid)))
-    until(lambda: not list(lease_folder().iterdir()))
 
 
 def test_without_its_guard_clean_ends_it_and_tells_whose_it_is(tmp_path: Path, harness: Harness) -> None:
@@ -145,14 +128,3 @@ def test_only_containers_whose_owner_is_gone_are_removed(
             unleased.remove()
 
     asyncio.run(run())
-
-
-@pytest.mark.docker
-def test_the_guard_removes_the_container_of_a_killed_harness(
-    base_image: str, run_id: str, docker_engine: Engine, tmp_path: Path
-) -> None:
-    harness, container = started(tmp_path, SERVE_CONTAINER, base_image, run_id, IDLE)
-    with harness:
-        assert [one["Id"] for one in containers_of(docker_engine, run_id)] == [container]
-        harness.kill()
-    until(lambda: not containers_of(docker_engine, run_id))

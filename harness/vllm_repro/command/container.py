@@ -10,10 +10,10 @@ import csv
 import io
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vllm_repro.command.command import ServeCommand
+from vllm_repro.command.command import ReportedContainer, ServeCommand
 from vllm_repro.command.flags import group_by_flag
 from vllm_repro.errors import UsageError
 from vllm_repro.secret_names import is_secret_name
@@ -136,47 +136,27 @@ class ContainerSpec:
     ulimits: tuple[Ulimit, ...] = ()
 
     @classmethod
-    def from_command(
-        cls,
-        command: ServeCommand,
-        *,
-        port: int,
-        image: str,
-        labels: Mapping[str, str] | None = None,
-        name: str | None = None,
-        env: Mapping[str, str] | None = None,
-        gpus: str | None = None,
-        mounts: Iterable[Mount] = (),
-    ) -> ContainerSpec:
-        """Return the container that runs a reported command on this machine.
+    def from_command(cls, command: ServeCommand, *, image: str, port: int, env: Mapping[str, str]) -> ContainerSpec:
+        """Return a container of `image` that runs a reported command, published on `port` of this host, with `env` added.
 
         Kept from a reported container: arguments, environment, `--ipc`, `--shm-size`, ulimits, and an entrypoint that starts vLLM.
-        Dropped: image, GPUs, secret variables, `--host`, `--port` and `--uds`; pass this machine's as `env`, `mounts` and `gpus`.
+        Dropped: image, GPUs, mounts, secret variables, `--host`, `--port` and `--uds`.
         """
-        reported = command.container
-        local = command.without(*[flag for flag in ("--host", "--port", "--uds") if command.has(flag)])
-        variables = dict(reported.env) if reported else {}
-        variables.update(command.env)
-        variables = {key: value for key, value in variables.items() if not is_secret_name(key)}
-        variables.update(env or {})
-        ipc = reported.ipc if reported else None
-        shm = parse_size(reported.shm_size) if reported and reported.shm_size else None
+        reported = command.container or ReportedContainer(image="")
+        variables = {key: value for key, value in (*reported.env, *command.env) if not is_secret_name(key)}
+        shm = parse_size(reported.shm_size) if reported.shm_size else None
         ranks = (command.number("--tensor-parallel-size") or 1) * (command.number("--pipeline-parallel-size") or 1)
-        if ranks > 1 and ipc is None and shm is None:
+        if ranks > 1 and reported.ipc is None and shm is None:
             shm = PARALLEL_SHM_BYTES
         return cls(
             image=image,
-            argv=local.argv(),
-            name=name,
-            env=tuple(variables.items()),
-            labels=tuple((labels or {}).items()),
-            mounts=tuple(mounts),
-            gpus=gpus,
+            argv=command.without(*[flag for flag in ("--host", "--port", "--uds") if command.has(flag)]).argv(),
+            env=tuple((variables | dict(env)).items()),
             shm_size=shm,
-            ipc=ipc,
+            ipc=reported.ipc,
             publish=(Publish(port),),
-            entrypoint=(reported.entrypoint or None) if reported else None,
-            ulimits=tuple(Ulimit.parse(limit) for limit in reported.ulimits) if reported else (),
+            entrypoint=reported.entrypoint or None,
+            ulimits=tuple(map(Ulimit.parse, reported.ulimits)),
         )
 
     def gpu_request(self) -> GpuRequest | None:

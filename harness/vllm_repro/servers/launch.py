@@ -221,15 +221,17 @@ def container_launch(
             raise HarnessBug(f"a container cannot be evidence of {evidence}")
         case _:
             assert_never(evidence)
-    spec = ContainerSpec.from_command(
-        command,
-        port=port,
-        image=image,
-        labels=labels,
+    spec = replace(
+        ContainerSpec.from_command(
+            command,
+            image=image,
+            port=port,
+            env=env | (OFFLINE_ENV if weights.path else {}) | dict(more_env or {}),
+        ),
+        labels=tuple(labels.items()),
         name=name,
-        env=env | (OFFLINE_ENV if weights.path else {}) | dict(more_env or {}),
         gpus=gpus,
-        mounts=[*model, *mounts],
+        mounts=(*model, *mounts),
     )
     if evidence is Evidence.CPU and spec.shm_size is None and spec.ipc is None:
         # On a CPU the worker is always a process of its own, and Docker's default of 64 MiB is too small for its queue.
