@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 from vllm_repro.cli.common import add_common, print_json
 from vllm_repro.errors import InfraError, ReproError
@@ -18,15 +20,16 @@ from vllm_repro.releases.disk import human_size
 from vllm_repro.releases.local_vllm import local_vllm
 from vllm_repro.releases.provision import LARGEST_INSTALL, ReleaseCache
 from vllm_repro.scenario.catalogue import all_scenarios, to_stderr
+from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.servers.docker_engine import connect
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.orphans import find_orphans
 from vllm_repro.servers.site import choose
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Check:
-    """One line of output. ok: it is present. detail: what it is, or what to do."""
+    """One line of output. ok: it is present. detail: what was found, or what to do."""
 
     what: str
     ok: bool
@@ -49,87 +52,63 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def checks() -> Iterator[Check]:
+    """Yield what this machine has, then whether each scenario can run on it."""
     machine = look()
-    yield Check(
-        "machine", True, f"{machine.os}, {machine.cpus} CPUs, {machine.memory_gb:g} GB, Python {machine.python}"
-    )
-    cards = gpus()
-    yield Check(
-        "NVIDIA GPUs",
-        bool(cards),
-        "; ".join(f"{g.name}, {g.memory_gb:g} GB, driver {g.driver}" for g in cards) or "nvidia-smi finds none",
-    )
+    about = f"{machine.os}, {machine.cpus} CPUs, {machine.memory_gb:g} GB, Python {machine.python}"
+    yield _check("machine", about)
+    cards = [f"{gpu.name}, {gpu.memory_gb:g} GB, driver {gpu.driver}" for gpu in gpus()]
+    yield _check("NVIDIA GPUs", "; ".join(cards), "nvidia-smi finds none")
     yield from _docker()
     local = local_vllm()
-    yield Check(
-        "vllm on PATH",
-        local is not None,
-        f"{local.version} at {local.executable}"
-        if local
-        else "not installed; --vllm V installs a release into the cache",
-    )
+    on_path = f"{local.version} at {local.executable}" if local else ""
+    yield _check("vllm on PATH", on_path, "not installed; --vllm V installs a release into the cache")
     cache = ReleaseCache()
-    cached = cache.cached()
-    releases = ", ".join(release.version for release in cached)
-    yield Check(
-        "cached releases",
-        bool(releases),
-        f"{releases or 'none'} in {cache.root}",
-    )
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    yield Check(
-        "C++ compiler",
-        compiler is not None,
-        compiler or "none: a release on the CPU compiles its sampler at the first request, and dies where it cannot",
-    )
+    releases = ", ".join(release.version for release in cache.cached())
+    yield _check("cached releases", releases and f"{releases} in {cache.root}", f"none in {cache.root}")
+    compiler = shutil.which("g++") or shutil.which("clang++") or ""
+    missing = "none: a release on the CPU compiles its sampler at the first request, and dies where it cannot"
+    yield _check("C++ compiler", compiler, missing)
     folder = next(path for path in (cache.root, *cache.root.parents) if path.exists())
-    free, needed = shutil.disk_usage(folder).free, LARGEST_INSTALL
-    yield Check(
-        "disk for releases",
-        free >= needed,
-        f"{human_size(free)} free in {folder}" + ("" if free >= needed else f"; up to {human_size(needed)} are needed"),
-    )
+    free = shutil.disk_usage(folder).free
+    space = f"{human_size(free)} free in {folder}"
+    enough = free >= LARGEST_INSTALL
+    yield _check("disk for releases", enough and space, f"{space}; up to {human_size(LARGEST_INSTALL)} are needed")
     hub = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    yield Check(
-        "Hugging Face cache",
-        hub.is_dir(),
-        str(hub) if hub.is_dir() else f"none at {hub}; a real model is downloaded by the server",
-    )
+    missing = f"none at {hub}; a real model is downloaded by the server"
+    yield _check("Hugging Face cache", hub.is_dir() and str(hub), missing)
     try:
-        yield Check("loopback ports", True, f"a free one is {free_port()}")
+        yield _check("loopback ports", f"a free one is {free_port()}")
     except OSError as error:
-        yield Check("loopback ports", False, f"none can be bound: {error.strerror}")
-    left = find_orphans().lines
-    yield Check(
-        "nothing left over",
-        not left,
-        "; ".join(left) + "; vllm-repro clean --yes" if left else f"leases in {lease_folder()}",
-    )
+        yield _check("loopback ports", "", f"none can be bound: {error.strerror}")
+    orphans = find_orphans().lines
+    clean = not orphans and f"leases in {lease_folder()}"
+    yield _check("nothing left over", clean, f"{'; '.join(orphans)}; vllm-repro clean --yes")
     for scenario in all_scenarios(warn=to_stderr):
-        try:
-            choice = choose(scenario, ServerOptions())
-            real = choice.kind.facts.runs_vllm
-            how = f"would run by {choice.kind}" if real else "would only be rehearsed by itself"
-            hint = (
-                ""
-                if real or scenario.needs.gpus
-                else f"; --server process --vllm {scenario.try_with} runs the real one"
-            )
-            yield Check(scenario.id, real, f"{how}: {choice.why}{hint}")
-        except ReproError as error:
-            yield Check(scenario.id, False, str(error))
+        yield _runnable(scenario)
+
+
+def _check(what: str, found: str | Literal[False], missing: str = "") -> Check:
+    return Check(what=what, ok=bool(found), detail=found or missing)
 
 
 def _docker() -> Iterator[Check]:
     try:
-        engine = connect()
+        with contextlib.closing(connect()) as engine:
+            nvidia = "nvidia" in engine.runtimes
+            yield _check("docker", f"engine {engine.version} at {engine.host}")
     except InfraError as error:
-        yield Check("docker", False, f"{error}" + (f"; {error.hint}" if error.hint else ""))
+        yield _check("docker", "", f"{error}" + (f"; {error.hint}" if error.hint else ""))
         return
-    nvidia = "nvidia" in engine.runtimes
-    yield Check("docker", True, f"engine {engine.version} at {engine.host}")
-    yield Check(
-        "NVIDIA runtime",
-        nvidia,
-        "registered with the engine" if nvidia else "not registered with the engine: a GPU request may fail at start",
-    )
+    missing = "not registered with the engine: a GPU request may fail at start"
+    yield _check("NVIDIA runtime", nvidia and "registered with the engine", missing)
+
+
+def _runnable(scenario: Scenario) -> Check:
+    try:
+        choice = choose(scenario, ServerOptions())
+    except ReproError as error:
+        return _check(scenario.id, "", str(error))
+    if choice.kind.facts.runs_vllm:
+        return _check(scenario.id, f"would run by {choice.kind}: {choice.why}")
+    hint = "" if scenario.needs.gpus else f"; --server process --vllm {scenario.try_with} runs the real one"
+    return _check(scenario.id, "", f"would only be rehearsed by itself: {choice.why}{hint}")
