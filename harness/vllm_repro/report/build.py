@@ -68,15 +68,14 @@ def report_of(recording: Recording, folder: Path, secrets: Mapping[str, str] | N
     hosts = dict.fromkeys(host for head in heads for host in head.get("hosts") or ())
     redactor = Redactor(sorted(folders.items(), key=lambda pair: -len(pair[0])), tuple(hosts), secrets or {})
     reproduce = redactor.command(started["reproduce"])
-    recording = replace(recording, entries=tuple(_redacted(entry, redactor) for entry in recording.entries))
-    started = _redacted(started, redactor)
+    redacted = tuple(replace(entry, fields=redactor.deep(entry.fields)) for entry in recording.entries)
+    recording = replace(recording, entries=redacted)
+    started = next(recording.of("run-started"))
     version = _version(recording)
     status = Status(started["status"]["bad"], started["status"]["good"])
     standing = status.standing(version)
     views = client_views(recording, judged=bool(started.get("errs")))
-    arms = tuple(
-        _arm(recording, declared, _own_standing(declared, status.good, version), views) for declared in started["arms"]
-    )
+    arms = tuple(_arm(recording, declared, status.good, views, version) for declared in started["arms"])
     ended = recording.end
     return RunReport(
         folder=folder,
@@ -113,25 +112,13 @@ def report_of(recording: Recording, folder: Path, secrets: Mapping[str, str] | N
     )
 
 
-def _redacted(entry: Entry, redactor: Redactor) -> Entry:
-    return replace(entry, fields=redactor.deep(entry.fields))
-
-
 def _imitated(started: Entry) -> bool:
     return bool(started.get("imitated", True))
 
 
 def _environment(started: Entry) -> Environment:
     machine = msgspec.convert(started["machine"], Machine)
-    return Environment(
-        os=machine.os,
-        python=machine.python,
-        cpus=machine.cpus,
-        memory_gb=machine.memory_gb,
-        docker=started["docker"],
-        gpus=machine.gpus,
-        driver=machine.driver,
-    )
+    return Environment(**vars(machine), docker=started["docker"], driver=machine.driver)
 
 
 def _duration_s(recording: Recording) -> float:
@@ -148,11 +135,6 @@ def _version(recording: Recording) -> str | None:
             return str(entry["version"])
     started = recording.first("run-started")
     return started.get("version") if started else None
-
-
-def _own_standing(declared: Mapping[str, Any], good: str, version: str | None) -> Standing | None:
-    """Return what an arm's own bad releases say of this one; None if the scenario's status holds for it."""
-    return Status(declared["bad"], good).standing(version) if declared.get("bad") else None
 
 
 def _comparisons(arms: Sequence[ArmReport]) -> tuple[str, ...]:
@@ -217,8 +199,13 @@ def _interrupted_verdict(verdict: VerdictReport, ended: Entry | None, arms: Sequ
 
 
 def _arm(
-    recording: Recording, declared: Mapping[str, Any], standing: Standing | None, views: Mapping[TrialId, ClientView]
+    recording: Recording,
+    declared: Mapping[str, Any],
+    good: str,
+    views: Mapping[TrialId, ClientView],
+    version: str | None,
 ) -> ArmReport:
+    """Return the report of an arm. good: releases that the scenario declares good."""
     name = declared["name"]
 
     def own(event: str) -> list[Entry]:
@@ -237,7 +224,8 @@ def _arm(
         expected,
         [trial.outcome for trial in counted],
         unexplained=sum(is_unexplained(trial.outcome, trial.death) for trial in counted),
-        standing=standing,
+        # None if the scenario's status holds for the arm.
+        standing=Status(declared["bad"], good).standing(version) if declared.get("bad") else None,
         strange=sum(strange),
         unproved=sum(one and not other for one, other in zip(unproved, strange, strict=True)),
     )

@@ -192,18 +192,11 @@ def _gap(left_out: int) -> str:
 def _rooms(sizes: Sequence[int], shares: Sequence[int], limit: int) -> list[int]:
     """Return the bytes of each piece: all it needs if its share is enough; what is left goes to the others."""
     rooms = [0] * len(sizes)
-    waiting = set(range(len(sizes)))
-    while waiting:
-        total = sum(shares[at] for at in waiting)
-        small = {at for at in waiting if sizes[at] <= limit * shares[at] // total}
-        if not small:
-            for at in waiting:
-                rooms[at] = limit * shares[at] // total
-            break
-        for at in small:
-            rooms[at] = sizes[at]
-        limit -= sum(sizes[at] for at in small)
-        waiting -= small
+    total = sum(shares)
+    for at in sorted(range(len(sizes)), key=lambda at: sizes[at] / shares[at]):
+        rooms[at] = min(sizes[at], limit * shares[at] // total)
+        limit -= rooms[at]
+        total -= shares[at]
     return rooms
 
 
