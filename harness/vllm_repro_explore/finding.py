@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from vllm_repro.diagnosis.signature import template
+from vllm_repro_explore.template import template
 
 __all__ = ["Finding", "FindingKind", "PlayResult", "known", "result_from"]
 

@@ -41,11 +41,13 @@ def test_a_pasted_traceback(name: str, expected: tuple[bool | None, Phase | None
 
 def test_without_the_workers_lines_the_class_is_unknown_and_said_so() -> None:
     whole = diagnose(recording("v0.32.0-fault-workspace-mp-inflight"))
-    assert (whole.wrapped, whole.class_known) == (True, True)
+    assert whole.root is not None
+    assert (whole.root.wrapped, whole.root.class_known) == (True, True)
     lines = recording("v0.32.0-fault-workspace-mp-inflight").splitlines()
     diagnosis = diagnose("\n".join(line for line in lines if "(Worker pid=" not in line))
     assert diagnosis.died is True
-    assert (diagnosis.exception, diagnosis.wrapped, diagnosis.class_known) == ("RuntimeError", True, False)
+    assert diagnosis.root is not None
+    assert (diagnosis.exception, diagnosis.root.wrapped, diagnosis.root.class_known) == ("RuntimeError", True, False)
     assert (diagnosis.message, diagnosis.frames) == (whole.message, ())
     assert "class is not in this log" in diagnosis.why
 

@@ -64,7 +64,8 @@ def test_the_fatal_line_of_0_8_and_the_prefix_of_0_9_are_read() -> None:
         "ERROR 06-11 01:51:09 [core.py:515] ", "EngineCore encountered a fatal error.\n" + core
     )
     found = diagnose(text)
-    assert (found.died, found.exception, found.class_known) == (True, "ZeroDivisionError", True)
+    assert found.root is not None
+    assert (found.died, found.exception, found.root.class_known) == (True, "ZeroDivisionError", True)
 
 
 def test_a_traceback_in_a_request_log_is_no_death() -> None:

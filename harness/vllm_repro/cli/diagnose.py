@@ -7,7 +7,6 @@ import io
 import os
 import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -38,16 +37,16 @@ def run(arguments: argparse.Namespace) -> int:
     found = matches(diagnosis, known)
     status = _STATUSES[diagnosis.died] if arguments.exit_code else 0
     shown = Redactor(secrets=known_secrets(os.environ), names=False).text
-    diagnosis = replace(diagnosis, message=diagnosis.message and shown(diagnosis.message), why=shown(diagnosis.why))
+    message, why = diagnosis.message and shown(diagnosis.message), shown(diagnosis.why)
     if arguments.json:
         print_json(
             {
                 "died": diagnosis.died,
                 "phase": diagnosis.phase,
                 "exception": diagnosis.exception,
-                "message": diagnosis.message,
+                "message": message,
                 "frames": [f"{frame.file}:{frame.function}" for frame in diagnosis.frames],
-                "wrapped": diagnosis.wrapped,
+                "wrapped": diagnosis.root is not None and diagnosis.root.wrapped,
                 "matches": [
                     {
                         "scenario": match.scenario.id,
@@ -59,17 +58,17 @@ def run(arguments: argparse.Namespace) -> int:
                     for match in found
                 ],
                 "vllm_version": diagnosis.vllm_version,
-                "why": diagnosis.why,
+                "why": why,
             }
         )
         return status
-    print({True: "died", False: "did not die", None: "cannot tell"}[diagnosis.died] + f": {diagnosis.why}")
+    print({True: "died", False: "did not die", None: "cannot tell"}[diagnosis.died] + f": {why}")
     if diagnosis.vllm_version:
         print(f"vLLM {diagnosis.vllm_version}" + (f", phase: {diagnosis.phase}" if diagnosis.phase else ""))
     if diagnosis.exception:
         for frame in diagnosis.frames[-12:]:
             print(f"  {frame.file}:{frame.function}")
-        print(f"{diagnosis.exception}: {diagnosis.message or ''}".rstrip(": "))
+        print(f"{diagnosis.exception}: {message or ''}".rstrip(": "))
     for match in found:
         print(f"{match.how}: {match.scenario.id} ({match.scenario.issue}): {match.scenario.title}")
         if match.against:

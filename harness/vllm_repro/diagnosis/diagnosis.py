@@ -10,44 +10,13 @@ The rules are in `vllm_repro.diagnosis.judgement`, the search for the root in `v
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from vllm_repro.diagnosis.judgement import Judgement, Phase, judge_life
+from vllm_repro.diagnosis.judgement import Diagnosis, Phase, judge_life
 from vllm_repro.diagnosis.life_signs import ServerLife
 from vllm_repro.diagnosis.log_text import Line, read_lines
-from vllm_repro.diagnosis.tracebacks import Frame, Raised
 
 __all__ = ["Diagnosis", "Phase", "diagnose"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Diagnosis:
-    """The diagnosis of one text.
-
-    died: True, False (alive as far as the log goes, or stopped on request), or None if the text does not decide it.
-    exception, message, frames: of the root cause; None, None and () without one.
-    wrapped: EngineCore printed only vLLM's wrapper around the root. class_known: False if only the text quoted by the wrapper is known:
-        `exception` is then the wrapper's class and `message` the quoted text.
-    why: one sentence for people. raised: the root as printed, with its chain.
-    usage: argparse's error, if the command line was refused. connector: class of the KV connector, if the text names one.
-    lost_worker: a worker process ended without an exception, and `why` names it.
-    prose: what surrounds the log in a pasted text, or all of it.
-    """
-
-    died: bool | None
-    phase: Phase | None
-    exception: str | None
-    message: str | None
-    frames: tuple[Frame, ...]
-    wrapped: bool
-    vllm_version: str | None
-    why: str
-    class_known: bool = True
-    raised: Raised | None = None
-    usage: str | None = None
-    connector: str | None = None
-    lost_worker: bool = False
-    prose: str = ""
 
 
 def diagnose(source: str | bytes | Iterable[Line], *, we_terminated: bool | None = None) -> Diagnosis:
@@ -64,20 +33,19 @@ def diagnose(source: str | bytes | Iterable[Line], *, we_terminated: bool | None
         lives[-1].feed(line)
         order.feed(line)
     last = len(lives) - 1
-    judged = [judge_life(life, we_terminated if at == last else None) for at, life in enumerate(lives)]
-    diagnoses = [_diagnosis(life, judgement) for life, judgement in zip(lives, judged, strict=True)]
+    diagnoses = [judge_life(life, we_terminated if at == last else None) for at, life in enumerate(lives)]
     died = next((diagnosis for diagnosis in diagnoses if diagnosis.died), None)
     if order.broken:
         return _without_order(died is not None, diagnoses[-1])
     if died is not None:
         return died
-    for at, judgement in enumerate(judged[:-1]):
-        if judgement.open_end and not _goes_on(lives[at], lives[at + 1 :]):
+    for at, diagnosis in enumerate(diagnoses[:-1]):
+        if diagnosis.open_end and not _goes_on(lives[at], lives[at + 1 :]):
             why = (
                 f"This log holds {len(lives)} lives of a server, and number {at + 1} ended without a reason: it was killed, "
                 "or its last lines are not here."
             )
-            return replace(diagnoses[at], died=None, why=why)
+            return replace(diagnosis, died=None, why=why)
     return diagnoses[-1]
 
 
@@ -108,9 +76,7 @@ def _without_order(died: bool, diagnosis: Diagnosis) -> Diagnosis:
     """Return what a log in a wrong order still shows: no cause, because causes come first."""
     wrong = "the lines are not in the order of time, so no cause is named: sort them from the oldest to the newest"
     why = f"A process reports the death of the engine; {wrong}." if died else f"{wrong[0].upper()}{wrong[1:]}."
-    return replace(
-        diagnosis, died=died or None, why=why, phase=None, exception=None, message=None, frames=(), raised=None
-    )
+    return replace(diagnosis, died=died or None, why=why, phase=None, root=None)
 
 
 def _goes_on(life: ServerLife, later: Sequence[ServerLife]) -> bool:
@@ -118,23 +84,3 @@ def _goes_on(life: ServerLife, later: Sequence[ServerLife]) -> bool:
     if life.api_pid is None or life.api_pid == later[0].api_pid:  # in a container each life has the same pid
         return False
     return any(life.api_pid in one.pids for one in later)
-
-
-def _diagnosis(life: ServerLife, judgement: Judgement) -> Diagnosis:
-    root = judgement.root
-    return Diagnosis(
-        died=judgement.died,
-        phase=judgement.phase,
-        exception=root.raised.exception if root else None,
-        message=root.message if root else None,
-        frames=root.frames if root else (),
-        wrapped=root.wrapped if root else False,
-        vllm_version=life.boot.facts().vllm_version,
-        why=judgement.why,
-        class_known=root.class_known if root else True,
-        raised=root.raised if root else None,
-        usage=life.usage,
-        connector=life.connector,
-        lost_worker=judgement.lost_worker,
-        prose="\n".join(life.prose) if root is None or not life.is_log else "",
-    )

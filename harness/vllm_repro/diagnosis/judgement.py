@@ -1,4 +1,4 @@
-"""Rules that turn the signs of one life of a server into a judgement.
+"""Rules that turn the signs of one life of a server into a diagnosis.
 
 The rules go by mechanism, the strongest first: the last lines of the process that died, then a process that others miss,
 then an exception that nothing catches, then what is ambiguous. Two facts separate a death from an ordered shutdown:
@@ -18,9 +18,9 @@ from enum import StrEnum
 from vllm_repro.diagnosis.engine_code import booting, leaves_the_engine, starting, stepping, warming_up
 from vllm_repro.diagnosis.life_signs import ServerLife, SignKind
 from vllm_repro.diagnosis.root_cause import Root, find_root
-from vllm_repro.diagnosis.tracebacks import Raised, Unfinished, bare_name
+from vllm_repro.diagnosis.tracebacks import Frame, Raised, Unfinished, bare_name
 
-__all__ = ["Judgement", "Phase", "judge_life"]
+__all__ = ["Diagnosis", "Phase", "judge_life"]
 
 
 class Phase(StrEnum):
@@ -34,11 +34,15 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judgement:
-    """The decision about one life.
+class Diagnosis:
+    """The diagnosis of one text.
 
-    died: None if the signs allow both. why: one sentence for people. root: the exception to report. lost_worker: a worker process
-    ended without an exception, and that is the cause. open_end: the log does not show how this life ended, if it did.
+    died: True, False (alive as far as the log goes, or stopped on request), or None if the text does not decide it.
+    why: one sentence for people. root: the exception to report.
+    lost_worker: a worker process ended without an exception, and that is the cause.
+    open_end: the log does not show how this life ended, if it did.
+    usage: argparse's error, if the command line was refused. connector: class of the KV connector, if the text names one.
+    prose: what surrounds the log in a pasted text, or all of it.
     """
 
     died: bool | None
@@ -47,6 +51,23 @@ class Judgement:
     phase: Phase | None = None
     lost_worker: bool = False
     open_end: bool = False
+    vllm_version: str | None = None
+    usage: str | None = None
+    connector: str | None = None
+    prose: str = ""
+
+    @property
+    def exception(self) -> str | None:
+        """Return the class of the root; the wrapper's if only the text that it quotes is known."""
+        return self.root.raised.exception if self.root else None
+
+    @property
+    def message(self) -> str | None:
+        return self.root.message if self.root else None
+
+    @property
+    def frames(self) -> tuple[Frame, ...]:
+        return self.root.frames if self.root else ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +123,8 @@ class _Case:
         return None if lost else root
 
 
-def judge_life(life: ServerLife, we_terminated: bool | None) -> Judgement:
-    """Return the judgement of the first rule that applies."""
+def judge_life(life: ServerLife, we_terminated: bool | None) -> Diagnosis:
+    """Return the diagnosis of the first rule that applies."""
     inside = life.cut_inside
     raised = life.finder.finish()
     case = _Case(
@@ -113,8 +134,15 @@ def judge_life(life: ServerLife, we_terminated: bool | None) -> Judgement:
         root=find_root(raised, paste=not life.is_log),
         we_terminated=we_terminated,
     )
-    judgement = next((found for rule in _RULES if (found := rule(case)) is not None), None) or _open_end(case)
-    return judgement if judgement.phase is not None else replace(judgement, phase=_phase(case, judgement))
+    found = next((found for rule in _RULES if (found := rule(case)) is not None), None) or _open_end(case)
+    return replace(
+        found,
+        phase=found.phase or _phase(case, found),
+        vllm_version=life.boot.facts().vllm_version,
+        usage=life.usage,
+        connector=life.connector,
+        prose="\n".join(life.prose) if found.root is None or not life.is_log else "",
+    )
 
 
 def _first(*lines: int | None) -> int | None:
@@ -131,23 +159,23 @@ def _left_the_engine(case: _Case) -> bool:
     return own is not None and own.from_engine and leaves_the_engine(own.raised)
 
 
-def _died(why: str, root: Root | None = None, phase: Phase | None = None) -> Judgement:
-    return Judgement(died=True, why=why, root=root, phase=phase)
+def _died(why: str, root: Root | None = None, phase: Phase | None = None) -> Diagnosis:
+    return Diagnosis(died=True, why=why, root=root, phase=phase)
 
 
-def _undecided(why: str, root: Root | None = None, phase: Phase | None = None) -> Judgement:
-    return Judgement(died=None, why=why, root=root, phase=phase)
+def _undecided(why: str, root: Root | None = None, phase: Phase | None = None) -> Diagnosis:
+    return Diagnosis(died=None, why=why, root=root, phase=phase)
 
 
-def _refused(case: _Case) -> Judgement | None:
+def _refused(case: _Case) -> Diagnosis | None:
     life = case.life
     if life.usage is None or life.ready or SignKind.FATAL in life:
         return None
     why = "The command line was refused: no engine was started, so none died."
-    return Judgement(died=False, why=why, phase=Phase.BOOT)
+    return Diagnosis(died=False, why=why, phase=Phase.BOOT)
 
 
-def _by_kernel(case: _Case) -> Judgement | None:
+def _by_kernel(case: _Case) -> Diagnosis | None:
     """Apply the kernel's report: a process that it kills cannot log anything."""
     killed = case.life.first.get(SignKind.OOM_KILLED)
     if killed is None or case.own_root is not None or _before(case.stop_asked, killed.line):
@@ -155,7 +183,7 @@ def _by_kernel(case: _Case) -> Judgement | None:
     return _died(f"The kernel killed a process of this server for want of memory: {killed.text}")
 
 
-def _last_words(case: _Case) -> Judgement | None:
+def _last_words(case: _Case) -> Diagnosis | None:
     """Apply the last log lines of EngineCore, or of the process above a worker."""
     life, root = case.life, case.root
     own = case.own_root
@@ -168,7 +196,7 @@ def _last_words(case: _Case) -> Judgement | None:
             return _died(f"The engine did not come up: {_named(own)}{_by_signal_code(root.message)}.", own)
         if _is_exit(root.raised):
             why = "The boot was interrupted by a signal; nothing failed by itself."
-            return Judgement(died=False, why=why, phase=Phase.BOOT)
+            return Diagnosis(died=False, why=why, phase=Phase.BOOT)
     if own is None:
         if case.ordered:
             return None
@@ -207,7 +235,7 @@ def _by_signal_code(text: str) -> str:
     return f" ({signal.Signals(code).name}{': ' + meaning if meaning else ''})"
 
 
-def _silent_end(case: _Case) -> Judgement | None:
+def _silent_end(case: _Case) -> Diagnosis | None:
     """Judge an EngineCore that ended without logging it, as the API server noticed."""
     life = case.life
     if case.engine_missing is None or case.stop_asked is not None or _left_the_engine(case):
@@ -231,7 +259,7 @@ def _silent_end(case: _Case) -> Judgement | None:
     return _died(f"EngineCore was gone before anybody asked the server to stop; {how}.")
 
 
-def _uncaught(case: _Case) -> Judgement | None:
+def _uncaught(case: _Case) -> Diagnosis | None:
     """Judge an exception that left a loop in which nothing catches it, without the line that reports it."""
     life = case.life
     if not life.is_log:
@@ -263,7 +291,7 @@ def _is_exit(raised: Raised) -> bool:
     return bare_name(raised.exception) in ("SystemExit", "KeyboardInterrupt")
 
 
-def _pasted(case: _Case) -> Judgement | None:
+def _pasted(case: _Case) -> Diagnosis | None:
     """Judge a pasted text that is no log."""
     life, root = case.life, case.root
     if life.is_log:
@@ -292,7 +320,7 @@ def _pasted(case: _Case) -> Judgement | None:
     )
 
 
-def _by_signal(case: _Case) -> Judgement | None:
+def _by_signal(case: _Case) -> Diagnosis | None:
     """Judge the line of a shell whose command a signal ended: nothing else in the log can show it."""
     ended = case.life.first.get(SignKind.BY_SIGNAL)
     if ended is None or case.ordered or not (case.life.booted or case.life.ready):
@@ -300,7 +328,7 @@ def _by_signal(case: _Case) -> Judgement | None:
     return _died(f"The shell reports that a signal ended the server: {ended.text}")
 
 
-def _unhealthy(case: _Case) -> Judgement | None:
+def _unhealthy(case: _Case) -> Diagnosis | None:
     """Judge a 503 of /health alone: a server that is scaled and a proxy return it too."""
     unhealthy = case.line(SignKind.HEALTH_503)
     if unhealthy is None or _before(case.stop_asked, unhealthy):
@@ -310,7 +338,7 @@ def _unhealthy(case: _Case) -> Judgement | None:
     )
 
 
-def _unclear(case: _Case) -> Judgement | None:
+def _unclear(case: _Case) -> Diagnosis | None:
     """Judge what may be an end or not."""
     life = case.life
     # Before an ordered shutdown, one count without a token may have been a long step.
@@ -338,7 +366,7 @@ def _unclear(case: _Case) -> Judgement | None:
     return None
 
 
-def _stopped(case: _Case) -> Judgement | None:
+def _stopped(case: _Case) -> Diagnosis | None:
     if not case.ordered:
         return None
     life = case.life
@@ -347,10 +375,10 @@ def _stopped(case: _Case) -> Judgement | None:
     if not lived and not case.we_terminated:
         return _undecided("Only the end of a stopping server is here; what made it stop came before.")
     why = "An ordered shutdown: what the server printed after its beginning is noise."
-    return Judgement(died=False, why=why, phase=Phase.SHUTDOWN)
+    return Diagnosis(died=False, why=why, phase=Phase.SHUTDOWN)
 
 
-def _cut(case: _Case) -> Judgement | None:
+def _cut(case: _Case) -> Diagnosis | None:
     inside = case.cut_inside
     if inside is None or not case.life.is_log:
         return None
@@ -358,7 +386,7 @@ def _cut(case: _Case) -> Judgement | None:
     return _undecided(f"The log ends inside a traceback that {who}: what comes after it decides.")
 
 
-def _process_like_ours(case: _Case) -> Judgement | None:
+def _process_like_ours(case: _Case) -> Diagnosis | None:
     named = case.life.first.get(SignKind.OOM_NAMED)
     if named is None:
         return None
@@ -367,13 +395,13 @@ def _process_like_ours(case: _Case) -> Judgement | None:
     )
 
 
-def _open_end(case: _Case) -> Judgement:
+def _open_end(case: _Case) -> Diagnosis:
     if case.life.ready:
         why = "Nothing here says that the engine died: alive as far as this log goes."
-        return Judgement(died=False, why=why, open_end=True)
+        return Diagnosis(died=False, why=why, open_end=True)
     if case.life.booted:
         why = "The server was still booting, without a failure, where this log ends."
-        return Judgement(died=False, why=why, open_end=True)
+        return Diagnosis(died=False, why=why, open_end=True)
     if case.life.is_log and case.own_root is not None:
         return _undecided(
             f"A piece of a log with an exception of the engine, which does not show whether it died: {_named(case.own_root)}.",
@@ -412,9 +440,9 @@ def _named(root: Root | None) -> str:
     return f"{name}{where}{': ' + short if short else ''}".rstrip(".")
 
 
-def _phase(case: _Case, judgement: Judgement) -> Phase | None:
+def _phase(case: _Case, found: Diagnosis) -> Phase | None:
     life = case.life
-    root = judgement.root or (case.root if judgement.lost_worker else None)
+    root = found.root or (case.root if found.lost_worker else None)
     links = () if root is None else root.raised.links
     functions = frozenset(name for link in links for name in link.functions)
     if warming_up(functions) and not life.ready:
@@ -426,7 +454,7 @@ def _phase(case: _Case, judgement: Judgement) -> Phase | None:
     if not life.ready:
         failed = SignKind.BOOT_FAILED in life or booting(functions)
         return Phase.BOOT if failed or (life.booted and not life.headless) else None
-    if judgement.died is False:
+    if found.died is False:
         return Phase.REQUEST if any(life.busy.values()) else Phase.IDLE
     waited = any(one.of_dead_engine and "generate" in one.functions for one in case.raised)
     return Phase.REQUEST if waited or SignKind.SERVER_ERROR in life else Phase.IDLE

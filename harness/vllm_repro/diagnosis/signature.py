@@ -9,27 +9,16 @@ message, and function names in order. Named holes of the template are captured a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 
 from vllm_repro.diagnosis.diagnosis import Diagnosis, Phase
-from vllm_repro.diagnosis.log_text import Line
 from vllm_repro.diagnosis.root_cause import squeeze, unwrap
-from vllm_repro.diagnosis.tracebacks import Frame, bare_name, shorten
+from vllm_repro.diagnosis.tracebacks import Frame, bare_name
 
-__all__ = [
-    "Comparison",
-    "How",
-    "NodeLog",
-    "Signature",
-    "compare",
-    "failed_nodes",
-    "lost_worker",
-    "quotes",
-    "template",
-]
+__all__ = ["Comparison", "How", "Signature", "compare", "failed_nodes", "quotes"]
 
 
 class How(StrEnum):
@@ -94,16 +83,18 @@ def compare(signature: Signature, diagnosis: Diagnosis) -> Comparison:
     Each link of a chain is compared, the root first. Of a worker's text that only EngineCore quoted, class and frames are
     unknown: it matches if the template does.
     """
-    if diagnosis.exception is None or diagnosis.died is False:
+    if diagnosis.root is None or diagnosis.died is False:
         return Comparison(how=How.OTHER, why="no exception of this death is known")
     compared = [_compare_one(signature, printed, diagnosis.phase) for printed in _chain(diagnosis)]
     return max(compared, key=lambda comparison: _RANK[comparison.how])
 
 
 def _chain(diagnosis: Diagnosis) -> list[_Printed]:
-    root = diagnosis.exception if diagnosis.class_known else None
-    chain = [_Printed(root, diagnosis.message or "", diagnosis.frames)]
-    for link in diagnosis.raised.links if diagnosis.raised else ():
+    root = diagnosis.root
+    if root is None:
+        return []
+    chain = [_Printed(root.raised.exception if root.class_known else None, root.message, root.frames)]
+    for link in root.raised.links:
         quoted = unwrap(link.message)
         chain.append(
             _Printed(link.exception, link.message, link.frames) if quoted is None else _Printed(None, quoted, ())
@@ -211,71 +202,13 @@ def _literal(text: str) -> str:
     return re.escape(text)
 
 
-# Identifiers come before numbers, so that deepseek_v4_attention.py, fp8 and v1/worker keep their digits.
-_MASKS = re.compile(
-    r"(?P<place>(?P<file>[\w./\\-]{0,200}\w\.pyx?):\d+(?=:|\b))"
-    r"|(?P<memory>0x[0-9A-Fa-f]+)"
-    r"|(?P<address>\b\d{1,3}(?:\.\d{1,3}){3}(?:\]?:\d+)?)"
-    r"|(?P<request>\b(?:chatcmpl|cmpl|req)-[\w-]+)"
-    r"|(?P<uuid>\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b)"
-    r"|(?P<path>(?<![\w.}])/(?:[\w.+@-]{1,255}/){1,60}[\w.+@-]+)"
-    r"|(?P<word>[^\W\d][\w]*(?:[./\\-]\w+){0,40})"
-    r"|(?P<number>(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?(?:\s?(?:[KMGT]i?B|[Bb]ytes?|%|ms|s)(?!\w))?)"
-)
-_DIGEST = re.compile(r"(?=[0-9a-f]*\d)[0-9a-f]{12,}")
-
-
-def template(message: str) -> str:
-    """Return the message with numbers (and units), addresses, ids and paths masked, which differ between two prints of one bug."""
-
-    def mask(found: re.Match[str]) -> str:
-        kind, text = found.lastgroup or "", found[0]
-        match kind:
-            case "place":
-                return f"{shorten(found['file'])}:{{line}}"
-            case "path":
-                return shorten(text)
-            case "word":
-                return "{hex}" if _DIGEST.fullmatch(text) else text
-        return {"memory": "{hex}", "address": "{address}", "request": "{request}", "uuid": "{id}"}.get(kind, "{n}")
-
-    return _MASKS.sub(mask, squeeze(message))
-
-
-# ── a server over several nodes ───────────────────────────────────────────────────────────────────────────
-
-_LOST_WORKER = re.compile(r"Worker proc VllmWorker-(\d+) died unexpectedly")
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeLog:
-    """The log of one node.
-
-    node: its `--node-rank`, 0 for the one with the HTTP server. lost: rank among all workers of the worker whose process it lost; equal
-    to the node's only if each node has one worker.
-    """
-
-    node: int
-    diagnosis: Diagnosis
-    lost: int | None = None
-
-
-def lost_worker(lines: Iterable[Line]) -> int | None:
-    """Return the rank of the first worker that a log reports as died unexpectedly, if any."""
-    for line in lines:
-        if "died unexpectedly" in line.text and (found := _LOST_WORKER.search(line.text)):
-            return int(found[1])
-    return None
-
-
-def failed_nodes(logs: Sequence[NodeLog], signature: Signature | None) -> tuple[int, ...]:
-    """Return the nodes with which a death began, in order.
+def failed_nodes(nodes: Mapping[int, Diagnosis], signature: Signature | None) -> tuple[int, ...]:
+    """Return the nodes with which a death began, in order. nodes: diagnosis of each node's log, by node rank.
 
     Those that lost a worker process, else those whose exception matches the signature, else those with any exception. The other
     nodes only report a closed connection.
     """
-    if lost := [log.node for log in logs if log.lost is not None]:
-        return tuple(sorted(lost))
-    raised = [log for log in logs if log.diagnosis.exception is not None]
-    same = [log.node for log in raised if signature and compare(signature, log.diagnosis).how is How.MATCH]
-    return tuple(sorted(same or [log.node for log in raised]))
+    lost = [node for node, diagnosis in nodes.items() if diagnosis.lost_worker]
+    raised = [node for node, diagnosis in nodes.items() if diagnosis.root is not None]
+    same = [node for node in raised if signature and compare(signature, nodes[node]).how is How.MATCH]
+    return tuple(sorted(lost or same or raised))

@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from vllm_repro.diagnosis.diagnosis import Diagnosis, Phase
-from vllm_repro.diagnosis.tracebacks import Frame
+from vllm_repro.diagnosis.root_cause import Root
+from vllm_repro.diagnosis.tracebacks import Frame, Raised
 from vllm_repro.evidence import Evidence
 from vllm_repro.journal.log_excerpts import LogExcerpts
 from vllm_repro.report.format import limited
@@ -150,14 +151,14 @@ def duplicates(report: RunReport, scenarios: Sequence[Scenario]) -> list[str]:
 
 
 def _diagnosis(trial: TrialReport, version: str | None) -> Diagnosis:
-    death = trial.death
+    death, raised = trial.death, None
+    if death is not None and death.exception is not None:
+        frames = tuple(Frame(*frame.rpartition(":")[::2]) for frame in death.frames)
+        raised = Raised(exception=death.exception, message=death.message or "", frames=frames)
     return Diagnosis(
         died=death is not None,
         phase=Phase(trial.phase) if death and trial.phase in set(Phase) else None,
-        exception=death.exception if death else None,
-        message=death.message if death else None,
-        frames=tuple(Frame(*frame.rpartition(":")[::2]) for frame in death.frames) if death else (),
-        wrapped=False,
+        root=Root(raised=raised) if raised else None,
         vllm_version=version,
         why="",
     )

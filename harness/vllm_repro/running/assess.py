@@ -11,7 +11,7 @@ from vllm_repro.command.command import ServeCommand
 from vllm_repro.diagnosis.boot_facts import BootFacts, boot_facts, observed, scheduler_dump
 from vllm_repro.diagnosis.diagnosis import Diagnosis, Phase, diagnose
 from vllm_repro.diagnosis.log_text import Line, read_lines
-from vllm_repro.diagnosis.signature import How, NodeLog, compare, failed_nodes, lost_worker
+from vllm_repro.diagnosis.signature import How, compare, failed_nodes
 from vllm_repro.evidence import Evidence
 from vllm_repro.running.death_signs import Channel, DeathSign, log_sign
 from vllm_repro.running.state import Observed
@@ -193,20 +193,15 @@ def _last(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2].lower()
 
 
-def _node_logs(log: Path, head: Diagnosis) -> list[NodeLog]:
+def _node_logs(log: Path, head: Diagnosis) -> dict[int, Diagnosis]:
     """Return the diagnosis of each node's log; empty for a server of one node."""
     others = sorted(log.parent.glob(f"{log.stem}.rank*.log"))
-    if not others:
-        return []
-    found = [NodeLog(node=0, diagnosis=head, lost=lost_worker(_lines(log)))]
-    for path in others:
-        node = int(path.name.removesuffix(".log").rpartition("rank")[2])
-        found.append(NodeLog(node=node, diagnosis=diagnose(_lines(path)), lost=lost_worker(_lines(path))))
-    return found
+    found = {int(path.stem.rpartition("rank")[2]): diagnose(_lines(path)) for path in others}
+    return {0: head, **found} if found else {}
 
 
 def _death(
-    scenario: Scenario, seen: Observed, diagnosis: Diagnosis, nodes: list[NodeLog]
+    scenario: Scenario, seen: Observed, diagnosis: Diagnosis, nodes: dict[int, Diagnosis]
 ) -> tuple[Death, dict[str, str]]:
     signs = sorted((sign for sign in seen.signs if sign.channel is not Channel.COUNTERS), key=lambda sign: sign.at)
     first = signs[0]

@@ -1,0 +1,40 @@
+"""Template of a message: its text without what differs between two prints of one bug."""
+
+from __future__ import annotations
+
+import re
+
+from vllm_repro.diagnosis.root_cause import squeeze
+from vllm_repro.diagnosis.tracebacks import shorten
+
+__all__ = ["template"]
+
+# Identifiers come before numbers, so that deepseek_v4_attention.py, fp8 and v1/worker keep their digits.
+_MASKS = re.compile(
+    r"(?P<place>(?P<file>[\w./\\-]{0,200}\w\.pyx?):\d+(?=:|\b))"
+    r"|(?P<memory>0x[0-9A-Fa-f]+)"
+    r"|(?P<address>\b\d{1,3}(?:\.\d{1,3}){3}(?:\]?:\d+)?)"
+    r"|(?P<request>\b(?:chatcmpl|cmpl|req)-[\w-]+)"
+    r"|(?P<uuid>\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b)"
+    r"|(?P<path>(?<![\w.}])/(?:[\w.+@-]{1,255}/){1,60}[\w.+@-]+)"
+    r"|(?P<word>[^\W\d][\w]*(?:[./\\-]\w+){0,40})"
+    r"|(?P<number>(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?(?:\s?(?:[KMGT]i?B|[Bb]ytes?|%|ms|s)(?!\w))?)"
+)
+_DIGEST = re.compile(r"(?=[0-9a-f]*\d)[0-9a-f]{12,}")
+
+
+def template(message: str) -> str:
+    """Return the message with numbers (and units), addresses, ids and paths masked, which differ between two prints of one bug."""
+
+    def mask(found: re.Match[str]) -> str:
+        kind, text = found.lastgroup or "", found[0]
+        match kind:
+            case "place":
+                return f"{shorten(found['file'])}:{{line}}"
+            case "path":
+                return shorten(text)
+            case "word":
+                return "{hex}" if _DIGEST.fullmatch(text) else text
+        return {"memory": "{hex}", "address": "{address}", "request": "{request}", "uuid": "{id}"}.get(kind, "{n}")
+
+    return _MASKS.sub(mask, squeeze(message))
