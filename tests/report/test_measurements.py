@@ -187,8 +187,8 @@ def test_a_load_whose_tokens_the_server_counts_otherwise_is_left_out(tmp_path: P
 @pytest.mark.parametrize(("name", "evidence"), [("claimed", "gpu"), ("rehearsal", "rehearsal"), ("lab", "lab")])
 def test_what_people_read(tmp_path: Path, name: str, evidence: str) -> None:
     report = measured(evidence).report(tmp_path)
-    text = throughput_section(report.measured, rehearsal=report.rehearsal)
-    terminal = "\n".join(throughput_lines(report.measured, rehearsal=report.rehearsal))
+    text = throughput_section(report.measured)
+    terminal = "\n".join(throughput_lines(report.measured))
     assert_golden(f"throughput-{name}.txt", f"{text}\n{terminal}\n")
 
 

@@ -309,7 +309,7 @@ def _folded_parts(
         add("the requests", f"Requests ({len(sent)})", lambda room: _rows("\n".join(sent), room))
     for section in (
         patched_section(report),
-        throughput_section(report.measured, rehearsal=report.rehearsal),
+        throughput_section(report.measured),
         soak_section(report.measured),
         replaced_section(report),
     ):

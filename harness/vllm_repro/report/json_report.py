@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from vllm_repro.client.sdk import SdkView
 from vllm_repro.evidence import Evidence
-from vllm_repro.report.measurements import Measurements
+from vllm_repro.report.measurements import MeasureReport
 from vllm_repro.report.model import ArmReport, Environment, RunReport, ServerReport, TrialReport
 from vllm_repro.report.version_map import ReleaseRow, VersionMap, readings
 from vllm_repro.scenario.scenario import Status
@@ -193,7 +193,7 @@ def _plain(record: Struct) -> dict[str, Any]:
     return plain
 
 
-def _arm(arm: ArmReport, found: Measurements | None) -> ArmJson:
+def _arm(arm: ArmReport, found: MeasureReport | None) -> ArmJson:
     trials = [_trial(trial, arm.name, found) for trial in arm.trials]
     return _record(ArmJson, arm, **_counts(arm.result), trials=trials)
 
@@ -202,7 +202,7 @@ def _counts(result: ArmResult) -> dict[str, object]:
     return {"result": result.result, "k": result.crashed, "n": result.conclusive, "bound": result.bound}
 
 
-def _trial(trial: TrialReport, arm: str, found: Measurements | None) -> TrialJson:
+def _trial(trial: TrialReport, arm: str, found: MeasureReport | None) -> TrialJson:
     return _record(
         TrialJson,
         trial,
@@ -213,7 +213,7 @@ def _trial(trial: TrialReport, arm: str, found: Measurements | None) -> TrialJso
     )
 
 
-def _trial_throughput(found: Measurements | None, arm: str, trial: int) -> TrialThroughputJson | None:
+def _trial_throughput(found: MeasureReport | None, arm: str, trial: int) -> TrialThroughputJson | None:
     figures = found.trials.get((arm, trial)) if found and not found.withheld else None
     if not figures:
         return None
@@ -233,7 +233,7 @@ def _point(figures: Figures) -> PointJson:
     )
 
 
-def _throughput(found: Measurements | None) -> ThroughputJson | None:
+def _throughput(found: MeasureReport | None) -> ThroughputJson | None:
     if found is None or found.withheld or not found.speeds:
         return None
     ratios = tuple(

@@ -35,7 +35,7 @@ def markdown(report: RunReport) -> str:
         *[_death(arm, trial) for arm, trial in report.failures if trial.death][:1],
         "## Evidence of the boundary",
         "\n".join(_evidence(arm) for arm in report.arms if arm.trials),
-        throughput_section(report.measured, rehearsal=report.rehearsal),
+        throughput_section(report.measured),
         soak_section(report.measured),
         _requests(report),
         _commands(report),

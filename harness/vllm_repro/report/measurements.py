@@ -12,6 +12,7 @@ from statistics import median
 
 import msgspec
 
+from vllm_repro.evidence import Evidence
 from vllm_repro.journal.journal import Entry, Recording
 from vllm_repro.report.answers import TrialId, trial_id
 from vllm_repro.verdict.outcome import Outcome
@@ -19,7 +20,7 @@ from vllm_repro.verdict.output import ServedWeights
 from vllm_repro.verdict.soak import Soak
 from vllm_repro.verdict.throughput import Figures, Point, Ratio, Round, figures, ratio, withheld
 
-__all__ = ["ArmSpeed", "Measurements", "measurements"]
+__all__ = ["ArmSpeed", "MeasureReport", "measurements"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +33,8 @@ class ArmSpeed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measurements:
-    """Everything that a run measured.
+class MeasureReport:
+    """Everything that a run measured. rehearsal: every figure is shown beside that word.
 
     withheld: why the figures are no claim about vLLM, as a sentence; empty if they are one. drift: by trial, the tokens per second of
     the first point when it was measured again at the end, over those of the first time. stopped: sentences about what has no figure.
@@ -46,9 +47,20 @@ class Measurements:
     soaks: Mapping[TrialId, Soak]
     stopped: tuple[str, ...]
     withheld: str
+    rehearsal: bool
+
+    @property
+    def shown(self) -> tuple[ArmSpeed, ...]:
+        """Return the figures that a report may show."""
+        return self.speeds if self.rehearsal or not self.withheld else ()
+
+    @property
+    def mark(self) -> str:
+        """Return the mark beside a figure: ` (REHEARSAL)`, or nothing."""
+        return " (REHEARSAL)" if self.rehearsal else ""
 
 
-def measurements(recording: Recording) -> Measurements | None:
+def measurements(recording: Recording) -> MeasureReport | None:
     """Return the measurements; None if the run asked for none."""
     started = recording.first("run-started")
     options = started.get("wishes") if started is not None else None
@@ -61,7 +73,7 @@ def measurements(recording: Recording) -> Measurements | None:
     rounds = _rounds(recording, alive)
     weights = {entry.get("weights") for entry in ended.values() if trial_id(entry) in alive}
     served = ServedWeights.DUMMY if ServedWeights.DUMMY in weights else None if None in weights else ServedWeights.REAL
-    return Measurements(
+    return MeasureReport(
         baseline=baseline,
         speeds=tuple(_speeds(rounds, baseline, [arm["name"] for arm in started["arms"]], started["seed"])),
         trials={trial: tuple(_trial_figures(rounds, trial)) for trial in sorted(alive)},
@@ -69,6 +81,7 @@ def measurements(recording: Recording) -> Measurements | None:
         soaks={trial_id(entry): msgspec.convert(entry["soak"], Soak) for entry in recording.of("soak")},
         stopped=tuple(_stopped(recording, alive)),
         withheld=withheld(started["evidence"], served),
+        rehearsal=started["evidence"] == Evidence.REHEARSAL,
     )
 
 

@@ -12,7 +12,7 @@ from vllm_repro.client.sdk import SdkView
 from vllm_repro.evidence import Evidence, facts_of
 from vllm_repro.host.machine import Gpu
 from vllm_repro.journal.redact import Redactor
-from vllm_repro.report.measurements import Measurements
+from vllm_repro.report.measurements import MeasureReport
 from vllm_repro.report.timeline import Timeline
 from vllm_repro.scenario.patch import Patch
 from vllm_repro.trigger.trigger import TriggerResult
@@ -199,7 +199,7 @@ class RunReport:
     standing: Standing
     killed: bool
     imitated: bool = True
-    measured: Measurements | None = None
+    measured: MeasureReport | None = None
     comparisons: tuple[str, ...] = ()
     filed: bool = True
     related: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vllm_repro.report.format import columns, limited, seconds
-from vllm_repro.report.measurements import ArmSpeed, Measurements
+from vllm_repro.report.measurements import ArmSpeed, MeasureReport
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport
 from vllm_repro.report.text import Table, cell, code, markdown_table
 from vllm_repro.report.wording import boundary, engine_word, grouped, not_run_word, outcome_word
@@ -59,15 +59,14 @@ def _arm_columns(report: RunReport) -> list[_Column]:
     ]
     if any(trial.output for arm in report.arms for trial in arm.trials):
         columns.append(("output", lambda _, trial: trial.output or "-"))
-    if speeds := _shown(report.measured, rehearsal=report.rehearsal):
-        assert report.measured is not None
-        mark = " (REHEARSAL)" if report.rehearsal else ""
-        point = speeds[0].figures.point
-        first = {speed.arm: speed for speed in speeds if speed.figures.point == point}
-        words = {arm: _spread(speed.figures.output_tok_s) + mark for arm, speed in first.items()}
-        ratios = {arm: _ratio(speed) + mark for arm, speed in first.items() if speed.ratio is not None}
+    found = report.measured
+    if found is not None and found.shown:
+        point = found.shown[0].figures.point
+        first = {speed.arm: speed for speed in found.shown if speed.figures.point == point}
+        words = {arm: _spread(speed.figures.output_tok_s) + found.mark for arm, speed in first.items()}
+        ratios = {arm: _ratio(speed) + found.mark for arm, speed in first.items() if speed.ratio is not None}
         columns.append((f"output tok/s at {point}", lambda arm, _: words.get(arm.name, "-")))
-        columns.append((f"to {report.measured.baseline}", lambda arm, _: ratios.get(arm.name, "-")))
+        columns.append((f"to {found.baseline}", lambda arm, _: ratios.get(arm.name, "-")))
     columns.append(("rate, 95 % confidence", lambda arm, _: _rate(arm)))
     return columns
 
@@ -90,14 +89,9 @@ def _result(arm: ArmReport, did: str) -> str:
 # ── throughput ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _shown(found: Measurements | None, *, rehearsal: bool) -> tuple[ArmSpeed, ...]:
-    return found.speeds if found is not None and (rehearsal or not found.withheld) else ()
-
-
-def throughput_table(found: Measurements | None, *, rehearsal: bool) -> Table | None:
+def throughput_table(found: MeasureReport | None) -> Table | None:
     """Return a row per arm and load; None if there is no figure to show."""
-    speeds = _shown(found, rehearsal=rehearsal)
-    if found is None or not speeds:
+    if found is None or not found.shown:
         return None
     heads = (
         *("load", "arm", "output tok/s", "req/s", "TTFT ms", "TPOT ms", "ITL ms", "ITL p99 ms", "client late ms"),
@@ -106,22 +100,22 @@ def throughput_table(found: Measurements | None, *, rehearsal: bool) -> Table | 
     rows = [
         (
             str(one.point),
-            speed.arm + (" (REHEARSAL)" if rehearsal else ""),
+            speed.arm + found.mark,
             _spread(one.output_tok_s),
             _spread(one.req_s),
             *(_spread(spread, 1000) for spread in (one.ttft_s, one.tpot_s, one.itl_s, one.itl_p99_s, one.late_s)),
             f"{one.output_tok_s.n}, {one.boots}",
             _ratio(speed),
         )
-        for speed in speeds
+        for speed in found.shown
         for one in [speed.figures]
     ]
     return Table(heads, tuple(rows))
 
 
-def throughput_notes(found: Measurements, *, rehearsal: bool, quote: Callable[[str], str] = str) -> list[str]:
+def throughput_notes(found: MeasureReport, quote: Callable[[str], str] = str) -> list[str]:
     """Return how the table is to be read, then what weakens its figures. quote: writes the name of an arm."""
-    if not _shown(found, rehearsal=rehearsal):
+    if not found.shown:
         if found.withheld:
             return ["What was measured is in journal.jsonl."]
         return ["No arm was measured: its engine did not live through workload and measurement."]
@@ -137,22 +131,21 @@ def throughput_notes(found: Measurements, *, rehearsal: bool, quote: Callable[[s
         notes.append("An arm was booted once: the interval does not cover differences between boots (`--trials`).")
     if found.drift:
         ratios = [f"{quote(arm)} {number}: {value:.2f}" for (arm, number), value in sorted(found.drift.items())]
-        mark = " (REHEARSAL)" if rehearsal else ""
         again = ", ".join(limited(ratios, _MOST_LINES))
-        notes.append(f"The first load measured again at the end, over its first time{mark}: {again}.")
+        notes.append(f"The first load measured again at the end, over its first time{found.mark}: {again}.")
     return notes
 
 
-def throughput_section(found: Measurements | None, *, rehearsal: bool) -> str:
+def throughput_section(found: MeasureReport | None) -> str:
     """Return a section of Markdown; empty if no throughput was asked for."""
     if found is None or not found.baseline:
         return ""
-    parts = ["## Throughput" + (" (REHEARSAL)" if rehearsal else "")]
+    parts = [f"## Throughput{found.mark}"]
     if found.withheld:
         parts.append(f"**{found.withheld}.**")
-    first, *others = throughput_notes(found, rehearsal=rehearsal, quote=code)
+    first, *others = throughput_notes(found, code)
     parts.append(first)
-    if (table := throughput_table(found, rehearsal=rehearsal)) is not None:
+    if (table := throughput_table(found)) is not None:
         parts.append(markdown_table(table))
     parts += others
     if found.stopped:
@@ -160,16 +153,16 @@ def throughput_section(found: Measurements | None, *, rehearsal: bool) -> str:
     return "\n\n".join(parts)
 
 
-def throughput_lines(found: Measurements | None, *, rehearsal: bool) -> list[str]:
+def throughput_lines(found: MeasureReport | None) -> list[str]:
     """Return throughput and soaks for the terminal."""
     if found is None:
         return []
     lines = [f"{found.withheld}."] if found.baseline and found.withheld else []
-    if table := throughput_table(found, rehearsal=rehearsal):
+    if table := throughput_table(found):
         rows = [tuple(row[column] for column in (0, 1, 2, 4, 5, 10)) for row in (table.heads, *table.rows)]
         lines += columns(rows, (40, 44, 28, 24, 24, 44))
     elif found.baseline and not found.withheld:
-        lines += throughput_notes(found, rehearsal=rehearsal)
+        lines += throughput_notes(found)
     lines += [*soak_lines(found), *limited(found.stopped, _MOST_LINES)]
     return ["", *lines] if lines else []
 
@@ -194,13 +187,13 @@ def _ratio(speed: ArmSpeed) -> str:
 # ── soaks ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def soak_section(found: Measurements | None) -> str:
+def soak_section(found: MeasureReport | None) -> str:
     """Return a section of Markdown; empty if there was no soak."""
     lines = soak_lines(found)
     return "## Soak\n\n" + "\n".join(f"- {line}" for line in lines) if lines else ""
 
 
-def soak_lines(found: Measurements | None) -> list[str]:
+def soak_lines(found: MeasureReport | None) -> list[str]:
     """Return a sentence per soak."""
     if found is None:
         return []

@@ -157,7 +157,7 @@ def _conclusion(report: RunReport) -> list[str]:
         lines += [f"  {make(notable[0])}" for make in (death_line, client_line, outlasted_line) if make(notable[0])]
     expected = {True: "as expected", False: "a SURPRISE", None: "undecided"}[report.verdict.expected]
     folder = shlex.quote(str(report.folder))
-    lines += throughput_lines(report.measured, rehearsal=report.rehearsal)
+    lines += throughput_lines(report.measured)
     lines += [
         "",
         f"verdict: {report.verdict.verdict}{' (REHEARSAL)' if report.rehearsal else ''}, {expected}",
