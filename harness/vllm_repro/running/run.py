@@ -36,7 +36,7 @@ from vllm_repro.running.state import Trial
 from vllm_repro.running.terminal import Progress
 from vllm_repro.running.trial import run_trial
 from vllm_repro.scenario.patch import read_diff
-from vllm_repro.scenario.scenario import Arm, Edit, Scenario
+from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.orphans import sweep
 from vllm_repro.servers.site import Site, open_site
 from vllm_repro.verdict.statistics import lower_bound
@@ -129,7 +129,7 @@ def _run(job: Job, site: Site, progress: Progress, unfinished: UnfinishedRun | N
 
 
 def _header(job: Job, site: Site, machine: Machine, record: Record | None) -> dict[str, Any]:
-    scenario = job.scenario
+    scenario, in_lab = job.scenario, site.kind.facts.in_lab
     return {
         "schema": SCHEMA,
         "harness_version": __version__,
@@ -155,7 +155,7 @@ def _header(job: Job, site: Site, machine: Machine, record: Record | None) -> di
                 "name": arm.name,
                 "expected": arm.expected,
                 "why": arm.why,
-                "edits": [str(edit) for edit in (*_edits(site, arm), *arm.patches)],
+                "edits": [str((in_lab and edit.in_lab) or edit) for edit in arm.edits] + [*map(str, arm.patches)],
                 "patches": arm.patches,
                 "bad": arm.bad,
             }
@@ -170,12 +170,6 @@ def _header(job: Job, site: Site, machine: Machine, record: Record | None) -> di
         "hosts": private_hosts(scenario),
         "imitated": site.imitates(scenario),
     }
-
-
-def _edits(site: Site, arm: Arm) -> list[Edit]:
-    """Return the edits of an arm where it runs: some have another form in the lab."""
-    in_lab = site.kind.facts.in_lab
-    return [(edit.in_lab if in_lab else None) or edit for edit in arm.edits]
 
 
 def _arms_in_order(job: Job, site: Site) -> list[Arm]:
@@ -195,19 +189,14 @@ def _arms_in_order(job: Job, site: Site) -> list[Arm]:
 def signals_later() -> Iterator[None]:
     """Handle a signal after the block, so that a report is written whole."""
     came: list[int] = []
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-    with contextlib.suppress(ValueError):  # not in the main thread: the caller has the signals
+    with _handlers_restored():
         for number in _SIGNALS:
-            if before[number] is not signal.SIG_IGN:
-                signal.signal(number, lambda number, _: came.append(number))
-    try:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                with contextlib.suppress(ValueError):  # not in the main thread: the caller has the signals
+                    signal.signal(number, lambda number, _: came.append(number))
         yield
-    finally:
-        with contextlib.suppress(ValueError):  # as above
-            for number, handler in before.items():
-                signal.signal(number, handler)
-        if came:
-            signal.raise_signal(came[0])
+    if came:
+        signal.raise_signal(came[0])
 
 
 @contextlib.contextmanager

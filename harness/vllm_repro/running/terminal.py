@@ -5,6 +5,7 @@ Progress goes to standard error: a status line on a terminal, else one plain lin
 
 from __future__ import annotations
 
+import io
 import os
 import shlex
 import sys
@@ -12,7 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, TextIO
 
-from vllm_repro.report.format import columns, seconds
+from vllm_repro.report.format import seconds
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.source_changes import untried_note
 from vllm_repro.report.tables import throughput_lines
@@ -40,8 +41,8 @@ _LONGEST_CAUSE = 4_000
 _EVERY = 30.0
 """Seconds between two lines where there is no terminal."""
 
-_HEADINGS = ("arm", "boot", "boundary", "engine", "outcome")
-_WIDTHS = (24, 8, 60, 28, 32)
+_COLUMNS = {"arm": 24, "boot": 8, "boundary": 60, "engine": 28, "outcome": 32}
+"""Headings of the table of trials, and the most letters of each column."""
 
 
 class Progress:
@@ -107,25 +108,24 @@ class Progress:
 
 def print_summary(report: RunReport, stream: TextIO) -> None:
     """Print the summary, its table as wide as the terminal if `stream` is one."""
-    if not stream.isatty():
-        print("\n" + summary(report), file=stream)
-        return
-    from rich.console import Console  # here: 0.1 s of imports that only a terminal needs
+    print("\n" + summary(report, os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0), file=stream)
+
+
+def summary(report: RunReport, width: int = 0) -> str:
+    """Return the end of a run: the table of trials, the cause, the verdict and the next step. width: of the terminal, 0 for none."""
+    from rich.console import Console  # here: 0.1 s of imports that only the end of a run needs
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*_HEADINGS, box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for heading, widest in _COLUMNS.items():
+        table.add_column(heading, max_width=widest, no_wrap=not width)
     for row in _rows(report):
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    print("\n" + printable(_heading(report)) + "\n", file=stream)
-    Console(file=stream).print(table)
-    print(printable("\n".join(_conclusion(report))), file=stream)
-
-
-def summary(report: RunReport) -> str:
-    """Return the end of a run: the table of trials, the cause, the verdict and the next step."""
-    table = columns([_HEADINGS, *_rows(report)], _WIDTHS)
-    return printable("\n".join([_heading(report), "", *table, *_conclusion(report)]))
+        table.add_row(*(Text(printable(cell), overflow="ellipsis" if not width else "fold") for cell in row))
+    drawn = io.StringIO()
+    Console(file=drawn, width=width or 2 * sum(_COLUMNS.values())).print(table)
+    lines = [line.rstrip() for line in drawn.getvalue().splitlines()]
+    return printable("\n".join([_heading(report), "", *lines, *_conclusion(report)]))
 
 
 def _heading(report: RunReport) -> str:
