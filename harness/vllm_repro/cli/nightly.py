@@ -14,7 +14,7 @@ from vllm_repro.history.nightly import Night, annotation, markdown
 from vllm_repro.releases.local_vllm import local_vllm
 from vllm_repro.running.folders import default_out
 from vllm_repro.running.job import Job
-from vllm_repro.running.nightly import docker_has_gpus, run_night
+from vllm_repro.running.nightly import no_gpus_in_containers, run_night
 from vllm_repro.scenario.catalogue import all_scenarios, find, find_arms, to_stderr
 from vllm_repro.servers.kinds import ServerKind, kinds
 from vllm_repro.servers.options import ServerOptions
@@ -86,7 +86,7 @@ def _options(arguments: argparse.Namespace) -> ServerOptions:
     if options.server not in known:
         raise UsageError(f"{_SERVER} is {options.server!r}", hint=f"{', '.join(known[:-1])} or {known[-1]}")
     if options.server == "auto":
-        local = not options.image and bool(options.vllm or local_vllm()) and not docker_has_gpus()
+        local = not options.image and bool(options.vllm or local_vllm()) and bool(no_gpus_in_containers())
         on_gpus = kinds(lambda facts: facts.on_gpus)
         options = replace(options, server=next(kind for kind in on_gpus if kind.facts.container is not local))
     if ServerKind(options.server).facts.container and not options.vllm:

@@ -28,7 +28,7 @@ from vllm_repro.servers.docker_engine import connect, engine_errors, explain
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.options import ServerOptions, lacking, needs_of
 
-__all__ = ["docker_has_gpus", "host_problems", "run_night"]
+__all__ = ["host_problems", "no_gpus_in_containers", "run_night"]
 
 _GB = 10**9
 _BUSY_MB = 1_024
@@ -82,13 +82,8 @@ def host_problems(kind: ServerKind, out: Path, least_disk_gb: float) -> Iterator
     if not gpus():
         yield "no NVIDIA GPU: nvidia-smi is absent, fails, or lists none"
     yield from _busy_gpus()
-    if kind.facts.container:
-        try:
-            with contextlib.closing(connect()) as engine:
-                if "nvidia" not in engine.runtimes:
-                    yield "the NVIDIA runtime is not registered with the container engine"
-        except InfraError as error:
-            yield error.told
+    if kind.facts.container and (missing := no_gpus_in_containers()):
+        yield missing
 
 
 def _busy_gpus() -> Iterator[str]:
@@ -102,11 +97,14 @@ def _busy_gpus() -> Iterator[str]:
             yield f"GPU {index} ({name}) is busy: {int(used):,} MB of it are in use"
 
 
-def docker_has_gpus() -> bool:
-    """Return True if a container engine answers and has the NVIDIA runtime."""
-    with contextlib.suppress(InfraError), contextlib.closing(connect()) as engine:  # no engine: no GPUs
-        return "nvidia" in engine.runtimes
-    return False
+def no_gpus_in_containers() -> str:
+    """Return why no container can use a GPU; empty if one can."""
+    try:
+        with contextlib.closing(connect()) as engine:
+            registered = "nvidia" in engine.runtimes
+    except InfraError as error:
+        return error.told
+    return "" if registered else "the NVIDIA runtime is not registered with the container engine"
 
 
 def _pull_moving_tag(options: ServerOptions) -> Iterator[str]:
@@ -116,12 +114,11 @@ def _pull_moving_tag(options: ServerOptions) -> Iterator[str]:
         return
     try:
         with contextlib.closing(connect()) as engine:
-            try:
-                engine.client.images.pull(*image.rpartition(":")[::2])
-            except engine_errors() as error:
-                raise explain(error) from error
+            engine.client.images.pull(*image.rpartition(":")[::2])
     except InfraError as error:
         yield error.told
+    except engine_errors() as error:
+        yield explain(error).told
 
 
 def _request(options: ServerOptions) -> str:

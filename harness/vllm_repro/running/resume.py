@@ -10,10 +10,10 @@ import json
 import os
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from vllm_repro.errors import UsageError
 from vllm_repro.journal.journal import Recording, head_of, legible, read
@@ -25,36 +25,42 @@ from vllm_repro.verdict.verdict import Expected, is_other
 
 __all__ = ["UnfinishedMap", "UnfinishedRun", "read_map", "read_run", "unfinished_run"]
 
-_SAME_RUN = (
-    "scenario",
-    "arms",
-    "trigger",
-    "status",
-    "loads",
-    "output",
-    "evidence",
-    "server",
-    "version",
-    "machine",
-    "docker",
-    "harness_version",
-)
-"""Keys of the journal's first line that must not have changed when a run resumes."""
 
-_SAME_MAP = ("status", "harness_version")
+@dataclass(frozen=True, kw_only=True)
+class _Unfinished:
+    """What a run and a map have in common.
+
+    words: the command line, from the verb on. head: the first line of the journal, or `versions.json`. must_not_change: keys of `head`.
+    """
+
+    what: ClassVar[str]
+    must_not_change: ClassVar[Sequence[str]]
+    folder: Path
+    words: tuple[str, ...]
+    head: Mapping[str, Any]
+
+    def refuse_changed(self, now: Mapping[str, Any]) -> None:
+        """Raise `UsageError` if one with this `head` would not be the same."""
+        for name in self.must_not_change:
+            if now.get(name) != self.head.get(name):
+                raise UsageError(
+                    f"cannot resume the {self.what} in {self.folder}: its {name.replace('_', ' ')} has changed since",
+                    hint=f"start a new {self.what}; the old one stays in its folder",
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnfinishedRun:
+class UnfinishedRun(_Unfinished):
     """An interrupted run.
 
-    words: its command line, from the verb on. header: the first line of its journal. By arm, outcomes: of the finished boots; strange:
-    how many of those look like the bug and do not count as it; last: the highest number of a boot.
+    By arm, outcomes: of the finished boots; strange: how many of those look like the bug and do not count as it; last: the highest number
+    of a boot.
     """
 
-    folder: Path
-    words: tuple[str, ...]
-    header: Mapping[str, Any]
+    what = "run"
+    must_not_change = (
+        "scenario", "arms", "trigger", "status", "loads", "output", "evidence", "server", "version", "machine", "docker", "harness_version",
+    )  # fmt: skip
     outcomes: Mapping[str, tuple[Outcome, ...]]
     strange: Mapping[str, int]
     last: Mapping[str, int]
@@ -64,22 +70,17 @@ class UnfinishedRun:
         """The folder of all runs."""
         return self.folder.parent.parent
 
-    def refuse_changed(self, header: Mapping[str, Any]) -> None:
-        """Raise `UsageError` if a run with this first journal line would not be the same run."""
-        _refuse_changed("run", self.folder, self.header, header, _SAME_RUN)
-
     def remaining(self, planned: Iterable[tuple[int, Arm]]) -> list[tuple[int, Arm]]:
         """Return the planned boots that have not finished, in their order."""
         return [(n, arm) for n, arm in planned if n > len(self.outcomes.get(arm.name, ()))]
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnfinishedMap:
-    """A version map on disk. words: its command line, from the verb on. head: its `versions.json`."""
+class UnfinishedMap(_Unfinished):
+    """A version map on disk."""
 
-    folder: Path
-    words: tuple[str, ...]
-    head: Mapping[str, Any]
+    what = "map"
+    must_not_change = ("status", "harness_version")
 
     @property
     def out(self) -> Path:
@@ -99,21 +100,6 @@ class UnfinishedMap:
         report = build(folder)
         troubled = any(trial.outcome is Outcome.INFRA for arm in report.arms for trial in arm.trials)
         return None if report.shortfall or troubled else report
-
-    def refuse_changed(self, head: Mapping[str, Any]) -> None:
-        """Raise `UsageError` if rows of the map `head` would not belong into this map."""
-        _refuse_changed("map", self.folder, self.head, head, _SAME_MAP)
-
-
-def _refuse_changed(
-    what: str, folder: Path, before: Mapping[str, Any], now: Mapping[str, Any], names: Iterable[str]
-) -> None:
-    for name in names:
-        if now.get(name) != before.get(name):
-            raise UsageError(
-                f"cannot resume the {what} in {folder}: its {name.replace('_', ' ')} has changed since",
-                hint=f"start a new {what}; the old one stays in its folder",
-            )
 
 
 def read_run(folder: Path) -> UnfinishedRun:
@@ -145,7 +131,7 @@ def unfinished_run(recording: Recording, folder: Path) -> UnfinishedRun:
     return UnfinishedRun(
         folder=folder,
         words=tuple(words[words.index("run") :]),
-        header=started.fields,
+        head=started.fields,
         outcomes={arm: tuple(those) for arm, those in outcomes.items()},
         strange=strange,
         last=last,
