@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.command.drawn import flags
+from tests.command.drawn import commands, flags
+from tests.command.test_parse import REPORTED
 from vllm_repro.command.command import ServeCommand
 from vllm_repro.command.flags import Flag, is_switch
 from vllm_repro.command.parse import parse
@@ -72,3 +73,22 @@ def test_an_edit_sets_exactly_its_flag(chosen: list[Flag], new: Flag) -> None:
     if is_switch(new.name):
         assert edited.has(new.name)
     assert not edited.without(new.name).has(new.name)
+
+
+@pytest.mark.parametrize("name", REPORTED)
+def test_a_reported_command_is_read_back(name: str) -> None:
+    command = parse(REPORTED[name])
+    assert parse(command.render()).argv() == command.argv()
+
+
+@settings(max_examples=60)
+@given(command=commands())
+def test_any_command_is_read_back(command: ServeCommand) -> None:
+    again = parse(command.render())
+    assert again == command
+    assert again.argv() == command.argv()
+
+
+def test_secrets_are_left_to_the_caller() -> None:
+    text = parse("HF_TOKEN=hf_abc A='b c' vllm serve m --port 1").render()
+    assert text.split(" \\\n") == ['HF_TOKEN="$HF_TOKEN"', "A='b c'", "vllm serve m", "  --port 1"]

@@ -171,17 +171,19 @@ def test_a_release_without_the_names_exits_with_a_message_and_a_file(tmp_path: P
     assert written["mechanism"] == "turboquant"
 
 
-def test_an_unknown_mechanism_is_refused(tmp_path: Path) -> None:
-    done = register(tmp_path, REPRO_LAB_MECHANISM="turbo")
-    assert (done.returncode, done.stderr.strip()) == (
-        1,
-        f"the lab has no mechanism 'turbo'; choose one of {', '.join(MECHANISMS)}",
-    )
-
-
-def test_an_unknown_capture_mode_is_refused(tmp_path: Path) -> None:
-    done = register(tmp_path, REPRO_LAB_MECHANISM="turboquant", REPRO_LAB_CAPTURE="guarded")
-    assert (done.returncode, done.stderr.strip()) == (1, "REPRO_LAB_CAPTURE is 'guarded'; it must be guard or record")
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"MECHANISM": "turbo"}, f"the lab has no mechanism 'turbo'; choose one of {', '.join(MECHANISMS)}"),
+        (
+            {"MECHANISM": "turboquant", "CAPTURE": "guarded"},
+            "REPRO_LAB_CAPTURE is 'guarded'; it must be guard or record",
+        ),
+    ],
+)
+def test_unknown_settings_are_refused(tmp_path: Path, environment: dict[str, str], message: str) -> None:
+    done = register(tmp_path, **{f"REPRO_LAB_{name}": value for name, value in environment.items()})
+    assert (done.returncode, done.stderr.strip()) == (1, message)
 
 
 @pytest.mark.parametrize("graphs", ["", *GRAPHS])

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 from rehearsal.faults import Fault, FaultKind, parse
 from tests.rehearsal.rehearsal_process import DEAD, DEAD_BODY, Start, in_order
@@ -42,14 +40,6 @@ def test_a_hung_engine_is_healthy_and_gives_no_token(start: Start) -> None:
     server.until(lambda: "Avg generation throughput: 0.0 tokens/s, Running: 1 reqs" in server.log, "stalled line")
     server.process.terminate()
     assert server.exit_code() == 0
-
-
-def test_a_busy_engine_answers_and_never_rests(start: Start) -> None:
-    server = start("0.23.0", fault="busy").ready()
-    assert server.complete("a").status_code == 200
-    core = psutil.Process(server.pid_of("EngineCore"))
-    used = core.cpu_times().user
-    server.until(lambda: core.cpu_times().user > used + 0.3, "processor time")
 
 
 def test_a_killed_engine_logs_no_fatal_line(start: Start) -> None:
@@ -86,63 +76,10 @@ def test_another_death_matches_no_known_bug(start: Start) -> None:
     in_order(server.log, "EngineCore encountered a fatal error.", "in allocate_slots", "AssertionError\n")
 
 
-def test_empty_answers_have_no_token(start: Start) -> None:
-    server = start("0.23.0", fault="empty").ready()
-    answer = server.complete("a")
-    assert answer.status_code == 200
-    assert (answer.json()["choices"][0]["text"], answer.json()["usage"]["completion_tokens"]) == ("", 0)
-    assert server.complete("a", stream=True).text.endswith("data: [DONE]\n\n")
-
-
-def test_truncated_answers_break_off(start: Start) -> None:
-    server = start("0.23.0", fault="truncate").ready()
-    with pytest.raises(httpx.RemoteProtocolError):
-        server.complete("a")
-    with pytest.raises(httpx.RemoteProtocolError):
-        server.complete("a", max_tokens=8, stream=True)
-    assert server.health() == 200
-
-
 def test_garbage_is_one_token_over_and_over(start: Start) -> None:
     server = start("0.23.0", fault="garbage:2").ready()
     healthy, garbage = (server.complete("a", max_tokens=40).json()["choices"][0]["text"].split() for _ in range(2))
     assert (len(set(healthy)) > 10, len(set(garbage)), len(garbage)) == (True, 1, 40)
-
-
-def test_a_restart_cuts_off_and_counts_from_zero(start: Start) -> None:
-    server = start("0.23.0", fault="restart:2").ready()
-    server.complete("a")
-    began = server.metric("process_start_time_seconds")
-    with pytest.raises(httpx.RemoteProtocolError):
-        server.complete("a")
-    assert server.complete("a").status_code == 200
-    assert server.metric("process_start_time_seconds") > began
-    assert server.metric("vllm:generation_tokens_total") == 2
-
-
-def test_boots_that_fail(start: Start) -> None:
-    failed = start("0.23.0", fault="boot")
-    assert failed.exit_code() == 1
-    in_order(
-        failed.log,
-        "EngineCore failed to start.",
-        "torch.OutOfMemoryError: CUDA out of memory.",
-        "RuntimeError: Engine core initialization failed.",
-    )
-    silent = start("0.23.0", fault="exit")
-    assert (silent.exit_code(), len(silent.log.splitlines())) == (1, 1)
-
-
-def test_boots_that_take_long(start: Start) -> None:
-    began = time.monotonic()
-    slow, stuck = start("0.23.0", fault="slow-boot:1"), start("0.23.0", fault="stuck-boot")
-    slow.ready()
-    assert time.monotonic() - began >= 1
-    in_order(slow.log, "0% Completed | 0/4", "100% Completed | 4/4", "Application startup complete.")
-    stuck.until(lambda: "0% Completed | 0/4" in stuck.log, "loading")
-    assert stuck.health() is None
-    stuck.process.terminate()
-    assert stuck.exit_code() == 0
 
 
 def test_a_stream_of_a_dead_engine_ends_with_an_error_event(start: Start) -> None:

@@ -55,19 +55,6 @@ def test_chats_are_streamed_with_usage(start: Start) -> None:
     assert (last["choices"], last["usage"]["prompt_tokens"]) == ([], counted)
 
 
-def test_refusals(start: Start) -> None:
-    server = start("0.29.0").ready()
-    bodies: list[tuple[dict[str, object], int, str]] = [
-        ({"prompt": "a", "model": "other"}, 404, "does not exist"),
-        ({"prompt": [1] * 4096, "max_tokens": 1}, 400, "maximum context length is 4096 tokens"),
-        ({}, 400, "missing"),
-        ({"prompt": "a", "min_tokens": 1, "stop_token_ids": [999_999]}, 400, "out-of-vocab"),
-    ]
-    for body, status, says in bodies:
-        answer = server.client.post("/v1/completions", json=body)
-        assert (answer.status_code, says in answer.json()["error"]["message"]) == (status, True), body
-
-
 def test_counters(start: Start) -> None:
     server = start("0.23.0", *SMALL, "--enable-prompt-tokens-details").ready()
     prompt = [300] * 700

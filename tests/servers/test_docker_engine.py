@@ -11,7 +11,7 @@ import requests.exceptions
 from tests.servers.docker_helpers import engine_or_reason
 from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.servers.base import Exit
-from vllm_repro.servers.docker_container import exit_of
+from vllm_repro.servers.docker import exit_of
 from vllm_repro.servers.docker_engine import (
     Engine,
     connect,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from vllm_repro.command.container import ContainerSpec, Mount, Publish, Ulimit
-from vllm_repro.servers.docker_container import create_arguments
+from vllm_repro.servers.docker import create_arguments
 from vllm_repro.servers.docker_engine import RUN_LABEL, Engine, remove_container
 
 pytestmark = pytest.mark.docker

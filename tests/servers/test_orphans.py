@@ -80,10 +80,10 @@ def test_without_its_guard_clean_ends_it_and_tells_whose_it_is(tmp_path: Path, h
 def test_a_guard_that_was_killed_is_replaced() -> None:
     first, second = Lease("first"), Lease("second")
     assert second._guard is first._guard, "one guard for all servers"
-    first._guard.popen.kill()
-    first._guard.popen.wait()
+    first._guard.kill()
+    first._guard.wait()
     third = Lease("third")
-    assert third._guard.popen.poll() is None
+    assert third._guard.poll() is None
     for lease in (first, second, third):
         lease.release()
 

@@ -2,19 +2,21 @@ r"""A server command as a value: asked for flags, edited by arms, and turned int
 
     command = parse('vllm serve org/model --max-model-len 32k --speculative-config \'{"method": "mtp"}\'')
     eager = command.without("--speculative-config").with_flags("--enforce-eager")
-    print(render_serve(eager))
+    print(eager.render())
 
-`parse` is in `vllm_repro.command.parse`, `render_serve` in `vllm_repro.command.render`.
+`parse` is in `vllm_repro.command.parse`.
 """
 
 from __future__ import annotations
 
 import difflib
+import shlex
 from dataclasses import dataclass, replace
 
-from vllm_repro.command.flags import Flag, canonical, is_switch, parse_number, positive, read_arguments
+from vllm_repro.command.flags import Flag, canonical, group_by_flag, is_switch, parse_number, positive, read_arguments
 from vllm_repro.command.words import split_words
 from vllm_repro.errors import CommandError
+from vllm_repro.secret_names import is_secret_name
 
 __all__ = ["ReportedContainer", "ServeCommand"]
 
@@ -138,6 +140,21 @@ class ServeCommand:
         """Return the words after `vllm serve`."""
         model = () if self.model_argument is None else (self.model_argument,)
         return (*model, *(word for flag in self.flags for word in flag.words()))
+
+    def render(self) -> str:
+        """Return `vllm serve` for a POSIX shell, one flag a line, with the variables of command and container in front.
+
+        A secret variable is taken from the caller's environment.
+        """
+        variables = {**(dict(self.container.env) if self.container else {}), **dict(self.env)}
+        lines = [
+            f'{name}="${name}"' if is_secret_name(name) or value == f"${name}" else f"{name}={shlex.quote(value)}"
+            for name, value in variables.items()
+        ]
+        model = [] if self.model_argument is None else [self.model_argument]
+        lines.append(shlex.join(["vllm", "serve", *model]))
+        lines += [f"  {shlex.join(group)}" for group in group_by_flag(self.argv()[len(model) :])]
+        return " \\\n".join(lines)
 
     def _last(self, name: str) -> Flag | None:
         same = [flag for flag in self.flags if positive(flag.name) == positive(name)]

@@ -59,7 +59,7 @@ class Lease:
             fcntl.flock(self._file, fcntl.LOCK_EX)
             self._file.write(msgspec.json.encode(facts))
             self._guard = _guard()
-            self._guard.tell("+", self.path.name)
+            self._tell_guard("+")
         except OSError as error:
             with contextlib.suppress(OSError):
                 self.path.unlink()
@@ -77,34 +77,28 @@ class Lease:
         self.path.unlink(missing_ok=True)
         self._file.close()
         with contextlib.suppress(OSError):  # the guard was killed
-            self._guard.tell("-", self.path.name)
+            self._tell_guard("-")
+
+    def _tell_guard(self, sign: str) -> None:
+        assert self._guard.stdin is not None
+        os.write(self._guard.stdin.fileno(), f"{sign}{self.path.name}\n".encode())
 
 
-class _Guard:
-    """A process that waits for the end of this one, and then ends the servers of its leases."""
+_guards: list[subprocess.Popen[bytes]] = []
 
-    def __init__(self) -> None:
-        self.popen = subprocess.Popen(
+
+def _guard() -> subprocess.Popen[bytes]:
+    """Return the guard of this process, a process that waits for its end and then ends the servers of its leases."""
+    if not _guards or _guards[-1].poll() is not None:
+        guard = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _GUARD],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C does not reach it
         )
-        atexit.register(self.popen.communicate)
-
-    def tell(self, sign: str, lease: str) -> None:
-        assert self.popen.stdin is not None
-        os.write(self.popen.stdin.fileno(), f"{sign}{lease}\n".encode())
-
-
-_guards: list[_Guard] = []
-
-
-def _guard() -> _Guard:
-    """Return the guard of this process."""
-    if not _guards or _guards[-1].popen.poll() is not None:
-        _guards.append(_Guard())
+        atexit.register(guard.communicate)
+        _guards.append(guard)
     return _guards[-1]
 
 

@@ -7,7 +7,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from vllm_repro.command.render import render_serve
 from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.journal.log_excerpts import PAGE_SIZES, LogExcerpts, read_excerpts
 from vllm_repro.report.html import MissingLog, html_page, log_names
@@ -61,7 +60,7 @@ def make_draft(report: RunReport) -> Draft:
         today,
         _draft_logs(report),
         duplicates(today, scenarios),
-        flags=report.redactor.text(render_serve(own.reported())),
+        flags=report.redactor.text(own.reported().render()),
         why=report.redactor.text(why),
     )
 
