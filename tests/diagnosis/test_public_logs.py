@@ -215,6 +215,8 @@ def test_an_exception_of_the_engine_explains_why_the_api_server_misses_it() -> N
     dead = "(APIServer pid=7) ERROR 08-01 17:50:00 [async_llm.py:704] AsyncLLM output_handler failed.\n"
     found = diagnose(BOOTED + logged(FATAL.format(0), raised) + dead)
     assert (found.died, found.phase, found.exception) == (True, Phase.REQUEST, "ZeroDivisionError")
+    survived = diagnose(BOOTED + logged(FATAL.format(0), raised) + DONE * 3 + dead)
+    assert (survived.died, survived.exception) == (True, None)
 
 
 @pytest.mark.parametrize(

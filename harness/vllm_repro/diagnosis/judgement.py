@@ -125,15 +125,10 @@ class _Case:
 
 def judge_life(life: ServerLife, we_terminated: bool | None) -> Diagnosis:
     """Return the diagnosis of the first rule that applies."""
-    inside = life.cut_inside
+    inside = life.cut_inside  # before the tracebacks are closed
     raised = life.finder.finish()
-    case = _Case(
-        life=life,
-        raised=raised,
-        cut_inside=inside,
-        root=find_root(raised, paste=not life.is_log),
-        we_terminated=we_terminated,
-    )
+    root = find_root(raised, paste=not life.is_log)
+    case = _Case(life=life, raised=raised, cut_inside=inside, root=root, we_terminated=we_terminated)
     found = next((found for rule in _RULES if (found := rule(case)) is not None), None) or _open_end(case)
     return replace(
         found,
@@ -185,28 +180,24 @@ def _by_kernel(case: _Case) -> Diagnosis | None:
 
 def _last_words(case: _Case) -> Diagnosis | None:
     """Apply the last log lines of EngineCore, or of the process above a worker."""
-    life, root = case.life, case.root
-    own = case.own_root
-    worker = life.first.get(SignKind.WORKER_DIED)
-    failed = life.first.get(SignKind.BOOT_FAILED)
-    if failed is not None and not life.ready and root is None and life.is_log:
-        return _died(f"The engine did not come up: {failed.text}{_by_signal_code(failed.text)}")
-    if failed is not None and not life.ready and root is not None:
+    life, root, own = case.life, case.root, case.own_root
+    worker, failed = life.first.get(SignKind.WORKER_DIED), life.first.get(SignKind.BOOT_FAILED)
+    if failed is not None and not life.ready:
         if own is not None:
-            return _died(f"The engine did not come up: {_named(own)}{_by_signal_code(root.message)}.", own)
-        if _is_exit(root.raised):
+            return _died(f"The engine did not come up: {_named(own)}{_by_signal_code(own.message)}.", own)
+        if root is None and life.is_log:
+            return _died(f"The engine did not come up: {failed.text}{_by_signal_code(failed.text)}")
+        if root is not None and _is_exit(root.raised):
             why = "The boot was interrupted by a signal; nothing failed by itself."
             return Diagnosis(died=False, why=why, phase=Phase.BOOT)
     if own is None:
         if case.ordered:
             return None
         if _before(case.line(SignKind.WORKER_STOPPED), case.line(SignKind.WORKER_DIED, SignKind.FATAL)):
-            return _undecided(
-                "A signal stopped a worker and EngineCore gave up; this log does not say whether that was meant."
-            )
-    if worker is not None and own is None and not case.ordered:
-        why = f"A worker process ended without an exception: {worker.text}{_by_signal_code(worker.text)}"
-        return replace(_died(why), lost_worker=True)
+            return _undecided("A signal stopped a worker and EngineCore gave up; this log does not show who sent it.")
+        if worker is not None:
+            why = f"A worker process ended without an exception: {worker.text}{_by_signal_code(worker.text)}"
+            return replace(_died(why), lost_worker=True)
     if SignKind.FATAL in life and (life.is_log or root is not None):
         return _died(f"EngineCore met a fatal error: {_named(root)}.", root)
     if worker is not None and not case.ordered:
@@ -243,14 +234,13 @@ def _silent_end(case: _Case) -> Diagnosis | None:
     if case.engine_stop_asked:
         if SignKind.ENGINE_GONE not in life or SignKind.STOP_ASKED in life:
             return None
-        return _undecided("A signal stopped EngineCore and not the API server; this log does not say who sent it.")
+        return _undecided("A signal stopped EngineCore and not the API server; this log does not show who sent it.")
     if not life.is_log:
         return None
     own = case.own_root
-    if own is not None and _before(own.raised.first_line, case.engine_missing):
+    if own is not None and life.survived_until < own.raised.first_line < case.engine_missing:
         return _died(f"The API server reports a dead engine; the exception before that: {_named(own)}.", own)
-    crash = life.first.get(SignKind.NATIVE_CRASH)
-    if crash is not None:
+    if crash := life.first.get(SignKind.NATIVE_CRASH):
         how = f"it crashed below Python ({crash.text})"
     elif _before(life.first_engine_line, case.engine_missing) and not life.engine_error:
         how = "it printed nothing, like a process killed by a signal"
@@ -274,8 +264,7 @@ def _uncaught(case: _Case) -> Diagnosis | None:
         return _died(f"An exception left the engine's own loop: {_named(own)}.", own)
     if case.ordered:
         return None
-    crash = life.first.get(SignKind.NATIVE_CRASH)
-    if crash is not None:
+    if crash := life.first.get(SignKind.NATIVE_CRASH):
         return _died(f"A process crashed below Python: {crash.text}", own)
     if life.ready:
         return None
@@ -296,12 +285,10 @@ def _pasted(case: _Case) -> Diagnosis | None:
     life, root = case.life, case.root
     if life.is_log:
         return None
-    crash = life.first.get(SignKind.NATIVE_CRASH)
-    if crash is not None:
+    if crash := life.first.get(SignKind.NATIVE_CRASH):
         return _died(f"A process crashed below Python: {crash.text}", root)
-    reported = case.line(SignKind.ENGINE_DEAD, SignKind.ENGINE_GONE) is not None or any(
-        one.reports_dead_engine for one in case.raised
-    )
+    signs = case.line(SignKind.ENGINE_DEAD, SignKind.ENGINE_GONE)
+    reported = signs is not None or any(one.reports_dead_engine for one in case.raised)
     quoted = life.quoted and root is not None and bool(root.raised.frames)
     if (reported and not case.ordered) or quoted:
         return _died(f"The text names the death of the engine{': ' + _named(root) if root else ''}.", root)
@@ -311,13 +298,11 @@ def _pasted(case: _Case) -> Diagnosis | None:
         return _undecided(f"The text names {life.mentioned}, and shows neither a server's log nor a traceback.")
     if leaves_the_engine(root.raised):
         return _died(
-            f"This exception left a step or the boot of the engine, where nothing catches it: {_named(root)}.", root
+            f"An exception left a step or the boot of the engine, and nothing catches it: {_named(root)}.", root
         )
     if starting(frozenset(root.raised.functions) - {"<module>"}) and not _is_exit(root.raised):
         return _died(f"The server ended while it booted: {_named(root)}.", root, Phase.BOOT)
-    return _undecided(
-        f"An exception without a log around it: {_named(root)}; whether an engine died is not said.", root
-    )
+    return _undecided(f"An exception without a log, which does not show whether an engine died: {_named(root)}.", root)
 
 
 def _by_signal(case: _Case) -> Diagnosis | None:
@@ -333,9 +318,7 @@ def _unhealthy(case: _Case) -> Diagnosis | None:
     unhealthy = case.line(SignKind.HEALTH_503)
     if unhealthy is None or _before(case.stop_asked, unhealthy):
         return None
-    return _undecided(
-        "/health was answered with 503 and never with 200 again; this log does not say whether the engine is dead."
-    )
+    return _undecided("/health was answered with 503 and not again with 200; the engine may be dead or not.")
 
 
 def _unclear(case: _Case) -> Diagnosis | None:
@@ -356,13 +339,9 @@ def _unclear(case: _Case) -> Diagnosis | None:
     if case.engine_stop_asked:
         if SignKind.SHUTDOWN in life:
             return None
-        return _undecided(
-            "EngineCore was asked to stop and the API server logs nothing of it: it was killed, or the log is cut."
-        )
+        return _undecided("EngineCore was asked to stop; the API server logs nothing of it: killed, or the log is cut.")
     if SignKind.PARENT_GONE in life:
-        return _undecided(
-            "A worker outlived the process that had started it; this log does not say how that one ended."
-        )
+        return _undecided("A worker outlived its parent process; this log does not show how that one ended.")
     return None
 
 
@@ -378,55 +357,29 @@ def _stopped(case: _Case) -> Diagnosis | None:
     return Diagnosis(died=False, why=why, phase=Phase.SHUTDOWN)
 
 
-def _cut(case: _Case) -> Diagnosis | None:
-    inside = case.cut_inside
-    if inside is None or not case.life.is_log:
-        return None
-    who = f"{inside.process} prints" if inside.process else "the engine prints"
-    return _undecided(f"The log ends inside a traceback that {who}: what comes after it decides.")
-
-
-def _process_like_ours(case: _Case) -> Diagnosis | None:
-    named = case.life.first.get(SignKind.OOM_NAMED)
-    if named is None:
-        return None
-    return _undecided(
-        f"The kernel killed a process like vLLM's, and this log does not say whether it was this server's: {named.text}"
-    )
-
-
 def _open_end(case: _Case) -> Diagnosis:
-    if case.life.ready:
+    life, inside, own = case.life, case.cut_inside, case.own_root
+    if inside is not None and life.is_log:
+        who = f"{inside.process} prints" if inside.process else "the engine prints"
+        return _undecided(f"The log ends inside a traceback that {who}: what comes after it decides.")
+    if named := life.first.get(SignKind.OOM_NAMED):
+        return _undecided(f"The kernel killed a process like vLLM's, perhaps of another server: {named.text}")
+    if life.ready:
         why = "Nothing here says that the engine died: alive as far as this log goes."
         return Diagnosis(died=False, why=why, open_end=True)
-    if case.life.booted:
+    if life.booted:
         why = "The server was still booting, without a failure, where this log ends."
         return Diagnosis(died=False, why=why, open_end=True)
-    if case.life.is_log and case.own_root is not None:
-        return _undecided(
-            f"A piece of a log with an exception of the engine, which does not show whether it died: {_named(case.own_root)}.",
-            case.own_root,
-        )
-    if case.life.is_log:
-        return _undecided(
-            "A piece of a log with neither a boot nor an answered request in it: paste it from the boot on, or the whole traceback."
-        )
+    if life.is_log and own is not None:
+        return _undecided(f"An exception of the engine, in a piece of a log without its end: {_named(own)}.", own)
+    if life.is_log:
+        return _undecided("A piece of a log without a boot or an answered request: paste it from the boot on.")
     return _undecided("There is neither a server log nor a traceback in this text.")
 
 
 _RULES = (
-    _refused,
-    _by_kernel,
-    _last_words,
-    _silent_end,
-    _uncaught,
-    _pasted,
-    _by_signal,
-    _unhealthy,
-    _unclear,
-    _stopped,
-    _cut,
-    _process_like_ours,
+    *(_refused, _by_kernel, _last_words, _silent_end, _uncaught, _pasted),
+    *(_by_signal, _unhealthy, _unclear, _stopped),
 )
 
 

@@ -193,12 +193,16 @@ class ServerLife:
         return again or self.ready or SignKind.SHUTDOWN in self or SignKind.BOOT_FAILED in self
 
     @property
+    def survived_until(self) -> int:
+        """Return the line up to which the engine survived whatever it logged, because it answered after it."""
+        return self._answers[0] if len(self._answers) == _SURVIVED else 0
+
+    @property
     def cut_inside(self) -> Unfinished | None:
         """Return the engine's traceback in which this log ends, unless requests were answered after it."""
-        answered = self._answers[0] if len(self._answers) == _SURVIVED else 0
         for one in self.finder.unfinished():
             engine = one.process.startswith(_ENGINE) or (not one.process and not LOOPS.isdisjoint(one.functions))
-            if engine and one.last_line > answered:
+            if engine and one.last_line > self.survived_until:
                 return one
         return None
 
