@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_repro.running.boots import MOST, boots_as_needed, undecided_arms
+from vllm_repro.running.boots import MOST, Boots, undecided_arms
 from vllm_repro.scenario.scenario import Arm
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import ArmResult, Expected, Record, arm_result, comparisons
@@ -21,14 +21,14 @@ REPORTED, EAGER, NEAR = (
 
 def boots(arms: list[Arm], does: Callable[[str, int], Outcome], record: Record | None = None) -> dict[str, int]:
     """Return how often each arm is booted in a run whose boot n of an arm ends as `does` returns."""
-    seen: dict[str, list[Outcome]] = {arm.name: [] for arm in arms}
+    done = Boots()
 
     def results() -> list[ArmResult]:
-        return [arm_result(arm.name, arm.expected, seen[arm.name]) for arm in arms]
+        return [arm_result(arm.name, arm.expected, done.outcomes[arm.name]) for arm in arms]
 
-    for _, arm in boots_as_needed(arms, lambda: undecided_arms(results(), record, "0.24.0")):
-        seen[arm.name].append(does(arm.name, len(seen[arm.name]) + 1))
-    return {name: len(outcomes) for name, outcomes in seen.items()}
+    for arm in done.in_turn(arms, lambda: undecided_arms(results(), record, "0.24.0")):
+        done.outcomes[arm.name].append(does(arm.name, len(done.outcomes[arm.name]) + 1))
+    return {arm.name: len(done.outcomes[arm.name]) for arm in arms}
 
 
 def fixed(**outcomes: Outcome) -> Callable[[str, int], Outcome]:

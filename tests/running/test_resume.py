@@ -19,7 +19,7 @@ from tests.conftest import Harness
 from tests.report_examples import REHEARSAL
 from vllm_repro.errors import UsageError
 from vllm_repro.journal.journal import Entry, Journal, Recording, read
-from vllm_repro.running.boots import planned_boots
+from vllm_repro.running.boots import Boots
 from vllm_repro.running.resume import unfinished_run
 from vllm_repro.scenario.scenario import Arm
 from vllm_repro.verdict.outcome import Outcome
@@ -46,26 +46,36 @@ def boot(arm: str, number: int, outcome: str | None = "crash") -> list[tuple[str
     return [started] if outcome is None else [started, ("trial-ended", ended)]
 
 
+def remaining(boots: Boots, trials: int) -> list[str]:
+    """Return the arms in the order of their boots, each of which crashes."""
+    found = []
+    for arm in boots.in_turn(ARMS, lambda: [one.name for one in ARMS if len(boots.outcomes[one.name]) < trials]):
+        boots.outcomes[arm.name].append(Outcome.CRASH)
+        found.append(arm.name)
+    return found
+
+
 @given(st.integers(1, 6), st.integers(0, 12))
 def test_what_was_done_and_what_is_left_are_the_whole_plan(trials: int, done: int) -> None:
-    whole = planned_boots(ARMS, trials)
-    entries = [entry for n, arm in whole[:done] for entry in boot(arm.name, n)]
-    assert unfinished_run(recording(*entries), Path("run")).remaining(whole) == whole[done:]
+    whole = remaining(Boots(), trials)
+    assert "".join(whole) == ("abba" * trials)[: 2 * trials], "neither arm is always the first"
+    entries = [entry for place, arm in enumerate(whole[:done]) for entry in boot(arm, 1 + place // 2)]
+    assert remaining(unfinished_run(recording(*entries), Path("run")).boots, trials) == whole[done:]
 
 
 def test_a_boot_that_was_cut_is_made_again_under_a_number_of_its_own() -> None:
     for cut in (boot("b", 1, None), boot("b", 1, "cancelled")):
         left = unfinished_run(recording(*boot("a", 1), *cut), Path("run"))
-        assert dict(left.outcomes) == {"a": (Outcome.CRASH,)}
-        assert dict(left.last) == {"a": 1, "b": 1}
-        assert [arm.name for _, arm in left.remaining(planned_boots(ARMS, 2))] == ["b", "b", "a"]
+        assert dict(left.boots.outcomes) == {"a": [Outcome.CRASH]}
+        assert dict(left.boots.last) == {"a": 1, "b": 1}
+        assert remaining(left.boots, 2) == ["b", "b", "a"]
         assert left.words == ("run", "a-bug", "--server", "rehearsal", "--trials", "3")
 
 
 def test_requests_that_hung_in_an_engine_that_was_to_spin_are_no_bug_after_the_cut_either() -> None:
-    assert dict(unfinished_run(recording(*boot("c", 1, "hang"), *boot("c", 2, "clean")), Path("run")).strange) == {
-        "c": 1
-    }
+    assert dict(
+        unfinished_run(recording(*boot("c", 1, "hang"), *boot("c", 2, "clean")), Path("run")).boots.strange
+    ) == {"c": 1}
 
 
 def test_a_run_that_came_to_its_end_is_not_gone_on_with() -> None:

@@ -22,7 +22,6 @@ from vllm_repro.host.processes import session_members
 from vllm_repro.journal.journal import read
 from vllm_repro.report.build import build
 from vllm_repro.report.files import render
-from vllm_repro.running.boots import planned_boots
 from vllm_repro.running.folders import run_folder
 from vllm_repro.running.run import signals_later, strongest_record
 from vllm_repro.running.terminal import summary
@@ -33,18 +32,6 @@ from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected
 
 TQ = ("run", "tq-chunked-prefill", "--server", "rehearsal")
-
-
-def test_trials_are_interleaved() -> None:
-    arms = [Arm("a", Expected.DIES), Arm("b", Expected.LIVES)]
-    assert [(n, arm.name) for n, arm in planned_boots(arms, 3)] == [
-        (1, "a"),
-        (1, "b"),
-        (2, "b"),
-        (2, "a"),
-        (3, "a"),
-        (3, "b"),
-    ]
 
 
 def test_the_bug_reproduces(harness: Harness) -> None:

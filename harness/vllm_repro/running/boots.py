@@ -10,36 +10,51 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 
 from vllm_repro.scenario.scenario import Arm
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.statistics import clean_needed
-from vllm_repro.verdict.verdict import ArmResult, Expected, Record, same_release
+from vllm_repro.verdict.verdict import ArmResult, Expected, Record, is_other, same_release
 
-__all__ = ["MOST", "boots_as_needed", "planned_boots", "undecided_arms"]
+__all__ = ["MOST", "Boots", "undecided_arms"]
 
 DEATHS = 5
 MOST = 20
 """Boots of one arm at most. If its claim needs more quiet boots than that, none is added."""
 
 
-def planned_boots(arms: Sequence[Arm], trials: int) -> list[tuple[int, Arm]]:
-    """Return (round, arm) in the order of boots: A B in odd rounds, B A in even ones.
+@dataclass
+class Boots:
+    """The boots of a run up to now, by arm.
 
-    A machine that slows down or warms up then favours no arm.
+    outcomes: of the finished boots. strange: how many of those look like the bug and do not count as it. last: the highest number.
     """
-    return [(n, arm) for n in range(1, trials + 1) for arm in (arms if n % 2 else list(reversed(arms)))]
 
+    outcomes: dict[str, list[Outcome]] = field(default_factory=lambda: defaultdict(list))
+    strange: Counter[str] = field(default_factory=Counter)
+    last: Counter[str] = field(default_factory=Counter)
 
-def boots_as_needed(arms: Sequence[Arm], undecided: Callable[[], Sequence[str]]) -> Iterator[tuple[int, Arm]]:
-    """Yield as `planned_boots`, each round with the arms that `undecided` names before it, until it names none."""
-    for n in count(1):
-        names = undecided()
-        if not names:
-            return
-        yield from ((n, arm) for arm in (arms if n % 2 else reversed(arms)) if arm.name in names)
+    def finish(self, arm: str, expected: Expected, outcome: Outcome, during: str, *, crossed: bool) -> None:
+        """Count a finished boot. The arguments are those of `is_other`."""
+        self.outcomes[arm].append(outcome)
+        self.strange[arm] += is_other(expected, outcome, during, crossed=crossed)
+
+    def in_turn(self, arms: Sequence[Arm], wanted: Callable[[], Sequence[str]]) -> Iterator[Arm]:
+        """Yield the arms to boot until `wanted`, asked before each round, names none: A B in odd rounds, B A in even ones.
+
+        A machine that slows down or warms up then favours no arm. In round n an arm gets its boot n, so a resumed run keeps the order.
+        """
+        for n in count(1):
+            names = wanted()
+            if not names:
+                return
+            for arm in arms if n % 2 else reversed(arms):
+                if arm.name in names and len(self.outcomes[arm.name]) < n:
+                    yield arm
 
 
 def undecided_arms(

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,9 +18,9 @@ from vllm_repro.errors import UsageError
 from vllm_repro.journal.journal import Recording, head_of, legible, read
 from vllm_repro.report.build import build
 from vllm_repro.report.model import RunReport
-from vllm_repro.scenario.scenario import Arm
+from vllm_repro.running.boots import Boots
 from vllm_repro.verdict.outcome import Outcome
-from vllm_repro.verdict.verdict import Expected, is_other
+from vllm_repro.verdict.verdict import Expected
 
 __all__ = ["UnfinishedMap", "UnfinishedRun", "read_map", "read_run", "unfinished_run"]
 
@@ -51,28 +50,18 @@ class _Unfinished:
 
 @dataclass(frozen=True, kw_only=True)
 class UnfinishedRun(_Unfinished):
-    """An interrupted run.
-
-    By arm, outcomes: of the finished boots; strange: how many of those look like the bug and do not count as it; last: the highest number
-    of a boot.
-    """
+    """An interrupted run."""
 
     what = "run"
     must_not_change = (
         "scenario", "arms", "trigger", "status", "loads", "output", "evidence", "server", "version", "machine", "docker", "harness_version",
     )  # fmt: skip
-    outcomes: Mapping[str, tuple[Outcome, ...]]
-    strange: Mapping[str, int]
-    last: Mapping[str, int]
+    boots: Boots
 
     @property
     def out(self) -> Path:
         """The folder of all runs."""
         return self.folder.parent.parent
-
-    def remaining(self, planned: Iterable[tuple[int, Arm]]) -> list[tuple[int, Arm]]:
-        """Return the planned boots that have not finished, in their order."""
-        return [(n, arm) for n, arm in planned if n > len(self.outcomes.get(arm.name, ()))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,24 +107,14 @@ def unfinished_run(recording: Recording, folder: Path) -> UnfinishedRun:
     if words[1:2] != ["run"]:
         raise UsageError(f"the run in {folder} belongs to another command", hint=f"again: {started['reproduce']}")
     expected = {arm["name"]: Expected(arm["expected"]) for arm in started["arms"]}
-    outcomes: dict[str, list[Outcome]] = {}
-    strange: Counter[str] = Counter()
+    boots = Boots()
     for entry in recording.of("trial-ended"):
         arm, outcome = entry["arm"], Outcome(entry["outcome"])
         if outcome is not Outcome.CANCELLED:
-            outcomes.setdefault(arm, []).append(outcome)
-            strange[arm] += is_other(expected[arm], outcome, entry["during"], crossed=entry["trigger"]["crossed"])
-    last: dict[str, int] = {}
+            boots.finish(arm, expected[arm], outcome, entry["during"], crossed=entry["trigger"]["crossed"])
     for entry in recording.of("trial-started"):
-        last[entry["arm"]] = max(last.get(entry["arm"], 0), entry["trial"])
-    return UnfinishedRun(
-        folder=folder,
-        words=tuple(words[words.index("run") :]),
-        head=started.fields,
-        outcomes={arm: tuple(those) for arm, those in outcomes.items()},
-        strange=strange,
-        last=last,
-    )
+        boots.last[entry["arm"]] = max(boots.last[entry["arm"]], entry["trial"])
+    return UnfinishedRun(folder=folder, words=tuple(words[words.index("run") :]), head=started.fields, boots=boots)
 
 
 def read_map(folder: Path) -> UnfinishedMap:

@@ -11,8 +11,7 @@ import json
 import os
 import signal
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from vllm_repro.report.build import build
 from vllm_repro.report.files import write_reports
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.wording import simulated
-from vllm_repro.running.boots import boots_as_needed, planned_boots, undecided_arms
+from vllm_repro.running.boots import Boots, undecided_arms
 from vllm_repro.running.folders import private_folders, private_hosts, run_folder
 from vllm_repro.running.job import Job, repeat_command
 from vllm_repro.running.resume import UnfinishedRun
@@ -40,7 +39,7 @@ from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.orphans import sweep
 from vllm_repro.servers.site import Site, open_site
 from vllm_repro.verdict.statistics import lower_bound
-from vllm_repro.verdict.verdict import Expected, Record, arm_result, is_other, same_release
+from vllm_repro.verdict.verdict import Expected, Record, arm_result, same_release
 
 __all__ = ["run_one", "signals_later", "strongest_record"]
 
@@ -227,17 +226,14 @@ class _Trials:
     interrupted_by: str | None = None
 
     def __post_init__(self) -> None:
-        before = self.unfinished
         self._version = self.job.version(self.site.kind)
-        self._outcomes = {arm.name: list(before.outcomes.get(arm.name, ())) if before else [] for arm in self.arms}
-        self._strange = Counter(before.strange if before else {})
-        self._numbers = Counter(before.last if before else {})
+        self._done = self.unfinished.boots if self.unfinished else Boots()
 
     async def run(self) -> None:
         self._take_signals()
-        for _, arm in self._boots():
-            self._numbers[arm.name] += 1
-            if await self._boot(arm, self._numbers[arm.name]):
+        for arm in self._done.in_turn(self.arms, self._wanted):
+            self._done.last[arm.name] += 1
+            if await self._boot(arm, self._done.last[arm.name]):
                 break
 
     def _take_signals(self) -> None:
@@ -258,15 +254,13 @@ class _Trials:
             with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread: the caller has the signals
                 loop.add_signal_handler(number, stop, number)
 
-    def _boots(self) -> Iterable[tuple[int, Arm]]:
-        if self.job.trials is None:
-            return boots_as_needed(self.arms, self._undecided)
-        planned = planned_boots(self.arms, self.job.trials)
-        return planned if self.unfinished is None else self.unfinished.remaining(planned)
-
-    def _undecided(self) -> list[str]:
+    def _wanted(self) -> list[str]:
+        """Return the arms that need another boot."""
+        outcomes, trials = self._done.outcomes, self.job.trials
+        if trials is not None:
+            return [arm.name for arm in self.arms if len(outcomes[arm.name]) < trials]
         results = [
-            arm_result(arm.name, arm.expected, self._outcomes[arm.name], strange=self._strange[arm.name])
+            arm_result(arm.name, arm.expected, outcomes[arm.name], strange=self._done.strange[arm.name])
             for arm in self.arms
         ]
         patched = all(arm.patches for arm in self.arms)
@@ -294,9 +288,8 @@ class _Trials:
                 measure=job.measure,
             )
         )
-        self._outcomes[arm.name].append(conclusion.outcome)
         crossed = conclusion.trigger.crossed
-        self._strange[arm.name] += is_other(arm.expected, conclusion.outcome, conclusion.during, crossed=crossed)
+        self._done.finish(arm.name, arm.expected, conclusion.outcome, conclusion.during, crossed=crossed)
         self._version = conclusion.version or self._version
         self.progress.done(arm, number, conclusion)
         # A patch that does not fit says nothing about the other arms.
