@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.golden_files import assert_golden
-from tests.report_examples import EXAMPLES, REHEARSAL, report
+from tests.report_examples import REHEARSAL, report
 from vllm_repro.history.nightly import Light, Night, Slot, annotation, light_of, markdown, suites
-from vllm_repro.report.junit import junit
 from vllm_repro.running.nightly import host_problems
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.verdict.outcome import Outcome
@@ -17,43 +16,24 @@ from vllm_repro.verdict.verdict import Verdict, VerdictReport
 
 ASKED = "vllm/vllm-openai:nightly, server docker"
 
-_RAN = Slot(
-    scenario="a-good",
-    light=Light.GREEN,
-    why="reported: died in 1 of 1 boots",
-    needs="1 GPU",
-    verdict="reproduces",
-    version="0.33.0",
-    evidence="gpu",
-    seconds=61.2,
-    run="run-1",
-)
+_GPU = replace(report(REHEARSAL), evidence="gpu", version="0.33.0")
+
+
+def ran(scenario: str, light: Light, why: str, verdict: Verdict, seconds: float, run: str) -> Slot:
+    because = VerdictReport(verdict=verdict, expected=True, because=why)
+    made = replace(_GPU, scenario=scenario, verdict=because, duration_s=seconds, folder=Path(run))
+    return Slot(scenario=scenario, light=light, why=why, report=made)
+
+
 SLOTS = (
-    _RAN,
-    replace(
-        _RAN,
-        scenario="b-bad",
-        light=Light.RED,
-        why="died | of it; this release was declared good",
-        verdict="regressed",
-        seconds=99,
-        run="run-2",
-    ),
-    replace(
-        _RAN,
-        scenario="c-quiet",
-        light=Light.AMBER,
-        why="nothing can be said: 1 untriggered",
-        verdict="inconclusive",
-        seconds=40,
-        run="run-3",
-    ),
-    Slot(scenario="d-lost", light=Light.AMBER, why="the image is not on this machine", needs="1 GPU"),
+    ran("a-good", Light.GREEN, "reported: died in 1 of 1 boots", Verdict.REPRODUCES, 61.2, "run-1"),
+    ran("b-bad", Light.RED, "died | of it; this release was declared good", Verdict.REGRESSED, 99, "run-2"),
+    ran("c-quiet", Light.AMBER, "nothing can be said: 1 untriggered", Verdict.INCONCLUSIVE, 40, "run-3"),
+    Slot(scenario="d-lost", light=Light.AMBER, why="the image is not on this machine"),
     Slot(
         scenario="e-big",
         light=Light.NONE,
         why="the scenario needs 2 GPUs, 96 GB each, and this machine has 1 NVIDIA GPU",
-        needs="2 GPUs",
     ),
 )
 
@@ -120,10 +100,9 @@ def test_the_light_of_a_run() -> None:
 
 
 def test_one_junit_file_for_the_night() -> None:
-    root = ET.fromstring(suites(night(*SLOTS, trouble=("x\x00",)), [junit(report(folder)) for folder in EXAMPLES[:2]]))
-    assert [suite.get("name") for suite in root] == ["nightly", *(report(folder).scenario for folder in EXAMPLES[:2])]
-    own = root[0]
-    assert {case.get("name"): [one.tag for one in case] for case in own} == {
+    root = ET.fromstring(suites(night(*SLOTS, trouble=("x\x00",))))
+    assert [suite.get("name") for suite in root] == ["nightly", "a-good", "b-bad", "c-quiet"]
+    assert {case.get("name"): [one.tag for one in case] for case in root[0]} == {
         "d-lost": ["error"],
         "e-big": ["skipped"],
         "preflight": ["error"],

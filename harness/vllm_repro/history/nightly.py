@@ -7,12 +7,12 @@ this machine cannot run has no light.
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from vllm_repro.report.format import seconds
-from vllm_repro.report.junit import element, xml_text
+from vllm_repro.report.junit import element, junit, xml_text
 from vllm_repro.report.model import RunReport, banner
 from vllm_repro.report.text import LIMIT, Table, cell, markdown_table, plain, shorten
 from vllm_repro.verdict.outcome import Outcome
@@ -50,17 +50,12 @@ _LIGHTS: Mapping[Light, tuple[int, str, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """One scenario in a night. why: one sentence. needs: hardware. run: name of its folder, None if it did not run."""
+    """One scenario in a night. why: one sentence. report: None if it did not run."""
 
     scenario: str
     light: Light
     why: str
-    needs: str = ""
-    verdict: str = ""
-    version: str | None = None
-    evidence: str = ""
-    seconds: float | None = None
-    run: str | None = None
+    report: RunReport | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +70,11 @@ class Night:
     slots: tuple[Slot, ...]
     trouble: tuple[str, ...] = ()
     interrupted: str | None = None
+
+    @property
+    def reports(self) -> list[RunReport]:
+        """Return the reports of the scenarios that ran."""
+        return [slot.report for slot in self.slots if slot.report is not None]
 
     @property
     def light(self) -> Light:
@@ -115,25 +115,14 @@ _SUMMARY_LIMIT = 12 * LIMIT
 def markdown(night: Night) -> str:
     """Return the job summary."""
     parts = [f"# {night.light.sign} Nightly: {night.light}", plain(night.headline) + "."]
-    for evidence in dict.fromkeys(slot.evidence for slot in night.slots if slot.evidence):
+    for evidence in dict.fromkeys(report.evidence for report in night.reports):
         if notice := banner(evidence, None):
             parts.append(f"> **{notice}**")
     parts.append(f"Asked for: {cell(night.asked)}. Started {night.started_at}.")
     if night.trouble:
         parts.append("\n".join(f"- {cell(text)}" for text in night.trouble))
     rows = [
-        (
-            light.sign,
-            slot.scenario,
-            slot.verdict or "-",
-            slot.version or "-",
-            seconds(slot.seconds),
-            shorten(slot.why, 600),
-            slot.run or "-",
-        )
-        for light in (Light.RED, Light.AMBER, Light.GREEN)
-        for slot in night.slots
-        if slot.light is light
+        _row(slot) for light in (Light.RED, Light.AMBER, Light.GREEN) for slot in night.slots if slot.light is light
     ]
     if rows:
         parts.append(markdown_table(Table(("", "scenario", "verdict", "vLLM", "took", "why", "run"), tuple(rows))))
@@ -143,15 +132,23 @@ def markdown(night: Night) -> str:
     return shorten("\n\n".join(parts) + "\n", _SUMMARY_LIMIT)
 
 
-def suites(night: Night, runs: Iterable[str]) -> str:
+def _row(slot: Slot) -> tuple[str, ...]:
+    verdict = version = took = run = "-"
+    if slot.report is not None:
+        verdict, version = slot.report.verdict.verdict, slot.report.version or "-"
+        took, run = seconds(slot.report.duration_s), slot.report.folder.name
+    return slot.light.sign, slot.scenario, verdict, version, took, shorten(slot.why, 600), run
+
+
+def suites(night: Night) -> str:
     """Return one JUnit file of the night.
 
-    runs: JUnit text of each run. A scenario without a run becomes a case of the suite `nightly`: skipped if not supported, else an error.
+    A scenario without a run becomes a case of the suite `nightly`: skipped if not supported, else an error.
     """
     root = ET.Element("testsuites")
     cases: list[ET.Element] = []
     for slot in night.slots:
-        if slot.run is None:
+        if slot.report is None:
             kind = "skipped" if slot.light is Light.NONE else "error"
             cases.append(_case(slot.scenario, kind, slot.why))
     if night.trouble:
@@ -160,8 +157,8 @@ def suites(night: Night, runs: Iterable[str]) -> str:
         cases.append(_case("night", "error", f"interrupted by {night.interrupted}"))
     own = ET.SubElement(root, "testsuite", {"name": "nightly", "time": "0.000", "timestamp": night.started_at})
     own.extend(cases)
-    for text in runs:
-        root.extend(ET.fromstring(text).findall("testsuite"))
+    for report in night.reports:
+        root.extend(ET.fromstring(junit(report)).findall("testsuite"))
     for name, tag in (("tests", "testcase"), ("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
         own.set(name, str(len(list(own.iter(tag)))))
         root.set(name, str(len(list(root.iter(tag)))))

@@ -17,7 +17,6 @@ from vllm_repro.history.store import Store
 from vllm_repro.history.summary import summarize
 from vllm_repro.host.machine import gpu_lock, gpus, nvidia_smi
 from vllm_repro.report.files import FORMATS, write_file
-from vllm_repro.report.junit import junit
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.folders import link_to, stamped_folder
 from vllm_repro.running.job import Job
@@ -47,27 +46,26 @@ def run_night(
     folder = stamped_folder(out, Path("nightly"))
     wrong = list(host_problems(kind, out, least_disk_gb))
     slots: list[Slot] = []
-    reports: list[RunReport] = []
     interrupted = None
     try:
         with gpu_lock(needed=not wrong and kind.facts.on_gpus):
             if not wrong:
                 wrong += _pull_moving_tag(options)
-            for slot, report in _slots(jobs) if not wrong else ():
+            for slot in _slots(jobs) if not wrong else ():
                 slots.append(slot)
                 show(f"{slot.light}: {slot.scenario}: {slot.why}")
-                if report is not None:
-                    reports.append(report)
-                    interrupted = report.interrupted
-                    wrong += _copy_reports(report, folder / slot.scenario)
+                if slot.report is not None:
+                    interrupted = slot.report.interrupted
+                    wrong += _copy_reports(slot.report, folder / slot.scenario)
     except KeyboardInterrupt as signal:
         interrupted = f"{signal}" or "SIGINT"  # between two runs, or in an install; a run takes the signals itself
     night = Night(
         asked=_request(options), started_at=started, slots=tuple(slots), trouble=tuple(wrong), interrupted=interrupted
     )
     write_file(folder / "summary.md", markdown(night), hint="free some space")
-    write_file(folder / "junit.xml", suites(night, map(junit, reports)), hint="free some space")
-    _write_page(folder / "nights.html", out, {row_id(report): f"{report.scenario}/report.html" for report in reports})
+    write_file(folder / "junit.xml", suites(night), hint="free some space")
+    near = {row_id(report): f"{report.scenario}/report.html" for report in night.reports}
+    _write_page(folder / "nights.html", out, near)
     return night, folder
 
 
@@ -140,41 +138,31 @@ def _unfit(scenario: Scenario, options: ServerOptions) -> str:
     return lacking(needs_of(scenario, options), gpus())
 
 
-def _slots(jobs: Sequence[Job]) -> Iterator[tuple[Slot, RunReport | None]]:
+def _slots(jobs: Sequence[Job]) -> Iterator[Slot]:
     """Run the jobs one after the other; stop at the first that is interrupted."""
     for job in jobs:
-        name, needs = job.scenario.id, str(job.scenario.needs)
+        name = job.scenario.id
         if unfit := _unfit(job.scenario, job.options):
-            yield Slot(scenario=name, light=Light.NONE, why=unfit, needs=needs), None
+            yield Slot(scenario=name, light=Light.NONE, why=unfit)
             continue
         try:
             report = run_one(job, Progress())
         except Unsupported as error:
-            yield Slot(scenario=name, light=Light.NONE, why=error.told, needs=needs), None
+            yield Slot(scenario=name, light=Light.NONE, why=error.told)
         except ReproError as error:  # also a fault of our own: the other scenarios can still run
-            yield Slot(scenario=name, light=Light.AMBER, why=error.told, needs=needs), None
+            yield Slot(scenario=name, light=Light.AMBER, why=error.told)
         else:
-            yield _slot(report, needs), report
+            yield _slot(report)
             if report.interrupted:
                 return
 
 
-def _slot(report: RunReport, needs: str) -> Slot:
+def _slot(report: RunReport) -> Slot:
     light = light_of(report)
     why = report.verdict.because
     if light is Light.NONE and report.imitated:
         why = next(trial.why for arm in report.arms for trial in arm.trials)
-    return Slot(
-        scenario=report.scenario,
-        light=light,
-        why=why,
-        needs=needs,
-        verdict=report.verdict.verdict,
-        version=report.version,
-        evidence=report.evidence,
-        seconds=report.duration_s,
-        run=report.folder.name,
-    )
+    return Slot(scenario=report.scenario, light=light, why=why, report=report)
 
 
 def _copy_reports(report: RunReport, folder: Path) -> Iterator[str]:
