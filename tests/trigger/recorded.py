@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from msgspec import convert
+
 from vllm_repro.command.command import ServeCommand
 from vllm_repro.scenario import catalogue
 from vllm_repro.scenario.scenario import Arm
@@ -118,35 +120,26 @@ class Size:
 @cache
 def servers(scenario: str) -> tuple[Server, ...]:
     """Return the recorded servers of a scenario."""
-    return tuple(Server(**_tuples(row)) for row in _rows(scenario, "servers"))
+    rows = _rows(scenario)["servers"]
+    for row in rows:
+        row["answers"] = [(answer["status"], answer["cached"]) for answer in row.get("answers", ())]
+    return convert(rows, tuple[Server, ...])
 
 
 @cache
 def pools() -> tuple[Pool, ...]:
     """Return the pools that vLLM's scheduler was given."""
-    return tuple(Pool(**_tuples(row)) for row in _rows("sco-hybrid", "pools"))
+    return convert(_rows("sco-hybrid")["pools"], tuple[Pool, ...])
 
 
 def sizes() -> tuple[Size, ...]:
     """Return the sizes that releases log."""
-    return tuple(Size(**_tuples(row)) for row in _rows("sco-hybrid", "sizes"))
+    return convert(_rows("sco-hybrid")["sizes"], tuple[Size, ...])
 
 
-def _rows(scenario: str, kind: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((_FOLDER / f"{scenario}.json").read_text(encoding="utf-8"))[kind]
-    for row in found if kind == "servers" else ():
-        row["prompts"] = [Prompt(**prompt) for prompt in row["prompts"]]
-        row["answers"] = [(answer["status"], answer["cached"]) for answer in row.get("answers", ())]
-        row["prefills"] = [Prefill(**_tuples(one)) for one in row.get("prefills", ())]
+def _rows(scenario: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((_FOLDER / f"{scenario}.json").read_text(encoding="utf-8"))
     return found
-
-
-def _tuples(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: _tuple(value) for name, value in row.items()}
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(_tuple(item) for item in value) if isinstance(value, list) else value
 
 
 find = cache(catalogue.find)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from vllm_repro.command.parse import parse
-from vllm_repro.diagnosis.boot_facts import BootFacts, Observed
+from vllm_repro.diagnosis.boot_facts import BootFacts, Observed, boot_facts
+from vllm_repro.diagnosis.log_text import read_lines
 from vllm_repro.scenario.catalogue import find
-from vllm_repro.trigger.offload_store import block_listed_twice
+from vllm_repro.trigger.offload_store import block_listed_twice, offload_outgrown
 from vllm_repro.trigger.trigger import AttentionShape, SentRequest, TriggerFacts, TriggerResult
 
 LAB = AttentionShape(4, 2, 32, 256, ("full", "sliding"), 128)
@@ -123,3 +124,57 @@ def test_the_reported_pool_is_known_by_the_tokens_of_its_log() -> None:
 def test_releases_log_the_same_pool_in_other_units(version: str | None, blocks: str) -> None:
     """To 0.24.0 at least, a request's need is counted in bytes of the first group; from 0.28.0 on in blocks."""
     assert f"in a pool of {blocks} blocks" in reported(version=version).evidence[0]
+
+
+ROOM = parse("vllm serve m --block-size 32 --num-gpu-blocks-override 31")
+
+
+def outgrown(
+    tokens: list[int], boot: BootFacts, *, flags: bool = True, observed: tuple[Observed, ...] = ()
+) -> TriggerResult:
+    asked = tuple(SentRequest(f"request {number}", one, cached_tokens=0) for number, one in enumerate(tokens))
+    facts = TriggerFacts(
+        requests=asked, batch=256, chunked=True, command=ROOM if flags else None, boot=boot, observed=observed
+    )
+    return offload_outgrown().find(facts)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "room", "crossed"),
+    [
+        ([400, 400], 16, False),  # 24 blocks: what stands first in line has never been used
+        ([320, 320, 320], 16, True),  # exactly 30 blocks
+        ([320, 320, 319], 16, False),  # a block that is not full is not copied
+        ([400, 400, 400], 30, True),
+        ([400, 400, 400], 31, False),  # room for all that the GPU keeps
+    ],
+)
+def test_the_threshold_of_the_connectors_room(tokens: list[int], room: int, crossed: bool) -> None:
+    assert outgrown(tokens, BootFacts(offload_blocks=room)).crossed is crossed
+
+
+def test_what_was_cached_filled_nothing_new() -> None:
+    asked = (SentRequest("again", 4000, cached_tokens=3968),)
+    facts = TriggerFacts(requests=asked, batch=256, chunked=True, command=ROOM, boot=BootFacts(offload_blocks=16))
+    assert not offload_outgrown().find(facts).crossed
+
+
+def test_the_pool_may_be_known_from_the_log_alone() -> None:
+    said = BootFacts(offload_blocks=16, kv_cache_tokens=31 * 16)
+    assert outgrown([400, 400], said, flags=False).crossed  # blocks of 16 tokens, unless a flag says otherwise
+    unknown = outgrown([400, 400, 400], BootFacts(offload_blocks=16), flags=False)
+    assert not unknown.crossed
+    assert "how many blocks the GPU's cache has" in unknown.evidence[0]
+    assert outgrown([400, 400, 400], BootFacts()).brief == "no connector"
+
+
+def test_what_the_lab_saw_is_evidence() -> None:
+    stores = tuple(Observed("store", {"event": n, "blocks": 5, "distinct": 5, "twice": []}) for n in range(40))
+    found = outgrown([400, 400, 400], BootFacts(offload_blocks=16), observed=stores)
+    assert found.evidence[-1] == "seen: 40 store events, 200 blocks in all"
+
+
+@pytest.mark.parametrize(("words", "room"), [("CPU blocks (1.00 GB, mode=lazy)", 12), ("offload blocks (1.00 GB", 12)])
+def test_the_room_is_read_from_the_boot_line_of_each_release(words: str, room: int) -> None:
+    line = f"INFO 11-22 07:00:00 [manager.py:194] SimpleCPUOffloadScheduler: Allocating 12 {words}\n"
+    assert boot_facts(read_lines(line)).offload_blocks == room
