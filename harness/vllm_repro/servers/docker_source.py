@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from vllm_repro.command.container import ContainerSpec
 from vllm_repro.errors import InfraError, Unsupported
@@ -20,7 +20,6 @@ from vllm_repro.servers.docker_engine import (
     engine_errors,
     explain,
     image_facts,
-    remove_container,
 )
 
 __all__ = ["ImageSource", "SourceFile", "image_source"]
@@ -94,33 +93,29 @@ def image_source(engine: Engine, spec: ContainerSpec, files: Sequence[str], run:
 
 
 def _find_files(engine: Engine, spec: ContainerSpec, files: Sequence[str], run: str) -> dict[str, Any]:
-    container: str | None = None
+    from docker.errors import ContainerError
+
     lease = Lease(f"the run {run}")
     try:
-        made = engine.client.containers.create(
+        output = engine.client.containers.run(
             spec.image,
             entrypoint=["/bin/sh"],
             command=["-c", _BY_ITS_PYTHON, "sh", "-c", _READ, *files],
             environment=dict(spec.env),
             labels={RUN_LABEL: run, LEASE_LABEL: lease.path.name},
             network_mode="none",
+            remove=True,
         )
-        container = made.id
-        assert container is not None
-        made.start()
-        status = made.wait()["StatusCode"]
-        output = made.logs(stdout=True, stderr=False).decode(errors="replace")
-        if status:
-            errors = " ".join(made.logs(stdout=False, stderr=True).decode(errors="replace").split())[-300:]
-            raise InfraError(
-                f"the image {spec.image} does not say where its vLLM is: {errors or f'exit status {status}'}",
-                hint="it needs a /bin/sh, and a Python that has vLLM",
-            )
-        found: dict[str, Any] = json.loads(output.splitlines()[-1])
-        return found
-    except engine_errors() as error:
-        raise explain(error) from error
-    finally:
-        if container is not None:
-            remove_container(engine, container)
+    except ContainerError as error:
         lease.release()
+        errors = " ".join(cast(bytes, error.stderr).decode(errors="replace").split())[-300:]
+        raise InfraError(
+            f"the image {spec.image} does not say where its vLLM is: {errors or f'exit status {error.exit_status}'}",
+            hint="it needs a /bin/sh, and a Python that has vLLM",
+        ) from error
+    except engine_errors() as error:
+        lease.free()  # the container may exist
+        raise explain(error) from error
+    lease.release()
+    found: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return found
