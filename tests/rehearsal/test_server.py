@@ -6,7 +6,6 @@ import json
 import time
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
 from rehearsal.arguments import UsageError, parse
@@ -178,15 +177,6 @@ def test_two_nodes_die_of_the_same_and_the_follower_stays(start: Start) -> None:
     assert nodes.follower.process.poll() is None
     nodes.follower.process.terminate()
     assert nodes.follower.exit_code() == 0
-
-
-def test_a_head_alone_is_never_ready(start: Start) -> None:
-    head = start("0.32.0", "--nnodes", "2", "--master-port", str(free_port()))
-    head.until(lambda: "Completed | 4/4" in head.log, "loading")
-    with pytest.raises(httpx.TransportError):
-        head.client.get("/health", timeout=0.3)
-    head.process.terminate()
-    assert head.exit_code() == 0
 
 
 def test_flags_are_read_in_every_form() -> None:

