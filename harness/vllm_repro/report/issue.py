@@ -106,7 +106,7 @@ def draft(
         page.add("", lambda _: f"<!-- A new issue. Title: {html(title).replace('--', '- -')} -->")
     for text in _first_lines(report, duplicates, why):
         page.add("", _fixed(text))
-    page.add("the table of arms", lambda room: _rows(markdown_table(arms_table(report)), room), _TABLE)
+    page.add("the table of arms", partial(_rows, markdown_table(arms_table(report))), _TABLE)
     shown = _shown_trial(report)
     if shown:
         page.add("", lambda _: _boundary(*shown))
@@ -118,14 +118,13 @@ def draft(
     elif first is not None:
         page.add("the command", lambda room: _block(f"Command of {code(first.name)}:", first.command, room), _COMMAND)
     if title:
-        page.add("the requests", lambda room: _requests(report, room), _COMMAND)
-        page.add("the change that helps", lambda room: _helpful_patch(report, room), _COMMAND)
+        page.add("the requests", partial(_requests, report), _COMMAND)
+        page.add("the change that helps", partial(_helpful_patch, report), _COMMAND)
     page.add("", lambda room: _block("To run it again:", report.reproduce, room), _COMMAND)
-    page.add("the environment", lambda room: _rows(environment_list(report), room), _LIST)
+    page.add("the environment", partial(_rows, environment_list(report)), _LIST)
     if shown and shown[1].death:
         page.add("the traceback", partial(_traceback, *shown), _TRACEBACK)
-    for name, make in _folded_parts(report, first, new=bool(title), lab_command=lab_command):
-        page.add(name, make)
+    _add_folded(page, report, first, new=bool(title), lab_command=lab_command)
     for number, log in enumerate(logs):
         most = min(_LOG, page.room // (len(logs) - number))
         page.add(f"the log {log.name}", partial(_log, log), most)
@@ -185,6 +184,10 @@ class _Page:
             self.room -= size(text) + 2
         elif name and make(LIMIT):
             self._missing.append(name)
+
+    def fold(self, name: str, summary: str, make: _Make) -> None:
+        """Add a part that is folded."""
+        self.add(name, lambda room: _folded(summary, make, min(room, _TABLE)))
 
     def text(self) -> str:
         parts = [*self._parts]
@@ -284,29 +287,22 @@ def _helpful_patch(report: RunReport, room: int) -> str:
 # ── what is folded ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _folded_parts(
-    report: RunReport, first: ArmReport | None, *, new: bool, lab_command: bool
-) -> list[tuple[str, _Make]]:
-    """Return name and maker of each. new: the requests are shown above. lab_command: the lab's command is not."""
-    parts: list[tuple[str, _Make]] = []
-
-    def add(name: str, summary: str, make: _Make) -> None:
-        parts.append((name, lambda room: _folded(summary, make, min(room, _TABLE))))
-
+def _add_folded(page: _Page, report: RunReport, first: ArmReport | None, *, new: bool, lab_command: bool) -> None:
+    """Add the folded parts. new: the requests are shown above. lab_command: the lab's command is not."""
     if first is not None and lab_command:
         command = first.command
         summary = f"Command of {first.name} in the lab"
-        add("the command", summary, lambda room: fence(shorten(command, room), "console"))
+        page.fold("the command", summary, lambda room: fence(shorten(command, room), "console"))
     if first is not None and first.differences:
-        lines = [f"- {cell(shorten(text, _SENTENCE))}" for text in first.differences]
         whose = "How the lab's command differs" if lab_command else "How that command differs from the reported one"
-        summary = f"{whose} ({len(lines)})"
-        add("the differences from the report", summary, lambda room: _rows("\n".join(lines), room))
+        summary = f"{whose} ({len(first.differences)})"
+        lines = "\n".join(f"- {cell(shorten(text, _SENTENCE))}" for text in first.differences)
+        page.fold("the differences from the report", summary, partial(_rows, lines))
     if arms := "\n".join(_arm(arm, first) for arm in report.arms if arm.trials):
         summary = "All evidence of the boundary, and what each arm changes"
-        add("the boundary in each arm", summary, lambda room: _rows(arms, room))
+        page.fold("the boundary in each arm", summary, partial(_rows, arms))
     if not new and (sent := _sent(report)):
-        add("the requests", f"Requests ({len(sent)})", lambda room: _rows("\n".join(sent), room))
+        page.fold("the requests", f"Requests ({len(sent)})", partial(_rows, "\n".join(sent)))
     for section in (
         patched_section(report),
         throughput_section(report.measured),
@@ -316,8 +312,7 @@ def _folded_parts(
         heading, _, text = section.partition("\n\n")
         if text:
             summary = heading.removeprefix("## ")
-            add(summary, summary, _fixed(text))  # whole or not at all
-    return parts
+            page.fold(summary, summary, _fixed(text))  # whole or not at all
 
 
 def _arm(arm: ArmReport, first: ArmReport | None) -> str:
