@@ -95,6 +95,7 @@ class BugHistory:
 class _Track:
     """State on one host with one kind of build; GOOD_RELEASE means good on this kind of build."""
 
+    nightly: bool
     state: BugState = BugState.OPEN
     crashed: int = 0
     boots: int = 0
@@ -185,10 +186,10 @@ def _history(scenario: str, evidence: str, rows: Sequence[tuple[date, RunRow]]) 
     settling: set[date] = set()
     for night, row in rows:
         nightly = row.build is Build.NIGHTLY
-        track = tracks.setdefault((row.host, nightly), _Track())
+        track = tracks.setdefault((row.host, nightly), _Track(nightly=nightly))
         if not track.add(row, night):
             continue
-        now = _together(tracks, night)
+        now = _together(tracks.values(), night)
         if now is BugState.GOOD_RELEASE and state in (BugState.GOOD_RELEASE, BugState.CLOSED):
             settling.add(night)
             now = BugState.CLOSED if state is BugState.CLOSED or len(settling) > SETTLED else now
@@ -198,7 +199,7 @@ def _history(scenario: str, evidence: str, rows: Sequence[tuple[date, RunRow]]) 
             why = f"quiet for {SETTLED} more nights" if now is BugState.CLOSED and not track.declared else track.why
             steps.append(StateChange(night=night, run=row.id, was=state, state=now, why=why))
             state = now
-    leading = _leading(tracks) or _Track()
+    leading = _leading(tracks.values())
     return BugHistory(
         scenario=scenario,
         evidence=evidence,
@@ -213,17 +214,15 @@ def _history(scenario: str, evidence: str, rows: Sequence[tuple[date, RunRow]]) 
     )
 
 
-def _together(tracks: dict[tuple[str, bool], _Track], night: date) -> BugState:
+def _together(tracks: Iterable[_Track], night: date) -> BugState:
     """Combine the states of all hosts, with nightlies and with releases."""
-    seen = [(key[1], track) for key, track in tracks.items() if track.state is not BugState.OPEN]
-    present = [one for one in seen if night - one[1].last <= ABSENT]
-    nightlies = [track for nightly, track in present if nightly]
-    releases = [track for nightly, track in present if not nightly]
+    present = [track for track in tracks if track.state is not BugState.OPEN and night - track.last <= ABSENT]
     if not present:
         return BugState.OPEN
-    if all(track.declared for _, track in present):
+    if all(track.declared for track in present):
         return BugState.CLOSED
-    with_nightly, with_release = _worst(nightlies), _worst(releases)
+    with_nightly = _worst(track for track in present if track.nightly)
+    with_release = _worst(track for track in present if not track.nightly)
     if BugState.REGRESSED in (with_nightly, with_release):
         return BugState.REGRESSED
     if with_nightly is None:
@@ -233,15 +232,18 @@ def _together(tracks: dict[tuple[str, bool], _Track], night: date) -> BugState:
     return with_nightly
 
 
-def _worst(tracks: Sequence[_Track]) -> BugState | None:
+def _worst(tracks: Iterable[_Track]) -> BugState | None:
     return min((track.state for track in tracks), key=_ORDER.index, default=None)
 
 
-def _leading(tracks: dict[tuple[str, bool], _Track]) -> _Track | None:
+def _leading(tracks: Iterable[_Track]) -> _Track:
     """Return the deciding track: nightlies before releases, then the worst, then the one with most boots."""
-    seen = [(nightly, track) for (_, nightly), track in tracks.items() if track.state is not BugState.OPEN]
-    rank = [(not nightly, _ORDER.index(track.state), -track.boots) for nightly, track in seen]
-    return seen[rank.index(min(rank))][1] if seen else None
+    seen = [track for track in tracks if track.state is not BugState.OPEN]
+
+    def rank(track: _Track) -> tuple[bool, int, int]:
+        return not track.nightly, _ORDER.index(track.state), -track.boots
+
+    return min(seen, key=rank, default=_Track(nightly=False))
 
 
 def _version(text: str | None) -> Version | None:
