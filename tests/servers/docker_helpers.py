@@ -1,14 +1,16 @@
-"""Helpers for tests of the Docker server."""
+"""Helpers for tests of servers."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from tests.skipping import cannot_run
 from vllm_repro.errors import InfraError
+from vllm_repro.servers.base import Server, ServerFacts
 from vllm_repro.servers.docker import DockerServer
 from vllm_repro.servers.docker_engine import RUN_LABEL, Engine, connect
 
@@ -42,3 +44,12 @@ async def until_logged(server: DockerServer, text: str, *, seconds: float = 30) 
             await asyncio.sleep(0.02)
     finally:
         ended.cancel()
+
+
+@contextlib.asynccontextmanager
+async def running(server: Server) -> AsyncIterator[ServerFacts]:
+    """Start a server, and stop it at the end."""
+    try:
+        yield await server.start()
+    finally:
+        await server.stop()

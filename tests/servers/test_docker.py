@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.servers.docker_helpers import IDLE, containers_of, engine_or_reason, until_logged
+from tests.servers.docker_helpers import IDLE, containers_of, engine_or_reason, running, until_logged
 from vllm_repro.command.container import ContainerSpec, Mount, Publish, Ulimit
 from vllm_repro.errors import InfraError, ReproError, Unsupported
 from vllm_repro.evidence import Evidence
@@ -29,11 +29,8 @@ Serve = Callable[..., DockerServer]
 
 def to_the_end(server: DockerServer) -> tuple[ServerFacts, Exit]:
     async def run() -> tuple[ServerFacts, Exit]:
-        try:
-            facts = await server.start()
+        async with running(server) as facts:
             return facts, await asyncio.wait_for(server.exited(), 60)
-        finally:
-            await server.stop()
 
     return asyncio.run(run())
 
@@ -81,16 +78,13 @@ def test_the_out_of_memory_killer_is_named(
     server = serve(program(OOM_CHILD, mounts=(Mount(str(folder), "/go", readonly=True),)))
 
     async def run() -> Exit:
-        try:
-            facts = await server.start()
+        async with running(server) as facts:
             await until_logged(server, "up")
             assert facts.container_id is not None
             container = docker_engine.client.containers.get(facts.container_id)
             container.update(mem_limit="64m", memswap_limit="64m")
             (folder / "now").touch()
             return await asyncio.wait_for(server.exited(), 60)
-        finally:
-            await server.stop()
 
     ended = asyncio.run(run())
     assert (ended.code, ended.oom_killed) == (3, True)
@@ -132,14 +126,11 @@ def test_the_rehearsal_image_serves_and_stops(
     server = serve(spec, evidence=Evidence.REHEARSAL)
 
     async def run() -> tuple[ServerFacts, int, tuple[int, ...], Exit]:
-        try:
-            facts = await server.start()
+        async with running(server) as facts:
             await until_logged(server, "Application startup complete")
             async with httpx.AsyncClient(base_url=server.base_url) as client:
                 status = (await client.get("/health")).status_code
             pids = server.processes()
-        finally:
-            await server.stop()
         return facts, status, pids, await server.exited()
 
     facts, status, pids, ended = asyncio.run(run())
@@ -202,16 +193,13 @@ def test_what_another_container_has(program: Program, serve: Serve, run_id: str,
     second = serve(program(IDLE, publish=first.spec.publish))
 
     async def run() -> None:
-        await first.start()
-        try:
+        async with running(first):
             with pytest.raises(InfraError, match="port is already allocated") as caught:
                 await second.start()
             assert "--port" in caught.value.hint
             await second.stop()
             assert first.processes(), "the second one ended the first"
             assert len(containers_of(docker_engine, run_id)) == 1
-        finally:
-            await first.stop()
 
     asyncio.run(run())
 
@@ -292,12 +280,9 @@ def test_waiting_can_be_cancelled_and_begun_again(program: Program, serve: Serve
     server = serve(program("input_ = __import__('time').sleep(1); raise SystemExit(4)"))
 
     async def run() -> Exit:
-        try:
-            await server.start()
+        async with running(server):
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(server.exited(), 0.05)
             return await asyncio.wait_for(server.exited(), 30)
-        finally:
-            await server.stop()
 
     assert asyncio.run(run()).code == 4

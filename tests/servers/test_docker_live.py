@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.servers.conftest import build
-from tests.servers.docker_helpers import until_logged
+from tests.servers.docker_helpers import running, until_logged
 from vllm_repro.command.container import ContainerSpec, Publish
 from vllm_repro.host.ports import free_port
 from vllm_repro.servers.base import Exit
@@ -36,8 +36,7 @@ def test_a_real_engine_dies_in_a_container(docker_engine: Engine, serve: Callabl
     server = serve(spec)
 
     async def run() -> tuple[int, int, list[str], Exit]:
-        try:
-            await server.start()
+        async with running(server):
             await until_logged(server, "Application startup complete", seconds=300)
             names = [psutil.Process(pid).cmdline()[0] for pid in server.processes()]
             async with httpx.AsyncClient(base_url=server.base_url, timeout=120) as client:
@@ -45,8 +44,6 @@ def test_a_real_engine_dies_in_a_container(docker_engine: Engine, serve: Callabl
                 first = await client.post("/v1/completions", json=harmless)
                 second = await client.post("/v1/completions", json=DEADLY)
             return first.status_code, second.status_code, names, await asyncio.wait_for(server.exited(), 60)
-        finally:
-            await server.stop()
 
     first, second, names, ended = asyncio.run(run())
     assert (first, second) == (200, 500)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers.docker_helpers import IDLE, containers_of, until_logged
+from tests.servers.docker_helpers import IDLE, containers_of, running, until_logged
 from tests.servers.docker_proxy import Proxy
 from tests.skipping import cannot_run
 from vllm_repro.command.container import ContainerSpec, Mount
@@ -94,16 +94,13 @@ def test_connections_that_are_cut_cost_no_line_of_the_log(
     server = serve(program(COUNT, mounts=mounts), engine=lambda: connect({"DOCKER_HOST": proxy.host}))
 
     async def run() -> Exit:
-        try:
-            await server.start()
+        async with running(server):
             await until_logged(server, "line 1000\n")
             await until_logged(server, "error 1000\n")
             proxy.cut()
             await asyncio.sleep(0.3)
             (folder / "now").touch()
             return await asyncio.wait_for(server.exited(), 30)
-        finally:
-            await server.stop()
 
     ended = asyncio.run(run())
     assert (ended.code, ended.lost) == (0, False)

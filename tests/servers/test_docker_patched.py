@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.fake_package import BEFORE, FILE, PATCH, PROGRAM
-from tests.servers.docker_helpers import containers_of, until_logged
+from tests.servers.docker_helpers import containers_of, running, until_logged
 from vllm_repro.command.container import ContainerSpec, Publish
 from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.host.ports import free_port
@@ -74,12 +74,9 @@ def with_overlay(engine: Engine, spec: ContainerSpec, run: str) -> tuple[Contain
 
 def booted(server: DockerServer, answer: str) -> ServerFacts:
     async def run() -> ServerFacts:
-        try:
-            facts = await server.start()
+        async with running(server) as facts:
             await until_logged(server, f"ANSWER {answer}")
             return await asyncio.to_thread(server.booted, facts, ready=True)
-        finally:
-            await server.stop()
 
     return asyncio.run(run())
 

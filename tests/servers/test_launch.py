@@ -62,7 +62,7 @@ def test_a_container_gets_the_folder_and_no_hub() -> None:
     tq = find("tq-chunked-prefill")
     weights = ServedModel(name="made", path=FOLDER, dummy=True, tiny_model=tq.tiny_model)
     found = container_launch(
-        tq, tq.arms[0], image="vllm/vllm-openai:v0.23.0", weights=weights, port=1, evidence=Evidence.GPU, labels={}
+        tq, tq.arms[0], image="vllm/vllm-openai:v0.23.0", weights=weights, port=1, evidence=Evidence.GPU
     )
     assert found.container is not None
     assert [mount.target for mount in found.container.mounts] == [CONTAINER_MODEL]

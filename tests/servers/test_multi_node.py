@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.servers.docker_helpers import running
 from vllm_repro.command.container import ContainerSpec, Publish
 from vllm_repro.command.parse import parse
 from vllm_repro.errors import InfraError
@@ -117,12 +118,9 @@ def test_all_are_started_named_and_ended(tmp_path: Path) -> None:
 def test_the_end_of_another_node_is_told_with_its_rank(tmp_path: Path) -> None:
     async def run() -> tuple[int, int | None]:
         ranked = server(tmp_path, SLEEP, SLEEP, "raise SystemExit(3)")
-        await ranked.start()
-        try:
+        async with running(ranked):
             rank, ended = await asyncio.wait_for(ranked.rank_exited(), 20)
             return rank, ended.code
-        finally:
-            await ranked.stop()
 
     assert asyncio.run(run()) == (2, 3)
 
@@ -141,13 +139,10 @@ def test_a_node_that_cannot_be_started_leaves_nothing(tmp_path: Path, monkeypatc
 def test_a_node_that_stays_when_the_first_is_gone_is_named(tmp_path: Path) -> None:
     async def run() -> tuple[tuple[int, ...], tuple[int, ...]]:
         ranked = server(tmp_path, "raise SystemExit(0)", "raise SystemExit(0)", SLEEP)
-        await ranked.start()
-        try:
+        async with running(ranked):
             await asyncio.wait_for(ranked.exited(), 20)
             stayed = await ranked.surviving_ranks(2.0)
             await ranked.stop()
             return stayed, await ranked.surviving_ranks(2.0)
-        finally:
-            await ranked.stop()
 
     assert asyncio.run(run()) == ((2,), ())

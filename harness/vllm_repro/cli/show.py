@@ -75,7 +75,6 @@ def command_text(scenario: Scenario, arm: Arm, options: ServerOptions, style: st
         weights=weights,
         port=port,
         evidence=evidence,
-        labels={},
         version=options.vllm,
     )
     shown = made(replace(arm, patches=()))

@@ -25,7 +25,6 @@ def compose_file() -> str:
             weights=ServedModel(name=scenario.model.name),
             port=8000,
             evidence=Evidence.GPU if scenario.needs.gpus else Evidence.CPU,
-            labels={},
         )
         assert launch.container is not None
         services[scenario.id] = service(launch.container, profile=scenario.id)

@@ -86,7 +86,7 @@ class DockerServer(Server):
         engine: Callable[[], Engine] = connect,
         patched: Mapping[str, str] | None = None,
     ) -> None:
-        self.spec = replace(spec, labels=(*spec.labels, (RUN_LABEL, run)))
+        self.spec = replace(spec, labels=((RUN_LABEL, run),))
         self._run = run
         self.base_url = f"http://{LOOPBACK}:{port}"
         self.log_path = log

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import docker
 
 __all__ = [
-    "LABEL",
     "LEASE_LABEL",
     "RUN_LABEL",
     "Engine",
@@ -34,12 +33,11 @@ __all__ = [
     "repository_digest",
 ]
 
-LABEL = "org.vllm-repro"
-RUN_LABEL = f"{LABEL}.run"
+RUN_LABEL = "org.vllm-repro.run"
 """Id of the run, on every container of this package."""
-LEASE_LABEL = f"{LABEL}.lease"
+LEASE_LABEL = "org.vllm-repro.lease"
 """Name of the container's lease (`vllm_repro.host.lease`)."""
-REHEARSAL_LABEL = f"{LABEL}.rehearsal"
+REHEARSAL_LABEL = "org.vllm-repro.rehearsal"
 
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 _PING_TIMEOUT_S = 10

@@ -13,7 +13,7 @@ from vllm_repro.scenario.patch import Patch
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.base import Server
 from vllm_repro.servers.docker import DockerServer
-from vllm_repro.servers.docker_engine import LABEL, connect, image_facts
+from vllm_repro.servers.docker_engine import connect, image_facts
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import NO_SOURCE_TO_CHANGE, Launch, ServedModel, container_launch
 from vllm_repro.servers.multi_node import container_nodes, node_log, one_server
@@ -68,7 +68,6 @@ class DockerSite(Site):
 
     def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:
         source = self.patched_source(arm)
-        labels = {f"{LABEL}.scenario": scenario.id, f"{LABEL}.arm": arm.name} if run else {}
         return container_launch(
             scenario,
             arm,
@@ -76,7 +75,6 @@ class DockerSite(Site):
             weights=self._weights,
             port=port,
             evidence=self.evidence,
-            labels=labels,
             name=f"vllm-repro-{run[-6:]}-{arm.name}-{number}" if run else None,
             version=self._version,
             mounts=source.mounts,
