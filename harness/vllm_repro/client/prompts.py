@@ -27,8 +27,11 @@ hand part place case week company system program question work government number
 mother area money story fact month lot right study book eye job word business issue side kind head house
 service friend father power hour game line end
 """.split()  # noqa: SIM905  # a list of a hundred words reads better as text
-_PADDING = ((" the", " and", " of"), (" a", " b", " c"), ("1", ".", ":"))
-_FILLERS = (" a", "?", "#", " 7", "Q", "~", "\n", " x?", "é")
+_PADDING = (
+    (" the", " and", " of"), (" a", " b", " c"), ("1", ".", ":"),
+    (" a",), ("?",), ("#",), (" 7",), ("Q",), ("~",), ("\n",), (" x?",), ("é",),
+)  # fmt: skip
+"""Words that cost one token each in nearly every vocabulary, and others for the rest."""
 _MOST_CALLS = 40
 _IN_TEMPLATE = ("tools", "chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
 """Fields that the chat template reads, in a chat completion and in `/tokenize`."""
@@ -97,24 +100,16 @@ async def fit(count: Count, tokens: int, seed: str) -> tuple[str, int]:
 
 async def _pad(measure: Count, text: str, counted: int, tokens: int) -> str:
     """Lengthen `text` from `counted` to `tokens`. `measure` raises after too many calls."""
-    for words in _PADDING:
-        for _ in range(3):
+    while counted < tokens:
+        for words in _PADDING:
             wanted = tokens - counted
-            if wanted == 0:
-                return text
             longer = text + _cycled(words, wanted)
             now = await measure(longer)
             if now > tokens:  # more than one token a word: add fewer
                 longer = text + _cycled(words, int(wanted * wanted / (now - counted)))
                 now = await measure(longer)
-            if not counted < now <= tokens:
-                break
-            text, counted = longer, now
-    while counted < tokens:
-        for filler in _FILLERS:
-            now = await measure(text + filler)
             if counted < now <= tokens:
-                text, counted = text + filler, now
+                text, counted = longer, now
                 break
         else:
             raise PromptError(f"no text of exactly {tokens} tokens was found: {counted} is the nearest below")

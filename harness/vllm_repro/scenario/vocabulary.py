@@ -51,6 +51,7 @@ spins = Expected.SPINS
 
 checks = Checks
 lengths = Lengths
+patched = Patch
 throughput = Load
 
 
@@ -101,11 +102,6 @@ def signature(
         source=source,
         not_in_message=tuple(not_in_message),
     )
-
-
-def patched(file: str, *, was: str, now: str, why: str = "") -> Patch:
-    """Patch vLLM's source: in `file`, such as "vllm/v1/core/block_pool.py", replace `was`, which occurs once, by `now`."""
-    return Patch(file, was, now, why)
 
 
 def arm(
