@@ -49,11 +49,6 @@ def test_idle_needs_seconds_without_work() -> None:
     assert not is_idle(samples([0.01] * 9))
 
 
-def test_earlier_work_does_not_count() -> None:
-    assert is_idle(samples([1.0] * 20 + [0.0] * 10))
-    assert not is_idle(samples([1.0] * 20 + [0.0] * 9))
-
-
 @given(st.lists(st.floats(0.021, 4.0), min_size=1, max_size=60))
 def test_steady_work_is_never_idle(shares: list[float]) -> None:
     taken = samples(shares)

@@ -69,24 +69,6 @@ def test_an_engine_that_dies_while_it_is_measured_gives_no_figure(harness: Harne
     assert "after the workload, in throughput" in (done.folder / "report.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("declared", "fault", "why"),
-    [
-        ("checks(longest_run=32, distinct=0.1)", "garbage:4", "one token 64 times in a row"),
-        ("checks(distinct=0.1)", "garbage:4", "only 1 different tokens in an answer of 64"),
-        ("checks(longest_run=32, distinct=0.1)", "", ""),
-    ],
-)
-def test_an_engine_that_says_one_thing_over_and_over(
-    harness: Harness, tmp_path: Path, declared: str, fault: str, why: str
-) -> None:
-    done = run(harness, scenario(tmp_path, f"    output={declared},\n"), "0.24.0", "reported", fault=fault)
-    trial = done.report["arms"][0]["trials"][0]
-    assert trial["outcome"] == ("wrong-output" if why else "clean"), trial
-    assert why in trial["why"]
-    assert done.status == (1 if why else 0)
-
-
 def test_an_arm_that_says_something_else_than_the_baseline(harness: Harness, tmp_path: Path) -> None:
     """Spoil the fourth request of each arm: it is an output check only in the reported arm."""
     path = scenario(tmp_path, '    output=checks(same=16, baseline="bigger-chunk"),\n')

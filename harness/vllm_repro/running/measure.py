@@ -119,25 +119,22 @@ class Measurements:
         questions = probes(checks, weights_of(trial.launch.command, trial.seen, BootFacts()))
         if Probe.BEGINNING in questions:
             asked["logprobs"] = 2
-        greedy = Prompt({"prompt": QUESTION}, 0, 0)
-        await self._say(Probe.GREEDY, await self._one("output check", greedy, asked), "")
+        await self._question(Probe.GREEDY, "output check", Prompt({"prompt": QUESTION}, 0, 0), asked)
         if Probe.BEGINNING in questions:
-            other = Prompt({"prompt": BEGINNING}, 0, 0)
-            await self._say(Probe.BEGINNING, await self._one("another beginning", other, asked), "")
+            await self._question(Probe.BEGINNING, "another beginning", Prompt({"prompt": BEGINNING}, 0, 0), asked)
         if Probe.NEEDLE in questions and checks.needle is not None:
             seed = f"{trial.seed}/needle"
             prompt, number = await build_needle(self.runner.client, self.runner.model, checks.needle, seed)
-            await self._say(Probe.NEEDLE, await self._one("needle", prompt, {"max_tokens": 16}), number)
+            await self._question(Probe.NEEDLE, "needle", prompt, {"max_tokens": 16}, number)
 
-    async def _say(self, probe: Probe, answer: Answer, needle: str) -> None:
+    async def _question(
+        self, probe: Probe, name: str, prompt: Prompt, fields: dict[str, Any], needle: str = ""
+    ) -> None:
         trial = self.runner.trial
+        (answer,) = await self._together(name, [prompt], fields)
         kept = sample_output(probe, answer.tokens, answer.text, needle=needle, margins=answer.margins)
         trial.seen.output.append(kept)
         trial.journal.write("output", **trial.label, said=kept)
-
-    async def _one(self, name: str, prompt: Prompt, fields: dict[str, Any]) -> Answer:
-        (answer,) = await self._together(name, [prompt], fields)
-        return answer
 
     async def _throughput(self, loads: Sequence[Load]) -> None:
         for load in loads:
