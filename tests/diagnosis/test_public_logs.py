@@ -143,6 +143,26 @@ def test_a_traceback_of_another_program_is_not_the_servers(other: str) -> None:
     assert diagnose(other + "\n" + TRACEBACK).exception == "ZeroDivisionError"
 
 
+def test_a_traceback_through_vllm_is_preferred_in_a_pasted_text() -> None:
+    server = TRACEBACK.replace("v1/engine/core.py", "entrypoints/a.py").replace(
+        "v1/worker/gpu_model_runner", "entrypoints/b"
+    )
+    server = server.replace("run_engine_core", "f").replace("run_busy_loop", "g").replace("execute_model", "h")
+    server = server.replace("_process_engine_step", "i")
+    mine = "Traceback (most recent call last):\n  File \"/srv/mine.py\", line 1, in <module>\nKeyError: 'mine'\n"
+    assert diagnose(mine + "\n" + server).exception == "ZeroDivisionError"
+    assert diagnose(mine).exception == "KeyError"
+    fetching = server.replace("/x/site-packages/vllm/entrypoints/b.py", "/x/site-packages/aiohttp/client.py")
+    assert diagnose(fetching).exception == "ZeroDivisionError"
+
+
+def test_the_environment_before_a_log_is_no_part_of_it() -> None:
+    environment = "Collecting environment information...\n" + "PyTorch version: 2.9\n" * 40 + "```\n"
+    dead = "(APIServer pid=7) ERROR 08-01 17:50:00 [async_llm.py:704] AsyncLLM output_handler failed.\n"
+    engine = "(EngineCore pid=9) INFO 08-01 17:49:20 [core.py:39] Initializing a V1 LLM engine (v0.25.1)\n"
+    assert "printed nothing" in diagnose(environment + BOOTED + engine + dead).why
+
+
 def in_csv(text: str) -> str:
     quoted = (line.replace('"', '""') for line in text.splitlines())
     return "Date,Line\n" + "".join(f'2026-08-01T17:50:00Z,"{line}"\n' for line in quoted)
@@ -170,6 +190,8 @@ def test_no_cause_is_named_if_the_lines_are_in_a_wrong_order(newest_first: str) 
 
 def test_two_logs_after_each_other_are_in_order() -> None:
     assert diagnose(SLOW_DEATH + BOOTED.replace("pid=7", "pid=8")).exception == "ZeroDivisionError"
+    late, early = BOOTED.splitlines()[1::-1]
+    assert "oldest" not in diagnose(f"{late}\n{early}").why
 
 
 # ── the earliest failure, of whatever kind ────────────────────────────────────────────────────────────────
@@ -195,6 +217,7 @@ CANCELLED = TIMED_OUT.replace("TimeoutError: RPC call to execute_model timed out
         (WATCHDOG, "c10::DistBackendError", "CUDA error: an illegal memory access was encountered"),
         (TERMINATE, "c10::Error", "CUDA error: misaligned address"),
         (LOST.format(-4), None, None),
+        (TERMINATE * 2, "c10::Error", "CUDA error: misaligned address"),
         (
             logged("(Worker_TP1 pid=5) ERROR 08-01 17:49:50 [m.py:2] ", "WorkerProc hit an exception.\n" + TRACEBACK),
             "ZeroDivisionError",
@@ -231,6 +254,7 @@ def test_an_exception_of_the_engine_explains_why_the_api_server_misses_it() -> N
 def test_the_exit_code_of_a_worker_is_the_cause(code: str, meaning: str) -> None:
     found = diagnose(BOOTED + LOST.format(code) + CANCELLED)
     assert (found.died, found.exception, meaning in found.why) == (True, None, True), found.why
+    assert diagnose(BOOTED + LOST.format(code) + SLOW_DEATH.removeprefix(BOOTED)).exception == "ZeroDivisionError"
     failed = (
         "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore': -4}"
     )

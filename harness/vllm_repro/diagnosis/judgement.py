@@ -293,9 +293,7 @@ def _pasted(case: _Case) -> Diagnosis | None:
     if (reported and not case.ordered) or quoted:
         return _died(f"The text names the death of the engine{': ' + _named(root) if root else ''}.", root)
     if root is None:
-        if life.mentioned is None or case.ordered or life.booted or life.ready:
-            return None
-        return _undecided(f"The text names {life.mentioned}, and shows neither a server's log nor a traceback.")
+        return None
     if leaves_the_engine(root.raised):
         return _died(
             f"An exception left a step or the boot of the engine, and nothing catches it: {_named(root)}.", root
@@ -395,7 +393,7 @@ def _named(root: Root | None) -> str:
 
 def _phase(case: _Case, found: Diagnosis) -> Phase | None:
     life = case.life
-    root = found.root or (case.root if found.lost_worker else None)
+    root = found.root
     links = () if root is None else root.raised.links
     functions = frozenset(name for link in links for name in link.functions)
     if warming_up(functions) and not life.ready:

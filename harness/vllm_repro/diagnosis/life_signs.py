@@ -113,7 +113,6 @@ _STATS = re.compile(
     r"Running: (\d+) reqs, (?:Swapped: \d+ reqs, )?(?:Waiting|Pending): (\d+) reqs"
 )
 # In a pasted text without a log, the reporter's prose may name a death. Only vLLM's own sentences count, beside a traceback.
-_NAMED = "EngineDeadError"
 _QUOTED = re.compile(
     r"EngineCore encountered a(?:n issue| fatal error)|EngineCore failed to start|Engine core initialization failed"
 )
@@ -133,7 +132,7 @@ class ServerLife:
     """One life of a server, read line by line: its signs, exceptions and boot facts.
 
     first: the first sign of each kind. prose: the lines without a server's prefix.
-    mentioned: the first mention of a death in them: the exception, or a sentence of vLLM's, which makes `quoted` true.
+    quoted: they hold a sentence with which vLLM reports a death.
     booted: the log has a server's first lines. served: the server answered or counted requests, so it had booted.
     usage: argparse's error, if the command line was refused. connector: class of the KV connector.
     headless: a further node's rank. pids: names of the processes. api_pid: of the boot's first line.
@@ -148,7 +147,6 @@ class ServerLife:
         self.finder = Finder()
         self.boot = BootReader()
         self.first: dict[SignKind, Sign] = {}
-        self.mentioned: str | None = None
         self.quoted = self.booted = self.served = self.headless = self.engine_error = False
         self.usage: str | None = None
         self.connector: str | None = None
@@ -233,7 +231,7 @@ class ServerLife:
         if line.process == "MainProcess":
             self.headless = True
         if not line.level and not line.process:
-            self._mention(text)
+            self._keep_prose(text)
         if (kind := self._kind(line)) is not None:
             # The first line of an ordered shutdown names its trigger; without it, the shutdown began before this part of the log.
             earlier = kind is SignKind.STOP_ASKED and "triggered" not in text.strip()[:_TEXT]
@@ -247,15 +245,11 @@ class ServerLife:
             self._in_environment = True
         return self._in_environment
 
-    def _mention(self, text: str) -> None:
+    def _keep_prose(self, text: str) -> None:
         if self._prose_length < _PROSE:
             self.prose.append(text)
             self._prose_length += len(text)
-        if not self.quoted and "ngine" in text and (found := _QUOTED.search(text)):
-            self.quoted = True
-            self.mentioned = self.mentioned or f'"{found[0]}"'
-        elif self.mentioned is None and _NAMED in text:
-            self.mentioned = _NAMED
+        self.quoted |= "ngine" in text and _QUOTED.search(text) is not None
 
     def _kind(self, line: Line) -> SignKind | None:
         text = line.text

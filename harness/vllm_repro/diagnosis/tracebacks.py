@@ -249,7 +249,7 @@ class Finder:
         elif found := _THROWN.search(line.text):
             self._thrown = found[1]
         elif self._thrown and (found := _WHAT.match(line.text)):
-            exception, message, self._thrown = self._thrown, found[1], ""
+            exception, message = self._thrown, found[1]
         if message is not None:
             raised = Raised(
                 exception=exception, message=message, process=line.process, first_line=line.number, native=True
