@@ -11,6 +11,7 @@ import html5lib
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from markupsafe import escape
 
 from tests.report.hostile_logs import run_folder, write_hostile
 from tests.report.journal_fields import TEXT_FIELDS, Field, planted, text_fields
@@ -81,8 +82,7 @@ def test_the_planted_text_is_on_the_page() -> None:
     """Otherwise the test above could not fail."""
     plant = MARKUP[0]
     seen = sum(
-        plant in text_of(parsed(html_page(planted(*field, lambda was: f"{was} {plant}"))))
-        for field in text_fields()[::40]
+        escape(plant) in html_page(planted(*field, lambda was: f"{was} {plant}")) for field in text_fields()[::40]
     )
     assert seen >= 2
 
