@@ -17,6 +17,7 @@ from tests.conftest import Harness
 from tests.servers.docker_helpers import containers_of
 from tests.skipping import cannot_run
 from vllm_repro.command.parse import parse
+from vllm_repro.host.ports import free_port
 from vllm_repro.servers.docker_engine import Engine
 
 pytestmark = pytest.mark.docker
@@ -71,6 +72,27 @@ def test_two_nodes_in_two_containers(harness: Harness, engine: Engine, rehearsal
         "reported-1.rank1.log",
     ]
     assert containers_of(engine, done.folder.name) == []
+
+
+def test_a_container_that_somebody_else_runs_is_attached_with_its_log(
+    harness: Harness, engine: Engine, rehearsal_image: str
+) -> None:
+    port = free_port()
+    container = engine.client.containers.run(
+        rehearsal_image,
+        ["some-model", "--host", "0.0.0.0", "--port", "8000"],
+        environment={"VLLM_REHEARSAL_VERSION": "0.28.0"},
+        ports={"8000/tcp": ("127.0.0.1", port)},
+        detach=True,
+    )
+    try:
+        while b"Application startup complete" not in container.logs():
+            time.sleep(0.05)
+        done = harness("run", "min-tokens-stop-ids", "--url", f"http://127.0.0.1:{port}", "--arm", "near-miss")
+        assert done.folder is not None
+        assert "Application startup complete" in (done.folder / "logs" / "near-miss-1.log").read_text(encoding="utf-8")
+    finally:
+        container.remove(force=True)
 
 
 def test_what_show_prints_is_what_was_run(harness: Harness, engine: Engine, rehearsal_image: str) -> None:

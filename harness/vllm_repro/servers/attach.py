@@ -26,7 +26,7 @@ from vllm_repro.evidence import Evidence
 from vllm_repro.host.ports import listeners
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.base import Exit, Server, ServerFacts
-from vllm_repro.servers.docker_engine import connect, engine_errors
+from vllm_repro.servers.docker_engine import Engine, close, connect, engine_errors
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import Launch
 from vllm_repro.servers.options import ServerOptions
@@ -124,13 +124,16 @@ class AttachServer(Server):
     async def start(self) -> ServerFacts:
         assert self.log_path is not None
         self.log_path.touch()
-        self._copier = threading.Thread(target=self._copy, args=(self.log_path,), daemon=True)
+        if self.source is not None:
+            chunks = self._growth(self.source)
+        else:
+            chunks = await asyncio.to_thread(_container_log, self.base_url, follow=True)
+        self._copier = threading.Thread(target=self._copy, args=(chunks, self.log_path), daemon=True)
         self._copier.start()
         return ServerFacts(kind=ServerKind.ATTACH, evidence=self.evidence, argv=(), pid=self.pid)
 
-    def _copy(self, log: Path) -> None:
+    def _copy(self, chunks: Iterator[bytes], log: Path) -> None:
         """Copy this server's lines, with its boot lines, and what is appended, until stopped."""
-        chunks = _container_log(self.base_url, follow=True) if self.source is None else self._growth(self.source)
         with log.open("ab", buffering=0) as write:
             for chunk in chunks:
                 write.write(chunk)
@@ -174,20 +177,29 @@ class AttachServer(Server):
 
 
 def _container_log(url: str, *, follow: bool) -> Iterator[bytes]:
-    """Yield the log of the container that publishes the URL's port; nothing if there is none or no engine answers.
-
-    If the engine breaks off, only the log ends: HTTP still shows the state of the server.
-    """
+    """Return the log of the container that publishes the URL's port; nothing if there is none or no engine answers."""
     port = _local_port(url)
     if port is None:
-        return
-    with contextlib.suppress(InfraError):
-        client = connect().client
-        with contextlib.suppress(*engine_errors()):
-            for container in client.containers.list(filters={"publish": str(port)})[:1]:
+        return iter(())
+    try:
+        engine = connect()
+    except InfraError:
+        return iter(())
+    return _read_container(engine, port, follow=follow)
+
+
+def _read_container(engine: Engine, port: int, *, follow: bool) -> Iterator[bytes]:
+    """Yield the log. If the engine breaks off, only the log ends: HTTP still shows the state of the server."""
+    stream = None
+    with contextlib.closing(engine), contextlib.suppress(*engine_errors()):
+        try:
+            for container in engine.client.containers.list(filters={"publish": str(port)})[:1]:
                 # A restarted container keeps the log of its earlier starts, crashes included.
                 started = datetime.fromisoformat(container.attrs["State"]["StartedAt"]).timestamp()
-                yield from container.logs(stream=True, follow=follow, since=started)
+                stream = container.logs(stream=True, follow=follow, since=started)
+                yield from stream
+        finally:
+            close(stream)
 
 
 def _boot_text(url: str, log: Path | None) -> str:

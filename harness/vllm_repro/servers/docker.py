@@ -41,6 +41,7 @@ from vllm_repro.servers.docker_engine import (
     RUN_LABEL,
     Engine,
     ImageFacts,
+    close,
     connect,
     engine_errors,
     explain,
@@ -225,7 +226,7 @@ class DockerServer(Server):
                     log.write(chunk[skip:])
                     skip = max(0, skip - len(chunk))
             finally:
-                _close(stream)
+                close(stream)
 
     def _state(self, engine: Engine, container: str) -> dict[str, Any] | None:
         """Return the container's `State`; empty if the container is gone, None if no engine answers. Retry: dockerd may restart."""
@@ -332,14 +333,3 @@ def exit_of(state: dict[str, Any] | None, at: float) -> Exit:
     error = " ".join(str(state.get("Error") or "").split())
     detail = f"container exited {code}" + (", OOM killed" if oom_killed else "") + (f": {error}" if error else "")
     return Exit(code=code, detail=detail, at=at, oom_killed=oom_killed)
-
-
-def _close(stream: Any) -> None:
-    """Close the connection of a stream. May be called again, and with None."""
-    # The SDK raises AttributeError if the other side closed it first.
-    with contextlib.suppress(AttributeError, OSError, *engine_errors()):
-        stream.close()
-    # The SDK wakes the reader but keeps the descriptor, which only the response frees.
-    response = getattr(stream, "_response", None)
-    if response is not None:
-        response.close()

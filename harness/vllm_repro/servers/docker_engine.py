@@ -5,6 +5,7 @@ The Docker SDK takes 0.3 s to import, so it is imported in functions: only once 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -24,6 +25,7 @@ __all__ = [
     "RUN_LABEL",
     "Engine",
     "ImageFacts",
+    "close",
     "connect",
     "engine_errors",
     "explain",
@@ -224,3 +226,14 @@ def remove_container(engine: Engine, container: str) -> None:
             return
         time.sleep(0.05)
     raise InfraError(f"the Docker Engine did not remove container {container[:12]} in {_REMOVAL_TIMEOUT_S:.0f} s")
+
+
+def close(stream: Any) -> None:
+    """Close the connection of a stream. May be called again, and with None."""
+    # The SDK raises AttributeError if the other side closed it first.
+    with contextlib.suppress(AttributeError, OSError, *engine_errors()):
+        stream.close()
+    # The SDK wakes the reader but keeps the descriptor, which only the response frees.
+    response = getattr(stream, "_response", None)
+    if response is not None:
+        response.close()
