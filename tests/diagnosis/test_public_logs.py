@@ -157,10 +157,11 @@ def test_a_traceback_through_vllm_is_preferred_in_a_pasted_text() -> None:
 
 
 def test_the_environment_before_a_log_is_no_part_of_it() -> None:
-    environment = "Collecting environment information...\n" + "PyTorch version: 2.9\n" * 40 + "```\n"
+    environment = "Collecting environment information...\n" + "PyTorch version: 2.9.1\n" * 40 + "```\n"
     dead = "(APIServer pid=7) ERROR 08-01 17:50:00 [async_llm.py:704] AsyncLLM output_handler failed.\n"
     engine = "(EngineCore pid=9) INFO 08-01 17:49:20 [core.py:39] Initializing a V1 LLM engine (v0.25.1)\n"
     assert "printed nothing" in diagnose(environment + BOOTED + engine + dead).why
+    assert diagnose(environment.replace("PyTorch version", "vLLM Version")).vllm_version == "2.9.1"
 
 
 def in_csv(text: str) -> str:

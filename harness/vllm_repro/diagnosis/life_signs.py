@@ -209,9 +209,9 @@ class ServerLife:
         if line.level in ("DEBUG", "INFO") and line.source and _QUOTABLE.search(text):
             return  # a request log quotes it: vLLM logs tracebacks and deaths as errors
         self.finder.feed(line)
+        self.boot.feed(line)  # the environment names the release
         if self._is_environment(line):
             return
-        self.boot.feed(line)
         if self.connector is None and "kv_connector" in text and (found := _CONNECTOR.search(text)):
             self.connector = found[1]
         if text.strip():
