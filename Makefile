@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help install nightly test test-live lint format bench clean images check compose test-docker test-scenarios test-browser test-by-hand
+.PHONY: help install nightly test test-live lint format bench clean images check compose test-docker test-scenarios test-browser test-by-hand faults faults-quick
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 26
@@ -86,6 +86,12 @@ bench: $(DEV) ## run the benchmarks
 	@$(BIN)/python benchmarks/detection.py
 	@$(BIN)/python benchmarks/overhead.py
 	@$(BIN)/python benchmarks/prompts.py
+
+faults: $(DEV) images ## break live runs on purpose and write docs/reliability.md (half an hour)
+	@$(BIN)/python benchmarks/faults.py --write
+
+faults-quick: $(DEV) ## break a rehearsal once by each fault
+	@$(BIN)/python benchmarks/faults.py --kinds rehearsal --quick
 
 clean: $(BIN)/vllm-repro ## remove orphans of killed runs, and build products
 	@$(BIN)/vllm-repro clean --yes

@@ -1,0 +1,394 @@
+"""Fault matrix: break a live run at each moment, and check its outcome, its journal and what is left. Writes docs/reliability.md.
+
+A cell is (fault, moment, server kind). The run is one arm whose engine lives: a short request, a pause, a long stream, a pause, a short
+request. The script watches the run's journal, injects the fault at the moment, and waits for the command to end. A cell fails if
+
+- the outcome, or the exit status of an interrupted command, is not one of those allowed;
+- the journal cannot be read, no report is written, or an interrupted run does not resume to `clean`;
+- ten seconds after the command's end a process or container of the run is left.
+
+    python benchmarks/faults.py --kinds rehearsal --quick      # one moment per fault
+    python benchmarks/faults.py --write                        # all of them, half an hour on two idle cores
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "reliability.md"
+COMMAND = (sys.executable, "-m", "vllm_repro")
+GONE_WITHIN_S = 10.0
+CELL_S = 400.0
+
+SCENARIO = '''
+"""A server that lives, for faults from outside."""
+
+from vllm_repro.vocabulary import (
+    Model, Needs, Scenario, Status, arm, completion, dies, lives, pause, sent_with, signature
+)
+
+scenario = Scenario(
+    id="steady",
+    issue="vllm-project/vllm#54195",
+    title="a server that lives",
+    command="VLLM_REHEARSAL_FAULT=slow-boot:2 vllm serve Qwen/Qwen3-0.6B --dtype float32 --max-model-len 8192 --enforce-eager",
+    model=Model("Qwen/Qwen3-0.6B", heads=16, kv_heads=8, head_dim=128, layers=28, vocab_size=151936, max_position=40960,
+                tiny_will_do=True, why="no weights matter"),
+    needs=Needs(memory_gb=6),
+    status=Status(bad=">=0.20.0,<0.29.0", good=">=0.29.0"),
+    try_with="0.28.0",
+    workload=[
+        completion(name="before", prompt="hello", max_tokens=4, min_tokens=2),
+        pause(2),
+        completion(name="stream", prompt="hello", max_tokens=3000, min_tokens=3000, stream=True),
+        pause(2),
+        completion(name="after", prompt="hello", max_tokens=4, min_tokens=2),
+    ],
+    trigger=sent_with("min_tokens"),
+    signature=signature(phase="request", exception="IndexError", message="index {index} is out of bounds", frames=["apply"]),
+    arms=[arm("reported", dies), arm("steady", lives, why="it crosses no boundary")],
+)
+'''
+
+KINDS = {
+    "rehearsal": "Rehearsal engine, as a process",
+    "docker": "Rehearsal engine, in a container of a real Docker Engine",
+    "process": "Real vLLM 0.29.0 on the CPU, as a process",
+}
+TESTED = (
+    ("a container is out of memory", "tests/servers/test_docker.py"),
+    ("dockerd is killed", "tests/servers/test_docker_lost.py"),
+    ("two installs of a release at once; a damaged cache", "tests/releases/test_provision.py"),
+    ("a rank of two dies or stops", "tests/live/test_two_ranks.py"),
+    ("a server that never ends an answer, a metric or a list", "tests/client/test_client.py"),
+)
+MOMENTS = ("boot", "idle", "stream", "last pause")
+DEATH, BOOT, HANG = {"other-crash"}, {"boot-failed"}, {"hang"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A signal to a process of the server or to the command, or a full disk.
+
+    target: engine, api, command or disk. at_boot, later: allowed outcomes; empty: the run is cut short and must resume.
+    """
+
+    name: str
+    target: str
+    number: signal.Signals = signal.SIGKILL
+    at_boot: frozenset[str] = frozenset()
+    later: frozenset[str] = frozenset()
+
+
+def faults() -> list[Fault]:
+    found = []
+    for target, process in (("engine", "EngineCore"), ("api", "API server")):
+        for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGILL, signal.SIGABRT, signal.SIGTERM):
+            # Somebody who stops the server in good order makes no crash.
+            later = DEATH | ({"infra"} if number is signal.SIGTERM else set())
+            name = f"{process} gets {number.name}"
+            found.append(
+                Fault(name=name, target=target, number=number, at_boot=frozenset(BOOT), later=frozenset(later))
+            )
+        name = f"{process} is stopped (SIGSTOP)"
+        found.append(
+            Fault(name=name, target=target, number=signal.SIGSTOP, at_boot=frozenset(BOOT), later=frozenset(HANG))
+        )
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL):
+        found.append(Fault(name=f"the command gets {number.name}", target="command", number=number))
+    found.append(Fault(name="the disk of the run is full", target="disk"))
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    kind: str
+    moment: str
+    fault: Fault
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """Result of a cell. wrong: what broke a rule, empty if nothing did. gone_s: until nothing of the run was left."""
+
+    cell: Cell
+    outcome: str
+    gone_s: float
+    wrong: str = ""
+
+
+def server_flags(kind: str) -> list[str]:
+    own = {
+        "rehearsal": ["--boot-stall", "10"],
+        "docker": ["--image", "vllm-repro/rehearsal:latest", "--boot-stall", "10"],
+        "process": ["--vllm", "0.29.0", "--boot-stall", "90"],
+    }
+    return ["--server", kind, *own[kind]]
+
+
+def play(cell: Cell) -> Result:
+    with tempfile.TemporaryDirectory(prefix="faults-") as name:
+        folder = Path(name)
+        (folder / "steady.py").write_text(SCENARIO, encoding="utf-8")
+        out = folder / "out"
+        argv = [*COMMAND, "run", str(folder / "steady.py"), "--arm", "steady", "--expect", "any", "--out", str(out)]
+        argv += [*server_flags(cell.kind), "--answer-stall", "4"]
+        out.mkdir()
+        if cell.fault.target == "disk":
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(out)], check=True)
+        with (folder / "output").open("wb") as output:
+            command = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=folder)
+        try:
+            mine = _inject(cell, command, out)
+            status = command.wait(CELL_S)
+            gone_s = _gone(mine, _container(out) if cell.kind == "docker" else "")
+            outcome, wrong = _judge(cell, out, status)
+        except (TimeoutError, subprocess.TimeoutExpired, RuntimeError, psutil.Error) as error:
+            outcome, gone_s, wrong = "-", 0.0, f"{type(error).__name__}: {error}"
+            command.kill()
+            command.wait()
+        finally:
+            if cell.fault.target == "disk":
+                subprocess.run(["umount", "--lazy", str(out)], check=True)
+        if gone_s > GONE_WITHIN_S:
+            wrong += f"; something is left after {gone_s:.0f} s"
+        if wrong:
+            wrong += "\n" + (folder / "output").read_text(encoding="utf-8", errors="replace")[-1500:]
+        return Result(cell=cell, outcome=outcome, gone_s=gone_s, wrong=wrong)
+
+
+def records(out: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of the run's journal so far."""
+    found = []
+    for path in {one.resolve() for one in out.glob("*/*/journal.jsonl")}:  # `latest` links to the run
+        for line in path.read_bytes().split(b"\n")[:-1]:
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+    return found
+
+
+def reached(moment: str, seen: Sequence[dict[str, Any]]) -> bool:
+    events = [(one["event"], one.get("name")) for one in seen]
+    match moment:
+        case "boot":
+            return ("server-started", None) in events
+        case "idle":
+            return ("answer", "before") in events
+        case "stream":
+            return ("request-sent", "stream") in events
+        case "last pause":
+            return ("answer", "stream") in events
+    raise AssertionError(moment)
+
+
+def _inject(cell: Cell, command: subprocess.Popen[bytes], out: Path) -> list[psutil.Process]:
+    """Wait for the moment, send the signal, and return the processes of the run that were alive then."""
+    _until(lambda: reached(cell.moment, records(out)) or command.poll() is not None, "the moment never came")
+    if cell.moment != "boot":
+        time.sleep(0.3)
+    mine = [psutil.Process(command.pid), *_servers(cell.kind, command.pid, out)]
+    match cell.fault.target:
+        case "disk":
+            with contextlib.suppress(OSError), (out / "filler").open("wb", buffering=0) as filler:
+                while True:
+                    filler.write(b"x" * 4096)
+        case target:
+            ends = time.monotonic() + CELL_S
+            while (process := _target(target, cell.kind, command.pid, out)) is None:
+                if command.poll() is not None or time.monotonic() > ends:
+                    raise RuntimeError(f"there was no {target} to signal")
+                time.sleep(0.02)
+            mine += _servers(cell.kind, command.pid, out)
+            process.send_signal(cell.fault.number)
+    return mine
+
+
+def _container(out: Path) -> str:
+    facts = [one["facts"] for one in records(out) if one["event"] == "server-started"]
+    argv = facts[-1]["argv"]
+    return str(argv[argv.index("--name") + 1])
+
+
+def _servers(kind: str, command: int, out: Path) -> list[psutil.Process]:
+    if kind != "docker":
+        return psutil.Process(command).children(recursive=True)
+    shown = subprocess.run(
+        ["docker", "inspect", "-f", "{{.State.Pid}}", _container(out)], capture_output=True, text=True, check=False
+    )
+    with contextlib.suppress(ValueError, psutil.NoSuchProcess):
+        first = psutil.Process(int(shown.stdout))
+        return [first, *first.children(recursive=True)]
+    return []
+
+
+def _target(target: str, kind: str, command: int, out: Path) -> psutil.Process | None:
+    if target == "command":
+        return psutil.Process(command)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in _servers(kind, command, out):
+            is_engine = process.name().startswith("VLLM::EngineCor")
+            is_api = (
+                not is_engine
+                and {"serve", "--enforce-eager"} & set(process.cmdline())
+                and "-init" not in process.name()
+            )
+            if is_engine if target == "engine" else is_api:
+                return process
+    return None
+
+
+def _until(condition: Callable[[], bool], failure: str) -> None:
+    ends = time.monotonic() + CELL_S
+    while not condition():
+        if time.monotonic() > ends:
+            raise TimeoutError(failure)
+        time.sleep(0.02)
+
+
+def _gone(processes: Sequence[psutil.Process], container: str) -> float:
+    """Return the seconds until no process and no container is left, at most twice the allowed ones."""
+
+    def left() -> bool:
+        if any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes):
+            return True
+        names = ["docker", "ps", "--all", "--quiet", "--filter", f"name={container}"]
+        return bool(container and subprocess.run(names, capture_output=True, check=True).stdout)
+
+    began = time.monotonic()
+    while left() and time.monotonic() - began < 2 * GONE_WITHIN_S:
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
+def _judge(cell: Cell, out: Path, status: int) -> tuple[str, str]:
+    (run,) = {path.parent.resolve() for path in out.glob("*/*/journal.jsonl")}
+    allowed = (cell.fault.at_boot if cell.moment == "boot" else cell.fault.later) or {"clean"}
+    if cell.fault.target == "disk":
+        allowed = {"clean", "infra"}  # infra: the log of a container ends early
+    if not cell.fault.later:
+        wanted = {"disk": 2, "command": -9 if cell.fault.number is signal.SIGKILL else 130}[cell.fault.target]
+        if status != wanted:
+            return "-", f"exit status {status}, not {wanted}"
+        (out / "filler").unlink(missing_ok=True)
+        finished = records(out)[-1]["event"] == "run-ended" and not records(out)[-1]["interrupted"]
+        verb = ["report"] if finished else ["run", "--resume"]
+        again = subprocess.run([*COMMAND, *verb, str(run)], capture_output=True, text=True, check=False, timeout=CELL_S)
+        if again.returncode:
+            return "-", f"{' '.join(verb)} exits with {again.returncode}: {again.stdout[-500:]}{again.stderr[-500:]}"
+    ended = [one for one in records(out) if one["event"] == "trial-ended"]
+    outcome = str(ended[-1]["outcome"]) if ended else "none"
+    if outcome not in allowed:
+        return outcome, f"outcome {outcome}, not {' or '.join(sorted(allowed))}"
+    if not (run / "report.json").is_file() or not (run / "report.md").is_file():
+        return outcome, "no report is written"
+    return outcome, ""
+
+
+def cells(kinds: Sequence[str], *, quick: bool) -> Iterator[Cell]:
+    chance = random.Random(1)
+    for kind in kinds:
+        for fault in faults():
+            moments = [chance.choice(MOMENTS)] if quick or kind == "process" else list(MOMENTS)
+            for moment in moments:
+                yield Cell(kind=kind, moment=moment, fault=fault)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
+    parser.add_argument("--quick", action="store_true", help="one moment per fault, chosen by a fixed seed")
+    parser.add_argument("--jobs", type=int, default=2, help="cells at once")
+    parser.add_argument("--only", default="", help="cells whose line contains this text")
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
+    asked = parser.parse_args()
+    chosen = [
+        one
+        for one in cells(asked.kinds, quick=asked.quick)
+        if asked.only in f"{one.kind} {one.moment} {one.fault.name}"
+    ]
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        results = []
+        for result in pool.map(play, chosen):
+            results.append(result)
+            cell = result.cell
+            print(
+                f"{cell.kind:9}  {cell.moment:10}  {cell.fault.name:32}  {result.outcome:12}  {result.wrong or 'ok'}",
+                flush=True,
+            )
+    wrong = [one for one in results if one.wrong]
+    print(f"{len(results)} cells, {len(wrong)} wrong")
+    if asked.write:
+        PAGE.write_text(page(results), encoding="utf-8")
+    raise SystemExit(bool(wrong))
+
+
+PAGE_TEXT = """\
+# Break a run on purpose
+
+    make faults
+
+The command above breaks live runs, checks what becomes of them, and writes this page. Each cell is one run of an arm whose
+engine lives, with one fault. A cell is right if the outcome is an allowed one, the journal is readable, a report is written,
+and ten seconds later nothing is left. A run that is cut short must resume: its cell has the outcome of the resumed run.
+
+{count} cells on {cores} cores: {wrong} wrong. The longest time until nothing was left: {gone_s:.1f} s.
+{tables}
+`boot`: the server is starting. `idle`: between two requests. `stream`: an answer is being streamed. `last pause`: before the
+last request. `-`: not tried.
+
+## Faults that have their own tests
+
+{tested}
+"""
+
+
+def page(results: Sequence[Result]) -> str:
+    """Return docs/reliability.md: for each server kind a table of outcomes, faults by moments."""
+    tables = ""
+    for kind in dict.fromkeys(one.cell.kind for one in results):
+        mine = {(one.cell.fault.name, one.cell.moment): one for one in results if one.cell.kind == kind}
+        rows = (
+            [name, *(_shown(mine.get((name, moment))) for moment in MOMENTS)]
+            for name in dict.fromkeys(name for name, _ in mine)
+        )
+        tables += f"\n## {KINDS[kind]}\n\n{_table(['fault', *MOMENTS], rows)}\n"
+    return PAGE_TEXT.format(
+        count=len(results),
+        cores=os.cpu_count(),
+        wrong=sum(bool(one.wrong) for one in results),
+        gone_s=max(one.gone_s for one in results),
+        tables=tables,
+        tested=_table(["fault", "test"], ([fault, f"[`{test}`](../{test})"] for fault, test in TESTED)),
+    )
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
+
+
+def _shown(result: Result | None) -> str:
+    if result is None:
+        return "-"
+    return f"**wrong**: {result.outcome}" if result.wrong else result.outcome
+
+
+if __name__ == "__main__":
+    os.environ["PYTHONUNBUFFERED"] = "1"
+    main()
