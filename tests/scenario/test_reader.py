@@ -36,6 +36,12 @@ def test_a_scenario_read_is_the_scenario_imported(path: Path) -> None:
         assert loaded.workload_of(arm) == module.scenario.workload_of(other)
 
 
+def test_all_words_may_be_imported_at_once() -> None:
+    imports = re.search(r"import \(.*?\)\n", text_of(), re.DOTALL)
+    assert imports is not None
+    assert problems(text_of().replace(imports[0], "import *\n")) == []
+
+
 @pytest.mark.parametrize("scenario", all_scenarios(), ids=lambda scenario: scenario.id)
 def test_every_scenario_links_its_issue_and_has_a_control(scenario) -> None:  # type: ignore[no-untyped-def]  # parametrized
     assert scenario.issue_url.startswith("https://github.com/vllm-project/vllm/issues/")

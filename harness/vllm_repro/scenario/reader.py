@@ -116,8 +116,8 @@ class _Reader(Reading):
                     pass
                 case ast.ImportFrom(module="vllm_repro.vocabulary"):
                     for alias in statement.names:
-                        self.imported.add(alias.name)
-                        if alias.name not in WORDS:
+                        self.imported |= set(WORDS) if alias.name == "*" else {alias.name}
+                        if alias.name not in {*WORDS, "*"}:
                             self.problem(
                                 alias.lineno,
                                 f"vllm_repro.vocabulary has no {alias.name!r}{did_you_mean(alias.name, WORDS)}",
