@@ -154,7 +154,14 @@ def play(cell: Cell) -> Result:
         if cell.fault.target == "disk":
             subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(out)], check=True)
         with (folder / "output").open("wb") as output:
-            command = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=folder)
+            command = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=folder,
+                env={**os.environ, "VLLM_REHEARSAL_FAULT": "slow-boot:2"},  # time for a fault in the boot
+            )
         try:
             mine = _inject(cell, command, out)
             status = command.wait(CELL_S)
