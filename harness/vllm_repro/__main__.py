@@ -1,4 +1,4 @@
-"""Entry point of `vllm-repro` and `python -m vllm_repro`. The rest is imported in `main`, after the handler for Ctrl-C is set."""
+"""Entry point of `vllm-repro` and `python -m vllm_repro`. The rest is imported in `main`, after the handlers of signals are set."""
 
 import os
 import signal
@@ -9,17 +9,24 @@ from vllm_repro.errors import INTERRUPTED
 
 __all__ = ["main"]
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
 
 def main() -> int:
     """Run the command and return its exit status."""
-    handler = signal.getsignal(signal.SIGINT)
-    if handler is signal.default_int_handler:  # else SIGINT is ignored, as in a background job: leave it so
-        signal.signal(signal.SIGINT, _leave)
-    from vllm_repro import cli  # with the handler set
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    for number, handler in before.items():
+        if handler in (signal.SIG_DFL, signal.default_int_handler):  # else it is ignored, as in a background job
+            signal.signal(number, _leave)
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    from vllm_repro import cli  # with the handlers set
 
     try:
-        signal.signal(signal.SIGINT, handler)
-        return cli.main()
+        return cli.main(parsed=restore)
     except KeyboardInterrupt:
         return INTERRUPTED
 

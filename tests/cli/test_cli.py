@@ -133,8 +133,17 @@ def test_a_working_folder_that_is_gone_is_named(tmp_path: Path) -> None:
     assert done.stderr == "vllm-repro: the working folder is gone\n  next: change into one that is there: cd ~\n"
 
 
-@pytest.mark.parametrize(("moment", "words"), [("import", ["list"]), ("parse", ["--version"])])
-def test_an_interrupt_before_anything_has_begun_is_quiet(tmp_path: Path, moment: str, words: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("moment", "words", "number"),
+    [
+        ("import", ["list"], signal.SIGINT),
+        ("parse", ["--version"], signal.SIGINT),
+        ("import", ["list"], signal.SIGTERM),
+    ],
+)
+def test_a_signal_before_anything_has_begun_is_quiet(
+    tmp_path: Path, moment: str, words: list[str], number: signal.Signals
+) -> None:
     wait = f"import time; open({str(tmp_path / 'there')!r}, 'w').close(); time.sleep(60)\n"
     if moment == "import":
         (tmp_path / "unidiff.py").write_text(
@@ -153,7 +162,7 @@ def test_an_interrupt_before_anything_has_begun_is_quiet(tmp_path: Path, moment:
     deadline = time.monotonic() + 60
     while not (tmp_path / "there").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     assert process.communicate(timeout=30) == (b"", b"")
     assert process.returncode == 130
 

@@ -12,7 +12,7 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -83,8 +83,8 @@ def parser(verb: str | None = None) -> Parser:
     return top
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command `vllm-repro` and return its exit status."""
+def main(argv: Sequence[str] | None = None, *, parsed: Callable[[], None] = lambda: None) -> int:
+    """Run the command `vllm-repro` and return its exit status. parsed: called once the verb's modules are imported."""
     words = list(sys.argv[1:] if argv is None else argv)
     verb = next((word for word in words if not word.startswith("-")), None)
     if verb is not None and verb not in VERBS:
@@ -96,6 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments, unknown = parser(verb).parse_known_args(words)
     if unknown:
         arguments.parser.unknown(unknown)
+    parsed()
     # KeyboardInterrupt undoes a started install or check; a run has handlers of its own.
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(number) is signal.SIG_DFL:

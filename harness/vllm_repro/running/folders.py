@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from vllm_repro.errors import UsageError
+from vllm_repro.releases.provision import cache_root
 from vllm_repro.scenario.scenario import Scenario
 
 __all__ = ["default_out", "link_to", "private_folders", "private_hosts", "run_folder", "stamped_folder", "with_out"]
@@ -54,6 +55,9 @@ def link_to(root: Path, page: Path) -> str:
     return Path(os.path.relpath(root.resolve(), page.resolve().parent)).as_posix()
 
 
+_FOLDER_VARIABLES = ("TMPDIR", "XDG_CACHE_HOME", "XDG_STATE_HOME", "HF_HOME", "VLLM_REPRO_REPORTS")
+
+
 def private_folders() -> list[tuple[str, str]]:
     """Return the folder names to redact and the shell words that replace them, longest first.
 
@@ -63,9 +67,8 @@ def private_folders() -> list[tuple[str, str]]:
         here = str(Path.cwd())
     except FileNotFoundError as error:
         raise UsageError("the working folder is gone", hint="change into one that is there: cd ~") from error
-    folders = [(here, "."), (str(Path.home()), "$HOME")]
-    if temporary := os.environ.get("TMPDIR"):
-        folders.append((temporary.rstrip("/"), "$TMPDIR"))
+    folders = [(here, "."), (str(Path.home()), "$HOME"), (str(cache_root()), "$VLLM_REPRO_CACHE")]
+    folders += [(value.rstrip("/"), f"${name}") for name in _FOLDER_VARIABLES if (value := os.environ.get(name))]
     return sorted(folders, key=lambda pair: -len(pair[0]))
 
 

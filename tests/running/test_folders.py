@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+import pytest
+
+from vllm_repro.journal.redact import Redactor
+from vllm_repro.running.folders import private_folders
+
+
+def test_a_cache_outside_the_home_folder_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/srv/jane/caches")
+    monkeypatch.setenv("HF_HOME", "/srv/jane/models/")
+    monkeypatch.delenv("VLLM_REPRO_CACHE", raising=False)
+    text = "/srv/jane/caches/vllm-repro/releases/0.23.0 /srv/jane/caches/torch /srv/jane/models/hub"
+    assert Redactor(private_folders()).text(text) == (
+        "$VLLM_REPRO_CACHE/releases/0.23.0 $XDG_CACHE_HOME/torch $HF_HOME/hub"
+    )
