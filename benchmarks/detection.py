@@ -223,7 +223,8 @@ def measure(setting: Setting, scenario: Scenario, arm: Arm, raw: Callable[[dict[
                     launch, server = setting.site.server(scenario, arm, number, log, f"bench-{os.getpid()}")
                     if launch.container is not None and setting.site.evidence is Evidence.REHEARSAL:
                         spec = replace(launch.container, env=(*launch.container.env, *REHEARSAL_ENV.items()))
-                        server = DockerServer(spec, log=log, run=f"bench-{os.getpid()}", evidence=Evidence.REHEARSAL)
+                        run = f"bench-{os.getpid()}"
+                        server = DockerServer(spec, port=launch.port, log=log, run=run, evidence=Evidence.REHEARSAL)
                     with Journal(Path(folder) / "journal.jsonl") as journal:
                         one = asyncio.run(one_death(launch, server, log, journal, death))
             except Spoilt:
