@@ -234,8 +234,8 @@ def measure(setting: Setting, scenario: Scenario, arm: Arm, raw: Callable[[dict[
                 todo.insert(0, (number, death))
                 continue
             seen[death].append(one)
-            told = {"setting": setting.title, "death": death, "decided": one.decided, "by": one.decided_by}
-            raw({**told, "channels": one.channels, "answers": one.answers, "still": one.still})
+            listed = {"setting": setting.title, "death": death, "decided": one.decided, "by": one.decided_by}
+            raw({**listed, "channels": one.channels, "answers": one.answers, "still": one.still})
     finally:  # an interrupted measurement keeps what it has
         _print(setting, seen, spoilt)
 

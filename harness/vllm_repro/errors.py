@@ -8,7 +8,7 @@
     ├── InfraError        host, engine, disk, network or install trouble         outcome `infra`, exit 2
     └── HarnessBug        fault of this package                                  exit 70
 
-A message says what happened; `hint` says what to do next. What an engine does (crash, hang, failed boot) is an outcome, not an error: see
+A message states what happened, `hint` what to do next. What an engine does (crash, hang, failed boot) is an outcome, not an error: see
 `vllm_repro.verdict.outcome`.
 """
 
@@ -39,7 +39,7 @@ class ReproError(Exception):
         self.hint = hint
 
     @property
-    def told(self) -> str:
+    def with_hint(self) -> str:
         """Return message and hint in one line."""
         return f"{self} ({self.hint})" if self.hint else f"{self}"
 
@@ -76,7 +76,7 @@ class Unsupported(ReproError):
 
 
 class InfraError(ReproError):
-    """The host, Docker, the disk or an install failed; says nothing about the engine under test."""
+    """The host, Docker, the disk or an install failed; no statement about the engine under test."""
 
     exit_status = 2
 

@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     trials = arguments.trials or (100 if scheduler else 1)
     words = ["vllm-repro", "causes", arguments.scenario, "--trials", f"{trials}", "--seed", f"{arguments.seed}"]
-    said = sys.stderr if arguments.json else sys.stdout
+    stream = sys.stderr if arguments.json else sys.stdout
     make: _OnScheduler | _OnServers
     if scheduler:
         make = _OnScheduler(scenario, scenario.causes, range(arguments.seed, arguments.seed + trials))
@@ -102,9 +102,9 @@ def run(arguments: argparse.Namespace) -> int:
         make = _OnServers(scenario, arguments.scenario, choice, trials, arguments.seed, out, shlex.join(words))
         evidence, where = choice.kind.value, f"{plural(trials, 'boot')} of each, {choice.kind} servers"
     again = shlex.join(words)
-    print(f"{scenario.id}   {scenario.issue}   causes, {where}", file=said, flush=True)
+    print(f"{scenario.id}   {scenario.issue}   causes, {where}", file=stream, flush=True)
     rows, released = _rows(scenario, scenario.causes, make)
-    print("\n" + "\n".join(lines(rows, released)) + f"\nagain: {again}", file=said)
+    print("\n" + "\n".join(lines(rows, released)) + f"\nagain: {again}", file=stream)
     if arguments.json:
         print_json(
             {
@@ -153,7 +153,7 @@ class _OnScheduler:
         self._progress = Progress()
 
     def __call__(self, cause: Cause) -> CauseRow:
-        self._progress.say(f"{cause.release}: {cause.name}")
+        self._progress.notify(f"{cause.release}: {cause.name}")
         release = provision(cause.release, self._progress.line)
         if cause.patches:
             made = make_overlay(cache_root(), release.packages, cause.patches, self._progress.line)
@@ -203,7 +203,7 @@ class _OnServers:
         try:
             report = run_one(job, self._progress)
         except (InfraError, Unsupported) as error:
-            self._progress.line(f"  {error.told}")
+            self._progress.line(f"  {error.with_hint}")
             return CauseRow(cause=cause, trials=0, died=0)
         if report.interrupted:
             raise KeyboardInterrupt(report.interrupted)

@@ -124,13 +124,13 @@ class Driver:
             )
         self._played, self._buffer = 0, b""
         line = self._line(_BOOT_S)
-        said = json.loads(line) if line else {}
-        if lacking := said.get("unsupported"):
+        first = json.loads(line) if line else {}
+        if lacking := first.get("unsupported"):
             self.close()
             raise Unsupported(
                 f"vLLM {self._release.version} cannot be explored: {lacking}", hint="--vllm names another release"
             )
-        if "version" not in said:
+        if "version" not in first:
             self.close()
             raise InfraError(
                 f"vLLM {self._release.version}'s scheduler did not start", hint=f"read its log: {self._errors}"

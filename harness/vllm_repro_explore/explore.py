@@ -107,8 +107,8 @@ class _Exploring:
                     lines.write(json.dumps(found.as_json()) + "\n")
                 self.progress.line(f"  seed {found.seed}: {found.finding}, shrunk in {found.tried} cases")
 
-            def said(now: Tally) -> None:
-                self.progress.say(
+            def progress(now: Tally) -> None:
+                self.progress.notify(
                     f"{now.trials} cases, {len(now.found)} kinds of findings, {time.monotonic() - started:.0f} s"
                 )
 
@@ -118,7 +118,7 @@ class _Exploring:
                     self._cases(),
                     go_on=lambda: arguments.most is None or time.monotonic() - started < arguments.most,
                     keep=keep,
-                    said=said,
+                    progress=progress,
                     tally=tally,
                 )
             except KeyboardInterrupt:
@@ -165,10 +165,10 @@ def run(arguments: argparse.Namespace) -> int:
             hint=f"--connector takes {', '.join(_CONNECTORS)}",
         )
     exploring = _for_scenario(arguments) if arguments.scenario else _general(arguments)
-    said = sys.stderr if arguments.json else sys.stdout
+    stream = sys.stderr if arguments.json else sys.stdout
     summary, folder = exploring.run()
-    print(("" if arguments.json else "\n") + terminal(summary), file=said)
-    print(f"folder:  {folder}", file=said)
+    print(("" if arguments.json else "\n") + terminal(summary), file=stream)
+    print(f"folder:  {folder}", file=stream)
     if arguments.json:
         print_json(as_json(summary))
     if summary.interrupted:

@@ -74,13 +74,13 @@ def search(
     *,
     go_on: Callable[[], bool],
     keep: Callable[[Found], None],
-    said: Callable[[Tally], None],
+    progress: Callable[[Tally], None],
     budget: int = 300,
     tally: Tally | None = None,
 ) -> Tally:
     """Play the cases while `go_on` returns True.
 
-    keep: called with each new finding once it is shrunk. said: called with the tally after each case.
+    keep: called with each new finding once it is shrunk. progress: called with the tally after each case.
     tally: filled in place, so that an interrupted search keeps its findings.
     """
     tally = Tally() if tally is None else tally
@@ -107,7 +107,7 @@ def search(
                 )
                 tally.found[key] = _shrunk(tally.found[key], play, budget)
                 keep(tally.found[key])
-        said(tally)
+        progress(tally)
     return tally
 
 

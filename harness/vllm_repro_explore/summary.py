@@ -111,7 +111,7 @@ def case_lines(case: Case) -> list[str]:
 
 
 def _unusual(setup: Setup) -> list[str]:
-    said = {
+    sentences = {
         f"{setup.cpu_blocks} blocks of room in the connector": bool(setup.connector),
         "lazy": setup.lazy,
         f"{setup.seqs} requests at once": setup.seqs < 8,
@@ -123,7 +123,7 @@ def _unusual(setup: Setup) -> list[str]:
         "second model runner": setup.runner == 2,
         f"{setup.draft} draft tokens": bool(setup.draft),
     }
-    return [words for words, holds in said.items() if holds]
+    return [words for words, holds in sentences.items() if holds]
 
 
 def _ask(ask: Any) -> str:

@@ -146,7 +146,7 @@ def _work_as_on_a_gpu(guard: Guard, *, record: bool) -> None:
         if not self.model_config.enforce_eager:
             self.model_runner.capture_model()
         guard.stop()
-        _say(record=record)
+        _log_capture(record=record)
         if not record:
             _serve_eagerly(self.model_runner)
         return result
@@ -156,7 +156,7 @@ def _work_as_on_a_gpu(guard: Guard, *, record: bool) -> None:
     CPUWorker.compile_or_warm_up_model = compile_or_warm_up_model
 
 
-def _say(*, record: bool) -> None:
+def _log_capture(*, record: bool) -> None:
     seen = {"captures": STATE.captures, "checked": STATE.checked, "refused": STATE.refused, "recorded": record}
     logger.info("LAB observed capture %s", json.dumps(seen))
 

@@ -67,7 +67,7 @@ def test_every_verb_is_in_the_readme() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "says"),
+    ("words", "status", "message"),
     [
         (["run", "tq-chunked-prefil"], 64, "did you mean tq-chunked-prefill"),
         (["show", "tq"], 64, "did you mean tq-chunked-prefill or tq-"),
@@ -113,11 +113,11 @@ def test_every_verb_is_in_the_readme() -> None:
     ],
 )
 def test_wrong_usage_says_what_is_wrong_and_what_to_do(
-    harness: Harness, words: list[str], status: int, says: str, tmp_path: Path
+    harness: Harness, words: list[str], status: int, message: str, tmp_path: Path
 ) -> None:
     done = harness(*words, env={"DOCKER_HOST": f"unix://{tmp_path}/no-engine.sock"})
     assert done.status == status, done.err
-    assert says in done.err
+    assert message in done.err
     assert "next:" in done.err
     assert len(done.err.splitlines()) <= 3
     assert "Traceback" not in done.err

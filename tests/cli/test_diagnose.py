@@ -81,13 +81,13 @@ def test_a_key_in_the_message_of_an_exception_is_not_printed(harness: Harness) -
 
 def test_a_match_tells_the_fix_the_way_around_and_the_command(harness: Harness) -> None:
     (match,) = json.loads(harness("diagnose", str(PASTED), "--json").out)["matches"]
-    told = harness("diagnose", str(PASTED)).out
+    given = harness("diagnose", str(PASTED)).out
     assert match["run"] == f"vllm-repro run {match['scenario']}"
     assert match["fixed_in"] == "0.24.0"
-    assert f"fixed in {match['fixed_in']}" in told
+    assert f"fixed in {match['fixed_in']}" in given
     assert match["lives_with"]
-    assert all(f"lives {change}" in told for change in match["lives_with"])
-    assert match["run"] in told
+    assert all(f"lives {change}" in given for change in match["lives_with"])
+    assert match["run"] in given
 
 
 @pytest.mark.parametrize(

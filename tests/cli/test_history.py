@@ -27,10 +27,10 @@ def test_the_loss_and_the_fix_and_nothing_else_is_called(harness: Harness, repor
     page = reports / "nights.html"
     done = harness("history", "--json", "--nights", "40", "--html", str(page), env=UTC)
     assert done.status == 0, done.err
-    told = json.loads(done.out)
-    assert [(news["kind"], news["scenario"]) for news in told["news"]] == [("fix", FIXED), ("slower", LOSSY)]
-    assert all(news["call"] for news in told["news"])
-    assert [one["scenario"] for one in told["scenarios"] if one["flaky"]] == [FLAKY]
+    given = json.loads(done.out)
+    assert [(news["kind"], news["scenario"]) for news in given["news"]] == [("fix", FIXED), ("slower", LOSSY)]
+    assert all(news["call"] for news in given["news"])
+    assert [one["scenario"] for one in given["scenarios"] if one["flaky"]] == [FLAKY]
     assert f"page: {page}" in done.err
     assert "What changed since the night of 30 September" in page.read_text(encoding="utf-8")
 
@@ -47,7 +47,7 @@ def test_one_night_without_news_is_a_line(harness: Harness, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "says"),
+    ("words", "status", "message"),
     [
         (("--scenario", "tq-prefix"), 64, "it has: min-tokens-stop-ids"),
         (("--nights", "0"), 64, "is no number of nights"),
@@ -56,9 +56,9 @@ def test_one_night_without_news_is_a_line(harness: Harness, tmp_path: Path) -> N
     ],
 )
 @pytest.mark.usefixtures("reports")
-def test_what_cannot_be_told_is_said(harness: Harness, words: tuple[str, ...], status: int, says: str) -> None:
+def test_what_cannot_be_told_is_said(harness: Harness, words: tuple[str, ...], status: int, message: str) -> None:
     done = harness("history", *words)
-    assert (done.status, says in done.err) == (status, True), done.err
+    assert (done.status, message in done.err) == (status, True), done.err
     assert "Traceback" not in done.err
 
 

@@ -46,7 +46,7 @@ def test_releases_are_sorted_and_each_is_there_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("", "names no release"),
         (" , ", "names no release"),
@@ -55,8 +55,8 @@ def test_releases_are_sorted_and_each_is_there_once() -> None:
         ("v0.20 - v0.24", "takes no range"),
     ],
 )
-def test_what_is_no_list_of_releases_is_wrong_usage(text: str, says: str) -> None:
-    with pytest.raises(UsageError, match=says) as error:
+def test_what_is_no_list_of_releases_is_wrong_usage(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as error:
         releases(text)
     assert error.value.hint
 
@@ -134,7 +134,7 @@ def test_a_release_that_cannot_be_installed_is_a_row_and_the_map_goes_on(harness
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "says"),
+    ("words", "status", "message"),
     [
         ([*TQ, "--versions", "0.20.0-0.24.0"], 64, "takes no range"),
         ([*TQ, "--versions", "banana"], 64, "is not the number of a vLLM release"),
@@ -148,10 +148,10 @@ def test_a_release_that_cannot_be_installed_is_a_row_and_the_map_goes_on(harness
     ],
 )
 def test_a_map_that_cannot_be_says_why_and_leaves_no_folder(
-    harness: Harness, words: list[str], status: int, says: str, tmp_path: Path
+    harness: Harness, words: list[str], status: int, message: str, tmp_path: Path
 ) -> None:
     done = harness(*words, env={"DOCKER_HOST": f"unix://{tmp_path}/no-engine.sock"})
-    assert (done.status, says in done.err, "next:" in done.err) == (status, True, True), done.err
+    assert (done.status, message in done.err, "next:" in done.err) == (status, True, True), done.err
     assert not list((tmp_path / "reports").glob("*"))
 
 
@@ -222,9 +222,12 @@ def test_resume_refuses_other_options_and_other_maps(tmp_path: Path, harness: Ha
     assert (nothing.status, "holds no version map that can be read" in nothing.err) == (64, True)
     assert harness(*TQ, "--versions", "0.24.0").status == 0
     (path,) = (tmp_path / "reports").glob("*/versions/2*/versions.json")
-    for words, says in ((["--trials", "3"], "--trials would change them"), (["sco-hybrid"], "belongs to tq-chunked")):
+    for words, message in (
+        (["--trials", "3"], "--trials would change them"),
+        (["sco-hybrid"], "belongs to tq-chunked"),
+    ):
         done = harness("versions", *words, "--resume", str(path.parent))
-        assert (done.status, says in done.err) == (64, True), done.err
+        assert (done.status, message in done.err) == (64, True), done.err
     path.write_text(path.read_text("utf-8").replace('"good": ">=0.24.0"', '"good": ">=0.25.0"'), encoding="utf-8")
     other = harness("versions", "--resume", str(path.parent))
     assert (other.status, "its status has changed since" in other.err) == (64, True), other.err

@@ -110,8 +110,8 @@ def test_a_piece_from_the_middle_of_a_clean_end_is_no_death() -> None:
     lines = recording("v0.32.0-boot").splitlines()
     begin = next(at for at, line in enumerate(lines) if "[shutdown] API server: shutdown triggered" in line)
     end = next(at for at, line in enumerate(lines) if "EngineDeadError: " in line) + 1
-    told = next(at for at, line in enumerate(lines) if "[shutdown] EngineCore: exiting busy loop" in line)
-    for at in range(begin, told + 1):
+    listed = next(at for at, line in enumerate(lines) if "[shutdown] EngineCore: exiting busy loop" in line)
+    for at in range(begin, listed + 1):
         assert diagnose("\n".join(lines[at:end])).died is not True, at
 
 

@@ -51,7 +51,7 @@ def test_each_change_is_booted_beside_its_release(
 ) -> None:
     asked = made_up(as_declared)
     assert main(["causes", "tq-chunked-prefill", "--trials", "2", "--json"]) == 0
-    said = capsys.readouterr()
+    shown = capsys.readouterr()
     assert [(job.options.vllm, len(job.arms[0].patches)) for job in asked] == [
         ("0.23.0", 0),
         ("0.23.0", 1),
@@ -64,17 +64,17 @@ def test_each_change_is_booted_beside_its_release(
     assert {(job.options.server, job.trials, job.arms[0].name) for job in asked} == {("lab", 2, "reported")}
     again = "vllm-repro causes tq-chunked-prefill --trials 2 --seed 1 --server lab"
     assert {job.reproduce for job in asked} == {again}, "and not a run of the arm without the change"
-    loaded = json.loads(said.out)
+    loaded = json.loads(shown.out)
     assert (loaded["evidence"], loaded["reproduce"]) == ("lab", again)
     assert [row["died"] for row in loaded["rows"]] == [2, 0, 0, 2, 2, 0, 2]
     assert {(row["n"], row["listed_twice"], row["as_expected"]) for row in loaded["rows"]} == {(2, None, True)}
     assert loaded["rows"][0]["sites"] == ["AssertionError"]
     assert all(row["run"] for row in loaded["rows"])
-    table = [line.split("  ")[-1].strip() for line in said.err.splitlines() if " of 2  " in line]
+    table = [line.split("  ")[-1].strip() for line in shown.err.splitlines() if " of 2  " in line]
     back = "brings the crash back"
     assert table == ["as released", "protects", "as released", back, back, "as released", back]
-    assert "list twice" not in said.err, "no server tells that"
-    assert "0 crashes in 2 boots: the true rate is below 78% (95 % confidence)" in said.err
+    assert "list twice" not in shown.err, "no server tells that"
+    assert "0 crashes in 2 boots: the true rate is below 78% (95 % confidence)" in shown.err
 
 
 def test_a_change_that_does_nothing_is_a_surprise(
@@ -97,10 +97,10 @@ def test_what_could_not_be_booted_says_nothing(
 
     made_up(answer)
     assert main(["causes", "tq-chunked-prefill"]) == 2
-    said = capsys.readouterr()
-    assert said.out.count("UNDECIDED") == 2
-    assert "unknown: no conclusive trial with it, or without it" in said.out
-    assert "no such wheel (look at the index)" in said.out + said.err
+    shown = capsys.readouterr()
+    assert shown.out.count("UNDECIDED") == 2
+    assert "unknown: no conclusive trial with it, or without it" in shown.out
+    assert "no such wheel (look at the index)" in shown.out + shown.err
 
 
 def test_an_interrupted_run_ends_the_table(made_up: Callable[[Answer], list[Job]]) -> None:

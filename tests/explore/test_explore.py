@@ -82,18 +82,18 @@ def test_what_is_found_lies_in_the_folder_and_exits_1(playing: Any, tmp_path: Pa
     playing(lambda _: dies_of_long_prompts)
     words = ["explore", "--connector", "none", "--vllm", "v0.20.2", "--seeds", "9", "--json"]
     assert main(words) == 1
-    said = capsys.readouterr()
-    told = json.loads(said.out)
+    shown = capsys.readouterr()
+    given = json.loads(shown.out)
     folder = folder_of(tmp_path)
-    assert told == json.loads((folder / "explore.json").read_text(encoding="utf-8"))
-    assert (told["vllm_version"], told["trials"], told["seeds"], told["connector"]) == ("0.20.2", 9, [1, 9], None)
-    (one,) = told["findings"]
+    assert given == json.loads((folder / "explore.json").read_text(encoding="utf-8"))
+    assert (given["vllm_version"], given["trials"], given["seeds"], given["connector"]) == ("0.20.2", 9, [1, 9], None)
+    (one,) = given["findings"]
     (line,) = (folder / "findings.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(line)["case"] == one["case"]
     assert [ask["prompt"] for wave in one["case"]["waves"] for ask in wave] == [41]
     assert one["live"].endswith("explored_popleft_n_0_20_2.py --server lab --vllm 0.20.2")
     assert check_file(folder / "explored_popleft_n_0_20_2.py") == []
-    assert told["reproduce"] == "vllm-repro explore --connector none --vllm 0.20.2 --seeds 9"
+    assert given["reproduce"] == "vllm-repro explore --connector none --vllm 0.20.2 --seeds 9"
 
 
 def test_nothing_found_exits_0_and_says_what_was_played(playing: Any, capsys: Any) -> None:
@@ -127,7 +127,7 @@ def test_an_interrupted_search_keeps_and_tells_what_it_has(playing: Any, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (["explore"], "name either a SCENARIO or a --connector"),
         (["explore", "tq-chunked-prefill"], "does not declare the layers"),
@@ -135,9 +135,9 @@ def test_an_interrupted_search_keeps_and_tells_what_it_has(playing: Any, tmp_pat
         (["causes", "min-tokens-stop-ids"], "names no changes to try"),
     ],
 )
-def test_what_cannot_be_searched_is_wrong_usage(words: list[str], says: str, capsys: Any) -> None:
+def test_what_cannot_be_searched_is_wrong_usage(words: list[str], message: str, capsys: Any) -> None:
     assert main(words) == 64
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 # --- causes --------------------------------------------------------------------------------------------------------------------------
@@ -155,8 +155,8 @@ def test_each_change_is_compared_with_its_own_release(playing: Any, capsys: Any)
 
     playing(player)
     assert main(["causes", "sco-hybrid", "--trials", "20", "--json"]) == 0
-    said = capsys.readouterr()
-    rows = json.loads(said.out)["rows"]
+    shown = capsys.readouterr()
+    rows = json.loads(shown.out)["rows"]
     assert [(row["release"], row["change"], row["died"]) for row in rows if row["change"] == "as released"] == [
         ("0.20.2", "as released", 20),
         ("0.22.1", "as released", 0),
@@ -164,7 +164,7 @@ def test_each_change_is_compared_with_its_own_release(playing: Any, capsys: Any)
     ]
     assert len(rows) == 3 + len(scenario.causes.changes)
     assert all(row["n"] == 20 and row["as_expected"] for row in rows)
-    assert "0 crashes in 20 such workloads: the true rate is below 14% (95 % confidence)" in said.err
+    assert "0 crashes in 20 such workloads: the true rate is below 14% (95 % confidence)" in shown.err
 
 
 def test_a_change_that_does_not_do_what_is_declared_exits_1(playing: Any, capsys: Any) -> None:

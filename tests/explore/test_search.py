@@ -70,7 +70,7 @@ def fakes(case: Case) -> PlayResult:
 
 def run(cases: list[Case], **more: Any) -> tuple[Tally, list[Found]]:
     kept: list[Found] = []
-    options: dict[str, Any] = {"go_on": lambda: True, "keep": kept.append, "said": lambda _: None} | more
+    options: dict[str, Any] = {"go_on": lambda: True, "keep": kept.append, "progress": lambda _: None} | more
     return search(fakes, enumerate(cases, 1), **options), kept
 
 
@@ -99,7 +99,7 @@ def test_an_interrupted_search_keeps_what_it_had() -> None:
         return fakes(candidate)
 
     with pytest.raises(KeyboardInterrupt):
-        search(interrupted, enumerate([alone(60)], 1), go_on=lambda: True, keep=print, said=print, tally=tally)
+        search(interrupted, enumerate([alone(60)], 1), go_on=lambda: True, keep=print, progress=print, tally=tally)
     (found,) = tally.findings
     assert (found.finding.kind, found.case, found.shrunk) == (FindingKind.DEATH, alone(60), alone(60))
 
@@ -123,10 +123,10 @@ def account() -> SearchSummary:
 
 def test_the_account_of_a_search() -> None:
     assert_golden("explore.txt", terminal(account()) + "\n")
-    told = as_json(account())
-    assert told["seeds"] == [1, 3]
-    assert [one["kind"] for one in told["findings"]] == ["death", "corrupted"]
-    assert told["findings"][0]["live"].startswith("vllm-repro run")
+    given = as_json(account())
+    assert given["seeds"] == [1, 3]
+    assert [one["kind"] for one in given["findings"]] == ["death", "corrupted"]
+    assert given["findings"][0]["live"].startswith("vllm-repro run")
     empty = replace(account(), tally=Tally(2, first=1, last=2), live=[])
     assert "nothing in 2 cases" in terminal(empty)
 

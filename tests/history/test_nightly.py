@@ -129,7 +129,7 @@ def test_a_busy_gpu_is_trouble_of_the_host(tmp_path: Path, monkeypatch: pytest.M
         "GPU 1 (NVIDIA H200) is busy: 70,000 MB of it are in use"
     ]
     fake_smi(tmp_path, f"echo 'WARNING: infoROM is corrupted at gpu 0'\n{TWO}", monkeypatch)
-    assert [said[:5] for said in host_problems(ServerKind.PROCESS, tmp_path, 0)] == ["GPU 1"], "a warning is no GPU"
+    assert [shown[:5] for shown in host_problems(ServerKind.PROCESS, tmp_path, 0)] == ["GPU 1"], "a warning is no GPU"
     fake_smi(tmp_path, "exit 9", monkeypatch)
     assert list(host_problems(ServerKind.PROCESS, tmp_path, 0)) == [
         "no NVIDIA GPU: nvidia-smi is absent, fails, or lists none"
@@ -137,13 +137,13 @@ def test_a_busy_gpu_is_trouble_of_the_host(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_full_disk_is_trouble_of_the_host(tmp_path: Path) -> None:
-    (said,) = host_problems(ServerKind.REHEARSAL, tmp_path / "not" / "made", 10**9)
-    assert "GB are free where runs are written" in said
+    (shown,) = host_problems(ServerKind.REHEARSAL, tmp_path / "not" / "made", 10**9)
+    assert "GB are free where runs are written" in shown
     assert not list(host_problems(ServerKind.REHEARSAL, tmp_path, 0))
 
 
 def test_no_container_engine_is_trouble_of_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_smi(tmp_path, TWO.replace("70000", "3"), monkeypatch)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
-    (said,) = host_problems(ServerKind.DOCKER, tmp_path, 0)
-    assert "none.sock" in said
+    (shown,) = host_problems(ServerKind.DOCKER, tmp_path, 0)
+    assert "none.sock" in shown

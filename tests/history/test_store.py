@@ -82,8 +82,8 @@ def test_rows_say_what_the_reports_say(reports: Path) -> None:
         ]
         assert all(arm.figures == () for arm in row.arms), "no example is of a GPU"
         assert len(row.host) == 8
-        for arm, told in zip(row.arms, report["arms"], strict=True):
-            matched = [trial["death"] and trial["death"]["signature"] == "match" for trial in told["trials"]]
+        for arm, given in zip(row.arms, report["arms"], strict=True):
+            matched = [trial["death"] and trial["death"]["signature"] == "match" for trial in given["trials"]]
             assert arm.signature.startswith("match: ") is any(matched)
 
 
@@ -96,9 +96,9 @@ def test_a_run_is_in_the_history_when_it_ends_and_its_journal_gives_the_same(har
     Store(root).rebuild()
     assert dump(root) == before
     done = harness("history", "--json")
-    told = json.loads(done.out)
-    assert told["rehearsal"] is True
-    assert [one["life"] for one in told["scenarios"]] == ["reproduces"]
+    given = json.loads(done.out)
+    assert given["rehearsal"] is True
+    assert [one["life"] for one in given["scenarios"]] == ["reproduces"]
     shown = harness("history").out
     assert shown.startswith("REHEARSAL")
     # A harness that was killed left a folder and no row.
@@ -158,19 +158,19 @@ def test_no_state_of_the_store_makes_a_run_fail(reports: Path, damage: str) -> N
         connection.close()
     else:
         connection = sqlite3.connect(path)
-        told = {
+        given = {
             "older": "PRAGMA user_version = 1",
             "newer": "PRAGMA user_version = 9",
             "word": """UPDATE runs SET row = '{"verdict": "great"}'""",
         }
-        connection.execute(told[damage])
+        connection.execute(given[damage])
         connection.commit()
         connection.close()
     (first, *_) = EXAMPLES
-    said = remember(build(first), reports)
+    output_text = remember(build(first), reports)
     if damage != "word":
-        assert "the run is not in the history" in said
-        assert "vllm-repro history --rebuild" in said
+        assert "the run is not in the history" in output_text
+        assert "vllm-repro history --rebuild" in output_text
     else:
         with pytest.raises(InfraError, match="cannot be used: "):
             store.rows()

@@ -26,7 +26,7 @@ class Job:
     """Result of a job. status: exit status of each step that ran, by its name or action."""
 
     status: dict[str, int] = field(default_factory=dict)
-    said: str = ""
+    shown: str = ""
     summary: str = ""
     outputs: dict[str, str] = field(default_factory=dict)
 
@@ -105,7 +105,7 @@ def run(checkout: Path, inputs: Mapping[str, str], steps: Sequence[dict[str, Any
         words = ["bash", "-e", "-c", given(step["run"], inputs, job)]
         done = subprocess.run(words, cwd=checkout, env=env, capture_output=True, text=True, timeout=600, check=False)
         job.status[name] = done.returncode
-        job.said += done.stdout + done.stderr
+        job.shown += done.stdout + done.stderr
         job.outputs |= dict(line.split("=", 1) for line in files["GITHUB_OUTPUT"].read_text().splitlines())
     job.summary = files["GITHUB_STEP_SUMMARY"].read_text(encoding="utf-8")
     return job
@@ -121,11 +121,11 @@ def names(steps: Sequence[dict[str, Any]]) -> list[str]:
 
 def test_a_green_night(checkout: Path) -> None:
     job = run(checkout, {"server": "rehearsal", "scenarios": "min-tokens-stop-ids"}, STEPS)
-    assert job.status == dict.fromkeys(names(STEPS), 0), job.said
+    assert job.status == dict.fromkeys(names(STEPS), 0), job.shown
     assert job.outputs["light"] == "green"
     assert "# ✅ Nightly: green" in job.summary
     assert "REHEARSAL" in job.summary
-    assert "::" not in job.said
+    assert "::" not in job.shown
     kept = checkout / job.outputs["folder"]
     assert {path.name for path in kept.iterdir()} == {"summary.md", "junit.xml", "nights.html", "min-tokens-stop-ids"}
     nights = (kept / "nights.html").read_text(encoding="utf-8")
@@ -147,10 +147,10 @@ def test_a_red_night_still_cleans_up_and_keeps_its_reports(checkout: Path) -> No
     altered.write_text(text.replace(declared, 'bad="==0.28.0", good="<0.28.0"'), encoding="utf-8")
     inputs = {"server": "rehearsal", "scenarios": f"altered/{SCENARIO.name}", "vllm": "0.27.1"}
     job = run(checkout, inputs, FROM_THE_NIGHT_ON)
-    assert job.status == {**dict.fromkeys(names(FROM_THE_NIGHT_ON), 0), "Run the night": 1}, job.said
+    assert job.status == {**dict.fromkeys(names(FROM_THE_NIGHT_ON), 0), "Run the night": 1}, job.shown
     assert job.outputs["light"] == "red"
     assert "# ❌ Nightly: red" in job.summary
-    assert "::error title=vllm-repro nightly::red: 1 surprise (min-tokens-stop-ids)" in job.said
+    assert "::error title=vllm-repro nightly::red: 1 surprise (min-tokens-stop-ids)" in job.shown
     root = ET.parse(checkout / job.outputs["folder"] / "junit.xml").getroot()
     assert int(root.get("failures", "0")) >= 1
 
@@ -162,10 +162,10 @@ def test_an_amber_night_passes_with_a_warning(checkout: Path) -> None:
     for tool in ("bash", "sh"):
         (empty / tool).symlink_to(shutil.which(tool) or tool)
     job = run(checkout, {"server": "process"}, FROM_THE_NIGHT_ON, PATH=str(empty))  # as a schedule, without nvidia-smi
-    assert job.status == dict.fromkeys(names(FROM_THE_NIGHT_ON), 0), job.said
+    assert job.status == dict.fromkeys(names(FROM_THE_NIGHT_ON), 0), job.shown
     assert job.outputs["light"] == "amber"
     assert "# ⚠️ Nightly: amber" in job.summary
-    assert "::warning title=vllm-repro nightly::amber: host trouble: no NVIDIA GPU" in job.said
+    assert "::warning title=vllm-repro nightly::amber: host trouble: no NVIDIA GPU" in job.shown
     root = ET.parse(checkout / job.outputs["folder"] / "junit.xml").getroot()
     assert (root.get("tests"), root.get("errors")) == ("1", "1")
 

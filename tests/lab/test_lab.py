@@ -245,16 +245,16 @@ def test_auto_falls_back_to_the_rehearsal(monkeypatch: pytest.MonkeyPatch) -> No
         raise InfraError("no wheel of vLLM 0.23.0 can be had")
 
     monkeypatch.setattr(vllm_repro.servers.lab, "provision", no_network)
-    told: list[tuple[ServerKind, str]] = []
+    given: list[tuple[ServerKind, str]] = []
     site = open_site(
         TQ,
         ServerOptions(),
         ServerChoice(ServerKind.LAB, "picked"),
         print,
-        chosen=lambda site, why: told.append((site.kind, why)),
+        chosen=lambda site, why: given.append((site.kind, why)),
     )
     assert (site.kind, site.evidence) == (ServerKind.REHEARSAL, Evidence.REHEARSAL)
-    assert told == [
+    assert given == [
         (ServerKind.LAB, "picked"),
         (ServerKind.REHEARSAL, "the lab cannot be set up: no wheel of vLLM 0.23.0 can be had"),
     ]

@@ -50,9 +50,9 @@ def launch_of(name: str) -> Launch:
 
 
 def test_differing_prompt_sizes_are_listed() -> None:
-    said = "prompts of 5693 tokens in place of 90109, sized for the tiny model"
-    assert launch_of("reported").differences.count(said) == 1
-    assert launch_of("near-miss-length").differences.count(said.replace("5693", "5664").replace("90109", "90112")) == 1
+    shown = "prompts of 5693 tokens in place of 90109, sized for the tiny model"
+    assert launch_of("reported").differences.count(shown) == 1
+    assert launch_of("near-miss-length").differences.count(shown.replace("5693", "5664").replace("90109", "90112")) == 1
     assert not any(text.startswith("prompts of") for text in lab_launch(
         TQ, TQ.arms[0], vllm=("v",), version="0.23.0", plugin=plugin_folder(), model=Path("/m"), port=1
     ).differences)  # fmt: skip
@@ -128,6 +128,6 @@ def test_near_misses_differ_from_the_report_by_one_thing() -> None:
 def test_differing_flags_are_listed() -> None:
     assert SCO.command_of(arm("bigger-pool")).number("--num-gpu-blocks-override") == 50_000
     assert launch_of("bigger-pool").command.number("--num-gpu-blocks-override") == 1000
-    said = "with --num-gpu-blocks-override 1000 in place of --num-gpu-blocks-override 50000, sized for the tiny model's pool"
-    assert launch_of("bigger-pool").differences.count(said) == 1
-    assert said not in launch_of("reported").differences
+    shown = "with --num-gpu-blocks-override 1000 in place of --num-gpu-blocks-override 50000, sized for the tiny model's pool"
+    assert launch_of("bigger-pool").differences.count(shown) == 1
+    assert shown not in launch_of("reported").differences

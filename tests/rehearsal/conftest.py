@@ -17,9 +17,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
     def begin(
         version: str, *flags: str, fault: str = "", env: Mapping[str, str] | None = None, port: int | None = None
     ) -> Running:
-        told = {"VLLM_REHEARSAL_VERSION": version, "VLLM_REHEARSAL_FAULT": fault, **(env or {})}
+        given = {"VLLM_REHEARSAL_VERSION": version, "VLLM_REHEARSAL_FAULT": fault, **(env or {})}
         log = tmp_path / f"server-{len(running)}.log"
-        server = Running(["serve", "tiny/model", *(flags or SMALL)], told, log, port or free_port())
+        server = Running(["serve", "tiny/model", *(flags or SMALL)], given, log, port or free_port())
         running.append(server)
         return server
 

@@ -21,7 +21,7 @@ BRANCH = "0.20.1rc1.dev12+g363ffa145"
 
 
 def offload(size: int, **extra: bool) -> tuple[str, ...]:
-    told = {
+    given = {
         "kv_connector": "SimpleCPUOffloadConnector",
         "kv_connector_extra_config": {"cpu_bytes_to_use": size, **extra},
     }
@@ -30,7 +30,7 @@ def offload(size: int, **extra: bool) -> tuple[str, ...]:
         "--max-model-len=128000",
         "--max-num-batched-tokens=16384",
         "--no-disable-hybrid-kv-cache-manager",
-        f"--kv-transfer-config={json.dumps(told)}",
+        f"--kv-transfer-config={json.dumps(given)}",
     )
 
 
@@ -43,11 +43,11 @@ def settings(version: str, flags: tuple[str, ...], **shape: Any) -> Settings:
     return read(["serve", "m", *flags], env)
 
 
-def deaths(told: Settings, **asked: Any) -> set[str]:
+def deaths(given: Settings, **asked: Any) -> set[str]:
     """Return the issues whose boundary a request crosses."""
     usual: dict[str, Any] = {"prompt": 20, "cached": 0, "max_tokens": 8, "min_tokens": 0, "stop_token_ids": ()}
-    request = Asked(settings=told, **{**usual, **asked})
-    rules = (rule for rule in RULES if rule.effect is Effect.DIES and rule.applies(told))
+    request = Asked(settings=given, **{**usual, **asked})
+    rules = (rule for rule in RULES if rule.effect is Effect.DIES and rule.applies(given))
     return {rule.issue.partition("#")[2] for rule in rules if rule.asked(request)}
 
 

@@ -30,7 +30,7 @@ class Opened:
     """A page with the messages and requests that it made."""
 
     page: Page
-    said: list[str] = field(default_factory=list)
+    shown: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
 
 
@@ -60,8 +60,8 @@ def opened(browser: Browser) -> Iterator[Open]:
             context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
             stack.callback(context.close)
             made = Opened(context.new_page())
-            made.page.on("console", lambda message: made.said.append(message.text))
-            made.page.on("pageerror", lambda error: made.said.append(str(error)))
+            made.page.on("console", lambda message: made.shown.append(message.text))
+            made.page.on("pageerror", lambda error: made.shown.append(str(error)))
             made.page.on("request", lambda request: made.asked.append(request.url))
             made.page.goto(path.as_uri())
             made.page.wait_for_load_state()

@@ -51,7 +51,7 @@ def ended(arm: str, outcome: str = "clean", weights: str | None = "real") -> Eve
 
 
 def output(arm: str, *tokens: int, probe: str = "greedy", margins: tuple[float, ...] = ()) -> Event:
-    said = {
+    shown = {
         "probe": probe,
         "length": 64,
         "sha256": "",
@@ -61,7 +61,7 @@ def output(arm: str, *tokens: int, probe: str = "greedy", margins: tuple[float, 
         "found": None,
         "margins": list(margins),
     }
-    return "output", {"arm": arm, "trial": 1, "said": said}
+    return "output", {"arm": arm, "trial": 1, "said": shown}
 
 
 def words(*entries: Event, checks: dict[str, Any] | None = CHECKS) -> dict[str, str]:

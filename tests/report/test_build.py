@@ -143,13 +143,13 @@ def changed(event: str, /, **fields: object) -> list[bytes]:
     """Return a journal with other fields in its first such line; None removes a field."""
     lines = (REHEARSAL / "journal.jsonl").read_bytes().splitlines(keepends=True)[:-1]
     at, entry = next((at, one) for at, one in enumerate(map(json.loads, lines)) if one["event"] == event)
-    told = {key: value for key, value in {**entry, **fields}.items() if value is not None}
-    return [*lines[:at], json.dumps(told).encode() + b"\n", *lines[at + 1 :]]
+    listed = {key: value for key, value in {**entry, **fields}.items() if value is not None}
+    return [*lines[:at], json.dumps(listed).encode() + b"\n", *lines[at + 1 :]]
 
 
 @pytest.mark.parametrize("verb", ["report", "draft", "run --resume"])
 @pytest.mark.parametrize(
-    ("journal", "says"),
+    ("journal", "message"),
     [
         (changed("run-started", schema=99, harness_version="9.9"), "has schema 99, and this release reads schema 1"),
         (changed("run-started", arms=None, reproduce=None), "it lacks '"),
@@ -159,14 +159,14 @@ def changed(event: str, /, **fields: object) -> list[bytes]:
     ids=["schema", "arms", "outcome", "twice"],
 )
 def test_a_journal_that_this_release_did_not_write_is_wrong_usage(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str, journal: list[bytes], says: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str, journal: list[bytes], message: str
 ) -> None:
     (tmp_path / "journal.jsonl").write_bytes(b"".join(journal))
     assert main([*verb.split(), str(tmp_path)]) == 64
-    said = capsys.readouterr().err
-    assert f"the journal in {tmp_path} " in said
-    assert says in said
-    assert "next: " in said
+    shown = capsys.readouterr().err
+    assert f"the journal in {tmp_path} " in shown
+    assert message in shown
+    assert "next: " in shown
 
 
 def test_whatever_a_journal_lacks_is_no_fault_of_the_harness(tmp_path: Path) -> None:

@@ -48,10 +48,10 @@ def test_the_terminal_says_verdict_cause_and_next_step(folder: Path) -> None:
 def test_the_commands_at_the_end_can_be_pasted_whatever_the_folder_is_called() -> None:
     folder = Path("o ut; echo") / "it's"
     ended = replace(report(DIED), folder=folder, interrupted="SIGINT")
-    said = dict(line.split(":", 1) for line in summary(ended).splitlines() if line.startswith(("draft:", "resume:")))
-    assert shlex.split(said["draft"]) == ["vllm-repro", "draft", str(folder)]
+    shown = dict(line.split(":", 1) for line in summary(ended).splitlines() if line.startswith(("draft:", "resume:")))
+    assert shlex.split(shown["draft"]) == ["vllm-repro", "draft", str(folder)]
     # Without the scenario, whose name is not enough where it is a file of one's own.
-    assert shlex.split(said["resume"]) == ["vllm-repro", "run", "--resume", str(folder)]
+    assert shlex.split(shown["resume"]) == ["vllm-repro", "run", "--resume", str(folder)]
 
 
 def test_no_private_path_in_any_example() -> None:
@@ -106,13 +106,13 @@ def test_requests_that_were_refused_are_told_of_everywhere() -> None:
     made = report_of(replace(recording, entries=tuple(map(of_eager, recording.entries))), REHEARSAL)
     (trial,) = next(arm for arm in made.arms if arm.name == "eager").trials
     assert trial.outcome is Outcome.CLEAN
-    said = f"2 of {trial.requests['sent']} requests were refused (400 x 2)"
-    assert trial.why == f"the boundary was crossed and the engine lived; {said}"
-    assert f"eager: {said}" in summary(made).splitlines()
-    assert f"eager: {said}." in markdown(made).splitlines()
-    assert f" eager: {said}." in render(made, "html")
+    shown = f"2 of {trial.requests['sent']} requests were refused (400 x 2)"
+    assert trial.why == f"the boundary was crossed and the engine lived; {shown}"
+    assert f"eager: {shown}" in summary(made).splitlines()
+    assert f"eager: {shown}." in markdown(made).splitlines()
+    assert f" eager: {shown}." in render(made, "html")
     assert f"trial 1: clean: {trial.why}" in junit(made)
-    assert f" eager: {said}." in render(made, "issue")
+    assert f" eager: {shown}." in render(made, "issue")
     whole = report(REHEARSAL)
     assert "refused" not in summary(whole) + markdown(whole)
 
@@ -162,7 +162,7 @@ def test_a_change_that_no_process_imported_was_not_tried(imported: list[str] | N
 def test_a_change_that_was_not_tried_hides_no_other_arms_death() -> None:
     death = next(read(REHEARSAL / "journal.jsonl").of("trial-ended"))["death"]
 
-    def told(entry: Entry) -> Entry:
+    def given(entry: Entry) -> Entry:
         fields = dict(entry.fields)
         if entry.event == "run-started":
             idle = {**fields["arms"][0], "patches": [{"file": "vllm/a.py", "was": "a", "now": "b"}]}
@@ -179,7 +179,7 @@ def test_a_change_that_was_not_tried_hides_no_other_arms_death() -> None:
         return replace(entry, fields=fields)
 
     recording = read(REHEARSAL / "journal.jsonl")
-    made = report_of(replace(recording, entries=tuple(map(told, recording.entries))), REHEARSAL).verdict
+    made = report_of(replace(recording, entries=tuple(map(given, recording.entries))), REHEARSAL).verdict
     assert (made.verdict, made.expected, made.surprises) == (Verdict.INCONCLUSIVE, False, ("eager",))
     assert "so the patch was not tested" in made.because
     assert "unexpected in arm eager: crash" in made.because
@@ -204,9 +204,9 @@ def test_a_report_says_whose_server_stayed_and_where_each_log_is() -> None:
         outlasted=(Outlasted(rank=1, watched_s=10.0, silent=True, ended_s=9.04),),
     )
     ranked = replace(example, arms=tuple(replace(one, trials=(trial,)) if one is arm else one for one in example.arms))
-    said = "The server of rank 1 kept running for 10 s after that of rank 0 was gone and logged nothing; stopping it took 9.0 s."
-    assert said in markdown(ranked)
-    assert said in summary(ranked)
+    shown = "The server of rank 1 kept running for 10 s after that of rank 0 was gone and logged nothing; stopping it took 9.0 s."
+    assert shown in markdown(ranked)
+    assert shown in summary(ranked)
     assert f"Logs by rank: {trial.log}, logs/reported-1.rank1.log." in markdown(ranked)
     assert "kept running" not in markdown(example)
 
@@ -219,9 +219,9 @@ def test_a_report_says_what_a_client_saw_of_the_dead_engine() -> None:
     entry = Entry(ended.t, "client-saw", {"arm": ended["arm"], "trial": ended["trial"], **saw})
     entries = (*recording.entries[:at], entry, *recording.entries[at:])
     made = report_of(replace(recording, entries=entries), REHEARSAL)
-    said = 'A program with the openai SDK then saw InternalServerError "Error <b> 500" after 1.3 s (retries: 2).'
-    assert said in summary(made)
-    assert cell(said) in markdown(made)
+    shown = 'A program with the openai SDK then saw InternalServerError "Error <b> 500" after 1.3 s (retries: 2).'
+    assert shown in summary(made)
+    assert cell(shown) in markdown(made)
     trials = [trial for arm in report_dict(made)["arms"] for trial in arm["trials"]]
     assert next(trial["client_saw"] for trial in trials if trial["death"]) == saw
     old = report_of(recording, REHEARSAL)

@@ -28,7 +28,7 @@ from vllm_repro.verdict.verdict import Verdict, VerdictReport, arm_result
 EXAMPLE = report(REHEARSAL)
 # Typed, which the library's are not.
 counted: Callable[[TestSuite], None] = TestSuite.update_statistics
-told: Callable[[TestSuite], Iterable[Property]] = TestSuite.properties
+listed: Callable[[TestSuite], Iterable[Property]] = TestSuite.properties
 KINDS = {Failure: "failure", Error: "error", Skipped: "skipped"}
 
 
@@ -73,7 +73,7 @@ def test_junitparser_reads_what_was_meant(source: RunReport, tmp_path: Path) -> 
     before = (suite.tests, suite.failures, suite.errors, suite.skipped)
     counted(suite)  # its own count of what it read
     assert before == (suite.tests, suite.failures, suite.errors, suite.skipped)
-    properties = {one.name: one.value for one in told(suite)}
+    properties = {one.name: one.value for one in listed(suite)}
     assert properties["issue"] == source.issue
     assert properties["verdict"] == source.verdict.verdict
     if source.scenario == EXAMPLE.scenario and source.verdict.verdict is Verdict.REGRESSED:
@@ -98,14 +98,14 @@ def as_github_and_buildkite_do(text: str) -> dict[str, tuple[str, str]]:
         state = (
             {"failure": "failed", "error": "failed", "skipped": "skipped"}[one.tag] if one is not None else "success"
         )
-        said = one.get("message", "") if one is not None else ""
+        output_text = one.get("message", "") if one is not None else ""
         if one is not None:
-            assert said.strip(), "an empty message is taken for none"
-            assert "\n" not in said, "it is shown on one line"
+            assert output_text.strip(), "an empty message is taken for none"
+            assert "\n" not in output_text, "it is shown on one line"
         if state == "failed" and one is not None:
             assert one.get("type")
             assert (one.text or "").strip(), "Buildkite's shows no box for it"
-        shown[case.get("name", "")] = (state, said)
+        shown[case.get("name", "")] = (state, output_text)
     return shown
 
 

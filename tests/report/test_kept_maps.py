@@ -36,12 +36,12 @@ def test_a_kept_map_is_whole_and_of_its_scenario(kept: tuple[Path, dict[str, Any
 def test_its_markdown_says_the_same(kept: tuple[Path, dict[str, Any]]) -> None:
     folder, loaded = kept
     text = (folder / "versions.md").read_text(encoding="utf-8")
-    said = " ".join(re.findall(r"\*\*(.*?)\.?\*\*", text)).lower()
+    shown = " ".join(re.findall(r"\*\*(.*?)\.?\*\*", text)).lower()
     for sentence in loaded["reading"].split(". "):
-        assert sentence.lower() in said
+        assert sentence.lower() in shown
     rows = re.findall(r"^\| (\d\S*) \| \S+ \| (\S+) \| ([^|]*?) \|", text, flags=re.MULTILINE)
-    told = {(version, arm): set(re.findall(r"[a-z-]+", what)) for version, arm, what in rows}
-    assert told == {
+    given = {(version, arm): set(re.findall(r"[a-z-]+", what)) for version, arm, what in rows}
+    assert given == {
         (row["version"], arm["name"]): {trial["outcome"] for trial in arm["trials"]} or {arm["fate"]}
         for row in loaded["rows"]
         for arm in row["arms"]

@@ -135,14 +135,14 @@ def test_where_nothing_is_claimed_no_figure_is_shown(
         assert "207" not in text.replace(str(tmp_path), "")  # pytest numbers its folders
 
 
-@pytest.mark.parametrize("told", ["dummy: 1 layer, 16 heads, 4 KV heads of 256, run by vLLM's qwen3", "", None])
-def test_a_report_says_which_weights_were_served_where_that_is_known(tmp_path: Path, told: str | None) -> None:
+@pytest.mark.parametrize("given", ["dummy: 1 layer, 16 heads, 4 KV heads of 256, run by vLLM's qwen3", "", None])
+def test_a_report_says_which_weights_were_served_where_that_is_known(tmp_path: Path, given: str | None) -> None:
     journal = measured("gpu", "dummy")
-    known = {} if told is None else {"weights": told}  # an older journal says nothing of them
+    known = {} if given is None else {"weights": given}  # an older journal says nothing of them
     journal.add("trial-started", "reported", 1, command="vllm serve x", server="process", differences=[], **known)
     report = journal.report(tmp_path)
-    assert report_dict(report)["arms"][0]["server"]["weights"] == (told or None)
-    assert ("- Weights: dummy: 1 layer, 16 heads" in markdown(report)) is bool(told)
+    assert report_dict(report)["arms"][0]["server"]["weights"] == (given or None)
+    assert ("- Weights: dummy: 1 layer, 16 heads" in markdown(report)) is bool(given)
 
 
 def test_a_client_that_came_late_has_rates_and_no_times(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def answered(weights: str = "real") -> Journal:
         ("eager", [1, 2, 3, 4] * 16),
         ("graphs-off", [1, 2, 3, 4] * 16),
     ):
-        journal.add("output", arm, 1, said=vars(sample_output(Probe.GREEDY, tokens, str(tokens))))
+        journal.add("output", arm, 1, shown=vars(sample_output(Probe.GREEDY, tokens, str(tokens))))
         journal.end(arm, 1, weights=weights)
     return journal
 

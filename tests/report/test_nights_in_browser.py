@@ -24,7 +24,7 @@ def nights(tmp_path: Path) -> Path:
 
 def test_it_renders_without_a_word_and_without_the_network(nights: Path, opened: Open) -> None:
     made = opened(nights)
-    assert made.said == []
+    assert made.shown == []
     assert made.asked == [nights.as_uri()]
 
 

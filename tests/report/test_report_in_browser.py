@@ -38,7 +38,7 @@ def written(folder: Path) -> Path:
 
 def test_it_renders_without_a_word_and_without_the_network(page: Path, opened: Open) -> None:
     made = opened(page)
-    assert made.said == []
+    assert made.shown == []
     assert made.asked == [page.as_uri()]
     assert made.page.title() == "tq-chunked-prefill: reproduces (REHEARSAL)"
 
@@ -142,7 +142,7 @@ def test_a_hostile_log_neither_runs_nor_freezes_the_page(tmp_path: Path, opened:
     for _ in range(30):
         made.page.keyboard.press("Tab")
     assert made.page.evaluate("window.hacked") is None
-    assert made.said == []
+    assert made.shown == []
     assert made.asked == [path.as_uri()]
     assert made.page.url == path.as_uri()
     text = made.page.locator(".log").first.inner_text()

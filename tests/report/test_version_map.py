@@ -92,7 +92,7 @@ def map_of(rows: Sequence[ReleaseRow], versions: Sequence[str] | None = None) ->
     )
 
 
-def said(text: str, tested: Sequence[str]) -> dict[str, ReleaseResult | None]:
+def shown(text: str, tested: Sequence[str]) -> dict[str, ReleaseResult | None]:
     """Parse a sentence of the map independently of the code that writes it."""
     names = r"[0-9][0-9., a-z()]*?"
     found: dict[str, ReleaseResult | None] = {}
@@ -140,7 +140,7 @@ MAPS = st.builds(
 def test_a_reading_names_each_release_once_and_with_its_own_fate(version_map: VersionMap) -> None:
     (text,) = readings(version_map)
     fates: Mapping[str, ReleaseResult | None] = {row.version: row.arms[0].fate for row in version_map.rows}
-    assert said(text, version_map.versions) == {version: fates.get(version) for version in version_map.versions}, text
+    assert shown(text, version_map.versions) == {version: fates.get(version) for version in version_map.versions}, text
     lived = {row.version for row in version_map.rows if {one.outcome for one in row.arms[0].trials} == {Outcome.CLEAN}}
     assert {version for version, fate in fates.items() if fate is ReleaseResult.LIVES} == lived
 

@@ -61,9 +61,9 @@ def test_idle_after_enough_quiet_whatever_came_before(shares: list[float], more:
 
 
 def test_message_has_the_measured_times() -> None:
-    told = never_idle_message(samples([0.5] * 60))
-    assert "in the 30 s after the last request" in told
-    assert "15.0 s of processor time" in told
+    listed = never_idle_message(samples([0.5] * 60))
+    assert "in the 30 s after the last request" in listed
+    assert "15.0 s of processor time" in listed
 
 
 def test_only_engine_core_processes_count(tmp_path: Path) -> None:

@@ -233,10 +233,10 @@ def test_an_answer_that_repeats_one_token_is_wrong_where_weights_are_real(
     launch = replace(LAUNCH, command=LAUNCH.command.with_flags(weights)) if weights else LAUNCH
     conclusion, journal, _ = concluded(tmp_path, engine, output=Checks(longest_run=32, needle=200), launch=launch)
     assert conclusion.weights is (ServedWeights.DUMMY if weights else ServedWeights.REAL)
-    said = [entry["said"] for entry in journal.of("output")]
-    assert said[0]["first"] == [token(number) for number in range(64)]
+    shown = [entry["said"] for entry in journal.of("output")]
+    assert shown[0]["first"] == [token(number) for number in range(64)]
     assert [len(asked["prompt"]) for asked in engine.asked[1:]] == ([] if weights else [200])
-    assert [one["probe"] for one in said[1:]] == ([] if weights else [Probe.NEEDLE])
+    assert [one["probe"] for one in shown[1:]] == ([] if weights else [Probe.NEEDLE])
     if outcome is Outcome.WRONG_OUTPUT:
         assert "one token 64 times in a row" in conclusion.why
     elif not weights:

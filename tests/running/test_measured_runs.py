@@ -93,7 +93,7 @@ def test_boots_end_when_they_decide_nothing_more(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "declared", "says"),
+    ("words", "declared", "message"),
     [
         (("--throughput",), "", "declares no load to measure"),
         (("--throughput", "--arm", "near-miss-128"), LOADS, "the server is that of an earlier arm"),
@@ -102,9 +102,9 @@ def test_boots_end_when_they_decide_nothing_more(harness: Harness) -> None:
     ],
 )
 def test_wishes_that_cannot_be_fulfilled(
-    harness: Harness, tmp_path: Path, words: tuple[str, ...], declared: str, says: str
+    harness: Harness, tmp_path: Path, words: tuple[str, ...], declared: str, message: str
 ) -> None:
     path = scenario(tmp_path, declared) if declared else "min-tokens-stop-ids"
     done = harness("run", path, "--server", "rehearsal", *words)
     assert (done.status, done.folder) == (64, None)
-    assert says in done.err
+    assert message in done.err

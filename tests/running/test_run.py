@@ -244,9 +244,9 @@ def test_where_no_report_can_be_written_the_verdict_is_said_all_the_same(
     with monkeypatch.context() as full:
         full.setattr("vllm_repro.report.files.write_file", refuse)
         assert main([*TQ, "--arm", "reported", "--out", str(tmp_path / "reports")]) == 2
-    said = capsys.readouterr().err
-    assert "the verdict is reproduces (REHEARSAL), and cannot write" in said
-    assert "vllm-repro report RUN -o FILE" in said
+    shown = capsys.readouterr().err
+    assert "the verdict is reproduces (REHEARSAL), and cannot write" in shown
+    assert "vllm-repro report RUN -o FILE" in shown
     (journal,) = (tmp_path / "reports" / "tq-chunked-prefill").glob("2*/journal.jsonl")
     again = harness("report", str(journal.parent), "--format", "md")
     assert "**reproduces" in again.out

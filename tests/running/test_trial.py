@@ -50,7 +50,7 @@ def trial_on(fake: FakeVllm, folder: Path) -> Trial:
         seed=1,
         journal=Journal(folder / "journal.jsonl"),
         requests=Journal(folder / "requests.jsonl"),
-        say=lambda _: None,
+        notify=lambda _: None,
     )
 
 
@@ -340,14 +340,14 @@ def test_a_count_below_nothing_is_no_count(tmp_path: Path) -> None:
     assert tried(tmp_path, paths)[1].seen.asked[0].cached_tokens is None
 
 
-@pytest.mark.parametrize("told", ["nothing", "a reset"])
-def test_a_request_that_a_death_left_unanswered_had_reached_the_engine(tmp_path: Path, told: str) -> None:
+@pytest.mark.parametrize("given", ["nothing", "a reset"])
+def test_a_request_that_a_death_left_unanswered_had_reached_the_engine(tmp_path: Path, given: str) -> None:
     def completions(exchange: Exchange) -> None:
         if not is_the_odd_one(exchange):
             exchange.answer(200, COMPLETION)
             return
         exchange.fake.die(FATAL)
-        exchange.reset() if told == "a reset" else exchange.stall()
+        exchange.reset() if given == "a reset" else exchange.stall()
 
     conclusion = concluded(tmp_path, {"/v1/completions": completions})
     assert conclusion.outcome is Outcome.OTHER_CRASH

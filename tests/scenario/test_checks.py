@@ -13,7 +13,7 @@ MIN_TOKENS = "min_tokens_stop_ids.py"
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "shown"),
     [
         ('why="the lazy mode', 'bad="<1", why="the lazy mode', "bad= is only for an arm that"),
         ('bad=">=0.20.0,<0.24.0"', 'bad=">=0.20.0"', "arm 'small-cpu-pool': 0.24.0 is both bad and good"),
@@ -31,11 +31,11 @@ MIN_TOKENS = "min_tokens_stop_ids.py"
         ('"--num-gpu-blocks-override 7283"', '"7283"', "dummy, arm 'reported': "),
     ],
 )
-def test_mistakes_of_the_offload_scenario_are_found(old: str, new: str, said: str) -> None:
+def test_mistakes_of_the_offload_scenario_are_found(old: str, new: str, shown: str) -> None:
     text = text_of("sco_hybrid.py")
     assert old in text
     found = problems(text.replace(old, new, 1), "sco_hybrid.py")
-    assert any(said in problem for _, problem in found), found
+    assert any(shown in problem for _, problem in found), found
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_what_is_well_formed_and_wrong(old: str, new: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said", "name"),
+    ("old", "new", "shown", "name"),
     [
         ('try_with="0.23.0"', 'try_with="latest"', "try_with 'latest' is not a release number: write it like '0.23.0'", TQ),
         ('try_with="0.23.0"', 'try_with="v0.23.0"', "try_with 'v0.23.0': write it as '0.23.0', without the v", TQ),
@@ -62,14 +62,14 @@ def test_what_is_well_formed_and_wrong(old: str, new: str, text: str) -> None:
         ('added",\n                "0.20.2"', 'added",\n                "v0.20.2"', "release 'v0.20.2': write it", "sco_hybrid.py"),
     ],
 )  # fmt: skip
-def test_a_release_is_written_as_tags_and_pins_are_made_of_it(old: str, new: str, said: str, name: str) -> None:
+def test_a_release_is_written_as_tags_and_pins_are_made_of_it(old: str, new: str, shown: str, name: str) -> None:
     found = broken(old, new, name)
     assert len(found) == 1, found
-    assert said in found[0][1]
+    assert shown in found[0][1]
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "line", "said"),
+    ("old", "new", "line", "shown"),
     [
         ('with_flags("--enforce-eager")', 'with_flags("--enforce-eagr")', 'arm("eager"', "arm 'eager': --enforce-eagr: probably a typo"),
         ('with_flags("--enforce-eager")', 'with_flags("--scheduling-policy")', 'arm("eager"', "--scheduling-policy: has no value"),
@@ -79,16 +79,16 @@ def test_a_release_is_written_as_tags_and_pins_are_made_of_it(old: str, new: str
         ('with_flags("--dtype bfloat16"', 'with_flags("--dtyp bfloat16"', "lab=Lab(", "lab, arm 'reported': --dtyp: probably a typo"),
     ],
 )  # fmt: skip
-def test_a_mistyped_flag_is_told_once_where_it_stands(old: str, new: str, line: str, said: str) -> None:
+def test_a_mistyped_flag_is_told_once_where_it_stands(old: str, new: str, line: str, shown: str) -> None:
     found = broken(old, new)
     assert len(found) == 1, found
     number, problem = found[0]
     assert number == line_of(line)
-    assert said in problem
+    assert shown in problem
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "line", "said"),
+    ("old", "new", "line", "shown"),
     [
         ('sent_with("min_tokens"', 'sent_with("min_token"', "trigger=", "can never be met; did you mean 'min_tokens'?"),
         ('"min_tokens", "stop_token_ids"', "min_tokens=0", "trigger=", "no request has min_tokens with these values, so"),
@@ -97,11 +97,11 @@ def test_a_mistyped_flag_is_told_once_where_it_stands(old: str, new: str, line: 
         ("untriggered,\n            w", 'untriggered,\n            trigger=sent_with("x"),\n w', 'arm(\n            "near', "'x'"),
     ],
 )  # fmt: skip
-def test_what_no_request_carries_was_never_sent(old: str, new: str, line: str, said: str) -> None:
+def test_what_no_request_carries_was_never_sent(old: str, new: str, line: str, shown: str) -> None:
     text = text_of(MIN_TOKENS).replace(old, new, 1)
     found = problems(text, MIN_TOKENS)
     assert len(found) == 1, found
-    assert said in found[0][1]
+    assert shown in found[0][1]
     assert found[0][0] == text[: text.index(line)].count("\n") + 1
 
 
@@ -120,7 +120,7 @@ def test_fields_that_come_in_two_requests_come_in_none_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "line", "said"),
+    ("old", "new", "line", "shown"),
     [
         ('arm("reported", dies)', 'arm("report", dies)', 'arm("reported"', "the first arm is named 'report': rename it"),
         ("heads=16", "heads=0", "model=Model(", "Model: heads=0: sizes of a model count from 1"),
@@ -132,9 +132,9 @@ def test_fields_that_come_in_two_requests_come_in_none_together() -> None:
         ('with_flags("--dtype bfloat16"', 'with_flags("--max-model-len 7600"', "lab=Lab(", "lab, arm 'reported': long chat of"),
     ],
 )  # fmt: skip
-def test_what_vllm_would_refuse_is_told_once(old: str, new: str, line: str, said: str) -> None:
+def test_what_vllm_would_refuse_is_told_once(old: str, new: str, line: str, shown: str) -> None:
     found = broken(old, new)
-    assert len([problem for _, problem in found if said in problem]) == 1, found
+    assert len([problem for _, problem in found if shown in problem]) == 1, found
     assert {number for number, _ in found} == {text_of()[: text_of().index(line)].count("\n") + 1}, found
 
 
@@ -157,15 +157,15 @@ def test_a_file_without_a_release_does_not_blind_the_others(tmp_path: Path, harn
     wrong = text_of().replace('try_with="0.23.0"', 'try_with="latest"').replace("--max-num-seqs 1", "--max-num-sesq 1")
     (tmp_path / "tq_chunked_prefill.py").write_text(wrong, encoding="utf-8")
     (tmp_path / "tq_second.py").write_text(text_of().replace('title="', 'title="" and "'), encoding="utf-8")
-    told = harness("check", str(tmp_path), "--json")
-    assert told.status == 1
-    found = {(Path(problem["file"]).name, problem["line"]) for problem in json.loads(told.out)}
+    given = harness("check", str(tmp_path), "--json")
+    assert given.status == 1
+    found = {(Path(problem["file"]).name, problem["line"]) for problem in json.loads(given.out)}
     assert ("tq_chunked_prefill.py", line_of("try_with=")) in found
     assert ("tq_chunked_prefill.py", line_of("command=")) in found, "the flags are looked at all the same"
     assert "tq_second.py" in {file for file, _ in found}
-    said: list[str] = []
-    assert all_scenarios(tmp_path, warn=said.append) == []
-    assert len(said) == 2
+    shown: list[str] = []
+    assert all_scenarios(tmp_path, warn=shown.append) == []
+    assert len(shown) == 2
 
 
 def test_a_signature_without_frames_is_refused() -> None:
@@ -176,7 +176,7 @@ def test_a_signature_without_frames_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("declared", "said"),
+    ("declared", "shown"),
     [
         ('throughput=throughput(prompt=8, output=8, baseline="eagre"),', "the baseline 'eagre' is not an arm; did you mean"),
         ('throughput=throughput(prompt=8, output=8, baseline="near-miss-129"),', "has the same server as an earlier arm"),
@@ -194,12 +194,12 @@ def test_a_signature_without_frames_is_refused() -> None:
         ('output=checks(same=8, baseline="nobody"),', "the baseline 'nobody' is not an arm"),
     ],
 )  # fmt: skip
-def test_mistakes_in_what_is_measured_are_found(declared: str, said: str) -> None:
+def test_mistakes_in_what_is_measured_are_found(declared: str, shown: str) -> None:
     text = text_of()
     text = text.replace("    chat,\n", "    chat,\n    checks,\n    throughput,\n", 1)
     text = text.replace('    throughput=throughput(prompt=1024, output=256, baseline="eager"),\n', "", 1)
     found = problems(text.replace("    related=[", f"    {declared}\n    related=["), "tq_chunked_prefill.py")
     assert len(found) == 1, found
     line, problem = found[0]
-    assert said in problem
+    assert shown in problem
     assert line > 100

@@ -84,7 +84,7 @@ def test_each_mistake_is_found_with_its_line(old: str, new: str, line: str, text
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "line", "said"),
+    ("old", "new", "line", "shown"),
     [
         ("workspace_outgrown(),", "workspace_outgrown,", "& workspace", "needs parentheses: write workspace_outgrown()"),
         ("continuation_over(128)", "continuation_over", "& continuation_over", "write continuation_over(…)"),
@@ -97,20 +97,20 @@ def test_each_mistake_is_found_with_its_line(old: str, new: str, line: str, text
         ('"type": "function"', '{"a": 1}: "function"', "READ_FILE =", "a key must be a string or a number"),
     ],
 )  # fmt: skip
-def test_what_does_not_go_together_is_told_once_with_its_line(old: str, new: str, line: str, said: str) -> None:
-    assert [number for number, problem in broken(old, new) if said in problem] == [line_of(line)], broken(old, new)
+def test_what_does_not_go_together_is_told_once_with_its_line(old: str, new: str, line: str, shown: str) -> None:
+    assert [number for number, problem in broken(old, new) if shown in problem] == [line_of(line)], broken(old, new)
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "line", "said"),
+    ("old", "new", "line", "shown"),
     [
         ('frames=["', 'not_in_message="negative", frames=["', "frames=[", "not_in_message='negative' must be a list"),
         ('arms=["reported", "eager"]', 'arms="reported"', 'arms=["reported", "eager"]', "Lab: arms='reported' must be a list"),
         ("frames=[", "frames=# [\n'apply', _=[", "frames=[", "frames='apply' must be a list"),
     ],
 )  # fmt: skip
-def test_a_text_is_no_list_of_texts(old: str, new: str, line: str, said: str) -> None:
-    found = [(number, problem) for number, problem in broken(old, new) if said in problem]
+def test_a_text_is_no_list_of_texts(old: str, new: str, line: str, shown: str) -> None:
+    found = [(number, problem) for number, problem in broken(old, new) if shown in problem]
     assert len(found) == 1, broken(old, new)
     number, problem = found[0]
     assert number - line_of(line) in (0, 1)
@@ -118,16 +118,16 @@ def test_a_text_is_no_list_of_texts(old: str, new: str, line: str, said: str) ->
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "line", "said"),
+    ("old", "new", "line", "shown"),
     [
         ("    needs=Needs(gpus=1", "    needs=Needs(),\n    needs=Needs(gpus=1", "needs=", "Scenario: needs= is given twice"),
         ("gpus=1,", "**READ_FILE,", "needs=", "** is not supported"),
     ],
 )  # fmt: skip
-def test_each_argument_is_written_once(old: str, new: str, line: str, said: str) -> None:
+def test_each_argument_is_written_once(old: str, new: str, line: str, shown: str) -> None:
     found = broken(old, new)
     assert [number - new.count("\n") for number, _ in found] == [line_of(line)]
-    assert said in found[0][1]
+    assert shown in found[0][1]
 
 
 def test_what_is_wrong_in_a_list_makes_nothing_missing_elsewhere() -> None:
@@ -200,14 +200,14 @@ def test_what_is_missing_in_one_place_hides_nothing_elsewhere() -> None:
     )
     text = re.sub(r'title=".*"', 'title=""', text).replace("    with_flags,\n", "")
     found = " ".join(problem for _, problem in problems(text))
-    for said in (
+    for shown in (
         "Model: missing 'heads'",
         "does not match the file's name",
         "two arms are named",
         "title is empty",
         "not imported",
     ):
-        assert said in found, said
+        assert shown in found, shown
 
 
 def test_a_folder_without_scenarios_is_no_success(tmp_path: Path, harness: Harness) -> None:
@@ -221,10 +221,10 @@ def test_one_broken_file_does_not_blind_the_others(tmp_path: Path) -> None:
     for path in scenario_files():
         (tmp_path / path.name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
     (tmp_path / "broken.py").write_text("scenario = (", encoding="utf-8")
-    said: list[str] = []
-    assert len(all_scenarios(tmp_path, warn=said.append)) == len(scenario_files())
-    assert len(said) == 1
-    assert "broken.py:1: not Python" in said[0]
+    shown: list[str] = []
+    assert len(all_scenarios(tmp_path, warn=shown.append)) == len(scenario_files())
+    assert len(shown) == 1
+    assert "broken.py:1: not Python" in shown[0]
     with pytest.raises(ScenarioError):
         all_scenarios(tmp_path)
 

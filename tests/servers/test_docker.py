@@ -170,7 +170,7 @@ MISSING = Path("/nowhere/vllm-repro/model")
 
 
 @pytest.mark.parametrize(
-    ("fields", "kind", "says"),
+    ("fields", "kind", "message"),
     [
         ({"image": "example/nowhere:v0.0.1"}, InfraError, "image example/nowhere:v0.0.1 is not on this machine"),
         ({"mounts": (Mount(str(MISSING), "/model"),)}, InfraError, f"bind source path does not exist: {MISSING}"),
@@ -180,11 +180,11 @@ MISSING = Path("/nowhere/vllm-repro/model")
     ],
 )
 def test_what_the_engine_refuses_leaves_nothing(
-    fields: dict[str, Any], kind: type[ReproError], says: str, program: Program, serve: Serve, docker_engine: Engine
+    fields: dict[str, Any], kind: type[ReproError], message: str, program: Program, serve: Serve, docker_engine: Engine
 ) -> None:
     error = refused(serve(program(IDLE, **fields)), docker_engine)
     assert type(error) is kind
-    assert says in str(error)
+    assert message in str(error)
     assert not MISSING.exists(), "the engine made an empty folder"
 
 

@@ -39,7 +39,7 @@ def test_the_callers_environment_does_not_take_the_assertions_out_and_is_told_wh
         await server.stop()
         return dict(facts.env)
 
-    told = asyncio.run(run())
+    given = asyncio.run(run())
     assert json.loads((tmp_path / "log").read_text(encoding="utf-8")) == [0, "1"]
-    assert {"VLLM_ATTENTION_BACKEND": "FLEX_ATTENTION", "VLLM_USE_V1": "1"}.items() <= told.items()
-    assert not {"VLLM_API_KEY", "VLLM_REPRO_REPORTS", "PYTHONOPTIMIZE"} & told.keys()
+    assert {"VLLM_ATTENTION_BACKEND": "FLEX_ATTENTION", "VLLM_USE_V1": "1"}.items() <= given.items()
+    assert not {"VLLM_API_KEY", "VLLM_REPRO_REPORTS", "PYTHONOPTIMIZE"} & given.keys()

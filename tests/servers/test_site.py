@@ -33,19 +33,19 @@ def test_the_reported_image_is_that_of_one_release() -> None:
 
 
 @pytest.mark.parametrize(
-    ("here", "says"),
+    ("here", "message"),
     [
         (None, "no vllm is installed here"),
         (LocalVllm(Path("/x/vllm"), "0.24.0"), "the vllm that is installed here is 0.24.0"),
     ],
 )
 def test_a_cpu_build_is_not_run_for_a_scenario_that_needs_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, here: LocalVllm | None, says: str
+    monkeypatch: pytest.MonkeyPatch, here: LocalVllm | None, message: str
 ) -> None:
     """A CPU build must not be reported as evidence from a GPU."""
     monkeypatch.setattr("vllm_repro.servers.process.gpus", lambda: (H100,))
     monkeypatch.setattr("vllm_repro.servers.process.local_vllm", lambda: here)
-    with pytest.raises(InfraError, match=says):
+    with pytest.raises(InfraError, match=message):
         ProcessSite(ServerOptions(vllm="0.23.0"), TQ, lambda _: None)
 
 
@@ -75,14 +75,14 @@ ATTACHED = AttachSite(ServerOptions(url="http://127.0.0.1:1"), STOP_IDS, rehears
 
 
 @pytest.mark.parametrize(
-    ("where", "says"),
+    ("where", "message"),
     [(REHEARSAL, "a rehearsal runs no vLLM, so there is no source"), (ATTACHED, "that already runs cannot be changed")],
 )
-def test_an_arm_that_changes_the_source_says_where_it_can_run(tmp_path: Path, where: Site, says: str) -> None:
+def test_an_arm_that_changes_the_source_says_where_it_can_run(tmp_path: Path, where: Site, message: str) -> None:
     assert where.cannot(STOP_IDS.arms[0]) == ""
     launch, server = where.server(STOP_IDS, PATCHED, 1, tmp_path / "log", "run")
     assert not any("patched" in difference for difference in launch.differences), "nothing was laid over anything"
-    with pytest.raises(Unsupported, match=says) as refused:
+    with pytest.raises(Unsupported, match=message) as refused:
         asyncio.run(server.start())
     assert "docker, process or the lab" in str(refused.value)
 

@@ -81,16 +81,16 @@ def test_another_model_is_not_computed(shape: AttentionShape | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("chunked", "told", "crossed"), [(True, 330, True), (None, 330, True), (False, 330, False), (True, 1000, False)]
+    ("chunked", "given", "crossed"), [(True, 330, True), (None, 330, True), (False, 330, False), (True, 1000, False)]
 )
-def test_chunks_and_the_servers_own_flags_decide(chunked: bool | None, told: int, crossed: bool) -> None:
+def test_chunks_and_the_servers_own_flags_decide(chunked: bool | None, given: int, crossed: bool) -> None:
     command = parse(f"vllm serve m {FLAGS} 330")
     facts = TriggerFacts(
         requests=(LONG,),
         batch=2048,
         chunked=chunked,
         command=command,
-        args={"num_gpu_blocks_override": told},
+        args={"num_gpu_blocks_override": given},
         shape=LAB,
     )
     assert block_listed_twice().find(facts).crossed is crossed
@@ -160,8 +160,8 @@ def test_what_was_cached_filled_nothing_new() -> None:
 
 
 def test_the_pool_may_be_known_from_the_log_alone() -> None:
-    said = BootFacts(offload_blocks=16, kv_cache_tokens=31 * 16)
-    assert outgrown([400, 400], said, flags=False).crossed  # blocks of 16 tokens, unless a flag says otherwise
+    shown = BootFacts(offload_blocks=16, kv_cache_tokens=31 * 16)
+    assert outgrown([400, 400], shown, flags=False).crossed  # blocks of 16 tokens, unless a flag says otherwise
     unknown = outgrown([400, 400, 400], BootFacts(offload_blocks=16), flags=False)
     assert not unknown.crossed
     assert "how many blocks the GPU's cache has" in unknown.evidence[0]

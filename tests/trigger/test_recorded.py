@@ -229,8 +229,8 @@ def test_the_scenarios_pool_is_the_reported_one_and_its_tiny_model_is_cut_alike(
     """By the report's own numbers: tokens, GiB, and the blocks that the tiny model's server is told to have."""
     model, command = find(SCO).model, find(SCO).command_with_dummy(find(SCO).arms[0])
     blocks = command.number("--num-gpu-blocks-override")
-    told = [size for size in recorded.sizes() if (size.release, size.longest) == ("0.21.0", 128_000)]
-    size = next(one for one in told if len(one.ratios) == layers)
+    given = [size for size in recorded.sizes() if (size.release, size.longest) == ("0.21.0", 128_000)]
+    size = next(one for one in given if len(one.ratios) == layers)
     assert size.groups == ((256, 0), *map(tuple, model.window_groups))
     assert size.blocks == blocks
     whole = size.block_bytes * (1 if layers == 43 else 11)

@@ -194,8 +194,8 @@ MTP = """vllm serve m --speculative-config '{"method":"mtp","num_speculative_tok
 
 
 def test_drafts_are_what_the_server_says_before_what_it_was_told() -> None:
-    told = TriggerFacts(command=parse(MTP))
-    assert drafting().find(told).crossed
+    listed = TriggerFacts(command=parse(MTP))
+    assert drafting().find(listed).crossed
     assert not drafting().find(TriggerFacts(command=parse("vllm serve m"))).crossed
     assert drafting().find(TriggerFacts(args={"speculative_config": {"method": "mtp"}})).crossed
     without = TriggerFacts(args={"max_num_seqs": 1}, command=parse(MTP))

@@ -27,7 +27,7 @@ STUCK = sample_output(Probe.GREEDY, [5] * 32, "x" * 32)
 
 
 @pytest.mark.parametrize(
-    ("wanted", "answers", "weights", "says"),
+    ("wanted", "answers", "weights", "message"),
     [
         (CHECKS, [GOOD], ServedWeights.REAL, None),
         (CHECKS, [STUCK], ServedWeights.REAL, "one token 32 times in a row"),
@@ -40,10 +40,10 @@ STUCK = sample_output(Probe.GREEDY, [5] * 32, "x" * 32)
     ],
 )
 def test_answers_that_are_wrong_by_themselves(
-    wanted: Checks | None, answers: list[OutputSample], weights: ServedWeights | None, says: str | None
+    wanted: Checks | None, answers: list[OutputSample], weights: ServedWeights | None, message: str | None
 ) -> None:
     found = check_output(wanted, answers, weights)
-    assert (found is None) if says is None else (found is not None and says in found)
+    assert (found is None) if message is None else (found is not None and message in found)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_answers_that_differ_from_the_baseline() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "answers", "baseline", "weights", "says"),
+    ("wanted", "answers", "baseline", "weights", "message"),
     [
         (CHECKS, [STUCK], [[GOOD], [STUCK]], ServedWeights.REAL, "eager does not repeat its own answer"),
         (CHECKS, [STUCK], [], ServedWeights.REAL, "there is no answer of eager"),
@@ -95,10 +95,10 @@ def test_differences_that_prove_nothing(
     answers: list[OutputSample],
     baseline: list[list[OutputSample]],
     weights: ServedWeights | None,
-    says: str,
+    message: str,
 ) -> None:
     held = compare_output(wanted, answers, baseline, weights)
-    assert (held.wrong, says in held.unknown) == ("", True)
+    assert (held.wrong, message in held.unknown) == ("", True)
 
 
 def sampled(tokens: list[int], margins: list[float], probe: Probe = Probe.GREEDY) -> OutputSample:
@@ -133,7 +133,7 @@ def test_sample_of_an_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "message"),
     [
         ({}, "at least one"),
         ({"longest_run": 64}, "below the answer's 64"),
@@ -144,6 +144,6 @@ def test_sample_of_an_answer() -> None:
         ({"needle": 50}, "100 tokens or more"),
     ],
 )
-def test_useless_checks_are_refused(fields: dict[str, object], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_useless_checks_are_refused(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Checks(**fields)  # type: ignore[arg-type]  # wrong on purpose

@@ -149,7 +149,7 @@ def test_the_interval_covers_the_true_ratio_as_often_as_it_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("evidence", "weights", "says"),
+    ("evidence", "weights", "message"),
     [
         ("gpu", "real", ""),
         ("cpu", "real", ""),
@@ -159,13 +159,13 @@ def test_the_interval_covers_the_true_ratio_as_often_as_it_says() -> None:
         ("rehearsal", "real", "REHEARSAL"),
     ],
 )
-def test_throughput_is_withheld_without_real_weights(evidence: str, weights: str | None, says: str) -> None:
+def test_throughput_is_withheld_without_real_weights(evidence: str, weights: str | None, message: str) -> None:
     reason = withheld(evidence, weights)
-    assert (says in reason) if says else reason == ""
+    assert (message in reason) if message else reason == ""
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "message"),
     [
         ({"prompt": 0, "output": 8}, "1 token or more"),
         ({"prompt": 8, "output": 1}, "2 or more"),
@@ -175,8 +175,8 @@ def test_throughput_is_withheld_without_real_weights(evidence: str, weights: str
         ({"prompt": 8, "output": 8, "concurrency": [1, 9]}, "at most 8"),
     ],
 )
-def test_useless_loads_are_refused(fields: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_useless_loads_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Load(baseline="eager", **fields)
 
 

@@ -266,9 +266,9 @@ def test_a_hang_short_of_the_boundary_is_neither_the_bug_nor_another() -> None:
     other = arm_result("reported", Expected.HANGS, [Outcome.HANG], unproved=1)
     assert (other.result, other.crashed, other.otherwise) == (Result.INCONCLUSIVE, 0, (Outcome.HANG,))
     for standing in Standing:
-        said = decide([other], standing=standing)
-        assert (said.verdict, said.expected) == (Verdict.INCONCLUSIVE, None)
-        assert said.because == "reported: nothing can be said: 1 hang, 1 short of the boundary"
+        shown = decide([other], standing=standing)
+        assert (shown.verdict, shown.expected) == (Verdict.INCONCLUSIVE, None)
+        assert shown.because == "reported: nothing can be said: 1 hang, 1 short of the boundary"
     assert decide([other], standing=Standing.BAD, expect=Expect.ALIVE).expected is False, (
         "it is not alive, whatever it has"
     )

@@ -46,9 +46,9 @@ def line(arms: Sequence[ArmResult], **given: object) -> str:
     asked = {"standing": Standing.BAD} | given
     report = decide(arms, **asked)  # type: ignore[arg-type]  # rows name their arguments
     shown = "; ".join(f"{arm.name} [{', '.join(arm.outcomes)}]" for arm in arms)
-    said = ", ".join(f"{name}={getattr(value, 'run', value)}" for name, value in asked.items())
+    output_text = ", ".join(f"{name}={getattr(value, 'run', value)}" for name, value in asked.items())
     answer = {True: "expected", False: "surprise", None: "undecided"}[report.expected]
-    rows = [f"{shown}  ({said})", f"    {report.verdict}, {answer} {list(report.surprises)}: {report.because}"]
+    rows = [f"{shown}  ({output_text})", f"    {report.verdict}, {answer} {list(report.surprises)}: {report.because}"]
     return "\n".join([*rows, *(f"    {sentence}" for sentence in comparisons(arms))])
 
 

@@ -260,7 +260,7 @@ def _uncaught(case: _Case) -> Diagnosis | None:
         return None
     if own is not None and _left_the_engine(case):
         if own.of_lost_peer:
-            return _undecided(f"This rank lost its peer, and only the peer's log can say why: {_named(own)}.", own)
+            return _undecided(f"This rank lost its peer, and only the peer's log can show why: {_named(own)}.", own)
         return _died(f"An exception left the engine's own loop: {_named(own)}.", own)
     if case.ordered:
         return None
@@ -330,7 +330,7 @@ def _unclear(case: _Case) -> Diagnosis | None:
         why = "The server was asked to stop, and open requests did not end before this log does: a hang, or the log is cut."
         return _undecided(why, phase=Phase.REQUEST)
     if case.stop_asked is not None and case.we_terminated is False:
-        why = "The server stopped in order, though the caller did not ask it to; this log does not say who did."
+        why = "The server stopped in order, though the caller did not ask it to; this log does not show who did."
         return _undecided(why, phase=Phase.SHUTDOWN)
     if case.stop_asked is not None or case.we_terminated:
         return None
@@ -363,7 +363,7 @@ def _open_end(case: _Case) -> Diagnosis:
     if named := life.first.get(SignKind.OOM_NAMED):
         return _undecided(f"The kernel killed a process like vLLM's, perhaps of another server: {named.text}")
     if life.ready:
-        why = "Nothing here says that the engine died: alive as far as this log goes."
+        why = "Nothing here shows that the engine died: alive as far as this log goes."
         return Diagnosis(died=False, why=why, open_end=True)
     if life.booted:
         why = "The server was still booting, without a failure, where this log ends."

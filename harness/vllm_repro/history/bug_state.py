@@ -38,7 +38,7 @@ class BugState(StrEnum):
 
     OPEN = "open"  # nothing conclusive yet
     REPRODUCES = "reproduces"
-    CANDIDATE = "candidate fix"  # quiet, and too few boots to say more
+    CANDIDATE = "candidate fix"  # quiet, with too few boots for more
     GOOD_NIGHTLY = "good on nightly"
     GOOD_RELEASE = "good on a release"
     CLOSED = "closed"

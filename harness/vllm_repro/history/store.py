@@ -129,7 +129,7 @@ def remember(report: RunReport, root: Path) -> str:
     try:
         Store(root).add([row_of(report)])
     except ReproError as error:
-        return f"the run is not in the history: {error.told}"
+        return f"the run is not in the history: {error.with_hint}"
     return ""
 
 

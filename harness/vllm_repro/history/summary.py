@@ -53,7 +53,7 @@ class News:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What the history says after its last night.
+    """State of the history after its last night.
 
     nights: those with runs, oldest first. shown: nights of the table. since: the night that `news` compare with, None for the first.
     rows: a cell for each of `shown`, by scenario and evidence. throughput: the series to show. hosts: hardware by host.

@@ -102,7 +102,7 @@ def draft(
     """
     title = "" if report.filed else f"[Bug]: {' '.join(shorten(report.title, 200).split())}"
     page = _Page(_footer(report))
-    if title and not report.rehearsal:  # a rehearsal must say so in its first line
+    if title and not report.rehearsal:  # the first line of a rehearsal must name it
         page.add("", lambda _: f"<!-- A new issue. Title: {html(title).replace('--', '- -')} -->")
     for text in _first_lines(report, duplicates, why):
         page.add("", _fixed(text))

@@ -4,7 +4,7 @@ failure: an engine did what is not declared for this release. error: trouble of 
 cannot run it, or it proved nothing. A known open bug that reproduces passes.
 
 CI systems read the attributes `name`, `classname` and `time` of a case, and `message`, `type` and text of a failure or error. Some show
-only the message and some only the text, so both say what happened.
+only the message and some only the text, so both state what happened.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def _arm_columns(report: RunReport) -> list[_Column]:
 
 
 def _rate(arm: ArmReport) -> str:
-    """Return what the boots say about the rate of the bug."""
+    """Return what the boots show about the rate of the bug."""
     result = arm.result
     if result.crashed:
         return f"at least {lower_bound(result.crashed, result.conclusive):.0%}"

@@ -63,7 +63,7 @@ class ReleaseRow:
     """One release.
 
     version: as asked for. reported: by the server, None if none started. expected: True as declared, False a surprise, None undecided.
-    surprises: names of arms. why: one line, empty if the arms say enough. run: name of the run's folder.
+    surprises: names of arms. why: one line, empty if the arms suffice. run: name of the run's folder.
     """
 
     version: str

@@ -191,7 +191,7 @@ def simulated(evidence: str) -> str:
 
 
 def crossed_word(trial: TrialReport) -> str:
-    """Return `crossed`, `not crossed`, or `not tested` for a trial that says nothing about the engine."""
+    """Return `crossed`, `not crossed`, or `not tested` for a trial that did not test the engine."""
     if trial.trigger.crossed:
         return "crossed"
     return "not crossed" if trial.outcome.facts.tested else "not tested"

@@ -174,9 +174,9 @@ def _shape(scenario: Scenario, seen: Observed, boot: BootFacts) -> AttentionShap
     # Only the rehearsal engine has the groups of the scenario; a real release decides by itself how to divide its pool.
     imitated = seen.facts is not None and seen.facts.evidence is Evidence.REHEARSAL
     groups = tuple(model.window_groups) if imitated else ()
-    said = boot.args.get("model")
+    named = boot.args.get("model")
     known = {_last(name) for name in (model.name, scenario.reported().model) if name}
-    if not imitated and isinstance(said, str) and _last(said) not in known:
+    if not imitated and isinstance(named, str) and _last(named) not in known:
         return None
     return AttentionShape(
         model.heads,

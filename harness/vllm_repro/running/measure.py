@@ -146,7 +146,7 @@ class Measurements:
     async def _point(self, point: Point, rounds: int, *, again: bool = False) -> None:
         trial, watch = self.runner.trial, self.runner.watch
         trial.seen.measuring = f"throughput ({point})"
-        trial.say(f"making prompts for {point}")
+        trial.notify(f"making prompts for {point}")
         # Each arm gets the same prompts. Each trial gets others: an attached server has those of the last one in its cache.
         seed = f"{trial.seed}/{trial.number}/{point}" + ("/again" if again else "")
         total = (WARM_UPS + rounds) * point.concurrency
@@ -159,7 +159,7 @@ class Measurements:
         used = [0, 0]
         for number in range(WARM_UPS + rounds):
             measured = number - WARM_UPS + 1
-            trial.say(f"{point}: " + (f"round {measured} of {rounds}" if measured > 0 else "warming up"))
+            trial.notify(f"{point}: " + (f"round {measured} of {rounds}" if measured > 0 else "warming up"))
             batch = prompts[number * point.concurrency :][: point.concurrency]
             async with Lateness() as late:
                 answers = await self._together("throughput", batch, fields)
@@ -212,7 +212,7 @@ class Measurements:
 
         async def worker() -> None:
             while (past := time.time() - began) < seconds and not runner.watch.ended:
-                trial.say(f"soak: {past:.0f} of {seconds:.0f} s, {count.requests} requests, {count.errors} errors")
+                trial.notify(f"soak: {past:.0f} of {seconds:.0f} s, {count.requests} requests, {count.errors} errors")
                 ids = list(base.body["prompt"])
                 shuffled.shuffle(ids)  # no two prompts alike, without a /tokenize call for each
                 answer = await self._ask("soak", Prompt({"prompt": ids}, len(ids), 0), fields)

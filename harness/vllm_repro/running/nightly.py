@@ -101,7 +101,7 @@ def no_gpus_in_containers() -> str:
         with contextlib.closing(connect()) as engine:
             registered = "nvidia" in engine.runtimes
     except InfraError as error:
-        return error.told
+        return error.with_hint
     return "" if registered else "the NVIDIA runtime is not registered with the container engine"
 
 
@@ -114,9 +114,9 @@ def _pull_moving_tag(options: ServerOptions) -> Iterator[str]:
         with contextlib.closing(connect()) as engine:
             engine.client.images.pull(*image.rpartition(":")[::2])
     except InfraError as error:
-        yield error.told
+        yield error.with_hint
     except engine_errors() as error:
-        yield explain(error).told
+        yield explain(error).with_hint
 
 
 def _request(options: ServerOptions) -> str:
@@ -148,9 +148,9 @@ def _slots(jobs: Sequence[Job]) -> Iterator[Slot]:
         try:
             report = run_one(job, Progress())
         except Unsupported as error:
-            yield Slot(scenario=name, light=Light.NONE, why=error.told)
+            yield Slot(scenario=name, light=Light.NONE, why=error.with_hint)
         except ReproError as error:  # also a fault of our own: the other scenarios can still run
-            yield Slot(scenario=name, light=Light.AMBER, why=error.told)
+            yield Slot(scenario=name, light=Light.AMBER, why=error.with_hint)
         else:
             yield _slot(report)
             if report.interrupted:
@@ -182,7 +182,7 @@ def _write_page(file: Path, out: Path, near: Mapping[str, str]) -> None:
         store.catch_up()
         rows = store.rows()
     except InfraError as error:
-        print(f"no page: {error.told}", file=sys.stderr)
+        print(f"no page: {error.with_hint}", file=sys.stderr)
         return
     if rows:  # none if nothing ever ran
         write_file(file, page(summarize(rows, None), link_to(out, file), near=near), hint="free some space")

@@ -245,7 +245,7 @@ class _Trials:
             # Only once: a second Ctrl-C must not interrupt the clean-up, or it would leave a server behind.
             if self.interrupted_by is None:
                 self.interrupted_by = number.name
-                self.progress.say(f"{number.name}: ending the server; what was seen so far is kept")
+                self.progress.notify(f"{number.name}: ending the server; what was seen so far is kept")
                 current.cancel()
 
         for number in _SIGNALS:
@@ -283,7 +283,7 @@ class _Trials:
                 seed=job.seed,
                 journal=self.journal,
                 requests=self.requests,
-                say=lambda text: self.progress.say(f"{arm.name}: {text}"),
+                notify=lambda text: self.progress.notify(f"{arm.name}: {text}"),
                 api_key=os.environ.get("VLLM_API_KEY"),  # a server that we start takes it from the same environment
                 measure=job.measure,
             )
@@ -292,7 +292,7 @@ class _Trials:
         self._done.finish(arm.name, arm.expected, conclusion.outcome, conclusion.during, crossed=crossed)
         self._version = conclusion.version or self._version
         self.progress.done(arm, number, conclusion)
-        # A patch that does not fit says nothing about the other arms.
+        # A patch that does not fit does not affect the other arms.
         return site.ends_after(conclusion.outcome, launched=conclusion.launched) and not arm.patches
 
 
@@ -315,7 +315,7 @@ def strongest_record(
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             report = json.loads(path.read_text(encoding="utf-8"))
             arm = next(arm for arm in (*report["arms"], {}) if not arm or arm["name"] == leading.name)
-            patched = bool(arm and arm["server"].get("patched"))  # such a death says nothing about the release
+            patched = bool(arm and arm["server"].get("patched"))  # such a death is not the release's
             if arm and arm["k"] and report["evidence"] == evidence and not patched:
                 died = str(arm["server"]["vllm_version"])
                 found.append(

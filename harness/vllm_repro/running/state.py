@@ -87,7 +87,7 @@ class Trial:
     seed: int
     journal: Journal
     requests: Journal
-    say: Callable[[str], None]
+    notify: Callable[[str], None]
     api_key: str | None = None
     measure: MeasureOptions = field(default_factory=MeasureOptions)
     seen: Observed = field(default_factory=Observed)

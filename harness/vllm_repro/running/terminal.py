@@ -46,7 +46,7 @@ _COLUMNS = {"arm": 24, "boot": 8, "boundary": 60, "engine": 28, "outcome": 32}
 
 
 class Progress:
-    """One status line; `say` may be called as often as one likes."""
+    """One status line; `notify` may be called as often as one likes."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
@@ -55,7 +55,7 @@ class Progress:
         self._status: Status | None = None
         self._shown = time.monotonic()
 
-    def say(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         """Show `text` as the status: at most ten times a second on a terminal, else as a line every 30 seconds."""
         now = time.monotonic()
         with self._lock:

@@ -56,11 +56,11 @@ async def run_trial(trial: Trial) -> Conclusion:
     try:
         await _boot_and_work(trial)
     except Unsupported as error:
-        trial.seen.unsupported = error.told
+        trial.seen.unsupported = error.with_hint
     except HarnessBug:
         raise
     except ReproError as error:
-        trial.seen.infra = error.told
+        trial.seen.infra = error.with_hint
     except asyncio.CancelledError:
         cancelled = True
         trial.seen.cancelled = "the run was interrupted"
@@ -102,7 +102,7 @@ async def _shielded(work: Coroutine[Any, Any, T]) -> tuple[T, bool]:
 
 
 async def _boot_and_work(trial: Trial) -> None:
-    trial.say("starting the server")
+    trial.notify("starting the server")
     launched = time.monotonic()
     facts = await trial.server.start()
     trial.journal.write("server-started", **trial.label, facts=facts)
@@ -110,7 +110,7 @@ async def _boot_and_work(trial: Trial) -> None:
     trial.seen.tiny_model = trial.launch.tiny_model
     async with (
         Client(trial.server.base_url, api_key=trial.api_key) as client,
-        Watch(trial.server, trial.launch.kind, client, trial.journal, trial.limits, trial.say) as watch,
+        Watch(trial.server, trial.launch.kind, client, trial.journal, trial.limits, trial.notify) as watch,
     ):
         trial.seen.signs = watch.signs
         model = ""
@@ -131,7 +131,7 @@ async def _boot_and_work(trial: Trial) -> None:
                 await Measurements(runner).run()
                 model = runner.model
             if watch.dead.is_set() and not watch.broken:
-                trial.say("the engine died; waiting for the end of its log")
+                trial.notify("the engine died; waiting for the end of its log")
                 # The import takes a second or two, in which the server ends.
                 sdk = asyncio.create_task(asyncio.to_thread(importlib.import_module, "openai"))
                 await watch.aftermath()

@@ -1,6 +1,6 @@
 """Watch of one server on every channel at once, from its launch to its end.
 
-    async with Watch(server, kind, client, journal, limits, say) as watch:
+    async with Watch(server, kind, client, journal, limits, notify) as watch:
         await watch.until_ready()
         ... the workload, whose requests go through watch.ask() ...
         await watch.aftermath()
@@ -47,7 +47,7 @@ _LOOK_AGAIN = (0.02, 0.25, 0.75)
 
 
 class Watch:
-    """See the module. say: called with lines of progress."""
+    """See the module. notify: called with lines of progress."""
 
     def __init__(
         self,
@@ -56,14 +56,14 @@ class Watch:
         client: Client,
         journal: Journal,
         limits: TimeLimits,
-        say: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> None:
         self.server = server
         self.kind = kind
         self.client = client
         self.journal = journal
         self.limits = limits
-        self.say = say
+        self.notify = notify
         self.signs: list[DeathSign] = []
         self.dead = asyncio.Event()
         self.exit: Exit | None = None
@@ -139,7 +139,7 @@ class Watch:
                 self.journal.write("boot-stalled", seconds=quiet, last_line=self._last_line[:500])
                 return False
             waited = time.monotonic() - began
-            self.say(
+            self.notify(
                 f"booting for {waited:.0f} s, waiting for /health; last line {quiet:.0f} s ago: {self._last_line[:100]}"
             )
             await self._sleep_unless_dead(0.1 if waited < 10 else 0.5)

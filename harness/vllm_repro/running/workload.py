@@ -43,7 +43,7 @@ class WorkloadRunner:
     client: Client
     watch: Watch
     model: str = ""
-    said: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    turns: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Messages of each conversation up to now."""
     cached: Counter[str] = field(default_factory=Counter)
     """Most tokens in an answered prompt of each conversation, and under an empty name in a shared head."""
@@ -76,7 +76,7 @@ class WorkloadRunner:
         await self.watch.last_look()
 
     async def _step(self, number: int, step: Step) -> None:
-        self.trial.say(f"step {number + 1}: {step}")
+        self.trial.notify(f"step {number + 1}: {step}")
         match step:
             case Pause(seconds=seconds):
                 await self.unless_over([asyncio.create_task(asyncio.sleep(seconds))])
@@ -148,7 +148,7 @@ class WorkloadRunner:
         # With the trial's number: a second boot against an attached server must not hit its own cached prompt.
         trial = f"{self.trial.seed}/{self.trial.arm.name}/{self.trial.number}"
         seed = f"{trial}/{position}"
-        self.trial.say(f"making a prompt of {tokens} tokens")
+        self.trial.notify(f"making a prompt of {tokens} tokens")
         try:
             if request.conversation:
                 return await self._next_turn(request, tokens, seed)
@@ -170,17 +170,17 @@ class WorkloadRunner:
 
     async def _next_turn(self, request: Request, tokens: int, seed: str) -> Prompt:
         """Return the next prompt of a conversation, and add it with a fixed reply to the messages before the one after it."""
-        said = self.said.setdefault(request.conversation, [])
-        tools, turn = request.fields.get("tools", ()), len(said) // 2
+        turns = self.turns.setdefault(request.conversation, [])
+        tools, turn = request.fields.get("tools", ()), len(turns) // 2
         message = {"role": "tool", "tool_call_id": f"call_{turn}"} if tools and turn else {"role": "user"}
         prompt = await build_chat(
-            self.client, self.model, tokens, seed, before=said, message=message, fields=request.fields
+            self.client, self.model, tokens, seed, before=turns, message=message, fields=request.fields
         )
         reply: dict[str, Any] = {"role": "assistant", "content": "I have read this. Please go on."}
         if tools:
             call = {"name": tools[0]["function"]["name"], "arguments": "{}"}
             reply["tool_calls"] = [{"id": f"call_{turn + 1}", "type": "function", "function": call}]
-        said += [prompt.body["messages"][-1], reply]
+        turns += [prompt.body["messages"][-1], reply]
         return prompt
 
     async def _died(self) -> bool:
@@ -299,7 +299,7 @@ class WorkloadRunner:
     async def canary(self) -> None:
         """Ask for one token, to see that the engine lives."""
         trial, watch = self.trial, self.watch
-        trial.say("asking for one token, to see that the engine lives")
+        trial.notify("asking for one token, to see that the engine lives")
 
         async def ask() -> None:
             answer = await watch.ask_for_a_token(self.model)

@@ -107,7 +107,7 @@ class Model:
 
     def shape(self) -> dict[str, Any]:
         """Return the shape with the names of a model's config.json."""
-        told = {
+        given = {
             "window_groups": list(self.window_groups),
             "group_pages": list(self.group_pages),
             "kv_cache_tokens": self.kv_cache_tokens,
@@ -123,7 +123,7 @@ class Model:
             "block_size": self.block_size,
             "full_attention_interval": self.full_attention_interval,
             "max_position_embeddings": self.max_position,
-        } | {name: value for name, value in told.items() if value}
+        } | {name: value for name, value in given.items() if value}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ from vllm_repro.servers.docker_engine import Engine, close, connect, engine_erro
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import Launch
 from vllm_repro.servers.options import ServerOptions
-from vllm_repro.servers.site import Offer, Say, Site
+from vllm_repro.servers.site import Notify, Offer, Site
 from vllm_repro.verdict.outcome import Outcome
 
 __all__ = ["AttachServer", "AttachSite", "evidence_of", "find_log", "find_process", "identify"]
@@ -247,7 +247,7 @@ class AttachSite(Site):
         self,
         options: ServerOptions,
         scenario: Scenario,
-        say: Say = lambda _: None,
+        notify: Notify = lambda _: None,
         *,
         rehearsal: bool | None = None,
     ) -> None:

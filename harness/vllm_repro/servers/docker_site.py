@@ -19,7 +19,7 @@ from vllm_repro.servers.launch import NO_SOURCE_TO_CHANGE, Launch, ServedModel, 
 from vllm_repro.servers.multi_node import container_nodes, node_log, one_server
 from vllm_repro.servers.options import ServerOptions, default_image, weights_for
 from vllm_repro.servers.overlay import PatchedSource, patch_container
-from vllm_repro.servers.site import Offer, Say, Site
+from vllm_repro.servers.site import Notify, Offer, Site
 
 __all__ = ["DockerSite"]
 
@@ -29,7 +29,7 @@ class DockerSite(Site):
 
     kind = ServerKind.DOCKER
 
-    def __init__(self, options: ServerOptions, scenario: Scenario, say: Say = lambda _: None) -> None:
+    def __init__(self, options: ServerOptions, scenario: Scenario, notify: Notify = lambda _: None) -> None:
         self._version = options.vllm or scenario.try_with
         self._image = options.image or default_image(scenario, self._version)
         with contextlib.closing(connect()) as engine:
@@ -43,7 +43,7 @@ class DockerSite(Site):
             self.evidence = Evidence.GPU if scenario.needs.gpus else Evidence.CPU
             self._weights = weights_for(scenario, options)
         self.port = options.port
-        self._scenario, self._say = scenario, say
+        self._scenario, self._notify = scenario, notify
         self._patched: dict[tuple[Patch, ...], PatchedSource] = {}
 
     @classmethod
@@ -63,7 +63,7 @@ class DockerSite(Site):
         if arm.patches and arm.patches not in self._patched:
             unchanged = self.launch(self._scenario, replace(arm, patches=()), 0)
             assert unchanged.container is not None
-            self._patched[arm.patches] = patch_container(unchanged.container, arm.patches, "source", self._say)
+            self._patched[arm.patches] = patch_container(unchanged.container, arm.patches, "source", self._notify)
         return self._patched.get(arm.patches, PatchedSource())
 
     def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:

@@ -27,7 +27,7 @@ from vllm_repro.servers.lab_launch import graph_mode, lab_launch, no_lab
 from vllm_repro.servers.launch import Launch
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.process import ProcessServer, process_server
-from vllm_repro.servers.site import Offer, Say, Site
+from vllm_repro.servers.site import Notify, Offer, Site
 from vllm_repro_lab.parts import MECHANISMS
 from vllm_repro_lab.record import Part
 
@@ -106,7 +106,7 @@ class LabSite(Site):
     kind = ServerKind.LAB
     evidence = Evidence.LAB
 
-    def __init__(self, options: ServerOptions, scenario: Scenario, say: Say = lambda _: None) -> None:
+    def __init__(self, options: ServerOptions, scenario: Scenario, notify: Notify = lambda _: None) -> None:
         if scenario.lab is None:
             raise no_lab(scenario)
         if options.model or options.weights == "real":
@@ -116,7 +116,7 @@ class LabSite(Site):
         self.port = options.port
         self.release_version = options.vllm or scenario.try_in_lab
         self.release: Release | None = None
-        self._lab, self._scenario, self._say = scenario.lab, scenario, say
+        self._lab, self._scenario, self._notify = scenario.lab, scenario, notify
         self._capture = capture_of(scenario.lab, options)
 
     @classmethod
@@ -130,14 +130,14 @@ class LabSite(Site):
             return Offer(True)
         return Offer(False, f"--scenario-server lab installs vLLM {version} and runs it without")
 
-    def prepare(self, say: Say) -> None:
+    def prepare(self, notify: Notify) -> None:
         if lacking := _lacking_flag(self._lab, self._scenario.model):
             raise Unsupported(
                 f"vLLM's CPU build has the operators of this scenario only for processors with {lacking}",
                 hint=f"use a machine whose /proc/cpuinfo lists {lacking}",
             )
-        self.release = provision(self.release_version, say)
-        self._say = say
+        self.release = provision(self.release_version, notify)
+        self._notify = notify
 
     def usual_arms(self, scenario: Scenario, arms: Sequence[Arm]) -> list[Arm]:
         return [arm for arm in arms if not self._lab.arms or arm.name in self._lab.arms]
@@ -169,7 +169,7 @@ class LabSite(Site):
     def _overlay(self, arm: Arm) -> Overlay | None:
         if not arm.patches or self.release is None:
             return None
-        return make_overlay(cache_root(), self.release.packages, arm.patches, self._say)
+        return make_overlay(cache_root(), self.release.packages, arm.patches, self._notify)
 
     def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
         overlay = self._overlay(arm)

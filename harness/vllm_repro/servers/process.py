@@ -26,7 +26,7 @@ from vllm_repro.servers.launch import Launch, process_launch
 from vllm_repro.servers.multi_node import node_log, one_server, process_nodes
 from vllm_repro.servers.options import ServerOptions, lacking, needs_of, weights_for
 from vllm_repro.servers.overlay import PatchedSource, patch_installed, patch_packages
-from vllm_repro.servers.site import Offer, Say, Site
+from vllm_repro.servers.site import Notify, Offer, Site
 from vllm_repro.servers.witness import witnessed
 
 __all__ = ["ProcessServer", "ProcessSite", "process_server"]
@@ -124,17 +124,17 @@ class ProcessSite(Site):
 
     kind = ServerKind.PROCESS
 
-    def __init__(self, options: ServerOptions, scenario: Scenario, say: Say = lambda _: None) -> None:
+    def __init__(self, options: ServerOptions, scenario: Scenario, notify: Notify = lambda _: None) -> None:
         self.evidence = Evidence.GPU if scenario.needs.gpus else Evidence.CPU
         self._lacking = lacking(needs_of(scenario, options), gpus())
         self.port = options.port
         self._weights = weights_for(scenario, options)
-        self._say = say
+        self._notify = notify
         self._release: Release | None = None
         if options.vllm and self._lacking:
             self._vllm: tuple[str, ...] = ("vllm",)  # nothing is downloaded for a trial that cannot run
         elif options.vllm and not scenario.needs.gpus:
-            self._release = provision(options.vllm, say)
+            self._release = provision(options.vllm, notify)
             self._vllm = (str(self._release.executable),)
         else:
             self._vllm = (_installed(options, scenario),)
@@ -174,8 +174,8 @@ class ProcessSite(Site):
             # A vllm on the user's PYTHONPATH would come before that of the release.
             return PatchedSource(env={"PYTHONPATH": ""} if self._release and "PYTHONPATH" in os.environ else {})
         if self._release is not None:
-            return patch_packages(self._release.packages, arm.patches, self._say)
-        return patch_installed(Path(self._vllm[0]), arm.patches, self._say)
+            return patch_packages(self._release.packages, arm.patches, self._notify)
+        return patch_installed(Path(self._vllm[0]), arm.patches, self._notify)
 
     def cannot(self, arm: Arm) -> str:
         return self._lacking or super().cannot(arm)

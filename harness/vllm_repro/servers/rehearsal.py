@@ -17,7 +17,7 @@ from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import NO_SOURCE_TO_CHANGE, Launch, rehearsal_launch
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.process import process_server
-from vllm_repro.servers.site import Offer, Say, Site
+from vllm_repro.servers.site import Notify, Offer, Site
 
 __all__ = ["RehearsalSite"]
 
@@ -32,7 +32,7 @@ class RehearsalSite(Site):
     evidence = Evidence.REHEARSAL
     unchangeable = NO_SOURCE_TO_CHANGE
 
-    def __init__(self, options: ServerOptions, scenario: Scenario, say: Say = lambda _: None) -> None:
+    def __init__(self, options: ServerOptions, scenario: Scenario, notify: Notify = lambda _: None) -> None:
         self._version = options.vllm or scenario.try_with
         named, known = (Version(text).release[:2] for text in (self._version, scenario.try_with))
         if not min(_OLDEST, known) <= named <= max(_NEWEST, known):

@@ -21,9 +21,9 @@ from vllm_repro.servers.options import ServerOptions, lacking, needs_of
 from vllm_repro.servers.overlay import PatchedSource
 from vllm_repro.verdict.outcome import Outcome
 
-__all__ = ["Offer", "Say", "ServerChoice", "Site", "choose", "open_site", "site_class"]
+__all__ = ["Notify", "Offer", "ServerChoice", "Site", "choose", "open_site", "site_class"]
 
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 
 IMITATED = frozenset(
     {
@@ -70,7 +70,7 @@ class Site(ABC):
     port: int | None = None
 
     @abstractmethod
-    def __init__(self, options: ServerOptions, scenario: Scenario, say: Say = lambda _: None) -> None: ...
+    def __init__(self, options: ServerOptions, scenario: Scenario, notify: Notify = lambda _: None) -> None: ...
 
     @classmethod
     @abstractmethod
@@ -80,7 +80,7 @@ class Site(ABC):
         missing: what this machine lacks for it, as a sentence; empty if nothing. download: a release may be downloaded.
         """
 
-    def prepare(self, say: Say) -> None:
+    def prepare(self, notify: Notify) -> None:
         """Fetch what the servers need, which may take minutes. Raises `InfraError`."""
         return
 
@@ -187,7 +187,7 @@ def open_site(
     scenario: Scenario,
     options: ServerOptions,
     choice: ServerChoice,
-    say: Say,
+    notify: Notify,
     *,
     chosen: Callable[[Site, str], None] = lambda *_: None,
 ) -> Site:
@@ -196,13 +196,13 @@ def open_site(
     If `auto` chose the lab and its release cannot be installed, open the rehearsal instead and call `chosen` again. Raises `UsageError`
     for options that do not go together, and `InfraError` or `Unsupported` if this kind cannot run here.
     """
-    site = site_class(choice.kind)(options, scenario, say)
+    site = site_class(choice.kind)(options, scenario, notify)
     chosen(site, choice.why)
     try:
-        site.prepare(say)
+        site.prepare(notify)
     except InfraError as error:
         if options.server != "auto" or choice.kind is not ServerKind.LAB:
             raise
-        site = site_class(ServerKind.REHEARSAL)(options, scenario, say)
+        site = site_class(ServerKind.REHEARSAL)(options, scenario, notify)
         chosen(site, f"the lab cannot be set up: {error}")
     return site

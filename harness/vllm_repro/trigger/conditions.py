@@ -161,16 +161,16 @@ def sent_with(*names: str, **values: Any) -> Condition:
         carried = [asked for asked in carried if asked.died or asked.hung] or carried
         found = TriggerResult(False, (f"no request carried {' and '.join(wanted)}",), f"no {' and '.join(wanted)}")
         for asked in carried:
-            told = ", ".join(f"{name}={json.dumps(asked.fields[name])}" for name in wanted)
+            written = ", ".join(f"{name}={json.dumps(asked.fields[name])}" for name in wanted)
             if doubt := _doubt(asked, wanted):
                 return TriggerResult(
-                    False, (f"{asked.name} carried {told}: {doubt}",), f"{' and '.join(wanted)} not read"
+                    False, (f"{asked.name} carried {written}: {doubt}",), f"{' and '.join(wanted)} not read"
                 )
             if not found.crossed:
                 end = f"answered {asked.status}"
                 if asked.died or asked.hung:
                     end = f"the engine {'died' if asked.died else 'hung'} with it in flight"
-                found = TriggerResult(True, (f"{asked.name} carried {told}: {end}",), end)
+                found = TriggerResult(True, (f"{asked.name} carried {written}: {end}",), end)
         return found
 
     return Condition(f"sent_with({', '.join(words)})", find, wanted=(wanted,))

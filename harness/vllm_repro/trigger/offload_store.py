@@ -3,7 +3,7 @@
 A sliding-window layer gives blocks back as its window moves on. If the pool is just short, the last chunk of the same
 prompt gets some of them again, and they stand twice in what the connector remembers of the request. To 0.21.0 its scan
 waits at the prompt's own last block, which is not full. Once the answer has filled that block, one store event lists the
-others twice. Each is freed twice, to 0.23.0, and the counter of free blocks says more than there are.
+others twice. Each is freed twice, to 0.23.0, and the counter of free blocks exceeds their number.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _groups(shape: AttentionShape | None, block_size: int) -> tuple[Group, ...]:
 
 
 def _blocks(facts: TriggerFacts, groups: tuple[Group, ...]) -> int | None:
-    """Return the pool's blocks, from the server's flag or from the tokens that its log says; None if it says neither."""
+    """Return the pool's blocks, from the server's flag or from the tokens in its log; None if it logs neither."""
     if blocks := facts.number("--num-gpu-blocks-override"):
         return blocks
     longest, tokens, shape = facts.number("--max-model-len"), facts.boot.kv_cache_tokens, facts.shape
@@ -93,19 +93,17 @@ def _counts_bytes(version: str | None) -> bool:
 def _request(asked: SentRequest, blocks: int, groups: tuple[Group, ...], batch: int) -> TriggerResult:
     counted = "usage" if asked.counted_by == "usage" else "/tokenize"
     prompt, answer = asked.prompt_tokens or 0, asked.answer_tokens or 0
-    told = (
+    request = (
         f"{asked.name}: {prompt} prompt tokens by {counted} and an answer of {answer}, in a pool of {blocks:,} blocks"
     )
     if asked.cached_tokens:
         return TriggerResult(
-            False, (f"{told}; {asked.cached_tokens} came from the prefix cache, so it is not computed",)
+            False, (f"{request}; {asked.cached_tokens} came from the prefix cache, so it is not computed",)
         )
     twice = _listed_twice(prompt, answer, blocks, groups, batch)
     if not twice:
-        return TriggerResult(False, (f"{told}: no block is listed twice",), "none listed twice")
-    text = (
-        f"{told}: under the hybrid manager, the eager connector lists {twice} blocks twice in one store event to 0.21.0"
-    )
+        return TriggerResult(False, (f"{request}: no block is listed twice",), "none listed twice")
+    text = f"{request}: under the hybrid manager, the eager connector lists {twice} blocks twice in one store event to 0.21.0"
     return TriggerResult(True, (text,), f"{twice} would be listed twice up to 0.21.0")
 
 

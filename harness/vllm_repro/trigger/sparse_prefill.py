@@ -179,13 +179,13 @@ def _seen_and_computed(facts: TriggerFacts) -> tuple[str, ...]:
     if seen is None or isinstance(sizes, str):
         return ()
     prompts, new = tuple(seen["prompts"]), seen["tokens"]
-    told = (
+    text = (
         f"seen: a prefill of {_tokens(prompts)} requested {seen['bytes']:,} bytes in a layer of ratio {seen['ratio']}"
     )
     if sum(prompts) != new:
-        told += f", {new} of them new"
+        text += f", {new} of them new"
         if len(prompts) > 1:
-            return (told,)
+            return (text,)
     before = (sum(prompts) - new,) if len(prompts) == 1 else ()
     parts = (new,) if before else prompts
     there = replace(sizes, kinds=tuple(kind for kind in sizes.kinds if _RATIOS[kind] == seen["ratio"]))
@@ -193,15 +193,15 @@ def _seen_and_computed(facts: TriggerFacts) -> tuple[str, ...]:
         if there.kinds and prefill_bytes(shapes, there, parts, before) == seen["bytes"]:
             fits = longest_that_fits(shapes, sizes)
             return (
-                f"{told}, as computed from the flags for the shapes of the {shapes}: a lone prompt fits up to {fits} tokens",
+                f"{text}, as computed from the flags for the shapes of the {shapes}: a lone prompt fits up to {fits} tokens",
             )
-    return (f"{told}; the flags give another size for all known shapes",)
+    return (f"{text}; the flags give another size for all known shapes",)
 
 
 def _computed(sizes: Sizes, step: tuple[Continuation, ...]) -> tuple[str, ...]:
     asked, fits = _step_bytes(Shapes.BRANCH, sizes, step), longest_that_fits(Shapes.BRANCH, sizes)
-    said = f"a prefill of {_tokens(tuple(part.tokens for part in step))} needs {megabytes(asked)} MB with the branch's shapes"
-    return (f"{said}: a lone prompt fits up to {fits} tokens",)
+    text = f"a prefill of {_tokens(tuple(part.tokens for part in step))} needs {megabytes(asked)} MB with the branch's shapes"
+    return (f"{text}: a lone prompt fits up to {fits} tokens",)
 
 
 def _tokens(prompts: tuple[int, ...]) -> str:

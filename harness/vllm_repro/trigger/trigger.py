@@ -118,9 +118,9 @@ class TriggerFacts:
 
     def number(self, flag: str) -> int | None:
         """Return the number given for `flag`, from the server's log, else from the command line; None if neither has it."""
-        said = self.args.get(flag.removeprefix("--").replace("-", "_"))
-        if isinstance(said, int):
-            return said
+        value = self.args.get(flag.removeprefix("--").replace("-", "_"))
+        if isinstance(value, int):
+            return value
         return None if self.command is None else self.command.number(flag)
 
     @property

@@ -44,7 +44,7 @@ class OutcomeFacts:
 
     engine: the state of an engine that did not die, in one or two words. tone: its colour on the page. ci: how JUnit and pytest report
     it where it is not declared. alive: the engine lived and answered well. other_failure: the engine failed in a way that is this bug
-    only if the arm declares it. tested: the trial says something about the engine. ran: the workload began.
+    only if the arm declares it. tested: the trial tested the engine. ran: the workload began.
     """
 
     engine: str
@@ -92,7 +92,7 @@ class Death:
 def is_unexplained(outcome: Outcome, death: Death | None) -> bool:
     """Return True if the trial's death may be this bug: its cause is not known, or is near the signature.
 
-    A trial that was cut short, or that never became ready, says nothing about the bug.
+    A trial that was cut short, or that never became ready, shows nothing about the bug.
     """
     return outcome is Outcome.OTHER_CRASH and death is not None and death.signature is not How.OTHER
 

@@ -123,7 +123,7 @@ class OutputSample:
 
 
 def probes(wanted: Checks, weights: ServedWeights | None) -> tuple[Probe, ...]:
-    """Return the questions to ask of such weights, in order. weights: None if only the log will tell.
+    """Return the questions to ask of such weights, in order. weights: None if only the log has them.
 
     Only made weights are asked with another beginning. Random ones cannot find a needle.
     """

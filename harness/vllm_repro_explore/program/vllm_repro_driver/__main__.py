@@ -15,7 +15,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
-    def say(value: dict[str, Any]) -> None:
+    def answer(value: dict[str, Any]) -> None:
         answers.write(json.dumps(value) + "\n")
         answers.flush()
 
@@ -24,15 +24,15 @@ def main() -> None:
 
         version = engine.version()
     except (ImportError, AttributeError) as error:
-        say({"unsupported": f"{type(error).__name__}: {error}"})
+        answer({"unsupported": f"{type(error).__name__}: {error}"})
         return
     logging.disable(logging.WARNING)
-    say({"version": version})
+    answer({"version": version})
     for line in sys.stdin:
         case = json.loads(line)
         started = time.perf_counter()
         outcome = play.play(case)
-        say({"id": case.get("id"), **outcome, "ms": round((time.perf_counter() - started) * 1000, 1)})
+        answer({"id": case.get("id"), **outcome, "ms": round((time.perf_counter() - started) * 1000, 1)})
 
 
 if __name__ == "__main__":

@@ -24,10 +24,10 @@ def books(pools: dict[str, Any], managers: tuple[Any, ...]) -> Iterator[Broken]:
     short = [(number, count) for number, count in holders.items() if blocks[number].ref_cnt < count]
     if short:
         number, count = short[0]
-        said = blocks[number].ref_cnt
+        stated = blocks[number].ref_cnt
         yield (
             "gpu-held-and-free",
-            f"{len(short)} blocks have more holders than counts: block {number} {count}, counted {said}",
+            f"{len(short)} blocks have more holders than counts: block {number} {count}, counted {stated}",
         )
 
 
