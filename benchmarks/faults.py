@@ -330,6 +330,8 @@ def main() -> None:
         for one in cells(asked.kinds, quick=asked.quick)
         if asked.only in f"{one.kind} {one.moment} {one.fault.name}"
     ]
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)  # a background job ignores them, and so would the commands that it starts
     with ThreadPoolExecutor(asked.jobs) as pool:
         results = []
         for result in pool.map(play, chosen):
@@ -397,5 +399,4 @@ def _shown(result: Result | None) -> str:
 
 
 if __name__ == "__main__":
-    os.environ["PYTHONUNBUFFERED"] = "1"
     main()

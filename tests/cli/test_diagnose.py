@@ -14,6 +14,8 @@ import pytest
 
 from tests.conftest import Harness
 
+ROOT = Path(__file__).parents[2]
+
 DATA = Path(__file__).parents[1] / "data"
 PASTED = DATA / "pasted" / "tq-chunked-prefill.txt"
 COMMAND = [sys.executable, "-m", "vllm_repro", "diagnose"]
@@ -98,3 +100,15 @@ def test_the_exit_status_on_request(harness: Harness, text: str | None, status: 
     source = str(PASTED) if text is None else "-"
     assert harness("diagnose", "--exit-code", source, stdin=text or "").status == status
     assert harness("diagnose", source, stdin=text or "").status == 0
+
+
+def test_scenarios_of_ones_own_are_matched(harness: Harness, tmp_path: Path) -> None:
+    text = (ROOT / "scenarios" / "tq_chunked_prefill.py").read_text(encoding="utf-8")
+    (tmp_path / "own_bug.py").write_text(text.replace("tq-chunked-prefill", "own-bug"), encoding="utf-8")
+    for words, env in (
+        (("--scenarios", str(tmp_path)), {"VLLM_REPRO_SCENARIOS": ""}),
+        ((), {"VLLM_REPRO_SCENARIOS": str(tmp_path)}),
+    ):
+        found = json.loads(harness("diagnose", str(PASTED), "--json", *words, env=env).out)["matches"]
+        assert {match["scenario"] for match in found} == {"tq-chunked-prefill", "own-bug"}
+    assert harness("list", "--scenarios", str(tmp_path / "gone"), env={"VLLM_REPRO_SCENARIOS": ""}).status == 64

@@ -97,6 +97,9 @@ def main(argv: Sequence[str] | None = None, *, parsed: Callable[[], None] = lamb
     if unknown:
         arguments.parser.unknown(unknown)
     parsed()
+    if folders := getattr(arguments, "scenario_folders", None):
+        known = os.environ.get("VLLM_REPRO_SCENARIOS", "")
+        os.environ["VLLM_REPRO_SCENARIOS"] = os.pathsep.join([*filter(None, [known]), *folders])
     # KeyboardInterrupt undoes a started install or check; a run has handlers of its own.
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(number) is signal.SIG_DFL:

@@ -44,6 +44,14 @@ def add_common(parser: argparse.ArgumentParser, *, example: str, prints: str = "
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="print more; a fault of the harness shows its traceback"
     )
+    parser.add_argument(
+        "--scenarios",
+        dest="scenario_folders",
+        metavar="DIR",
+        action="append",
+        default=[],
+        help="a folder with more scenario files; may be given again",
+    )
     if prints:
         parser.add_argument("--json", action="store_true", help=f"print JSON: {prints}")
 

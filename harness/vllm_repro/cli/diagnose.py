@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
                         "how": match.how,
                         "fixed_in": match.scenario.status.first_good,
                         "lives_with": match.lives_with,
-                        "run": _command(match),
+                        "run": _command(match, arguments.scenario_folders),
                     }
                     for match in found
                 ],
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"  {'fixed in ' + fixed if (fixed := match.scenario.status.first_good) else 'open'}")
         for change in match.lives_with:
             print(f"  lives {change}")
-        print(f"  to see it: {_command(match)}")
+        print(f"  to see it: {_command(match, arguments.scenario_folders)}")
         for twin in twins(match.scenario, known) if diagnosis.vllm_version is None else ():
             print(
                 f"  or, from {match.scenario.status.first_good} on: {twin.id}: {twin.title}. The text names no release"
@@ -89,8 +89,10 @@ def run(arguments: argparse.Namespace) -> int:
 _STATUSES = {True: 1, False: 0, None: 2}
 
 
-def _command(match: Match) -> str:
-    return f"vllm-repro run {match.scenario.id}"
+def _command(match: Match, folders: list[str]) -> str:
+    return " ".join(
+        ["vllm-repro run", match.scenario.id, *(f"--scenarios {shlex.quote(folder)}" for folder in folders)]
+    )
 
 
 # First bytes of compressed files, and the command that reads them.

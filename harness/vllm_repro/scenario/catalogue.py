@@ -1,8 +1,9 @@
-"""Catalogue of scenarios: those of the package, and files named by the caller."""
+"""Catalogue of scenarios: those of the package, of the folders in `$VLLM_REPRO_SCENARIOS`, and files named by the caller."""
 
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,13 +13,24 @@ from vllm_repro.resources import scenario_folder
 from vllm_repro.scenario.reader import load_file
 from vllm_repro.scenario.scenario import Arm, Scenario
 
-__all__ = ["all_scenarios", "find", "find_arms", "scenario_files", "to_stderr"]
+__all__ = ["FOLDERS", "all_scenarios", "find", "find_arms", "scenario_files", "to_stderr"]
+
+
+FOLDERS = "VLLM_REPRO_SCENARIOS"
+"""Variable with folders of more scenarios, separated by `:`. `--scenarios DIR` sets it."""
 
 
 def scenario_files(folder: Path | None = None) -> list[Path]:
-    """Return the scenario files of a folder, without `_*.py` and `conftest.py`."""
-    where = folder or scenario_folder()
-    return sorted(path for path in where.glob("*.py") if not path.name.startswith(("_", "conftest")))
+    """Return the scenario files of a folder, without `_*.py` and `conftest.py`; by default of the package and of `FOLDERS`.
+
+    Raises `UsageError` if `FOLDERS` names something that is no folder.
+    """
+    more = [Path(name) for name in os.environ.get(FOLDERS, "").split(os.pathsep) if name]
+    if missing := next((path for path in more if not path.is_dir()), None):
+        raise UsageError(f"{missing} is no folder of scenarios", hint=f"--scenarios and {FOLDERS} take folders")
+    folders = [folder] if folder else [scenario_folder(), *more]
+    found = (path for one in folders for path in sorted(one.glob("*.py")))
+    return [path for path in found if not path.name.startswith(("_", "conftest"))]
 
 
 def scenario_files_below(folder: Path) -> list[Path]:
