@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help install nightly test test-live lint format bench clean images check compose test-docker test-scenarios test-browser test-by-hand faults faults-quick
+.PHONY: help install nightly test test-live lint format bench clean images check compose test-docker test-scenarios test-browser test-by-hand faults faults-quick mutants
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 26
@@ -92,6 +92,10 @@ faults: $(DEV) images ## break live runs on purpose and write docs/reliability.m
 
 faults-quick: $(DEV) ## break a rehearsal once by each fault
 	@$(BIN)/python benchmarks/faults.py --kinds rehearsal --quick
+
+mutants: $(DEV) ## change the pure core in one place at a time, and count what no test notices (20 minutes)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[mutants]'
+	@$(BIN)/python benchmarks/mutants.py
 
 clean: $(BIN)/vllm-repro ## remove orphans of killed runs, and build products
 	@$(BIN)/vllm-repro clean --yes
