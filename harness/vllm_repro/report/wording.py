@@ -58,9 +58,14 @@ def notices(report: RunReport) -> list[str]:
 
 
 def context(report: RunReport) -> list[str]:
-    """Return the sentences beside the verdict, without their stops: the fix, comparisons, refused requests."""
+    """Return the sentences beside the verdict, without their stops: the fix, the lab's own exception, comparisons, refused requests."""
     fixed = re.fullmatch(r">=([\d.]+)", report.fixed_in)
     found = [f"Declared fixed since {fixed[1]}"] if fixed else []
+    deaths = (trial.death for _, trial in report.failures if trial.death and trial.death.frames)
+    if any(death.frames[-1].startswith("vllm_repro_lab/") for death in deaths):
+        found.append(
+            "The lab's rule about captured graphs raised this exception, in torch's words; on a GPU, C++ code raises it"
+        )
     return [*found, *report.comparisons, *refusals(report.arms)]
 
 
