@@ -215,7 +215,7 @@ def answered(weights: str = "real") -> Journal:
         ("eager", [1, 2, 3, 4] * 16),
         ("graphs-off", [1, 2, 3, 4] * 16),
     ):
-        journal.add("output", arm, 1, shown=vars(sample_output(Probe.GREEDY, tokens, str(tokens))))
+        journal.add("output", arm, 1, said=vars(sample_output(Probe.GREEDY, tokens, str(tokens))))
         journal.end(arm, 1, weights=weights)
     return journal
 
