@@ -258,7 +258,7 @@ _OF_A_GATEWAY = frozenset({None, 401, 403, 407, 408, 429, 502, 503, 504})
 
 
 def _between(seen: Observed) -> str | None:
-    """Return what something between us and a living server of somebody else did to a request; None if nothing shows it."""
+    """Return how a gateway changed a request to a living attached server; None if nothing shows it."""
     if seen.facts is None or seen.facts.kind.facts.started:
         return None
     for answer in (*seen.answers, *seen.measured):

@@ -27,7 +27,7 @@ __all__ = ["UnfinishedMap", "UnfinishedRun", "read_map", "read_run", "unfinished
 
 @dataclass(frozen=True, kw_only=True)
 class _Unfinished:
-    """What a run and a map have in common.
+    """Common part of an interrupted run and an interrupted map.
 
     words: the command line, from the verb on. head: the first line of the journal, or `versions.json`. must_not_change: keys of `head`.
     """
