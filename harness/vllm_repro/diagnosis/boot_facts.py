@@ -186,7 +186,7 @@ _MAX_WRAPPED = 200
 
 
 def scheduler_dump(lines: Iterable[Line]) -> tuple[ScheduledChunk, ...]:
-    """Return the requests of the first scheduler step dumped in a log; empty if there is none.
+    """Return the requests of the first scheduler step that the log dumps; empty without such a dump.
 
     Other ranks may repeat the dump. Lines of a dump that was wrapped when it was pasted are joined.
     """

@@ -129,7 +129,7 @@ def _duration_s(recording: Recording) -> float:
 
 
 def _version(recording: Recording) -> str | None:
-    """Return the version that a server reported, else the one that was asked for."""
+    """Return the version that a server reported, or the requested one."""
     for entry in recording.of("trial-ended"):
         if entry.get("version"):
             return str(entry["version"])
@@ -138,7 +138,7 @@ def _version(recording: Recording) -> str | None:
 
 
 def _comparisons(arms: Sequence[ArmReport]) -> tuple[str, ...]:
-    """Compare the arms that avoid the bug with the one that has it, without those whose patch did not run."""
+    """Compare the arms that avoid the bug with the arm that has it. Leave out arms whose patch did not run."""
     tried = [arm for arm in arms if arm.trials and not arm.patch_untried]
     return comparisons(
         [arm.result if arm.expected.has_bug else replace(arm.result, name=arm.name_and_edits) for arm in tried]

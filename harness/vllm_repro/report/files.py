@@ -104,7 +104,7 @@ def write_reports(report: RunReport) -> list[Path]:
 
 
 def write_file(path: Path, text: str, *, hint: str) -> None:
-    """Replace `path` in one step, so that nobody reads half of it. Raises `InfraError` with `hint`."""
+    """Replace `path` atomically. Raises `InfraError` with `hint`."""
     fresh = path.with_name(f".{path.name}.new")
     try:
         fresh.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The draft of a comment on the upstream issue, or of a new issue if nobody has reported the bug.
+"""Draft of a comment on the upstream issue, or of a new issue for an unreported bug.
 
 The most important comes first; what does not fit is left out from the end. Whatever logs and journal hold, a draft has at most 65,536
 bytes, its code blocks are intact, and it mentions nobody.

@@ -81,7 +81,7 @@ class UnfinishedMap(_Unfinished):
         return tuple(self.head["versions"])
 
     def report(self, version: str) -> RunReport | None:
-        """Return the finished run of a release; None if there is none, or if the host had trouble in it."""
+        """Return the finished run of a release; None without one, or if a trial of it is `infra`."""
         run = next((row["run"] for row in self.head["rows"] if row["version"] == version), None)
         folder = self.out / self.head["scenario"] / (run or "")
         if run is None or not (folder / "journal.jsonl").exists():
@@ -118,7 +118,7 @@ def unfinished_run(recording: Recording, folder: Path) -> UnfinishedRun:
 
 
 def read_map(folder: Path) -> UnfinishedMap:
-    """Read the version map in `folder`. Raises `UsageError` if there is none."""
+    """Read the version map in `folder`. Raises `UsageError` without one."""
     try:
         head = json.loads((folder / "versions.json").read_text(encoding="utf-8"))
         # The command is redacted: it names folders by `$HOME` and relative to where it was called.

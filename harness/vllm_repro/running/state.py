@@ -23,7 +23,7 @@ __all__ = ["MeasureOptions", "Observed", "TimeLimits", "Trial"]
 
 @dataclass(frozen=True)
 class MeasureOptions:
-    """What to measure on an engine that survived its workload. soak: seconds of steady load, 0 for none."""
+    """Measurements to make on an engine that survived its workload. soak: seconds of steady load, 0 for none."""
 
     throughput: bool = False
     soak: float = 0.0
