@@ -33,6 +33,7 @@ import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reliability.md"
+MUTANTS = "\n## Mutants\n"  # the end of the page from here on is written by mutants.py
 COMMAND = (sys.executable, "-m", "vllm_repro")
 GONE_WITHIN_S = 10.0
 CELL_S = 400.0
@@ -344,7 +345,8 @@ def main() -> None:
     wrong = [one for one in results if one.wrong]
     print(f"{len(results)} cells, {len(wrong)} wrong")
     if asked.write:
-        PAGE.write_text(page(results), encoding="utf-8")
+        kept = PAGE.read_text(encoding="utf-8").partition(MUTANTS)
+        PAGE.write_text(page(results) + "".join(kept[1:]), encoding="utf-8")
     raise SystemExit(bool(wrong))
 
 
