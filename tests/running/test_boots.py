@@ -27,8 +27,9 @@ def boots(arms: list[Arm], does: Callable[[str, int], Outcome], record: Record |
         return [arm_result(arm.name, arm.expected, done.outcomes[arm.name]) for arm in arms]
 
     for arm in done.in_turn(arms, lambda: undecided_arms(results(), record, "0.24.0")):
-        done.outcomes[arm.name].append(does(arm.name, len(done.outcomes[arm.name]) + 1))
-    return {arm.name: len(done.outcomes[arm.name]) for arm in arms}
+        done.last[arm.name] += 1
+        done.finish(arm.name, arm.expected, does(arm.name, done.last[arm.name]), "", crossed=True)
+    return {arm.name: done.last[arm.name] for arm in arms}
 
 
 def fixed(**outcomes: Outcome) -> Callable[[str, int], Outcome]:
@@ -47,7 +48,7 @@ def fixed(**outcomes: Outcome) -> Callable[[str, int], Outcome]:
         ([REPORTED], {"reported": CLEAN}, Record(crashed=3, boots=5, run="r", version="0.23.0"), (15,)),
         # Fifty-nine boots would be needed, so none is added.
         ([REPORTED], {"reported": CLEAN}, Record(crashed=1, boots=1, run="r", version="0.23.0"), (1,)),
-        ([REPORTED], {"reported": Outcome.INFRA}, None, (1,)),
+        ([REPORTED], {"reported": Outcome.INFRA}, None, (2,)),
         ([REPORTED], {"reported": Outcome.OTHER_CRASH}, None, (1,)),
         ([REPORTED, EAGER], {"reported": Outcome.HANG, "eager": CLEAN}, None, (1, 1)),
     ],
@@ -76,6 +77,17 @@ def test_a_patch_is_booted_as_often_as_the_deaths_of_its_own_release_ask(record:
     while undecided_arms([arm_result("reported", Expected.DIES, [CLEAN] * boots)], record, "0.24.0+cpu", patched=True):
         boots += 1
     assert boots == needed
+
+
+def test_one_boot_that_the_host_spoiled_is_repeated_and_does_not_count() -> None:
+    arms = [REPORTED, EAGER]
+    done = Boots()
+    for booted in done.in_turn(arms, lambda: [arm.name for arm in arms if len(done.outcomes[arm.name]) < 2]):
+        done.last[booted.name] += 1
+        spoiled = booted is EAGER and done.last[booted.name] == 1
+        done.finish(booted.name, booted.expected, Outcome.INFRA if spoiled else Outcome.CLEAN, "", crossed=True)
+    assert done.last == {"reported": 2, "eager": 3}
+    assert done.outcomes["eager"] == [Outcome.CLEAN] * 2
 
 
 def test_a_bug_that_shows_in_four_of_five_boots_takes_more_quiet_ones() -> None:

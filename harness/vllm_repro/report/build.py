@@ -92,7 +92,7 @@ def report_of(recording: Recording, folder: Path, secrets: Mapping[str, str] | N
         duration_s=round(_duration_s(recording), 3),
         environment=_environment(started),
         arms=arms,
-        infra=tuple(trial.why for arm in arms for trial in arm.trials if trial.outcome is Outcome.INFRA),
+        infra=tuple(dict.fromkeys(trial.why for arm in arms for trial in arm.trials if trial.outcome is Outcome.INFRA)),
         reproduce=reproduce,
         version=version,
         interrupted=ended["interrupted"] if ended is not None else None,

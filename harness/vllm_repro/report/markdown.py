@@ -144,7 +144,7 @@ def _why(arm: ArmReport) -> str:
 def _infra(report: RunReport) -> str:
     if not report.infra:
         return ""
-    lines = limited([cell(shorten(text, _MESSAGE)) for text in dict.fromkeys(report.infra)], _MOST_LINES)
+    lines = limited([cell(shorten(text, _MESSAGE)) for text in report.infra], _MOST_LINES)
     return "## Trouble of the host\n\n" + "\n".join(f"- {line}" for line in lines)
 
 

@@ -32,14 +32,19 @@ class Boots:
     """The boots of a run up to now, by arm.
 
     outcomes: of the finished boots. strange: how many of those look like the bug and do not count as it. last: the highest number.
+    repeated: arms with an `infra` boot that was repeated, which `outcomes` leaves out.
     """
 
     outcomes: dict[str, list[Outcome]] = field(default_factory=lambda: defaultdict(list))
     strange: Counter[str] = field(default_factory=Counter)
     last: Counter[str] = field(default_factory=Counter)
+    repeated: set[str] = field(default_factory=set)
 
     def finish(self, arm: str, expected: Expected, outcome: Outcome, during: str, *, crossed: bool) -> None:
-        """Count a finished boot. The arguments are those of `is_other`."""
+        """Count a finished boot, but not an arm's first `infra`: it is booted again. The arguments are those of `is_other`."""
+        if outcome is Outcome.INFRA and arm not in self.repeated:
+            self.repeated.add(arm)
+            return
         self.outcomes[arm].append(outcome)
         self.strange[arm] += is_other(expected, outcome, during, crossed=crossed)
 

@@ -81,13 +81,13 @@ class UnfinishedMap(_Unfinished):
         return tuple(self.head["versions"])
 
     def report(self, version: str) -> RunReport | None:
-        """Return the finished run of a release; None without one, or if a trial of it is `infra`."""
+        """Return the finished run of a release; None without one, or if the last trial of an arm is `infra`."""
         run = next((row["run"] for row in self.head["rows"] if row["version"] == version), None)
         folder = self.out / self.head["scenario"] / (run or "")
         if run is None or not (folder / "journal.jsonl").exists():
             return None
         report = build(folder)
-        troubled = any(trial.outcome is Outcome.INFRA for arm in report.arms for trial in arm.trials)
+        troubled = any(trial.outcome is Outcome.INFRA for arm in report.arms for trial in arm.trials[-1:])
         return None if report.shortfall or troubled else report
 
 
