@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -88,6 +90,17 @@ def test_an_engine_that_dies_as_it_becomes_ready_is_no_trouble_of_the_host(tmp_p
     conclusion = concluded(tmp_path, {"/v1/models": models, "/health": health})
     assert conclusion.outcome is Outcome.OTHER_CRASH
     assert conclusion.death is not None
+
+
+def test_a_death_on_a_full_disk_is_trouble_of_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def completions(exchange: Exchange) -> None:
+        exchange.fake.write(FATAL)
+        exchange.reset()
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb"))
+    conclusion = concluded(tmp_path, {"/v1/completions": completions})
+    assert conclusion.outcome is Outcome.INFRA
+    assert "No space left on device" in conclusion.why
 
 
 def test_a_death_that_the_last_answer_hides_is_seen(tmp_path: Path) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import tempfile
 import time
 from collections.abc import Coroutine
 from dataclasses import asdict, replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -70,6 +72,8 @@ async def run_trial(trial: Trial) -> Conclusion:
         took = time.monotonic() - ending
         trial.seen.outlasted = tuple(replace(one, ended_s=round(took, 1)) for one in trial.seen.outlasted)
         cancelled = cancelled or interrupted
+    # A server may die of a full disk, or its log may end early. Its own signs do not show that.
+    trial.seen.infra = trial.seen.infra or _full_disk(trial.journal.path.parent)
     # An interrupt from here on must not lose what the trial saw.
     conclusion, interrupted = await _shielded(
         asyncio.to_thread(assess, trial.scenario, trial.launch.command, trial.seen, trial.log, trial.arm.trigger)
@@ -85,6 +89,17 @@ async def run_trial(trial: Trial) -> Conclusion:
     if cancelled or interrupted:
         raise asyncio.CancelledError
     return conclusion
+
+
+def _full_disk(folder: Path) -> str | None:
+    """Return why nothing can be written in `folder`; None if something can. A quota shows only when writing."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(65_536))
+            file.flush()
+    except OSError as error:
+        return f"cannot write to the folder of the run: {error.strerror} (free some space, or name another --out)"
+    return None
 
 
 async def _shielded(work: Coroutine[Any, Any, T]) -> tuple[T, bool]:
