@@ -1,4 +1,4 @@
-"""Reports of resumed runs: an interrupted boot is shown and not counted."""
+"""Reports of runs that repeat a boot, because it was interrupted or the host spoiled it: the first one is shown and not counted."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from vllm_repro.running.terminal import summary
 WHOLE = read(REHEARSAL / "journal.jsonl")
 
 
-def resumed(*, sent: bool) -> Iterator[Entry]:
-    """Yield the example's run with its first boot interrupted and repeated. sent: whether it had sent a request."""
+def resumed(*, outcome: str, sent: bool) -> Iterator[Entry]:
+    """Yield the example's run with its first boot repeated. outcome: of the first one. sent: whether it had sent a request."""
     first = next(WHOLE.of("trial-started"))
     ended = next(entry for entry in WHOLE.of("trial-ended") if entry["arm"] == first["arm"])
 
@@ -31,24 +31,26 @@ def resumed(*, sent: bool) -> Iterator[Entry]:
             yield entry
             if sent:
                 yield changed(next(WHOLE.of("request-sent")), name="interrupted")
-            yield changed(ended, outcome="cancelled", death=None, why="the run was interrupted")
-            yield replace(WHOLE.entries[-1], t=entry.t, fields={"interrupted": "SIGINT"})
-            yield replace(WHOLE.entries[0], t=entry.t, event="run-resumed")
+            yield changed(ended, outcome=outcome, death=None, why="a signal, or a full disk")
+            if outcome == "cancelled":
+                yield replace(WHOLE.entries[-1], t=entry.t, fields={"interrupted": "SIGINT"})
+                yield replace(WHOLE.entries[0], t=entry.t, event="run-resumed")
         repeated = entry.get("arm") == first["arm"] and entry.get("trial") is not None
         yield changed(entry, trial=2) if repeated else entry
 
 
-@pytest.mark.parametrize("sent", [False, True])
-def test_an_interrupted_boot_is_shown_and_not_counted(sent: bool) -> None:
-    made = report_of(Recording(tuple(resumed(sent=sent)), cut=False), REHEARSAL)
+@pytest.mark.parametrize(("outcome", "sent"), [("cancelled", False), ("cancelled", True), ("infra", True)])
+def test_a_repeated_boot_is_shown_and_not_counted(outcome: str, sent: bool) -> None:
+    made = report_of(Recording(tuple(resumed(outcome=outcome, sent=sent)), cut=False), REHEARSAL)
     arm = made.arms[0]
-    assert [trial.outcome for trial in arm.trials] == ["cancelled", "crash"]
+    assert [trial.outcome for trial in arm.trials] == [outcome, "crash"]
+    assert arm.result.outcomes == ("crash",)
     assert arm.requests == report_of(WHOLE, REHEARSAL).arms[0].requests != ()
     assert [row[-2] for row in arms_table(made).rows if row[0] == "reported"] == [
-        "cancelled, repeated",
+        f"{outcome}, repeated",
         "crash, match",
     ]
     first, second = [line for line in summary(made).splitlines() if line.startswith("reported ")]
-    assert (first.endswith("cancelled, repeated"), second.endswith("crash, match")) == (True, True)
+    assert (first.endswith(f"{outcome}, repeated"), second.endswith("crash, match")) == (True, True)
     root = ET.fromstring(render(made, "junit"))
     assert next((one.get("name"), one.find("error")) for one in root.iter("testcase")) == ("reported", None)

@@ -243,8 +243,8 @@ def _arm(
 
 
 def _requests(sent: Sequence[Entry], ended: Sequence[Entry]) -> tuple[str, ...]:
-    """Return what the first trial sent, preferably of those that were not cancelled; a sentence per request."""
-    whole = {entry["trial"] for entry in ended if entry["outcome"] != Outcome.CANCELLED}
+    """Return what the first trial sent, preferably of those that tested the engine; a sentence per request."""
+    whole = {entry["trial"] for entry in ended if Outcome(entry["outcome"]).facts.tested}
     senders = dict.fromkeys(entry["trial"] for entry in sent)
     first = next((trial for trial in senders if trial in whole), next(iter(senders), None))
     return tuple(

@@ -237,9 +237,13 @@ class RunReport:
 
 
 def counted_trials(trials: Sequence[TrialReport]) -> list[TrialReport]:
-    """Return the trials that decide something: a cancelled one that was run again is shown, but not counted."""
-    last = trials[-1:]
-    return [trial for trial in trials if trial.outcome is not Outcome.CANCELLED or trial in last]
+    """Return the trials that decide something: a cancelled one and the first `infra`, if run again, are shown, but not counted."""
+    spoiled = [trial for trial in trials if trial.outcome is Outcome.INFRA][:1]
+    return [
+        trial
+        for trial in trials
+        if trial in trials[-1:] or (trial.outcome is not Outcome.CANCELLED and trial not in spoiled)
+    ]
 
 
 def issue_url(issue: str) -> str:
