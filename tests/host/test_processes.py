@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,6 +66,17 @@ def test_output_of_a_process_that_dies_at_once_is_whole(tmp_path: Path) -> None:
     assert started.popen.wait(timeout=30) == 3
     started.end()
     assert set((tmp_path / "log").read_text(encoding="utf-8").split()) == {"out", "err"}
+
+
+def test_temporary_files_of_a_process_go_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (temporary := tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    script = "import tempfile; print(tempfile.mkstemp(), flush=True); input()"
+    started = start([sys.executable, "-c", script], os.environ, tmp_path / "log")
+    started.popen.wait(timeout=30)
+    assert [len(list(one.iterdir())) for one in temporary.iterdir()] == [1]
+    started.end()
+    assert list(temporary.iterdir()) == []
 
 
 def test_what_cannot_be_started_leaves_no_lease(tmp_path: Path) -> None:

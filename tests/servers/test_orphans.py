@@ -29,9 +29,12 @@ from vllm_repro.evidence import Evidence
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.process import ProcessServer
 log, port = sys.argv[1:]
-program = [sys.executable, "-c", "import time; time.sleep(600)"]
+program = [sys.executable, "-c", "import tempfile, time; print(tempfile.mkdtemp(), flush=True); time.sleep(600)"]
 server = ProcessServer(program, port=int(port), log=Path(log), env={}, kind=ServerKind.PROCESS, evidence=Evidence.CPU)
-print(asyncio.run(server.start()).pid, flush=True)
+pid = asyncio.run(server.start()).pid
+while not Path(log).read_text():
+    time.sleep(0.02)
+print(pid, flush=True)
 time.sleep(600)
 """
 SERVE_CONTAINER = """
@@ -71,8 +74,11 @@ def test_without_its_guard_clean_ends_it_and_tells_whose_it_is(tmp_path: Path, h
         kill_with_guard(killed, pid)
     assert f"left: process {pid}, started by pid {killed.pid} in {Path.cwd()}: " in harness("clean").out
     assert session_members(int(pid)), "clean without --yes touches nothing"
+    temporary = Path((tmp_path / "log").read_text(encoding="utf-8").strip())
+    assert temporary.exists()
     assert f"removed: process {pid}" in harness("clean", "--yes").out
     assert not session_members(int(pid))
+    assert not temporary.parent.exists()
     assert "nothing is left" in harness("clean").out
     assert list(lease_folder().iterdir()) == []
 

@@ -12,8 +12,10 @@ import fcntl
 import hashlib
 import os
 import platform
+import shutil
 import subprocess
 import sys
+import tempfile
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +25,7 @@ import platformdirs
 
 from vllm_repro.errors import InfraError
 
-__all__ = ["Lease", "LeaseFacts", "free_leases", "lease_folder"]
+__all__ = ["Lease", "LeaseFacts", "free_leases", "lease_folder", "remove_lease"]
 
 # The kernel closes the pipe when the harness exits. Only then is the package imported, by a program that replaces this one.
 # -P: nothing is imported from the working folder.
@@ -39,20 +41,27 @@ if leases:
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseFacts:
-    """The text of a lease. pid, folder: of the harness. log: device and inode of a process's log; None for a container."""
+    """The text of a lease. pid, folder: of the harness. log: device and inode of a process's log; None for a container.
+
+    temporary: the folder for a process's temporary files; empty for a container.
+    """
 
     pid: int
     folder: str
     server: str
     log: tuple[int, int] | None
+    temporary: str = ""
 
 
 class Lease:
     """A lease and its guard, until `release`. server: a few words for `clean`. Raises `InfraError` if it cannot be written."""
 
     def __init__(self, server: str, log: tuple[int, int] | None = None) -> None:
-        facts = LeaseFacts(pid=os.getpid(), folder=_working_folder(), server=server, log=log)
-        self.path = lease_folder() / f"{_host()}-{uuid.uuid4().hex}"
+        name = uuid.uuid4().hex
+        # Short, because it holds sockets.
+        self.temporary = str(Path(tempfile.gettempdir()) / f"vllm-repro-{name[:8]}") if log else ""
+        facts = LeaseFacts(pid=os.getpid(), folder=_working_folder(), server=server, log=log, temporary=self.temporary)
+        self.path = lease_folder() / f"{_host()}-{name}"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("xb", buffering=0)
@@ -73,8 +82,8 @@ class Lease:
         self._file.close()
 
     def release(self) -> None:
-        """Remove the lease: the server is gone. May be called again."""
-        self.path.unlink(missing_ok=True)
+        """Remove the lease and the temporary files: the server is gone. May be called again."""
+        remove_lease(self.path, self.temporary)
         self._file.close()
         with contextlib.suppress(OSError):  # the guard was killed
             self._tell_guard("-")
@@ -82,6 +91,12 @@ class Lease:
     def _tell_guard(self, sign: str) -> None:
         assert self._guard.stdin is not None
         os.write(self._guard.stdin.fileno(), f"{sign}{self.path.name}\n".encode())
+
+
+def remove_lease(path: Path, temporary: str) -> None:
+    if temporary:
+        shutil.rmtree(temporary, ignore_errors=True)
+    path.unlink(missing_ok=True)
 
 
 _guards: list[subprocess.Popen[bytes]] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,10 @@ def session_members(session: int) -> list[psutil.Process]:
                 if process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
     return sorted(found, key=lambda process: process.pid != session)
+
+
+_COMPILED_CODE = {"TORCHINDUCTOR_CACHE_DIR": f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}"}
+"""Where torch keeps compiled code between boots: by default in the temporary folder, which a server here has for one boot."""
 
 
 class Session:
@@ -88,15 +93,19 @@ def _shared_memory(members: Sequence[psutil.Process]) -> set[Path]:
 
 
 def start(argv: Sequence[str], env: Mapping[str, str], log: Path) -> Session:
-    """Start `argv` in a session of its own, with both outputs appended to `log`. Raises `InfraError`."""
+    """Start `argv` in a session of its own, with both outputs appended to `log`. Raises `InfraError`.
+
+    It gets a temporary folder of its own, which is removed with its lease: vLLM leaves sockets there.
+    """
     lease = None
     try:
         with log.open("ab") as output:
             file = os.fstat(output.fileno())
             lease = Lease(" ".join(argv)[:500], (file.st_dev, file.st_ino))
+            Path(lease.temporary).mkdir(0o700)
             popen = subprocess.Popen(
                 list(argv),
-                env=dict(env),
+                env=_COMPILED_CODE | dict(env) | {"TMPDIR": lease.temporary},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

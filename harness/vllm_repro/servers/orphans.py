@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_repro.errors import InfraError
-from vllm_repro.host.lease import LeaseFacts, free_leases
+from vllm_repro.host.lease import LeaseFacts, free_leases, remove_lease
 from vllm_repro.host.processes import end_sessions, session_members, sessions_writing_to
 from vllm_repro.servers.docker_engine import LEASE_LABEL, Engine, connect, engine_errors, explain, remove_container
 
@@ -25,7 +25,7 @@ class Orphans:
     lines: one per server. sessions, containers: their ids. docker_error: why Docker could not be asked; empty if it was.
     """
 
-    leases: tuple[Path, ...]
+    leases: dict[Path, LeaseFacts]
     lines: tuple[str, ...]
     sessions: tuple[int, ...]
     containers: tuple[str, ...]
@@ -57,7 +57,7 @@ def find_orphans(leases: Collection[str] | None = None) -> Orphans:
         lines.append(f"container {name} ({one['Image']} {one['State']}), {_starter(facts)} for {facts.server}")
     return Orphans(
         # Without Docker nothing is known of containers, so their leases must stay.
-        leases=tuple(path for path, facts in free.items() if facts.log or not docker_error),
+        leases={path: facts for path, facts in free.items() if facts.log or not docker_error},
         lines=tuple(lines),
         sessions=tuple(sessions),
         containers=tuple(one["Id"] for one in containers),
@@ -80,12 +80,8 @@ def _leased(engine: Engine) -> list[dict[str, Any]]:
 def end_orphans(orphans: Orphans) -> None:
     """End and remove `orphans`, and nothing else. Raises `InfraError` at the first container that Docker does not remove."""
     _end(orphans)
-    _remove(orphans.leases)
-
-
-def _remove(leases: Collection[Path]) -> None:
-    for lease in leases:
-        lease.unlink(missing_ok=True)
+    for path, facts in orphans.leases.items():
+        remove_lease(path, facts.temporary)
 
 
 def _end(orphans: Orphans) -> None:
