@@ -88,10 +88,11 @@ bench: $(DEV) ## run the benchmarks
 	@$(BIN)/python benchmarks/prompts.py
 
 faults: $(DEV) images ## break live runs on purpose and write docs/reliability.md (half an hour)
-	@$(BIN)/python benchmarks/faults.py --write
+	@$(BIN)/python -m benchmarks.faults --write
+	@$(BIN)/python -m benchmarks.kills --write
 
 faults-quick: $(DEV) ## break a rehearsal once by each fault
-	@$(BIN)/python benchmarks/faults.py --kinds rehearsal --quick
+	@$(BIN)/python -m benchmarks.faults --kinds rehearsal --quick
 
 mutants: $(DEV) ## change the pure core in one place at a time, and count what no test notices (20 minutes)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[mutants]'

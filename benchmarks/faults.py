@@ -7,8 +7,8 @@ request. The script watches the run's journal, injects the fault at the moment, 
 - the journal cannot be read, no report is written, or an interrupted run does not resume to `clean`;
 - ten seconds after the command's end a process or container of the run is left.
 
-    python benchmarks/faults.py --kinds rehearsal --quick      # one moment per fault
-    python benchmarks/faults.py --write                        # all of them, half an hour on two idle cores
+    python -m benchmarks.faults --kinds rehearsal --quick      # one moment per fault
+    python -m benchmarks.faults --write                        # all of them, half an hour on two idle cores
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reliability.md"
-MUTANTS = "\n## Mutants\n"  # the end of the page from here on is written by mutants.py
 COMMAND = (sys.executable, "-m", "vllm_repro")
 GONE_WITHIN_S = 10.0
 CELL_S = 400.0
@@ -137,8 +138,8 @@ class Result:
 
 def server_flags(kind: str) -> list[str]:
     own = {
-        "rehearsal": ["--boot-stall", "10"],
-        "docker": ["--image", "vllm-repro/rehearsal:latest", "--boot-stall", "10"],
+        "rehearsal": ["--boot-stall", "20"],
+        "docker": ["--image", "vllm-repro/rehearsal:latest", "--boot-stall", "20"],
         "process": ["--vllm", "0.29.0", "--boot-stall", "90"],
     }
     return ["--server", kind, *own[kind]]
@@ -147,22 +148,11 @@ def server_flags(kind: str) -> list[str]:
 def play(cell: Cell) -> Result:
     with tempfile.TemporaryDirectory(prefix="faults-") as name:
         folder = Path(name)
-        (folder / "steady.py").write_text(SCENARIO, encoding="utf-8")
         out = folder / "out"
-        argv = [*COMMAND, "run", str(folder / "steady.py"), "--arm", "steady", "--expect", "any", "--out", str(out)]
-        argv += [*server_flags(cell.kind), "--answer-stall", "4"]
         out.mkdir()
         if cell.fault.target == "disk":
             subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(out)], check=True)
-        with (folder / "output").open("wb") as output:
-            command = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                cwd=folder,
-                env={**os.environ, "VLLM_REHEARSAL_FAULT": "slow-boot:2"},  # time for a fault in the boot
-            )
+        command = start_run(folder, cell.kind)
         try:
             mine = _inject(cell, command, out)
             status = command.wait(CELL_S)
@@ -180,6 +170,23 @@ def play(cell: Cell) -> Result:
         if wrong:
             wrong += "\n" + (folder / "output").read_text(encoding="utf-8", errors="replace")[-1500:]
         return Result(cell=cell, outcome=outcome, gone_s=gone_s, wrong=wrong)
+
+
+def start_run(
+    folder: Path, kind: str, environment: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.Popen[bytes]:
+    """Start a run that writes below `out` in the folder. environment: added to this one."""
+    (folder / "steady.py").write_text(SCENARIO, encoding="utf-8")
+    argv = [*COMMAND, "run", str(folder / "steady.py"), "--arm", "steady", "--expect", "any", "--out", "out"]
+    with (folder / "output").open("wb") as output:
+        return subprocess.Popen(
+            [*argv, *server_flags(kind), "--answer-stall", "4"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=folder,
+            env={**os.environ, "VLLM_REHEARSAL_FAULT": "slow-boot:2", **environment},  # time for a fault in the boot
+        )
 
 
 def records(out: Path) -> list[dict[str, Any]]:
@@ -345,12 +352,13 @@ def main() -> None:
     wrong = [one for one in results if one.wrong]
     print(f"{len(results)} cells, {len(wrong)} wrong")
     if asked.write:
-        kept = PAGE.read_text(encoding="utf-8").partition(MUTANTS)
-        PAGE.write_text(page(results) + "".join(kept[1:]), encoding="utf-8")
+        write_sections(
+            {KINDS[kind]: section([one for one in results if one.cell.kind == kind]) for kind in asked.kinds}
+        )
     raise SystemExit(bool(wrong))
 
 
-PAGE_TEXT = """\
+INTRODUCTION = """\
 # Break a run on purpose
 
     make faults
@@ -359,38 +367,51 @@ The command above breaks live runs, checks what becomes of them, and writes this
 engine lives, with one fault. A cell is right if the outcome is an allowed one, the journal is readable, a report is written,
 and ten seconds later nothing is left. A run that is cut short must resume: its cell has the outcome of the resumed run.
 
-{count} cells on {cores} cores: {wrong} wrong. The longest time until nothing was left: {gone_s:.1f} s.
-{tables}
 `boot`: the server is starting. `idle`: between two requests. `stream`: an answer is being streamed. `last pause`: before the
 last request. `-`: not tried.
-
-## Faults that have their own tests
-
-{tested}
 """
+HAVE_TESTS = "Faults that have their own tests"
+ORDER = (*KINDS.values(), "Random kills", HAVE_TESTS)
 
 
-def page(results: Sequence[Result]) -> str:
-    """Return docs/reliability.md: for each server kind a table of outcomes, faults by moments."""
-    tables = ""
-    for kind in dict.fromkeys(one.cell.kind for one in results):
-        mine = {(one.cell.fault.name, one.cell.moment): one for one in results if one.cell.kind == kind}
-        rows = (
-            [name, *(_shown(mine.get((name, moment))) for moment in MOMENTS)]
-            for name in dict.fromkeys(name for name, _ in mine)
-        )
-        tables += f"\n## {KINDS[kind]}\n\n{_table(['fault', *MOMENTS], rows)}\n"
-    return PAGE_TEXT.format(
-        count=len(results),
-        cores=os.cpu_count(),
-        wrong=sum(bool(one.wrong) for one in results),
-        gone_s=max(one.gone_s for one in results),
-        tables=tables,
-        tested=_table(["fault", "test"], ([fault, f"[`{test}`](../{test})"] for fault, test in TESTED)),
+def write_sections(new: Mapping[str, str]) -> None:
+    """Write the page with these sections, by title. Keep the other ones, which earlier measurements wrote."""
+    _, *kept = PAGE.read_text(encoding="utf-8").split("\n## ")
+    sections = {title: text.strip() for title, _, text in (one.partition("\n") for one in kept)}
+    sections |= {
+        **new,
+        HAVE_TESTS: table(["fault", "test"], ([fault, f"[`{test}`](../{test})"] for fault, test in TESTED)),
+    }
+    titles = [one for one in ORDER if one in sections]
+    titles += [one for one in sections if one not in ORDER]
+    PAGE.write_text(
+        INTRODUCTION + "".join(f"\n## {title}\n\n{sections[title].strip()}\n" for title in titles), encoding="utf-8"
     )
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def measured_at() -> str:
+    """Return when, on what and with which code a section was measured."""
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=9"]
+    commit = subprocess.run(git, capture_output=True, check=True, text=True).stdout.strip()
+    return f"Measured on {datetime.now(UTC):%Y-%m-%d} on {os.cpu_count()} cores, commit {commit}"
+
+
+def section(results: Sequence[Result]) -> str:
+    """Return the section of one server kind: a table of outcomes, faults by moments."""
+    cells = {(one.cell.fault.name, one.cell.moment): one for one in results}
+    rows = (
+        [name, *(_shown(cells.get((name, moment))) for moment in MOMENTS)]
+        for name in dict.fromkeys(name for name, _ in cells)
+    )
+    wrong = sum(bool(one.wrong) for one in results)
+    gone_s = max(one.gone_s for one in results)
+    return (
+        f"{measured_at()}: {len(results)} cells, {wrong} wrong. "
+        f"The longest time until nothing was left: {gone_s:.1f} s.\n\n{table(['fault', *MOMENTS], rows)}"
+    )
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
 
 
