@@ -79,6 +79,14 @@ def test_temporary_files_of_a_process_go_with_it(tmp_path: Path, monkeypatch: py
     assert list(temporary.iterdir()) == []
 
 
+def test_the_first_variable_of_a_process_is_the_callers(tmp_path: Path) -> None:
+    script = "import pathlib; print(pathlib.Path('/proc/self/environ').read_text().split(chr(0))[0])"
+    started = start([sys.executable, "-c", script], {"FIRST": "1", **os.environ}, tmp_path / "log")
+    started.popen.wait(timeout=30)
+    started.end()
+    assert (tmp_path / "log").read_text(encoding="utf-8") == "FIRST=1\n", "setproctitle may fail with another one"
+
+
 def test_what_cannot_be_started_leaves_no_lease(tmp_path: Path) -> None:
     with pytest.raises(InfraError, match="cannot start /nowhere/vllm: No such file"):
         start(["/nowhere/vllm"], os.environ, tmp_path / "log")

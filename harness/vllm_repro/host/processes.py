@@ -34,7 +34,7 @@ def session_members(session: int) -> list[psutil.Process]:
     return sorted(found, key=lambda process: process.pid != session)
 
 
-_COMPILED_CODE = {"TORCHINDUCTOR_CACHE_DIR": f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}"}
+_COMPILED_CODE = f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}"
 """Where torch keeps compiled code between boots: by default in the temporary folder, which a server here has for one boot."""
 
 
@@ -103,9 +103,12 @@ def start(argv: Sequence[str], env: Mapping[str, str], log: Path) -> Session:
             file = os.fstat(output.fileno())
             lease = Lease(" ".join(argv)[:500], (file.st_dev, file.st_ino))
             Path(lease.temporary).mkdir(0o700)
+            # setproctitle fails if the first variable changes later, as torch changes its own.
+            environment = {**env, "TMPDIR": lease.temporary}
+            environment.setdefault("TORCHINDUCTOR_CACHE_DIR", _COMPILED_CODE)
             popen = subprocess.Popen(
                 list(argv),
-                env=_COMPILED_CODE | dict(env) | {"TMPDIR": lease.temporary},
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
