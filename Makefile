@@ -98,6 +98,9 @@ mutants: $(DEV) ## change the pure core in one place at a time, and count what n
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[mutants]'
 	@$(BIN)/python benchmarks/mutants.py
 
+known-releases: $(DEV) ## read vLLM's releases from the package index again
+	@$(BIN)/python -m vllm_repro.releases.known
+
 clean: $(BIN)/vllm-repro ## remove orphans of killed runs, and build products
 	@$(BIN)/vllm-repro clean --yes
 	@rm -rf .mypy_cache .pytest_cache .ruff_cache dist build

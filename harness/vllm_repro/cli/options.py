@@ -8,10 +8,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packaging.version import InvalidVersion, Version
-
 from vllm_repro.cli.common import number, seconds
 from vllm_repro.errors import UsageError
+from vllm_repro.releases.sources import named_source
 from vllm_repro.running.folders import default_out
 from vllm_repro.running.job import Job, refuse_unused_options
 from vllm_repro.running.state import TimeLimits
@@ -25,7 +24,7 @@ from vllm_repro.verdict.verdict import Expect
 if TYPE_CHECKING:  # it imports the reports, which `show` does not need
     from vllm_repro.running.resume import UnfinishedMap, UnfinishedRun
 
-__all__ = ["add_run_options", "add_server_options", "job_from", "release", "resumed", "server_options"]
+__all__ = ["add_run_options", "add_server_options", "job_from", "resumed", "server_options", "source"]
 
 _ALL = ("server", "url", "image", "vllm", "model", "weights", "port", "log", "patch", "guard", "record")
 _MOST_TRIALS = 200
@@ -44,9 +43,10 @@ def add_server_options(parser: argparse.ArgumentParser, which: Sequence[str] = _
         "url": {"type": _url, "metavar": "U", "help": "attach to the server that runs at this URL"},
         "image": {"metavar": "I", "help": "the image to run (default: the official one of the release)"},
         "vllm": {
-            "type": release,
-            "metavar": "V",
-            "help": "the release, such as 0.23.0; a process server or the lab installs it into a cache",
+            "type": source,
+            "metavar": "SOURCE",
+            "help": "a release such as 0.23.0, which a process server or the lab installs into a cache; these also run a wheel file, a "
+            "folder that holds vllm/, or a commit as in ~/vllm@abc123",
         },
         "model": {"metavar": "M", "help": "a model folder or name instead of the scenario's tiny model"},
         "weights": {
@@ -120,12 +120,12 @@ def _url(text: str) -> str:
     return text.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
-def release(text: str) -> str:
-    """Return the release of `0.23.0`, or of `v0.23.0` as images are tagged."""
+def source(text: str) -> str:
+    """Return the full name of a SOURCE: `0.23.0` for `v0.23`, an absolute path, or one with the full hash of a commit."""
     try:
-        return str(Version(text.removeprefix("v")))
-    except InvalidVersion:
-        raise argparse.ArgumentTypeError(f"{text!r} is no release, such as 0.23.0") from None
+        return named_source(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(f"{error.with_hint}") from None
 
 
 def server_options(arguments: argparse.Namespace) -> ServerOptions:

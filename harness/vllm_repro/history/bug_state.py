@@ -185,6 +185,8 @@ def _history(scenario: str, evidence: str, rows: Sequence[tuple[date, RunRow]]) 
     state, steps = BugState.OPEN, list[StateChange]()
     settling: set[date] = set()
     for night, row in rows:
+        if row.build is Build.SOURCE:  # somebody's own tree says nothing about a release
+            continue
         nightly = row.build is Build.NIGHTLY
         track = tracks.setdefault((row.host, nightly), _Track(nightly=nightly))
         if not track.add(row, night):

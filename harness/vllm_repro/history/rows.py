@@ -15,7 +15,7 @@ from vllm_repro.host.host_id import hardware
 from vllm_repro.report.model import ArmReport, RunReport, ServerReport
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.throughput import Point
-from vllm_repro.verdict.verdict import Expected, Result, Standing, Verdict
+from vllm_repro.verdict.verdict import Expected, Result, Standing, Verdict, from_source
 
 __all__ = ["QUANTITIES", "ArmRow", "Build", "Figure", "RunRow", "build_of", "row_id", "row_of", "setup_of"]
 
@@ -29,6 +29,7 @@ class Build(StrEnum):
 
     NIGHTLY = "nightly"  # any build between releases, release candidates too
     RELEASE = "release"
+    SOURCE = "source"  # a commit or a folder
     UNKNOWN = "unknown"
 
 
@@ -116,6 +117,8 @@ def build_of(version: str | None) -> Build:
         parsed = Version(version or "")
     except InvalidVersion:
         return Build.UNKNOWN
+    if from_source(version):
+        return Build.SOURCE
     return Build.NIGHTLY if parsed.is_prerelease else Build.RELEASE
 
 

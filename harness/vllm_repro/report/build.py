@@ -258,7 +258,11 @@ def _server(
     begun: Entry | None, server: Entry | None, trials: Sequence[TrialReport], ended: Sequence[Entry]
 ) -> ServerReport:
     facts = dict(server["facts"]) if server is not None else {}
-    known = {name: facts[name] for name in ("image", "digest", "argv", "env", "replaced") if facts.get(name)}
+    known = {
+        name: facts[name]
+        for name in ("image", "digest", "source", "compiled", "argv", "env", "replaced")
+        if facts.get(name)
+    }
     patched = list(facts.get("patched") or ())
     imports = [files for entry in ended if (files := entry.get("imported")) is not None]
     if imports:

@@ -106,13 +106,18 @@ class PatchedFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerReport:
-    """The server of an arm. weights, vllm_version: None if unknown. env: what was set on top of the environment."""
+    """The server of an arm. weights, vllm_version: None if unknown. env: what was set on top of the environment.
+
+    source: the vLLM as the user named it, if it is no release. compiled: the release of its compiled parts, if they are not its own.
+    """
 
     kind: str | None = None
     image: str | None = None
     digest: str | None = None
     weights: str | None = None
     vllm_version: str | None = None
+    source: str | None = None
+    compiled: str | None = None
     argv: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     replaced: tuple[Replacement, ...] = ()

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vllm_repro.errors import UsageError
+from vllm_repro.releases.sources import is_release, version_of
 from vllm_repro.report.model import banner
 from vllm_repro.running.state import MeasureOptions, TimeLimits
 from vllm_repro.scenario.scenario import Arm, Scenario
-from vllm_repro.servers.kinds import ServerKind
+from vllm_repro.servers.kinds import ServerKind, kinds
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.site import ServerChoice, Site, choose
 from vllm_repro.verdict.verdict import Expect
@@ -42,8 +43,8 @@ class Job:
     reproduce: str = ""
 
     def version(self, kind: ServerKind) -> str | None:
-        """Return the release to run; None if the server decides it."""
-        return self.options.vllm or kind.facts.release(self.scenario)
+        """Return the version to run; None if the server decides it."""
+        return version_of(self.options.vllm) if self.options.vllm else kind.facts.release(self.scenario)
 
 
 def choice_of(scenario: Scenario, options: ServerOptions, *, download: bool = True) -> ServerChoice:
@@ -104,3 +105,9 @@ def refuse_unused_options(options: ServerOptions, kind: ServerKind) -> None:
             raise UsageError(
                 f"--{name} has no meaning with --server {kind}", hint=f"leave it out, or use --server {others}"
             )
+    if options.vllm and not is_release(options.vllm) and not kind.facts.any_source:
+        others = " or ".join(kinds(lambda facts: facts.any_source))
+        raise UsageError(
+            f"--server {kind} runs releases only, not {options.vllm}",
+            hint=f"--server {others} runs any vLLM on the CPU",
+        )

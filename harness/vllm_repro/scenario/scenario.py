@@ -18,7 +18,7 @@ from vllm_repro.tiny_model import Family, Kind, TinyModel
 from vllm_repro.trigger.trigger import Condition
 from vllm_repro.verdict.output import Checks
 from vllm_repro.verdict.throughput import Load
-from vllm_repro.verdict.verdict import Expected, Standing
+from vllm_repro.verdict.verdict import Expected, Standing, from_source
 
 __all__ = [
     "Arm", "Capture", "Cause", "Causes", "Dummy", "Edit", "Lab", "Lengths", "Model", "Needs", "Scenario", "Status",
@@ -238,10 +238,15 @@ class Status:
         return not self.good
 
     def standing(self, version: str | None) -> Standing:
-        """Return the declared standing of `version`, as the server reports it. A nightly counts by its number."""
+        """Return the declared standing of `version`, as the server reports it. A nightly counts by its number.
+
+        Nothing is declared of a build from a commit or a folder: its number is that of the nearest release.
+        """
         try:
             parsed = Version(version or "")
         except InvalidVersion:
+            return Standing.UNKNOWN
+        if from_source(version):
             return Standing.UNKNOWN
         if SpecifierSet(self.bad, prereleases=True).contains(parsed):
             return Standing.BAD

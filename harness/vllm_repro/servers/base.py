@@ -72,7 +72,10 @@ class RankFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerFacts:
-    """What was run, for journal and report. env: only the variables that were set for it."""
+    """What was run, for journal and report. env: only the variables that were set for it.
+
+    source: the vLLM as the user named it, if it is no release. compiled: the release of its compiled parts, if they are not its own.
+    """
 
     kind: ServerKind
     evidence: Evidence
@@ -80,6 +83,8 @@ class ServerFacts:
     env: Mapping[str, str] = field(default_factory=dict)
     image: str | None = None
     digest: str | None = None
+    source: str | None = None
+    compiled: str | None = None
     pid: int | None = None
     container_id: str | None = None
     replaced: tuple[Replaced, ...] = ()

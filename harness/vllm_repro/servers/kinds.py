@@ -32,7 +32,8 @@ class KindFacts:
 
     site: `module:class` of its `Site`, imported when one is opened. summary: one line for help and docs. started: we start and end the
     server. container: it is a container. on_gpus: its runs need the scenario's GPUs. evidence: None if the scenario or the server decides.
-    options: names of `ServerOptions` that only some kinds read. release: the release of a run that names none.
+    options: names of `ServerOptions` that only some kinds read. any_source: `--vllm` may name a vLLM that is no release. release: the
+    release of a run that names none.
     """
 
     site: str
@@ -42,6 +43,7 @@ class KindFacts:
     on_gpus: bool = False
     evidence: Evidence | None = None
     options: frozenset[str] = frozenset()
+    any_source: bool = False
     release: Callable[[Scenario], str | None] = lambda _: None
 
     @property
@@ -74,12 +76,14 @@ KINDS: Mapping[ServerKind, KindFacts] = {
         summary="the installed vllm, or on a CPU a release installed into a cache",
         on_gpus=True,
         options=frozenset({"patch"}),
+        any_source=True,
     ),
     ServerKind.LAB: KindFacts(
         site="vllm_repro.servers.lab:LabSite",
         summary="a real release on the CPU, with its CUDA parts replaced",
         evidence=Evidence.LAB,
         options=frozenset({"patch", "guard", "record"}),
+        any_source=True,
         release=lambda scenario: scenario.try_in_lab,
     ),
     ServerKind.REHEARSAL: KindFacts(

@@ -19,6 +19,7 @@ from vllm_repro.host.machine import cpu_flags
 from vllm_repro.host.ports import free_port
 from vllm_repro.releases.overlay import Overlay, make_overlay, patched_files
 from vllm_repro.releases.provision import Release, ReleaseCache, cache_root, provision
+from vllm_repro.releases.sources import version_of
 from vllm_repro.releases.tiny_model_folder import cached_model
 from vllm_repro.scenario.scenario import Arm, Capture, Lab, Model, Scenario
 from vllm_repro.servers.base import Replaced, Server, ServerFacts
@@ -26,7 +27,7 @@ from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.lab_launch import graph_mode, lab_launch, no_lab
 from vllm_repro.servers.launch import Launch
 from vllm_repro.servers.options import ServerOptions
-from vllm_repro.servers.process import ProcessServer, process_server
+from vllm_repro.servers.process import ProcessServer, misfit, process_server, with_release
 from vllm_repro.servers.site import Notify, Offer, Site
 from vllm_repro_lab.parts import MECHANISMS
 from vllm_repro_lab.record import Part
@@ -114,7 +115,8 @@ class LabSite(Site):
                 "the lab always serves a tiny model of the scenario's shape", hint="leave --model and --weights out"
             )
         self.port = options.port
-        self.release_version = options.vllm or scenario.try_in_lab
+        self._source = options.vllm or scenario.try_in_lab
+        self.release_version = version_of(self._source)
         self.release: Release | None = None
         self._lab, self._scenario, self._notify = scenario.lab, scenario, notify
         self._capture = capture_of(scenario.lab, options)
@@ -136,7 +138,7 @@ class LabSite(Site):
                 f"vLLM's CPU build has the operators of this scenario only for processors with {lacking}",
                 hint=f"use a machine whose /proc/cpuinfo lists {lacking}",
             )
-        self.release = provision(self.release_version, notify)
+        self.release = provision(self._source, notify)
         self._notify = notify
 
     def usual_arms(self, scenario: Scenario, arms: Sequence[Arm]) -> list[Arm]:
@@ -145,6 +147,8 @@ class LabSite(Site):
     def cannot(self, arm: Arm) -> str:
         if graph_mode(self._scenario.command_in_lab(arm)) == "PIECEWISE":
             return "the lab captures full graphs of decode batches only, and this arm asks for PIECEWISE"
+        if why := misfit(self.release, self._scenario, attention=self._lab.mechanism != "turboquant"):
+            return why
         try:
             self._overlay(arm)
         except Unsupported as error:
@@ -154,7 +158,7 @@ class LabSite(Site):
     def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:
         """Return exactly what will be run for `arm`. The executable is `vllm`, and its source as installed, without a release."""
         overlay = self._overlay(arm)
-        return lab_launch(
+        launch = lab_launch(
             scenario,
             arm,
             vllm=(str(self.release.executable) if self.release else "vllm",),
@@ -165,6 +169,7 @@ class LabSite(Site):
             port=port,
             capture=self._capture,
         )
+        return with_release(launch, self.release)
 
     def _overlay(self, arm: Arm) -> Overlay | None:
         if not arm.patches or self.release is None:
@@ -188,7 +193,7 @@ class LabSite(Site):
 
     def text(self, arm: Arm, port: int) -> str:
         """Return the command, ready to paste, and the replaced names as comments."""
-        self.release = ReleaseCache().get(self.release_version)
+        self.release = ReleaseCache().get(self._source)
         lines = [self.launch(self._scenario, arm, port).render(), ""]
         lines += [f"# LAB: vLLM {self.release_version} on the CPU. Replaced, and nothing else:"]
         for part in MECHANISMS[self._lab.mechanism].parts_with(self._capture):

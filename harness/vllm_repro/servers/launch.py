@@ -74,7 +74,7 @@ class Launch:
     """What will run.
 
     differences: from the reported command, as sentences. weights: the served ones, in words; empty if unknown. tiny_model: the one that is
-    served, if any.
+    served, if any. source, compiled: as in `ServerFacts`.
     """
 
     kind: ServerKind
@@ -87,6 +87,8 @@ class Launch:
     port: int = 0
     weights: str = ""
     tiny_model: TinyModel | None = None
+    source: str | None = None
+    compiled: str | None = None
 
     def render(self) -> str:
         """Return the command for a POSIX shell, without the name and labels that tie a container to one run."""

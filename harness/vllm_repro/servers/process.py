@@ -13,7 +13,7 @@ from pathlib import Path
 from vllm_repro.command.container import LOOPBACK
 from vllm_repro.errors import InfraError
 from vllm_repro.evidence import Evidence
-from vllm_repro.host.machine import gpus
+from vllm_repro.host.machine import cpu_flags, gpus
 from vllm_repro.host.ports import check_port, free_port, listeners
 from vllm_repro.host.processes import Session, start
 from vllm_repro.releases.local_vllm import local_vllm
@@ -37,6 +37,7 @@ class ProcessServer(Server):
 
     env: set on top of the caller's environment. Without PYTHONOPTIMIZE, which would remove the assertions of which some engines die.
     patched: sha256 of each changed file of vLLM, by its name below site-packages. grace: seconds between SIGTERM and SIGKILL.
+    source, compiled: as in `ServerFacts`.
     """
 
     def __init__(
@@ -50,6 +51,8 @@ class ProcessServer(Server):
         evidence: Evidence,
         grace: float = 15.0,
         patched: Mapping[str, str] | None = None,
+        source: str | None = None,
+        compiled: str | None = None,
     ) -> None:
         self.argv = tuple(argv)
         self.port = port
@@ -59,6 +62,7 @@ class ProcessServer(Server):
         self.evidence = evidence
         self.grace = grace
         self.patched = dict(patched or {})
+        self.source, self.compiled = source, compiled
         self.base_url = f"http://{LOOPBACK}:{port}"
         self._session: Session | None = None
 
@@ -71,6 +75,8 @@ class ProcessServer(Server):
             evidence=self.evidence,
             argv=self.argv,
             env={key: value for key, value in (inherited | self.env).items() if is_recorded(key)},
+            source=self.source,
+            compiled=self.compiled,
             pid=self._session.popen.pid,
         )
 
@@ -111,12 +117,38 @@ def process_server(
 ) -> tuple[Launch, Server]:
     """Return the server of `launch` on this host, one process per node. `make` takes the arguments of `ProcessServer`."""
     nodes = process_nodes(launch, free_port())
-    make = partial(make, kind=launch.kind, evidence=launch.evidence)
+    make = partial(make, kind=launch.kind, evidence=launch.evidence, source=launch.source, compiled=launch.compiled)
     servers = [
         make(node.argv, port=free_port() if rank else node.port, log=node_log(log, rank), env=node.env)
         for rank, node in enumerate(nodes)
     ]
     return nodes[0], one_server(servers)
+
+
+def with_release(launch: Launch, release: Release | None) -> Launch:
+    """Return `launch` with the source of its vLLM, and what there is to say about compiled parts that are not its own."""
+    if release is None or not (release.source or release.compiled):
+        return launch
+    what = release.source or f"vLLM {release.version}, which has no CPU build"
+    said = f"the Python of {what}, over the compiled parts of {release.compiled}: {release.fit}"
+    return replace(
+        launch,
+        source=release.source or None,
+        compiled=release.compiled or None,
+        differences=(*launch.differences, said if release.compiled else f"vLLM from {what}"),
+    )
+
+
+def misfit(release: Release | None, scenario: Scenario, *, attention: bool = True) -> str:
+    """Return why the compiled parts of `release` cannot serve the scenario's model; empty if they can. attention: it is not replaced."""
+    if release is None or release.fit is None:
+        return ""
+    experts = scenario.tiny_model is not None and scenario.tiny_model.family == "deepseek_v4"
+    needed = {"attention": attention, "experts": experts, "linear": "amx_tile" in cpu_flags()}
+    missing = release.fit.missing([path for path, need in needed.items() if need])
+    if not missing:
+        return ""
+    return f"the compiled parts of {release.compiled} do not fit the Python of {release.version}: {', '.join(map(str, missing))}"
 
 
 class ProcessSite(Site):
@@ -128,6 +160,7 @@ class ProcessSite(Site):
         self.evidence = Evidence.GPU if scenario.needs.gpus else Evidence.CPU
         self._lacking = lacking(needs_of(scenario, options), gpus())
         self.port = options.port
+        self._scenario = scenario
         self._weights = weights_for(scenario, options)
         self._notify = notify
         self._release: Release | None = None
@@ -155,7 +188,7 @@ class ProcessSite(Site):
         return Offer(False, "no vllm is installed here" + ("" if scenario.needs.gpus else ", and no image of it"))
 
     def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:
-        return process_launch(
+        launch = process_launch(
             scenario,
             arm,
             vllm=self._vllm,
@@ -164,6 +197,7 @@ class ProcessSite(Site):
             port=port,
             evidence=self.evidence,
         )
+        return with_release(launch, self._release)
 
     def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
         launch = self.launch(scenario, arm, self.port or free_port())
@@ -178,7 +212,7 @@ class ProcessSite(Site):
         return patch_installed(Path(self._vllm[0]), arm.patches, self._notify)
 
     def cannot(self, arm: Arm) -> str:
-        return self._lacking or super().cannot(arm)
+        return self._lacking or misfit(self._release, self._scenario) or super().cannot(arm)
 
 
 def _installed(options: ServerOptions, scenario: Scenario) -> str:

@@ -9,13 +9,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from vllm_repro.errors import HarnessBug, InfraError, ReproError, Unsupported
+from vllm_repro.errors import InfraError, ReproError, Unsupported, UsageError
 from vllm_repro.evidence import Evidence
 from vllm_repro.host.machine import gpus
 from vllm_repro.host.ports import free_port
+from vllm_repro.releases.sources import is_release
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.base import Exit, Server, ServerFacts
-from vllm_repro.servers.kinds import ServerKind
+from vllm_repro.servers.kinds import ServerKind, kinds
 from vllm_repro.servers.launch import Launch
 from vllm_repro.servers.options import ServerOptions, lacking, needs_of
 from vllm_repro.servers.overlay import PatchedSource
@@ -175,12 +176,15 @@ def choose(scenario: Scenario, options: ServerOptions, *, download: bool = True)
     if missing and not lacking(needs_of(scenario, replace(options, weights="dummy")), gpus()):
         missing += "; --weights dummy runs on it"
     declined: list[str] = []
-    for kind in ServerKind:
+    for kind in kinds(lambda facts: facts.any_source or not options.vllm or is_release(options.vllm)):
         accepted, why = site_class(kind).offer(scenario, options, missing=missing, download=download)
         if accepted:
             return ServerChoice(kind, why or "; ".join(declined))
         declined += [why] if why else []
-    raise HarnessBug("no kind of server accepts the scenario")
+    raise UsageError(
+        f"no kind of server runs {options.vllm} for {scenario.id}: {'; '.join(declined)}",
+        hint="name a release with --vllm",
+    )
 
 
 def open_site(

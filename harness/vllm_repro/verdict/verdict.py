@@ -6,6 +6,7 @@ Anything else is undecided.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ __all__ = [
     "counted",
     "decide",
     "exit_status",
+    "from_source",
     "is_other",
     "is_strange",
     "is_unproved",
@@ -212,8 +214,15 @@ def counted(outcomes: Sequence[Outcome]) -> str:
     return ", ".join(f"{one}{f' x {times}' if times > 1 else ''}" for one, times in Counter(outcomes).items())
 
 
+def from_source(version: str | None) -> bool:
+    """Return True for the version of a build from a commit or a folder, such as `0.23.0+commit.4689392ab1`."""
+    return bool(re.search(r"\+(commit|folder)\.", version or ""))
+
+
 def same_release(one: str | None, other: str | None) -> bool:
-    """Return True if two reported versions, such as `0.28.0+cpu` and `0.28.0`, are of one release."""
+    """Return True if two reported versions, such as `0.28.0+cpu` and `0.28.0`, are of one release, or of one build from source."""
+    if from_source(one) or from_source(other):
+        return one == other
     try:
         return Version(Version(one or "").public) == Version(Version(other or "").public)
     except InvalidVersion:

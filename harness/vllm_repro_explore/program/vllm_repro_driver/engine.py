@@ -14,7 +14,6 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.kv_cache_utils import (
     generate_scheduler_kv_cache_config,
-    get_kv_cache_configs,
     get_request_block_hasher,
     init_none_hash,
     resolve_kv_cache_block_sizes,
@@ -176,7 +175,7 @@ def _kv_cache_config(case: Mapping[str, Any], config: Any) -> Any:
     }
     _lay_out(config, list(specs.values()))
     memory = case["blocks"] * case["block"] * _BYTES * len(specs)
-    (worker,) = get_kv_cache_configs(config, [specs], [memory])
+    (worker,) = _planned(config, [specs], [memory])
     found = generate_scheduler_kv_cache_config([worker])
     config.cache_config.num_gpu_blocks = found.num_blocks
     config.cache_config.block_size = min(group.kv_cache_spec.block_size for group in found.kv_cache_groups)
@@ -186,6 +185,15 @@ def _kv_cache_config(case: Mapping[str, Any], config: Any) -> Any:
         found.hash_block_size = hashed
         found.cache_hit_alignment_tokens = alignment(found, config, blocks, hashed)
     return found
+
+
+def _planned(config: Any, specs: list[Any], memory: list[int]) -> Any:
+    """Call `get_kv_cache_configs`, which releases from 0.33.0 have in another module, after a step that makes the groups."""
+    if hasattr(kv_cache_utils, "get_kv_cache_configs"):
+        return kv_cache_utils.get_kv_cache_configs(config, specs, memory)
+    from vllm.v1.core import kv_cache_planning as planning
+
+    return planning.get_kv_cache_configs(config, specs, memory, planning.get_global_kv_cache_groups(config, specs))
 
 
 def _stated_groups(case: Mapping[str, Any], config: Any) -> Any:

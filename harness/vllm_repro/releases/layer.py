@@ -1,0 +1,150 @@
+"""Environment of a Python tree over the compiled parts of an installed release.
+
+It has the tree, and the packages that the tree needs and the release lacks. All else, torch included, is imported from the release.
+"""
+
+from __future__ import annotations
+
+import csv
+import filecmp
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from importlib.metadata import distributions
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from vllm_repro.errors import InfraError
+from vllm_repro.releases.disk import Progress
+from vllm_repro.releases.installer import Installer
+from vllm_repro.releases.sources import Tree
+
+__all__ = ["lay_over", "make_runnable"]
+
+# Requirements of the wheel for GPUs that vLLM does not import on a CPU.
+_GPU_ONLY = re.compile(
+    r"apache-tvm-ffi|fastsafetensors|flashinfer-.*|humming-kernels|instanttensor|nvidia-.*|nvtx|pynvvideocodec|quack-kernels|tilelang"
+    r"|tokenspeed-mla|torch|torchaudio|torchcodec|torchvision|triton"
+)
+_SAFE_PATH = "import os; os.environ['PYTHONSAFEPATH'] = '1'\n"
+
+# The path of an interpreter in a first line must be short and without blanks, so a shell starts it.
+_SCRIPT = """#!/bin/sh
+'''exec' {python} "$0" "$@"
+' '''
+import sys
+from vllm.entrypoints.cli.main import main
+sys.exit(main())
+"""
+
+
+def lay_over(
+    folder: Path, base_packages: Path, tree: Tree, version: str, installer: Installer, progress: Progress
+) -> Path:
+    """Fill the empty environment `folder` and return its folder of packages. base_packages: those of the release."""
+    python = folder / "bin" / "python"
+    packages = next(folder.glob("lib/python*/site-packages"))
+    names = _copy_tree(tree.folder, packages, base_packages)
+    for library in (base_packages / "vllm").rglob("*.so"):
+        names.append(str(library.relative_to(base_packages)))
+        _link(library, packages / names[-1])
+    (packages / "vllm" / "_version.py").write_text(
+        f"__version__ = version = {version!r}\n__version_tuple__ = version_tuple = (0, 0, version)\n", encoding="utf-8"
+    )
+    (packages / "vllm_repro_base.pth").write_text(
+        f"import site; site.addsitedir({str(base_packages)!r})\n", encoding="utf-8"
+    )
+    (folder / "bin" / "vllm").write_text(_SCRIPT.format(python=shlex.quote(str(python))), encoding="utf-8")
+    (folder / "bin" / "vllm").chmod(0o755)
+    metadata = make_runnable(packages, version)
+    with (metadata / "RECORD").open("w", newline="", encoding="utf-8") as record:
+        csv.writer(record).writerows([name, "", ""] for name in names)
+    _install_lacking(tree.requires, python, [packages, base_packages], installer, progress)
+    # Each of the server's processes would compile the changed files again where bytecode is not written.
+    subprocess.run([python, "-m", "compileall", "-q", packages / "vllm"], check=False, capture_output=True)
+    return packages
+
+
+def make_runnable(packages: Path, version: str) -> Path:
+    """Add the metadata that vLLM reads about itself, and keep its `python -m` children from importing a checkout.
+
+    Return the folder of the metadata.
+    """
+    # vLLM looks for the distribution "vllm", and "cpu" in its version selects the CPU platform.
+    public, _, local = version.partition("+")
+    version = f"{public}+{local}.cpu" if local else f"{public}+cpu"
+    metadata = packages / f"vllm-{version}.dist-info"
+    metadata.mkdir(exist_ok=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n", encoding="utf-8")
+    (packages / "vllm_repro_safe_path.pth").write_text(_SAFE_PATH, encoding="utf-8")
+    return metadata
+
+
+def _copy_tree(tree: Path, packages: Path, base_packages: Path) -> list[str]:
+    """Copy `vllm/` without compiled parts. Link files that the base has as well, with their bytecode. Return the names."""
+    names = []
+    for parent, folders, files in os.walk(tree / "vllm"):
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        below = Path(parent).relative_to(tree)
+        (packages / below).mkdir(parents=True, exist_ok=True)
+        for name in sorted(files):
+            if name.endswith((".so", ".pyc")):
+                continue
+            source, target, same = tree / below / name, packages / below / name, base_packages / below / name
+            if same.is_file() and filecmp.cmp(source, same, shallow=False):
+                _link(same, target)
+                for compiled in (same.parent / "__pycache__").glob(f"{same.stem}.*.pyc"):
+                    _link(compiled, target.parent / "__pycache__" / compiled.name)
+            else:
+                shutil.copyfile(source, target)  # with a new date, so that no old bytecode fits
+            names.append(str(below / name))
+    return names
+
+
+def _link(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    os.link(source, target)
+
+
+def _install_lacking(
+    requires: Sequence[str], python: Path, path: Sequence[Path], installer: Installer, progress: Progress
+) -> None:
+    """Install what `requires` names and `path` lacks or has in another version, and what that needs.
+
+    Another version stays as it is if the index has none that fits. Raises `InfraError` for a package that is lacking.
+    """
+    wanted, tried = [Requirement(line) for line in requires], set[str]()
+    while wanted:
+        installed: dict[str, str] = {}
+        for found in distributions(path=[str(folder) for folder in path]):
+            installed.setdefault(canonicalize_name(found.name), found.version)
+        lacking = [item for item in wanted if _applies(item) and not _satisfied(item, installed)]
+        names = {canonicalize_name(item.name) for item in lacking} - tried
+        tried |= names
+        for item in (item for item in lacking if canonicalize_name(item.name) in names):
+            has = installed.get(canonicalize_name(item.name))
+            progress(f"its Python needs {item}" + (f", and the release has {has}" if has else ""))
+            try:
+                installer.install(python, [str(item)], progress, "--no-deps")
+            except InfraError:
+                if has is None:
+                    raise
+                progress(f"  the index has no such {item.name}: {has} is used")
+        added = [one for one in distributions(path=[str(path[0])]) if canonicalize_name(one.name) in names]
+        wanted = [Requirement(line) for one in added for line in one.requires or ()]
+
+
+def _applies(item: Requirement) -> bool:
+    name = canonicalize_name(item.name)
+    return not _GPU_ONLY.fullmatch(name) and (item.marker is None or item.marker.evaluate({"extra": ""}))
+
+
+def _satisfied(item: Requirement, installed: dict[str, str]) -> bool:
+    version = installed.get(canonicalize_name(item.name))
+    return version is not None and item.specifier.contains(version, prereleases=True)

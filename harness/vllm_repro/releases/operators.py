@@ -1,0 +1,129 @@
+"""Calls of compiled operators in a Python tree, compared with the schemas in the compiled parts. Pure, apart from reading files.
+
+Only calls by name (`torch.ops._C.NAME(…)`) with a fixed number of arguments are compared, in the modules that vLLM's CPU platform uses.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["PATHS", "Fit", "Misfit", "compare", "schemas_of"]
+
+_CPU_MODULES = (
+    "_custom_ops.py",
+    "v1/worker/cpu*.py",
+    "v1/attention/backends/cpu*.py",
+    "platforms/cpu.py",
+    "models/deepseek_v4/cpu/*.py",
+    "model_executor/layers/utils.py",
+)
+PATHS: Mapping[str, re.Pattern[str]] = {
+    "attention": re.compile("cpu_attn_.*|cpu_attention_.*|get_scheduler_metadata"),
+    "experts": re.compile(".*(experts|moe).*"),
+    "linear": re.compile("(convert_)?weight_packed(_linear)?"),
+}
+"""Parts of a model, and the operators that a server calls for them. "linear" calls them for bfloat16 on a processor with AMX."""
+
+_SCHEMA = re.compile(rb"\0([A-Za-z_][A-Za-z_0-9]*)\(([^\0]*)\) ?-> ?[^\0]+\0")
+_CALLED = re.compile(r"torch\.ops\._C(?:_cache_ops|_cpu|_utils)?\.([A-Za-z_0-9]+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schema:
+    """Parameters of a compiled operator: their names in order, and how many have no default."""
+
+    names: tuple[str, ...]
+    required: int
+
+    def takes(self, positional: int, keywords: Sequence[str]) -> bool:
+        given = positional + len(keywords)
+        return self.required <= given <= len(self.names) and set(keywords) <= set(self.names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Misfit:
+    """A call that the compiled operator does not take. given: arguments of the call. takes: parameters of the operator."""
+
+    operator: str
+    where: str
+    given: int
+    takes: int
+
+    def __str__(self) -> str:
+        return f"{self.operator} ({self.where}: {self.given} arguments, compiled for {self.takes})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """Result of a comparison. fits: the number of calls that fit."""
+
+    fits: int
+    misfits: tuple[Misfit, ...] = ()
+
+    def __str__(self) -> str:
+        misfits = (
+            f"{len(self.misfits)} do not: {', '.join(map(str, self.misfits))}" if self.misfits else "none does not"
+        )
+        return f"{self.fits} calls of compiled operators fit, {misfits}"
+
+    def missing(self, paths: Collection[str]) -> list[Misfit]:
+        """Return the misfits among the operators of `paths`, which are keys of `PATHS`."""
+        return [one for one in self.misfits if any(PATHS[path].fullmatch(one.operator) for path in paths)]
+
+
+def schemas_of(package: Path, cached: Path) -> dict[str, list[Schema]]:
+    """Return the operators in the compiled parts of `package`, by name. Reading takes seconds, so the result is kept in `cached`."""
+    if cached.is_file():
+        texts: dict[str, list[str]] = json.loads(cached.read_text(encoding="utf-8"))
+    else:
+        texts = {}
+        for library in sorted(package.glob("_C*.so")):
+            for name, parameters in _SCHEMA.findall(library.read_bytes()):
+                if parameters:  # "() -> ()" registers a name without an operator
+                    texts.setdefault(name.decode(), []).append(parameters.decode(errors="replace"))
+        cached.write_text(json.dumps(texts), encoding="utf-8")
+    return {name: [_schema(text) for text in several] for name, several in texts.items()}
+
+
+def compare(package: Path, schemas: Mapping[str, Sequence[Schema]]) -> Fit:
+    """Compare the calls in the Python tree `package` with `schemas`. Operators without a schema are left out."""
+    fits, misfits = 0, []
+    for operator, positional, keywords, where in _calls(package):
+        known = schemas.get(operator)
+        if not known:
+            continue
+        if any(schema.takes(positional, keywords) for schema in known):
+            fits += 1
+        else:
+            given, takes = positional + len(keywords), len(known[0].names)
+            misfits.append(Misfit(operator=operator, where=where, given=given, takes=takes))
+    return Fit(fits=fits, misfits=tuple(misfits))
+
+
+def _schema(parameters: str) -> Schema:
+    # Commas inside brackets belong to a type or a default, as in `int[] sizes=[1, 2]`.
+    parts = [part.strip() for part in re.split(r",(?![^\[(]*[\])])", parameters)]
+    parts = [part for part in parts if part and part != "*"]
+    names = tuple(part.partition("=")[0].split()[-1] for part in parts)
+    return Schema(names=names, required=sum("=" not in part for part in parts))
+
+
+def _calls(package: Path) -> Iterator[tuple[str, int, list[str], str]]:
+    """Yield (operator, positional arguments, keywords, file:line) of each call with a fixed number of arguments."""
+    for path in sorted({path for pattern in _CPU_MODULES for path in package.glob(pattern)}):
+        try:
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+        except SyntaxError:  # the boot will say so
+            continue
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call) or any(isinstance(each, ast.Starred) for each in node.args):
+                continue
+            keywords = [each.arg for each in node.keywords if each.arg]
+            called = _CALLED.fullmatch(ast.unparse(node.func)) if len(keywords) == len(node.keywords) else None
+            if called:
+                yield called[1], len(node.args), keywords, f"{path.relative_to(package)}:{node.lineno}"

