@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help install nightly test test-live lint format bench clean images check compose test-docker test-scenarios test-browser test-by-hand faults faults-quick mutants
+.PHONY: help install nightly test test-live lint format bench clean images check test-docker test-scenarios test-browser test-by-hand faults faults-quick mutants compose known-releases
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 26

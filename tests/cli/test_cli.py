@@ -88,7 +88,7 @@ def test_every_verb_is_in_the_readme() -> None:
         (["run", "tq-chunked-prefill", "--server", "attach"], 64, "needs a URL"),
         (["run", "min-tokens-stop-ids", "--server", "process", "--model", "/nowhere/at/all"], 64, "there is no folder"),
         (["run", "min-tokens-stop-ids", "--server", "docker"], 2, "no Docker Engine answers"),
-        (["run", "tq-chunked-prefill", "--vllm", "banana"], 64, "is no release"),
+        (["run", "tq-chunked-prefill", "--vllm", "banana"], 64, "is not the number of a vLLM release"),
         (["run", "tq-chunked-prefill", "--server", "rehearsal", "--vllm", "0.99.0"], 64, "not 0.99.0"),
         (["run", "tq-chunked-prefill", "--port", "abc"], 64, "is no port"),
         (["run", "tq-chunked-prefill", "--answer-stall", "-1"], 64, "is no number of seconds"),

@@ -56,7 +56,7 @@ def test_a_misfit_names_operator_place_and_counts(package: Path) -> None:
     found = fit(package, "import torch\n\ntorch.ops._C_cpu.experts(a)\n")
     assert found.misfits == (Misfit(operator="experts", where="_custom_ops.py:3", given=1, takes=3),)
     assert str(found) == (
-        "0 calls of compiled operators fit, 1 do not: experts (_custom_ops.py:3: 1 arguments, compiled for 3)"
+        "0 of 1 calls of compiled operators fit; not experts (_custom_ops.py:3: 1 arguments, compiled for 3)"
     )
     assert found.missing(["experts"]) == list(found.misfits)
     assert found.missing(["linear", "attention"]) == []

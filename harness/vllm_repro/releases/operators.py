@@ -66,10 +66,8 @@ class Fit:
     misfits: tuple[Misfit, ...] = ()
 
     def __str__(self) -> str:
-        misfits = (
-            f"{len(self.misfits)} do not: {', '.join(map(str, self.misfits))}" if self.misfits else "none does not"
-        )
-        return f"{self.fits} calls of compiled operators fit, {misfits}"
+        misfits = f"; not {', '.join(map(str, self.misfits))}" if self.misfits else ""
+        return f"{self.fits} of {self.fits + len(self.misfits)} calls of compiled operators fit{misfits}"
 
     def missing(self, paths: Collection[str]) -> list[Misfit]:
         """Return the misfits among the operators of `paths`, which are keys of `PATHS`."""
