@@ -22,7 +22,7 @@ from vllm_repro.servers.site import ServerChoice
 from vllm_repro.verdict.verdict import Expect
 
 if TYPE_CHECKING:  # it imports the reports, which `show` does not need
-    from vllm_repro.running.resume import UnfinishedMap, UnfinishedRun
+    from vllm_repro.running.resume import UnfinishedBisection, UnfinishedMap, UnfinishedRun
 
 __all__ = ["add_run_options", "add_server_options", "job_from", "resumed", "server_options", "source"]
 
@@ -73,17 +73,23 @@ def add_server_options(parser: argparse.ArgumentParser, which: Sequence[str] = _
         parser.add_argument(f"--{name}", **options[name])
 
 
-def add_run_options(parser: argparse.ArgumentParser, *, arm: str, auto: bool = False) -> None:
-    """Add the options of every verb that boots servers. arm: the help of `--arm`. auto: accept `--trials auto`."""
+def add_run_options(parser: argparse.ArgumentParser, *, arm: str, auto: bool = False, trials: bool = True) -> None:
+    """Add the options of every verb that boots servers.
+
+    arm: the help of `--arm`. auto: accept `--trials auto`. trials: have that option; without it each run is one boot.
+    """
     parser.add_argument("--arm", action="append", metavar="A", help=arm)
-    parser.add_argument(
-        "--trials",
-        type=_trials_or_auto if auto else _trials,
-        default=1,
-        metavar="N|auto" if auto else "N",
-        help=f"boots of each arm, at most {_MOST_TRIALS} (default: 1)"
-        + ("; auto: as many as decide its claim" if auto else ""),
-    )
+    if trials:
+        parser.add_argument(
+            "--trials",
+            type=_trials_or_auto if auto else _trials,
+            default=1,
+            metavar="N|auto" if auto else "N",
+            help=f"boots of each arm, at most {_MOST_TRIALS} (default: 1)"
+            + ("; auto: as many as decide its claim" if auto else ""),
+        )
+    else:
+        parser.set_defaults(trials=1)
     parser.add_argument("--out", type=Path, metavar="DIR", help="where runs are written (default: reports)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the prompts (default: 1)")
     default = TimeLimits()
@@ -162,7 +168,10 @@ def job_from(
 
 
 def resumed(
-    arguments: argparse.Namespace, unfinished: UnfinishedRun | UnfinishedMap, *, beside: Collection[str] = ()
+    arguments: argparse.Namespace,
+    unfinished: UnfinishedRun | UnfinishedMap | UnfinishedBisection,
+    *,
+    beside: Collection[str] = (),
 ) -> argparse.Namespace:
     """Return the arguments of an interrupted command, with this call's `--json` and `-v`.
 

@@ -24,9 +24,11 @@ from vllm_repro.scenario.catalogue import find, find_arms
 from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.servers.docker_engine import connect
 from vllm_repro.servers.kinds import ServerKind, kinds
+from vllm_repro.servers.options import ServerOptions
+from vllm_repro.servers.site import ServerChoice
 from vllm_repro.verdict.verdict import exit_status
 
-__all__ = ["releases", "status_bounds"]
+__all__ = ["choose_once", "refuse_one_release", "releases", "status_bounds"]
 
 _EPILOG = """
 
@@ -76,29 +78,17 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.versions = ",".join((*unfinished.versions, *added))
     if not arguments.scenario:
         raise UsageError("no SCENARIO is named", hint="vllm-repro list names them; vllm-repro versions --help")
-    if arguments.server != "auto" and not ServerKind(arguments.server).facts.started:
-        raise UsageError(
-            "a running server is one release, so there is no map of it",
-            hint=f"vllm-repro run SCENARIO --url U; or --server with one of {', '.join(kinds(lambda facts: facts.started))}",
-        )
     scenario = find(arguments.scenario)
     names = arguments.arm or [arm.name for arm in scenario.leading]
     options = server_options(arguments)
+    refuse_one_release(options)
     if arguments.versions is not None:
         versions = releases(arguments.versions)
     elif choice_of(scenario, options).kind.facts.in_lab and scenario.lab and scenario.lab.vllm:
         versions = (scenario.lab.vllm,)  # those of the status cannot be installed
     else:
         versions = status_bounds(scenario)
-    if options.image and VERSION not in options.image:
-        raise UsageError(
-            f"every release would run {options.image}", hint=f"write {VERSION} where its tag has the release"
-        )
-    # Resolve `auto` once: rows of different kinds of server would not make one map.
-    choice = choice_of(scenario, for_release(options, versions[0]))
-    if choice.kind.facts.container:
-        connect().close()  # fail now if no engine answers, instead of once per release
-    options = replace(options, server=choice.kind.value)
+    options, choice = choose_once(scenario, options, versions[0])
     arms = find_arms(scenario, names)
     job = job_from(arguments, name=arguments.scenario, scenario=scenario, options=options, choice=choice, arms=arms)
     job = replace(job, named_arms=names)  # so that each run is repeated with these arms
@@ -112,6 +102,27 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(version_map_dict(finished))
     return INTERRUPTED if finished.interrupted else exit_status(finished.expected)
+
+
+def refuse_one_release(options: ServerOptions) -> None:
+    """Raise `UsageError` for a server or an image that would be the same for every release."""
+    if options.server != "auto" and not ServerKind(options.server).facts.started:
+        raise UsageError(
+            "a running server is one release, and this takes several",
+            hint=f"vllm-repro run SCENARIO --url U; or --server with one of {', '.join(kinds(lambda facts: facts.started))}",
+        )
+    if options.image and VERSION not in options.image:
+        raise UsageError(
+            f"every release would run {options.image}", hint=f"write {VERSION} where its tag has the release"
+        )
+
+
+def choose_once(scenario: Scenario, options: ServerOptions, version: str) -> tuple[ServerOptions, ServerChoice]:
+    """Return the options with `auto` resolved, and the choice: results of different kinds of server are not comparable."""
+    choice = choice_of(scenario, for_release(options, version))
+    if choice.kind.facts.container:
+        connect().close()  # fail now if no engine answers, instead of once per release
+    return replace(options, server=choice.kind.value), choice
 
 
 def releases(text: str) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
-"""Interrupted runs and version maps, and what is left of them to do. Pure, apart from reading their files.
+"""Interrupted runs, version maps and bisections, and what is left of them to do. Pure, apart from reading their files.
 
 A run resumes only as it was started: same scenario, machine and servers. Finished boots count; an interrupted boot is repeated under the
-next number. A map resumes by looking at the runs that it names: a release whose run finished is not run again.
+next number. A map resumes by looking at the runs that it names: a release whose run finished is not run again. A bisection keeps its steps.
 """
 
 from __future__ import annotations
@@ -9,27 +9,38 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from vllm_repro.errors import UsageError
 from vllm_repro.journal.journal import Recording, head_of, legible, read
+from vllm_repro.report.bisection import Step
 from vllm_repro.report.build import build
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.boots import Boots
 from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.release_result import ReleaseResult
 from vllm_repro.verdict.verdict import Expected
 
-__all__ = ["UnfinishedMap", "UnfinishedRun", "read_map", "read_run", "unfinished_run"]
+__all__ = [
+    "UnfinishedBisection",
+    "UnfinishedMap",
+    "UnfinishedRun",
+    "read_bisection",
+    "read_map",
+    "read_run",
+    "unfinished_run",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Unfinished:
-    """Common part of an interrupted run and an interrupted map.
+    """Common part of what can be resumed.
 
-    words: the command line, from the verb on. head: the first line of the journal, or `versions.json`. must_not_change: keys of `head`.
+    words: the command line, from the verb on. head: the first line of the journal, or the JSON file. must_not_change: keys of `head`.
     """
 
     what: ClassVar[str]
@@ -91,6 +102,24 @@ class UnfinishedMap(_Unfinished):
         return None if report.shortfall or troubled else report
 
 
+@dataclass(frozen=True, kw_only=True)
+class UnfinishedBisection(_Unfinished):
+    """A bisection on disk."""
+
+    what = "bisection"
+    must_not_change = ("status", "harness_version", "candidates")
+
+    @property
+    def out(self) -> Path:
+        """The folder of all runs."""
+        return self.folder.parents[2]
+
+    def steps(self) -> tuple[Step, ...]:
+        """Return the boots to keep: those that the host spoiled are tried again."""
+        steps = (Step(**{**step, "fate": ReleaseResult(step["fate"])}) for step in self.head["steps"])
+        return tuple(step for step in steps if step.fate is not ReleaseResult.INFRA)
+
+
 def read_run(folder: Path) -> UnfinishedRun:
     """Read an interrupted run. Raises `UsageError` if there is no journal in `folder`, or one of a finished run."""
     with legible(folder):
@@ -119,16 +148,37 @@ def unfinished_run(recording: Recording, folder: Path) -> UnfinishedRun:
 
 def read_map(folder: Path) -> UnfinishedMap:
     """Read the version map in `folder`. Raises `UsageError` without one."""
-    try:
-        head = json.loads((folder / "versions.json").read_text(encoding="utf-8"))
-        # The command is redacted: it names folders by `$HOME` and relative to where it was called.
-        words = shlex.split(os.path.expandvars(head["reproduce"]))
-        found = UnfinishedMap(folder=folder.resolve(), words=tuple(words[words.index("versions") :]), head=head)
+    with _readable(folder, "version map", "versions"):
+        head, words = _record(folder / "versions.json", "versions")
+        found = UnfinishedMap(folder=folder.resolve(), words=words, head=head)
         if not all({"version", "run"} <= row.keys() for row in head["rows"]) or not found.versions:
             raise ValueError("its rows are incomplete")
+    return found
+
+
+def read_bisection(folder: Path) -> UnfinishedBisection:
+    """Read the bisection in `folder`. Raises `UsageError` without one."""
+    with _readable(folder, "bisection", "bisect"):
+        head, words = _record(folder / "bisection.json", "bisect")
+        found = UnfinishedBisection(folder=folder.resolve(), words=words, head=head)
+        found.steps()
+    return found
+
+
+def _record(path: Path, verb: str) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """Return the content of a JSON file, and the command line in it from the verb on."""
+    head = json.loads(path.read_text(encoding="utf-8"))
+    # The command is redacted: it names folders by `$HOME` and relative to where it was called.
+    words = shlex.split(os.path.expandvars(head["reproduce"]))
+    return head, tuple(words[words.index(verb) :])
+
+
+@contextmanager
+def _readable(folder: Path, what: str, verb: str) -> Iterator[None]:
+    try:
+        yield
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"{folder} holds no version map that can be read: {error}",
-            hint="name a folder with versions.json in it, such as reports/SCENARIO/versions/latest",
+            f"{folder} holds no {what} that can be read: {error}",
+            hint=f"name a folder such as reports/SCENARIO/{verb}/latest",
         ) from error
-    return found

@@ -41,7 +41,7 @@ from vllm_repro.servers.site import Site, open_site
 from vllm_repro.verdict.statistics import lower_bound
 from vllm_repro.verdict.verdict import Expected, Record, arm_result, same_release
 
-__all__ = ["run_one", "signals_later", "strongest_record"]
+__all__ = ["Chosen", "run_one", "signals_later", "strongest_record"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Also Ctrl-\\: servers run in sessions of their own, so a signal that ends this process alone would leave them running."""

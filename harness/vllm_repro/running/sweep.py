@@ -19,13 +19,13 @@ from vllm_repro.report.version_map import ReleaseRow, VersionMap, markdown, row_
 from vllm_repro.running.folders import private_folders, private_hosts, stamped_folder
 from vllm_repro.running.job import Job, first_line, repeat_command
 from vllm_repro.running.resume import UnfinishedMap
-from vllm_repro.running.run import run_one
+from vllm_repro.running.run import Chosen, run_one
 from vllm_repro.running.terminal import Progress
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.site import Site
 from vllm_repro.verdict.release_result import ReleaseResult
 
-__all__ = ["VERSION", "for_release", "map_releases"]
+__all__ = ["VERSION", "for_release", "map_releases", "run_release"]
 
 VERSION = "{version}"
 """Placeholder for the release in `--image`."""
@@ -35,6 +35,18 @@ def for_release(options: ServerOptions, version: str) -> ServerOptions:
     """Return the options of the run of one release."""
     image = options.image and options.image.replace(VERSION, version)
     return replace(options, vllm=version, image=image)
+
+
+def run_release(
+    job: Job, version: str, progress: Progress, chosen: Chosen, redactor: Redactor
+) -> RunReport | ReleaseRow:
+    """Run `job` on one release. Return a row without a run if there is no server for it."""
+    try:
+        return run_one(replace(job, options=for_release(job.options, version)), progress, chosen)
+    except (InfraError, Unsupported) as error:
+        progress.line(f"  {error}" + (f"\n  next: {error.hint}" if error.hint else ""))
+        result = ReleaseResult.INFRA if isinstance(error, InfraError) else ReleaseResult.UNSUPPORTED
+        return row_without_run(version, job.scenario, job.arms, result, redactor.text(str(error)))
 
 
 def map_releases(
@@ -100,20 +112,14 @@ class _Sweep:
 
     def _row(self, version: str) -> tuple[ReleaseRow, str | None]:
         """Return the row of one release, and the signal that interrupted its run."""
-        scenario = self._job.scenario
         report = self._unfinished.report(version) if self._unfinished else None
         if report is not None:
             self._progress.line(f"  as in {report.folder.name}")
             return self._row_of(report, version), None
-        job = replace(self._job, options=for_release(self._job.options, version))
-        try:
-            report = run_one(job, self._progress, self._chosen)
-        except (InfraError, Unsupported) as error:
-            self._progress.line(f"  {error}" + (f"\n  next: {error.hint}" if error.hint else ""))
-            result = ReleaseResult.INFRA if isinstance(error, InfraError) else ReleaseResult.UNSUPPORTED
-            why = self._redactor.text(str(error))
-            return row_without_run(version, scenario, self._job.arms, result, why), None
-        return self._row_of(report, version), report.interrupted
+        found = run_release(self._job, version, self._progress, self._chosen, self._redactor)
+        if isinstance(found, ReleaseRow):
+            return found, None
+        return self._row_of(found, version), found.interrupted
 
     def _row_of(self, report: RunReport, version: str) -> ReleaseRow:
         assert self._map.evidence is not None, "a run has a site, and `_chosen` was called with it"

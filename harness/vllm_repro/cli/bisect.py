@@ -1,0 +1,198 @@
+"""`vllm-repro bisect`: the first bad or the first fixed vLLM."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from packaging.version import Version
+
+from vllm_repro import __version__
+from vllm_repro.cli.common import add_common, duration, number, print_json
+from vllm_repro.cli.options import add_run_options, add_server_options, job_from, resumed, server_options
+from vllm_repro.cli.versions import choose_once, refuse_one_release, releases
+from vllm_repro.errors import INTERRUPTED, UsageError
+from vllm_repro.releases.known import CPU_BUILDS
+from vllm_repro.releases.versions import release_version
+from vllm_repro.report.bisection import Bisection, Candidate, bisection_dict, markdown
+from vllm_repro.running.bisect import bisect
+from vllm_repro.running.folders import with_out
+from vllm_repro.running.job import Job, repeat_command
+from vllm_repro.running.resume import read_bisection
+from vllm_repro.scenario.catalogue import find, find_arms
+
+_EPILOG = """
+
+exit status:
+  0  the answer is known
+  1  a surprise: an end is not as named, or there is more than one change
+  2  undecided: a limit was reached, or what is left cannot be tried
+  64 wrong usage, 70 a fault of the harness itself, 130 interrupted
+
+Both ends are booted first. Each boot is a run with a folder of its own. A death that is not this bug, a failed boot and a
+quiet boot short of the boundary are skips, each with its result. bisection.json and bisection.md in OUT/SCENARIO/bisect/
+are rewritten after each boot; --resume continues them. docs/bisect.md"""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_common(
+        parser,
+        example="vllm-repro bisect min-tokens-stop-ids --server process --bad 0.27.0 --good 0.32.0 --find-fix",
+        prints="the content of bisection.json",
+        more=_EPILOG,
+    )
+    parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="may be left out with --resume")
+    parser.add_argument("--bad", metavar="S", help="a release that has the bug")
+    parser.add_argument("--good", metavar="S", help="a release that does not have it")
+    parser.add_argument(
+        "--find-fix", action="store_true", help="--bad is the older one: find the first release without the bug"
+    )
+    parser.add_argument(
+        "--versions", metavar="A,B,...", help="the releases to choose from (default: those with a CPU build)"
+    )
+    parser.add_argument(
+        "--rate",
+        type=_share,
+        default=1.0,
+        metavar="R",
+        help="in what share of boots a bad release dies (default: 1); below 1 releases are booted again",
+    )
+    parser.add_argument(
+        "--confidence",
+        type=_confidence,
+        default=0.95,
+        metavar="P",
+        help="probability of the answer at which to stop (default: 0.95)",
+    )
+    parser.add_argument("--max-boots", type=_boots, metavar="N", help="stop after so many boots, with what is known")
+    parser.add_argument(
+        "--max-time", type=duration, metavar="TIME", help="start no boot after this time: 90s, 30m or 2h"
+    )
+    add_server_options(parser, which=("server", "model", "weights", "port"))
+    parser.add_argument(
+        "--image",
+        metavar="I",
+        help="the image to run, with {version} in place of the release (default: the official one)",
+    )
+    add_run_options(parser, arm="this arm instead of the first", trials=False)
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="DIR",
+        help="continue the bisection in this folder with its options: --max-boots and --max-time may be given anew",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    unfinished = read_bisection(arguments.resume) if arguments.resume else None
+    if unfinished is not None:
+        limits = {name: getattr(arguments, name) for name in ("max_boots", "max_time")}
+        arguments = resumed(arguments, unfinished, beside=limits)
+        vars(arguments).update(limits)
+    if not arguments.scenario or not arguments.bad or not arguments.good:
+        raise UsageError(
+            "bisect needs a SCENARIO, --bad and --good",
+            hint="vllm-repro bisect --help; vllm-repro list names scenarios",
+        )
+    scenario = find(arguments.scenario)
+    options = server_options(arguments)
+    refuse_one_release(options)
+    candidates = _candidates(arguments)
+    options, choice = choose_once(scenario, options, candidates[0].source)
+    names = arguments.arm or [arm.name for arm in scenario.leading]
+    arms = find_arms(scenario, names)
+    targets = [arm for arm in arms if arm.expected.has_bug]
+    if len(targets) != 1:
+        raise UsageError(
+            f"{', '.join(names)}: {len(targets)} of these arms show the bug, and a bisection follows one",
+            hint=f"--arm with one of {', '.join(arm.name for arm in scenario.arms if arm.expected.has_bug)}",
+        )
+    job = job_from(arguments, name=arguments.scenario, scenario=scenario, options=options, choice=choice, arms=arms)
+    job = replace(job, named_arms=names)  # so that each run is repeated with these arms
+    plan = Bisection(
+        scenario=scenario.id,
+        issue=scenario.issue,
+        title=scenario.title,
+        status=asdict(scenario.status),
+        arm=targets[0].name,
+        expected=targets[0].expected,
+        server=choice.kind.value,
+        evidence=choice.kind.facts.evidence,
+        find_fix=arguments.find_fix,
+        candidates=candidates,
+        rate=arguments.rate,
+        confidence=arguments.confidence,
+        harness_version=__version__,
+        started_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        duration_s=0.0,
+        reproduce=_repeat(arguments, job),
+    )
+    stream = sys.stderr if arguments.json else sys.stdout
+    done, folder = bisect(
+        job,
+        plan,
+        lambda line: print(line, file=stream, flush=True),
+        most_boots=arguments.max_boots,
+        most_seconds=arguments.max_time,
+        unfinished=unfinished,
+    )
+    print("\n" + markdown(replace(done, reproduce=with_out(done.reproduce, job.out))), file=stream)
+    print(f"this text: {folder / 'bisection.md'}", file=stream)
+    if done.stopped:
+        print(f"resume:    vllm-repro bisect --resume {shlex.quote(str(folder))}", file=stream)
+    if arguments.json:
+        print_json(bisection_dict(done))
+    return INTERRUPTED if done.stopped and done.stopped.startswith("SIG") else done.exit_status
+
+
+def _candidates(arguments: argparse.Namespace) -> tuple[Candidate, ...]:
+    """Return the releases from the older end to the newer one."""
+    bad, good = release_version(arguments.bad), release_version(arguments.good)
+    if Version(bad) == Version(good):
+        raise UsageError(f"--bad and --good are both {bad}", hint="name two releases")
+    if (Version(bad) < Version(good)) is not arguments.find_fix:
+        hint = "leave --find-fix out" if arguments.find_fix else "add --find-fix to look for the first fixed release"
+        raise UsageError(f"--bad {bad} is {'newer' if arguments.find_fix else 'older'} than --good {good}", hint=hint)
+    low, high = sorted((bad, good), key=Version)
+    known: Sequence[str] = releases(arguments.versions) if arguments.versions else CPU_BUILDS
+    chosen = sorted({bad, good, *(one for one in known if Version(low) < Version(one) < Version(high))}, key=Version)
+    return tuple(Candidate(one, one) for one in chosen)
+
+
+def _repeat(arguments: argparse.Namespace, job: Job) -> str:
+    """Return the command that repeats the bisection. Limits are left out: they are of one call."""
+    words = ["--good", arguments.good, *(["--find-fix"] if arguments.find_fix else [])]
+    if arguments.versions:
+        words += ["--versions", arguments.versions]
+    if arguments.rate != 1:
+        words += ["--rate", f"{arguments.rate:g}"]
+    if arguments.confidence != 0.95:
+        words += ["--confidence", f"{arguments.confidence:g}"]
+    return f"{repeat_command('bisect', job, job.choice.kind, ('--bad', arguments.bad))} {shlex.join(words)}"
+
+
+def _share(text: str) -> float:
+    return _between(text, "share of boots above 0, at most 1", lambda value: 0 < value <= 1)
+
+
+def _confidence(text: str) -> float:
+    return _between(text, "probability from 0.5 to 0.9999", lambda value: 0.5 <= value <= 0.9999)
+
+
+def _between(text: str, what: str, allowed: Callable[[float], bool]) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not allowed(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is no {what}")
+    return value
+
+
+def _boots(text: str) -> int:
+    return number(text, least=1, most=1_000, what="number of boots")

@@ -1,0 +1,218 @@
+"""A bisection of vLLM releases: its record, its answer in one sentence, and both as JSON and as text to paste."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from vllm_repro.report.format import limited, plural, seconds
+from vllm_repro.report.model import banner, issue_url
+from vllm_repro.report.text import cell, fence
+from vllm_repro.report.wording import simulated
+from vllm_repro.verdict.bisection import Answer, Conclusion, Search, State
+from vllm_repro.verdict.release_result import ReleaseResult
+from vllm_repro.verdict.verdict import Expected
+
+__all__ = ["Bisection", "Candidate", "Step", "answer", "bisection_dict", "markdown"]
+
+_ANSWERS = {
+    ReleaseResult.LIVES: Answer.GOOD,
+    ReleaseResult.DIES: Answer.BAD,
+    ReleaseResult.SOMETIMES: Answer.BAD,
+}
+"""Of a boot. Any other result is a skip."""
+
+_MOST_NAMES = 12
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One vLLM to try. source: what `--vllm` takes."""
+
+    label: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One boot. candidate: its label. why: one line, empty for an answer. run: name of the run's folder, None if there was no server."""
+
+    candidate: str
+    fate: ReleaseResult
+    why: str
+    run: str | None
+    duration_s: float
+
+    @property
+    def answer(self) -> Answer:
+        return _ANSWERS.get(self.fate, Answer.SKIP)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bisection:
+    """A bisection, perhaps unfinished.
+
+    candidates: oldest first. find_fix: the oldest is bad. rate, confidence: see `Search`. stopped: the limit or signal that ended it early.
+    evidence: None if no server ever started. status: what the scenario declares.
+    """
+
+    scenario: str
+    issue: str
+    title: str
+    status: Mapping[str, Any]
+    arm: str
+    expected: Expected
+    server: str
+    evidence: str | None
+    find_fix: bool
+    candidates: tuple[Candidate, ...]
+    rate: float
+    confidence: float
+    harness_version: str
+    started_at: str
+    duration_s: float
+    reproduce: str
+    steps: tuple[Step, ...] = ()
+    stopped: str | None = None
+
+    @property
+    def from_good(self) -> tuple[Candidate, ...]:
+        """Return the candidates as the search numbers them, from the good end to the bad end."""
+        return self.candidates[::-1] if self.find_fix else self.candidates
+
+    @property
+    def search(self) -> Search:
+        """Return the search after all steps."""
+        found = Search(size=len(self.candidates), rate=self.rate, confidence=self.confidence)
+        place = {candidate.label: number for number, candidate in enumerate(self.from_good)}
+        for step in self.steps:
+            found = found.after(place[step.candidate], step.answer)
+        return found
+
+    @property
+    def exit_status(self) -> int:
+        """Return 0 for an answer, 1 for a surprise (an end that is not as named, or several changes), 2 if undecided."""
+        known = self.search.conclusion()
+        if known.state.wrong_end:
+            # An end that could not be tried contradicts nothing.
+            return 1 if any(step.answer is not Answer.SKIP for step in self.of(self.wrong_end(known))) else 2
+        if known.good_again:
+            return 1
+        return 0 if known.state is State.FOUND else 2
+
+    def wrong_end(self, known: Conclusion) -> str:
+        """Return the label of the end that is wrong."""
+        return self.from_good[0 if known.state is State.GOOD_END_WRONG else -1].label
+
+    def of(self, label: str) -> list[Step]:
+        """Return the steps of one candidate."""
+        return [step for step in self.steps if step.candidate == label]
+
+    def changes(self, known: Conclusion) -> list[str]:
+        """Return the labels that may be the first bad one, or the first fixed one, oldest first."""
+        points = (point - self.find_fix for point in known.left)
+        labels = [self.from_good[point].label for point in points if 0 <= point < len(self.candidates)]
+        return labels[::-1] if self.find_fix else labels
+
+
+def answer(bisection: Bisection) -> str:
+    """Return the answer in one or two sentences."""
+    known = bisection.search.conclusion()
+    what = "first fixed" if bisection.find_fix else "first bad"
+    if known.state.wrong_end:
+        label = bisection.wrong_end(known)
+        named = "good" if known.state is State.GOOD_END_WRONG else "bad"
+        return f"No answer: {label} is named as {named}, and {_did(bisection, label)}."
+    changes = bisection.changes(known)
+    if known.state is State.FOUND:
+        good, bad = (bisection.from_good[known.left[0] + offset].label for offset in (-1, 0))
+        first, second = (good, bad) if bisection.find_fix else (bad, good)
+        text = f"The {what} one is {first}: it {_did(bisection, first)}; {second} {_did(bisection, second)}."
+    else:
+        text = f"Undecided: the {what} one is one of {', '.join(limited(changes, _MOST_NAMES))} ({len(changes)})."
+        if known.state is State.STUCK:
+            skips = [
+                step
+                for step in bisection.steps
+                if step.answer is Answer.SKIP and step.candidate in _gap(bisection, known)
+            ]
+            text += (
+                f" Those between could not be tried: {'; '.join(f'{step.candidate} {step.fate}' for step in skips)}."
+            )
+    for number in known.good_again:
+        label = bisection.from_good[number].label
+        text += f" There is more than one change: {label} {_did(bisection, label)}, although it is on the bad side."
+    return text
+
+
+def _gap(bisection: Bisection, known: Conclusion) -> set[str]:
+    return {candidate.label for candidate in bisection.from_good[known.left[0] : known.left[-1]]}
+
+
+def _did(bisection: Bisection, label: str) -> str:
+    """Return `died in 2 of 3 boots`, `lived in 1 of 1 boots`, or why it could not be tried."""
+    steps = bisection.of(label)
+    bad, good = (sum(step.answer is kind for step in steps) for kind in (Answer.BAD, Answer.GOOD))
+    if bad or good:
+        did, count = (bisection.expected.did, bad) if bad else ("lived", good)
+        return f"{did} in {count} of {bad + good} boots"
+    return f"could not be tried ({steps[-1].fate}: {steps[-1].why})" if steps else "was not booted"
+
+
+def _certainty(bisection: Bisection) -> str:
+    known = bisection.search.conclusion()
+    if known.state.wrong_end or not bisection.steps:
+        return ""
+    if bisection.rate == 1:
+        return "This holds if a bad one dies in every boot (--rate 1): each was booted once."
+    return f"Probability {known.probability:.1%}, if a bad one dies in {bisection.rate:.0%} of boots (--rate {bisection.rate:g})."
+
+
+def bisection_dict(bisection: Bisection) -> dict[str, Any]:
+    """Return the content of `bisection.json`. `answer` is null unless there is one."""
+    known = bisection.search.conclusion()
+    changes = bisection.changes(known)
+    return {
+        "schema": 1,
+        **asdict(bisection),
+        "state": known.state,
+        "answer": changes[0] if known.state is State.FOUND else None,
+        "left": changes,
+        "probability": round(known.probability, 6),
+        "good_again": [bisection.from_good[number].label for number in known.good_again],
+        "reading": answer(bisection),
+    }
+
+
+def markdown(bisection: Bisection) -> str:
+    """Return `bisection.md`, which lies in `<scenario>/bisect/<id>/` and links to runs from there."""
+    what = "first fixed" if bisection.find_fix else "first bad"
+    mark = simulated(bisection.evidence or "")
+    first, last = bisection.candidates[0].label, bisection.candidates[-1].label
+    parts = [f"# {bisection.scenario}: {what} vLLM from {first} to {last}{mark}"]
+    if notice := banner(bisection.evidence or "", None):
+        parts.append(f"> **{notice}**")
+    if bisection.stopped:
+        parts.append(f"> **Stopped by {bisection.stopped}: this is what was known then.**")
+    parts.append(f"{bisection.title} ([{bisection.issue}]({issue_url(bisection.issue)})). Arm: {bisection.arm}.")
+    parts.append(f"**{cell(answer(bisection))}** {_certainty(bisection)}".strip())
+    tried = f"{plural(len(bisection.steps), 'boot')} among {len(bisection.candidates)} candidates"
+    parts.append(f"<details><summary>{tried}</summary>\n\n{_table(bisection.steps)}\n\n</details>")
+    parts.append(
+        f"Server: {bisection.server}, evidence: {bisection.evidence or 'none'}. vllm-repro {bisection.harness_version}, "
+        f"started {bisection.started_at}, took {bisection.duration_s:.0f} s."
+    )
+    parts.append(fence(bisection.reproduce, "console"))
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(steps: Sequence[Step]) -> str:
+    lines = ["| boot | vLLM | answer | result | took | run |", "|---|---|---|---|---|---|"]
+    for number, step in enumerate(steps, 1):
+        result = f"{step.fate}: {step.why}" if step.why else step.fate
+        run = f"[{step.run}](../../{step.run}/report.md)" if step.run else "-"
+        lines.append(
+            f"| {number} | {cell(step.candidate)} | {step.answer} | {cell(result)} | {seconds(step.duration_s)} | {run} |"
+        )
+    return "\n".join(lines)

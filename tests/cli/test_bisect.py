@@ -1,0 +1,283 @@
+"""`vllm-repro bisect` on the rehearsal engine and with made-up runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Harness
+from tests.report.test_version_map import run_of
+from vllm_repro.cli import main
+from vllm_repro.errors import InfraError, Unsupported
+from vllm_repro.report.model import RunReport
+from vllm_repro.running.job import Job
+from vllm_repro.servers.rehearsal import RehearsalSite
+from vllm_repro.verdict.outcome import Outcome
+
+TQ = ("bisect", "tq-chunked-prefill", "--server", "rehearsal")
+FIX = ("--bad", "0.20.0", "--good", "0.32.0", "--find-fix")
+
+
+def record_in(out: Path) -> dict[str, Any]:
+    (path,) = out.glob("*/bisect/2*/bisection.json")
+    loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return loaded
+
+
+def booted(record: Mapping[str, Any]) -> list[str]:
+    return [step["candidate"] for step in record["steps"]]
+
+
+def test_the_first_fixed_release_is_found_over_one_that_does_not_boot(harness: Harness, tmp_path: Path) -> None:
+    done = harness(*TQ, "--bad", "0.23.0", "--good", "0.27.1", "--find-fix", "--json")
+    assert done.status == 0, done.err
+    assert done.err.startswith("boot 1: 0.23.0 (about 3 left)\nREHEARSAL: ")
+    record = record_in(tmp_path / "reports")
+    assert json.loads(done.out) == record
+    assert (record["state"], record["answer"], record["left"], record["probability"]) == (
+        "found",
+        "0.24.0",
+        ["0.24.0"],
+        1,
+    )
+    assert [(step["candidate"], step["fate"]) for step in record["steps"]] == [
+        ("0.23.0", "dies"),
+        ("0.27.1", "lives"),
+        ("0.25.1", "boot-failed"),
+        ("0.26.0", "boot-failed"),
+        ("0.24.0", "lives"),
+    ]
+    assert "Unknown TurboQuant cache dtype" in record["steps"][2]["why"]
+    folder = tmp_path / "reports" / "tq-chunked-prefill" / "bisect" / "latest"
+    text = (folder / "bisection.md").read_text(encoding="utf-8")
+    assert "**The first fixed one is 0.24.0: it lived in 1 of 1 boots; 0.23.0 died in 1 of 1 boots.**" in text
+    assert "This holds if a bad one dies in every boot" in text
+    assert "> **REHEARSAL" in text
+    assert str(tmp_path) not in text + json.dumps(record)
+    for step in record["steps"]:
+        assert f"](../../{step['run']}/report.md)" in text
+        report = json.loads((folder / "../.." / step["run"] / "report.json").read_text(encoding="utf-8"))
+        assert f"--vllm {step['candidate']} --arm reported" in report["reproduce"]
+    assert (
+        "bisect tq-chunked-prefill --server rehearsal --bad 0.23.0 --arm reported --seed 1 --good 0.27.1 --find-fix"
+        in text
+    )
+
+
+Answer = Callable[[Job], RunReport]
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], list[str]]:
+    """Replace runs by `answer` and return the list of the releases that were run."""
+
+    def put(answer: Answer) -> list[str]:
+        asked: list[str] = []
+
+        def run_one(job: Job, _progress: object, opened: Callable[[object, str], None]) -> RunReport:
+            assert job.options.vllm
+            asked.append(job.options.vllm)
+            report = answer(job)
+            opened(RehearsalSite(job.options, job.scenario), job.choice.why)
+            return report
+
+        monkeypatch.setattr("vllm_repro.running.sweep.run_one", run_one)
+        return asked
+
+    return put
+
+
+def outcome_of(job: Job, outcome: Outcome) -> RunReport:
+    return run_of("0.24.0", [outcome], reported=job.options.vllm)
+
+
+def by_release(bad: Sequence[str], skipped: Sequence[str] = ()) -> Answer:
+    """Return runs that die in `bad`, do not boot in `skipped`, and else live."""
+
+    def answer(job: Job) -> RunReport:
+        version = job.options.vllm
+        outcome = Outcome.BOOT_FAILED if version in skipped else Outcome.CRASH if version in bad else Outcome.CLEAN
+        return outcome_of(job, outcome)
+
+    return answer
+
+
+OLD = ("0.20.0", "0.20.1", "0.20.2", "0.21.0", "0.22.0", "0.22.1")
+
+
+def test_the_first_bad_release_is_found(made_up: Callable[[Answer], list[str]], tmp_path: Path) -> None:
+    asked = made_up(by_release(["0.30.0", "0.31.0", "0.32.0"]))
+    assert main([*TQ, "--good", "v0.22", "--bad", "0.32.0", "--out", str(tmp_path)]) == 0
+    record = record_in(tmp_path)
+    assert (record["answer"], record["candidates"][0]["label"], len(record["candidates"])) == ("0.30.0", "0.22.0", 14)
+    assert asked == booted(record)
+    assert asked[:2] == ["0.32.0", "0.22.0"], "both ends, the bad one first"
+    assert len(asked) <= 6
+    assert record["reading"].startswith("The first bad one is 0.30.0: it died in 1 of 1 boots; 0.29.0 lived")
+
+
+def test_what_cannot_be_tried_leaves_a_set(made_up: Callable[[Answer], list[str]], tmp_path: Path) -> None:
+    made_up(by_release(OLD, ["0.23.0", "0.24.0"]))
+    assert main([*TQ, *FIX, "--out", str(tmp_path)]) == 2
+    record = record_in(tmp_path)
+    assert (record["state"], record["answer"], record["left"]) == ("stuck", None, ["0.23.0", "0.24.0", "0.25.0"])
+    assert "Those between could not be tried: " in record["reading"]
+    assert "0.23.0 boot-failed" in record["reading"]
+
+
+def test_a_limit_ends_it_and_a_resume_repeats_no_boot(
+    made_up: Callable[[Answer], list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = made_up(by_release(OLD))
+    assert main([*TQ, *FIX, "--max-boots", "3", "--out", str(tmp_path)]) == 2
+    first = record_in(tmp_path)
+    assert (asked, first["stopped"], first["state"]) == (booted(first), "--max-boots 3", "open")
+    assert len(asked) == 3
+    printed = capsys.readouterr().out
+    assert "Undecided: the first fixed one is one of " in printed
+    assert "--max-boots" not in first["reproduce"]
+    folder = str(tmp_path / "tq-chunked-prefill" / "bisect" / "latest")
+    assert f"resume:    vllm-repro bisect --resume {Path(folder).resolve()}" in printed
+    assert main(["bisect", "--resume", folder, "--max-time", "1h"]) == 0
+    whole = record_in(tmp_path)
+    assert (whole["answer"], whole["stopped"], booted(whole)) == ("0.23.0", None, asked)
+    assert whole["steps"][:3] == first["steps"]
+    assert (len(set(asked)), whole["started_at"]) == (len(asked), first["started_at"])
+    assert main(["bisect", "--resume", folder]) == 0
+    assert len(asked) == len(whole["steps"]), "nothing is left to boot"
+    assert main(["bisect", "--resume", folder, "--rate", "0.5"]) == 64
+    assert "--rate would change them" in capsys.readouterr().err
+
+
+def test_a_time_limit_ends_it(
+    made_up: Callable[[Answer], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(0, 10_000, 100))
+    monkeypatch.setattr("vllm_repro.running.bisect.time.monotonic", lambda: float(next(clock)))
+    asked = made_up(by_release(OLD))
+    assert main([*TQ, *FIX, "--max-time", "10m", "--out", str(tmp_path)]) == 2
+    assert record_in(tmp_path)["stopped"] == "--max-time 600s"
+    assert 1 <= len(asked) <= 3
+
+
+def test_an_interrupt_keeps_the_steps_and_what_the_host_spoiled_is_tried_again(
+    made_up: Callable[[Answer], list[str]], tmp_path: Path
+) -> None:
+    def troubled(job: Job) -> RunReport:
+        if len(asked) == 3:
+            raise InfraError(f"no wheel in {Path.cwd()}/wheels")
+        if len(asked) == 4:
+            raise KeyboardInterrupt("SIGTERM")
+        return by_release(OLD)(job)
+
+    asked = made_up(troubled)
+    assert main([*TQ, *FIX, "--out", str(tmp_path)]) == 130
+    cut = record_in(tmp_path)
+    assert (cut["stopped"], [step["fate"] for step in cut["steps"]]) == ("SIGTERM", ["dies", "lives", "infra"])
+    assert cut["steps"][2]["why"] == "no wheel in ./wheels"
+    again = made_up(by_release(OLD))
+    assert main(["bisect", "--resume", str(tmp_path / "tq-chunked-prefill" / "bisect" / "latest")]) == 0
+    assert again[0] == cut["steps"][2]["candidate"]
+    assert record_in(tmp_path)["answer"] == "0.23.0"
+
+
+def test_a_flaky_bug_is_booted_again_and_the_probability_is_stated(
+    made_up: Callable[[Answer], list[str]], tmp_path: Path
+) -> None:
+    def answer(job: Job) -> RunReport:
+        dies = job.options.vllm in OLD and len(asked) % 2
+        return outcome_of(job, Outcome.CRASH if dies else Outcome.CLEAN)
+
+    asked = made_up(answer)
+    assert main([*TQ, *FIX, "--rate", "0.5", "--out", str(tmp_path)]) == 0
+    record = record_in(tmp_path)
+    assert (record["answer"], 0.95 <= record["probability"] < 1) == ("0.23.0", True)
+    assert asked.count("0.23.0") >= 4
+    text = next(tmp_path.glob("*/bisect/2*/bisection.md")).read_text(encoding="utf-8")
+    assert f"Probability {record['probability']:.1%}, if a bad one dies in 50% of boots (--rate 0.5)." in text
+    assert "--rate 0.5" in record["reproduce"]
+
+
+@pytest.mark.parametrize(
+    ("bad", "skipped", "status", "reading"),
+    [
+        ([], [], 1, "No answer: 0.20.0 is named as bad, and lived in 1 of 1 boots."),
+        (["0.20.0", "0.32.0"], [], 1, "No answer: 0.32.0 is named as good, and died in 1 of 1 boots."),
+        (
+            [],
+            ["0.20.0"],
+            2,
+            "No answer: 0.20.0 is named as bad, and could not be tried (boot-failed: it was boot-failed).",
+        ),
+    ],
+)
+def test_an_end_that_is_not_as_named_ends_it(
+    made_up: Callable[[Answer], list[str]],
+    tmp_path: Path,
+    bad: list[str],
+    skipped: list[str],
+    status: int,
+    reading: str,
+) -> None:
+    asked = made_up(by_release(bad, skipped))
+    assert main([*TQ, *FIX, "--out", str(tmp_path)]) == status
+    assert record_in(tmp_path)["reading"] == reading
+    assert len(asked) <= 2
+
+
+def test_an_unsupported_release_is_a_skip(made_up: Callable[[Answer], list[str]], tmp_path: Path) -> None:
+    def answer(job: Job) -> RunReport:
+        if job.options.vllm not in ("0.20.0", "0.32.0"):
+            raise Unsupported("the lab cannot run this release")
+        return by_release(OLD)(job)
+
+    made_up(answer)
+    assert main([*TQ, *FIX, "--versions", "0.22.0,0.24.0", "--out", str(tmp_path)]) == 2
+    record = record_in(tmp_path)
+    assert record["left"] == ["0.22.0", "0.24.0", "0.32.0"]
+    assert {step["fate"] for step in record["steps"][2:]} == {"unsupported"}
+
+
+def test_a_cached_release_is_booted_before_one_to_install(
+    made_up: Callable[[Answer], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "vllm_repro.running.bisect.ReleaseCache.get", lambda _, version: "a release" if version == "0.23.0" else None
+    )
+    asked = made_up(by_release(OLD))
+    words = ["bisect", "tq-chunked-prefill", "--server", "lab", *FIX, "--out", str(tmp_path)]
+    assert main(words) == 0
+    assert (asked[2], record_in(tmp_path)["answer"]) == ("0.23.0", "0.23.0")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--bad", "0.20.0", "--good", "0.32.0"], "--bad 0.20.0 is older than --good 0.32.0"),
+        (["--bad", "0.32.0", "--good", "0.20.0", "--find-fix"], "--bad 0.32.0 is newer than --good 0.20.0"),
+        (["--bad", "0.32.0", "--good", "v0.32"], "--bad and --good are both 0.32.0"),
+        (["--bad", "0.32.0"], "bisect needs a SCENARIO, --bad and --good"),
+        (["--bad", "main", "--good", "0.32.0"], "'main' is not the number of a vLLM release"),
+        ([*FIX, "--arm", "eager"], "0 of these arms show the bug"),
+        ([*FIX, "--rate", "0"], "'0' is no share of boots"),
+        ([*FIX, "--confidence", "1"], "'1' is no probability"),
+        ([*FIX, "--max-boots", "0"], "'0' is no number of boots"),
+        ([*FIX, "--image", "mine"], "every release would run mine"),
+        ([*FIX, "--trials", "3"], "unrecognized arguments: --trials"),
+    ],
+)
+def test_wrong_usage_is_said_and_leaves_no_folder(
+    harness: Harness, words: list[str], message: str, tmp_path: Path
+) -> None:
+    done = harness(*TQ, *words)
+    assert (done.status, message in done.err, "next:" in done.err) == (64, True, True), done.err
+    assert not list((tmp_path / "reports").glob("*"))
+
+
+def test_what_is_no_bisection_is_not_resumed(harness: Harness, tmp_path: Path) -> None:
+    done = harness("bisect", "--resume", str(tmp_path))
+    assert (done.status, "holds no bisection that can be read" in done.err) == (64, True)

@@ -1,0 +1,68 @@
+"""The record of a bisection, and the one that is kept in reports/examples."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from vllm_repro.report.bisection import Bisection, Candidate, Step, answer, bisection_dict, markdown
+from vllm_repro.verdict.release_result import ReleaseResult
+from vllm_repro.verdict.verdict import Expected
+
+
+def bisection_of(*fates: tuple[str, ReleaseResult], find_fix: bool = False) -> Bisection:
+    return Bisection(
+        scenario="tq-chunked-prefill",
+        issue="vllm-project/vllm#41726",
+        title="a title",
+        status={},
+        arm="reported",
+        expected=Expected.HANGS,
+        server="lab",
+        evidence="lab",
+        find_fix=find_fix,
+        candidates=tuple(Candidate(label, label) for label in "abcdef"),
+        rate=1.0,
+        confidence=0.95,
+        harness_version="0",
+        started_at="2026-11-23T00:00:00Z",
+        duration_s=1.0,
+        reproduce="vllm-repro bisect",
+        steps=tuple(Step(candidate=one, fate=fate, why="", run=None, duration_s=1.0) for one, fate in fates),
+    )
+
+
+def test_several_changes_are_a_surprise_and_said() -> None:
+    lives, dies = ReleaseResult.LIVES, ReleaseResult.DIES
+    found = bisection_of(("f", dies), ("a", lives), ("d", lives), ("b", ReleaseResult.SOMETIMES))
+    assert answer(found) == (
+        "The first bad one is b: it hung in 1 of 1 boots; a lived in 1 of 1 boots. "
+        "There is more than one change: d lived in 1 of 1 boots, although it is on the bad side."
+    )
+    assert (found.exit_status, bisection_dict(found)["good_again"]) == (1, ["d"])
+
+
+@pytest.mark.parametrize("find_fix", [False, True])
+def test_what_is_left_is_named_from_the_oldest(find_fix: bool) -> None:
+    first, last = (ReleaseResult.DIES, ReleaseResult.LIVES) if find_fix else (ReleaseResult.LIVES, ReleaseResult.DIES)
+    found = bisection_of(("a", first), ("f", last), ("c", first), find_fix=find_fix)
+    assert (bisection_dict(found)["left"], found.exit_status) == (["d", "e", "f"], 2)
+
+
+KEPT = sorted((Path(__file__).parents[2] / "reports" / "examples" / "bisect").iterdir())
+
+
+@pytest.mark.parametrize("folder", KEPT, ids=lambda folder: folder.name)
+def test_a_kept_record_renders_as_it_was_written(folder: Path) -> None:
+    text = (folder / "bisection.json").read_text(encoding="utf-8")
+    record = json.loads(text)
+    known = {field.name: record[field.name] for field in fields(Bisection)}
+    steps = tuple(Step(**{**step, "fate": ReleaseResult(step["fate"])}) for step in record["steps"])
+    candidates = tuple(Candidate(**candidate) for candidate in record["candidates"])
+    again = Bisection(**{**known, "steps": steps, "candidates": candidates, "expected": Expected(record["expected"])})
+    assert json.loads(json.dumps(bisection_dict(again))) == record
+    assert markdown(again) == (folder / "bisection.md").read_text(encoding="utf-8")
+    assert (record["answer"], again.exit_status) == ("0.29.0", 0)
