@@ -87,7 +87,7 @@ bench: $(DEV) ## run the benchmarks
 	@$(BIN)/python benchmarks/overhead.py
 	@$(BIN)/python benchmarks/prompts.py
 
-faults: $(DEV) images ## break live runs on purpose and write docs/reliability.md (half an hour)
+faults: $(DEV) images ## break live runs on purpose and write docs/reliability.md (an hour)
 	@$(BIN)/python -m benchmarks.faults --write
 	@$(BIN)/python -m benchmarks.kills --write
 

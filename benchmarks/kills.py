@@ -24,7 +24,17 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.faults import CELL_S, GONE_WITHIN_S, KINDS, measured_at, start_run, table, write_sections
+from benchmarks.faults import (
+    CELL_S,
+    GONE_WITHIN_S,
+    KILLS,
+    KINDS,
+    measured_at,
+    sections,
+    start_run,
+    table,
+    write_sections,
+)
 from vllm_repro.servers.docker_engine import RUN_LABEL
 
 COUNTS = {"rehearsal": 120, "docker": 50, "process": 30}
@@ -124,20 +134,30 @@ def kills(kind: str, count: int, seed: int, jobs: int) -> list[Kill]:
 SECTION = """\
 The command `python -m benchmarks.kills --write` kills such runs with SIGKILL at a random moment of their life, and measures the
 time until no process, container, lease, shared memory or temporary file of the run is left. Nobody calls `clean`.
-{measured}.
 
 {table}
 """
 
 
-def section(found: Sequence[Kill], seed: int) -> str:
-    rows = []
+def section(found: Sequence[Kill], seed: int, old: str) -> str:
+    """Return the section of the page. Keep the rows of kinds that were measured earlier. old: the section until now."""
+    rows = [line.strip("| ").split(" | ") for line in old.splitlines() if line.startswith("| ")][2:]
+    by_server = {row[0]: row for row in rows}
     for kind, count in Counter(one.kind for one in found).items():
         times = [one.gone_s for one in found if one.kind == kind]
         late = sum(seconds > GONE_WITHIN_S for seconds in times)
-        rows.append([KINDS[kind], str(count), f"{statistics.median(times):.1f} s", f"{max(times):.1f} s", str(late)])
-    head = ["server", "kills", "median", "longest", f"longer than {GONE_WITHIN_S:.0f} s"]
-    return SECTION.format(measured=f"{measured_at()}, seed {seed}", table=table(head, rows))
+        row = [
+            KINDS[kind],
+            count,
+            f"{statistics.median(times):.1f} s",
+            f"{max(times):.1f} s",
+            late,
+            seed,
+            measured_at(),
+        ]
+        by_server[KINDS[kind]] = [str(one) for one in row]
+    head = ["server", "kills", "median", "longest", f"longer than {GONE_WITHIN_S:.0f} s", "seed", "measured"]
+    return SECTION.format(table=table(head, (by_server[one] for one in KINDS.values() if one in by_server)))
 
 
 def main() -> None:
@@ -152,7 +172,7 @@ def main() -> None:
     late = [one for one in found if one.gone_s > GONE_WITHIN_S]
     print(f"{len(found)} kills, {len(late)} left something for more than {GONE_WITHIN_S:.0f} s")
     if asked.write:
-        write_sections({"Random kills": section(found, asked.seed)})
+        write_sections({KILLS: section(found, asked.seed, sections().get(KILLS, ""))})
     raise SystemExit(bool(late))
 
 
