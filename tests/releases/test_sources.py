@@ -69,6 +69,9 @@ def test_a_commit_runs_over_the_release_that_differs_least(
     assert (release.source, release.compiled, release.version) == (name, compiled, f"{compiled}+commit.{sha[:10]}")
     assert release.version == version_of(name)
     assert output_of(release)[0] == f"{compiled}+commit.{sha[:10]}.cpu"
+    as_worker = f"import runpy; runpy.run_path({str(release.executable)!r}, run_name='__mp_main__')"
+    spawned = subprocess.run([release.python, "-c", as_worker], capture_output=True, text=True, check=True)
+    assert spawned.stdout == ""
     for letter in "abc":
         text = (release.packages / "vllm" / f"{letter}.py").read_text()
         assert text == git(checkout, "show", f"{branch}:vllm/{letter}.py") + "\n"

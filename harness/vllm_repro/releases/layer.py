@@ -39,7 +39,8 @@ _SCRIPT = """#!/bin/sh
 ' '''
 import sys
 from vllm.entrypoints.cli.main import main
-sys.exit(main())
+if __name__ == "__main__":  # a spawned worker runs this file again
+    sys.exit(main())
 """
 
 

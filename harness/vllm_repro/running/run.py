@@ -62,7 +62,9 @@ def run_one(
     for line in sweep():
         progress.line(f"left by a killed run, removed: {line}")
     site = open_site(job.scenario, job.options, job.choice, progress.line, chosen=chosen)
-    repeat = job.reproduce or repeat_command("run", job, site.kind, ("--vllm", job.version(site.kind)))
+    repeat = job.reproduce or repeat_command(
+        "run", job, site.kind, ("--vllm", job.options.vllm or job.version(site.kind))
+    )
     job = replace(job, arms=_arms(job, site, progress), reproduce=repeat)
     try:
         return _run(job, site, progress, unfinished)
