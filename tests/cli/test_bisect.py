@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import Harness
+from tests.releases.test_sources import commit, git
 from tests.report.test_version_map import run_of
 from vllm_repro.cli import main
 from vllm_repro.errors import InfraError, Unsupported
+from vllm_repro.releases.sources import version_of
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.job import Job
 from vllm_repro.servers.rehearsal import RehearsalSite
@@ -82,7 +85,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], list[str]]:
             assert job.options.vllm
             asked.append(job.options.vllm)
             report = answer(job)
-            opened(RehearsalSite(job.options, job.scenario), job.choice.why)
+            opened(RehearsalSite(replace(job.options, vllm=None), job.scenario), job.choice.why)
             return report
 
         monkeypatch.setattr("vllm_repro.running.sweep.run_one", run_one)
@@ -252,6 +255,60 @@ def test_a_cached_release_is_booted_before_one_to_install(
     words = ["bisect", "tq-chunked-prefill", "--server", "lab", *FIX, "--out", str(tmp_path)]
     assert main(words) == 0
     assert (asked[2], record_in(tmp_path)["answer"]) == ("0.23.0", "0.23.0")
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> tuple[Path, list[str]]:
+    """Return a checkout and its commits: v0.23.0 lies on a branch that was cut from the first one."""
+    folder = tmp_path / "my vllm"
+    folder.mkdir()
+    git(folder, "init", "-q", "-b", "main")
+    hashes = [commit(folder, __init__="", a="0\n")]
+    git(folder, "checkout", "-q", "-b", "release")
+    commit(folder, b="picked\n")
+    git(folder, "tag", "v0.23.0")
+    git(folder, "checkout", "-q", "main")
+    return folder, hashes + [commit(folder, a=f"{number}\n") for number in range(1, 12)]
+
+
+def test_the_commit_that_fixed_it_is_found_and_resumed(
+    made_up: Callable[[Answer], list[str]], tmp_path: Path, history: tuple[Path, list[str]]
+) -> None:
+    folder, hashes = history
+    sources = [f"{folder}@{one}" for one in hashes]
+
+    def answer(job: Job) -> RunReport:
+        assert job.options.vllm
+        outcome = Outcome.CRASH if job.options.vllm in sources[:7] else Outcome.CLEAN
+        return run_of("0.24.0", [outcome], reported=version_of(job.options.vllm))
+
+    asked = made_up(answer)
+    words = ["bisect", "tq-chunked-prefill", "--server", "lab", "--repo", str(folder), "--find-fix"]
+    words += ["--bad", "0.23.0", "--good", "main", "--out", str(tmp_path)]
+    assert main([*words, "--max-boots", "3"]) == 2
+    assert asked[:2] == [sources[0], sources[-1]], "the oldest is where the release branch was cut"
+    assert main(["bisect", "--resume", str(tmp_path / "tq-chunked-prefill" / "bisect" / "latest")]) == 0
+    record = record_in(tmp_path)
+    assert (record["answer"], len(asked), len(set(asked))) == (hashes[7][:12], len(record["steps"]), len(asked))
+    assert f"The first fixed one is {hashes[7][:12]} (a change): it lived in 1 of 1 boots" in record["reading"]
+    text = next(tmp_path.glob("*/bisect/2*/bisection.md")).read_text(encoding="utf-8")
+    assert "ran over the compiled parts of a CPU release" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--bad", "main~3", "--good", "main"], "main~3 is not newer than main"),
+        (["--bad", "main", "--good", "0.22.0"], "is no git checkout with a commit 0.22.0"),
+        (["--bad", "main", "--good", "0.23.0", "--versions", "0.24.0"], "--versions has no meaning with --repo"),
+        (["--bad", "main", "--good", "0.23.0", "--server", "rehearsal"], "--server rehearsal runs releases only"),
+    ],
+)
+def test_wrong_usage_of_a_checkout(
+    harness: Harness, words: list[str], message: str, history: tuple[Path, list[str]]
+) -> None:
+    done = harness("bisect", "tq-chunked-prefill", "--server", "lab", "--repo", str(history[0]), *words)
+    assert (done.status, message in done.err, "next:" in done.err) == (64, True, True), done.err
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,14 @@ from vllm_repro.cli.options import add_run_options, add_server_options, job_from
 from vllm_repro.cli.versions import choose_once, refuse_one_release, releases
 from vllm_repro.errors import INTERRUPTED, UsageError
 from vllm_repro.releases.known import CPU_BUILDS
+from vllm_repro.releases.sources import commits_between
 from vllm_repro.releases.versions import release_version
 from vllm_repro.report.bisection import Bisection, Candidate, bisection_dict, markdown
 from vllm_repro.running.bisect import bisect
 from vllm_repro.running.folders import with_out
-from vllm_repro.running.job import Job, repeat_command
+from vllm_repro.running.job import Job, refuse_unused_options, repeat_command
 from vllm_repro.running.resume import read_bisection
+from vllm_repro.running.sweep import for_release
 from vllm_repro.scenario.catalogue import find, find_arms
 
 _EPILOG = """
@@ -47,10 +49,16 @@ def add(parser: argparse.ArgumentParser) -> None:
         more=_EPILOG,
     )
     parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="may be left out with --resume")
-    parser.add_argument("--bad", metavar="S", help="a release that has the bug")
-    parser.add_argument("--good", metavar="S", help="a release that does not have it")
+    parser.add_argument("--bad", metavar="S", help="a release, or with --repo a commit, that has the bug")
+    parser.add_argument("--good", metavar="S", help="one that does not have it")
     parser.add_argument(
         "--find-fix", action="store_true", help="--bad is the older one: find the first release without the bug"
+    )
+    parser.add_argument(
+        "--repo",
+        type=Path,
+        metavar="CHECKOUT",
+        help="search the commits of this git checkout of vLLM instead of releases",
     )
     parser.add_argument(
         "--versions", metavar="A,B,...", help="the releases to choose from (default: those with a CPU build)"
@@ -113,6 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
             hint=f"--arm with one of {', '.join(arm.name for arm in scenario.arms if arm.expected.has_bug)}",
         )
     job = job_from(arguments, name=arguments.scenario, scenario=scenario, options=options, choice=choice, arms=arms)
+    refuse_unused_options(for_release(options, candidates[0].source), choice.kind)
     job = replace(job, named_arms=names)  # so that each run is repeated with these arms
     plan = Bisection(
         scenario=scenario.id,
@@ -151,7 +160,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _candidates(arguments: argparse.Namespace) -> tuple[Candidate, ...]:
-    """Return the releases from the older end to the newer one."""
+    """Return the releases or commits from the older end to the newer one."""
+    if arguments.repo is not None:
+        return _commits(arguments)
     bad, good = release_version(arguments.bad), release_version(arguments.good)
     if Version(bad) == Version(good):
         raise UsageError(f"--bad and --good are both {bad}", hint="name two releases")
@@ -164,9 +175,23 @@ def _candidates(arguments: argparse.Namespace) -> tuple[Candidate, ...]:
     return tuple(Candidate(one, one) for one in chosen)
 
 
+def _commits(arguments: argparse.Namespace) -> tuple[Candidate, ...]:
+    if arguments.versions:
+        raise UsageError("--versions has no meaning with --repo", hint="leave it out")
+    checkout = arguments.repo.expanduser().absolute()
+    old, new = (arguments.bad, arguments.good) if arguments.find_fix else (arguments.good, arguments.bad)
+    found = commits_between(checkout, old, new)
+    if len(found) < 2:
+        hint = "leave --find-fix out" if arguments.find_fix else "--find-fix if --bad is the older one"
+        raise UsageError(f"{new} is not newer than {old} in {checkout}", hint=hint)
+    return tuple(Candidate(commit[:12], f"{checkout}@{commit}", title) for commit, title in found)
+
+
 def _repeat(arguments: argparse.Namespace, job: Job) -> str:
     """Return the command that repeats the bisection. Limits are left out: they are of one call."""
     words = ["--good", arguments.good, *(["--find-fix"] if arguments.find_fix else [])]
+    if arguments.repo:
+        words += ["--repo", str(arguments.repo.expanduser().absolute())]
     if arguments.versions:
         words += ["--versions", arguments.versions]
     if arguments.rate != 1:

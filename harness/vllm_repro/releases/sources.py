@@ -25,7 +25,7 @@ from vllm_repro.errors import UsageError
 from vllm_repro.releases.known import CPU_BUILDS, NEWEST, nearest_cpu_build
 from vllm_repro.releases.versions import release_version
 
-__all__ = ["Source", "Tree", "is_release", "named_source", "source_of", "version_of"]
+__all__ = ["Source", "Tree", "commits_between", "is_release", "named_source", "source_of", "version_of"]
 
 _HINT = "name a release as in 0.28.0, a wheel file, a folder that holds vllm/, or a commit as in ~/vllm@abc123"
 _COMMON = "requirements/common.txt"
@@ -133,6 +133,30 @@ def _commit(path: Path, text: str) -> Source:
     version = f"{compiled}+commit.{found[:10]}"
     key = f"{found[:12]}-{compiled}"
     return Source(name=f"{path}@{found}", path=path, version=version, compiled=compiled, key=key, commit=found)
+
+
+def commits_between(checkout: Path, old: str, new: str) -> list[tuple[str, str]]:
+    """Return hash and title of the commits from `old` to `new`, oldest first and both included. Each is a release or a commit.
+
+    vLLM's release tags lie on branches of their own. If `old` is not an ancestor of `new`, the list begins where they parted.
+    Raises `UsageError`.
+    """
+    first, last = (_found(checkout, name) for name in (old, new))
+    base = _git(checkout, "merge-base", first, last).decode().strip()
+    fields = "--format=%H %s"
+    printed = _git(checkout, "log", "-1", fields, base)
+    printed += _git(checkout, "log", "--reverse", "--first-parent", fields, f"{base}..{last}")
+    pairs = [line.partition(" ") for line in printed.decode(errors="replace").splitlines()]
+    return [(commit, title) for commit, _, title in pairs]
+
+
+def _found(checkout: Path, name: str) -> str:
+    """Return the hash of a release's tag or of a commit."""
+    tags = [f"v{release_version(name)}"] if is_release(name) else []
+    for text in (*tags, name):
+        if found := _git(checkout, "rev-parse", "--verify", "--quiet", f"{text}^{{commit}}", missing=b""):
+            return found.decode().strip()
+    raise UsageError(f"{checkout} is no git checkout with a commit {name}", hint="git fetch --tags there first")
 
 
 def _wheel(path: Path) -> Source:

@@ -28,10 +28,11 @@ _MOST_NAMES = 12
 
 @dataclass(frozen=True)
 class Candidate:
-    """One vLLM to try. source: what `--vllm` takes."""
+    """One vLLM to try. source: what `--vllm` takes. title: of a commit."""
 
     label: str
     source: str
+    title: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +129,8 @@ def answer(bisection: Bisection) -> str:
     if known.state is State.FOUND:
         good, bad = (bisection.from_good[known.left[0] + offset].label for offset in (-1, 0))
         first, second = (good, bad) if bisection.find_fix else (bad, good)
-        text = f"The {what} one is {first}: it {_did(bisection, first)}; {second} {_did(bisection, second)}."
+        title = "".join(f" ({one.title})" for one in bisection.candidates if one.label == first and one.title)
+        text = f"The {what} one is {first}{title}: it {_did(bisection, first)}; {second} {_did(bisection, second)}."
     else:
         text = f"Undecided: the {what} one is one of {', '.join(limited(changes, _MOST_NAMES))} ({len(changes)})."
         if known.state is State.STUCK:
@@ -199,6 +201,10 @@ def markdown(bisection: Bisection) -> str:
     parts.append(f"**{cell(answer(bisection))}** {_certainty(bisection)}".strip())
     tried = f"{plural(len(bisection.steps), 'boot')} among {len(bisection.candidates)} candidates"
     parts.append(f"<details><summary>{tried}</summary>\n\n{_table(bisection.steps)}\n\n</details>")
+    if any(candidate.title for candidate in bisection.candidates):
+        parts.append(
+            "Each commit's Python code ran over the compiled parts of a CPU release, which each run's report names."
+        )
     parts.append(
         f"Server: {bisection.server}, evidence: {bisection.evidence or 'none'}. vllm-repro {bisection.harness_version}, "
         f"started {bisection.started_at}, took {bisection.duration_s:.0f} s."

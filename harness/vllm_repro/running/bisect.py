@@ -1,4 +1,4 @@
-"""Bisection of one scenario over releases: a run for each boot, and the record on disk after each."""
+"""Bisection of one scenario over releases or commits: a run for each boot, and the record on disk after each."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from vllm_repro.journal.redact import Redactor, known_secrets
 from vllm_repro.releases.provision import ReleaseCache
+from vllm_repro.releases.sources import is_release, version_of
 from vllm_repro.report.bisection import Bisection, Candidate, Step, answer, bisection_dict, markdown
 from vllm_repro.report.files import write_file
 from vllm_repro.report.model import RunReport
@@ -50,9 +51,10 @@ class _Bisect:
     def __init__(
         self, job: Job, bisection: Bisection, announce: Callable[[str], None], unfinished: UnfinishedBisection | None
     ) -> None:
-        self._job, self._bisection, self._announce = job, bisection, announce
+        self._job, self._announce = job, announce
         self._progress = Progress()
         self._redactor = Redactor(private_folders(), private_hosts(job.scenario), known_secrets(os.environ))
+        self._bisection = replace(bisection, reproduce=self._redactor.command(bisection.reproduce))
         self._cache = ReleaseCache()
         self._folder: Path | None = None
         self._announced = False
@@ -60,7 +62,7 @@ class _Bisect:
             unfinished.refuse_changed(json.loads(self._record()))
             self._folder = unfinished.folder
             old = {name: unfinished.head[name] for name in ("evidence", "started_at", "duration_s")}
-            self._bisection = replace(bisection, steps=unfinished.steps(), **old)
+            self._bisection = replace(self._bisection, steps=unfinished.steps(), **old)
         self._began = time.monotonic() - self._bisection.duration_s
 
     def run(self, most_boots: int | None, most_seconds: float | None) -> tuple[Bisection, Path]:
@@ -90,9 +92,9 @@ class _Bisect:
         return self._bisection, self._folder
 
     def _cost(self, number: int) -> float:
-        job, source = self._job, self._bisection.from_good[number].source
-        cached = job.choice.kind.facts.container or not job.choice.kind.facts.runs_vllm or self._cache.get(source)
-        return 1.0 if cached else _INSTALL
+        facts, source = self._job.choice.kind.facts, self._bisection.from_good[number].source
+        installs = is_release(source) and facts.runs_vllm and not facts.container  # a commit is laid out in seconds
+        return _INSTALL if installs and self._cache.get(source) is None else 1.0
 
     def _boot(self, candidate: Candidate) -> str | None:
         """Boot a candidate and add the step. Return the signal that interrupted its run; then there is no step."""
@@ -103,7 +105,8 @@ class _Bisect:
                 return report.interrupted
             evidence = self._bisection.evidence
             assert evidence is not None, "a run has a site, and `_chosen` was called with it"
-            row = row_of(report, candidate.source, scenario.status.standing(candidate.source), evidence)
+            version = version_of(candidate.source)
+            row = row_of(report, version, scenario.status.standing(version), evidence)
         else:
             row = report
         (arm,) = (arm for arm in row.arms if arm.name == self._bisection.arm)
