@@ -47,11 +47,91 @@ def test_a_text_is_a_log_only_with_lines_of_a_server() -> None:
     assert life_of("prose", API + "x").is_log
 
 
-def test_requests_without_tokens_are_a_stall_until_tokens_come() -> None:
-    line = (
-        API
-        + "Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: {} tokens/s, Running: 2 reqs, Waiting: 0 reqs"
+def stats(
+    *, prompt: str = "0.0", generated: str = "0.0", running: int = 0, waiting: int = 0, engine: str = "Engine 000: "
+) -> str:
+    return (
+        f"{API}{engine}Avg prompt throughput: {prompt} tokens/s, Avg generation throughput: {generated} tokens/s, "
+        f"Running: {running} reqs, Waiting: {waiting} reqs"
     )
-    assert life_of(line.format("0.0")).stalls == {"000": 1}
-    assert life_of(line.format("0.0"), line.format("55.0")).stalls == {"000": 0}
-    assert life_of(API + "[shutdown] API server: shutdown triggered", line.format("0.0")).stalls == {}
+
+
+WAIT = API + "No available shared memory broadcast block found in 60 seconds."
+ANSWER = 'INFO:     1.2.3.4:5 - "POST /v1/completions HTTP/1.1" 200 OK'
+
+
+@pytest.mark.parametrize(
+    ("lines", "stalls", "busy"),
+    [
+        ([stats()], {"000": 0}, {"000": False}),
+        ([stats(running=2)], {"000": 1}, {"000": True}),
+        ([stats(waiting=2)], {"000": 1}, {"000": True}),
+        ([stats(running=1, waiting=1)], {"000": 1}, {"000": True}),
+        ([stats(prompt="9.0", running=2)], {"000": 0}, {"000": True}),
+        ([stats(running=2), stats(running=2)], {"000": 2}, {"000": True}),
+        ([stats(running=2), stats(running=2), stats(generated="55.0", running=2)], {"000": 0}, {"000": True}),
+        ([stats(running=2), stats(running=2, engine="")], {"000": 1, "": 1}, {"000": True, "": True}),
+        ([stats(running=2), ANSWER], {}, {"000": True}),
+        ([API + "[shutdown] API server: shutdown triggered", stats(running=2)], {}, {}),
+    ],
+)
+def test_requests_without_tokens_are_a_stall_until_tokens_come(
+    lines: list[str], stalls: dict[str, int], busy: dict[str, bool]
+) -> None:
+    life = life_of(*lines)
+    assert (life.stalls, life.busy, life.ready) == (stalls, busy, True)
+
+
+@pytest.mark.parametrize(
+    ("lines", "waits"),
+    [
+        ([WAIT], 1),
+        ([WAIT, WAIT], 2),
+        ([WAIT, stats(running=2)], 1),
+        ([WAIT, stats(generated="1.0", running=2)], 0),
+        ([WAIT, stats()], 0),
+        ([WAIT, ANSWER], 0),
+        ([WAIT, ANSWER.replace("200", "400")], 1),
+        ([WAIT, ANSWER.replace("POST /v1/completions", "GET /health")], 1),
+    ],
+)
+def test_processes_wait_until_a_token_comes(lines: list[str], waits: int) -> None:
+    assert life_of(*lines).waits == waits
+
+
+@pytest.mark.parametrize(("answers", "line"), [(0, 0), (2, 0), (3, 2), (4, 3)])
+def test_an_engine_survived_what_three_answers_follow(answers: int, line: int) -> None:
+    assert life_of(API + "x", *[ANSWER] * answers).survived_until == line
+
+
+def test_a_traceback_of_the_environment_is_not_the_servers() -> None:
+    trace = ["Traceback (most recent call last):", '  File "/x/y.py", line 1, in run', "ValueError: no such tool"]
+    for end in ("```", "</details>", API + "x"):
+        lines = [
+            "Collecting environment information...",
+            "Killed",
+            "kv_connector='X'",
+            end,
+            "Killed",
+            "kv_connector='Y'",
+        ]
+        life = life_of(*lines)
+        assert (life.first[SignKind.BY_SIGNAL].line, life.connector) == (5, "Y"), end
+    assert life_of("System Info", *trace).prose == []
+    assert life_of(*trace).prose == trace
+
+
+def test_facts_that_a_life_collects() -> None:
+    life = life_of(
+        API + "vLLM API server version 0.32.0",
+        API.replace("INFO", "WARNING") + "Worker said 'kv_connector': 'NixlConnector'",
+        "(Worker pid=3) INFO 11-20 08:24:30 [w.py:1] up",
+        "(EngineCore pid=2) INFO 11-20 08:24:30 [core.py:1] up",
+        CORE + "down",
+    )
+    assert (life.booted, life.api_pid, life.first_engine_line, life.engine_error) == (True, 1, 4, True)
+    assert life.pids == {1: "APIServer", 2: "EngineCore", 3: "Worker"}
+    assert (life.connector, life.headless, life.ready, life.usage) == ("NixlConnector", False, False, None)
+    assert not life_of(CORE.replace("ERROR", "INFO") + "x").engine_error
+    assert life_of("(MainProcess pid=1) INFO 11-20 08:24:30 [a.py:1] x").headless
+    assert life_of("vllm: error: first", "vllm serve: error: second").usage == "vllm: error: first"

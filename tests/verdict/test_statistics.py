@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_repro.verdict.statistics import clean_needed, excluded_rate, fisher, lower_bound
+from vllm_repro.verdict.statistics import clean_needed, clean_streak, excluded_rate, fisher, lower_bound
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,13 @@ def test_known_bounds(crashed: int, boots: int, bound: float, needed: int | None
     assert clean_needed(crashed, boots) == needed
 
 
+@pytest.mark.parametrize(
+    ("crashed", "boots", "streak"), [(0, 5, None), (1, 1, 72), (5, 5, 9), (30, 30, 5), (35, 70, 21)]
+)
+def test_quiet_nights_that_are_needed(crashed: int, boots: int, streak: int | None) -> None:
+    assert clean_streak(crashed, boots) == streak
+
+
 def test_long_histories_have_a_bound() -> None:
     assert lower_bound(5_000, 10_000) == pytest.approx(0.4918, abs=1e-4)
 
@@ -25,11 +32,12 @@ def test_excluded_rates(clean: int, rate: float) -> None:
     assert excluded_rate(clean) == pytest.approx(rate, abs=0.005)
 
 
-def test_impossible_counts_are_refused() -> None:
+def test_only_impossible_counts_are_refused() -> None:
     with pytest.raises(ValueError, match="4 crashes of 3 boots"):
         lower_bound(4, 3)
     with pytest.raises(ValueError, match="4 crashes of 3 boots"):
         fisher(4, 3, 0, 1)
+    assert fisher(1, 2, 2, 2) == pytest.approx(1.0)
 
 
 @given(st.integers(1, 40).flatmap(lambda n: st.tuples(st.integers(1, n), st.just(n))))

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_repro.verdict.throughput import (
+    Figures,
     Load,
     Point,
     Round,
@@ -74,6 +75,21 @@ def test_several_tokens_a_piece_are_counted_by_usage() -> None:
     assert round_of([answer(0.0, 1.0, (1.0,), 4)]).itl_s is None
 
 
+def test_a_round_of_two_tokens_on_a_clock_that_does_not_begin_at_zero() -> None:
+    found = round_of([answer(5.0, 7.0, (6.0, 6.5), 2)], slept=0.5)
+    assert (found.wall_s, found.tpot_s, found.late_s, found.slept_s) == (2.0, 0.5, 0.0, 0.5)
+    assert round_of([answer(5.0, 7.0, (6.0, 6.5), 2)]).slept_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("late_s", "slept_s", "timely"), [(0.4, 1.5, True), (0.5, 0.0, False), (0.0, 1.6, False), (0.6, 1.7, False)]
+)
+def test_a_round_is_timely_up_to_half_a_first_token_and_a_fifth_of_its_time(
+    late_s: float, slept_s: float, timely: bool
+) -> None:
+    assert replace(at(64.0), wall_s=8.0, ttft_s=1.0, late_s=late_s, slept_s=slept_s).timely is timely
+
+
 @pytest.mark.parametrize("timings", [[], [answer(0.0, 1.0, (), 2)], [answer(0.0, 1.0, (0.5,), 1)]])
 def test_a_round_without_answers_is_none(timings: list[Timing]) -> None:
     with pytest.raises(ValueError, match="two tokens or more"):
@@ -85,6 +101,8 @@ def test_quartiles_of_known_values() -> None:
     assert (spread.median, spread.low, spread.high, spread.n) == (3.0, 2.0, 4.0, 5)
     assert spread.cv == pytest.approx(0.527, abs=0.001)
     assert Spread.of([7.0]) == Spread(median=7.0, low=7.0, high=7.0, cv=0.0, n=1)
+    assert Spread.of([1.0, 3.0]).high == 2.5
+    assert Spread.of([0.0, 0.0]).cv == 0.0
 
 
 def test_figures_are_over_all_rounds_of_all_boots() -> None:
@@ -95,9 +113,18 @@ def test_figures_are_over_all_rounds_of_all_boots() -> None:
     assert (late.output_tok_s.n, late.late_s.high) == (5, 0.0)
     slept = figures(POINT, [[replace(one, slept_s=0.3 * one.wall_s) for one in boots((1.0, 2.0, 3.0, 4.0, 5.0))[0]]])
     assert slept.ttft_s is None
-    assert (found.boots, found.output_tok_s.n, found.output_tok_s.median) == (2, 5, 120.0)
-    assert found.itl_s is not None
-    assert found.itl_s.median == pytest.approx(1 / 120)
+    speeds = [100.0, 110.0, 120.0, 130.0, 140.0]
+    assert found == Figures(
+        point=POINT,
+        boots=2,
+        output_tok_s=Spread.of(speeds),
+        req_s=Spread.of([one / 512 for one in speeds]),
+        ttft_s=Spread.of([0.05] * 5),
+        tpot_s=Spread.of([1 / one for one in speeds]),
+        itl_s=Spread.of([1 / one for one in speeds]),
+        itl_p99_s=Spread.of([2 / one for one in speeds]),
+        late_s=Spread.of([0.0] * 5),
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,6 +134,7 @@ def test_figures_are_over_all_rounds_of_all_boots() -> None:
         (boots((50, 51, 52), (49, 50, 51)), boots((100, 101, 102), (99, 100, 101)), ThroughputChange.SLOWER),
         # Clear of 1, and within what the noisier arm does by itself.
         (boots((102, 103, 104), (102, 103, 104)), boots((90, 100, 101), (90, 100, 101)), ThroughputChange.NONE),
+        (boots((105, 110, 115), (105, 110, 115)), boots((100, 100, 100), (100, 100, 100)), ThroughputChange.FASTER),
         # Far apart, and the two boots of one arm are further apart.
         (boots((300, 301, 302), (90, 91, 92)), boots((100, 101, 102), (99, 100, 101)), ThroughputChange.NONE),
         (boots((200, 201, 202)), boots((100, 101, 102), (99, 100, 101)), ThroughputChange.UNJUDGED),
@@ -118,6 +146,8 @@ def test_changes_that_are_claimed(
     found = ratio(arm, baseline, 1)
     assert found.change is change
     assert found.low <= found.ratio <= found.high
+    assert (found.n, found.boots) == (3 * found.boots, min(len(arm), len(baseline)))
+    assert found == ratio(arm, baseline, 1), "the seed decides"
 
 
 speeds = st.lists(st.lists(st.floats(1.0, 1000.0), min_size=1, max_size=6), min_size=1, max_size=3)
@@ -134,6 +164,12 @@ def test_a_bootstrap_interval(arm: list[list[float]], baseline: list[list[float]
     assert (low, high) == interval(arm, baseline, seed, resamples=200)
     scaled = interval([[one * factor for one in boot] for boot in arm], baseline, seed, resamples=200)
     assert scaled == pytest.approx((low * factor, high * factor))
+
+
+def test_an_interval_of_known_values() -> None:
+    """The 2nd and the 39th of 40 sorted ratios: 0.83, 0.875, 1.0 … 5.5, 6.5, 6.75."""
+    found = interval([[1.0, 2.5, 4.0, 5.5], [4.5, 6.5, 9.0]], [[1.0, 2.0, 3.0]], 6, resamples=40)
+    assert found == (0.875, 6.5)
 
 
 def test_the_interval_covers_the_true_ratio_as_often_as_it_says() -> None:
@@ -178,6 +214,10 @@ def test_throughput_is_withheld_without_real_weights(evidence: str, weights: str
 def test_useless_loads_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Load(baseline="eager", **fields)
+
+
+def test_the_least_load() -> None:
+    assert Load(baseline="eager", prompt=1, output=2).points == (Point(1, 2, 1),)
 
 
 def test_a_load_is_a_point_for_each_concurrency() -> None:

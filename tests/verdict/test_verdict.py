@@ -20,6 +20,7 @@ from vllm_repro.verdict.verdict import (
     comparisons,
     decide,
     exit_status,
+    is_other,
     is_strange,
     is_unproved,
     same_release,
@@ -290,6 +291,7 @@ def test_outcomes_without_a_signature_need_the_boundary(
     expected: Expected, outcome: Outcome, crossed: bool, unproved: bool
 ) -> None:
     assert is_unproved(expected, outcome, crossed=crossed) is unproved
+    assert is_other(expected, outcome, "the workload", crossed=crossed) is unproved
 
 
 @pytest.mark.parametrize(
@@ -304,6 +306,7 @@ def test_outcomes_without_a_signature_need_the_boundary(
 )
 def test_the_two_kinds_of_hangs(expected: Expected, during: str, strange: bool) -> None:
     assert is_strange(expected, Outcome.HANG, during) is strange
+    assert is_other(expected, Outcome.HANG, during, crossed=True) is strange
 
 
 def test_a_workaround_is_compared_with_the_arm_that_died() -> None:

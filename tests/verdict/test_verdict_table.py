@@ -7,7 +7,17 @@ from itertools import product
 
 from tests.golden_files import assert_golden
 from vllm_repro.verdict.outcome import Outcome
-from vllm_repro.verdict.verdict import ArmResult, Expect, Expected, Record, Standing, arm_result, comparisons, decide
+from vllm_repro.verdict.verdict import (
+    ArmResult,
+    Expect,
+    Expected,
+    Record,
+    Standing,
+    Verdict,
+    arm_result,
+    comparisons,
+    decide,
+)
 
 CLEAN, CRASH, OTHER = Outcome.CLEAN, Outcome.CRASH, Outcome.OTHER_CRASH
 LEADS: tuple[tuple[Outcome, ...], ...] = (
@@ -52,12 +62,20 @@ def line(arms: Sequence[ArmResult], **given: object) -> str:
     return "\n".join([*rows, *(f"    {sentence}" for sentence in comparisons(arms))])
 
 
+def bounds(arm: ArmResult) -> str:
+    shown = ", ".join(arm.outcomes)
+    return f"{arm.name} [{shown}]\n    {arm.result}, {arm.crashed} of {arm.conclusive}: {arm.bound}"
+
+
 def lines() -> Iterator[str]:
+    for verdict in Verdict:
+        yield f"{verdict}: {verdict.tone}, git bisect {verdict.bisect_status}"
     leads = [arm_result("reported", Expected.DIES, outcomes) for outcomes in LEADS]
     leads.append(arm_result("reported", Expected.DIES, (OTHER,), unexplained=1))
     leads.append(arm_result("reported", Expected.HANGS, (Outcome.HANG, Outcome.HANG), strange=1, unproved=1))
     leads.append(arm_result("reported", Expected.ERRS, (Outcome.WRONG_OUTPUT,), unproved=1))
     controls = [arm_result(*control) for control in CONTROLS]
+    yield from map(bounds, (*leads, *controls))
     for lead in leads:
         for standing, expect in product(Standing, (Expect.DECLARED, Expect.ALIVE, Expect.CRASH)):
             yield line([lead], standing=standing, expect=expect)
@@ -68,6 +86,10 @@ def lines() -> Iterator[str]:
     for control, patched, expect in product(controls, (False, True), (Expect.DECLARED, Expect.ALIVE)):
         yield line([control], patched=patched, expect=expect)
     yield line([leads[1], *controls[:2], controls[1]])
+    yield line([controls[0], arm_result("other", Expected.LIVES, (CLEAN,))])
+    yield line([controls[4], arm_result("other", Expected.UNTRIGGERED, (Outcome.UNTRIGGERED,))])
+    for standing, own in product(Standing, repeat=2):
+        yield line([arm_result(f"small-{own}", Expected.DIES, (CRASH,), standing=own)], standing=standing)
     yield line([])
     quiet = (leads[4], leads[5], arm_result("reported", Expected.DIES, (CLEAN,) * 60))
     for lead, record, version, patched in product(quiet, RECORDS, ("0.23.0", "0.24.0", None), (False, True)):

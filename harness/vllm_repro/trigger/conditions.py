@@ -76,10 +76,11 @@ def chunked_prefill(*, chunks: int = 2) -> Condition:
                 seen = f"; iterations recorded: {', '.join(asked.steps)}" if asked.steps else ""
                 text = f"{_count(facts, asked)}, cut at {facts.chunk} into {_plus(cut)}{seen}"
                 return TriggerResult(True, (text,), f"{_plus(cut)} tokens")
-            why = f"{len(cut)} step of at most {facts.chunk}"
+            steps = f"{len(cut)} step{'' if len(cut) == 1 else 's'}"
+            why, brief = f"{steps} of at most {facts.chunk}", steps
             if not asked.accepted:
-                why = f"but the server refused it with {asked.status}"
-            found = TriggerResult(False, (f"{_count(facts, asked)}, {why}",), "1 step")
+                why, brief = f"but the server refused it with {asked.status}", "refused"
+            found = TriggerResult(False, (f"{_count(facts, asked)}, {why}",), brief)
         return found
 
     return Condition(f"chunked_prefill(chunks={chunks})", find)

@@ -29,7 +29,7 @@ _IF_ALL_AGREE = {outcome: ReleaseResult(outcome) for outcome in Outcome if outco
 """A boot that failed and one that could not run prove nothing together, so all boots must agree on these."""
 
 
-def release_result(result: ArmResult, *, imitated: bool = True) -> ReleaseResult:
+def release_result(result: ArmResult, *, imitated: bool) -> ReleaseResult:
     """Return the result of a release for one arm. imitated: see `RunReport`."""
     match result.result:
         case Result.REPRODUCES:

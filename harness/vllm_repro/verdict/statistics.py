@@ -75,4 +75,4 @@ def clean_streak(crashed: int, boots: int, alpha: float = ALPHA) -> int | None:
 def _quiet_boots(rate: float, alpha: float) -> int | None:
     if rate <= 0.0:
         return None
-    return 1 if rate >= 1.0 else max(1, ceil(log(alpha) / log(1.0 - rate) - 1e-9))
+    return ceil(log(alpha) / log(1.0 - rate))

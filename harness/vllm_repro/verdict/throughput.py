@@ -171,7 +171,7 @@ class Spread:
         middle, mean = median(values), fmean(values)
         if len(values) < 2:
             return cls(median=middle, low=middle, high=middle, cv=0.0, n=1)
-        low, _, high = quantiles(values, n=4, method="inclusive")
+        low, _, high = quantiles(values, method="inclusive")
         return cls(median=middle, low=low, high=high, cv=stdev(values) / mean if mean else 0.0, n=len(values))
 
 

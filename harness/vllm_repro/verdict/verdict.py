@@ -416,7 +416,7 @@ def decide(
     if verdict is Verdict.INCONCLUSIVE:
         ran = ", ".join(arm.name for arm in arms)
         did = "alive" if expect is Expect.ALIVE else "as declared"
-        because = f"{ran}: {did} ({', '.join(arms[0].outcomes[:1])}); the bug itself was not put to the test"
+        because = f"{ran}: {did} ({arms[0].outcomes[0]}); the bug itself was not put to the test"
     return VerdictReport(verdict=verdict, expected=True, because=because)
 
 
