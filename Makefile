@@ -94,9 +94,9 @@ faults: $(DEV) images ## break live runs on purpose and write docs/reliability.m
 faults-quick: $(DEV) ## break a rehearsal once by each fault
 	@$(BIN)/python -m benchmarks.faults --kinds rehearsal --quick
 
-mutants: $(DEV) ## change the pure core in one place at a time, and count what no test notices (20 minutes)
+mutants: $(DEV) ## change the pure core in one place at a time, count what no test notices, write docs/reliability.md (an hour)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[mutants]'
-	@$(BIN)/python benchmarks/mutants.py
+	@$(BIN)/python -m benchmarks.mutants --write
 
 known-releases: $(DEV) ## read vLLM's releases from the package index again
 	@$(BIN)/python -m vllm_repro.releases.known
