@@ -30,6 +30,7 @@ DEEPSEEK: dict[str, Any] = {
         ({"window": 128}, "window=… goes with sliding layers"),
         ({"family": "gemma3"}, "window=… goes with sliding layers"),
         ({"drafts": 1}, "no drafter for qwen3"),
+        ({"vocab": 263}, "at least 264 tokens"),
         ({"fp8": True}, "fp8=… is for deepseek_v4"),
     ],
 )
@@ -40,6 +41,7 @@ def test_a_shape_that_no_model_has_is_refused(shape: dict[str, Any], message: st
 
 def test_the_shape_is_said_in_words() -> None:
     assert str(TinyModel()) == "2 layers, 4 heads, 2 KV heads of 32"
+    assert str(TinyModel(vocab=151936)) == "2 layers, 4 heads, 2 KV heads of 32, 151,936 token ids"
     assert (
         str(TinyModel("mimo", ("full",), 24, 4, 256, drafts=1))
         == "1 layer and 1 that drafts, 24 heads, 4 KV heads of 256"

@@ -28,6 +28,8 @@ _KINDS: dict[Family, frozenset[Kind]] = {
     "deepseek_v4": frozenset({"sliding", "sparse", "compressed"}),
 }
 _FP8_WIDTH = 4096
+SMALLEST_VOCABULARY = 264
+"""The bytes, and the special tokens of `vllm_repro.releases.tiny_tokenizer`."""
 _DRAFTERS = frozenset({"mimo", "deepseek_v4"})
 
 
@@ -59,6 +61,8 @@ class TinyModel:
         sizes = (len(self.kinds), self.heads, self.kv_heads, self.head_dim, self.width, self.vocab, self.max_position)
         if min(*sizes, 1 if self.window is None else self.window) < 1 or self.drafts < 0:
             raise ValueError("layers, heads, sizes and lengths count from 1")
+        if self.vocab < SMALLEST_VOCABULARY:
+            raise ValueError(f"a byte-level tokenizer needs at least {SMALLEST_VOCABULARY} tokens, not {self.vocab}")
         if self.heads % self.kv_heads:
             raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly")
         if strange := sorted(set(self.kinds) - _KINDS[self.family]):
@@ -97,4 +101,5 @@ class TinyModel:
         if self.drafts:
             layers += f" and {self.drafts} that draft" + ("s" if self.drafts == 1 else "")
         heads = f"{self.kv_heads} KV head" + ("s" if self.kv_heads > 1 else "")
-        return f"{layers}, {self.heads} heads, {heads} of {self.head_dim}"
+        vocabulary = "" if self.vocab == TinyModel.vocab else f", {self.vocab:,} token ids"
+        return f"{layers}, {self.heads} heads, {heads} of {self.head_dim}{vocabulary}"

@@ -21,7 +21,9 @@ DEAD = {
 }
 
 
-def ask(response: httpx.Response | Exception, *, stream: bool) -> Answer:
+def ask(
+    response: httpx.Response | Exception, *, stream: bool, path: str = "/v1/completions", **fields: object
+) -> Answer:
     def handle(_: httpx.Request) -> httpx.Response:
         if isinstance(response, Exception):
             raise response
@@ -30,7 +32,7 @@ def ask(response: httpx.Response | Exception, *, stream: bool) -> Answer:
     async def run() -> Answer:
         async with Client("http://server") as client:
             client._http = httpx.AsyncClient(transport=httpx.MockTransport(handle), base_url="http://server")
-            return await client.ask("/v1/completions", {"stream": stream, "max_tokens": 8})
+            return await client.ask(path, {"stream": stream, "max_tokens": 8, **fields})
 
     return asyncio.run(run())
 
@@ -48,6 +50,49 @@ USAGE = {
     "choices": [],
     "usage": {"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 3}},
 }
+
+
+RESPONSE: dict[str, object] = {
+    "status": "completed",
+    "error": None,
+    "output": [],
+    "usage": {"input_tokens": 5, "output_tokens": 2},
+}
+
+
+@pytest.mark.parametrize(
+    ("response", "tokens"),
+    [
+        (httpx.Response(200, json=RESPONSE), 5),
+        (httpx.Response(200, json={"data": [[0.5]], "usage": {"prompt_tokens": 7, "completion_tokens": 0}}), 7),
+        (httpx.Response(200, json=[0.5]), None),
+        (httpx.Response(200), None),
+        (events([{"type": "created", "response": {"usage": None}}, {"response": RESPONSE}], done=False), 5),
+    ],
+)
+def test_a_whole_answer_without_choices_is_a_success(response: httpx.Response, tokens: int | None) -> None:
+    stream = b"data" in response.content[:4]
+    answer = ask(response, stream=stream, path="/v1/responses", max_tokens="many", n=None)
+    assert answer.ok
+    assert sign_of_answer(answer) is None
+    assert (answer.usage.prompt_tokens if answer.usage else None) == tokens
+    assert not ask(response, stream=stream).ok, "a completion needs choices"
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        httpx.Response(500, json={"detail": "no"}),
+        httpx.Response(200, json={"error": {"message": "no"}}),
+        httpx.ReadError("reset"),
+        events([{"type": "error", "error": {"message": "no"}}], done=False),
+        events([], done=False),
+    ],
+)
+def test_an_answer_without_choices_can_fail_too(response: httpx.Response | Exception) -> None:
+    answer = ask(response, stream=True, path="/v1/responses")
+    assert not answer.ok
+    assert sign_of_answer(answer) is not None or answer.error == "no"
 
 
 def test_a_stream_that_ends_well() -> None:

@@ -394,6 +394,19 @@ def test_any_body_field_can_be_what_a_trigger_waits_for(harness: Harness) -> Non
     assert (trial["outcome"], trial["trigger"]["crossed"]) == ("clean", True)
 
 
+def test_other_endpoints_are_asked_and_shown(harness: Harness) -> None:
+    scenario = Path(__file__).parents[1] / "data" / "declared" / "other_endpoints.py"
+    reported, other = harness("run", str(scenario), "--server", "rehearsal").report["arms"]
+    (crossed,), (missed,) = reported["trials"], other["trials"]
+    assert (crossed["outcome"], crossed["requests"]) == ("clean", {"sent": 3, "ok": 2, "failed": 1})
+    assert 'ids carried input=[7, 8, 9], encoding_format="base64": answered 200' in crossed["trigger"]["evidence"]
+    assert (missed["outcome"], missed["trigger"]["crossed"]) == ("untriggered", False)
+    assert reported["requests"][:2] == [
+        'ids: POST /v1/embeddings {"input": [7, 8, 9], "encoding_format": "base64"}',
+        'pooled: POST /pooling {"input": "hello"}',
+    ]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_a_report_is_written_waits_for_its_end(number: signal.Signals, tmp_path: Path) -> None:
     """Two Ctrl-C in a row are common, and the second one must not cost the report."""

@@ -21,10 +21,11 @@ from vllm_repro.running.assess import Conclusion
 from vllm_repro.running.state import TimeLimits, Trial
 from vllm_repro.running.trial import run_trial
 from vllm_repro.scenario.catalogue import find
-from vllm_repro.scenario.workload import chat, completion, conversation, sized
+from vllm_repro.scenario.workload import chat, completion, conversation, request, sized
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import Launch
 from vllm_repro.servers.process import ProcessServer
+from vllm_repro.trigger.conditions import answered
 from vllm_repro.verdict.outcome import Outcome
 
 SCENARIO = find("min-tokens-stop-ids")
@@ -318,8 +319,8 @@ def test_a_conversation_grows_by_replies_and_results_of_its_tool(tmp_path: Path)
 @pytest.mark.parametrize(("kind", "repeats"), [(ServerKind.LAB, 32), (ServerKind.PROCESS, 96)])
 def test_a_shared_head_has_the_size_that_was_sent(tmp_path: Path, kind: ServerKind, repeats: int) -> None:
     def tokenize(exchange: Exchange) -> None:
-        words = len(exchange.body["prompt"].split())
-        exchange.answer(200, {"count": words, "tokens": [0] * words})
+        words = [hash(word) for word in exchange.body["prompt"].split()]
+        exchange.answer(200, {"count": len(words), "tokens": words})
 
     shared = sized(96, lab=32)
     request = completion(prompt=128, shared=shared)
@@ -328,6 +329,64 @@ def test_a_shared_head_has_the_size_that_was_sent(tmp_path: Path, kind: ServerKi
     assert [asked.repeats for asked in trial.seen.asked] == [0, repeats]
     sent = [entry["body"] for entry in read(tmp_path / "journal.jsonl").entries if entry.event == "request-sent"]
     assert {body["prompt"] for body in sent} == {f"(128 tokens, the first {repeats} shared)"}
+
+
+def test_a_prompt_of_ids_is_sent_as_it_is_and_counted_exactly(tmp_path: Path) -> None:
+    sent: list[dict[str, Any]] = []
+
+    def completions(exchange: Exchange) -> None:
+        sent.append(exchange.body)
+        exchange.answer(200, {"choices": COMPLETION["choices"]})
+
+    stated: dict[str, Any] = {"temperature": 0.5, "seed": 0, "stop": [], "suffix": "", "echo": False}
+    first, second = completion(prompt=[7] * 64), completion(prompt=[*[7] * 48, 8], name="second", **stated)
+    paths = {"/v1/completions": completions, "/tokenize": lambda exchange: exchange.answer(500)}
+    _, trial = tried(tmp_path, paths, arm=replace(ARM, workload=(first, second)))
+    assert sent[1].items() >= {**stated, "prompt": [*[7] * 48, 8]}.items()
+    asked = trial.seen.asked
+    assert [(one.prompt_tokens, one.counted_by, one.repeats) for one in asked] == [(64, "ids", 0), (49, "ids", 48)]
+    assert asked[1].fields == {**stated, "stop": ()}, "what the scenario states can be the evidence of a trigger"
+    entry = next(entry for entry in read(tmp_path / "journal.jsonl").entries if entry.get("name") == "second")
+    assert entry["body"]["prompt"] == [*[7] * 48, 8]
+
+
+EMBEDDED = {"object": "list", "data": [{"embedding": [0.5]}], "usage": {"prompt_tokens": 3, "total_tokens": 3}}
+
+
+def test_any_endpoint_may_be_asked_of_a_server_without_completions(tmp_path: Path) -> None:
+    sent: list[dict[str, Any]] = []
+
+    def embeddings(exchange: Exchange) -> None:
+        sent.append(exchange.body)
+        exchange.answer(200, EMBEDDED)
+
+    paths = dict.fromkeys(("/v1/embeddings", "/pooling"), embeddings)
+    paths |= {"/v1/completions": lambda exchange: exchange.answer(404, {"detail": "Not Found"})}
+    body = {"input": [1, 2, 3], "dimensions": 0}
+    workload = (
+        request(path="/v1/embeddings", body=body, name="one"),
+        request(path="/v1/embeddings", body={"model": "adapter", "input": [[1], [2, 3]]}, name="two"),
+    )
+    conclusion, trial = tried(tmp_path, paths, arm=replace(ARM, workload=workload, trigger=answered("one", 200)))
+    assert (conclusion.outcome, conclusion.sent, conclusion.ok) == (Outcome.CLEAN, 2, 2)
+    assert sent[0] == {"model": "tiny", **body}
+    assert sent[1]["model"] == "adapter"
+    assert sent[2]["input"] == "hello", "the canary"
+    assert [one.prompt_tokens for one in trial.seen.asked] == [3, None], "two prompts are no prompt of their sum"
+    bodies = [entry["body"] for entry in read(tmp_path / "journal.jsonl").entries if entry.event == "request-sent"]
+    assert bodies == [body, {"model": "adapter", "input": [[1], [2, 3]]}]
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"), [(200, Outcome.UNTRIGGERED), (400, Outcome.CLEAN), (500, Outcome.WRONG_OUTPUT)]
+)
+def test_the_failure_of_any_request_counts(tmp_path: Path, status: int, outcome: Outcome) -> None:
+    paths = {"/score": lambda exchange: exchange.answer(status, {} if status == 200 else {"error": "no"})}
+    scored = request(path="/score", body={"text_1": "a", "text_2": "b"}, name="score")
+    assert (
+        concluded(tmp_path, paths, arm=replace(ARM, workload=(scored,), trigger=answered("score", 400))).outcome
+        is outcome
+    )
 
 
 @pytest.mark.parametrize(("hits", "cached"), [(96, 96), (0, 0), (128, None), (5000, None)])

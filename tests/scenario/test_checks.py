@@ -95,6 +95,8 @@ def test_a_mistyped_flag_is_told_once_where_it_stands(old: str, new: str, line: 
         ('sent_with("min', 'sent_with("stop_token_ids") | sent_with("priorty", "min', "trigger=", "no request has 'priorty'"),
         ('why="the check of', 'trigger=sent_with("priorty"), why="the check of', 'arm(\n            "patched"', "arm 'patched'"),
         ("untriggered,\n            w", 'untriggered,\n            trigger=sent_with("x"),\n w', 'arm(\n            "near', "'x'"),
+        ('ids")', 'ids", name="ordinary completion")', "trigger=", "no request named 'ordinary completion' has 'min_tokens', so"),
+        ('ids")', 'ids", name="ordinary")', "trigger=", "no request is named 'ordinary', so its trigger can never be met"),
     ],
 )  # fmt: skip
 def test_what_no_request_carries_was_never_sent(old: str, new: str, line: str, shown: str) -> None:
@@ -203,3 +205,25 @@ def test_mistakes_in_what_is_measured_are_found(declared: str, shown: str) -> No
     line, problem = found[0]
     assert shown in problem
     assert line > 100
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "shown"),
+    [
+        (
+            'prompt="hello"',
+            "prompt=[7] * 8192",
+            "of 8192 token ids and an answer of 4 tokens exceed --max-model-len 8192",
+        ),
+        ("vocab_size=151936", "vocab_size=200", "model: a byte-level tokenizer needs at least 264 tokens, not 200"),
+        ("layers=28", "layers=28, full_attention_interval=4", "model: tiny_will_do=True serves a Qwen3ForCausalLM or"),
+        ("layers=28", 'layers=28, architecture="X"', "of full attention alone: declare dummy=Dummy(…) instead"),
+    ],
+)
+def test_what_a_tiny_model_cannot_do_is_told(old: str, new: str, shown: str) -> None:
+    (found,) = broken(old, new, MIN_TOKENS)
+    assert shown in found[1]
+
+
+def test_a_request_that_may_be_refused_may_be_too_long() -> None:
+    assert broken('prompt="hello"', "prompt=9000, may_fail=[400]", MIN_TOKENS) == []

@@ -74,6 +74,9 @@ def test_every_scenario_links_its_issue_and_has_a_control(scenario) -> None:  # 
         ('flag("--max', 'flag("max', "BATCH = flag", "as it is written on the command line"),
         ('phase="request"', 'phase="serving"', "phase=", "phase='serving' must be 'boot' or 'warmup' or 'request'"),
         ("prompt=100", "prompt=0", "prompt=100", "a prompt of 0 tokens cannot be sent"),
+        ("prompt=100", "prompt=[7]", "prompt=100", "must be a whole number or a size or a string"),
+        ("prompt=100", "prompt=[7] * 2_000_000", "prompt=100", "too large: a number"),
+        ("prompt=100", "promt=100", "prompt=100", "chat has no argument 'promt'; did you mean 'prompt'?"),
     ],
 )
 def test_each_mistake_is_found_with_its_line(old: str, new: str, line: str, text: str) -> None:
@@ -252,6 +255,19 @@ def test_what_is_no_scenario_file_says_so() -> None:
     assert "no `scenario = Scenario(...)`" in problems('"""A bug."""\n')[0][1]
     assert "`scenario` is not a Scenario" in problems('"""A bug."""\nscenario = 3\n')[0][1]
     assert "begin with a docstring" in problems("scenario = 3\n")[-1][1]
+
+
+def test_a_mistyped_argument_is_one_problem() -> None:
+    found = broken("prompt=100", "promt=100") + broken("vocab_size=248320", "vocab=248320")
+    assert [text for _, text in found] == [
+        "chat has no argument 'promt'; did you mean 'prompt'?",
+        "Model has no argument 'vocab'; did you mean 'vocab_size'?",
+    ]
+
+
+def test_an_empty_prompt_cannot_be_counted() -> None:
+    (found,) = broken('prompt="hello"', "prompt=[]", "min_tokens_stop_ids.py")
+    assert "send it with request(…)" in found[1]
 
 
 def test_loading_a_wrong_file_names_every_problem(tmp_path: Path) -> None:

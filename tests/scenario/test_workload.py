@@ -12,6 +12,7 @@ from vllm_repro.command.parse import parse
 from vllm_repro.errors import ScenarioError
 from vllm_repro.scenario.workload import (
     Request,
+    Size,
     chat,
     completion,
     conversation,
@@ -36,7 +37,7 @@ def test_each_turn_is_as_long_as_all_before_it(first: int, adds: list[int]) -> N
 def test_a_turn_may_be_sized_by_a_flag() -> None:
     command = parse("vllm serve m --max-num-batched-tokens 512")
     turns = conversation(first=flag("--max-num-batched-tokens") + 10, adds=[5, 6]).turns
-    assert [resolve(turn.prompt, command) for turn in turns if not isinstance(turn.prompt, str)] == [522, 527, 533]
+    assert [resolve(turn.prompt, command) for turn in turns if isinstance(turn.prompt, int | Size)] == [522, 527, 533]
 
 
 def test_requests_come_in_order_whatever_holds_them() -> None:

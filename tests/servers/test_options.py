@@ -49,9 +49,14 @@ def test_dummy_weights_are_of_a_folder_with_the_reported_attention(scenario: Sce
 
 def test_a_tiny_model_will_do_for_some_unless_real_weights_are_asked_for() -> None:
     tiny = find("min-tokens-stop-ids")
-    assert tiny_model_of(tiny, ServerOptions()) == tiny_model_of(tiny, DUMMY) == TinyModel()
+    assert tiny_model_of(tiny, ServerOptions()) == tiny_model_of(tiny, DUMMY)
+    assert tiny_model_of(tiny, DUMMY) == TinyModel(
+        heads=16, kv_heads=8, head_dim=128, hidden=256, vocab=151936, max_position=40960
+    )
     assert tiny_model_of(tiny, ServerOptions(weights="real")) is None
     assert tiny_model_of(TQ, ServerOptions()) is None
+    llama = replace(tiny, model=replace(tiny.model, architecture="LlamaForCausalLM", layers=1)).tiny_model
+    assert (llama.family, llama.layers) == ("llama", 1) if llama else False
 
 
 def test_a_model_that_is_named_is_served_with_random_weights(tmp_path: Path) -> None:

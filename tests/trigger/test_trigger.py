@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from vllm_repro.command.parse import parse
 from vllm_repro.diagnosis.boot_facts import BootFacts, Observed, ScheduledChunk
 from vllm_repro.trigger.conditions import (
+    answered,
     attention_backend,
     chunked_prefill,
     continuation_over,
@@ -155,7 +156,27 @@ def test_a_harmless_request_with_the_same_fields_proves_nothing_of_another() -> 
     assert crossed(sent_with("min_tokens"), requests[0], replace(requests[1], died=True))
     assert not crossed(sent_with(min_tokens=9), requests[0])
     assert crossed(sent_with(min_tokens=9), requests[0], replace(requests[1], status=200))
+    assert not crossed(sent_with("min_tokens", name="second"), *requests)
+    assert crossed(sent_with("min_tokens", name="first"), *requests)
     assert str(sent_with("n", min_tokens=9)) == "sent_with('n', min_tokens=9)"
+    assert str(sent_with("n", name="first")) == "sent_with('n', name=\"first\")"
+
+
+@pytest.mark.parametrize(
+    ("statuses", "crossed", "evidence"),
+    [
+        ([400], True, "long chat was answered 400"),
+        ([400, 500], True, "long chat was answered 400 and answered 500"),
+        ([400, 200], False, "long chat was answered 400 and answered 200, not answered 400 or 500"),
+        ([None], False, "long chat was not answered, not answered 400 or 500"),
+        ([], False, "long chat was not sent, not answered 400 or 500"),
+    ],
+)
+def test_a_named_request_is_answered_with_a_status(statuses: list[int], crossed: bool, evidence: str) -> None:
+    asked = tuple(SentRequest("long chat", 2, status=status) for status in statuses)
+    found = answered("long chat", 400, 500).find(TriggerFacts(requests=(SentRequest("other", 2), *asked)))
+    assert (found.crossed, found.evidence) == (crossed, (evidence,))
+    assert str(answered("long chat", 400)) == "answered('long chat', 400)"
 
 
 def test_or_takes_the_side_that_was_crossed() -> None:
@@ -171,6 +192,12 @@ def test_a_chunk_count_below_two_is_no_condition() -> None:
         chunked_prefill(chunks=1)
     with pytest.raises(ValueError, match="names of body fields"):
         sent_with()
+    with pytest.raises(ValueError, match="HTTP statuses"):
+        answered("long chat")
+
+
+def test_a_stated_list_of_ids_is_its_own_count() -> None:
+    assert "7593 prompt tokens stated as ids" in LONG.find(facts(7593, counted_by="ids")).evidence[0]
 
 
 @given(st.integers(1, 200_000), st.integers(1, 20_000))

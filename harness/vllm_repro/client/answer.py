@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["DEAD_MESSAGE", "Answer", "Usage"]
+__all__ = ["DEAD_MESSAGE", "WHOLE", "Answer", "Usage"]
+
+WHOLE = "whole"
+"""`finish_reason` of a complete answer without choices, such as an embedding: its endpoint names none."""
 
 DEAD_MESSAGE = "EngineCore encountered an issue."
 """Start of the error that vLLM returns for requests in flight when its engine dies."""
@@ -26,7 +29,7 @@ class Answer:
     status: HTTP status, None without a status line. An error event with a 4xx code replaces the 200 of its stream, because newer vLLM
       rejects requests that way.
     error, error_kind: error text, from a "body", an "event" in a stream, or the "transport".
-    finish_reason: None if the server sent none.
+    finish_reason: None if the server sent none; `WHOLE` for a complete answer of an endpoint without choices.
     arrivals: time of each streamed piece, with or without text. One piece is one engine step.
     token_times: time of each piece with text. A token that is part of a character has no text yet.
     tokens: token ids if the server returned them, else the text of each piece.
@@ -57,7 +60,8 @@ class Answer:
     def empty(self) -> bool:
         """Return True for a success with no text and no completion tokens."""
         counted = self.usage.completion_tokens if self.usage else 0
-        return self.status == 200 and self.error is None and not self.text and counted == 0
+        content = self.text or counted or self.finish_reason == WHOLE
+        return self.status == 200 and self.error is None and not content
 
     @property
     def names_dead_engine(self) -> bool:

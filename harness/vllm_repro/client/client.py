@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from vllm_repro.client.answer import Answer, Usage
+from vllm_repro.client.answer import WHOLE, Answer, Usage
 
 __all__ = ["Client", "bounded", "is_rehearsal", "release_of"]
 
@@ -28,8 +28,13 @@ _OTHER_EVENTS = 100
 
 @dataclass
 class _Received:
-    """Content of an answer up to now. most: events that a stream may have. refused: the 4xx code of an error event."""
+    """Content of an answer up to now.
 
+    choices: the endpoint returns choices, as all completions do. most: events that a stream may have.
+    refused: the 4xx code of an error event.
+    """
+
+    choices: bool = True
     most: float = math.inf
     events: int = 0
     text: list[str] = field(default_factory=list)
@@ -54,7 +59,7 @@ class _Received:
             self.done = True
         elif not isinstance(event, dict):
             self.fail("event", f"stream event is not a JSON object: {data[:200]}")
-        elif "error" in event:
+        elif event.get("error") is not None:
             code = event["error"].get("code") if isinstance(event["error"], dict) else None
             self.refused = code if isinstance(code, int) and 400 <= code < 500 else None
             self.error = _error_text(event) or "error event without a message"
@@ -65,10 +70,12 @@ class _Received:
     def take_body(self, status: int, raw: bytes) -> None:
         """Take the body of an answer that is no stream."""
         body = _json(raw)
-        if status != 200 or not isinstance(body, dict):
+        if status == 200 and not self.choices and not isinstance(body, dict):
+            self.done = True  # a list, a text, numbers, or nothing: any content is an answer
+        elif status != 200 or not isinstance(body, dict):
             text = _error_text(body) or raw.decode("utf-8", "replace")[:2000] or f"HTTP {status} with an empty body"
             self.fail("body", text)
-        elif "error" in body and "choices" not in body:
+        elif body.get("error") is not None and "choices" not in body:
             self.fail("body", _error_text(body) or "error without a message")
         else:
             self.done = True
@@ -78,6 +85,11 @@ class _Received:
         """Record an error, unless an earlier one explains it."""
         if self.error is None:
             self.error, self.error_kind = text, kind
+
+    def finish_whole(self) -> None:
+        """Take the end of an answer. One without choices is then complete, unless it had an error or an empty stream."""
+        if not self.choices and self.error is None and (self.done or self.events):
+            self.done, self.finish = True, WHOLE
 
     def _take(self, body: Mapping[str, Any], choices: list[dict[str, Any]]) -> None:
         self.usage = _usage(body) or self.usage
@@ -131,15 +143,20 @@ def _message_text(message: Any) -> str:
 
 
 def _usage(body: Mapping[str, Any]) -> Usage | None:
-    usage = body.get("usage")
-    if not isinstance(usage, dict) or not isinstance(usage.get("prompt_tokens"), int):
+    """Return the counts of an answer or event. Some endpoints say input for prompt, or nest the counts of a stream in `response`."""
+    inner = body.get("response")
+    usage = body.get("usage") or (inner.get("usage") if isinstance(inner, dict) else None)
+    if not isinstance(usage, dict):
         return None
-    details = usage.get("prompt_tokens_details")
+    prompt, completion = ("input", "output") if "input_tokens" in usage else ("prompt", "completion")
+    if not isinstance(usage.get(f"{prompt}_tokens"), int):
+        return None
+    details = usage.get(f"{prompt}_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
     known = isinstance(cached, int) and cached >= 0  # vLLM may send -1 for a request that never ran
     return Usage(
-        prompt_tokens=usage["prompt_tokens"],
-        completion_tokens=usage.get("completion_tokens") or 0,
+        prompt_tokens=usage[f"{prompt}_tokens"],
+        completion_tokens=usage.get(f"{completion}_tokens") or 0,
         cached_tokens=cached if known else None,
     )
 
@@ -201,20 +218,21 @@ class Client:
         return httpx.Response(response.status_code, headers=decoded, content=raw, request=response.request)
 
     async def ask(self, path: str, body: Mapping[str, Any]) -> Answer:
-        """Send one completion request and return its answer; follow a stream to its end."""
-        sent, streamed, tokens = time.time(), bool(body.get("stream")), body.get("max_tokens")
-        received = _Received(most=tokens * (body.get("n") or 1) + _OTHER_EVENTS if tokens else math.inf)
+        """Send one request and return its answer; follow a stream to its end."""
+        sent, streamed = time.time(), bool(body.get("stream"))
+        received = _Received(choices=path.endswith("/completions"), most=_most_events(body))
         status: int | None = None
         try:
             async with self._http.stream("POST", path, json=dict(body)) as response:
                 status = response.status_code
-                if not streamed or status != 200:
+                if status != 200 or not streamed or "json" in response.headers.get("content-type", ""):
                     received.take_body(status, await _read(response))
                 else:
                     async for line in _lines(response):
                         if line.startswith("data:"):
                             self.received += 1
                             received.take_event(line[5:].strip())
+                received.finish_whole()
         except (httpx.HTTPError, httpx.StreamError) as failure:
             received.fail("transport", f"{type(failure).__name__}: {failure}".rstrip(": "))
         return Answer(
@@ -272,6 +290,14 @@ def release_of(response: httpx.Response) -> str:
     if not re.fullmatch(r"[\w.+!-]{1,80}", version, re.ASCII):
         raise ValueError(f"{version[:80]!r} is not a release")
     return str(version)
+
+
+def _most_events(body: Mapping[str, Any]) -> float:
+    """Return how many events a stream of `max_tokens` may have. A scenario may state any value."""
+    tokens, choices = body.get("max_tokens"), body.get("n", 1)
+    if not isinstance(tokens, int) or not isinstance(choices, int):
+        return math.inf
+    return max(1, tokens) * max(1, choices) + _OTHER_EVENTS
 
 
 def _properties(node: Mapping[str, Any], models: Mapping[str, Any]) -> set[str]:

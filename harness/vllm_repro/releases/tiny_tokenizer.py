@@ -47,13 +47,8 @@ def special_id(token: str) -> int:
 
 
 def tokenizer_json(vocab: int) -> dict[str, Any]:
-    """Return the content of `tokenizer.json` with at most `vocab` tokens.
-
-    Raises `ValueError` if `vocab` is too small for the special tokens and the 256 bytes.
-    """
+    """Return the content of `tokenizer.json` with at most `vocab` tokens, which is at least `SMALLEST_VOCABULARY`."""
     tokens = [*SPECIAL_TOKENS, *MARKERS, *byte_alphabet()]
-    if vocab < len(tokens):
-        raise ValueError(f"a byte-level tokenizer needs at least {len(tokens)} tokens, not {vocab}")
     merges = list(_merges()[: vocab - len(tokens)])
     tokens += ["".join(merge) for merge in merges]
     return {

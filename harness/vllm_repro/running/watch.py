@@ -40,6 +40,8 @@ _LAST_LOOK = 0.25
 _LOOKS_FOR_THE_FIRST = 4
 _SECOND_WITNESS = 2.0
 """Seconds for another channel to confirm a death that the log reports."""
+_NO_COMPLETIONS = (400, 404, 501)
+"""Statuses of `/v1/completions` on a server of a pooling model; releases differ."""
 _SICK = (None, 500, 503)
 """Results of `/health` when the engine is dead: no connection, or one of these statuses."""
 _LOOK_AGAIN = (0.02, 0.25, 0.75)
@@ -146,7 +148,7 @@ class Watch:
         return False
 
     async def ask(self, endpoint: str, body: Mapping[str, Any], *, canary: bool = False) -> tuple[Answer, bool]:
-        """Send a completion request. Return its answer, and True if that names a dead engine."""
+        """Send a request. Return its answer, and True if that names a dead engine."""
         self.in_flight += 1
         try:
             answer = await self.client.ask(endpoint, body)
@@ -261,10 +263,16 @@ class Watch:
             self.note(sign)
 
     async def ask_for_a_token(self, model: str) -> Answer:
-        """Send the canary: a request for one token, the only answer that proves that the engine still steps."""
+        """Send the canary: a request for one token, the only answer that proves that the engine still steps.
+
+        A server of a pooling model has no completions: it pools a word instead.
+        """
         lines = self.fatal_lines
         body = {"model": model, "prompt": "hello", "max_tokens": 1, "temperature": 0}
         answer, _ = await self.ask("/v1/completions", body, canary=True)
+        if answer.status in _NO_COMPLETIONS:
+            pooled, _ = await self.ask("/pooling", {"model": model, "input": "hello"}, canary=True)
+            answer = pooled if pooled.status == 200 else answer
         if answer.status == 200 and answer.error is None and not answer.empty:
             self.refuted_lines = lines
         return answer

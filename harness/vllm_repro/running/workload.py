@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
 
-from vllm_repro.client.answer import Answer
+from vllm_repro.client.answer import Answer, Usage
 from vllm_repro.client.client import Client
 from vllm_repro.client.metrics import Reading, steps_between
 from vllm_repro.client.prompts import Prompt, build_chat, build_completion
@@ -32,8 +32,6 @@ _IDLE_POLL = 0.25
 _SIGN_AFTER_CANARY = 3.0
 """Seconds for another sign of death after a failed canary."""
 
-_USUAL_FIELDS = {"model", "prompt", "messages", "max_tokens", "stream", "stream_options", "temperature"}
-
 
 @dataclass
 class WorkloadRunner:
@@ -46,7 +44,9 @@ class WorkloadRunner:
     turns: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Messages of each conversation up to now."""
     cached: Counter[str] = field(default_factory=Counter)
-    """Most tokens in an answered prompt of each conversation, and under an empty name in a shared head."""
+    """Most tokens in an answered prompt of each conversation."""
+    answered: list[Sequence[int]] = field(default_factory=list)
+    """Token ids of the other answered prompts, if known."""
     known: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Body fields that each endpoint reads, by the server's schema."""
 
@@ -59,7 +59,7 @@ class WorkloadRunner:
             if not await self._died():
                 raise InfraError(f"the server is up, but /v1/models does not name a model: {error}") from error
             return
-        if (trial.arm.trigger or trial.scenario.trigger).wanted:
+        if any(wanted.fields for wanted in (trial.arm.trigger or trial.scenario.trigger).wanted):
             self.known = await self.client.known_fields()
         for number, step in enumerate(trial.scenario.workload_of(trial.arm)):
             await self._step(number, step)
@@ -141,6 +141,10 @@ class WorkloadRunner:
 
     async def _build(self, position: str, request: Request) -> Prompt | None:
         """Return the prompt of a request; None if the server died meanwhile."""
+        if request.prompt is None:
+            return Prompt({}, len(request.ids), 0)
+        if isinstance(request.prompt, tuple):
+            return Prompt({"prompt": request.ids}, len(request.ids), 0)
         if isinstance(request.prompt, str):
             one = [{"role": "user", "content": request.prompt}]
             return Prompt({"messages": one} if "chat" in request.endpoint else {"prompt": request.prompt}, 0, 0)
@@ -190,32 +194,26 @@ class WorkloadRunner:
         return self.watch.ended
 
     async def _send(self, request: Request, prompt: Prompt) -> None:
-        answer_tokens = self._resolve(request.max_tokens)
-        head = prompt.tokens if request.conversation else self._resolve(request.shared)
-        body: dict[str, Any] = {
-            "model": self.model,
-            **prompt.body,
-            "max_tokens": answer_tokens,
-            "temperature": 0,
-            "stream": request.stream,
-            **request.fields,
-        }
-        if request.stream:
-            body["stream_options"] = {"include_usage": True}
-        trial = self.trial
-        extra = {key: value for key, value in body.items() if key not in _USUAL_FIELDS}
-        name = request.name or request.endpoint.rsplit("/v1/", maxsplit=1)[-1]
+        trial, name, answer_tokens = self.trial, request.label, self._resolve(request.max_tokens)
+        body: dict[str, Any] = {"model": self.model, **prompt.body}
+        if request.prompt is not None:
+            body |= {"max_tokens": answer_tokens, "temperature": 0, "stream": request.stream}
+            body |= {"stream_options": {"include_usage": True}} if request.stream else {}
+        body |= request.fields
+        ids = request.ids or body.get("prompt", ())
+        ids = ids if isinstance(ids, list | tuple) and not request.conversation else ()
+        repeats = max((_common(ids, earlier) for earlier in self.answered), default=0)
         trial.seen.sent += 1
         asked = SentRequest(
             name,
             prompt.tokens or None,
-            "tokenize",
-            fields=extra,
+            "tokenize" if prompt.calls else "ids",
+            fields=request.fields,
             known=self.known.get(request.endpoint),
             may_fail=request.may_fail,
-            repeats=min(head, self.cached[request.conversation]),
+            repeats=min(prompt.tokens, self.cached[request.conversation]) if request.conversation else repeats,
             status=None,
-            answer_tokens=answer_tokens,
+            answer_tokens=answer_tokens or None,
         )
         index = len(trial.seen.asked)
         trial.seen.asked.append(asked)
@@ -226,24 +224,28 @@ class WorkloadRunner:
             endpoint=request.endpoint,
             prompt_tokens=prompt.tokens,
             tokenize_calls=prompt.calls,
-            fields=extra,
-            body=_shortened(body, prompt),
+            fields=request.fields,
+            body=_shortened(body, prompt, request.fields),
         )
         answer, died = await self.watch.ask(request.endpoint, body)
-        self._record_answer(index, asked, answer, died=died)
-        if answer.ok:
-            self.cached[request.conversation] = max(self.cached[request.conversation], head)
+        self._record_answer(index, asked, answer, answer.usage if request.one_prompt else None, died=died)
+        if answer.ok and request.conversation:
+            self.cached[request.conversation] = max(self.cached[request.conversation], prompt.tokens)
+        elif answer.ok:
+            self.answered.append(ids)
 
     def _resolve(self, size: int | Size) -> int:
         in_lab = self.trial.launch.kind.facts.in_lab
         return resolve(size, self.trial.launch.command, in_lab=in_lab)
 
-    def _record_answer(self, index: int, asked: SentRequest, answer: Answer, *, died: bool) -> None:
-        trial, usage = self.trial, answer.usage
+    def _record_answer(
+        self, index: int, asked: SentRequest, answer: Answer, usage: Usage | None, *, died: bool
+    ) -> None:
+        trial = self.trial
         trial.seen.asked[index] = replace(
             asked,
             prompt_tokens=usage.prompt_tokens if usage else asked.prompt_tokens,
-            counted_by="usage" if usage else "tokenize",
+            counted_by="usage" if usage else asked.counted_by,
             cached_tokens=usage.cached_tokens if usage else None,
             answer_tokens=usage.completion_tokens if usage else asked.answer_tokens,
             status=answer.status,
@@ -333,8 +335,15 @@ class WorkloadRunner:
                 await work
 
 
-def _shortened(body: dict[str, Any], prompt: Prompt) -> dict[str, Any]:
-    """Return the body as a report shows it: a generated prompt as its length."""
+def _common(ids: Sequence[int], others: Sequence[int]) -> int:
+    """Return how many leading tokens are the same."""
+    differ = (place for place, (one, other) in enumerate(zip(ids, others, strict=False)) if one != other)
+    return next(differ, min(len(ids), len(others)))
+
+
+def _shortened(body: dict[str, Any], prompt: Prompt, stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the body as a report shows it: a generated prompt as its length, without what the harness adds."""
     beginning = f", the first {prompt.shared:,} shared" if prompt.shared else ""
-    made = dict.fromkeys(prompt.body, f"({prompt.tokens:,} tokens{beginning})") if prompt.tokens else {}
-    return {key: made.get(key, value) for key, value in body.items() if key not in ("model", "stream_options")}
+    made = dict.fromkeys(prompt.body, f"({prompt.tokens:,} tokens{beginning})") if prompt.calls else {}
+    own = {"model", "stream_options"} - set(stated)
+    return {key: made.get(key, value) for key, value in body.items() if key not in own}

@@ -10,7 +10,7 @@ import contextlib
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,8 +21,8 @@ from vllm_repro.command.environment import variable_mistakes
 from vllm_repro.command.flags import flag_mistakes
 from vllm_repro.errors import CommandError, ScenarioError
 from vllm_repro.scenario.scenario import Arm, Dummy, Scenario
-from vllm_repro.scenario.workload import Rest, requests_of, resolve
-from vllm_repro.trigger.trigger import carries
+from vllm_repro.scenario.workload import Request, Rest, Size, requests_of, resolve
+from vllm_repro.trigger.trigger import Wanted
 from vllm_repro.verdict.verdict import Expected, Standing
 from vllm_repro_lab.parts import MECHANISMS
 
@@ -134,7 +134,12 @@ def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
             wrong("lab", f"the lab has no mechanism {scenario.lab.mechanism!r}{near}")
         _check_tiny_model(scenario, reading, "lab", scenario.lab)
         _check_commands(scenario, reading, seen, "lab", scenario.command_in_lab)
-    if scenario.dummy is not None:
+    if scenario.dummy is None:
+        try:
+            _ = scenario.tiny_model
+        except ValueError as error:
+            wrong("model", f"model: {error}")
+    else:
         _check_tiny_model(scenario, reading, "dummy", scenario.dummy)
         _check_commands(scenario, reading, seen, "dummy", scenario.command_with_dummy)
 
@@ -199,7 +204,7 @@ def _check_causes(scenario: Scenario, reading: Reading) -> None:
 
 
 def _check_triggers(scenario: Scenario, reading: Reading) -> None:
-    """Check that some arm of each trigger sends the body fields that the trigger needs."""
+    """Check that some arm of each trigger sends the requests and body fields that the trigger needs."""
     if {"workload", "trigger", "arms"} & (reading.made_up | reading.incomplete) or not scenario.arms:
         return
     usual = [arm for arm in scenario.arms if arm.trigger is None] or scenario.arms
@@ -209,18 +214,29 @@ def _check_triggers(scenario: Scenario, reading: Reading) -> None:
             senders = scenario.arms if arm.expected is Expected.UNTRIGGERED else [arm]
             wants.append((reading.at_arm(arm), f"arm {arm.name!r}: ", arm.trigger, senders))
     for line, whose, trigger, arms in wants:
-        sent = [request.fields for arm in arms for request in requests_of(scenario.workload_of(arm))]
-        known = {name for fields in sent for name in fields}
+        requests = [request for arm in arms for request in requests_of(scenario.workload_of(arm))]
         for wanted in trigger.wanted:
-            if any(carries(fields, wanted) for fields in sent):
-                continue
-            unsent = [name for name in wanted if name not in known]
-            what = repr(unsent[0]) if unsent else f"{' and '.join(wanted)} together"
-            if any(carries(fields, dict.fromkeys(wanted)) for fields in sent):
-                what = f"{' and '.join(wanted)} with these values"
-            near = did_you_mean(unsent[0], sorted(known)) if unsent else ""
-            text = f"{whose}no request has {what}, so sent_with({', '.join(wanted)}) can never be met{near}"
-            reading.problem(line, text)
+            if text := _unsent(wanted, requests):
+                reading.problem(line, whose + text)
+
+
+def _unsent(wanted: Wanted, requests: Sequence[Request]) -> str:
+    """Return the problem of a trigger that no request can meet; empty if one can."""
+    sent = [request.fields for request in requests if wanted.name in ("", request.label)]
+    if not sent:
+        near = did_you_mean(wanted.name, [request.label for request in requests])
+        return f"no request is named {wanted.name!r}, so its trigger can never be met{near}"
+    if any(wanted.carried_by(wanted.name, fields) for fields in sent):
+        return ""
+    known = {name for fields in sent for name in fields}
+    unsent = [name for name in wanted.fields if name not in known]
+    names = " and ".join(wanted.fields)
+    what = repr(unsent[0]) if unsent else f"{names} together"
+    if any(Wanted(dict.fromkeys(wanted.fields)).carried_by("", fields) for fields in sent):
+        what = f"{names} with these values"
+    near = did_you_mean(unsent[0], sorted(known)) if unsent else ""
+    who = f"no request named {wanted.name!r}" if wanted.name else "no request"
+    return f"{who} has {what}, so sent_with({', '.join(wanted.fields)}) can never be met{near}"
 
 
 def _check_arms(scenario: Scenario, reading: Reading) -> None:
@@ -287,10 +303,15 @@ def _wrong_sizes(scenario: Scenario, arm: Arm, command: ServeCommand, *, in_lab:
     limited = command.get("--max-model-len") not in (None, "auto", "-1")
     longest = command.number("--max-model-len") or 0 if limited else math.inf
     for request in requests_of(scenario.workload_of(arm)):
+        if request.prompt is None:
+            continue  # a body is sent as it is
         # Only the server can count the tokens of a text: at least one.
-        prompt = 1 if isinstance(request.prompt, str) else resolve(request.prompt, command, in_lab=in_lab)
+        prompt = len(request.ids) or 1
+        if isinstance(request.prompt, int | Size):
+            prompt = resolve(request.prompt, command, in_lab=in_lab)
         answer = resolve(request.max_tokens, command, in_lab=in_lab)
         if prompt < 1:
             yield f"{request} has no tokens: at least 1 is needed"
-        if prompt + answer > longest and "truncate_prompt_tokens" not in request.fields:
+        refusable = 400 in request.may_fail or "truncate_prompt_tokens" in request.fields
+        if prompt + answer > longest and not refusable:
             yield f"{request} and an answer of {answer} tokens exceed --max-model-len {longest}"

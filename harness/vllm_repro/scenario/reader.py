@@ -39,14 +39,15 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 _OPERANDS: Mapping[type[ast.operator], Sequence[tuple[type, type]]] = {
     ast.Add: ((int, int), (float, float), (Size, int), (int, Size), (str, str), (tuple, tuple)),
     ast.Sub: ((int, int), (float, float), (Size, int)),
-    ast.Mult: ((int, int), (float, float), (Size, int), (int, Size)),
+    ast.Mult: ((int, int), (float, float), (Size, int), (int, Size), (tuple, int)),
     ast.BitAnd: ((Condition, Condition),),
     ast.BitOr: ((Condition, Condition),),
 }
-"""Allowed operands. Python allows more, for example a text times a billion."""
+"""Allowed operands. Python allows more. A list times a number is for prompts of token ids."""
 
 _LARGEST = 2**63
 _LONGEST = 1_000_000
+_TOO_LARGE = "too large: a number is at most 2**63, a string or list at most 1,000,000 long"
 
 _PLACEHOLDERS: Mapping[str, Any] = {
     "id": "placeholder",
@@ -193,6 +194,8 @@ class _Reader(Reading):
                 return self.bad(operand.lineno, f"`{ast.unparse(operand)}` needs parentheses: write {_called(value)}")
         if not any(_is_each(kinds, left, right) for kinds in _OPERANDS[type(node.op)]):
             return self.bad(line, f"{_type_name(type(left))} and {_type_name(type(right))} cannot be combined here")
+        if isinstance(left, tuple) and isinstance(right, int) and len(left) * right > _LONGEST:
+            return self.bad(line, _TOO_LARGE)
         return self._small(line, function(left, right))
 
     def _small(self, line: int, value: Any) -> Any:
@@ -200,7 +203,7 @@ class _Reader(Reading):
         if (isinstance(value, int) and abs(value) > _LARGEST) or (
             isinstance(value, str | tuple) and len(value) > _LONGEST
         ):
-            return self.bad(line, "too large: a number is at most 2**63, a string or list at most 1,000,000 long")
+            return self.bad(line, _TOO_LARGE)
         return value
 
     def _call(self, node: ast.Call) -> Any:
@@ -271,10 +274,12 @@ class _Reader(Reading):
         parameters = signature.parameters
         open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         wrong = False
+        meant: list[str] = []
         for name in [name for name in keywords if name not in parameters]:
             # An open-ended word takes any field of the API, so only a typo of one of its own parameters is a mistake.
             if not open_ended or difflib.get_close_matches(name, parameters, cutoff=_TYPO_RATIO):
                 self.problem(where[name], f"{word} has no argument {name!r}{did_you_mean(name, parameters)}")
+                meant += difflib.get_close_matches(name, parameters, n=1)
                 del keywords[name]
                 wrong = True
         try:
@@ -284,7 +289,7 @@ class _Reader(Reading):
             return True
         variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
         required = [name for name, p in parameters.items() if p.default is p.empty and p.kind not in variable]
-        if missing := [name for name in required if name not in bound]:
+        if missing := [name for name in required if name not in bound and name not in meant]:
             self.problem(node.lineno, f"{word}: missing {', '.join(map(repr, missing))}")
             wrong = True
         for name, value in bound.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -26,6 +26,8 @@ __all__ = [
 
 Capture = Literal["", "guard", "record"]
 LabWeights = Literal["dummy", "made"]
+
+_TINY: Mapping[str, Family] = {"Qwen3ForCausalLM": "qwen3", "LlamaForCausalLM": "llama"}
 
 _NARROW = 256
 """Hidden size of a dummy model. Workspaces and KV caches do not depend on it; the time of every matrix product does."""
@@ -77,7 +79,8 @@ class Model:
     full attention. window_groups: (block size, window) in tokens of each group of sliding-window layers that shares the pool with the
     full-attention group. group_pages: bytes of one block of each group, full attention first; vLLM up to 0.24.0 logs the pool by them.
     kv_cache_tokens, kv_cache_gib: KV cache of each GPU in the report's boot log, for the rehearsal.
-    tiny_will_do: True if any weights show the bug, so that a tiny model of random weights can replace it.
+    tiny_will_do: True if any weights show the bug, so that a tiny model of random weights can replace it. It has two layers, and this
+    architecture, attention shape, vocabulary and length.
     """
 
     name: str
@@ -131,9 +134,9 @@ class Dummy:
     """The random-weight model of `--weights dummy`: the reported attention, few layers.
 
     layers: a number of full-attention layers, or the kind of each layer. window: of sliding layers, in tokens. heads, kv_heads, head_dim:
-    default to the model's. family: model code of vLLM; default gemma3 with sliding layers, else qwen3. drafts: number of draft layers.
-    fp8: see `TinyModel`. changes: edits that this model needs, each with `why`, applied before an arm's own.
-    why: reason that it can replace the reported model.
+    default to the model's. vocab_size: does not, since few bugs depend on it. family: model code of vLLM; default gemma3 with sliding
+    layers, else qwen3. drafts: number of draft layers. fp8: see `TinyModel`. changes: edits that this model needs, each with `why`, applied
+    before an arm's own. why: reason that it can replace the reported model.
     """
 
     layers: int | Sequence[Kind]
@@ -143,6 +146,7 @@ class Dummy:
     heads: int | None = None
     kv_heads: int | None = None
     head_dim: int | None = None
+    vocab_size: int = 4096
     family: Family | None = None
     drafts: int = 0
     fp8: bool = False
@@ -164,6 +168,7 @@ class Dummy:
             window=self.window,
             drafts=self.drafts,
             hidden=_NARROW,
+            vocab=self.vocab_size,
             max_position=model.max_position,
             fp8=self.fp8,
         )
@@ -397,10 +402,20 @@ class Scenario:
 
     @property
     def tiny_model(self) -> TinyModel | None:
-        """Tiny model of `--weights dummy`; None if the scenario has none."""
+        """Tiny model of `--weights dummy`; None if the scenario has none. Raises `ValueError` for a shape that it cannot have."""
+        model = self.model
+        if self.dummy is None and not model.tiny_will_do:
+            return None
         if self.dummy is not None:
-            return self.dummy.shape(self.model)
-        return TinyModel() if self.model.tiny_will_do else None
+            return self.dummy.shape(model)
+        family = _TINY.get(model.architecture)
+        if family is None or model.full_attention_interval > 1 or model.window_groups:
+            known = " or ".join(_TINY)
+            raise ValueError(
+                f"tiny_will_do=True serves a {known} of full attention alone: declare dummy=Dummy(…) instead"
+            )
+        layers, vocab_size = min(2, model.layers), model.vocab_size
+        return Dummy(layers=layers, why=model.why, vocab_size=vocab_size, family=family).shape(model)
 
     def command_of(self, arm: Arm) -> ServeCommand:
         """Return the reported command with the edits of `arm`. Raises `CommandError` if one does not fit."""

@@ -15,8 +15,20 @@ from vllm_repro.diagnosis.diagnosis import Phase
 from vllm_repro.diagnosis.signature import Signature
 from vllm_repro.scenario.patch import Patch
 from vllm_repro.scenario.scenario import Arm, Cause, Causes, Dummy, Edit, Lab, Lengths, Model, Needs, Scenario, Status
-from vllm_repro.scenario.workload import Step, chat, completion, conversation, flag, pause, rest, sized, together
+from vllm_repro.scenario.workload import (
+    Step,
+    chat,
+    completion,
+    conversation,
+    flag,
+    pause,
+    request,
+    rest,
+    sized,
+    together,
+)
 from vllm_repro.trigger.conditions import (
+    answered,
     attention_backend,
     chunked_prefill,
     continuation_over,
@@ -35,11 +47,11 @@ from vllm_repro.verdict.throughput import Load
 from vllm_repro.verdict.verdict import Expected
 
 __all__ = [
-    "Causes", "Dummy", "Lab", "Model", "Needs", "Scenario", "Status", "arm", "attention_backend", "block_listed_twice", "cause", "chat",
-    "checks", "chunked_prefill", "completion", "continuation_over", "conversation", "dies", "drafting", "errs", "flag", "graphs_captured",
-    "hangs", "lengths", "lives", "offload_outgrown", "patched", "pause", "prefill_over", "prefix_hit", "rest", "sent_with", "signature",
-    "simple_cpu_offload", "sized", "sparse_prefill_outgrown", "spins", "throughput", "together", "untriggered", "with_flags", "without",
-    "workspace_outgrown",
+    "Causes", "Dummy", "Lab", "Model", "Needs", "Scenario", "Status", "answered", "arm", "attention_backend", "block_listed_twice",
+    "cause", "chat", "checks", "chunked_prefill", "completion", "continuation_over", "conversation", "dies", "drafting", "errs", "flag",
+    "graphs_captured", "hangs", "lengths", "lives", "offload_outgrown", "patched", "pause", "prefill_over", "prefix_hit", "request",
+    "rest", "sent_with", "signature", "simple_cpu_offload", "sized", "sparse_prefill_outgrown", "spins", "throughput", "together",
+    "untriggered", "with_flags", "without", "workspace_outgrown",
 ]  # fmt: skip
 
 dies = Expected.DIES

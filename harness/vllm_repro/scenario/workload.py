@@ -7,6 +7,7 @@
         pause(2.0),
         rest(within=30),
         conversation(first=700, adds=[100, 600]),
+        request(path="/v1/embeddings", body={"input": [1, 2, 3]}),
     ]
 
 The server's `/tokenize` makes prompts of the exact length, chat template included (see `vllm_repro.client.prompts`). A salt at the head
@@ -26,7 +27,7 @@ from vllm_repro.errors import ScenarioError
 
 __all__ = [
     "IDLE_AFTER", "Conversation", "Pause", "Request", "Rest", "Size", "Step", "Together", "chat", "completion", "conversation", "flag",
-    "pause", "requests_of", "resolve", "rest", "sized", "together",
+    "pause", "request", "requests_of", "resolve", "rest", "sized", "together",
 ]  # fmt: skip
 
 IDLE_AFTER = 5.0
@@ -94,7 +95,7 @@ def resolve(size: int | Size, command: ServeCommand, *, in_lab: bool = False) ->
 class Request:
     """One request.
 
-    endpoint: `/v1/chat/completions` or `/v1/completions`. prompt: length in tokens (template included), or a text.
+    endpoint: path of the URL. prompt: length in tokens (template included), a text, or token ids; None if `fields` is the whole body.
     max_tokens: the answer is greedy (`temperature` 0) unless `fields` changes it.
     stream: server-sent events. A crash is an HTTP 500 for a plain request, an error event after a 200 for a stream.
     may_fail: statuses of an error that is no failure, such as the refusal of a fixed release. fields: further body fields.
@@ -103,7 +104,7 @@ class Request:
     """
 
     endpoint: str
-    prompt: int | Size | str
+    prompt: int | Size | str | tuple[int, ...] | None
     max_tokens: int | Size = 8
     stream: bool = True
     name: str = ""
@@ -112,11 +113,37 @@ class Request:
     conversation: str = ""
     may_fail: tuple[int, ...] = ()
 
+    @property
+    def label(self) -> str:
+        """Name in reports, and for the conditions of a trigger."""
+        return self.name or self.endpoint.removeprefix("/v1/")
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Token ids of the prompt; empty if the scenario does not state them."""
+        given = self._given
+        return given if isinstance(given, tuple) and all(isinstance(one, int) for one in given) else ()
+
+    @property
+    def one_prompt(self) -> bool:
+        """False if the body may hold several prompts: `usage` is then their sum."""
+        given = self._given
+        single = isinstance(given, tuple) and all(isinstance(one, int | dict) for one in given)
+        return self.prompt is not None or single or isinstance(given, str)
+
+    @property
+    def _given(self) -> object:
+        found = (self.fields[key] for key in ("messages", "prompt", "input") if key in self.fields)
+        return next(found, None) if self.prompt is None else self.prompt
+
     def __str__(self) -> str:
-        size = repr(self.prompt) if isinstance(self.prompt, str) else f"{self.prompt} tokens"
+        if self.prompt is None:
+            return f"{self.label} with {', '.join(self.fields) or 'an empty body'}"
+        size = f"{len(self.ids)} token ids" if self.ids else f"{self.prompt} tokens"
+        size = repr(self.prompt) if isinstance(self.prompt, str) else size
         shared = f", {self.shared} of them shared" if self.shared else ""
         extra = "".join(f", {key}={value}" for key, value in self.fields.items() if key != "tools")
-        return f"{self.name or self.endpoint.removeprefix('/v1/')} of {size}{shared}{extra}"
+        return f"{self.label} of {size}{shared}{extra}"
 
 
 @dataclass(frozen=True)
@@ -162,13 +189,19 @@ class Rest:
 Step = Request | Together | Conversation | Pause | Rest
 
 
-def _checked(prompt: int | Size | str, max_tokens: int | Size, may_fail: Sequence[int] = ()) -> None:
+def _checked(prompt: int | Size | str | Sequence[int], max_tokens: int | Size, may_fail: Sequence[int] = ()) -> None:
+    if isinstance(prompt, Sequence) and not prompt:
+        raise ValueError("an empty prompt cannot be counted: send it with request(…)")
     if isinstance(prompt, str) and re.fullmatch(r"\s*[\d.,_]+\s*[kKmM]?\s*", prompt):
         raise ValueError(f"the prompt {prompt!r} is a text; a size in tokens is a number without quotes")
     if isinstance(prompt, int) and prompt < 1:
         raise ValueError(f"a prompt of {prompt} tokens cannot be sent")
     if isinstance(max_tokens, int) and max_tokens < 1:
-        raise ValueError(f"max_tokens={max_tokens}: the server needs at least 1")
+        raise ValueError(f"max_tokens={max_tokens}: the server needs at least 1; request(…) sends any value")
+    _check_statuses(may_fail)
+
+
+def _check_statuses(may_fail: Sequence[int]) -> None:
     if not all(400 <= status < 600 for status in may_fail):
         raise ValueError("may_fail=[…] holds statuses of errors, 400 to 599")
 
@@ -199,7 +232,7 @@ def chat(
 
 def completion(
     *,
-    prompt: int | Size | str,
+    prompt: int | Size | str | Sequence[int],
     shared: int | Size = 0,
     max_tokens: int | Size = 8,
     stream: bool = False,
@@ -207,15 +240,30 @@ def completion(
     may_fail: Sequence[int] = (),
     **fields: Any,
 ) -> Request:
-    """Return a text completion. Its first `shared` tokens are those of all sharing completions, for the prefix cache."""
+    """Return a text completion. Its first `shared` tokens are those of all sharing completions, for the prefix cache.
+
+    prompt: a list holds token ids, which are sent as they are.
+    """
     _checked(prompt, max_tokens, may_fail)
-    if shared and isinstance(prompt, str):
+    prompt = prompt if isinstance(prompt, int | Size | str) else tuple(prompt)
+    if shared and isinstance(prompt, str | tuple):
         raise ValueError("shared counts tokens of a prompt that is stated as a size")
     if isinstance(shared, int) and isinstance(prompt, int) and not 0 <= shared <= prompt:
         raise ValueError(f"a prompt of {prompt} tokens cannot share {shared} of them")
     return Request(
         "/v1/completions", prompt, max_tokens, stream, name, _frozen(fields), shared, may_fail=tuple(may_fail)
     )
+
+
+def request(*, path: str, body: Mapping[str, Any], name: str = "", may_fail: Sequence[int] = ()) -> Request:
+    """Return a POST of this JSON body to any endpoint of the server: `request(path="/v1/embeddings", body={"input": "hello"})`.
+
+    A body without `model` gets the served model. `"stream": True` asks for a stream, as in the API.
+    """
+    if not path.startswith("/") or "?" in path:
+        raise ValueError(f"path={path!r} must be a path of the server, such as '/v1/embeddings'")
+    _check_statuses(may_fail)
+    return Request(path, None, 0, bool(body.get("stream")), name, _frozen(body), may_fail=tuple(may_fail))
 
 
 def conversation(

@@ -40,7 +40,7 @@ def graph_mode(command: ServeCommand) -> str:
     return str(mode or "").upper()
 
 
-def _other_sizes(sizes: Iterable[Size | int | str]) -> list[Size]:
+def _other_sizes(sizes: Iterable[object]) -> list[Size]:
     """Return the sizes that differ in the lab, each once, in order."""
     return list(dict.fromkeys(size for size in sizes if isinstance(size, Size) and size.lab is not None))
 

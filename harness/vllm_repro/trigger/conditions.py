@@ -12,12 +12,13 @@ from vllm_repro.trigger.trigger import (
     SentRequest,
     TriggerFacts,
     TriggerResult,
-    carries,
+    Wanted,
     chunks_of,
     continuations,
 )
 
 __all__ = [
+    "answered",
     "attention_backend",
     "chunked_prefill",
     "continuation_over",
@@ -30,13 +31,12 @@ __all__ = [
 
 
 def _count(facts: TriggerFacts, asked: SentRequest) -> str:
-    source = "usage" if asked.counted_by == "usage" else "/tokenize"
     cached = ""
     if asked.cached_tokens:
         cached = f", {asked.cached_tokens} of them cached"
     elif found := facts.cached(asked):
         cached = f", {found} of them in blocks filled by an earlier request"
-    return f"{asked.name}: {asked.prompt_tokens} prompt tokens by {source}{cached}"
+    return f"{asked.name}: {asked.prompt_tokens} prompt tokens {asked.counted}{cached}"
 
 
 def _plus(chunks: tuple[int, ...]) -> str:
@@ -145,8 +145,8 @@ def _doubt(asked: SentRequest, names: Collection[str]) -> str:
     return f"answered {asked.status}" if asked.status else "no answer"
 
 
-def sent_with(*names: str, **values: Any) -> Condition:
-    """Require a request with these body fields, those in `values` with that value, which the server read.
+def sent_with(*names: str, name: str = "", **values: Any) -> Condition:
+    """Require a request with these body fields, those in `values` with that value, which the server read. name: of the request.
 
     The release must know each field, by the server's /openapi.json. Every such request must be answered 200, or with a status of its
     `may_fail`, or be refused (400 or 422) by the name of a field; or the engine crashes or hangs with one in flight.
@@ -154,15 +154,17 @@ def sent_with(*names: str, **values: Any) -> Condition:
     wanted = dict.fromkeys(names) | values
     if not wanted or None in values.values():
         raise ValueError("sent_with() takes the names of body fields, and values that are not None")
-    words = (*map(repr, names), *(f"{name}={json.dumps(value)}" for name, value in values.items()))
+    bound = {"name": name} if name else {}
+    words = (*map(repr, names), *(f"{key}={json.dumps(value)}" for key, value in {**values, **bound}.items()))
+    wish = Wanted(wanted, name)
 
     def find(facts: TriggerFacts) -> TriggerResult:
-        carried = [asked for asked in facts.requests if carries(asked.fields, wanted)]
+        carried = [asked for asked in facts.requests if wish.carried_by(asked.name, asked.fields)]
         # Without a death each of them must have been read: a harmless one must not prove the bug's.
         carried = [asked for asked in carried if asked.died or asked.hung] or carried
         found = TriggerResult(False, (f"no request carried {' and '.join(wanted)}",), f"no {' and '.join(wanted)}")
         for asked in carried:
-            written = ", ".join(f"{name}={json.dumps(asked.fields[name])}" for name in wanted)
+            written = ", ".join(f"{key}={json.dumps(asked.fields[key])[:200]}" for key in wanted)
             if doubt := _doubt(asked, wanted):
                 return TriggerResult(
                     False, (f"{asked.name} carried {written}: {doubt}",), f"{' and '.join(wanted)} not read"
@@ -174,7 +176,22 @@ def sent_with(*names: str, **values: Any) -> Condition:
                 found = TriggerResult(True, (f"{asked.name} carried {written}: {end}",), end)
         return found
 
-    return Condition(f"sent_with({', '.join(words)})", find, wanted=(wanted,))
+    return Condition(f"sent_with({', '.join(words)})", find, wanted=(wish,))
+
+
+def answered(name: str, *statuses: int) -> Condition:
+    """Require that the server answered every request of this name with one of these HTTP statuses."""
+    if not statuses or not all(100 <= status < 600 for status in statuses):
+        raise ValueError("answered() takes the name of a request, and HTTP statuses such as 400")
+
+    def find(facts: TriggerFacts) -> TriggerResult:
+        found = [asked.status for asked in facts.requests if asked.name == name]
+        seen = " and ".join(f"answered {one}" if one else "not answered" for one in dict.fromkeys(found)) or "not sent"
+        crossed = bool(found) and set(found) <= set(statuses)
+        wished = "" if crossed else f", not answered {' or '.join(map(str, statuses))}"
+        return TriggerResult(crossed, (f"{name} was {seen}{wished}",), seen)
+
+    return Condition(f"answered({', '.join(map(repr, (name, *statuses)))})", find, wanted=(Wanted({}, name),))
 
 
 def attention_backend(name: str) -> Condition:

@@ -91,11 +91,8 @@ def _counts_bytes(version: str | None) -> bool:
 
 
 def _request(asked: SentRequest, blocks: int, groups: tuple[Group, ...], batch: int) -> TriggerResult:
-    counted = "usage" if asked.counted_by == "usage" else "/tokenize"
     prompt, answer = asked.prompt_tokens or 0, asked.answer_tokens or 0
-    request = (
-        f"{asked.name}: {prompt} prompt tokens by {counted} and an answer of {answer}, in a pool of {blocks:,} blocks"
-    )
+    request = f"{asked.name}: {prompt} prompt tokens {asked.counted} and an answer of {answer}, in a pool of {blocks:,} blocks"
     if asked.cached_tokens:
         return TriggerResult(
             False, (f"{request}; {asked.cached_tokens} came from the prefix cache, so it is not computed",)

@@ -24,7 +24,7 @@ __all__ = [
     "SentRequest",
     "TriggerFacts",
     "TriggerResult",
-    "carries",
+    "Wanted",
     "chunks_of",
     "continuations",
 ]
@@ -34,12 +34,13 @@ __all__ = [
 class SentRequest:
     """One request that was sent, and the server's numbers about it.
 
-    prompt_tokens: from the response's usage, else from `/tokenize`; None if unknown. counted_by: "usage" or "tokenize".
+    prompt_tokens: from the response's usage, else from `/tokenize` or the length of a list of ids; None if unknown, or of several prompts.
+    counted_by: "usage", "tokenize" or "ids".
     cached_tokens: prompt tokens from the prefix cache; None if not reported, as in a crash.
     answer_tokens: from usage, else max_tokens; None if unknown.
     repeats: leading tokens that an earlier, answered request also began with.
     steps: `vllm:iteration_tokens_total` while it was the only request, largest first; see `metrics`.
-    fields: body fields beyond the usual ones. known: fields that the endpoint reads in this release; None if the server does not show them.
+    fields: body fields that the scenario states. known: those that its endpoint reads; None if the server does not show them.
     status: HTTP status, None without a response. refusal: text of an error response. may_fail: statuses that are no failure.
     died, hung: what the engine did meanwhile.
     """
@@ -58,6 +59,11 @@ class SentRequest:
     died: bool = False
     hung: bool = False
     answer_tokens: int | None = None
+
+    @property
+    def counted(self) -> str:
+        """Source of `prompt_tokens`, as reports write it."""
+        return {"usage": "by usage", "tokenize": "by /tokenize"}.get(self.counted_by, "stated as ids")
 
     @property
     def accepted(self) -> bool:
@@ -178,15 +184,29 @@ class TriggerResult:
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """Body fields, each with its value, that a request must carry. None is any value, also 0 or []. name: of the request; empty for any."""
+
+    fields: Mapping[str, Any]
+    name: str = ""
+
+    def carried_by(self, name: str, fields: Mapping[str, Any]) -> bool:
+        return self.name in ("", name) and all(
+            fields.get(key) is not None and (value is None or json.dumps(fields[key]) == json.dumps(value))
+            for key, value in self.fields.items()
+        )
+
+
+@dataclass(frozen=True)
 class Condition:
     """A condition on what happened inside the engine, by its declaration and the function that checks it.
 
-    wanted: groups of body fields, see `carries`; one request must have all fields of a group. Combine conditions with `&` and `|`.
+    wanted: what the workload must send. Combine conditions with `&` and `|`.
     """
 
     words: str
     find: Callable[[TriggerFacts], TriggerResult] = field(compare=False)
-    wanted: tuple[Mapping[str, Any], ...] = field(default=(), compare=False)
+    wanted: tuple[Wanted, ...] = field(default=(), compare=False)
 
     def __and__(self, other: Condition) -> Condition:
         def find(facts: TriggerFacts) -> TriggerResult:
@@ -210,14 +230,6 @@ class Condition:
 def _joined(first: TriggerResult, second: TriggerResult) -> TriggerResult:
     brief = ", ".join(filter(None, (first.brief, second.brief)))
     return TriggerResult(first.crossed and second.crossed, first.evidence + second.evidence, brief)
-
-
-def carries(fields: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Return True if a request's fields include all `wanted` ones, each with its value; None stands for any value, also 0 or []."""
-    return all(
-        fields.get(name) is not None and (value is None or json.dumps(fields[name]) == json.dumps(value))
-        for name, value in wanted.items()
-    )
 
 
 def chunks_of(tokens: int, batch: int, *, chunked: bool = True) -> tuple[int, ...]:
