@@ -60,6 +60,20 @@ def test_the_sessions_of_a_log_end_whole_and_no_other(tmp_path: Path) -> None:
         other.end(grace=0)
 
 
+def test_shared_memory_of_a_process_that_sigterm_ends_is_removed(tmp_path: Path) -> None:
+    script = (
+        "import time; from multiprocessing import resource_tracker, shared_memory; kept = shared_memory.SharedMemory(create=True, size=9);"
+        "resource_tracker.unregister(kept._name, 'shared_memory'); print(kept.name, flush=True); time.sleep(600)"
+    )
+    started = start([sys.executable, "-c", script], os.environ, tmp_path / "log")
+    wait_for("\n", tmp_path / "log")
+    segment = Path("/dev/shm") / (tmp_path / "log").read_text(encoding="utf-8").strip()
+    assert segment.exists()
+    end_sessions([started.id])
+    started.end()
+    assert not segment.exists()
+
+
 def test_output_of_a_process_that_dies_at_once_is_whole(tmp_path: Path) -> None:
     script = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"
     started = start([sys.executable, "-c", script], os.environ, tmp_path / "log")

@@ -137,12 +137,15 @@ def sessions_writing_to(log: tuple[int, int]) -> set[int]:
 
 def end_sessions(sessions: Collection[int], grace: float = 3.0) -> None:
     """Send SIGTERM to all processes of `sessions`, and after `grace` seconds SIGKILL; return when all are gone."""
-    for session in sessions:
-        for process in session_members(session):
-            with contextlib.suppress(psutil.Error):  # ended by itself
-                process.terminate()
+    members = [process for session in sessions for process in session_members(session)]
+    segments = _shared_memory(members)  # now: SIGTERM may end the process that maps one, and leave it
+    for process in members:
+        with contextlib.suppress(psutil.Error):  # ended by itself
+            process.terminate()
     deadline = time.monotonic() + grace
     while any(map(session_members, sessions)) and time.monotonic() < deadline:
         time.sleep(0.05)
     for session in sessions:
         _kill(session)
+    for segment in segments:
+        segment.unlink(missing_ok=True)
