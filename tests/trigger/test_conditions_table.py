@@ -70,7 +70,7 @@ PROMPTS = (
     served(chat(385, cached_tokens=256), chat(900, cached_tokens=16), chat(5000, cached_tokens=0)),
     *(served(dump=dump) for dump in ((CHUNK,), (FIRST,), (TOKEN,), (HIT,), (TOKEN, FIRST), (FIRST, CHUNK))),
     served(dump=(ScheduledChunk(500, 2),)),
-    served(chat(100), chat(100)),
+    served(chat(100), chat(100, cached_tokens=0)),
     served(chat(4 * 4096)),
 )
 FIELDS = (

@@ -206,6 +206,7 @@ def test_chunks_add_up_and_none_is_larger_than_the_batch(tokens: int, batch: int
     assert sum(cut) == tokens
     assert all(0 < chunk <= batch for chunk in cut)
     assert all(chunk == batch for chunk in cut[:-1])
+    assert chunks_of(0, batch) == ()
 
 
 def test_a_flag_that_no_layer_uses_proves_nothing() -> None:
