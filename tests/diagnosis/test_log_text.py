@@ -127,7 +127,7 @@ def test_an_endless_line_is_read_in_pieces() -> None:
 def test_a_log_line_after_a_progress_bar_is_split_off() -> None:
     text = "Capturing: 50%|#\rCapturing: 100%|##| 5/5 [00:01](Worker pid=2) ERROR 11-20 08:24:30 [w.py:1] x\nnext"
     lines = list(read_lines(text))
-    assert [line.number for line in lines] == [1, 1, 1, 2]
+    assert [line.number for line in lines] == [1, 2, 2, 3]
     assert (lines[2].process, lines[2].text) == ("Worker", "x")
     assert lines[3].text == "next"
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import html
+import io
+import json
+from pathlib import Path
+
 import pytest
 
+from tests.diagnosis.recordings import recording
 from vllm_repro.diagnosis.diagnosis import Phase, diagnose
+from vllm_repro.diagnosis.log_text import read_lines
 
 BOOTED = """\
 (APIServer pid=7) INFO 08-01 17:49:00 [api_server.py:1] vLLM API server version 0.25.1
@@ -193,6 +200,111 @@ def test_two_logs_after_each_other_are_in_order() -> None:
     assert diagnose(SLOW_DEATH + BOOTED.replace("pid=7", "pid=8")).exception == "ZeroDivisionError"
     late, early = BOOTED.splitlines()[1::-1]
     assert "oldest" not in diagnose(f"{late}\n{early}").why
+
+
+def each(text: str, form: str) -> str:
+    """Return the text with each line in `form`, as a collector wraps it: {n} its number, {json} a string, {csv} a quoted cell."""
+    quoted = (line.replace('"', '""') for line in text.splitlines())
+    lines = enumerate(zip(text.splitlines(), quoted, strict=True))
+    return "".join(form.format(n=n, json=json.dumps(line), csv=f'"{cell}"') + "\n" for n, (line, cell) in lines)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "{csv},pod-0,2026-08-01T17:50:00Z",
+        "2026-08-01 17:50:00.1,{csv}",
+        "{n};{csv}",
+        '{{"id": "x", "attributes": {{"message": {json}}}}}',
+        '{{"_index": "x", "_source": {{"message": {json}}}}}',
+        '{{"severity": "ERROR", "body": {json}}}',
+        '[{{"textPayload": {json}}}]',
+    ],
+)
+def test_records_of_collectors_are_read(form: str) -> None:
+    found = diagnose(each(SLOW_DEATH, form))
+    assert (found.died, found.exception, found.message) == (True, "ZeroDivisionError", "the cause")
+
+
+def test_json_over_several_lines_is_read() -> None:
+    text = "[\n" + each(SLOW_DEATH, '  {{\n    "textPayload": {json},\n    "insertId": "x"\n  }},') + "]\n"
+    assert diagnose(text).exception == "ZeroDivisionError"
+
+
+def test_text_with_commas_is_no_table() -> None:
+    assert [line.text for line in read_lines("1, a b\n2, c d\nx, e f\n")] == ["1, a b", "2, c d", "x, e f"]
+    never_closed = each(SLOW_DEATH, "{n},{csv}") + '9,"' + "x" * 2_000_000 + "\nlast\n"
+    assert diagnose(never_closed).exception == "ZeroDivisionError"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_utf_16_is_read_with_and_without_a_mark(encoding: str, tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_bytes(SLOW_DEATH.replace("the cause", "the “cause”").encode(encoding))
+    with log.open("rb") as file:
+        assert diagnose(read_lines(file)).message == "the “cause”"
+    assert diagnose(log.read_bytes()).message == "the “cause”"
+
+
+ALIVE = BOOTED.replace("pid=7", "pid=17")
+GATEWAY = 'Traceback (most recent call last):\n  File "/app/poll.py", line 3, in poll\nConnectionError: x\nKilled\n'
+
+
+def of(container: str, text: str) -> str:
+    return logged(f"{container} | ", text)
+
+
+def test_another_container_in_the_log_is_no_server() -> None:
+    assert diagnose(of("vllm-1", BOOTED) + of("gateway-1", GATEWAY)).died is False
+    assert diagnose(of("vllm-1", SLOW_DEATH) + of("gateway-1", GATEWAY)).exception == "ZeroDivisionError"
+
+
+@pytest.mark.parametrize("dead", [SLOW_DEATH, TRACEBACK])
+def test_a_living_container_hides_no_death_of_another(dead: str) -> None:
+    answers = ALIVE.splitlines()[-1] + "\n"
+    for text in (of("a-1", dead) + of("b-1", ALIVE + answers * 5), of("b-1", ALIVE) + of("a-1", dead)):
+        assert (diagnose(text).died, diagnose(text).exception) == (True, "ZeroDivisionError")
+
+
+def test_a_reversed_log_of_one_second_is_in_a_wrong_order() -> None:
+    lines = (BOOTED + logged("(EngineCore pid=9) ERROR 08-01 17:49:30 [core.py:39] ", TRACEBACK)).splitlines()
+    found = diagnose("\n".join(reversed(lines)))
+    assert (found.died, found.exception) == (None, None)
+    assert "the oldest to the newest" in found.why
+
+
+def test_a_reversed_shutdown_is_no_death() -> None:
+    lines = recording("v0.20.2-sigterm-group").splitlines()
+    assert diagnose("\n".join(reversed(lines))).died is None
+
+
+def test_an_unreadable_traceback_is_no_sign_of_life() -> None:
+    escaped = html.escape(BOOTED + logged("(EngineCore pid=9) ERROR 08-01 17:50:00 [core.py:39] ", TRACEBACK))
+    found = diagnose(escaped)
+    assert found.died is None
+    assert "no frames that can be read" in found.why
+    assert diagnose(escaped + BOOTED.splitlines(keepends=True)[-1] * 3).died is False
+
+
+def test_the_servers_release_counts_and_not_the_environments() -> None:
+    environment = "Collecting environment information...\nvLLM Version: 0.20.2\n```\n"
+    assert diagnose(environment + BOOTED).vllm_version == "0.25.1"
+
+
+@pytest.mark.parametrize("line", ["Killed", "!!!!!!! Segfault encountered !!!!!!!"])
+def test_an_indented_block_shows_the_same_death(line: str) -> None:
+    assert diagnose(logged("    ", BOOTED + line)).died is True
+
+
+def test_good_answers_in_a_row_are_read_once() -> None:
+    (answer,) = (line for line in BOOTED.splitlines() if "200 OK" in line)
+    text = (BOOTED + (answer + "\n") * 50 + logged(FATAL.format(59), "x")).encode()
+    assert len(list(read_lines(io.BufferedReader(io.BytesIO(text))))) == 6
+
+
+def test_what_a_stopped_server_prints_is_no_death_in_a_pasted_text() -> None:
+    text = recording("v0.20.2-sigterm-group")
+    assert diagnose("".join(f"2026-11-20 stderr:\n{line}\n" for line in text.splitlines())).died is not True
 
 
 # ── the earliest failure, of whatever kind ────────────────────────────────────────────────────────────────

@@ -82,8 +82,9 @@ _VERSIONS = (
     re.compile(rf"Launching vLLM \({_VERSION}\)"),
     re.compile(rf"^[ ▄▀█]*version {_VERSION}$"),
     re.compile(rf"vLLM API server version {_VERSION}"),
-    re.compile(rf"\bvLLM(?: version)?\s*: {_VERSION}", re.IGNORECASE),
 )
+_STATED = re.compile(rf"\bvLLM(?: version)?\s*: {_VERSION}", re.IGNORECASE)
+"""The release in the output of `collect_env`, or in a reporter's prose."""
 _BACKEND = re.compile(
     r"Using (\w+) attention backend|KV cache layout for (\w+) backend"
     r"|Using (Flash Attention|Triton|FlashInfer) backend"
@@ -104,6 +105,7 @@ class BootReader:
 
     def __init__(self) -> None:
         self._facts: dict[str, object] = {}
+        self._stated: str | None = None
 
     def feed(self, line: Line) -> None:
         text = line.text
@@ -111,6 +113,8 @@ class BootReader:
         if "vllm_version" not in self._facts and ("LLM" in text or "ersion" in text):
             found = next((match for rx in _VERSIONS if (match := rx.search(text))), None)
             self._set("vllm_version", found and found[1])
+            if self._stated is None and (stated := _STATED.search(text)):
+                self._stated = stated[1]
         if "backend" in text and (found := _BACKEND.search(text)):
             self._set("attention_backend", found[1] or found[2] or found[3])
         if "TQ hybrid" in text and (found := _TQ_LAYERS.search(text)):
@@ -156,7 +160,7 @@ class BootReader:
             self._facts.setdefault(name, value)
 
     def facts(self) -> BootFacts:
-        return BootFacts(**self._facts)  # type: ignore[arg-type]  # each name is set above with a value of its field's type
+        return BootFacts(**{"vllm_version": self._stated, **self._facts})  # type: ignore[arg-type]  # each name is set above with a value of its field's type
 
 
 def _literal(text: str) -> dict[str, object]:

@@ -25,18 +25,29 @@ def diagnose(source: str | bytes | Iterable[Line], *, we_terminated: bool | None
     we_terminated: the caller stopped this server itself; None if unknown. A log may hold several lives of a server, as of a container
     that restarts. The first life that died counts, else the first that ended silently, else the last.
     """
-    lives = [ServerLife()]
+    streams: dict[str, list[ServerLife]] = {}
     order = _Order()
     for line in read_lines(source) if isinstance(source, str | bytes) else source:
+        lives = streams.get(line.stream) or streams.setdefault(line.stream, [ServerLife()])
         if lives[-1].ended_by(line):
             lives.append(ServerLife())
         lives[-1].feed(line)
         order.feed(line)
+    diagnoses = [(lives, _of_stream(lives, we_terminated)) for lives in streams.values() or [[ServerLife()]]]
+    # Other containers in the same log are no servers.
+    found = [one for lives, one in diagnoses if any(life.of_vllm for life in lives) or _in_vllm(one)]
+    diagnosis = min(found or [one for _, one in diagnoses], key=_rank)
+    if order.broken:
+        stopped = any(not life.stopping.isdisjoint(life.first) for lives in streams.values() for life in lives)
+        return _without_order(diagnosis, stopped)
+    return diagnosis
+
+
+def _of_stream(lives: list[ServerLife], we_terminated: bool | None) -> Diagnosis:
+    """Return the diagnosis of one server's lives."""
     last = len(lives) - 1
     diagnoses = [judge_life(life, we_terminated if at == last else None) for at, life in enumerate(lives)]
     died = next((diagnosis for diagnosis in diagnoses if diagnosis.died), None)
-    if order.broken:
-        return _without_order(died is not None, diagnoses[-1])
     if died is not None:
         return died
     for at, diagnosis in enumerate(diagnoses[:-1]):
@@ -49,34 +60,58 @@ def diagnose(source: str | bytes | Iterable[Line], *, we_terminated: bool | None
     return diagnoses[-1]
 
 
+def _in_vllm(diagnosis: Diagnosis) -> bool:
+    return any("vllm" in frame.file for frame in diagnosis.frames)
+
+
+def _rank(diagnosis: Diagnosis) -> int:
+    """Return the order in which the diagnoses of several servers count: a death with its own cause first."""
+    if diagnosis.died:
+        return 0 if diagnosis.root is not None and not diagnosis.root.of_consequence else 1
+    return 2 if diagnosis.died is None else 3
+
+
 class _Order:
-    """Order of the times in each process's lines, which a search in a log store may reverse or mix."""
+    """Order of the times in each process's lines, which a search in a log store may reverse or mix.
+
+    In a reversed log, tracebacks end with their headers, also if all times are the same.
+    """
 
     def __init__(self) -> None:
-        self._last: dict[int | str, str] = {}
-        self._later = self._earlier = 0
+        self._last: dict[tuple[str, int | str], str] = {}
+        self._later = self._earlier = self._headers = self._reversed = 0
+        self._after_frame = False
 
     def feed(self, line: Line) -> None:
         if line.time:
-            before = self._last.get(line.speaker, line.time)
+            key = (line.stream, line.speaker)
+            before = self._last.get(key, line.time)
             self._later += line.time > before
             self._earlier += line.time < before
-            self._last[line.speaker] = line.time
+            self._last[key] = line.time
+        if "Traceback (most recent call last)" in line.text:
+            self._headers += 1
+            self._reversed += self._after_frame
+        self._after_frame = line.text.lstrip().startswith('File "')
 
     @property
     def broken(self) -> bool:
-        return self._earlier >= _FALLS and self._earlier * 2 > self._later
+        return (self._earlier >= _FALLS and self._earlier * 2 > self._later) or self._reversed * 2 > self._headers
 
 
 _FALLS = 3
 """Steps back in time that show a wrong order; fewer are pieces that were put together."""
 
 
-def _without_order(died: bool, diagnosis: Diagnosis) -> Diagnosis:
-    """Return what a log in a wrong order still shows: no cause, because causes come first."""
+def _without_order(diagnosis: Diagnosis, stopped: bool) -> Diagnosis:
+    """Return what a log in a wrong order still shows: no cause, because causes come first.
+
+    stopped: a server logs a shutdown, and what it prints after it looks like a death.
+    """
     wrong = "the lines are not in the order of time, so no cause is named: sort them from the oldest to the newest"
+    died = True if diagnosis.died and not stopped else None
     why = f"A process reports the death of the engine; {wrong}." if died else f"{wrong[0].upper()}{wrong[1:]}."
-    return replace(diagnosis, died=died or None, why=why, phase=None, root=None)
+    return replace(diagnosis, died=died, why=why, phase=None, root=None)
 
 
 def _goes_on(life: ServerLife, later: Sequence[ServerLife]) -> bool:

@@ -114,6 +114,13 @@ class _Case:
         return self.stop_asked is not None or self.engine_stop_asked
 
     @property
+    def after_stop(self) -> bool:
+        """Return True if nothing was raised before an ordered shutdown began."""
+        own = self.own_root
+        stopping = self.line(SignKind.STOP_ASKED, SignKind.SHUTDOWN, SignKind.ENGINE_STOP_ASKED)
+        return self.ordered and (own is None or not _before(own.raised.first_line, stopping))
+
+    @property
     def own_root(self) -> Root | None:
         """Return the root, unless it only reports that something else ended."""
         root = self.root
@@ -255,8 +262,7 @@ def _uncaught(case: _Case) -> Diagnosis | None:
     if not life.is_log:
         return None
     own = case.own_root
-    stopping = case.line(SignKind.STOP_ASKED, SignKind.SHUTDOWN, SignKind.ENGINE_STOP_ASKED)
-    if own is not None and case.ordered and not _before(own.raised.first_line, stopping):
+    if own is not None and case.after_stop:
         return None
     if own is not None and _left_the_engine(case):
         if own.of_lost_peer:
@@ -283,7 +289,7 @@ def _is_exit(raised: Raised) -> bool:
 def _pasted(case: _Case) -> Diagnosis | None:
     """Judge a pasted text that is no log."""
     life, root = case.life, case.root
-    if life.is_log:
+    if life.is_log or case.after_stop:
         return None
     if crash := life.first.get(SignKind.NATIVE_CRASH):
         return _died(f"A process crashed below Python: {crash.text}", root)
@@ -362,6 +368,10 @@ def _open_end(case: _Case) -> Diagnosis:
         return _undecided(f"The log ends inside a traceback that {who}: what comes after it decides.")
     if named := life.first.get(SignKind.OOM_NAMED):
         return _undecided(f"The kernel killed a process like vLLM's, perhaps of another server: {named.text}")
+    if life.finder.unread > life.survived_until and (life.ready or life.booted):
+        return _undecided(
+            "A traceback in this log has no frames that can be read: give the log as the server wrote it."
+        )
     if life.ready:
         why = "Nothing here shows that the engine died: alive as far as this log goes."
         return Diagnosis(died=False, why=why, open_end=True)

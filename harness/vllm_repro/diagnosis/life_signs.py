@@ -99,9 +99,7 @@ _ENGINE_GONE = re.compile(r"Engine core proc \S+ died unexpectedly")
 _EXIT_DEAD = re.compile(r"(?:[\w.]+\.)?(?:Async|MQ)?EngineDeadError: (?=Engine|Background loop|Task finished)")
 _ACCESS = re.compile(r'\S+ - "([A-Z]+) (\S+) HTTP/[\d.]+" (\d{3})\b')
 _OOM = re.compile(r"\bout of memory: Killed process (\d{1,10}) \(([^)\n]{1,64})\)", re.IGNORECASE)
-_QUOTABLE = re.compile(
-    r'Traceback \(most recent call last\)|File "[^"\n]+", line \d+|^EngineCore (?:encountered|hit|failed)'
-)
+_FRAME = re.compile(r'File "[^"\n]+", line \d+')
 _BY_SIGNAL = re.compile(
     r"(?:\S+: line \d+: +\d+ )?(?:Killed|Aborted|Bus error|Illegal instruction|Segmentation fault)(?: \(core dumped\)|\b {4,}.*)?"
 )
@@ -135,7 +133,7 @@ class ServerLife:
     quoted: they hold a sentence with which vLLM reports a death.
     booted: the log has a server's first lines. served: the server answered or counted requests, so it had booted.
     usage: argparse's error, if the command line was refused. connector: class of the KV connector.
-    headless: a further node's rank. pids: names of the processes. api_pid: of the boot's first line.
+    of_vllm: a line has vLLM's own prefix. headless: a further node's rank. pids: names of the processes. api_pid: of the boot's first line.
     first_engine_line: line number. engine_error: EngineCore or a worker logged an error.
     busy: by engine, its last count has requests. stalls: its last counts in a row that have requests and no new token.
     waits: a process reports that another one does not answer it, since the last token.
@@ -147,7 +145,7 @@ class ServerLife:
         self.finder = Finder()
         self.boot = BootReader()
         self.first: dict[SignKind, Sign] = {}
-        self.quoted = self.booted = self.served = self.headless = self.engine_error = False
+        self.quoted = self.booted = self.served = self.headless = self.engine_error = self.of_vllm = False
         self.usage: str | None = None
         self.connector: str | None = None
         self.pids: dict[int, str] = {}
@@ -206,7 +204,7 @@ class ServerLife:
 
     def feed(self, line: Line) -> None:
         text = line.text
-        if line.level in ("DEBUG", "INFO") and line.source and _QUOTABLE.search(text):
+        if line.level in ("DEBUG", "INFO") and line.source and _quotes_a_death(text):
             return  # a request log quotes it: vLLM logs tracebacks and deaths as errors
         self.finder.feed(line)
         self.boot.feed(line)  # the environment names the release
@@ -217,6 +215,7 @@ class ServerLife:
         if text.strip():
             self._lines += 1
             self._logged += bool(line.level or line.process)
+        self.of_vllm |= bool(line.source) or line.pid is not None
         if line.pid is not None:
             self.pids[line.pid] = line.process
         if first_words := begins(line):
@@ -252,7 +251,7 @@ class ServerLife:
         self.quoted |= "ngine" in text and _QUOTED.search(text) is not None
 
     def _kind(self, line: Line) -> SignKind | None:
-        text = line.text
+        text = line.text if line.level or line.process else line.text.lstrip()
         first = text[:1]
         if text.startswith(_FATAL) and (line.level or (text.rstrip() in _FATAL and not self.booted)):
             return SignKind.FATAL
@@ -315,6 +314,12 @@ class ServerLife:
             self.waits = 0
         self.busy[engine] = waiting
         self.stalls[engine] = self.stalls.get(engine, 0) + 1 if waiting and still else 0
+
+
+def _quotes_a_death(text: str) -> bool:
+    if "Traceback (most recent call last)" in text or ('File "' in text and _FRAME.search(text)):
+        return True
+    return text.startswith(("EngineCore encountered", "EngineCore hit", "EngineCore failed"))
 
 
 _BEGINNINGS = ("non-default args: ", "vLLM API server version ", "Launching vLLM (")

@@ -14,6 +14,7 @@ import io
 import json
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 
@@ -24,8 +25,8 @@ __all__ = ["ANSI", "MAX_LINE", "Line", "read_lines"]
 MAX_LINE = 1 << 20
 """Longest line kept, in characters: a scheduler dump with long block lists fits."""
 
-_TITLES = 400
-"""Longest line of column titles read, in characters."""
+_SAMPLE = 20
+"""First lines that show whether the text is a table."""
 _AHEAD = 400
 """Lines read before the first is returned, to learn the prefix of an unknown collector."""
 
@@ -34,7 +35,7 @@ _AHEAD = 400
 class Line:
     """One line of a log.
 
-    number: counts from 1; the pieces of a line that held carriage returns share it.
+    number: counts from 1. stream: the container that printed it, in a log of several; "" if not named.
     process: name in vLLM's prefix (`EngineCore`, `EngineCore_DP0`, `Worker_TP1`, `APIServer`); "" without one.
     pid: from that prefix. A worker changes its name while it boots, so group lines by pid.
     level: `INFO`, `ERROR`, …; "" without one, as in a traceback printed at interpreter exit.
@@ -44,6 +45,7 @@ class Line:
     """
 
     number: int
+    stream: str
     process: str
     pid: int | None
     level: str
@@ -75,9 +77,9 @@ _COLLECTORS = (
         r"|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?:: {4}| (?:\d{4}-)?\d\d-\d\d \d\d:))"
     ),
     # kubectl logs --prefix
-    re.compile(r"\[pod/[\w.-]{1,253}/[\w.-]{1,63}\] ?"),
+    re.compile(r"\[(?P<stream>pod/[\w.-]{1,253}/[\w.-]{1,63})\] ?"),
     # compose
-    re.compile(r"[A-Za-z0-9][\w.-]{0,80} +\| ?"),
+    re.compile(r"(?P<stream>[A-Za-z0-9][\w.-]{0,80}) +\| ?"),
     # docker -t, Kubernetes CRI ("… stdout F "), GitHub Actions, Grafana (a tab), journald with its ISO forms ("… host vllm[7]: ")
     re.compile(
         r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?[ \t]?"
@@ -106,29 +108,33 @@ _GLUED = re.compile(
     r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d )"
 )
 
-# Docker, Loki and its CSV, CloudWatch and fluentd, Datadog, journald, structured loggers, Google Cloud
-_RECORD_KEYS = ("log", "line", "Line", "message", "Message", "MESSAGE", "msg", "textPayload")
+_GOOD_ANSWER = re.compile(rb'(\(APIServer pid=\d+\) )?INFO:     \S+ - "(?:GET|POST) \S+ HTTP/1\.\d" 200 OK\r?\n')
+_IN_A_ROW = 3
+
+# Docker, Loki and its CSV, CloudWatch and fluentd, Datadog, journald, structured loggers, Google Cloud, OpenTelemetry
+_RECORD_KEYS = ("log", "line", "Line", "message", "Message", "MESSAGE", "msg", "textPayload", "body", "Body")
+_INNER = ("attributes", "_source", "jsonPayload")
+_FIELD = re.compile(rf'\s*"(?:{"|".join(_RECORD_KEYS)})": ("(?:[^"\\]|\\.)*"),?\s*')
+"""A message in JSON that is printed over several lines."""
+_TOKEN = re.compile(r"[^\s()]*|\d{4}-\d\d-\d\d \S+")
+"""A cell of a table that is no message: a time, a number, a name."""
 
 
 def read_lines(source: str | bytes | Iterable[str | bytes]) -> Iterator[Line]:
     """Yield the lines of a log or of a pasted text.
 
     `source`: the whole text, an open file (text or binary), or an iterable of pieces that each hold whole lines. Bytes are
-    decoded as UTF-8; invalid ones become U+FFFD. Lines without a message are yielded too.
+    decoded as UTF-8 or UTF-16; invalid ones become U+FFFD. Lines without a message are yielded too.
     """
     prefixes = Prefixes()
-    pieces = (
-        (number, at, piece)
-        for number, line in enumerate(_physical_lines(source), start=1)
-        for at, piece in _carriage_pieces(line)
-    )
+    pieces = (piece for line in _physical_lines(source) for piece in _carriage_pieces(line))
     ahead = list(islice(pieces, _AHEAD))
     for _, at, piece in ahead:
         prefixes.learn(piece, at)
-    for count, (number, at, piece) in enumerate(chain(ahead, pieces)):
-        if count >= len(ahead):
+    for number, (stream, at, piece) in enumerate(chain(ahead, pieces), start=1):
+        if number > len(ahead):
             prefixes.learn(piece, at)
-        yield from _unglued(number, piece, prefixes.end(piece, at))
+        yield from _unglued(number, stream, piece, prefixes.end(piece, at))
 
 
 # ── lines of text ─────────────────────────────────────────────────────────────────────────────────────────
@@ -136,22 +142,35 @@ def read_lines(source: str | bytes | Iterable[str | bytes]) -> Iterator[Line]:
 
 def _physical_lines(source: str | bytes | Iterable[str | bytes]) -> Iterator[str]:
     """Yield the lines of `source` without their ends, a line of JSON replaced by the log lines in it."""
-    if isinstance(source, str | bytes):
+    if isinstance(source, bytes):
+        source = source.decode(_encoding(source), "replace")
+    elif isinstance(source, io.BufferedReader) and (encoding := _encoding(source.peek(2))) != "utf-8":
+        source = io.TextIOWrapper(source, encoding, "replace", newline="\n")
+    if isinstance(source, str):
         pieces: Iterable[str | bytes] = (source,)
     else:
         pieces = _bounded(source) if isinstance(source, io.IOBase) else source
     lines = _split(pieces)
-    first = next(lines, "").removeprefix("\ufeff")
-    columns = first[:_TITLES].replace('"', "").rstrip("\r").split(",")
-    of_message = next((at for at, name in enumerate(columns) if name in _RECORD_KEYS), None)
-    if len(columns) > 1 and of_message is not None:
-        yield from _from_csv(lines, of_message)
-        return
-    for line in chain([first], lines):
-        if line.startswith("{") and len(line) > 2:
-            yield from _from_record(line)
-        else:
-            yield line
+    head = list(islice(lines, _SAMPLE))
+    if head:
+        head[0] = head[0].removeprefix("\ufeff")
+    every = chain(head, lines)
+    if table := _table(head):
+        yield from _from_csv(every, *table)
+    elif head and head[0].strip() in ("[", "{") and any(map(_FIELD.fullmatch, head)):
+        yield from (json.loads(found[1]) for line in every if (found := _FIELD.fullmatch(line)))
+    else:
+        for line in every:
+            yield from _from_record(line) if line.startswith(("{", "[{")) and len(line) > 2 else [line]
+
+
+def _encoding(first: bytes) -> str:
+    """Return the encoding that the first bytes show: UTF-16 by its mark or by a zero byte, as PowerShell writes."""
+    if first[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "utf-16"
+    if len(first) > 1 and 0 in first[:2]:
+        return "utf-16-be" if first[0] == 0 else "utf-16-le"
+    return "utf-8"
 
 
 def _split(pieces: Iterable[str | bytes]) -> Iterator[str]:
@@ -166,18 +185,56 @@ def _split(pieces: Iterable[str | bytes]) -> Iterator[str]:
             start = end + 1
 
 
-def _from_csv(lines: Iterator[str], column: int) -> Iterator[str]:
+def _table(head: list[str]) -> tuple[str, int] | None:
+    """Return the delimiter of a table and the column with its messages; None if the text is no table.
+
+    The column has the title of a message, or is the only one whose cells are more than times, numbers and names. One of the others must
+    be a time or a number.
+    """
+    for delimiter in ",;":
+        rows = list(_rows(map(_uncoloured, head), delimiter))
+        if not rows or len(rows[0]) < 2:
+            continue
+        titled = next((at for at, title in enumerate(rows[0]) if title in _RECORD_KEYS), None)
+        if titled is not None:
+            return delimiter, titled
+        whole = rows[:-1] if len(head) == _SAMPLE else rows  # the last may go on behind the sample
+        if len(whole) > 2 and all(len(row) == len(rows[0]) for row in whole):
+            columns = list(zip(*whole, strict=True))
+            messages = [at for at, cells in enumerate(columns) if not all(map(_TOKEN.fullmatch, cells))]
+            counted = any(all(cell[:1].isdigit() for cell in cells) for cells in columns)
+            if len(messages) == 1 and counted:
+                return delimiter, messages[0]
+    return None
+
+
+def _from_csv(lines: Iterable[str], delimiter: str, column: int) -> Iterator[str]:
     """Yield the lines in one column of a table, as Grafana and other collectors export it."""
-    csv.field_size_limit(MAX_LINE)
-    for row in csv.reader(line.replace("\r", "") + "\n" for line in lines):
+    lines = iter(lines)
+    for row in _rows(lines, delimiter):
         yield from row[column].split("\n") if column < len(row) else row
+    yield from lines  # what is behind a quotation mark that nothing closes
+
+
+def _rows(lines: Iterable[str], delimiter: str) -> Iterator[list[str]]:
+    csv.field_size_limit(MAX_LINE)
+    with suppress(csv.Error):
+        yield from csv.reader((line.replace("\r", "") + "\n" for line in lines), delimiter=delimiter)
 
 
 def _bounded(file: io.IOBase) -> Iterator[str | bytes]:
-    """Yield a file in pieces of at most `MAX_LINE`, only the first piece of a longer line."""
-    whole = True
+    """Yield a file in pieces of at most `MAX_LINE`, only the first piece of a longer line.
+
+    Of good answers in a row, the first `_IN_A_ROW` are kept: they say as much as a million, of which a large log consists.
+    """
+    whole, answers, speaker = True, 0, None
     while piece := file.readline(MAX_LINE):
-        if whole:
+        if isinstance(piece, bytes) and (found := _GOOD_ANSWER.match(piece)):
+            answers = answers + 1 if found[1] == speaker else 1
+            speaker = found[1]
+        else:
+            answers = 0
+        if whole and answers <= _IN_A_ROW:
             yield piece
         whole = piece.endswith(b"\n" if isinstance(piece, bytes) else "\n")
 
@@ -188,28 +245,31 @@ def _from_record(line: str) -> list[str]:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return [line]
-    for key in _RECORD_KEYS:
-        text = record.get(key) if isinstance(record, dict) else None
-        # journald writes a message with colours as a list of bytes
-        if isinstance(text, list) and text and all(isinstance(byte, int) and 0 <= byte < 256 for byte in text):
-            text = bytes(text).decode("utf-8", "replace")
-        if isinstance(text, str):
-            return text.rstrip("\r\n").split("\n")
+    if isinstance(record, list):
+        return [text for one in record for text in _from_record(json.dumps(one))]
+    if not isinstance(record, dict):
+        return [line]
+    # Datadog and Elasticsearch put the message one level deeper
+    for place in (record, *(inner for name in _INNER if isinstance(inner := record.get(name), dict))):
+        for key in _RECORD_KEYS:
+            text = place.get(key)
+            # journald writes a message with colours as a list of bytes
+            if isinstance(text, list) and text and all(isinstance(byte, int) and 0 <= byte < 256 for byte in text):
+                text = bytes(text).decode("utf-8", "replace")
+            if isinstance(text, str):
+                return text.rstrip("\r\n").split("\n")
     return [line]
 
 
 # ── the parts of a line ───────────────────────────────────────────────────────────────────────────────────
 
 
-def _carriage_pieces(physical: str) -> Iterator[tuple[int, str]]:
-    """Yield the pieces between carriage returns, each with the end of its known collectors' prefixes."""
+def _carriage_pieces(physical: str) -> Iterator[tuple[str, int, str]]:
+    """Yield the pieces between carriage returns, each behind its container and the end of its known collectors' prefixes."""
     clean = _uncoloured(physical).replace("\xa0", " ").rstrip("\r")
-    if "\r" not in clean:
-        yield _collected(clean), clean
-        return
-    for piece in clean.split("\r"):
-        if piece:
-            yield _collected(piece), piece
+    for piece in clean.split("\r") if "\r" in clean else (clean,):
+        if piece or piece is clean:
+            yield *_collected(piece), piece
 
 
 def _uncoloured(text: str) -> str:
@@ -220,29 +280,27 @@ def _uncoloured(text: str) -> str:
     return _NO_ESC.sub("", text) if "m" in text and "[" in text else text
 
 
-def _collected(piece: str) -> int:
-    at = 0
+def _collected(piece: str) -> tuple[str, int]:
+    stream, at = "", 0
     for collector in _COLLECTORS:
         if found := collector.match(piece, at):
             at = found.end()
-    return at
+            stream = found["stream"] if collector.groups else stream
+    return stream, at
 
 
-def _unglued(number: int, piece: str, at: int) -> Iterator[Line]:
-    line = _parse(number, piece, at)
+def _unglued(number: int, stream: str, piece: str, at: int) -> Iterator[Line]:
+    line = _parse(number, stream, piece, at)
     # Split only a piece without a vLLM prefix of its own: a message that quotes another log line stays whole.
-    if line.level or " pid=" not in piece:
-        yield line
-        return
-    cut = _GLUED.search(piece, at + 1)
+    cut = None if line.level or " pid=" not in piece else _GLUED.search(piece, at + 1)
     if cut is None:
         yield line
         return
-    yield _parse(number, piece[: cut.start()], at)
-    yield _parse(number, piece[cut.start() :], 0)
+    yield _parse(number, stream, piece[: cut.start()], at)
+    yield _parse(number, stream, piece[cut.start() :], 0)
 
 
-def _parse(number: int, raw: str, at: int) -> Line:
+def _parse(number: int, stream: str, raw: str, at: int) -> Line:
     process, pid = "", None
     # Ray puts its own prefix before vLLM's, and a launcher the rank; the innermost names the process.
     while found := _PROCESS.match(raw, at) or _RANK.match(raw, at):
@@ -256,4 +314,15 @@ def _parse(number: int, raw: str, at: int) -> Line:
         level, time, source, at = found[1], found[2] or "", found[3] or found[4], found.end()
     elif found := _UVICORN.match(raw, at):
         level, at = found[1], found.end()
-    return Line(number=number, process=process, pid=pid, level=level, time=time, source=source, text=raw[at:], raw=raw)
+    text = raw[at:]
+    return Line(
+        number=number,
+        stream=stream,
+        process=process,
+        pid=pid,
+        level=level,
+        time=time,
+        source=source,
+        text=text,
+        raw=raw,
+    )

@@ -213,13 +213,14 @@ class _Output:
 
 
 class Finder:
-    """Collector of tracebacks from lines, linear in the log."""
+    """Collector of tracebacks from lines, linear in the log. unread: line of the last one whose frames are not readable."""
 
     def __init__(self) -> None:
         self._outputs: dict[tuple[int | str, str], _Output] = {}
         self._last_output: dict[int | str, tuple[int | str, str]] = {}
         self._found: list[Raised] = []
         self._thrown = ""
+        self.unread = 0
 
     def feed(self, line: Line) -> None:
         if not line.source:
@@ -262,9 +263,13 @@ class Finder:
         return tuple(open_ for output in last if (open_ := output.unfinished) is not None)
 
     def _close(self, output: _Output) -> None:
-        if output.block is not None and (raised := output.block.close()) is not None:
+        block, output.block = output.block, None
+        if block is None:
+            return
+        if block.header_indent is not None and not block.frames:
+            self.unread = max(self.unread, block.line.number)
+        if (raised := block.close()) is not None:
             self._found.append(raised)
-        output.block = None
 
     def _read(self, output: _Output, line: Line, interrupted: bool) -> None:
         text = line.text.rstrip()
