@@ -216,6 +216,16 @@ def test_a_scenario_with_a_typo_is_named_with_its_line(harness: Harness, tmp_pat
     assert harness("check", str(path)).status == 1
 
 
+def test_check_names_flags_that_load_code_without_calling_them_mistakes(harness: Harness, tmp_path: Path) -> None:
+    path = tmp_path / "tq_chunked_prefill.py"
+    text = (ROOT / "scenarios" / path.name).read_text(encoding="utf-8")
+    path.write_text(text.replace("--max-num-seqs 1", "--max-num-seqs 1 --middleware evil.module", 1), encoding="utf-8")
+    done = harness("check", str(path))
+    assert done.status == 0
+    assert "note: vLLM loads code or uses files of this host with --middleware evil.module\n" in done.out
+    assert harness("check", str(ROOT / "scenarios" / path.name)).out == ""
+
+
 def test_list_and_show_print_data(harness: Harness) -> None:
     rows = json.loads(harness("list", "--json").out)
     row = next(row for row in rows if row["scenario"] == "tq-chunked-prefill")

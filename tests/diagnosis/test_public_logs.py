@@ -278,6 +278,12 @@ def test_a_reversed_shutdown_is_no_death() -> None:
     assert diagnose("\n".join(reversed(lines))).died is None
 
 
+def test_the_end_of_a_shutdown_alone_is_no_death() -> None:
+    for lines in (60, 100):
+        tail = recording("v0.20.2-sigint-group").splitlines()[-lines:]
+        assert diagnose("\n".join(tail)).died is None
+
+
 def test_an_unreadable_traceback_is_no_sign_of_life() -> None:
     escaped = html.escape(BOOTED + logged("(EngineCore pid=9) ERROR 08-01 17:50:00 [core.py:39] ", TRACEBACK))
     found = diagnose(escaped)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vllm_repro.errors import InfraError, UsageError
+from vllm_repro.errors import HarnessBug, InfraError, UsageError
 from vllm_repro.journal.journal import Journal, read
 from vllm_repro.trigger.trigger import TriggerResult
 from vllm_repro.verdict.outcome import Outcome
@@ -109,3 +109,12 @@ def test_the_end_of_a_trial_is_on_the_disk_at_once(tmp_path: Path, monkeypatch: 
         assert synced == []
         journal.write("trial-ended", arm="reported", trial=1)
         assert len(synced) == 1
+
+
+def test_a_journal_that_was_removed_is_named_at_the_end_of_a_trial(tmp_path: Path) -> None:
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        journal.write("trial-ended", trial=1)
+        (tmp_path / "journal.jsonl").unlink()
+        journal.write("answer")
+        with pytest.raises(HarnessBug, match=r"journal\.jsonl was removed"):
+            journal.write("run-ended")

@@ -1,4 +1,4 @@
-"""Check of the environment variables in front of a reported command.
+"""Check of what a reported command brings along: environment variables in front of it, and flags that load code or files.
 
 They are set for a server on this host, and the command may come from a stranger. `LD_PRELOAD`, `PYTHONWARNINGS` or `PATH` would run the
 stranger's code, as would a library or a cache at a path of the stranger's choice.
@@ -9,11 +9,37 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from vllm_repro.command.flags import Flag
 from vllm_repro.secret_names import is_secret_name, steers_vllm
 
-__all__ = ["variable_mistakes"]
+__all__ = ["loading_flags", "variable_mistakes"]
 
 _NAMES_A_PATH = re.compile(r"_(?:DIR|DIRECTORY|FILE|HOME|LIB|LIBRARY|PATH|PLUGIN|ROOT)$")
+_CALLS_OUT = re.compile(r"^(?:HF_ENDPOINT|RAY_ADDRESS|RAY_RUNTIME_ENV_HOOK)$")
+"""They send the caller's token, or the engine itself, to a machine of the reporter's choice, or name a function to call."""
+_LOADS = re.compile(
+    r"--(?:chat-template|config|io-processor-plugin|logits-processors|middleware|reasoning-parser-plugin|scheduler-cls|tool-parser-plugin"
+    r"|trust-remote-code|worker-cls|worker-extension-cls)"
+)
+_A_PATH = re.compile(r"_(?:DIR|DIRECTORY|FILE|HOME|LIB|LIBRARY|PATH|PLUGIN|ROOT)$")
+_CALLS_OUT = re.compile(r"^(?:HF_ENDPOINT|RAY_ADDRESS|RAY_RUNTIME_ENV_HOOK)$")
+"""They send the caller's token, or the engine itself, to a machine of the reporter's choice, or name a function to call."""
+_LOADS = frozenset(
+    [
+        "--chat-template",
+        "--config",
+        "--io-processor-plugin",
+        "--logits-processors",
+        "--middleware",
+        "--reasoning-parser-plugin",
+        "--scheduler-cls",
+        "--tool-parser-plugin",
+        "--trust-remote-code",
+        "--worker-cls",
+        "--worker-extension-cls",
+    ]
+)
+_A_PATH = re.compile(r"(?:^|[=\s\"'])(?:~|\.{0,2}/)|\.\./|module_path")
 
 
 def variable_mistakes(variables: Iterable[tuple[str, str]]) -> list[str]:
@@ -27,6 +53,13 @@ def variable_mistakes(variables: Iterable[tuple[str, str]]) -> list[str]:
             continue
         if not steers_vllm(name):
             mistakes.append(f"{name} is not a variable of vLLM or its libraries: remove it")
+        elif _CALLS_OUT.match(name):
+            mistakes.append(f"{name} connects this host to one of the reporter's choice: remove it, or set it yourself")
         elif _NAMES_A_PATH.search(name) or ("/" in value and not value.startswith(("http://", "https://"))):
             mistakes.append(f"{name} names a path on the reporter's machine: remove it")
     return mistakes
+
+
+def loading_flags(flags: Iterable[Flag]) -> list[str]:
+    """Return the flags with which vLLM loads code, or reads or writes files of this host. They are allowed, and a reader must know them."""
+    return [" ".join(flag.words()) for flag in flags if _LOADS.fullmatch(flag.name) or _A_PATH.search(flag.text or "")]

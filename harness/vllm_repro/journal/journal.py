@@ -20,7 +20,7 @@ from typing import Any, Self
 import msgspec
 
 from vllm_repro import __version__
-from vllm_repro.errors import InfraError, UsageError
+from vllm_repro.errors import HarnessBug, InfraError, UsageError
 from vllm_repro.journal.redact import Redactor
 
 __all__ = ["SCHEMA", "Entry", "Journal", "Recording", "being_written", "head_of", "json_of", "legible", "read"]
@@ -105,7 +105,10 @@ class Journal:
         self._torn = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
 
     def write(self, event: str, **fields: Any) -> None:
-        """Append one line. Raises `InfraError` if the disk is full; does nothing after `close`."""
+        """Append one line. Does nothing after `close`.
+
+        Raises `InfraError` if the disk is full, and `HarnessBug` at the end of a trial or run if the file was removed.
+        """
         safe = self._redactor.deep(json_of(fields))
         line = json.dumps({"t": round(time.time(), 6), "event": event, **safe}, ensure_ascii=False)
         data = line.encode("utf-8", "replace") + b"\n"
@@ -118,8 +121,11 @@ class Journal:
                 while data:  # a full disk may accept only a part
                     data = data[os.write(self._file, data) :]
                     self._torn = bool(data)
-                if event == "trial-ended":
+                if event in ("trial-ended", LAST_EVENT):
                     os.fsync(self._file)  # a power cut may not cost a boot that took minutes
+                    if not os.fstat(self._file).st_nlink:
+                        text = f"{self.path.name} was removed while the run wrote it, so nothing can be reported"
+                        raise HarnessBug(text, hint="leave a run's folder alone until it ends, and run it again")
             except OSError as error:
                 raise InfraError(
                     f"cannot write to {self.path.name}: {error.strerror}", hint="free some space, or name another --out"
