@@ -118,3 +118,18 @@ def test_a_journal_that_was_removed_is_named_at_the_end_of_a_trial(tmp_path: Pat
         journal.write("answer")
         with pytest.raises(HarnessBug, match=r"journal\.jsonl was removed"):
             journal.write("run-ended")
+
+
+def test_a_doubled_or_lost_end_of_a_trial_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as journal:
+        for trial in (1, 2):
+            journal.write("trial-started", trial=trial)
+            journal.write("trial-ended", trial=trial)
+        journal.write("run-ended", interrupted=None)
+    lines = path.read_text().splitlines()
+    assert read(path).damaged == 0
+    path.write_text("\n".join(lines[:2] + lines[1:]))
+    assert (read(path).damaged, len(list(read(path).of("trial-ended")))) == (1, 2)
+    path.write_text("\n".join(lines[:1] + lines[2:]))
+    assert read(path).damaged == 1

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from vllm_repro.cli.common import add_common, print_json
 from vllm_repro.command.environment import loading_flags
-from vllm_repro.errors import UsageError
+from vllm_repro.errors import CommandError, ScenarioError, UsageError
 from vllm_repro.report.format import plural
 from vllm_repro.scenario.catalogue import scenario_files, scenario_files_below
-from vllm_repro.scenario.reader import Problem, check_file, load_file
+from vllm_repro.scenario.reader import Problem, check_file, read
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -32,18 +32,22 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         for problem in problems:
             print(problem)
-        wrong = {problem.file for problem in problems}
         for path in files if arguments.paths else ():  # not of the package's own
-            loads = [] if str(path) in wrong else _loads(path)
-            if loads:
+            if loads := _loads(path):
                 print(f"{path}: note: vLLM loads code or uses files of this host with {', '.join(loads)}")
         print(f"{plural(len(files), 'file')}, {plural(len(problems), 'problem')}", file=sys.stderr)
     return 1 if problems else 0
 
 
 def _loads(path: Path) -> list[str]:
-    scenario = load_file(path)
-    return list(dict.fromkeys(flag for arm in scenario.arms for flag in loading_flags(scenario.command_of(arm).flags)))
+    scenario = read(path)[0]
+    if scenario is None:
+        return []
+    try:
+        commands = [scenario.reported(), *map(scenario.command_of, scenario.arms)]
+    except (CommandError, ScenarioError):  # among the problems
+        return []
+    return list(dict.fromkeys(flag for command in commands for flag in loading_flags(command.flags)))
 
 
 def _files(paths: list[Path]) -> list[Path]:

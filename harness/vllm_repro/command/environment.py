@@ -21,24 +21,6 @@ _LOADS = re.compile(
     r"--(?:chat-template|config|io-processor-plugin|logits-processors|middleware|reasoning-parser-plugin|scheduler-cls|tool-parser-plugin"
     r"|trust-remote-code|worker-cls|worker-extension-cls)"
 )
-_A_PATH = re.compile(r"_(?:DIR|DIRECTORY|FILE|HOME|LIB|LIBRARY|PATH|PLUGIN|ROOT)$")
-_CALLS_OUT = re.compile(r"^(?:HF_ENDPOINT|RAY_ADDRESS|RAY_RUNTIME_ENV_HOOK)$")
-"""They send the caller's token, or the engine itself, to a machine of the reporter's choice, or name a function to call."""
-_LOADS = frozenset(
-    [
-        "--chat-template",
-        "--config",
-        "--io-processor-plugin",
-        "--logits-processors",
-        "--middleware",
-        "--reasoning-parser-plugin",
-        "--scheduler-cls",
-        "--tool-parser-plugin",
-        "--trust-remote-code",
-        "--worker-cls",
-        "--worker-extension-cls",
-    ]
-)
 _A_PATH = re.compile(r"(?:^|[=\s\"'])(?:~|\.{0,2}/)|\.\./|module_path")
 
 

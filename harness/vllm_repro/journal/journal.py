@@ -49,7 +49,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Recording:
-    """Content of a journal. cut: the run did not finish. damaged: number of unreadable lines."""
+    """Content of a journal. cut: the run did not finish. damaged: number of unreadable, doubled or lost lines."""
 
     entries: tuple[Entry, ...]
     cut: bool
@@ -160,9 +160,15 @@ def read(path: Path) -> Recording:
     """Return the entries of a journal. Raises `UsageError` if the file cannot be read."""
     entries: list[Entry] = []
     damaged = 0
+    ended: set[bytes] = set()  # a doubled line would count a crash twice
     try:
         with path.open("rb") as file:
             for line in filter(bytes.strip, file):
+                if b'"trial-ended"' in line:
+                    if line in ended:
+                        damaged += 1
+                        continue
+                    ended.add(line)
                 try:
                     fields = json.loads(line.decode("utf-8", "replace"))
                     entries.append(Entry(float(fields.pop("t")), str(fields.pop("event")), fields))
@@ -172,7 +178,11 @@ def read(path: Path) -> Recording:
         raise UsageError(
             f"no journal at {path}: {error.strerror}", hint="name a run's folder, such as reports/<scenario>/latest"
         ) from error
-    return Recording(tuple(entries), cut=not entries or entries[-1].event != LAST_EVENT, damaged=damaged)
+    cut = not entries or entries[-1].event != LAST_EVENT
+    if not cut and not entries[-1].get("interrupted"):
+        events = [entry.event for entry in entries]
+        damaged += max(0, events.count("trial-started") - events.count("trial-ended"))  # lost lines
+    return Recording(tuple(entries), cut=cut, damaged=damaged)
 
 
 def head_of(recording: Recording, folder: Path, *, hint: str) -> Entry:
