@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import io
 import json
 from pathlib import Path
 
@@ -300,12 +299,6 @@ def test_the_servers_release_counts_and_not_the_environments() -> None:
 @pytest.mark.parametrize("line", ["Killed", "!!!!!!! Segfault encountered !!!!!!!"])
 def test_an_indented_block_shows_the_same_death(line: str) -> None:
     assert diagnose(logged("    ", BOOTED + line)).died is True
-
-
-def test_good_answers_in_a_row_are_read_once() -> None:
-    (answer,) = (line for line in BOOTED.splitlines() if "200 OK" in line)
-    text = (BOOTED + (answer + "\n") * 50 + logged(FATAL.format(59), "x")).encode()
-    assert len(list(read_lines(io.BufferedReader(io.BytesIO(text))))) == 6
 
 
 def test_what_a_stopped_server_prints_is_no_death_in_a_pasted_text() -> None:

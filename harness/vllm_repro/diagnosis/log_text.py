@@ -108,9 +108,6 @@ _GLUED = re.compile(
     r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d )"
 )
 
-_GOOD_ANSWER = re.compile(rb'(\(APIServer pid=\d+\) )?INFO:     \S+ - "(?:GET|POST) \S+ HTTP/1\.\d" 200 OK\r?\n')
-_IN_A_ROW = 3
-
 # Docker, Loki and its CSV, CloudWatch and fluentd, Datadog, journald, structured loggers, Google Cloud, OpenTelemetry
 _RECORD_KEYS = ("log", "line", "Line", "message", "Message", "MESSAGE", "msg", "textPayload", "body", "Body")
 _INNER = ("attributes", "_source", "jsonPayload")
@@ -142,10 +139,10 @@ def read_lines(source: str | bytes | Iterable[str | bytes]) -> Iterator[Line]:
 
 def _physical_lines(source: str | bytes | Iterable[str | bytes]) -> Iterator[str]:
     """Yield the lines of `source` without their ends, a line of JSON replaced by the log lines in it."""
+    if isinstance(source, io.BufferedReader) and _encoding(source.peek(2)) != "utf-8":
+        source = source.read()
     if isinstance(source, bytes):
         source = source.decode(_encoding(source), "replace")
-    elif isinstance(source, io.BufferedReader) and (encoding := _encoding(source.peek(2))) != "utf-8":
-        source = io.TextIOWrapper(source, encoding, "replace", newline="\n")
     if isinstance(source, str):
         pieces: Iterable[str | bytes] = (source,)
     else:
@@ -223,18 +220,10 @@ def _rows(lines: Iterable[str], delimiter: str) -> Iterator[list[str]]:
 
 
 def _bounded(file: io.IOBase) -> Iterator[str | bytes]:
-    """Yield a file in pieces of at most `MAX_LINE`, only the first piece of a longer line.
-
-    Of good answers in a row, the first `_IN_A_ROW` are kept: they say as much as a million, of which a large log consists.
-    """
-    whole, answers, speaker = True, 0, None
+    """Yield a file in pieces of at most `MAX_LINE`, only the first piece of a longer line."""
+    whole = True
     while piece := file.readline(MAX_LINE):
-        if isinstance(piece, bytes) and (found := _GOOD_ANSWER.match(piece)):
-            answers = answers + 1 if found[1] == speaker else 1
-            speaker = found[1]
-        else:
-            answers = 0
-        if whole and answers <= _IN_A_ROW:
+        if whole:
             yield piece
         whole = piece.endswith(b"\n" if isinstance(piece, bytes) else "\n")
 
