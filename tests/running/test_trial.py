@@ -104,11 +104,12 @@ def test_a_death_on_a_full_disk_is_trouble_of_the_host(tmp_path: Path, monkeypat
     assert "No space left on device" in conclusion.why
 
 
-def test_a_death_that_the_last_answer_hides_is_seen(tmp_path: Path) -> None:
+@pytest.mark.parametrize("delay", [0.15, 0.6])
+def test_a_death_that_the_last_answer_hides_is_seen(tmp_path: Path, delay: float) -> None:
     def completions(exchange: Exchange) -> None:
         exchange.answer(200, COMPLETION)
         if exchange.body["max_tokens"] == 1:  # the canary
-            threading.Timer(0.15, exchange.fake.write, (FATAL,)).start()
+            threading.Timer(delay, exchange.fake.write, (FATAL,)).start()
 
     conclusion = concluded(tmp_path, {"/v1/completions": completions})
     assert conclusion.outcome is Outcome.OTHER_CRASH

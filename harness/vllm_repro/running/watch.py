@@ -36,7 +36,8 @@ from vllm_repro.servers.kinds import ServerKind
 
 __all__ = ["Watch"]
 
-_LAST_LOOK = 0.25
+_LAST_LOOK, _LAST_LOOK_AT_VLLM = 0.25, 1.0
+"""Seconds to wait after the last answer. A vLLM that died 0.6 s after it was taken for one that lives."""
 _LOOKS_FOR_THE_FIRST = 4
 _SECOND_WITNESS = 2.0
 """Seconds for another channel to confirm a death that the log reports."""
@@ -174,7 +175,7 @@ class Watch:
 
     async def last_look(self) -> None:
         """Wait briefly: the engine may still crash in the step after the last response."""
-        await self._sleep_unless_dead(_LAST_LOOK)
+        await self._sleep_unless_dead(_LAST_LOOK_AT_VLLM if self.kind.facts.runs_vllm else _LAST_LOOK)
 
     def stopping(self) -> None:
         """Ignore every sign from now on: the server is being stopped."""
