@@ -80,19 +80,21 @@ class _Order:
     def __init__(self) -> None:
         self._last: dict[tuple[str, int | str], str] = {}
         self._later = self._earlier = self._headers = self._reversed = 0
-        self._after_frame = False
+        self._after_frame: set[tuple[str, int | str]] = set()
 
     def feed(self, line: Line) -> None:
+        key = (line.stream, line.speaker)
         if line.time:
-            key = (line.stream, line.speaker)
             before = self._last.get(key, line.time)
             self._later += line.time > before
             self._earlier += line.time < before
             self._last[key] = line.time
         if "Traceback (most recent call last)" in line.text:
             self._headers += 1
-            self._reversed += self._after_frame
-        self._after_frame = line.text.lstrip().startswith('File "')
+            self._reversed += key in self._after_frame
+        self._after_frame.discard(key)
+        if line.text.lstrip().startswith('File "'):
+            self._after_frame.add(key)
 
     @property
     def broken(self) -> bool:

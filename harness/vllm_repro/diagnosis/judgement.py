@@ -247,8 +247,10 @@ def _silent_end(case: _Case) -> Diagnosis | None:
     own = case.own_root
     if own is not None and life.survived_until < own.raised.first_line < case.engine_missing:
         return _died(f"The API server reports a dead engine; the exception before that: {_named(own)}.", own)
-    if case.root is not None and case.root.of_termination and not life.booted:
-        return _undecided("Processes report that another one ended; what ended it came before this part of the log.")
+    if case.root is not None and case.root.of_termination and life.first_engine_line and not life.booted:
+        return _undecided(
+            "EngineCore reports that another process ended; what ended it came before this part of the log."
+        )
     if crash := life.first.get(SignKind.NATIVE_CRASH):
         how = f"it crashed below Python ({crash.text})"
     elif _before(life.first_engine_line, case.engine_missing) and not life.engine_error:

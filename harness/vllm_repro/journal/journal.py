@@ -181,7 +181,8 @@ def read(path: Path) -> Recording:
     cut = not entries or entries[-1].event != LAST_EVENT
     if not cut and not entries[-1].get("interrupted"):
         events = [entry.event for entry in entries]
-        damaged += max(0, events.count("trial-started") - events.count("trial-ended"))  # lost lines
+        unended = events.count("trial-started") - events.count("trial-ended")
+        damaged += max(0, unended - events.count("run-resumed"))  # lost lines; a kill leaves one trial without its end
     return Recording(tuple(entries), cut=cut, damaged=damaged)
 
 
