@@ -198,6 +198,6 @@ def test_information_of_a_boot() -> None:
 )
 def test_a_search_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="no search"):
-        Search(**wrong)  # type: ignore[arg-type]
+        Search(**wrong)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ValueError, match="no candidate 5 of 5"):
         Search(size=5).after(5, GOOD)

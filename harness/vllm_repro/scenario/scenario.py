@@ -243,10 +243,7 @@ class Status:
         return not self.good
 
     def standing(self, version: str | None) -> Standing:
-        """Return the declared standing of `version`, as the server reports it. A nightly counts by its number.
-
-        Nothing is declared of a build from a commit or a folder: its number is that of the nearest release.
-        """
+        """Return the declared standing of the version that a server reports: a nightly's by its number, none for a commit."""
         try:
             parsed = Version(version or "")
         except InvalidVersion:
