@@ -78,6 +78,7 @@ def test_a_fixed_release_is_quiet_and_a_crash_was_not_to_be_expected_of_it(harne
     assert harness(*TQ, "--vllm", "0.24.0", "--arm", "reported", "--expect", "crash").status == 1
     assert harness(*TQ, "--vllm", "0.23.0", "--arm", "reported", "--expect", "alive").status == 1
     assert harness(*TQ, "--vllm", "0.23.0", "--arm", "reported", "--bisect-exit").status == 1
+    assert harness(*TQ, "--vllm", "0.23.0", "--arm", "reported", "--bisect-exit", "fix").status == 0
     refused = harness(*TQ, "--vllm", "0.23.0", "--arm", "eager", "--bisect-exit")
     assert (refused.status, "eager lives in every release" in refused.err) == (64, True)
 

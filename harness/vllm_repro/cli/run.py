@@ -60,7 +60,11 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--soak", type=duration, default=0.0, metavar="TIME", help="then keep up a steady load: 90s, 30m, 2h"
     )
     parser.add_argument(
-        "--bisect-exit", action="store_true", help="exit as `git bisect run` expects: 0 good, 1 bad, 125 skip"
+        "--bisect-exit",
+        nargs="?",
+        const="bug",
+        choices=("bug", "fix"),
+        help="exit as `git bisect run` expects: 0 good, 1 bad, 125 skip; with `fix` 0 and 1 change places, to look for the fix",
     )
     parser.add_argument(
         "--resume",
@@ -99,8 +103,11 @@ def run(arguments: argparse.Namespace) -> int:
         if report.interrupted:
             statuses = [INTERRUPTED]
             break
-        bisected = report.verdict.verdict.bisect_status
-        statuses.append(bisected if arguments.bisect_exit else exit_status(report.verdict.expected))
+        if arguments.bisect_exit:
+            bisected = report.verdict.verdict.bisect_status
+            statuses.append({0: 1, 1: 0}.get(bisected, bisected) if arguments.bisect_exit == "fix" else bisected)
+        else:
+            statuses.append(exit_status(report.verdict.expected))
     if arguments.json:
         print_json(report_dict(reports[0]) if len(scenarios) == 1 else [report_dict(report) for report in reports])
     # A surprise outweighs an undecided run, which outweighs an expected one.
