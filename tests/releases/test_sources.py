@@ -136,7 +136,6 @@ def test_a_wheel_file_runs_over_compiled_parts_or_its_own(
     ("text", "message"),
     [
         ("nightly", "is not the number of a vLLM release"),
-        ("0.23.0+g1234567", "a build from source"),
         ("./nowhere", "there is no "),
         (".", "holds no vllm/__init__.py"),
         ("{checkout}@abc123", "no git checkout with a commit abc123"),
@@ -156,6 +155,13 @@ def test_what_is_no_vllm(
     with pytest.raises(UsageError, match=message) as caught:
         named_source(text.format(checkout=checkout, empty=empty))
     assert caught.value.hint
+
+
+def test_a_nightly_build_has_an_image_and_cannot_be_installed(cache: ReleaseCache) -> None:
+    assert named_source("v0.23") == "0.23.0"
+    assert named_source("0.20.1rc1.dev12+g363ffa145") == "0.20.1rc1.dev12+g363ffa145"
+    with pytest.raises(UsageError, match="a build from source"):
+        cache.provision("0.23.0+g1234567", silent)
 
 
 def test_a_build_from_source_is_no_release() -> None:

@@ -87,7 +87,8 @@ def named_source(text: str) -> str:
     Raises `UsageError` if there is no such thing.
     """
     if is_release(text.strip()):
-        return release_version(text)
+        version = Version(text.strip())
+        return str(version) if version.local else release_version(text)  # an image may be of a nightly build
     if not any(mark in text for mark in ("/", "@", ".whl")) and not Path(text).is_dir():
         raise UsageError(f"{text!r} is not the number of a vLLM release", hint=_HINT)
     return source_of(text).name
@@ -95,7 +96,7 @@ def named_source(text: str) -> str:
 
 def version_of(name: str) -> str:
     """Return the version that the server of a SOURCE reports. Raises `UsageError`."""
-    return release_version(name) if is_release(name) else source_of(name).version
+    return name if is_release(name) else source_of(name).version
 
 
 @cache
