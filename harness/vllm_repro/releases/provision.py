@@ -52,7 +52,7 @@ LARGEST_INSTALL = _WHEEL[1] + _CUDA_TORCH[1]
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """An installed release, or a vLLM that is none.
+    """An installed vLLM: a release, or one made from another source.
 
     packages: the folder that holds the package `vllm`, for PYTHONPATH or for reading. size: bytes on disk, including files that it shares
     with other releases. source: the SOURCE that it was made from, empty for a release. compiled: the release of its compiled parts, if
@@ -205,7 +205,7 @@ class ReleaseCache:
         shutil.rmtree(self._uv, ignore_errors=True)  # uv's cache shares files by hard links, so it has the same damage
 
     def _install(self, version: str, folder: Path, progress: Progress) -> None:
-        """Install the CPU build of a release; if there is none, its Python over the compiled parts of the nearest one."""
+        """Install the CPU build of a release. Without one, lay its Python over the compiled parts of the nearest CPU build."""
         try:
             self._install_build(version, f"{DISTRIBUTION}=={version}", folder, progress)
         except InfraError as error:

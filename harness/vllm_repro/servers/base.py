@@ -61,7 +61,7 @@ class Patched:
 
 @dataclass(frozen=True, kw_only=True)
 class RankFacts:
-    """What was run for one node after the first."""
+    """Command and process of one node after the first."""
 
     rank: int
     argv: tuple[str, ...]
@@ -72,7 +72,7 @@ class RankFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerFacts:
-    """What was run, for journal and report. env: only the variables that were set for it.
+    """Command and process of a server, for journal and report. env: only the variables that were set for it.
 
     source: the vLLM as the user named it, if it is no release. compiled: the release of its compiled parts, if they are not its own.
     """

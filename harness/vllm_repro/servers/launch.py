@@ -71,7 +71,7 @@ class ServedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What will run.
+    """Command of a server that is to be started.
 
     differences: from the reported command, as sentences. weights: the served ones, in words; empty if unknown. tiny_model: the one that is
     served, if any. source, compiled: as in `ServerFacts`.
