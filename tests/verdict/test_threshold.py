@@ -1,0 +1,99 @@
+"""Search of the shortest crashing prompt, against made-up engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_repro.verdict.threshold import Answer, Probe, Search, State
+
+
+def settle(search: Search, crashes: Callable[[int], bool], skips: frozenset[int] = frozenset()) -> tuple[Search, int]:
+    """Return the finished search, and its boots."""
+    boots = 0
+    while plan := search.plan():
+        boots += 1
+        assert boots < 200
+        for place, length in enumerate(plan):
+            answer = Answer.SKIP if length in skips else Answer.CRASH if crashes(length) else Answer.QUIET
+            search = search.after(Probe(length, answer, first=place == 0))
+            if answer is not Answer.QUIET:
+                break
+    return search, boots
+
+
+def crashes_of(search: Search) -> int:
+    return sum(probe.answer is Answer.CRASH for probe in search.probes)
+
+
+BOUNDS = st.tuples(st.integers(1, 50), st.integers(2, 4000), st.integers(0, 4000)).map(
+    lambda drawn: Search(low=drawn[0], guess=drawn[0] + drawn[1], high=drawn[0] + drawn[1] + drawn[2])
+)
+
+
+@given(BOUNDS)
+def test_a_right_formula_costs_at_most_four_crashes(search: Search) -> None:
+    found, boots = settle(search, lambda length: length >= search.guess)
+    assert (found.state, found.shortest_crash, found.longest_quiet) == (State.FOUND, search.guess, search.guess - 1)
+    assert boots == crashes_of(found) <= 4
+
+
+@given(BOUNDS, st.data())
+def test_any_threshold_is_found_whatever_the_formula_is(search: Search, data: st.DataObject) -> None:
+    real = data.draw(st.integers(search.low + 1, search.high))
+    found, _ = settle(search, lambda length: length >= real)
+    assert (found.state, found.shortest_crash, found.longest_quiet) == (State.FOUND, real, real - 1)
+
+
+@given(BOUNDS)
+def test_an_engine_without_the_bug_takes_the_fewest_boots(search: Search) -> None:
+    found, boots = settle(search, lambda _: False)
+    assert (found.state, found.longest_quiet, boots) == (State.QUIET, search.high, 1)
+
+
+def test_an_engine_that_always_crashes_is_recognized() -> None:
+    found, _ = settle(Search(low=1, guess=100, high=200), lambda _: True)
+    assert (found.state, found.shortest_crash, found.longest_quiet) == (State.ALL, 1, None)
+
+
+@given(BOUNDS.filter(lambda search: search.high > search.guess + 2))
+def test_a_quiet_prompt_above_the_threshold_is_a_surprise(search: Search) -> None:
+    found, _ = settle(search, lambda length: search.guess <= length < search.high)
+    assert (found.state, found.quiet_above) == (State.SURPRISE, (search.high,))
+
+
+def test_a_crash_that_needs_the_prompts_before_it_is_a_surprise() -> None:
+    search = Search(low=1, guess=100, high=200)
+    found = search.after(*(Probe(one, Answer.QUIET) for one in (1, 50, 99)), Probe(100, Answer.CRASH))
+    assert found.plan() == (100,), "alone on a fresh server"
+    assert found.after(Probe(100, Answer.QUIET, first=True)).state is State.SURPRISE
+
+
+@given(BOUNDS, st.data())
+def test_skips_never_give_a_wrong_threshold(search: Search, data: st.DataObject) -> None:
+    real = data.draw(st.integers(search.low + 1, search.high))
+    skips = frozenset(data.draw(st.sets(st.integers(search.low, search.high), max_size=6)))
+    found, _ = settle(search, lambda length: length >= real, skips)
+    if found.state is State.FOUND:
+        assert (found.shortest_crash, found.longest_quiet) == (real, real - 1)
+    else:
+        assert found.state in (State.STUCK, State.QUIET)
+        assert found.state is not State.QUIET or not found.lengths(Answer.CRASH)
+
+
+def test_a_dear_crash_is_risked_less() -> None:
+    def crashes(cost: float) -> int:
+        search = Search(low=1, guess=5000, high=5000, crash_cost=cost)
+        return crashes_of(settle(search, lambda length: length >= 1234)[0])
+
+    assert crashes(30) < crashes(1)
+
+
+@pytest.mark.parametrize("change", [{"low": 0}, {"guess": 1}, {"high": 99}, {"crash_cost": 0.5}])
+def test_impossible_searches_are_refused(change: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="no search"):
+        replace(Search(low=1, guess=100, high=200), **change)  # type: ignore[arg-type]  # a wrong one each
