@@ -224,11 +224,6 @@ def test_an_issue_with_a_few_log_lines_and_a_bare_traceback_is_a_paste() -> None
 # ── what the caller knows ─────────────────────────────────────────────────────────────────────────────────
 
 
-def test_an_orderly_end_that_the_caller_did_not_ask_for_is_not_called_alive() -> None:
-    assert diagnose(recording("v0.32.0-boot"), we_terminated=True).died is False
-    assert diagnose(recording("v0.32.0-boot"), we_terminated=False).died is None
-
-
 @pytest.mark.parametrize("name", [name for name, (died, *_) in REAL.items() if died])
 def test_a_death_stays_one_whoever_ended_the_rest(name: str) -> None:
     for we_terminated in (True, False):
