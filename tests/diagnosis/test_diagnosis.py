@@ -117,14 +117,6 @@ def test_an_unhealthy_answer_is_taken_back_by_a_later_good_one(well: str) -> Non
     assert seen(diagnose(alive + UNWELL + again + whole[len(alive) :])) == REAL["v0.32.0-boot"]
 
 
-def test_an_unhealthy_answer_alone_is_no_death_and_no_sign_of_life() -> None:
-    alive = until("v0.32.0-boot", STOP)
-    for text in (alive + UNWELL, UNWELL, alive + UNWELL + recording("v0.32.0-boot")[len(alive) :]):
-        diagnosis = diagnose(text)
-        assert diagnosis.died is None
-        assert "503" in diagnosis.why
-
-
 @pytest.mark.parametrize(
     ("name", "first", "last"),
     [

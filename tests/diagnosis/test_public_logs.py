@@ -53,11 +53,6 @@ def test_other_lines_with_such_a_word_are_not(line: str) -> None:
     assert diagnose(BOOTED + line + "\n").died is False
 
 
-@pytest.mark.parametrize(("name", "died"), [("python3", None), ("VLLM::EngineCor", None), ("chrome", False)])
-def test_the_kernel_may_have_killed_this_server(name: str, died: bool | None) -> None:
-    assert diagnose(f"{BOOTED}[ 1234.5] Out of memory: Killed process 4242 ({name}) total-vm:1kB\n").died is died
-
-
 def test_the_fatal_line_of_0_8_and_the_prefix_of_0_9_are_read() -> None:
     old = logged("ERROR 03-07 16:37:49 [core.py:324] ", "EngineCore hit an exception: " + TRACEBACK)
     assert (diagnose(old).died, diagnose(old).exception) == (True, "ZeroDivisionError")
