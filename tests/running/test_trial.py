@@ -77,6 +77,7 @@ def test_a_healthy_server_that_answers_is_clean(tmp_path: Path) -> None:
     assert (conclusion.outcome, conclusion.outlasted) == (Outcome.CLEAN, ())
 
 
+@pytest.mark.usefixtures("short_waits")
 def test_an_engine_that_dies_as_it_becomes_ready_is_no_trouble_of_the_host(tmp_path: Path) -> None:
     gone: list[bool] = []
 
@@ -92,6 +93,7 @@ def test_an_engine_that_dies_as_it_becomes_ready_is_no_trouble_of_the_host(tmp_p
     assert conclusion.death is not None
 
 
+@pytest.mark.usefixtures("short_waits")
 def test_a_death_on_a_full_disk_is_trouble_of_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def completions(exchange: Exchange) -> None:
         exchange.fake.write(FATAL)
@@ -103,6 +105,7 @@ def test_a_death_on_a_full_disk_is_trouble_of_the_host(tmp_path: Path, monkeypat
     assert "No space left on device" in conclusion.why
 
 
+@pytest.mark.usefixtures("short_waits")
 @pytest.mark.parametrize("delay", [0.15, 0.6])
 def test_a_death_that_the_last_answer_hides_is_seen(tmp_path: Path, delay: float) -> None:
     def completions(exchange: Exchange) -> None:
@@ -116,6 +119,7 @@ def test_a_death_that_the_last_answer_hides_is_seen(tmp_path: Path, delay: float
     assert conclusion.death.exception == "ValueError"
 
 
+@pytest.mark.usefixtures("short_waits")
 def test_a_request_without_any_answer_is_not_clean(tmp_path: Path) -> None:
     sent: list[bool] = []
 
@@ -267,6 +271,7 @@ def test_an_interrupt_after_the_last_answer_takes_nothing_with_it(
     assert json.dumps(ended["requests"]) == '{"sent": 2, "ok": 2, "failed": 0}'
 
 
+@pytest.mark.usefixtures("short_waits")
 @pytest.mark.parametrize("given", ["nothing", "a reset"])
 def test_a_request_that_a_death_left_unanswered_had_reached_the_engine(tmp_path: Path, given: str) -> None:
     def completions(exchange: Exchange) -> None:
