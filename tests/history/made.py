@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from datetime import UTC, date, datetime, timedelta
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -39,8 +40,8 @@ def with_speed(of: ArmJson, speed: float, flags: str = "") -> ArmJson:
     """Return the arm with a boot that was measured."""
     none = dict.fromkeys(("req_s", "ttft_s", "tpot_s", "itl_s", "itl_p99_s", "late_s"))
     point = {"prompt": POINT.prompt, "output": POINT.output, "concurrency": POINT.concurrency, "rounds": 10, **none}
-    speeds = {**point, "output_tok_s": speed, "quartiles": {}}
-    measured = TrialThroughputJson(**speeds, points=(PointJson(**speeds),))  # type: ignore[arg-type]  # values of several types
+    speeds: dict[str, Any] = {**point, "output_tok_s": speed, "quartiles": {}}
+    measured = TrialThroughputJson(**speeds, points=(PointJson(**speeds),))
     return replace(of, command=flags, trials=(replace(_TRIAL, death=None, throughput=measured),))
 
 
