@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,7 +18,6 @@ from typing import Any
 
 from vllm_repro import __version__
 from vllm_repro.errors import InfraError, UsageError
-from vllm_repro.history.store import remember
 from vllm_repro.host.host_id import hosted_by
 from vllm_repro.host.machine import Machine, look
 from vllm_repro.journal.journal import SCHEMA, Journal, json_of
@@ -124,8 +122,6 @@ def _run(job: Job, site: Site, progress: Progress, unfinished: UnfinishedRun | N
     except InfraError as error:  # the journal holds everything; do not lose the verdict of hours of boots
         verdict = f"{report.verdict.verdict}{simulated(report.evidence)}"
         raise InfraError(f"the verdict is {verdict}, and {error}", hint=error.hint) from error
-    if lost := remember(report, folder.parent.parent):
-        print(f"vllm-repro: {lost}", file=sys.stderr)
     return report
 
 
