@@ -16,7 +16,8 @@ from vllm_repro.report.model import RunReport
 
 _FOLDER = Path(__file__).parents[1] / "reports" / "examples"
 EXAMPLES = sorted(path.parent for path in _FOLDER.glob("*/journal.jsonl"))
-MAPS = sorted(path.parent for path in _FOLDER.glob("versions/*/versions.json"))
+MAPS = sorted(path.parent for path in _FOLDER.glob("versions/**/versions.json"))
+"""Maps, each with one folder for each release that was added later."""
 REHEARSAL = _FOLDER / "tq-chunked-prefill-rehearsal"
 DIED, LIVED = (_FOLDER / f"tq-chunked-prefill-lab-{version}" for version in ("0.23.0", "0.24.0"))
 WRONG = _FOLDER / "tq-mtp-wrong-tokens-lab-0.24.0"

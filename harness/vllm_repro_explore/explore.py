@@ -8,21 +8,26 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
+from typing import TextIO
 
 from vllm_repro.cli.common import add_common, duration, number, print_json
 from vllm_repro.cli.options import source
 from vllm_repro.errors import INTERRUPTED, UsageError
 from vllm_repro.journal.redact import Redactor
 from vllm_repro.releases.known import NEWEST
-from vllm_repro.releases.provision import provision
+from vllm_repro.releases.overlay import make_overlay
+from vllm_repro.releases.provision import cache_root, provision
 from vllm_repro.report.files import write_file
 from vllm_repro.running.folders import default_out, private_folders, stamped_folder
 from vllm_repro.running.terminal import Progress
 from vllm_repro.scenario.catalogue import find, find_arms
+from vllm_repro.scenario.patch import read_diff
 from vllm_repro_explore.case import Case
+from vllm_repro_explore.compare import Comparison, PatchTally, Play, compare
 from vllm_repro_explore.draft import draft, draft_id, unlike_live
 from vllm_repro_explore.draw import draw
 from vllm_repro_explore.driver import Driver, driver_model
@@ -40,6 +45,7 @@ exit status:
   1  something was found; see which of it is known
   2  undecided: the release cannot be explored, or no case could be played
   64 wrong usage, 70 a fault of the harness itself, 130 interrupted
+With --patch: 0 if one patch fixes every failing case and breaks none, 1 if none does, 2 if no case fails as released.
 
 Neither a server nor a model runs: vLLM's own Scheduler, KV-cache manager and connector take steps, and the outputs of
 workers are made up. Each finding is shrunk and written to OUT/explore/<time>-<id>/findings.jsonl at once, with a
@@ -67,6 +73,13 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=source,
         metavar="SOURCE",
         help=f"the vLLM, as in `run` (default: the scenario's release, or {NEWEST})",
+    )
+    parser.add_argument(
+        "--patch",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help="a unified diff of vLLM; play the cases as released and with it; given again, it compares several",
     )
     parser.add_argument(
         "--seeds", type=_count, metavar="N", help="how many cases (default: 300, or as many as --for allows)"
@@ -142,6 +155,40 @@ class _Exploring:
         write_file(folder / "explore.json", text, hint="free some space, or name another --out")
         return summary, folder
 
+    def compare(self) -> tuple[Comparison, bool, float, Path]:
+        """Play the cases as released and with each patch. Return the counts, whether it was interrupted, seconds, and the folder."""
+        arguments = self.arguments
+        release = provision(self.version, self.progress.line)
+        changed = {
+            str(path): make_overlay(cache_root(), release.packages, read_diff(path), self.progress.line)
+            for path in arguments.patch
+        }
+        folder = stamped_folder(arguments.out or default_out(), Path("explore"))
+        started = time.monotonic()
+        comparison, interrupted = Comparison(patches=[PatchTally(name=name) for name in changed]), False
+        with ExitStack() as drivers:
+
+            def player(packages: Path, log: str) -> Play:
+                one = Driver(replace(release, packages=packages), driver_model(), folder / log, nice=arguments.nice)
+                return drivers.enter_context(one).play
+
+            def progress(now: Comparison) -> None:
+                self.progress.notify(f"{now.trials} cases, {now.failing} fail as released")
+
+            try:
+                compare(
+                    self._cases(),
+                    player(release.packages, "driver.log"),
+                    {name: player(one.folder, f"driver-{n}.log") for n, (name, one) in enumerate(changed.items(), 1)},
+                    go_on=lambda: arguments.most is None or time.monotonic() - started < arguments.most,
+                    progress=progress,
+                    comparison=comparison,
+                )
+            except KeyboardInterrupt:
+                interrupted = True
+        self.progress.close()
+        return comparison, interrupted, time.monotonic() - started, folder
+
     def _cases(self) -> Iterator[tuple[int, Case]]:
         first, many = self.arguments.first, self.arguments.seeds
         if many is None and self.arguments.most is None:
@@ -162,6 +209,8 @@ class _Exploring:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if len(set(arguments.patch or ())) < len(arguments.patch or ()):
+        raise UsageError("the same --patch is given twice", hint="name each file once")
     if (arguments.scenario is None) == (arguments.connector is None):
         raise UsageError(
             "name either a SCENARIO or a --connector to explore",
@@ -169,6 +218,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     exploring = _for_scenario(arguments) if arguments.scenario else _general(arguments)
     stream = sys.stderr if arguments.json else sys.stdout
+    if arguments.patch:
+        return _compared(exploring, stream)
     summary, folder = exploring.run()
     print(("" if arguments.json else "\n") + terminal(summary), file=stream)
     print(f"folder:  {folder}", file=stream)
@@ -179,6 +230,32 @@ def run(arguments: argparse.Namespace) -> int:
     if summary.tally.trials == summary.tally.invalid:
         return 2
     return 1 if summary.tally.found else 0
+
+
+def _compared(exploring: _Exploring, stream: TextIO) -> int:
+    comparison, interrupted, duration_s, folder = exploring.compare()
+    found = {
+        "schema": 1,
+        "vllm_version": exploring.version,
+        "evidence": "scheduler",
+        "connector": exploring.connector or None,
+        "start": exploring.start,
+        **comparison.as_json(),
+        "interrupted": interrupted,
+        "duration_s": round(duration_s, 3),
+        "reproduce": exploring.again,
+    }
+    text = json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+    write_file(folder / "explore.json", text, hint="free some space, or name another --out")
+    start = "" if exploring.start == "general" else f", on the server of {exploring.start}"
+    head = (
+        f"vLLM {exploring.version}'s scheduler alone, {exploring.connector or 'no connector'}{start}: patches compared"
+    )
+    lines = [head, "", *comparison.lines(), "", f"again:   {exploring.again}", f"folder:  {folder}"]
+    print("\n".join(lines), file=stream)
+    if exploring.arguments.json:
+        print_json(found)
+    return INTERRUPTED if interrupted else comparison.exit_status
 
 
 def _general(arguments: argparse.Namespace) -> _Exploring:
@@ -217,5 +294,6 @@ def _again(arguments: argparse.Namespace, version: str, words: list[str]) -> str
     seeds = ["--seeds", f"{arguments.seeds}"] if arguments.seeds else []
     most = ["--for", f"{arguments.most:g}s"] if arguments.most else []
     first = ["--from", f"{arguments.first}"] if arguments.first != 1 else []
-    text = shlex.join(["vllm-repro", "explore", *words, "--vllm", version, *seeds, *first, *most])
+    patches = [word for path in arguments.patch or () for word in ("--patch", str(path))]
+    text = shlex.join(["vllm-repro", "explore", *words, "--vllm", version, *patches, *seeds, *first, *most])
     return Redactor(private_folders()).command(text)

@@ -117,14 +117,6 @@ def test_an_unhealthy_answer_is_taken_back_by_a_later_good_one(well: str) -> Non
     assert seen(diagnose(alive + UNWELL + again + whole[len(alive) :])) == REAL["v0.32.0-boot"]
 
 
-def test_an_unhealthy_answer_alone_is_no_death_and_no_sign_of_life() -> None:
-    alive = until("v0.32.0-boot", STOP)
-    for text in (alive + UNWELL, UNWELL, alive + UNWELL + recording("v0.32.0-boot")[len(alive) :]):
-        diagnosis = diagnose(text)
-        assert diagnosis.died is None
-        assert "503" in diagnosis.why
-
-
 @pytest.mark.parametrize(
     ("name", "first", "last"),
     [
@@ -222,11 +214,6 @@ def test_an_issue_with_a_few_log_lines_and_a_bare_traceback_is_a_paste() -> None
 
 
 # ── what the caller knows ─────────────────────────────────────────────────────────────────────────────────
-
-
-def test_an_orderly_end_that_the_caller_did_not_ask_for_is_not_called_alive() -> None:
-    assert diagnose(recording("v0.32.0-boot"), we_terminated=True).died is False
-    assert diagnose(recording("v0.32.0-boot"), we_terminated=False).died is None
 
 
 @pytest.mark.parametrize("name", [name for name, (died, *_) in REAL.items() if died])

@@ -113,14 +113,6 @@ def test_a_failed_look_up_is_not_the_root(exception: str) -> None:
     assert root.raised is stated
 
 
-def test_a_lost_peer_is_not_the_root_if_the_peer_has_one() -> None:
-    lost = raised("RuntimeError", "Connection closed by peer", "worker_busy_loop", "all_reduce", process="Worker_TP0")
-    own = raised("IndexError", "index 5 is out of bounds", "worker_busy_loop", "apply", process="Worker_TP1", line=9)
-    root = find_root([lost, own])
-    assert root is not None
-    assert root.raised is own
-
-
 def test_exceptions_of_the_api_server_count_in_a_paste_only() -> None:
     api = raised("ValueError", "bad request", "run_server", process="APIServer")
     assert find_root([api]) is None

@@ -68,7 +68,7 @@ def playing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callab
             monkeypatch.setattr(f"{module}.Driver", Fake)
             monkeypatch.setattr(f"{module}.provision", provision)
             monkeypatch.setattr(f"{module}.driver_model", lambda: tmp_path)
-        monkeypatch.setattr("vllm_repro_explore.causes.make_overlay", overlay)
+            monkeypatch.setattr(f"{module}.make_overlay", overlay)
         monkeypatch.setenv("VLLM_REPRO_REPORTS", str(tmp_path / "reports"))
 
     return put
@@ -138,6 +138,87 @@ def test_an_interrupted_search_keeps_and_tells_what_it_has(playing: Any, tmp_pat
 def test_what_cannot_be_searched_is_wrong_usage(words: list[str], message: str, capsys: Any) -> None:
     assert main(words) == 64
     assert message in capsys.readouterr().err
+
+
+# --- patches ---------------------------------------------------------------------------------------------------------------------------
+
+PAIR = [Path(__file__).parents[2] / "fixtures" / "patches" / f"sco-hybrid-{name}.diff" for name in ("fix", "hide")]
+
+
+def compared(
+    player: Callable[[Release], Play], playing: Any, capsys: Any, *more: str
+) -> tuple[int, dict[str, Any], str]:
+    playing(player)
+    words = ["explore", "sco-hybrid", *more, "--seeds", "9", "--json"]
+    status = main([*words, "--patch", str(PAIR[0]), "--patch", str(PAIR[1])])
+    shown = capsys.readouterr()
+    return status, json.loads(shown.out), shown.err
+
+
+def patch_of(release: Release) -> str:
+    if release.packages.name == "packages":
+        return ""
+    return "fix" if "gpu_block_id" in str(release.packages) else "hide"
+
+
+def test_two_patches_are_told_apart_on_the_same_cases(playing: Any, tmp_path: Path, capsys: Any) -> None:
+    seen: dict[str, list[Case]] = {"": [], "fix": [], "hide": []}
+
+    def player(release: Release) -> Play:
+        name = patch_of(release)
+
+        def play(case: Case) -> PlayResult:
+            seen[name].append(case)
+            long = any(ask.prompt > 2000 for ask in case.asks)
+            site = DEATH if name == "" else DEATH | {"function": "append_n"}
+            return result_from({"death": site} if long and name != "fix" else {})
+
+        return play
+
+    status, given, shown = compared(player, playing, capsys)
+    assert status == 0, "one patch fixes every failing case"
+    assert seen[""] == seen["fix"] == seen["hide"]
+    assert (given["trials"], given["seeds"]) == (9, [1, 9])
+    failing = sum(any(ask.prompt > 2000 for ask in case.asks) for case in seen[""])
+    assert 0 < failing < 9
+    assert given["failing"] == failing
+    fix, hide = given["patches"]
+    assert (fix["fixed"], fix["still_failing"], fix["newly_failing"]) == (failing, 0, 0)
+    assert (hide["fixed"], hide["still_failing"], hide["in_another_way"]) == (0, failing, failing)
+    assert given == json.loads((folder_of(tmp_path) / "explore.json").read_text(encoding="utf-8"))
+    assert given["reproduce"].index(PAIR[0].name) < given["reproduce"].index(PAIR[1].name)
+    assert "fixes every failing case and breaks none" in shown
+    assert "fixes no case, and hides some: they fail in another way" in shown
+
+
+def test_a_patch_that_breaks_sound_cases_is_no_fix(playing: Any, capsys: Any) -> None:
+    def player(release: Release) -> Play:
+        if not patch_of(release):
+            return dies_of_long_prompts
+        return lambda case: PlayResult(invalid="refused") if all(a.prompt <= 40 for a in case.asks) else quiet(case)
+
+    playing(player)
+    assert main(["explore", "--connector", "none", "--seeds", "60", "--patch", str(PAIR[0])]) == 1
+    out = capsys.readouterr().out
+    assert "newly fails:" in out
+    assert "refused at start" in out
+    assert "breaks cases" in out
+
+
+def test_cases_that_never_fail_tell_nothing_of_a_patch(playing: Any, capsys: Any) -> None:
+    status, given, shown = compared(lambda _: quiet, playing, capsys)
+    assert (status, given["failing"]) == (2, 0)
+    assert "nothing to tell: no case fails as released" in shown
+
+
+def test_a_run_takes_one_patch_and_names_where_several_are_compared(capsys: Any) -> None:
+    with pytest.raises(SystemExit, match="64"):
+        main(["run", "sco-hybrid", "--patch", str(PAIR[0]), "--patch", str(PAIR[1])])
+    shown = capsys.readouterr().err
+    assert "takes one file here" in shown
+    assert "vllm-repro explore" in shown
+    assert main(["explore", "sco-hybrid", "--patch", str(PAIR[0]), "--patch", str(PAIR[0])]) == 64
+    assert "given twice" in capsys.readouterr().err
 
 
 # --- causes --------------------------------------------------------------------------------------------------------------------------

@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from datetime import UTC, date, datetime, timedelta
+from typing import Any
 
-from vllm_repro.history.rows import ArmRow, Figure, RunRow, build_of
+from msgspec.structs import replace
+
+from tests.report_examples import REHEARSAL, report
+from vllm_repro.history.runs import Run, run_of
+from vllm_repro.host.machine import Gpu
+from vllm_repro.report.json_report import ArmJson, PointJson, TrialThroughputJson
 from vllm_repro.verdict.throughput import Point
 from vllm_repro.verdict.verdict import Expected, Result, Standing, Verdict
 
+_RUN = run_of(report(REHEARSAL))
+_ARM = replace(_RUN.arms[0], command="", trials=())
+_GPU = dataclasses.replace(
+    _RUN.environment, gpus=(Gpu(name="NVIDIA H200", memory_gb=141.0, capability=9.0, driver="580.1"),)
+)
+_TRIAL = _RUN.arms[0].trials[0]
 FIRST = date(2026, 9, 1)
 POINT = Point(128, 512, 4)
 NIGHTLY, RELEASE = "0.24.1rc1.dev{0}+gabc", "0.24.{0}"
 
 
-def arm(crashed: int, boots: int, name: str = "reported", expected: Expected = Expected.DIES) -> ArmRow:
+def arm(crashed: int, boots: int, name: str = "reported", expected: Expected = Expected.DIES) -> ArmJson:
     if not boots:
         result = Result.INCONCLUSIVE
     elif not crashed:
         result = Result.QUIET
     else:
         result = Result.REPRODUCES if crashed == boots else Result.FLAKY
-    return ArmRow(name=name, expected=expected, result=result, crashed=crashed, boots=boots)
+    return replace(_ARM, name=name, expected=expected, result=result, k=crashed, n=boots)
 
 
-def figure(speed: float) -> Figure:
-    return Figure(point=POINT, quantity="output_tok_s", median=speed, low=0.99 * speed, high=1.01 * speed, n=10)
+def with_speed(of: ArmJson, speed: float, flags: str = "") -> ArmJson:
+    """Return the arm with a boot that was measured."""
+    none = dict.fromkeys(("req_s", "ttft_s", "tpot_s", "itl_s", "itl_p99_s", "late_s"))
+    point = {"prompt": POINT.prompt, "output": POINT.output, "concurrency": POINT.concurrency, "rounds": 10, **none}
+    speeds: dict[str, Any] = {**point, "output_tok_s": speed, "quartiles": {}}
+    measured = TrialThroughputJson(**speeds, points=(PointJson(**speeds),))
+    return replace(of, command=flags, trials=(replace(_TRIAL, death=None, throughput=measured),))
 
 
 def row(
@@ -39,30 +56,27 @@ def row(
     scenario: str = "sco-hybrid",
     evidence: str = "gpu",
     hour: int = 2,
-) -> tuple[date, RunRow]:
+) -> tuple[date, Run]:
     """Return a run of a night counted from 0, whose arm died in `crashed` of `boots`. The default version is that night's nightly."""
     version = version or NIGHTLY.format(night)
     started = datetime(FIRST.year, FIRST.month, FIRST.day, hour, tzinfo=UTC) + timedelta(days=night)
     verdict = Verdict.INCONCLUSIVE if not boots else Verdict.REPRODUCES if crashed else Verdict.QUIET
     if crashed and standing is Standing.GOOD:
         verdict = Verdict.REGRESSED
-    made = RunRow(
+    made = replace(
+        _RUN,
         id=f"{scenario}/{started:%Y%m%dT%H%M%SZ}-{host[:6]}",
         scenario=scenario,
         started_at=f"{started:%Y-%m-%dT%H:%M:%SZ}",
         host=host,
-        hardware="1 x NVIDIA H200",
+        environment=_GPU,
         evidence=evidence,
-        server="docker",
-        version=version,
-        build=build_of(version),
+        vllm_version=version,
         standing=standing,
         verdict=verdict,
-        expected=None if not boots else True,
+        undecided=not boots,
+        expected=bool(boots),
         because="because",
-        interrupted=None,
-        cut=False,
-        infra=False,
         arms=(arm(crashed, boots),),
     )
     return FIRST + timedelta(days=night), made
@@ -70,10 +84,8 @@ def row(
 
 def measured(
     night: int, speeds: dict[str, float], *, host: str = "aaaa0001", scenario: str = "sco-hybrid", version: str = ""
-) -> tuple[date, RunRow]:
+) -> tuple[date, Run]:
     """Return a quiet run with these arms measured, in tokens a second."""
     when, made = row(night, 0, host=host, scenario=scenario, version=version or None)
-    arms = tuple(
-        replace(arm(0, 1, name, Expected.LIVES), setup="0", figures=(figure(speed),)) for name, speed in speeds.items()
-    )
+    arms = tuple(with_speed(arm(0, 1, name, Expected.LIVES), speed) for name, speed in speeds.items())
     return when, replace(made, arms=arms)

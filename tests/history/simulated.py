@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from tests.history.made import arm, figure, row
-from vllm_repro.history.rows import RunRow
+from msgspec.structs import replace
+
+from tests.history.made import arm, row, with_speed
+from vllm_repro.history.runs import Run
 from vllm_repro.verdict.verdict import Expected
 
 NOTICE = "REHEARSAL: simulated nights. Every number here is drawn from a seed; none was measured."
@@ -25,7 +27,7 @@ class Weeks:
     loss: int = 45
     fix: int = 50
 
-    def rows(self) -> Iterator[RunRow]:
+    def rows(self) -> Iterator[Run]:
         """Yield the runs in the order of their start."""
         draw = random.Random(self.seed)
         for night in range(self.nights):
@@ -43,7 +45,6 @@ class Weeks:
                         made,
                         id=f"{made.id}{self.seed:02}",
                         arms=tuple(
-                            replace(one, setup=one.name, figures=() if one.crashed else (figure(value),))
-                            for one, value in zip(arms, speeds, strict=True)
+                            one if one.k else with_speed(one, value) for one, value in zip(arms, speeds, strict=True)
                         ),
                     )

@@ -1,21 +1,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import date
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.history.made import RELEASE, arm, row
 from vllm_repro.history.bug_state import ABSENT, SETTLED, BugHistory, BugState, bug_histories
-from vllm_repro.history.rows import RunRow
+from vllm_repro.history.runs import Run
 from vllm_repro.history.text import state_text
 from vllm_repro.verdict.statistics import clean_needed, clean_streak, lower_bound
 from vllm_repro.verdict.verdict import Expected, Standing
 
-Rows = Sequence[tuple[date, RunRow]]
+Rows = Sequence[tuple[date, Run]]
 
 
 def history_of(rows: Rows) -> BugHistory:

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from datetime import UTC
+
+from msgspec.structs import replace
 
 from tests.history.made import row
 from tests.history.simulated import Weeks

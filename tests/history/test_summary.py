@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
-from dataclasses import replace
 from datetime import UTC, date, timedelta, timezone
 
 import pytest
+from msgspec.structs import replace
 
 from tests.golden_files import assert_golden
 from tests.history.made import FIRST, row
@@ -15,7 +16,7 @@ from tests.report_examples import REHEARSAL
 from vllm_repro.history.bug_state import BugState
 from vllm_repro.history.nights import Mark, night_of
 from vllm_repro.history.page import page
-from vllm_repro.history.rows import RunRow, row_of
+from vllm_repro.history.runs import Run, run_of
 from vllm_repro.history.summary import NewsKind, Summary, summarize
 from vllm_repro.history.text import as_csv, as_json, terminal
 from vllm_repro.host.host_id import hardware
@@ -24,7 +25,7 @@ from vllm_repro.report.build import report_of
 from vllm_repro.verdict.verdict import Expected, Standing, Verdict
 
 
-def summary(pairs: list[tuple[date, RunRow]], nights: int = 1) -> Summary:
+def summary(pairs: list[tuple[date, Run]], nights: int = 1) -> Summary:
     return summarize([made for _, made in pairs], UTC, nights=nights)
 
 
@@ -80,7 +81,7 @@ def test_what_did_not_run_is_said() -> None:
 
 
 def test_another_death_is_news_after_nights_without_one() -> None:
-    def changed(night: int) -> tuple[date, RunRow]:
+    def changed(night: int) -> tuple[date, Run]:
         when, made = row(night, 0, 0)
         return when, replace(made, verdict=Verdict.CHANGED, because="hang, and not of this bug")
 
@@ -143,7 +144,7 @@ def test_ten_weeks_as_people_read_them() -> None:
     text = terminal(found)
     assert_golden("history.txt", f"{NOTICE}\n{text}\n")
     data = as_json(found)
-    data["throughput"] = [{**one, "nights": one["nights"][-2:]} for one in data["throughput"][-1:]]
+    data["throughput"] = [{**one, "nights": dict(list(one["nights"].items())[-2:])} for one in data["throughput"][-1:]]
     data["scenarios"] = [{**one, "nights": one["nights"][-2:]} for one in data["scenarios"]]
     data["nights"] = data["nights"][-2:]
     data["simulated"] = NOTICE
@@ -161,9 +162,11 @@ def test_only_the_id_and_hardware_of_a_host_are_kept() -> None:
     """A journal holds the host name and kernel; no row does."""
     first, *others = read(REHEARSAL / "journal.jsonl").entries
     machine = {**first["machine"], "os": "Linux 6.1 of secretbox"}
-    head = replace(first, fields={**first.fields, "hosts": ["secretbox"], "host": "a1b2c3d4", "machine": machine})
-    ended = replace(others[-1], fields={**others[-1].fields, "interrupted": "SIGTERM on secretbox"})
-    row = row_of(report_of(Recording((head, *others[:-1], ended), cut=False), REHEARSAL))
+    head = dataclasses.replace(
+        first, fields={**first.fields, "hosts": ["secretbox"], "host": "a1b2c3d4", "machine": machine}
+    )
+    ended = dataclasses.replace(others[-1], fields={**others[-1].fields, "interrupted": "SIGTERM on secretbox"})
+    row = run_of(report_of(Recording((head, *others[:-1], ended), cut=False), REHEARSAL))
     found = summarize([row], UTC)
     assert found.hosts == {"a1b2c3d4": hardware(machine)}
     for text in (json.dumps(as_json(found)), terminal(found), page(found, "."), repr(row)):

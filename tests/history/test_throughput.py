@@ -1,18 +1,18 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from datetime import date, timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from tests.history.made import FIRST, measured
 from tests.history.simulated import LOSSY, Weeks
 from vllm_repro.history.nights import night_of
-from vllm_repro.history.rows import RunRow
+from vllm_repro.history.runs import Run, setup_of
 from vllm_repro.history.throughput import IN_A_ROW, LEAST_REFERENCE, Change, Direction, newest, throughput
 
-Rows = list[tuple[date, RunRow]]
+Rows = list[tuple[date, Run]]
 
 
 def nights(speeds: list[float], **more: str) -> Rows:
@@ -78,14 +78,15 @@ def test_only_gpu_runs_of_equal_flags_are_compared() -> None:
     edited = [
         (
             night,
-            replace(one, arms=tuple(replace(arm, setup="1") for arm in one.arms))
+            replace(one, arms=tuple(replace(arm, command="vllm serve --other") for arm in one.arms))
             if night > FIRST + timedelta(29)
             else one,
         )
         for night, one in rows
     ]
     assert not changes(edited)
-    assert [one.setup for one in newest(throughput(edited))] == ["1"]
+    (shown,) = newest(throughput(edited))
+    assert shown.setup == setup_of(edited[-1][1].arms[0])
 
 
 def test_simulated_weeks_have_one_loss_and_nothing_else() -> None:

@@ -10,12 +10,12 @@ import pytest
 from vllm_repro.releases.overlay import make_overlay
 from vllm_repro.releases.provision import cache_root, provision
 from vllm_repro.scenario.catalogue import find
-from vllm_repro.scenario.patch import Patch
+from vllm_repro.scenario.patch import Patch, read_diff
 from vllm_repro_explore.cause_rows import case_of, tried
 from vllm_repro_explore.draw import draw
 from vllm_repro_explore.driver import Driver, driver_model
 from vllm_repro_explore.finding import Finding, FindingKind
-from vllm_repro_explore.scenario_setup import setup_from
+from vllm_repro_explore.scenario_setup import draw_for, setup_from
 
 pytestmark = pytest.mark.live
 
@@ -71,3 +71,19 @@ def test_a_planted_fault_that_no_assertion_sees_is_seen_in_what_is_read(tmp_path
         with Driver(release, driver_model(), tmp_path / "driver.log") as driver:
             found.append([finding.site for finding in driver.play(case).findings])
     assert found == [[], ["reads-wrong-content"]]
+
+
+@pytest.mark.parametrize(("name", "function"), [("fix", None), ("hide", "append_n")])
+def test_a_fix_is_told_from_a_patch_that_hides_the_crash(tmp_path: Path, name: str, function: str | None) -> None:
+    """Play seed 31 of the server of sco-hybrid, which dies in popleft_n as released."""
+    scenario = find("sco-hybrid")
+    case = draw_for(setup_from(scenario, scenario.arms[0]), 31)
+    diff = Path(__file__).parents[2] / "fixtures" / "patches" / f"sco-hybrid-{name}.diff"
+    released = provision("0.21.0")
+    patched = replace(released, packages=make_overlay(cache_root(), released.packages, read_diff(diff), print).folder)
+    found = []
+    for release in (released, patched):
+        with Driver(release, driver_model(), tmp_path / "driver.log") as driver:
+            worst = driver.play(case).worst
+            found.append(worst.frames[-1] if worst else None)
+    assert found == ["popleft_n", function]

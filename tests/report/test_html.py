@@ -94,7 +94,7 @@ def test_a_trial_that_a_cut_journal_does_not_end_is_shown() -> None:
     text = text_of(assert_sound(html_page(made)))
     assert "The journal is incomplete" in text
     assert "interrupted" in text
-    assert "no answer on record" in text
+    assert "The journal ends before this trial did." in text
 
 
 def test_of_many_trials_the_first_of_each_outcome_are_shown() -> None:

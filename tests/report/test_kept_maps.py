@@ -19,17 +19,24 @@ def test_there_are_maps() -> None:
     assert MAPS
 
 
-@pytest.fixture(params=MAPS, ids=lambda folder: folder.name)
+@pytest.fixture(params=MAPS, ids=lambda folder: "/".join(folder.parts[-2:]))
 def kept(request: pytest.FixtureRequest) -> tuple[Path, dict[str, Any]]:
     folder: Path = request.param
     return folder, json.loads((folder / "versions.json").read_text(encoding="utf-8"))
 
 
+def scenario_of(folder: Path) -> str:
+    """Return the scenario of a map; one of a release that was added later lies in the folder of the older map."""
+    return folder.name if folder.parent.name == "versions" else folder.parent.name
+
+
 def test_a_kept_map_is_whole_and_of_its_scenario(kept: tuple[Path, dict[str, Any]]) -> None:
     folder, loaded = kept
-    assert (loaded["scenario"], loaded["evidence"], loaded["pending"]) == (folder.name, "lab", [])
+    assert (loaded["scenario"], loaded["evidence"], loaded["pending"]) == (scenario_of(folder), "lab", [])
+    if folder.name != scenario_of(folder):
+        assert loaded["versions"] == [folder.name]
     assert loaded["interrupted"] is None
-    status = find(folder.name).status
+    status = find(scenario_of(folder)).status
     assert loaded["status"] == {"bad": status.bad, "good": status.good}, "the scenario says something else by now"
 
 
@@ -52,6 +59,6 @@ def test_its_markdown_says_the_same(kept: tuple[Path, dict[str, Any]]) -> None:
 
 def test_each_reading_is_explained(kept: tuple[Path, dict[str, Any]]) -> None:
     folder, loaded = kept
-    section = EXPLAINED.partition(f"## `{folder.name}`\n")[2].partition("\n## ")[0]
+    section = EXPLAINED.partition(f"## `{scenario_of(folder)}`\n")[2].partition("\n## ")[0]
     for sentence in loaded["reading"].split(". "):
         assert sentence in " ".join(section.split())

@@ -85,11 +85,20 @@ def test_only_an_operator_that_the_model_calls_makes_a_vllm_unsupported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operator: str, attention: bool, flags: str, unsupported: bool
 ) -> None:
     monkeypatch.setattr(module, "cpu_flags", lambda: frozenset(flags.split()))
-    why = misfit(release(tmp_path, operator), find("min-tokens-stop-ids"), attention=attention)
+    why = misfit(release(tmp_path, operator), find("min-tokens-stop-ids").tiny_model, attention=attention)
     assert bool(why) is unsupported
     if unsupported:
         assert "the compiled parts of 0.32.0 do not fit the Python of 0.33.0" in why
         assert operator in why
+
+
+def test_the_model_that_the_lab_serves_decides_and_not_the_reported_one(tmp_path: Path) -> None:
+    """Report sco-hybrid with a model of experts; its tiny model in the lab has none."""
+    scenario = find("sco-hybrid")
+    assert scenario.lab is not None
+    over = release(tmp_path, "fused_experts_cpu")
+    assert misfit(over, scenario.tiny_model)
+    assert misfit(over, scenario.lab.shape(scenario.model)) == ""
 
 
 def test_a_report_says_over_which_compiled_parts_a_tree_ran(tmp_path: Path) -> None:

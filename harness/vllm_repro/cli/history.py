@@ -9,11 +9,10 @@ from pathlib import Path
 from vllm_repro.cli.common import add_common, number, print_json
 from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.history.page import page
-from vllm_repro.history.store import Refresh, Store
+from vllm_repro.history.runs import read_runs
 from vllm_repro.history.summary import summarize
 from vllm_repro.history.text import as_csv, as_json, terminal
 from vllm_repro.report.files import write_file
-from vllm_repro.report.format import plural
 from vllm_repro.running.folders import default_out, link_to
 
 _EPILOG = """
@@ -39,7 +38,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the nightly page")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write all runs as a table, one line per run and arm")
-    parser.add_argument("--rebuild", action="store_true", help="rebuild the store from the journals")
     parser.add_argument(
         "--out", "--reports", type=Path, metavar="DIR", help="where runs are written, as for run (default: reports)"
     )
@@ -55,10 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(
             f"there is no folder {root}", hint="vllm-repro run SCENARIO makes the first run; or name --out DIR"
         )
-    store = Store(root)
-    caught = store.rebuild() if arguments.rebuild else store.catch_up()
-    _print_changes(caught, rebuilt=arguments.rebuild)
-    rows = store.rows()
+    rows, unreadable = read_runs(root)
+    for name in unreadable:
+        print(f"vllm-repro: skipped, its journal holds no run: {name}", file=sys.stderr)
     named = arguments.scenario or ()
     if unknown := [name for name in named if all(row.scenario != name for row in rows)]:
         known = ", ".join(sorted({row.scenario for row in rows})) or "no run at all"
@@ -77,20 +74,6 @@ def run(arguments: argparse.Namespace) -> int:
         if file:
             print(f"{name}: {file}", file=sys.stderr if arguments.json else sys.stdout)
     return 0
-
-
-def _print_changes(caught: Refresh, *, rebuilt: bool) -> None:
-    lines: list[str] = []
-    runs = plural(caught.added, "run")
-    if rebuilt:
-        lines.append(f"{runs} read from their journals")
-    elif caught.added:
-        lines.append(f"added to the history: {runs}")
-    if rebuilt and caught.gone:
-        lines.append(f"runs whose folders are gone: {caught.gone}; history.sqlite.old still has them")
-    lines += [f"skipped, its journal holds no run: {name}" for name in caught.unreadable]
-    for line in lines:
-        print(f"vllm-repro: {line}", file=sys.stderr)
 
 
 def _write(file: Path, text: str, option: str) -> None:

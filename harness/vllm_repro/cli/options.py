@@ -61,6 +61,7 @@ def add_server_options(parser: argparse.ArgumentParser, which: Sequence[str] = _
         },
         "patch": {
             "type": Path,
+            "action": _Once,
             "metavar": "FILE",
             "help": "a unified diff of vLLM to apply to the image or release: what git diff prints in a checkout of vLLM",
         },
@@ -71,6 +72,17 @@ def add_server_options(parser: argparse.ArgumentParser, which: Sequence[str] = _
     }
     for name in which:
         parser.add_argument(f"--{name}", **options[name])
+
+
+class _Once(argparse.Action):
+    """Option that may be given once: the last of several would silently win."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any) -> None:
+        if getattr(namespace, self.dest) is not None:
+            name = self.option_strings[0]
+            compared = "; vllm-repro explore compares several on vLLM's scheduler" if self.dest == "patch" else ""
+            raise argparse.ArgumentError(self, f"takes one file here: give each {name} a run of its own{compared}")
+        setattr(namespace, self.dest, values)
 
 
 def add_run_options(parser: argparse.ArgumentParser, *, arm: str, auto: bool = False, trials: bool = True) -> None:

@@ -89,14 +89,21 @@ _FATAL = (
     "Engine background task failed",  # this and the next one to 0.10
     "Engine iteration timed out.",
 )
-_FIRST_LETTERS = frozenset(start[0] for start, _ in _STARTS)
-_GONE = re.compile(
-    r"(?:Worker proc \S+|RayWorkerProc rank=\S+) died unexpectedly"
-    r"|Worker \S+ pid \d+ died, exit code: (?!-15\b)"  # to 0.10, which ends the other workers with -15
+_WORDINGS: tuple[tuple[str, SignKind], ...] = (
+    *((re.escape(start), kind) for start, kind in _STARTS),
+    (r"(?:Worker proc \S+|RayWorkerProc rank=\S+) died unexpectedly", SignKind.WORKER_DIED),
+    (
+        r"Worker \S+ pid \d+ died, exit code: (?!-15\b)",
+        SignKind.WORKER_DIED,
+    ),  # to 0.10, which ends the other workers with -15
+    (r"Engine core proc \S+ died unexpectedly", SignKind.ENGINE_GONE),
+    # with its own text; else it is prose
+    (
+        r"(?:[\w.]+\.)?(?:Async|MQ)?EngineDeadError: (?=Engine|Background loop|Task finished)",
+        SignKind.ENGINE_DEAD,
+    ),
 )
-_ENGINE_GONE = re.compile(r"Engine core proc \S+ died unexpectedly")
-# with its own text; else it is prose
-_EXIT_DEAD = re.compile(r"(?:[\w.]+\.)?(?:Async|MQ)?EngineDeadError: (?=Engine|Background loop|Task finished)")
+_SIGN = re.compile("|".join(f"({wording})" for wording, _ in _WORDINGS))
 _ACCESS = re.compile(r'\S+ - "([A-Z]+) (\S+) HTTP/[\d.]+" (\d{3})\b')
 _OOM = re.compile(r"\bout of memory: Killed process (\d{1,10}) \(([^)\n]{1,64})\)", re.IGNORECASE)
 _FRAME = re.compile(r'File "[^"\n]+", line \d+')
@@ -252,17 +259,14 @@ class ServerLife:
 
     def _kind(self, line: Line) -> SignKind | None:
         text = line.text if line.level or line.process else line.text.lstrip()
-        first = text[:1]
         if text.startswith(_FATAL) and (line.level or (text.rstrip() in _FATAL and not self.booted)):
             return SignKind.FATAL
         if not line.level and "watchdog thread terminated with exception: " in text:
             return SignKind.NATIVE_CRASH
         if not line.level and not line.process and _BY_SIGNAL.fullmatch(text.rstrip()):
             return SignKind.BY_SIGNAL
-        if first in _FIRST_LETTERS:
-            for start, kind in _STARTS:
-                if text.startswith(start):
-                    return kind
+        if found := _SIGN.match(text):
+            return _WORDINGS[(found.lastindex or 1) - 1][1]
         if found := _ACCESS.match(text):
             self.served = True
             return self._access(found[1], found[2], found[3], line.number)
@@ -270,12 +274,6 @@ class ServerLife:
             self.waits += 1
         if "Avg prompt throughput: " in text and (found := _STATS.match(text)):
             self._stats(found)
-        if _GONE.match(text):
-            return SignKind.WORKER_DIED
-        if _ENGINE_GONE.match(text):
-            return SignKind.ENGINE_GONE
-        if _EXIT_DEAD.match(text):
-            return SignKind.ENGINE_DEAD
         if "Killed process " in text and not line.level and (found := _OOM.search(text)):
             return self._out_of_memory(int(found[1]), found[2])
         if _REFUSED.match(text):

@@ -113,8 +113,6 @@ _RECORD_KEYS = ("log", "line", "Line", "message", "Message", "MESSAGE", "msg", "
 _INNER = ("attributes", "_source", "jsonPayload")
 _FIELD = re.compile(rf'\s*"(?:{"|".join(_RECORD_KEYS)})": ("(?:[^"\\]|\\.)*"),?\s*')
 """A message in JSON that is printed over several lines."""
-_TOKEN = re.compile(r"[^\s()]*|\d{4}-\d\d-\d\d \S+")
-"""A cell of a table that is no message: a time, a number, a name."""
 
 
 def read_lines(source: str | bytes | Iterable[str | bytes]) -> Iterator[Line]:
@@ -183,25 +181,12 @@ def _split(pieces: Iterable[str | bytes]) -> Iterator[str]:
 
 
 def _table(head: list[str]) -> tuple[str, int] | None:
-    """Return the delimiter of a table and the column with its messages; None if the text is no table.
-
-    The column has the title of a message, or is the only one whose cells are more than times, numbers and names. One of the others must
-    be a time or a number.
-    """
+    """Return the delimiter of a table and the column whose title names a message; None if the text is no table."""
     for delimiter in ",;":
-        rows = list(_rows(map(_uncoloured, head), delimiter))
-        if not rows or len(rows[0]) < 2:
-            continue
-        titled = next((at for at, title in enumerate(rows[0]) if title in _RECORD_KEYS), None)
-        if titled is not None:
-            return delimiter, titled
-        whole = rows[:-1] if len(head) == _SAMPLE else rows  # the last may go on behind the sample
-        if len(whole) > 2 and all(len(row) == len(rows[0]) for row in whole):
-            columns = list(zip(*whole, strict=True))
-            messages = [at for at, cells in enumerate(columns) if not all(map(_TOKEN.fullmatch, cells))]
-            counted = any(all(cell[:1].isdigit() for cell in cells) for cells in columns)
-            if len(messages) == 1 and counted:
-                return delimiter, messages[0]
+        titles = next(_rows(head[:1], delimiter), [])
+        column = next((at for at, title in enumerate(titles) if title in _RECORD_KEYS), None)
+        if column is not None and len(titles) > 1:
+            return delimiter, column
     return None
 
 

@@ -21,7 +21,7 @@ from math import log, log1p
 
 from packaging.version import InvalidVersion, Version
 
-from vllm_repro.history.rows import Build, RunRow
+from vllm_repro.history.runs import Build, Run, build_of
 from vllm_repro.verdict.statistics import ALPHA, clean_streak
 from vllm_repro.verdict.verdict import Standing
 
@@ -111,23 +111,23 @@ class _Track:
     def needed(self) -> int | None:
         return clean_streak(self.crashed, self.boots) if self.crashed else None
 
-    def add(self, row: RunRow, night: date) -> bool:
+    def add(self, row: Run, night: date) -> bool:
         """Update from a run; return False if the run does not count."""
         died, quiet = row.died, row.quiet
-        version = _version(row.version)
+        version = _version(row.vllm_version)
         if (died is None and not quiet) or (self.newest and version and version < self.newest):
             return False
         self.newest = version or self.newest
         self.last = night
         if died is not None:
             self.did = died.expected.did
-            self._add_crashes(died.crashed, died.boots, row)
+            self._add_crashes(died.k, died.n, row)
         else:
             self._add_quiet(quiet, row)
         return True
 
-    def _add_crashes(self, crashed: int, boots: int, row: RunRow) -> None:
-        text = f"{self.did} in {crashed} of {boots} boots with {row.version or 'an unknown release'}"
+    def _add_crashes(self, crashed: int, boots: int, row: Run) -> None:
+        text = f"{self.did} in {crashed} of {boots} boots with {row.vllm_version or 'an unknown release'}"
         if self.state is BugState.GOOD_RELEASE or row.standing is Standing.GOOD:
             self.why = f"{text}, where it {'was good' if self.state is BugState.GOOD_RELEASE else 'is declared good'}"
             if self.state is not BugState.REGRESSED:
@@ -141,13 +141,13 @@ class _Track:
         self.streak = 0
         self.declared = False
 
-    def _add_quiet(self, boots: int, row: RunRow) -> None:
+    def _add_quiet(self, boots: int, row: Run) -> None:
         if self.state is BugState.GOOD_RELEASE:
             return
         if self.state is BugState.OPEN:
             if row.standing is Standing.GOOD:
                 self.state, self.declared = BugState.GOOD_RELEASE, True
-                self.why = f"{row.version} is declared good, and lived"
+                self.why = f"{row.vllm_version} is declared good, and lived"
             return
         self.streak += boots
         always_crashed = self.crashed == self.boots
@@ -159,7 +159,7 @@ class _Track:
         )
         if needed is not None and self.streak >= needed:
             self.state = BugState.GOOD_RELEASE
-            self.why = f"{seen}: {needed} were needed (with {row.version})"
+            self.why = f"{seen}: {needed} were needed (with {row.vllm_version})"
         elif always_crashed:
             self.state = BugState.CANDIDATE
             self.why = f"{seen}: {f'{needed} are needed' if needed else 'no number is enough'} before it is a fix"
@@ -172,22 +172,23 @@ class _Track:
 _ORDER = (BugState.REGRESSED, BugState.REPRODUCES, BugState.CANDIDATE, BugState.GOOD_RELEASE)
 
 
-def bug_histories(rows: Iterable[tuple[date, RunRow]]) -> list[BugHistory]:
+def bug_histories(rows: Iterable[tuple[date, Run]]) -> list[BugHistory]:
     """Return the history of each scenario and evidence, sorted. `rows` come with their nights, in any order."""
-    of: dict[tuple[str, str], list[tuple[date, RunRow]]] = {}
+    of: dict[tuple[str, str], list[tuple[date, Run]]] = {}
     for night, row in sorted(rows, key=lambda pair: (pair[1].started_at, pair[1].id)):
         of.setdefault((row.scenario, row.evidence), []).append((night, row))
     return [_history(*key, those) for key, those in sorted(of.items())]
 
 
-def _history(scenario: str, evidence: str, rows: Sequence[tuple[date, RunRow]]) -> BugHistory:
+def _history(scenario: str, evidence: str, rows: Sequence[tuple[date, Run]]) -> BugHistory:
     tracks: dict[tuple[str, bool], _Track] = {}
     state, steps = BugState.OPEN, list[StateChange]()
     settling: set[date] = set()
     for night, row in rows:
-        if row.build is Build.SOURCE:  # somebody's own tree says nothing about a release
+        build = build_of(row.vllm_version)
+        if build is Build.SOURCE:  # somebody's own tree says nothing about a release
             continue
-        nightly = row.build is Build.NIGHTLY
+        nightly = build is Build.NIGHTLY
         track = tracks.setdefault((row.host, nightly), _Track(nightly=nightly))
         if not track.add(row, night):
             continue

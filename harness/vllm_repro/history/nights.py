@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta, tzinfo
 from enum import StrEnum
 
-from vllm_repro.history.rows import RunRow
+from vllm_repro.history.runs import Run
 from vllm_repro.verdict.outcome import Tone
 from vllm_repro.verdict.verdict import Verdict
 
@@ -81,9 +81,9 @@ class Cell:
     runs: tuple[str, ...] = ()
 
 
-def cells(rows: Sequence[tuple[date, RunRow]], nights: Sequence[date]) -> dict[tuple[str, str], tuple[Cell, ...]]:
+def cells(rows: Sequence[tuple[date, Run]], nights: Sequence[date]) -> dict[tuple[str, str], tuple[Cell, ...]]:
     """Return a cell for each of `nights`, by scenario and evidence. Those without a run are left out."""
-    of: dict[tuple[str, str], dict[date, list[RunRow]]] = {}
+    of: dict[tuple[str, str], dict[date, list[Run]]] = {}
     for night, row in rows:
         of.setdefault((row.scenario, row.evidence), {}).setdefault(night, []).append(row)
     return {
@@ -93,7 +93,7 @@ def cells(rows: Sequence[tuple[date, RunRow]], nights: Sequence[date]) -> dict[t
     }
 
 
-def _cell(night: date, rows: Sequence[RunRow]) -> Cell:
+def _cell(night: date, rows: Sequence[Run]) -> Cell:
     if not rows:
         return Cell(night=night)
     order = list(Mark)
@@ -101,13 +101,13 @@ def _cell(night: date, rows: Sequence[RunRow]) -> Cell:
     return Cell(
         night=night,
         mark=marked[0][0],
-        surprise=any(row.expected is False for row in rows),
+        surprise=any(row.surprise for row in rows),
         mixed=len({mark for mark, _ in marked}) > 1,
         runs=tuple(row.id for _, row in marked),
     )
 
 
-def _mark(row: RunRow) -> Mark:
+def _mark(row: Run) -> Mark:
     """Return the mark of one run. A run of only controls or patched arms does not decide about the bug."""
     mark = _BY_VERDICT[row.verdict]
     decides = {
@@ -118,6 +118,6 @@ def _mark(row: RunRow) -> Mark:
     }
     if decides.get(mark, row.died is not None):
         return mark
-    if row.interrupted or row.cut:
+    if row.interrupted or row.journal_cut:
         return Mark.INTERRUPTED
     return Mark.INFRA if row.infra else Mark.UNDECIDED

@@ -10,7 +10,7 @@ from enum import StrEnum
 from vllm_repro.evidence import Evidence
 from vllm_repro.history.bug_state import BugHistory, BugState, bug_histories
 from vllm_repro.history.nights import Cell, cells, night_of
-from vllm_repro.history.rows import RunRow
+from vllm_repro.history.runs import Run
 from vllm_repro.history.throughput import Change, Direction, Series, newest, throughput
 from vllm_repro.verdict.verdict import Verdict
 
@@ -69,7 +69,7 @@ class Summary:
     throughput: tuple[Series, ...]
     hosts: dict[str, str]
     runs: int
-    tonight: tuple[RunRow, ...]
+    tonight: tuple[Run, ...]
 
     @property
     def simulated(self) -> bool:
@@ -78,7 +78,7 @@ class Summary:
 
 
 def summarize(
-    runs: Sequence[RunRow], zone: tzinfo | None, *, nights: int = 1, shown: int = 14, scenarios: Sequence[str] = ()
+    runs: Sequence[Run], zone: tzinfo | None, *, nights: int = 1, shown: int = 14, scenarios: Sequence[str] = ()
 ) -> Summary:
     """Return the summary of `runs`.
 
@@ -163,13 +163,13 @@ def _change_text(changes: Sequence[tuple[Series, Change]]) -> str:
     series, first = changes[0]
     hosts = sorted({one.host for one, _ in changes})
     return (
-        f"{series.arm}: {abs(first.ratio - 1):.1%} {first.direction} since {first.since:%Y-%m-%d} on host {', '.join(hosts)}; "
+        f"{series.arm}: {first.words} on host {', '.join(hosts)}; "
         f"on {series.host} outside {first.low:,.0f} to {first.high:,.0f} tok/s, the limits from {first.nights} earlier nights "
         f"with median {first.reference:,.0f}"
     )
 
 
-def _other_failures(rows: Sequence[tuple[date, RunRow]], last: Sequence[date], nights: Sequence[date]) -> list[News]:
+def _other_failures(rows: Sequence[tuple[date, Run]], last: Sequence[date], nights: Sequence[date]) -> list[News]:
     """Return failures that are not the bug, on a host that had none in the nights before."""
     failed = {(night, row.scenario, row.evidence, row.host) for night, row in rows if row.verdict is Verdict.CHANGED}
     found: list[News] = []
@@ -183,7 +183,7 @@ def _other_failures(rows: Sequence[tuple[date, RunRow]], last: Sequence[date], n
     return found
 
 
-def _missing(rows: Sequence[tuple[date, RunRow]], since: date, last: Sequence[date]) -> list[News]:
+def _missing(rows: Sequence[tuple[date, Run]], since: date, last: Sequence[date]) -> list[News]:
     """Return what ran in the night `since` and not in the last one."""
     before = {(row.scenario, row.evidence) for night, row in rows if night == since}
     tonight = {(row.scenario, row.evidence) for night, row in rows if night == last[-1]}

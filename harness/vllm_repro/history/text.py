@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import tzinfo
+from datetime import date, tzinfo
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -12,30 +13,19 @@ import msgspec
 from vllm_repro.evidence import facts_of
 from vllm_repro.history.bug_state import BugHistory, BugState
 from vllm_repro.history.nights import night_of
-from vllm_repro.history.rows import QUANTITIES, RunRow
+from vllm_repro.history.runs import Run, setup_of, signature_of
 from vllm_repro.history.summary import News, Summary
-from vllm_repro.history.throughput import QUANTITY, Series
+from vllm_repro.history.throughput import Series
 from vllm_repro.report.format import columns, plural
+from vllm_repro.report.json_report import ArmJson
+from vllm_repro.report.text import Table
 from vllm_repro.verdict.throughput import Point
 
-__all__ = [
-    "SIMULATED",
-    "as_csv",
-    "as_json",
-    "evidence_word",
-    "headline",
-    "speed_cell",
-    "speeds_by_load",
-    "state_text",
-    "terminal",
-]
+__all__ = ["SIMULATED", "as_csv", "as_json", "evidence_word", "headline", "speed_table", "state_text", "terminal"]
 
 SIMULATED = "REHEARSAL: a simulated engine. These runs say nothing about vLLM."
 
-_RUN_COLUMNS = (
-    *("id", "scenario", "started_at", "host", "hardware", "evidence", "server", "version", "verdict", "expected"),
-)
-_ARM_COLUMNS = ("name", "result", "crashed", "boots", "signature", "setup")
+_FIGURES = ("output_tok_s", "tpot_s", "ttft_s")
 
 
 def evidence_word(evidence: str) -> str:
@@ -73,12 +63,8 @@ def terminal(of: Summary) -> str:
         evidence = evidence_word(bug.evidence) or bug.evidence
         rows.append((bug.scenario, evidence, bug.state, f"{bug.since}", letters, state_text(bug)))
     lines += ["", *columns(rows, (32, 9, 17, 10, 60, 80))]
-    if loads := speeds_by_load(of):
-        rows = [("output tok/s, and the range of those nights", "load", *of.hosts)]
-        for (scenario, arm, point), hosts in loads.items():
-            cells = (speed_cell(hosts[host], of) if host in hosts else "-" for host in of.hosts)
-            rows.append((f"{scenario}, {arm}", str(point), *cells))
-        lines += ["", *columns(rows, (48, 36, *[24] * len(of.hosts)))]
+    if speeds := speed_table(of):
+        lines += ["", *columns([speeds.heads, *speeds.rows], (48, 36, *[48] * len(of.hosts)))]
     return "\n".join(lines)
 
 
@@ -86,8 +72,8 @@ def headline(of: Summary) -> str:
     """Return one line: `840 runs, 70 nights …; last night 12 runs: 11 as expected, 0 surprises, 1 undecided`."""
     if not of.nights:
         return "no run is in the history yet"
-    surprises = sum(row.expected is False for row in of.tonight)
-    undecided = sum(row.expected is None for row in of.tonight)
+    surprises = sum(row.surprise for row in of.tonight)
+    undecided = sum(row.undecided for row in of.tonight)
     return (
         f"{plural(of.runs, 'run')}, {plural(len(of.nights), 'night')} from {of.nights[0]} to {of.nights[-1]}, "
         f"{plural(len(of.hosts), 'host')}; last night {plural(len(of.tonight), 'run')}: "
@@ -100,90 +86,79 @@ def _news_line(news: News) -> str:
     return f"{news.kind.upper() if news.kind.call else news.kind}: {news.scenario}{f' ({word})' if word else ''}: {news.text}"
 
 
-def speeds_by_load(of: Summary) -> dict[tuple[str, str, Point], dict[str, Series]]:
-    """Return the series to show, by scenario, arm and load, then by host."""
-    found: dict[tuple[str, str, Point], dict[str, Series]] = {}
+def speed_table(of: Summary) -> Table | None:
+    """Return the newest median, the range and the newest change of the nights shown: a row per arm and load, a column per host."""
+    found: dict[tuple[str, str, Point], dict[str, str]] = {}
     for one in of.throughput:
-        found.setdefault((one.scenario, one.arm, one.point), {})[one.host] = one
-    return found
+        found.setdefault((one.scenario, one.arm, one.point), {})[one.host] = _speed(one, of)
+    rows = [
+        (f"{scenario}, {arm}", str(point), *(cells.get(host, "-") for host in of.hosts))
+        for (scenario, arm, point), cells in found.items()
+    ]
+    return Table(("output tok/s, and the range of those nights", "load", *of.hosts), tuple(rows)) if rows else None
 
 
-def speed_cell(one: Series, of: Summary) -> str:
-    """Return the newest median of the nights shown, and the range of their medians, in tokens a second."""
-    medians = [seen.median for seen in one.nights if seen.night in of.shown]
-    return f"{medians[-1]:,.0f} ({min(medians):,.0f} to {max(medians):,.0f})" if medians else "-"
+def _speed(one: Series, of: Summary) -> str:
+    medians = [speed for night, speed in one.nights.items() if night in of.shown]
+    if not medians:
+        return "-"
+    text = f"{medians[-1]:,.0f} ({min(medians):,.0f} to {max(medians):,.0f})"
+    changes = [change for change in one.changes if change.called in of.shown]
+    return text + (f", {changes[-1].words}" if changes else "")
 
 
 def as_json(of: Summary) -> dict[str, Any]:
     """Return JSON data. Ratios are new over old, speeds are output tokens a second, runs are folders below the reports."""
-    return {
-        "schema": 1,
-        "rehearsal": of.simulated,
-        "nights": list(map(str, of.nights)),
-        "since": of.since and str(of.since),
-        "runs": of.runs,
-        "hosts": of.hosts,
-        "news": [{**msgspec.to_builtins(news), "call": news.kind.call, "run": news.run or None} for news in of.news],
-        "scenarios": [_bug(bug, of) for bug in of.bugs],
-        "throughput": [_series(one) for one in of.throughput],
-    }
-
-
-def _bug(bug: BugHistory, of: Summary) -> dict[str, Any]:
-    return {
-        "scenario": bug.scenario,
-        "evidence": bug.evidence,
-        "life": bug.state.value,
-        "since": str(bug.since),
-        "k": bug.crashed,
-        "n": bug.boots,
-        "quiet": bug.streak,
-        "needed": bug.needed,
-        "flaky": bug.flaky,
-        "steps": [
-            {"night": str(step.night), "was": step.was, "life": step.state, "why": step.why, "run": step.run}
-            for step in bug.steps
-        ],
-        "nights": [
-            {"night": str(cell.night), "mark": cell.mark, "surprise": cell.surprise, "runs": list(cell.runs)}
-            for cell in of.rows.get((bug.scenario, bug.evidence), ())
-        ],
-    }
-
-
-def _series(one: Series) -> dict[str, Any]:
-    named = {"scenario": one.scenario, "arm": one.arm, **asdict(one.point), "host": one.host}
-    changes = [
+    plain: dict[str, Any] = msgspec.to_builtins(
         {
-            **named,
-            "direction": change.direction.value,
-            "since": str(change.since),
-            "ratio": change.ratio,
-            "reference": {
-                "median": change.reference,
-                "low": change.low,
-                "high": change.high,
-                "nights": change.nights,
-            },
-        }
-        for change in one.changes
-    ]
-    return {**named, "quantity": QUANTITY, "nights": msgspec.to_builtins(one.nights), "changes": changes}
+            "schema": 2,
+            "rehearsal": of.simulated,
+            "nights": of.nights,
+            "since": of.since,
+            "runs": of.runs,
+            "hosts": of.hosts,
+            "news": [{**asdict(news), "call": news.kind.call} for news in of.news],
+            "scenarios": [
+                {**asdict(bug), "flaky": bug.flaky, "nights": of.rows.get((bug.scenario, bug.evidence), ())}
+                for bug in of.bugs
+            ],
+            "throughput": of.throughput,
+        },
+        str_keys=True,
+    )
+    return plain
 
 
-def as_csv(rows: Sequence[RunRow], zone: tzinfo | None) -> str:
-    """Return CSV with one line per run and arm. An arm's figures are columns such as `output_tok_s`, for its first load."""
+def as_csv(rows: Sequence[Run], zone: tzinfo | None) -> str:
+    """Return CSV with one line per run and arm. An arm's figures are medians of its boots at its first load."""
     import pandas as pd  # here: importing pandas takes half a second, and most commands do not need it
 
-    lines = [
-        {
-            "night": night_of(row.started_at, zone),
-            **{name: getattr(row, name) for name in _RUN_COLUMNS},
-            **{name: getattr(arm, name) for name in _ARM_COLUMNS},
-            **{one.quantity: one.median for one in reversed(arm.figures)},
-        }
-        for row in rows
-        for arm in row.arms
-    ]
-    measured = [name for name in sorted(QUANTITIES) if any(name in line for line in lines)]
-    return str(pd.DataFrame(lines, columns=["night", *_RUN_COLUMNS, *_ARM_COLUMNS, *measured]).to_csv(index=False))
+    lines = [_line(row, arm, night_of(row.started_at, zone)) for row in rows for arm in row.arms]
+    table = pd.DataFrame(lines, columns=list(_COLUMNS))
+    return str(table.drop(columns=[name for name in _FIGURES if table[name].isna().all()]).to_csv(index=False))
+
+
+_COLUMNS = (
+    *("night", "id", "scenario", "started_at", "host", "hardware", "evidence", "server", "version", "verdict"),
+    *("expected", "name", "result", "crashed", "boots", "signature", "setup", *_FIGURES),
+)
+
+
+def _line(row: Run, arm: ArmJson, night: date) -> dict[str, object]:
+    boots = [trial.throughput for trial in arm.trials if trial.throughput]
+    known = {name: [speed for one in boots if (speed := getattr(one, name)) is not None] for name in _FIGURES}
+    return {
+        **{name: getattr(row, name) for name in ("id", "scenario", "started_at", "host", "hardware", "evidence")},
+        "night": night,
+        "server": next((one.server.kind for one in row.arms if one.server.kind), ""),
+        "version": row.vllm_version,
+        "verdict": row.verdict,
+        "expected": None if row.undecided else row.expected,
+        "name": arm.name,
+        "result": arm.result,
+        "crashed": arm.k,
+        "boots": arm.n,
+        "signature": signature_of(arm),
+        "setup": setup_of(arm),
+        **{name: median(speeds) for name, speeds in known.items() if speeds},
+    }

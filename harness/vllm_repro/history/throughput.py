@@ -6,34 +6,22 @@ the median of the 28 nights before, of which at least 14 must be measured.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
 from enum import StrEnum
 from statistics import median
 
 from vllm_repro.evidence import Evidence
-from vllm_repro.history.rows import Figure, RunRow
+from vllm_repro.history.runs import Run, setup_of
 from vllm_repro.verdict.throughput import Point
 
-__all__ = [
-    "IN_A_ROW",
-    "LEAST_REFERENCE",
-    "QUANTITY",
-    "Change",
-    "Direction",
-    "Measured",
-    "Series",
-    "newest",
-    "throughput",
-]
+__all__ = ["IN_A_ROW", "LEAST_REFERENCE", "Change", "Direction", "Series", "newest", "throughput"]
 
 IN_A_ROW = 3
 LEAST_REFERENCE, MOST_REFERENCE = 14, 28
 _LIMIT, _LEAST_LIMIT = 3 * 1.4826, 0.03
 """Median absolute deviations from the reference; 1.4826 of them are a standard deviation of normal noise. And the least, as a fraction."""
-
-QUANTITY = "output_tok_s"
 
 
 class Direction(StrEnum):
@@ -41,17 +29,6 @@ class Direction(StrEnum):
 
     SLOWER = "slower"
     FASTER = "faster"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """One night of a series in tokens a second: median, quartiles, number of rounds."""
-
-    night: date
-    median: float
-    low: float
-    high: float
-    n: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,32 +48,38 @@ class Change:
     high: float
     nights: int
 
+    @property
+    def words(self) -> str:
+        return f"{abs(self.ratio - 1):.1%} {self.direction} since {self.since:%Y-%m-%d}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """Nights that are compared with each other, oldest first, and the changes of their level. setup: hash of the arm's flags."""
+    """Medians of the nights that are compared with each other, oldest first, and the changes of their level. setup: of the arm, a hash."""
 
     scenario: str
     arm: str
     point: Point
     host: str
     setup: str
-    nights: tuple[Measured, ...]
+    nights: Mapping[date, float]
     changes: tuple[Change, ...]
 
 
-def throughput(rows: Iterable[tuple[date, RunRow]]) -> list[Series]:
-    """Return the series of GPU runs, sorted. `rows` come with their nights."""
-    found: dict[tuple[str, str, Point, str, str], dict[date, list[Figure]]] = {}
+def throughput(rows: Iterable[tuple[date, Run]]) -> list[Series]:
+    """Return the series of GPU runs, sorted. `rows` come with their nights. A boot counts as much as another."""
+    found: dict[tuple[str, str, Point, str, str], dict[date, list[float]]] = {}
     for night, row in rows:
         for arm in row.arms if row.evidence == Evidence.GPU else ():
-            for figure in arm.figures:
-                if figure.quantity == QUANTITY and figure.median > 0:
-                    key = (row.scenario, arm.name, figure.point, row.host, arm.setup)
-                    found.setdefault(key, {}).setdefault(night, []).append(figure)
+            measured = [one for trial in arm.trials if trial.throughput for one in trial.throughput.points]
+            setup = setup_of(arm) if measured else ""
+            for one in measured:
+                if one.output_tok_s:
+                    key = (row.scenario, arm.name, Point(one.prompt, one.output, one.concurrency), row.host, setup)
+                    found.setdefault(key, {}).setdefault(night, []).append(one.output_tok_s)
     series: list[Series] = []
-    for (scenario, name, point, host, setup), figures in sorted(found.items()):
-        nights = tuple(_night(night, own) for night, own in sorted(figures.items()))
+    for (scenario, name, point, host, setup), speeds in sorted(found.items()):
+        nights = {night: median(own) for night, own in sorted(speeds.items())}
         changes = tuple(_changes(nights))
         series.append(
             Series(scenario=scenario, arm=name, point=point, host=host, setup=setup, nights=nights, changes=changes)
@@ -107,27 +90,18 @@ def throughput(rows: Iterable[tuple[date, RunRow]]) -> list[Series]:
 def newest(series: Iterable[Series]) -> list[Series]:
     """Return the series to show: for arms whose flags were edited, only the newest set of flags."""
     latest: dict[tuple[str, str, Point, str], Series] = {}
-    for one in sorted(series, key=lambda one: one.nights[-1].night):
+    for one in sorted(series, key=lambda one: max(one.nights)):
         latest[one.scenario, one.arm, one.point, one.host] = one
     return [one for _, one in sorted(latest.items())]
 
 
-def _night(night: date, figures: Sequence[Figure]) -> Measured:
-    return Measured(
-        night=night,
-        median=median(one.median for one in figures),
-        low=min(one.low for one in figures),
-        high=max(one.high for one in figures),
-        n=sum(one.n for one in figures),
-    )
-
-
-def _changes(nights: Sequence[Measured]) -> Iterator[Change]:
+def _changes(speeds: Mapping[date, float]) -> Iterator[Change]:
+    nights = list(speeds)
     if len(nights) < LEAST_REFERENCE + IN_A_ROW:
         return
     import pandas as pd  # here: importing pandas takes half a second, and most commands do not need it
 
-    values = pd.Series([seen.median for seen in nights])
+    values = pd.Series(list(speeds.values()))
     before = values.shift(IN_A_ROW).rolling(MOST_REFERENCE, min_periods=LEAST_REFERENCE)
     reference = before.median()
     deviation = before.apply(lambda window: median(abs(window - median(window))), raw=True)
@@ -143,8 +117,8 @@ def _changes(nights: Sequence[Measured]) -> Iterator[Change]:
             called = place
             yield Change(
                 direction=direction,
-                since=nights[place - IN_A_ROW + 1].night,
-                called=nights[place].night,
+                since=nights[place - IN_A_ROW + 1],
+                called=nights[place],
                 ratio=float(level[place] / reference[place]),
                 reference=float(reference[place]),
                 low=float(reference[place] - limit[place]),

@@ -9,13 +9,12 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import BinaryIO
 
 from vllm_repro.journal.redact import Redactor
 
-__all__ = ["ALARM", "DRAFT_SIZES", "PAGE_SIZES", "Excerpt", "ExcerptSizes", "KeptEnd", "LogExcerpts", "read_excerpts"]
+__all__ = ["ALARM", "DRAFT_SIZES", "PAGE_SIZES", "Excerpt", "ExcerptSizes", "LogExcerpts", "read_excerpts"]
 
 _CONTEXT = 1_024  # bytes before an error
 _BLOCK, _OVERLAP = 1 << 20, 4_096
@@ -55,25 +54,16 @@ class ExcerptSizes:
     whole: int = 0
 
 
-DRAFT_SIZES = ExcerptSizes(head=8_192, error=32_768, root=24_576, tail=24_576)
+DRAFT_SIZES = ExcerptSizes(head=1_024, error=6_144, root=5_120, tail=4_096, whole=12_288)
 PAGE_SIZES = ExcerptSizes(head=32_768, error=81_920, root=65_536, tail=65_536, whole=262_144)
-
-
-class KeptEnd(Enum):
-    """End of an excerpt that stays if space is short."""
-
-    START = "start"
-    END = "end"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Excerpt:
-    """Part of a log, in whole lines if possible. before: bytes left out before it. share: weight when space is divided."""
+    """Part of a log, in whole lines if possible. before: bytes left out before it."""
 
     text: str
     before: int
-    keep: KeptEnd
-    share: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,39 +90,37 @@ def read_excerpts(
             size = os.fstat(file.fileno()).st_size
             found: list[Excerpt] = []
             at = 0
-            for first, last, keep, share in _ranges(file, size, root, sizes):
+            for first, last in _ranges(file, size, root, sizes):
                 first, last = _lines(file, max(at, first), min(last, size), size)
                 first = max(at, first)
                 if first < last:
                     text = _read(file, first, last, size, redactor)
-                    found.append(Excerpt(text=text, before=first - at, keep=keep, share=share))
+                    found.append(Excerpt(text=text, before=first - at))
                     at = last
     except OSError:
         return None
     return LogExcerpts(name=name, size=size, excerpts=tuple(found))
 
 
-def _ranges(
-    file: BinaryIO, size: int, root: str | None, sizes: ExcerptSizes
-) -> Iterator[tuple[int, int, KeptEnd, int]]:
-    """Yield what to keep, in order: first byte, byte after the last one, `Excerpt.keep` and `Excerpt.share`."""
+def _ranges(file: BinaryIO, size: int, root: str | None, sizes: ExcerptSizes) -> Iterator[tuple[int, int]]:
+    """Yield what to keep, in order: first byte, and byte after the last one."""
     if size <= sizes.whole:
-        yield 0, size, KeptEnd.START, 1
+        yield 0, size
         return
     alarm = _find(file, _ALARM, _ALARM_WORDS, size)
     first_error = size if alarm is None else _lines(file, alarm, size, size)[0]
     context = max(0, first_error - _CONTEXT)
-    yield 0, min(sizes.head, context), KeptEnd.START, 1
+    yield 0, min(sizes.head, context)
     if alarm is not None:
         end = first_error + sizes.error
-        yield context, first_error, KeptEnd.END, 1
-        yield first_error, end, KeptEnd.START, 4
+        yield context, first_error
+        yield first_error, end
         name = (root or "").encode("utf-8", "replace")  # a foreign journal may hold text that cannot be encoded
         raised = _find(file, re.compile(rb"\b" + re.escape(name) + rb"\b(?!')"), (name,), size) if name else None
         if raised is not None:
             begin = _traceback_before(file, raised, sizes.root // 2)
-            yield max(begin, end), max(begin, raised - sizes.root // 2) + sizes.root, KeptEnd.START, 3
-    yield size - sizes.tail, size, KeptEnd.END, 3
+            yield max(begin, end), max(begin, raised - sizes.root // 2) + sizes.root
+    yield size - sizes.tail, size
 
 
 def _find(file: BinaryIO, pattern: re.Pattern[bytes], words: Sequence[bytes], size: int) -> int | None:

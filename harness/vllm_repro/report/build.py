@@ -105,9 +105,7 @@ def report_of(recording: Recording, folder: Path, secrets: Mapping[str, str] | N
         comparisons=_comparisons(arms),
         filed=bool(started.get("filed", True)),
         related=tuple(started.get("related") or ()),
-        timelines=timelines(
-            recording, {(arm.name, trial.number): trial.outcome for arm in arms for trial in arm.trials}
-        ),
+        timelines=timelines(recording),
         redactor=redactor,
     )
 

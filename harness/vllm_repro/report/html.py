@@ -1,4 +1,4 @@
-"""The report of a run as an HTML page in one file: what `report.md` has, and timelines and logs."""
+"""The report of a run as an HTML page in one file: what `report.md` has, and the events of each trial and logs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from operator import itemgetter
 from typing import Any
 
 from vllm_repro.journal.log_excerpts import ALARM, LogExcerpts
-from vllm_repro.report.chart import Chart, timeline_chart
 from vllm_repro.report.document import asset, document, fragment
 from vllm_repro.report.format import seconds
 from vllm_repro.report.markdown import environment_lines, senders
@@ -18,7 +17,7 @@ from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner, i
 from vllm_repro.report.source_changes import diff_of, how_to_apply, untried_note
 from vllm_repro.report.tables import arms_table, soak_lines, throughput_notes, throughput_table
 from vllm_repro.report.text import printable
-from vllm_repro.report.timeline import Timeline
+from vllm_repro.report.timeline import Event
 from vllm_repro.report.wording import (
     boundary,
     context,
@@ -80,6 +79,7 @@ def html_page(report: RunReport, logs: Sequence[LogExcerpts | MissingLog] = ()) 
         senders=[(names, requests[:_MOST_LISTED], len(requests)) for requests, names in senders(report).items()],
         commands=[arm for arm in report.arms if arm.command],
         patches=[(arm, how_to_apply(arm), diff_of(arm)) for arm in report.arms if arm.patches],
+        replaced=[(part.name, part.why, part.effect, part.file, part.sha256) for part in report.replaced],
         untried_note=untried_note,
         environment=environment_lines(report),
         logs=[(log, _marked(log, roots.get(log.name))) for log in logs if isinstance(log, LogExcerpts)],
@@ -106,14 +106,12 @@ def _cause(arm: ArmReport, trial: TrialReport) -> dict[str, Any]:
     }
 
 
-def _trials(report: RunReport) -> Iterator[tuple[str, int, TrialReport | None, Timeline | None, Chart | None]]:
-    """Yield arm, number, report, timeline and chart of the trials to show. Those that an incomplete journal does not end have no report."""
+def _trials(report: RunReport) -> Iterator[tuple[str, int, TrialReport | None, Sequence[Event]]]:
+    """Yield arm, number, report and events of the trials to show. Those that an incomplete journal does not end have no report."""
     ended = {(arm.name, trial.number): trial for arm in report.arms for trial in arm.trials}
     shown = [(arm.name, trial.number) for arm in report.arms for trial in first_of_each(arm.trials)[0]]
-    shown += [trial for trial, timeline in report.timelines.items() if not timeline.ended and trial not in ended]
-    for trial in shown:
-        timeline = report.timelines.get(trial)
-        yield *trial, ended.get(trial), timeline, timeline_chart(timeline) if timeline else None
+    for trial in (*shown, *(trial for trial in report.timelines if trial not in ended)):
+        yield *trial, ended.get(trial), report.timelines.get(trial, ())
 
 
 # ── logs ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────

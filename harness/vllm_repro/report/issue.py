@@ -326,8 +326,8 @@ def _arm(arm: ArmReport, first: ArmReport | None) -> str:
 
 
 def _log(log: LogExcerpts, room: int) -> str:
-    heading = f"{log.name}: {log.size:,} bytes, its start, first error and end"
-    return _folded(heading, lambda most: fence(excerpt(log, most), "text"), room)
+    heading = f"{log.name}, {log.size:,} bytes"
+    return _folded(heading, lambda most: fence(shorten(excerpt(log), most), "text"), room)
 
 
 def _folded(summary: str, make: _Make, room: int) -> str:

@@ -95,7 +95,7 @@ class TrialJson(Struct, frozen=True, kw_only=True):
 
 
 class ArmJson(Struct, frozen=True, kw_only=True):
-    """One arm. k of the n trials that decide showed the bug. bound: the sentence that these numbers support."""
+    """One arm. k of the n trials that decide showed the bug. bound: the sentence that these numbers support. patched: in vLLM's source."""
 
     name: str
     expected: Expected
@@ -107,6 +107,7 @@ class ArmJson(Struct, frozen=True, kw_only=True):
     k: int
     n: int
     bound: str
+    patched: bool
     trials: tuple[TrialJson, ...]
 
 
@@ -136,7 +137,9 @@ class RunJson(Struct, frozen=True, kw_only=True):
     """`report.json`, schema 1.
 
     undecided: with `expected: false`, the run is undecided and no surprise. throughput_withheld: why figures are no claim. interrupted: the
-    signal that ended the run. journal_cut: the journal is not whole. reproduce: the command that repeats the run.
+    signal that ended the run. journal_cut: the journal is not whole. reproduce: the command that repeats the run. vllm_version: as a server
+    reported it, else as asked for. standing: what the scenario declares of it. host: an anonymous id. imitated: False if the rehearsal
+    engine does not have the bug.
     """
 
     schema: Literal[1] = 1
@@ -149,9 +152,13 @@ class RunJson(Struct, frozen=True, kw_only=True):
     undecided: bool
     evidence: str
     rehearsal: bool
+    vllm_version: str | None
+    standing: Standing
+    imitated: bool
     harness_version: str
     started_at: str
     duration_s: float
+    host: str
     environment: Environment
     arms: tuple[ArmJson, ...]
     throughput: ThroughputJson | None
@@ -173,6 +180,7 @@ def report_dict(report: RunReport) -> dict[str, Any]:
             because=report.verdict.because,
             expected=report.verdict.expected is True,
             undecided=report.verdict.expected is None,
+            vllm_version=report.version,
             arms=[_arm(arm, found) for arm in report.arms],
             throughput=_throughput(found),
             throughput_withheld=(found.withheld if found else "") or None,
@@ -195,7 +203,7 @@ def _plain(record: Struct) -> dict[str, Any]:
 
 def _arm(arm: ArmReport, found: MeasureReport | None) -> ArmJson:
     trials = [_trial(trial, arm.name, found) for trial in arm.trials]
-    return _record(ArmJson, arm, **_counts(arm.result), trials=trials)
+    return _record(ArmJson, arm, **_counts(arm.result), patched=bool(arm.patches or arm.server.patched), trials=trials)
 
 
 def _counts(result: ArmResult) -> dict[str, object]:

@@ -13,7 +13,7 @@ from vllm_repro.evidence import Evidence, facts_of
 from vllm_repro.host.machine import Gpu
 from vllm_repro.journal.redact import Redactor
 from vllm_repro.report.measurements import MeasureReport
-from vllm_repro.report.timeline import Timeline
+from vllm_repro.report.timeline import Event
 from vllm_repro.scenario.patch import Patch
 from vllm_repro.trigger.trigger import TriggerResult
 from vllm_repro.verdict.outcome import Death, Outcome, Outlasted
@@ -177,7 +177,7 @@ class RunReport:
 
     interrupted: the signal that ended it. cut: the journal ends early (`killed`) or has unreadable lines. imitated: False if the
     rehearsal engine does not have the bug. comparisons: sentences on arms that lived beside one that died. filed: `issue` is about this
-    bug, else it is the nearest one. fixed_in: releases that are declared good. timelines: also of trials that did not end.
+    bug, else it is the nearest one. fixed_in: releases that are declared good. timelines: events by trial, also of trials that did not end.
     redactor: for files of the run's folder that are added to a rendering.
     """
 
@@ -208,7 +208,7 @@ class RunReport:
     comparisons: tuple[str, ...] = ()
     filed: bool = True
     related: tuple[str, ...] = ()
-    timelines: Mapping[tuple[str, int], Timeline] = field(default_factory=dict)
+    timelines: Mapping[tuple[str, int], Sequence[Event]] = field(default_factory=dict)
     redactor: Redactor = field(default_factory=Redactor)
 
     @property

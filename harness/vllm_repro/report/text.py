@@ -7,12 +7,12 @@ characters; whether that means letters or bytes is not documented everywhere, so
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from html import escape
 from typing import NamedTuple
 
 from vllm_repro.diagnosis.log_text import ANSI
-from vllm_repro.journal.log_excerpts import KeptEnd, LogExcerpts
+from vllm_repro.journal.log_excerpts import LogExcerpts
 
 __all__ = [
     "LIMIT",
@@ -146,7 +146,9 @@ def shorten(text: str, limit: int) -> str:
     room = limit - size(_gap(size(text)))
     if room < _LEAST:
         return ""
-    return f"{_end(text, room // 2, KeptEnd.START)}{_gap(size(text) - room)}{_end(text, room // 2, KeptEnd.END)}"
+    data = text.encode("utf-8", "replace")
+    start, end = data[: room // 2], data[len(data) - room // 2 :]
+    return f"{start.decode('utf-8', 'ignore')}{_gap(size(text) - room)}{end.decode('utf-8', 'ignore')}"
 
 
 def fit(make: Callable[[int], str], limit: int) -> str:
@@ -163,50 +165,14 @@ def fit(make: Callable[[int], str], limit: int) -> str:
     return ""
 
 
-def excerpt(log: LogExcerpts, limit: int) -> str:
-    """Return the log in at most `limit` bytes. Each piece keeps its better end; what is left out is counted."""
-    texts = [printable(piece.text).strip("\n") for piece in log.excerpts]
-    notes = (size(_gap(log.size)) + 2) * (len(texts) + 1)
-    if limit - notes < _LEAST:
-        return ""
-    rooms = _rooms([size(text) for text in texts], [piece.share for piece in log.excerpts], limit - notes)
+def excerpt(log: LogExcerpts) -> str:
+    """Return the pieces of a log, with what is left out between them counted."""
     parts: list[str] = []
-    left_out = 0
-    for piece, text, room in zip(log.excerpts, texts, rooms, strict=True):
-        shown = _end(text, room, piece.keep, whole_lines=True)
-        cut = size(text) - size(shown)
-        left_out += piece.before + (cut if piece.keep is KeptEnd.END else 0)
-        if left_out:
-            parts.append(_gap(left_out).strip())
-        parts.append(shown.strip("\n"))
-        left_out = cut if piece.keep is KeptEnd.START else 0
-    if left_out:
-        parts.append(_gap(left_out).strip())
-    return "\n".join(part for part in parts if part)
+    for piece in log.excerpts:
+        parts += [_gap(piece.before).strip()] if piece.before else []
+        parts.append(printable(piece.text).strip("\n"))
+    return "\n".join(filter(None, parts))
 
 
 def _gap(left_out: int) -> str:
     return f" [… {left_out:,} bytes left out …] "
-
-
-def _rooms(sizes: Sequence[int], shares: Sequence[int], limit: int) -> list[int]:
-    """Return the bytes of each piece: all it needs if its share is enough; what is left goes to the others."""
-    rooms = [0] * len(sizes)
-    total = sum(shares)
-    for at in sorted(range(len(sizes)), key=lambda at: sizes[at] / shares[at]):
-        rooms[at] = min(sizes[at], limit * shares[at] // total)
-        limit -= rooms[at]
-        total -= shares[at]
-    return rooms
-
-
-def _end(text: str, most: int, keep: KeptEnd, *, whole_lines: bool = False) -> str:
-    """Return the first or last `most` bytes. whole_lines: drop the line at the cut, unless it is the only one."""
-    data = text.encode("utf-8", "replace")
-    if len(data) <= most:
-        return text
-    if keep is KeptEnd.START:
-        cut = data[:most].decode("utf-8", "ignore")
-        return cut.rpartition("\n")[0] or cut if whole_lines else cut
-    cut = data[len(data) - most :].decode("utf-8", "ignore")
-    return cut.partition("\n")[2] or cut if whole_lines else cut

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,8 +11,7 @@ from pathlib import Path
 from vllm_repro.errors import InfraError, ReproError, Unsupported
 from vllm_repro.history.nightly import Light, Night, Slot, light_of, markdown, suites
 from vllm_repro.history.page import page
-from vllm_repro.history.rows import row_id
-from vllm_repro.history.store import Store
+from vllm_repro.history.runs import read_runs, run_id
 from vllm_repro.history.summary import summarize
 from vllm_repro.host.machine import gpu_lock, gpus, nvidia_smi
 from vllm_repro.report.files import FORMATS, write_file
@@ -64,7 +62,7 @@ def run_night(
     )
     write_file(folder / "summary.md", markdown(night), hint="free some space")
     write_file(folder / "junit.xml", suites(night), hint="free some space")
-    near = {row_id(report): f"{report.scenario}/report.html" for report in night.reports}
+    near = {run_id(report): f"{report.scenario}/report.html" for report in night.reports}
     _write_page(folder / "nights.html", out, near)
     return night, folder
 
@@ -176,13 +174,7 @@ def _copy_reports(report: RunReport, folder: Path) -> Iterator[str]:
 
 
 def _write_page(file: Path, out: Path, near: Mapping[str, str]) -> None:
-    """Write the page of this night and those before it. near: links to reports beside the page. A failure does not fail the night."""
-    store = Store(out)
-    try:
-        store.catch_up()
-        rows = store.rows()
-    except InfraError as error:
-        print(f"no page: {error.with_hint}", file=sys.stderr)
-        return
+    """Write the page of this night and those before it. near: links to reports beside the page."""
+    rows, _ = read_runs(out)
     if rows:  # none if nothing ever ran
         write_file(file, page(summarize(rows, None), link_to(out, file), near=near), hint="free some space")

@@ -41,13 +41,20 @@ class _Unfinished:
     """Common part of what can be resumed.
 
     words: the command line, from the verb on. head: the first line of the journal, or the JSON file. must_not_change: keys of `head`.
+    depth: folders between the folder of all runs and this one.
     """
 
     what: ClassVar[str]
     must_not_change: ClassVar[Sequence[str]]
+    depth: ClassVar[int] = 2
     folder: Path
     words: tuple[str, ...]
     head: Mapping[str, Any]
+
+    @property
+    def out(self) -> Path:
+        """The folder of all runs."""
+        return self.folder.parents[self.depth]
 
     def refuse_changed(self, now: Mapping[str, Any]) -> None:
         """Raise `UsageError` if one with this `head` would not be the same."""
@@ -64,15 +71,11 @@ class UnfinishedRun(_Unfinished):
     """An interrupted run."""
 
     what = "run"
+    depth = 1
     must_not_change = (
         "scenario", "arms", "trigger", "status", "loads", "output", "evidence", "server", "version", "machine", "docker", "harness_version",
     )  # fmt: skip
     boots: Boots
-
-    @property
-    def out(self) -> Path:
-        """The folder of all runs."""
-        return self.folder.parent.parent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +84,6 @@ class UnfinishedMap(_Unfinished):
 
     what = "map"
     must_not_change = ("status", "harness_version")
-
-    @property
-    def out(self) -> Path:
-        """The folder of all runs."""
-        return self.folder.parents[2]
 
     @property
     def versions(self) -> tuple[str, ...]:
@@ -108,11 +106,6 @@ class UnfinishedBisection(_Unfinished):
 
     what = "bisection"
     must_not_change = ("status", "harness_version", "candidates")
-
-    @property
-    def out(self) -> Path:
-        """The folder of all runs."""
-        return self.folder.parents[2]
 
     def steps(self) -> tuple[Step, ...]:
         """Return the boots to keep: those that the host spoiled are tried again."""

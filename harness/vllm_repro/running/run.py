@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import signal
-import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,7 +18,6 @@ from typing import Any
 
 from vllm_repro import __version__
 from vllm_repro.errors import InfraError, UsageError
-from vllm_repro.history.store import remember
 from vllm_repro.host.host_id import hosted_by
 from vllm_repro.host.machine import Machine, look
 from vllm_repro.journal.journal import SCHEMA, Journal, json_of
@@ -111,8 +110,7 @@ def _run(job: Job, site: Site, progress: Progress, unfinished: UnfinishedRun | N
             unfinished=unfinished,
         )
         try:
-            with _handlers_restored():
-                asyncio.run(trials.run())
+            asyncio.run(trials.run())
         except (KeyboardInterrupt, asyncio.CancelledError):
             trials.interrupted_by = trials.interrupted_by or "SIGINT"
         finally:
@@ -124,8 +122,6 @@ def _run(job: Job, site: Site, progress: Progress, unfinished: UnfinishedRun | N
     except InfraError as error:  # the journal holds everything; do not lose the verdict of hours of boots
         verdict = f"{report.verdict.verdict}{simulated(report.evidence)}"
         raise InfraError(f"the verdict is {verdict}, and {error}", hint=error.hint) from error
-    if lost := remember(report, folder.parent.parent):
-        print(f"vllm-repro: {lost}", file=sys.stderr)
     return report
 
 
@@ -189,27 +185,29 @@ def _arms_in_order(job: Job, site: Site) -> list[Arm]:
 @contextlib.contextmanager
 def signals_later() -> Iterator[None]:
     """Handle a signal after the block, so that a report is written whole."""
-    came: list[int] = []
-    with _handlers_restored():
-        for number in _SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                with contextlib.suppress(ValueError):  # not in the main thread: the caller has the signals
-                    signal.signal(number, lambda number, _: came.append(number))
+    came: list[signal.Signals] = []
+    with _signals_to(came.append):
         yield
     if came:
         signal.raise_signal(came[0])
 
 
 @contextlib.contextmanager
-def _handlers_restored() -> Iterator[None]:
-    """Restore the previous signal handlers: a closing event loop resets them to the default, which ends a process at once."""
+def _signals_to(handle: Callable[[signal.Signals], object]) -> Iterator[None]:
+    """Call `handle` for each signal during the block, if this is the main thread; else the caller has the signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
+        for number, handler in before.items():
+            # nohup ignores the others: the run must outlive its terminal.
+            if handler is not signal.SIG_IGN or number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, lambda number, _: handle(signal.Signals(number)))
         yield
     finally:
         for number, handler in before.items():
-            with contextlib.suppress(ValueError, TypeError):  # not in the main thread, or not set from Python
-                signal.signal(number, handler)
+            signal.signal(number, handler or signal.SIG_DFL)  # None if it was not set from Python
 
 
 @dataclass(kw_only=True)
@@ -232,29 +230,20 @@ class _Trials:
         self._done = self.unfinished.boots if self.unfinished else Boots()
 
     async def run(self) -> None:
-        self._take_signals()
-        for arm in self._done.in_turn(self.arms, self._wanted):
-            self._done.last[arm.name] += 1
-            if await self._boot(arm, self._done.last[arm.name]):
-                break
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        with _signals_to(lambda number: loop.call_soon_threadsafe(self._interrupt, number, task)):
+            for arm in self._done.in_turn(self.arms, self._wanted):
+                self._done.last[arm.name] += 1
+                if await self._boot(arm, self._done.last[arm.name]):
+                    break
 
-    def _take_signals(self) -> None:
-        current = asyncio.current_task()
-        assert current is not None
-        loop = asyncio.get_running_loop()
-
-        def stop(number: signal.Signals) -> None:
-            # Only once: a second Ctrl-C must not interrupt the clean-up, or it would leave a server behind.
-            if self.interrupted_by is None:
-                self.interrupted_by = number.name
-                self.progress.notify(f"{number.name}: ending the server; what was seen so far is kept")
-                current.cancel()
-
-        for number in _SIGNALS:
-            if number in (signal.SIGHUP, signal.SIGQUIT) and signal.getsignal(number) is signal.SIG_IGN:
-                continue  # nohup: the run must outlive its terminal
-            with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread: the caller has the signals
-                loop.add_signal_handler(number, stop, number)
+    def _interrupt(self, number: signal.Signals, task: asyncio.Task[None]) -> None:
+        # Only once: a second Ctrl-C must not interrupt the clean-up, or it would leave a server behind.
+        if self.interrupted_by is None:
+            self.interrupted_by = number.name
+            self.progress.notify(f"{number.name}: ending the server; what was seen so far is kept")
+            task.cancel()
 
     def _wanted(self) -> list[str]:
         """Return the arms that need another boot."""

@@ -50,8 +50,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 class Reading:
     """Problems and line numbers of one file.
 
-    lines: line of each argument of `Scenario(...)`. arm_lines: line of each arm, by `id()`. made_up: missing or wrong arguments that
-    have a placeholder, so that the others can be checked. incomplete: arguments from which a wrong part was dropped.
+    lines: line of each argument of `Scenario(...)`. arm_lines: line of each arm, by `id()`.
     """
 
     file: str
@@ -59,8 +58,6 @@ class Reading:
     lines: dict[str, int] = field(default_factory=dict)
     scenario_line: int = 1
     arm_lines: dict[int, int] = field(default_factory=dict)
-    made_up: set[str] = field(default_factory=set)
-    incomplete: set[str] = field(default_factory=set)
 
     def problem(self, line: int, text: str) -> None:
         self.problems.append(Problem(self.file, line, text))
@@ -68,22 +65,15 @@ class Reading:
     def at(self, key: str) -> int:
         return self.lines.get(key, self.scenario_line)
 
-    def wrong(self, key: str, text: str, *with_keys: str) -> None:
-        """Report a problem of an argument, unless it or an argument compared with it has a placeholder."""
-        if not self.made_up & {key, *with_keys}:
-            self.problem(self.at(key), text)
-
-    def missing(self, key: str, text: str) -> None:
-        """Report that something is not in an argument, unless part of the argument was dropped."""
-        if key not in self.incomplete:
-            self.wrong(key, text)
+    def wrong(self, key: str, text: str) -> None:
+        self.problem(self.at(key), text)
 
     def at_arm(self, arm: Arm) -> int:
         return self.arm_lines.get(id(arm), self.at("arms"))
 
 
 def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
-    """Check that the parts of a scenario fit together, except for placeholders."""
+    """Check that the parts of a scenario fit together."""
     wrong = reading.wrong
     if scenario.id != path.stem.replace("_", "-"):
         wrong("id", f"id {scenario.id!r} does not match the file's name {path.name!r}: rename one of them")
@@ -97,32 +87,27 @@ def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
     if scenario.signature is None and any(arm.expected is Expected.DIES for arm in scenario.arms):
         wrong("arms", "an arm `dies`, but signature= is missing: add the exception, message, frames and phase")
     if scenario.signature is not None and not scenario.signature.frames:
-        text = "a signature without frames matches too much: add the functions of the traceback, in order"
-        reading.missing("signature", text)
+        wrong("signature", "a signature without frames matches too much: add the functions of the traceback, in order")
     if not list(requests_of(tuple(scenario.workload))):
-        reading.missing("workload", "the workload has no request: add a chat(…) or completion(…)")
+        wrong("workload", "the workload has no request: add a chat(…) or completion(…)")
     _check_triggers(scenario, reading)
     try:
         command = scenario.reported()
     except CommandError as error:
-        if "command" not in reading.made_up:
-            reading.problem(reading.at("command") + error.line - 1, f"command: {error}")
+        reading.problem(reading.at("command") + error.line - 1, f"command: {error}")
         return
     mistakes = flag_mistakes(command.flags)
     for mistake in (*variable_mistakes(command.env), *mistakes):
         reading.problem(reading.at("command"), f"command: {mistake}")
     if not scenario.arms:
-        reading.missing("arms", "there are no arms: add at least `arm('reported', dies)`")
+        wrong("arms", "there are no arms: add at least `arm('reported', dies)`")
         return
     first, line = scenario.arms[0], reading.at_arm(scenario.arms[0])
-    if "arms" not in reading.made_up | reading.incomplete:
-        if first.edits or not first.expected.has_bug:
-            text = "without edits, and with `dies`, `errs`, `hangs` or `spins`"
-            reading.problem(line, f"the first arm must be the reported command: {text}")
-        if first.name != "reported":
-            reading.problem(line, f"the first arm is named {first.name!r}: rename it to 'reported'")
-    if reading.made_up & {"command", "arms"}:
-        return  # arms edit the command: both must be real
+    if first.edits or not first.expected.has_bug:
+        text = "without edits, and with `dies`, `errs`, `hangs` or `spins`"
+        reading.problem(line, f"the first arm must be the reported command: {text}")
+    if first.name != "reported":
+        reading.problem(line, f"the first arm is named {first.name!r}: rename it to 'reported'")
     _check_baselines(scenario, reading)
     _check_causes(scenario, reading)
     _check_arms(scenario, reading)
@@ -159,7 +144,7 @@ def _check_releases(scenario: Scenario, wrong: Callable[..., None]) -> None:
         wrong("try_with", f"try_with {problem}")
     elif scenario.status.standing(scenario.try_with) is not Standing.BAD:
         text = f"try_with {scenario.try_with!r} is not among the bad releases ({scenario.status.bad}): name one of them"
-        wrong("try_with", text, "status")
+        wrong("try_with", text)
     if scenario.lab is not None and scenario.lab.vllm and (problem := _no_release(scenario.lab.vllm)):
         wrong("lab", f"lab: vllm {problem}")
     for version in sorted(scenario.status.contradictions()):
@@ -188,7 +173,7 @@ def _check_baselines(scenario: Scenario, reading: Reading) -> None:
 def _arm(scenario: Scenario, reading: Reading, key: str, problem: str, name: str) -> Arm | None:
     """Return an arm by its name; report a `problem` of the argument `key` if there is none."""
     arm = scenario.arm(name)
-    if arm is None and "arms" not in reading.incomplete:
+    if arm is None:
         reading.wrong(key, problem + did_you_mean(name, [arm.name for arm in scenario.arms]))
     return arm
 
@@ -205,7 +190,7 @@ def _check_causes(scenario: Scenario, reading: Reading) -> None:
 
 def _check_triggers(scenario: Scenario, reading: Reading) -> None:
     """Check that some arm of each trigger sends the requests and body fields that the trigger needs."""
-    if {"workload", "trigger", "arms"} & (reading.made_up | reading.incomplete) or not scenario.arms:
+    if not scenario.arms:
         return
     usual = [arm for arm in scenario.arms if arm.trigger is None] or scenario.arms
     wants = [(reading.at("trigger"), "", scenario.trigger, usual)]
@@ -253,7 +238,7 @@ def _check_arms(scenario: Scenario, reading: Reading) -> None:
             text = "bad= is only for an arm that `dies`, `errs`, `hangs` or `spins`: remove it"
             problems.append(f"{whose}: {text}")
         has_rest = any(isinstance(step, Rest) for step in scenario.workload_of(arm))
-        if arm.expected is Expected.SPINS and not has_rest and not {"workload", "arms"} & reading.incomplete:
+        if arm.expected is Expected.SPINS and not has_rest:
             problems.append(f"{whose} spins, but its workload has no rest(…): add rest(within=30) at its end")
         for version in sorted(scenario.status_of(arm).contradictions() if arm.bad else ()):
             problems.append(f"{whose}: {version} is both bad and good: change one of the ranges")
@@ -268,7 +253,7 @@ def _check_tiny_model(scenario: Scenario, reading: Reading, key: str, dummy: Dum
     try:
         dummy.shape(scenario.model)
     except ValueError as error:
-        reading.missing(key, f"{key}: {error}")
+        reading.wrong(key, f"{key}: {error}")
 
 
 def _check_commands(

@@ -1,7 +1,7 @@
 """Reader of scenario files that reports every mistake with its line.
 
 A file is not imported. Its syntax tree is evaluated with the words of `vllm_repro.vocabulary` only. So a file cannot run code, and
-`vllm-repro check` reports all mistakes instead of the first one.
+`vllm-repro check` reports all mistakes at once: first those of single words, then those between the parts of a scenario.
 """
 
 from __future__ import annotations
@@ -49,22 +49,6 @@ _LARGEST = 2**63
 _LONGEST = 1_000_000
 _TOO_LARGE = "too large: a number is at most 2**63, a string or list at most 1,000,000 long"
 
-_PLACEHOLDERS: Mapping[str, Any] = {
-    "id": "placeholder",
-    "issue": "owner/repository#1",
-    "title": "placeholder",
-    "command": "vllm serve placeholder",
-    "model": vocabulary.Model("placeholder", 1, 1, 1, 1, 1),
-    "needs": vocabulary.Needs(),
-    "status": vocabulary.Status(bad=">=0"),
-    "try_with": "0.1.0",
-    "workload": (vocabulary.completion(prompt="x"),),
-    "trigger": vocabulary.sent_with("x"),
-    "signature": vocabulary.signature(exception="X", message="", frames=("x",), phase="request"),
-    "arms": (vocabulary.arm("reported", vocabulary.dies),),
-}
-
-
 _TYPO_RATIO = 0.85
 """Smallest `difflib` ratio of a typo such as `promt`. `min_tokens` and `max_tokens`, two fields of the API, have 0.8."""
 
@@ -100,9 +84,6 @@ class _Reader(Reading):
 
     names: dict[str, Any] = field(default_factory=lambda: dict(WORDS))
     imported: set[str] = field(default_factory=set)
-    partly: Scenario | None = None
-    holes: int = 0
-    names_with_holes: set[str] = field(default_factory=set)
 
     def bad(self, line: int, text: str) -> _Bad:
         self.problem(line, text)
@@ -124,15 +105,12 @@ class _Reader(Reading):
                                 f"vllm_repro.vocabulary has no {alias.name!r}{did_you_mean(alias.name, WORDS)}",
                             )
                 case ast.Assign(targets=[ast.Name(id=name)]):
-                    holes = self.holes
                     try:
                         self.names[name] = self.value(statement.value)
                     except RecursionError:
                         self.names[name] = self.bad(
                             statement.lineno, f"{name} is nested too deeply: split it into named values"
                         )
-                    if self.holes > holes:
-                        self.names_with_holes.add(name)
                 case _:
                     self.problem(
                         statement.lineno,
@@ -152,15 +130,12 @@ class _Reader(Reading):
                         node.lineno, f"{name!r} is not imported: add it to the import from vllm_repro.vocabulary"
                     )
                     self.imported.add(name)  # report it once
-                self.holes += name in self.names_with_holes
                 if name in self.names:
                     return self.names[name]
                 return self.bad(node.lineno, f"unknown name {name!r}{did_you_mean(name, self.names)}")
             case ast.List(elts=items) | ast.Tuple(elts=items):
-                # A bad element is reported already; check the others.
-                found = tuple(value for item in items if (value := self.value(item)) is not _BAD)
-                self.holes += len(items) - len(found)
-                return found
+                found = tuple(map(self.value, items))
+                return _BAD if _BAD in found else found
             case ast.Dict(keys=keys, values=items) if all(keys):
                 pairs = [(self.value(key), self.value(item)) for key, item in zip(keys, items, strict=True) if key]
                 if any(key is _BAD or value is _BAD for key, value in pairs):
@@ -210,31 +185,25 @@ class _Reader(Reading):
         target = self.value(node.func) if isinstance(node.func, ast.Name) else _BAD
         if not isinstance(node.func, ast.Name):
             return self.bad(node.lineno, f"`{ast.unparse(node.func)}` is not a word of vllm_repro.vocabulary")
-        before = self.holes
         arguments = [self.value(argument) for argument in node.args]
         keywords: dict[str, Any] = {}
-        incomplete: set[str] = set()
         for word in node.keywords:
-            holes, value = self.holes, self.value(word.value)
+            value = self.value(word.value)
             if word.arg is None:
                 self.problem(word.value.lineno, "** is not supported: write out each argument")
             elif word.arg in keywords:
                 self.problem(word.value.lineno, f"{node.func.id}: {word.arg}= is given twice: remove one")
             else:
                 keywords[word.arg] = value
-                incomplete |= {word.arg} if self.holes > holes else set()
         if target is _BAD:
             return _BAD
         if not callable(target):
             return self.bad(node.lineno, f"{node.func.id!r} cannot be called: write it without parentheses")
         where = {word.arg: word.value.lineno for word in node.keywords if word.arg}
         if target is Scenario:
-            self.scenario_line, self.incomplete = node.lineno, incomplete
-            self.lines.update(where)
+            self.scenario_line, self.lines = node.lineno, where
         wrong = self._arguments_wrong(node, node.func.id, target, arguments, keywords, where)
         if wrong or any(value is _BAD for value in (*arguments, *keywords.values())):
-            if target is Scenario:
-                self.partly = self._with_placeholders(keywords)
             return _BAD
         try:
             made = target(*arguments, **keywords)
@@ -242,23 +211,7 @@ class _Reader(Reading):
                 self.arm_lines[id(made)] = node.lineno
             return made
         except (TypeError, ValueError) as error:
-            if self.holes > before:  # the dropped part may be the missing one
-                return _BAD
             return self.bad(node.lineno, f"{node.func.id}: {error}")
-
-    def _with_placeholders(self, keywords: dict[str, Any]) -> Scenario | None:
-        """Return the scenario with placeholders for missing or wrong arguments, to check the others; None if that fails."""
-        hints = _hints(Scenario)
-        good = {
-            name: value
-            for name, value in keywords.items()
-            if name in hints and value is not _BAD and _fits(value, hints[name])
-        }
-        self.made_up = set(_PLACEHOLDERS) - set(good)
-        try:
-            return Scenario(**{**_PLACEHOLDERS, **good})
-        except (TypeError, ValueError):
-            return None
 
     def _arguments_wrong(
         self,
@@ -269,19 +222,21 @@ class _Reader(Reading):
         keywords: dict[str, Any],
         where: dict[str, int],
     ) -> bool:
-        """Report wrong, missing and unknown arguments. Unknown ones are removed from `keywords`."""
+        """Report wrong, missing and unknown arguments."""
         signature, hints = _signature(target), _hints(target)
         parameters = signature.parameters
         open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        wrong = False
-        meant: list[str] = []
-        for name in [name for name in keywords if name not in parameters]:
-            # An open-ended word takes any field of the API, so only a typo of one of its own parameters is a mistake.
-            if not open_ended or difflib.get_close_matches(name, parameters, cutoff=_TYPO_RATIO):
-                self.problem(where[name], f"{word} has no argument {name!r}{did_you_mean(name, parameters)}")
-                meant += difflib.get_close_matches(name, parameters, n=1)
-                del keywords[name]
-                wrong = True
+        # An open-ended word takes any field of the API, so only a typo of one of its own parameters is a mistake.
+        unknown = [
+            name
+            for name in keywords
+            if name not in parameters
+            and (not open_ended or difflib.get_close_matches(name, parameters, cutoff=_TYPO_RATIO))
+        ]
+        for name in unknown:
+            self.problem(where[name], f"{word} has no argument {name!r}{did_you_mean(name, parameters)}")
+        if unknown:
+            return True
         try:
             bound = signature.bind_partial(*arguments, **keywords).arguments
         except TypeError as error:
@@ -289,9 +244,10 @@ class _Reader(Reading):
             return True
         variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
         required = [name for name, p in parameters.items() if p.default is p.empty and p.kind not in variable]
-        if missing := [name for name in required if name not in bound and name not in meant]:
+        missing = [name for name in required if name not in bound]
+        if missing:
             self.problem(node.lineno, f"{word}: missing {', '.join(map(repr, missing))}")
-            wrong = True
+        wrong = bool(missing)
         for name, value in bound.items():
             kind = parameters[name].kind
             if kind is inspect.Parameter.VAR_KEYWORD or name not in hints:
@@ -375,9 +331,7 @@ def read(path: Path, text: str | None = None) -> tuple[Scenario | None, list[Pro
     if isinstance(value, Scenario):
         check_meaning(reader, path, value)
         return replace(value, about=ast.get_docstring(tree) or ""), sorted(reader.problems)
-    if reader.partly is not None:
-        check_meaning(reader, path, reader.partly)
-    elif value is not _BAD:
+    if value is not _BAD:
         reader.problem(1, "`scenario` is not a Scenario(...)")
     return None, sorted(set(reader.problems))
 

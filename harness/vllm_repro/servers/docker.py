@@ -58,8 +58,6 @@ _log = logging.getLogger(__name__)
 _POLL_S = 0.02
 _RETRY_S = 5.0
 """How long the engine may be away before it counts as lost. A restart with `live-restore` takes 1 to 2 s."""
-_LOG_END_S = 5.0
-"""How long the engine may send nothing of an ended container's log before it is asked again."""
 _THREAD_END_S = 10.0
 _BROKEN = (*engine_errors(), urllib3.exceptions.HTTPError)
 """What reading a stream of the engine may raise if the connection breaks."""
@@ -102,7 +100,7 @@ class DockerServer(Server):
         self._lease: Lease | None = None
         self._stopped = threading.Event()
         self._lock = threading.Lock()
-        self._threads: list[threading.Thread] = []
+        self._follower: threading.Thread | None = None
 
     async def start(self) -> ServerFacts:
         return await asyncio.to_thread(self._launch)
@@ -183,50 +181,36 @@ class DockerServer(Server):
         self._container = container.id
         container.start()
         self._first_pid = _host_pid(container.id, self._state(engine, container.id) or {})
-        follower = threading.Thread(target=self._follow, args=(engine, container.id), daemon=True)
-        waiter = threading.Thread(target=self._await_end, args=(engine, container.id, follower), daemon=True)
-        self._threads = [follower, waiter]
-        for thread in self._threads:
-            thread.start()
+        self._follower = threading.Thread(target=self._follow, args=(engine, container.id), daemon=True)
+        self._follower.start()
 
     def _follow(self, engine: Engine, container: str) -> None:
-        """Copy the container's log as it grows."""
-        try:
-            while _is_running(self._state(engine, container)):
-                self._copy_log(engine, container, follow=True)
-                time.sleep(_POLL_S)
-        except OSError as error:  # the disk is full
-            _log.warning("the log of container %s is cut short: %s", container[:12], error)
-
-    def _await_end(self, engine: Engine, container: str, follower: threading.Thread) -> None:
-        """Record how the container ended, once the rest of its log is copied."""
-        state = self._state(engine, container)
-        while _is_running(state):
-            with contextlib.suppress(*engine_errors()):  # a restart of dockerd cuts the response: only the state counts
-                engine.client.api.wait(container, timeout=None)
+        """Copy the container's log as it grows, and record how the container ended."""
+        whole = True
+        while _is_running(state := self._state(engine, container)):
+            whole = whole and self._copy_log(engine, container, follow=True)
             time.sleep(_POLL_S)
-            state = self._state(engine, container)
         seen = time.time()
-        copied = -1
-        while follower.is_alive() and copied < (size := self.log_path.stat().st_size):
-            copied = size
-            follower.join(_LOG_END_S)  # Docker before 20 stops sending, without an end, when it rotates the log
-        with contextlib.suppress(OSError):  # the disk is full, which the follower reports
-            self._copy_log(engine, container, follow=False)
+        self._copy_log(engine, container, follow=False)
         self._exit = exit_of(state, seen)
 
-    def _copy_log(self, engine: Engine, container: str, *, follow: bool) -> None:
-        """Append to our log what it lacks of the engine's, until the connection ends or breaks. Raises `OSError` if the disk is full."""
+    def _copy_log(self, engine: Engine, container: str, *, follow: bool) -> bool:
+        """Append to our log what it lacks of the engine's, until the connection ends or breaks. Return False if the disk is full."""
         stream: Any = None
-        with contextlib.suppress(*_BROKEN), self.log_path.open("ab", buffering=0) as log:
-            try:
-                skip = log.tell()
-                stream = engine.client.api.logs(container, stream=True, follow=follow)
-                for chunk in stream:
-                    log.write(chunk[skip:])
-                    skip = max(0, skip - len(chunk))
-            finally:
-                close(stream)
+        try:
+            with contextlib.suppress(*_BROKEN), self.log_path.open("ab", buffering=0) as log:
+                try:
+                    skip = log.tell()
+                    stream = engine.client.api.logs(container, stream=True, follow=follow)
+                    for chunk in stream:
+                        log.write(chunk[skip:])
+                        skip = max(0, skip - len(chunk))
+                finally:
+                    close(stream)
+        except OSError as error:
+            _log.warning("the log of container %s is cut short: %s", container[:12], error)
+            return False
+        return True
 
     def _state(self, engine: Engine, container: str) -> dict[str, Any] | None:
         """Return the container's `State`; empty if the container is gone, None if no engine answers. Retry: dockerd may restart."""
@@ -274,8 +258,8 @@ class DockerServer(Server):
         self._engine = None
 
     def _join(self) -> None:
-        for thread in self._threads:  # they end with the container
-            thread.join(_THREAD_END_S)
+        if self._follower is not None:
+            self._follower.join(_THREAD_END_S)  # it ends with the container
 
 
 def _is_running(state: dict[str, Any] | None) -> bool:

@@ -28,6 +28,7 @@ from vllm_repro.servers.options import ServerOptions, lacking, needs_of, weights
 from vllm_repro.servers.overlay import PatchedSource, patch_installed, patch_packages
 from vllm_repro.servers.site import Notify, Offer, Site
 from vllm_repro.servers.witness import witnessed
+from vllm_repro.tiny_model import TinyModel
 
 __all__ = ["ProcessServer", "ProcessSite", "process_server"]
 
@@ -139,11 +140,11 @@ def with_release(launch: Launch, release: Release | None) -> Launch:
     )
 
 
-def misfit(release: Release | None, scenario: Scenario, *, attention: bool = True) -> str:
-    """Return why the compiled parts of `release` cannot serve the scenario's model; empty if they can. attention: it is not replaced."""
+def misfit(release: Release | None, model: TinyModel | None, *, attention: bool = True) -> str:
+    """Return why the compiled parts of `release` cannot serve `model`; empty if they can. attention: it is not replaced."""
     if release is None or release.fit is None:
         return ""
-    experts = scenario.tiny_model is not None and scenario.tiny_model.family == "deepseek_v4"
+    experts = model is not None and model.family == "deepseek_v4"
     needed = {"attention": attention, "experts": experts, "linear": "amx_tile" in cpu_flags()}
     missing = release.fit.missing([path for path, need in needed.items() if need])
     if not missing:
@@ -212,7 +213,7 @@ class ProcessSite(Site):
         return patch_installed(Path(self._vllm[0]), arm.patches, self._notify)
 
     def cannot(self, arm: Arm) -> str:
-        return self._lacking or misfit(self._release, self._scenario) or super().cannot(arm)
+        return self._lacking or misfit(self._release, self._scenario.tiny_model) or super().cannot(arm)
 
 
 def _installed(options: ServerOptions, scenario: Scenario) -> str:
