@@ -1,7 +1,8 @@
-"""Interrupted runs, version maps and bisections, and what is left of them to do. Pure, apart from reading their files.
+"""Interrupted runs, version maps and searches, and what is left of them to do. Pure, apart from reading their files.
 
 A run resumes only as it was started: same scenario, machine and servers. Finished boots count; an interrupted boot is repeated under the
-next number. A map resumes by looking at the runs that it names: a release whose run finished is not run again. A bisection keeps its steps.
+next number. A map resumes by looking at the runs that it names: a release whose run finished is not run again. A bisection and a threshold
+keep their boots.
 """
 
 from __future__ import annotations
@@ -20,18 +21,22 @@ from vllm_repro.journal.journal import Recording, head_of, legible, read
 from vllm_repro.report.bisection import Step
 from vllm_repro.report.build import build
 from vllm_repro.report.model import RunReport
+from vllm_repro.report.threshold import Boot
 from vllm_repro.running.boots import Boots
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.release_result import ReleaseResult
+from vllm_repro.verdict.threshold import Answer, Probe
 from vllm_repro.verdict.verdict import Expected
 
 __all__ = [
     "UnfinishedBisection",
     "UnfinishedMap",
     "UnfinishedRun",
+    "UnfinishedThreshold",
     "read_bisection",
     "read_map",
     "read_run",
+    "read_threshold",
     "unfinished_run",
 ]
 
@@ -113,6 +118,26 @@ class UnfinishedBisection(_Unfinished):
         return tuple(step for step in steps if step.fate is not ReleaseResult.INFRA)
 
 
+@dataclass(frozen=True, kw_only=True)
+class UnfinishedThreshold(_Unfinished):
+    """A search of the shortest crashing prompt on disk."""
+
+    what = "search"
+    must_not_change = ("status", "harness_version", "low", "high", "guess")
+
+    def boots(self) -> tuple[Boot, ...]:
+        """Return the boots to keep: one without an answer is tried again."""
+        return tuple(
+            Boot(**{**boot, "outcome": Outcome(boot["outcome"]), "probes": tuple(map(_probe, boot["probes"]))})
+            for boot in self.head["boots"]
+            if boot["probes"]
+        )
+
+
+def _probe(fields: Mapping[str, Any]) -> Probe:
+    return Probe(**{**fields, "answer": Answer(fields["answer"])})
+
+
 def read_run(folder: Path) -> UnfinishedRun:
     """Read an interrupted run. Raises `UsageError` if there is no journal in `folder`, or one of a finished run."""
     with legible(folder):
@@ -155,6 +180,15 @@ def read_bisection(folder: Path) -> UnfinishedBisection:
         head, words = _record(folder / "bisection.json", "bisect")
         found = UnfinishedBisection(folder=folder.resolve(), words=words, head=head)
         found.steps()
+    return found
+
+
+def read_threshold(folder: Path) -> UnfinishedThreshold:
+    """Read the search in `folder`. Raises `UsageError` without one."""
+    with _readable(folder, "search", "threshold"):
+        head, words = _record(folder / "threshold.json", "threshold")
+        found = UnfinishedThreshold(folder=folder.resolve(), words=words, head=head)
+        found.boots()
     return found
 
 

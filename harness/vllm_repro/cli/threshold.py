@@ -1,0 +1,117 @@
+"""`vllm-repro threshold`: the shortest prompt that crashes."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from vllm_repro import __version__
+from vllm_repro.cli.common import add_common, duration, number, print_json
+from vllm_repro.cli.options import add_run_options, add_server_options, job_from, resumed, server_options
+from vllm_repro.errors import INTERRUPTED, UsageError
+from vllm_repro.report.threshold import Threshold, markdown, threshold_dict
+from vllm_repro.running.folders import with_out
+from vllm_repro.running.job import choice_of, repeat_command
+from vllm_repro.running.resume import read_threshold
+from vllm_repro.running.threshold import find_threshold, lengths_of
+from vllm_repro.scenario.catalogue import find, find_arms
+
+_EPILOG = """
+
+exit status:
+  0  the answer is known: a length, or that no prompt or every prompt crashes
+  1  a surprise: a longer prompt does not crash, or the crash needs the prompts before it
+  2  undecided: a limit was reached, or what is left gave no answer
+  64 wrong usage, 70 a fault of the harness itself, 130 interrupted
+
+A boot gets prompts until one crashes it. The first ones lie around the length that the scenario's trigger computes. In the
+end the answer is sent alone to a fresh server, and two longer prompts. threshold.json and threshold.md in
+OUT/SCENARIO/threshold/ are rewritten after each boot; --resume continues them. docs/threshold.md"""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_common(
+        parser,
+        example="vllm-repro threshold tq-chunked-prefill --server lab --vllm 0.23.0",
+        prints="the content of threshold.json",
+        more=_EPILOG,
+    )
+    parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="may be left out with --resume")
+    parser.add_argument("--max-boots", type=_boots, metavar="N", help="stop after so many boots, with what is known")
+    parser.add_argument(
+        "--max-time", type=duration, metavar="TIME", help="start no boot after this time: 90s, 30m or 2h"
+    )
+    add_server_options(parser, which=("server", "image", "vllm", "model", "weights", "port"))
+    add_run_options(parser, arm="this arm instead of the first", trials=False)
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="DIR",
+        help="continue the search in this folder with its options: --max-boots and --max-time may be given anew",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    unfinished = read_threshold(arguments.resume) if arguments.resume else None
+    if unfinished is not None:
+        limits = {name: getattr(arguments, name) for name in ("max_boots", "max_time")}
+        arguments = resumed(arguments, unfinished, beside=limits)
+        vars(arguments).update(limits)
+    if not arguments.scenario:
+        raise UsageError("no SCENARIO is named", hint="vllm-repro list names them; vllm-repro threshold --help")
+    scenario = find(arguments.scenario)
+    arms = find_arms(scenario, arguments.arm or [scenario.arms[0].name])
+    if len(arms) != 1:
+        raise UsageError(f"{len(arms)} arms are named, and this follows one", hint="give --arm once")
+    options = server_options(arguments)
+    choice = choice_of(scenario, options)
+    if not choice.kind.facts.started:
+        raise UsageError(
+            "a running server is not booted again after a crash", hint="--server process, docker or lab starts its own"
+        )
+    options = replace(options, server=choice.kind.value)  # boots of different kinds of server are not comparable
+    job = job_from(arguments, name=arguments.scenario, scenario=scenario, options=options, choice=choice, arms=arms)
+    job = replace(job, named_arms=[arms[0].name])
+    lengths = lengths_of(scenario, arms[0], choice.kind, options)
+    plan = Threshold(
+        scenario=scenario.id,
+        issue=scenario.issue,
+        title=scenario.title,
+        status=asdict(scenario.status),
+        arm=arms[0].name,
+        server=choice.kind.value,
+        evidence=choice.kind.facts.evidence,
+        version=None,
+        low=lengths.low,
+        high=lengths.high,
+        guess=lengths.guess,
+        harness_version=__version__,
+        started_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        duration_s=0.0,
+        reproduce=repeat_command("threshold", job, choice.kind, ("--vllm", options.vllm or job.version(choice.kind))),
+    )
+    stream = sys.stderr if arguments.json else sys.stdout
+    done, folder = find_threshold(
+        job,
+        plan,
+        lengths.request,
+        lambda line: print(line, file=stream, flush=True),
+        most_boots=arguments.max_boots,
+        most_seconds=arguments.max_time,
+        unfinished=unfinished,
+    )
+    print("\n" + markdown(replace(done, reproduce=with_out(done.reproduce, job.out))), file=stream)
+    print(f"this text: {folder / 'threshold.md'}", file=stream)
+    if done.stopped:
+        print(f"resume:    vllm-repro threshold --resume {shlex.quote(str(folder))}", file=stream)
+    if arguments.json:
+        print_json(threshold_dict(done))
+    return INTERRUPTED if done.stopped and done.stopped.startswith("SIG") else done.exit_status
+
+
+def _boots(text: str) -> int:
+    return number(text, least=1, most=1_000, what="number of boots")
