@@ -1,0 +1,114 @@
+"""The record of a search of the shortest prompt that crashes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from vllm_repro.report.threshold import Boot, Threshold, answer, markdown, threshold_dict
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.threshold import Answer, Probe
+
+Q, C, S = Answer.QUIET, Answer.CRASH, Answer.SKIP
+
+
+def threshold_of(*boots: list[tuple[int, Answer]], high: int = 20, guess: int = 10) -> Threshold:
+    made = [
+        Boot(
+            probes=tuple(Probe(length, what, first=place == 0) for place, (length, what) in enumerate(boot)),
+            outcome=Outcome.CRASH if boot and boot[-1][1] is C else Outcome.UNTRIGGERED if boot else Outcome.INFRA,
+            why="a | reason",
+            run=f"run-{number}",
+            duration_s=1.0,
+        )
+        for number, boot in enumerate(boots, 1)
+    ]
+    return Threshold(
+        scenario="tq-chunked-prefill",
+        issue="vllm-project/vllm#41726",
+        title="a title",
+        status={},
+        arm="reported",
+        server="lab",
+        evidence="lab",
+        version="0.23.0",
+        low=1,
+        high=high,
+        guess=guess,
+        harness_version="0",
+        started_at="2026-11-23T00:00:00Z",
+        duration_s=1.0,
+        reproduce="vllm-repro threshold",
+        boots=tuple(made),
+    )
+
+
+BELOW = [(1, Q), (5, Q), (9, Q)]
+CASES = [
+    (
+        threshold_of([*BELOW, (10, C)], [(10, C)], [(15, C)], [(20, C)]),
+        0,
+        (
+            "The shortest prompt that crashes has 10 tokens (as the trigger computes); 9 do not crash. "
+            "It crashes alone on a fresh server, too. Longer ones crash: 15, 20."
+        ),
+    ),
+    (
+        threshold_of([*BELOW, (10, Q), (11, C)], [(11, C)], [(15, S)], [(20, S)]),
+        0,
+        (
+            "The shortest prompt that crashes has 11 tokens (the trigger computes 10); 10 do not crash. "
+            "It crashes alone on a fresh server, too."
+        ),
+    ),
+    (
+        threshold_of([*BELOW, (10, C)], [(10, S)], [(15, C)], [(20, C)]),
+        0,
+        (
+            "The shortest prompt that crashes has 10 tokens (as the trigger computes); 9 do not crash. "
+            "Other prompts came before it; alone it gave no answer. Longer ones crash: 15, 20."
+        ),
+    ),
+    (
+        threshold_of([(10, Q), (11, Q), (13, Q), (17, Q), (20, Q)]),
+        0,
+        "No prompt crashes it, up to 20 tokens. The trigger computes 10.",
+    ),
+    (
+        threshold_of([(1, C)], [(11, C)], [(20, C)]),
+        0,
+        "The shortest prompt that was sent crashes: 1 tokens. The trigger computes 10.",
+    ),
+    (
+        threshold_of([*BELOW, (10, C)], [(10, Q)]),
+        1,
+        "No threshold: a prompt of 10 tokens crashed, and 10 did not. It is not a matter of length alone.",
+    ),
+    (
+        threshold_of([*BELOW, (10, C)]),
+        2,
+        "A prompt of 10 tokens crashed, 9 did not; not yet confirmed.",
+    ),
+    (
+        threshold_of([(1, Q), (5, Q), (9, S), (10, C)], []),
+        2,
+        "Undecided: the shortest prompt that crashes has above 5, at most 10 tokens. Prompts without an answer: 9.",
+    ),
+    (threshold_of(), 2, "Undecided: the shortest prompt that crashes has 1 or more, if any, up to 20 tokens."),
+]
+
+
+@pytest.mark.parametrize(("found", "status", "text"), CASES, ids=range(len(CASES)))
+def test_each_state_has_its_sentence_and_status(found: Threshold, status: int, text: str) -> None:
+    assert (found.exit_status, answer(found)) == (status, text)
+    record = json.loads(json.dumps(threshold_dict(found)))
+    assert record["reading"] == text
+    assert (record["answer"] is not None) == ("The shortest prompt that crashes has" in text[:36])
+
+
+def test_the_table_names_every_prompt_and_the_reason_of_a_boot_without_an_answer() -> None:
+    text = markdown(threshold_of([(1, Q), (5, C)], []))
+    assert "2 prompts in 2 boots, 1 of which crashed" in text
+    assert "| 1 | 1 quiet, 5 crash | crash | 1.0 s | [run-1](../tq-chunked-prefill/run-1/report.md) |" in text
+    assert "| 2 | none | infra: a \\| reason | 1.0 s |" in text
