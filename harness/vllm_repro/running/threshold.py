@@ -156,9 +156,8 @@ class _Threshold:
         unfinished: UnfinishedThreshold | None,
     ) -> None:
         # Below the folder of this verb: `history` must not take these runs for runs of the scenario's own workload.
-        self._root = job.out / job.scenario.id / "threshold"
-        self._job, self._request, self._announce = replace(job, out=self._root), request, announce
-        self._out = job.out
+        self._out, self._request, self._announce = job.out, request, announce
+        self._job = replace(job, out=job.out / job.scenario.id / "threshold")
         self._progress = Progress()
         self._redactor = Redactor(private_folders(), private_hosts(job.scenario), known_secrets(os.environ))
         self._found = replace(threshold, reproduce=self._redactor.command(threshold.reproduce))
