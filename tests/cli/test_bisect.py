@@ -268,13 +268,20 @@ def history(tmp_path: Path) -> tuple[Path, list[str]]:
     commit(folder, b="picked\n")
     git(folder, "tag", "v0.23.0")
     git(folder, "checkout", "-q", "main")
-    return folder, hashes + [commit(folder, a=f"{number}\n") for number in range(1, 12)]
+    hashes += [commit(folder, a=f"{number}\n") for number in range(1, 12)]
+    git(folder, "commit", "-q", "--allow-empty", "-m", "docs")
+    return folder, hashes
 
 
 def test_the_commit_that_fixed_it_is_found_and_resumed(
-    made_up: Callable[[Answer], list[str]], tmp_path: Path, history: tuple[Path, list[str]]
+    made_up: Callable[[Answer], list[str]],
+    tmp_path: Path,
+    history: tuple[Path, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder, hashes = history
+    monkeypatch.chdir(tmp_path)
     sources = [f"{folder}@{one}" for one in hashes]
 
     def answer(job: Job) -> RunReport:
@@ -287,18 +294,27 @@ def test_the_commit_that_fixed_it_is_found_and_resumed(
     words += ["--bad", "0.23.0", "--good", "main", "--out", str(tmp_path)]
     assert main([*words, "--max-boots", "3"]) == 2
     assert asked[:2] == [sources[0], sources[-1]], "the oldest is where the release branch was cut"
-    assert main(["bisect", "--resume", str(tmp_path / "tq-chunked-prefill" / "bisect" / "latest")]) == 0
+    resume = ["bisect", "--resume", str(tmp_path / "tq-chunked-prefill" / "bisect" / "latest")]
+    with monkeypatch.context() as elsewhere:
+        elsewhere.chdir("/")
+        assert main(resume) == 64
+        assert "there is no ./my vllm here" in capsys.readouterr().err
+    assert main(resume) == 0
     record = record_in(tmp_path)
     assert (record["answer"], len(asked), len(set(asked))) == (hashes[7][:12], len(record["steps"]), len(asked))
     assert f"The first fixed one is {hashes[7][:12]} (a change): it lived in 1 of 1 boots" in record["reading"]
     text = next(tmp_path.glob("*/bisect/2*/bisection.md")).read_text(encoding="utf-8")
     assert "ran over the compiled parts of a CPU release" in text
+    assert "Not tried: 1 commit that changes nothing under vllm/." in text
+    today = git(folder, "log", "-1", "--format=%as", hashes[7])
+    assert f"- {hashes[7][:12]}, {today}: a change\n" in text
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--bad", "main~3", "--good", "main"], "main~3 is not newer than main"),
+        (["--bad", "main", "--good", "main~1"], "no commit from main~1 to main changes vllm/"),
         (["--bad", "main", "--good", "0.22.0"], "is no git checkout with a commit 0.22.0"),
         (["--bad", "main", "--good", "0.23.0", "--versions", "0.24.0"], "--versions has no meaning with --repo"),
         (["--bad", "main", "--good", "0.23.0", "--server", "rehearsal"], "--server rehearsal runs releases only"),

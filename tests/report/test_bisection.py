@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +50,16 @@ def test_what_is_left_is_named_from_the_oldest(find_fix: bool) -> None:
     first, last = (ReleaseResult.DIES, ReleaseResult.LIVES) if find_fix else (ReleaseResult.LIVES, ReleaseResult.DIES)
     found = bisection_of(("a", first), ("f", last), ("c", first), find_fix=find_fix)
     assert (bisection_dict(found)["left"], found.exit_status) == (["d", "e", "f"], 2)
+
+
+def test_a_commit_is_named_with_its_date_and_pull_request() -> None:
+    found = bisection_of(("a", ReleaseResult.LIVES), ("f", ReleaseResult.DIES), ("c", ReleaseResult.DIES))
+    commits = tuple(Candidate(one.label, one.source, "[TQ] reserve (#44053)", "2026-05-01") for one in found.candidates)
+    found = replace(found, candidates=commits)
+    assert "2026-05-01" not in markdown(found), "it is undecided"
+    text = markdown(replace(found, steps=(*found.steps, replace(found.steps[-1], candidate="b"))))
+    (line,) = (line for line in text.splitlines() if line.startswith("- b, 2026-05-01: "))
+    assert line.endswith(" <https://github.com/vllm-project/vllm/issues/44053>")
 
 
 KEPT = sorted((Path(__file__).parents[2] / "reports" / "examples" / "bisect").iterdir())

@@ -232,6 +232,17 @@ def test_a_server_of_another_release_decides_nothing(reported: str, believed: bo
     assert (f"the server reports vLLM {reported}" in one.why) is not believed
 
 
+def test_a_mixed_build_is_shown_with_both_versions() -> None:
+    report = run_of("0.24.0", [Outcome.CLEAN])
+    arm = replace(report.arms[0], server=replace(report.arms[0].server, compiled="0.23.0"))
+    row = row_of(replace(report, arms=(arm,)), "0.24.0", Standing.GOOD, report.evidence)
+    found = map_of([row])
+    note = "0.24.0: its Python code ran over the compiled parts of 0.23.0"
+    assert f"\n- {note}\n" in markdown(found)
+    assert f"\n{note}\n" in terminal(found, "versions.md")
+    assert version_map_dict(found)["rows"][0]["compiled"] == "0.23.0"
+
+
 def test_neither_does_a_run_with_other_evidence_nor_a_bug_that_is_not_imitated() -> None:
     run = run_of("0.24.0", [Outcome.CLEAN])
     assert row_of(run, "0.24.0", Standing.GOOD, "cpu").arms[0].fate is ReleaseResult.UNDECIDED

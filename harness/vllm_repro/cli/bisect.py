@@ -110,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
     scenario = find(arguments.scenario)
     options = server_options(arguments)
     refuse_one_release(options)
-    candidates = _candidates(arguments)
+    candidates, left_out = _candidates(arguments)
     options, choice = choose_once(scenario, options, candidates[0].source)
     names = arguments.arm or [arm.name for arm in scenario.leading]
     arms = find_arms(scenario, names)
@@ -134,6 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
         evidence=choice.kind.facts.evidence,
         find_fix=arguments.find_fix,
         candidates=candidates,
+        left_out=left_out,
         rate=arguments.rate,
         confidence=arguments.confidence,
         harness_version=__version__,
@@ -159,8 +160,8 @@ def run(arguments: argparse.Namespace) -> int:
     return INTERRUPTED if done.stopped and done.stopped.startswith("SIG") else done.exit_status
 
 
-def _candidates(arguments: argparse.Namespace) -> tuple[Candidate, ...]:
-    """Return the releases or commits from the older end to the newer one."""
+def _candidates(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], int]:
+    """Return the releases or commits from the older end to the newer one, and how many commits are left out."""
     if arguments.repo is not None:
         return _commits(arguments)
     bad, good = release_version(arguments.bad), release_version(arguments.good)
@@ -172,19 +173,22 @@ def _candidates(arguments: argparse.Namespace) -> tuple[Candidate, ...]:
     low, high = sorted((bad, good), key=Version)
     known: Sequence[str] = releases(arguments.versions) if arguments.versions else CPU_BUILDS
     chosen = sorted({bad, good, *(one for one in known if Version(low) < Version(one) < Version(high))}, key=Version)
-    return tuple(Candidate(one, one) for one in chosen)
+    return tuple(Candidate(one, one) for one in chosen), 0
 
 
-def _commits(arguments: argparse.Namespace) -> tuple[Candidate, ...]:
+def _commits(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], int]:
     if arguments.versions:
         raise UsageError("--versions has no meaning with --repo", hint="leave it out")
     checkout = arguments.repo.expanduser().absolute()
     old, new = (arguments.bad, arguments.good) if arguments.find_fix else (arguments.good, arguments.bad)
-    found = commits_between(checkout, old, new)
+    found, left_out = commits_between(checkout, old, new)
+    if len(found) < 2 and left_out:
+        raise UsageError(f"no commit from {old} to {new} changes vllm/", hint="name commits that lie further apart")
     if len(found) < 2:
         hint = "leave --find-fix out" if arguments.find_fix else "--find-fix if --bad is the older one"
         raise UsageError(f"{new} is not newer than {old} in {checkout}", hint=hint)
-    return tuple(Candidate(commit[:12], f"{checkout}@{commit}", title) for commit, title in found)
+    commits = (Candidate(one.hash[:12], f"{checkout}@{one.hash}", one.title, one.date) for one in found)
+    return tuple(commits), left_out
 
 
 def _repeat(arguments: argparse.Namespace, job: Job) -> str:

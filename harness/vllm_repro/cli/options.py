@@ -200,6 +200,12 @@ def resumed(
             f"--resume continues with the options of the first call, and --{changed[0].replace('_', '-')} would change them",
             hint=shlex.join(command),
         )
+    for word in unfinished.words:
+        if word.startswith("./") and not Path(word).exists():
+            raise UsageError(
+                f"there is no {word} here: the {unfinished.what} names it relative to the folder where it began",
+                hint="repeat --resume in that folder",
+            )
     begun = parser.parse_args(list(unfinished.words[1:]))
     if named and [find(name).id for name in named] != [find(name).id for name in _named(begun)]:
         raise UsageError(f"{unfinished.folder} belongs to {_named(begun)[0]}", hint=shlex.join(command))

@@ -25,10 +25,12 @@ from vllm_repro.errors import UsageError
 from vllm_repro.releases.known import CPU_BUILDS, NEWEST, nearest_cpu_build
 from vllm_repro.releases.versions import release_version
 
-__all__ = ["Source", "Tree", "commits_between", "is_release", "named_source", "source_of", "version_of"]
+__all__ = ["Commit", "Source", "Tree", "commits_between", "is_release", "named_source", "source_of", "version_of"]
 
 _HINT = "name a release as in 0.28.0, a wheel file, a folder that holds vllm/, or a commit as in ~/vllm@abc123"
 _COMMON = "requirements/common.txt"
+_RUN = ("vllm", _COMMON)
+"""What is taken of a checkout."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +70,7 @@ class Source:
         return Tree(folder=self.path, requires=_common_requirements(self.path))
 
     def _archived(self) -> list[str]:
-        listed = _git(self.path, "ls-tree", "--name-only", self.commit, "vllm", _COMMON).decode().split("\n")
+        listed = _git(self.path, "ls-tree", "--name-only", self.commit, *_RUN).decode().split("\n")
         return [name for name in listed if name]
 
 
@@ -136,19 +138,32 @@ def _commit(path: Path, text: str) -> Source:
     return Source(name=f"{path}@{found}", path=path, version=version, compiled=compiled, key=key, commit=found)
 
 
-def commits_between(checkout: Path, old: str, new: str) -> list[tuple[str, str]]:
-    """Return hash and title of the commits from `old` to `new`, oldest first and both included. Each is a release or a commit.
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    """A commit. date: the author's, as `2026-05-01`."""
 
+    hash: str
+    date: str
+    title: str
+
+
+def commits_between(checkout: Path, old: str, new: str) -> tuple[list[Commit], int]:
+    """Return the commits from `old` to `new` that differ in what is run, oldest first, and the number of the others.
+
+    old, new: each a release or a commit. What is run is `vllm/` and its requirements: a commit that changes neither behaves as the one
+    before it.
     vLLM's release tags lie on branches of their own. If `old` is not an ancestor of `new`, the list begins where they parted.
     Raises `UsageError`.
     """
     first, last = (_found(checkout, name) for name in (old, new))
     base = _git(checkout, "merge-base", first, last).decode().strip()
-    fields = "--format=%H %s"
+    fields, span = "--format=%H %as %s", f"{base}..{last}"
     printed = _git(checkout, "log", "-1", fields, base)
-    printed += _git(checkout, "log", "--reverse", "--first-parent", fields, f"{base}..{last}")
-    pairs = [line.partition(" ") for line in printed.decode(errors="replace").splitlines()]
-    return [(commit, title) for commit, _, title in pairs]
+    printed += _git(checkout, "log", "--reverse", "--first-parent", fields, span, "--", *_RUN)
+    words = [line.split(" ", 2) for line in printed.decode(errors="replace").splitlines()]
+    commits = [Commit(hash=commit, date=date, title=title) for commit, date, title in words]
+    every = int(_git(checkout, "rev-list", "--count", "--first-parent", span))
+    return commits, every + 1 - len(commits)
 
 
 def _found(checkout: Path, name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -28,11 +29,12 @@ _MOST_NAMES = 12
 
 @dataclass(frozen=True)
 class Candidate:
-    """One vLLM to try. source: what `--vllm` takes. title: of a commit."""
+    """One vLLM to try. source: what `--vllm` takes. title, date: of a commit, whose author's date is `2026-05-01`."""
 
     label: str
     source: str
     title: str = ""
+    date: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +56,8 @@ class Step:
 class Bisection:
     """A bisection, perhaps unfinished.
 
-    candidates: oldest first. find_fix: the oldest is bad. rate, confidence: see `Search`. stopped: the limit or signal that ended it early.
+    candidates: oldest first. left_out: commits between them that change nothing that is run. find_fix: the oldest is bad.
+    rate, confidence: see `Search`. stopped: the limit or signal that ended it early.
     evidence: None if no server ever started. status: what the scenario declares.
     """
 
@@ -74,6 +77,7 @@ class Bisection:
     started_at: str
     duration_s: float
     reproduce: str
+    left_out: int = 0
     steps: tuple[Step, ...] = ()
     stopped: str | None = None
 
@@ -139,13 +143,16 @@ def answer(bisection: Bisection) -> str:
                 for step in bisection.steps
                 if step.answer is Answer.SKIP and step.candidate in _gap(bisection, known)
             ]
-            text += (
-                f" Those between could not be tried: {'; '.join(f'{step.candidate} {step.fate}' for step in skips)}."
-            )
+            kinds = "; ".join(f"{step.candidate} {_kind(step)}" for step in skips)
+            text += f" Those between could not be tried: {kinds}."
     for number in known.good_again:
         label = bisection.from_good[number].label
         text += f" There is more than one change: {label} {_did(bisection, label)}, although it is on the bad side."
     return text
+
+
+def _kind(step: Step) -> str:
+    return f"{step.fate} ({step.why})" if step.why else step.fate
 
 
 def _gap(bisection: Bisection, known: Conclusion) -> set[str]:
@@ -199,18 +206,38 @@ def markdown(bisection: Bisection) -> str:
         parts.append(f"> **Stopped by {bisection.stopped}: this is what was known then.**")
     parts.append(f"{bisection.title} ([{bisection.issue}]({issue_url(bisection.issue)})). Arm: {bisection.arm}.")
     parts.append(f"**{cell(answer(bisection))}** {_certainty(bisection)}".strip())
+    parts += _commits(bisection)
     tried = f"{plural(len(bisection.steps), 'boot')} among {len(bisection.candidates)} candidates"
     parts.append(f"<details><summary>{tried}</summary>\n\n{_table(bisection.steps)}\n\n</details>")
     if any(candidate.title for candidate in bisection.candidates):
-        parts.append(
-            "Each commit's Python code ran over the compiled parts of a CPU release, which each run's report names."
-        )
+        text = "Each commit's Python code ran over the compiled parts of a CPU release, which each run's report names."
+        if bisection.left_out:
+            text += f" Not tried: {plural(bisection.left_out, 'commit')} that change{'s' * (bisection.left_out == 1)} nothing under vllm/."
+        parts.append(text)
     parts.append(
         f"Server: {bisection.server}, evidence: {bisection.evidence or 'none'}. vllm-repro {bisection.harness_version}, "
         f"started {bisection.started_at}, took {bisection.duration_s:.0f} s."
     )
     parts.append(fence(bisection.reproduce, "console"))
     return "\n\n".join(parts) + "\n"
+
+
+def _commits(bisection: Bisection) -> list[str]:
+    """Return one list of the commits that are left, if they are few: date, title and pull request."""
+    known = bisection.search.conclusion()
+    changes = bisection.changes(known)
+    if known.state not in (State.FOUND, State.STUCK) or len(changes) > _MOST_NAMES:
+        return []
+    left = [one for one in bisection.candidates if one.label in changes and one.title]
+    return (
+        ["\n".join(f"- {one.label}, {one.date}: {cell(one.title)}{_pull_request(one)}" for one in left)] if left else []
+    )
+
+
+def _pull_request(commit: Candidate) -> str:
+    """Return a link to the pull request that vLLM's squashed commits name at the end of their title."""
+    found = re.search(r"\(#(\d+)\)$", commit.title)
+    return f" <{issue_url(f'vllm-project/vllm#{found[1]}')}>" if found else ""
 
 
 def _table(steps: Sequence[Step]) -> str:

@@ -294,6 +294,7 @@ class ReleaseJson(Struct, frozen=True, kw_only=True):
     """One release.
 
     version: as asked for. vllm_version: as the server reported. run: the name of the run's folder, beside the folder `versions`.
+    compiled: the release of its compiled parts, if they are not its own.
     """
 
     version: str
@@ -305,6 +306,7 @@ class ReleaseJson(Struct, frozen=True, kw_only=True):
     undecided: bool
     why: str
     run: str | None
+    compiled: str | None = None
 
 
 class VersionMapJson(Struct, frozen=True, kw_only=True):

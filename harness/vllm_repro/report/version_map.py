@@ -63,7 +63,8 @@ class ReleaseRow:
     """One release.
 
     version: as asked for. reported: by the server, None if none started. expected: True as declared, False a surprise, None undecided.
-    surprises: names of arms. why: one line, empty if the arms suffice. run: name of the run's folder.
+    surprises: names of arms. why: one line, empty if the arms suffice. run: name of the run's folder. compiled: the release of its
+    compiled parts, if they are not its own.
     """
 
     version: str
@@ -75,6 +76,13 @@ class ReleaseRow:
     surprises: tuple[str, ...]
     why: str
     run: str | None
+    compiled: str | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return what a reader must know of this row besides its cells."""
+        mixed = f"its Python code ran over the compiled parts of {self.compiled}" if self.compiled else ""
+        return tuple(note for note in (mixed, self.why) if note)
 
     def as_declared(self, arm: ReleaseArm) -> bool | None:
         """Return `expected` of one arm."""
@@ -107,6 +115,7 @@ def row_of(report: RunReport, version: str, declared: Standing, evidence: str) -
         surprises=() if doubt else report.verdict.surprises,
         why=_one_line(doubt or _why(report, arms)),
         run=report.folder.name,
+        compiled=next((arm.server.compiled for arm in report.arms if arm.server.compiled), None),
     )
 
 
@@ -295,7 +304,7 @@ def markdown(version_map: VersionMap) -> str:
         parts.append(f"**{first[0].upper()}{first[1:]}.**")
     parts.append(f"Declared: {version_map.status}. {_agreement(version_map)}")
     parts.append(_table(version_map))
-    if notes := [f"- {row.version}: {cell(row.why)}" for row in version_map.rows if row.why]:
+    if notes := [f"- {row.version}: {cell(note)}" for row in version_map.rows for note in row.notes]:
         parts.append("\n".join(notes))
     parts.append(_meaning(version_map))
     parts.append(
@@ -317,7 +326,7 @@ def terminal(version_map: VersionMap, path: str) -> str:
         "",
         *columns(rows, widths),
         "",
-        *(f"{row.version}: {row.why}" for row in version_map.rows if row.why),
+        *(f"{row.version}: {note}" for row in version_map.rows for note in row.notes),
         *(f"{' ' * 10 if number else 'reading:  '}{text}" for number, text in enumerate(readings(version_map))),
         f"declared: {version_map.status}. {_agreement(version_map)}",
         f"map:      {path}",
