@@ -13,8 +13,10 @@ from tests.report.test_version_map import run_of
 from vllm_repro.errors import Unsupported
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.job import Job
+from vllm_repro.scenario.workload import Request
 from vllm_repro.verdict.outcome import Outcome
 
+ANSWERED = [(100, "quiet")]
 TQ = ("threshold", "tq-chunked-prefill", "--server", "rehearsal")
 
 
@@ -74,7 +76,7 @@ def test_a_fixed_release_answers_every_prompt_in_one_boot(harness: Harness, tmp_
 
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
-    """Replace runs by boots that fail, and return the list of their jobs."""
+    """Replace runs by one that answers its first prompt and then boots that fail; return the list of their jobs."""
     jobs: list[Job] = []
 
     def run_one(job: Job, *_: object) -> RunReport:
@@ -82,12 +84,21 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
         report = run_of("0.24.0", [Outcome.BOOT_FAILED])
         folder = job.out / f"run-{len(jobs)}"
         folder.mkdir(parents=True)
+        sent = {"t": 0, "trial": 1, "name": "100 tokens", "status": 200, "error": None, "finish_reason": "length"}
+        answered = [{**sent, "event": "request-sent"}, {**sent, "event": "answer", "usage": {"prompt_tokens": 100}}]
         lines = [
-            {"t": 0, "event": "trial-ended", "trial": 1, "outcome": "boot-failed", "why": "it never became ready"},
+            *(answered if len(jobs) == 1 else []),
+            {
+                "t": 0,
+                "event": "trial-ended",
+                "trial": 1,
+                "outcome": "untriggered" if len(jobs) == 1 else "boot-failed",
+                "why": "it never became ready",
+            },
             {"t": 0, "event": "run-ended", "interrupted": None},
         ]
         (folder / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        if len(jobs) == 4:
+        if len(jobs) == 5:
             raise KeyboardInterrupt("SIGTERM")
         return report.__class__(**{**vars(report), "folder": folder})
 
@@ -99,14 +110,23 @@ def test_two_boots_without_an_answer_end_it_and_are_tried_again(
     harness: Harness, tmp_path: Path, made_up: list[Job]
 ) -> None:
     done = harness(*TQ)
-    assert (done.status, len(made_up)) == (2, 2), done.err
+    assert (done.status, len(made_up)) == (2, 3), done.err
     record = record_in(tmp_path / "reports")
-    assert (record["stopped"], sent(record)) == ("two boots in a row without an answer", [[], []])
+    assert (record["stopped"], sent(record)) == ("two boots in a row without an answer", [ANSWERED, [], []])
     assert "boot-failed: it never became ready" in done.out
     folder = str(tmp_path / "reports" / "tq-chunked-prefill" / "threshold" / "latest")
     assert harness("threshold", "--resume", folder).status == 130
     record = record_in(tmp_path / "reports")
-    assert (record["stopped"], sent(record)) == ("SIGTERM", [[]])
+    assert (record["stopped"], sent(record)) == ("SIGTERM", [ANSWERED, []])
+
+
+def test_each_prompt_is_one_of_its_own(harness: Harness, made_up: list[Job]) -> None:
+    harness(*TQ, "--arm", "prefix-hit", "--max-boots", "1")
+    requests = made_up[0].arms[0].workload
+    assert requests
+    for request, length in zip(requests, (2112, 3168, 4224, 4225), strict=False):
+        assert isinstance(request, Request)
+        assert (request.prompt, request.name, request.shared) == (length, f"{length} tokens", 0)
 
 
 def test_a_time_limit_ends_it(

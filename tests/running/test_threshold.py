@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from vllm_repro.errors import UsageError
 from vllm_repro.journal.journal import Entry, Recording
 from vllm_repro.running.threshold import lengths_of, probes_of
 from vllm_repro.scenario.catalogue import find
+from vllm_repro.scenario.workload import chat
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.verdict.threshold import Answer, Probe
@@ -59,6 +61,7 @@ def probes(*entries: Entry) -> tuple[Probe, ...]:
         ("boot-failed", [], []),
         ("clean", [{**QUIET, "usage": {"prompt_tokens": 11}}, {**QUIET, "usage": None}], [S, S]),
         ("clean", [{**QUIET, "finish_reason": None}, {**QUIET, "status": 500}], [S, S]),
+        ("clean", [{**QUIET, "error": "cut off"}], [S]),
     ],
 )
 def test_what_each_prompt_did(outcome: str, answers: Sequence[dict[str, Any] | None], expected: list[Answer]) -> None:
@@ -69,7 +72,7 @@ def test_what_each_prompt_did(outcome: str, answers: Sequence[dict[str, Any] | N
 
 
 def test_only_the_last_trial_of_a_run_counts() -> None:
-    found = probes(*boot("infra", QUIET, QUIET), *boot("crash", DEAD, trial=2))
+    found = probes(*boot("crash", None, trial=2), *boot("infra", QUIET, QUIET), *boot("crash", None, trial=2)[-1:])
     assert found == (Probe(10, Answer.CRASH, first=True),)
 
 
@@ -86,6 +89,13 @@ def test_the_search_begins_where_the_trigger_computes_it() -> None:
     assert lengths("tq-chunked-prefill", kind=ServerKind.REHEARSAL) == (100, 4225, 8450)
     assert lengths("tq-chunked-prefill", "near-miss-129") == (32, 4225, 8450), "no prompt of the arm is shorter"
     assert lengths("dsv4-tp2") == (400, 760, 1520)
+
+
+@pytest.mark.parametrize(("longest", "high"), [(9000, 9000), (500_000, 102_400 - 8)])
+def test_the_longest_prompt_is_one_that_the_workload_has_and_the_model_takes(longest: int, high: int) -> None:
+    scenario = find("tq-chunked-prefill")
+    arm = replace(scenario.arms[0], workload=(chat(prompt=100), chat(prompt=longest)))
+    assert lengths_of(scenario, arm, ServerKind.LAB, ServerOptions()).high == high
 
 
 @pytest.mark.parametrize(
