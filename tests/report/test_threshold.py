@@ -88,7 +88,7 @@ CASES = [
     (
         threshold_of([*BELOW, (10, C)]),
         2,
-        "A prompt of 10 tokens crashed, 9 did not; not yet confirmed.",
+        "A prompt of 10 tokens crashed, 9 did not. The checks are not finished.",
     ),
     (
         threshold_of([(1, Q), (5, Q), (9, S), (10, C)], []),

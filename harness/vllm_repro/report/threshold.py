@@ -98,7 +98,7 @@ def answer(found: Threshold) -> str:
                 text += f" Longer ones crash: {_tokens(longer)}."
             return text
         case State.OPEN if crash is not None and crash - 1 == quiet:
-            return f"A prompt of {crash:,} tokens crashed, {quiet:,} did not; not yet confirmed."
+            return f"A prompt of {crash:,} tokens crashed, {quiet:,} did not. The checks are not finished."
         case State.OPEN | State.STUCK:
             low = f"above {quiet:,}" if quiet is not None else f"{found.low:,} or more"
             high = f"at most {crash:,}" if crash is not None else f"if any, up to {found.high:,}"

@@ -194,8 +194,9 @@ class _Threshold:
     def _boot(self, lengths: Sequence[int]) -> str | None:
         """Boot, send prompts of these lengths and add the boot. Return the signal that interrupted its run; then there is no boot."""
         began = time.monotonic()
-        to = f" to {lengths[-1]:,}" if len(lengths) > 1 else ""
-        self._progress.line(f"boot {len(self._found.boots) + 1}: {lengths[0]:,}{to} tokens")
+        several = f"up to {len(lengths)} prompts of {lengths[0]:,} to {lengths[-1]:,}"
+        what = several if len(lengths) > 1 else f"a prompt of {lengths[0]:,}"
+        self._progress.line(f"boot {len(self._found.boots) + 1}: {what} tokens")
         workload = tuple(
             replace(self._request, name=f"{one} tokens", prompt=one, shared=0, conversation="", may_fail=())
             for one in lengths
