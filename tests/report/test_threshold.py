@@ -1,8 +1,10 @@
-"""The record of a search of the shortest prompt that crashes."""
+"""The record of a search of the shortest prompt that crashes, and the one that is kept in reports/examples."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
@@ -112,3 +114,23 @@ def test_the_table_names_every_prompt_and_the_reason_of_a_boot_without_an_answer
     assert "2 prompts in 2 boots, 1 of which crashed" in text
     assert "| 1 | 1 quiet, 5 crash | crash | 1.0 s | [run-1](../tq-chunked-prefill/run-1/report.md) |" in text
     assert "| 2 | none | infra: a \\| reason | 1.0 s |" in text
+
+
+def test_the_kept_record_renders_as_it_was_written() -> None:
+    folder = Path(__file__).parents[2] / "reports" / "examples" / "threshold" / "tq-chunked-prefill"
+    record = json.loads((folder / "threshold.json").read_text(encoding="utf-8"))
+    known = {field.name: record[field.name] for field in fields(Threshold)}
+    boots = tuple(
+        Boot(
+            **{
+                **boot,
+                "outcome": Outcome(boot["outcome"]),
+                "probes": tuple(Probe(**{**one, "answer": Answer(one["answer"])}) for one in boot["probes"]),
+            }
+        )
+        for boot in record["boots"]
+    )
+    again = Threshold(**{**known, "boots": boots})
+    assert json.loads(json.dumps(threshold_dict(again))) == record
+    assert markdown(again) == (folder / "threshold.md").read_text(encoding="utf-8")
+    assert (record["answer"], record["server"], again.exit_status, len(boots)) == (4225, "lab", 0, 4)
