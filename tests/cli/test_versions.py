@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.commands import journals, started, until
 from tests.conftest import Harness
 from tests.report.test_version_map import run_of
 from vllm_repro.cli import main
@@ -158,18 +155,8 @@ def test_a_map_that_cannot_be_says_why_and_leaves_no_folder(
 def _stopped(tmp_path: Path, number: signal.Signals) -> tuple[int, dict[str, Any]]:
     """Start a map of three releases and stop it when the second one's server runs."""
     out = tmp_path / "reports"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "vllm_repro", *TQ, "--versions", "0.24.0,0.27.0,0.28.0", "--out", str(out)],
-        env={**os.environ, "VLLM_REHEARSAL_FAULT": "slow-boot:1", "CI": "true"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        journals = list(out.glob("*/2*/journal.jsonl"))
-        if len(journals) == 2 and all("server-started" in path.read_text(encoding="utf-8") for path in journals):
-            break
-        time.sleep(0.02)
+    process = started(out, *TQ, "--versions", "0.24.0,0.27.0,0.28.0", VLLM_REHEARSAL_FAULT="slow-boot:0.5")
+    until(lambda: ["server-started" in text for text in journals(out)] == [True, True])
     process.send_signal(number)
     return process.wait(timeout=60), map_in(out)
 

@@ -110,30 +110,6 @@ def test_a_draft_is_read_in_half_a_minute(folder: Path) -> None:
     assert len(re.findall(r"[A-Za-z][\w'-]*", unfolded)) <= (165 if made.filed else 225)
 
 
-def test_what_matters_comes_first() -> None:
-    body = draft(DIED, (), ["vllm-project/vllm#43357"]).body
-    order = (
-        "**Reproduces on vLLM 0.23.0 (LAB)**",
-        "reported: died in 1 of 1 boots. Declared fixed since 0.24.0. eager (with --enforce-eager): died in 0 of 1 boots, against",
-        "AssertionError in _ensure_workspace_size",
-        "Trials: `reported` (1), `eager` (1)",
-        "LAB: vLLM 0.23.0's own code on a CPU",
-        "May be the same",
-        "| arm |",
-        "Boundary crossed in `reported`",
-        "Command of `reported`",
-        "vllm-repro run tq-chunked-prefill",
-        "- vLLM 0.23.0, evidence: lab",
-        "Root of the crash",
-        "<details>",
-        "Made by vllm-repro",
-    )
-    places = [body.index(text) for text in order]
-    assert places == sorted(places)
-    assert "_wrapped_call_impl" in body
-    assert body.count("<details>") == body.count("</details>") >= 4
-
-
 def test_a_comment_and_a_new_issue() -> None:
     comment = draft(DIED)
     path = Path("a folder/issue.md")
