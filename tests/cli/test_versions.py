@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from tests.cli.conftest import MadeUp
 from tests.commands import journals, started, until
 from tests.conftest import Harness
 from tests.report.test_version_map import run_of
@@ -24,7 +24,6 @@ from vllm_repro.running.job import Job
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.options import ServerOptions
-from vllm_repro.servers.rehearsal import RehearsalSite
 from vllm_repro.servers.site import ServerChoice
 from vllm_repro.verdict.outcome import Outcome
 
@@ -225,35 +224,13 @@ def test_resume_refuses_other_options_and_other_maps(tmp_path: Path, harness: Ha
     assert (neither.status, "no SCENARIO is named" in neither.err) == (64, True)
 
 
-Answer = Callable[[Job], RunReport]
-
-
-@pytest.fixture
-def made_up(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], list[Job]]:
-    """Replace runs by `answer` and return the list of requested jobs."""
-
-    def put(answer: Answer) -> list[Job]:
-        asked: list[Job] = []
-
-        def run_one(job: Job, _progress: object, opened: Callable[[object, str], None]) -> RunReport:
-            asked.append(job)
-            report = answer(job)
-            opened(RehearsalSite(job.options, job.scenario), job.choice.why)
-            return report
-
-        monkeypatch.setattr("vllm_repro.running.sweep.run_one", run_one)
-        return asked
-
-    return put
-
-
 def living(job: Job) -> RunReport:
     assert job.options.vllm is not None
     return run_of(job.options.vllm, [Outcome.CLEAN])
 
 
 def test_auto_is_resolved_once_so_that_no_map_mixes_kinds(
-    made_up: Callable[[Answer], list[Job]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    made_up: MadeUp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     resolved: list[ServerOptions] = []
 
@@ -270,9 +247,7 @@ def test_auto_is_resolved_once_so_that_no_map_mixes_kinds(
     assert (status, map_in(tmp_path)["server"]) == (0, "lab")
 
 
-def test_the_release_goes_into_the_image(
-    made_up: Callable[[Answer], list[Job]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_release_goes_into_the_image(made_up: MadeUp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Engine:
         def close(self) -> None:
             pass
@@ -285,9 +260,7 @@ def test_the_release_goes_into_the_image(
     assert "--image 'mine:{version}'" in map_in(tmp_path)["reproduce"]
 
 
-def test_trouble_with_one_release_is_its_row_and_the_others_are_tried(
-    made_up: Callable[[Answer], list[Job]], tmp_path: Path
-) -> None:
+def test_trouble_with_one_release_is_its_row_and_the_others_are_tried(made_up: MadeUp, tmp_path: Path) -> None:
     def answer(job: Job) -> RunReport:
         if job.options.vllm == "0.24.0":
             raise InfraError(f"no wheel in {Path.cwd()}/wheels", hint="look")
@@ -304,7 +277,7 @@ def test_trouble_with_one_release_is_its_row_and_the_others_are_tried(
     assert loaded["evidence"] == Evidence.REHEARSAL, "that of the site which was opened"
 
 
-def test_an_interrupt_in_an_install_keeps_the_map(made_up: Callable[[Answer], list[Job]], tmp_path: Path) -> None:
+def test_an_interrupt_in_an_install_keeps_the_map(made_up: MadeUp, tmp_path: Path) -> None:
     def answer(job: Job) -> RunReport:
         if job.options.vllm == "0.27.0":
             raise KeyboardInterrupt
