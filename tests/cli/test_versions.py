@@ -30,11 +30,15 @@ from vllm_repro.verdict.outcome import Outcome
 TQ = ("versions", "tq-chunked-prefill", "--server", "rehearsal")
 
 
-def map_in(out: Path) -> dict[str, Any]:
-    (path,) = out.glob("*/versions/2*/versions.json")
-    loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+def map_of(folder: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((folder / "versions.json").read_text(encoding="utf-8"))
     msgspec.convert(loaded, VersionMapJson)
     return loaded
+
+
+def map_in(out: Path) -> dict[str, Any]:
+    (folder,) = out.glob("*/versions/2*")
+    return map_of(folder)
 
 
 def test_releases_are_sorted_and_each_is_there_once() -> None:
@@ -167,12 +171,6 @@ def test_a_killed_map_keeps_what_it_had(tmp_path: Path) -> None:
     assert (loaded["pending"], loaded["interrupted"], loaded["expected"]) == (["0.27.0", "0.28.0"], None, False)
 
 
-def newest(out: Path) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((out / "tq-chunked-prefill/versions/latest/versions.json").read_text("utf-8"))
-    msgspec.convert(loaded, VersionMapJson)
-    return loaded
-
-
 def test_an_interrupted_map_is_resumed_with_more_releases(tmp_path: Path, own_state: Path, harness: Harness) -> None:
     out = tmp_path / "reports"
     status, cut = _stopped(tmp_path, signal.SIGTERM)
@@ -181,7 +179,8 @@ def test_an_interrupted_map_is_resumed_with_more_releases(tmp_path: Path, own_st
     assert list((own_state / "vllm-repro" / "processes").glob("*")) == []
     (folder,) = out.glob("*/versions/2*")
     done = harness("versions", "--resume", str(folder), "--versions", "0.23.0")
-    whole = newest(out)
+    latest = folder.parent / "latest"
+    whole = map_of(latest)
     assert (done.status, whole["expected"]) == (0, True), done.err
     assert whole["reading"] == "dies in 0.23.0, lives in 0.24.0 to 0.28.0 (3 tried)"
     assert (whole["pending"], whole["interrupted"], whole["started_at"]) == ([], None, cut["started_at"])
@@ -192,15 +191,10 @@ def test_an_interrupted_map_is_resumed_with_more_releases(tmp_path: Path, own_st
     assert again["run"] != second["run"], "it was interrupted"
     assert f"as in {first['run']}" in done.err
     assert "--versions 0.23.0,0.24.0,0.27.0,0.28.0" in whole["reproduce"]
-    assert map_of_folder(folder) == cut, "what was there stays as it was"
+    assert map_of(folder) == cut, "what was there stays as it was"
     # Nothing is left to run: the same map again, also by its scenario's name and through `latest`.
-    again_done = harness("versions", "tq-chunked-prefill", "--resume", str(folder.parent / "latest"))
-    assert (again_done.status, newest(out)["rows"]) == (0, whole["rows"])
-
-
-def map_of_folder(folder: Path) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((folder / "versions.json").read_text(encoding="utf-8"))
-    return loaded
+    again_done = harness("versions", "tq-chunked-prefill", "--resume", str(latest))
+    assert (again_done.status, map_of(latest)["rows"]) == (0, whole["rows"])
 
 
 def test_resume_refuses_other_options_and_other_maps(tmp_path: Path, harness: Harness) -> None:
