@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cli.conftest import Answer, MadeUp, releases_of
 from tests.conftest import Harness
 from tests.releases.test_sources import commit, git
 from tests.report.test_version_map import run_of
@@ -18,7 +18,6 @@ from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.releases.sources import version_of
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.job import Job
-from vllm_repro.servers.rehearsal import RehearsalSite
 from vllm_repro.verdict.outcome import Outcome
 
 TQ = ("bisect", "tq-chunked-prefill", "--server", "rehearsal")
@@ -71,29 +70,6 @@ def test_the_first_fixed_release_is_found_over_one_that_does_not_boot(harness: H
     )
 
 
-Answer = Callable[[Job], RunReport]
-
-
-@pytest.fixture
-def made_up(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], list[str]]:
-    """Replace runs by `answer` and return the list of the releases that were run."""
-
-    def put(answer: Answer) -> list[str]:
-        asked: list[str] = []
-
-        def run_one(job: Job, _progress: object, opened: Callable[[object, str], None]) -> RunReport:
-            assert job.options.vllm
-            asked.append(job.options.vllm)
-            report = answer(job)
-            opened(RehearsalSite(replace(job.options, vllm=None), job.scenario), job.choice.why)
-            return report
-
-        monkeypatch.setattr("vllm_repro.running.sweep.run_one", run_one)
-        return asked
-
-    return put
-
-
 def outcome_of(job: Job, outcome: Outcome) -> RunReport:
     return run_of("0.24.0", [outcome], reported=job.options.vllm)
 
@@ -112,18 +88,18 @@ def by_release(bad: Sequence[str], skipped: Sequence[str] = ()) -> Answer:
 OLD = ("0.20.0", "0.20.1", "0.20.2", "0.21.0", "0.22.0", "0.22.1")
 
 
-def test_the_first_bad_release_is_found(made_up: Callable[[Answer], list[str]], tmp_path: Path) -> None:
+def test_the_first_bad_release_is_found(made_up: MadeUp, tmp_path: Path) -> None:
     asked = made_up(by_release(["0.30.0", "0.31.0", "0.32.0"]))
     assert main([*TQ, "--good", "v0.22", "--bad", "0.32.0", "--out", str(tmp_path)]) == 0
     record = record_in(tmp_path)
     assert (record["answer"], record["candidates"][0]["label"], len(record["candidates"])) == ("0.30.0", "0.22.0", 14)
-    assert asked == booted(record)
-    assert asked[:2] == ["0.32.0", "0.22.0"], "both ends, the bad one first"
+    assert releases_of(asked) == booted(record)
+    assert booted(record)[:2] == ["0.32.0", "0.22.0"], "both ends, the bad one first"
     assert len(asked) <= 6
     assert record["reading"].startswith("The first bad one is 0.30.0: it died in 1 of 1 boots; 0.29.0 lived")
 
 
-def test_what_cannot_be_tried_leaves_a_set(made_up: Callable[[Answer], list[str]], tmp_path: Path) -> None:
+def test_what_cannot_be_tried_leaves_a_set(made_up: MadeUp, tmp_path: Path) -> None:
     made_up(by_release(OLD, ["0.23.0", "0.24.0"]))
     assert main([*TQ, *FIX, "--out", str(tmp_path)]) == 2
     record = record_in(tmp_path)
@@ -133,12 +109,12 @@ def test_what_cannot_be_tried_leaves_a_set(made_up: Callable[[Answer], list[str]
 
 
 def test_a_limit_ends_it_and_a_resume_repeats_no_boot(
-    made_up: Callable[[Answer], list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    made_up: MadeUp, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = made_up(by_release(OLD))
     assert main([*TQ, *FIX, "--max-boots", "3", "--out", str(tmp_path)]) == 2
     first = record_in(tmp_path)
-    assert (asked, first["stopped"], first["state"]) == (booted(first), "--max-boots 3", "open")
+    assert (releases_of(asked), first["stopped"], first["state"]) == (booted(first), "--max-boots 3", "open")
     assert len(asked) == 3
     printed = capsys.readouterr().out
     assert "Undecided: the first fixed one is one of " in printed
@@ -147,18 +123,16 @@ def test_a_limit_ends_it_and_a_resume_repeats_no_boot(
     assert f"resume:    vllm-repro bisect --resume {Path(folder).resolve()}" in printed
     assert main(["bisect", "--resume", folder, "--max-time", "1h"]) == 0
     whole = record_in(tmp_path)
-    assert (whole["answer"], whole["stopped"], booted(whole)) == ("0.23.0", None, asked)
+    assert (whole["answer"], whole["stopped"], booted(whole)) == ("0.23.0", None, releases_of(asked))
     assert whole["steps"][:3] == first["steps"]
-    assert (len(set(asked)), whole["started_at"]) == (len(asked), first["started_at"])
+    assert (len(set(booted(whole))), whole["started_at"]) == (len(asked), first["started_at"])
     assert main(["bisect", "--resume", folder]) == 0
     assert len(asked) == len(whole["steps"]), "nothing is left to boot"
     assert main(["bisect", "--resume", folder, "--rate", "0.5"]) == 64
     assert "--rate would change them" in capsys.readouterr().err
 
 
-def test_a_time_limit_ends_it(
-    made_up: Callable[[Answer], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_time_limit_ends_it(made_up: MadeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 10_000, 100))
     monkeypatch.setattr("vllm_repro.running.bisect.time.monotonic", lambda: float(next(clock)))
     asked = made_up(by_release(OLD))
@@ -167,9 +141,7 @@ def test_a_time_limit_ends_it(
     assert 1 <= len(asked) <= 3
 
 
-def test_an_interrupt_keeps_the_steps_and_what_the_host_spoiled_is_tried_again(
-    made_up: Callable[[Answer], list[str]], tmp_path: Path
-) -> None:
+def test_an_interrupt_keeps_the_steps_and_what_the_host_spoiled_is_tried_again(made_up: MadeUp, tmp_path: Path) -> None:
     def troubled(job: Job) -> RunReport:
         if len(asked) == 3:
             raise InfraError(f"no wheel in {Path.cwd()}/wheels")
@@ -184,13 +156,11 @@ def test_an_interrupt_keeps_the_steps_and_what_the_host_spoiled_is_tried_again(
     assert cut["steps"][2]["why"] == "no wheel in ./wheels"
     again = made_up(by_release(OLD))
     assert main(["bisect", "--resume", str(tmp_path / "tq-chunked-prefill" / "bisect" / "latest")]) == 0
-    assert again[0] == cut["steps"][2]["candidate"]
+    assert releases_of(again)[0] == cut["steps"][2]["candidate"]
     assert record_in(tmp_path)["answer"] == "0.23.0"
 
 
-def test_a_flaky_bug_is_booted_again_and_the_probability_is_stated(
-    made_up: Callable[[Answer], list[str]], tmp_path: Path
-) -> None:
+def test_a_flaky_bug_is_booted_again_and_the_probability_is_stated(made_up: MadeUp, tmp_path: Path) -> None:
     def answer(job: Job) -> RunReport:
         dies = job.options.vllm in OLD and len(asked) % 2
         return outcome_of(job, Outcome.CRASH if dies else Outcome.CLEAN)
@@ -199,7 +169,7 @@ def test_a_flaky_bug_is_booted_again_and_the_probability_is_stated(
     assert main([*TQ, *FIX, "--rate", "0.5", "--out", str(tmp_path)]) == 0
     record = record_in(tmp_path)
     assert (record["answer"], 0.95 <= record["probability"] < 1) == ("0.23.0", True)
-    assert asked.count("0.23.0") >= 4
+    assert releases_of(asked).count("0.23.0") >= 4
     text = next(tmp_path.glob("*/bisect/2*/bisection.md")).read_text(encoding="utf-8")
     assert f"Probability {record['probability']:.1%}, if a bad one dies in 50% of boots (--rate 0.5)." in text
     assert "--rate 0.5" in record["reproduce"]
@@ -219,7 +189,7 @@ def test_a_flaky_bug_is_booted_again_and_the_probability_is_stated(
     ],
 )
 def test_an_end_that_is_not_as_named_ends_it(
-    made_up: Callable[[Answer], list[str]],
+    made_up: MadeUp,
     tmp_path: Path,
     bad: list[str],
     skipped: list[str],
@@ -232,7 +202,7 @@ def test_an_end_that_is_not_as_named_ends_it(
     assert len(asked) <= 2
 
 
-def test_an_unsupported_release_is_a_skip(made_up: Callable[[Answer], list[str]], tmp_path: Path) -> None:
+def test_an_unsupported_release_is_a_skip(made_up: MadeUp, tmp_path: Path) -> None:
     def answer(job: Job) -> RunReport:
         if job.options.vllm not in ("0.20.0", "0.32.0"):
             raise Unsupported("the lab cannot run this release")
@@ -246,7 +216,7 @@ def test_an_unsupported_release_is_a_skip(made_up: Callable[[Answer], list[str]]
 
 
 def test_a_cached_release_is_booted_before_one_to_install(
-    made_up: Callable[[Answer], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made_up: MadeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "vllm_repro.running.bisect.ReleaseCache.get", lambda _, version: "a release" if version == "0.23.0" else None
@@ -254,7 +224,7 @@ def test_a_cached_release_is_booted_before_one_to_install(
     asked = made_up(by_release(OLD))
     words = ["bisect", "tq-chunked-prefill", "--server", "lab", *FIX, "--out", str(tmp_path)]
     assert main(words) == 0
-    assert (asked[2], record_in(tmp_path)["answer"]) == ("0.23.0", "0.23.0")
+    assert (releases_of(asked)[2], record_in(tmp_path)["answer"]) == ("0.23.0", "0.23.0")
 
 
 @pytest.fixture
@@ -274,7 +244,7 @@ def history(tmp_path: Path) -> tuple[Path, list[str]]:
 
 
 def test_the_commit_that_fixed_it_is_found_and_resumed(
-    made_up: Callable[[Answer], list[str]],
+    made_up: MadeUp,
     tmp_path: Path,
     history: tuple[Path, list[str]],
     monkeypatch: pytest.MonkeyPatch,
@@ -293,7 +263,7 @@ def test_the_commit_that_fixed_it_is_found_and_resumed(
     words = ["bisect", "tq-chunked-prefill", "--server", "lab", "--repo", str(folder), "--find-fix"]
     words += ["--bad", "0.23.0", "--good", "main", "--out", str(tmp_path)]
     assert main([*words, "--max-boots", "3"]) == 2
-    assert asked[:2] == [sources[0], sources[-1]], "the oldest is where the release branch was cut"
+    assert releases_of(asked)[:2] == [sources[0], sources[-1]], "the oldest is where the release branch was cut"
     resume = ["bisect", "--resume", str(tmp_path / "tq-chunked-prefill" / "bisect" / "latest")]
     with monkeypatch.context() as elsewhere:
         elsewhere.chdir("/")
@@ -301,7 +271,11 @@ def test_the_commit_that_fixed_it_is_found_and_resumed(
         assert "there is no ./my vllm here" in capsys.readouterr().err
     assert main(resume) == 0
     record = record_in(tmp_path)
-    assert (record["answer"], len(asked), len(set(asked))) == (hashes[7][:12], len(record["steps"]), len(asked))
+    assert (record["answer"], len(asked), len(set(releases_of(asked)))) == (
+        hashes[7][:12],
+        len(record["steps"]),
+        len(asked),
+    )
     assert f"The first fixed one is {hashes[7][:12]} (a change): it lived in 1 of 1 boots" in record["reading"]
     text = next(tmp_path.glob("*/bisect/2*/bisection.md")).read_text(encoding="utf-8")
     assert "ran over the compiled parts of a CPU release" in text

@@ -87,6 +87,11 @@ def test_every_verb_is_in_the_readme() -> None:
         ),
         (["run", "tq-chunked-prefill", "--server", "attach"], 64, "needs a URL"),
         (["run", "min-tokens-stop-ids", "--server", "process", "--model", "/nowhere/at/all"], 64, "there is no folder"),
+        (
+            ["run", "min-tokens-stop-ids", "--server", "process", "--vllm", "0.28.0", "--model", "/"],
+            64,
+            "has no config.json",
+        ),
         (["run", "min-tokens-stop-ids", "--server", "docker"], 2, "no Docker Engine answers"),
         (["run", "tq-chunked-prefill", "--vllm", "banana"], 64, "is not the number of a vLLM release"),
         (["run", "tq-chunked-prefill", "--server", "rehearsal", "--vllm", "0.99.0"], 64, "not 0.99.0"),
@@ -184,12 +189,6 @@ def test_the_rehearsal_says_nothing_of_a_bug_that_it_does_not_imitate(harness: H
     assert "does not imitate" in done.report["because"]
     # By its name, however it was called: a path of this machine is of no use to who reads the report.
     assert done.report["reproduce"].startswith(f"vllm-repro run {path} --server rehearsal")
-
-
-def test_a_model_folder_without_config_is_named(harness: Harness, tmp_path: Path) -> None:
-    done = harness("run", "min-tokens-stop-ids", "--server", "process", "--vllm", "0.28.0", "--model", str(tmp_path))
-    assert done.status == 64
-    assert "has no config.json" in done.err
 
 
 def test_a_port_in_use_is_no_crash(harness: Harness) -> None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from tests.cli.conftest import MadeUp
+from tests.commands import journals, started, until
 from tests.conftest import Harness
 from tests.report.test_version_map import run_of
 from vllm_repro.cli import main
@@ -27,18 +24,21 @@ from vllm_repro.running.job import Job
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.options import ServerOptions
-from vllm_repro.servers.rehearsal import RehearsalSite
 from vllm_repro.servers.site import ServerChoice
 from vllm_repro.verdict.outcome import Outcome
 
 TQ = ("versions", "tq-chunked-prefill", "--server", "rehearsal")
 
 
-def map_in(out: Path) -> dict[str, Any]:
-    (path,) = out.glob("*/versions/2*/versions.json")
-    loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+def map_of(folder: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((folder / "versions.json").read_text(encoding="utf-8"))
     msgspec.convert(loaded, VersionMapJson)
     return loaded
+
+
+def map_in(out: Path) -> dict[str, Any]:
+    (folder,) = out.glob("*/versions/2*")
+    return map_of(folder)
 
 
 def test_releases_are_sorted_and_each_is_there_once() -> None:
@@ -158,18 +158,8 @@ def test_a_map_that_cannot_be_says_why_and_leaves_no_folder(
 def _stopped(tmp_path: Path, number: signal.Signals) -> tuple[int, dict[str, Any]]:
     """Start a map of three releases and stop it when the second one's server runs."""
     out = tmp_path / "reports"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "vllm_repro", *TQ, "--versions", "0.24.0,0.27.0,0.28.0", "--out", str(out)],
-        env={**os.environ, "VLLM_REHEARSAL_FAULT": "slow-boot:1", "CI": "true"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        journals = list(out.glob("*/2*/journal.jsonl"))
-        if len(journals) == 2 and all("server-started" in path.read_text(encoding="utf-8") for path in journals):
-            break
-        time.sleep(0.02)
+    process = started(out, *TQ, "--versions", "0.24.0,0.27.0,0.28.0", VLLM_REHEARSAL_FAULT="slow-boot:0.5")
+    until(lambda: ["server-started" in text for text in journals(out)] == [True, True])
     process.send_signal(number)
     return process.wait(timeout=60), map_in(out)
 
@@ -181,12 +171,6 @@ def test_a_killed_map_keeps_what_it_had(tmp_path: Path) -> None:
     assert (loaded["pending"], loaded["interrupted"], loaded["expected"]) == (["0.27.0", "0.28.0"], None, False)
 
 
-def newest(out: Path) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((out / "tq-chunked-prefill/versions/latest/versions.json").read_text("utf-8"))
-    msgspec.convert(loaded, VersionMapJson)
-    return loaded
-
-
 def test_an_interrupted_map_is_resumed_with_more_releases(tmp_path: Path, own_state: Path, harness: Harness) -> None:
     out = tmp_path / "reports"
     status, cut = _stopped(tmp_path, signal.SIGTERM)
@@ -195,7 +179,8 @@ def test_an_interrupted_map_is_resumed_with_more_releases(tmp_path: Path, own_st
     assert list((own_state / "vllm-repro" / "processes").glob("*")) == []
     (folder,) = out.glob("*/versions/2*")
     done = harness("versions", "--resume", str(folder), "--versions", "0.23.0")
-    whole = newest(out)
+    latest = folder.parent / "latest"
+    whole = map_of(latest)
     assert (done.status, whole["expected"]) == (0, True), done.err
     assert whole["reading"] == "dies in 0.23.0, lives in 0.24.0 to 0.28.0 (3 tried)"
     assert (whole["pending"], whole["interrupted"], whole["started_at"]) == ([], None, cut["started_at"])
@@ -206,15 +191,10 @@ def test_an_interrupted_map_is_resumed_with_more_releases(tmp_path: Path, own_st
     assert again["run"] != second["run"], "it was interrupted"
     assert f"as in {first['run']}" in done.err
     assert "--versions 0.23.0,0.24.0,0.27.0,0.28.0" in whole["reproduce"]
-    assert map_of_folder(folder) == cut, "what was there stays as it was"
+    assert map_of(folder) == cut, "what was there stays as it was"
     # Nothing is left to run: the same map again, also by its scenario's name and through `latest`.
-    again_done = harness("versions", "tq-chunked-prefill", "--resume", str(folder.parent / "latest"))
-    assert (again_done.status, newest(out)["rows"]) == (0, whole["rows"])
-
-
-def map_of_folder(folder: Path) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((folder / "versions.json").read_text(encoding="utf-8"))
-    return loaded
+    again_done = harness("versions", "tq-chunked-prefill", "--resume", str(latest))
+    assert (again_done.status, map_of(latest)["rows"]) == (0, whole["rows"])
 
 
 def test_resume_refuses_other_options_and_other_maps(tmp_path: Path, harness: Harness) -> None:
@@ -238,35 +218,13 @@ def test_resume_refuses_other_options_and_other_maps(tmp_path: Path, harness: Ha
     assert (neither.status, "no SCENARIO is named" in neither.err) == (64, True)
 
 
-Answer = Callable[[Job], RunReport]
-
-
-@pytest.fixture
-def made_up(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], list[Job]]:
-    """Replace runs by `answer` and return the list of requested jobs."""
-
-    def put(answer: Answer) -> list[Job]:
-        asked: list[Job] = []
-
-        def run_one(job: Job, _progress: object, opened: Callable[[object, str], None]) -> RunReport:
-            asked.append(job)
-            report = answer(job)
-            opened(RehearsalSite(job.options, job.scenario), job.choice.why)
-            return report
-
-        monkeypatch.setattr("vllm_repro.running.sweep.run_one", run_one)
-        return asked
-
-    return put
-
-
 def living(job: Job) -> RunReport:
     assert job.options.vllm is not None
     return run_of(job.options.vllm, [Outcome.CLEAN])
 
 
 def test_auto_is_resolved_once_so_that_no_map_mixes_kinds(
-    made_up: Callable[[Answer], list[Job]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    made_up: MadeUp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     resolved: list[ServerOptions] = []
 
@@ -283,9 +241,7 @@ def test_auto_is_resolved_once_so_that_no_map_mixes_kinds(
     assert (status, map_in(tmp_path)["server"]) == (0, "lab")
 
 
-def test_the_release_goes_into_the_image(
-    made_up: Callable[[Answer], list[Job]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_release_goes_into_the_image(made_up: MadeUp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Engine:
         def close(self) -> None:
             pass
@@ -298,9 +254,7 @@ def test_the_release_goes_into_the_image(
     assert "--image 'mine:{version}'" in map_in(tmp_path)["reproduce"]
 
 
-def test_trouble_with_one_release_is_its_row_and_the_others_are_tried(
-    made_up: Callable[[Answer], list[Job]], tmp_path: Path
-) -> None:
+def test_trouble_with_one_release_is_its_row_and_the_others_are_tried(made_up: MadeUp, tmp_path: Path) -> None:
     def answer(job: Job) -> RunReport:
         if job.options.vllm == "0.24.0":
             raise InfraError(f"no wheel in {Path.cwd()}/wheels", hint="look")
@@ -317,7 +271,7 @@ def test_trouble_with_one_release_is_its_row_and_the_others_are_tried(
     assert loaded["evidence"] == Evidence.REHEARSAL, "that of the site which was opened"
 
 
-def test_an_interrupt_in_an_install_keeps_the_map(made_up: Callable[[Answer], list[Job]], tmp_path: Path) -> None:
+def test_an_interrupt_in_an_install_keeps_the_map(made_up: MadeUp, tmp_path: Path) -> None:
     def answer(job: Job) -> RunReport:
         if job.options.vllm == "0.27.0":
             raise KeyboardInterrupt

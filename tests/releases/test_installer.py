@@ -8,12 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.commands import until
 from vllm_repro.errors import InfraError
 from vllm_repro.releases import installer
 from vllm_repro.releases.installer import Installer, uv_settings
@@ -119,17 +119,15 @@ def test_uv_ends_with_the_run(tmp_path: Path) -> None:
         pid = int(started.read_text())
         assert psutil.pid_exists(pid)
         run.send_signal(signal.SIGKILL)
-        until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+        until(lambda: not lives(pid))
+        assert not lives(pid)
     finally:
         run.kill()
         run.wait()
 
 
-def until(condition: object, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]  # any callable
-        assert time.monotonic() < end
-        time.sleep(0.05)
+def lives(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def script(folder: Path, text: str) -> Path:

@@ -79,20 +79,6 @@ def test_a_journal_cut_at_or_beside_the_end_of_any_line(tmp_path: Path) -> None:
                 assert started is (at >= ends[0] - 1)
 
 
-def test_an_arm_that_was_begun_is_not_said_to_have_not_run(tmp_path: Path) -> None:
-    begun: list[bytes] = []
-    for line in (SMALLEST / "journal.jsonl").read_bytes().splitlines(keepends=True):
-        begun.append(line)
-        if b'"event": "request-sent"' in line:
-            break
-    report = rendered(begun, tmp_path)
-    assert report is not None
-    assert report.verdict.because.startswith("no trial finished")
-    first, *others = [row[-2] for row in arms_table(report).rows]
-    assert first == "interrupted"
-    assert set(others) <= {"not run"}
-
-
 def test_a_kill_and_an_interrupt_in_the_same_boot_leave_the_same_said(tmp_path: Path) -> None:
     """Cut in the second of eight arms and compare the verdict and every table."""
     lines = (REHEARSAL / "journal.jsonl").read_bytes().splitlines(keepends=True)

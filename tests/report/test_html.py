@@ -148,10 +148,6 @@ def test_a_hostile_log_stays_text(tmp_path: Path) -> None:
     assert "more characters in this line" in text
 
 
-def test_a_log_that_is_gone_is_named() -> None:
-    assert "not beside this page when it was made" in render(report(REHEARSAL), "html")
-
-
 @pytest.mark.parametrize("evidence", ["gpu", "lab", "rehearsal"])
 def test_figures_are_claims_or_marked_or_withheld(tmp_path: Path, evidence: str) -> None:
     made = measured(evidence).report(tmp_path)

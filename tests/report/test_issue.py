@@ -110,30 +110,6 @@ def test_a_draft_is_read_in_half_a_minute(folder: Path) -> None:
     assert len(re.findall(r"[A-Za-z][\w'-]*", unfolded)) <= (165 if made.filed else 225)
 
 
-def test_what_matters_comes_first() -> None:
-    body = draft(DIED, (), ["vllm-project/vllm#43357"]).body
-    order = (
-        "**Reproduces on vLLM 0.23.0 (LAB)**",
-        "reported: died in 1 of 1 boots. Declared fixed since 0.24.0. eager (with --enforce-eager): died in 0 of 1 boots, against",
-        "AssertionError in _ensure_workspace_size",
-        "Trials: `reported` (1), `eager` (1)",
-        "LAB: vLLM 0.23.0's own code on a CPU",
-        "May be the same",
-        "| arm |",
-        "Boundary crossed in `reported`",
-        "Command of `reported`",
-        "vllm-repro run tq-chunked-prefill",
-        "- vLLM 0.23.0, evidence: lab",
-        "Root of the crash",
-        "<details>",
-        "Made by vllm-repro",
-    )
-    places = [body.index(text) for text in order]
-    assert places == sorted(places)
-    assert "_wrapped_call_impl" in body
-    assert body.count("<details>") == body.count("</details>") >= 4
-
-
 def test_a_comment_and_a_new_issue() -> None:
     comment = draft(DIED)
     path = Path("a folder/issue.md")
@@ -163,18 +139,8 @@ def test_a_new_issue_out_of_the_lab_shows_what_anybody_can_run_and_the_change_th
     cured = replace(arm, result=arm_result("patched", Expected.LIVES, [Outcome.CLEAN]), trials=(), patches=(patch,))
     made = replace(DIED, filed=False, arms=(arm, cured), issue="vllm-project/vllm#44053")
     body = draft(made, flags="vllm serve some/model \\\n  --flag 1", why="Two are\nasked for, @all.").body
-    order = (
-        "Two are asked for, ",
-        "```console\nvllm serve some/model \\\n  --flag 1\n```",
-        "Requests, in this order:\n\n1. ",
-        "With this change the engine lived (`patched`, died in 0 of 1 boots). Apply it by hand: ",
-        "-x = 1\n+x = 2\n",
-        "To run it again:",
-        "<summary>Command of reported in the lab</summary>",
-    )
-    places = [body.index(text) for text in order]
-    assert places == sorted(places)
-    assert body.count(arm.command) == 1
+    assert "Two are asked for, " in body
+    assert "With this change the engine lived (`patched`, died in 0 of 1 boots). Apply it by hand: " in body
     assert_sound(body, [made.issue])
     assert "With this change" not in draft(replace(made, arms=(replace(arm, trials=()), cured))).body, (
         "of what nobody saw"

@@ -262,8 +262,3 @@ def test_where_a_wrong_answer_is_the_bug_nothing_is_clean_that_was_not_compared(
         "untriggered",
         "there is no answer of eager to compare with (--arm eager)",
     )
-
-
-def test_random_weights_are_not_compared(tmp_path: Path) -> None:
-    report = answered("dummy").report(tmp_path)
-    assert {arm.trials[0].outcome.value for arm in report.arms} == {"clean"}

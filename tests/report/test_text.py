@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.github_markdown import render
-from vllm_repro.report.text import cell, code, fence, fit, html, plain, printable, shorten, size
+from vllm_repro.report.text import cell, code, fence, html, plain, printable, shorten, size
 
 NASTY = st.text(st.sampled_from("ab1 `~*_[]()<>!#@|\\&;:/.-+=$\n\r\t\x00\x1b\u202e\ud800" + "@u#1"), max_size=60)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -75,9 +75,3 @@ def test_the_middle_is_left_out_and_counted() -> None:
     assert short.startswith("a" * 50)
     assert short.endswith("b" * 50)
     assert "bytes left out" in short
-
-
-@given(TEXT, st.integers(60, 2_000))
-def test_what_surrounds_a_text_counts(text: str, limit: int) -> None:
-    made = fit(lambda most: fence(shorten(text * 30 + "`" * 30, most)), limit)
-    assert size(made) <= limit

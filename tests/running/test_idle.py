@@ -93,7 +93,7 @@ def test_only_engine_core_processes_count(tmp_path: Path) -> None:
 
 def run(harness: Harness, folder: Path, text: str, fault: str) -> Done:
     file = folder / f"{'hangs' if 'hangs' in text else 'spins'}.py"
-    file.write_text(text, encoding="utf-8")
+    file.write_text(text.replace("within=3", "within=1.5") if fault == "busy" else text, encoding="utf-8")
     words = ("--server", "rehearsal", "--answer-stall", "2")
     return harness("run", str(file), *words, env={"VLLM_REHEARSAL_FAULT": fault})
 

@@ -77,19 +77,14 @@ def test_an_arm_that_says_something_else_than_the_baseline(harness: Harness, tmp
     assert (reported["outcome"], other["outcome"]) == ("wrong-output", "untriggered")
     assert "differs from that of bigger-chunk after" in reported["why"]
     assert done.report["verdict"] == "changed"
-    assert run(harness, path, "0.24.0", "reported bigger-chunk").report["verdict"] == "quiet"
 
 
 def test_boots_end_when_they_decide_nothing_more(harness: Harness) -> None:
-    arms = ("--arm", "reported", "--arm", "eager", "--arm", "near-miss-128")
+    arms = ("--vllm", "0.24.0", "--arm", "reported", "--arm", "eager")
     done = harness("run", "tq-chunked-prefill", "--server", "rehearsal", "--trials", "auto", *arms)
     assert done.status == 0, done.out + done.err
     assert "--trials auto" in done.report["reproduce"]
-    assert {arm["name"]: len(arm["trials"]) for arm in done.report["arms"]} == {
-        "reported": 5,
-        "eager": 4,
-        "near-miss-128": 1,
-    }
+    assert {arm["name"]: len(arm["trials"]) for arm in done.report["arms"]} == {"reported": 4, "eager": 1}
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.commands import journals, signalled, started, until
 from tests.conftest import Harness
 from tests.report_examples import REHEARSAL
 from vllm_repro.errors import UsageError
@@ -97,9 +94,12 @@ def test_the_command_of_a_refusal_can_be_pasted(harness: Harness, tmp_path: Path
     folder.mkdir()
     lines = (REHEARSAL / "journal.jsonl").read_bytes().splitlines(keepends=True)
     (folder / "journal.jsonl").write_bytes(b"".join(lines[:-1]))
-    for words in (["--seed", "2"], ["sco-hybrid"]):
+    for words, message in (
+        (["--seed", "2"], "--seed would change them"),
+        (["sco-hybrid"], "belongs to tq-chunked-prefill"),
+    ):
         refused = harness("run", *words, "--resume", str(folder))
-        assert refused.status == 64
+        assert (refused.status, message in refused.err) == (64, True)
         assert f"next: vllm-repro run --resume '{folder}'\n" in refused.err
 
 
@@ -122,28 +122,9 @@ def test_a_killed_run_goes_on_and_its_report_is_that_of_a_whole_one(
     tmp_path: Path, harness: Harness, number: signal.Signals
 ) -> None:
     out = tmp_path / "reports"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "vllm_repro", "run", *WORDS],
-        env={**os.environ, "VLLM_REPRO_REPORTS": str(out), "VLLM_REHEARSAL_FAULT": "slow-boot:1", "CI": "true"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:  # until the second boot is under way
-        if any(
-            path.read_text(encoding="utf-8").count("server-started") == 2 for path in out.glob("*/2*/journal.jsonl")
-        ):
-            break
-        time.sleep(0.05)
-    process.send_signal(number)
-    process.wait(timeout=60)
-    (folder,) = (path for path in out.glob("*/2*") if not path.is_symlink())
-
-    refused = harness("run", "tq-chunked-prefill", "--resume", str(folder), "--seed", "2")
-    assert (refused.status, "--seed would change them" in refused.err) == (64, True)
-    refused = harness("run", "sco-hybrid", "--resume", str(folder))
-    assert (refused.status, "belongs to tq-chunked-prefill" in refused.err) == (64, True)
-
+    process = started(out, "run", *WORDS, quick=True, VLLM_REHEARSAL_FAULT="slow-boot:0.5")
+    until(lambda: "".join(journals(out)).count("server-started") == 2)
+    _, folder = signalled(process, number, out)
     # The folder says which scenario it is of; who names it as well is right, too.
     named = () if number is signal.SIGINT else ("tq-chunked-prefill",)
     done = harness("run", *named, "--resume", str(folder))

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -15,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.commands import journals, signalled, started, until
 from tests.conftest import Harness
 from vllm_repro.cli import main
 from vllm_repro.errors import InfraError
@@ -143,6 +140,8 @@ def test_an_arm_that_cannot_be_tried_here_does_not_end_the_others(harness: Harne
         ("tq-mtp-cudagraphs", ["reported", "eager", "no-spec-decode"], "0.20.2", ["crash", "untriggered", "untriggered"], "reproduces"),
         ("tq-mtp-cudagraphs", ["reported", "cudagraph-none"], "0.24.0", ["wrong-output", "untriggered"], "changed"),
         ("tq-mtp-first-request", ["reported", "eager"], "0.23.0", ["crash", "untriggered"], "reproduces"),
+        ("min-tokens-stop-ids", ["reported", "near-miss"], "0.28.0", ["crash", "untriggered"], "reproduces"),
+        ("min-tokens-stop-ids", ["reported", "near-miss"], "0.29.0", ["clean", "untriggered"], "quiet"),
     ],
 )  # fmt: skip
 def test_the_reported_bugs_live_and_die_with_the_releases(
@@ -155,7 +154,7 @@ def test_the_reported_bugs_live_and_die_with_the_releases(
     assert done.report["arms"][0]["trials"][0]["trigger"]["crossed"] is True
     if outcomes[0] == "crash":
         assert done.report["arms"][0]["trials"][0]["death"]["signature"] == "match"
-        assert done.status == 0
+    assert done.status == (verdict == "changed")
 
 
 def test_both_ranks_of_two_are_named(harness: Harness) -> None:
@@ -170,14 +169,6 @@ def test_both_ranks_of_two_are_named(harness: Harness) -> None:
     assert trial["death"]["ranks"] == [0, 1]
     assert done.folder is not None
     assert {path.name for path in (done.folder / "logs").iterdir()} == {"reported-1.log", "reported-1.rank1.log"}
-
-
-@pytest.mark.parametrize(("version", "outcome"), [("0.28.0", "crash"), ("0.29.0", "clean")])
-def test_the_other_scenario(harness: Harness, version: str, outcome: str) -> None:
-    done = harness("run", "min-tokens-stop-ids", "--server", "rehearsal", "--vllm", version)
-    arms = {arm["name"]: arm["trials"][0] for arm in done.report["arms"]}
-    assert (done.status, arms["reported"]["outcome"], arms["near-miss"]["outcome"]) == (0, outcome, "untriggered")
-    assert arms["reported"]["trigger"]["crossed"]
 
 
 @pytest.mark.parametrize(
@@ -259,29 +250,10 @@ _DEATH = '"event": "sign"'
 def _interrupt(tmp_path: Path, state: Path, number: signal.Signals, wait_for: str) -> tuple[int, Path]:
     """Start a long run, signal it when its journal contains `wait_for`, and return status and folder."""
     out = tmp_path / "reports"
-    environment = {
-        **os.environ,
-        "VLLM_REPRO_REPORTS": str(out),
-        "VLLM_REHEARSAL_FAULT": {"request-sent": "hang", _DEATH: ""}.get(wait_for, "slow-boot:60"),
-        "CI": "true",
-        "XDG_STATE_HOME": str(state),
-    }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "vllm_repro", *TQ],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        # A script's job in the background ignores it, and so would what it starts.
-        preexec_fn=lambda: signal.signal(signal.SIGQUIT, signal.SIG_DFL),
-    )
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        journals = list(out.glob("*/*/journal.jsonl"))
-        if journals and wait_for in journals[0].read_text(encoding="utf-8"):
-            break
-        time.sleep(0.02)
-    process.send_signal(number)
-    return process.wait(timeout=60), next(path for path in out.glob("*/2*") if not path.is_symlink())
+    fault = {"request-sent": "hang", _DEATH: ""}.get(wait_for, "slow-boot:60")
+    process = started(out, *TQ, VLLM_REHEARSAL_FAULT=fault, XDG_STATE_HOME=str(state))
+    until(lambda: wait_for in "".join(journals(out)))
+    return signalled(process, number, out)
 
 
 def _server_session(folder: Path) -> int:
@@ -331,16 +303,9 @@ def test_a_death_that_was_seen_before_an_interrupt_is_told_with_it(tmp_path: Pat
 
 def test_under_nohup_a_run_outlives_its_terminal(tmp_path: Path, own_state: Path) -> None:
     out = tmp_path / "reports"
-    words = ["-m", "vllm_repro", *TQ, "--arm", "eager", "--out", str(out)]
-    process = subprocess.Popen(
-        ["nohup", sys.executable, *words],
-        env={**os.environ, "VLLM_REHEARSAL_FAULT": "slow-boot:1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 60
-    while not list(out.glob("*/*/logs/*.log")) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    words = (*TQ, "--arm", "eager")
+    process = started(out, *words, before=["nohup"], VLLM_REHEARSAL_FAULT="slow-boot:0.5")
+    until(lambda: list(out.glob("*/*/logs/*.log")))
     process.send_signal(signal.SIGHUP)
     assert process.wait(timeout=60) == 0
     report = json.loads(next(out.glob("*/latest/report.json")).read_text(encoding="utf-8"))
@@ -348,36 +313,18 @@ def test_under_nohup_a_run_outlives_its_terminal(tmp_path: Path, own_state: Path
     assert list((own_state / "vllm-repro" / "leases").glob("*")) == []
 
 
-def test_after_a_sigkill_the_server_ends_too(tmp_path: Path, own_state: Path, harness: Harness) -> None:
-    status, folder = _interrupt(tmp_path, own_state, signal.SIGKILL, "request-sent")
-    assert status == -signal.SIGKILL
-    _until_gone(_server_session(folder))
-    assert "nothing is left" in harness("clean").out
-    assert harness("report", str(folder), "--format", "md").status == 0
-
-
-def _until_gone(session: int) -> None:
-    deadline = time.monotonic() + 20
-    while session_members(session):
-        assert time.monotonic() < deadline, "the guard did not end the server"
-        time.sleep(0.1)
-
-
 def test_guard_and_next_run_leave_the_servers_of_a_living_run_alone(
     tmp_path: Path, own_state: Path, harness: Harness
 ) -> None:
-    living = subprocess.Popen(
-        [sys.executable, "-m", "vllm_repro", *TQ, "--out", str(tmp_path / "living")],
-        env={**os.environ, "VLLM_REHEARSAL_FAULT": "slow-boot:60", "CI": "true"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    living = started(tmp_path / "living", *TQ, VLLM_REHEARSAL_FAULT="slow-boot:60")
     try:
-        deadline = time.monotonic() + 60
-        while not list((tmp_path / "living").glob("*/*/logs/*.log")) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        _, folder = _interrupt(tmp_path, own_state, signal.SIGKILL, "server-started")
-        _until_gone(_server_session(folder))
+        until(lambda: list((tmp_path / "living").glob("*/*/logs/*.log")))
+        status, folder = _interrupt(tmp_path, own_state, signal.SIGKILL, "request-sent")
+        assert status == -signal.SIGKILL
+        session = _server_session(folder)
+        until(lambda: not session_members(session), seconds=20)
+        assert session_members(session) == [], "the guard did not end the server"
+        assert "nothing is left" in harness("clean").out
         done = harness("run", "min-tokens-stop-ids", "--server", "rehearsal", "--arm", "near-miss")
         assert done.status == 0
         assert psutil.Process(living.pid).status() != psutil.STATUS_ZOMBIE
@@ -389,8 +336,10 @@ def test_guard_and_next_run_leave_the_servers_of_a_living_run_alone(
         living.wait(timeout=30)
 
 
-def test_any_body_field_can_be_what_a_trigger_waits_for(harness: Harness) -> None:
-    scenario = Path(__file__).parents[1] / "data" / "declared" / "two_ranks.py"
+def test_any_body_field_can_be_what_a_trigger_waits_for(harness: Harness, tmp_path: Path) -> None:
+    text = (Path(__file__).parents[1] / "data" / "declared" / "two_ranks.py").read_text(encoding="utf-8")
+    scenario = tmp_path / "two_ranks.py"
+    scenario.write_text(text.replace("max_tokens=3500", "max_tokens=35"), encoding="utf-8")
     trial = harness("run", str(scenario), "--server", "rehearsal").report["arms"][0]["trials"][0]
     assert (trial["outcome"], trial["trigger"]["crossed"]) == ("clean", True)
 

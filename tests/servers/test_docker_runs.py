@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.commands import journals, signalled, started, until
 from tests.conftest import Harness
 from tests.servers.docker_helpers import containers_of
 from tests.skipping import cannot_run
@@ -121,20 +119,9 @@ def interrupted(tmp_path: Path, image: str, number: signal.Signals, moment: str)
     """Start a long run in a container and signal it when its journal contains `moment`."""
     out = tmp_path / "reports"
     command = f"run min-tokens-stop-ids --server docker --image {image} --arm near-miss --trials 50".split()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "vllm_repro", *command],
-        env={**os.environ, "VLLM_REPRO_REPORTS": str(out), "CI": "true"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        journals = list(out.glob("*/2*/journal.jsonl"))
-        if journals and moment in journals[0].read_text(encoding="utf-8"):
-            break
-        time.sleep(0.005)
-    process.send_signal(number)
-    return process.wait(timeout=120), next(path for path in out.glob("*/2*") if not path.is_symlink())
+    process = started(out, *command)
+    until(lambda: moment in "".join(journals(out)))
+    return signalled(process, number, out)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +144,5 @@ def test_after_a_sigkill_the_container_goes_too(
     status, folder = interrupted(tmp_path, rehearsal_image, signal.SIGKILL, moment)
     assert status == -signal.SIGKILL
     time.sleep(3)  # the engine may still be creating what it was asked for
-    deadline = time.monotonic() + 15
-    while containers_of(engine, folder.name):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: not containers_of(engine, folder.name), seconds=15)
+    assert containers_of(engine, folder.name) == []

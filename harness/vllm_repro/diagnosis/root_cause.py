@@ -66,6 +66,7 @@ _EMPTY_WRAPPERS = (
     "WorkerProc initialization failed",
     "Engine process (pid ",
     "Engine loop has died",
+    "Input socket thread died during startup",
 )
 _ENGINE_NAMES = ("EngineCore", "Worker", "VllmWorker", "RayWorker", "DPEngineCore", "rank")
 _ENGINE_RECORDS = (

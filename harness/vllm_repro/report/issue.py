@@ -7,9 +7,9 @@ bytes, its code blocks are intact, and it mentions nobody.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from itertools import accumulate
 from pathlib import Path
 
 from vllm_repro.diagnosis.diagnosis import Diagnosis, Phase
@@ -35,7 +35,6 @@ from vllm_repro.report.text import (
     code,
     excerpt,
     fence,
-    fit,
     html,
     markdown_table,
     plain,
@@ -50,15 +49,15 @@ from vllm_repro.verdict.verdict import Result, Standing
 
 __all__ = ["Draft", "draft", "duplicates"]
 
-_SENTENCE, _CAUSE, _TABLE, _COMMAND, _TRACEBACK, _LIST, _LOG = 700, 1_200, 10_000, 8_000, 8_000, 6_000, 32_000
-"""Most bytes of each part, so that none takes the room of the others."""
+_SENTENCE, _CAUSE, _TABLE, _BLOCK, _LIST = 700, 1_200, 10_000, 8_000, 6_000
+"""Most bytes of each part before its escapes, so that none takes the room of the others."""
 
 _FRAMES = 12
 _EVIDENCE = 160
 """Letters of a piece of evidence that is shown unfolded."""
 
-_Make = Callable[[int], str]
-"""Makes a part in about so many bytes."""
+_Part = tuple[str, str]
+"""A part of a draft: its name, empty if it is always there, and its text, empty if the run has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,34 +100,44 @@ def draft(
     nobody else can run. why: the scenario's explanation, for a new issue.
     """
     title = "" if report.filed else f"[Bug]: {' '.join(shorten(report.title, 200).split())}"
-    page = _Page(_footer(report))
-    if title and not report.rehearsal:  # the first line of a rehearsal must name it
-        page.add("", lambda _: f"<!-- A new issue. Title: {html(title).replace('--', '- -')} -->")
-    for text in _first_lines(report, duplicates, why):
-        page.add("", _fixed(text))
-    page.add("the table of arms", partial(_rows, markdown_table(arms_table(report))), _TABLE)
-    shown = _shown_trial(report)
-    if shown:
-        page.add("", lambda _: _boundary(*shown))
     first = next((arm for arm in report.arms if arm.command), None)
     lab_command = bool(title and flags and report.evidence == Evidence.LAB and first)
     if lab_command:
-        lead = "Flags (the lab's own command is folded below):"
-        page.add("the flags", lambda room: _block(lead, flags, room), _COMMAND)
-    elif first is not None:
-        page.add("the command", lambda room: _block(f"Command of {code(first.name)}:", first.command, room), _COMMAND)
-    if title:
-        page.add("the requests", partial(_requests, report), _COMMAND)
-        page.add("the change that helps", partial(_helpful_patch, report), _COMMAND)
-    page.add("", lambda room: _block("To run it again:", report.reproduce, room), _COMMAND)
-    page.add("the environment", partial(_rows, environment_list(report)), _LIST)
-    if shown and shown[1].death:
-        page.add("the traceback", partial(_traceback, *shown), _TRACEBACK)
-    _add_folded(page, report, first, new=bool(title), lab_command=lab_command)
-    for number, log in enumerate(logs):
-        most = min(_LOG, page.room // (len(logs) - number))
-        page.add(f"the log {log.name}", partial(_log, log), most)
-    return Draft(body=page.text(), title=title, issue=report.issue, duplicates=tuple(duplicates))
+        command = _block("Flags (the lab's own command is folded below):", flags)
+    else:
+        command = _block(f"Command of {code(first.name)}:", first.command) if first else ""
+    parts = [
+        *(("", text) for text in _first_lines(report, title, duplicates, why)),
+        ("the table of arms", _rows(markdown_table(arms_table(report)).split("\n"), _TABLE)),
+        ("", _boundary(report)),
+        ("the command", command),
+        ("the requests", _requests(report) if title else ""),
+        ("the change that helps", _helpful_patch(report) if title else ""),
+        ("", _block("To run it again:", report.reproduce)),
+        ("the environment", _rows(environment_list(report).split("\n"), _LIST)),
+        ("the traceback", _traceback(report)),
+        *_folded_parts(report, first, new=bool(title), lab_command=lab_command),
+        *((f"the log {log.name}", _log(log)) for log in logs),
+    ]
+    body = _joined(parts, _footer(report))
+    return Draft(body=body, title=title, issue=report.issue, duplicates=tuple(duplicates))
+
+
+def _joined(parts: Sequence[_Part], footer: str) -> str:
+    """Return the parts for which there is room, then the names of the others, then the footer."""
+    room = LIMIT - size(footer) - _SENTENCE - len("\n\n\n\n\n")
+    kept, missing = [], []
+    for name, text in parts:
+        needed = size(text) + len("\n\n")
+        if text and needed <= room:
+            kept.append(text)
+            room -= needed
+        elif text and name:
+            missing.append(name)
+    if missing:
+        names = ", ".join(missing)
+        kept.append(shorten(f"Left out for lack of room: {names}. The run's `report.md` has it.", _SENTENCE))
+    return "\n\n".join((*kept, footer)) + "\n"
 
 
 def duplicates(report: RunReport, scenarios: Sequence[Scenario]) -> list[str]:
@@ -168,40 +177,14 @@ def _shown_trial(report: RunReport) -> tuple[ArmReport, TrialReport] | None:
     return next(iter((*report.failures, *((arm, trial) for arm in report.arms for trial in arm.trials))), None)
 
 
-class _Page:
-    """The parts of a draft in their order, each taken if there is room for it. The footer's room is reserved."""
-
-    def __init__(self, footer: str) -> None:
-        self._parts: list[str] = []
-        self._missing: list[str] = []
-        self._footer = footer
-        self.room = LIMIT - size(footer) - 2 - _SENTENCE  # for the sentence on what is missing
-
-    def add(self, name: str, make: _Make, most: int = LIMIT) -> None:
-        text = fit(make, min(most, self.room - 2))
-        if text:
-            self._parts.append(text)
-            self.room -= size(text) + 2
-        elif name and make(LIMIT):
-            self._missing.append(name)
-
-    def fold(self, name: str, summary: str, make: _Make) -> None:
-        """Add a part that is folded."""
-        self.add(name, lambda room: _folded(summary, make, min(room, _TABLE)))
-
-    def text(self) -> str:
-        parts = [*self._parts]
-        if self._missing:
-            names = ", ".join(self._missing)
-            parts.append(shorten(f"Left out for lack of room: {names}. The run's `report.md` has it.", _SENTENCE - 4))
-        return "\n\n".join((*parts, self._footer)) + "\n"
-
-
 # ── what is read in half a minute ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _first_lines(report: RunReport, duplicates: Sequence[str], why: str) -> list[str]:
-    lines = [_verdict(report)]
+def _first_lines(report: RunReport, title: str, duplicates: Sequence[str], why: str) -> list[str]:
+    lines = []
+    if title and not report.rehearsal:  # the first line of a rehearsal must name it
+        lines.append(f"<!-- A new issue. Title: {html(title).replace('--', '- -')} -->")
+    lines.append(_verdict(report))
     if (shown := _shown_trial(report)) and shown[1].severity is not None:
         arm, trial = shown
         cause = shorten(trial.why, _CAUSE)
@@ -249,60 +232,63 @@ def _link(issue: str, beside: str = "") -> str:
     return f"[{sign + number if same else issue}]({issue_url(issue)})"
 
 
-def _boundary(arm: ArmReport, trial: TrialReport) -> str:
+def _boundary(report: RunReport) -> str:
+    if (shown := _shown_trial(report)) is None:
+        return ""
+    arm, trial = shown
     # The last ones are what was observed.
     last = [text for text in trial.trigger.evidence[-2:] if len(text) <= _EVIDENCE] or trial.trigger.evidence[-1:]
     evidence = cell(shorten("; ".join(last), _SENTENCE))
     return f"Boundary {crossed_word(trial)} in {code(shorten(arm.name, 60))}: {evidence or 'no evidence'}."
 
 
-def _traceback(arm: ArmReport, trial: TrialReport, room: int) -> str:
-    death = trial.death
-    assert death is not None
+def _traceback(report: RunReport) -> str:
+    shown = _shown_trial(report)
+    if shown is None or (death := shown[1].death) is None:
+        return ""
+    arm, trial = shown
     lead = f"Root of the crash in {code(shorten(arm.name, 60))}. {cell(shorten(death_line(trial), _SENTENCE))}"
     if not death.exception:
         return f"{lead} {cell(shorten(trial.why, _SENTENCE))}"
-    return _block(lead, root_traceback(death, _FRAMES, max(room // 2, 200)), room, "text")
+    return _block(lead, root_traceback(death, _FRAMES, _BLOCK // 2), "text")
 
 
-def _requests(report: RunReport, room: int) -> str:
+def _requests(report: RunReport) -> str:
     sent = _sent(report)
-    return "Requests, in this order:\n\n" + _rows("\n".join(sent), room - 40) if sent else ""
+    return "Requests, in this order:\n\n" + _rows(sent, _LIST) if sent else ""
 
 
 def _sent(report: RunReport) -> list[str]:
     return request_lines(next((arm.requests for arm in report.arms if arm.requests), ()))
 
 
-def _helpful_patch(report: RunReport, room: int) -> str:
+def _helpful_patch(report: RunReport) -> str:
     """Return the patch with which the engine lived, if the run tried one and the server ran all of it."""
     arm = next((arm for arm in report.arms if arm.patches and arm.result.result is Result.QUIET), None)
     if arm is None or not report.failures or any(map(untried_note, arm.server.patched)):
         return ""
     did = report.failures[0][0].expected.did
     lead = f"With this change the engine lived ({code(shorten(arm.name, 60))}, {did} in 0 of {arm.result.conclusive} boots)."
-    return _block(f"{lead} {how_to_apply(arm)}:", diff_of(arm), room, "diff")
+    return _block(f"{lead} {how_to_apply(arm)}:", diff_of(arm), "diff")
 
 
 # ── what is folded ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _add_folded(page: _Page, report: RunReport, first: ArmReport | None, *, new: bool, lab_command: bool) -> None:
-    """Add the folded parts. new: the requests are shown above. lab_command: the lab's command is not."""
+def _folded_parts(report: RunReport, first: ArmReport | None, *, new: bool, lab_command: bool) -> Iterator[_Part]:
+    """Yield the folded parts. new: the requests are shown above. lab_command: the lab's command is not."""
     if first is not None and lab_command:
-        command = first.command
-        summary = f"Command of {first.name} in the lab"
-        page.fold("the command", summary, lambda room: fence(shorten(command, room), "console"))
+        text = fence(shorten(first.command, _BLOCK), "console")
+        yield "the command of the lab", _folded(f"Command of {first.name} in the lab", text)
     if first is not None and first.differences:
         whose = "How the lab's command differs" if lab_command else "How that command differs from the reported one"
-        summary = f"{whose} ({len(first.differences)})"
-        lines = "\n".join(f"- {cell(shorten(text, _SENTENCE))}" for text in first.differences)
-        page.fold("the differences from the report", summary, partial(_rows, lines))
-    if arms := "\n".join(_arm(arm, first) for arm in report.arms if arm.trials):
+        lines = [f"- {cell(shorten(text, _SENTENCE))}" for text in first.differences]
+        yield "the differences from the report", _folded(f"{whose} ({len(lines)})", _rows(lines, _LIST))
+    if arms := [_arm(arm, first) for arm in report.arms if arm.trials]:
         summary = "All evidence of the boundary, and what each arm changes"
-        page.fold("the boundary in each arm", summary, partial(_rows, arms))
+        yield "the boundary in each arm", _folded(summary, _rows(arms, _LIST))
     if not new and (sent := _sent(report)):
-        page.fold("the requests", f"Requests ({len(sent)})", partial(_rows, "\n".join(sent)))
+        yield "the requests", _folded(f"Requests ({len(sent)})", _rows(sent, _LIST))
     for section in (
         patched_section(report),
         throughput_section(report.measured),
@@ -312,7 +298,7 @@ def _add_folded(page: _Page, report: RunReport, first: ArmReport | None, *, new:
         heading, _, text = section.partition("\n\n")
         if text:
             summary = heading.removeprefix("## ")
-            page.fold(summary, summary, _fixed(text))  # whole or not at all
+            yield summary, _folded(summary, text)
 
 
 def _arm(arm: ArmReport, first: ArmReport | None) -> str:
@@ -325,33 +311,25 @@ def _arm(arm: ArmReport, first: ArmReport | None) -> str:
     return f"- {code(shorten(arm.name, 60))}{' ' + edits if edits else ''}{why}. {trials}."
 
 
-def _log(log: LogExcerpts, room: int) -> str:
-    heading = f"{log.name}, {log.size:,} bytes"
-    return _folded(heading, lambda most: fence(shorten(excerpt(log), most), "text"), room)
+def _log(log: LogExcerpts) -> str:
+    return _folded(f"{log.name}, {log.size:,} bytes", fence(excerpt(log), "text"))
 
 
-def _folded(summary: str, make: _Make, room: int) -> str:
+def _folded(summary: str, text: str) -> str:
     # GitHub reads Markdown inside HTML only between empty lines.
-    head, tail = f"<details><summary>{html(shorten(summary, 200))}</summary>\n\n", "\n\n</details>"
-    text = fit(make, room - size(head) - size(tail))
-    return f"{head}{text}{tail}" if text else ""
+    return f"<details><summary>{html(shorten(summary, 200))}</summary>\n\n{text}\n\n</details>"
 
 
-def _fixed(text: str) -> _Make:
-    return lambda _: text
+def _block(lead: str, text: str, language: str = "console") -> str:
+    return f"{lead}\n\n{fence(shorten(text, _BLOCK), language)}"
 
 
-def _block(lead: str, text: str, room: int, language: str = "console") -> str:
-    return f"{lead}\n\n{fit(lambda most: fence(shorten(text, most), language), room - size(lead) - 2)}"
-
-
-def _rows(text: str, room: int) -> str:
-    """Return as many lines as there is room for, and the number of the others."""
-    lines = text.split("\n")
-    while len(lines) > 1 and size("\n".join(lines)) > room - 40:
-        lines = lines[: max(1, len(lines) * 7 // 8)]
-    more = text.count("\n") + 1 - len(lines)
-    return "\n".join(lines) + (f"\n\nand {more} more" if more else "")
+def _rows(lines: Sequence[str], most: int) -> str:
+    """Return the lines that fit into `most` bytes, at least the first, and the number of the others."""
+    fitting = sum(total <= most for total in accumulate(size(line) + 1 for line in lines))
+    shown = lines[: max(fitting, 1)]
+    more = len(lines) - len(shown)
+    return "\n".join(shown) + (f"\n\nand {more} more" if more else "")
 
 
 def _footer(report: RunReport) -> str:

@@ -7,7 +7,6 @@ characters; whether that means letters or bytes is not documented everywhere, so
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from html import escape
 from typing import NamedTuple
 
@@ -21,7 +20,6 @@ __all__ = [
     "code",
     "excerpt",
     "fence",
-    "fit",
     "html",
     "markdown_table",
     "plain",
@@ -149,20 +147,6 @@ def shorten(text: str, limit: int) -> str:
     data = text.encode("utf-8", "replace")
     start, end = data[: room // 2], data[len(data) - room // 2 :]
     return f"{start.decode('utf-8', 'ignore')}{_gap(size(text) - room)}{end.decode('utf-8', 'ignore')}"
-
-
-def fit(make: Callable[[int], str], limit: int) -> str:
-    """Return the longest text of at most `limit` bytes that `make` gives for a smaller and smaller size, or nothing.
-
-    The size of what surrounds a text (a fence, escapes) is known only once it is made.
-    """
-    asked = limit
-    while asked >= _LEAST:
-        text = make(asked)
-        if size(text) <= limit:
-            return text
-        asked = min(asked * 7 // 8, asked - (size(text) - limit) // 8)
-    return ""
 
 
 def excerpt(log: LogExcerpts) -> str:

@@ -1,0 +1,49 @@
+"""The command in a process of its own, for tests that signal it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+# Without the seconds in which the SDK asks a dead engine.
+QUICK = "import sys; from vllm_repro.running import trial; trial._SDK_TOTAL = 0.0; from vllm_repro.__main__ import main; sys.exit(main())"
+
+
+def started(
+    out: Path, *words: str, before: Sequence[str] = (), quick: bool = False, **env: str
+) -> subprocess.Popen[bytes]:
+    """Start `vllm-repro` with reports in `out`. before: a command that runs it."""
+    python = ["-c", QUICK] if quick else ["-m", "vllm_repro"]
+    return subprocess.Popen(
+        [*before, sys.executable, *python, *words],
+        env={**os.environ, "VLLM_REPRO_REPORTS": str(out), "CI": "true", **env},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        # A script's job in the background ignores it, and so would what it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGQUIT, signal.SIG_DFL),
+    )
+
+
+def until(happened: Callable[[], object], *, seconds: float = 60) -> None:
+    """Wait until `happened` returns something. A test fails by what it then looks at."""
+    deadline = time.monotonic() + seconds
+    while not happened() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def journals(out: Path) -> list[str]:
+    """Return the journals of the runs in `out`."""
+    return [path.read_text(encoding="utf-8") for path in out.glob("*/2*/journal.jsonl")]
+
+
+def signalled(process: subprocess.Popen[bytes], number: signal.Signals, out: Path) -> tuple[int, Path]:
+    """Signal the command; return its status and the folder of its only run."""
+    process.send_signal(number)
+    status = process.wait(timeout=120)
+    (folder,) = (path for path in out.glob("*/2*") if not path.is_symlink())
+    return status, folder
