@@ -71,7 +71,7 @@ def test_a_fixed_release_answers_every_prompt_in_one_boot(harness: Harness, tmp_
     assert done.status == 0, done.err
     record = record_in(tmp_path / "reports")
     assert (record["state"], record["answer"], len(record["boots"])) == ("quiet", None, 1)
-    assert record["reading"] == "No prompt crashes it, up to 8,450 tokens. The trigger computes 4,225."
+    assert record["reading"] == "None of 17 lengths from 100 to 8,450 tokens crashes it. The trigger computes 4,225."
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ CASES = [
     (
         threshold_of([(10, Q), (11, Q), (13, Q), (17, Q), (20, Q)]),
         0,
-        "No prompt crashes it, up to 20 tokens. The trigger computes 10.",
+        "None of 5 lengths from 10 to 20 tokens crashes it. The trigger computes 10.",
     ),
     (
         threshold_of([(1, C)], [(11, C)], [(20, C)]),

@@ -23,7 +23,7 @@ from vllm_repro.scenario.catalogue import find, find_arms
 _EPILOG = """
 
 exit status:
-  0  the answer is known: a length, or that no prompt or every prompt crashes
+  0  the answer is known: a length, or that none or all of the prompts sent crash
   1  a surprise: a longer prompt does not crash, or the crash needs the prompts before it
   2  undecided: a limit was reached, or what is left gave no answer
   64 wrong usage, 70 a fault of the harness itself, 130 interrupted
