@@ -79,8 +79,9 @@ def answer(found: Threshold) -> str:
     crash, quiet, skipped = search.shortest_crash, search.longest_quiet, search.lengths(Answer.SKIP)
     match search.state:
         case State.QUIET:
-            sent = plural(len(search.lengths(Answer.QUIET)), "length")
-            return f"None of {sent} from {found.low:,} to {found.high:,} tokens crashes it. The trigger computes {found.guess:,}."
+            sent = search.lengths(Answer.QUIET)
+            lengths = f"{plural(len(sent), 'length')} from {min(sent):,} to {max(sent):,} tokens"
+            return f"None of {lengths} crashes it. The trigger computes {found.guess:,}."
         case State.ALL:
             return f"The shortest prompt that was sent crashes: {found.low:,} tokens. The trigger computes {found.guess:,}."
         case State.SURPRISE:
