@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from vllm_repro.errors import UsageError
 from vllm_repro.journal.journal import Entry, Recording, read
-from vllm_repro.journal.redact import Redactor, known_secrets
-from vllm_repro.report.files import write_file
 from vllm_repro.report.threshold import Boot, Threshold, answer, markdown, threshold_dict
-from vllm_repro.running.folders import private_folders, private_hosts, stamped_folder
-from vllm_repro.running.job import Job, first_line
+from vllm_repro.running.job import Job
 from vllm_repro.running.resume import UnfinishedThreshold
 from vllm_repro.running.run import run_one
-from vllm_repro.running.terminal import Progress
+from vllm_repro.running.search import BootSearch
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.scenario.workload import Request, Size, requests_of, resolve
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.options import ServerOptions, weights_for
-from vllm_repro.servers.site import Site
 from vllm_repro.trigger.boundary import shortest_prompt
 from vllm_repro.trigger.trigger import AttentionShape, TriggerFacts
 from vllm_repro.verdict.outcome import Outcome
@@ -143,66 +138,50 @@ def find_threshold(
     request: sent with each length. announce: called once with the first output line. most_boots: also counts boots of an earlier call.
     unfinished: resumed in its folder. Raises `UsageError`, `InfraError` or `Unsupported` if no server can be had.
     """
-    return _Threshold(job, threshold, request, announce, unfinished).run(most_boots, most_seconds)
+    search = _Threshold(job, threshold, announce, request)
+    if unfinished is not None:
+        search.resume(unfinished, boots=unfinished.boots(), version=unfinished.head["version"])
+    return search.run(most_boots, most_seconds)
 
 
-class _Threshold:
-    def __init__(
-        self,
-        job: Job,
-        threshold: Threshold,
-        request: Request,
-        announce: Callable[[str], None],
-        unfinished: UnfinishedThreshold | None,
-    ) -> None:
-        # Below the folder of this verb: `history` must not take these runs for runs of the scenario's own workload.
-        self._out, self._request, self._announce = job.out, request, announce
-        self._job = replace(job, out=job.out / job.scenario.id / "threshold")
-        self._progress = Progress()
-        self._redactor = Redactor(private_folders(), private_hosts(job.scenario), known_secrets(os.environ))
-        self._found = replace(threshold, reproduce=self._redactor.command(threshold.reproduce))
-        self._folder: Path | None = None
-        self._announced = False
-        if unfinished is not None:
-            unfinished.refuse_changed(json.loads(self._record()))
-            self._folder = unfinished.folder
-            old = {name: unfinished.head[name] for name in ("evidence", "version", "started_at", "duration_s")}
-            self._found = replace(self._found, boots=unfinished.boots(), **old)
-        self._began = time.monotonic() - self._found.duration_s
+class _Threshold(BootSearch[Threshold, Sequence[int]]):
+    verb, file = "threshold", "threshold"
 
-    def run(self, most_boots: int | None, most_seconds: float | None) -> tuple[Threshold, Path]:
-        began, stopped = time.monotonic(), None
-        try:
-            while stopped is None and (lengths := self._found.search.plan()):
-                done = self._found.boots
-                if most_boots is not None and len(done) >= most_boots:
-                    stopped = f"--max-boots {most_boots}"
-                elif most_seconds is not None and time.monotonic() - began >= most_seconds:
-                    stopped = f"--max-time {most_seconds:g}s"
-                elif len(done) > 1 and not any(boot.probes for boot in done[-2:]):
-                    stopped = "two boots in a row without an answer"
-                else:
-                    stopped = self._boot(lengths)
-                self._save(stopped)
-        except KeyboardInterrupt as signal:
-            # Between two runs, or in an install; a run takes the signals itself and reports what it saw.
-            stopped = f"{signal}" or "SIGINT"
-        self._save(stopped)
-        assert self._folder is not None, "it was saved"
-        return self._found, self._folder
+    def __init__(self, job: Job, found: Threshold, announce: Callable[[str], None], request: Request) -> None:
+        super().__init__(job, found, announce)
+        self._request = request
 
-    def _boot(self, lengths: Sequence[int]) -> str | None:
-        """Boot, send prompts of these lengths and add the boot. Return the signal that interrupted its run; then there is no boot."""
+    def _next(self) -> Sequence[int] | None:
+        return self.found.search.plan() or None
+
+    def _boots(self) -> int:
+        return len(self.found.boots)
+
+    def _json(self) -> Mapping[str, Any]:
+        return threshold_dict(self.found)
+
+    def _markdown(self) -> str:
+        return markdown(self.found)
+
+    def _hopeless(self) -> str | None:
+        last = self.found.boots[-2:]
+        return (
+            "two boots in a row without an answer" if len(last) > 1 and not any(boot.probes for boot in last) else None
+        )
+
+    def _boot(self, chosen: Sequence[int]) -> str | None:
         began = time.monotonic()
-        several = f"up to {len(lengths)} prompts of {lengths[0]:,} to {lengths[-1]:,}"
-        what = several if len(lengths) > 1 else f"a prompt of {lengths[0]:,}"
-        self._progress.line(f"boot {len(self._found.boots) + 1}: {what} tokens")
+        several = f"up to {len(chosen)} prompts of {chosen[0]:,} to {chosen[-1]:,}"
+        what = several if len(chosen) > 1 else f"a prompt of {chosen[0]:,}"
+        self._progress.line(f"boot {self._boots() + 1}: {what} tokens")
         workload = tuple(
             replace(self._request, name=f"{one} tokens", prompt=one, shared=0, conversation="", may_fail=())
-            for one in lengths
+            for one in chosen
         )
         (arm,) = self._job.arms
-        job = replace(self._job, arms=[replace(arm, workload=workload)], reproduce=self._found.reproduce)
+        # Below the folder of this verb: `history` must not take these runs for runs of the scenario's own workload.
+        out = self._out / self._job.scenario.id / "threshold"
+        job = replace(self._job, out=out, arms=[replace(arm, workload=workload)], reproduce=self.found.reproduce)
         report = run_one(job, self._progress, self._chosen)
         if report.interrupted:
             return report.interrupted
@@ -214,27 +193,6 @@ class _Threshold:
             run=report.folder.name,
             duration_s=round(time.monotonic() - began, 1),
         )
-        self._found = replace(
-            self._found, boots=(*self._found.boots, boot), version=report.version or self._found.version
-        )
-        self._progress.line(f"  {answer(self._found)}")
+        self.found = replace(self.found, boots=(*self.found.boots, boot), version=report.version or self.found.version)
+        self._progress.line(f"  {answer(self.found)}")
         return None
-
-    def _chosen(self, site: Site, why: str) -> None:
-        if not self._announced:
-            self._announced = True
-            self._found = replace(self._found, evidence=site.evidence.value)
-            self._announce(first_line(site, why, None))
-
-    def _save(self, stopped: str | None) -> None:
-        duration = round(time.monotonic() - self._began, 1)
-        self._found = replace(self._found, stopped=stopped, duration_s=duration)
-        if self._folder is None:  # not before: a refused command must leave no folder
-            self._folder = stamped_folder(self._out, Path(self._found.scenario) / "threshold")
-        hint = "free some space, or name another --out"
-        write_file(self._folder / "threshold.json", self._record(), hint=hint)
-        write_file(self._folder / "threshold.md", self._redactor.text(markdown(self._found)), hint=hint)
-
-    def _record(self) -> str:
-        record = self._redactor.deep(threshold_dict(self._found))
-        return json.dumps(record, indent=2, ensure_ascii=False) + "\n"
