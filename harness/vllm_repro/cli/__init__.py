@@ -28,7 +28,7 @@ HOST_TROUBLE = InfraError.exit_status
 VERBS: Mapping[str, tuple[str, str]] = {
     "list": ("vllm_repro.cli.list_", "list the scenarios"),
     "show": ("vllm_repro.cli.show", "print the exact command of an arm, ready to paste"),
-    "check": ("vllm_repro.cli.check", "find every mistake in scenario files, with file and line"),
+    "check": ("vllm_repro.cli.check", "find mistakes in scenario files, with file and line"),
     "doctor": ("vllm_repro.cli.doctor", "list what this machine can run, and why not"),
     "run": ("vllm_repro.cli.run", "boot a bug's flags, cross its boundary, watch the engine, and report what happened"),
     "versions": ("vllm_repro.cli.versions", "map a scenario over releases: which die, which live, which are undecided"),

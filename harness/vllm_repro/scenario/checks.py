@@ -1,7 +1,7 @@
 """Checks that the parts of a scenario fit together.
 
 The reader checks each word of a file. The checks here compare its parts: an arm that dies needs a signature, a baseline must be an arm,
-flags must be known to vLLM. Every mistake is reported with its line.
+flags must be known to vLLM. Each mistake is reported with its line.
 """
 
 from __future__ import annotations
