@@ -18,7 +18,7 @@ from vllm_repro.running.state import Observed
 from vllm_repro.running.trial import run_trial
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Arm
-from vllm_repro.scenario.workload import Request
+from vllm_repro.scenario.workload import Request, Size
 from vllm_repro.servers.base import ServerFacts
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.lab import lab_model, plugin_folder
@@ -121,7 +121,10 @@ def test_the_boundary_is_computed_for_the_model_that_is_served(
 def test_near_misses_differ_from_the_report_by_one_thing() -> None:
     lengths = {request.prompt for request in arm("near-miss-length").workload or () if isinstance(request, Request)}
     answers = {request.max_tokens for request in arm("near-miss-answer").workload or () if isinstance(request, Request)}
-    assert [(size.plus % 256, size.lab % 32) for size in lengths] == [(0, 0)]  # type: ignore[union-attr,operator]  # they are sizes, not texts
+    (length,) = lengths
+    assert isinstance(length, Size)
+    assert length.lab is not None
+    assert (length.plus % 256, length.lab % 32) == (0, 0)
     assert answers == {3}
 
 

@@ -34,7 +34,7 @@ _Record = TypeVar("_Record", bound=Struct)
 
 
 class TriggerJson(Struct, frozen=True, kw_only=True):
-    """Whether the boundary was crossed, and what shows it."""
+    """Evidence that the boundary was crossed, or that it was not."""
 
     crossed: bool
     evidence: tuple[str, ...]
@@ -256,7 +256,7 @@ def _throughput(found: MeasureReport | None) -> ThroughputJson | None:
 
 
 class CrossedJson(Struct, frozen=True, kw_only=True):
-    """Whether the boundary was crossed."""
+    """Result of the trigger, without its evidence."""
 
     crossed: bool
 

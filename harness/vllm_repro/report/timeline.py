@@ -1,4 +1,4 @@
-"""What happened in each trial, in seconds from its launch: readiness, requests, answers, and signs of a crash by channel.
+"""Events of each trial: readiness, requests, answers and signs of a crash, in seconds from the launch.
 
 Signs name no trial in the journal. Trials of a run do not overlap, so a sign belongs to the trial that was open.
 """

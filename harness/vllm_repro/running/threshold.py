@@ -33,7 +33,7 @@ _SHORTEST = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """What to search. request: the one to send with other lengths. low, high, guess: see `Search`."""
+    """Range of a search. request: the one to send with other lengths. low, high, guess: see `Search`."""
 
     request: Request
     low: int

@@ -171,7 +171,7 @@ def _check_baselines(scenario: Scenario, reading: Reading) -> None:
 
 
 def _arm(scenario: Scenario, reading: Reading, key: str, problem: str, name: str) -> Arm | None:
-    """Return an arm by its name; report a `problem` of the argument `key` if there is none."""
+    """Return the arm of this name. Without one, report `problem` for the argument `key`."""
     arm = scenario.arm(name)
     if arm is None:
         reading.wrong(key, problem + did_you_mean(name, [arm.name for arm in scenario.arms]))

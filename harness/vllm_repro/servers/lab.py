@@ -213,7 +213,7 @@ _CPU_FLAGS = {"deepseek_v4": "avx512_bf16"}
 
 
 def _lacking_flag(lab: Lab, model: Model) -> str:
-    """Return the processor flag that the model needs and this machine lacks; empty if there is none."""
+    """Return the flag that the model needs and this processor lacks, or an empty text."""
     flag = _CPU_FLAGS.get(lab.shape(model).family, "")
     return "" if flag in cpu_flags() else flag
 

@@ -217,7 +217,7 @@ class ProcessSite(Site):
 
 
 def _installed(options: ServerOptions, scenario: Scenario) -> str:
-    """Return the path of the `vllm` on PATH. Raises `InfraError` if there is none, or it is another release than `--vllm` names."""
+    """Return the path of the `vllm` on PATH. Raises `InfraError` without one, or if `--vllm` names another release."""
     found = local_vllm()
     if options.vllm and (found is None or (found.version or "").partition("+")[0] != options.vllm):
         here = f"the vllm that is installed here is {found.version}" if found else "no vllm is installed here"

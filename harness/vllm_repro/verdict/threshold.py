@@ -17,7 +17,7 @@ _MOST_PROMPTS = 40
 
 
 class Answer(StrEnum):
-    """What one prompt did."""
+    """Result of one prompt."""
 
     QUIET = "quiet"
     CRASH = "crash"
