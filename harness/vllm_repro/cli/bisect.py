@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -13,10 +12,11 @@ from pathlib import Path
 from packaging.version import Version
 
 from vllm_repro import __version__
-from vllm_repro.cli.common import add_common, duration, number, print_json
-from vllm_repro.cli.options import add_run_options, add_server_options, job_from, resumed, server_options
+from vllm_repro.cli.common import add_common
+from vllm_repro.cli.options import add_run_options, add_server_options, job_from, server_options
+from vllm_repro.cli.searches import add_limits, add_resume, continued, finish, stream_of
 from vllm_repro.cli.versions import choose_once, refuse_one_release, releases
-from vllm_repro.errors import INTERRUPTED, UsageError
+from vllm_repro.errors import UsageError
 from vllm_repro.releases.known import CPU_BUILDS
 from vllm_repro.releases.sources import commits_between
 from vllm_repro.releases.versions import release_version
@@ -77,10 +77,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="P",
         help="probability of the answer at which to stop (default: 0.95)",
     )
-    parser.add_argument("--max-boots", type=_boots, metavar="N", help="stop after so many boots, with what is known")
-    parser.add_argument(
-        "--max-time", type=duration, metavar="TIME", help="start no boot after this time: 90s, 30m or 2h"
-    )
+    add_limits(parser)
     add_server_options(parser, which=("server", "model", "weights", "port"))
     parser.add_argument(
         "--image",
@@ -88,20 +85,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="the image to run, with {version} in place of the release (default: the official one)",
     )
     add_run_options(parser, arm="this arm instead of the first", trials=False)
-    parser.add_argument(
-        "--resume",
-        type=Path,
-        metavar="DIR",
-        help="continue the bisection in this folder with its options: --max-boots and --max-time may be given anew",
-    )
+    add_resume(parser, "bisection")
 
 
 def run(arguments: argparse.Namespace) -> int:
     unfinished = read_bisection(arguments.resume) if arguments.resume else None
-    if unfinished is not None:
-        limits = {name: getattr(arguments, name) for name in ("max_boots", "max_time")}
-        arguments = resumed(arguments, unfinished, beside=limits)
-        vars(arguments).update(limits)
+    arguments = continued(arguments, unfinished)
     if not arguments.scenario or not arguments.bad or not arguments.good:
         raise UsageError(
             "bisect needs a SCENARIO, --bad and --good",
@@ -142,22 +131,16 @@ def run(arguments: argparse.Namespace) -> int:
         duration_s=0.0,
         reproduce=_repeat(arguments, job),
     )
-    stream = sys.stderr if arguments.json else sys.stdout
     done, folder = bisect(
         job,
         plan,
-        lambda line: print(line, file=stream, flush=True),
+        lambda line: print(line, file=stream_of(arguments), flush=True),
         most_boots=arguments.max_boots,
         most_seconds=arguments.max_time,
         unfinished=unfinished,
     )
-    print("\n" + markdown(replace(done, reproduce=with_out(done.reproduce, job.out))), file=stream)
-    print(f"this text: {folder / 'bisection.md'}", file=stream)
-    if done.stopped:
-        print(f"resume:    vllm-repro bisect --resume {shlex.quote(str(folder))}", file=stream)
-    if arguments.json:
-        print_json(bisection_dict(done))
-    return INTERRUPTED if done.stopped and done.stopped.startswith("SIG") else done.exit_status
+    text = markdown(replace(done, reproduce=with_out(done.reproduce, job.out)))
+    return finish(arguments, done, folder / "bisection.md", text, bisection_dict(done))
 
 
 def _candidates(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], int]:
@@ -221,7 +204,3 @@ def _between(text: str, what: str, allowed: Callable[[float], bool]) -> float:
     if not allowed(value):
         raise argparse.ArgumentTypeError(f"{text!r} is no {what}")
     return value
-
-
-def _boots(text: str) -> int:
-    return number(text, least=1, most=1_000, what="number of boots")

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 import time
 from dataclasses import asdict, replace
-from pathlib import Path
 
 from vllm_repro import __version__
-from vllm_repro.cli.common import add_common, duration, number, print_json
-from vllm_repro.cli.options import add_run_options, add_server_options, job_from, resumed, server_options
-from vllm_repro.errors import INTERRUPTED, UsageError
+from vllm_repro.cli.common import add_common
+from vllm_repro.cli.options import add_run_options, add_server_options, job_from, server_options
+from vllm_repro.cli.searches import add_limits, add_resume, continued, finish, stream_of
+from vllm_repro.errors import UsageError
 from vllm_repro.report.threshold import Threshold, markdown, threshold_dict
 from vllm_repro.running.folders import with_out
 from vllm_repro.running.job import choice_of, repeat_command
@@ -41,26 +39,15 @@ def add(parser: argparse.ArgumentParser) -> None:
         more=_EPILOG,
     )
     parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="may be left out with --resume")
-    parser.add_argument("--max-boots", type=_boots, metavar="N", help="stop after so many boots, with what is known")
-    parser.add_argument(
-        "--max-time", type=duration, metavar="TIME", help="start no boot after this time: 90s, 30m or 2h"
-    )
+    add_limits(parser)
     add_server_options(parser, which=("server", "image", "vllm", "model", "weights", "port"))
     add_run_options(parser, arm="this arm instead of the first", trials=False)
-    parser.add_argument(
-        "--resume",
-        type=Path,
-        metavar="DIR",
-        help="continue the search in this folder with its options: --max-boots and --max-time may be given anew",
-    )
+    add_resume(parser, "search")
 
 
 def run(arguments: argparse.Namespace) -> int:
     unfinished = read_threshold(arguments.resume) if arguments.resume else None
-    if unfinished is not None:
-        limits = {name: getattr(arguments, name) for name in ("max_boots", "max_time")}
-        arguments = resumed(arguments, unfinished, beside=limits)
-        vars(arguments).update(limits)
+    arguments = continued(arguments, unfinished)
     if not arguments.scenario:
         raise UsageError("no SCENARIO is named", hint="vllm-repro list names them; vllm-repro threshold --help")
     scenario = find(arguments.scenario)
@@ -94,24 +81,14 @@ def run(arguments: argparse.Namespace) -> int:
         duration_s=0.0,
         reproduce=repeat_command("threshold", job, choice.kind, ("--vllm", options.vllm or job.version(choice.kind))),
     )
-    stream = sys.stderr if arguments.json else sys.stdout
     done, folder = find_threshold(
         job,
         plan,
         lengths.request,
-        lambda line: print(line, file=stream, flush=True),
+        lambda line: print(line, file=stream_of(arguments), flush=True),
         most_boots=arguments.max_boots,
         most_seconds=arguments.max_time,
         unfinished=unfinished,
     )
-    print("\n" + markdown(replace(done, reproduce=with_out(done.reproduce, job.out))), file=stream)
-    print(f"this text: {folder / 'threshold.md'}", file=stream)
-    if done.stopped:
-        print(f"resume:    vllm-repro threshold --resume {shlex.quote(str(folder))}", file=stream)
-    if arguments.json:
-        print_json(threshold_dict(done))
-    return INTERRUPTED if done.stopped and done.stopped.startswith("SIG") else done.exit_status
-
-
-def _boots(text: str) -> int:
-    return number(text, least=1, most=1_000, what="number of boots")
+    text = markdown(replace(done, reproduce=with_out(done.reproduce, job.out)))
+    return finish(arguments, done, folder / "threshold.md", text, threshold_dict(done))
