@@ -34,7 +34,7 @@ class PatchTally:
     kinds: dict[str, Counter[str]] = field(default_factory=dict)
     still_as: Counter[str] = field(default_factory=Counter)
     newly_as: Counter[str] = field(default_factory=Counter)
-    first: dict[str, int] = field(default_factory=dict)
+    first: dict[str, dict[str, int]] = field(default_factory=lambda: {"still": {}, "newly": {}})
 
     @property
     def right(self) -> bool:
@@ -44,7 +44,7 @@ class PatchTally:
     def add(self, seed: int, released: str, patched: str) -> None:
         """Count a case by its worst finding as released and with the patch; empty for none."""
         if patched:
-            self.first.setdefault(patched, seed)
+            self.first["still" if released else "newly"].setdefault(patched, seed)
         if released:
             outcome = "fixed" if not patched else "same" if patched == released else "other"
             self.kinds.setdefault(released, Counter())[outcome] += 1
@@ -115,14 +115,16 @@ class Comparison:
         for kind, count in self.failing_as.most_common():
             kinds.append((kind, f"{count}", *(f"{one.kinds[kind]['fixed']}" for one in self.patches)))
         text = [f"as released: {self.failing} of {self.trials} cases fail", ""]
-        text += columns(table, [40, 12, 32, 14, 60])
+        text += columns(table, [40, 12, 32, 14, 80])
         if self.failing:
             text += ["", *columns(kinds, [100, 5, *[40] * len(self.patches)])]
         for one in self.patches:
-            for words, found in (("still fails", one.still_as), ("newly fails", one.newly_as)):
+            for words, found in (("still", one.still_as), ("newly", one.newly_as)):
                 if found:
-                    text += ["", f"{one.name} {words}:"]
-                    text += [f"  {count} {name} (first seed {one.first[name]})" for name, count in found.most_common()]
+                    text += ["", f"{one.name} {words} fails:"]
+                    text += [
+                        f"  {count} {name} (first seed {one.first[words][name]})" for name, count in found.most_common()
+                    ]
         return text
 
     def _reading(self, one: PatchTally) -> str:

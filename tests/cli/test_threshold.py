@@ -121,12 +121,12 @@ def test_two_boots_without_an_answer_end_it_and_are_tried_again(
 
 
 def test_each_prompt_is_one_of_its_own(harness: Harness, made_up: list[Job]) -> None:
-    harness(*TQ, "--arm", "prefix-hit", "--max-boots", "1")
+    harness(*TQ, "--max-boots", "1")
     requests = made_up[0].arms[0].workload
     assert requests
-    for request, length in zip(requests, (2112, 3168, 4224, 4225), strict=False):
+    for request, length in zip(requests, (100, 2162, 4224, 4225), strict=False):
         assert isinstance(request, Request)
-        assert (request.prompt, request.name, request.shared) == (length, f"{length} tokens", 0)
+        assert (request.prompt, request.name) == (length, f"{length} tokens")
 
 
 def test_a_time_limit_ends_it(
@@ -157,6 +157,8 @@ def test_a_server_that_cannot_run_leaves_no_folder(
         (["threshold", "sco-hybrid", "--server", "rehearsal"], "is not the length of one prompt"),
         ([*TQ, "--arm", "eager"], "no prompt crashes the arm eager"),
         ([*TQ, "--arm", "reported", "--arm", "near-miss-129"], "2 arms are named"),
+        ([*TQ, "--arm", "prefix-hit"], "also needs a prefix in the cache"),
+        ([*TQ, "--arm", "growing-chat"], "also needs a prefix in the cache"),
         ([*TQ, "--max-boots", "0"], "'0' is no number of boots"),
         ([*TQ, "--trials", "3"], "unrecognized arguments: --trials"),
         (["threshold", "tq-chunked-prefill", "--server", "attach"], "a running server is not booted again"),

@@ -37,13 +37,17 @@ def reports(tmp_path: Path) -> Path:
 
 
 def test_a_report_gives_the_same_as_its_journal(reports: Path) -> None:
-    """A report that is missing, older than its journal, or of another version of vllm-repro is not used."""
+    """A report that is missing, older than its journal, of another version of vllm-repro, or edited is not used."""
     runs, unreadable = read_runs(reports)
     assert (len(runs), unreadable) == (len(EXAMPLES), [])
-    for run, spoil in zip(runs, ("missing", "older", "other") * 5, strict=False):
+    for run, spoil in zip(runs, ("missing", "older", "other", "no time", "no evidence") * 3, strict=False):
         report = reports / run.id / "report.json"
         if spoil == "missing":
             report.unlink()
+            continue
+        if spoil.startswith("no "):
+            fields = {"started_at": ""} if spoil == "no time" else {"evidence": "x"}
+            report.write_text(json.dumps(json.loads(report.read_text()) | fields | {"verdict": "quiet"}))
             continue
         report.write_text(report.read_text().replace('"host"', '"hosted_by"').replace('"reproduces"', '"quiet"'))
         if spoil == "older":

@@ -61,7 +61,7 @@ CASES = [
         0,
         (
             "The shortest prompt that crashes has 11 tokens (the trigger computes 10); 10 do not crash. "
-            "It crashes alone on a fresh server, too."
+            "It crashes alone on a fresh server, too. Prompts without an answer: 15, 20."
         ),
     ),
     (
@@ -97,7 +97,17 @@ CASES = [
         2,
         "Undecided: the shortest prompt that crashes has above 5, at most 10 tokens. Prompts without an answer: 9.",
     ),
-    (threshold_of(), 2, "Undecided: the shortest prompt that crashes has 1 or more, if any, up to 20 tokens."),
+    (threshold_of(), 2, "Undecided: no prompt gave an answer."),
+    (
+        threshold_of([(1, S)], [(5, C)]),
+        2,
+        "Undecided: 5 tokens crash, and no shorter prompt was answered. Prompts without an answer: 1.",
+    ),
+    (
+        threshold_of([(1, Q), (5, Q), (9, Q), (10, S)], [(20, Q)]),
+        2,
+        "Undecided: no prompt that was answered crashed it, up to 20 tokens. Prompts without an answer: 10.",
+    ),
 ]
 
 

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import re
 import shlex
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import msgspec
 from packaging.version import InvalidVersion, Version
 
 from vllm_repro.errors import ReproError
+from vllm_repro.evidence import facts_of
 from vllm_repro.host.host_id import hardware
 from vllm_repro.journal.journal import being_written, legible
 from vllm_repro.report.build import build
@@ -94,6 +96,8 @@ def _read(folder: Path) -> Run | None:
     with contextlib.suppress(OSError, ValueError):
         if report.stat().st_mtime_ns >= journal.stat().st_mtime_ns:
             run = msgspec.json.decode(report.read_bytes(), type=Run)
+            datetime.fromisoformat(run.started_at)
+            facts_of(run.evidence)
             return msgspec.structs.replace(run, id=f"{run.scenario}/{folder.name}")
     if being_written(journal):
         return None

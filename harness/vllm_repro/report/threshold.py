@@ -76,7 +76,9 @@ class Threshold:
 def answer(found: Threshold) -> str:
     """Return the answer in a few sentences."""
     search = found.search
-    crash, quiet, skipped = search.shortest_crash, search.longest_quiet, search.lengths(Answer.SKIP)
+    crash, quiet = search.shortest_crash, search.longest_quiet
+    skipped = search.lengths(Answer.SKIP) - search.lengths(Answer.CRASH) - search.lengths(Answer.QUIET)
+    unanswered = f" Prompts without an answer: {_tokens(skipped)}." if skipped else ""
     match search.state:
         case State.QUIET:
             sent = search.lengths(Answer.QUIET)
@@ -98,14 +100,21 @@ def answer(found: Threshold) -> str:
                 text += " Other prompts came before it; alone it gave no answer."
             if longer := search.lengths(Answer.CRASH) - {crash}:
                 text += f" Longer ones crash: {_tokens(longer)}."
-            return text
+            return text + unanswered
         case State.OPEN if crash is not None and crash - 1 == quiet:
             return f"A prompt of {crash:,} tokens crashed, {quiet:,} did not. The checks are not finished."
         case State.OPEN | State.STUCK:
-            low = f"above {quiet:,}" if quiet is not None else f"{found.low:,} or more"
+            if quiet is None:
+                known = (
+                    "no prompt gave an answer"
+                    if crash is None
+                    else f"{crash:,} tokens crash, and no shorter prompt was answered"
+                )
+                return f"Undecided: {known}.{unanswered}"
+            if crash is None and quiet == found.high:
+                return f"Undecided: no prompt that was answered crashed it, up to {quiet:,} tokens.{unanswered}"
             high = f"at most {crash:,}" if crash is not None else f"if any, up to {found.high:,}"
-            text = f"Undecided: the shortest prompt that crashes has {low}, {high} tokens."
-            return text + (f" Prompts without an answer: {_tokens(skipped)}." if skipped else "")
+            return f"Undecided: the shortest prompt that crashes has above {quiet:,}, {high} tokens.{unanswered}"
 
 
 def _tokens(lengths: Iterable[int]) -> str:

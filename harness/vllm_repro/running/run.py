@@ -111,8 +111,8 @@ def _run(job: Job, site: Site, progress: Progress, unfinished: UnfinishedRun | N
         )
         try:
             asyncio.run(trials.run())
-        except (KeyboardInterrupt, asyncio.CancelledError):
-            trials.interrupted_by = trials.interrupted_by or "SIGINT"
+        except (KeyboardInterrupt, asyncio.CancelledError) as error:
+            trials.interrupted_by = trials.interrupted_by or f"{error}" or "SIGINT"
         finally:
             journal.write("run-ended", interrupted=trials.interrupted_by)
     report = build(folder)

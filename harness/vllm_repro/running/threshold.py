@@ -12,7 +12,7 @@ from vllm_repro.errors import UsageError
 from vllm_repro.journal.journal import Entry, Recording, read
 from vllm_repro.report.threshold import Boot, Threshold, answer, markdown, threshold_dict
 from vllm_repro.running.job import Job
-from vllm_repro.running.resume import UnfinishedThreshold
+from vllm_repro.running.resume import UnfinishedBisection, UnfinishedThreshold
 from vllm_repro.running.run import run_one
 from vllm_repro.running.search import BootSearch
 from vllm_repro.scenario.scenario import Arm, Scenario
@@ -82,6 +82,8 @@ def lengths_of(scenario: Scenario, arm: Arm, kind: ServerKind, options: ServerOp
             f"the boundary of {scenario.id} is not the length of one prompt: {arm.trigger or scenario.trigger}",
             hint=again,
         )
+    if any(one.shared or one.conversation for one in requests):
+        raise UsageError(f"the arm {arm.name} of {scenario.id} also needs a prefix in the cache", hint=again)
     low = min((size for size in sizes if size < guess), default=_SHORTEST)
     if low >= guess:
         raise UsageError(f"every prompt crosses the boundary of {scenario.id}, which is {guess} tokens", hint=again)
@@ -150,6 +152,12 @@ class _Threshold(BootSearch[Threshold, Sequence[int]]):
     def __init__(self, job: Job, found: Threshold, announce: Callable[[str], None], request: Request) -> None:
         super().__init__(job, found, announce)
         self._request = request
+        self._kept = 0
+        """Boots of an earlier call."""
+
+    def resume(self, unfinished: UnfinishedBisection | UnfinishedThreshold, **kept: Any) -> None:
+        super().resume(unfinished, **kept)
+        self._kept = self._boots()
 
     def _next(self) -> Sequence[int] | None:
         return self.found.search.plan() or None
@@ -164,10 +172,9 @@ class _Threshold(BootSearch[Threshold, Sequence[int]]):
         return markdown(self.found)
 
     def _hopeless(self) -> str | None:
-        last = self.found.boots[-2:]
-        return (
-            "two boots in a row without an answer" if len(last) > 1 and not any(boot.probes for boot in last) else None
-        )
+        last = self.found.boots[self._kept :][-2:]
+        answers = [probe for boot in last for probe in boot.probes if probe.answer is not Answer.SKIP]
+        return "two boots in a row without an answer" if len(last) > 1 and not answers else None
 
     def _boot(self, chosen: Sequence[int]) -> str | None:
         began = time.monotonic()

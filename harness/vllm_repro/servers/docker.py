@@ -238,6 +238,10 @@ class DockerServer(Server):
                 with contextlib.suppress(*engine_errors()):
                     self._engine.client.api.stop(self._container, timeout=round(self.grace))
                 self._join()
+                if (
+                    self._follower is not None and self._follower.is_alive()
+                ):  # Docker before 20 stops sending after a rotation
+                    self._copy_log(self._engine, self._container, follow=False)
                 if self._exit is None:
                     self._exit = exit_of(self._state(self._engine, self._container), time.time())
             self._remove(self._engine)

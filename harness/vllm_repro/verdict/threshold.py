@@ -93,7 +93,7 @@ class Search:
             return State.OPEN
         crash, quiet = self.shortest_crash, self.longest_quiet
         if crash is None:
-            return State.QUIET if quiet == self.high else State.STUCK
+            return State.QUIET if quiet == self.high and not self.lengths(Answer.SKIP) else State.STUCK
         if quiet is None:
             return State.ALL if crash == self.low else State.STUCK
         return State.FOUND if crash == quiet + 1 else State.STUCK
