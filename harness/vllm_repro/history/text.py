@@ -36,7 +36,8 @@ def evidence_word(evidence: str) -> str:
 def state_text(bug: BugHistory) -> str:
     """Return the counts behind a state: `died in 23 of 60 boots (flaky); 2 quiet since; 19 quiet boots in a row would be a fix`."""
     if not bug.boots:
-        return ("declared good, and " if bug.state is BugState.CLOSED else "") + "the bug was not seen here"
+        closed = bug.state is BugState.CLOSED
+        return "declared good, and the newest release lived" if closed else "the bug was not seen here"
     text = f"{bug.did} in {bug.crashed} of {bug.boots} boots" + (" (flaky)" if bug.flaky else "")
     if bug.state.good:
         return f"{text} until then; {bug.streak} quiet in a row made it a fix"
