@@ -15,6 +15,7 @@ import yaml
 
 from tests.conftest import Harness
 from tests.golden_files import assert_golden
+from tests.report_examples import REHEARSAL
 from vllm_repro import __main__ as command
 from vllm_repro.cli import VERBS, main
 from vllm_repro.command.parse import parse
@@ -104,6 +105,7 @@ def test_every_verb_is_in_the_readme() -> None:
             "--url has no meaning",
         ),
         (["run", "tq-chunked-prefill", "--server", "rehearsal", "--out", "/proc/nowrite"], 64, "cannot write to"),
+        (["draft", f"{REHEARSAL}", "-o", "/proc/nowrite/x"], 64, "cannot write /proc/nowrite/x"),
         (
             ["run", "tq-chunked-prefill", "--server", "rehearsal", "--patch", "x.diff"],
             64,

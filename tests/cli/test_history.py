@@ -56,7 +56,8 @@ def test_one_night_without_news_is_a_line(harness: Harness, tmp_path: Path) -> N
         (("--scenario", "tq-prefix"), 64, "it has: min-tokens-stop-ids"),
         (("--nights", "0"), 64, "is no number of nights"),
         (("--out", "/nowhere/at/all"), 64, "there is no folder"),
-        (("--html", "/nowhere/at/all.html"), 2, "there is no folder"),
+        (("--html", "/nowhere/at/all.html"), 64, "there is no folder"),
+        (("--csv", "/proc/nowrite"), 64, "name another file with --csv"),
     ],
 )
 @pytest.mark.usefixtures("reports")

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from vllm_repro.cli.common import add_common, number, print_json
-from vllm_repro.errors import InfraError, UsageError
+from vllm_repro.errors import UsageError
 from vllm_repro.history.page import page
 from vllm_repro.history.runs import read_runs
 from vllm_repro.history.summary import summarize
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _write(file: Path, text: str, option: str) -> None:
     if not file.parent.is_dir():
-        raise InfraError(
+        raise UsageError(
             f"cannot write {file}: there is no folder {file.parent}", hint="create it, or name another file"
         )
     write_file(file, text, hint=f"name another file with {option}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -104,13 +105,14 @@ def write_reports(report: RunReport) -> list[Path]:
 
 
 def write_file(path: Path, text: str, *, hint: str) -> None:
-    """Replace `path` atomically. Raises `InfraError` with `hint`."""
+    """Replace `path` atomically. Raises `InfraError` if the disk is full, else `UsageError`, with `hint`."""
     fresh = path.with_name(f".{path.name}.new")
     try:
         fresh.write_text(text, encoding="utf-8")
         fresh.replace(path)
     except OSError as error:
-        raise InfraError(f"cannot write {path}: {error.strerror}", hint=hint) from error
+        kind = InfraError if error.errno in (errno.ENOSPC, errno.EDQUOT) else UsageError
+        raise kind(f"cannot write {path}: {error.strerror}", hint=hint) from error
     finally:
         with contextlib.suppress(OSError):  # half a file, if the disk is full
             fresh.unlink(missing_ok=True)

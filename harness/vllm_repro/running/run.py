@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_repro import __version__
-from vllm_repro.errors import InfraError, UsageError
+from vllm_repro.errors import ReproError, UsageError
 from vllm_repro.host.host_id import hosted_by
 from vllm_repro.host.machine import Machine, look
 from vllm_repro.journal.journal import SCHEMA, Journal, json_of
@@ -119,9 +119,9 @@ def _run(job: Job, site: Site, progress: Progress, unfinished: UnfinishedRun | N
     try:
         with signals_later():
             write_reports(report)
-    except InfraError as error:  # the journal holds everything; do not lose the verdict of hours of boots
+    except ReproError as error:  # the journal holds everything; do not lose the verdict of hours of boots
         verdict = f"{report.verdict.verdict}{simulated(report.evidence)}"
-        raise InfraError(f"the verdict is {verdict}, and {error}", hint=error.hint) from error
+        raise type(error)(f"the verdict is {verdict}, and {error}", hint=error.hint) from error
     return report
 
 
