@@ -16,7 +16,16 @@ from typing import Any
 
 from vllm_repro.diagnosis.log_text import Line
 
-__all__ = ["BootFacts", "BootReader", "Observed", "ScheduledChunk", "boot_facts", "observed", "scheduler_dump"]
+__all__ = [
+    "BootFacts",
+    "BootReader",
+    "Observed",
+    "ScheduledChunk",
+    "boot_facts",
+    "imported",
+    "observed",
+    "scheduler_dump",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,3 +266,8 @@ def observed(lines: Iterable[Line]) -> tuple[Observed, ...]:
         if len(found) == _MOST_OBSERVED:
             break
     return tuple(found)
+
+
+def imported(lines: Iterable[Line]) -> tuple[str, ...]:
+    """Return the patched files that a process imported."""
+    return tuple(dict.fromkeys(str(one.values["file"]) for one in observed(lines) if one.kind == "imported"))

@@ -20,6 +20,9 @@ def main() -> None:
         answers.flush()
 
     try:
+        from vllm_repro_witness import register
+
+        register()  # before vLLM is imported
         from . import engine, play
 
         version = engine.version()
