@@ -14,7 +14,9 @@ from vllm_repro.cli.common import add_common, print_json
 from vllm_repro.diagnosis.diagnosis import Diagnosis, diagnose
 from vllm_repro.diagnosis.log_text import read_lines
 from vllm_repro.errors import UsageError
+from vllm_repro.evidence import facts_of
 from vllm_repro.journal.redact import Redactor, known_secrets
+from vllm_repro.report.model import banner
 from vllm_repro.scenario.catalogue import all_scenarios, to_stderr
 from vllm_repro.scenario.matching import Match, matches, twins
 
@@ -41,6 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(
             {
+                "evidence": diagnosis.evidence,
                 "died": diagnosis.died,
                 "phase": diagnosis.phase,
                 "exception": diagnosis.exception,
@@ -62,6 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
             }
         )
         return status
+    if facts_of(diagnosis.evidence).simulated:
+        print(banner(diagnosis.evidence, diagnosis.vllm_version))
     print({True: "died", False: "did not die", None: "cannot tell"}[diagnosis.died] + f": {why}")
     if diagnosis.vllm_version:
         print(f"vLLM {diagnosis.vllm_version}" + (f", phase: {diagnosis.phase}" if diagnosis.phase else ""))

@@ -19,6 +19,7 @@ from vllm_repro.diagnosis.engine_code import booting, leaves_the_engine, startin
 from vllm_repro.diagnosis.life_signs import ServerLife, SignKind
 from vllm_repro.diagnosis.root_cause import Root, find_root
 from vllm_repro.diagnosis.tracebacks import Frame, Raised, Unfinished, bare_name
+from vllm_repro.evidence import Evidence
 
 __all__ = ["Diagnosis", "Phase", "judge_life"]
 
@@ -42,7 +43,7 @@ class Diagnosis:
     lost_worker: a worker process ended without an exception, and that is the cause.
     open_end: the log does not show how this life ended, if it did.
     usage: argparse's error, if the command line was refused. connector: class of the KV connector, if the text names one.
-    prose: what surrounds the log in a pasted text, or all of it.
+    prose: what surrounds the log in a pasted text, or all of it. evidence: what the server was, if the text shows it.
     """
 
     died: bool | None
@@ -55,6 +56,7 @@ class Diagnosis:
     usage: str | None = None
     connector: str | None = None
     prose: str = ""
+    evidence: Evidence = Evidence.UNKNOWN
 
     @property
     def exception(self) -> str | None:
