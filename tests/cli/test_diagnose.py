@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from fixtures.rehearsal import BANNER
+
 from tests.conftest import Harness
 
 ROOT = Path(__file__).parents[2]

@@ -112,8 +112,7 @@ _ARGS = re.compile(r"non-default args: (\{.*\})\s*$")
 
 _DEVICE = re.compile(r"\bLLM engine \(v.*?\bdevice_config=(\w+)")
 _DEVICES = {"cpu": Evidence.CPU, "cuda": Evidence.GPU}
-_REHEARSAL = "REHEARSAL engine of vllm-repro"
-_LAB = "LAB: vllm_repro_lab", "LAB observed "
+_SIMULATED = "REHEARSAL engine of vllm-repro", "LAB: vllm_repro_lab", "LAB observed "
 
 
 class BootReader:
@@ -129,8 +128,8 @@ class BootReader:
 
     def feed(self, line: Line) -> None:
         text = line.text
-        if text.startswith((_REHEARSAL, *_LAB)):
-            self.evidence = Evidence.LAB if text.startswith(_LAB) else Evidence.REHEARSAL
+        if text.startswith(_SIMULATED):
+            self.evidence = Evidence.REHEARSAL if text.startswith("REHEARSAL") else Evidence.LAB
         # Test for a fixed word before each search: nearly every line of a long log has none.
         if "vllm_version" not in self._facts and ("LLM" in text or "ersion" in text):
             found = next((match for rx in _VERSIONS if (match := rx.search(text))), None)

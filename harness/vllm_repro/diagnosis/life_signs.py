@@ -104,6 +104,8 @@ _WORDINGS: tuple[tuple[str, SignKind], ...] = (
     ),
 )
 _SIGN = re.compile("|".join(f"({wording})" for wording, _ in _WORDINGS))
+_ANY_SIGN = re.compile("|".join(wording for wording, _ in _WORDINGS))
+"""The same without groups, which is three times as fast."""
 _ACCESS = re.compile(r'\S+ - "([A-Z]+) (\S+) HTTP/[\d.]+" (\d{3})\b')
 _OOM = re.compile(r"\bout of memory: Killed process (\d{1,10}) \(([^)\n]{1,64})\)", re.IGNORECASE)
 _FRAME = re.compile(r'File "[^"\n]+", line \d+')
@@ -265,18 +267,18 @@ class ServerLife:
             return SignKind.NATIVE_CRASH
         if not line.level and not line.process and _BY_SIGNAL.fullmatch(text.rstrip()):
             return SignKind.BY_SIGNAL
-        if found := _SIGN.match(text):
-            return _WORDINGS[(found.lastindex or 1) - 1][1]
-        if found := _ACCESS.match(text):
+        if ' - "' in text and (found := _ACCESS.match(text)):
             self.served = True
             return self._access(found[1], found[2], found[3], line.number)
+        if _ANY_SIGN.match(text) and (found := _SIGN.match(text)):
+            return _WORDINGS[(found.lastindex or 1) - 1][1]
         if text.startswith("No available shared memory broadcast block found"):
             self.waits += 1
         if "Avg prompt throughput: " in text and (found := _STATS.match(text)):
             self._stats(found)
         if "Killed process " in text and not line.level and (found := _OOM.search(text)):
             return self._out_of_memory(int(found[1]), found[2])
-        if _REFUSED.match(text):
+        if "error: " in text and _REFUSED.match(text):
             self.usage = self.usage or text.strip()[:_TEXT]
         if text.rstrip() == "Shutting down" and line.level:
             return SignKind.SHUTDOWN
@@ -325,4 +327,6 @@ _BEGINNINGS = ("non-default args: ", "vLLM API server version ", "Launching vLLM
 
 def begins(line: Line) -> str | None:
     """Return the words with which a server begins to boot, if the line begins with them."""
-    return next((words for words in _BEGINNINGS if line.text.startswith(words)), None)
+    if not line.text.startswith(_BEGINNINGS):
+        return None
+    return next(words for words in _BEGINNINGS if line.text.startswith(words))
