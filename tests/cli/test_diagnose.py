@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fixtures.rehearsal import BANNER
 
+from rehearsal import BANNER
 from tests.conftest import Harness
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +55,10 @@ DEAD = (
 )
 LAB = "LAB: vllm_repro_lab replaces CUDA parts of this vLLM (mechanism turboquant)\n"
 OBSERVED = '(EngineCore pid=9) INFO 11-20 08:24:29 [offload.py:45] LAB observed store {"event": 3}\n'
+REPLAY = (
+    'Traceback (most recent call last):\n  File "/x/vllm/v1/engine/core.py", line 1, in step\n    f()\n'
+    '  File "/x/vllm_repro_lab/graphs.py", line 2, in replay\n    g()\nRuntimeError: LAB: cannot replay\n'
+)
 QUOTED = f"(APIServer pid=1) INFO 11-20 08:24:21 [logger.py:1] Received request a: prompt: '{LAB.strip()}'\n"
 
 
@@ -71,8 +75,7 @@ QUOTED = f"(APIServer pid=1) INFO 11-20 08:24:21 [logger.py:1] Received request 
         (f"{DEAD}Application startup complete.\n{LAB}{DEAD}", "lab", "LAB: vLLM 0.23.0's own code"),
         (f"{QUOTED}{DEAD}", "unknown", "died: "),
         (
-            'Traceback (most recent call last):\n  File "/x/vllm/v1/engine/core.py", line 1, in step\n    f()\n'
-            '  File "/x/vllm_repro_lab/graphs.py", line 2, in replay\n    g()\nRuntimeError: LAB: cannot replay\n',
+            REPLAY,
             "lab",
             "LAB: vLLM's own code",
         ),
