@@ -30,9 +30,9 @@ def test_a_compressed_log_is_told_how_to_be_read(
 ) -> None:
     log = tmp_path / "my server.log"
     log.write_bytes(compress(PASTED.read_bytes()))
-    done = harness("diagnose", str(log))
+    done = harness("diagnose", str(log), "--json", "--exit-code", "--scenarios", str(tmp_path))
     assert done.status == 64
-    assert f"{reads} '{log}' | vllm-repro diagnose -" in done.err
+    assert f"{reads} '{log}' | vllm-repro diagnose - --scenarios {tmp_path} --json --exit-code\n" in done.err
     with log.open("rb") as file:
         piped = subprocess.run([*COMMAND, "-"], stdin=file, capture_output=True, text=True, check=False)
     assert piped.returncode == 64
