@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -97,7 +97,8 @@ CASES = [
         2,
         "Undecided: the shortest prompt that crashes has above 5, at most 10 tokens. Prompts without an answer: 9.",
     ),
-    (threshold_of(), 2, "Undecided: no prompt gave an answer."),
+    (threshold_of(), 2, "Undecided: no boot has finished."),
+    (threshold_of([]), 2, "Undecided: no prompt gave an answer."),
     (
         threshold_of([(1, S)], [(5, C)]),
         2,
@@ -124,6 +125,12 @@ def test_the_table_names_every_prompt_and_the_reason_of_a_boot_without_an_answer
     assert "2 prompts in 2 boots, 1 of which crashed" in text
     assert "| 1 | 1 quiet, 5 crash | crash | 1.0 s | [run-1](../tq-chunked-prefill/run-1/report.md) |" in text
     assert "| 2 | none | infra: a \\| reason | 1.0 s |" in text
+
+
+def test_a_search_stopped_in_its_first_boot_has_no_table() -> None:
+    text = markdown(replace(threshold_of(), stopped="SIGINT"))
+    assert "Stopped by SIGINT" in text
+    assert "| boot |" not in text
 
 
 def test_the_kept_record_renders_as_it_was_written() -> None:
