@@ -217,6 +217,18 @@ def test_a_scenario_with_a_typo_is_named_with_its_line(harness: Harness, tmp_pat
     assert harness("check", str(path)).status == 1
 
 
+def test_check_states_when_more_mistakes_may_follow(harness: Harness, tmp_path: Path) -> None:
+    """A wrong word hides mistakes between the parts, here two arms of one name."""
+    path, again = tmp_path / "tq_chunked_prefill.py", "correct these and check again"
+    text = (ROOT / "scenarios" / path.name).read_text(encoding="utf-8").replace('arm("eager", ', 'arm("reported", ')
+    path.write_text(text.replace("title=", "titel="), encoding="utf-8")
+    first = harness("check", str(path))
+    assert (first.status, "reported" in first.out, again in first.err) == (1, False, True)
+    path.write_text(text, encoding="utf-8")
+    second = harness("check", str(path))
+    assert (second.status, "reported" in second.out, again in second.err) == (1, True, False)
+
+
 def test_check_names_flags_that_load_code_without_calling_them_mistakes(harness: Harness, tmp_path: Path) -> None:
     path = tmp_path / "tq_chunked_prefill.py"
     text = (ROOT / "scenarios" / path.name).read_text(encoding="utf-8")
