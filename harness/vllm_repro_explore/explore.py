@@ -47,7 +47,8 @@ exit status:
   1  something was found; see which of it is known
   2  undecided: the release cannot be explored, or no case could be played
   64 wrong usage, 70 a fault of the harness itself, 130 interrupted
-With --patch: 0 if one patch fixes every failing case and breaks none, 1 if none does, 2 if no case fails as released.
+With --patch: 0 if one patch fixes every failing case and breaks none, 1 if none does, 2 if no case fails as released, or if
+no patched file is loaded.
 
 Neither a server nor a model runs: vLLM's own Scheduler, KV-cache manager and connector take steps, and the outputs of
 workers are made up. Each finding is shrunk and written to OUT/explore/<time>-<id>/findings.jsonl at once, with a
