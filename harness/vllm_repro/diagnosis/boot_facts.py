@@ -108,8 +108,6 @@ _RUNNER = re.compile(r"Model Runner V2\b|V2 model runner|V1 model runner")
 _LOCKED = re.compile(r"Workspace locked\. Current sizes: \[([\d., e+-]*)\]")
 _OFFLOAD = re.compile(r"SimpleCPUOffloadScheduler: Allocating (\d+) (?:CPU|offload) blocks")
 _ARGS = re.compile(r"non-default args: (\{.*\})\s*$")
-
-
 _DEVICE = re.compile(r"\bLLM engine \(v.*?\bdevice_config=(\w+)")
 _DEVICES = {"cpu": Evidence.CPU, "cuda": Evidence.GPU}
 _SIMULATED = "REHEARSAL engine of vllm-repro", "LAB: vllm_repro_lab", "LAB observed "

@@ -49,7 +49,7 @@ def _seen(facts: TriggerFacts) -> TriggerResult:
 
 
 def _computed(facts: TriggerFacts) -> TriggerResult:
-    """Return what is computed of the first suspect that must list a block twice, or else of the first suspect."""
+    """Return what is computed of the first of `suspects` that must list a block twice, or else of the first one."""
     groups = _groups(facts.shape, facts.block_size)
     if not groups:
         text = "not computed: the model's layers are not known, or are not of full attention before sliding windows"
