@@ -62,6 +62,7 @@ def test_the_engine_of_0_28_0_dies_of_one_request_and_lives_with_the_fix_laid_ov
     assert len(processes) == 3, "API server, EngineCore and worker"
 
 
+@pytest.mark.by_hand  # CI also boots it in test_throughput
 def test_the_engine_of_0_29_0_refuses_it_and_lives(harness: Harness) -> None:
     provision("0.29.0")
     done = harness("run", SCENARIO, "--server", "process", "--vllm", "0.29.0", "--arm", "reported")
