@@ -23,9 +23,9 @@ from vllm_repro.errors import Unsupported
 from vllm_repro.releases.known import NEWEST, RELEASES
 from vllm_repro.running.job import Job
 from vllm_repro.scenario.catalogue import all_scenarios, find
-from vllm_repro.scenario.scenario import Scenario, Standing
+from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.servers.compose_services import compose_file
-from vllm_repro.verdict.verdict import Expect
+from vllm_repro.verdict.verdict import Expect, Standing
 
 ROOT = Path(__file__).parents[2]
 
