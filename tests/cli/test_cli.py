@@ -261,6 +261,7 @@ def test_list_and_show_print_data(harness: Harness) -> None:
     assert "--gpus 1" in docker
     assert "vllm/vllm-openai:v0.23.0" in docker
     assert "- --kv-cache-dtype" in harness("show", "tq-chunked-prefill", "--as", "compose").out
+    assert "\nSTEPS = [" in harness("show", "tq-chunked-prefill", "--as", "python").out
 
 
 @pytest.mark.parametrize("style", ["serve", "docker"])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.report_examples import EXAMPLES
 from vllm_repro.host.ports import free_port
 from vllm_repro.report.script import script
 from vllm_repro.resources import rehearsal_engine
@@ -38,6 +39,11 @@ def test_it_is_short_and_needs_openai_alone(scenario: Scenario, arm: Arm) -> Non
     assert all(repr(request.label) in call for request, call in zip(requests, calls, strict=True))
     waits = [step for step in scenario.workload_of(arm) if isinstance(step, Pause | Rest)]
     assert sum(isinstance(step, ast.Constant) for step in steps.elts) == len(waits)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda folder: folder.name)
+def test_what_is_secret_or_private_leaves_a_script_whole(example: Path) -> None:
+    ast.parse((example / "repro.py").read_text(encoding="utf-8"))
 
 
 def run_on_rehearsal(folder: Path, text: str, version: str, fault: str = "") -> subprocess.CompletedProcess[str]:

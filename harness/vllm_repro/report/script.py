@@ -144,10 +144,12 @@ def _about(scenario: Scenario, report: RunReport | None) -> str:
     if scenario.needs.nodes > 1:
         lines.append(f"Start it on {scenario.needs.nodes} nodes by hand, each with its --node-rank, and use --url.")
     if report is not None and (notice := banner(report.evidence, report.version)):
-        lines += ["", f"This script was not run. It repeats a run of another kind. {notice}"]
+        lines += ["", f"Made from a run of vllm-repro. The script itself was not run. {notice}"]
         lines += [f"    {one.name}: {one.why}" for one in report.replaced]
         if report.replaced:
-            lines.append("A GPU needs none of that. The lab may have sent shorter prompts to a smaller model.")
+            lines.append(
+                "The lab replaces those. A GPU does not need it. The lab may have sent shorter prompts to a smaller model."
+            )
     text = "\n".join(lines).replace("\\", "\\\\").replace('"""', "'''")
     return f'"""{text}\n"""'
 
