@@ -151,6 +151,19 @@ def test_the_order_of_runs_changes_nothing(
     assert (then.state, then.crashed, then.boots, then.streak) == (now.state, now.crashed, now.boots, now.streak)
 
 
+@given(
+    st.dictionaries(st.sampled_from(("0.21.0", "0.22.0", "0.23.0", "0.24.0")), st.booleans()),
+    st.integers(1, 12),
+    st.sampled_from(("0.20.0", "0.23.0")),
+)
+def test_a_later_crash_of_an_older_release_does_not_make_a_newer_one_regressed(
+    died: dict[str, bool], quiet: int, old: str
+) -> None:
+    rows = [row(0, 5 * dies, 5, version=version) for version, dies in died.items() if version != old]
+    rows += [row(1, 0, quiet, version="0.25.0"), row(2, 5, 5, version=old)]
+    assert history_of(rows).state is not BugState.REGRESSED
+
+
 def test_what_decides_nothing_moves_nothing() -> None:
     rows = [row(0, 3, 3), row(1, 0, 0), row(2, 0, 0)]
     assert moves(rows) == [BugState.REPRODUCES]
