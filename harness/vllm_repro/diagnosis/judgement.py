@@ -335,9 +335,7 @@ def _unclear(case: _Case) -> Diagnosis | None:
         why = "Where this log ends, requests or workers wait and no token comes: a hang, or one very long step."
         return _undecided(why, phase=Phase.REQUEST)
     if SignKind.DRAINING in life and SignKind.CLOSED not in life and not case.we_terminated:
-        why = (
-            "The server was asked to stop, but requests are still open where this log ends: a hang, or the log is cut."
-        )
+        why = "The server was asked to stop, but requests are open where this log ends: a hang, or the log is cut."
         return _undecided(why, phase=Phase.REQUEST)
     if case.stop_asked is not None and case.we_terminated is False:
         why = "The server shut down in order, but not at the caller's request; this log does not show who stopped it."
