@@ -88,12 +88,12 @@ def _page_logs(report: RunReport) -> list[LogExcerpts | MissingLog]:
     room = LOG_ROOM
     for name, root in log_names(report).items():
         if room < PAGE_SIZES.whole:
-            found.append(MissingLog(name, "no room on this page"))
+            found.append(MissingLog(name, exists=(report.folder / name).is_file()))
             continue
         log = read_excerpts(report.folder, name, report.redactor, root, PAGE_SIZES)
         if log is not None:
             room -= min(log.size, PAGE_SIZES.whole)
-        found.append(log or MissingLog(name, "not beside this page when it was made"))
+        found.append(log or MissingLog(name, exists=False))
     return found
 
 
