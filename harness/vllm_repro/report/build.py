@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from vllm_repro.errors import UsageError
 from vllm_repro.host.host_id import host_id
 from vllm_repro.host.machine import Machine
 from vllm_repro.journal.journal import Entry, Recording, head_of, legible, read
@@ -50,8 +51,20 @@ def build(folder: Path) -> RunReport:
     return report_of(read(folder / "journal.jsonl"), folder, known_secrets(os.environ))
 
 
+_OTHERS = {
+    "bisection.md": "a bisection",
+    "threshold.md": "a search of the shortest prompt",
+    "versions.md": "a version map",
+}
+"""Folders of several runs, by the text that each holds."""
+
+
 def build_foreign(folder: Path) -> RunReport:
     """Like `build`, for a journal of another release or one edited by hand: what it lacks is a `UsageError`."""
+    for name, what in _OTHERS.items():
+        text = (folder.parent if folder.is_file() else folder) / name
+        if text.is_file():
+            raise UsageError(f"{text.parent} is {what}, not a run", hint=f"read {text}; it names its runs")
     with legible(folder):
         return build(folder)
 

@@ -39,10 +39,14 @@ _MOST_LISTED = 100
 
 @dataclass(frozen=True)
 class MissingLog:
-    """A log that is not on the page. why: as the end of a sentence."""
+    """A log that is not on the page. exists: it lies in the run's folder, and the page has no room for it."""
 
     name: str
-    why: str
+    exists: bool
+
+    @property
+    def why(self) -> str:
+        return "no room on this page" if self.exists else "not beside this page when it was made"
 
 
 def html_page(report: RunReport, logs: Sequence[LogExcerpts | MissingLog] = ()) -> str:
@@ -83,6 +87,7 @@ def html_page(report: RunReport, logs: Sequence[LogExcerpts | MissingLog] = ()) 
         untried_note=untried_note,
         environment=environment_lines(report),
         logs=[(log, _marked(log, roots.get(log.name))) for log in logs if isinstance(log, LogExcerpts)],
+        linked={log.name for log in logs if isinstance(log, LogExcerpts) or log.exists},
         missing_logs=[log for log in logs if isinstance(log, MissingLog)],
     )
     title = f"{report.scenario}: {report.verdict.verdict}{simulated(report.evidence)}"

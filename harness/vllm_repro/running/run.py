@@ -118,7 +118,7 @@ def _run(job: Job, site: Site, progress: Progress, unfinished: UnfinishedRun | N
     report = build(folder)
     try:
         with signals_later():
-            write_reports(report)
+            write_reports(report, job.scenario)
     except ReproError as error:  # the journal holds everything; do not lose the verdict of hours of boots
         verdict = f"{report.verdict.verdict}{simulated(report.evidence)}"
         raise type(error)(f"the verdict is {verdict}, and {error}", hint=error.hint) from error

@@ -163,7 +163,7 @@ def _conclusion(report: RunReport) -> list[str]:
         f"verdict: {report.verdict.verdict}{' (REHEARSAL)' if report.rehearsal else ''}, {expected}",
         f"         {report.verdict.because}",
         *(f"         {text}" for text in report.comparisons),
-        f"report:  {report.folder / 'report.md'}   page: report.html",
+        f"report:  {report.folder / 'report.md'}   page: report.html   script: repro.py",
         *(f"draft:   vllm-repro draft {folder}" for _ in range(not report.rehearsal)),
         f"again:   {report.reproduce}",
     ]
