@@ -17,7 +17,7 @@ from vllm_repro.client.sdk import SdkView
 from vllm_repro.evidence import Evidence
 from vllm_repro.report.measurements import MeasureReport
 from vllm_repro.report.model import ArmReport, Environment, RunReport, ServerReport, TrialReport
-from vllm_repro.report.patches import compared_patches
+from vllm_repro.report.patches import ComparedPatch, compared_patches
 from vllm_repro.report.version_map import ReleaseRow, VersionMap, readings
 from vllm_repro.scenario.scenario import Status
 from vllm_repro.verdict.outcome import Death, Outcome, Outlasted
@@ -112,17 +112,6 @@ class ArmJson(Struct, frozen=True, kw_only=True):
     trials: tuple[TrialJson, ...]
 
 
-class ComparedPatchJson(Struct, frozen=True, kw_only=True):
-    """One patch of several, or the release as it is. failed: of `boots`. requests: those that failed, by name."""
-
-    arm: str
-    patched: bool
-    failed: int
-    boots: int
-    reading: str
-    requests: tuple[str, ...]
-
-
 class RatioJson(Struct, frozen=True, kw_only=True):
     """Output tokens per second of an arm over those of the baseline arm, with the 95 % interval."""
 
@@ -173,7 +162,7 @@ class RunJson(Struct, frozen=True, kw_only=True):
     host: str
     environment: Environment
     arms: tuple[ArmJson, ...]
-    compared_patches: tuple[ComparedPatchJson, ...] = ()
+    compared_patches: tuple[ComparedPatch, ...]
     throughput: ThroughputJson | None
     throughput_withheld: str | None
     infra: tuple[str, ...]

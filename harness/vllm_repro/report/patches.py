@@ -8,9 +8,10 @@ from vllm_repro.report.format import columns
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, counted_trials
 from vllm_repro.report.source_changes import untried_note
 from vllm_repro.report.text import Table, markdown_table
+from vllm_repro.report.wording import NOT_RUN
 from vllm_repro.verdict.outcome import NEVER_IDLE, Outcome
 from vllm_repro.verdict.statistics import clean_needed
-from vllm_repro.verdict.verdict import Result, counted
+from vllm_repro.verdict.verdict import Result
 
 __all__ = ["ComparedPatch", "compared_patches", "patches_lines", "patches_section", "patches_table"]
 
@@ -58,7 +59,8 @@ def _reading(arm: ArmReport, first: ArmReport) -> str:
         still = ["still failing"] if len(new) < len(failures) else []
         return "; ".join(still + [f"newly failing: {', '.join(new)}" for _ in new[:1]])
     if arm.result.result is not Result.QUIET:
-        return f"undecided: {counted(arm.result.outcomes) or 'not run'}"
+        undecided = next((one for one in arm.trials[::-1] if one.outcome is not Outcome.CLEAN), None)
+        return f"undecided: {undecided.outcome}: {undecided.why}" if undecided else NOT_RUN
     if not as_released:
         return "does not fail either"
     needed = clean_needed(first.result.crashed, first.result.conclusive)
@@ -108,4 +110,4 @@ def patches_section(report: RunReport) -> str:
 def patches_lines(report: RunReport) -> list[str]:
     """Return the table for the terminal."""
     table = patches_table(report)
-    return ["", *columns([table.heads, *table.rows], (40, 12, 80, 60))] if table else []
+    return ["", *columns([table.heads, *table.rows], (40, 12, 120, 60))] if table else []
