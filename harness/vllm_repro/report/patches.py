@@ -64,9 +64,8 @@ def _reading(arm: ArmReport, first: ArmReport) -> str:
     if not as_released:
         return "does not fail either"
     needed = clean_needed(first.result.crashed, first.result.conclusive)
-    if needed is None or arm.result.conclusive < needed:
-        return "does not fail" + (f": {needed} boots are needed to call it fixed" if needed else "")
-    return "fixed"
+    enough = needed is not None and arm.result.conclusive >= needed
+    return "fixed" if enough else "does not fail; too few boots to call it fixed"
 
 
 def _failures(arm: ArmReport) -> list[str]:
