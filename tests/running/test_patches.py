@@ -91,7 +91,17 @@ def test_patches_are_compared_with_the_release_as_it_is(harness: Harness, diffs:
 
 def test_every_patch_is_to_live_and_the_release_to_die(harness: Harness, diffs: Diffs) -> None:
     pair = diffs("fix", "fix-2")
-    assert harness("run", *TQ, "--vllm", "0.23.0", *pair).status == 0
+    done = harness("run", *TQ, "--vllm", "0.23.0", *pair)
+    assert (done.status, done.folder is not None) == (0, True)
+    journal = Path(done.folder or "") / "journal.jsonl"
+    lines = journal.read_text(encoding="utf-8").splitlines(keepends=True)
+    last = max(at for at, line in enumerate(lines) if '"event": "trial-started"' in line)
+    journal.write_text("".join(lines[: last + 1]), encoding="utf-8")
+    resumed = harness("run", "--resume", str(done.folder))
+    assert resumed.status == 0
+    assert [(one["arm"], one["boots"]) for one in resumed.report["compared_patches"]] == [
+        ("reported", 1), ("fix", 1), ("fix-2", 1),
+    ]  # fmt: skip
     sound = harness("run", *TQ, "--vllm", "0.24.0", *pair)
     assert sound.status == 1
     assert "does not fail, so there is nothing to compare" in sound.out
