@@ -237,12 +237,7 @@ def test_a_patch_that_the_search_does_not_load_is_not_called_tested(
     assert f"the search does not load {', '.join(PATCHED[len(loads) :])}\n" in shown.err
 
 
-def test_a_run_takes_one_patch_and_names_where_several_are_compared(capsys: Any) -> None:
-    with pytest.raises(SystemExit, match="64"):
-        main(["run", "sco-hybrid", "--patch", str(PAIR[0]), "--patch", str(PAIR[1])])
-    shown = capsys.readouterr().err
-    assert "takes one file here" in shown
-    assert "vllm-repro explore" in shown
+def test_the_same_patch_is_not_compared_with_itself(capsys: Any) -> None:
     assert main(["explore", "sco-hybrid", "--patch", str(PAIR[0]), "--patch", str(PAIR[0])]) == 64
     assert "given twice" in capsys.readouterr().err
 

@@ -10,7 +10,7 @@ from functools import partial
 from vllm_repro.cli.common import add_common, print_json
 from vllm_repro.cli.options import add_server_options, server_options
 from vllm_repro.command.compose import compose_text, service
-from vllm_repro.errors import InfraError
+from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.evidence import Evidence
 from vllm_repro.releases.local_vllm import local_vllm
 from vllm_repro.releases.provision import ReleaseCache
@@ -43,9 +43,12 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     scenario = find(arguments.scenario)
     arm = find_arms(scenario, [arguments.arm] if arguments.arm else None)[0]
-    if patch := server_options(arguments).patch:
-        arm = replace(arm, patches=(*arm.patches, *read_diff(patch)))
-    text = command_text(scenario, arm, server_options(arguments), arguments.style)
+    options = server_options(arguments)
+    if len(options.patch) > 1:
+        raise UsageError("show prints one command, with one --patch", hint="vllm-repro run compares several")
+    for path in options.patch:
+        arm = replace(arm, patches=(*arm.patches, *read_diff(path)))
+    text = command_text(scenario, arm, options, arguments.style)
     if arguments.json:
         print_json({"scenario": scenario.id, "arm": arm.name, "as": arguments.style, "command": text})
     else:
