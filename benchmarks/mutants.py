@@ -3,6 +3,7 @@
     make mutants                                     # all of MODULES; writes a section of docs/reliability.md
     python -m benchmarks.mutants verdict/verdict.py  # prints the section for one module
 
+A run that is interrupted (Ctrl-C) continues where it was, if neither the code nor a test has changed since.
 mutants.toml has a judgement for each mutant that survives; the exit status is 1 if one has none.
 """
 
@@ -10,17 +11,17 @@ from __future__ import annotations
 
 import argparse
 import ast
+import hashlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
-import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 
 from benchmarks.faults import PAGE, measured_at, write_sections
@@ -31,17 +32,18 @@ MODULES = (
     *("verdict/statistics.py", "verdict/throughput.py", "trigger/conditions.py", "trigger/trigger.py"),
     *("diagnosis/judgement.py", "diagnosis/root_cause.py", "diagnosis/life_signs.py"),
 )
+WORK = ROOT / ".mutants"
 MUTMUT = str(Path(sys.executable).with_name("mutmut"))
 # The two files left out test how lines are read, and take longer than all others.
 CONFIG = """
 [tool.mutmut]
 source_paths = ["src"]
 process_isolation = "forkserver"  # a fork of the process that ran the tests has their cached results
-only_mutate = {modules}
+only_mutate = ["src/vllm_repro/{module}"]
 also_copy = ["fixtures", "scenarios", "reports", "docs", "constraints.txt", "README.md", "Makefile"]
 pytest_add_cli_args = ["-p", "no:xdist", "-p", "no:cacheprovider", "-m", "not docker and not live and not browser",
     "--ignore=tests/diagnosis/test_log_prefix.py", "--ignore=tests/diagnosis/test_log_text.py"]
-pytest_add_cli_args_test_selection = {tests}
+pytest_add_cli_args_test_selection = ["tests/{folder}"]
 """
 
 
@@ -67,24 +69,33 @@ class Judgement:
     listed: bool = True
 
 
-def folder_of(module: str) -> str:
-    return module.partition("/")[0]
+def lay_out(module: str) -> Path:
+    """Return a folder with the tracked files and mutmut's configuration: the one of an earlier run, if they are the same.
 
-
-def lay_out(folder: Path, modules: Sequence[str]) -> None:
-    """Copy the tracked files into `folder`, with `harness/` as `src/` because mutmut wants that, and configure mutmut."""
+    `harness/` becomes `src/`, because mutmut wants that.
+    """
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True).stdout
-    for name in filter(None, listed.split("\0")):
-        target = folder / ("src" + name.removeprefix("harness") if name.startswith("harness/") else name)
+    files = [name for name in listed.split("\0") if (ROOT / name).is_file()]
+    digest = hashlib.sha256(CONFIG.encode())
+    for file in files:
+        if not file.startswith(("docs/", "benchmarks/")):
+            digest.update(file.encode() + (ROOT / file).read_bytes())
+    name = module.replace("/", "-").removesuffix(".py")
+    folder = WORK / f"{name}-{digest.hexdigest()[:12]}"
+    if folder.exists():
+        return folder
+    for old in WORK.glob(f"{name}-*"):
+        shutil.rmtree(old)
+    new = WORK / f"{name}-new"
+    for file in files:
+        target = new / ("src" + file.removeprefix("harness") if file.startswith("harness/") else file)
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, target)
-    for path in (folder / "src/vllm_repro" / module for module in modules):
-        path.write_text(undecorated(path.read_text(encoding="utf-8")), encoding="utf-8")
-    project = folder / "pyproject.toml"
-    config = CONFIG.format(
-        modules=[f"src/vllm_repro/{module}" for module in modules], tests=[f"tests/{folder_of(modules[0])}"]
-    ).replace("'", '"')
+        shutil.copy2(ROOT / file, target)
+    path, project = new / "src/vllm_repro" / module, new / "pyproject.toml"
+    path.write_text(undecorated(path.read_text(encoding="utf-8")), encoding="utf-8")
+    config = CONFIG.format(module=module, folder=module.partition("/")[0])
     project.write_text(project.read_text(encoding="utf-8").replace('"harness"', '"src"') + config, encoding="utf-8")
+    return new.rename(folder)
 
 
 def undecorated(source: str) -> str:
@@ -104,24 +115,30 @@ def mutmut(folder: Path, *words: str) -> str:
     return subprocess.run([MUTMUT, *words], cwd=folder, capture_output=True, check=True, text=True).stdout
 
 
-def mutate(folder: Path, modules: Sequence[str], jobs: int) -> tuple[Counter[str], list[Survivor]]:
-    """Run mutmut on modules of one folder. Return the number of mutants by module, and the survivors."""
-    lay_out(folder, modules)
+def mutate(module: str, jobs: int) -> tuple[int, list[Survivor]]:
+    """Run mutmut on the mutants of one module that have no result yet. Return the number of all, and the survivors."""
+    folder = lay_out(module)
     with (folder / "log").open("wb") as log:
-        run = [MUTMUT, "run", "--max-children", str(jobs)]
-        status = subprocess.run(run, cwd=folder, stdout=log, stderr=log, check=False).returncode
+        argv = [MUTMUT, "run", "--max-children", str(jobs)]
+        # In a session of its own: Ctrl-C must not end the tests, which would count as a result.
+        process = subprocess.Popen(argv, cwd=folder, stdout=log, stderr=log, start_new_session=True)
+        try:
+            status = process.wait()
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+            raise SystemExit("Interrupted. The same command continues.") from None
     if status:
         raise SystemExit((folder / "log").read_text(encoding="utf-8", errors="replace")[-2000:])
     return results(folder, jobs)
 
 
-def results(folder: Path, jobs: int) -> tuple[Counter[str], list[Survivor]]:
+def results(folder: Path, jobs: int) -> tuple[int, list[Survivor]]:
     lines = [line.strip().split(": ", 1) for line in mutmut(folder, "results", "--all", "true").splitlines()]
-    counts = Counter(module_of(name) for name, _ in lines)
     lived = [name for name, result in lines if result not in ("killed", "timeout")]
     with ThreadPoolExecutor(jobs) as pool:
         shown = pool.map(lambda name: mutmut(folder, "show", name), lived)
-        return counts, [survivor(name, diff) for name, diff in zip(lived, shown, strict=True)]
+        return len(lines), [survivor(name, diff) for name, diff in zip(lived, shown, strict=True)]
 
 
 def module_of(mutant: str) -> str:
@@ -200,11 +217,10 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     asked = parser.parse_args()
     counts, survivors = Counter[str](), list[Survivor]()
-    for _, modules in groupby(asked.modules, folder_of):
-        with tempfile.TemporaryDirectory(prefix="mutants-") as name:
-            count, lived = mutate(Path(name), list(modules), asked.jobs)
-        counts += count
+    for module in asked.modules:
+        counts[module], lived = mutate(module, asked.jobs)
         survivors += lived
+        print(f"{module}: {counts[module]} mutants, {len(lived)} survived", file=sys.stderr)
     judged = judgements()
     text = "\n".join(section(counts, survivors, judged))
     if asked.write:
