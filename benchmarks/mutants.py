@@ -12,19 +12,22 @@ from __future__ import annotations
 import argparse
 import ast
 import hashlib
+import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from difflib import unified_diff
 from pathlib import Path
 
+from mutmut.mutation.file_mutation import mutate_file_contents
+
 from benchmarks.faults import PAGE, measured_at, write_sections
+from benchmarks.mutant_tests import RESULTS
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = (
@@ -33,18 +36,24 @@ MODULES = (
     *("diagnosis/judgement.py", "diagnosis/root_cause.py", "diagnosis/life_signs.py"),
 )
 WORK = ROOT / ".mutants"
-MUTMUT = str(Path(sys.executable).with_name("mutmut"))
+PACKAGE = Path("harness/vllm_repro")
 # The two files left out test how lines are read, and take longer than all others.
-CONFIG = """
-[tool.mutmut]
-source_paths = ["src"]
-process_isolation = "forkserver"  # a fork of the process that ran the tests has their cached results
-only_mutate = ["src/vllm_repro/{module}"]
-also_copy = ["fixtures", "scenarios", "reports", "docs", "constraints.txt", "README.md", "Makefile"]
-pytest_add_cli_args = ["-p", "no:xdist", "-p", "no:cacheprovider", "-m", "not docker and not live and not browser",
-    "--ignore=tests/diagnosis/test_log_prefix.py", "--ignore=tests/diagnosis/test_log_text.py"]
-pytest_add_cli_args_test_selection = ["tests/{folder}"]
-"""
+PYTEST = (
+    *(
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "benchmarks.mutant_tests",
+        "-p",
+        "no:xdist",
+        "-p",
+        "no:cacheprovider",
+    ),
+    *("-m", "not docker and not live and not browser"),
+    *("--ignore=tests/diagnosis/test_log_prefix.py", "--ignore=tests/diagnosis/test_log_text.py"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +79,10 @@ class Judgement:
 
 
 def lay_out(module: str) -> Path:
-    """Return a folder with the tracked files and mutmut's configuration: the one of an earlier run, if they are the same.
-
-    `harness/` becomes `src/`, because mutmut wants that.
-    """
+    """Return a folder with the tracked files and the mutants of a module: that of an earlier run, if the files are the same."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True).stdout
     files = [name for name in listed.split("\0") if (ROOT / name).is_file()]
-    digest = hashlib.sha256(CONFIG.encode())
+    digest = hashlib.sha256()
     for file in files:
         if not file.startswith(("docs/", "benchmarks/")):
             digest.update(file.encode() + (ROOT / file).read_bytes())
@@ -88,13 +94,13 @@ def lay_out(module: str) -> Path:
         shutil.rmtree(old)
     new = WORK / f"{name}-new"
     for file in files:
-        target = new / ("src" + file.removeprefix("harness") if file.startswith("harness/") else file)
+        target = new / file
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / file, target)
-    path, project = new / "src/vllm_repro" / module, new / "pyproject.toml"
-    path.write_text(undecorated(path.read_text(encoding="utf-8")), encoding="utf-8")
-    config = CONFIG.format(module=module, folder=module.partition("/")[0])
-    project.write_text(project.read_text(encoding="utf-8").replace('"harness"', '"src"') + config, encoding="utf-8")
+    path = new / PACKAGE / module
+    mutated = mutate_file_contents(str(path), undecorated(path.read_text(encoding="utf-8")))
+    path.write_text(mutated.code, encoding="utf-8")
+    (new / "names").write_text("\n".join(mutated.mutant_names), encoding="utf-8")
     return new.rename(folder)
 
 
@@ -111,49 +117,57 @@ def undecorated(source: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def mutmut(folder: Path, *words: str) -> str:
-    return subprocess.run([MUTMUT, *words], cwd=folder, capture_output=True, check=True, text=True).stdout
-
-
 def mutate(module: str, jobs: int) -> tuple[int, list[Survivor]]:
-    """Run mutmut on the mutants of one module that have no result yet. Return the number of all, and the survivors."""
+    """Test the mutants of a module that have no result yet. Return the number of all, and the survivors."""
     folder = lay_out(module)
-    with (folder / "log").open("wb") as log:
-        argv = [MUTMUT, "run", "--max-children", str(jobs)]
-        # In a session of its own: Ctrl-C must not end the tests, which would count as a result.
-        process = subprocess.Popen(argv, cwd=folder, stdout=log, stderr=log, start_new_session=True)
-        try:
-            status = process.wait()
-        except KeyboardInterrupt:
-            process.send_signal(signal.SIGINT)
-            process.wait()
-            raise SystemExit("Interrupted. The same command continues.") from None
-    if status:
-        raise SystemExit((folder / "log").read_text(encoding="utf-8", errors="replace")[-2000:])
-    return results(folder, jobs)
+    dotted = f"vllm_repro.{module.removesuffix('.py').replace('/', '.')}."
+    names = [dotted + name for name in (folder / "names").read_text(encoding="utf-8").split()]
+    (folder / RESULTS).touch()
+    missing = [name for name in names if name not in results(folder)]
+    environment = {**os.environ, "PYTHONPATH": str(folder / PACKAGE.parent)}
+    runs = []
+    for job in range(min(jobs, len(missing))):
+        (folder / f"mutants-{job}").write_text("\n".join(missing[job::jobs]), encoding="utf-8")
+        argv = [*PYTEST, f"--mutants=mutants-{job}", f"tests/{module.partition('/')[0]}"]
+        with (folder / f"log-{job}").open("wb") as log:
+            runs.append(subprocess.Popen(argv, cwd=folder, env=environment, stdout=log, stderr=log))
+    try:
+        for run in runs:
+            run.wait()
+    except KeyboardInterrupt:
+        raise SystemExit("Interrupted. The same command continues.") from None
+    tested = results(folder)
+    if not tested.keys() >= set(names):
+        raise SystemExit((folder / "log-0").read_text(encoding="utf-8", errors="replace")[-2000:])
+    lived = [name.removeprefix(dotted) for name in names if tested[name] == "lived"]
+    return len(names), list(survivors_of(module, (folder / PACKAGE / module).read_text(encoding="utf-8"), lived))
 
 
-def results(folder: Path, jobs: int) -> tuple[int, list[Survivor]]:
-    lines = [line.strip().split(": ", 1) for line in mutmut(folder, "results", "--all", "true").splitlines()]
-    lived = [name for name, result in lines if result not in ("killed", "timeout")]
-    with ThreadPoolExecutor(jobs) as pool:
-        shown = pool.map(lambda name: mutmut(folder, "show", name), lived)
-        return len(lines), [survivor(name, diff) for name, diff in zip(lived, shown, strict=True)]
+def results(folder: Path) -> dict[str, str]:
+    return dict(line.split() for line in (folder / RESULTS).read_text(encoding="utf-8").splitlines())
 
 
-def module_of(mutant: str) -> str:
-    return mutant.rpartition(".")[0].removeprefix("vllm_repro.").replace(".", "/") + ".py"
+def survivors_of(module: str, mutated: str, names: Sequence[str]) -> Iterator[Survivor]:
+    """Compare each mutant with its original, which mutmut writes beside it."""
+    functions = {
+        node.name: ast.get_source_segment(mutated, node) or ""
+        for node in ast.walk(ast.parse(mutated))
+        if isinstance(node, ast.FunctionDef)
+    }
+    for name in names:
+        original, mutant = (functions[one].splitlines()[1:] for one in (name.rpartition("_")[0] + "_orig", name))
+        yield survivor(module, name, list(unified_diff(original, mutant, lineterm="", n=0))[2:])
 
 
-def survivor(mutant: str, diff: str) -> Survivor:
+def survivor(module: str, mutant: str, diff: Sequence[str]) -> Survivor:
     sides = (_side(diff, "-"), _side(diff, "+"))
     begins = _alike(*sides)
     ends = _alike(*(side[begins:][::-1] for side in sides))
     before, after = (side[begins : len(side) - ends] for side in sides)
     marked = (f"[-{before}-]" if before else "") + (f"{{+{after}+}}" if after else "")
     change = sides[0][:begins] + marked + sides[0][len(sides[0]) - ends :]
-    function = re.sub(r"^x_|^xǁ|__mutmut_\d+$", "", mutant.rpartition(".")[2]).replace("ǁ", ".")
-    return Survivor(module=module_of(mutant), function=function, change=change)
+    function = re.sub(r"^x_|^xǁ|__mutmut_\d+$", "", mutant).replace("ǁ", ".")
+    return Survivor(module=module, function=function, change=change)
 
 
 def _alike(one: str, other: str) -> int:
@@ -165,9 +179,8 @@ def _alike(one: str, other: str) -> int:
     return length
 
 
-def _side(diff: str, sign: str) -> str:
-    lines = [line for line in diff.splitlines() if line.startswith(sign) and not line.startswith(sign * 3)]
-    return " ".join(line[1:].strip() for line in lines)
+def _side(diff: Sequence[str], sign: str) -> str:
+    return " ".join(line[1:].strip() for line in diff if line.startswith(sign))
 
 
 def judgements() -> list[Judgement]:
