@@ -255,7 +255,7 @@ class ServerLife:
         if self._prose_length < _PROSE:
             self.prose.append(text)
             self._prose_length += len(text)
-        self.quoted |= "ngine" in text and _QUOTED.search(text) is not None
+        self.quoted |= _QUOTED.search(text) is not None
 
     def _kind(self, line: Line) -> SignKind | None:
         text = line.text if line.level or line.process else line.text.lstrip()
@@ -315,7 +315,7 @@ class ServerLife:
 
 
 def _quotes_a_death(text: str) -> bool:
-    if "Traceback (most recent call last)" in text or ('File "' in text and _FRAME.search(text)):
+    if "Traceback (most recent call last)" in text or _FRAME.search(text):
         return True
     return text.startswith(("EngineCore encountered", "EngineCore hit", "EngineCore failed"))
 
