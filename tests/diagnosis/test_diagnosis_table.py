@@ -87,6 +87,7 @@ LINES = {
     ),
     "boot-error": trace(ERROR, "EngineCore failed to start.", "ValueError: no such weights", *BOOT),
     "boot-exit": trace(ERROR, "EngineCore failed to start.", "SystemExit: 1", *BOOT),
+    "boot-eof": trace(ERROR, "EngineCore failed to start.", "EOFError", *BOOT),
     "warm-up": trace(ERROR, "", "ValueError: no blocks", *BOOT[:1], f"{RUNNER_PY} profile_run"),
     "program": trace(
         "(APIServer pid=1) ", "", "OSError: port in use", "vllm/entrypoints/openai/api_server.py run_server"
@@ -122,6 +123,7 @@ ENDS = tuple(LINES)[4:]
 SOME_TRACES = ("native", "oom", "orphan", "still", "step", "fatal-step", "wrapper", "peer", "cut")
 PASTES = (
     "",
+    "failed",
     "names",
     "bare",
     "bare bare-dead",
@@ -159,6 +161,9 @@ OTHERS = (
     ),
     *(
         "boot core ready 503 dead down",
+        "boot core ready 503 down dead",
+        "boot core ready 503 down worker-died",
+        "boot core ready fatal worker-stop",
         "stopping down",
         "200 stopping down",
         "500 stop down",

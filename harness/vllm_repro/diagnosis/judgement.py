@@ -86,8 +86,7 @@ class _Case:
     @property
     def engine_missing(self) -> int | None:
         """The first line in which the API server reports a dead engine."""
-        dead = min((one.first_line for one in self.raised if one.of_dead_engine), default=None)
-        return _first(dead, self.line(SignKind.ENGINE_GONE, SignKind.ENGINE_DEAD))
+        return self.line(SignKind.ENGINE_GONE, SignKind.ENGINE_DEAD)
 
     @property
     def first_end(self) -> int | None:
@@ -195,8 +194,7 @@ def _last_words(case: _Case) -> Diagnosis | None:
         if root is None and life.is_log:
             return _died(f"The engine did not come up: {failed.text}{_by_signal_code(failed.text)}")
         if root is not None and _is_exit(root.raised):
-            why = "The boot was interrupted by a signal; nothing failed by itself."
-            return Diagnosis(died=False, why=why, phase=Phase.BOOT)
+            return Diagnosis(died=False, why="The boot was interrupted by a signal; nothing failed by itself.")
     if own is None:
         if case.ordered:
             return None
@@ -375,6 +373,10 @@ def _open_end(case: _Case) -> Diagnosis:
     if life.finder.unread > life.survived_until and (life.ready or life.booted):
         return _undecided(
             "A traceback in this log has no frames that can be read: give the log as the server wrote it."
+        )
+    if SignKind.BOOT_FAILED in life and not life.ready:
+        return _undecided(
+            f"The engine did not come up, and this log does not show what ended it: {_named(case.root)}.", case.root
         )
     if life.ready:
         why = "Nothing here shows that the engine died: alive as far as this log goes."
