@@ -69,6 +69,7 @@ LINES = {
     "moving": API.format("INFO") + STATS.format("55.0"),
     "wait": CORE.format("INFO") + "No available shared memory broadcast block found in 60 seconds.",
     "prose": "I do not know why.\nIt was there in the morning.",
+    "said": "EngineCore encountered a fatal error.",
     "names": "Then: EngineCore encountered an issue. See stack trace (above).",
     "step": trace(ERROR, "", "IndexError: index 5 is out of bounds", *STEP),
     "fatal-step": trace(ERROR, "EngineCore encountered a fatal error.", "IndexError: index 5 is out of bounds", *STEP),
@@ -124,6 +125,8 @@ SOME_TRACES = ("native", "oom", "orphan", "still", "step", "fatal-step", "wrappe
 PASTES = (
     "",
     "failed",
+    "said",
+    "said bare-other",
     "names",
     "bare",
     "bare bare-dead",
