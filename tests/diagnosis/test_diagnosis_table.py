@@ -107,6 +107,7 @@ LINES = {
     "rank": trace(
         WORKER_ERROR, "", "ValueError: " + "long " * 40, "vllm/v1/executor/multiproc_executor.py worker_busy_loop"
     ),
+    "utility": trace(ERROR, "", "IndexError: no such request", f"{CORE_PY} get"),
     "bare": trace("", "", "IndexError: index 5 is out of bounds", *STEP),
     "bare-program": trace("", "", "OSError: port in use", "vllm/entrypoints/openai/api_server.py run_server"),
     "bare-other": trace("", "", "KeyError: 'x'", "vllm/utils.py get"),
@@ -196,6 +197,10 @@ OTHERS = (
         "boot core ready native gone",
         "boot ready gone",
         "boot core cut gone",
+        "boot-eof gone",
+        "boot ready gone core",
+        "boot core ready utility gone",
+        "boot core ready utility native",
         "boot core ready 500 gone",
         "boot core ready 200 dump gone",
     ),
