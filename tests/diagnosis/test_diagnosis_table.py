@@ -28,6 +28,11 @@ def trace(prefix: str, headline: str, exception: str, *frames: str) -> str:
 
 STEP = (f"{CORE_PY} run_busy_loop", f"{CORE_PY} step", f"{RUNNER_PY} execute_model")
 BOOT = (f"{CORE_PY} run_engine_core", f"{RUNNER_PY} load_model")
+RAW, SERVER = "(APIServer pid=1) ", "vllm/entrypoints/openai/api_server.py run_server"
+LINKS = {
+    "from": "The above exception was the direct cause of the following exception:",
+    "during": "During handling of the above exception, another exception occurred:",
+}
 ERROR, WORKER_ERROR = CORE.format("ERROR"), WORKER.format("ERROR")
 LINES = {
     "boot": API.format("INFO") + "vLLM API server version 0.32.0",
@@ -90,12 +95,19 @@ LINES = {
     "boot-exit": trace(ERROR, "EngineCore failed to start.", "SystemExit: 1", *BOOT),
     "boot-eof": trace(ERROR, "EngineCore failed to start.", "EOFError", *BOOT),
     "warm-up": trace(ERROR, "", "ValueError: no blocks", *BOOT[:1], f"{RUNNER_PY} profile_run"),
-    "program": trace(
-        "(APIServer pid=1) ", "", "OSError: port in use", "vllm/entrypoints/openai/api_server.py run_server"
-    ),
-    "interrupt": trace(
-        "(APIServer pid=1) ", "", "KeyboardInterrupt", "vllm/entrypoints/openai/api_server.py run_server"
-    ),
+    "program": trace(RAW, "", "OSError: port in use", SERVER),
+    "program-logged": trace(API.format("ERROR"), "", "OSError: port in use", SERVER),
+    **{
+        f"program-{name}": "\n".join(
+            [
+                trace(RAW, "", "KeyError: 'x'", "vllm/utils.py get"),
+                *(RAW, RAW + link, RAW),
+                trace(RAW, "", "OSError: port in use", SERVER),
+            ]
+        )
+        for name, link in LINKS.items()
+    },
+    "interrupt": trace(RAW, "", "KeyboardInterrupt", SERVER),
     "peer": trace(
         WORKER_ERROR,
         "",
@@ -109,7 +121,7 @@ LINES = {
     ),
     "utility": trace(ERROR, "", "IndexError: no such request", f"{CORE_PY} get"),
     "bare": trace("", "", "IndexError: index 5 is out of bounds", *STEP),
-    "bare-program": trace("", "", "OSError: port in use", "vllm/entrypoints/openai/api_server.py run_server"),
+    "bare-program": trace("", "", "OSError: port in use", SERVER),
     "bare-other": trace("", "", "KeyError: 'x'", "vllm/utils.py get"),
     "bare-dead": trace(
         "",
