@@ -91,8 +91,7 @@ class _Case:
     @property
     def first_end(self) -> int | None:
         """The first line that reports an end of any process."""
-        ends = self.line(SignKind.FATAL, SignKind.WORKER_DIED, SignKind.BOOT_FAILED)
-        return _first(self.engine_missing, ends)
+        return _first(self.engine_missing, self.line(SignKind.FATAL, SignKind.WORKER_DIED, SignKind.BOOT_FAILED))
 
     @property
     def stop_asked(self) -> int | None:
@@ -295,8 +294,7 @@ def _pasted(case: _Case) -> Diagnosis | None:
         return None
     if crash := life.first.get(SignKind.NATIVE_CRASH):
         return _died(f"A process crashed below Python: {crash.text}", root)
-    signs = case.line(SignKind.ENGINE_DEAD, SignKind.ENGINE_GONE)
-    reported = signs is not None or any(one.reports_dead_engine for one in case.raised)
+    reported = case.engine_missing is not None or any(one.reports_dead_engine for one in case.raised)
     quoted = life.quoted and root is not None and bool(root.raised.frames)
     if (reported and not case.ordered) or quoted:
         return _died(f"The text names the death of the engine{': ' + _named(root) if root else ''}.", root)
