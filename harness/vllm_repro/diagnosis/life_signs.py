@@ -44,6 +44,14 @@ class SignKind(StrEnum):
     READY = "ready"
 
 
+_DEATHS = frozenset(
+    {
+        *(SignKind.FATAL, SignKind.BOOT_FAILED, SignKind.WORKER_DIED),
+        *(SignKind.ENGINE_GONE, SignKind.ENGINE_DEAD, SignKind.NATIVE_CRASH),
+    }
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Sign:
     """The first line of its kind: its number and text."""
@@ -211,8 +219,9 @@ class ServerLife:
 
     def feed(self, line: Line) -> None:
         text = line.text
-        if line.level in ("DEBUG", "INFO") and line.source and _quotes_a_death(text):
-            return  # a request log quotes it: vLLM logs tracebacks and deaths as errors
+        quoting = line.level in ("DEBUG", "INFO") and bool(line.source)  # vLLM logs tracebacks and deaths as errors
+        if quoting and ("Traceback (most recent call last)" in text or _FRAME.search(text)):
+            return
         self.finder.feed(line)
         self.boot.feed(line)  # the environment names the release
         if self._is_environment(line):
@@ -238,7 +247,7 @@ class ServerLife:
             self.headless = True
         if not line.level and not line.process:
             self._keep_prose(text)
-        if (kind := self._kind(line)) is not None:
+        if (kind := self._kind(line)) is not None and not (quoting and kind in _DEATHS):
             # The first line of an ordered shutdown names its trigger; without it, the shutdown began before this part of the log.
             earlier = kind is SignKind.STOP_ASKED and "triggered" not in text.strip()[:_TEXT]
             self.first.setdefault(kind, Sign(0 if earlier else line.number, text.strip()[:_TEXT]))
@@ -312,12 +321,6 @@ class ServerLife:
             self.waits = 0
         self.busy[engine] = waiting
         self.stalls[engine] = self.stalls.get(engine, 0) + 1 if waiting and still else 0
-
-
-def _quotes_a_death(text: str) -> bool:
-    if "Traceback (most recent call last)" in text or _FRAME.search(text):
-        return True
-    return text.startswith(("EngineCore encountered", "EngineCore hit", "EngineCore failed"))
 
 
 _BEGINNINGS = ("non-default args: ", "vLLM API server version ", "Launching vLLM (")
