@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterator
 from itertools import product
 
@@ -130,6 +131,10 @@ LINES = {
         "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.",
         "vllm/v1/engine/async_llm.py generate",
     ),
+    "assertion": trace(ERROR, "", "AssertionError", *STEP),
+    "sentence": trace(ERROR, "", "ValueError: There is no block.", *STEP),
+    "unread": html.escape(trace(ERROR, "", "ValueError: no blocks", *STEP)),
+    "old-cut": "\n".join(trace(ERROR.partition(") ")[2], "", "", *STEP).splitlines()[:-3]),
     "cut": "\n".join(trace(ERROR, "", "", *STEP).splitlines()[:-3]),
     "worker-cut": "\n".join(trace(WORKER_ERROR, "WorkerProc hit an exception.", "", *STEP).splitlines()[:-3]),
 }
@@ -187,6 +192,7 @@ OTHERS = (
         "200 stopping down",
         "500 stop down",
         "200 stop down",
+        "200 stop 500 down",
         "ready stop down",
         "core-stop down",
     ),
