@@ -149,14 +149,15 @@ def results(folder: Path) -> dict[str, str]:
 
 def survivors_of(module: str, mutated: str, names: Sequence[str]) -> Iterator[Survivor]:
     """Compare each mutant with its original, which mutmut writes beside it."""
+    lines = mutated.splitlines()
     functions = {
-        node.name: ast.get_source_segment(mutated, node) or ""
+        node.name: lines[node.lineno : node.end_lineno]
         for node in ast.walk(ast.parse(mutated))
         if isinstance(node, ast.FunctionDef)
     }
     for name in names:
-        original, mutant = (functions[one].splitlines()[1:] for one in (name.rpartition("_")[0] + "_orig", name))
-        yield survivor(module, name, list(unified_diff(original, mutant, lineterm="", n=0))[2:])
+        original = functions[name.rpartition("_")[0] + "_orig"]
+        yield survivor(module, name, list(unified_diff(original, functions[name], lineterm="", n=0))[2:])
 
 
 def survivor(module: str, mutant: str, diff: Sequence[str]) -> Survivor:
