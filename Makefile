@@ -94,7 +94,7 @@ faults: $(DEV) images ## break live runs on purpose and write docs/reliability.m
 faults-quick: $(DEV) ## break a rehearsal once by each fault
 	@$(BIN)/python -m benchmarks.faults --kinds rehearsal --quick
 
-mutants: $(DEV) ## change the pure core in one place at a time, count what no test notices, write docs/reliability.md (20 minutes)
+mutants: $(DEV) ## change the pure core in one place at a time, count what no test notices, write docs/reliability.md (half an hour)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[mutants]'
 	@$(BIN)/python -m benchmarks.mutants --write
 
