@@ -56,7 +56,7 @@ test-docker: $(DEV) images ## test against a real Docker Engine
 	@$(BIN)/python -m pytest tests -n 2 --dist worksteal -m "docker and not live"
 
 test-live: $(DEV) ## test real vLLM releases on this CPU (downloads gigabytes)
-	@$(BIN)/python -m pytest tests -n 2 --dist worksteal -m "live and not by_hand"
+	@$(BIN)/python -m pytest tests -n 2 --dist worksteal --durations 12 -m "live and not by_hand"
 
 test-by-hand: $(DEV) ## test more real releases, also in containers (too slow for CI)
 	@$(BIN)/python -m pytest tests -m by_hand

@@ -211,12 +211,7 @@ def test_cases_that_never_fail_tell_nothing_of_a_patch(playing: Any, capsys: Any
     assert "nothing to tell: no case fails as released" in shown
 
 
-def test_a_run_takes_one_patch_and_names_where_several_are_compared(capsys: Any) -> None:
-    with pytest.raises(SystemExit, match="64"):
-        main(["run", "sco-hybrid", "--patch", str(PAIR[0]), "--patch", str(PAIR[1])])
-    shown = capsys.readouterr().err
-    assert "takes one file here" in shown
-    assert "vllm-repro explore" in shown
+def test_the_same_patch_is_not_compared_with_itself(capsys: Any) -> None:
     assert main(["explore", "sco-hybrid", "--patch", str(PAIR[0]), "--patch", str(PAIR[0])]) == 64
     assert "given twice" in capsys.readouterr().err
 

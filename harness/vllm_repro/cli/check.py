@@ -8,8 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from vllm_repro.cli.common import add_common, print_json
+from vllm_repro.cli.options import source
 from vllm_repro.command.environment import loading_flags
 from vllm_repro.errors import CommandError, ScenarioError, UsageError
+from vllm_repro.releases.request_fields import request_fields
 from vllm_repro.report.format import plural
 from vllm_repro.scenario.catalogue import scenario_files, scenario_files_below
 from vllm_repro.scenario.reader import Problem, check_file, read
@@ -21,12 +23,19 @@ def add(parser: argparse.ArgumentParser) -> None:
         example="vllm-repro check scenarios/tq_chunked_prefill.py",
         prints="a list of the mistakes, each with file, line and text",
     )
+    parser.add_argument(
+        "--vllm",
+        type=source,
+        metavar="SOURCE",
+        help="a release in the cache: report body fields of requests that its server does not read",
+    )
     parser.add_argument("paths", nargs="*", metavar="PATH", help="files or folders (default: the package's own)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     files = _files([Path(path) for path in arguments.paths])
-    problems: list[Problem] = [problem for path in files for problem in check_file(path)]
+    fields = request_fields(arguments.vllm) if arguments.vllm else None
+    problems: list[Problem] = [problem for path in files for problem in check_file(path, fields)]
     if arguments.json:
         print_json([asdict(problem) for problem in problems])
     else:

@@ -73,7 +73,8 @@ def chunked_prefill(*, chunks: int = 2) -> Condition:
                 continue
             cut = chunks_of(tokens, facts.chunk)
             if asked.accepted and len(cut) >= chunks:
-                seen = f"; iterations recorded: {', '.join(asked.steps)}" if asked.steps else ""
+                counted = ", ".join(asked.steps)
+                seen = f"; vLLM's metrics, which count a whole prompt at its first token: {counted}" if counted else ""
                 text = f"{_count(facts, asked)}, cut at {facts.chunk} into {_plus(cut)}{seen}"
                 return TriggerResult(True, (text,), f"{_plus(cut)} tokens")
             steps = f"{len(cut)} step{'' if len(cut) == 1 else 's'}"
