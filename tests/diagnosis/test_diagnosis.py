@@ -201,6 +201,20 @@ def test_a_pasted_traceback_that_ends_in_the_messenger_is_a_death(text: str) -> 
     assert diagnose("It stopped answering, and then this:\n\n" + text).died is True
 
 
+@pytest.mark.parametrize(
+    ("name", "prose"),
+    [("v0.32.0-killed-idle", True), ("v0.28.0-min-tokens", False), ("v0.32.0-boot", True)],
+)
+def test_what_no_server_logged_is_kept_unless_an_exception_is(name: str, prose: bool) -> None:
+    found = diagnose(f"{recording(name)}\nfirst\nkv_connector='X'\n")
+    assert (found.prose.endswith("\nfirst\nkv_connector='X'"), bool(found.prose), found.connector) == (
+        prose,
+        prose,
+        "X",
+    )
+    assert diagnose("first\n" + pasted("tq-chunked-prefill")).prose.startswith("first\n")
+
+
 def test_a_refused_command_line_is_told_apart() -> None:
     diagnosis = diagnose(recording("v0.28.0-unknown-flag"))
     assert diagnosis.usage == "vllm: error: unrecognized arguments: --disable-log-requests"

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import date
+from datetime import date, timedelta
 from itertools import permutations
 from random import Random
 
@@ -56,6 +56,7 @@ def test_a_whole_life() -> None:
         "what was before the fix says nothing of how often it dies now"
     )
     rows += [row(21, 2, 2), row(22, 0, 30)]
+    assert history_of(rows).as_of(rows[0][0] - timedelta(days=1)) is BugState.OPEN
     assert moves(rows) == [
         BugState.REPRODUCES,
         BugState.CANDIDATE,

@@ -131,6 +131,6 @@ def _without_order(diagnosis: Diagnosis, stopped: bool) -> Diagnosis:
 
 def _goes_on(life: ServerLife, later: Sequence[ServerLife]) -> bool:
     """Return True if the server still logs after another began: two servers share the log, and none restarted."""
-    if life.api_pid is None or life.api_pid == later[0].api_pid:  # in a container each life has the same pid
+    if life.api_pid == later[0].api_pid:  # in a container each life has the same pid
         return False
     return any(life.api_pid in one.pids for one in later)

@@ -88,14 +88,12 @@ class _Case:
     @property
     def engine_missing(self) -> int | None:
         """The first line in which the API server reports a dead engine."""
-        dead = min((one.first_line for one in self.raised if one.of_dead_engine), default=None)
-        return _first(dead, self.line(SignKind.ENGINE_GONE, SignKind.ENGINE_DEAD))
+        return self.line(SignKind.ENGINE_GONE, SignKind.ENGINE_DEAD)
 
     @property
     def first_end(self) -> int | None:
         """The first line that reports an end of any process."""
-        ends = self.line(SignKind.FATAL, SignKind.WORKER_DIED, SignKind.BOOT_FAILED)
-        return _first(self.engine_missing, ends)
+        return _first(self.engine_missing, self.line(SignKind.FATAL, SignKind.WORKER_DIED, SignKind.BOOT_FAILED))
 
     @property
     def stop_asked(self) -> int | None:
@@ -197,8 +195,7 @@ def _last_words(case: _Case) -> Diagnosis | None:
         if root is None and life.is_log:
             return _died(f"The engine did not come up: {failed.text}{_by_signal_code(failed.text)}")
         if root is not None and _is_exit(root.raised):
-            why = "The boot was interrupted by a signal; nothing failed by itself."
-            return Diagnosis(died=False, why=why, phase=Phase.BOOT)
+            return Diagnosis(died=False, why="The boot was interrupted by a signal; nothing failed by itself.")
     if own is None:
         if case.ordered:
             return None
@@ -299,8 +296,7 @@ def _pasted(case: _Case) -> Diagnosis | None:
         return None
     if crash := life.first.get(SignKind.NATIVE_CRASH):
         return _died(f"A process crashed in native code: {crash.text}", root)
-    signs = case.line(SignKind.ENGINE_DEAD, SignKind.ENGINE_GONE)
-    reported = signs is not None or any(one.reports_dead_engine for one in case.raised)
+    reported = case.engine_missing is not None or any(one.reports_dead_engine for one in case.raised)
     quoted = life.quoted and root is not None and bool(root.raised.frames)
     if (reported and not case.ordered) or quoted:
         return _died(f"The text reports that the engine died{': ' + _named(root) if root else ''}.", root)
@@ -377,6 +373,10 @@ def _open_end(case: _Case) -> Diagnosis:
     if life.finder.unread > life.survived_until and (life.ready or life.booted):
         return _undecided(
             "A traceback in this log has no frames that can be read: give the log as the server wrote it."
+        )
+    if SignKind.BOOT_FAILED in life and not life.ready:
+        return _undecided(
+            f"The engine did not come up, and this log does not show what ended it: {_named(case.root)}.", case.root
         )
     if life.ready:
         why = "Nothing in this log shows that the engine died."

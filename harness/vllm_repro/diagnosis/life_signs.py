@@ -44,6 +44,14 @@ class SignKind(StrEnum):
     READY = "ready"
 
 
+_DEATHS = frozenset(
+    {
+        *(SignKind.FATAL, SignKind.BOOT_FAILED, SignKind.WORKER_DIED),
+        *(SignKind.ENGINE_GONE, SignKind.ENGINE_DEAD, SignKind.NATIVE_CRASH),
+    }
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Sign:
     """The first line of its kind: its number and text."""
@@ -213,8 +221,9 @@ class ServerLife:
 
     def feed(self, line: Line) -> None:
         text = line.text
-        if line.level in ("DEBUG", "INFO") and line.source and _quotes_a_death(text):
-            return  # a request log quotes it: vLLM logs tracebacks and deaths as errors
+        quoting = line.level in ("DEBUG", "INFO") and bool(line.source)  # vLLM logs tracebacks and deaths as errors
+        if quoting and ("Traceback (most recent call last)" in text or _FRAME.search(text)):
+            return
         self.finder.feed(line)
         self.boot.feed(line)  # the environment names the release
         if self._is_environment(line):
@@ -240,7 +249,7 @@ class ServerLife:
             self.headless = True
         if not line.level and not line.process:
             self._keep_prose(text)
-        if (kind := self._kind(line)) is not None:
+        if (kind := self._kind(line)) is not None and not (quoting and kind in _DEATHS):
             # The first line of an ordered shutdown names its trigger; without it, the shutdown began before this part of the log.
             earlier = kind is SignKind.STOP_ASKED and "triggered" not in text.strip()[:_TEXT]
             self.first.setdefault(kind, Sign(0 if earlier else line.number, text.strip()[:_TEXT]))
@@ -257,7 +266,7 @@ class ServerLife:
         if self._prose_length < _PROSE:
             self.prose.append(text)
             self._prose_length += len(text)
-        self.quoted |= "ngine" in text and _QUOTED.search(text) is not None
+        self.quoted |= _QUOTED.search(text) is not None
 
     def _kind(self, line: Line) -> SignKind | None:
         text = line.text if line.level or line.process else line.text.lstrip()
@@ -314,12 +323,6 @@ class ServerLife:
             self.waits = 0
         self.busy[engine] = waiting
         self.stalls[engine] = self.stalls.get(engine, 0) + 1 if waiting and still else 0
-
-
-def _quotes_a_death(text: str) -> bool:
-    if "Traceback (most recent call last)" in text or ('File "' in text and _FRAME.search(text)):
-        return True
-    return text.startswith(("EngineCore encountered", "EngineCore hit", "EngineCore failed"))
 
 
 _BEGINNINGS = ("non-default args: ", "vLLM API server version ", "Launching vLLM (")
