@@ -18,6 +18,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -353,8 +354,12 @@ def main() -> None:
     wrong = [one for one in results if one.wrong]
     print(f"{len(results)} cells, {len(wrong)} wrong")
     if asked.write:
+        old, titles = sections(), [(kind, KINDS[kind]) for kind in asked.kinds]
         write_sections(
-            {KINDS[kind]: section([one for one in results if one.cell.kind == kind]) for kind in asked.kinds}
+            {
+                title: section([one for one in results if one.cell.kind == kind], old.get(title, ""))
+                for kind, title in titles
+            }
         )
     raise SystemExit(bool(wrong))
 
@@ -410,24 +415,30 @@ def measured_at() -> str:
     return f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, harness of commit {git('log', '-1', '--format=%h')}{changed}"
 
 
-def section(results: Sequence[Result]) -> str:
-    """Return the section of one server kind: a table of outcomes, faults by moments."""
-    cells = {(one.cell.fault.name, one.cell.moment): one for one in results}
-    rows = (
-        [name, *(_shown(cells.get((name, moment))) for moment in MOMENTS)]
-        for name in dict.fromkeys(name for name, _ in cells)
-    )
-    wrong = sum(bool(one.wrong) for one in results)
-    return f"Measured on {measured_at()}: {len(results)} cells, {wrong} wrong.\n\n{table(['fault', *MOMENTS], rows)}"
+def section(results: Sequence[Result], old: str) -> str:
+    """Return the section of one server kind: a table of outcomes, faults by moments. Keep the cells that were measured earlier.
+
+    old: the section until now.
+    """
+    rows = [line.strip("| ").split(" | ") for line in old.splitlines() if line.startswith("| ")][2:]
+    earlier = {(name, moment): one for name, *shown in rows for moment, one in zip(MOMENTS, shown, strict=True)}
+    earlier = {cell: one for cell, one in earlier.items() if one != "-"}
+    cells = earlier | {(one.cell.fault.name, one.cell.moment): _shown(one) for one in results}
+    wrong = sum(one.startswith("**wrong**") for one in cells.values())
+    now, before = measured_at(), ""
+    if len(cells) > len(results):
+        commits = dict.fromkeys(re.findall(r"\b[0-9a-f]{7,}\b", old.partition("\n")[0]))
+        before = " Some of them earlier: " + ", ".join(one for one in commits if one not in now) + "."
+    names = [one.name for one in faults() if any(one.name == name for name, _ in cells)]
+    shown = table(["fault", *MOMENTS], ([name, *(cells.get((name, one), "-") for one in MOMENTS)] for name in names))
+    return f"Measured on {now}: {len(cells)} cells, {wrong} wrong.{before}\n\n{shown}"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
 
 
-def _shown(result: Result | None) -> str:
-    if result is None:
-        return "-"
+def _shown(result: Result) -> str:
     return f"**wrong**: {result.outcome}" if result.wrong else result.outcome
 
 

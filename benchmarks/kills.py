@@ -140,9 +140,9 @@ time until no process, container, lease, shared memory or temporary file of the 
 
 
 def section(found: Sequence[Kill], seed: int, old: str) -> str:
-    """Return the section of the page. Keep the rows of kinds that were measured earlier. old: the section until now."""
-    rows = [line.strip("| ").split(" | ") for line in old.splitlines() if line.startswith("| ")][2:]
-    by_server = {row[0]: row for row in rows}
+    """Return the section of the page. Keep the rows of other kinds or seeds. old: the section until now."""
+    found_rows = [line.strip("| ").split(" | ") for line in old.splitlines() if line.startswith("| ")][2:]
+    rows = {(row[0], row[5]): row for row in found_rows}
     for kind, count in Counter(one.kind for one in found).items():
         times = [one.gone_s for one in found if one.kind == kind]
         late = sum(seconds > GONE_WITHIN_S for seconds in times)
@@ -155,9 +155,11 @@ def section(found: Sequence[Kill], seed: int, old: str) -> str:
             seed,
             measured_at(),
         ]
-        by_server[KINDS[kind]] = [str(one) for one in row]
+        rows[KINDS[kind], str(seed)] = [str(one) for one in row]
     head = ["server", "kills", "median", "longest", f"longer than {GONE_WITHIN_S:.0f} s", "seed", "measured"]
-    return SECTION.format(table=table(head, (by_server[one] for one in KINDS.values() if one in by_server)))
+    return SECTION.format(
+        table=table(head, (row for kind in KINDS.values() for row in rows.values() if row[0] == kind))
+    )
 
 
 def main() -> None:
