@@ -332,13 +332,13 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--quick", action="store_true", help="one moment per fault, chosen by a fixed seed")
     parser.add_argument("--jobs", type=int, default=2, help="cells at once")
-    parser.add_argument("--only", default="", help="cells whose line contains this text")
+    parser.add_argument("--only", nargs="+", default=[""], help="cells whose line contains one of these texts")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     asked = parser.parse_args()
     chosen = [
         one
         for one in cells(asked.kinds, quick=asked.quick)
-        if asked.only in f"{one.kind} {one.moment} {one.fault.name}"
+        if any(text in f"{one.kind} {one.moment} {one.fault.name}" for text in asked.only)
     ]
     for number in (signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)  # a background job ignores them, and so would the commands that it starts
