@@ -82,6 +82,7 @@ TESTED = {  # fault: file below tests/, test
     "a damaged release": "releases/test_provision.py test_a_damaged_release_is_installed_again",
     "a rank of two dies": "live/test_two_ranks.py test_a_killed_worker_of_the_second_node_is_a_death_that_names_its_rank",
     "a rank of two stops": "live/test_two_ranks.py test_a_stopped_worker_of_the_second_node_is_a_hang",
+    "the link between two ranks is cut": "live/test_two_ranks.py test_a_cut_link_between_the_nodes_is_a_hang",
     "an answer, a metric or the list of models never ends": "running/test_trial.py test_an_answer_that_never_stops_ends_no_run",
 }
 MOMENTS = ("boot", "idle", "stream", "last pause")
