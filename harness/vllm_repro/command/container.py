@@ -36,7 +36,7 @@ CONTAINER_PORT = 8000
 
 LOOPBACK = "127.0.0.1"
 
-CAPABILITIES = ("DAC_OVERRIDE",)
+CAPABILITIES = ("CAP_DAC_OVERRIDE",)
 """Linux capabilities of a container. This one lets its root read a mounted model folder that only its owner can read."""
 SECURITY = "no-new-privileges"
 
