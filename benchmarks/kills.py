@@ -117,11 +117,12 @@ def _shared_memory() -> Iterator[Path]:
             yield from (Path(one.path) for one in process.memory_maps() if one.path.startswith("/dev/shm/"))
 
 
-def kills(kind: str, count: int, seed: int, jobs: int) -> list[Kill]:
+def kills(kind: str, count: int, seed: int, jobs: int, lasts: float | None) -> list[Kill]:
+    """Return so many kills. lasts: how long a run lives, in seconds; None measures it."""
     chance = random.Random(seed)
     found: list[Kill] = []
     with ProcessPoolExecutor(jobs, initializer=adopt_orphans) as pool:
-        lasts = pool.submit(life, kind).result()
+        lasts = lasts or pool.submit(life, kind).result()
         while len(found) < count:
             moments = [chance.uniform(0, 1.25 * lasts) for _ in range(count - len(found))]
             for one in pool.map(kill, [kind] * len(moments), moments):
@@ -167,10 +168,17 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--count", type=int, help="kills of each kind (default: 120, 50 and 30)")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--life", type=float, help="how long a run lives that nobody kills, in seconds (default: measured)"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="runs at once")
     parser.add_argument("--write", action="store_true", help="write the section of docs/reliability.md")
     asked = parser.parse_args()
-    found = [one for kind in asked.kinds for one in kills(kind, asked.count or COUNTS[kind], asked.seed, asked.jobs)]
+    found = [
+        one
+        for kind in asked.kinds
+        for one in kills(kind, asked.count or COUNTS[kind], asked.seed, asked.jobs, asked.life)
+    ]
     late = [one for one in found if one.gone_s > GONE_WITHIN_S]
     print(f"{len(found)} kills, {len(late)} left something for more than {GONE_WITHIN_S:.0f} s")
     if asked.write:
