@@ -90,6 +90,7 @@ def _gone(kind: str, folder: Path, shared: set[Path]) -> tuple[float, tuple[str,
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG) != (0, 0):
                 pass
+        shared |= set(_shared_memory())  # a server makes some until it is ended
         left = tuple(_left(kind, folder, shared))
         if left:
             last = time.monotonic()
@@ -111,10 +112,17 @@ def _left(kind: str, folder: Path, shared: set[Path]) -> Iterator[str]:
 
 
 def _shared_memory() -> Iterator[Path]:
-    """Yield the shared memory of the run's processes, as far as it has a name on this host."""
+    """Yield the shared memory and semaphores of the run's processes, as far as they have a name on this host."""
+    inodes = set()
     for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error, OSError):
-            yield from (Path(one.path) for one in process.memory_maps() if one.path.startswith("/dev/shm/"))
+        with contextlib.suppress(OSError):  # ended by itself
+            for line in Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8").splitlines():
+                if "/dev/shm/" in line:  # the creator of a semaphore maps it by another name
+                    inodes.add(int(line.split(maxsplit=5)[4]))
+    for path in Path("/dev/shm").iterdir():
+        with contextlib.suppress(OSError):
+            if path.stat().st_ino in inodes:
+                yield path
 
 
 def kills(kind: str, count: int, seed: int, jobs: int, lasts: float | None) -> list[Kill]:
