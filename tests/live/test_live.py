@@ -71,6 +71,7 @@ def test_the_engine_of_0_29_0_refuses_it_and_lives(harness: Harness) -> None:
     assert done.report["verdict"] == "quiet"
 
 
+@pytest.mark.by_hand
 def test_token_ids_and_responses_are_evidence(harness: Harness) -> None:
     provision("0.29.0")
     scenario = Path(__file__).parents[1] / "data" / "declared" / "responses.py"
