@@ -18,6 +18,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -81,6 +82,7 @@ TESTED = {  # fault: file below tests/, test
     "a damaged release": "releases/test_provision.py test_a_damaged_release_is_installed_again",
     "a rank of two dies": "live/test_two_ranks.py test_a_killed_worker_of_the_second_node_is_a_death_that_names_its_rank",
     "a rank of two stops": "live/test_two_ranks.py test_a_stopped_worker_of_the_second_node_is_a_hang",
+    "the link between two ranks is cut": "live/test_two_ranks.py test_a_cut_link_between_the_nodes_is_a_hang",
     "an answer, a metric or the list of models never ends": "running/test_trial.py test_an_answer_that_never_stops_ends_no_run",
 }
 MOMENTS = ("boot", "idle", "stream", "last pause")
@@ -331,13 +333,13 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--quick", action="store_true", help="one moment per fault, chosen by a fixed seed")
     parser.add_argument("--jobs", type=int, default=2, help="cells at once")
-    parser.add_argument("--only", default="", help="cells whose line contains this text")
+    parser.add_argument("--only", nargs="+", default=[""], help="cells whose line contains one of these texts")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     asked = parser.parse_args()
     chosen = [
         one
         for one in cells(asked.kinds, quick=asked.quick)
-        if asked.only in f"{one.kind} {one.moment} {one.fault.name}"
+        if any(text in f"{one.kind} {one.moment} {one.fault.name}" for text in asked.only)
     ]
     for number in (signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)  # a background job ignores them, and so would the commands that it starts
@@ -353,8 +355,12 @@ def main() -> None:
     wrong = [one for one in results if one.wrong]
     print(f"{len(results)} cells, {len(wrong)} wrong")
     if asked.write:
+        old, titles = sections(), [(kind, KINDS[kind]) for kind in asked.kinds]
         write_sections(
-            {KINDS[kind]: section([one for one in results if one.cell.kind == kind]) for kind in asked.kinds}
+            {
+                title: section([one for one in results if one.cell.kind == kind], old.get(title, ""))
+                for kind, title in titles
+            }
         )
     raise SystemExit(bool(wrong))
 
@@ -410,24 +416,30 @@ def measured_at() -> str:
     return f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, harness of commit {git('log', '-1', '--format=%h')}{changed}"
 
 
-def section(results: Sequence[Result]) -> str:
-    """Return the section of one server kind: a table of outcomes, faults by moments."""
-    cells = {(one.cell.fault.name, one.cell.moment): one for one in results}
-    rows = (
-        [name, *(_shown(cells.get((name, moment))) for moment in MOMENTS)]
-        for name in dict.fromkeys(name for name, _ in cells)
-    )
-    wrong = sum(bool(one.wrong) for one in results)
-    return f"Measured on {measured_at()}: {len(results)} cells, {wrong} wrong.\n\n{table(['fault', *MOMENTS], rows)}"
+def section(results: Sequence[Result], old: str) -> str:
+    """Return the section of one server kind: a table of outcomes, faults by moments. Keep the cells that were measured earlier.
+
+    old: the section until now.
+    """
+    rows = [line.strip("| ").split(" | ") for line in old.splitlines() if line.startswith("| ")][2:]
+    earlier = {(name, moment): one for name, *shown in rows for moment, one in zip(MOMENTS, shown, strict=True)}
+    earlier = {cell: one for cell, one in earlier.items() if one != "-"}
+    cells = earlier | {(one.cell.fault.name, one.cell.moment): _shown(one) for one in results}
+    wrong = sum(one.startswith("**wrong**") for one in cells.values())
+    now, before = measured_at(), ""
+    if len(cells) > len(results):
+        commits = dict.fromkeys(re.findall(r"\b[0-9a-f]{7,}\b", old.partition("\n")[0]))
+        before = " Some of them earlier: " + ", ".join(one for one in commits if one not in now) + "."
+    names = [one.name for one in faults() if any(one.name == name for name, _ in cells)]
+    shown = table(["fault", *MOMENTS], ([name, *(cells.get((name, one), "-") for one in MOMENTS)] for name in names))
+    return f"Measured on {now}: {len(cells)} cells, {wrong} wrong.{before}\n\n{shown}"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
 
 
-def _shown(result: Result | None) -> str:
-    if result is None:
-        return "-"
+def _shown(result: Result) -> str:
     return f"**wrong**: {result.outcome}" if result.wrong else result.outcome
 
 

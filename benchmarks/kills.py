@@ -90,6 +90,7 @@ def _gone(kind: str, folder: Path, shared: set[Path]) -> tuple[float, tuple[str,
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG) != (0, 0):
                 pass
+        shared |= set(_shared_memory())  # a server makes some until it is ended
         left = tuple(_left(kind, folder, shared))
         if left:
             last = time.monotonic()
@@ -111,17 +112,25 @@ def _left(kind: str, folder: Path, shared: set[Path]) -> Iterator[str]:
 
 
 def _shared_memory() -> Iterator[Path]:
-    """Yield the shared memory of the run's processes, as far as it has a name on this host."""
+    """Yield the shared memory and semaphores of the run's processes, as far as they have a name on this host."""
+    inodes = set()
     for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error, OSError):
-            yield from (Path(one.path) for one in process.memory_maps() if one.path.startswith("/dev/shm/"))
+        with contextlib.suppress(OSError):  # ended by itself
+            for line in Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8").splitlines():
+                if "/dev/shm/" in line:  # the creator of a semaphore maps it by another name
+                    inodes.add(int(line.split(maxsplit=5)[4]))
+    for path in Path("/dev/shm").iterdir():
+        with contextlib.suppress(OSError):
+            if path.stat().st_ino in inodes:
+                yield path
 
 
-def kills(kind: str, count: int, seed: int, jobs: int) -> list[Kill]:
+def kills(kind: str, count: int, seed: int, jobs: int, lasts: float | None) -> list[Kill]:
+    """Return so many kills. lasts: how long a run lives, in seconds; None measures it."""
     chance = random.Random(seed)
     found: list[Kill] = []
     with ProcessPoolExecutor(jobs, initializer=adopt_orphans) as pool:
-        lasts = pool.submit(life, kind).result()
+        lasts = lasts or pool.submit(life, kind).result()
         while len(found) < count:
             moments = [chance.uniform(0, 1.25 * lasts) for _ in range(count - len(found))]
             for one in pool.map(kill, [kind] * len(moments), moments):
@@ -140,9 +149,9 @@ time until no process, container, lease, shared memory or temporary file of the 
 
 
 def section(found: Sequence[Kill], seed: int, old: str) -> str:
-    """Return the section of the page. Keep the rows of kinds that were measured earlier. old: the section until now."""
-    rows = [line.strip("| ").split(" | ") for line in old.splitlines() if line.startswith("| ")][2:]
-    by_server = {row[0]: row for row in rows}
+    """Return the section of the page. Keep the rows of other kinds or seeds. old: the section until now."""
+    found_rows = [line.strip("| ").split(" | ") for line in old.splitlines() if line.startswith("| ")][2:]
+    rows = {(row[0], row[5]): row for row in found_rows}
     for kind, count in Counter(one.kind for one in found).items():
         times = [one.gone_s for one in found if one.kind == kind]
         late = sum(seconds > GONE_WITHIN_S for seconds in times)
@@ -155,9 +164,11 @@ def section(found: Sequence[Kill], seed: int, old: str) -> str:
             seed,
             measured_at(),
         ]
-        by_server[KINDS[kind]] = [str(one) for one in row]
+        rows[KINDS[kind], str(seed)] = [str(one) for one in row]
     head = ["server", "kills", "median", "longest", f"longer than {GONE_WITHIN_S:.0f} s", "seed", "measured"]
-    return SECTION.format(table=table(head, (by_server[one] for one in KINDS.values() if one in by_server)))
+    return SECTION.format(
+        table=table(head, (row for kind in KINDS.values() for row in rows.values() if row[0] == kind))
+    )
 
 
 def main() -> None:
@@ -165,10 +176,17 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--count", type=int, help="kills of each kind (default: 120, 50 and 30)")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--life", type=float, help="how long a run lives that nobody kills, in seconds (default: measured)"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="runs at once")
     parser.add_argument("--write", action="store_true", help="write the section of docs/reliability.md")
     asked = parser.parse_args()
-    found = [one for kind in asked.kinds for one in kills(kind, asked.count or COUNTS[kind], asked.seed, asked.jobs)]
+    found = [
+        one
+        for kind in asked.kinds
+        for one in kills(kind, asked.count or COUNTS[kind], asked.seed, asked.jobs, asked.life)
+    ]
     late = [one for one in found if one.gone_s > GONE_WITHIN_S]
     print(f"{len(found)} kills, {len(late)} left something for more than {GONE_WITHIN_S:.0f} s")
     if asked.write:

@@ -92,6 +92,7 @@ class TestRender:
             "docker run",
             "  --name n",
             "  --init",
+            "  --cap-drop ALL --cap-add CAP_DAC_OVERRIDE --security-opt no-new-privileges",
             "  --gpus '\"device=0,1\"'",
             "  --ipc private",
             "  --shm-size 512m",

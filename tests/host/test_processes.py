@@ -74,6 +74,20 @@ def test_shared_memory_of_a_process_that_sigterm_ends_is_removed(tmp_path: Path)
     assert not segment.exists()
 
 
+def test_a_semaphore_of_a_killed_process_is_removed(tmp_path: Path) -> None:
+    script = (
+        "import signal, time; from multiprocessing import get_context; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        "kept = get_context('spawn').Lock(); print(kept._semlock.name, flush=True); time.sleep(600)"
+    )
+    started = start([sys.executable, "-c", script], os.environ, tmp_path / "log")
+    wait_for("\n", tmp_path / "log")
+    semaphore = Path(f"/dev/shm/sem.{(tmp_path / 'log').read_text(encoding='utf-8').strip().strip('/')}")
+    assert semaphore.exists()
+    end_sessions([started.id], grace=0.2)
+    started.end()
+    assert not semaphore.exists()
+
+
 def test_output_of_a_process_that_dies_at_once_is_whole(tmp_path: Path) -> None:
     script = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"
     started = start([sys.executable, "-c", script], os.environ, tmp_path / "log")

@@ -155,9 +155,11 @@ def test_a_journal_from_elsewhere_does_not_open_other_files(tmp_path: Path) -> N
         assert read_excerpts(run, name, Redactor(), None) is None
 
 
-def test_a_host_is_known_by_the_name_that_the_journal_has() -> None:
+def test_a_host_and_a_user_are_known_by_the_names_that_the_journal_has() -> None:
     recording, place, way = next(field for field in text_fields() if field[2] == ("trigger", "evidence", 0))
     entries = list(recording.entries)
-    entries[0] = replace(entries[0], fields={**entries[0].fields, "hosts": ["quietname"]})
-    made = planted(replace(recording, entries=tuple(entries)), place, way, lambda was: f"{was} on quietname")
-    assert all("quietname" not in text for _, text in outputs(made))
+    entries[0] = replace(entries[0], fields={**entries[0].fields, "hosts": ["quietname"], "users": ["jane"]})
+    made = planted(
+        replace(recording, entries=tuple(entries)), place, way, lambda was: f"{was} on quietname in /mnt/jane"
+    )
+    assert all("quietname" not in text and "/mnt/jane" not in text for _, text in outputs(made))

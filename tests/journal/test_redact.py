@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from tests.secrets_planted import PRIVATE, SECRETS, Plant
 from vllm_repro.journal.redact import Redactor, known_secrets
 
-REDACTOR = Redactor([("/home/me/work/checkout", "."), ("/home/me", "~")], ["gpu-box"], {"plainvalue": "VLLM_API_KEY"})
+REDACTOR = Redactor(
+    [("/home/me/work/checkout", "."), ("/home/me", "~")], ["gpu-box"], {"plainvalue": "VLLM_API_KEY"}, ["max"]
+)
 
 
 @pytest.mark.parametrize(
@@ -21,11 +23,26 @@ REDACTOR = Redactor([("/home/me/work/checkout", "."), ("/home/me", "~")], ["gpu-
         ("/home/me/.cache/x", "~/.cache/x"),
         ("/home/mercury/x is not /home/me", "/home/[user]/x is not ~"),
         ("gpu-box:12:13 [0] NCCL INFO", "[host]:12:13 [0] NCCL INFO"),
+        (
+            "--model /mnt/max/m, file:///mnt/nfs/max/m, /scratch/max",
+            "--model /mnt/[user]/m, file:///mnt/nfs/[user]/m, /scratch/[user]",
+        ),
         ("a key plainvalue anywhere", "a key [redacted:VLLM_API_KEY] anywhere"),
     ],
 )
 def test_secrets_and_private_names_go(text: str, expected: str) -> None:
     assert REDACTOR.text(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "max() arg is an empty sequence, --max-model-len 9, max_seqs",
+        "/usr/lib/python3/dist-packages/max/core.py, site-packages/max/a.py, /mnt/maxwell/m, /mnt/max-1/m, 3/max",
+    ],
+)
+def test_an_account_may_be_named_as_a_word_or_a_package(text: str) -> None:
+    assert REDACTOR.text(text) == text
 
 
 @pytest.mark.parametrize(

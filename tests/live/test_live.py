@@ -74,6 +74,19 @@ def test_the_engine_of_0_29_0_refuses_it_and_lives(harness: Harness) -> None:
     assert done.report["verdict"] == "quiet"
 
 
+@pytest.mark.by_hand
+def test_token_ids_and_responses_are_evidence(harness: Harness) -> None:
+    provision("0.29.0")
+    scenario = Path(__file__).parents[1] / "data" / "declared" / "responses.py"
+    done = harness("run", str(scenario), "--server", "process", "--vllm", "0.29.0")
+    (trial,) = done.report["arms"][0]["trials"]
+    assert (trial["outcome"], trial["requests"]) == ("clean", {"sent": 3, "ok": 3, "failed": 0}), trial["why"]
+    chunks, plain, streamed = trial["trigger"]["evidence"]
+    assert chunks.startswith("ids: 1000 prompt tokens")
+    assert plain == "plain carried max_output_tokens=4: answered 200"
+    assert streamed == "streamed carried max_output_tokens=5: answered 200"
+
+
 def test_a_flag_that_the_release_does_not_know_is_unsupported(harness: Harness, tmp_path: Path) -> None:
     folder = tmp_path / "scenarios"
     folder.mkdir()

@@ -5,8 +5,10 @@ Signals go by pid to processes that the test's own run started.
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -14,6 +16,7 @@ import pytest
 
 from tests.live import two_ranks
 from tests.live.two_ranks import Run
+from tests.skipping import cannot_run
 from vllm_repro.host.processes import session_members
 from vllm_repro.releases.provision import provision
 
@@ -27,8 +30,8 @@ def begin(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     provision(RELEASE)  # before the run, so that its time limit does not include the install
     started: list[Run] = []
 
-    def start(*options: str) -> Run:
-        started.append(two_ranks.begin(tmp_path, "--server", "process", "--vllm", RELEASE, *options))
+    def start(*options: str, within: Sequence[str] = ()) -> Run:
+        started.append(two_ranks.begin(tmp_path, "--server", "process", "--vllm", RELEASE, *options, within=within))
         return started[-1]
 
     yield start
@@ -53,6 +56,21 @@ def test_a_killed_worker_of_the_second_node_is_a_death_that_names_its_rank(begin
 def test_a_stopped_worker_of_the_second_node_is_a_hang(begin: Callable[..., Run]) -> None:
     run = begin("--answer-stall", "15")
     run.worker().send_signal(signal.SIGSTOP)
+    trial = run.report()["arms"][0]["trials"][0]
+    assert trial["outcome"] == "hang", trial["why"]
+    assert "/health answers 200" in trial["why"]
+
+
+@pytest.mark.by_hand
+def test_a_cut_link_between_the_nodes_is_a_hang(begin: Callable[..., Run]) -> None:
+    """The run has a network of its own, in which all packets but those of HTTP are dropped."""
+    if os.geteuid() != 0:
+        cannot_run("a network namespace needs root")
+    run = begin("--answer-stall", "15", within=("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"))
+    argv = run.facts()["argv"]
+    port = argv[argv.index("--port") + 1]
+    drop = f"iptables -A INPUT -p tcp -m multiport ! --ports {port} -j DROP"
+    subprocess.run(["nsenter", f"--target={run.process.pid}", "--net", *drop.split()], check=True)
     trial = run.report()["arms"][0]["trials"][0]
     assert trial["outcome"] == "hang", trial["why"]
     assert "/health answers 200" in trial["why"]

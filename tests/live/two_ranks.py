@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,9 +70,9 @@ class Run:
             self.process.wait(timeout=120)
 
 
-def begin(out: Path, *options: str) -> Run:
-    """Start a run and return once its request was sent. The caller ends it."""
-    command = [sys.executable, "-m", "vllm_repro", "run", str(SCENARIO)]
+def begin(out: Path, *options: str, within: Sequence[str] = ()) -> Run:
+    """Start a run and return once its request was sent. The caller ends it. within: the words of a command that runs it."""
+    command = [*within, sys.executable, "-m", "vllm_repro", "run", str(SCENARIO)]
     process = subprocess.Popen(
         [*command, "--out", str(out), *options],
         env={**os.environ, "CI": "true"},

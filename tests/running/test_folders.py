@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from vllm_repro.journal.redact import Redactor
-from vllm_repro.running.folders import private_folders
+from vllm_repro.running.folders import private_folders, redactor
+from vllm_repro.scenario.catalogue import all_scenarios
 
 
 def test_a_cache_outside_the_home_folder_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -14,3 +15,14 @@ def test_a_cache_outside_the_home_folder_is_not_named(monkeypatch: pytest.Monkey
     assert Redactor(private_folders()).text(text) == (
         "$VLLM_REPRO_CACHE/releases/0.23.0 $XDG_CACHE_HOME/torch $HF_HOME/hub"
     )
+
+
+@pytest.mark.parametrize(
+    ("account", "shown"),
+    [("jane", "/mnt/[user]/m"), ("root", "/mnt/root/m"), ("vllm", "/mnt/vllm/m")],  # the last is in each command
+)
+def test_a_folder_named_after_the_account_is_not_named(
+    monkeypatch: pytest.MonkeyPatch, account: str, shown: str
+) -> None:
+    monkeypatch.setenv("LOGNAME", account)
+    assert redactor(all_scenarios()[0]).text(f"--model /mnt/{account}/m") == f"--model {shown}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -110,6 +111,35 @@ def test_a_container_that_somebody_else_removes_is_no_exit_code(
         (None, "the container was removed by somebody else"),
         (137, "container exited 137"),
     ]
+
+
+PRIVILEGES = """
+import json, pathlib
+from multiprocessing.shared_memory import SharedMemory
+status = dict(line.split(':', 1) for line in open('/proc/self/status'))
+shared = SharedMemory(create=True, size=1 << 20)
+shared.unlink()
+found = {name: int(status[name], 16) for name in ('CapEff', 'CapBnd', 'NoNewPrivs')}
+print(json.dumps(found | {'weights': pathlib.Path('/model/weights').read_text()}))
+"""
+
+
+@pytest.mark.parametrize("ipc", [None, "host"])
+def test_a_container_has_one_capability_for_a_model_folder_of_another_user(
+    program: Program, serve: Serve, tmp_path: Path, ipc: str | None
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir(mode=0o700)
+    (folder / "weights").write_text("read")
+    if os.geteuid() == 0:
+        os.chown(folder, 1000, 1000)
+    server = serve(program(PRIVILEGES, mounts=(Mount(str(folder), "/model", readonly=True),), ipc=ipc))
+    _, ended = to_the_end(server)
+    log = server.log_path.read_text()
+    assert ended.code == 0, log
+    dac_override = 1 << 1
+    expected = {"CapEff": dac_override, "CapBnd": dac_override, "NoNewPrivs": 1, "weights": "read"}
+    assert json.loads(log) == expected
 
 
 # ── the rehearsal image ─────────────────────────────────────────────────────────────────────────────────────

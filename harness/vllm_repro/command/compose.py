@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import yaml
 
-from vllm_repro.command.container import ContainerSpec
+from vllm_repro.command.container import CAPABILITIES, SECURITY, ContainerSpec
 from vllm_repro.secret_names import is_secret_name
 
 __all__ = ["compose_text", "service"]
@@ -20,6 +20,9 @@ def service(spec: ContainerSpec, *, profile: str | None = None) -> dict[str, obj
         "entrypoint": [_escape(word) for word in spec.entrypoint or ()],
         "command": [_escape(word) for word in spec.argv],
         "init": spec.init,
+        "cap_drop": ["ALL"],
+        "cap_add": list(CAPABILITIES),
+        "security_opt": [SECURITY],
         "environment": {name: None if is_secret_name(name) else _escape(value) for name, value in spec.env},
         "ports": [port.render() for port in spec.publish],
         "volumes": [

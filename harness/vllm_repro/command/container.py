@@ -19,8 +19,10 @@ from vllm_repro.errors import UsageError
 from vllm_repro.secret_names import is_secret_name
 
 __all__ = [
+    "CAPABILITIES",
     "CONTAINER_PORT",
     "LOOPBACK",
+    "SECURITY",
     "ContainerSpec",
     "GpuRequest",
     "Mount",
@@ -33,6 +35,10 @@ CONTAINER_PORT = 8000
 """Port of the server inside the container, whatever port the report used outside."""
 
 LOOPBACK = "127.0.0.1"
+
+CAPABILITIES = ("CAP_DAC_OVERRIDE",)
+"""Linux capabilities of a container. This one lets its root read a mounted model folder that only its owner can read."""
+SECURITY = "no-new-privileges"
 
 PARALLEL_SHM_BYTES = 16 * 1024**3
 """Shared memory of a multi-GPU server whose report has neither `--ipc` nor `--shm-size`. Docker's 64 MiB are too few for NCCL."""
@@ -190,6 +196,8 @@ class ContainerSpec:
             groups.append(("--name", self.name))
         if self.init:
             groups.append(("--init",))
+        kept = (word for name in CAPABILITIES for word in ("--cap-add", name))
+        groups.append(("--cap-drop", "ALL", *kept, "--security-opt", SECURITY))
         if self.gpus is not None:
             groups.append(("--gpus", _gpus_word(self.gpu_request())))
         if self.ipc:

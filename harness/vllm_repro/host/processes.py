@@ -69,10 +69,12 @@ class Session:
 def _kill(session: int) -> None:
     members = session_members(session)
     segments = _shared_memory(members)
-    for _ in range(50):
+    for attempt in range(50):
         for process in members:
             with contextlib.suppress(psutil.Error):  # ended by itself
-                process.kill()
+                # Python's tracker removes semaphores and shared memory once all others are gone. Their names are nowhere else.
+                if attempt > 1 or "multiprocessing.resource_tracker" not in " ".join(process.cmdline()):
+                    process.kill()
         psutil.wait_procs(members, timeout=1.0)
         members = session_members(session)
         if not members:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
-__all__ = ["ADDRESS", "HOST", "without_private_names"]
+__all__ = ["ADDRESS", "HOST", "USER", "without_private_names"]
 
 ADDRESS, HOST, USER, EMAIL = "[address]", "[host]", "[user]", "[email]"
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
-from vllm_repro.journal.private_names import HOST, without_private_names
+from vllm_repro.journal.private_names import HOST, USER, without_private_names
 from vllm_repro.journal.secrets import kind_of, marker, without_secrets
 from vllm_repro.secret_names import is_secret_name
 
@@ -36,12 +36,14 @@ class Redactor:
     """Function from text to redacted text.
 
     folders: (path, replacement), longer paths first. hosts: names of this machine. secrets: value to the name in its marker.
+    users: names of this account, removed only from paths such as /mnt/NAME and /mnt/nfs/NAME: in a message they may be ordinary words.
     names: False keeps private names and removes only secrets.
     """
 
     folders: Sequence[tuple[str, str]] = ()
     hosts: Sequence[str] = ()
     secrets: Mapping[str, str] = field(default_factory=dict)
+    users: Sequence[str] = ()
     names: bool = True
 
     def text(self, value: str) -> str:
@@ -64,6 +66,9 @@ class Redactor:
                 value = re.sub(rf"(?<![\w.\]-]){re.escape(folder)}(?![\w-])", replacement, value)
         for host in self.hosts:
             value = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", HOST, value)
+        for user in self.users:
+            # Not deeper: a package may have the name, and frames are compared by their paths.
+            value = re.sub(rf"(?<![\w.\]-])((?:/[\w.-]+){{1,2}}/){re.escape(user)}(?![\w.-])", rf"\1{USER}", value)
         return without_private_names(value)
 
     def command(self, line: str) -> str:

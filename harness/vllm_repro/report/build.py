@@ -76,11 +76,13 @@ def report_of(recording: Recording, folder: Path, secrets: Mapping[str, str] | N
     secrets: values that must not be shown, with their names (`known_secrets`).
     """
     started = head_of(recording, folder, hint="name another run's folder")
-    # A resumed run has several heads. Their folders and hosts make a report the same wherever it is rendered.
+    # A resumed run has several heads. Their names make a report the same wherever it is rendered.
     heads = [started, *recording.of("run-resumed")]
     folders = dict(pair for head in heads for pair in head.get("folders") or ())
-    hosts = dict.fromkeys(host for head in heads for host in head.get("hosts") or ())
-    redactor = Redactor(sorted(folders.items(), key=lambda pair: -len(pair[0])), tuple(hosts), secrets or {})
+    hosts, users = (
+        list(dict.fromkeys(name for head in heads for name in head.get(key) or ())) for key in ("hosts", "users")
+    )
+    redactor = Redactor(sorted(folders.items(), key=lambda pair: -len(pair[0])), hosts, secrets or {}, users)
     reproduce = redactor.command(started["reproduce"])
     redacted = tuple(replace(entry, fields=redactor.deep(entry.fields)) for entry in recording.entries)
     recording = replace(recording, entries=redacted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import secrets
 import shlex
@@ -10,10 +11,21 @@ import time
 from pathlib import Path
 
 from vllm_repro.errors import UsageError
+from vllm_repro.journal.redact import Redactor, known_secrets
 from vllm_repro.releases.provision import cache_root
 from vllm_repro.scenario.scenario import Scenario
 
-__all__ = ["default_out", "link_to", "private_folders", "private_hosts", "run_folder", "stamped_folder", "with_out"]
+__all__ = [
+    "default_out",
+    "link_to",
+    "private_folders",
+    "private_hosts",
+    "private_users",
+    "redactor",
+    "run_folder",
+    "stamped_folder",
+    "with_out",
+]
 
 
 def default_out() -> Path:
@@ -74,6 +86,22 @@ def private_folders() -> list[tuple[str, str]]:
 
 def private_hosts(scenario: Scenario) -> list[str]:
     """Return this machine's names, except one that the scenario's own text contains, such as `vllm`."""
-    names = {socket.gethostname(), socket.gethostname().partition(".")[0]}
-    public = f"{scenario.id} {scenario.title} {scenario.command} {scenario.model.name} localhost"
+    return _private({socket.gethostname(), socket.gethostname().partition(".")[0]}, scenario)
+
+
+def private_users(scenario: Scenario) -> list[str]:
+    """Return the name of this account, except `root` and one that the scenario's own text contains."""
+    try:
+        return _private({getpass.getuser()}, scenario)
+    except (KeyError, OSError):  # an account without a name, as in a container
+        return []
+
+
+def _private(names: set[str], scenario: Scenario) -> list[str]:
+    public = f"{scenario.id} {scenario.title} {scenario.command} {scenario.model.name} localhost root"
     return sorted((name for name in names if name and name not in public), key=len, reverse=True)
+
+
+def redactor(scenario: Scenario) -> Redactor:
+    """Return what removes secrets and the names of this machine. It keeps names that the scenario's own text contains."""
+    return Redactor(private_folders(), private_hosts(scenario), known_secrets(os.environ), private_users(scenario))

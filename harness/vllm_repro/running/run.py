@@ -27,7 +27,7 @@ from vllm_repro.report.files import write_reports
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.wording import simulated
 from vllm_repro.running.boots import Boots, undecided_arms
-from vllm_repro.running.folders import private_folders, private_hosts, run_folder
+from vllm_repro.running.folders import private_folders, private_hosts, private_users, run_folder
 from vllm_repro.running.job import Job, repeat_command
 from vllm_repro.running.resume import UnfinishedRun
 from vllm_repro.running.state import Trial
@@ -168,6 +168,7 @@ def _header(job: Job, site: Site, machine: Machine, record: Record | None) -> di
         "docker": site.engine_version,
         "folders": private_folders(),
         "hosts": private_hosts(scenario),
+        "users": private_users(scenario),
         "imitated": site.imitates(scenario),
     }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -11,11 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from vllm_repro.journal.redact import Redactor, known_secrets
 from vllm_repro.report.bisection import Bisection
 from vllm_repro.report.files import write_file
 from vllm_repro.report.threshold import Threshold
-from vllm_repro.running.folders import private_folders, private_hosts, stamped_folder
+from vllm_repro.running.folders import redactor, stamped_folder
 from vllm_repro.running.job import Job, first_line
 from vllm_repro.running.resume import UnfinishedBisection, UnfinishedThreshold
 from vllm_repro.running.terminal import Progress
@@ -39,7 +37,7 @@ class BootSearch(ABC, Generic[Found, Next]):
     def __init__(self, job: Job, found: Found, announce: Callable[[str], None]) -> None:
         self._job, self._announce, self._out = job, announce, job.out
         self._progress = Progress()
-        self._redactor = Redactor(private_folders(), private_hosts(job.scenario), known_secrets(os.environ))
+        self._redactor = redactor(job.scenario)
         self.found: Found = replace(found, reproduce=self._redactor.command(found.reproduce))
         self._folder: Path | None = None
         self._announced = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,12 +10,12 @@ from pathlib import Path
 
 from vllm_repro import __version__
 from vllm_repro.errors import InfraError, Unsupported, UsageError
-from vllm_repro.journal.redact import Redactor, known_secrets
+from vllm_repro.journal.redact import Redactor
 from vllm_repro.report.files import write_file
 from vllm_repro.report.json_report import version_map_dict
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.version_map import ReleaseRow, VersionMap, markdown, row_of, row_without_run
-from vllm_repro.running.folders import private_folders, private_hosts, stamped_folder
+from vllm_repro.running.folders import redactor, stamped_folder
 from vllm_repro.running.job import Job, first_line, repeat_command
 from vllm_repro.running.resume import UnfinishedMap
 from vllm_repro.running.run import Chosen, run_one
@@ -70,7 +69,7 @@ class _Sweep:
             raise UsageError("a map needs as many boots of each release", hint="--trials N")
         self._job, self._announce, self._unfinished = job, announce, unfinished
         self._progress = Progress()
-        self._redactor = Redactor(private_folders(), private_hosts(job.scenario), known_secrets(os.environ))
+        self._redactor = redactor(job.scenario)
         self._started = time.time()
         self._folder: Path | None = None
         self._announced = False

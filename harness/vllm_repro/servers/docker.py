@@ -30,7 +30,7 @@ from tenacity import (
     wait_fixed,
 )
 
-from vllm_repro.command.container import LOOPBACK, ContainerSpec
+from vllm_repro.command.container import CAPABILITIES, LOOPBACK, SECURITY, ContainerSpec
 from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.evidence import Evidence
 from vllm_repro.host.lease import Lease
@@ -289,6 +289,9 @@ def create_arguments(spec: ContainerSpec) -> dict[str, Any]:
         "environment": dict(spec.env),
         "labels": dict(spec.labels),
         "init": spec.init,
+        "cap_drop": ["ALL"],
+        "cap_add": list(CAPABILITIES),
+        "security_opt": [SECURITY],
         # Mounts, not volumes: for a missing source a volume creates an empty folder on the host.
         "mounts": [Mount(m.target, m.source, type="bind", read_only=m.readonly) for m in spec.mounts],
         "ulimits": [Ulimit(name=u.name, soft=u.soft, hard=u.hard) for u in spec.ulimits],

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from vllm_repro.command.container import ContainerSpec
+from vllm_repro.command.container import CAPABILITIES, SECURITY, ContainerSpec
 from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.host.lease import Lease
 from vllm_repro.servers.docker_engine import (
@@ -104,6 +104,9 @@ def _find_files(engine: Engine, spec: ContainerSpec, files: Sequence[str], run: 
             environment=dict(spec.env),
             labels={RUN_LABEL: run, LEASE_LABEL: lease.path.name},
             network_mode="none",
+            cap_drop=["ALL"],
+            cap_add=list(CAPABILITIES),
+            security_opt=[SECURITY],
             remove=True,
         )
     except ContainerError as error:

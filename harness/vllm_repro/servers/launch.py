@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import assert_never
 
 from vllm_repro.command.command import ServeCommand
-from vllm_repro.command.container import LOOPBACK, ContainerSpec, Mount
+from vllm_repro.command.container import CAPABILITIES, LOOPBACK, ContainerSpec, Mount
 from vllm_repro.command.flags import group_by_flag
 from vllm_repro.errors import HarnessBug
 from vllm_repro.evidence import Evidence
@@ -244,7 +244,11 @@ def container_launch(
         argv=spec.argv,
         env=dict(spec.env),
         container=spec,
-        differences=(*differences, *arm.changed_source(), f"published on {LOOPBACK} only"),
+        differences=(
+            *differences,
+            *arm.changed_source(),
+            f"published on {LOOPBACK} only, without Linux capabilities but {' '.join(CAPABILITIES)}",
+        ),
         port=port,
         weights=_NO_WEIGHTS if evidence is Evidence.REHEARSAL else str(weights),
         tiny_model=weights.tiny_model,
