@@ -1,22 +1,83 @@
-"""Options and last lines that `bisect` and `threshold` share: limits, resume, the text to paste."""
+"""What the verbs that search have in common: limits, resume, the job of one arm, the text to paste."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
 import sys
+import time
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from vllm_repro.cli.common import duration, number, print_json
-from vllm_repro.cli.options import resumed
-from vllm_repro.errors import INTERRUPTED
-from vllm_repro.report.bisection import Bisection
-from vllm_repro.report.threshold import Threshold
-from vllm_repro.running.resume import UnfinishedBisection, UnfinishedThreshold
+from vllm_repro import __version__
+from vllm_repro.cli.common import add_common, duration, number, print_json
+from vllm_repro.cli.options import add_run_options, add_server_options, job_from, resumed, server_options
+from vllm_repro.errors import INTERRUPTED, UsageError
+from vllm_repro.report.search import SearchRecord
+from vllm_repro.running.job import Job, choice_of, repeat_command
+from vllm_repro.running.resume import Unfinished
+from vllm_repro.scenario.catalogue import find, find_arms
 
-__all__ = ["add_limits", "add_resume", "continued", "finish", "stream_of"]
+__all__ = [
+    "add_limits",
+    "add_resume",
+    "add_search",
+    "common_fields",
+    "continued",
+    "finish",
+    "job_of_one_arm",
+    "stream_of",
+]
+
+
+def add_search(parser: argparse.ArgumentParser, *, example: str, prints: str, more: str) -> None:
+    """Add the options of a search that boots one arm of a scenario. For the texts see `add_common`."""
+    add_common(parser, example=example, prints=prints, more=more)
+    parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="may be left out with --resume")
+    add_limits(parser)
+    add_server_options(parser, which=("server", "image", "vllm", "model", "weights", "port"))
+    add_run_options(parser, arm="this arm instead of the first", trials=False)
+    add_resume(parser, "search")
+
+
+def job_of_one_arm(arguments: argparse.Namespace) -> Job:
+    """Return the job of a command line with `add_search`. Raises `UsageError`."""
+    if not arguments.scenario:
+        raise UsageError("no SCENARIO is named", hint=f"vllm-repro list names them; vllm-repro {arguments.verb} --help")
+    scenario = find(arguments.scenario)
+    arms = find_arms(scenario, arguments.arm or [scenario.arms[0].name])
+    if len(arms) != 1:
+        raise UsageError(f"{len(arms)} arms are named, and this follows one", hint="give --arm once")
+    options = server_options(arguments)
+    choice = choice_of(scenario, options)
+    if not choice.kind.facts.started:
+        raise UsageError(
+            "a running server is not booted again after a crash", hint="--server process, docker or lab starts its own"
+        )
+    options = replace(options, server=choice.kind.value)  # boots of different kinds of server are not comparable
+    job = job_from(arguments, name=arguments.scenario, scenario=scenario, options=options, choice=choice, arms=arms)
+    return replace(job, named_arms=[arms[0].name])
+
+
+def common_fields(verb: str, job: Job) -> dict[str, Any]:
+    """Return the fields of a `SearchRecord` for a search that has not begun, and the release, which no server has reported yet."""
+    scenario, kind = job.scenario, job.choice.kind
+    return {
+        "scenario": scenario.id,
+        "issue": scenario.issue,
+        "title": scenario.title,
+        "status": asdict(scenario.status),
+        "arm": job.arms[0].name,
+        "server": kind.value,
+        "evidence": kind.facts.evidence,
+        "version": None,
+        "harness_version": __version__,
+        "started_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "duration_s": 0.0,
+        "reproduce": repeat_command(verb, job, kind, ("--vllm", job.options.vllm or job.version(kind))),
+    }
 
 
 def add_limits(parser: argparse.ArgumentParser) -> None:
@@ -37,9 +98,7 @@ def add_resume(parser: argparse.ArgumentParser, what: str) -> None:
     )
 
 
-def continued(
-    arguments: argparse.Namespace, unfinished: UnfinishedBisection | UnfinishedThreshold | None
-) -> argparse.Namespace:
+def continued(arguments: argparse.Namespace, unfinished: Unfinished | None) -> argparse.Namespace:
     """Return the arguments of the first call with the limits of this one. Raises `UsageError`."""
     if unfinished is None:
         return arguments
@@ -54,9 +113,7 @@ def stream_of(arguments: argparse.Namespace) -> TextIO:
     return sys.stderr if arguments.json else sys.stdout
 
 
-def finish(
-    arguments: argparse.Namespace, found: Bisection | Threshold, page: Path, text: str, record: Mapping[str, Any]
-) -> int:
+def finish(arguments: argparse.Namespace, found: SearchRecord, page: Path, text: str, record: Mapping[str, Any]) -> int:
     """Print the text to paste, where it is, and how to resume; return the exit status. page: in `<scenario>/<verb>/<id>/`."""
     stream = stream_of(arguments)
     print(f"\n{text}", file=stream)

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 from vllm_repro.errors import UsageError
 from vllm_repro.journal.journal import Recording, head_of, legible, read
+from vllm_repro.report import minimize
 from vllm_repro.report.bisection import Step
 from vllm_repro.report.build import build
 from vllm_repro.report.model import RunReport
@@ -29,12 +30,15 @@ from vllm_repro.verdict.threshold import Answer, Probe
 from vllm_repro.verdict.verdict import Expected
 
 __all__ = [
+    "Unfinished",
     "UnfinishedBisection",
     "UnfinishedMap",
+    "UnfinishedMinimization",
     "UnfinishedRun",
     "UnfinishedThreshold",
     "read_bisection",
     "read_map",
+    "read_minimization",
     "read_run",
     "read_threshold",
     "unfinished_run",
@@ -42,7 +46,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Unfinished:
+class Unfinished:
     """Common part of what can be resumed.
 
     words: the command line, from the verb on. head: the first line of the journal, or the JSON file. must_not_change: keys of `head`.
@@ -72,7 +76,7 @@ class _Unfinished:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnfinishedRun(_Unfinished):
+class UnfinishedRun(Unfinished):
     """An interrupted run."""
 
     what = "run"
@@ -84,7 +88,7 @@ class UnfinishedRun(_Unfinished):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnfinishedMap(_Unfinished):
+class UnfinishedMap(Unfinished):
     """A version map on disk."""
 
     what = "map"
@@ -106,7 +110,7 @@ class UnfinishedMap(_Unfinished):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnfinishedBisection(_Unfinished):
+class UnfinishedBisection(Unfinished):
     """A bisection on disk."""
 
     what = "bisection"
@@ -119,7 +123,7 @@ class UnfinishedBisection(_Unfinished):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnfinishedThreshold(_Unfinished):
+class UnfinishedThreshold(Unfinished):
     """A search of the shortest crashing prompt on disk."""
 
     what = "search"
@@ -132,6 +136,25 @@ class UnfinishedThreshold(_Unfinished):
             for boot in self.head["boots"]
             if boot["probes"]
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnfinishedMinimization(Unfinished):
+    """A reduction of a command on disk."""
+
+    what = "search"
+    must_not_change = ("status", "harness_version", "units", "untried")
+
+    def boots(self) -> tuple[minimize.Boot, ...]:
+        """Return the boots to keep: those that the host spoiled are tried again."""
+        numbers = ("units", "unused")
+        boots = (
+            minimize.Boot(
+                **{**boot, "outcome": Outcome(boot["outcome"]), **{name: tuple(boot[name]) for name in numbers}}
+            )
+            for boot in self.head["boots"]
+        )
+        return tuple(boot for boot in boots if boot.attempt)
 
 
 def _probe(fields: Mapping[str, Any]) -> Probe:
@@ -188,6 +211,15 @@ def read_threshold(folder: Path) -> UnfinishedThreshold:
     with _readable(folder, "search", "threshold"):
         head, words = _record(folder / "threshold.json", "threshold")
         found = UnfinishedThreshold(folder=folder.resolve(), words=words, head=head)
+        found.boots()
+    return found
+
+
+def read_minimization(folder: Path) -> UnfinishedMinimization:
+    """Read the reduction in `folder`. Raises `UsageError` without one."""
+    with _readable(folder, "search", "minimize"):
+        head, words = _record(folder / "minimize.json", "minimize")
+        found = UnfinishedMinimization(folder=folder.resolve(), words=words, head=head)
         found.boots()
     return found
 

@@ -12,18 +12,20 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from vllm_repro.journal.redact import Redactor, known_secrets
-from vllm_repro.report.bisection import Bisection
 from vllm_repro.report.files import write_file
-from vllm_repro.report.threshold import Threshold
+from vllm_repro.report.model import RunReport
+from vllm_repro.report.search import SearchRecord
 from vllm_repro.running.folders import private_folders, private_hosts, stamped_folder
 from vllm_repro.running.job import Job, first_line
-from vllm_repro.running.resume import UnfinishedBisection, UnfinishedThreshold
+from vllm_repro.running.resume import Unfinished
+from vllm_repro.running.run import run_one
 from vllm_repro.running.terminal import Progress
+from vllm_repro.scenario.scenario import Arm
 from vllm_repro.servers.site import Site
 
 __all__ = ["BootSearch"]
 
-Found = TypeVar("Found", Bisection, Threshold)
+Found = TypeVar("Found", bound=SearchRecord)
 Next = TypeVar("Next")
 
 
@@ -43,6 +45,8 @@ class BootSearch(ABC, Generic[Found, Next]):
         self.found: Found = replace(found, reproduce=self._redactor.command(found.reproduce))
         self._folder: Path | None = None
         self._announced = False
+        self._kept = 0
+        """Boots of an earlier call."""
 
     @abstractmethod
     def _next(self) -> Next | None:
@@ -64,16 +68,23 @@ class BootSearch(ABC, Generic[Found, Next]):
     def _markdown(self) -> str:
         """Return the content of the Markdown file."""
 
-    def _hopeless(self) -> str | None:
-        """Return why no further boot would help."""
-        return None
+    def _answered(self) -> list[bool]:
+        """Return for each boot if it gave an answer, for a search that does not choose something else after one without."""
+        return []
 
-    def resume(self, unfinished: UnfinishedBisection | UnfinishedThreshold, **kept: Any) -> None:
+    def _boot_arm(self, arm: Arm) -> RunReport:
+        """Run one boot of `arm` below the folder of this verb: `history` must not take it for a run of the scenario's own workload."""
+        out = self._out / self._job.scenario.id / self.verb
+        job = replace(self._job, out=out, arms=[arm], reproduce=self.found.reproduce)
+        return run_one(job, self._progress, self._chosen)
+
+    def resume(self, unfinished: Unfinished, **kept: Any) -> None:
         """Continue in the folder of `unfinished`. kept: what it found. Raises `UsageError` if this is another search."""
         unfinished.refuse_changed(json.loads(self._record()))
         self._folder = unfinished.folder
         old = {name: unfinished.head[name] for name in ("evidence", "started_at", "duration_s")}
         self.found = replace(self.found, **old, **kept)
+        self._kept = self._boots()
 
     def run(self, most_boots: int | None, most_seconds: float | None) -> tuple[Found, Path]:
         """Boot until the search is over or a limit is reached, and return what was found and its folder.
@@ -87,8 +98,10 @@ class BootSearch(ABC, Generic[Found, Next]):
                     stopped = f"--max-boots {most_boots}"
                 elif most_seconds is not None and time.monotonic() - began >= most_seconds:
                     stopped = f"--max-time {most_seconds:g}s"
+                elif self._answered()[self._kept :][-2:] == [False, False]:
+                    stopped = "two boots in a row without an answer"
                 else:
-                    stopped = self._hopeless() or self._boot(chosen)
+                    stopped = self._boot(chosen)
                 self._save(stopped, before + time.monotonic() - began)
         except KeyboardInterrupt as signal:
             # Between two runs, or in an install; a run takes the signals itself and reports what it saw.

@@ -12,13 +12,12 @@ from vllm_repro.errors import UsageError
 from vllm_repro.journal.journal import Entry, Recording, read
 from vllm_repro.report.threshold import Boot, Threshold, answer, markdown, threshold_dict
 from vllm_repro.running.job import Job
-from vllm_repro.running.resume import UnfinishedBisection, UnfinishedThreshold
-from vllm_repro.running.run import run_one
+from vllm_repro.running.resume import UnfinishedThreshold
 from vllm_repro.running.search import BootSearch
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.scenario.workload import Request, Size, requests_of, resolve
 from vllm_repro.servers.kinds import ServerKind
-from vllm_repro.servers.options import ServerOptions, weights_for
+from vllm_repro.servers.options import ServerOptions, edited_command
 from vllm_repro.trigger.boundary import shortest_prompt
 from vllm_repro.trigger.trigger import AttentionShape, TriggerFacts
 from vllm_repro.verdict.outcome import Outcome
@@ -46,13 +45,8 @@ def lengths_of(scenario: Scenario, arm: Arm, kind: ServerKind, options: ServerOp
     again = f"vllm-repro run {scenario.id} --arm {arm.name} shows what this arm does"
     if arm.expected is not Expected.DIES or scenario.signature is None or scenario.phase == "boot":
         raise UsageError(f"no prompt crashes the arm {arm.name} of {scenario.id}", hint=again)
-    in_lab, tiny_model = kind.facts.in_lab, None
-    if in_lab and scenario.lab is not None:
-        command, tiny_model = scenario.command_in_lab(arm), scenario.lab.shape(scenario.model)
-    elif kind.facts.runs_vllm and (tiny_model := weights_for(scenario, options).tiny_model):
-        command = scenario.command_with_dummy(arm)
-    else:
-        command = scenario.command_of(arm)
+    in_lab = kind.facts.in_lab
+    command, tiny_model, _ = edited_command(scenario, arm, kind, options)
     requests = [one for one in requests_of(scenario.workload_of(arm)) if isinstance(one.prompt, int | Size)]
     sizes = [resolve(one.prompt, command, in_lab=in_lab) for one in requests if isinstance(one.prompt, int | Size)]
     model = scenario.model
@@ -152,12 +146,6 @@ class _Threshold(BootSearch[Threshold, Sequence[int]]):
     def __init__(self, job: Job, found: Threshold, announce: Callable[[str], None], request: Request) -> None:
         super().__init__(job, found, announce)
         self._request = request
-        self._kept = 0
-        """Boots of an earlier call."""
-
-    def resume(self, unfinished: UnfinishedBisection | UnfinishedThreshold, **kept: Any) -> None:
-        super().resume(unfinished, **kept)
-        self._kept = self._boots()
 
     def _next(self) -> Sequence[int] | None:
         return self.found.search.plan() or None
@@ -171,10 +159,8 @@ class _Threshold(BootSearch[Threshold, Sequence[int]]):
     def _markdown(self) -> str:
         return markdown(self.found)
 
-    def _hopeless(self) -> str | None:
-        last = self.found.boots[self._kept :][-2:]
-        answers = [probe for boot in last for probe in boot.probes if probe.answer is not Answer.SKIP]
-        return "two boots in a row without an answer" if len(last) > 1 and not answers else None
+    def _answered(self) -> list[bool]:
+        return [any(probe.answer is not Answer.SKIP for probe in boot.probes) for boot in self.found.boots]
 
     def _boot(self, chosen: Sequence[int]) -> str | None:
         began = time.monotonic()
@@ -186,10 +172,7 @@ class _Threshold(BootSearch[Threshold, Sequence[int]]):
             for one in chosen
         )
         (arm,) = self._job.arms
-        # Below the folder of this verb: `history` must not take these runs for runs of the scenario's own workload.
-        out = self._out / self._job.scenario.id / "threshold"
-        job = replace(self._job, out=out, arms=[replace(arm, workload=workload)], reproduce=self.found.reproduce)
-        report = run_one(job, self._progress, self._chosen)
+        report = self._boot_arm(replace(arm, workload=workload))
         if report.interrupted:
             return report.interrupted
         outcome, why, probes = probes_of(read(report.folder / "journal.jsonl"))

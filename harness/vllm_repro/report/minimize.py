@@ -1,0 +1,171 @@
+"""A reduction of a reported command: its record, its answer in sentences, and both as JSON and as text to paste."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from vllm_repro.report.format import limited, plural, seconds
+from vllm_repro.report.search import SearchRecord, page
+from vllm_repro.report.text import cell, code, fence
+from vllm_repro.verdict.minimize import Attempt, Search, State
+from vllm_repro.verdict.outcome import Outcome
+
+__all__ = ["Boot", "Minimization", "Unit", "answer", "markdown", "minimization_dict", "without"]
+
+_MOST_UNITS = 3
+_ENDS = "It needs no request: it crashes in phase {phase}."
+_ONE_TOKEN = "The request for one token that the harness sends to every server is enough."
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A part of the command or workload that may be removed. text: as on the command line; a request in words."""
+
+    kind: Literal["request", "flag", "variable"]
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Boot:
+    """One boot. units, unused: see `Attempt`. phase: of a crash. run: name of the run's folder."""
+
+    units: tuple[int, ...]
+    unused: tuple[int, ...]
+    outcome: Outcome
+    phase: str | None
+    why: str
+    run: str
+    duration_s: float
+
+    @property
+    def attempt(self) -> Attempt | None:
+        """Return what the search learns; None if the host spoiled the boot."""
+        if self.outcome in (Outcome.INFRA, Outcome.CANCELLED):
+            return None
+        refused = self.outcome in (Outcome.BOOT_FAILED, Outcome.UNSUPPORTED)
+        return Attempt(self.units, self.outcome is Outcome.CRASH, refused, self.unused)
+
+    @property
+    def happened(self) -> str:
+        attempt = self.attempt
+        return f"vLLM does not start: {self.why}" if attempt and attempt.refused else f"{self.outcome}: {self.why}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Minimization(SearchRecord):
+    """A reduction.
+
+    units: requests first. untried: flags and variables of the report that this kind of server sets or removes itself.
+    command: the reported command without the units that were removed by now.
+    """
+
+    version: str | None
+    units: tuple[Unit, ...]
+    untried: tuple[str, ...]
+    command: str = ""
+    boots: tuple[Boot, ...] = ()
+
+    @property
+    def search(self) -> Search:
+        """Return the search after all boots."""
+        requests = sum(unit.kind == "request" for unit in self.units)
+        attempts = (boot.attempt for boot in self.boots)
+        return Search(requests=requests, others=len(self.units) - requests).after(*filter(None, attempts))
+
+    @property
+    def exit_status(self) -> int:
+        """Return 0 for an answer, 1 if the reported command does not crash, 2 if undecided."""
+        return {State.FOUND: 0, State.QUIET: 1, State.OPEN: 2, State.STUCK: 2}[self.search.state]
+
+    def removals(self) -> dict[int, Boot]:
+        """Return the boot without each unit that is left, if there was one."""
+        kept = self.search.kept or ()
+        boots = {boot.units: boot for boot in self.boots if boot.attempt}
+        smaller = {unit: tuple(one for one in kept if one != unit) for unit in kept}
+        return {unit: boots[units] for unit, units in smaller.items() if units in boots}
+
+
+def answer(found: Minimization) -> str:
+    """Return the answer in a few sentences."""
+    search = found.search
+    kept = search.kept
+    if kept is None:
+        if search.state is State.OPEN:
+            return "Undecided: the reported command was not booted, or gave no answer."
+        first = next(boot.happened for boot in found.boots if boot.attempt)
+        if search.state is State.STUCK:
+            return f"Undecided: the reported command was refused. {first}"
+        return f"The reported command does not crash. {first}"
+    left = [found.units[unit] for unit in kept]
+    kinds = {kind: sum(one.kind == kind for one in found.units) for kind in ("flag", "variable", "request")}
+    counts = " and ".join(
+        f"{sum(one.kind == kind for one in left)} of {plural(total, kind)}" for kind, total in kinds.items() if total
+    )
+    names = f": {'; '.join(one.text for one in left)}" if left else ""
+    if search.state is State.OPEN:
+        return f"Undecided: it crashes with {counts}, and some of these may not be needed{names}."
+    text = f"The crash needs {counts}{names}."
+    if kinds["request"] and not any(one.kind == "request" for one in left):
+        (*_, phase) = (boot.phase for boot in found.boots if boot.outcome is Outcome.CRASH)
+        text += f" {_ONE_TOKEN if phase == 'request' else _ENDS.format(phase=phase)}"
+    return f"{text} Without any one of these it does not crash." if left else text
+
+
+def without(found: Minimization, units: Iterable[int]) -> str:
+    """Return what a boot with `units` leaves out, in a few words."""
+    kept = set(units)
+    return "; ".join(limited([unit.text for number, unit in enumerate(found.units) if number not in kept], _MOST_UNITS))
+
+
+def minimization_dict(found: Minimization) -> dict[str, Any]:
+    """Return the content of `minimize.json`. `answer` is null unless the search is finished."""
+    search = found.search
+    kept = [found.units[unit].text for unit in search.kept or ()]
+    return {
+        "schema": 1,
+        **asdict(found),
+        "state": search.state,
+        "answer": kept if search.state is State.FOUND else None,
+        "kept": kept,
+        "removals": {found.units[unit].text: boot.happened for unit, boot in found.removals().items()},
+        "reading": answer(found),
+    }
+
+
+def markdown(found: Minimization) -> str:
+    """Return `minimize.md`, which lies in `<scenario>/minimize/<id>/` and links to runs beside it."""
+    parts = []
+    if found.search.kept is not None:
+        parts.append(f"The reported command with what is left of it:\n\n{fence(found.command, 'console')}")
+        if found.untried:
+            names = ", ".join(code(name) for name in found.untried)
+            parts.append(
+                f"Not tried, so left in: {names}. The {found.server} server sets or removes these in every boot."
+            )
+    if removals := found.removals():
+        rows = [
+            f"| {code(found.units[unit].text, in_table=True)} | {cell(boot.happened)} | {_link(found, boot)} |"
+            for unit, boot in removals.items()
+        ]
+        parts.append("\n".join(["| without | it does not crash | run |", "|---|---|---|", *rows]))
+    crashes = sum(boot.outcome is Outcome.CRASH for boot in found.boots)
+    summary = f"{plural(len(found.boots), 'boot')}, {crashes} of which crashed"
+    parts.append(f"<details><summary>{summary}</summary>\n\n{_table(found)}\n\n</details>")
+    reading = f"**{cell(answer(found))}**"
+    return page(found, "the smallest command that crashes", reading, parts, version=found.version)
+
+
+def _table(found: Minimization) -> str:
+    lines = ["| boot | without | result | took | run |", "|---|---|---|---|---|"]
+    for number, boot in enumerate(found.boots, 1):
+        result = boot.outcome if boot.outcome is Outcome.CRASH else boot.happened
+        took = seconds(boot.duration_s)
+        left_out = cell(without(found, boot.units)) or "nothing"
+        lines.append(f"| {number} | {left_out} | {cell(result)} | {took} | {_link(found, boot)} |")
+    return "\n".join(lines)
+
+
+def _link(found: Minimization, boot: Boot) -> str:
+    return f"[{boot.run}](../{found.scenario}/{boot.run}/report.md)"
