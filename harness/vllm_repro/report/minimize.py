@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from vllm_repro.report.format import limited, plural, seconds
@@ -14,8 +14,7 @@ from vllm_repro.verdict.outcome import Outcome
 
 __all__ = ["Boot", "Minimization", "Unit", "answer", "markdown", "minimization_dict", "without"]
 
-_MOST_UNITS = 3
-_ENDS = "It needs no request: it crashes in phase {phase}."
+_MOST_UNITS = 12
 _ONE_TOKEN = "The request for one token that the harness sends to every server is enough."
 
 
@@ -92,31 +91,28 @@ def answer(found: Minimization) -> str:
     search = found.search
     kept = search.kept
     if kept is None:
-        if search.state is State.OPEN:
-            return "Undecided: the reported command was not booted, or gave no answer."
-        first = next(boot.happened for boot in found.boots if boot.attempt)
-        if search.state is State.STUCK:
-            return f"Undecided: the reported command was refused. {first}"
-        return f"The reported command does not crash. {first}"
-    left = [found.units[unit] for unit in kept]
-    kinds = {kind: sum(one.kind == kind for one in found.units) for kind in ("flag", "variable", "request")}
-    counts = " and ".join(
-        f"{sum(one.kind == kind for one in left)} of {plural(total, kind)}" for kind, total in kinds.items() if total
-    )
-    names = f": {'; '.join(one.text for one in left)}" if left else ""
+        first = next((boot.happened for boot in found.boots if boot.attempt), "it was not booted, or gave no answer.")
+        surprise = search.state is State.QUIET
+        return f"{'Surprise: the reported command does not show this crash' if surprise else 'Undecided'}. The whole command: {first}"
+    kinds: dict[str, list[bool]] = {}
+    for number, unit in sorted(enumerate(found.units), key=lambda pair: pair[1].kind == "request"):
+        kinds.setdefault(unit.kind, []).append(number in kept)
+    counts = " and ".join(f"{sum(left)} of {plural(len(left), kind)}" for kind, left in kinds.items())
     if search.state is State.OPEN:
-        return f"Undecided: it crashes with {counts}, and some of these may not be needed{names}."
-    text = f"The crash needs {counts}{names}."
-    if kinds["request"] and not any(one.kind == "request" for one in left):
+        return f"It crashes with {counts}. The search is not finished."
+    text = f"The crash needs {counts}{': ' if kept else ''}{'; '.join(found.units[unit].text for unit in kept)}."
+    if kept:
+        text += f" Without {'any one of these' if len(kept) > 1 else 'it'} this crash does not occur."
+    if not any(kinds.get("request", [True])):
         (*_, phase) = (boot.phase for boot in found.boots if boot.outcome is Outcome.CRASH)
-        text += f" {_ONE_TOKEN if phase == 'request' else _ENDS.format(phase=phase)}"
-    return f"{text} Without any one of these it does not crash." if left else text
+        text += f" {_ONE_TOKEN if phase == 'request' else f'It crashes without any request, in phase {phase}.'}"
+    return text
 
 
-def without(found: Minimization, units: Iterable[int]) -> str:
-    """Return what a boot with `units` leaves out, in a few words."""
-    kept = set(units)
-    return "; ".join(limited([unit.text for number, unit in enumerate(found.units) if number not in kept], _MOST_UNITS))
+def without(found: Minimization, units: Iterable[int], boots: Sequence[Boot]) -> str:
+    """Return what a boot with `units` leaves out of what was left after `boots`; empty for the first one."""
+    left = replace(found, boots=tuple(boots)).search.kept or ()
+    return "; ".join(limited([found.units[unit].text for unit in left if unit not in set(units)], _MOST_UNITS))
 
 
 def minimization_dict(found: Minimization) -> dict[str, Any]:
@@ -141,15 +137,13 @@ def markdown(found: Minimization) -> str:
         parts.append(f"The reported command with what is left of it:\n\n{fence(found.command, 'console')}")
         if found.untried:
             names = ", ".join(code(name) for name in found.untried)
-            parts.append(
-                f"Not tried, so left in: {names}. The {found.server} server sets or removes these in every boot."
-            )
+            parts.append(f"Left in, because a {found.server} server handles these itself: {names}.")
     if removals := found.removals():
         rows = [
             f"| {code(found.units[unit].text, in_table=True)} | {cell(boot.happened)} | {_link(found, boot)} |"
             for unit, boot in removals.items()
         ]
-        parts.append("\n".join(["| without | it does not crash | run |", "|---|---|---|", *rows]))
+        parts.append("\n".join(["| without | what happened | run |", "|---|---|---|", *rows]))
     crashes = sum(boot.outcome is Outcome.CRASH for boot in found.boots)
     summary = f"{plural(len(found.boots), 'boot')}, {crashes} of which crashed"
     parts.append(f"<details><summary>{summary}</summary>\n\n{_table(found)}\n\n</details>")
@@ -158,12 +152,12 @@ def markdown(found: Minimization) -> str:
 
 
 def _table(found: Minimization) -> str:
-    lines = ["| boot | without | result | took | run |", "|---|---|---|---|---|"]
-    for number, boot in enumerate(found.boots, 1):
-        result = boot.outcome if boot.outcome is Outcome.CRASH else boot.happened
+    lines = ["| boot | without also | result | took | run |", "|---|---|---|---|---|"]
+    for number, boot in enumerate(found.boots):
+        left_out = cell(without(found, boot.units, found.boots[:number])) or "-"
+        result = boot.outcome if boot.outcome is Outcome.CRASH else cell(boot.happened)
         took = seconds(boot.duration_s)
-        left_out = cell(without(found, boot.units)) or "nothing"
-        lines.append(f"| {number} | {left_out} | {cell(result)} | {took} | {_link(found, boot)} |")
+        lines.append(f"| {number + 1} | {left_out} | {result} | {took} | {_link(found, boot)} |")
     return "\n".join(lines)
 
 

@@ -212,7 +212,7 @@ class _Minimize(BootSearch[Minimization, Sequence[int]]):
 
     def _boot(self, chosen: Sequence[int]) -> str | None:
         began = time.monotonic()
-        removed = without(self.found, chosen)
+        removed = without(self.found, chosen, self.found.boots)
         self._progress.line(f"boot {self._boots() + 1}: {f'without {removed}' if removed else 'the whole command'}")
         report = self._boot_arm(self._parts.with_units(chosen))
         if report.interrupted:
