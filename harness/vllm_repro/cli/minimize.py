@@ -21,7 +21,7 @@ exit status:
 
 The first boot is the whole command. The following ones leave out requests, flags or environment variables, many at a time
 and then one by one. What vLLM refuses to start without is kept. minimize.json and minimize.md in OUT/SCENARIO/minimize/
-are rewritten after each boot; --resume continues them. docs/threshold.md"""
+are rewritten after each boot; --resume continues them. docs/smaller.md"""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
