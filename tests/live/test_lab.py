@@ -55,7 +55,9 @@ BY_HAND = pytest.mark.by_hand
     ("arm", "outcome"),
     [
         ("near-miss-128", "untriggered"),
-        pytest.param("near-miss-129", "crash", marks=BY_HAND),  # the shortest prompt that dies; the reported one is above
+        pytest.param(
+            "near-miss-129", "crash", marks=BY_HAND
+        ),  # the shortest prompt that dies; the reported one is above
         pytest.param("eager", "clean", marks=BY_HAND),  # CI also boots it in the README's first command
         # A prefix hit dies with the same message; a growing chat is another way to get one.
         pytest.param("prefix-hit", "crash", marks=BY_HAND),

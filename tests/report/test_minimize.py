@@ -6,13 +6,13 @@ import json
 from dataclasses import fields, replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from vllm_repro.report.minimize import Boot, Minimization, Unit, answer, markdown, minimization_dict, without
-from vllm_repro.running.resume import read_minimization
 from vllm_repro.verdict.outcome import Outcome
 
-UNITS = (Unit("request", "chat of 9 tokens"), Unit("flag", "--a 1"), Unit("flag", "--b"), Unit("variable", "C=1"))
+UNITS = (Unit("", "chat of 9 tokens"), Unit("--a", "--a 1"), Unit("--b", "--b"), Unit("C", "C=1"))
 ALL = (0, 1, 2, 3)
 
 
@@ -42,7 +42,7 @@ def reduction(
         version="0.23.0",
         units=units,
         untried=("--dtype",),
-        command="vllm serve m --a 1",
+        rest="vllm serve m",
         harness_version="0",
         started_at="2026-11-23T00:00:00Z",
         duration_s=1.0,
@@ -113,7 +113,7 @@ def test_each_state_has_its_sentence_and_status(found: Minimization, status: int
 
 def test_the_page_names_what_each_removal_did_and_links_to_its_run() -> None:
     text = markdown(FOUND)
-    assert "```console\nvllm serve m --a 1\n```" in text
+    assert "```console\nvllm serve m \\\n  --a 1\n```" in text
     assert "Left in, because a lab server handles these itself: `--dtype`." in text
     link = "[run-{0}](../tq-chunked-prefill/run-{0}/report.md)".format
     assert f"| `chat of 9 tokens` | clean: a \\| reason | {link(6)} |" in text
@@ -141,11 +141,7 @@ def test_a_boot_that_the_host_spoiled_decides_nothing() -> None:
 def test_the_kept_record_renders_as_it_was_written() -> None:
     folder = Path(__file__).parents[2] / "reports" / "examples" / "minimize" / "tq-mtp-cudagraphs"
     record = json.loads((folder / "minimize.json").read_text(encoding="utf-8"))
-    known = {field.name: record[field.name] for field in fields(Minimization)}
-    units = tuple(Unit(**unit) for unit in record["units"])
-    again = Minimization(
-        **{**known, "units": units, "untried": tuple(record["untried"]), "boots": read_minimization(folder).boots()}
-    )
+    again = msgspec.convert({field.name: record[field.name] for field in fields(Minimization)}, Minimization)
     assert json.loads(json.dumps(minimization_dict(again))) == record
     assert markdown(again) == (folder / "minimize.md").read_text(encoding="utf-8")
     assert (record["server"], again.exit_status) == ("lab", 0)

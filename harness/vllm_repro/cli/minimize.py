@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 
-from vllm_repro.cli.searches import add_search, common_fields, continued, finish, job_of_one_arm, stream_of
-from vllm_repro.report.minimize import Minimization, markdown, minimization_dict
-from vllm_repro.running.folders import with_out
-from vllm_repro.running.minimize import minimize, reducible
-from vllm_repro.running.resume import read_minimization
+from vllm_repro.cli.searches import add_search, begun, common_fields, job_of_one_arm, run_search
+from vllm_repro.report.minimize import Minimization
+from vllm_repro.running.minimize import MinimizationSearch, reducible
 
 _EPILOG = """
 
@@ -34,18 +31,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    unfinished = read_minimization(arguments.resume) if arguments.resume else None
-    arguments = continued(arguments, unfinished)
-    job = job_of_one_arm(arguments)
+    arguments, unfinished = begun(arguments, "minimize")
+    job = job_of_one_arm(arguments, "minimize")
     parts = reducible(job.scenario, job.arms[0], job.choice.kind, job.options)
-    done, folder = minimize(
-        job,
-        Minimization(**common_fields("minimize", job), units=parts.units, untried=parts.untried),
-        parts,
-        lambda line: print(line, file=stream_of(arguments), flush=True),
-        most_boots=arguments.max_boots,
-        most_seconds=arguments.max_time,
-        unfinished=unfinished,
+    found = Minimization(
+        **common_fields(job, job.arms[0], job.reproduce), units=parts.units, untried=parts.untried, rest=parts.rest
     )
-    text = markdown(replace(done, reproduce=with_out(done.reproduce, job.out)))
-    return finish(arguments, done, folder / "minimize.md", text, minimization_dict(done))
+    return run_search(arguments, MinimizationSearch(job, found, parts), unfinished)

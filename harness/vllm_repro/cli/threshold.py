@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 
-from vllm_repro.cli.searches import add_search, common_fields, continued, finish, job_of_one_arm, stream_of
-from vllm_repro.report.threshold import Threshold, markdown, threshold_dict
-from vllm_repro.running.folders import with_out
-from vllm_repro.running.resume import read_threshold
-from vllm_repro.running.threshold import find_threshold, lengths_of
+from vllm_repro.cli.searches import add_search, begun, common_fields, job_of_one_arm, run_search
+from vllm_repro.report.threshold import Threshold
+from vllm_repro.running.threshold import ThresholdSearch, lengths_of
 
 _EPILOG = """
 
@@ -34,19 +31,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    unfinished = read_threshold(arguments.resume) if arguments.resume else None
-    arguments = continued(arguments, unfinished)
-    job = job_of_one_arm(arguments)
+    arguments, unfinished = begun(arguments, "threshold")
+    job = job_of_one_arm(arguments, "threshold")
     lengths = lengths_of(job.scenario, job.arms[0], job.choice.kind, job.options)
-    fields = common_fields("threshold", job)
-    done, folder = find_threshold(
-        job,
-        Threshold(**fields, low=lengths.low, high=lengths.high, guess=lengths.guess),
-        lengths.request,
-        lambda line: print(line, file=stream_of(arguments), flush=True),
-        most_boots=arguments.max_boots,
-        most_seconds=arguments.max_time,
-        unfinished=unfinished,
-    )
-    text = markdown(replace(done, reproduce=with_out(done.reproduce, job.out)))
-    return finish(arguments, done, folder / "threshold.md", text, threshold_dict(done))
+    fields = common_fields(job, job.arms[0], job.reproduce)
+    found = Threshold(**fields, low=lengths.low, high=lengths.high, guess=lengths.guess)
+    return run_search(arguments, ThresholdSearch(job, found, lengths.request), unfinished)

@@ -48,6 +48,10 @@ class Step:
     duration_s: float
 
     @property
+    def tested(self) -> bool:
+        return self.fate is not ReleaseResult.INFRA
+
+    @property
     def answer(self) -> Answer:
         return _ANSWERS.get(self.fate, Answer.SKIP)
 
@@ -67,6 +71,10 @@ class Bisection(SearchRecord):
     confidence: float
     left_out: int = 0
     steps: tuple[Step, ...] = ()
+
+    @property
+    def boots(self) -> tuple[Step, ...]:
+        return self.steps
 
     @property
     def from_good(self) -> tuple[Candidate, ...]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
-from vllm_repro.report.format import limited, plural, seconds
+from vllm_repro.report.format import plural, seconds
 from vllm_repro.report.search import SearchRecord, page
 from vllm_repro.report.text import cell, code, fence
 from vllm_repro.verdict.minimize import Attempt, Search, State
@@ -14,16 +14,19 @@ from vllm_repro.verdict.outcome import Outcome
 
 __all__ = ["Boot", "Minimization", "Unit", "answer", "markdown", "minimization_dict", "without"]
 
-_MOST_UNITS = 12
 _ONE_TOKEN = "The request for one token that the harness sends to every server is enough."
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A part of the command or workload that may be removed. text: as on the command line; a request in words."""
+    """A part of the command or workload that may be removed. text: as on the command line; a request in words, without a `name`."""
 
-    kind: Literal["request", "flag", "variable"]
+    name: str
     text: str
+
+    @property
+    def kind(self) -> str:
+        return "flag" if self.name.startswith("--") else "variable" if self.name else "request"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,17 +42,17 @@ class Boot:
     duration_s: float
 
     @property
-    def attempt(self) -> Attempt | None:
-        """Return what the search learns; None if the host spoiled the boot."""
-        if self.outcome in (Outcome.INFRA, Outcome.CANCELLED):
-            return None
+    def tested(self) -> bool:
+        return self.outcome not in (Outcome.INFRA, Outcome.CANCELLED)
+
+    @property
+    def attempt(self) -> Attempt:
         refused = self.outcome in (Outcome.BOOT_FAILED, Outcome.UNSUPPORTED)
         return Attempt(self.units, self.outcome is Outcome.CRASH, refused, self.unused)
 
     @property
     def happened(self) -> str:
-        attempt = self.attempt
-        return f"vLLM does not start: {self.why}" if attempt and attempt.refused else f"{self.outcome}: {self.why}"
+        return f"{'vLLM does not start' if self.attempt.refused else self.outcome}: {self.why}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,33 +60,44 @@ class Minimization(SearchRecord):
     """A reduction.
 
     units: requests first. untried: flags and variables of the report that this kind of server sets or removes itself.
-    command: the reported command without the units that were removed by now.
+    rest: the reported command without its units.
     """
 
-    version: str | None
     units: tuple[Unit, ...]
     untried: tuple[str, ...]
-    command: str = ""
+    rest: str
+    version: str | None = None
     boots: tuple[Boot, ...] = ()
 
     @property
     def search(self) -> Search:
         """Return the search after all boots."""
         requests = sum(unit.kind == "request" for unit in self.units)
-        attempts = (boot.attempt for boot in self.boots)
-        return Search(requests=requests, others=len(self.units) - requests).after(*filter(None, attempts))
+        attempts = tuple(boot.attempt for boot in self.boots if boot.tested)
+        return Search(requests=requests, others=len(self.units) - requests, attempts=attempts)
 
     @property
     def exit_status(self) -> int:
         """Return 0 for an answer, 1 if the reported command does not crash, 2 if undecided."""
         return {State.FOUND: 0, State.QUIET: 1, State.OPEN: 2, State.STUCK: 2}[self.search.state]
 
+    @property
+    def kept(self) -> list[Unit]:
+        """Units of the smallest crashing set by now."""
+        return [self.units[unit] for unit in self.search.kept or ()]
+
+    @property
+    def command(self) -> str:
+        """The reported command with what is left, for a POSIX shell."""
+        variables = [unit.text for unit in self.kept if unit.kind == "variable"]
+        flags = [f"  {unit.text}" for unit in self.kept if unit.kind == "flag"]
+        return " \\\n".join([*variables, self.rest, *flags])
+
     def removals(self) -> dict[int, Boot]:
         """Return the boot without each unit that is left, if there was one."""
         kept = self.search.kept or ()
-        boots = {boot.units: boot for boot in self.boots if boot.attempt}
-        smaller = {unit: tuple(one for one in kept if one != unit) for unit in kept}
-        return {unit: boots[units] for unit, units in smaller.items() if units in boots}
+        smaller = {tuple(one for one in kept if one != unit): unit for unit in kept}
+        return {smaller[boot.units]: boot for boot in self.boots if boot.tested and boot.units in smaller}
 
 
 def answer(found: Minimization) -> str:
@@ -91,7 +105,7 @@ def answer(found: Minimization) -> str:
     search = found.search
     kept = search.kept
     if kept is None:
-        first = next((boot.happened for boot in found.boots if boot.attempt), "it was not booted, or gave no answer.")
+        first = next((boot.happened for boot in found.boots if boot.tested), "it was not booted, or gave no answer.")
         surprise = search.state is State.QUIET
         return f"{'Surprise: the reported command does not show this crash' if surprise else 'Undecided'}. The whole command: {first}"
     kinds: dict[str, list[bool]] = {}
@@ -100,7 +114,7 @@ def answer(found: Minimization) -> str:
     counts = " and ".join(f"{sum(left)} of {plural(len(left), kind)}" for kind, left in kinds.items())
     if search.state is State.OPEN:
         return f"It crashes with {counts}. The search is not finished."
-    text = f"The crash needs {counts}{': ' if kept else ''}{'; '.join(found.units[unit].text for unit in kept)}."
+    text = f"The crash needs {counts}{': ' if kept else ''}{'; '.join(unit.text for unit in found.kept)}."
     if kept:
         text += f" Without {'any one of these' if len(kept) > 1 else 'it'} this crash does not occur."
     if not any(kinds.get("request", [True])):
@@ -109,22 +123,21 @@ def answer(found: Minimization) -> str:
     return text
 
 
-def without(found: Minimization, units: Iterable[int], boots: Sequence[Boot]) -> str:
+def without(found: Minimization, units: Sequence[int], boots: Sequence[Boot]) -> str:
     """Return what a boot with `units` leaves out of what was left after `boots`; empty for the first one."""
     left = replace(found, boots=tuple(boots)).search.kept or ()
-    return "; ".join(limited([found.units[unit].text for unit in left if unit not in set(units)], _MOST_UNITS))
+    return "; ".join(found.units[unit].text for unit in left if unit not in units)
 
 
 def minimization_dict(found: Minimization) -> dict[str, Any]:
     """Return the content of `minimize.json`. `answer` is null unless the search is finished."""
-    search = found.search
-    kept = [found.units[unit].text for unit in search.kept or ()]
+    state = found.search.state
     return {
         "schema": 1,
         **asdict(found),
-        "state": search.state,
-        "answer": kept if search.state is State.FOUND else None,
-        "kept": kept,
+        "state": state,
+        "answer": [unit.text for unit in found.kept] if state is State.FOUND else None,
+        "command": found.command,
         "removals": {found.units[unit].text: boot.happened for unit, boot in found.removals().items()},
         "reading": answer(found),
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,10 @@ class SearchRecord:
     duration_s: float
     reproduce: str
     stopped: str | None = None
+
+    @property
+    def boots(self) -> Sequence[object]:
+        raise NotImplementedError
 
     @property
     def exit_status(self) -> int:

@@ -27,12 +27,16 @@ class Boot:
     run: str
     duration_s: float
 
+    @property
+    def tested(self) -> bool:
+        return bool(self.probes)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Threshold(SearchRecord):
     """A search of the shortest crashing prompt. low, high, guess: see `Search`. version: the release that the servers reported."""
 
-    version: str | None
+    version: str | None = None
     low: int
     high: int
     guess: int

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 from vllm_repro.errors import UsageError
 from vllm_repro.journal.journal import Entry, Recording, read
 from vllm_repro.report.threshold import Boot, Threshold, answer, markdown, threshold_dict
 from vllm_repro.running.job import Job
-from vllm_repro.running.resume import UnfinishedThreshold
 from vllm_repro.running.search import BootSearch
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.scenario.workload import Request, Size, requests_of, resolve
@@ -24,7 +21,7 @@ from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.threshold import Answer, Probe
 from vllm_repro.verdict.verdict import Expected
 
-__all__ = ["Lengths", "find_threshold", "lengths_of", "probes_of"]
+__all__ = ["Lengths", "ThresholdSearch", "lengths_of", "probes_of"]
 
 _SHORTEST = 32
 """Tokens of the first prompt if the workload has none below the boundary: chat templates alone take up to twenty."""
@@ -119,45 +116,18 @@ def _is_refused(got: Entry | None) -> bool:
     return got is not None and got["status"] is not None and 400 <= got["status"] < 500
 
 
-def find_threshold(
-    job: Job,
-    threshold: Threshold,
-    request: Request,
-    announce: Callable[[str], None],
-    *,
-    most_boots: int | None = None,
-    most_seconds: float | None = None,
-    unfinished: UnfinishedThreshold | None = None,
-) -> tuple[Threshold, Path]:
-    """Boot until the answer is known, and return the record and its folder.
+class ThresholdSearch(BootSearch[Threshold, Sequence[int]]):
+    """Search of the shortest prompt that crashes. request: sent with each length."""
 
-    request: sent with each length. announce: called once with the first output line. most_boots: also counts boots of an earlier call.
-    unfinished: resumed in its folder. Raises `UsageError`, `InfraError` or `Unsupported` if no server can be had.
-    """
-    search = _Threshold(job, threshold, announce, request)
-    if unfinished is not None:
-        search.resume(unfinished, boots=unfinished.boots(), version=unfinished.head["version"])
-    return search.run(most_boots, most_seconds)
-
-
-class _Threshold(BootSearch[Threshold, Sequence[int]]):
     verb, file = "threshold", "threshold"
+    as_dict, as_markdown = staticmethod(threshold_dict), staticmethod(markdown)
 
-    def __init__(self, job: Job, found: Threshold, announce: Callable[[str], None], request: Request) -> None:
-        super().__init__(job, found, announce)
+    def __init__(self, job: Job, found: Threshold, request: Request) -> None:
+        super().__init__(job, found)
         self._request = request
 
     def _next(self) -> Sequence[int] | None:
         return self.found.search.plan() or None
-
-    def _boots(self) -> int:
-        return len(self.found.boots)
-
-    def _json(self) -> Mapping[str, Any]:
-        return threshold_dict(self.found)
-
-    def _markdown(self) -> str:
-        return markdown(self.found)
 
     def _answered(self) -> list[bool]:
         return [any(probe.answer is not Answer.SKIP for probe in boot.probes) for boot in self.found.boots]
@@ -166,12 +136,12 @@ class _Threshold(BootSearch[Threshold, Sequence[int]]):
         began = time.monotonic()
         several = f"up to {len(chosen)} prompts of {chosen[0]:,} to {chosen[-1]:,}"
         what = several if len(chosen) > 1 else f"a prompt of {chosen[0]:,}"
-        self._progress.line(f"boot {self._boots() + 1}: {what} tokens")
+        self._progress.line(f"boot {len(self.found.boots) + 1}: {what} tokens")
         workload = tuple(
             replace(self._request, name=f"{one} tokens", prompt=one, shared=0, conversation="", may_fail=())
             for one in chosen
         )
-        (arm,) = self._job.arms
+        (arm,) = self.job.arms
         report = self._boot_arm(replace(arm, workload=workload))
         if report.interrupted:
             return report.interrupted
