@@ -46,9 +46,9 @@ class Reducible:
     def with_units(self, kept: Sequence[int]) -> Arm:
         """Return the arm with the units `kept`, and all that is no unit."""
         removed = {one.name: one.text for unit, one in enumerate(self.units) if one.name and unit not in kept}
-        edits = (Edit(f"without {', '.join(removed.values())}", lambda command: _less(command, removed)),)
+        edit = Edit(f"without {', '.join(removed.values())}", lambda command: _less(command, removed))
         workload = tuple(self._steps([self.pieces[unit] for unit in kept if unit < len(self.pieces)]))
-        return replace(self.arm, edits=(*self.arm.edits, *edits[: len(removed)]), workload=workload)
+        return replace(self.arm, edits=(*self.arm.edits, *([edit] if removed else [])), workload=workload)
 
     def _steps(self, pieces: Sequence[tuple[int, Step]]) -> Iterator[Step]:
         for number, group in groupby(pieces, lambda pair: pair[0]):
