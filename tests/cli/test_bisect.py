@@ -309,7 +309,7 @@ def test_wrong_usage_of_a_checkout(
         (["--bad", "0.32.0", "--good", "v0.32"], "--bad and --good are both 0.32.0"),
         (["--bad", "0.32.0"], "bisect needs a SCENARIO, --bad and --good"),
         (["--bad", "main", "--good", "0.32.0"], "'main' is not the number of a vLLM release"),
-        ([*FIX, "--arm", "eager"], "0 of these arms show the bug"),
+        ([*FIX, "--arm", "eager"], "no arms that show the bug are named (eager), and bisect follows one"),
         ([*FIX, "--rate", "0"], "'0' is no share of boots"),
         ([*FIX, "--confidence", "1"], "'1' is no probability"),
         ([*FIX, "--max-boots", "0"], "'0' is no number of boots"),

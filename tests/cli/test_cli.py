@@ -16,6 +16,7 @@ import yaml
 
 from tests.conftest import Harness
 from tests.golden_files import assert_golden
+from tests.report_examples import REHEARSAL
 from vllm_repro import __main__ as command
 from vllm_repro.cli import VERBS, main
 from vllm_repro.command.parse import parse
@@ -127,6 +128,7 @@ def test_the_table_of_the_readme_has_the_releases_of_the_scenario(scenario: Scen
             "--url has no meaning",
         ),
         (["run", "tq-chunked-prefill", "--server", "rehearsal", "--out", "/proc/nowrite"], 64, "cannot write to"),
+        (["draft", f"{REHEARSAL}", "-o", "/proc/nowrite/x"], 64, "cannot write /proc/nowrite/x"),
         (
             ["run", "tq-chunked-prefill", "--server", "rehearsal", "--patch", "x.diff"],
             64,
@@ -238,6 +240,18 @@ def test_a_scenario_with_a_typo_is_named_with_its_line(harness: Harness, tmp_pat
     assert harness("check", str(path)).status == 1
 
 
+def test_check_states_when_more_mistakes_may_follow(harness: Harness, tmp_path: Path) -> None:
+    """A wrong word hides mistakes between the parts, here two arms of one name."""
+    path, again = tmp_path / "tq_chunked_prefill.py", "correct these and check again"
+    text = (ROOT / "scenarios" / path.name).read_text(encoding="utf-8").replace('arm("eager", ', 'arm("reported", ')
+    path.write_text(text.replace("title=", "titel="), encoding="utf-8")
+    first = harness("check", str(path))
+    assert (first.status, "reported" in first.out, again in first.err) == (1, False, True)
+    path.write_text(text, encoding="utf-8")
+    second = harness("check", str(path))
+    assert (second.status, "reported" in second.out, again in second.err) == (1, True, False)
+
+
 def test_check_names_flags_that_load_code_without_calling_them_mistakes(harness: Harness, tmp_path: Path) -> None:
     path = tmp_path / "tq_chunked_prefill.py"
     text = (ROOT / "scenarios" / path.name).read_text(encoding="utf-8")
@@ -261,6 +275,7 @@ def test_list_and_show_print_data(harness: Harness) -> None:
     assert "--gpus 1" in docker
     assert "vllm/vllm-openai:v0.23.0" in docker
     assert "- --kv-cache-dtype" in harness("show", "tq-chunked-prefill", "--as", "compose").out
+    assert "\nSTEPS = [" in harness("show", "tq-chunked-prefill", "--as", "python").out
 
 
 @pytest.mark.parametrize("style", ["serve", "docker"])

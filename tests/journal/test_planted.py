@@ -39,7 +39,7 @@ PLANTS = [*SECRETS.values(), *PRIVATE.values()]
 def outputs(made: RunReport) -> Iterator[tuple[str, str]]:
     """Return every rendering of a report by name."""
     for form in FORMATS:
-        yield form, render(made, form)
+        yield form, render(made, form, scenarios()[0])
     body = draft(made, (), duplicates(made, scenarios()))
     yield "issue", body.body + body.title
     yield "terminal", summary(made)
@@ -90,7 +90,18 @@ def test_no_field_of_a_journal_lets_one_through(field: Field, plant: Plant, form
 def test_the_plants_would_be_seen() -> None:
     """Check that the search can fail: without redaction the plants appear."""
     names = {name for name, _ in outputs(planted(*text_fields()[0], str))}
-    assert names == {"md", "html", "json", "junit", "issue", "terminal", "versions.md", "versions", "versions.json"}
+    assert names == {
+        "md",
+        "html",
+        "json",
+        "junit",
+        "python",
+        "issue",
+        "terminal",
+        "versions.md",
+        "versions",
+        "versions.json",
+    }
     seen: set[str] = set()
     for field in (*sources(), *text_fields()):
         made = planted(*field, lambda was: f"{was} harmlesspayload")

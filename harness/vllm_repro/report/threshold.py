@@ -66,6 +66,8 @@ def answer(found: Threshold) -> str:
     crash, quiet = search.shortest_crash, search.longest_quiet
     skipped = search.lengths(Answer.SKIP) - search.lengths(Answer.CRASH) - search.lengths(Answer.QUIET)
     unanswered = f" Prompts without an answer: {_tokens(skipped)}." if skipped else ""
+    if not found.boots:
+        return "Undecided: no boot has finished."
     match search.state:
         case State.QUIET:
             sent = search.lengths(Answer.QUIET)
@@ -127,9 +129,9 @@ def markdown(found: Threshold) -> str:
     crashes = sum(boot.outcome is Outcome.CRASH for boot in found.boots)
     probes = len(found.search.probes)
     summary = f"{plural(probes, 'prompt')} in {plural(len(found.boots), 'boot')}, {crashes} of which crashed"
-    table = f"<details><summary>{summary}</summary>\n\n{_table(found)}\n\n</details>"
+    table = [f"<details><summary>{summary}</summary>\n\n{_table(found)}\n\n</details>"] if found.boots else []
     reading = f"**{cell(answer(found))}**"
-    return page(found, "the shortest prompt that crashes", reading, [table], version=found.version)
+    return page(found, "the shortest prompt that crashes", reading, table, version=found.version)
 
 
 def _table(found: Threshold) -> str:
