@@ -327,4 +327,4 @@ def test_wrong_usage_is_said_and_leaves_no_folder(
 
 def test_what_is_no_bisection_is_not_resumed(harness: Harness, tmp_path: Path) -> None:
     done = harness("bisect", "--resume", str(tmp_path))
-    assert (done.status, "holds no bisection that can be read" in done.err) == (64, True)
+    assert (done.status, "holds no search that can be read" in done.err) == (64, True)

@@ -103,7 +103,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
             raise KeyboardInterrupt("SIGTERM")
         return report.__class__(**{**vars(report), "folder": folder})
 
-    monkeypatch.setattr("vllm_repro.running.threshold.run_one", run_one)
+    monkeypatch.setattr("vllm_repro.running.search.run_one", run_one)
     return jobs
 
 
@@ -145,7 +145,7 @@ def test_a_server_that_cannot_run_leaves_no_folder(
     def run_one(*_: object) -> RunReport:
         raise Unsupported("the lab cannot run this release")
 
-    monkeypatch.setattr("vllm_repro.running.threshold.run_one", run_one)
+    monkeypatch.setattr("vllm_repro.running.search.run_one", run_one)
     done = harness(*TQ)
     assert (done.status, "the lab cannot run this release" in done.err) == (Unsupported.exit_status, True)
     assert not (tmp_path / "reports").exists()

@@ -34,6 +34,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
     "versions": ("vllm_repro.cli.versions", "map a scenario over releases: which die, which live, which are undecided"),
     "bisect": ("vllm_repro.cli.bisect", "find the first vLLM that has a bug, or the first that is fixed"),
     "threshold": ("vllm_repro.cli.threshold", "find the shortest prompt that crashes"),
+    "minimize": ("vllm_repro.cli.minimize", "find the smallest part of the reported command that crashes"),
     "explore": (
         "vllm_repro_explore.explore",
         "search vLLM's scheduler alone for the smallest workload that kills, corrupts or stalls it",

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from packaging.version import Version
 
-from vllm_repro import __version__
 from vllm_repro.cli.common import add_common
 from vllm_repro.cli.options import add_run_options, add_server_options, job_from, server_options
-from vllm_repro.cli.searches import add_limits, add_resume, continued, finish, stream_of
+from vllm_repro.cli.searches import add_limits, begun, common_fields, run_search
 from vllm_repro.cli.versions import choose_once, refuse_one_release, releases
 from vllm_repro.errors import UsageError
 from vllm_repro.releases.known import CPU_BUILDS
 from vllm_repro.releases.sources import commits_between
 from vllm_repro.releases.versions import release_version
-from vllm_repro.report.bisection import Bisection, Candidate, bisection_dict, markdown
-from vllm_repro.running.bisect import bisect
-from vllm_repro.running.folders import with_out
+from vllm_repro.report.bisection import Bisection, Candidate
+from vllm_repro.running.bisect import BisectionSearch
 from vllm_repro.running.job import Job, refuse_unused_options, repeat_command
-from vllm_repro.running.resume import read_bisection
 from vllm_repro.running.sweep import for_release
 from vllm_repro.scenario.catalogue import find, find_arms
 
@@ -85,12 +81,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="the image to run, with {version} in place of the release (default: the official one)",
     )
     add_run_options(parser, arm="this arm instead of the first", trials=False)
-    add_resume(parser, "bisection")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    unfinished = read_bisection(arguments.resume) if arguments.resume else None
-    arguments = continued(arguments, unfinished)
+    arguments, unfinished = begun(arguments, "bisect")
     if not arguments.scenario or not arguments.bad or not arguments.good:
         raise UsageError(
             "bisect needs a SCENARIO, --bad and --good",
@@ -112,35 +106,16 @@ def run(arguments: argparse.Namespace) -> int:
     job = job_from(arguments, name=arguments.scenario, scenario=scenario, options=options, choice=choice, arms=arms)
     refuse_unused_options(for_release(options, candidates[0].source), choice.kind)
     job = replace(job, named_arms=names)  # so that each run is repeated with these arms
-    plan = Bisection(
-        scenario=scenario.id,
-        issue=scenario.issue,
-        title=scenario.title,
-        status=asdict(scenario.status),
-        arm=targets[0].name,
+    found = Bisection(
+        **common_fields(job, targets[0], _repeat(arguments, job)),
         expected=targets[0].expected,
-        server=choice.kind.value,
-        evidence=choice.kind.facts.evidence,
         find_fix=arguments.find_fix,
         candidates=candidates,
         left_out=left_out,
         rate=arguments.rate,
         confidence=arguments.confidence,
-        harness_version=__version__,
-        started_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        duration_s=0.0,
-        reproduce=_repeat(arguments, job),
     )
-    done, folder = bisect(
-        job,
-        plan,
-        lambda line: print(line, file=stream_of(arguments), flush=True),
-        most_boots=arguments.max_boots,
-        most_seconds=arguments.max_time,
-        unfinished=unfinished,
-    )
-    text = markdown(replace(done, reproduce=with_out(done.reproduce, job.out)))
-    return finish(arguments, done, folder / "bisection.md", text, bisection_dict(done))
+    return run_search(arguments, BisectionSearch(job, found), unfinished)
 
 
 def _candidates(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], int]:

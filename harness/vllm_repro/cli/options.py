@@ -22,7 +22,7 @@ from vllm_repro.servers.site import ServerChoice
 from vllm_repro.verdict.verdict import Expect
 
 if TYPE_CHECKING:  # it imports the reports, which `show` does not need
-    from vllm_repro.running.resume import UnfinishedBisection, UnfinishedMap, UnfinishedRun, UnfinishedThreshold
+    from vllm_repro.running.resume import Unfinished
 
 __all__ = ["add_run_options", "add_server_options", "job_from", "resumed", "server_options", "source"]
 
@@ -178,7 +178,7 @@ def job_from(
 
 def resumed(
     arguments: argparse.Namespace,
-    unfinished: UnfinishedRun | UnfinishedMap | UnfinishedBisection | UnfinishedThreshold,
+    unfinished: Unfinished,
     *,
     beside: Collection[str] = (),
 ) -> argparse.Namespace:

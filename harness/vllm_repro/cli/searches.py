@@ -1,70 +1,131 @@
-"""Options and last lines that `bisect` and `threshold` share: limits, resume, the text to paste."""
+"""What the verbs that search have in common: limits, resume, the job of one arm, the text to paste."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
 import sys
-from collections.abc import Mapping
+import time
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from vllm_repro.cli.common import duration, number, print_json
-from vllm_repro.cli.options import resumed
-from vllm_repro.errors import INTERRUPTED
-from vllm_repro.report.bisection import Bisection
-from vllm_repro.report.threshold import Threshold
-from vllm_repro.running.resume import UnfinishedBisection, UnfinishedThreshold
+from vllm_repro import __version__
+from vllm_repro.cli.common import add_common, duration, number, print_json, scenario_words
+from vllm_repro.cli.options import add_run_options, add_server_options, job_from, resumed, server_options
+from vllm_repro.errors import INTERRUPTED, UsageError
+from vllm_repro.report.search import SearchRecord
+from vllm_repro.running.folders import with_out
+from vllm_repro.running.job import Job, choice_of, repeat_command
+from vllm_repro.running.resume import UnfinishedSearch, read_search
+from vllm_repro.running.search import BootSearch
+from vllm_repro.scenario.catalogue import find, find_arms
+from vllm_repro.scenario.scenario import Arm
 
-__all__ = ["add_limits", "add_resume", "continued", "finish", "stream_of"]
+__all__ = [
+    "add_limits",
+    "add_search",
+    "begun",
+    "common_fields",
+    "job_of_one_arm",
+    "run_of_arm",
+    "run_search",
+]
+
+
+def add_search(parser: argparse.ArgumentParser, *, example: str, prints: str, more: str) -> None:
+    """Add the options of a search that boots one arm of a scenario. For the texts see `add_common`."""
+    add_common(parser, example=example, prints=prints, more=more)
+    parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="may be left out with --resume")
+    add_limits(parser)
+    add_server_options(parser, which=("server", "image", "vllm", "model", "weights", "port"))
+    add_run_options(parser, arm="this arm instead of the first", trials=False)
+
+
+def job_of_one_arm(arguments: argparse.Namespace, verb: str) -> Job:
+    """Return the job of a command line with `add_search`. Raises `UsageError`."""
+    if not arguments.scenario:
+        raise UsageError("no SCENARIO is named", hint=f"vllm-repro list names them; vllm-repro {verb} --help")
+    scenario = find(arguments.scenario)
+    arms = find_arms(scenario, arguments.arm or [scenario.arms[0].name])
+    if len(arms) != 1:
+        raise UsageError(f"{len(arms)} arms are named, and this follows one", hint="give --arm once")
+    options = server_options(arguments)
+    choice = choice_of(scenario, options)
+    if not choice.kind.facts.started:
+        raise UsageError(
+            "a running server is not booted again after a crash", hint="--server process, docker or lab starts its own"
+        )
+    options = replace(options, server=choice.kind.value)  # boots of different kinds of server are not comparable
+    job = job_from(arguments, name=arguments.scenario, scenario=scenario, options=options, choice=choice, arms=arms)
+    job = replace(job, named_arms=[arms[0].name])
+    release = ("--vllm", options.vllm or job.version(choice.kind))
+    return replace(job, reproduce=repeat_command(verb, job, choice.kind, release))
+
+
+def run_of_arm(arguments: argparse.Namespace, job: Job) -> str:
+    """Return the command that runs the arm's own workload."""
+    repeat = repeat_command("run", replace(job, reproduce=""), job.choice.kind, ("--vllm", job.options.vllm))
+    return shlex.join([*shlex.split(with_out(repeat, job.out)), *scenario_words(arguments)])
+
+
+def common_fields(job: Job, arm: Arm, reproduce: str) -> dict[str, Any]:
+    """Return the fields of a `SearchRecord` for a search that has not begun."""
+    scenario, kind = job.scenario, job.choice.kind
+    return {
+        "scenario": scenario.id,
+        "issue": scenario.issue,
+        "title": scenario.title,
+        "status": asdict(scenario.status),
+        "arm": arm.name,
+        "server": kind.value,
+        "evidence": kind.facts.evidence,
+        "harness_version": __version__,
+        "started_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "duration_s": 0.0,
+        "reproduce": reproduce,
+    }
 
 
 def add_limits(parser: argparse.ArgumentParser) -> None:
-    """Add `--max-boots` and `--max-time`."""
+    """Add `--max-boots`, `--max-time` and `--resume`."""
     parser.add_argument("--max-boots", type=_boots, metavar="N", help="stop after so many boots, with what is known")
     parser.add_argument(
         "--max-time", type=duration, metavar="TIME", help="start no boot after this time: 90s, 30m or 2h"
     )
-
-
-def add_resume(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add `--resume`."""
     parser.add_argument(
         "--resume",
         type=Path,
         metavar="DIR",
-        help=f"continue the {what} in this folder with its options: --max-boots and --max-time may be given anew",
+        help="continue the search in this folder with its options: --max-boots and --max-time may be given anew",
     )
 
 
-def continued(
-    arguments: argparse.Namespace, unfinished: UnfinishedBisection | UnfinishedThreshold | None
-) -> argparse.Namespace:
-    """Return the arguments of the first call with the limits of this one. Raises `UsageError`."""
-    if unfinished is None:
-        return arguments
+def begun(arguments: argparse.Namespace, verb: str) -> tuple[argparse.Namespace, UnfinishedSearch | None]:
+    """Return the arguments of the first call with the limits of this one, and what is resumed, if anything. Raises `UsageError`."""
+    if not arguments.resume:
+        return arguments, None
+    unfinished = read_search(arguments.resume, verb)
     limits = {name: getattr(arguments, name) for name in ("max_boots", "max_time")}
     arguments = resumed(arguments, unfinished, beside=limits)
     vars(arguments).update(limits)
-    return arguments
+    return arguments, unfinished
 
 
-def stream_of(arguments: argparse.Namespace) -> TextIO:
-    """Return where text goes: with `--json` the standard output holds JSON alone."""
-    return sys.stderr if arguments.json else sys.stdout
-
-
-def finish(
-    arguments: argparse.Namespace, found: Bisection | Threshold, page: Path, text: str, record: Mapping[str, Any]
-) -> int:
-    """Print the text to paste, where it is, and how to resume; return the exit status. page: in `<scenario>/<verb>/<id>/`."""
-    stream = stream_of(arguments)
+def run_search(arguments: argparse.Namespace, search: BootSearch[Any, Any], unfinished: UnfinishedSearch | None) -> int:
+    """Run or resume a search, print the text to paste, where it is, and how to resume; return the exit status."""
+    stream = sys.stderr if arguments.json else sys.stdout  # with `--json` the standard output holds JSON alone
+    if unfinished is not None:
+        search.resume(unfinished)
+    folder = search.run(arguments.max_boots, arguments.max_time, lambda line: print(line, file=stream, flush=True))
+    found: SearchRecord = search.found
+    text = search.as_markdown(replace(found, reproduce=with_out(found.reproduce, search.job.out)))
     print(f"\n{text}", file=stream)
-    print(f"this text: {page}", file=stream)
+    print(f"this text: {folder / search.file}.md", file=stream)
     if found.stopped:
-        print(f"resume:    vllm-repro {page.parent.parent.name} --resume {shlex.quote(str(page.parent))}", file=stream)
+        print(f"resume:    vllm-repro {search.verb} --resume {shlex.quote(str(folder))}", file=stream)
     if arguments.json:
-        print_json(record)
+        print_json(search.as_dict(found))
     return INTERRUPTED if found.stopped and found.stopped.startswith("SIG") else found.exit_status
 
 

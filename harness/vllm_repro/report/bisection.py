@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from vllm_repro.report.format import limited, plural, seconds
-from vllm_repro.report.model import banner, issue_url
-from vllm_repro.report.text import cell, fence
-from vllm_repro.report.wording import simulated
+from vllm_repro.report.model import issue_url
+from vllm_repro.report.search import SearchRecord, page
+from vllm_repro.report.text import cell
 from vllm_repro.verdict.bisection import Answer, Conclusion, Search, State
 from vllm_repro.verdict.release_result import ReleaseResult
 from vllm_repro.verdict.verdict import Expected
@@ -48,38 +48,33 @@ class Step:
     duration_s: float
 
     @property
+    def tested(self) -> bool:
+        return self.fate is not ReleaseResult.INFRA
+
+    @property
     def answer(self) -> Answer:
         return _ANSWERS.get(self.fate, Answer.SKIP)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bisection:
-    """A bisection, perhaps unfinished.
+class Bisection(SearchRecord):
+    """A bisection.
 
     candidates: oldest first. left_out: commits between them that change nothing that is run. find_fix: the oldest is bad.
-    rate, confidence: see `Search`. stopped: the limit or signal that ended it early.
-    evidence: None if no server ever started. status: what the scenario declares.
+    rate, confidence: see `Search`.
     """
 
-    scenario: str
-    issue: str
-    title: str
-    status: Mapping[str, Any]
-    arm: str
     expected: Expected
-    server: str
-    evidence: str | None
     find_fix: bool
     candidates: tuple[Candidate, ...]
     rate: float
     confidence: float
-    harness_version: str
-    started_at: str
-    duration_s: float
-    reproduce: str
     left_out: int = 0
     steps: tuple[Step, ...] = ()
-    stopped: str | None = None
+
+    @property
+    def boots(self) -> tuple[Step, ...]:
+        return self.steps
 
     @property
     def from_good(self) -> tuple[Candidate, ...]:
@@ -197,29 +192,19 @@ def bisection_dict(bisection: Bisection) -> dict[str, Any]:
 def markdown(bisection: Bisection) -> str:
     """Return `bisection.md`, which lies in `<scenario>/bisect/<id>/` and links to runs from there."""
     what = "first fixed" if bisection.find_fix else "first bad"
-    mark = simulated(bisection.evidence or "")
     first, last = bisection.candidates[0].label, bisection.candidates[-1].label
-    parts = [f"# {bisection.scenario}: {what} vLLM from {first} to {last}{mark}"]
-    if notice := banner(bisection.evidence or "", None):
-        parts.append(f"> **{notice}**")
-    if bisection.stopped:
-        parts.append(f"> **Stopped by {bisection.stopped}: this is what was known then.**")
-    parts.append(f"{bisection.title} ([{bisection.issue}]({issue_url(bisection.issue)})). Arm: {bisection.arm}.")
-    parts.append(f"**{cell(answer(bisection))}** {_certainty(bisection)}".strip())
-    parts += _commits(bisection)
     tried = f"{plural(len(bisection.steps), 'boot')} among {len(bisection.candidates)} candidates"
-    parts.append(f"<details><summary>{tried}</summary>\n\n{_table(bisection.steps)}\n\n</details>")
+    parts = [
+        *_commits(bisection),
+        f"<details><summary>{tried}</summary>\n\n{_table(bisection.steps)}\n\n</details>",
+    ]
     if any(candidate.title for candidate in bisection.candidates):
         text = "Each commit's Python code ran over the compiled parts of a CPU release, which each run's report names."
         if bisection.left_out:
             text += f" Not tried: {plural(bisection.left_out, 'commit')} that change{'s' * (bisection.left_out == 1)} nothing under vllm/."
         parts.append(text)
-    parts.append(
-        f"Server: {bisection.server}, evidence: {bisection.evidence or 'none'}. vllm-repro {bisection.harness_version}, "
-        f"started {bisection.started_at}, took {bisection.duration_s:.0f} s."
-    )
-    parts.append(fence(bisection.reproduce, "console"))
-    return "\n\n".join(parts) + "\n"
+    reading = f"**{cell(answer(bisection))}** {_certainty(bisection)}".strip()
+    return page(bisection, f"{what} vLLM from {first} to {last}", reading, parts, version="")
 
 
 def _commits(bisection: Bisection) -> list[str]:

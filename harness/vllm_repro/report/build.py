@@ -55,6 +55,7 @@ def build(folder: Path) -> RunReport:
 _OTHERS = {
     "bisection.md": "a bisection",
     "threshold.md": "a search of the shortest prompt",
+    "minimize.md": "a reduction of a command",
     "versions.md": "a version map",
 }
 """Folders of several runs, by the text that each holds."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from vllm_repro.report.format import limited, plural, seconds
-from vllm_repro.report.model import banner, issue_url
-from vllm_repro.report.text import cell, fence
-from vllm_repro.report.wording import simulated
+from vllm_repro.report.search import SearchRecord, page
+from vllm_repro.report.text import cell
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.threshold import Answer, Probe, Search, State
 
@@ -28,32 +27,20 @@ class Boot:
     run: str
     duration_s: float
 
+    @property
+    def tested(self) -> bool:
+        return bool(self.probes)
+
 
 @dataclass(frozen=True, kw_only=True)
-class Threshold:
-    """A search, perhaps unfinished.
+class Threshold(SearchRecord):
+    """A search of the shortest crashing prompt. low, high, guess: see `Search`. version: the release that the servers reported."""
 
-    low, high, guess: see `Search`. evidence: None if no server ever started. version: the release that the servers reported. status: what
-    the scenario declares. stopped: why it ended early.
-    """
-
-    scenario: str
-    issue: str
-    title: str
-    status: Mapping[str, Any]
-    arm: str
-    server: str
-    evidence: str | None
-    version: str | None
+    version: str | None = None
     low: int
     high: int
     guess: int
-    harness_version: str
-    started_at: str
-    duration_s: float
-    reproduce: str
     boots: tuple[Boot, ...] = ()
-    stopped: str | None = None
 
     @property
     def search(self) -> Search:
@@ -139,24 +126,12 @@ def threshold_dict(found: Threshold) -> dict[str, Any]:
 
 def markdown(found: Threshold) -> str:
     """Return `threshold.md`, which lies in `<scenario>/threshold/<id>/` and links to runs beside it."""
-    parts = [f"# {found.scenario}: the shortest prompt that crashes{simulated(found.evidence or '')}"]
-    if notice := banner(found.evidence or "", found.version):
-        parts.append(f"> **{notice}**")
-    if found.stopped:
-        parts.append(f"> **Stopped by {found.stopped}: this is what was known then.**")
-    parts.append(f"{found.title} ([{found.issue}]({issue_url(found.issue)})). Arm: {found.arm}.")
-    parts.append(f"**{cell(answer(found))}**")
-    if found.boots:
-        crashes = sum(boot.outcome is Outcome.CRASH for boot in found.boots)
-        probes = len(found.search.probes)
-        summary = f"{plural(probes, 'prompt')} in {plural(len(found.boots), 'boot')}, {crashes} of which crashed"
-        parts.append(f"<details><summary>{summary}</summary>\n\n{_table(found)}\n\n</details>")
-    parts.append(
-        f"vLLM: {found.version or 'unknown'}, server: {found.server}, evidence: {found.evidence or 'none'}. "
-        f"vllm-repro {found.harness_version}, started {found.started_at}, took {found.duration_s:.0f} s."
-    )
-    parts.append(fence(found.reproduce, "console"))
-    return "\n\n".join(parts) + "\n"
+    crashes = sum(boot.outcome is Outcome.CRASH for boot in found.boots)
+    probes = len(found.search.probes)
+    summary = f"{plural(probes, 'prompt')} in {plural(len(found.boots), 'boot')}, {crashes} of which crashed"
+    table = [f"<details><summary>{summary}</summary>\n\n{_table(found)}\n\n</details>"] if found.boots else []
+    reading = f"**{cell(answer(found))}**"
+    return page(found, "the shortest prompt that crashes", reading, table, version=found.version)
 
 
 def _table(found: Threshold) -> str:

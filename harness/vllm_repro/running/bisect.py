@@ -3,74 +3,43 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 from vllm_repro.releases.provision import ReleaseCache
 from vllm_repro.releases.sources import is_release, version_of
 from vllm_repro.report.bisection import Bisection, Candidate, Step, answer, bisection_dict, markdown
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.version_map import row_of
-from vllm_repro.running.job import Job
-from vllm_repro.running.resume import UnfinishedBisection
 from vllm_repro.running.search import BootSearch
 from vllm_repro.running.sweep import run_release
 from vllm_repro.verdict.bisection import Answer
 
-__all__ = ["bisect"]
+__all__ = ["BisectionSearch"]
 
 _INSTALL = 5.0
 """Cost of a release that is not in the cache, in boots of one that is: an install takes two to four minutes, a boot half of one."""
 
 
-def bisect(
-    job: Job,
-    bisection: Bisection,
-    announce: Callable[[str], None],
-    *,
-    most_boots: int | None = None,
-    most_seconds: float | None = None,
-    unfinished: UnfinishedBisection | None = None,
-) -> tuple[Bisection, Path]:
-    """Boot one candidate after the other until the answer is known, and return the bisection and its folder.
+class BisectionSearch(BootSearch[Bisection, Candidate]):
+    """Search of one change among candidates. `found` begins without steps."""
 
-    announce: called once with the first output line. most_boots: also counts boots of an earlier call. unfinished: resumed in its folder.
-    Raises `UsageError`.
-    """
-    search = _Bisect(job, bisection, announce)
-    if unfinished is not None:
-        search.resume(unfinished, steps=unfinished.steps())
-    return search.run(most_boots, most_seconds)
-
-
-class _Bisect(BootSearch[Bisection, Candidate]):
     verb, file = "bisect", "bisection"
+    as_dict, as_markdown = staticmethod(bisection_dict), staticmethod(markdown)
 
     def _next(self) -> Candidate | None:
         number = self.found.search.choose(self._cost)
         return None if number is None else self.found.from_good[number]
 
-    def _boots(self) -> int:
-        return len(self.found.steps)
-
-    def _json(self) -> Mapping[str, Any]:
-        return bisection_dict(self.found)
-
-    def _markdown(self) -> str:
-        return markdown(self.found)
-
     def _cost(self, number: int) -> float:
-        facts, source = self._job.choice.kind.facts, self.found.from_good[number].source
+        facts, source = self.job.choice.kind.facts, self.found.from_good[number].source
         installs = is_release(source) and facts.runs_vllm and not facts.container  # a commit is laid out in seconds
         return _INSTALL if installs and ReleaseCache().get(source) is None else 1.0
 
     def _boot(self, chosen: Candidate) -> str | None:
         left = self.found.search.boots_left()
-        self._progress.line(f"boot {self._boots() + 1}: {chosen.label} (about {left} left)")
-        began, scenario = time.monotonic(), self._job.scenario
-        report = run_release(self._job, chosen.source, self._progress, self._chosen, self._redactor)
+        self._progress.line(f"boot {len(self.found.steps) + 1}: {chosen.label} (about {left} left)")
+        began, scenario = time.monotonic(), self.job.scenario
+        report = run_release(self.job, chosen.source, self._progress, self._chosen, self._redactor)
         if isinstance(report, RunReport):
             if report.interrupted:
                 return report.interrupted

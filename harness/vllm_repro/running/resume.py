@@ -1,8 +1,8 @@
 """Interrupted runs, version maps and searches, and what is left of them to do. Pure, apart from reading their files.
 
 A run resumes only as it was started: same scenario, machine and servers. Finished boots count; an interrupted boot is repeated under the
-next number. A map resumes by looking at the runs that it names: a release whose run finished is not run again. A bisection and a threshold
-keep their boots.
+next number. A map resumes by looking at the runs that it names: a release whose run finished is not run again. A search keeps
+its boots.
 """
 
 from __future__ import annotations
@@ -16,33 +16,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
+
 from vllm_repro.errors import UsageError
 from vllm_repro.journal.journal import Recording, head_of, legible, read
+from vllm_repro.report import minimize, threshold
 from vllm_repro.report.bisection import Step
 from vllm_repro.report.build import build
 from vllm_repro.report.model import RunReport
-from vllm_repro.report.threshold import Boot
 from vllm_repro.running.boots import Boots
 from vllm_repro.verdict.outcome import Outcome
-from vllm_repro.verdict.release_result import ReleaseResult
-from vllm_repro.verdict.threshold import Answer, Probe
 from vllm_repro.verdict.verdict import Expected
 
 __all__ = [
-    "UnfinishedBisection",
+    "Unfinished",
     "UnfinishedMap",
     "UnfinishedRun",
-    "UnfinishedThreshold",
-    "read_bisection",
+    "UnfinishedSearch",
     "read_map",
     "read_run",
-    "read_threshold",
+    "read_search",
     "unfinished_run",
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Unfinished:
+class Unfinished:
     """Common part of what can be resumed.
 
     words: the command line, from the verb on. head: the first line of the journal, or the JSON file. must_not_change: keys of `head`.
@@ -50,8 +49,8 @@ class _Unfinished:
     """
 
     what: ClassVar[str]
-    must_not_change: ClassVar[Sequence[str]]
     depth: ClassVar[int] = 2
+    must_not_change: Sequence[str]
     folder: Path
     words: tuple[str, ...]
     head: Mapping[str, Any]
@@ -72,23 +71,23 @@ class _Unfinished:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnfinishedRun(_Unfinished):
+class UnfinishedRun(Unfinished):
     """An interrupted run."""
 
     what = "run"
     depth = 1
-    must_not_change = (
+    must_not_change: Sequence[str] = (
         "scenario", "arms", "trigger", "status", "loads", "output", "evidence", "server", "version", "machine", "docker", "harness_version",
     )  # fmt: skip
     boots: Boots
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnfinishedMap(_Unfinished):
+class UnfinishedMap(Unfinished):
     """A version map on disk."""
 
     what = "map"
-    must_not_change = ("status", "harness_version")
+    must_not_change: Sequence[str] = ("status", "harness_version")
 
     @property
     def versions(self) -> tuple[str, ...]:
@@ -106,36 +105,19 @@ class UnfinishedMap(_Unfinished):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnfinishedBisection(_Unfinished):
-    """A bisection on disk."""
-
-    what = "bisection"
-    must_not_change = ("status", "harness_version", "candidates")
-
-    def steps(self) -> tuple[Step, ...]:
-        """Return the boots to keep: those that the host spoiled are tried again."""
-        steps = (Step(**{**step, "fate": ReleaseResult(step["fate"])}) for step in self.head["steps"])
-        return tuple(step for step in steps if step.fate is not ReleaseResult.INFRA)
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnfinishedThreshold(_Unfinished):
-    """A search of the shortest crashing prompt on disk."""
+class UnfinishedSearch(Unfinished):
+    """A bisection or another search on disk. kept: what continues: its boots, but for those that are tried again."""
 
     what = "search"
-    must_not_change = ("status", "harness_version", "low", "high", "guess")
-
-    def boots(self) -> tuple[Boot, ...]:
-        """Return the boots to keep: one without an answer is tried again."""
-        return tuple(
-            Boot(**{**boot, "outcome": Outcome(boot["outcome"]), "probes": tuple(map(_probe, boot["probes"]))})
-            for boot in self.head["boots"]
-            if boot["probes"]
-        )
+    kept: Mapping[str, Any]
 
 
-def _probe(fields: Mapping[str, Any]) -> Probe:
-    return Probe(**{**fields, "answer": Answer(fields["answer"])})
+_SEARCHES: Mapping[str, tuple[str, str, type, Sequence[str]]] = {
+    "bisect": ("bisection.json", "steps", Step, ("candidates",)),
+    "threshold": ("threshold.json", "boots", threshold.Boot, ("low", "high", "guess")),
+    "minimize": ("minimize.json", "boots", minimize.Boot, ("units", "untried")),
+}
+"""By verb: the file, the key and the type of its boots, and what must not change."""
 
 
 def read_run(folder: Path) -> UnfinishedRun:
@@ -174,22 +156,20 @@ def read_map(folder: Path) -> UnfinishedMap:
     return found
 
 
-def read_bisection(folder: Path) -> UnfinishedBisection:
-    """Read the bisection in `folder`. Raises `UsageError` without one."""
-    with _readable(folder, "bisection", "bisect"):
-        head, words = _record(folder / "bisection.json", "bisect")
-        found = UnfinishedBisection(folder=folder.resolve(), words=words, head=head)
-        found.steps()
-    return found
-
-
-def read_threshold(folder: Path) -> UnfinishedThreshold:
-    """Read the search in `folder`. Raises `UsageError` without one."""
-    with _readable(folder, "search", "threshold"):
-        head, words = _record(folder / "threshold.json", "threshold")
-        found = UnfinishedThreshold(folder=folder.resolve(), words=words, head=head)
-        found.boots()
-    return found
+def read_search(folder: Path, verb: str) -> UnfinishedSearch:
+    """Read the search of this verb in `folder`. Raises `UsageError` without one."""
+    file, key, boot, fixed = _SEARCHES[verb]
+    with _readable(folder, "search", verb):
+        head, words = _record(folder / file, verb)
+        boots: list[Any] = [msgspec.convert(one, boot) for one in head[key]]
+        kept = {name: head[name] for name in ("evidence", "started_at", "duration_s", "version") if name in head}
+        return UnfinishedSearch(
+            folder=folder.resolve(),
+            words=words,
+            head=head,
+            must_not_change=("status", "harness_version", *fixed),
+            kept={**kept, key: tuple(one for one in boots if one.tested)},
+        )
 
 
 def _record(path: Path, verb: str) -> tuple[Mapping[str, Any], tuple[str, ...]]:

@@ -10,18 +10,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from vllm_repro.report.bisection import Bisection
 from vllm_repro.report.files import write_file
-from vllm_repro.report.threshold import Threshold
+from vllm_repro.report.model import RunReport
+from vllm_repro.report.search import SearchRecord
 from vllm_repro.running.folders import redactor, stamped_folder
 from vllm_repro.running.job import Job, first_line
-from vllm_repro.running.resume import UnfinishedBisection, UnfinishedThreshold
+from vllm_repro.running.resume import UnfinishedSearch
+from vllm_repro.running.run import run_one
 from vllm_repro.running.terminal import Progress
+from vllm_repro.scenario.scenario import Arm
 from vllm_repro.servers.site import Site
 
 __all__ = ["BootSearch"]
 
-Found = TypeVar("Found", Bisection, Threshold)
+Found = TypeVar("Found", bound=SearchRecord)
 Next = TypeVar("Next")
 
 
@@ -34,13 +36,25 @@ class BootSearch(ABC, Generic[Found, Next]):
     verb: ClassVar[str]
     file: ClassVar[str]
 
-    def __init__(self, job: Job, found: Found, announce: Callable[[str], None]) -> None:
-        self._job, self._announce, self._out = job, announce, job.out
+    def __init__(self, job: Job, found: Found) -> None:
+        self.job = job
         self._progress = Progress()
         self._redactor = redactor(job.scenario)
         self.found: Found = replace(found, reproduce=self._redactor.command(found.reproduce))
         self._folder: Path | None = None
-        self._announced = False
+        self._announce: Callable[[str], None] | None = None
+        self._kept = 0
+        """Boots of an earlier call."""
+
+    @staticmethod
+    @abstractmethod
+    def as_dict(found: Any, /) -> Mapping[str, Any]:
+        """Return the content of the JSON file."""
+
+    @staticmethod
+    @abstractmethod
+    def as_markdown(found: Any, /) -> str:
+        """Return the content of the Markdown file."""
 
     @abstractmethod
     def _next(self) -> Next | None:
@@ -50,65 +64,62 @@ class BootSearch(ABC, Generic[Found, Next]):
     def _boot(self, chosen: Next) -> str | None:
         """Boot it and add what was seen to `found`. Return the signal that interrupted the run; then nothing is added."""
 
-    @abstractmethod
-    def _boots(self) -> int:
-        """Return the number of boots, those of an earlier call included."""
+    def _answered(self) -> list[bool]:
+        """Return for each boot if it gave an answer, for a search that does not choose something else after one without."""
+        return []
 
-    @abstractmethod
-    def _json(self) -> Mapping[str, Any]:
-        """Return the content of the JSON file."""
+    def _boot_arm(self, arm: Arm) -> RunReport:
+        """Run one boot of `arm` below the folder of this verb: `history` must not take it for a run of the scenario's own workload."""
+        out = self.job.out / self.job.scenario.id / self.verb
+        job = replace(self.job, out=out, arms=[arm], reproduce=self.found.reproduce)
+        return run_one(job, self._progress, self._chosen)
 
-    @abstractmethod
-    def _markdown(self) -> str:
-        """Return the content of the Markdown file."""
-
-    def _hopeless(self) -> str | None:
-        """Return why no further boot would help."""
-        return None
-
-    def resume(self, unfinished: UnfinishedBisection | UnfinishedThreshold, **kept: Any) -> None:
-        """Continue in the folder of `unfinished`. kept: what it found. Raises `UsageError` if this is another search."""
+    def resume(self, unfinished: UnfinishedSearch) -> None:
+        """Continue in the folder of `unfinished`. Raises `UsageError` if this is another search."""
         unfinished.refuse_changed(json.loads(self._record()))
         self._folder = unfinished.folder
-        old = {name: unfinished.head[name] for name in ("evidence", "started_at", "duration_s")}
-        self.found = replace(self.found, **old, **kept)
+        self.found = replace(self.found, **unfinished.kept)
+        self._kept = len(self.found.boots)
 
-    def run(self, most_boots: int | None, most_seconds: float | None) -> tuple[Found, Path]:
-        """Boot until the search is over or a limit is reached, and return what was found and its folder.
+    def run(self, most_boots: int | None, most_seconds: float | None, announce: Callable[[str], None]) -> Path:
+        """Boot until the search is over or a limit is reached, and return its folder; `found` is what is known then.
 
-        most_boots: also counts boots of an earlier call. most_seconds: of this call.
+        most_boots: also counts boots of an earlier call. most_seconds: of this call. announce: called once with the first output line.
+        Raises `UsageError`, `InfraError` or `Unsupported` if no server can be had.
         """
+        self._announce = announce
         began, before, stopped = time.monotonic(), self.found.duration_s, None
         try:
             while stopped is None and (chosen := self._next()) is not None:
-                if most_boots is not None and self._boots() >= most_boots:
+                if most_boots is not None and len(self.found.boots) >= most_boots:
                     stopped = f"--max-boots {most_boots}"
                 elif most_seconds is not None and time.monotonic() - began >= most_seconds:
                     stopped = f"--max-time {most_seconds:g}s"
+                elif self._answered()[self._kept :][-2:] == [False, False]:
+                    stopped = "two boots in a row without an answer"
                 else:
-                    stopped = self._hopeless() or self._boot(chosen)
+                    stopped = self._boot(chosen)
                 self._save(stopped, before + time.monotonic() - began)
         except KeyboardInterrupt as signal:
             # Between two runs, or in an install; a run takes the signals itself and reports what it saw.
             stopped = f"{signal}" or "SIGINT"
-        folder = self._save(stopped, before + time.monotonic() - began)
-        return self.found, folder
+        return self._save(stopped, before + time.monotonic() - began)
 
     def _chosen(self, site: Site, why: str) -> None:
-        if not self._announced:
-            self._announced = True
-            if not self._boots():
+        announce, self._announce = self._announce, None
+        if announce is not None:
+            if not self.found.boots:
                 self.found = replace(self.found, evidence=site.evidence.value)
-            self._announce(first_line(site, why, None))
+            announce(first_line(site, why, None))
 
     def _save(self, stopped: str | None, duration_s: float) -> Path:
         self.found = replace(self.found, stopped=stopped, duration_s=round(duration_s, 1))
         if self._folder is None:  # not before: a refused command must leave no folder
-            self._folder = stamped_folder(self._out, Path(self.found.scenario) / self.verb)
+            self._folder = stamped_folder(self.job.out, Path(self.found.scenario) / self.verb)
         hint = "free some space, or name another --out"
         write_file(self._folder / f"{self.file}.json", self._record(), hint=hint)
-        write_file(self._folder / f"{self.file}.md", self._redactor.text(self._markdown()), hint=hint)
+        write_file(self._folder / f"{self.file}.md", self._redactor.text(self.as_markdown(self.found)), hint=hint)
         return self._folder
 
     def _record(self) -> str:
-        return json.dumps(self._redactor.deep(self._json()), indent=2, ensure_ascii=False) + "\n"
+        return json.dumps(self._redactor.deep(self.as_dict(self.found)), indent=2, ensure_ascii=False) + "\n"

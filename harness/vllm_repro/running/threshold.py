@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 from vllm_repro.errors import UsageError
 from vllm_repro.journal.journal import Entry, Recording, read
 from vllm_repro.report.threshold import Boot, Threshold, answer, markdown, threshold_dict
 from vllm_repro.running.job import Job
-from vllm_repro.running.resume import UnfinishedBisection, UnfinishedThreshold
-from vllm_repro.running.run import run_one
 from vllm_repro.running.search import BootSearch
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.scenario.workload import Request, Size, requests_of, resolve
 from vllm_repro.servers.kinds import ServerKind
-from vllm_repro.servers.options import ServerOptions, weights_for
+from vllm_repro.servers.options import ServerOptions, edited_command
 from vllm_repro.trigger.boundary import shortest_prompt
 from vllm_repro.trigger.trigger import AttentionShape, TriggerFacts
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.threshold import Answer, Probe
 from vllm_repro.verdict.verdict import Expected
 
-__all__ = ["Lengths", "find_threshold", "lengths_of", "probes_of"]
+__all__ = ["Lengths", "ThresholdSearch", "lengths_of", "probes_of"]
 
 _SHORTEST = 32
 """Tokens of the first prompt if the workload has none below the boundary: chat templates alone take up to twenty."""
@@ -49,13 +45,8 @@ def lengths_of(scenario: Scenario, arm: Arm, kind: ServerKind, options: ServerOp
     again = f"to see what this arm does: {run}"
     if arm.expected is not Expected.DIES or scenario.signature is None or scenario.phase == "boot":
         raise UsageError(f"no prompt crashes the arm {arm.name} of {scenario.id}", hint=again)
-    in_lab, tiny_model = kind.facts.in_lab, None
-    if in_lab and scenario.lab is not None:
-        command, tiny_model = scenario.command_in_lab(arm), scenario.lab.shape(scenario.model)
-    elif kind.facts.runs_vllm and (tiny_model := weights_for(scenario, options).tiny_model):
-        command = scenario.command_with_dummy(arm)
-    else:
-        command = scenario.command_of(arm)
+    in_lab = kind.facts.in_lab
+    command, tiny_model, _ = edited_command(scenario, arm, kind, options)
     requests = [one for one in requests_of(scenario.workload_of(arm)) if isinstance(one.prompt, int | Size)]
     sizes = [resolve(one.prompt, command, in_lab=in_lab) for one in requests if isinstance(one.prompt, int | Size)]
     model = scenario.model
@@ -128,71 +119,33 @@ def _is_refused(got: Entry | None) -> bool:
     return got is not None and got["status"] is not None and 400 <= got["status"] < 500
 
 
-def find_threshold(
-    job: Job,
-    threshold: Threshold,
-    request: Request,
-    announce: Callable[[str], None],
-    *,
-    most_boots: int | None = None,
-    most_seconds: float | None = None,
-    unfinished: UnfinishedThreshold | None = None,
-) -> tuple[Threshold, Path]:
-    """Boot until the answer is known, and return the record and its folder.
+class ThresholdSearch(BootSearch[Threshold, Sequence[int]]):
+    """Search of the shortest prompt that crashes. request: sent with each length."""
 
-    request: sent with each length. announce: called once with the first output line. most_boots: also counts boots of an earlier call.
-    unfinished: resumed in its folder. Raises `UsageError`, `InfraError` or `Unsupported` if no server can be had.
-    """
-    search = _Threshold(job, threshold, announce, request)
-    if unfinished is not None:
-        search.resume(unfinished, boots=unfinished.boots(), version=unfinished.head["version"])
-    return search.run(most_boots, most_seconds)
-
-
-class _Threshold(BootSearch[Threshold, Sequence[int]]):
     verb, file = "threshold", "threshold"
+    as_dict, as_markdown = staticmethod(threshold_dict), staticmethod(markdown)
 
-    def __init__(self, job: Job, found: Threshold, announce: Callable[[str], None], request: Request) -> None:
-        super().__init__(job, found, announce)
+    def __init__(self, job: Job, found: Threshold, request: Request) -> None:
+        super().__init__(job, found)
         self._request = request
-        self._kept = 0
-        """Boots of an earlier call."""
-
-    def resume(self, unfinished: UnfinishedBisection | UnfinishedThreshold, **kept: Any) -> None:
-        super().resume(unfinished, **kept)
-        self._kept = self._boots()
 
     def _next(self) -> Sequence[int] | None:
         return self.found.search.plan() or None
 
-    def _boots(self) -> int:
-        return len(self.found.boots)
-
-    def _json(self) -> Mapping[str, Any]:
-        return threshold_dict(self.found)
-
-    def _markdown(self) -> str:
-        return markdown(self.found)
-
-    def _hopeless(self) -> str | None:
-        last = self.found.boots[self._kept :][-2:]
-        answers = [probe for boot in last for probe in boot.probes if probe.answer is not Answer.SKIP]
-        return "two boots in a row without an answer" if len(last) > 1 and not answers else None
+    def _answered(self) -> list[bool]:
+        return [any(probe.answer is not Answer.SKIP for probe in boot.probes) for boot in self.found.boots]
 
     def _boot(self, chosen: Sequence[int]) -> str | None:
         began = time.monotonic()
         several = f"up to {len(chosen)} prompts of {chosen[0]:,} to {chosen[-1]:,}"
         what = several if len(chosen) > 1 else f"a prompt of {chosen[0]:,}"
-        self._progress.line(f"boot {self._boots() + 1}: {what} tokens")
+        self._progress.line(f"boot {len(self.found.boots) + 1}: {what} tokens")
         workload = tuple(
             replace(self._request, name=f"{one} tokens", prompt=one, shared=0, conversation="", may_fail=())
             for one in chosen
         )
-        (arm,) = self._job.arms
-        # Below the folder of this verb: `history` must not take these runs for runs of the scenario's own workload.
-        out = self._out / self._job.scenario.id / "threshold"
-        job = replace(self._job, out=out, arms=[replace(arm, workload=workload)], reproduce=self.found.reproduce)
-        report = run_one(job, self._progress, self._chosen)
+        (arm,) = self.job.arms
+        report = self._boot_arm(replace(arm, workload=workload))
         if report.interrupted:
             return report.interrupted
         outcome, why, probes = probes_of(read(report.folder / "journal.jsonl"))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from vllm_repro.command.command import ServeCommand
 from vllm_repro.errors import UsageError
 from vllm_repro.host.machine import Gpu, memory_gb
 from vllm_repro.releases.tiny_model_folder import cached_model
-from vllm_repro.scenario.scenario import Needs, Scenario
+from vllm_repro.scenario.scenario import Arm, Edit, Needs, Scenario
+from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import ServedModel
 from vllm_repro.tiny_model import TinyModel
 
-__all__ = ["ServerOptions", "default_image", "lacking", "needs_of", "tiny_model_of", "weights_for"]
+__all__ = ["ServerOptions", "default_image", "edited_command", "lacking", "needs_of", "tiny_model_of", "weights_for"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,3 +92,17 @@ def weights_for(scenario: Scenario, options: ServerOptions) -> ServedModel:
     if tiny_model is not None:
         return ServedModel(name=tiny_model.slug, path=cached_model(tiny_model), dummy=True, tiny_model=tiny_model)
     return ServedModel(name=scenario.model.name, dummy=options.weights == "dummy")
+
+
+def edited_command(
+    scenario: Scenario, arm: Arm, kind: ServerKind, options: ServerOptions
+) -> tuple[ServeCommand, TinyModel | None, Sequence[Edit]]:
+    """Return the command of `arm` on servers of `kind`, the tiny model that they serve, and the edits which that model needs.
+
+    Flags that every server gets, such as `--port`, are not in it.
+    """
+    if kind.facts.in_lab and scenario.lab is not None:
+        return scenario.command_in_lab(arm), scenario.lab.shape(scenario.model), scenario.lab.changes
+    if kind.facts.runs_vllm and (tiny_model := weights_for(scenario, options).tiny_model):
+        return scenario.command_with_dummy(arm), tiny_model, scenario.dummy.changes if scenario.dummy else ()
+    return scenario.command_of(arm), None, ()

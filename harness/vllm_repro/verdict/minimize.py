@@ -1,0 +1,124 @@
+"""Search of the smallest part of a command and workload that still crashes: delta debugging. Pure.
+
+A unit is a flag with its value, an environment variable, or a request; here it is a number. The search is a function of its attempts.
+Whatever does not crash keeps its units: also a command that vLLM refuses. Units that are refused one by one are tried as a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+__all__ = ["Attempt", "Search", "State"]
+
+Units = tuple[int, ...]
+_Walk = Generator[Units, "Attempt", Units]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One boot with `units`, in order. refused: vLLM did not start. unused: requests that a crash left unsent, so it did not need them."""
+
+    units: Units
+    crashed: bool
+    refused: bool = False
+    unused: Units = ()
+
+    @property
+    def used(self) -> Units:
+        return _less(self.units, self.unused)
+
+
+class State(StrEnum):
+    """How far a search is."""
+
+    OPEN = "open"
+    FOUND = "found"
+    QUIET = "quiet"  # all units together do not crash
+    STUCK = "stuck"  # vLLM refuses all units together
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """The reduction of the units 0 to `requests + others` - 1, requests first. It is a value: the same attempts give the same search."""
+
+    requests: int
+    others: int
+    attempts: tuple[Attempt, ...] = ()
+
+    def after(self, *attempts: Attempt) -> Search:
+        """Return the search with more attempts."""
+        return replace(self, attempts=(*self.attempts, *attempts))
+
+    @property
+    def kept(self) -> Units | None:
+        """The smallest crashing set by now; None without a crash."""
+        return next((attempt.used for attempt in reversed(self.attempts) if attempt.crashed), None)
+
+    @property
+    def state(self) -> State:
+        if self.choose() is not None:
+            return State.OPEN
+        if self.kept is not None:
+            return State.FOUND
+        return State.STUCK if self.attempts[0].refused else State.QUIET
+
+    def choose(self) -> Units | None:
+        """Return the units of the next boot; None if the search is over."""
+        known = {attempt.units: attempt for attempt in self.attempts}
+        walk = self._walk()
+        try:
+            wanted = next(walk)
+            while wanted in known:
+                wanted = walk.send(known[wanted])
+        except StopIteration:
+            return None
+        return wanted
+
+    def _walk(self) -> _Walk:
+        """Yield each set to try, get its attempt, and return what is left: no single unit of it can go."""
+        everything = tuple(range(self.requests + self.others))
+        first = yield everything
+        if not first.crashed:
+            return ()
+        kept = first.used
+        for part in (everything[: self.requests], everything[self.requests :]):
+            size = len(part)
+            while (size := size // 2) > 1:
+                kept = yield from _remove(kept, part, size)
+        while True:
+            smaller = yield from _remove(kept, everything, 1)
+            if smaller == kept:
+                smaller = yield from _remove_refused(kept)
+                if smaller == kept:
+                    return kept
+            kept = smaller
+
+
+def _less(units: Units, removed: Units) -> Units:
+    return tuple(unit for unit in units if unit not in removed)
+
+
+def _remove(kept: Units, part: Units, size: int) -> _Walk:
+    """Try to remove `size` neighbours of `part` at a time."""
+    place = 0
+    while removed := tuple(unit for unit in kept if unit in part)[place : place + size]:
+        attempt = yield _less(kept, removed)
+        if attempt.crashed:
+            kept = attempt.used
+        else:
+            place += size
+    return kept
+
+
+def _remove_refused(kept: Units) -> _Walk:
+    """Try to remove together the units without which vLLM did not start: they may need each other. Each was tried alone."""
+    refused: Units = ()
+    for unit in kept:
+        if (yield _less(kept, (unit,))).refused:
+            refused += (unit,)
+    if len(refused) < 2:
+        return kept
+    attempt = yield _less(kept, refused)
+    return attempt.used if attempt.crashed else kept
