@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.releases.sources import version_of
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.job import Job
+from vllm_repro.servers.rehearsal import RehearsalSite
 from vllm_repro.verdict.outcome import Outcome
 
 TQ = ("bisect", "tq-chunked-prefill", "--server", "rehearsal")
@@ -160,6 +162,36 @@ def test_an_interrupt_keeps_the_steps_and_what_the_host_spoiled_is_tried_again(m
     assert record_in(tmp_path)["answer"] == "0.23.0"
 
 
+def test_one_that_is_killed_in_its_first_boot_can_be_resumed(
+    made_up: MadeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(job: Job, _progress: object, opened: Callable[[object, str], None]) -> RunReport:
+        opened(RehearsalSite(replace(job.options, vllm=None), job.scenario), job.choice.why)
+        raise SystemExit
+
+    with monkeypatch.context() as patched, pytest.raises(SystemExit):
+        patched.setattr("vllm_repro.running.sweep.run_one", killed)
+        main([*TQ, *FIX, "--out", str(tmp_path)])
+    assert record_in(tmp_path)["steps"] == []
+    made_up(by_release(OLD))
+    assert main(["bisect", "--resume", str(tmp_path / "tq-chunked-prefill" / "bisect" / "latest")]) == 0
+    assert record_in(tmp_path)["answer"] == "0.23.0"
+
+
+@pytest.mark.parametrize("change", [{"source": "0.19.9"}, {"date": "2026-05-01"}])
+def test_only_another_source_is_another_bisection(
+    made_up: MadeUp, tmp_path: Path, change: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made_up(by_release(OLD))
+    assert main([*TQ, *FIX, "--max-boots", "1", "--out", str(tmp_path)]) == 2
+    (path,) = tmp_path.glob("*/bisect/2*/bisection.json")
+    record = json.loads(path.read_text(encoding="utf-8"))
+    record["candidates"][3] |= change
+    path.write_text(json.dumps(record), encoding="utf-8")
+    assert main(["bisect", "--resume", str(path.parent)]) == (64 if "source" in change else 0)
+    assert ("its candidates has changed" in capsys.readouterr().err) is ("source" in change)
+
+
 def test_a_flaky_bug_is_booted_again_and_the_probability_is_stated(made_up: MadeUp, tmp_path: Path) -> None:
     def answer(job: Job) -> RunReport:
         dies = job.options.vllm in OLD and len(asked) % 2
@@ -178,13 +210,25 @@ def test_a_flaky_bug_is_booted_again_and_the_probability_is_stated(made_up: Made
 @pytest.mark.parametrize(
     ("bad", "skipped", "status", "reading"),
     [
-        ([], [], 1, "No answer: 0.20.0 is named as bad, and lived in 1 of 1 boots."),
-        (["0.20.0", "0.32.0"], [], 1, "No answer: 0.32.0 is named as good, and died in 1 of 1 boots."),
+        (
+            [],
+            [],
+            1,
+            "No answer: 0.20.0 is named as bad, and lived in 1 of 1 boots. "
+            "Next: name another --bad; if the bug shows in some boots only, add --rate with their share.",
+        ),
+        (
+            ["0.20.0", "0.32.0"],
+            [],
+            1,
+            "No answer: 0.32.0 is named as good, and died in 1 of 1 boots. Next: name a newer --good.",
+        ),
         (
             [],
             ["0.20.0"],
             2,
-            "No answer: 0.20.0 is named as bad, and could not be tried (boot-failed: it was boot-failed).",
+            "No answer: 0.20.0 is named as bad, and could not be tried (boot-failed: it was boot-failed). "
+            "Next: name a --bad near it that boots.",
         ),
     ],
 )
@@ -202,14 +246,15 @@ def test_an_end_that_is_not_as_named_ends_it(
     assert len(asked) <= 2
 
 
-def test_an_unsupported_release_is_a_skip(made_up: MadeUp, tmp_path: Path) -> None:
+def test_an_unsupported_release_is_a_skip(made_up: MadeUp, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def answer(job: Job) -> RunReport:
         if job.options.vllm not in ("0.20.0", "0.32.0"):
-            raise Unsupported("the lab cannot run this release")
+            raise Unsupported("the lab cannot run this release", hint="--vllm names another")
         return by_release(OLD)(job)
 
     made_up(answer)
     assert main([*TQ, *FIX, "--versions", "0.22.0,0.24.0", "--out", str(tmp_path)]) == 2
+    assert "--vllm" not in capsys.readouterr().err
     record = record_in(tmp_path)
     assert record["left"] == ["0.22.0", "0.24.0", "0.32.0"]
     assert {step["fate"] for step in record["steps"][2:]} == {"unsupported"}
@@ -309,6 +354,8 @@ def test_wrong_usage_of_a_checkout(
         (["--bad", "0.32.0", "--good", "v0.32"], "--bad and --good are both 0.32.0"),
         (["--bad", "0.32.0"], "bisect needs a SCENARIO, --bad and --good"),
         (["--bad", "main", "--good", "0.32.0"], "'main' is not the number of a vLLM release"),
+        (["--bad", "0.27.5", "--good", "0.32.0", "--find-fix"], "there is no vLLM 0.27.5"),
+        ([*FIX, "--versions", "0.23.0,0.27.5"], "there is no vLLM 0.27.5"),
         ([*FIX, "--arm", "eager"], "0 of these arms show the bug"),
         ([*FIX, "--rate", "0"], "'0' is no share of boots"),
         ([*FIX, "--confidence", "1"], "'1' is no probability"),
@@ -322,6 +369,7 @@ def test_wrong_usage_is_said_and_leaves_no_folder(
 ) -> None:
     done = harness(*TQ, *words)
     assert (done.status, message in done.err, "next:" in done.err) == (64, True, True), done.err
+    assert "--vllm" not in done.err, "bisect has no such option"
     assert not list((tmp_path / "reports").glob("*"))
 
 

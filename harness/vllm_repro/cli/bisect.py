@@ -15,11 +15,10 @@ from vllm_repro import __version__
 from vllm_repro.cli.common import add_common
 from vllm_repro.cli.options import add_run_options, add_server_options, job_from, server_options
 from vllm_repro.cli.searches import add_limits, add_resume, continued, finish, stream_of
-from vllm_repro.cli.versions import choose_once, refuse_one_release, releases
+from vllm_repro.cli.versions import choose_once, published_release, refuse_one_release, releases
 from vllm_repro.errors import UsageError
 from vllm_repro.releases.known import CPU_BUILDS
 from vllm_repro.releases.sources import commits_between
-from vllm_repro.releases.versions import release_version
 from vllm_repro.report.bisection import Bisection, Candidate, bisection_dict, markdown
 from vllm_repro.running.bisect import bisect
 from vllm_repro.running.folders import with_out
@@ -147,7 +146,7 @@ def _candidates(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], i
     """Return the releases or commits from the older end to the newer one, and how many commits are left out."""
     if arguments.repo is not None:
         return _commits(arguments)
-    bad, good = release_version(arguments.bad), release_version(arguments.good)
+    bad, good = published_release(arguments.bad), published_release(arguments.good)
     if Version(bad) == Version(good):
         raise UsageError(f"--bad and --good are both {bad}", hint="name two releases")
     if (Version(bad) < Version(good)) is not arguments.find_fix:

@@ -8,13 +8,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from bisect import bisect
 from pathlib import Path
 
 from packaging.version import Version
 
+from vllm_repro.errors import UsageError
 from vllm_repro.releases.versions import DISTRIBUTION, OLDEST
 
-__all__ = ["CPU_BUILDS", "NEWEST", "RELEASES", "nearest_cpu_build"]
+__all__ = ["CPU_BUILDS", "NEWEST", "RELEASES", "nearest_cpu_build", "refuse_unpublished"]
 
 _FILE = Path(__file__).with_name("known.json")
 _KNOWN: dict[str, list[str]] = json.loads(_FILE.read_text(encoding="utf-8"))
@@ -24,6 +26,17 @@ RELEASES = tuple(_KNOWN["vllm"])
 
 CPU_BUILDS = tuple(_KNOWN[DISTRIBUTION])
 NEWEST = RELEASES[-1]
+
+
+def refuse_unpublished(version: str) -> None:
+    """Raise `UsageError` for a final release that was never published. Newer ones than the list, and older ones, pass."""
+    known, wanted = [*map(Version, RELEASES)], Version(version)
+    if wanted in known or not known[0] < wanted < known[-1] or wanted.is_prerelease or wanted.is_postrelease:
+        return
+    place = bisect(known, wanted)
+    raise UsageError(
+        f"there is no vLLM {version}", hint=f"the releases next to it are {known[place - 1]} and {known[place]}"
+    )
 
 
 def nearest_cpu_build(version: str) -> str:

@@ -128,7 +128,7 @@ def answer(bisection: Bisection) -> str:
     if known.state.wrong_end:
         label = bisection.wrong_end(known)
         named = "good" if known.state is State.GOOD_END_WRONG else "bad"
-        return f"No answer: {label} is named as {named}, and {_did(bisection, label)}."
+        return f"No answer: {label} is named as {named}, and {_did(bisection, label)}. Next: {_next(bisection, label, named)}."
     changes = bisection.changes(known)
     if known.state is State.FOUND:
         good, bad = (bisection.from_good[known.left[0] + offset].label for offset in (-1, 0))
@@ -149,6 +149,15 @@ def answer(bisection: Bisection) -> str:
         label = bisection.from_good[number].label
         text += f" There is more than one change: {label} {_did(bisection, label)}, although it is on the bad side."
     return text
+
+
+def _next(bisection: Bisection, label: str, named: str) -> str:
+    """Return what to do about a wrong end."""
+    if all(step.answer is Answer.SKIP for step in bisection.of(label)):
+        return f"name a --{named} near it that boots"
+    if named == "bad":
+        return "name another --bad; if the bug shows in some boots only, add --rate with their share"
+    return f"name {'a newer' if bisection.find_fix else 'an older'} --good"
 
 
 def _kind(step: Step) -> str:

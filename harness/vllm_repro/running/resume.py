@@ -61,10 +61,14 @@ class _Unfinished:
         """The folder of all runs."""
         return self.folder.parents[self.depth]
 
+    @staticmethod
+    def _compared(head: Mapping[str, Any], name: str) -> Any:
+        return head.get(name)
+
     def refuse_changed(self, now: Mapping[str, Any]) -> None:
         """Raise `UsageError` if one with this `head` would not be the same."""
         for name in self.must_not_change:
-            if now.get(name) != self.head.get(name):
+            if self._compared(now, name) != self._compared(self.head, name):
                 raise UsageError(
                     f"cannot resume the {self.what} in {self.folder}: its {name.replace('_', ' ')} has changed since",
                     hint=f"start a new {self.what}; the old one stays in its folder",
@@ -111,6 +115,11 @@ class UnfinishedBisection(_Unfinished):
 
     what = "bisection"
     must_not_change = ("status", "harness_version", "candidates")
+
+    @staticmethod
+    def _compared(head: Mapping[str, Any], name: str) -> Any:
+        # What else a candidate holds is for the reader, and differs between versions of the harness.
+        return [one["source"] for one in head[name]] if name == "candidates" else head.get(name)
 
     def steps(self) -> tuple[Step, ...]:
         """Return the boots to keep: those that the host spoiled are tried again."""
