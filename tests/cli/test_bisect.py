@@ -169,8 +169,8 @@ def test_one_that_is_killed_in_its_first_boot_can_be_resumed(
         opened(RehearsalSite(replace(job.options, vllm=None), job.scenario), job.choice.why)
         raise SystemExit
 
-    with monkeypatch.context() as patched, pytest.raises(SystemExit):
-        patched.setattr("vllm_repro.running.sweep.run_one", killed)
+    monkeypatch.setattr("vllm_repro.running.sweep.run_one", killed)
+    with pytest.raises(SystemExit):
         main([*TQ, *FIX, "--out", str(tmp_path)])
     assert record_in(tmp_path)["steps"] == []
     made_up(by_release(OLD))
@@ -214,8 +214,10 @@ def test_a_flaky_bug_is_booted_again_and_the_probability_is_stated(made_up: Made
             [],
             [],
             1,
-            "No answer: 0.20.0 is named as bad, and lived in 1 of 1 boots. "
-            "Next: name another --bad; if the bug shows in some boots only, add --rate with their share.",
+            (
+                "No answer: 0.20.0 is named as bad, and lived in 1 of 1 boots. "
+                "Next: name another --bad; if the bug shows in some boots only, add --rate with their share."
+            ),
         ),
         (
             ["0.20.0", "0.32.0"],
@@ -227,8 +229,10 @@ def test_a_flaky_bug_is_booted_again_and_the_probability_is_stated(made_up: Made
             [],
             ["0.20.0"],
             2,
-            "No answer: 0.20.0 is named as bad, and could not be tried (boot-failed: it was boot-failed). "
-            "Next: name a --bad near it that boots.",
+            (
+                "No answer: 0.20.0 is named as bad, and could not be tried (boot-failed: it was boot-failed). "
+                "Next: name a --bad near it that boots."
+            ),
         ),
     ],
 )
