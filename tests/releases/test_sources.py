@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -77,6 +78,27 @@ def test_a_commit_runs_over_the_release_that_differs_least(
         assert text == git(checkout, "show", f"{branch}:vllm/{letter}.py") + "\n"
     assert git(checkout, "status", "--porcelain=v2", "--branch") == before
     assert cache.provision(name, silent) == release
+
+
+def test_files_of_the_base_are_linked_and_the_others_compiled(cache: ReleaseCache, checkout: Path) -> None:
+    released = cache.provision("0.29.0", silent).packages / "vllm"
+    laid = cache.provision(named_source(f"{checkout}@near-29"), silent).packages / "vllm"
+    assert (laid / "entrypoints/cli/main.py").samefile(released / "entrypoints/cli/main.py")
+    assert not (laid / "__init__.py").samefile(released / "__init__.py")
+    compiled = {path.name.partition(".")[0] for path in (laid / "__pycache__").glob("*.pyc")}
+    assert {"__init__", "a", "b", "c"} <= compiled
+
+
+def test_a_tree_with_the_version_file_of_its_base_leaves_it_as_it_is(
+    cache: ReleaseCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vllm_repro.releases.sources.NEWEST_COMPILED", "0.29.0")
+    version = cache.provision("0.29.0", silent).packages / "vllm" / "_version.py"
+    shutil.copytree(version.parent, tmp_path / "copy" / "vllm")
+    before = version.read_text()
+    laid = cache.provision(named_source(str(tmp_path / "copy")), silent)
+    assert output_of(laid)[0].startswith("0.29.0+folder.")
+    assert version.read_text() == before
 
 
 def test_a_changed_folder_is_another_source(cache: ReleaseCache, checkout: Path) -> None:

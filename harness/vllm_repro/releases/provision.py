@@ -254,7 +254,7 @@ class ReleaseCache:
     def _lay_source(self, source: Source, folder: Path, progress: Progress) -> None:
         base = self._base(source.compiled, progress)
         with TemporaryDirectory(dir=self.root, prefix="tree-") as scratch:
-            self._lay(source.version, base, source.write_tree(Path(scratch)), folder, progress)
+            self._lay(source.version, base, source.write_tree(Path(scratch), base.packages), folder, progress)
         self._prune(folder)
 
     def _base(self, version: str, progress: Progress) -> Release:
@@ -321,10 +321,11 @@ def _fingerprint(packages: Path) -> str:
         with record.open(newline="", encoding="utf-8") as text:
             names = [row[0] for row in csv.reader(text) if row and not row[0].endswith(".pyc")]
         for name in names:
-            path = packages / name
-            digest.update(f"{name} {path.stat().st_size if path.is_file() else 'missing'}\n".encode())
-            if name.startswith("vllm/") and name.endswith(".py") and path.is_file():
-                digest.update(path.read_bytes())
+            path = f"{packages}/{name}"  # tens of thousands: a `Path` of each takes a second
+            there = os.path.isfile(path)
+            digest.update(f"{name} {os.path.getsize(path) if there else 'missing'}\n".encode())
+            if there and name.startswith("vllm/") and name.endswith(".py"):
+                digest.update(Path(path).read_bytes())
     return digest.hexdigest()
 
 

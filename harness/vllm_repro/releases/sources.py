@@ -35,10 +35,14 @@ _RUN = ("vllm", _COMMON)
 
 @dataclass(frozen=True, kw_only=True)
 class Tree:
-    """A Python tree on disk. folder: holds `vllm/`. requires: requirements, as in a wheel's metadata."""
+    """A Python tree on disk. folder: holds `vllm/`. requires: requirements, as in a wheel's metadata.
+
+    same: names of files that are not in `folder`, because the release with the compiled parts has them byte for byte.
+    """
 
     folder: Path
     requires: tuple[str, ...] = ()
+    same: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,22 +60,27 @@ class Source:
     key: str
     commit: str = ""
 
-    def write_tree(self, scratch: Path) -> Tree:
-        """Return the tree. One that is not on disk is written to the empty folder `scratch`."""
+    def write_tree(self, scratch: Path, base_packages: Path) -> Tree:
+        """Return the tree. One that is not on disk is written to the empty folder `scratch`, a commit without what the base has too."""
         if self.commit:
-            packed = _git(self.path, "archive", "--format=tar", self.commit, "--", *self._archived())
-            with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-                archive.extractall(scratch, filter="data")
-            return Tree(folder=scratch, requires=_common_requirements(scratch))
+            names = self._listed()
+            same = tuple(name for name, blob in names.items() if blob == _blob(base_packages / name))
+            others = sorted(names.keys() - set(same))
+            if others:  # without names git would pack all files
+                packed = _git(self.path, "--literal-pathspecs", "archive", "--format=tar", self.commit, "--", *others)
+                with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+                    archive.extractall(scratch, filter="data")
+            return Tree(folder=scratch, requires=_common_requirements(scratch), same=same)
         if self.path.is_file():
             with zipfile.ZipFile(self.path) as archive:
                 archive.extractall(scratch, [name for name in archive.namelist() if not name.endswith(".so")])
             return wheel_tree(scratch)
         return Tree(folder=self.path, requires=_common_requirements(self.path))
 
-    def _archived(self) -> list[str]:
-        listed = _git(self.path, "ls-tree", "--name-only", self.commit, *_RUN).decode().split("\n")
-        return [name for name in listed if name]
+    def _listed(self) -> dict[str, str]:
+        """Return the hash that git gives to each file of the commit that is run."""
+        rows = _git(self.path, "ls-tree", "-r", "-z", self.commit, "--", *_RUN).decode().split("\0")
+        return {name: head.split()[2] for head, _, name in (row.partition("\t") for row in rows) if name}
 
 
 def is_release(name: str) -> bool:
@@ -209,6 +218,14 @@ def _requirements(lines: Iterable[str]) -> Iterable[str]:
             yield str(Requirement(text))
         except InvalidRequirement:  # an option, a comment or an empty line
             continue
+
+
+def _blob(path: Path) -> str:
+    """Return the hash that git gives to a file; empty if there is none. A checkout with SHA-256 has other ones."""
+    if not path.is_file():
+        return ""
+    content = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 def _digest_of(package: Path) -> str:
