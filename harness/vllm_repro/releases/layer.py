@@ -70,7 +70,7 @@ def lay_over(
     _install_lacking(tree.requires, python, [packages, base_packages], installer, progress)
     # Each of the server's processes would compile the changed files again where bytecode is not written.
     sources = "\n".join(str(path) for path in copied if path.suffix == ".py")
-    command = [python, "-m", "compileall", "-q", "-i", "-"]
+    command = [f"{python}", "-m", "compileall", "-q", "-i", "-"]
     subprocess.run(command, input=sources, text=True, check=False, capture_output=True)
     return packages
 

@@ -321,11 +321,10 @@ def _fingerprint(packages: Path) -> str:
         with record.open(newline="", encoding="utf-8") as text:
             names = [row[0] for row in csv.reader(text) if row and not row[0].endswith(".pyc")]
         for name in names:
-            path = f"{packages}/{name}"  # tens of thousands: a `Path` of each takes a second
-            there = os.path.isfile(path)
-            digest.update(f"{name} {os.path.getsize(path) if there else 'missing'}\n".encode())
-            if there and name.startswith("vllm/") and name.endswith(".py"):
-                digest.update(Path(path).read_bytes())
+            path = packages / name
+            digest.update(f"{name} {path.stat().st_size if path.is_file() else 'missing'}\n".encode())
+            if name.startswith("vllm/") and name.endswith(".py") and path.is_file():
+                digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
