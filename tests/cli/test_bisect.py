@@ -16,6 +16,7 @@ from tests.releases.test_sources import commit, git
 from tests.report.test_version_map import run_of
 from vllm_repro.cli import main
 from vllm_repro.errors import InfraError, Unsupported
+from vllm_repro.releases.provision import Release
 from vllm_repro.releases.sources import version_of
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.job import Job
@@ -331,6 +332,41 @@ def test_the_commit_that_fixed_it_is_found_and_resumed(
     assert "Not tried: 1 commit that changes nothing under vllm/." in text
     today = git(folder, "log", "-1", "--format=%as", hashes[7])
     assert f"- {hashes[7][:12]}, {today}: a change\n" in text
+
+
+@pytest.mark.parametrize("changed_at", [4, 7])
+def test_commits_that_change_nothing_a_server_opened_are_tried_last(
+    made_up: MadeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed_at: int
+) -> None:
+    """Commits 4 to 8 change a file that no server of an end opened. The change may still be one of them."""
+    folder = tmp_path / "vllm"
+    folder.mkdir()
+    git(folder, "init", "-q", "-b", "main")
+    hashes = [commit(folder, __init__="", a="0\n", z="0\n")]
+    hashes += [commit(folder, **{"z" if 4 <= number <= 8 else "a": f"{number}\n"}) for number in range(1, 12)]
+    sources = [f"{folder}@{one}" for one in hashes]
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    (packages / "vllm_repro_opened.txt").write_text("__pycache__/__init__.cpython-311.pyc\na.py\n")
+    laid = Release(version="", torch="", python=packages, packages=packages, executable=packages)
+    monkeypatch.setattr("vllm_repro.running.bisect.ReleaseCache.get", lambda *_: laid)
+
+    def answer(job: Job) -> RunReport:
+        outcome = Outcome.CRASH if job.options.vllm in sources[:changed_at] else Outcome.CLEAN
+        return run_of("0.24.0", [outcome], reported=version_of(job.options.vllm or ""))
+
+    made_up(answer)
+    words = ["bisect", "tq-chunked-prefill", "--server", "lab", "--repo", str(folder), "--find-fix"]
+    words += ["--bad", hashes[0], "--good", "main", "--out", str(tmp_path), "--max-boots"]
+    assert main([*words, "3"]) == 2
+    assert record_in(tmp_path)["untouched"] == [one[:12] for one in hashes[4:9]]
+    monkeypatch.undo()  # what is known is in the record
+    made_up(answer)
+    assert main(["bisect", "--resume", str(tmp_path / "tq-chunked-prefill" / "bisect" / "latest")]) == 0
+    assert record_in(tmp_path)["answer"] == hashes[changed_at][:12]
+    assert {hashes[changed_at - 1][:12], hashes[changed_at][:12]} <= set(booted(record_in(tmp_path)))
+    text = next(tmp_path.glob("*/bisect/2*/bisection.md")).read_text(encoding="utf-8")
+    assert "5 candidates change no file that the servers of the two ends opened." in text
 
 
 @pytest.mark.parametrize(

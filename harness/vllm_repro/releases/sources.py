@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import tarfile
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,11 +25,22 @@ from vllm_repro.errors import UsageError
 from vllm_repro.releases.known import CPU_BUILDS, NEWEST, nearest_cpu_build
 from vllm_repro.releases.versions import release_version
 
-__all__ = ["Commit", "Source", "Tree", "commits_between", "is_release", "named_source", "source_of", "version_of"]
+__all__ = [
+    "REQUIREMENTS",
+    "Commit",
+    "Source",
+    "Tree",
+    "changed_files",
+    "commits_between",
+    "is_release",
+    "named_source",
+    "source_of",
+    "version_of",
+]
 
 _HINT = "name a release as in 0.28.0, a wheel file, a folder that holds vllm/, or a commit as in ~/vllm@abc123"
-_COMMON = "requirements/common.txt"
-_RUN = ("vllm", _COMMON)
+REQUIREMENTS = "requirements/common.txt"
+_RUN = ("vllm", REQUIREMENTS)
 """What is taken of a checkout."""
 
 
@@ -175,6 +186,16 @@ def commits_between(checkout: Path, old: str, new: str) -> tuple[list[Commit], i
     return commits, every + 1 - len(commits)
 
 
+def changed_files(sources: Sequence[str]) -> dict[str, set[str]]:
+    """Return the files of what is run that each commit but the first changes. sources: of one checkout, oldest first."""
+    checkout, _, first = sources[0].rpartition("@")
+    last = sources[-1].rpartition("@")[2]
+    words = ("log", "-m", "--first-parent", "--no-renames", "--name-only", "--format=%x00%H", f"{first}..{last}", "--")
+    blocks = _git(Path(checkout), "-c", "core.quotePath=off", *words, *_RUN).decode(errors="replace").split("\0")[1:]
+    lines = ([line for line in block.split("\n") if line] for block in blocks)
+    return {f"{checkout}@{commit}": set(files) for commit, *files in lines}
+
+
 def _found(checkout: Path, name: str) -> str:
     """Return the hash of a release's tag or of a commit."""
     tags = [f"v{release_version(name)}"] if is_release(name) else []
@@ -207,7 +228,7 @@ def wheel_tree(folder: Path) -> Tree:
 
 def _common_requirements(checkout: Path) -> tuple[str, ...]:
     """Return the requirements that a checkout lists for all platforms; none if it has no such list."""
-    file = checkout / _COMMON
+    file = checkout / REQUIREMENTS
     return tuple(_requirements(file.read_text(encoding="utf-8").splitlines())) if file.is_file() else ()
 
 

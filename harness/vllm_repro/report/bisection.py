@@ -11,7 +11,7 @@ from vllm_repro.report.format import limited, plural, seconds
 from vllm_repro.report.model import banner, issue_url
 from vllm_repro.report.text import cell, fence
 from vllm_repro.report.wording import simulated
-from vllm_repro.verdict.bisection import Answer, Conclusion, Search, State
+from vllm_repro.verdict.bisection import UNLIKELY, Answer, Conclusion, Search, State
 from vllm_repro.verdict.release_result import ReleaseResult
 from vllm_repro.verdict.verdict import Expected
 
@@ -57,6 +57,7 @@ class Bisection:
     """A bisection, perhaps unfinished.
 
     candidates: oldest first. left_out: commits between them that change nothing that is run. find_fix: the oldest is bad.
+    untouched: labels of commits that change no file that the servers of both ends opened, None if it is not known yet.
     rate, confidence: see `Search`. stopped: the limit or signal that ended it early.
     evidence: None if no server ever started. status: what the scenario declares.
     """
@@ -78,6 +79,7 @@ class Bisection:
     duration_s: float
     reproduce: str
     left_out: int = 0
+    untouched: tuple[str, ...] | None = None
     steps: tuple[Step, ...] = ()
     stopped: str | None = None
 
@@ -89,7 +91,9 @@ class Bisection:
     @property
     def search(self) -> Search:
         """Return the search after all steps."""
-        found = Search(size=len(self.candidates), rate=self.rate, confidence=self.confidence)
+        made_by = self.from_good[:-1] if self.find_fix else self.from_good[1:]
+        weights = tuple(UNLIKELY if one.label in (self.untouched or ()) else 1.0 for one in made_by)
+        found = Search(size=len(self.candidates), rate=self.rate, confidence=self.confidence, weights=weights)
         place = {candidate.label: number for number, candidate in enumerate(self.from_good)}
         for step in self.steps:
             found = found.after(place[step.candidate], step.answer)
@@ -222,6 +226,11 @@ def markdown(bisection: Bisection) -> str:
         text = "Each commit's Python code ran over the compiled parts of a CPU release, which each run's report names."
         if bisection.left_out:
             text += f" Not tried: {plural(bisection.left_out, 'commit')} that change{'s' * (bisection.left_out == 1)} nothing under vllm/."
+        if bisection.untouched:
+            text += (
+                f" {plural(len(bisection.untouched), 'candidate')} change{'s' * (len(bisection.untouched) == 1)} no file that the "
+                f"servers of the two ends opened. Each counts as {UNLIKELY:g} of another one, so it is booted late, if at all."
+            )
         parts.append(text)
     parts.append(
         f"Server: {bisection.server}, evidence: {bisection.evidence or 'none'}. vllm-repro {bisection.harness_version}, "

@@ -121,6 +121,11 @@ class UnfinishedBisection(_Unfinished):
         # What else a candidate holds is for the reader, and differs between versions of the harness.
         return [one["source"] for one in head[name]] if name == "candidates" else head.get(name)
 
+    @property
+    def untouched(self) -> tuple[str, ...] | None:
+        found = self.head.get("untouched")  # not in a record of an older version of the harness
+        return None if found is None else tuple(found)
+
     def steps(self) -> tuple[Step, ...]:
         """Return the boots to keep: those that the host spoiled are tried again."""
         steps = (Step(**{**step, "fate": ReleaseResult(step["fate"])}) for step in self.head["steps"])
