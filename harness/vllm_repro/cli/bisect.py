@@ -15,9 +15,9 @@ from vllm_repro import __version__
 from vllm_repro.cli.common import add_common
 from vllm_repro.cli.options import add_run_options, add_server_options, job_from, server_options
 from vllm_repro.cli.searches import add_limits, add_resume, continued, finish, stream_of
-from vllm_repro.cli.versions import choose_once, published_release, refuse_one_release, releases
+from vllm_repro.cli.versions import choose_once, refuse_one_release, releases
 from vllm_repro.errors import UsageError
-from vllm_repro.releases.known import CPU_BUILDS
+from vllm_repro.releases.known import CPU_BUILDS, published_release
 from vllm_repro.releases.sources import commits_between
 from vllm_repro.report.bisection import Bisection, Candidate, bisection_dict, markdown
 from vllm_repro.running.bisect import bisect

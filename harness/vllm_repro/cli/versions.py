@@ -13,8 +13,7 @@ from packaging.version import Version
 from vllm_repro.cli.common import add_common, print_json
 from vllm_repro.cli.options import add_run_options, add_server_options, job_from, resumed, server_options
 from vllm_repro.errors import INTERRUPTED, UsageError
-from vllm_repro.releases.known import refuse_unpublished
-from vllm_repro.releases.versions import release_version
+from vllm_repro.releases.known import published_release
 from vllm_repro.report.json_report import version_map_dict
 from vllm_repro.report.version_map import terminal
 from vllm_repro.running.folders import with_out
@@ -29,7 +28,7 @@ from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.site import ServerChoice
 from vllm_repro.verdict.verdict import exit_status
 
-__all__ = ["choose_once", "published_release", "refuse_one_release", "releases", "status_bounds"]
+__all__ = ["choose_once", "refuse_one_release", "releases", "status_bounds"]
 
 _EPILOG = """
 
@@ -139,17 +138,6 @@ def releases(text: str) -> tuple[str, ...]:
         if dash and all(end.strip().removeprefix("v")[:1].isdigit() for end in (first, last)):
             raise UsageError(f"--versions takes no range such as {word}", hint="name each release: 0.23.0,0.24.0")
     return _sorted(map(published_release, words))
-
-
-def published_release(text: str) -> str:
-    """Return the full number of a release that exists. Raises `UsageError`."""
-    try:
-        version = release_version(text)
-    except UsageError as error:
-        hint = "name releases as in 0.28.0; vllm-repro bisect --repo CHECKOUT searches commits"
-        raise UsageError(str(error), hint=hint) from None
-    refuse_unpublished(version)
-    return version
 
 
 def status_bounds(scenario: Scenario) -> tuple[str, ...]:

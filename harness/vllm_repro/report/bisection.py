@@ -186,7 +186,7 @@ def _certainty(bisection: Bisection) -> str:
     known = bisection.search.conclusion()
     if known.state.wrong_end or not bisection.steps:
         return ""
-    if bisection.rate == 1:
+    if bisection.rate == 1 and round(known.probability, 6) == 1:
         return "This holds if a bad one dies in every boot (--rate 1): each was booted once."
     return f"Probability {known.probability:.1%}, if a bad one dies in {bisection.rate:.0%} of boots (--rate {bisection.rate:g})."
 
