@@ -56,7 +56,7 @@ test-docker: $(DEV) images ## test against a real Docker Engine
 	@$(BIN)/python -m pytest tests -n 2 --dist worksteal -m "docker and not live"
 
 test-live: $(DEV) ## test real vLLM releases on this CPU (downloads gigabytes)
-	@$(BIN)/python -m pytest tests -n 2 --dist worksteal -m "live and not by_hand"
+	@$(BIN)/python -m pytest tests -n 2 --dist worksteal --durations 12 -m "live and not by_hand"
 
 test-by-hand: $(DEV) ## test more real releases, also in containers (too slow for CI)
 	@$(BIN)/python -m pytest tests -m by_hand
@@ -94,7 +94,7 @@ faults: $(DEV) images ## break live runs on purpose and write docs/reliability.m
 faults-quick: $(DEV) ## break a rehearsal once by each fault
 	@$(BIN)/python -m benchmarks.faults --kinds rehearsal --quick
 
-mutants: $(DEV) ## change the pure core in one place at a time, count what no test notices, write docs/reliability.md (an hour)
+mutants: $(DEV) ## change the pure core in one place at a time, count what no test notices, write docs/reliability.md (half an hour)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[mutants]'
 	@$(BIN)/python -m benchmarks.mutants --write
 
@@ -103,4 +103,4 @@ known-releases: $(DEV) ## read vLLM's releases from the package index again
 
 clean: $(BIN)/vllm-repro ## remove orphans of killed runs, and build products
 	@$(BIN)/vllm-repro clean --yes
-	@rm -rf .mypy_cache .pytest_cache .ruff_cache dist build
+	@rm -rf .mutants .mypy_cache .pytest_cache .ruff_cache dist build

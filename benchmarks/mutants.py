@@ -3,6 +3,7 @@
     make mutants                                     # all of MODULES; writes a section of docs/reliability.md
     python -m benchmarks.mutants verdict/verdict.py  # prints the section for one module
 
+A run that is interrupted (Ctrl-C) continues where it was, if neither the code nor a test has changed since.
 mutants.toml has a judgement for each mutant that survives; the exit status is 1 if one has none.
 """
 
@@ -10,20 +11,23 @@ from __future__ import annotations
 
 import argparse
 import ast
+import hashlib
+import os
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import groupby
+from difflib import unified_diff
 from pathlib import Path
 
+from mutmut.mutation.file_mutation import mutate_file_contents
+
 from benchmarks.faults import PAGE, measured_at, write_sections
+from benchmarks.mutant_tests import RESULTS
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = (
@@ -31,18 +35,25 @@ MODULES = (
     *("verdict/statistics.py", "verdict/throughput.py", "trigger/conditions.py", "trigger/trigger.py"),
     *("diagnosis/judgement.py", "diagnosis/root_cause.py", "diagnosis/life_signs.py"),
 )
-MUTMUT = str(Path(sys.executable).with_name("mutmut"))
+WORK = ROOT / ".mutants"
+PACKAGE = Path("harness/vllm_repro")
 # The two files left out test how lines are read, and take longer than all others.
-CONFIG = """
-[tool.mutmut]
-source_paths = ["src"]
-process_isolation = "forkserver"  # a fork of the process that ran the tests has their cached results
-only_mutate = {modules}
-also_copy = ["fixtures", "scenarios", "reports", "docs", "constraints.txt", "README.md", "Makefile"]
-pytest_add_cli_args = ["-p", "no:xdist", "-p", "no:cacheprovider", "-m", "not docker and not live and not browser",
-    "--ignore=tests/diagnosis/test_log_prefix.py", "--ignore=tests/diagnosis/test_log_text.py"]
-pytest_add_cli_args_test_selection = {tests}
-"""
+PYTEST = (
+    *(
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "benchmarks.mutant_tests",
+        "-p",
+        "no:xdist",
+        "-p",
+        "no:cacheprovider",
+    ),
+    *("-m", "not docker and not live and not browser"),
+    *("--ignore=tests/diagnosis/test_log_prefix.py", "--ignore=tests/diagnosis/test_log_text.py"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,24 +78,30 @@ class Judgement:
     listed: bool = True
 
 
-def folder_of(module: str) -> str:
-    return module.partition("/")[0]
-
-
-def lay_out(folder: Path, modules: Sequence[str]) -> None:
-    """Copy the tracked files into `folder`, with `harness/` as `src/` because mutmut wants that, and configure mutmut."""
+def lay_out(module: str) -> Path:
+    """Return a folder with the tracked files and the mutants of a module: that of an earlier run, if the files are the same."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True).stdout
-    for name in filter(None, listed.split("\0")):
-        target = folder / ("src" + name.removeprefix("harness") if name.startswith("harness/") else name)
+    files = [name for name in listed.split("\0") if (ROOT / name).is_file()]
+    digest = hashlib.sha256()
+    for file in files:
+        if not file.startswith(("docs/", "benchmarks/")):
+            digest.update(file.encode() + (ROOT / file).read_bytes())
+    name = module.replace("/", "-").removesuffix(".py")
+    folder = WORK / f"{name}-{digest.hexdigest()[:12]}"
+    if folder.exists():
+        return folder
+    for old in WORK.glob(f"{name}-*"):
+        shutil.rmtree(old)
+    new = WORK / f"{name}-new"
+    for file in files:
+        target = new / file
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, target)
-    for path in (folder / "src/vllm_repro" / module for module in modules):
-        path.write_text(undecorated(path.read_text(encoding="utf-8")), encoding="utf-8")
-    project = folder / "pyproject.toml"
-    config = CONFIG.format(
-        modules=[f"src/vllm_repro/{module}" for module in modules], tests=[f"tests/{folder_of(modules[0])}"]
-    ).replace("'", '"')
-    project.write_text(project.read_text(encoding="utf-8").replace('"harness"', '"src"') + config, encoding="utf-8")
+        shutil.copy2(ROOT / file, target)
+    path = new / PACKAGE / module
+    mutated = mutate_file_contents(str(path), undecorated(path.read_text(encoding="utf-8")))
+    path.write_text(mutated.code, encoding="utf-8")
+    (new / "names").write_text("\n".join(mutated.mutant_names), encoding="utf-8")
+    return new.rename(folder)
 
 
 def undecorated(source: str) -> str:
@@ -100,43 +117,58 @@ def undecorated(source: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def mutmut(folder: Path, *words: str) -> str:
-    return subprocess.run([MUTMUT, *words], cwd=folder, capture_output=True, check=True, text=True).stdout
+def mutate(module: str, jobs: int) -> tuple[int, list[Survivor]]:
+    """Test the mutants of a module that have no result yet. Return the number of all, and the survivors."""
+    folder = lay_out(module)
+    dotted = f"vllm_repro.{module.removesuffix('.py').replace('/', '.')}."
+    names = [dotted + name for name in (folder / "names").read_text(encoding="utf-8").split()]
+    (folder / RESULTS).touch()
+    missing = [name for name in names if name not in results(folder)]
+    environment = {**os.environ, "PYTHONPATH": str(folder / PACKAGE.parent)}
+    runs = []
+    for job in range(min(jobs, len(missing))):
+        (folder / f"mutants-{job}").write_text("\n".join(missing[job::jobs]), encoding="utf-8")
+        argv = [*PYTEST, f"--mutants=mutants-{job}", f"tests/{module.partition('/')[0]}"]
+        with (folder / f"log-{job}").open("wb") as log:
+            runs.append(subprocess.Popen(argv, cwd=folder, env=environment, stdout=log, stderr=log))
+    try:
+        for run in runs:
+            run.wait()
+    except KeyboardInterrupt:
+        raise SystemExit("Interrupted. The same command continues.") from None
+    tested = results(folder)
+    if not tested.keys() >= set(names):
+        raise SystemExit((folder / "log-0").read_text(encoding="utf-8", errors="replace")[-2000:])
+    lived = [name.removeprefix(dotted) for name in names if tested[name] == "lived"]
+    return len(names), list(survivors_of(module, (folder / PACKAGE / module).read_text(encoding="utf-8"), lived))
 
 
-def mutate(folder: Path, modules: Sequence[str], jobs: int) -> tuple[Counter[str], list[Survivor]]:
-    """Run mutmut on modules of one folder. Return the number of mutants by module, and the survivors."""
-    lay_out(folder, modules)
-    with (folder / "log").open("wb") as log:
-        run = [MUTMUT, "run", "--max-children", str(jobs)]
-        status = subprocess.run(run, cwd=folder, stdout=log, stderr=log, check=False).returncode
-    if status:
-        raise SystemExit((folder / "log").read_text(encoding="utf-8", errors="replace")[-2000:])
-    return results(folder, jobs)
+def results(folder: Path) -> dict[str, str]:
+    return dict(line.split() for line in (folder / RESULTS).read_text(encoding="utf-8").splitlines())
 
 
-def results(folder: Path, jobs: int) -> tuple[Counter[str], list[Survivor]]:
-    lines = [line.strip().split(": ", 1) for line in mutmut(folder, "results", "--all", "true").splitlines()]
-    counts = Counter(module_of(name) for name, _ in lines)
-    lived = [name for name, result in lines if result not in ("killed", "timeout")]
-    with ThreadPoolExecutor(jobs) as pool:
-        shown = pool.map(lambda name: mutmut(folder, "show", name), lived)
-        return counts, [survivor(name, diff) for name, diff in zip(lived, shown, strict=True)]
+def survivors_of(module: str, mutated: str, names: Sequence[str]) -> Iterator[Survivor]:
+    """Compare each mutant with its original, which mutmut writes beside it."""
+    lines = mutated.splitlines()
+    functions = {
+        node.name: lines[node.lineno : node.end_lineno]
+        for node in ast.walk(ast.parse(mutated))
+        if isinstance(node, ast.FunctionDef)
+    }
+    for name in names:
+        original = functions[name.rpartition("_")[0] + "_orig"]
+        yield survivor(module, name, list(unified_diff(original, functions[name], lineterm="", n=0))[2:])
 
 
-def module_of(mutant: str) -> str:
-    return mutant.rpartition(".")[0].removeprefix("vllm_repro.").replace(".", "/") + ".py"
-
-
-def survivor(mutant: str, diff: str) -> Survivor:
+def survivor(module: str, mutant: str, diff: Sequence[str]) -> Survivor:
     sides = (_side(diff, "-"), _side(diff, "+"))
     begins = _alike(*sides)
     ends = _alike(*(side[begins:][::-1] for side in sides))
     before, after = (side[begins : len(side) - ends] for side in sides)
     marked = (f"[-{before}-]" if before else "") + (f"{{+{after}+}}" if after else "")
     change = sides[0][:begins] + marked + sides[0][len(sides[0]) - ends :]
-    function = re.sub(r"^x_|^xǁ|__mutmut_\d+$", "", mutant.rpartition(".")[2]).replace("ǁ", ".")
-    return Survivor(module=module_of(mutant), function=function, change=change)
+    function = re.sub(r"^x_|^xǁ|__mutmut_\d+$", "", mutant).replace("ǁ", ".")
+    return Survivor(module=module, function=function, change=change)
 
 
 def _alike(one: str, other: str) -> int:
@@ -148,9 +180,8 @@ def _alike(one: str, other: str) -> int:
     return length
 
 
-def _side(diff: str, sign: str) -> str:
-    lines = [line for line in diff.splitlines() if line.startswith(sign) and not line.startswith(sign * 3)]
-    return " ".join(line[1:].strip() for line in lines)
+def _side(diff: Sequence[str], sign: str) -> str:
+    return " ".join(line[1:].strip() for line in diff if line.startswith(sign))
 
 
 def judgements() -> list[Judgement]:
@@ -200,11 +231,10 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     asked = parser.parse_args()
     counts, survivors = Counter[str](), list[Survivor]()
-    for _, modules in groupby(asked.modules, folder_of):
-        with tempfile.TemporaryDirectory(prefix="mutants-") as name:
-            count, lived = mutate(Path(name), list(modules), asked.jobs)
-        counts += count
+    for module in asked.modules:
+        counts[module], lived = mutate(module, asked.jobs)
         survivors += lived
+        print(f"{module}: {counts[module]} mutants, {len(lived)} survived", file=sys.stderr)
     judged = judgements()
     text = "\n".join(section(counts, survivors, judged))
     if asked.write:

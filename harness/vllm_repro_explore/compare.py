@@ -23,7 +23,8 @@ class PatchTally:
 
     name: as the user named it. fixed, still, newly: cases. other: those of `still` whose worst finding is another one than as released.
     kinds: for each worst finding as released, its cases that are fixed, still the same, or other. still_as, newly_as: cases for each
-    worst finding with the patch. first: its first seed.
+    worst finding with the patch. first: its first seed. unloaded: patched files that no process of the search imported. tested: it
+    imported one.
     """
 
     name: str
@@ -34,12 +35,14 @@ class PatchTally:
     kinds: dict[str, Counter[str]] = field(default_factory=dict)
     still_as: Counter[str] = field(default_factory=Counter)
     newly_as: Counter[str] = field(default_factory=Counter)
+    unloaded: Sequence[str] = ()
+    tested: bool = True
     first: dict[str, dict[str, int]] = field(default_factory=lambda: {"still": {}, "newly": {}})
 
     @property
     def right(self) -> bool:
         """Return True if no played case fails with this patch."""
-        return not self.still and not self.newly
+        return self.tested and not self.still and not self.newly
 
     def add(self, seed: int, released: str, patched: str) -> None:
         """Count a case by its worst finding as released and with the patch; empty for none."""
@@ -69,6 +72,8 @@ class PatchTally:
             "still_as": dict(self.still_as),
             "newly_as": dict(self.newly_as),
             "first_seeds": self.first,
+            "tested": self.tested,
+            "not_loaded": list(self.unloaded),
         }
 
 
@@ -88,7 +93,9 @@ class Comparison:
 
     @property
     def exit_status(self) -> int:
-        """Return 0 if a patch fixes every failing case and breaks none, 1 if none does, 2 if no case fails as released."""
+        """Return 0 if a patch fixes every failing case and breaks none, 1 if none does, 2 if no case fails or no patch was tested."""
+        if not any(one.tested for one in self.patches):
+            return 2
         if not self.failing:
             return 1 if any(one.newly for one in self.patches) else 2
         return 0 if any(one.right for one in self.patches) else 1
@@ -119,6 +126,8 @@ class Comparison:
         if self.failing:
             text += ["", *columns(kinds, [100, 5, *[40] * len(self.patches)])]
         for one in self.patches:
+            if one.unloaded:
+                text += ["", f"{one.name}: the search does not load {', '.join(one.unloaded)}"]
             for words, found in (("still", one.still_as), ("newly", one.newly_as)):
                 if found:
                     text += ["", f"{one.name} {words} fails:"]
@@ -128,6 +137,8 @@ class Comparison:
         return text
 
     def _reading(self, one: PatchTally) -> str:
+        if not one.tested:
+            return "not tested: the search does not load its files"
         if not self.failing and not one.newly:
             return "nothing to tell: no case fails as released"
         if one.right:

@@ -12,7 +12,7 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import TracebackType
 
@@ -21,6 +21,7 @@ from vllm_repro.releases.provision import Release
 from vllm_repro.releases.tiny_model_folder import cached_model
 from vllm_repro.servers.lab import plugin_folder
 from vllm_repro.servers.launch import CPU_ENV, OFFLINE_ENV
+from vllm_repro.servers.witness import PLUGIN, witness_env
 from vllm_repro.tiny_model import TinyModel
 from vllm_repro_explore.case import Case
 from vllm_repro_explore.finding import Finding, FindingKind, PlayResult, result_from
@@ -40,12 +41,21 @@ class Driver:
     """Player of cases, as a context manager.
 
     model: folder whose config vLLM reads; each case names its own layers. errors: log file of the process.
-    nice: niceness of the process. case_s: seconds after which a case counts as hung.
+    nice: niceness of the process. case_s: seconds after which a case counts as hung. patched: files whose import `errors` reports.
     Playing raises `Unsupported` if the release lacks what the driver needs, and `InfraError` if the process does not start.
     """
 
-    def __init__(self, release: Release, model: Path, errors: Path, *, nice: int = 0, case_s: float = _CASE_S) -> None:
-        self._release, self._model, self._errors = release, model, errors
+    def __init__(
+        self,
+        release: Release,
+        model: Path,
+        errors: Path,
+        *,
+        nice: int = 0,
+        case_s: float = _CASE_S,
+        patched: Collection[str] = (),
+    ) -> None:
+        self._release, self._model, self._errors, self._patched = release, model, errors, patched
         self._nice, self._case_s = nice, case_s
         self._process: subprocess.Popen[bytes] | None = None
         self._played = 0
@@ -138,12 +148,12 @@ class Driver:
 
     def _environment(self) -> dict[str, str]:
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "LANG") if name in os.environ}
-        path = ":".join(map(str, (PROGRAM, plugin_folder(), self._release.packages)))
+        path = map(str, (PROGRAM, PLUGIN, plugin_folder(), self._release.packages))
         return {
             **kept,
             **CPU_ENV,
             **OFFLINE_ENV,
-            "PYTHONPATH": path,
+            **witness_env(self._patched, *path),
             "PYTHONSAFEPATH": "1",
             "PYTHONHASHSEED": "0",
             "OMP_NUM_THREADS": "1",

@@ -7,7 +7,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -16,6 +16,8 @@ from typing import TextIO
 
 from vllm_repro.cli.common import add_common, duration, number, print_json
 from vllm_repro.cli.options import source
+from vllm_repro.diagnosis.boot_facts import imported
+from vllm_repro.diagnosis.log_text import read_lines
 from vllm_repro.errors import INTERRUPTED, UsageError
 from vllm_repro.journal.redact import Redactor
 from vllm_repro.releases.known import NEWEST
@@ -45,7 +47,8 @@ exit status:
   1  something was found; see which of it is known
   2  undecided: the release cannot be explored, or no case could be played
   64 wrong usage, 70 a fault of the harness itself, 130 interrupted
-With --patch: 0 if one patch fixes every failing case and breaks none, 1 if none does, 2 if no case fails as released.
+With --patch: 0 if one patch fixes every failing case and breaks none, 1 if none does, 2 if no case fails as released, or if
+no patched file is loaded.
 
 Neither a server nor a model runs: vLLM's own Scheduler, KV-cache manager and connector take steps, and the outputs of
 workers are made up. Each finding is shrunk and written to OUT/explore/<time>-<id>/findings.jsonl at once, with a
@@ -166,11 +169,14 @@ class _Exploring:
         folder = stamped_folder(arguments.out or default_out(), Path("explore"))
         started = time.monotonic()
         comparison, interrupted = Comparison(patches=[PatchTally(name=name) for name in changed]), False
+        logs = {name: folder / f"driver-{number}.log" for number, name in enumerate(changed, 1)}
         with ExitStack() as drivers:
 
-            def player(packages: Path, log: str) -> Play:
-                one = Driver(replace(release, packages=packages), driver_model(), folder / log, nice=arguments.nice)
-                return drivers.enter_context(one).play
+            def player(packages: Path, log: Path, patched: Collection[str] = ()) -> Play:
+                changed = replace(release, packages=packages)
+                return drivers.enter_context(
+                    Driver(changed, driver_model(), log, nice=arguments.nice, patched=patched)
+                ).play
 
             def progress(now: Comparison) -> None:
                 self.progress.notify(f"{now.trials} cases, {now.failing} fail as released")
@@ -178,14 +184,18 @@ class _Exploring:
             try:
                 compare(
                     self._cases(),
-                    player(release.packages, "driver.log"),
-                    {name: player(one.folder, f"driver-{n}.log") for n, (name, one) in enumerate(changed.items(), 1)},
+                    player(release.packages, folder / "driver.log"),
+                    {name: player(one.folder, logs[name], one.digests) for name, one in changed.items()},
                     go_on=lambda: arguments.most is None or time.monotonic() - started < arguments.most,
                     progress=progress,
                     comparison=comparison,
                 )
             except KeyboardInterrupt:
                 interrupted = True
+        for one in comparison.patches if comparison.trials else ():
+            files = changed[one.name].digests.keys()
+            one.unloaded = sorted(files - set(imported(read_lines(logs[one.name].read_bytes()))))
+            one.tested = len(one.unloaded) < len(files)
         self.progress.close()
         return comparison, interrupted, time.monotonic() - started, folder
 

@@ -396,7 +396,7 @@ def test_wrong_usage_of_a_checkout(
         (["--bad", "main", "--good", "0.32.0"], "'main' is not the number of a vLLM release"),
         (["--bad", "0.27.5", "--good", "0.32.0", "--find-fix"], "there is no vLLM 0.27.5"),
         ([*FIX, "--versions", "0.23.0,0.27.5"], "there is no vLLM 0.27.5"),
-        ([*FIX, "--arm", "eager"], "0 of these arms show the bug"),
+        ([*FIX, "--arm", "eager"], "no arms that show the bug are named (eager), and bisect follows one"),
         ([*FIX, "--rate", "0"], "'0' is no share of boots"),
         ([*FIX, "--confidence", "1"], "'1' is no probability"),
         ([*FIX, "--max-boots", "0"], "'0' is no number of boots"),

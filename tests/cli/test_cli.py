@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,14 +16,17 @@ import yaml
 
 from tests.conftest import Harness
 from tests.golden_files import assert_golden
+from tests.report_examples import REHEARSAL
 from vllm_repro import __main__ as command
 from vllm_repro.cli import VERBS, main
 from vllm_repro.command.parse import parse
 from vllm_repro.errors import Unsupported
+from vllm_repro.releases.known import NEWEST, RELEASES
 from vllm_repro.running.job import Job
 from vllm_repro.scenario.catalogue import all_scenarios, find
+from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.servers.compose_services import compose_file
-from vllm_repro.verdict.verdict import Expect
+from vllm_repro.verdict.verdict import Expect, Standing
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,6 +70,26 @@ def test_every_verb_is_in_the_readme() -> None:
         assert f"| `{verb}" in readme, verb
 
 
+@pytest.mark.parametrize("scenario", all_scenarios(), ids=lambda scenario: scenario.id)
+def test_the_table_of_the_readme_has_the_releases_of_the_scenario(scenario: Scenario) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (row,) = [line for line in readme.splitlines() if line.startswith(f"| [`{scenario.id}`]")]
+    _, _, _, crashes, good, _, _ = (cell.strip() for cell in row.split("|"))
+    if scenario.status.good and scenario.id != "dsv4-tp2":  # a branch, no release
+        assert good == scenario.status.first_good
+    # "0.21.0 to 0.23.0", "to 0.28.0", "from 0.24.0", or words alone
+    crash = re.match(r"(?:from )?([\d.]+)?(?: ?to ([\d.]+))?", crashes)
+    assert crash
+    first, last = crash.groups()
+    standings = {version: scenario.status.standing(version) for version in RELEASES}
+    bad = [version for version, standing in standings.items() if standing is Standing.BAD]
+    if last:
+        assert bad[-1] == last
+    if first:
+        assert bad[0] == first
+        assert last or bad[-1] == NEWEST
+
+
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
@@ -104,6 +128,7 @@ def test_every_verb_is_in_the_readme() -> None:
             "--url has no meaning",
         ),
         (["run", "tq-chunked-prefill", "--server", "rehearsal", "--out", "/proc/nowrite"], 64, "cannot write to"),
+        (["draft", f"{REHEARSAL}", "-o", "/proc/nowrite/x"], 64, "cannot write /proc/nowrite/x"),
         (
             ["run", "tq-chunked-prefill", "--server", "rehearsal", "--patch", "x.diff"],
             64,
@@ -215,6 +240,18 @@ def test_a_scenario_with_a_typo_is_named_with_its_line(harness: Harness, tmp_pat
     assert harness("check", str(path)).status == 1
 
 
+def test_check_states_when_more_mistakes_may_follow(harness: Harness, tmp_path: Path) -> None:
+    """A wrong word hides mistakes between the parts, here two arms of one name."""
+    path, again = tmp_path / "tq_chunked_prefill.py", "correct these and check again"
+    text = (ROOT / "scenarios" / path.name).read_text(encoding="utf-8").replace('arm("eager", ', 'arm("reported", ')
+    path.write_text(text.replace("title=", "titel="), encoding="utf-8")
+    first = harness("check", str(path))
+    assert (first.status, "reported" in first.out, again in first.err) == (1, False, True)
+    path.write_text(text, encoding="utf-8")
+    second = harness("check", str(path))
+    assert (second.status, "reported" in second.out, again in second.err) == (1, True, False)
+
+
 def test_check_names_flags_that_load_code_without_calling_them_mistakes(harness: Harness, tmp_path: Path) -> None:
     path = tmp_path / "tq_chunked_prefill.py"
     text = (ROOT / "scenarios" / path.name).read_text(encoding="utf-8")
@@ -238,6 +275,7 @@ def test_list_and_show_print_data(harness: Harness) -> None:
     assert "--gpus 1" in docker
     assert "vllm/vllm-openai:v0.23.0" in docker
     assert "- --kv-cache-dtype" in harness("show", "tq-chunked-prefill", "--as", "compose").out
+    assert "\nSTEPS = [" in harness("show", "tq-chunked-prefill", "--as", "python").out
 
 
 @pytest.mark.parametrize("style", ["serve", "docker"])

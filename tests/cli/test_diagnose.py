@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from rehearsal import BANNER
 from tests.conftest import Harness
 
 ROOT = Path(__file__).parents[2]
@@ -29,9 +30,9 @@ def test_a_compressed_log_is_told_how_to_be_read(
 ) -> None:
     log = tmp_path / "my server.log"
     log.write_bytes(compress(PASTED.read_bytes()))
-    done = harness("diagnose", str(log))
+    done = harness("diagnose", str(log), "--json", "--exit-code", "--scenarios", str(tmp_path))
     assert done.status == 64
-    assert f"{reads} '{log}' | vllm-repro diagnose -" in done.err
+    assert f"{reads} '{log}' | vllm-repro diagnose - --scenarios {tmp_path} --json --exit-code\n" in done.err
     with log.open("rb") as file:
         piped = subprocess.run([*COMMAND, "-"], stdin=file, capture_output=True, text=True, check=False)
     assert piped.returncode == 64
@@ -46,6 +47,47 @@ def test_no_name_and_no_standard_input_are_wrong_usage(harness: Harness) -> None
     )
     assert closed.returncode == 64
     assert "standard input is closed" in closed.stderr
+
+
+DEAD = (
+    "(APIServer pid=1) INFO 11-20 08:24:20 [api_utils.py:1] vLLM API server version 0.23.0\n"
+    "(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] EngineCore encountered a fatal error.\n"
+)
+LAB = "LAB: vllm_repro_lab replaces CUDA parts of this vLLM (mechanism turboquant)\n"
+OBSERVED = '(EngineCore pid=9) INFO 11-20 08:24:29 [offload.py:45] LAB observed store {"event": 3}\n'
+REPLAY = (
+    'Traceback (most recent call last):\n  File "/x/vllm/v1/engine/core.py", line 1, in step\n    f()\n'
+    '  File "/x/vllm_repro_lab/graphs.py", line 2, in replay\n    g()\nRuntimeError: LAB: cannot replay\n'
+)
+QUOTED = f"(APIServer pid=1) INFO 11-20 08:24:21 [logger.py:1] Received request a: prompt: '{LAB.strip()}'\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "evidence", "first"),
+    [
+        (
+            f"{BANNER.format(version='0.23.0')}\n{DEAD}",
+            "rehearsal",
+            "REHEARSAL: an engine of our own that imitates vLLM 0.23.0.",
+        ),
+        (f"{LAB}{DEAD}", "lab", "LAB: vLLM 0.23.0's own code on a CPU, with its CUDA parts replaced."),
+        (f"{DEAD}{OBSERVED}", "lab", "LAB: vLLM 0.23.0's own code on a CPU"),
+        (f"{DEAD}Application startup complete.\n{LAB}{DEAD}", "lab", "LAB: vLLM 0.23.0's own code"),
+        (f"{QUOTED}{DEAD}", "unknown", "died: "),
+        (
+            REPLAY,
+            "lab",
+            "LAB: vLLM's own code",
+        ),
+    ],
+)
+def test_a_log_of_a_simulation_is_called_one(
+    harness: Harness, tmp_path: Path, log: str, evidence: str, first: str
+) -> None:
+    file = tmp_path / "server.log"
+    file.write_text(log, encoding="utf-8")
+    assert harness("diagnose", str(file)).out.startswith(first)
+    assert json.loads(harness("diagnose", str(file), "--json").out)["evidence"] == evidence
 
 
 @pytest.mark.parametrize("words", [[], ["--json"]])

@@ -10,6 +10,7 @@ import pytest
 
 from tests.conftest import Harness
 from tests.history.simulated import FIXED, FLAKY, LOSSY, Weeks
+from tests.report_examples import EXAMPLES
 
 UTC = {"TZ": "UTC"}
 
@@ -50,13 +51,35 @@ def test_one_night_without_news_is_a_line(harness: Harness, tmp_path: Path) -> N
     assert "min-tokens-stop-ids" not in done.out
 
 
+@pytest.mark.usefixtures("reports")
+@pytest.mark.parametrize(
+    ("option", "first", "last"),
+    [("--csv", "night,id,scenario,", "2026-11-09,"), ("--html", "<!doctype html>", "</html>")],
+)
+def test_a_dash_prints_it_and_nothing_else(harness: Harness, option: str, first: str, last: str) -> None:
+    done = harness("history", "--scenario", FIXED, option, "-", env=UTC)
+    assert (done.status, done.err) == (0, "")
+    lines = done.out.lower().splitlines()
+    assert lines[0].startswith(first)
+    assert lines[-1].startswith(last)
+
+
+def test_a_folder_of_copies_is_named_as_that(harness: Harness) -> None:
+    done = harness("history", "--out", str(EXAMPLES[0].parent))
+    assert (done.status, done.out) == (64, "")
+    assert "the folders in it are runs of one scenario, or copies" in done.err
+    assert f"vllm-repro report {sorted(EXAMPLES)[0]} --format md" in done.err
+
+
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
         (("--scenario", "tq-prefix"), 64, "it has: min-tokens-stop-ids"),
         (("--nights", "0"), 64, "is no number of nights"),
         (("--out", "/nowhere/at/all"), 64, "there is no folder"),
-        (("--html", "/nowhere/at/all.html"), 2, "there is no folder"),
+        (("--html", "/nowhere/at/all.html"), 64, "there is no folder"),
+        (("--csv", "/proc/nowrite"), 64, "name another file with --csv"),
+        (("--html", "-", "--csv", "-"), 64, "only one of --json, --html - and --csv - can be printed"),
     ],
 )
 @pytest.mark.usefixtures("reports")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,17 @@ def test_a_server_that_cannot_run_leaves_no_folder(
     done = harness(*TQ)
     assert (done.status, "the lab cannot run this release" in done.err) == (Unsupported.exit_status, True)
     assert not (tmp_path / "reports").exists()
+
+
+def test_a_refusal_suggests_a_command_with_the_options_that_were_given(harness: Harness, tmp_path: Path) -> None:
+    given = ["--server", "lab", "--vllm", "0.23.0", "--answer-stall", "33", "--seed", "7", "--arm", "eager"]
+    folders = ["--out", str(tmp_path / "my runs"), "--scenarios", str(tmp_path)]
+    done = harness("threshold", "tq-chunked-prefill", *given, *folders)
+    (hint,) = [line for line in done.err.splitlines() if "next:" in line]
+    program, verb, name, *words = shlex.split(hint.partition("what this arm does: ")[2])
+    assert (program, verb, name) == ("vllm-repro", "run", "tq-chunked-prefill")
+    pairs = [set(zip(one[::2], one[1::2], strict=True)) for one in (words, [*given, *folders])]
+    assert pairs[0] == {(key, "33.0" if key == "--answer-stall" else value) for key, value in pairs[1]}
 
 
 @pytest.mark.parametrize(

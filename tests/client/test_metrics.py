@@ -22,7 +22,11 @@ def test_pages_of_real_servers(name: str) -> None:
 def test_steps_between_two_scrapes_are_counted_by_size() -> None:
     before = Reading(steps={1.0: 5, 8.0: 5, 4096.0: 5, float("inf"): 5})
     after = Reading(steps={1.0: 12, 8.0: 12, 4096.0: 14, float("inf"): 15})
-    assert steps_between(before, after) == ("1 of over 4,096 tokens", "2 of 9 to 4,096 tokens", "7 of 1 token")
+    assert steps_between(before, after) == (
+        "1 step of over 4,096 tokens",
+        "2 steps of 9 to 4,096 tokens",
+        "7 steps of 1 token",
+    )
     assert steps_between(after, after) == ()
 
 
@@ -37,7 +41,7 @@ def test_a_value_that_is_no_count_is_left_out(value: str) -> None:
     page = "".join(f"vllm:{name} {value}\n" for name in names) + f"process_start_time_seconds {value}\n"
     assert read_metrics(page) == Reading()
     assert steps_between(Reading(), read_metrics('vllm:iteration_tokens_total_bucket{le="-Inf"} 3')) == (
-        "3 of over -1 tokens",
+        "3 steps of over -1 tokens",
     )
 
 

@@ -100,7 +100,7 @@ def test_refused_requests_with_whole_tracebacks_are_no_death() -> None:
         assert "Traceback" in text
         diagnosis = diagnose(text)
         assert (diagnosis.died, diagnosis.phase, diagnosis.exception) == (False, Phase.IDLE, None)
-        assert "alive as far as this log goes" in diagnosis.why
+        assert "Nothing in this log shows that the engine died" in diagnosis.why
 
 
 UNWELL = 'INFO:     127.0.0.1:1 - "GET /health HTTP/1.1" 503 Service Unavailable\n'
@@ -201,6 +201,20 @@ def test_a_pasted_traceback_that_ends_in_the_messenger_is_a_death(text: str) -> 
     assert diagnose("It stopped answering, and then this:\n\n" + text).died is True
 
 
+@pytest.mark.parametrize(
+    ("name", "prose"),
+    [("v0.32.0-killed-idle", True), ("v0.28.0-min-tokens", False), ("v0.32.0-boot", True)],
+)
+def test_what_no_server_logged_is_kept_unless_an_exception_is(name: str, prose: bool) -> None:
+    found = diagnose(f"{recording(name)}\nfirst\nkv_connector='X'\n")
+    assert (found.prose.endswith("\nfirst\nkv_connector='X'"), bool(found.prose), found.connector) == (
+        prose,
+        prose,
+        "X",
+    )
+    assert diagnose("first\n" + pasted("tq-chunked-prefill")).prose.startswith("first\n")
+
+
 def test_a_refused_command_line_is_told_apart() -> None:
     diagnosis = diagnose(recording("v0.28.0-unknown-flag"))
     assert diagnosis.usage == "vllm: error: unrecognized arguments: --disable-log-requests"
@@ -265,6 +279,6 @@ def test_the_kernels_word_that_it_killed_a_process_of_this_server_is_a_death(hea
     words = "{}Out of memory: Killed process {} ({}) total-vm:1kB\n"
     diagnosis = diagnose(alive + words.format(head, 9998, "VLLM::EngineCor"))
     assert (diagnosis.died, diagnosis.phase) == (True, Phase.IDLE)
-    assert "for want of memory" in diagnosis.why
+    assert "because memory ran out" in diagnosis.why
     assert diagnose(alive + words.format(head, 4, "VLLM::EngineCor")).died is None
     assert diagnose(alive + words.format(head, 4, "firefox")).died is False

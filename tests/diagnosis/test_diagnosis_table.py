@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterator
 from itertools import product
 
@@ -28,6 +29,11 @@ def trace(prefix: str, headline: str, exception: str, *frames: str) -> str:
 
 STEP = (f"{CORE_PY} run_busy_loop", f"{CORE_PY} step", f"{RUNNER_PY} execute_model")
 BOOT = (f"{CORE_PY} run_engine_core", f"{RUNNER_PY} load_model")
+RAW, SERVER = "(APIServer pid=1) ", "vllm/entrypoints/openai/api_server.py run_server"
+LINKS = {
+    "from": "The above exception was the direct cause of the following exception:",
+    "during": "During handling of the above exception, another exception occurred:",
+}
 ERROR, WORKER_ERROR = CORE.format("ERROR"), WORKER.format("ERROR")
 LINES = {
     "boot": API.format("INFO") + "vLLM API server version 0.32.0",
@@ -69,6 +75,8 @@ LINES = {
     "moving": API.format("INFO") + STATS.format("55.0"),
     "wait": CORE.format("INFO") + "No available shared memory broadcast block found in 60 seconds.",
     "prose": "I do not know why.\nIt was there in the morning.",
+    "said": "EngineCore encountered a fatal error.",
+    "asks": "Why does it say: EngineCore failed to start",
     "names": "Then: EngineCore encountered an issue. See stack trace (above).",
     "step": trace(ERROR, "", "IndexError: index 5 is out of bounds", *STEP),
     "fatal-step": trace(ERROR, "EngineCore encountered a fatal error.", "IndexError: index 5 is out of bounds", *STEP),
@@ -87,13 +95,21 @@ LINES = {
     ),
     "boot-error": trace(ERROR, "EngineCore failed to start.", "ValueError: no such weights", *BOOT),
     "boot-exit": trace(ERROR, "EngineCore failed to start.", "SystemExit: 1", *BOOT),
+    "boot-eof": trace(ERROR, "EngineCore failed to start.", "EOFError", *BOOT),
     "warm-up": trace(ERROR, "", "ValueError: no blocks", *BOOT[:1], f"{RUNNER_PY} profile_run"),
-    "program": trace(
-        "(APIServer pid=1) ", "", "OSError: port in use", "vllm/entrypoints/openai/api_server.py run_server"
-    ),
-    "interrupt": trace(
-        "(APIServer pid=1) ", "", "KeyboardInterrupt", "vllm/entrypoints/openai/api_server.py run_server"
-    ),
+    "program": trace(RAW, "", "OSError: port in use", SERVER),
+    "program-logged": trace(API.format("ERROR"), "", "OSError: port in use", SERVER),
+    **{
+        f"program-{name}": "\n".join(
+            [
+                trace(RAW, "", "KeyError: 'x'", "vllm/utils.py get"),
+                *(RAW, RAW + link, RAW),
+                trace(RAW, "", "OSError: port in use", SERVER),
+            ]
+        )
+        for name, link in LINKS.items()
+    },
+    "interrupt": trace(RAW, "", "KeyboardInterrupt", SERVER),
     "peer": trace(
         WORKER_ERROR,
         "",
@@ -105,8 +121,10 @@ LINES = {
     "rank": trace(
         WORKER_ERROR, "", "ValueError: " + "long " * 40, "vllm/v1/executor/multiproc_executor.py worker_busy_loop"
     ),
+    "utility": trace(ERROR, "", "IndexError: no such request", f"{CORE_PY} get"),
+    "old-worker": trace(ERROR, "", "IndexError: no such request", "vllm/worker/worker.py get"),
     "bare": trace("", "", "IndexError: index 5 is out of bounds", *STEP),
-    "bare-program": trace("", "", "OSError: port in use", "vllm/entrypoints/openai/api_server.py run_server"),
+    "bare-program": trace("", "", "OSError: port in use", SERVER),
     "bare-other": trace("", "", "KeyError: 'x'", "vllm/utils.py get"),
     "bare-dead": trace(
         "",
@@ -114,6 +132,10 @@ LINES = {
         "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.",
         "vllm/v1/engine/async_llm.py generate",
     ),
+    "assertion": trace(ERROR, "", "AssertionError", *STEP),
+    "sentence": trace(ERROR, "", "ValueError: There is no block X.", *STEP),
+    "unread": html.escape(trace(ERROR, "", "ValueError: no blocks", *STEP)),
+    "old-cut": "\n".join(trace(ERROR.partition(") ")[2], "", "", *STEP).splitlines()[:-3]),
     "cut": "\n".join(trace(ERROR, "", "", *STEP).splitlines()[:-3]),
     "worker-cut": "\n".join(trace(WORKER_ERROR, "WorkerProc hit an exception.", "", *STEP).splitlines()[:-3]),
 }
@@ -122,6 +144,11 @@ ENDS = tuple(LINES)[4:]
 SOME_TRACES = ("native", "oom", "orphan", "still", "step", "fatal-step", "wrapper", "peer", "cut")
 PASTES = (
     "",
+    "failed",
+    "said",
+    "said bare-other",
+    "asks",
+    "asks bare-other",
     "names",
     "bare",
     "bare bare-dead",
@@ -159,10 +186,14 @@ OTHERS = (
     ),
     *(
         "boot core ready 503 dead down",
+        "boot core ready 503 down dead",
+        "boot core ready 503 down worker-died",
+        "boot core ready fatal worker-stop",
         "stopping down",
         "200 stopping down",
         "500 stop down",
         "200 stop down",
+        "200 stop 500 down",
         "ready stop down",
         "core-stop down",
     ),
@@ -188,6 +219,11 @@ OTHERS = (
         "boot core ready native gone",
         "boot ready gone",
         "boot core cut gone",
+        "boot-eof gone",
+        "boot ready gone core",
+        "boot core ready utility gone",
+        "boot core ready utility native",
+        "boot core ready old-worker gone",
         "boot core ready 500 gone",
         "boot core ready 200 dump gone",
     ),

@@ -6,6 +6,7 @@ from vllm_repro.diagnosis.life_signs import ServerLife, SignKind
 from vllm_repro.diagnosis.log_text import read_lines
 
 API = "(APIServer pid=1) INFO 11-20 08:24:30 [a.py:1] "
+ANSWER = 'INFO:     1.2.3.4:5 - "POST /v1/completions HTTP/1.1" 200 OK'
 CORE = "(EngineCore pid=2) ERROR 11-20 08:24:30 [core.py:1] "
 
 
@@ -26,11 +27,15 @@ def life_of(*lines: str) -> ServerLife:
             SignKind.BOOT_FAILED,
         ),
         (CORE + "Worker proc VllmWorker-1 died unexpectedly, shutting down executor.", SignKind.WORKER_DIED),
-        (API + "Engine core proc EngineCore_DP0 died unexpectedly.", SignKind.ENGINE_GONE),
-        (API + "AsyncLLM output_handler failed.", SignKind.ENGINE_DEAD),
+        (CORE + "Engine core proc EngineCore_DP0 died unexpectedly.", SignKind.ENGINE_GONE),
+        (CORE + "AsyncLLM output_handler failed.", SignKind.ENGINE_DEAD),
         ("Fatal Python error: Segmentation fault", SignKind.NATIVE_CRASH),
         (API + "[shutdown] API server: shutdown triggered", SignKind.STOP_ASKED),
         ("INFO:     Shutting down", SignKind.SHUTDOWN),
+        ("INFO:     Shutting down ", SignKind.SHUTDOWN),
+        ("Killed ", SignKind.BY_SIGNAL),
+        ("EngineCore encountered a fatal error. ", SignKind.FATAL),
+        ("[rank1]:[E8 P.cpp:1] watchdog thread terminated with exception: CUDA error", SignKind.NATIVE_CRASH),
         ('INFO:     1.2.3.4:5 - "GET /health HTTP/1.1" 503 Service Unavailable', SignKind.HEALTH_503),
         ('INFO:     1.2.3.4:5 - "POST /v1/completions HTTP/1.1" 500 x', SignKind.SERVER_ERROR),
     ],
@@ -38,6 +43,80 @@ def life_of(*lines: str) -> ServerLife:
 def test_signs(line: str, kind: SignKind) -> None:
     assert set(life_of(line).first) == {kind}
     assert not life_of(API + f"prompt: '{line}'").first
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        API + "    EngineCore failed to start.",
+        "(APIServer pid=1)     EngineCore failed to start.",
+        API.partition(") ")[2] + "    EngineCore failed to start.",
+        API + "EngineCore failed to start.",
+        API.replace("INFO", "DEBUG") + "EngineCore encountered a fatal error.",
+        API + "EngineCore hit an exception: x",
+        API + "Worker proc VllmWorker-1 died unexpectedly",
+        API + "Engine core proc EngineCore_DP0 died unexpectedly.",
+        API + "AsyncLLM output_handler failed.",
+        API + "Fatal Python error: Segmentation fault",
+        API + "x: watchdog thread terminated with exception: x",
+        "EngineCore encountered a fatal error. What is that?",
+        "Shutting down",
+    ],
+)
+def test_a_line_that_quotes_a_sign_is_none(line: str) -> None:
+    assert not life_of(line).first
+
+
+@pytest.mark.parametrize("line", ["Traceback (most recent call last):", '  File "/x/y.py", line 1, in run_busy_loop'])
+def test_a_traceback_that_a_request_log_quotes_is_none(line: str) -> None:
+    for quoting, cut in ((CORE.replace("ERROR", "INFO"), False), (CORE, True)):
+        assert (life_of(quoting + line).cut_inside is not None) is cut
+
+
+@pytest.mark.parametrize(
+    ("prefix", "function", "cut"),
+    [
+        (CORE, "f", True),
+        (API.replace("INFO", "ERROR"), "run_busy_loop", False),
+        ("", "run_busy_loop", True),
+        ("", "f", False),
+    ],
+)
+def test_a_traceback_of_an_engine_is_cut(prefix: str, function: str, cut: bool) -> None:
+    life = life_of(prefix + "Traceback (most recent call last):", f'{prefix}  File "/x/y.py", line 1, in {function}')
+    assert (life.cut_inside is not None) is cut
+
+
+BOOT = API + "vLLM API server version 0.32.0"
+
+
+@pytest.mark.parametrize(
+    ("before", "line", "ended"),
+    [
+        ("x", BOOT, False),
+        (ANSWER, BOOT, True),
+        (ANSWER, "x", False),
+        ("INFO:     Shutting down", BOOT, True),
+        (CORE + "EngineCore failed to start.", BOOT, True),
+        (BOOT, BOOT, False),
+        (BOOT, BOOT.replace(":30", ":31"), True),
+        (BOOT, BOOT.replace(":30", ":31").partition(") ")[2], False),
+    ],
+)
+def test_a_server_that_begins_ends_the_one_before(before: str, line: str, ended: bool) -> None:
+    assert life_of(before).ended_by(next(read_lines(line))) is ended
+
+
+@pytest.mark.parametrize(("words", "number"), [("shutdown triggered", 2), ("waiting", 0)])
+def test_a_stop_without_its_trigger_began_before_the_log(words: str, number: int) -> None:
+    assert life_of("x", f"{API}[shutdown] API server: {words}").line_of(SignKind.STOP_ASKED) == number
+
+
+def test_prose_is_kept_up_to_a_limit() -> None:
+    assert life_of("(EngineCore pid=2) x", "INFO:     x", "y").prose == ["y"]
+    assert len(life_of(*["x" * 15_000] * 4).prose) == 2
+    life = life_of("x", "EngineCore failed to start", "x")
+    assert (life.quoted, life_of("x").quoted) == (True, False)
 
 
 def test_a_text_is_a_log_only_with_lines_of_a_server() -> None:
@@ -57,7 +136,6 @@ def stats(
 
 
 WAIT = API + "No available shared memory broadcast block found in 60 seconds."
-ANSWER = 'INFO:     1.2.3.4:5 - "POST /v1/completions HTTP/1.1" 200 OK'
 
 
 @pytest.mark.parametrize(
@@ -65,7 +143,7 @@ ANSWER = 'INFO:     1.2.3.4:5 - "POST /v1/completions HTTP/1.1" 200 OK'
     [
         ([stats()], {"000": 0}, {"000": False}),
         ([stats(running=2)], {"000": 1}, {"000": True}),
-        ([stats(waiting=2)], {"000": 1}, {"000": True}),
+        ([stats(waiting=1)], {"000": 1}, {"000": True}),
         ([stats(running=1, waiting=1)], {"000": 1}, {"000": True}),
         ([stats(prompt="9.0", running=2)], {"000": 0}, {"000": True}),
         ([stats(running=2), stats(running=2)], {"000": 2}, {"000": True}),
@@ -132,6 +210,12 @@ def test_facts_that_a_life_collects() -> None:
     assert (life.booted, life.api_pid, life.first_engine_line, life.engine_error) == (True, 1, 4, True)
     assert life.pids == {1: "APIServer", 2: "EngineCore", 3: "Worker"}
     assert (life.connector, life.headless, life.ready, life.usage) == ("NixlConnector", False, False, None)
-    assert not life_of(CORE.replace("ERROR", "INFO") + "x").engine_error
+    for level, error in (("INFO", False), ("ERROR", True), ("CRITICAL", True)):
+        assert life_of(CORE.replace("ERROR", level) + "x").engine_error is error
+    for line, of_vllm in (("x", False), ("(X pid=2) x", True), ("INFO 11-20 08:24:30 [a.py:1] x", True)):
+        assert life_of(line, "y").of_vllm is of_vllm
+    assert SignKind.HEALTH_503 not in life_of(
+        ANSWER.replace("POST /v1/completions", "GET /health").replace("200", "503"), BOOT
+    )
     assert life_of("(MainProcess pid=1) INFO 11-20 08:24:30 [a.py:1] x").headless
     assert life_of("vllm: error: first", "vllm serve: error: second").usage == "vllm: error: first"

@@ -71,6 +71,7 @@ def test_the_exception_that_a_wrapper_quotes(quoted: str, own: Raised, found: bo
     root = find_root([replace(wrapper, headline=FATAL), own])
     assert root is not None
     assert (root.raised is own, root.class_known, root.quoted) == (found, found, quoted)
+    assert root.message == (own.message if found else quoted)
 
 
 @pytest.mark.parametrize("end", ["', please check the stack trace above", ""])
@@ -100,7 +101,7 @@ def test_a_wrapper_leads_to_the_exception_that_it_quotes(end: str) -> None:
 def test_an_empty_wrapper_leads_to_the_first_exception_with_frames(message: str) -> None:
     wrapper = raised("RuntimeError", message, "run_engine_core", headline="EngineCore failed to start.")
     memory = raised("ValueError", "No available memory", "worker_main", "load_model", process="Worker_TP0", line=9)
-    root = find_root([wrapper, memory])
+    root = find_root([wrapper, raised("SystemExit", "1", "worker_main"), raised("OSError", "no frames"), memory])
     assert root is not None
     assert (root.raised, root.wrapped) == (memory, True)
 
@@ -165,6 +166,12 @@ def test_the_oldest_exception_of_a_chain_that_is_no_look_up(first: str, message:
     assert root.raised is (link if oldest else last)
 
 
+def test_a_look_up_that_fails_before_a_cleanup_does_is_the_root() -> None:
+    lookup = raised("KeyError", "x", "step")
+    in_cleanup = replace(raised("OSError", "gone", "shutdown"), cause=lookup)
+    assert find_root([replace(raised("RuntimeError", "gave up", "step"), cause=in_cleanup)]) == Root(raised=lookup)
+
+
 @pytest.mark.parametrize(
     "other",
     [
@@ -195,6 +202,11 @@ def test_what_only_follows_another_exception_is_not_the_root(other: Raised) -> N
     alone = find_root([other])
     assert alone is not None
     assert alone.raised is other
+
+
+def test_an_exception_without_frames_comes_before_one_of_termination() -> None:
+    bare = raised("RuntimeError", "no frames")
+    assert find_root([raised("SystemExit", "1", "worker_busy_loop"), bare]) == Root(raised=bare)
 
 
 def test_the_last_words_of_the_engine_come_before_earlier_exceptions() -> None:

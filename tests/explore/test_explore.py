@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ DEATH = {
     "frames": ["schedule", "popleft_n"],
 }
 Play = Callable[[Case], PlayResult]
+PATCHED = ["vllm/v1/core/kv_cache_utils.py", "vllm/v1/simple_kv_offload/manager.py"]
 
 
 def quiet(_: Case) -> PlayResult:
@@ -46,12 +47,16 @@ def dies_of_long_prompts(case: Case) -> PlayResult:
 
 @pytest.fixture
 def playing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callable[[Release], Play]], None]:
-    """Replace the driver by a function; nothing is installed."""
+    """Replace the driver by a function; nothing is installed. loads: the patched files that it imports."""
 
-    def put(player: Callable[[Release], Play]) -> None:
+    def put(player: Callable[[Release], Play], loads: Sequence[str] = PATCHED) -> None:
         class Fake:
-            def __init__(self, release: Release, *_: object, **__: object) -> None:
+            def __init__(
+                self, release: Release, _: Path, errors: Path, *, patched: Sequence[str] = (), **__: object
+            ) -> None:
                 self.play = player(release)
+                lines = (f"REPRO observed imported {json.dumps({'file': one})}\n" for one in patched if one in loads)
+                errors.write_text("".join(lines), encoding="utf-8")
 
             def __enter__(self) -> Fake:
                 return self
@@ -62,7 +67,7 @@ def playing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callab
             return fake_release(version, tmp_path)
 
         def overlay(_: Path, __: Path, patches: tuple[Patch, ...], ___: object) -> Overlay:
-            return Overlay(Path(patches[0].was), {})
+            return Overlay(Path(patches[0].was), dict.fromkeys((patch.file for patch in patches), ""))
 
         for module in ("vllm_repro_explore.explore", "vllm_repro_explore.causes"):
             monkeypatch.setattr(f"{module}.Driver", Fake)
@@ -211,12 +216,28 @@ def test_cases_that_never_fail_tell_nothing_of_a_patch(playing: Any, capsys: Any
     assert "nothing to tell: no case fails as released" in shown
 
 
-def test_a_run_takes_one_patch_and_names_where_several_are_compared(capsys: Any) -> None:
-    with pytest.raises(SystemExit, match="64"):
-        main(["run", "sco-hybrid", "--patch", str(PAIR[0]), "--patch", str(PAIR[1])])
-    shown = capsys.readouterr().err
-    assert "takes one file here" in shown
-    assert "vllm-repro explore" in shown
+@pytest.mark.parametrize(
+    ("loads", "status", "reading"),
+    [((), 2, "not tested: the search does not load its files"), (PATCHED[:1], 0, "fixes every failing case")],
+)
+def test_a_patch_that_the_search_does_not_load_is_not_called_tested(
+    playing: Any, tmp_path: Path, capsys: Any, loads: Sequence[str], status: int, reading: str
+) -> None:
+    diff = tmp_path / "two.diff"
+    diff.write_text(
+        "".join(f"--- a/{one}\n+++ b/{one}\n@@ -1 +1 @@\n-old\n+new\n" for one in PATCHED), encoding="utf-8"
+    )
+    playing(lambda release: quiet if patch_of(release) else dies_of_long_prompts, loads)
+    words = ["explore", "--connector", "none", "--seeds", "9", "--patch", str(diff), "--json"]
+    assert main(words) == status
+    shown = capsys.readouterr()
+    (patch,) = json.loads(shown.out)["patches"]
+    assert (patch["tested"], patch["not_loaded"]) == (bool(loads), PATCHED[len(loads) :])
+    assert reading in shown.err
+    assert f"the search does not load {', '.join(PATCHED[len(loads) :])}\n" in shown.err
+
+
+def test_the_same_patch_is_not_compared_with_itself(capsys: Any) -> None:
     assert main(["explore", "sco-hybrid", "--patch", str(PAIR[0]), "--patch", str(PAIR[0])]) == 64
     assert "given twice" in capsys.readouterr().err
 

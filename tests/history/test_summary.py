@@ -60,6 +60,16 @@ def test_each_kind_of_news_comes_once() -> None:
     assert [news.kind for news in summary([*nights, row(11, 0, 1)], nights=3).news] == [NewsKind.FIX]
 
 
+def test_a_declared_fix_is_no_call() -> None:
+    """A bisection boots a release with the bug, and then one that is declared good."""
+    rows = [
+        row(0, 1, 1, version="0.23.0", standing=Standing.BAD),
+        row(1, 0, 1, version="0.24.0", standing=Standing.GOOD),
+    ]
+    (news,) = summary(rows).news
+    assert (news.kind, news.text) == (NewsKind.STATE, "closed (was reproduces): 0.24.0 is declared good, and lived")
+
+
 def test_the_first_night_has_nothing_to_be_compared_with() -> None:
     found = summary([row(0, 1, 1)])
     assert (found.since, found.news) == (None, ())

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_repro.journal.log_excerpts import LogExcerpts, read_excerpts
+from vllm_repro.journal.log_excerpts import DRAFT_SIZES, PAGE_SIZES, ExcerptSizes, LogExcerpts, read_excerpts
 from vllm_repro.journal.redact import Redactor
 from vllm_repro.report.text import excerpt, size
 
-LARGEST = 20_000
-"""Bytes of an excerpt for a draft: three of them have room beside the rest."""
+LARGEST = 28_000
+"""Bytes of an excerpt for a draft: two of them have room beside the rest."""
 
 
 def excerpts_of(folder: Path, text: str, root: str | None = "AssertionError") -> LogExcerpts:
@@ -42,6 +42,24 @@ def test_first_error_root_and_end_of_a_long_one(tmp_path: Path) -> None:
     assert shown.count("bytes left out") == 3
     assert size(shown) <= LARGEST
     assert "Traceback" not in excerpt(excerpts_of(tmp_path, text, root=None))
+
+
+@pytest.mark.parametrize("sizes", [DRAFT_SIZES, PAGE_SIZES])
+@pytest.mark.parametrize(("over", "whole"), [(-1_000, True), (1_000, False)])
+def test_a_long_traceback_is_whole_up_to_its_limit(tmp_path: Path, sizes: ExcerptSizes, over: int, whole: bool) -> None:
+    frame = '(EngineCore_DP0 pid=7) ERROR 11-23 15:00:00 [core.py:1]   File "a.py", line {}, in step\n'
+    frames = "".join(
+        frame.format(1_000 + number) for number in range((sizes.traceback + over) // len(frame.format(1_000)))
+    )
+    filling = "INFO filling\n" * 30_000
+    text = f"{filling}ERROR first\n{filling}Traceback (most recent call last):\n{frames}AssertionError: root\n{filling}"
+    (tmp_path / "a.log").write_text(text, encoding="utf-8")
+    log = read_excerpts(tmp_path, "a.log", Redactor(), "AssertionError", sizes)
+    assert log is not None
+    shown = excerpt(log)
+    assert ("Traceback (most" in shown, frames in shown) == (whole, whole)
+    assert frames[-1_000:] + "AssertionError: root" in shown
+    assert size(shown) <= (LARGEST if sizes is DRAFT_SIZES else PAGE_SIZES.whole)
 
 
 def test_an_error_that_a_warning_quotes_is_not_the_first(tmp_path: Path) -> None:

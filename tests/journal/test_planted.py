@@ -39,7 +39,7 @@ PLANTS = [*SECRETS.values(), *PRIVATE.values()]
 def outputs(made: RunReport) -> Iterator[tuple[str, str]]:
     """Return every rendering of a report by name."""
     for form in FORMATS:
-        yield form, render(made, form)
+        yield form, render(made, form, scenarios()[0])
     body = draft(made, (), duplicates(made, scenarios()))
     yield "issue", body.body + body.title
     yield "terminal", summary(made)

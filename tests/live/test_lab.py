@@ -55,7 +55,9 @@ BY_HAND = pytest.mark.by_hand
     ("arm", "outcome"),
     [
         ("near-miss-128", "untriggered"),
-        ("near-miss-129", "crash"),
+        pytest.param(
+            "near-miss-129", "crash", marks=BY_HAND
+        ),  # the shortest prompt that dies; the reported one is above
         pytest.param("eager", "clean", marks=BY_HAND),  # CI also boots it in the README's first command
         # A prefix hit dies with the same message; a growing chat is another way to get one.
         pytest.param("prefix-hit", "crash", marks=BY_HAND),
@@ -68,6 +70,7 @@ def test_the_arms_around_it(harness: Harness, arm: str, outcome: str) -> None:
     assert (trial["outcome"], done.status) == (outcome, 0), done.out + done.err
 
 
+@BY_HAND  # CI also boots it in test_causes
 def test_the_fixed_release_lives_with_the_boundary_crossed(harness: Harness) -> None:
     provision("0.24.0")  # before the run, so that its time limit does not include the install
     done = harness("run", SCENARIO, "--server", "lab", "--vllm", "0.24.0", "--arm", "reported")

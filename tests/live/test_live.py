@@ -22,6 +22,8 @@ from vllm_repro.host.ports import free_port
 from vllm_repro.host.processes import session_members, start
 from vllm_repro.releases.provision import provision
 from vllm_repro.releases.tiny_model_folder import cached_model
+from vllm_repro.report.script import script
+from vllm_repro.scenario.catalogue import find
 from vllm_repro.tiny_model import TinyModel
 
 pytestmark = pytest.mark.live
@@ -62,6 +64,7 @@ def test_the_engine_of_0_28_0_dies_of_one_request_and_lives_with_the_fix_laid_ov
     assert len(processes) == 3, "API server, EngineCore and worker"
 
 
+@pytest.mark.by_hand  # CI also boots it in test_throughput
 def test_the_engine_of_0_29_0_refuses_it_and_lives(harness: Harness) -> None:
     provision("0.29.0")
     done = harness("run", SCENARIO, "--server", "process", "--vllm", "0.29.0", "--arm", "reported")
@@ -169,3 +172,20 @@ def test_a_killed_harness_leaves_a_real_server_that_clean_ends(harness: Harness,
     ]:
         assert time.monotonic() < until, left
         time.sleep(0.2)
+
+
+@pytest.mark.by_hand
+@pytest.mark.parametrize(
+    ("release", "status", "printed"),
+    [("0.28.0", 1, "The engine died: IndexError: index 999999"), ("0.29.0", 0, "The engine lives.")],
+)
+def test_the_script_of_a_report_finds_the_same_without_this_package(
+    tmp_path: Path, release: str, status: int, printed: str
+) -> None:
+    known = find(SCENARIO)
+    installed = provision(release)
+    (tmp_path / "repro.py").write_text(script(known, known.arms[0]), encoding="utf-8")
+    command = [str(installed.python), "repro.py", "--model", str(cached_model(TinyModel())), "--load-format", "dummy"]
+    environment = {"PATH": f"{installed.executable.parent}:/usr/bin:/bin", "HOME": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, printed in done.stdout) == (status, True), done.stdout + done.stderr

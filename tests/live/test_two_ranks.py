@@ -58,6 +58,7 @@ def test_a_stopped_worker_of_the_second_node_is_a_hang(begin: Callable[..., Run]
     assert "/health answers 200" in trial["why"]
 
 
+@pytest.mark.by_hand
 @pytest.mark.alone  # beside another engine two ranks make about ten tokens a second, and this test needs 3,500
 def test_the_second_launcher_killed_is_no_death_and_its_orphan_is_ended(begin: Callable[..., Run]) -> None:
     run = begin()

@@ -19,11 +19,18 @@ def recording(*entries: Event) -> Recording:
 
 
 def sent(arm: str = "reported") -> Event:
-    return "request-sent", {"arm": arm, "trial": 1}
+    return "request-sent", {"arm": arm, "trial": 1, "name": "chat"}
 
 
 def answer(status: int | None, error: str | None = None, finish: str | None = None) -> Event:
-    return "answer", {"arm": "reported", "trial": 1, "status": status, "error": error, "finish_reason": finish}
+    return "answer", {
+        "arm": "reported",
+        "trial": 1,
+        "name": "chat",
+        "status": status,
+        "error": error,
+        "finish_reason": finish,
+    }
 
 
 @pytest.mark.parametrize(
@@ -44,6 +51,8 @@ def test_equal_results_are_folded_and_unanswered_requests_counted() -> None:
     good = answer(200, finish="stop")
     found = client_views(recording(sent(), good, sent(), good, sent(), answer(500, "dead"), sent()))
     assert found["reported", 1].answers == ("200 x 2", "500", "none")
+    assert found["reported", 1].failed == ("chat",)
+    assert client_views(recording(sent(), good))["reported", 1].failed == ()
 
 
 def ended(arm: str, outcome: str = "clean", weights: str | None = "real") -> Event:

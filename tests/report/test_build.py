@@ -34,6 +34,8 @@ KILLED, DAMAGED = "The journal is incomplete: the run was killed", "The journal 
 
 def says_so(form: str, text: str, *, killed: bool) -> bool:
     """Return True if a rendering reports that the run was killed, or that its journal is damaged."""
+    if form == "python":
+        return True  # a script states nothing about the run's result
     if form == "json":
         return json.loads(text)["journal_cut"] is True
     if form != "junit":
@@ -153,6 +155,26 @@ def test_a_journal_that_this_release_did_not_write_is_wrong_usage(
     assert f"the journal in {tmp_path} " in shown
     assert message in shown
     assert "next: " in shown
+
+
+@pytest.mark.parametrize("verb", ["report", "draft"])
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("bisect/min-tokens-stop-ids/bisection.md", "a bisection"),
+        ("threshold/tq-chunked-prefill/threshold.md", "a search of the shortest prompt"),
+        ("versions/sco-hybrid/versions.md", "a version map"),
+    ],
+)
+def test_a_folder_of_several_runs_is_named_and_its_text(
+    capsys: pytest.CaptureFixture[str], verb: str, text: str, what: str
+) -> None:
+    path = REHEARSAL.parent / text
+    for where in (path.parent, path.with_suffix(".json")):
+        assert main([verb, str(where)]) == 64
+        shown = capsys.readouterr().err
+        assert f"{path.parent} is {what}, not a run" in shown
+        assert f"next: read {path}" in shown
 
 
 def test_whatever_a_journal_lacks_is_no_fault_of_the_harness(tmp_path: Path) -> None:

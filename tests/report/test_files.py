@@ -37,6 +37,17 @@ def test_examples_are_what_their_journals_render_to(folder: Path, form: str) -> 
     assert path.read_text(encoding="utf-8") == text
 
 
+def test_no_link_of_an_example_is_dead() -> None:
+    root = EXAMPLES[0].parent
+    pages = sorted((*root.rglob("*.md"), *root.rglob("*.html")))
+    links = [
+        (page, link) for page in pages for link in re.findall(r'(?:\]\(|href=")([^)"#]+)', page.read_text("utf-8"))
+    ]
+    near = [(page, link) for page, link in links if not link.startswith("https://")]
+    assert ("report.json" in {link for _, link in near}, len(pages) > 30) == (True, True)
+    assert [str(page / link) for page, link in near if not (page.parent / link).exists()] == []
+
+
 @pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
 def test_the_terminal_says_verdict_cause_and_next_step(folder: Path) -> None:
     text = summary(report(folder))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
+from tests.report_examples import without_run_links
 from vllm_repro.report.threshold import Boot, Threshold, answer, markdown, threshold_dict
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.threshold import Answer, Probe
@@ -97,7 +98,8 @@ CASES = [
         2,
         "Undecided: the shortest prompt that crashes has above 5, at most 10 tokens. Prompts without an answer: 9.",
     ),
-    (threshold_of(), 2, "Undecided: no prompt gave an answer."),
+    (threshold_of(), 2, "Undecided: no boot has finished."),
+    (threshold_of([]), 2, "Undecided: no prompt gave an answer."),
     (
         threshold_of([(1, S)], [(5, C)]),
         2,
@@ -126,6 +128,12 @@ def test_the_table_names_every_prompt_and_the_reason_of_a_boot_without_an_answer
     assert "| 2 | none | infra: a \\| reason | 1.0 s |" in text
 
 
+def test_a_search_stopped_in_its_first_boot_has_no_table() -> None:
+    text = markdown(replace(threshold_of(), stopped="SIGINT"))
+    assert "Stopped by SIGINT" in text
+    assert "| boot |" not in text
+
+
 def test_the_kept_record_renders_as_it_was_written() -> None:
     folder = Path(__file__).parents[2] / "reports" / "examples" / "threshold" / "tq-chunked-prefill"
     record = json.loads((folder / "threshold.json").read_text(encoding="utf-8"))
@@ -142,5 +150,5 @@ def test_the_kept_record_renders_as_it_was_written() -> None:
     )
     again = Threshold(**{**known, "boots": boots})
     assert json.loads(json.dumps(threshold_dict(again))) == record
-    assert markdown(again) == (folder / "threshold.md").read_text(encoding="utf-8")
+    assert without_run_links(markdown(again)) == (folder / "threshold.md").read_text(encoding="utf-8")
     assert (record["answer"], record["server"], again.exit_status, len(boots)) == (4225, "lab", 0, 4)

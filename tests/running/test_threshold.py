@@ -80,7 +80,7 @@ def lengths(name: str, arm: str = "reported", kind: ServerKind = ServerKind.LAB)
     scenario = find(name)
     chosen = scenario.arm(arm)
     assert chosen is not None
-    found = lengths_of(scenario, chosen, kind, ServerOptions())
+    found = lengths_of(scenario, chosen, kind, ServerOptions(), "vllm-repro run")
     return found.low, found.guess, found.high
 
 
@@ -95,7 +95,7 @@ def test_the_search_begins_where_the_trigger_computes_it() -> None:
 def test_the_longest_prompt_is_one_that_the_workload_has_and_the_model_takes(longest: int, high: int) -> None:
     scenario = find("tq-chunked-prefill")
     arm = replace(scenario.arms[0], workload=(chat(prompt=100), chat(prompt=longest)))
-    assert lengths_of(scenario, arm, ServerKind.LAB, ServerOptions()).high == high
+    assert lengths_of(scenario, arm, ServerKind.LAB, ServerOptions(), "").high == high
 
 
 @pytest.mark.parametrize(
@@ -113,4 +113,4 @@ def test_the_longest_prompt_is_one_that_the_workload_has_and_the_model_takes(lon
 def test_other_boundaries_are_refused(name: str, arm: str, message: str) -> None:
     with pytest.raises(UsageError, match=message) as refused:
         lengths(name, arm)
-    assert refused.value.hint == f"vllm-repro run {name} --arm {arm} shows what this arm does"
+    assert refused.value.hint == "to see what this arm does: vllm-repro run"

@@ -186,6 +186,7 @@ def test_a_request_may_be_declared_to_fail(tmp_path: Path, may_fail: tuple[int, 
     assert conclusion.outcome is (Outcome.CLEAN if may_fail else Outcome.WRONG_OUTPUT)
 
 
+@pytest.mark.usefixtures("short_waits")
 @pytest.mark.parametrize(("path", "outcome"), [("/metrics", Outcome.CLEAN), ("/v1/models", Outcome.INFRA)])
 def test_an_answer_that_never_stops_ends_no_run(tmp_path: Path, path: str, outcome: Outcome) -> None:
     conclusion = concluded(tmp_path, {path: never_ending})

@@ -19,13 +19,16 @@ from vllm_repro.running.death_signs import Channel
 from vllm_repro.running.log_file import follow
 from vllm_repro.running.state import TimeLimits
 from vllm_repro.running.watch import Watch
+from vllm_repro.servers.base import Exit
 from vllm_repro.servers.kinds import ServerKind
 
 QUICK = TimeLimits(boot_stall=5.0, answer_stall=1.0, grace=1.0)
 
 
-def watched(fake: FakeVllm, work: Callable[[Watch, Client], Awaitable[None]], folder: Path) -> Watch:
-    """Return the watch over `fake` after `work` is done."""
+def watched(
+    fake: FakeVllm, work: Callable[[Watch, Client], Awaitable[None]], folder: Path, *, boots: bool = True
+) -> Watch:
+    """Return the watch over `fake` after `work` is done. boots: the server becomes ready."""
 
     async def run() -> Watch:
         with Journal(folder / "journal.jsonl") as journal:
@@ -33,7 +36,7 @@ def watched(fake: FakeVllm, work: Callable[[Watch, Client], Awaitable[None]], fo
                 Client(fake.base_url) as client,
                 Watch(fake, ServerKind.PROCESS, client, journal, QUICK, lambda _: None) as watch,
             ):
-                assert await watch.until_ready()
+                assert await watch.until_ready() is boots
                 await work(watch, client)
                 watch.stopping()
                 return watch
@@ -158,6 +161,25 @@ def test_a_restart_is_a_death_and_two_servers_behind_a_url_are_not(tmp_path: Pat
             watched(fake, work, tmp_path)
     else:
         assert [sign.channel for sign in watched(fake, work, tmp_path).signs] == [Channel.RESTART]
+
+
+@pytest.mark.parametrize("boots", [True, False])
+def test_another_node_that_ends_is_a_death_while_the_server_boots_only(tmp_path: Path, boots: bool) -> None:
+    class TwoNodes(FakeVllm):
+        async def rank_exited(self) -> tuple[int, Exit]:
+            while boots and not ready.is_set():
+                await asyncio.sleep(0.02)
+            return 1, Exit(code=1, detail="gone", at=time.time())
+
+    async def work(_watch: Watch, _client: Client) -> None:
+        ready.set()
+        await asyncio.sleep(0.1)
+
+    ready = threading.Event()
+    fake = TwoNodes(tmp_path / "log", {} if boots else {"/health": lambda exchange: exchange.answer(503)})
+    watch = watched(fake, work, tmp_path, boots=boots)
+    assert [sign.channel for sign in watch.signs] == ([] if boots else [Channel.RANK])
+    assert "rank-exited" in (tmp_path / "journal.jsonl").read_text(encoding="utf-8")
 
 
 def test_a_channel_that_falls_over_is_not_taken_for_a_quiet_one(tmp_path: Path) -> None:

@@ -55,6 +55,39 @@ def test_evidence_names_the_source_of_the_count_and_the_chunks() -> None:
     assert "by /tokenize" in LONG.find(facts(7593, counted_by="tokenize", status=None, died=True)).evidence[0]
 
 
+LIVED = SentRequest("lived", 4096 + 300, cached_tokens=0)
+SHORT = SentRequest("short", 50)
+REFUSED = SentRequest("refused", 99_999, status=400)
+DIED = SentRequest("died", 4096 + 129, "tokenize", status=None, died=True)
+
+
+@pytest.mark.parametrize(
+    ("requests", "brief", "continued"),
+    [
+        ((SentRequest("first", 4096 + 128, cached_tokens=0), DIED), "4096 + 129 tokens", 129),
+        ((LIVED, DIED), "4096 + 129 tokens", 129),
+        ((SentRequest("first", 4096 + 129, cached_tokens=0), SHORT, LIVED), "4096 + 300 tokens", 300),
+    ],
+)
+def test_the_evidence_is_of_the_prompt_in_flight_at_the_death_else_of_the_longest(
+    requests: tuple[SentRequest, ...], brief: str, continued: int
+) -> None:
+    found = LONG.find(TriggerFacts(requests=requests, batch=4096, chunked=True))
+    assert found.brief == brief
+    assert found.evidence[1] == f"a continuation of {continued} tokens, more than 128"
+
+
+def test_a_prompt_that_crossed_counts_though_another_was_in_flight_at_the_death() -> None:
+    died = SentRequest("died", 100, "tokenize", status=None, died=True)
+    assert LONG.find(TriggerFacts(requests=(LIVED, died), batch=4096, chunked=True)).crossed
+
+
+def test_without_a_crossing_the_evidence_is_of_the_longest_prompt_that_ran() -> None:
+    long = SentRequest("longer", 3000)
+    (text,) = chunked_prefill().find(TriggerFacts(requests=(REFUSED, long, SHORT), batch=4096, chunked=True)).evidence
+    assert text.startswith("longer: 3000 prompt tokens"), text
+
+
 def test_cached_tokens_are_not_prefilled() -> None:
     assert not LONG.find(facts(7593, cached_tokens=4096)).crossed
     found = continuation_over(128).find(facts(385, cached_tokens=256))

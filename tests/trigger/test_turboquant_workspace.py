@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vllm_repro.command.parse import parse
-from vllm_repro.diagnosis.boot_facts import ScheduledChunk
+from vllm_repro.diagnosis.boot_facts import BootFacts, ScheduledChunk
 from vllm_repro.evidence import Evidence
 from vllm_repro.running.assess import assess
 from vllm_repro.running.state import Observed
@@ -72,13 +72,25 @@ def test_the_reported_prompt_outgrows_it() -> None:
 def test_many_sequences_hide_a_prompt_of_twelve_thousand_tokens() -> None:
     found = OUTGROWN.find(facts(12_000, flags="--max-num-seqs 256 --block-size 128"))
     assert not found.crossed
-    assert found.brief == "needs 32.00 MB, 130.52 MB locked"
+    assert found.brief == "needs 32.00 MB, decoding locks 130.52 MB"
 
 
 def test_a_reservation_does_not_undo_the_proof_and_is_named() -> None:
     found = OUTGROWN.find(facts(7593, locked=400 * 1024 * 1024, reserved=True))
     assert found.crossed
-    assert "this release reserves room at boot: 400.00 MB are locked" in found.evidence
+    assert "this release reserves room at boot, and locks 400.00 MB" in found.evidence
+    assert found.brief == "needs 16.00 MB, 400.00 MB locked"
+
+
+@pytest.mark.parametrize("reserved", [False, True])
+def test_a_lock_is_claimed_only_if_there_is_one(reserved: bool) -> None:
+    """Without CUDA graphs vLLM locks nothing; what it would lock still shows that the prompt is long enough."""
+    found = OUTGROWN.find(facts(7593, boot=BootFacts(ready=True), reserved=reserved))
+    assert (found.crossed, found.brief) == (True, "needs 16.00 MB, nothing locked")
+    assert not any("decoding locks" in text for text in found.evidence)
+    with_graphs = OUTGROWN.find(facts(7593, boot=BootFacts(ready=True, graphs_captured=True)))
+    assert with_graphs.brief == "needs 16.00 MB, decoding locks 1.02 MB", "a log without the debug line shows no size"
+    assert OUTGROWN.find(facts(7593, locked=0)).brief == "needs 16.00 MB, 0.00 MB locked"
 
 
 def test_a_reservation_covers_all_sequences_and_a_lock_the_captured_batch() -> None:

@@ -54,7 +54,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
     ),
     "history": (
         "vllm_repro.cli.history",
-        "show what changed since the last nights: fixes, regressions, throughput, and hosts that are to blame",
+        "show what changed since the last nights: fixes, regressions, and throughput",
     ),
     "clean": ("vllm_repro.cli.clean", "list what killed runs left behind; with --yes remove it"),
 }

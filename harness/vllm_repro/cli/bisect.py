@@ -31,13 +31,13 @@ _EPILOG = """
 
 exit status:
   0  the answer is known
-  1  a surprise: an end is not as named, or there is more than one change
+  1  a surprise: --bad lives, --good dies, or there is more than one change
   2  undecided: a limit was reached, or what is left cannot be tried
   64 wrong usage, 70 a fault of the harness itself, 130 interrupted
 
-Both ends are booted first. Each boot is a run with a folder of its own. A death that is not this bug, a failed boot and a
-quiet boot short of the boundary are skips, each with its result. bisection.json and bisection.md in OUT/SCENARIO/bisect/
-are rewritten after each boot; --resume continues them. docs/bisect.md"""
+Both ends are booted first. Each boot is a run with a folder of its own. A boot that fails, dies of something else or does
+not cross the boundary is skipped, and its result is shown. bisection.json and bisection.md in OUT/SCENARIO/bisect/ are
+rewritten after each boot; --resume continues them. docs/bisect.md"""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
     targets = [arm for arm in arms if arm.expected.has_bug]
     if len(targets) != 1:
         raise UsageError(
-            f"{', '.join(names)}: {len(targets)} of these arms show the bug, and a bisection follows one",
+            f"{len(targets) or 'no'} arms that show the bug are named ({', '.join(names)}), and bisect follows one",
             hint=f"--arm with one of {', '.join(arm.name for arm in scenario.arms if arm.expected.has_bug)}",
         )
     job = job_from(arguments, name=arguments.scenario, scenario=scenario, options=options, choice=choice, arms=arms)

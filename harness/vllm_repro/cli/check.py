@@ -8,11 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from vllm_repro.cli.common import add_common, print_json
+from vllm_repro.cli.options import source
 from vllm_repro.command.environment import loading_flags
 from vllm_repro.errors import CommandError, ScenarioError, UsageError
+from vllm_repro.releases.request_fields import request_fields
 from vllm_repro.report.format import plural
 from vllm_repro.scenario.catalogue import scenario_files, scenario_files_below
-from vllm_repro.scenario.reader import Problem, check_file, read
+from vllm_repro.scenario.reader import read
+from vllm_repro.scenario.scenario import Scenario
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -21,26 +24,38 @@ def add(parser: argparse.ArgumentParser) -> None:
         example="vllm-repro check scenarios/tq_chunked_prefill.py",
         prints="a list of the mistakes, each with file, line and text",
     )
+    parser.add_argument(
+        "--vllm",
+        type=source,
+        metavar="SOURCE",
+        help="a release in the cache: report body fields of requests that its server does not read",
+    )
     parser.add_argument("paths", nargs="*", metavar="PATH", help="files or folders (default: the package's own)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     files = _files([Path(path) for path in arguments.paths])
-    problems: list[Problem] = [problem for path in files for problem in check_file(path)]
+    fields = request_fields(arguments.vllm) if arguments.vllm else None
+    found = {path: read(path, fields=fields) for path in files}
+    problems = [problem for _, some in found.values() for problem in some]
     if arguments.json:
         print_json([asdict(problem) for problem in problems])
     else:
         for problem in problems:
             print(problem)
-        for path in files if arguments.paths else ():  # not of the package's own
-            if loads := _loads(path):
+        for path, (scenario, _) in found.items() if arguments.paths else ():  # not of the package's own
+            if loads := _loads(scenario):
                 print(f"{path}: note: vLLM loads code or uses files of this host with {', '.join(loads)}")
         print(f"{plural(len(files), 'file')}, {plural(len(problems), 'problem')}", file=sys.stderr)
+    if any(scenario is None for scenario, _ in found.values()):
+        print(
+            "correct these and check again: a scenario's parts are compared once all its words are right",
+            file=sys.stderr,
+        )
     return 1 if problems else 0
 
 
-def _loads(path: Path) -> list[str]:
-    scenario = read(path)[0]
+def _loads(scenario: Scenario | None) -> list[str]:
     if scenario is None:
         return []
     try:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-__all__ = ["Parser", "add_common", "did_you_mean", "duration", "number", "print_json", "seconds"]
+__all__ = ["Parser", "add_common", "did_you_mean", "duration", "number", "print_json", "scenario_words", "seconds"]
 
 WRONG_USAGE = 64
 
@@ -54,6 +54,11 @@ def add_common(parser: argparse.ArgumentParser, *, example: str, prints: str = "
     )
     if prints:
         parser.add_argument("--json", action="store_true", help=f"print JSON: {prints}")
+
+
+def scenario_words(arguments: argparse.Namespace) -> list[str]:
+    """Return the `--scenarios` options of a command line, for a command that a message suggests."""
+    return [word for folder in arguments.scenario_folders for word in ("--scenarios", folder)]
 
 
 def print_json(value: Any) -> None:

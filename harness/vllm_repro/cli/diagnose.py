@@ -10,11 +10,13 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
-from vllm_repro.cli.common import add_common, print_json
+from vllm_repro.cli.common import add_common, print_json, scenario_words
 from vllm_repro.diagnosis.diagnosis import Diagnosis, diagnose
 from vllm_repro.diagnosis.log_text import read_lines
 from vllm_repro.errors import UsageError
+from vllm_repro.evidence import facts_of
 from vllm_repro.journal.redact import Redactor, known_secrets
+from vllm_repro.report.model import banner
 from vllm_repro.scenario.catalogue import all_scenarios, to_stderr
 from vllm_repro.scenario.matching import Match, matches, twins
 
@@ -32,7 +34,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    diagnosis = _read(arguments.file)
+    folders = scenario_words(arguments)
+    options = [f"--{name.replace('_', '-')}" for name in ("json", "exit_code") if getattr(arguments, name)]
+    diagnosis = _read(arguments.file, shlex.join(["vllm-repro", "diagnose", "-", *folders, *options]))
     known = all_scenarios(warn=to_stderr)
     found = matches(diagnosis, known)
     status = _STATUSES[diagnosis.died] if arguments.exit_code else 0
@@ -41,6 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(
             {
+                "evidence": diagnosis.evidence,
                 "died": diagnosis.died,
                 "phase": diagnosis.phase,
                 "exception": diagnosis.exception,
@@ -53,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
                         "how": match.how,
                         "fixed_in": match.scenario.status.first_good,
                         "lives_with": match.lives_with,
-                        "run": _command(match, arguments.scenario_folders),
+                        "run": _command(match, folders),
                     }
                     for match in found
                 ],
@@ -62,6 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
             }
         )
         return status
+    if facts_of(diagnosis.evidence).simulated:
+        print(banner(diagnosis.evidence, diagnosis.vllm_version))
     print({True: "died", False: "did not die", None: "cannot tell"}[diagnosis.died] + f": {why}")
     if diagnosis.vllm_version:
         print(f"vLLM {diagnosis.vllm_version}" + (f", phase: {diagnosis.phase}" if diagnosis.phase else ""))
@@ -76,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"  {'fixed in ' + fixed if (fixed := match.scenario.status.first_good) else 'open'}")
         for change in match.lives_with:
             print(f"  lives {change}")
-        print(f"  to see it: {_command(match, arguments.scenario_folders)}")
+        print(f"  to see it: {_command(match, folders)}")
         for twin in twins(match.scenario, known) if diagnosis.vllm_version is None else ():
             print(
                 f"  or, from {match.scenario.status.first_good} on: {twin.id}: {twin.title}. The text names no release"
@@ -90,9 +97,7 @@ _STATUSES = {True: 1, False: 0, None: 2}
 
 
 def _command(match: Match, folders: list[str]) -> str:
-    return " ".join(
-        ["vllm-repro run", match.scenario.id, *(f"--scenarios {shlex.quote(folder)}" for folder in folders)]
-    )
+    return shlex.join(["vllm-repro", "run", match.scenario.id, *folders])
 
 
 # First bytes of compressed files, and the command that reads them.
@@ -105,7 +110,8 @@ _COMPRESSED = (
 )
 
 
-def _read(name: str) -> Diagnosis:
+def _read(name: str, again: str) -> Diagnosis:
+    """Return the diagnosis of a file. again: the command that reads standard input instead."""
     hint = "name a log file, or - to paste one"
     if not name:
         raise UsageError("no file is named", hint=hint)
@@ -113,17 +119,17 @@ def _read(name: str) -> Diagnosis:
         raise UsageError("standard input is closed", hint="name a log file, or give a text on standard input")
     try:
         if name == "-":
-            return _from(sys.stdin.buffer, name)
+            return _from(sys.stdin.buffer, name, again)
         with Path(name).open("rb") as file:
-            return _from(file, name)
+            return _from(file, name, again)
     except OSError as error:
         raise UsageError(f"cannot read {name}: {error.strerror}", hint=hint) from error
 
 
-def _from(file: BinaryIO, name: str) -> Diagnosis:
+def _from(file: BinaryIO, name: str, again: str) -> Diagnosis:
     first = file.peek(8) if isinstance(file, io.BufferedReader) else b""
     for begins, reads in _COMPRESSED:
         if first.startswith(begins):
             source = "FILE" if name == "-" else shlex.quote(name)
-            raise UsageError("this file is compressed", hint=f"{reads} {source} | vllm-repro diagnose -")
+            raise UsageError("this file is compressed", hint=f"{reads} {source} | {again}")
     return diagnose(read_lines(file))

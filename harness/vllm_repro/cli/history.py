@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from vllm_repro.cli.common import add_common, number, print_json
-from vllm_repro.errors import InfraError, UsageError
+from vllm_repro.errors import UsageError
 from vllm_repro.history.page import page
 from vllm_repro.history.runs import read_runs
 from vllm_repro.history.summary import summarize
@@ -19,6 +19,10 @@ _EPILOG = """
 
 A night is named after its morning and begins at 18:00 the evening before, local time (set TZ=UTC for another).
 Details: docs/history.md."""
+
+
+_PRINT = Path("-")
+"""Prints instead of writing a file."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -36,8 +40,13 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="compare the last N nights with those before (default: 1)",
     )
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write the nightly page")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write all runs as a table, one line per run and arm")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the nightly page; - prints it instead")
+    parser.add_argument(
+        "--csv",
+        type=Path,
+        metavar="FILE",
+        help="write all runs as a table, one line per run and arm; - prints it instead",
+    )
     parser.add_argument(
         "--out", "--reports", type=Path, metavar="DIR", help="where runs are written, as for run (default: reports)"
     )
@@ -53,7 +62,15 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(
             f"there is no folder {root}", hint="vllm-repro run SCENARIO makes the first run; or name --out DIR"
         )
+    printed = [name for name in ("html", "csv") if getattr(arguments, name) == _PRINT]
+    if arguments.json + len(printed) > 1:
+        raise UsageError("only one of --json, --html - and --csv - can be printed", hint="name a file for the others")
     rows, unreadable = read_runs(root)
+    if not rows and (others := sorted(root.glob("*/journal.jsonl"))):
+        raise UsageError(
+            f"no run lies in {root} as SCENARIO/TIME-ID/: the folders in it are runs of one scenario, or copies",
+            hint=f"--out names the folder of all scenarios. To read one run: vllm-repro report {others[0].parent} --format md",
+        )
     for name in unreadable:
         print(f"vllm-repro: skipped, its journal holds no run: {name}", file=sys.stderr)
     named = arguments.scenario or ()
@@ -68,17 +85,20 @@ def run(arguments: argparse.Namespace) -> int:
         _write(arguments.csv, as_csv([row for row in rows if not named or row.scenario in named], None), "--csv")
     if arguments.json:
         print_json(as_json(found))
-    else:
+    elif not printed:
         print(terminal(found))
     for name, file in (("page", arguments.html), ("table", arguments.csv)):
-        if file:
-            print(f"{name}: {file}", file=sys.stderr if arguments.json else sys.stdout)
+        if file and file != _PRINT:
+            print(f"{name}: {file}", file=sys.stderr if arguments.json or printed else sys.stdout)
     return 0
 
 
 def _write(file: Path, text: str, option: str) -> None:
+    if file == _PRINT:
+        sys.stdout.write(text)
+        return
     if not file.parent.is_dir():
-        raise InfraError(
+        raise UsageError(
             f"cannot write {file}: there is no folder {file.parent}", hint="create it, or name another file"
         )
     write_file(file, text, hint=f"name another file with {option}")

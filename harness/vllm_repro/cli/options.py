@@ -12,7 +12,7 @@ from vllm_repro.cli.common import number, seconds
 from vllm_repro.errors import UsageError
 from vllm_repro.releases.sources import named_source
 from vllm_repro.running.folders import default_out
-from vllm_repro.running.job import Job, refuse_unused_options
+from vllm_repro.running.job import Job, refuse_unused_options, with_patches
 from vllm_repro.running.state import TimeLimits
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Arm, Scenario
@@ -30,8 +30,8 @@ _ALL = ("server", "url", "image", "vllm", "model", "weights", "port", "log", "pa
 _MOST_TRIALS = 200
 
 
-def add_server_options(parser: argparse.ArgumentParser, which: Sequence[str] = _ALL) -> None:
-    """Add the options that `which` names."""
+def add_server_options(parser: argparse.ArgumentParser, which: Sequence[str] = _ALL, *, patch: str = "") -> None:
+    """Add the options that `which` names. patch: end of the help of `--patch`."""
     texts = "; ".join(f"{kind}: {kind.facts.summary}" for kind in kinds())
     switch = {"action": "store_true", "default": None}
     options: dict[str, dict[str, Any]] = {
@@ -61,9 +61,10 @@ def add_server_options(parser: argparse.ArgumentParser, which: Sequence[str] = _
         },
         "patch": {
             "type": Path,
-            "action": _Once,
+            "action": "append",
             "metavar": "FILE",
-            "help": "a unified diff of vLLM to apply to the image or release: what git diff prints in a checkout of vLLM",
+            "help": "a unified diff of vLLM to apply to the image or release: what git diff prints in a checkout of vLLM"
+            + patch,
         },
         "guard": switch
         | {"help": "in the lab: refuse every copy and wait between host and device during graph capture, as CUDA does"},
@@ -72,17 +73,6 @@ def add_server_options(parser: argparse.ArgumentParser, which: Sequence[str] = _
     }
     for name in which:
         parser.add_argument(f"--{name}", **options[name])
-
-
-class _Once(argparse.Action):
-    """Option that may be given once: the last of several would silently win."""
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any) -> None:
-        if getattr(namespace, self.dest) is not None:
-            name = self.option_strings[0]
-            compared = "; vllm-repro explore compares several on vLLM's scheduler" if self.dest == "patch" else ""
-            raise argparse.ArgumentError(self, f"takes one file here: give each {name} a run of its own{compared}")
-        setattr(namespace, self.dest, values)
 
 
 def add_run_options(parser: argparse.ArgumentParser, *, arm: str, auto: bool = False, trials: bool = True) -> None:
@@ -149,7 +139,7 @@ def source(text: str) -> str:
 def server_options(arguments: argparse.Namespace) -> ServerOptions:
     """Return the `ServerOptions` of a parsed command line."""
     named = {name: getattr(arguments, name) for name in _ALL if getattr(arguments, name, None) is not None}
-    return ServerOptions(**named)
+    return ServerOptions(**named | {"patch": tuple(named.get("patch", ()))})
 
 
 def job_from(
@@ -161,9 +151,15 @@ def job_from(
     choice: ServerChoice,
     arms: Sequence[Arm],
     expect: Expect = Expect.DECLARED,
+    compared: bool = False,
 ) -> Job:
-    """Return the job of a command line with `add_run_options`. Raises `UsageError` for an option that the server does not use."""
+    """Return the job of a command line with `add_run_options`. Raises `UsageError` for an option that the server does not use.
+
+    compared: add an arm for each patch.
+    """
     refuse_unused_options(options, choice.kind)
+    if compared:
+        arms = with_patches(scenario, arms if arguments.arm else scenario.leading, options.patch)
     return Job(
         name=name,
         scenario=scenario,
@@ -176,6 +172,7 @@ def job_from(
         out=arguments.out or default_out(),
         limits=TimeLimits(boot_stall=arguments.boot_stall, answer_stall=arguments.answer_stall),
         expect=expect,
+        compared=compared,
     )
 
 

@@ -42,14 +42,15 @@ def add(parser: argparse.ArgumentParser) -> None:
         more=_EPILOG,
     )
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="may be left out with --resume")
-    add_server_options(parser)
+    add_server_options(parser, patch="; given several times, compare the release as it is with each of them")
     add_run_options(parser, arm="only this arm; may be given again", auto=True)
     parser.add_argument(
         "--expect",
         type=Expect,
         choices=list(Expect),
         metavar="{declared,alive,crash,any}",
-        help="what exit status 0 means: the scenario's own status (default; with --patch: alive), alive, a crash, or any verdict",
+        help="what exit status 0 means: the scenario's own status (default; with --patch: alive; with several: "
+        "crash, and each patch lives), alive, a crash, or any verdict",
     )
     parser.add_argument(
         "--throughput",
@@ -147,6 +148,7 @@ def _run(name: str, scenario: Scenario, arguments: argparse.Namespace, unfinishe
         choice=choice_of(scenario, options),
         arms=find_arms(scenario, arguments.arm),
         expect=arguments.expect or usual_expectation(options),
+        compared=len(options.patch) > 1,
     )
     job = replace(job, measure=MeasureOptions(arguments.throughput, arguments.soak))
     stream = sys.stderr if arguments.json else sys.stdout

@@ -10,10 +10,11 @@ from functools import partial
 from vllm_repro.cli.common import add_common, print_json
 from vllm_repro.cli.options import add_server_options, server_options
 from vllm_repro.command.compose import compose_text, service
-from vllm_repro.errors import InfraError
+from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.evidence import Evidence
 from vllm_repro.releases.local_vllm import local_vllm
 from vllm_repro.releases.provision import ReleaseCache
+from vllm_repro.report.script import script
 from vllm_repro.scenario.catalogue import find, find_arms, to_stderr
 from vllm_repro.scenario.patch import read_diff
 from vllm_repro.scenario.scenario import Arm, Scenario
@@ -23,7 +24,7 @@ from vllm_repro.servers.launch import ServedModel, container_launch, process_lau
 from vllm_repro.servers.options import ServerOptions, default_image, weights_for
 from vllm_repro.servers.overlay import PatchedSource, patch_container, patch_installed, patch_packages
 
-STYLES = ("docker", "serve", "compose", "lab")
+STYLES = ("docker", "serve", "compose", "lab", "python")
 SHOWN_PORT = 8000
 
 
@@ -42,9 +43,12 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     scenario = find(arguments.scenario)
     arm = find_arms(scenario, [arguments.arm] if arguments.arm else None)[0]
-    if patch := server_options(arguments).patch:
-        arm = replace(arm, patches=(*arm.patches, *read_diff(patch)))
-    text = command_text(scenario, arm, server_options(arguments), arguments.style)
+    options = server_options(arguments)
+    if len(options.patch) > 1:
+        raise UsageError("show prints one command, with one --patch", hint="vllm-repro run compares several")
+    for path in options.patch:
+        arm = replace(arm, patches=(*arm.patches, *read_diff(path)))
+    text = command_text(scenario, arm, options, arguments.style)
     if arguments.json:
         print_json({"scenario": scenario.id, "arm": arm.name, "as": arguments.style, "command": text})
     else:
@@ -55,6 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
 def command_text(scenario: Scenario, arm: Arm, options: ServerOptions, style: str) -> str:
     """Return the command of `arm` as a run would start it, on the port of the options, or 8000."""
     port = options.port or SHOWN_PORT
+    if style == "python":
+        return script(scenario, arm).rstrip()
     if style == "lab":
         return LabSite(replace(options, model=None, weights=None), scenario).text(arm, port)
     weights = weights_for(scenario, options)

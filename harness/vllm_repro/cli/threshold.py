@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import time
 from dataclasses import asdict, replace
 
 from vllm_repro import __version__
-from vllm_repro.cli.common import add_common
+from vllm_repro.cli.common import add_common, scenario_words
 from vllm_repro.cli.options import add_run_options, add_server_options, job_from, server_options
 from vllm_repro.cli.searches import add_limits, add_resume, continued, finish, stream_of
 from vllm_repro.errors import UsageError
@@ -63,7 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
     options = replace(options, server=choice.kind.value)  # boots of different kinds of server are not comparable
     job = job_from(arguments, name=arguments.scenario, scenario=scenario, options=options, choice=choice, arms=arms)
     job = replace(job, named_arms=[arms[0].name])
-    lengths = lengths_of(scenario, arms[0], choice.kind, options)
+    repeat = repeat_command("run", job, choice.kind, ("--vllm", options.vllm))
+    repeat = shlex.join([*shlex.split(with_out(repeat, job.out)), *scenario_words(arguments)])
+    lengths = lengths_of(scenario, arms[0], choice.kind, options, repeat)
     plan = Threshold(
         scenario=scenario.id,
         issue=scenario.issue,

@@ -40,6 +40,7 @@ exit status:
 
 Each release is a run with a folder of its own. The map is rewritten after each in OUT/SCENARIO/versions/, as
 versions.json and versions.md, so an interrupted map keeps its rows. --resume continues it in a new folder."""
+_PATCH = "; each one given is an arm beside the release as it is"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +56,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="A,B,...",
         help="the releases, separated by commas (default: those at which the scenario's status changes)",
     )
-    add_server_options(parser, which=("server", "model", "weights", "port"))
+    add_server_options(parser, which=("server", "model", "weights", "port", "patch"), patch=_PATCH)
     parser.add_argument(
         "--image",
         metavar="I",
@@ -90,7 +91,15 @@ def run(arguments: argparse.Namespace) -> int:
         versions = status_bounds(scenario)
     options, choice = choose_once(scenario, options, versions[0])
     arms = find_arms(scenario, names)
-    job = job_from(arguments, name=arguments.scenario, scenario=scenario, options=options, choice=choice, arms=arms)
+    job = job_from(
+        arguments,
+        name=arguments.scenario,
+        scenario=scenario,
+        options=options,
+        choice=choice,
+        arms=arms,
+        compared=bool(options.patch),
+    )
     job = replace(job, named_arms=names)  # so that each run is repeated with these arms
     stream = sys.stderr if arguments.json else sys.stdout
     if arguments.versions is None:

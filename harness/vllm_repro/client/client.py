@@ -18,7 +18,7 @@ import httpx
 
 from vllm_repro.client.answer import WHOLE, Answer, Usage
 
-__all__ = ["Client", "bounded", "is_rehearsal", "release_of"]
+__all__ = ["Client", "bounded", "fields_of", "is_rehearsal", "release_of"]
 
 _MOST_BYTES = 64 << 20
 """Longest response that is read: a broken server may never stop sending."""
@@ -263,17 +263,24 @@ class Client:
 
         vLLM takes any other field too, and ignores it.
         """
-        found: dict[str, frozenset[str]] = {}
         try:
-            schema = (await self.get("/openapi.json", timeout=30.0)).json()
-            for path, methods in schema["paths"].items():
-                content = methods.get("post", {}).get("requestBody", {}).get("content", {})
-                if "application/json" in content:
-                    model = content["application/json"]["schema"]
-                    found[path] = frozenset(_properties(model, schema["components"]["schemas"]))
-        except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return fields_of((await self.get("/openapi.json", timeout=30.0)).json())
+        except (httpx.HTTPError, ValueError):
             return {}
-        return found
+
+
+def fields_of(schema: Any) -> dict[str, frozenset[str]]:
+    """Return the body fields of each endpoint of an OpenAPI schema; empty if it is none."""
+    found: dict[str, frozenset[str]] = {}
+    try:
+        for path, methods in schema["paths"].items():
+            content = methods.get("post", {}).get("requestBody", {}).get("content", {})
+            if "application/json" in content:
+                model = content["application/json"]["schema"]
+                found[path] = frozenset(_properties(model, schema["components"]["schemas"]))
+    except (LookupError, TypeError, AttributeError, RecursionError):
+        return {}
+    return found
 
 
 def is_rehearsal(response: httpx.Response) -> bool:

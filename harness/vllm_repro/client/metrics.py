@@ -93,7 +93,7 @@ def read_metrics(text: str) -> Reading:
 
 
 def steps_between(before: Reading, after: Reading) -> tuple[str, ...]:
-    """Return the iterations between two scrapes as text, largest first: `1 of 4,097 to 8,192 tokens`."""
+    """Return the iterations between two scrapes as text, largest first: `1 step of 4,097 to 8,192 tokens`."""
     found: list[str] = []
     below = 0.0
     bounds = sorted(after.steps)
@@ -103,11 +103,12 @@ def steps_between(before: Reading, after: Reading) -> tuple[str, ...]:
         below = total
         if number <= 0:
             continue
+        steps = f"{number} step{'s' if number > 1 else ''} of"
         floor = int(bounds[index - 1]) + 1 if index else 0
         if bound == float("inf"):
-            found.append(f"{number} of over {floor - 1:,} tokens")
+            found.append(f"{steps} over {floor - 1:,} tokens")
         elif floor >= bound or bound == 1:
-            found.append(f"{number} of {int(bound)} token" + ("s" if bound != 1 else ""))
+            found.append(f"{steps} {int(bound)} token" + ("s" if bound != 1 else ""))
         else:
-            found.append(f"{number} of {floor:,} to {int(bound):,} tokens")
+            found.append(f"{steps} {floor:,} to {int(bound):,} tokens")
     return tuple(reversed(found))

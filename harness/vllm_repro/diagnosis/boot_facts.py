@@ -15,8 +15,18 @@ from itertools import zip_longest
 from typing import Any
 
 from vllm_repro.diagnosis.log_text import Line
+from vllm_repro.evidence import Evidence
 
-__all__ = ["BootFacts", "BootReader", "Observed", "ScheduledChunk", "boot_facts", "observed", "scheduler_dump"]
+__all__ = [
+    "BootFacts",
+    "BootReader",
+    "Observed",
+    "ScheduledChunk",
+    "boot_facts",
+    "imported",
+    "observed",
+    "scheduler_dump",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,17 +108,26 @@ _RUNNER = re.compile(r"Model Runner V2\b|V2 model runner|V1 model runner")
 _LOCKED = re.compile(r"Workspace locked\. Current sizes: \[([\d., e+-]*)\]")
 _OFFLOAD = re.compile(r"SimpleCPUOffloadScheduler: Allocating (\d+) (?:CPU|offload) blocks")
 _ARGS = re.compile(r"non-default args: (\{.*\})\s*$")
+_DEVICE = re.compile(r"\bLLM engine \(v.*?\bdevice_config=(\w+)")
+_DEVICES = {"cpu": Evidence.CPU, "cuda": Evidence.GPU}
+_SIMULATED = "REHEARSAL engine of vllm-repro", "LAB: vllm_repro_lab", "LAB observed "
 
 
 class BootReader:
-    """Collector of `BootFacts` from lines. The first statement of a fact counts: other processes repeat it."""
+    """Collector of `BootFacts` from lines. The first statement of a fact counts: other processes repeat it.
+
+    evidence: what a run on this server is evidence of, as its log shows.
+    """
 
     def __init__(self) -> None:
+        self.evidence = Evidence.UNKNOWN
         self._facts: dict[str, object] = {}
         self._stated: str | None = None
 
     def feed(self, line: Line) -> None:
         text = line.text
+        if text.startswith(_SIMULATED):
+            self.evidence = Evidence.REHEARSAL if text.startswith("REHEARSAL") else Evidence.LAB
         # Test for a fixed word before each search: nearly every line of a long log has none.
         if "vllm_version" not in self._facts and ("LLM" in text or "ersion" in text):
             found = next((match for rx in _VERSIONS if (match := rx.search(text))), None)
@@ -128,6 +147,8 @@ class BootReader:
         if "LLM engine" in text:
             # The CPU platform turns both off for some models, after the API server printed that chunks are on.
             self._facts.update((found[1], found[2] == "True") for found in _IN_FORCE.finditer(text))
+            if self.evidence is Evidence.UNKNOWN and (found := _DEVICE.search(text)):
+                self.evidence = _DEVICES.get(found[1], Evidence.UNKNOWN)
         if "cudagraph_mode" in text and (found := _GRAPH_MODE.search(text)):
             self._set("cudagraph_mode", found[1] or found[2])
         if "Graph capturing finished" in text:
@@ -257,3 +278,8 @@ def observed(lines: Iterable[Line]) -> tuple[Observed, ...]:
         if len(found) == _MOST_OBSERVED:
             break
     return tuple(found)
+
+
+def imported(lines: Iterable[Line]) -> tuple[str, ...]:
+    """Return the patched files that a process imported."""
+    return tuple(dict.fromkeys(str(one.values["file"]) for one in observed(lines) if one.kind == "imported"))

@@ -15,6 +15,7 @@ from dataclasses import replace
 from vllm_repro.diagnosis.judgement import Diagnosis, Phase, judge_life
 from vllm_repro.diagnosis.life_signs import ServerLife
 from vllm_repro.diagnosis.log_text import Line, read_lines
+from vllm_repro.evidence import Evidence
 
 __all__ = ["Diagnosis", "Phase", "diagnose"]
 
@@ -37,6 +38,9 @@ def diagnose(source: str | bytes | Iterable[Line], *, we_terminated: bool | None
     # Other containers in the same log are no servers.
     found = [one for lives, one in diagnoses if any(life.of_vllm for life in lives) or _in_vllm(one)]
     diagnosis = min(found or [one for _, one in diagnoses], key=_rank)
+    diagnosis = replace(
+        diagnosis, evidence=_evidence(diagnosis, [life for lives in streams.values() for life in lives])
+    )
     if order.broken:
         stopped = any(not life.stopping.isdisjoint(life.first) for lives in streams.values() for life in lives)
         return _without_order(diagnosis, stopped)
@@ -58,6 +62,15 @@ def _of_stream(lives: list[ServerLife], we_terminated: bool | None) -> Diagnosis
             )
             return replace(diagnosis, died=None, why=why)
     return diagnoses[-1]
+
+
+def _evidence(diagnosis: Diagnosis, lives: Sequence[ServerLife]) -> Evidence:
+    """Return the weakest evidence that a life shows: a simulation announces itself before its boot, in the life before."""
+    seen = {life.boot.evidence for life in lives}
+    if any(frame.file.startswith("vllm_repro_lab/") for frame in diagnosis.frames):
+        seen.add(Evidence.LAB)
+    weakest_first = Evidence.REHEARSAL, Evidence.LAB, Evidence.CPU, Evidence.GPU
+    return next((one for one in weakest_first if one in seen), Evidence.UNKNOWN)
 
 
 def _in_vllm(diagnosis: Diagnosis) -> bool:
@@ -118,6 +131,6 @@ def _without_order(diagnosis: Diagnosis, stopped: bool) -> Diagnosis:
 
 def _goes_on(life: ServerLife, later: Sequence[ServerLife]) -> bool:
     """Return True if the server still logs after another began: two servers share the log, and none restarted."""
-    if life.api_pid is None or life.api_pid == later[0].api_pid:  # in a container each life has the same pid
+    if life.api_pid == later[0].api_pid:  # in a container each life has the same pid
         return False
     return any(life.api_pid in one.pids for one in later)

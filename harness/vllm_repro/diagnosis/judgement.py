@@ -19,6 +19,7 @@ from vllm_repro.diagnosis.engine_code import booting, leaves_the_engine, startin
 from vllm_repro.diagnosis.life_signs import ServerLife, SignKind
 from vllm_repro.diagnosis.root_cause import Root, find_root
 from vllm_repro.diagnosis.tracebacks import Frame, Raised, Unfinished, bare_name
+from vllm_repro.evidence import Evidence
 
 __all__ = ["Diagnosis", "Phase", "judge_life"]
 
@@ -42,7 +43,7 @@ class Diagnosis:
     lost_worker: a worker process ended without an exception, and that is the cause.
     open_end: the log does not show how this life ended, if it did.
     usage: argparse's error, if the command line was refused. connector: class of the KV connector, if the text names one.
-    prose: what surrounds the log in a pasted text, or all of it.
+    prose: what surrounds the log in a pasted text, or all of it. evidence: what the server was, if the text shows it.
     """
 
     died: bool | None
@@ -55,6 +56,7 @@ class Diagnosis:
     usage: str | None = None
     connector: str | None = None
     prose: str = ""
+    evidence: Evidence = Evidence.UNKNOWN
 
     @property
     def exception(self) -> str | None:
@@ -86,14 +88,12 @@ class _Case:
     @property
     def engine_missing(self) -> int | None:
         """The first line in which the API server reports a dead engine."""
-        dead = min((one.first_line for one in self.raised if one.of_dead_engine), default=None)
-        return _first(dead, self.line(SignKind.ENGINE_GONE, SignKind.ENGINE_DEAD))
+        return self.line(SignKind.ENGINE_GONE, SignKind.ENGINE_DEAD)
 
     @property
     def first_end(self) -> int | None:
         """The first line that reports an end of any process."""
-        ends = self.line(SignKind.FATAL, SignKind.WORKER_DIED, SignKind.BOOT_FAILED)
-        return _first(self.engine_missing, ends)
+        return _first(self.engine_missing, self.line(SignKind.FATAL, SignKind.WORKER_DIED, SignKind.BOOT_FAILED))
 
     @property
     def stop_asked(self) -> int | None:
@@ -182,7 +182,7 @@ def _by_kernel(case: _Case) -> Diagnosis | None:
     killed = case.life.first.get(SignKind.OOM_KILLED)
     if killed is None or case.own_root is not None or _before(case.stop_asked, killed.line):
         return None
-    return _died(f"The kernel killed a process of this server for want of memory: {killed.text}")
+    return _died(f"The kernel killed a process of this server because memory ran out: {killed.text}")
 
 
 def _last_words(case: _Case) -> Diagnosis | None:
@@ -195,8 +195,7 @@ def _last_words(case: _Case) -> Diagnosis | None:
         if root is None and life.is_log:
             return _died(f"The engine did not come up: {failed.text}{_by_signal_code(failed.text)}")
         if root is not None and _is_exit(root.raised):
-            why = "The boot was interrupted by a signal; nothing failed by itself."
-            return Diagnosis(died=False, why=why, phase=Phase.BOOT)
+            return Diagnosis(died=False, why="The boot was interrupted by a signal; nothing failed by itself.")
     if own is None:
         if case.ordered:
             return None
@@ -218,7 +217,7 @@ _SIGNALS = {
     signal.SIGBUS: "often too little /dev/shm",
     signal.SIGILL: "an illegal instruction. On a CPU with AMX this is a known bug: vLLM's CPU attention uses AMX without asking "
     "Linux for it; --dtype float32 avoids that",
-    signal.SIGKILL: "often the kernel, for want of memory",
+    signal.SIGKILL: "often the kernel, because memory ran out",
     signal.SIGSEGV: "a segmentation fault",
 }
 
@@ -252,7 +251,7 @@ def _silent_end(case: _Case) -> Diagnosis | None:
             "EngineCore reports that another process ended; what ended it came before this part of the log."
         )
     if crash := life.first.get(SignKind.NATIVE_CRASH):
-        how = f"it crashed below Python ({crash.text})"
+        how = f"it crashed in native code ({crash.text})"
     elif _before(life.first_engine_line, case.engine_missing) and not life.engine_error:
         how = "it printed nothing, like a process killed by a signal"
     else:  # its lines are missing or torn, so its silence proves nothing
@@ -275,7 +274,7 @@ def _uncaught(case: _Case) -> Diagnosis | None:
     if case.ordered:
         return None
     if crash := life.first.get(SignKind.NATIVE_CRASH):
-        return _died(f"A process crashed below Python: {crash.text}", own)
+        return _died(f"A process crashed in native code: {crash.text}", own)
     if life.ready:
         return None
     # The interpreter prints an uncaught exception without a level; its frames include the program's own.
@@ -296,21 +295,18 @@ def _pasted(case: _Case) -> Diagnosis | None:
     if life.is_log or case.after_stop:
         return None
     if crash := life.first.get(SignKind.NATIVE_CRASH):
-        return _died(f"A process crashed below Python: {crash.text}", root)
-    signs = case.line(SignKind.ENGINE_DEAD, SignKind.ENGINE_GONE)
-    reported = signs is not None or any(one.reports_dead_engine for one in case.raised)
+        return _died(f"A process crashed in native code: {crash.text}", root)
+    reported = case.engine_missing is not None or any(one.reports_dead_engine for one in case.raised)
     quoted = life.quoted and root is not None and bool(root.raised.frames)
     if (reported and not case.ordered) or quoted:
-        return _died(f"The text names the death of the engine{': ' + _named(root) if root else ''}.", root)
+        return _died(f"The text reports that the engine died{': ' + _named(root) if root else ''}.", root)
     if root is None:
         return None
     if leaves_the_engine(root.raised):
-        return _died(
-            f"An exception left a step or the boot of the engine, and nothing catches it: {_named(root)}.", root
-        )
+        return _died(f"An exception left the engine's step or boot, where nothing catches it: {_named(root)}.", root)
     if starting(frozenset(root.raised.functions) - {"<module>"}) and not _is_exit(root.raised):
         return _died(f"The server ended while it booted: {_named(root)}.", root, Phase.BOOT)
-    return _undecided(f"An exception without a log, which does not show whether an engine died: {_named(root)}.", root)
+    return _undecided(f"An exception without its log does not show whether an engine died: {_named(root)}.", root)
 
 
 def _by_signal(case: _Case) -> Diagnosis | None:
@@ -334,22 +330,24 @@ def _unclear(case: _Case) -> Diagnosis | None:
     life = case.life
     # Before an ordered shutdown, one count without a token may have been a long step.
     if max(life.stalls.values(), default=0) > case.ordered or (life.waits > 1 and not case.ordered):
-        why = "Requests or workers wait and no token comes where this log ends: a hang, or one very long step."
+        why = "Where this log ends, requests or workers wait and no token comes: a hang, or one very long step."
         return _undecided(why, phase=Phase.REQUEST)
     if SignKind.DRAINING in life and SignKind.CLOSED not in life and not case.we_terminated:
-        why = "The server was asked to stop, and open requests did not end before this log does: a hang, or the log is cut."
+        why = "The server was asked to stop, but requests are open where this log ends: a hang, or the log is cut."
         return _undecided(why, phase=Phase.REQUEST)
     if case.stop_asked is not None and case.we_terminated is False:
-        why = "The server stopped in order, though the caller did not ask it to; this log does not show who did."
+        why = "The server shut down in order, but not at the caller's request; this log does not show who stopped it."
         return _undecided(why, phase=Phase.SHUTDOWN)
     if case.stop_asked is not None or case.we_terminated:
         return None
     if case.engine_stop_asked:
         if SignKind.SHUTDOWN in life:
             return None
-        return _undecided("EngineCore was asked to stop; the API server logs nothing of it: killed, or the log is cut.")
+        return _undecided(
+            "EngineCore was asked to stop, but the API server logs no shutdown: it was killed, or the log is cut."
+        )
     if SignKind.PARENT_GONE in life:
-        return _undecided("A worker outlived its parent process; this log does not show how that one ended.")
+        return _undecided("A worker outlived its parent process; this log does not show how the parent ended.")
     return None
 
 
@@ -360,8 +358,8 @@ def _stopped(case: _Case) -> Diagnosis | None:
     failed = _before(case.line(SignKind.SERVER_ERROR), case.stop_asked)
     lived = life.booted or SignKind.READY in life or (life.served and not failed) or case.engine_stop_asked
     if not lived and not case.we_terminated:
-        return _undecided("Only the end of a stopping server is here; what made it stop came before.")
-    why = "An ordered shutdown: what the server printed after its beginning is noise."
+        return _undecided("This log holds only the end of a shutdown; why the server stopped came before.")
+    why = "The server was stopped and shut down in order; errors that it logged meanwhile are no crash."
     return Diagnosis(died=False, why=why, phase=Phase.SHUTDOWN)
 
 
@@ -369,23 +367,29 @@ def _open_end(case: _Case) -> Diagnosis:
     life, inside, own = case.life, case.cut_inside, case.own_root
     if inside is not None and life.is_log:
         who = f"{inside.process} prints" if inside.process else "the engine prints"
-        return _undecided(f"The log ends inside a traceback that {who}: what comes after it decides.")
+        return _undecided(f"The log ends inside a traceback that {who}; only the rest shows whether the engine died.")
     if named := life.first.get(SignKind.OOM_NAMED):
         return _undecided(f"The kernel killed a process like vLLM's, perhaps of another server: {named.text}")
     if life.finder.unread > life.survived_until and (life.ready or life.booted):
         return _undecided(
             "A traceback in this log has no frames that can be read: give the log as the server wrote it."
         )
+    if SignKind.BOOT_FAILED in life and not life.ready:
+        return _undecided(
+            f"The engine did not come up, and this log does not show what ended it: {_named(case.root)}.", case.root
+        )
     if life.ready:
-        why = "Nothing here shows that the engine died: alive as far as this log goes."
+        why = "Nothing in this log shows that the engine died."
         return Diagnosis(died=False, why=why, open_end=True)
     if life.booted:
         why = "The server was still booting, without a failure, where this log ends."
         return Diagnosis(died=False, why=why, open_end=True)
     if life.is_log and own is not None:
-        return _undecided(f"An exception of the engine, in a piece of a log without its end: {_named(own)}.", own)
+        return _undecided(
+            f"The engine raised an exception, and this log does not show what followed: {_named(own)}.", own
+        )
     if life.is_log:
-        return _undecided("A piece of a log without a boot or an answered request: paste it from the boot on.")
+        return _undecided("This part of a log shows neither a boot nor an answered request: paste it from the boot on.")
     return _undecided("There is neither a server log nor a traceback in this text.")
 
 
@@ -397,7 +401,7 @@ _RULES = (
 
 def _named(root: Root | None) -> str:
     if root is None:
-        return "no exception of its own is in this log"
+        return "the exception behind it is not in this log"
     first = root.message.strip().partition("\n")[0]
     short = first if len(first) <= 160 else first[:159] + "…"
     name = bare_name(root.raised.exception) if root.class_known else "an exception whose class is not in this log"

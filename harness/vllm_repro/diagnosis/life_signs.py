@@ -44,6 +44,14 @@ class SignKind(StrEnum):
     READY = "ready"
 
 
+_DEATHS = frozenset(
+    {
+        *(SignKind.FATAL, SignKind.BOOT_FAILED, SignKind.WORKER_DIED),
+        *(SignKind.ENGINE_GONE, SignKind.ENGINE_DEAD, SignKind.NATIVE_CRASH),
+    }
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Sign:
     """The first line of its kind: its number and text."""
@@ -104,6 +112,8 @@ _WORDINGS: tuple[tuple[str, SignKind], ...] = (
     ),
 )
 _SIGN = re.compile("|".join(f"({wording})" for wording, _ in _WORDINGS))
+_ANY_SIGN = re.compile("|".join(wording for wording, _ in _WORDINGS))
+"""The same without groups, which is three times as fast."""
 _ACCESS = re.compile(r'\S+ - "([A-Z]+) (\S+) HTTP/[\d.]+" (\d{3})\b')
 _OOM = re.compile(r"\bout of memory: Killed process (\d{1,10}) \(([^)\n]{1,64})\)", re.IGNORECASE)
 _FRAME = re.compile(r'File "[^"\n]+", line \d+')
@@ -211,8 +221,9 @@ class ServerLife:
 
     def feed(self, line: Line) -> None:
         text = line.text
-        if line.level in ("DEBUG", "INFO") and line.source and _quotes_a_death(text):
-            return  # a request log quotes it: vLLM logs tracebacks and deaths as errors
+        quoting = line.level in ("DEBUG", "INFO") and bool(line.source)  # vLLM logs tracebacks and deaths as errors
+        if quoting and ("Traceback (most recent call last)" in text or _FRAME.search(text)):
+            return
         self.finder.feed(line)
         self.boot.feed(line)  # the environment names the release
         if self._is_environment(line):
@@ -238,7 +249,7 @@ class ServerLife:
             self.headless = True
         if not line.level and not line.process:
             self._keep_prose(text)
-        if (kind := self._kind(line)) is not None:
+        if (kind := self._kind(line)) is not None and not (quoting and kind in _DEATHS):
             # The first line of an ordered shutdown names its trigger; without it, the shutdown began before this part of the log.
             earlier = kind is SignKind.STOP_ASKED and "triggered" not in text.strip()[:_TEXT]
             self.first.setdefault(kind, Sign(0 if earlier else line.number, text.strip()[:_TEXT]))
@@ -255,7 +266,7 @@ class ServerLife:
         if self._prose_length < _PROSE:
             self.prose.append(text)
             self._prose_length += len(text)
-        self.quoted |= "ngine" in text and _QUOTED.search(text) is not None
+        self.quoted |= _QUOTED.search(text) is not None
 
     def _kind(self, line: Line) -> SignKind | None:
         text = line.text if line.level or line.process else line.text.lstrip()
@@ -265,18 +276,18 @@ class ServerLife:
             return SignKind.NATIVE_CRASH
         if not line.level and not line.process and _BY_SIGNAL.fullmatch(text.rstrip()):
             return SignKind.BY_SIGNAL
-        if found := _SIGN.match(text):
-            return _WORDINGS[(found.lastindex or 1) - 1][1]
-        if found := _ACCESS.match(text):
+        if ' - "' in text and (found := _ACCESS.match(text)):
             self.served = True
             return self._access(found[1], found[2], found[3], line.number)
+        if _ANY_SIGN.match(text) and (found := _SIGN.match(text)):
+            return _WORDINGS[(found.lastindex or 1) - 1][1]
         if text.startswith("No available shared memory broadcast block found"):
             self.waits += 1
         if "Avg prompt throughput: " in text and (found := _STATS.match(text)):
             self._stats(found)
         if "Killed process " in text and not line.level and (found := _OOM.search(text)):
             return self._out_of_memory(int(found[1]), found[2])
-        if _REFUSED.match(text):
+        if "error: " in text and _REFUSED.match(text):
             self.usage = self.usage or text.strip()[:_TEXT]
         if text.rstrip() == "Shutting down" and line.level:
             return SignKind.SHUTDOWN
@@ -314,15 +325,11 @@ class ServerLife:
         self.stalls[engine] = self.stalls.get(engine, 0) + 1 if waiting and still else 0
 
 
-def _quotes_a_death(text: str) -> bool:
-    if "Traceback (most recent call last)" in text or ('File "' in text and _FRAME.search(text)):
-        return True
-    return text.startswith(("EngineCore encountered", "EngineCore hit", "EngineCore failed"))
-
-
 _BEGINNINGS = ("non-default args: ", "vLLM API server version ", "Launching vLLM (")
 
 
 def begins(line: Line) -> str | None:
     """Return the words with which a server begins to boot, if the line begins with them."""
-    return next((words for words in _BEGINNINGS if line.text.startswith(words)), None)
+    if not line.text.startswith(_BEGINNINGS):
+        return None
+    return next(words for words in _BEGINNINGS if line.text.startswith(words))

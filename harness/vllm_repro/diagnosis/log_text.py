@@ -15,8 +15,8 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain, islice
+from typing import NamedTuple
 
 from vllm_repro.diagnosis.log_prefix import Prefixes
 
@@ -31,8 +31,7 @@ _AHEAD = 400
 """Lines read before the first is returned, to learn the prefix of an unknown collector."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class Line(NamedTuple):
     """One line of a log.
 
     number: counts from 1. stream: the container that printed it, in a log of several; "" if not named.
@@ -65,6 +64,7 @@ ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]_][^\x07\x1b]*(?:\x07|\x1b\\)|
 
 # An escape that a collector wrote out, and a colour without its escape, as GitHub shows it.
 _WRITTEN_ESC = re.compile(r"(?:\^\[|#033|\\(?:0?33|x1[bB]|u001[bB]|e)|\u241b)(?=\[[0-?]*[ -/]*[@-~])")
+_WRITTEN_MARKS = ("\\", "^[", "#033", "\u241b")
 _NO_ESC = re.compile(r"\[\d{1,3}(?:;\d{1,3}){0,5}m(?!\])")
 
 # Prefixes of known collectors. Each is tried once, in this order.
@@ -122,7 +122,7 @@ def read_lines(source: str | bytes | Iterable[str | bytes]) -> Iterator[Line]:
     decoded as UTF-8 or UTF-16; invalid ones become U+FFFD. Lines without a message are yielded too.
     """
     prefixes = Prefixes()
-    pieces = (piece for line in _physical_lines(source) for piece in _carriage_pieces(line))
+    pieces = chain.from_iterable(map(_carriage_pieces, _physical_lines(source)))
     ahead = list(islice(pieces, _AHEAD))
     for _, at, piece in ahead:
         prefixes.learn(piece, at)
@@ -238,16 +238,16 @@ def _from_record(line: str) -> list[str]:
 # ── the parts of a line ───────────────────────────────────────────────────────────────────────────────────
 
 
-def _carriage_pieces(physical: str) -> Iterator[tuple[str, int, str]]:
-    """Yield the pieces between carriage returns, each behind its container and the end of its known collectors' prefixes."""
+def _carriage_pieces(physical: str) -> list[tuple[str, int, str]]:
+    """Return the pieces between carriage returns, each behind its container and the end of its known collectors' prefixes."""
     clean = _uncoloured(physical).replace("\xa0", " ").rstrip("\r")
-    for piece in clean.split("\r") if "\r" in clean else (clean,):
-        if piece or piece is clean:
-            yield *_collected(piece), piece
+    if "\r" not in clean:
+        return [(*_collected(clean), clean)]
+    return [(*_collected(piece), piece) for piece in clean.split("\r") if piece]
 
 
 def _uncoloured(text: str) -> str:
-    if "[" in text:
+    if "[" in text and any(mark in text for mark in _WRITTEN_MARKS):
         text = _WRITTEN_ESC.sub("\x1b", text)
     if "\x1b" in text:
         text = ANSI.sub("", text)
@@ -256,6 +256,8 @@ def _uncoloured(text: str) -> str:
 
 def _collected(piece: str) -> tuple[str, int]:
     stream, at = "", 0
+    if piece.startswith("("):  # as vLLM's own prefix does, and no collector's
+        return stream, at
     for collector in _COLLECTORS:
         if found := collector.match(piece, at):
             at = found.end()
@@ -263,21 +265,19 @@ def _collected(piece: str) -> tuple[str, int]:
     return stream, at
 
 
-def _unglued(number: int, stream: str, piece: str, at: int) -> Iterator[Line]:
+def _unglued(number: int, stream: str, piece: str, at: int) -> tuple[Line, ...]:
     line = _parse(number, stream, piece, at)
     # Split only a piece without a vLLM prefix of its own: a message that quotes another log line stays whole.
     cut = None if line.level or " pid=" not in piece else _GLUED.search(piece, at + 1)
     if cut is None:
-        yield line
-        return
-    yield _parse(number, stream, piece[: cut.start()], at)
-    yield _parse(number, stream, piece[cut.start() :], 0)
+        return (line,)
+    return _parse(number, stream, piece[: cut.start()], at), _parse(number, stream, piece[cut.start() :], 0)
 
 
 def _parse(number: int, stream: str, raw: str, at: int) -> Line:
     process, pid = "", None
     # Ray puts its own prefix before vLLM's, and a launcher the rank; the innermost names the process.
-    while found := _PROCESS.match(raw, at) or _RANK.match(raw, at):
+    while raw.startswith(("(", "[rank"), at) and (found := _PROCESS.match(raw, at) or _RANK.match(raw, at)):
         if found.re is _PROCESS:
             process, pid = found[1] or found[3], int(found[2]) if found[2] else None
         else:
@@ -288,15 +288,4 @@ def _parse(number: int, stream: str, raw: str, at: int) -> Line:
         level, time, source, at = found[1], found[2] or "", found[3] or found[4], found.end()
     elif found := _UVICORN.match(raw, at):
         level, at = found[1], found.end()
-    text = raw[at:]
-    return Line(
-        number=number,
-        stream=stream,
-        process=process,
-        pid=pid,
-        level=level,
-        time=time,
-        source=source,
-        text=text,
-        raw=raw,
-    )
+    return Line(number, stream, process, pid, level, time, source, raw[at:], raw)

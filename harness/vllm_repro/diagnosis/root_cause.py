@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from vllm_repro.diagnosis.engine_code import CLEANUP, LOOPS, TEARDOWN
 from vllm_repro.diagnosis.tracebacks import Frame, Raised, bare_name
@@ -148,18 +148,17 @@ def _through_wrappers(link: Raised, candidates: Sequence[Raised]) -> Root:
         for one in candidates:
             first = _first_link(one)
             if not _empty_wrapper(first) and not _of_termination(first) and _is_block(one):
-                return replace(_through_wrappers(first, candidates), wrapped=True)
+                return Root(raised=first, wrapped=True)
         return Root(raised=link, wrapped=True)
     return Root(raised=link)
 
 
 def _quotes(wanted: str, raised: Raised) -> bool:
     message = squeeze(raised.message)
-    if not wanted or not message:
+    if not wanted and not message:
         # A bare assertion is quoted as ''.
-        own_record = raised.headline.startswith(("WorkerProc ", "Error getting async"))
-        return wanted == message and bool(raised.frames) and own_record
-    shorter, longer = sorted((wanted, message), key=len)
+        return bool(raised.frames) and raised.headline.startswith(("WorkerProc ", "Error getting async"))
+    shorter, longer = sorted((wanted, message))  # the beginning of a text sorts before it
     return wanted == message or (len(shorter) > 20 and longer.startswith(shorter))
 
 

@@ -247,7 +247,7 @@ class Finder:
         exception, message = "c10::DistBackendError", None
         if "atchdog" in line.text and (found := _WATCHDOG.search(line.text)):
             message = found[1] or found[2]
-        elif found := _THROWN.search(line.text):
+        elif "terminate called" in line.text and (found := _THROWN.search(line.text)):
             self._thrown = found[1]
         elif self._thrown and (found := _WHAT.match(line.text)):
             exception, message = self._thrown, found[1]
@@ -279,7 +279,7 @@ class Finder:
         block = output.block
         if block is not None and block.exception is not None and not block.done:
             block.done = interrupted or not stripped or len(block.message) >= _MAX_MESSAGE_LINES
-        if found := _HEADER.search(text):
+        if "Traceback (" in text and (found := _HEADER.search(text)):
             block = self._begin(output, line, indent=len(text) - len(text.lstrip()))
             _take_frames(block, text[found.end() :])
         elif stripped in (_EXPLICIT, _IMPLICIT):
@@ -295,7 +295,7 @@ class Finder:
             self._message_of(output, block, text)
         elif stripped:
             self._inside(output, block, text)
-        if stripped and not _CARETS.fullmatch(stripped):
+        if stripped and not (stripped[0] in "^~" and _CARETS.fullmatch(stripped)):
             output.previous = stripped
 
     def _begin(self, output: _Output, line: Line, *, indent: int | None) -> _Block:

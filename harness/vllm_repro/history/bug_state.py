@@ -4,17 +4,19 @@
                 ▲              │                 │                    │               │
                 └──────────────┴── regressed ◄───┴────────────────────┴───────────────┘
 
-Only conclusive runs count: a crash of this bug, or boots that all crossed the trigger and lived. Of nightlies and of releases, only the
-newest version seen so far counts. Hosts are tracked apart, since a bug may need one kind of GPU; the scenario has the worst state of them.
+Only conclusive runs count: a crash of this bug, or boots that all crossed the trigger and lived. The boots of a release count together,
+and releases follow each other by version: when they ran does not matter. Hosts are tracked apart, since a bug may need one kind of GPU;
+the scenario has the worst state of them.
 
 A fix is called after as many quiet boots in a row as `statistics.clean_streak` asks for, given all boots since the bug first crashed.
 Until then the first quiet boot makes a candidate, but only if every earlier boot crashed: a flaky bug has quiet nights all the time.
+A release that is declared good and lives needs no more boots.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, timedelta
 from enum import StrEnum
 from math import log, log1p
@@ -27,8 +29,8 @@ from vllm_repro.verdict.verdict import Standing
 
 __all__ = ["BugHistory", "BugState", "StateChange", "bug_histories"]
 
-SETTLED = 3
-"""Nights for which a release must stay good before the bug is closed."""
+SETTLED = 4
+"""Nights with quiet boots of a good release before the bug is closed."""
 ABSENT = timedelta(days=14)
 """A host without a conclusive run for so long no longer counts."""
 
@@ -92,6 +94,26 @@ class BugHistory:
 
 
 @dataclass
+class _Release:
+    """Boots of one release, or of one nightly, on one host. nights: those with a conclusive run."""
+
+    name: str = "an unknown release"
+    standing: Standing = Standing.UNKNOWN
+    crashed: int = 0
+    boots: int = 0
+    did: str = "died"
+    nights: set[date] = field(default_factory=set)
+
+    def add(self, row: Run, night: date) -> None:
+        self.name, self.standing = row.vllm_version or self.name, row.standing
+        self.nights.add(night)
+        if (died := row.died) is not None:
+            self.did = died.expected.did
+            self.crashed += died.k
+        self.boots += row.quiet if died is None else died.n
+
+
+@dataclass
 class _Track:
     """State on one host with one kind of build; GOOD_RELEASE means good on this kind of build."""
 
@@ -101,9 +123,10 @@ class _Track:
     boots: int = 0
     streak: int = 0
     last: date = date.min
-    newest: Version | None = None
+    quiet: set[date] = field(default_factory=set)
+    """Nights of the quiet boots in a row."""
     declared: bool = False
-    """Good only because the scenario declares it: no crash was seen."""
+    """Good because the scenario declares it."""
     why: str = ""
     did: str = "died"
 
@@ -111,45 +134,44 @@ class _Track:
     def needed(self) -> int | None:
         return clean_streak(self.crashed, self.boots) if self.crashed else None
 
-    def add(self, row: Run, night: date) -> bool:
-        """Update from a run; return False if the run does not count."""
-        died, quiet = row.died, row.quiet
-        version = _version(row.vllm_version)
-        if (died is None and not quiet) or (self.newest and version and version < self.newest):
-            return False
-        self.newest = version or self.newest
-        self.last = night
-        if died is not None:
-            self.did = died.expected.did
-            self._add_crashes(died.k, died.n, row)
+    def add(self, release: _Release) -> None:
+        """Update from the next newer release."""
+        self.last = max(self.last, *release.nights)
+        if release.crashed:
+            self.did = release.did
+            self._add_crashes(release)
         else:
-            self._add_quiet(quiet, row)
-        return True
+            self.quiet |= release.nights
+            self._add_quiet(release)
 
-    def _add_crashes(self, crashed: int, boots: int, row: Run) -> None:
-        text = f"{self.did} in {crashed} of {boots} boots with {row.vllm_version or 'an unknown release'}"
-        if self.state is BugState.GOOD_RELEASE or row.standing is Standing.GOOD:
-            self.why = f"{text}, where it {'was good' if self.state is BugState.GOOD_RELEASE else 'is declared good'}"
+    def _add_crashes(self, release: _Release) -> None:
+        text = f"{self.did} in {release.crashed} of {release.boots} boots with {release.name}"
+        was_good = self.state is BugState.GOOD_RELEASE and not (self.declared and release.standing is Standing.BAD)
+        if was_good or release.standing is Standing.GOOD:
+            self.why = f"{text}, where it {'was good' if was_good else 'is declared good'}"
             if self.state is not BugState.REGRESSED:
                 self.crashed = self.boots = self.streak = 0
             self.state = BugState.REGRESSED
         elif self.state is not BugState.REGRESSED:
             self.why = text + (f", after {self.streak} quiet" if self.state is BugState.CANDIDATE else "")
             self.state = BugState.REPRODUCES
-        self.crashed += crashed
-        self.boots += boots + self.streak  # the quiet boots were luck and belong to the crash rate
+        self.crashed += release.crashed
+        self.boots += release.boots + self.streak  # the quiet boots were luck and belong to the crash rate
         self.streak = 0
+        self.quiet = set()
         self.declared = False
 
-    def _add_quiet(self, boots: int, row: Run) -> None:
+    def _add_quiet(self, release: _Release) -> None:
         if self.state is BugState.GOOD_RELEASE:
             return
-        if self.state is BugState.OPEN:
-            if row.standing is Standing.GOOD:
-                self.state, self.declared = BugState.GOOD_RELEASE, True
-                self.why = f"{row.vllm_version} is declared good, and lived"
+        if release.standing is Standing.GOOD and self.state is not BugState.REGRESSED:
+            self.state, self.declared = BugState.GOOD_RELEASE, True
+            self.why = f"{release.name} is declared good, and lived"
+            self.crashed = self.boots = self.streak = 0
             return
-        self.streak += boots
+        if self.state is BugState.OPEN:
+            return
+        self.streak += release.boots
         always_crashed = self.crashed == self.boots
         if not always_crashed and self.streak < self._least_needed():
             return
@@ -159,7 +181,7 @@ class _Track:
         )
         if needed is not None and self.streak >= needed:
             self.state = BugState.GOOD_RELEASE
-            self.why = f"{seen}: {needed} were needed (with {row.vllm_version})"
+            self.why = f"{seen}: {needed} were needed (with {release.name})"
         elif always_crashed:
             self.state = BugState.CANDIDATE
             self.why = f"{seen}: {f'{needed} are needed' if needed else 'no number is enough'} before it is a fix"
@@ -182,24 +204,27 @@ def bug_histories(rows: Iterable[tuple[date, Run]]) -> list[BugHistory]:
 
 def _history(scenario: str, evidence: str, rows: Sequence[tuple[date, Run]]) -> BugHistory:
     tracks: dict[tuple[str, bool], _Track] = {}
+    releases: dict[tuple[str, bool], dict[Version, _Release]] = {}
     state, steps = BugState.OPEN, list[StateChange]()
-    settling: set[date] = set()
     for night, row in rows:
         build = build_of(row.vllm_version)
-        if build is Build.SOURCE:  # somebody's own tree says nothing about a release
+        # Somebody's own tree says nothing about a release.
+        if build is Build.SOURCE or (row.died is None and not row.quiet):
             continue
-        nightly = build is Build.NIGHTLY
-        track = tracks.setdefault((row.host, nightly), _Track(nightly=nightly))
-        if not track.add(row, night):
-            continue
-        now = _together(tracks.values(), night)
-        if now is BugState.GOOD_RELEASE and state in (BugState.GOOD_RELEASE, BugState.CLOSED):
-            settling.add(night)
-            now = BugState.CLOSED if state is BugState.CLOSED or len(settling) > SETTLED else now
-        elif now is BugState.GOOD_RELEASE:
-            settling = {night}
+        key, version = (row.host, build is Build.NIGHTLY), _version(row.vllm_version)
+        seen = releases.setdefault(key, {})
+        newer = bool(seen) and version > max(seen)
+        seen.setdefault(version, _Release()).add(row, night)
+        if not newer:
+            tracks[key] = _Track(nightly=key[1])
+        track = tracks[key]
+        for each in [version] if newer else sorted(seen):
+            track.add(seen[each])
+        now, why = _together(tracks.values(), night), track.why
+        if now is BugState.GOOD_RELEASE and len(_quiet_nights(tracks.values())) >= SETTLED:
+            why = f"good releases were quiet in {SETTLED} nights" if state is now else why
+            now = BugState.CLOSED
         if now is not state:
-            why = f"quiet for {SETTLED} more nights" if now is BugState.CLOSED and not track.declared else track.why
             steps.append(StateChange(night=night, run=row.id, was=state, state=now, why=why))
             state = now
     leading = _leading(tracks.values())
@@ -235,6 +260,11 @@ def _together(tracks: Iterable[_Track], night: date) -> BugState:
     return with_nightly
 
 
+def _quiet_nights(tracks: Iterable[_Track]) -> set[date]:
+    good = (track for track in tracks if not track.nightly and track.state is BugState.GOOD_RELEASE)
+    return set().union(*(track.quiet for track in good))
+
+
 def _worst(tracks: Iterable[_Track]) -> BugState | None:
     return min((track.state for track in tracks), key=_ORDER.index, default=None)
 
@@ -249,8 +279,9 @@ def _leading(tracks: Iterable[_Track]) -> _Track:
     return min(seen, key=rank, default=_Track(nightly=False))
 
 
-def _version(text: str | None) -> Version | None:
+def _version(text: str | None) -> Version:
+    """Return the version without its build; 0 for an unknown release, which counts as older than all others."""
     try:
         return Version(Version(text or "").public)
     except InvalidVersion:
-        return None
+        return Version("0")

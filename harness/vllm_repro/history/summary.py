@@ -124,14 +124,16 @@ def _state_news(bugs: Iterable[BugHistory], since: date) -> list[News]:
             step = bug.steps[-1]
             text = f"{bug.state} (was {was}): {step.why}"
             about = {"scenario": bug.scenario, "evidence": bug.evidence, "text": text, "run": step.run}
-            found.append(News(kind=_kind(was, bug.state), night=step.night, **about))
+            found.append(News(kind=_kind(was, bug), night=step.night, **about))
     return found
 
 
-def _kind(was: BugState, now: BugState) -> NewsKind:
+def _kind(was: BugState, bug: BugHistory) -> NewsKind:
+    now = bug.state
     if now is BugState.REGRESSED:
         return NewsKind.REGRESSED
-    if now.good and not was.good and was is not BugState.OPEN:
+    # A fix without boots behind it is declared, so it is known already.
+    if now.good and not was.good and was is not BugState.OPEN and bug.boots:
         return NewsKind.FIX
     return NewsKind.CANDIDATE if now is BugState.CANDIDATE else NewsKind.STATE
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from vllm_repro.evidence import facts_of
-from vllm_repro.history.bug_state import BugHistory, BugState
+from vllm_repro.history.bug_state import BugHistory
 from vllm_repro.history.nights import night_of
 from vllm_repro.history.runs import Run, setup_of, signature_of
 from vllm_repro.history.summary import News, Summary
@@ -36,8 +36,7 @@ def evidence_word(evidence: str) -> str:
 def state_text(bug: BugHistory) -> str:
     """Return the counts behind a state: `died in 23 of 60 boots (flaky); 2 quiet since; 19 quiet boots in a row would be a fix`."""
     if not bug.boots:
-        closed = bug.state is BugState.CLOSED
-        return "declared good, and the newest release lived" if closed else "the bug was not seen here"
+        return "declared good, and the newest release lived" if bug.state.good else "the bug was not seen here"
     text = f"{bug.did} in {bug.crashed} of {bug.boots} boots" + (" (flaky)" if bug.flaky else "")
     if bug.state.good:
         return f"{text} until then; {bug.streak} quiet in a row made it a fix"

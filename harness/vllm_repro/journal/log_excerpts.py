@@ -45,17 +45,21 @@ ALARM = re.compile(_ALARM.pattern.decode(), re.MULTILINE)
 
 @dataclass(frozen=True, kw_only=True)
 class ExcerptSizes:
-    """Bytes to read at the start, from the first error, around the root exception and at the end. A log up to `whole` is one excerpt."""
+    """Bytes to read at the start, from the first error, around the root exception and at the end. A log up to `whole` is one excerpt.
+
+    traceback: most bytes before the root exception, if its traceback begins there.
+    """
 
     head: int
     error: int
     root: int
+    traceback: int
     tail: int
     whole: int = 0
 
 
-DRAFT_SIZES = ExcerptSizes(head=1_024, error=6_144, root=5_120, tail=4_096, whole=12_288)
-PAGE_SIZES = ExcerptSizes(head=32_768, error=81_920, root=65_536, tail=65_536, whole=262_144)
+DRAFT_SIZES = ExcerptSizes(head=1_024, error=6_144, root=5_120, traceback=12_288, tail=4_096, whole=12_288)
+PAGE_SIZES = ExcerptSizes(head=32_768, error=81_920, root=65_536, traceback=48_000, tail=65_536, whole=262_144)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +122,9 @@ def _ranges(file: BinaryIO, size: int, root: str | None, sizes: ExcerptSizes) ->
         name = (root or "").encode("utf-8", "replace")  # a foreign journal may hold text that cannot be encoded
         raised = _find(file, re.compile(rb"\b" + re.escape(name) + rb"\b(?!')"), (name,), size) if name else None
         if raised is not None:
-            begin = _traceback_before(file, raised, sizes.root // 2)
-            yield max(begin, end), max(begin, raised - sizes.root // 2) + sizes.root
+            near = max(0, raised - sizes.root // 2)
+            begin = _traceback_before(file, raised, sizes.traceback)
+            yield max(near if begin is None else begin, end), max(near, begin or 0) + sizes.root
     yield size - sizes.tail, size
 
 
@@ -142,11 +147,11 @@ def _find(file: BinaryIO, pattern: re.Pattern[bytes], words: Sequence[bytes], si
     return None
 
 
-def _traceback_before(file: BinaryIO, at: int, most: int) -> int:
+def _traceback_before(file: BinaryIO, at: int, most: int) -> int | None:
     first = max(0, at - most)
     file.seek(first)
     before = file.read(at - first).rfind(b"Traceback (most recent call last)")
-    return at if before < 0 else first + before
+    return None if before < 0 else first + before
 
 
 def _lines(file: BinaryIO, first: int, last: int, size: int) -> tuple[int, int]:

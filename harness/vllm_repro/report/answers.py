@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -26,11 +27,13 @@ class ClientView:
     """What the client received in one trial.
 
     answers: HTTP results in the order of arrival, runs of equal ones folded: `("200 x 2", "500")`. refused: 4xx statuses, in that order.
+    failed: names of the requests without a whole answer.
     compared: the greedy output with the baseline arm's. output: result of the output check in a word or two. sdk: after a crash.
     """
 
     answers: tuple[str, ...] = ()
     refused: tuple[int, ...] = ()
+    failed: tuple[str, ...] = ()
     compared: OutputComparison
     output: str = ""
     sdk: SdkView | None = None
@@ -61,10 +64,13 @@ def _view(
     words += ["none"] * (len(entries.get("request-sent", ())) - len(words))
     runs = [(word, sum(1 for _ in run)) for word, run in groupby(words)]
     statuses = [entry["status"] for entry in received]
+    whole = Counter(entry["name"] for entry, word in zip(received, words, strict=False) if word == "200")
+    unanswered = Counter(entry["name"] for entry in entries.get("request-sent", ())) - whole
     found = compared or OutputComparison()
     return ClientView(
         answers=tuple(word if times == 1 else f"{word} x {times}" for word, times in runs),
         refused=tuple(status for status in statuses if status is not None and 400 <= status < 500),
+        failed=tuple(unanswered),
         compared=found if judged else replace(found, unknown=""),
         output=output,
         sdk=next((msgspec.convert(entry.fields, SdkView) for entry in entries.get("client-saw", ())), None),

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from vllm_repro.errors import UsageError
 from vllm_repro.host.host_id import host_id
 from vllm_repro.host.machine import Machine
 from vllm_repro.journal.journal import Entry, Recording, head_of, legible, read
@@ -30,6 +31,7 @@ from vllm_repro.verdict.verdict import (
     Expect,
     Expected,
     Record,
+    Result,
     Standing,
     Verdict,
     VerdictReport,
@@ -50,8 +52,20 @@ def build(folder: Path) -> RunReport:
     return report_of(read(folder / "journal.jsonl"), folder, known_secrets(os.environ))
 
 
+_OTHERS = {
+    "bisection.md": "a bisection",
+    "threshold.md": "a search of the shortest prompt",
+    "versions.md": "a version map",
+}
+"""Folders of several runs, by the text that each holds."""
+
+
 def build_foreign(folder: Path) -> RunReport:
     """Like `build`, for a journal of another release or one edited by hand: what it lacks is a `UsageError`."""
+    for name, what in _OTHERS.items():
+        text = (folder.parent if folder.is_file() else folder) / name
+        if text.is_file():
+            raise UsageError(f"{text.parent} is {what}, not a run", hint=f"read {text}; it names its runs")
     with legible(folder):
         return build(folder)
 
@@ -107,6 +121,7 @@ def report_of(recording: Recording, folder: Path, secrets: Mapping[str, str] | N
         related=tuple(started.get("related") or ()),
         timelines=timelines(recording),
         redactor=redactor,
+        compared=bool(started.get("compared")),
     )
 
 
@@ -136,10 +151,13 @@ def _version(recording: Recording) -> str | None:
 
 
 def _comparisons(arms: Sequence[ArmReport]) -> tuple[str, ...]:
-    """Compare the arms that avoid the bug with the arm that has it. Leave out arms whose patch did not run."""
-    tried = [arm for arm in arms if arm.trials and not arm.patch_untried]
+    """Compare the arms that avoid the bug with the arm that has it."""
     return comparisons(
-        [arm.result if arm.expected.has_bug else replace(arm.result, name=arm.name_and_edits) for arm in tried]
+        [
+            arm.result if arm.expected.has_bug else replace(arm.result, name=arm.name_and_edits)
+            for arm in arms
+            if arm.trials
+        ]
     )
 
 
@@ -149,7 +167,7 @@ def _comparisons(arms: Sequence[ArmReport]) -> tuple[str, ...]:
 def _verdict(
     started: Entry, ended: Entry | None, arms: Sequence[ArmReport], standing: Standing, version: str | None
 ) -> VerdictReport:
-    """Return the verdict over the arms, withdrawn if the bug was not imitated, a patch did not run, or the run ended early."""
+    """Return the verdict over the arms, withdrawn if the bug was not imitated or the run ended early."""
     results = [arm.result for arm in arms if arm.trials]
     verdict = decide(
         results,
@@ -163,14 +181,6 @@ def _verdict(
     if not _imitated(started) and (quiet or (results and all(result.alive for result in results))):
         because = f"the rehearsal engine does not imitate {started['issue']}, so its survival says nothing"
         verdict = VerdictReport(verdict=Verdict.INCONCLUSIVE, expected=None, because=because)
-    if quiet and (untried := [arm.name for arm in arms if arm.patch_untried]):
-        because = f"{', '.join(untried)}: no process of the server imported a patched file, so the patch was not tested"
-        # Surprises of other arms stand.
-        others = tuple(name for name in verdict.surprises if name not in untried)
-        because += f"; {verdict.because}" if others else ""
-        verdict = VerdictReport(
-            verdict=Verdict.INCONCLUSIVE, expected=False if others else None, because=because, surprises=others
-        )
     return verdict if ended is not None and not ended["interrupted"] else _interrupted_verdict(verdict, ended, arms)
 
 
@@ -227,7 +237,7 @@ def _arm(
         strange=sum(strange),
         unproved=sum(one and not other for one, other in zip(unproved, strange, strict=True)),
     )
-    return ArmReport(
+    report = ArmReport(
         result=result,
         command=begun["command"] if begun else "",
         differences=tuple(begun["differences"]) if begun else (),
@@ -238,6 +248,10 @@ def _arm(
         requests=_requests(own("request-sent"), ended),
         patches=tuple(msgspec.convert(patch, Patch) for patch in declared.get("patches") or ()),
     )
+    if report.patch_untried and result.result is Result.QUIET:
+        bound = "no process of the server imported a patched file, so the patch was not tested"
+        report = replace(report, result=replace(result, result=Result.INCONCLUSIVE, bound=bound))
+    return report
 
 
 def _requests(sent: Sequence[Entry], ended: Sequence[Entry]) -> tuple[str, ...]:
@@ -325,4 +339,5 @@ def _trial(entry: Entry, view: ClientView) -> TrialReport:
         outlasted=msgspec.convert(entry.get("outlasted") or (), tuple[Outlasted, ...]),
         refused=view.refused,
         client_saw=view.sdk,
+        failed=view.failed,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,14 @@ from vllm_repro.report.json_report import report_dict
 from vllm_repro.report.junit import junit
 from vllm_repro.report.markdown import markdown
 from vllm_repro.report.model import RunReport, TrialReport
+from vllm_repro.report.script import script_of_run
 from vllm_repro.report.wording import rank_logs
-from vllm_repro.scenario.catalogue import all_scenarios, to_stderr
+from vllm_repro.scenario.catalogue import all_scenarios, find, to_stderr
+from vllm_repro.scenario.scenario import Scenario
 
 __all__ = ["DRAFT", "FORMATS", "ON_REQUEST", "make_draft", "render", "write_file", "write_reports"]
 
-FORMATS = {"md": "report.md", "html": "report.html", "json": "report.json", "junit": "junit.xml"}
+FORMATS = {"md": "report.md", "html": "report.html", "json": "report.json", "junit": "junit.xml", "python": "repro.py"}
 DRAFT = "issue.md"
 ON_REQUEST = {"issue": DRAFT}
 """Formats that a run does not write."""
@@ -31,8 +34,8 @@ LOG_ROOM = 2 << 20
 _MOST_LOGS = 3
 
 
-def render(report: RunReport, form: str) -> str:
-    """Return the text of one format: `md`, `html`, `json`, `junit` or `issue`. Raises `UsageError` for others."""
+def render(report: RunReport, form: str, scenario: Scenario | None = None) -> str:
+    """Return the text of one format. scenario: of the run, if it is not in the catalogue. Raises `UsageError` for other formats."""
     if form == "issue":
         return make_draft(report).body
     if form == "md":
@@ -43,6 +46,8 @@ def render(report: RunReport, form: str) -> str:
         return json.dumps(report_dict(report), indent=2, ensure_ascii=False) + "\n"
     if form == "junit":
         return junit(report)
+    if form == "python":
+        return report.redactor.text(script_of_run(report, scenario or find(report.scenario)))
     raise UsageError(f"no format {form!r}", hint=f"one of {', '.join({**FORMATS, **ON_REQUEST})}")
 
 
@@ -84,33 +89,38 @@ def _page_logs(report: RunReport) -> list[LogExcerpts | MissingLog]:
     room = LOG_ROOM
     for name, root in log_names(report).items():
         if room < PAGE_SIZES.whole:
-            found.append(MissingLog(name, "no room on this page"))
+            found.append(MissingLog(name, exists=(report.folder / name).is_file()))
             continue
         log = read_excerpts(report.folder, name, report.redactor, root, PAGE_SIZES)
         if log is not None:
             room -= min(log.size, PAGE_SIZES.whole)
-        found.append(log or MissingLog(name, "not beside this page when it was made"))
+        found.append(log or MissingLog(name, exists=False))
     return found
 
 
-def write_reports(report: RunReport) -> list[Path]:
-    """Write all formats and return their paths."""
+def write_reports(report: RunReport, scenario: Scenario | None = None) -> list[Path]:
+    """Write all formats and return their paths, without the script if nobody knows the scenario. scenario: as for `render`."""
+    known = scenario or next((one for one in all_scenarios(warn=to_stderr) if one.id == report.scenario), None)
     paths = []
     for form, name in FORMATS.items():
+        if form == "python" and known is None:
+            to_stderr(f"no {name}: the scenario {report.scenario} is not here (--scenarios DIR adds a folder)")
+            continue
         path = report.folder / name
-        write_file(path, render(report, form), hint="vllm-repro report RUN -o FILE writes it elsewhere")
+        write_file(path, render(report, form, known), hint="vllm-repro report RUN -o FILE writes it elsewhere")
         paths.append(path)
     return paths
 
 
 def write_file(path: Path, text: str, *, hint: str) -> None:
-    """Replace `path` atomically. Raises `InfraError` with `hint`."""
+    """Replace `path` atomically. Raises `InfraError` if the disk is full, else `UsageError`, with `hint`."""
     fresh = path.with_name(f".{path.name}.new")
     try:
         fresh.write_text(text, encoding="utf-8")
         fresh.replace(path)
     except OSError as error:
-        raise InfraError(f"cannot write {path}: {error.strerror}", hint=hint) from error
+        kind = InfraError if error.errno in (errno.ENOSPC, errno.EDQUOT) else UsageError
+        raise kind(f"cannot write {path}: {error.strerror}", hint=hint) from error
     finally:
         with contextlib.suppress(OSError):  # half a file, if the disk is full
             fresh.unlink(missing_ok=True)

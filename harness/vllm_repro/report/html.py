@@ -14,6 +14,7 @@ from vllm_repro.report.document import asset, document, fragment
 from vllm_repro.report.format import seconds
 from vllm_repro.report.markdown import environment_lines, senders
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner, issue_url
+from vllm_repro.report.patches import patches_table
 from vllm_repro.report.source_changes import diff_of, how_to_apply, untried_note
 from vllm_repro.report.tables import arms_table, soak_lines, throughput_notes, throughput_table
 from vllm_repro.report.text import printable
@@ -39,10 +40,14 @@ _MOST_LISTED = 100
 
 @dataclass(frozen=True)
 class MissingLog:
-    """A log that is not on the page. why: as the end of a sentence."""
+    """A log that is not on the page. exists: it lies in the run's folder, and the page has no room for it."""
 
     name: str
-    why: str
+    exists: bool
+
+    @property
+    def why(self) -> str:
+        return "no room on this page" if self.exists else "not beside this page when it was made"
 
 
 def html_page(report: RunReport, logs: Sequence[LogExcerpts | MissingLog] = ()) -> str:
@@ -64,6 +69,7 @@ def html_page(report: RunReport, logs: Sequence[LogExcerpts | MissingLog] = ()) 
         context=context(report),
         cause=next((_cause(arm, trial) for arm, trial in report.failures), None),
         heads=heads,
+        patches_table=patches_table(report),
         rows=[(row, tones.get(re.split("[, ]", row[-2])[0], "dull")) for row in rows],
         trials=list(_trials(report)),
         more_trials=[f"{arm.name}: {text}" for arm in report.arms for text in first_of_each(arm.trials)[1]],
@@ -83,6 +89,7 @@ def html_page(report: RunReport, logs: Sequence[LogExcerpts | MissingLog] = ()) 
         untried_note=untried_note,
         environment=environment_lines(report),
         logs=[(log, _marked(log, roots.get(log.name))) for log in logs if isinstance(log, LogExcerpts)],
+        linked={log.name for log in logs if isinstance(log, LogExcerpts) or log.exists},
         missing_logs=[log for log in logs if isinstance(log, MissingLog)],
     )
     title = f"{report.scenario}: {report.verdict.verdict}{simulated(report.evidence)}"

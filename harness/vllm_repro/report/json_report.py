@@ -17,6 +17,7 @@ from vllm_repro.client.sdk import SdkView
 from vllm_repro.evidence import Evidence
 from vllm_repro.report.measurements import MeasureReport
 from vllm_repro.report.model import ArmReport, Environment, RunReport, ServerReport, TrialReport
+from vllm_repro.report.patches import ComparedPatch, compared_patches
 from vllm_repro.report.version_map import ReleaseRow, VersionMap, readings
 from vllm_repro.scenario.scenario import Status
 from vllm_repro.verdict.outcome import Death, Outcome, Outlasted
@@ -161,6 +162,7 @@ class RunJson(Struct, frozen=True, kw_only=True):
     host: str
     environment: Environment
     arms: tuple[ArmJson, ...]
+    compared_patches: tuple[ComparedPatch, ...]
     throughput: ThroughputJson | None
     throughput_withheld: str | None
     infra: tuple[str, ...]
@@ -182,6 +184,7 @@ def report_dict(report: RunReport) -> dict[str, Any]:
             undecided=report.verdict.expected is None,
             vllm_version=report.version,
             arms=[_arm(arm, found) for arm in report.arms],
+            compared_patches=compared_patches(report),
             throughput=_throughput(found),
             throughput_withheld=(found.withheld if found else "") or None,
             journal_cut=report.cut,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from vllm_repro.report.format import limited
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner, issue_url
+from vllm_repro.report.patches import patches_section
 from vllm_repro.report.source_changes import patched_section, replaced_section
 from vllm_repro.report.tables import arms_table, soak_section, throughput_section
 from vllm_repro.report.text import cell, code, fence, markdown_table, plain, shorten
@@ -31,6 +32,7 @@ def markdown(report: RunReport) -> str:
     sections = [
         *_summary(report),
         markdown_table(arms_table(report)),
+        patches_section(report),
         f"Trigger: {code(report.trigger)}. Declared: {cell(report.status)}.",
         *[_death(arm, trial) for arm, trial in report.failures if trial.death][:1],
         "## Evidence of the boundary",

@@ -43,7 +43,7 @@ class TrialReport:
 
     during: what the engine was doing when it died after its workload. answers: HTTP results in the order of arrival, runs of equal ones
     folded. output: result of the output check in a word or two. rank_logs: logs of further nodes, by rank from 1. refused: 4xx statuses.
-    client_saw: the outcome of a request through the `openai` SDK after the crash; None if none was sent.
+    client_saw: the outcome of a request through the `openai` SDK after the crash; None if none was sent. failed: names of requests.
     """
 
     number: int
@@ -66,6 +66,7 @@ class TrialReport:
     outlasted: tuple[Outlasted, ...] = ()
     refused: tuple[int, ...] = ()
     client_saw: SdkView | None = None
+    failed: tuple[str, ...] = ()
 
     @property
     def severity(self) -> int | None:
@@ -178,7 +179,7 @@ class RunReport:
     interrupted: the signal that ended it. cut: the journal ends early (`killed`) or has unreadable lines. imitated: False if the
     rehearsal engine does not have the bug. comparisons: sentences on arms that lived beside one that died. filed: `issue` is about this
     bug, else it is the nearest one. fixed_in: releases that are declared good. timelines: events by trial, also of trials that did not end.
-    redactor: for files of the run's folder that are added to a rendering.
+    redactor: for files of the run's folder that are added to a rendering. compared: patches are compared with the first arm.
     """
 
     folder: Path
@@ -210,6 +211,7 @@ class RunReport:
     related: tuple[str, ...] = ()
     timelines: Mapping[tuple[str, int], Sequence[Event]] = field(default_factory=dict)
     redactor: Redactor = field(default_factory=Redactor)
+    compared: bool = False
 
     @property
     def shortfall(self) -> str:

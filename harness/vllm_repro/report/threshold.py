@@ -79,6 +79,8 @@ def answer(found: Threshold) -> str:
     crash, quiet = search.shortest_crash, search.longest_quiet
     skipped = search.lengths(Answer.SKIP) - search.lengths(Answer.CRASH) - search.lengths(Answer.QUIET)
     unanswered = f" Prompts without an answer: {_tokens(skipped)}." if skipped else ""
+    if not found.boots:
+        return "Undecided: no boot has finished."
     match search.state:
         case State.QUIET:
             sent = search.lengths(Answer.QUIET)
@@ -144,10 +146,11 @@ def markdown(found: Threshold) -> str:
         parts.append(f"> **Stopped by {found.stopped}: this is what was known then.**")
     parts.append(f"{found.title} ([{found.issue}]({issue_url(found.issue)})). Arm: {found.arm}.")
     parts.append(f"**{cell(answer(found))}**")
-    crashes = sum(boot.outcome is Outcome.CRASH for boot in found.boots)
-    probes = len(found.search.probes)
-    summary = f"{plural(probes, 'prompt')} in {plural(len(found.boots), 'boot')}, {crashes} of which crashed"
-    parts.append(f"<details><summary>{summary}</summary>\n\n{_table(found)}\n\n</details>")
+    if found.boots:
+        crashes = sum(boot.outcome is Outcome.CRASH for boot in found.boots)
+        probes = len(found.search.probes)
+        summary = f"{plural(probes, 'prompt')} in {plural(len(found.boots), 'boot')}, {crashes} of which crashed"
+        parts.append(f"<details><summary>{summary}</summary>\n\n{_table(found)}\n\n</details>")
     parts.append(
         f"vLLM: {found.version or 'unknown'}, server: {found.server}, evidence: {found.evidence or 'none'}. "
         f"vllm-repro {found.harness_version}, started {found.started_at}, took {found.duration_s:.0f} s."

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from vllm_repro.command.command import ServeCommand
-from vllm_repro.diagnosis.boot_facts import BootFacts, boot_facts, observed, scheduler_dump
+from vllm_repro.diagnosis.boot_facts import BootFacts, boot_facts, imported, observed, scheduler_dump
 from vllm_repro.diagnosis.diagnosis import Diagnosis, Phase, diagnose
 from vllm_repro.diagnosis.log_text import Line, read_lines
 from vllm_repro.diagnosis.signature import How, compare, failed_nodes
@@ -89,7 +89,6 @@ def assess(
     if death is not None:
         phase = diagnosis.phase or (Phase.REQUEST if seen.ready else Phase.BOOT)
     why = _why(outcome, facts, diagnosis, seen)
-    imported = (str(one.values["file"]) for one in observed(_lines(log)) if one.kind == "imported")
     return Conclusion(
         outcome=outcome,
         phase=phase,
@@ -105,7 +104,7 @@ def assess(
         launched=seen.facts is not None,
         during=seen.measuring if death is not None or outcome is Outcome.HANG else "",
         weights=weights,
-        imported=tuple(dict.fromkeys(imported)),
+        imported=imported(_lines(log)),
         outlasted=seen.outlasted,
     )
 

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vllm_repro.errors import UsageError
 from vllm_repro.releases.sources import is_release, version_of
 from vllm_repro.report.model import banner
 from vllm_repro.running.state import MeasureOptions, TimeLimits
+from vllm_repro.scenario.patch import read_diff
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.kinds import ServerKind, kinds
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.site import ServerChoice, Site, choose
-from vllm_repro.verdict.verdict import Expect
+from vllm_repro.verdict.verdict import Expect, Expected
 
-__all__ = ["Job", "choice_of", "first_line", "refuse_unused_options", "repeat_command", "usual_expectation"]
+__all__ = [
+    "Job",
+    "choice_of",
+    "first_line",
+    "refuse_unused_options",
+    "repeat_command",
+    "usual_expectation",
+    "with_patches",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +36,7 @@ class Job:
 
     name: the scenario as the user named it, an id or a path. named_arms: the arms that the user named; `arms` are all of them if none
     was. trials: boots of each arm, None for as many as decide its claim. reproduce: the command that repeats it, if that is not `run`.
+    compared: `arms` are to be compared, and the patches of the options are among them (`with_patches`).
     """
 
     name: str
@@ -41,6 +52,7 @@ class Job:
     expect: Expect = Expect.DECLARED
     measure: MeasureOptions = field(default_factory=MeasureOptions)
     reproduce: str = ""
+    compared: bool = False
 
     def version(self, kind: ServerKind) -> str | None:
         """Return the version to run; None if the server decides it."""
@@ -55,8 +67,23 @@ def choice_of(scenario: Scenario, options: ServerOptions, *, download: bool = Tr
 
 
 def usual_expectation(options: ServerOptions) -> Expect:
-    """Return the expectation of a run without `--expect`: a patched release should live, whatever the scenario declares."""
-    return Expect.ALIVE if options.patch else Expect.DECLARED
+    """Return the expectation of a run without `--expect`: a patched release should live, whatever the scenario declares.
+
+    Several patches are compared with the release as it is, which should fail.
+    """
+    return (Expect.DECLARED, Expect.ALIVE, Expect.CRASH)[min(len(options.patch), 2)]
+
+
+def with_patches(scenario: Scenario, arms: Sequence[Arm], diffs: Sequence[Path]) -> list[Arm]:
+    """Return `arms`, and for each diff the first of them with it. Raises `UsageError` if a diff has the name of an arm."""
+    found = list(arms)
+    for path in diffs:
+        name = re.sub(r"[^\w.-]+", "-", path.stem)
+        if any(arm.name == name for arm in (*scenario.arms, *found)):
+            raise UsageError(f"two arms would have the name {name} of {path}", hint="rename the diff, or name it once")
+        patches = (*arms[0].patches, *read_diff(path))
+        found.append(replace(arms[0], name=name, expected=Expected.LIVES, patches=patches, why=f"with {path.name}"))
+    return found
 
 
 def first_line(site: Site, why: str, version: str | None) -> str:
@@ -76,7 +103,7 @@ def repeat_command(verb: str, job: Job, kind: ServerKind, release: tuple[str, st
         release,
         ("--model", options.model),
         ("--weights", options.weights),
-        ("--patch", options.patch),
+        *(("--patch", path) for path in options.patch),
         ("--boot-stall", limits.boot_stall if limits.boot_stall != default.boot_stall else None),
         ("--answer-stall", limits.answer_stall if limits.answer_stall != default.answer_stall else None),
     ):
@@ -87,7 +114,7 @@ def repeat_command(verb: str, job: Job, kind: ServerKind, release: tuple[str, st
         words += ["--arm", arm]
     if job.trials != 1:
         words += ["--trials", "auto" if job.trials is None else str(job.trials)]
-    if job.expect is not usual_expectation(options):
+    if verb == "run" and job.expect is not usual_expectation(options):
         words += ["--expect", job.expect.value]
     if job.measure.throughput:
         words += ["--throughput"]
@@ -100,7 +127,7 @@ def repeat_command(verb: str, job: Job, kind: ServerKind, release: tuple[str, st
 def refuse_unused_options(options: ServerOptions, kind: ServerKind) -> None:
     """Raise `UsageError` for an option that servers of this kind do not use."""
     for name in sorted({name for one in ServerKind for name in one.facts.options}):
-        if getattr(options, name) not in (None, False) and name not in kind.facts.options:
+        if getattr(options, name) and name not in kind.facts.options:
             others = " or ".join(one for one in ServerKind if name in one.facts.options)
             raise UsageError(
                 f"--{name} has no meaning with --server {kind}", hint=f"leave it out, or use --server {others}"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_repro import __version__
-from vllm_repro.errors import InfraError, UsageError
+from vllm_repro.errors import ReproError, UsageError
 from vllm_repro.host.host_id import hosted_by
 from vllm_repro.host.machine import Machine, look
 from vllm_repro.journal.journal import SCHEMA, Journal, json_of
@@ -72,7 +72,9 @@ def run_one(
 
 
 def _arms(job: Job, site: Site, progress: Progress) -> list[Arm]:
-    """Return the arms to run on `site`, each with the patch of the command line."""
+    """Return the arms to run on `site`, each with the patch of the command line, if there is one."""
+    if job.compared:
+        return list(job.arms)
     arms = list(job.arms) if job.named_arms else site.usual_arms(job.scenario, job.arms)
     if len(arms) < len(job.arms):
         others = ", ".join(arm.name for arm in job.arms if arm not in arms)
@@ -81,7 +83,7 @@ def _arms(job: Job, site: Site, progress: Progress) -> list[Arm]:
         return arms
     if not job.named_arms:
         arms = [arm for arm in arms if not arm.patches]  # two patches of the same lines would conflict
-    extra = read_diff(job.options.patch)
+    extra = read_diff(job.options.patch[0])
     return [replace(arm, patches=(*arm.patches, *extra)) for arm in arms]
 
 
@@ -118,10 +120,10 @@ def _run(job: Job, site: Site, progress: Progress, unfinished: UnfinishedRun | N
     report = build(folder)
     try:
         with signals_later():
-            write_reports(report)
-    except InfraError as error:  # the journal holds everything; do not lose the verdict of hours of boots
+            write_reports(report, job.scenario)
+    except ReproError as error:  # the journal holds everything; do not lose the verdict of hours of boots
         verdict = f"{report.verdict.verdict}{simulated(report.evidence)}"
-        raise InfraError(f"the verdict is {verdict}, and {error}", hint=error.hint) from error
+        raise type(error)(f"the verdict is {verdict}, and {error}", hint=error.hint) from error
     return report
 
 
@@ -141,6 +143,7 @@ def _header(job: Job, site: Site, machine: Machine, record: Record | None) -> di
         "evidence": site.evidence,
         "server": site.kind,
         "trials": job.trials,
+        "compared": job.compared,
         "seed": job.seed,
         "wishes": job.measure,
         "loads": scenario.loads,

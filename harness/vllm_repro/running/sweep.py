@@ -41,8 +41,11 @@ def run_release(
     job: Job, version: str, progress: Progress, chosen: Chosen, redactor: Redactor
 ) -> RunReport | ReleaseRow:
     """Run `job` on one release. Return a row without a run if there is no server for it."""
+    job = replace(job, options=for_release(job.options, version))
+    if job.compared:  # `run` with one patch is another command
+        job = replace(job, reproduce=repeat_command("versions", job, job.choice.kind, ("--versions", version)))
     try:
-        return run_one(replace(job, options=for_release(job.options, version)), progress, chosen)
+        return run_one(job, progress, chosen)
     except (InfraError, Unsupported) as error:
         infra = isinstance(error, InfraError)
         # An unsupported release is a result: its hint is for a run of that release alone.
@@ -115,7 +118,8 @@ class _Sweep:
     def _row(self, version: str) -> tuple[ReleaseRow, str | None]:
         """Return the row of one release, and the signal that interrupted its run."""
         report = self._unfinished.report(version) if self._unfinished else None
-        if report is not None:
+        patches = [arm.patches for arm in self._job.arms]
+        if report is not None and [arm.patches for arm in report.arms] == patches:  # no diff was changed since
             self._progress.line(f"  as in {report.folder.name}")
             return self._row_of(report, version), None
         found = run_release(self._job, version, self._progress, self._chosen, self._redactor)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from vllm_repro.report.format import seconds
 from vllm_repro.report.model import RunReport
+from vllm_repro.report.patches import patches_lines
 from vllm_repro.report.source_changes import untried_note
 from vllm_repro.report.tables import throughput_lines
 from vllm_repro.report.text import printable, shorten
@@ -145,7 +146,7 @@ def _rows(report: RunReport) -> list[tuple[str, ...]]:
 
 
 def _conclusion(report: RunReport) -> list[str]:
-    lines: list[str] = []
+    lines = patches_lines(report)
     for arm in report.arms:
         lines += [f"changed in {arm.name}: {file.file}{untried_note(file)}" for file in arm.server.patched]
     lines += refusals(report.arms)
@@ -163,7 +164,7 @@ def _conclusion(report: RunReport) -> list[str]:
         f"verdict: {report.verdict.verdict}{' (REHEARSAL)' if report.rehearsal else ''}, {expected}",
         f"         {report.verdict.because}",
         *(f"         {text}" for text in report.comparisons),
-        f"report:  {report.folder / 'report.md'}   page: report.html",
+        f"report:  {report.folder / 'report.md'}   page: report.html   script: repro.py",
         *(f"draft:   vllm-repro draft {folder}" for _ in range(not report.rehearsal)),
         f"again:   {report.reproduce}",
     ]

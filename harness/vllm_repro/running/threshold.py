@@ -41,9 +41,12 @@ class Lengths:
     guess: int
 
 
-def lengths_of(scenario: Scenario, arm: Arm, kind: ServerKind, options: ServerOptions) -> Lengths:
-    """Return what to search with `arm` on servers of `kind`. Raises `UsageError` if the boundary is not a prompt length."""
-    again = f"vllm-repro run {scenario.id} --arm {arm.name} shows what this arm does"
+def lengths_of(scenario: Scenario, arm: Arm, kind: ServerKind, options: ServerOptions, run: str) -> Lengths:
+    """Return what to search with `arm` on servers of `kind`. Raises `UsageError` if the boundary is not a prompt length.
+
+    run: the command that runs the arm's own workload.
+    """
+    again = f"to see what this arm does: {run}"
     if arm.expected is not Expected.DIES or scenario.signature is None or scenario.phase == "boot":
         raise UsageError(f"no prompt crashes the arm {arm.name} of {scenario.id}", hint=again)
     in_lab, tiny_model = kind.facts.in_lab, None

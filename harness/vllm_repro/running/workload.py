@@ -32,6 +32,9 @@ _IDLE_POLL = 0.25
 _SIGN_AFTER_CANARY = 3.0
 """Seconds for another sign of death after a failed canary."""
 
+_SIGN_AFTER_FAILURE = 5.0
+"""Seconds for a sign of death after a request failed that every vLLM answers."""
+
 
 @dataclass
 class WorkloadRunner:
@@ -188,9 +191,9 @@ class WorkloadRunner:
         return prompt
 
     async def _died(self) -> bool:
-        """Return True if the engine is dead or hung; give the watch, which polls /health, 5 seconds to see it."""
+        """Return True if the engine is dead or hung; wait until the watch, which polls /health, can have seen it."""
         with contextlib.suppress(asyncio.TimeoutError):  # no sign of death
-            await asyncio.wait_for(self.watch.over(), 5.0)
+            await asyncio.wait_for(self.watch.over(), _SIGN_AFTER_FAILURE)
         return self.watch.ended
 
     async def _send(self, request: Request, prompt: Prompt) -> None:

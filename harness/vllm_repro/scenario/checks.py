@@ -10,7 +10,7 @@ import contextlib
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from vllm_repro.trigger.trigger import Wanted
 from vllm_repro.verdict.verdict import Expected, Standing
 from vllm_repro_lab.parts import MECHANISMS
 
-__all__ = ["Problem", "Reading", "check_meaning", "did_you_mean"]
+__all__ = ["Problem", "Reading", "check_fields", "check_meaning", "did_you_mean"]
 
 
 @dataclass(frozen=True, order=True)
@@ -203,6 +203,21 @@ def _check_triggers(scenario: Scenario, reading: Reading) -> None:
         for wanted in trigger.wanted:
             if text := _unsent(wanted, requests):
                 reading.problem(line, whose + text)
+
+
+def check_fields(reading: Reading, scenario: Scenario, fields: Mapping[str, Collection[str]]) -> None:
+    """Report each body field of a request that its endpoint does not read. fields: those that it reads, by endpoint."""
+    for arm in scenario.arms:
+        own = arm.workload is not None or arm.trigger is not None
+        wanted = [one for one in (arm.trigger or scenario.trigger).wanted if one.fields]
+        for request in requests_of(scenario.workload_of(arm)):
+            for name in sorted(set(request.fields) - set(fields.get(request.endpoint, request.fields))):
+                text = f"{request.label}: the release does not read {name!r}"
+                if any(name in one.fields and one.carried_by(request.label, request.fields) for one in wanted):
+                    text += ", so its sent_with(…) can never be met there"
+                problem = Problem(reading.file, reading.at_arm(arm) if own else reading.at("workload"), text)
+                if problem not in reading.problems:
+                    reading.problems.append(problem)
 
 
 def _unsent(wanted: Wanted, requests: Sequence[Request]) -> str:

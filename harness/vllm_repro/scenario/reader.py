@@ -12,7 +12,7 @@ import inspect
 import shlex
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from operator import add, and_, mul, or_, sub
@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from vllm_repro.errors import ScenarioError
 from vllm_repro.scenario import vocabulary
-from vllm_repro.scenario.checks import Problem, Reading, check_meaning, did_you_mean
+from vllm_repro.scenario.checks import Problem, Reading, check_fields, check_meaning, did_you_mean
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.scenario.workload import Size
 from vllm_repro.trigger.trigger import Condition
@@ -312,8 +312,13 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def read(path: Path, text: str | None = None) -> tuple[Scenario | None, list[Problem]]:
-    """Return the scenario of a file and its problems. The scenario is None if a problem prevents making it."""
+def read(
+    path: Path, text: str | None = None, fields: Mapping[str, Collection[str]] | None = None
+) -> tuple[Scenario | None, list[Problem]]:
+    """Return the scenario of a file and its problems. The scenario is None if a problem prevents making it.
+
+    fields: body fields that a release reads, by endpoint; None to check for no release.
+    """
     name = str(path)
     try:
         # Bytes, so that Python handles a byte order mark and an encoding line.
@@ -330,15 +335,17 @@ def read(path: Path, text: str | None = None) -> tuple[Scenario | None, list[Pro
         reader.problem(1, "there is no description of the bug: begin with a docstring")
     if isinstance(value, Scenario):
         check_meaning(reader, path, value)
+        if fields is not None:
+            check_fields(reader, value, fields)
         return replace(value, about=ast.get_docstring(tree) or ""), sorted(reader.problems)
     if value is not _BAD:
         reader.problem(1, "`scenario` is not a Scenario(...)")
     return None, sorted(set(reader.problems))
 
 
-def check_file(path: Path) -> list[Problem]:
-    """Return every problem of one scenario file; an empty list means that it can run."""
-    return read(path)[1]
+def check_file(path: Path, fields: Mapping[str, Collection[str]] | None = None) -> list[Problem]:
+    """Return every problem of one scenario file; an empty list means that it can run. fields: see `read`."""
+    return read(path, fields=fields)[1]
 
 
 def load_file(path: Path) -> Scenario:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, Literal
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -394,7 +395,7 @@ class Scenario:
         def server(one: Arm) -> tuple[ServeCommand, tuple[Patch, ...]]:
             return self.command_of(one), one.patches
 
-        earlier = self.arms[: [one.name for one in self.arms].index(arm.name)]
+        earlier = takewhile(lambda one: one.name != arm.name, self.arms)
         return server(arm) not in [server(one) for one in earlier]
 
     @property

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +20,8 @@ import httpx
 import psutil
 
 from vllm_repro.client.client import Client, is_rehearsal, release_of
+from vllm_repro.diagnosis.boot_facts import BootReader
+from vllm_repro.diagnosis.log_text import read_lines
 from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.evidence import Evidence
 from vllm_repro.host.ports import listeners
@@ -218,20 +219,13 @@ def _boot_text(url: str, log: Path | None) -> str:
     return text.decode(errors="replace")
 
 
-_DEVICE = re.compile(r"\bLLM engine \(v[^\n]*?\bdevice_config=(\w+)")
-"""vLLM logs its configuration when it boots, before it logs any request."""
-
-
 def evidence_of(version: str | None, log: str) -> Evidence:
     """Return what a run on an attached server is evidence of, by its own version and log; never by what the scenario needs."""
-    if "REHEARSAL engine of vllm-repro" in log:
-        return Evidence.REHEARSAL
-    if "LAB: vllm_repro_lab" in log:
-        return Evidence.LAB
-    device = found[1] if (found := _DEVICE.search(log)) else ""
-    if device == "cpu" or "+cpu" in (version or ""):
-        return Evidence.CPU
-    return Evidence.GPU if device == "cuda" else Evidence.UNKNOWN
+    reader = BootReader()
+    for line in read_lines(log):
+        reader.feed(line)
+    seen = reader.evidence
+    return Evidence.CPU if seen is Evidence.UNKNOWN and "+cpu" in (version or "") else seen
 
 
 class AttachSite(Site):

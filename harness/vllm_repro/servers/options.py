@@ -27,7 +27,7 @@ class ServerOptions:
     weights: str | None = None
     port: int | None = None
     log: Path | None = None
-    patch: Path | None = None
+    patch: tuple[Path, ...] = ()
     guard: bool = False
     record: bool = False
 

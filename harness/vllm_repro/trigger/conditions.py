@@ -66,22 +66,23 @@ def chunked_prefill(*, chunks: int = 2) -> Condition:
             return TriggerResult(False, ("the batch size is not known, so chunks cannot be counted",))
         if facts.chunked is False:
             return TriggerResult(False, ("chunked prefill is off",))
-        found = TriggerResult(False, ("no request reached the engine",), "no request")
-        for asked in facts.requests:
+        found: TriggerResult | None = None
+        for asked in facts.suspects:
             tokens = facts.uncached(asked)
             if tokens is None:
                 continue
             cut = chunks_of(tokens, facts.chunk)
             if asked.accepted and len(cut) >= chunks:
-                seen = f"; iterations recorded: {', '.join(asked.steps)}" if asked.steps else ""
+                counted = ", ".join(asked.steps)
+                seen = f"; vLLM's metrics, which count a whole prompt at its first token: {counted}" if counted else ""
                 text = f"{_count(facts, asked)}, cut at {facts.chunk} into {_plus(cut)}{seen}"
                 return TriggerResult(True, (text,), f"{_plus(cut)} tokens")
             steps = f"{len(cut)} step{'' if len(cut) == 1 else 's'}"
             why, brief = f"{steps} of at most {facts.chunk}", steps
             if not asked.accepted:
                 why, brief = f"but the server refused it with {asked.status}", "refused"
-            found = TriggerResult(False, (f"{_count(facts, asked)}, {why}",), brief)
-        return found
+            found = found or TriggerResult(False, (f"{_count(facts, asked)}, {why}",), brief)
+        return found or TriggerResult(False, ("no request reached the engine",), "no request")
 
     return Condition(f"chunked_prefill(chunks={chunks})", find)
 
@@ -96,7 +97,7 @@ def prefix_hit() -> Condition:
         hits = [asked for asked in facts.requests if asked.accepted and facts.cached(asked)]
         if not hits:
             return TriggerResult(False, ("no prompt is known to have begun in the prefix cache",), "no prefix hit")
-        asked = max(hits, key=lambda asked: facts.uncached(asked) or 0)
+        asked = max(hits, key=lambda asked: (asked.died, facts.uncached(asked) or 0))
         brief = f"{facts.uncached(asked)} tokens after {facts.cached(asked)} cached"
         return TriggerResult(True, (_count(facts, asked),), brief)
 
@@ -107,9 +108,10 @@ def continuation_over(tokens: int) -> Condition:
     """Require a chunk of more than `tokens` tokens with context before it: an earlier chunk or cached blocks."""
 
     def find(facts: TriggerFacts) -> TriggerResult:
-        largest = max((part.tokens for part in continuations(facts)), default=0)
-        if largest > tokens:
-            return TriggerResult(True, (f"a continuation of {largest} tokens, more than {tokens}",))
+        sizes = [part.tokens for part in continuations(facts)]
+        if (over := next((size for size in sizes if size > tokens), None)) is not None:
+            return TriggerResult(True, (f"a continuation of {over} tokens, more than {tokens}",))
+        largest = max(sizes, default=0)
         if largest:
             text = f"the largest continuation had {largest} tokens, not more than {tokens}"
             return TriggerResult(False, (text,), f"not over {tokens}")
@@ -122,10 +124,11 @@ def prefill_over(tokens: int) -> Condition:
     """Require a step with more than `tokens` uncached tokens of one prompt."""
 
     def find(facts: TriggerFacts) -> TriggerResult:
-        sizes = [(part.tokens, asked) for asked in facts.requests for part in facts.pieces(asked)]
+        sizes = [(part.tokens, asked) for asked in facts.suspects for part in facts.pieces(asked)]
         if not sizes:
             return TriggerResult(False, ("no request reached the engine",), "no request")
-        largest, asked = max(sizes, key=lambda size: size[0])
+        over = (size for size in sizes if size[0] > tokens)
+        largest, asked = next(over, max(sizes, key=lambda size: size[0]))
         more = f"{'' if largest > tokens else 'not '}more than {tokens}"
         text = f"{_count(facts, asked)}: {largest} of them in one step, {more}"
         return TriggerResult(largest > tokens, (text,), f"{largest} tokens in one step")

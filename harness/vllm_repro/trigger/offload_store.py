@@ -49,7 +49,7 @@ def _seen(facts: TriggerFacts) -> TriggerResult:
 
 
 def _computed(facts: TriggerFacts) -> TriggerResult:
-    """Return what is computed of the first request that must list a block twice, or else of the first request."""
+    """Return what is computed of the first of `suspects` that must list a block twice, or else of the first one."""
     groups = _groups(facts.shape, facts.block_size)
     if not groups:
         text = "not computed: the model's layers are not known, or are not of full attention before sliding windows"
@@ -57,7 +57,7 @@ def _computed(facts: TriggerFacts) -> TriggerResult:
     blocks = _blocks(facts, groups)
     if blocks is None or facts.batch is None or facts.chunked is False:
         return TriggerResult(False, ("not computed: the pool's blocks and the size of a chunk are not known",))
-    found = [_request(one, blocks, groups, facts.batch) for one in facts.requests if one.accepted and one.prompt_tokens]
+    found = [_request(one, blocks, groups, facts.batch) for one in facts.suspects if one.accepted and one.prompt_tokens]
     nothing = TriggerResult(False, ("no request reached the engine",), "no request")
     return next((finding for finding in found if finding.crossed), found[0] if found else nothing)
 

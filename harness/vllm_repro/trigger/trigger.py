@@ -136,6 +136,15 @@ class TriggerFacts:
         return min(self.batch, held_back) if self.batch and held_back > 0 else self.batch
 
     @property
+    def suspects(self) -> list[SentRequest]:
+        """The requests: in flight when the engine died or hung first, then answered ones, then refused ones; long prompts first."""
+
+        def rank(asked: SentRequest) -> tuple[bool, bool, int]:
+            return asked.died or asked.hung, asked.accepted, asked.prompt_tokens or 0
+
+        return sorted(self.requests, key=rank, reverse=True)
+
+    @property
     def block_size(self) -> int:
         """Tokens of a KV-cache block."""
         return self.number("--block-size") or (self.shape.block_size if self.shape else 16)
@@ -241,7 +250,7 @@ def chunks_of(tokens: int, batch: int, *, chunked: bool = True) -> tuple[int, ..
 
 
 def continuations(facts: TriggerFacts) -> tuple[Continuation, ...]:
-    """Return every continued chunk: of the prompts as they are cut, and of the step that crashed."""
+    """Return every continued chunk: of the step that crashed, and of the prompts as they are cut, in the order of `suspects`."""
     dumped = [Continuation(chunk.computed, chunk.scheduled) for chunk in facts.dump if chunk.computed]
-    cut = [part for asked in facts.requests if facts.chunk is not None for part in facts.pieces(asked)]
+    cut = [part for asked in facts.suspects if facts.chunk is not None for part in facts.pieces(asked)]
     return (*dumped, *(part for part in cut if part.context))

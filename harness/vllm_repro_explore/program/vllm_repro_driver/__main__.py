@@ -20,6 +20,9 @@ def main() -> None:
         answers.flush()
 
     try:
+        from vllm_repro_witness import register  # type: ignore[import-not-found]  # a folder of its own on PYTHONPATH
+
+        register()  # before vLLM is imported
         from . import engine, play
 
         version = engine.version()

@@ -1,0 +1,112 @@
+"""Comparison of patches: what each does to the failure of the release as it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vllm_repro.report.format import columns
+from vllm_repro.report.model import ArmReport, RunReport, TrialReport, counted_trials
+from vllm_repro.report.source_changes import untried_note
+from vllm_repro.report.text import Table, markdown_table
+from vllm_repro.report.wording import NOT_RUN
+from vllm_repro.verdict.outcome import NEVER_IDLE, Outcome
+from vllm_repro.verdict.statistics import clean_needed
+from vllm_repro.verdict.verdict import Result
+
+__all__ = ["ComparedPatch", "compared_patches", "patches_lines", "patches_section", "patches_table"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedPatch:
+    """One patch, or the release as it is (`patched` is False). failed: of `boots`. requests: those that failed, by name."""
+
+    arm: str
+    patched: bool
+    failed: int
+    boots: int
+    reading: str
+    requests: tuple[str, ...]
+
+
+def compared_patches(report: RunReport) -> tuple[ComparedPatch, ...]:
+    """Return the first arm, and those with the patches of the command line; nothing if the run does not compare patches."""
+    if not report.compared:
+        return ()
+    first = report.arms[0]
+    return tuple(_compared(arm, first) for arm in report.arms if arm is first or arm.patches not in ((), first.patches))
+
+
+def _compared(arm: ArmReport, first: ArmReport) -> ComparedPatch:
+    trials = [trial for trial in counted_trials(arm.trials) if trial.outcome.facts.tested]
+    return ComparedPatch(
+        arm=arm.name,
+        patched=arm is not first,
+        failed=sum(map(bool, map(_failure, trials))),
+        boots=len(trials),
+        reading=_reading(arm, first),
+        requests=tuple(dict.fromkeys(name for trial in trials for name in trial.failed)),
+    )
+
+
+def _reading(arm: ArmReport, first: ArmReport) -> str:
+    failures, as_released = _failures(arm), _failures(first)
+    if arm is first:
+        return f"fails: {', '.join(failures)}" if failures else "does not fail, so there is nothing to compare"
+    if any(map(untried_note, arm.server.patched)):
+        return "not tested: no process ran all of the patch"
+    new = [failure for failure in failures if failure not in as_released]
+    if failures:
+        still = ["still failing"] if len(new) < len(failures) else []
+        return "; ".join(still + [f"newly failing: {', '.join(new)}" for _ in new[:1]])
+    if arm.result.result is not Result.QUIET:
+        undecided = next((one for one in arm.trials[::-1] if one.outcome is not Outcome.CLEAN), None)
+        return f"undecided: {undecided.outcome}: {undecided.why}" if undecided else NOT_RUN
+    if not as_released:
+        return "does not fail either"
+    needed = clean_needed(first.result.crashed, first.result.conclusive)
+    enough = needed is not None and arm.result.conclusive >= needed
+    return "fixed" if enough else "does not fail; too few boots to call it fixed"
+
+
+def _failures(arm: ArmReport) -> list[str]:
+    """Return how the arm failed, each way once."""
+    return list(dict.fromkeys(filter(None, map(_failure, counted_trials(arm.trials)))))
+
+
+def _failure(trial: TrialReport) -> str:
+    """Return the failure of a trial, without what differs between boots; empty if it did not fail."""
+    if trial.outcome.facts.alive or not trial.outcome.facts.tested:
+        return ""
+    if trial.outcome is Outcome.HANG:
+        return "is never idle" if trial.during == NEVER_IDLE else "hang"
+    boot = "boot: " if trial.outcome is Outcome.BOOT_FAILED else ""
+    if trial.death is None or not trial.death.exception:
+        return boot + ("wrong output" if trial.outcome is Outcome.WRONG_OUTPUT else "no cause in the log")
+    where = f" in {trial.death.frames[-1].rpartition(':')[2]}" if trial.death.frames else ""
+    return f"{boot}{trial.death.exception}{where}"
+
+
+def patches_table(report: RunReport) -> Table | None:
+    """Return a row for the release as it is, and one for each patch; None if none are compared."""
+    rows = tuple(
+        (
+            one.arm if one.patched else f"{one.arm} (none)",
+            f"{one.failed} of {one.boots}",
+            one.reading,
+            ", ".join(one.requests) or "-",
+        )
+        for one in compared_patches(report)
+    )
+    return Table(("patch", "failed", "reading", "failed requests"), rows) if rows else None
+
+
+def patches_section(report: RunReport) -> str:
+    """Return a section of Markdown; empty if no patches are compared."""
+    table = patches_table(report)
+    return f"## Patches compared\n\n{markdown_table(table)}" if table else ""
+
+
+def patches_lines(report: RunReport) -> list[str]:
+    """Return the table for the terminal."""
+    table = patches_table(report)
+    return ["", *columns([table.heads, *table.rows], (40, 12, 120, 60))] if table else []

@@ -1,0 +1,202 @@
+"""`repro.py`: one file that repeats an arm's requests on a plain vLLM, with the standard library and `openai` alone.
+
+Prompts whose length matters are sent as token ids, from a fixed seed: their length is exact without a tokenizer. A chat of a stated
+length becomes a completion of the same length, which is the same prompt for the engine.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from string import Template
+from typing import Any, assert_never
+
+from vllm_repro.command.command import ServeCommand
+from vllm_repro.command.flags import group_by_flag
+from vllm_repro.diagnosis.diagnosis import Phase
+from vllm_repro.evidence import Evidence
+from vllm_repro.report.model import RunReport, banner, issue_url
+from vllm_repro.scenario.scenario import Arm, Scenario
+from vllm_repro.scenario.workload import Conversation, Pause, Request, Rest, Size, Step, Together, resolve
+from vllm_repro.servers.launch import ServedModel, process_launch
+from vllm_repro.verdict.verdict import Expected
+
+__all__ = ["script", "script_of_run"]
+
+_TEMPLATE = Path(__file__).with_name("templates") / "repro.txt"
+_COMPLETIONS = "/v1/completions"
+_PORT = 8000
+_WIDTH = 120
+_OF_TEMPLATE = ("tools", "tool_choice", "chat_template", "chat_template_kwargs", "add_generation_prompt")
+"""Fields of a chat that a completion does not have."""
+
+_IDLE = '''
+def cpu_seconds(session):
+    ticks = 0
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            words = file.read_text().rpartition(")")[2].split()
+            ticks += (int(words[11]) + int(words[12])) * (int(words[3]) == session)
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def never_idle(process, within):
+    """Return True if the server, without any request, has no five seconds without work."""
+    end, least = time.monotonic() + within, 5.0
+    while process and time.monotonic() < end and least >= 0.5:
+        before = cpu_seconds(process.pid)
+        time.sleep(5)
+        least = cpu_seconds(process.pid) - before
+    return bool(process) and least >= 0.5
+
+'''
+_REST = """\
+        elif isinstance(step, str):
+            if never_idle(process, float(step.removeprefix("idle within "))):
+                return "The engine never goes idle", 1
+"""
+
+
+def script_of_run(report: RunReport, scenario: Scenario) -> str:
+    """Return the script for the run's most important failure without a change of vLLM's source, else for its first such arm."""
+    tried = [arm.name for arm, _ in report.failures] + [arm.name for arm in report.arms]
+    arms = [arm for name in tried if (arm := scenario.arm(name)) is not None and not arm.patches]
+    return script(scenario, arms[0] if arms else scenario.arms[0], report)
+
+
+def script(scenario: Scenario, arm: Arm, report: RunReport | None = None) -> str:
+    """Return the script for an arm. report: the run that it belongs to."""
+    evidence = Evidence.GPU if scenario.needs.gpus else Evidence.CPU
+    weights = ServedModel(name=scenario.model.name)
+    launch = process_launch(scenario, arm, vllm=("vllm",), env={}, weights=weights, port=_PORT, evidence=evidence)
+    steps = scenario.workload_of(arm)
+    rests = any(isinstance(step, Rest) for step in steps)
+    return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
+        about=_about(scenario, report),
+        data="\n".join(
+            [
+                f"MODEL = {scenario.model.name!r}",
+                f"ENV = {dict(launch.env)!r}",
+                f"COMMAND = r'''\n{_wrapped(launch.argv)}\n'''",
+                "# One list is sent at the same time. A number is a pause in seconds.",
+                "STEPS = [",
+                *(f"    {line}" for step in steps for line in _step(step, launch.command)),
+                "]",
+                f"REPORTED = {_reported(scenario, arm)!r}",
+            ]
+        ),
+        idle=_IDLE if rests else "",
+        rest=_REST if rests else "",
+        no_boot=1 if scenario.signature is not None and scenario.signature.phase is Phase.BOOT else 2,
+        port=_PORT,
+    )
+
+
+def _wrapped(argv: tuple[str, ...]) -> str:
+    """Return a command for a shell, in lines of whole flags."""
+    lines = [shlex.join(argv[:3])]
+    for flag in map(shlex.join, group_by_flag(argv[3:])):
+        if len(lines[-1]) + len(flag) < _WIDTH:
+            lines[-1] += f" {flag}"
+        else:
+            lines.append(f"    {flag}")
+    return "\n".join(lines)
+
+
+def _reported(scenario: Scenario, arm: Arm) -> str:
+    match arm.expected:
+        case Expected.DIES:
+            dies = scenario.signature
+            named = (
+                filter(None, (dies.exception, re.sub(r"{\w*}", "...", dies.message))) if dies else ["the engine dies"]
+            )
+            return ": ".join(named)
+        case Expected.HANGS:
+            return "requests without an answer"
+        case Expected.SPINS:
+            return "an engine that keeps working with no request left"
+        case Expected.ERRS:
+            return "wrong answers, which this script prints and does not judge"
+        case Expected.LIVES | Expected.UNTRIGGERED:
+            return "this configuration lives"
+    assert_never(arm.expected)
+
+
+def _about(scenario: Scenario, report: RunReport | None) -> str:
+    near = "" if scenario.filed else "not reported; nearest is "
+    release = (report and report.version) or scenario.try_with
+    install = "pip install openai " + ("vllm" if "+" in release else f"vllm=={release}")
+    lines = [
+        f"{scenario.title}.",
+        "",
+        f"{near}{issue_url(scenario.issue)}".capitalize() if near else issue_url(scenario.issue),
+        f"Releases with the bug: {scenario.status.bad}; without: {scenario.status.good or 'none known'}.",
+        "",
+        f"    {install}    # needs {scenario.needs}",
+        "    python repro.py [--model NAME_OR_FOLDER] [further flags of vllm serve]",
+        "    python repro.py --url http://127.0.0.1:8000",
+        "",
+        "Exit status: 1 the engine died or hangs, 0 it lived, 2 neither is certain.",
+        "Prompts of a stated length are random token ids, and chats of a stated length are sent as completions.",
+    ]
+    if scenario.needs.nodes > 1:
+        lines.append(f"Start it on {scenario.needs.nodes} nodes by hand, each with its --node-rank, and use --url.")
+    if report is not None and (notice := banner(report.evidence, report.version)):
+        lines += ["", f"Made from a run of vllm-repro. The script itself was not run. {notice}"]
+        lines += [f"    {one.name}: {one.why}" for one in report.replaced]
+        if report.replaced:
+            lines.append(
+                "The lab replaces those. A GPU does not need it. The lab may have sent shorter prompts to a smaller model."
+            )
+    text = "\n".join(lines).replace("\\", "\\\\").replace('"""', "'''")
+    return f'"""{text}\n"""'
+
+
+def _step(step: Step, command: ServeCommand) -> Iterable[str]:
+    match step:
+        case Pause(seconds=seconds):
+            yield f"{float(seconds)},"
+        case Rest(within=within):
+            yield f"{f'idle within {within:g}'!r},"
+        case Together(requests=requests):
+            yield "["
+            yield from (f"    {_request(request, command)}," for request in requests)
+            yield "],"
+        case Conversation(turns=turns):
+            yield from (f"[{_request(turn, command)}]," for turn in turns)
+        case Request():
+            yield f"[{_request(step, command)}],"
+
+
+def _request(request: Request, command: ServeCommand) -> str:
+    """Return a request as Python: what the script's `send` reads, then the fields of the body."""
+    found: dict[str, Any] = {"name": request.label}
+    fields = _thawed(request.fields)
+    if isinstance(request.prompt, int | Size):
+        found["tokens"] = resolve(request.prompt, command)
+        found |= {"shared": resolve(request.shared, command)} if request.shared else {}
+        found |= {"conversation": request.conversation} if request.conversation else {}
+        fields = {name: value for name, value in fields.items() if name not in _OF_TEMPLATE}
+    else:
+        found |= {"path": request.endpoint} if request.endpoint != _COMPLETIONS else {}
+    found |= {"may_fail": list(request.may_fail)} if request.may_fail else {}
+    if isinstance(request.prompt, str) and request.endpoint != _COMPLETIONS:
+        found["messages"] = [{"role": "user", "content": request.prompt}]
+    elif isinstance(request.prompt, str | tuple):
+        found["prompt"] = _thawed(request.prompt)
+    if request.prompt is not None:
+        found |= {"max_tokens": resolve(request.max_tokens, command), "temperature": 0}
+        found |= {"stream": True} if request.stream else {}
+    return f"dict({', '.join(f'{name}={value!r}' for name, value in (found | fields).items())})"
+
+
+def _thawed(value: Any) -> Any:
+    """Turn tuples and mappings into lists and dicts, at any depth."""
+    match value:
+        case Mapping():
+            return {key: _thawed(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [_thawed(inner) for inner in value]
+    return value

@@ -1,0 +1,100 @@
+"""`repro.py`: short, without this package, and right about the rehearsal engine. tests/live runs it on real releases."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.report_examples import EXAMPLES
+from vllm_repro.host.ports import free_port
+from vllm_repro.report.script import script
+from vllm_repro.resources import rehearsal_engine
+from vllm_repro.scenario.catalogue import all_scenarios, find
+from vllm_repro.scenario.scenario import Arm, Scenario
+from vllm_repro.scenario.workload import Pause, Rest, requests_of
+
+ARMS = [(scenario, arm) for scenario in all_scenarios() for arm in scenario.arms if not arm.patches]
+
+
+@pytest.mark.parametrize(("scenario", "arm"), ARMS, ids=lambda one: one.id if isinstance(one, Scenario) else one.name)
+def test_it_is_short_and_needs_openai_alone(scenario: Scenario, arm: Arm) -> None:
+    text = script(scenario, arm)
+    assert sum(bool(line.strip()) for line in text.splitlines()) <= 155
+    tree = ast.parse(text)
+    imported = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name.partition(".")[0] for name in imported} - sys.stdlib_module_names == {"openai"}
+    (steps,) = (
+        node.value for node in tree.body if isinstance(node, ast.Assign) and "STEPS" in ast.unparse(node.targets[0])
+    )
+    assert isinstance(steps, ast.List)
+    calls = [ast.unparse(node) for node in ast.walk(steps) if isinstance(node, ast.Call)]
+    requests = list(requests_of(scenario.workload_of(arm)))
+    assert len(calls) == len(requests)
+    assert all(repr(request.label) in call for request, call in zip(requests, calls, strict=True))
+    waits = [step for step in scenario.workload_of(arm) if isinstance(step, Pause | Rest)]
+    assert sum(isinstance(step, ast.Constant) for step in steps.elts) == len(waits)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda folder: folder.name)
+def test_what_is_secret_or_private_leaves_a_script_whole(example: Path) -> None:
+    ast.parse((example / "repro.py").read_text(encoding="utf-8"))
+
+
+def run_on_rehearsal(folder: Path, text: str, version: str, fault: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a script with the rehearsal engine as `vllm`."""
+    vllm = folder / "bin" / "vllm"
+    vllm.parent.mkdir()
+    vllm.write_text(f'#!/bin/sh\nexec {sys.executable} {rehearsal_engine()} "$@"\n', encoding="utf-8")
+    vllm.chmod(0o755)
+    port = free_port()
+    text = (
+        text.replace("SETTLE_S = 5", "SETTLE_S = 0.5")
+        .replace("idle within 30", "idle within 6")
+        .replace("sleep(5)", "sleep(2)")
+    )
+    (folder / "repro.py").write_text(
+        text.replace("port 8000", f"port {port}").replace(":8000", f":{port}"), encoding="utf-8"
+    )
+    environment = {**os.environ, "VLLM_REHEARSAL_VERSION": version, "VLLM_REHEARSAL_FAULT": fault}
+    environment["PATH"] = f"{vllm.parent}:{os.environ['PATH']}"
+    command = [sys.executable, "repro.py"]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+@pytest.mark.parametrize(
+    ("scenario", "arm", "version", "fault", "status", "printed"),
+    [
+        ("tq-chunked-prefill", "reported", "0.23.0", "", 1, "The engine died: AssertionError: Workspace is locked"),
+        ("tq-chunked-prefill", "near-miss-128", "0.23.0", "", 0, "The engine lives."),
+        ("tq-chunked-prefill", "prefix-hit", "0.23.0", "", 1, "The engine died: AssertionError"),
+        ("tq-chunked-prefill", "growing-chat", "0.23.0", "", 1, "The engine died: AssertionError"),
+        ("tq-chunked-prefill", "reported", "0.24.0", "kill:2", 1, "The engine died"),
+        ("tq-mtp-cudagraphs", "reported", "0.20.2", "", 1, "The server did not start: "),
+        ("tq-chunked-prefill", "reported", "0.23.0", "boot", 2, "The server did not start: "),
+        ("min-tokens-stop-ids", "reported", "0.28.0", "", 1, "The engine died: IndexError: index 999999"),
+        ("min-tokens-stop-ids", "reported", "0.29.0", "", 0, "The engine lives."),
+        ("sco-lazy-never-rests", "reported", "0.24.0", "busy", 1, "The engine never goes idle."),
+    ],
+)
+def test_it_finds_what_the_harness_finds(
+    tmp_path: Path, scenario: str, arm: str, version: str, fault: str, status: int, printed: str
+) -> None:
+    known = find(scenario)
+    found = known.arm(arm)
+    assert found is not None
+    done = run_on_rehearsal(tmp_path, script(known, found), version, fault)
+    assert (done.returncode, printed in done.stdout) == (status, True), done.stdout + done.stderr
+
+
+def test_a_request_without_an_answer_is_a_hang(tmp_path: Path) -> None:
+    text = script(find("sco-lazy-starves"), find("sco-lazy-starves").arms[0])
+    done = run_on_rehearsal(tmp_path, text.replace("STALL_S = 600", "STALL_S = 2"), "0.24.0", "hang:2")
+    assert (done.returncode, "The engine hangs." in done.stdout) == (1, True), done.stdout + done.stderr
