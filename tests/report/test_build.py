@@ -161,7 +161,7 @@ def test_a_journal_that_this_release_did_not_write_is_wrong_usage(
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("bisect/min-tokens-stop-ids/bisection.md", "a bisection"),
+        ("bisect/tq-chunked-prefill/bisection.md", "a bisection"),
         ("threshold/tq-chunked-prefill/threshold.md", "a search of the shortest prompt"),
         ("versions/sco-hybrid/versions.md", "a version map"),
     ],

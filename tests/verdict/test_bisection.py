@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_repro.verdict.bisection import Answer, Search, State, information
+from vllm_repro.verdict.bisection import UNLIKELY, Answer, Search, State, information
 
 GOOD, BAD, SKIP = Answer.GOOD, Answer.BAD, Answer.SKIP
 
@@ -46,6 +46,29 @@ def test_without_flakes_and_skips_it_is_a_plain_bisection(case: tuple[int, int])
     assert (known.state, known.left, known.probability, known.good_again) == (State.FOUND, (first_bad,), 1.0, ())
     assert len(done.probes) <= 2 + ceil(log2(size))
     assert [probe.candidate for probe in done.probes[:2]] == [size - 1, 0]
+
+
+@given(
+    st.lists(st.sampled_from([1.0, UNLIKELY]), min_size=1, max_size=60).flatmap(
+        lambda weights: st.tuples(st.just(tuple(weights)), st.integers(1, len(weights)))
+    )
+)
+def test_an_unlikely_change_is_found_all_the_same(case: tuple[tuple[float, ...], int]) -> None:
+    weights, first_bad = case
+    search = Search(size=len(weights) + 1, weights=weights)
+    known = searched(search, history([one >= first_bad for one in range(search.size)])).conclusion()
+    assert (known.state, known.left, known.probability) == (State.FOUND, (first_bad,), 1.0)
+
+
+def test_unlikely_changes_save_boots() -> None:
+    random, boots = Random(2), [0, 0]
+    for _ in range(100):
+        weights = tuple(random.choices([1.0, UNLIKELY], k=200))
+        (first_bad,) = random.choices(range(1, 201), weights)
+        answers = history([one >= first_bad for one in range(201)])
+        for place, known in enumerate(((), weights)):
+            boots[place] += len(searched(Search(size=201, weights=known), answers).probes)
+    assert boots[1] < 0.97 * boots[0]
 
 
 @st.composite
@@ -194,7 +217,14 @@ def test_information_of_a_boot() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"size": 1}, {"size": 5, "rate": 0.0}, {"size": 5, "rate": 1.1}, {"size": 5, "confidence": 1.0}]
+    "wrong",
+    [
+        {"size": 1},
+        {"size": 5, "rate": 0.0},
+        {"size": 5, "rate": 1.1},
+        {"size": 5, "confidence": 1.0},
+        {"size": 5, "weights": (1.0,)},
+    ],
 )
 def test_a_search_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="no search"):

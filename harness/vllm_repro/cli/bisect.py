@@ -15,9 +15,8 @@ from vllm_repro.cli.options import add_run_options, add_server_options, job_from
 from vllm_repro.cli.searches import add_limits, begun, common_fields, run_search
 from vllm_repro.cli.versions import choose_once, refuse_one_release, releases
 from vllm_repro.errors import UsageError
-from vllm_repro.releases.known import CPU_BUILDS
+from vllm_repro.releases.known import CPU_BUILDS, published_release
 from vllm_repro.releases.sources import commits_between
-from vllm_repro.releases.versions import release_version
 from vllm_repro.report.bisection import Bisection, Candidate
 from vllm_repro.running.bisect import BisectionSearch
 from vllm_repro.running.job import Job, refuse_unused_options, repeat_command
@@ -122,7 +121,7 @@ def _candidates(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], i
     """Return the releases or commits from the older end to the newer one, and how many commits are left out."""
     if arguments.repo is not None:
         return _commits(arguments)
-    bad, good = release_version(arguments.bad), release_version(arguments.good)
+    bad, good = published_release(arguments.bad), published_release(arguments.good)
     if Version(bad) == Version(good):
         raise UsageError(f"--bad and --good are both {bad}", hint="name two releases")
     if (Version(bad) < Version(good)) is not arguments.find_fix:

@@ -13,7 +13,7 @@ from packaging.version import Version
 from vllm_repro.cli.common import add_common, print_json
 from vllm_repro.cli.options import add_run_options, add_server_options, job_from, resumed, server_options
 from vllm_repro.errors import INTERRUPTED, UsageError
-from vllm_repro.releases.versions import release_version
+from vllm_repro.releases.known import published_release
 from vllm_repro.report.json_report import version_map_dict
 from vllm_repro.report.version_map import terminal
 from vllm_repro.running.folders import with_out
@@ -146,7 +146,7 @@ def releases(text: str) -> tuple[str, ...]:
         first, dash, last = word.partition("-")
         if dash and all(end.strip().removeprefix("v")[:1].isdigit() for end in (first, last)):
             raise UsageError(f"--versions takes no range such as {word}", hint="name each release: 0.23.0,0.24.0")
-    return _sorted(map(release_version, words))
+    return _sorted(map(published_release, words))
 
 
 def status_bounds(scenario: Scenario) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from importlib.metadata import distributions
 from pathlib import Path
@@ -50,10 +51,11 @@ def lay_over(
     """Fill the empty environment `folder` and return its folder of packages. base_packages: those of the release."""
     python = folder / "bin" / "python"
     packages = next(folder.glob("lib/python*/site-packages"))
-    names = _copy_tree(tree.folder, packages, base_packages)
+    names, copied = _copy_tree(tree, packages, base_packages)
     for library in (base_packages / "vllm").rglob("*.so"):
         names.append(str(library.relative_to(base_packages)))
         _link(library, packages / names[-1])
+    (packages / "vllm" / "_version.py").unlink(missing_ok=True)  # it may be a link to that of the base
     (packages / "vllm" / "_version.py").write_text(
         f"__version__ = version = {version!r}\n__version_tuple__ = version_tuple = (0, 0, version)\n", encoding="utf-8"
     )
@@ -67,7 +69,9 @@ def lay_over(
         csv.writer(record).writerows([name, "", ""] for name in names)
     _install_lacking(tree.requires, python, [packages, base_packages], installer, progress)
     # Each of the server's processes would compile the changed files again where bytecode is not written.
-    subprocess.run([python, "-m", "compileall", "-q", packages / "vllm"], check=False, capture_output=True)
+    sources = "\n".join(str(path) for path in copied if path.suffix == ".py")
+    command = [f"{python}", "-m", "compileall", "-q", "-i", "-"]
+    subprocess.run(command, input=sources, text=True, check=False, capture_output=True)
     return packages
 
 
@@ -86,25 +90,38 @@ def make_runnable(packages: Path, version: str) -> Path:
     return metadata
 
 
-def _copy_tree(tree: Path, packages: Path, base_packages: Path) -> list[str]:
-    """Copy `vllm/` without compiled parts. Link files that the base has as well, with their bytecode. Return the names."""
-    names = []
-    for parent, folders, files in os.walk(tree / "vllm"):
+def _copy_tree(tree: Tree, packages: Path, base_packages: Path) -> tuple[list[str], list[Path]]:
+    """Copy `vllm/` without compiled parts. Link files that the base has as well, with their bytecode.
+
+    Return the names of all files, and the paths of those that were copied.
+    """
+    names, copied = list(tree.same), []
+    for name in tree.same:
+        _link_source(base_packages, packages, name)
+    for parent, folders, files in os.walk(tree.folder / "vllm"):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
-        below = Path(parent).relative_to(tree)
+        below = Path(parent).relative_to(tree.folder)
         (packages / below).mkdir(parents=True, exist_ok=True)
-        for name in sorted(files):
-            if name.endswith((".so", ".pyc")):
+        for file in sorted(files):
+            if file.endswith((".so", ".pyc")):
                 continue
-            source, target, same = tree / below / name, packages / below / name, base_packages / below / name
+            name = f"{below}/{file}"
+            source, target, same = tree.folder / name, packages / name, base_packages / name
             if same.is_file() and filecmp.cmp(source, same, shallow=False):
-                _link(same, target)
-                for compiled in (same.parent / "__pycache__").glob(f"{same.stem}.*.pyc"):
-                    _link(compiled, target.parent / "__pycache__" / compiled.name)
+                _link_source(base_packages, packages, name)
             else:
                 shutil.copyfile(source, target)  # with a new date, so that no old bytecode fits
-            names.append(str(below / name))
-    return names
+                copied.append(target)
+            names.append(name)
+    return names, copied
+
+
+def _link_source(base_packages: Path, packages: Path, name: str) -> None:
+    _link(base_packages / name, packages / name)
+    folder, _, file = name.rpartition("/")
+    compiled = f"{folder}/__pycache__/{file.removesuffix('.py')}.{sys.implementation.cache_tag}.pyc"
+    if (base_packages / compiled).is_file():
+        _link(base_packages / compiled, packages / compiled)
 
 
 def _link(source: Path, target: Path) -> None:

@@ -31,6 +31,7 @@ from vllm_repro.releases.disk import Progress, disk_usage, human_size, locked, p
 from vllm_repro.releases.installer import Installer, missing_build
 from vllm_repro.releases.known import CPU_BUILDS, nearest_cpu_build
 from vllm_repro.releases.layer import lay_over, make_runnable
+from vllm_repro.releases.opened import log_opened
 from vllm_repro.releases.operators import Fit, compare, schemas_of
 from vllm_repro.releases.sources import Source, Tree, is_release, source_of, wheel_tree
 from vllm_repro.releases.versions import DISTRIBUTION, check_supported, needs_of, release_version
@@ -254,7 +255,9 @@ class ReleaseCache:
     def _lay_source(self, source: Source, folder: Path, progress: Progress) -> None:
         base = self._base(source.compiled, progress)
         with TemporaryDirectory(dir=self.root, prefix="tree-") as scratch:
-            self._lay(source.version, base, source.write_tree(Path(scratch)), folder, progress)
+            self._lay(source.version, base, source.write_tree(Path(scratch), base.packages), folder, progress)
+        if source.commit:  # a bisection asks
+            log_opened(next(folder.glob("lib/python*/site-packages")))
         self._prune(folder)
 
     def _base(self, version: str, progress: Progress) -> Release:

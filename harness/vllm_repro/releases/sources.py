@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import tarfile
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,20 +25,35 @@ from vllm_repro.errors import UsageError
 from vllm_repro.releases.known import CPU_BUILDS, NEWEST, nearest_cpu_build
 from vllm_repro.releases.versions import release_version
 
-__all__ = ["Commit", "Source", "Tree", "commits_between", "is_release", "named_source", "source_of", "version_of"]
+__all__ = [
+    "REQUIREMENTS",
+    "Commit",
+    "Source",
+    "Tree",
+    "changed_files",
+    "commits_between",
+    "is_release",
+    "named_source",
+    "source_of",
+    "version_of",
+]
 
 _HINT = "name a release as in 0.28.0, a wheel file, a folder that holds vllm/, or a commit as in ~/vllm@abc123"
-_COMMON = "requirements/common.txt"
-_RUN = ("vllm", _COMMON)
+REQUIREMENTS = "requirements/common.txt"
+_RUN = ("vllm", REQUIREMENTS)
 """What is taken of a checkout."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tree:
-    """A Python tree on disk. folder: holds `vllm/`. requires: requirements, as in a wheel's metadata."""
+    """A Python tree on disk. folder: holds `vllm/`. requires: requirements, as in a wheel's metadata.
+
+    same: names of files that are not in `folder`, because the release with the compiled parts has them byte for byte.
+    """
 
     folder: Path
     requires: tuple[str, ...] = ()
+    same: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,22 +71,27 @@ class Source:
     key: str
     commit: str = ""
 
-    def write_tree(self, scratch: Path) -> Tree:
-        """Return the tree. One that is not on disk is written to the empty folder `scratch`."""
+    def write_tree(self, scratch: Path, base_packages: Path) -> Tree:
+        """Return the tree. One that is not on disk is written to the empty folder `scratch`, a commit without what the base has too."""
         if self.commit:
-            packed = _git(self.path, "archive", "--format=tar", self.commit, "--", *self._archived())
-            with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-                archive.extractall(scratch, filter="data")
-            return Tree(folder=scratch, requires=_common_requirements(scratch))
+            names = self._listed()
+            same = tuple(name for name, blob in names.items() if blob == _blob(base_packages / name))
+            others = sorted(names.keys() - set(same))
+            if others:  # without names git would pack all files
+                packed = _git(self.path, "--literal-pathspecs", "archive", "--format=tar", self.commit, "--", *others)
+                with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+                    archive.extractall(scratch, filter="data")
+            return Tree(folder=scratch, requires=_common_requirements(scratch), same=same)
         if self.path.is_file():
             with zipfile.ZipFile(self.path) as archive:
                 archive.extractall(scratch, [name for name in archive.namelist() if not name.endswith(".so")])
             return wheel_tree(scratch)
         return Tree(folder=self.path, requires=_common_requirements(self.path))
 
-    def _archived(self) -> list[str]:
-        listed = _git(self.path, "ls-tree", "--name-only", self.commit, *_RUN).decode().split("\n")
-        return [name for name in listed if name]
+    def _listed(self) -> dict[str, str]:
+        """Return the hash that git gives to each file of the commit that is run."""
+        rows = _git(self.path, "ls-tree", "-r", "-z", self.commit, "--", *_RUN).decode().split("\0")
+        return {name: head.split()[2] for head, _, name in (row.partition("\t") for row in rows) if name}
 
 
 def is_release(name: str) -> bool:
@@ -166,6 +186,16 @@ def commits_between(checkout: Path, old: str, new: str) -> tuple[list[Commit], i
     return commits, every + 1 - len(commits)
 
 
+def changed_files(sources: Sequence[str]) -> dict[str, set[str]]:
+    """Return the files of what is run that each commit but the first changes. sources: of one checkout, oldest first."""
+    checkout, _, first = sources[0].rpartition("@")
+    last = sources[-1].rpartition("@")[2]
+    words = ("log", "-m", "--first-parent", "--no-renames", "--name-only", "--format=%x00%H", f"{first}..{last}", "--")
+    blocks = _git(Path(checkout), "-c", "core.quotePath=off", *words, *_RUN).decode(errors="replace").split("\0")[1:]
+    lines = ([line for line in block.split("\n") if line] for block in blocks)
+    return {f"{checkout}@{commit}": set(files) for commit, *files in lines}
+
+
 def _found(checkout: Path, name: str) -> str:
     """Return the hash of a release's tag or of a commit."""
     tags = [f"v{release_version(name)}"] if is_release(name) else []
@@ -198,7 +228,7 @@ def wheel_tree(folder: Path) -> Tree:
 
 def _common_requirements(checkout: Path) -> tuple[str, ...]:
     """Return the requirements that a checkout lists for all platforms; none if it has no such list."""
-    file = checkout / _COMMON
+    file = checkout / REQUIREMENTS
     return tuple(_requirements(file.read_text(encoding="utf-8").splitlines())) if file.is_file() else ()
 
 
@@ -209,6 +239,14 @@ def _requirements(lines: Iterable[str]) -> Iterable[str]:
             yield str(Requirement(text))
         except InvalidRequirement:  # an option, a comment or an empty line
             continue
+
+
+def _blob(path: Path) -> str:
+    """Return the hash that git gives to a file; empty if there is none. A checkout with SHA-256 has other ones."""
+    if not path.is_file():
+        return ""
+    content = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 def _digest_of(package: Path) -> str:

@@ -41,12 +41,12 @@ def release_version(text: str) -> str:
     except InvalidVersion:
         raise UsageError(
             f"{text!r} is not the number of a vLLM release",
-            hint="Releases are named as in 0.28.0. --vllm also takes a wheel file, a folder, or a commit as in ~/vllm@abc123.",
+            hint="name a release as in 0.28.0",
         ) from None
     if version.local and not re.match(r"cpu|cu\d", version.local):
         raise UsageError(
             f"{text!r} is the number of a build from source, not of a release",
-            hint="--vllm ~/vllm@abc123 runs a commit of a checkout.",
+            hint="name a release as in 0.28.0, or a commit of a checkout as in ~/vllm@abc123",
         )
     if len(version.release) < 3 and not version.is_prerelease and not version.is_postrelease:
         return ".".join(map(str, (*version.release, 0, 0)[:3]))

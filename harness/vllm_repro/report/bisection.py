@@ -11,7 +11,7 @@ from vllm_repro.report.format import limited, plural, seconds
 from vllm_repro.report.model import issue_url
 from vllm_repro.report.search import SearchRecord, page
 from vllm_repro.report.text import cell
-from vllm_repro.verdict.bisection import Answer, Conclusion, Search, State
+from vllm_repro.verdict.bisection import UNLIKELY, Answer, Conclusion, Search, State
 from vllm_repro.verdict.release_result import ReleaseResult
 from vllm_repro.verdict.verdict import Expected
 
@@ -61,6 +61,7 @@ class Bisection(SearchRecord):
     """A bisection.
 
     candidates: oldest first. left_out: commits between them that change nothing that is run. find_fix: the oldest is bad.
+    untouched: labels of commits that change no file that the servers of both ends opened, None if it is not known yet.
     rate, confidence: see `Search`.
     """
 
@@ -70,6 +71,7 @@ class Bisection(SearchRecord):
     rate: float
     confidence: float
     left_out: int = 0
+    untouched: tuple[str, ...] | None = None
     steps: tuple[Step, ...] = ()
 
     @property
@@ -84,7 +86,9 @@ class Bisection(SearchRecord):
     @property
     def search(self) -> Search:
         """Return the search after all steps."""
-        found = Search(size=len(self.candidates), rate=self.rate, confidence=self.confidence)
+        made_by = self.from_good[:-1] if self.find_fix else self.from_good[1:]
+        weights = tuple(UNLIKELY if one.label in (self.untouched or ()) else 1.0 for one in made_by)
+        found = Search(size=len(self.candidates), rate=self.rate, confidence=self.confidence, weights=weights)
         place = {candidate.label: number for number, candidate in enumerate(self.from_good)}
         for step in self.steps:
             found = found.after(place[step.candidate], step.answer)
@@ -123,7 +127,7 @@ def answer(bisection: Bisection) -> str:
     if known.state.wrong_end:
         label = bisection.wrong_end(known)
         named = "good" if known.state is State.GOOD_END_WRONG else "bad"
-        return f"No answer: {label} is named as {named}, and {_did(bisection, label)}."
+        return f"No answer: {label} is named as {named}, and {_did(bisection, label)}. Next: {_next(bisection, label, named)}."
     changes = bisection.changes(known)
     if known.state is State.FOUND:
         good, bad = (bisection.from_good[known.left[0] + offset].label for offset in (-1, 0))
@@ -144,6 +148,15 @@ def answer(bisection: Bisection) -> str:
         label = bisection.from_good[number].label
         text += f" There is more than one change: {label} {_did(bisection, label)}, although it is on the bad side."
     return text
+
+
+def _next(bisection: Bisection, label: str, named: str) -> str:
+    """Return what to do about a wrong end."""
+    if all(step.answer is Answer.SKIP for step in bisection.of(label)):
+        return f"name a --{named} near it that boots"
+    if named == "bad":
+        return "name another --bad; if the bug shows in some boots only, add --rate with their share"
+    return f"name {'a newer' if bisection.find_fix else 'an older'} --good"
 
 
 def _kind(step: Step) -> str:
@@ -168,7 +181,7 @@ def _certainty(bisection: Bisection) -> str:
     known = bisection.search.conclusion()
     if known.state.wrong_end or not bisection.steps:
         return ""
-    if bisection.rate == 1:
+    if bisection.rate == 1 and round(known.probability, 6) == 1:
         return "This holds if a bad one dies in every boot (--rate 1): each was booted once."
     return f"Probability {known.probability:.1%}, if a bad one dies in {bisection.rate:.0%} of boots (--rate {bisection.rate:g})."
 
@@ -202,6 +215,11 @@ def markdown(bisection: Bisection) -> str:
         text = "Each commit's Python code ran over the compiled parts of a CPU release, which each run's report names."
         if bisection.left_out:
             text += f" Not tried: {plural(bisection.left_out, 'commit')} that change{'s' * (bisection.left_out == 1)} nothing under vllm/."
+        if bisection.untouched:
+            text += (
+                f" {plural(len(bisection.untouched), 'candidate')} change{'s' * (len(bisection.untouched) == 1)} no file that the "
+                f"servers of the two ends opened. Each counts as {UNLIKELY:g} of another one, so it is booted late, if at all."
+            )
         parts.append(text)
     reading = f"**{cell(answer(bisection))}** {_certainty(bisection)}".strip()
     return page(bisection, f"{what} vLLM from {first} to {last}", reading, parts, version="")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from vllm_repro.releases.opened import opened_files
 from vllm_repro.releases.provision import ReleaseCache
-from vllm_repro.releases.sources import is_release, version_of
+from vllm_repro.releases.sources import REQUIREMENTS, changed_files, is_release, version_of
 from vllm_repro.report.bisection import Bisection, Candidate, Step, answer, bisection_dict, markdown
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.version_map import row_of
@@ -27,6 +28,8 @@ class BisectionSearch(BootSearch[Bisection, Candidate]):
     as_dict, as_markdown = staticmethod(bisection_dict), staticmethod(markdown)
 
     def _next(self) -> Candidate | None:
+        if self.found.untouched is None:
+            self.found = replace(self.found, untouched=_untouched(self.found))
         number = self.found.search.choose(self._cost)
         return None if number is None else self.found.from_good[number]
 
@@ -58,3 +61,18 @@ class BisectionSearch(BootSearch[Bisection, Candidate]):
         self.found = replace(self.found, steps=(*self.found.steps, step))
         self._progress.line(f"  {step.answer}: {answer(self.found)}")
         return None
+
+
+def _untouched(found: Bisection) -> tuple[str, ...] | None:
+    """Return the labels of commits that change no file that the servers of both ends opened; None before both were booted."""
+    ends = found.candidates[0], found.candidates[-1]
+    if not all(any(step.answer is not Answer.SKIP for step in found.of(end.label)) for end in ends):
+        return None
+    laid = [ReleaseCache().get(end.source) for end in ends if not is_release(end.source)]
+    opened = [opened_files(release.packages) for release in laid if release]
+    if len(opened) < 2 or not all(opened):
+        return ()
+    changed = changed_files([one.source for one in found.candidates])
+    # Requirements are not opened by a server, and count all the same.
+    irrelevant = {one for one, files in changed.items() if files.isdisjoint({*opened[0], *opened[1], REQUIREMENTS})}
+    return tuple(one.label for one in found.candidates if one.source in irrelevant)

@@ -60,10 +60,14 @@ class Unfinished:
         """The folder of all runs."""
         return self.folder.parents[self.depth]
 
+    @staticmethod
+    def _compared(head: Mapping[str, Any], name: str) -> Any:
+        return head.get(name)
+
     def refuse_changed(self, now: Mapping[str, Any]) -> None:
         """Raise `UsageError` if one with this `head` would not be the same."""
         for name in self.must_not_change:
-            if now.get(name) != self.head.get(name):
+            if self._compared(now, name) != self._compared(self.head, name):
                 raise UsageError(
                     f"cannot resume the {self.what} in {self.folder}: its {name.replace('_', ' ')} has changed since",
                     hint=f"start a new {self.what}; the old one stays in its folder",
@@ -110,6 +114,11 @@ class UnfinishedSearch(Unfinished):
 
     what = "search"
     kept: Mapping[str, Any]
+
+    @staticmethod
+    def _compared(head: Mapping[str, Any], name: str) -> Any:
+        # What else a candidate holds is for the reader, and differs between versions of the harness.
+        return [one["source"] for one in head[name]] if name == "candidates" else head.get(name)
 
 
 _SEARCHES: Mapping[str, tuple[str, str, type, Sequence[str]]] = {
@@ -163,6 +172,8 @@ def read_search(folder: Path, verb: str) -> UnfinishedSearch:
         head, words = _record(folder / file, verb)
         boots: list[Any] = [msgspec.convert(one, boot) for one in head[key]]
         kept = {name: head[name] for name in ("evidence", "started_at", "duration_s", "version") if name in head}
+        if head.get("untouched") is not None:
+            kept["untouched"] = tuple(head["untouched"])
         return UnfinishedSearch(
             folder=folder.resolve(),
             words=words,

@@ -111,10 +111,12 @@ class BootSearch(ABC, Generic[Found, Next]):
             if not self.found.boots:
                 self.found = replace(self.found, evidence=site.evidence.value)
             announce(first_line(site, why, None))
+            if self._folder is None:  # so that one that is killed in its first boot can be resumed
+                self._save(None, 0.0)
 
     def _save(self, stopped: str | None, duration_s: float) -> Path:
         self.found = replace(self.found, stopped=stopped, duration_s=round(duration_s, 1))
-        if self._folder is None:  # not before: a refused command must leave no folder
+        if self._folder is None:  # not before there is a server: a refused command must leave no folder
             self._folder = stamped_folder(self.job.out, Path(self.found.scenario) / self.verb)
         hint = "free some space, or name another --out"
         write_file(self._folder / f"{self.file}.json", self._record(), hint=hint)

@@ -46,8 +46,10 @@ def run_release(
     try:
         return run_one(job, progress, chosen)
     except (InfraError, Unsupported) as error:
-        progress.line(f"  {error}" + (f"\n  next: {error.hint}" if error.hint else ""))
-        result = ReleaseResult.INFRA if isinstance(error, InfraError) else ReleaseResult.UNSUPPORTED
+        infra = isinstance(error, InfraError)
+        # An unsupported release is a result: its hint is for a run of that release alone.
+        progress.line(f"  {error}" + (f"\n  next: {error.hint}" if infra and error.hint else ""))
+        result = ReleaseResult.INFRA if infra else ReleaseResult.UNSUPPORTED
         return row_without_run(version, job.scenario, job.arms, result, redactor.text(str(error)))
 
 

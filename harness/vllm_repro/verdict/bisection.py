@@ -14,10 +14,13 @@ from enum import StrEnum
 from itertools import accumulate
 from math import ceil, isclose, log2
 
-__all__ = ["Answer", "Conclusion", "Probe", "Search", "State", "information"]
+__all__ = ["UNLIKELY", "Answer", "Conclusion", "Probe", "Search", "State", "information"]
 
 _WRONG_END = 0.1
 """Prior chance that the good end is bad, and that the bad end is good."""
+
+UNLIKELY = 0.1
+"""Weight of a change point that something else than boots speaks against. At 95 % confidence only boots rule it out."""
 
 
 class Answer(StrEnum):
@@ -68,17 +71,21 @@ class Conclusion:
 class Search:
     """A bisection of `size` candidates. It is a value: the same probes give the same search.
 
-    rate: the chance that a bad candidate dies in one boot. confidence: at which the search ends.
+    rate: the chance that a bad candidate dies in one boot. confidence: at which the search ends. weights: how likely each change point from
+    1 to `size` - 1 is before the first boot; none if all are alike.
     """
 
     size: int
     rate: float = 1.0
     confidence: float = 0.95
+    weights: tuple[float, ...] = ()
     probes: tuple[Probe, ...] = ()
 
     def __post_init__(self) -> None:
         if self.size < 2 or not 0 < self.rate <= 1 or not 0 < self.confidence < 1:
             raise ValueError(f"no search: {self.size} candidates, rate {self.rate}, confidence {self.confidence}")
+        if self.weights and len(self.weights) != self.size - 1:
+            raise ValueError(f"no search: {len(self.weights)} weights of {self.size - 1} change points")
 
     def after(self, candidate: int, answer: Answer) -> Search:
         """Return the search with one more boot."""
@@ -93,8 +100,9 @@ class Search:
     def posterior(self) -> list[float]:
         """Return the probability of each change point, from 0 (the good end is bad) to `size` (the bad end is good)."""
         good, first_death = self.count(Answer.GOOD), min(self.count(Answer.BAD), default=self.size)
-        inner = (1 - 2 * _WRONG_END) / (self.size - 1)
-        weights = [_WRONG_END, *[inner] * (self.size - 1), _WRONG_END]
+        inner = self.weights or (1.0,) * (self.size - 1)
+        share = (1 - 2 * _WRONG_END) / sum(inner)
+        weights = [_WRONG_END, *(share * weight for weight in inner), _WRONG_END]
         weights[first_death + 1 :] = [0.0] * (self.size - first_death)
         survives = 1.0
         # Clean boots behind the first death have the same chance for every change point left, so they do not count.
