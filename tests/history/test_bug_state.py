@@ -113,6 +113,12 @@ def test_a_bisection_of_a_declared_fix_leaves_the_bug_closed(order: tuple[int, .
     assert history_of([*rows, row(3, 1, 1, version="0.33.0", standing=Standing.GOOD)]).state is BugState.REGRESSED
 
 
+def test_quiet_nights_before_a_release_was_good_do_not_close_the_bug() -> None:
+    rows = [row(night, 0, 1, version="0.20.0", standing=Standing.BAD) for night in range(SETTLED - 1)]
+    rows += [row(SETTLED, 0, 1, version="0.25.0", standing=Standing.GOOD)]
+    assert history_of(rows).steps[-1].why == "0.25.0 is declared good, and lived"
+
+
 def test_a_declared_bug_after_releases_that_are_declared_good_is_no_regression() -> None:
     rows = [
         row(0, 0, 1, version="0.18.0", standing=Standing.GOOD),

@@ -13,7 +13,12 @@ from tests.report_examples import without_run_links
 from vllm_repro.report.minimize import Boot, Minimization, Unit, answer, markdown, minimization_dict, without
 from vllm_repro.verdict.outcome import Outcome
 
-UNITS = (Unit("", "chat of 9 tokens"), Unit("--a", "--a 1"), Unit("--b", "--b"), Unit("C", "C=1"))
+UNITS = (
+    Unit("request", "", "chat of 9 tokens"),
+    Unit("flag", "--a", "--a 1"),
+    Unit("flag", "--b", "--b"),
+    Unit("variable", "C", "C=1"),
+)
 ALL = (0, 1, 2, 3)
 
 
@@ -63,7 +68,7 @@ CASES = [
         0,
         (
             "The crash needs 1 of 2 flags and 0 of 1 variable and 1 of 1 request: chat of 9 tokens; --a 1. "
-            "Without any one of these this crash does not occur."
+            "If one of these is left out, this crash does not occur."
         ),
     ),
     (

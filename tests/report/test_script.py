@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.report_examples import EXAMPLES
-from vllm_repro.host.ports import free_port
+from vllm_repro.errors import UsageError
 from vllm_repro.report.script import script
 from vllm_repro.resources import rehearsal_engine
 from vllm_repro.scenario.catalogue import all_scenarios, find
@@ -24,7 +24,7 @@ ARMS = [(scenario, arm) for scenario in all_scenarios() for arm in scenario.arms
 @pytest.mark.parametrize(("scenario", "arm"), ARMS, ids=lambda one: one.id if isinstance(one, Scenario) else one.name)
 def test_it_is_short_and_needs_openai_alone(scenario: Scenario, arm: Arm) -> None:
     text = script(scenario, arm)
-    assert sum(bool(line.strip()) for line in text.splitlines()) <= 155
+    assert sum(bool(line.strip()) for line in text.splitlines()) <= 180
     tree = ast.parse(text)
     imported = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
     imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
@@ -52,15 +52,12 @@ def run_on_rehearsal(folder: Path, text: str, version: str, fault: str = "") -> 
     vllm.parent.mkdir()
     vllm.write_text(f'#!/bin/sh\nexec {sys.executable} {rehearsal_engine()} "$@"\n', encoding="utf-8")
     vllm.chmod(0o755)
-    port = free_port()
     text = (
         text.replace("SETTLE_S = 5", "SETTLE_S = 0.5")
         .replace("idle within 30", "idle within 6")
         .replace("sleep(5)", "sleep(2)")
     )
-    (folder / "repro.py").write_text(
-        text.replace("port 8000", f"port {port}").replace(":8000", f":{port}"), encoding="utf-8"
-    )
+    (folder / "repro.py").write_text(text, encoding="utf-8")
     environment = {**os.environ, "VLLM_REHEARSAL_VERSION": version, "VLLM_REHEARSAL_FAULT": fault}
     environment["PATH"] = f"{vllm.parent}:{os.environ['PATH']}"
     command = [sys.executable, "repro.py"]
@@ -77,6 +74,7 @@ def run_on_rehearsal(folder: Path, text: str, version: str, fault: str = "") -> 
         ("tq-chunked-prefill", "prefix-hit", "0.23.0", "", 1, "The engine died: AssertionError"),
         ("tq-chunked-prefill", "growing-chat", "0.23.0", "", 1, "The engine died: AssertionError"),
         ("tq-chunked-prefill", "reported", "0.24.0", "kill:2", 1, "The engine died"),
+        ("tq-mtp-cudagraphs", "reported", "0.24.0", "boot", 2, "The server did not start: "),
         ("tq-mtp-cudagraphs", "reported", "0.20.2", "", 1, "The server did not start: "),
         ("tq-chunked-prefill", "reported", "0.23.0", "boot", 2, "The server did not start: "),
         ("min-tokens-stop-ids", "reported", "0.28.0", "", 1, "The engine died: IndexError: index 999999"),
@@ -92,6 +90,31 @@ def test_it_finds_what_the_harness_finds(
     assert found is not None
     done = run_on_rehearsal(tmp_path, script(known, found), version, fault)
     assert (done.returncode, printed in done.stdout) == (status, True), done.stdout + done.stderr
+
+
+def test_it_decides_nothing_about_a_server_that_refuses_all_prompts(tmp_path: Path) -> None:
+    known = find("tq-chunked-prefill")
+    done = run_on_rehearsal(
+        tmp_path, script(known, known.arms[0]).replace("--max-model-len 102400", "--max-model-len 50"), "0.23.0"
+    )
+    assert (done.returncode, "a request failed" in done.stdout) == (2, True), done.stdout + done.stderr
+
+
+def test_what_goes_wrong_in_it_is_no_crash(tmp_path: Path) -> None:
+    (tmp_path / "repro.py").write_text(script(find("sco-hybrid"), find("sco-hybrid").arms[0]), encoding="utf-8")
+    for words in ([], ["--url", "http://127.0.0.1:9/v1"]):
+        command = [sys.executable, "repro.py", *words]
+        done = subprocess.run(
+            command, cwd=tmp_path, env={"PATH": "/nowhere"}, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (2, ""), done.stdout
+
+
+def test_an_arm_that_changes_the_source_has_none() -> None:
+    patched = find("tq-prefix-hit-unreserved").arm("patched")
+    assert patched is not None
+    with pytest.raises(UsageError, match="changes vLLM's source"):
+        script(find("tq-prefix-hit-unreserved"), patched)
 
 
 def test_a_request_without_an_answer_is_a_hang(tmp_path: Path) -> None:

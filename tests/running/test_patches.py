@@ -168,8 +168,8 @@ def arm(name: str, outcome: Outcome, *, like: ArmReport, boots: int = 1, importe
         (Outcome.CLEAN, 1, True, "does not fail; too few boots to call it fixed"),
         (Outcome.CLEAN, 58, True, "does not fail; too few boots to call it fixed"),
         (Outcome.CLEAN, 59, True, "fixed"),
-        (Outcome.CLEAN, 59, False, "not tested: no process ran all of the patch"),
-        (Outcome.CRASH, 1, False, "not tested: no process ran all of the patch"),
+        (Outcome.CLEAN, 59, False, "not tested: no process ran the patch"),
+        (Outcome.CRASH, 1, False, "not tested: no process ran the patch"),
         (Outcome.CRASH, 1, True, "still failing"),
         (Outcome.OTHER_CRASH, 1, True, "newly failing: RuntimeError in get_simultaneous"),
         (Outcome.BOOT_FAILED, 1, True, "newly failing: boot: no cause in the log"),
@@ -191,6 +191,34 @@ def test_what_a_patch_did_in_a_word(outcome: Outcome, boots: int, imported: bool
     first, row = compared_patches(replace(report(DIED), arms=(released, made), compared=True))
     assert first.reading == f"fails: {DIED_HERE}"
     assert (row.reading, row.boots) == (reading, boots)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "first_reading", "reading"),
+    [
+        (Outcome.INFRA, "undecided: infra: it is so", "not compared: the release as it is was not tested"),
+        (
+            Outcome.WRONG_OUTPUT,
+            "fails: wrong output",
+            "does not fail; the release did not show this bug, so no number of boots is enough",
+        ),
+        (Outcome.CLEAN, "does not fail, so there is nothing to compare", "does not fail either"),
+    ],
+)
+def test_a_release_that_did_not_show_the_bug(outcome: Outcome, first_reading: str, reading: str) -> None:
+    lived = report(LIVED).arms[0]
+    released = replace(arm("reported", outcome, like=lived), patches=())
+    made = replace(report(DIED), arms=(released, arm("x", Outcome.CLEAN, like=lived, boots=200)), compared=True)
+    assert [one.reading for one in compared_patches(made)] == [first_reading, reading]
+
+
+def test_a_patch_that_ran_in_part_says_so() -> None:
+    released, lived = report(DIED).arms[0], report(LIVED).arms[0]
+    made = arm("x", Outcome.CLEAN, like=lived, boots=59)
+    other = PatchedFile(file="vllm/b.py", sha256="0", imported=False)
+    made = replace(made, server=replace(made.server, patched=(*made.server.patched, other)))
+    (_, row) = compared_patches(replace(report(DIED), arms=(released, made), compared=True))
+    assert row.reading == "fixed; part of the patch did not run"
 
 
 @pytest.mark.parametrize("imported", [["vllm/a.py"], []])

@@ -11,7 +11,7 @@ from vllm_repro.running.minimize import MinimizationSearch, reducible
 _EPILOG = """
 
 exit status:
-  0  the answer is known: without any one of what is left, it does not crash
+  0  the answer is known: if one of the parts that are left is left out, this crash does not occur
   1  a surprise: the reported command does not crash
   2  undecided: a limit was reached, or vLLM refuses the reported command
   64 wrong usage, 70 a fault of the harness itself, 130 interrupted

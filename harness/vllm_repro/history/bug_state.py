@@ -141,7 +141,8 @@ class _Track:
             self.did = release.did
             self._add_crashes(release)
         else:
-            self.quiet |= release.nights
+            if self.state is not BugState.OPEN:
+                self.quiet |= release.nights
             self._add_quiet(release)
 
     def _add_crashes(self, release: _Release) -> None:
@@ -165,7 +166,7 @@ class _Track:
         if self.state is BugState.GOOD_RELEASE:
             return
         if release.standing is Standing.GOOD and self.state is not BugState.REGRESSED:
-            self.state, self.declared = BugState.GOOD_RELEASE, True
+            self.state, self.declared, self.quiet = BugState.GOOD_RELEASE, True, set(release.nights)
             self.why = f"{release.name} is declared good, and lived"
             self.crashed = self.boots = self.streak = 0
             return

@@ -47,7 +47,10 @@ def render(report: RunReport, form: str, scenario: Scenario | None = None) -> st
     if form == "junit":
         return junit(report)
     if form == "python":
-        return report.redactor.text(script_of_run(report, scenario or find(report.scenario)))
+        text = script_of_run(report, scenario or find(report.scenario))
+        if text is None:
+            raise UsageError("every arm of this scenario changes vLLM's source, which a script does not")
+        return report.redactor.text(text)
     raise UsageError(f"no format {form!r}", hint=f"one of {', '.join({**FORMATS, **ON_REQUEST})}")
 
 
@@ -106,6 +109,8 @@ def write_reports(report: RunReport, scenario: Scenario | None = None) -> list[P
         if form == "python" and known is None:
             to_stderr(f"no {name}: the scenario {report.scenario} is not here (--scenarios DIR adds a folder)")
             continue
+        if form == "python" and known is not None and all(arm.patches for arm in known.arms):
+            continue  # a script does not change vLLM's source
         path = report.folder / name
         write_file(path, render(report, form, known), hint="vllm-repro report RUN -o FILE writes it elsewhere")
         paths.append(path)

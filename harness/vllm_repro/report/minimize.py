@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from vllm_repro.report.format import plural, seconds
 from vllm_repro.report.search import SearchRecord, page
@@ -19,14 +19,11 @@ _ONE_TOKEN = "The request for one token that the harness sends to every server i
 
 @dataclass(frozen=True)
 class Unit:
-    """A part of the command or workload that may be removed. text: as on the command line; a request in words, without a `name`."""
+    """A part of the command or workload that may be removed. text: as on the command line, or in words without a `name`."""
 
+    kind: Literal["request", "pause", "flag", "variable"]
     name: str
     text: str
-
-    @property
-    def kind(self) -> str:
-        return "flag" if self.name.startswith("--") else "variable" if self.name else "request"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +56,7 @@ class Boot:
 class Minimization(SearchRecord):
     """A reduction.
 
-    units: requests first. untried: flags and variables of the report that this kind of server sets or removes itself.
+    units: requests and pauses first. untried: flags and variables of the report that this kind of server sets or removes itself.
     rest: the reported command without its units.
     """
 
@@ -72,7 +69,7 @@ class Minimization(SearchRecord):
     @property
     def search(self) -> Search:
         """Return the search after all boots."""
-        requests = sum(unit.kind == "request" for unit in self.units)
+        requests = sum(not unit.name for unit in self.units)
         attempts = tuple(boot.attempt for boot in self.boots if boot.tested)
         return Search(requests=requests, others=len(self.units) - requests, attempts=attempts)
 
@@ -109,14 +106,14 @@ def answer(found: Minimization) -> str:
         surprise = search.state is State.QUIET
         return f"{'Surprise: the reported command does not show this crash' if surprise else 'Undecided'}. The whole command: {first}"
     kinds: dict[str, list[bool]] = {}
-    for number, unit in sorted(enumerate(found.units), key=lambda pair: pair[1].kind == "request"):
+    for number, unit in sorted(enumerate(found.units), key=lambda pair: not pair[1].name):
         kinds.setdefault(unit.kind, []).append(number in kept)
     counts = " and ".join(f"{sum(left)} of {plural(len(left), kind)}" for kind, left in kinds.items())
     if search.state is State.OPEN:
         return f"It crashes with {counts}. The search is not finished."
     text = f"The crash needs {counts}{': ' if kept else ''}{'; '.join(unit.text for unit in found.kept)}."
     if kept:
-        text += f" Without {'any one of these' if len(kept) > 1 else 'it'} this crash does not occur."
+        text += f" {'If one of these is left out,' if len(kept) > 1 else 'Without it'} this crash does not occur."
     if not any(kinds.get("request", [True])):
         (*_, phase) = (boot.phase for boot in found.boots if boot.outcome is Outcome.CRASH)
         text += f" {_ONE_TOKEN if phase == 'request' else f'It crashes without any request, in phase {phase}.'}"

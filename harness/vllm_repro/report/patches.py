@@ -50,22 +50,38 @@ def _compared(arm: ArmReport, first: ArmReport) -> ComparedPatch:
 
 def _reading(arm: ArmReport, first: ArmReport) -> str:
     failures, as_released = _failures(arm), _failures(first)
+    if arm is first and failures:
+        return f"fails: {', '.join(failures)}"
+    if arm is first and first.result.result is Result.QUIET:
+        return "does not fail, so there is nothing to compare"
     if arm is first:
-        return f"fails: {', '.join(failures)}" if failures else "does not fail, so there is nothing to compare"
-    if any(map(untried_note, arm.server.patched)):
-        return "not tested: no process ran all of the patch"
+        return _undecided(arm)
+    if not as_released and first.result.result is not Result.QUIET:
+        return "not compared: the release as it is was not tested"
+    if arm.patch_untried:
+        return "not tested: no process ran the patch"
+    part = "; part of the patch did not run" if any(map(untried_note, arm.server.patched)) else ""
+    return _compared_reading(arm, first, failures, as_released) + part
+
+
+def _compared_reading(arm: ArmReport, first: ArmReport, failures: list[str], as_released: list[str]) -> str:
     new = [failure for failure in failures if failure not in as_released]
     if failures:
         still = ["still failing"] if len(new) < len(failures) else []
         return "; ".join(still + [f"newly failing: {', '.join(new)}" for _ in new[:1]])
     if arm.result.result is not Result.QUIET:
-        undecided = next((one for one in arm.trials[::-1] if one.outcome is not Outcome.CLEAN), None)
-        return f"undecided: {undecided.outcome}: {undecided.why}" if undecided else NOT_RUN
+        return _undecided(arm)
     if not as_released:
         return "does not fail either"
     needed = clean_needed(first.result.crashed, first.result.conclusive)
-    enough = needed is not None and arm.result.conclusive >= needed
-    return "fixed" if enough else "does not fail; too few boots to call it fixed"
+    if needed is None:
+        return "does not fail; the release did not show this bug, so no number of boots is enough"
+    return "fixed" if arm.result.conclusive >= needed else "does not fail; too few boots to call it fixed"
+
+
+def _undecided(arm: ArmReport) -> str:
+    trial = next((one for one in arm.trials[::-1] if one.outcome is not Outcome.CLEAN), None)
+    return f"undecided: {trial.outcome}: {trial.why}" if trial else NOT_RUN
 
 
 def _failures(arm: ArmReport) -> list[str]:
@@ -90,7 +106,7 @@ def patches_table(report: RunReport) -> Table | None:
     """Return a row for the release as it is, and one for each patch; None if none are compared."""
     rows = tuple(
         (
-            one.arm if one.patched else f"{one.arm} (none)",
+            one.arm if one.patched else f"{one.arm} ({'its own' if report.arms[0].patches else 'none'})",
             f"{one.failed} of {one.boots}",
             one.reading,
             ", ".join(one.requests) or "-",

@@ -16,7 +16,10 @@ from typing import Any, assert_never
 from vllm_repro.command.command import ServeCommand
 from vllm_repro.command.flags import group_by_flag
 from vllm_repro.diagnosis.diagnosis import Phase
+from vllm_repro.errors import UsageError
 from vllm_repro.evidence import Evidence
+from vllm_repro.releases.known import CPU_BUILDS
+from vllm_repro.releases.versions import DISTRIBUTION
 from vllm_repro.report.model import RunReport, banner, issue_url
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.scenario.workload import Conversation, Pause, Request, Rest, Size, Step, Together, resolve
@@ -27,8 +30,9 @@ __all__ = ["script", "script_of_run"]
 
 _TEMPLATE = Path(__file__).with_name("templates") / "repro.txt"
 _COMPLETIONS = "/v1/completions"
-_PORT = 8000
 _WIDTH = 120
+_HOLE = re.compile(r"{\w*}")
+"""A hole in the template of a message."""
 _OF_TEMPLATE = ("tools", "tool_choice", "chat_template", "chat_template_kwargs", "add_generation_prompt")
 """Fields of a chat that a completion does not have."""
 
@@ -45,34 +49,43 @@ def cpu_seconds(session):
 def never_idle(process, within):
     """Return True if the server, without any request, has no five seconds without work."""
     end, least = time.monotonic() + within, 5.0
-    while process and time.monotonic() < end and least >= 0.5:
+    while time.monotonic() < end and least >= 0.5:
         before = cpu_seconds(process.pid)
         time.sleep(5)
         least = cpu_seconds(process.pid) - before
-    return bool(process) and least >= 0.5
+    return least >= 0.5
 
 '''
 _REST = """\
         elif isinstance(step, str):
+            if process is None:
+                return "Whether a server goes idle cannot be seen with --url", 2
             if never_idle(process, float(step.removeprefix("idle within "))):
                 return "The engine never goes idle", 1
 """
 
 
-def script_of_run(report: RunReport, scenario: Scenario) -> str:
-    """Return the script for the run's most important failure without a change of vLLM's source, else for its first such arm."""
-    tried = [arm.name for arm, _ in report.failures] + [arm.name for arm in report.arms]
-    arms = [arm for name in tried if (arm := scenario.arm(name)) is not None and not arm.patches]
-    return script(scenario, arms[0] if arms else scenario.arms[0], report)
+def script_of_run(report: RunReport, scenario: Scenario) -> str | None:
+    """Return the script for the most important failure of an arm without patches, else for the first such arm; None without one."""
+    tried = [scenario.arm(arm.name) for arm in (*(arm for arm, _ in report.failures), *report.arms)]
+    arms = [arm for arm in (*tried, *scenario.arms) if arm is not None and not arm.patches]
+    return script(scenario, arms[0], report) if arms else None
 
 
 def script(scenario: Scenario, arm: Arm, report: RunReport | None = None) -> str:
-    """Return the script for an arm. report: the run that it belongs to."""
+    """Return the script for an arm. report: the run that it belongs to. Raises `UsageError` for an arm with patches."""
+    if arm.patches:
+        raise UsageError(
+            f"the arm {arm.name} changes vLLM's source, which this script does not",
+            hint="--arm with an arm without patches, or --as docker",
+        )
     evidence = Evidence.GPU if scenario.needs.gpus else Evidence.CPU
     weights = ServedModel(name=scenario.model.name)
-    launch = process_launch(scenario, arm, vllm=("vllm",), env={}, weights=weights, port=_PORT, evidence=evidence)
+    launch = process_launch(scenario, arm, vllm=("vllm",), env={}, weights=weights, port=0, evidence=evidence)
     steps = scenario.workload_of(arm)
     rests = any(isinstance(step, Rest) for step in steps)
+    boots = scenario.signature if scenario.signature and scenario.signature.phase is Phase.BOOT else None
+    at_boot = [boots.exception, *filter(None, _HOLE.split(boots.message))] if boots else []
     return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
         about=_about(scenario, report),
         data="\n".join(
@@ -85,19 +98,21 @@ def script(scenario: Scenario, arm: Arm, report: RunReport | None = None) -> str
                 *(f"    {line}" for step in steps for line in _step(step, launch.command)),
                 "]",
                 f"REPORTED = {_reported(scenario, arm)!r}",
+                f"AT_BOOT = {at_boot!r}",
             ]
         ),
         idle=_IDLE if rests else "",
         rest=_REST if rests else "",
-        no_boot=1 if scenario.signature is not None and scenario.signature.phase is Phase.BOOT else 2,
-        port=_PORT,
     )
 
 
 def _wrapped(argv: tuple[str, ...]) -> str:
-    """Return a command for a shell, in lines of whole flags."""
+    """Return a command for a shell, in lines of whole flags. The script adds the address itself."""
     lines = [shlex.join(argv[:3])]
-    for flag in map(shlex.join, group_by_flag(argv[3:])):
+    for group in group_by_flag(argv[3:]):
+        flag = shlex.join(group)
+        if group[0] in ("--host", "--port"):
+            continue
         if len(lines[-1]) + len(flag) < _WIDTH:
             lines[-1] += f" {flag}"
         else:
@@ -109,9 +124,7 @@ def _reported(scenario: Scenario, arm: Arm) -> str:
     match arm.expected:
         case Expected.DIES:
             dies = scenario.signature
-            named = (
-                filter(None, (dies.exception, re.sub(r"{\w*}", "...", dies.message))) if dies else ["the engine dies"]
-            )
+            named = filter(None, (dies.exception, _HOLE.sub("...", dies.message))) if dies else ["the engine dies"]
             return ": ".join(named)
         case Expected.HANGS:
             return "requests without an answer"
@@ -125,16 +138,20 @@ def _reported(scenario: Scenario, arm: Arm) -> str:
 
 
 def _about(scenario: Scenario, report: RunReport | None) -> str:
-    near = "" if scenario.filed else "not reported; nearest is "
+    near = "" if scenario.filed else "Not reported; nearest is "
     release = (report and report.version) or scenario.try_with
-    install = "pip install openai " + ("vllm" if "+" in release else f"vllm=={release}")
+    install = (
+        f"pip install openai {DISTRIBUTION if release in CPU_BUILDS and not scenario.needs.gpus else 'vllm'}=={release}"
+    )
+    if "+" in release:
+        install = f"pip install openai    # and vLLM {release}, which is no release"
     lines = [
         f"{scenario.title}.",
         "",
-        f"{near}{issue_url(scenario.issue)}".capitalize() if near else issue_url(scenario.issue),
+        near + issue_url(scenario.issue),
         f"Releases with the bug: {scenario.status.bad}; without: {scenario.status.good or 'none known'}.",
         "",
-        f"    {install}    # needs {scenario.needs}",
+        f"    {install}    # needs: {scenario.needs}",
         "    python repro.py [--model NAME_OR_FOLDER] [further flags of vllm serve]",
         "    python repro.py --url http://127.0.0.1:8000",
         "",
@@ -147,9 +164,7 @@ def _about(scenario: Scenario, report: RunReport | None) -> str:
         lines += ["", f"Made from a run of vllm-repro. The script itself was not run. {notice}"]
         lines += [f"    {one.name}: {one.why}" for one in report.replaced]
         if report.replaced:
-            lines.append(
-                "The lab replaces those. A GPU does not need it. The lab may have sent shorter prompts to a smaller model."
-            )
+            lines.append("The lab replaced these parts, and served a small model; this script does neither.")
     text = "\n".join(lines).replace("\\", "\\\\").replace('"""', "'''")
     return f'"""{text}\n"""'
 

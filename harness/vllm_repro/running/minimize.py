@@ -73,6 +73,11 @@ def reducible(scenario: Scenario, arm: Arm, kind: ServerKind, options: ServerOpt
             f"the arm {arm.name} of {scenario.id} is not declared to crash with a signature",
             hint=f"vllm-repro run {scenario.id} --arm {arm.name} shows what this arm does",
         )
+    if arm.patches:
+        raise UsageError(
+            f"the arm {arm.name} changes vLLM's source, so a smaller command would not crash without that change",
+            hint=f"--arm with one of {', '.join(one.name for one in scenario.arms if not one.patches)}",
+        )
     command, _, changes = edited_command(scenario, arm, kind, options)
     reported = changed = scenario.reported()
     for edit in changes:
@@ -98,7 +103,11 @@ def reducible(scenario: Scenario, arm: Arm, kind: ServerKind, options: ServerOpt
         arm=arm,
         steps=steps,
         pieces=pieces,
-        units=(*(Unit("", f"{piece}") for _, piece in pieces), *(Unit(*pair) for pair in removable.items())),
+        units=(
+            *(Unit("request" if isinstance(piece, Request) else "pause", "", f"{piece}") for _, piece in pieces),
+            *(Unit("flag", *pair) for pair in flags.items()),
+            *(Unit("variable", *pair) for pair in variables.items()),
+        ),
         untried=tuple(name for name in dict.fromkeys(left) if name not in _OURS),
         rest=rest.render(),
     )

@@ -3,7 +3,7 @@
 Not reported; nearest is https://github.com/vllm-project/vllm/issues/45388
 Releases with the bug: >=0.29.0; without: none known.
 
-    pip install openai vllm==0.32.0    # needs 1 GPU, 4 GB each
+    pip install openai vllm==0.32.0    # needs: 1 GPU, 4 GB each
     python repro.py [--model NAME_OR_FOLDER] [further flags of vllm serve]
     python repro.py --url http://127.0.0.1:8000
 
@@ -15,24 +15,19 @@ Made from a run of vllm-repro. The script itself was not run. LAB: vLLM 0.32.0's
     vllm.v1.simple_kv_offload.worker.torch: torch.cuda.Stream, torch.cuda.current_stream and torch.Event need CUDA
     vllm.v1.simple_kv_offload.worker.PIN_MEMORY: memory is pinned with cudaHostRegister
     vllm.v1.core.block_pool.BlockPool.get_num_free_blocks: to see the list of free blocks run out
-The lab replaces those. A GPU does not need it. The lab may have sent shorter prompts to a smaller model.
+The lab replaced these parts, and served a small model; this script does neither.
 """
 
-import argparse
-import contextlib
-import os
-import random
-import re
-import shlex
-import signal
-import subprocess
-import sys
-import time
+import argparse, contextlib, os, random, re, shlex, signal, socket, subprocess, sys, time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import openai
+try:
+    import openai
+except ImportError:
+    print("pip install openai")
+    sys.exit(2)
 
 MODEL = 'google/gemma-3-1b-it'
 ENV = {}
@@ -41,7 +36,6 @@ vllm serve google/gemma-3-1b-it --max-model-len 514 --block-size 32 --num-gpu-bl
     --enable-chunked-prefill --max-num-batched-tokens 129 --max-num-seqs 8 --enable-prefix-caching
     --enable-prompt-tokens-details --no-disable-hybrid-kv-cache-manager
     --kv-transfer-config '{"kv_connector":"SimpleCPUOffloadConnector","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":1114112}}'
-    --host 127.0.0.1 --port 8000
 '''
 # One list is sent at the same time. A number is a pause in seconds.
 STEPS = [
@@ -71,12 +65,15 @@ STEPS = [
     ],
 ]
 REPORTED = 'requests without an answer'
+AT_BOOT = []
 STALL_S = 600  # a request without an answer for this long is a hang
-SETTLE_S = 5
+SETTLE_S = 5  # the engine may die in the step after the last answer
 IDS = range(1000, 3000)  # token ids of generated prompts: no special tokens of a vocabulary
 NOT_SENT = ("name", "path", "tokens", "shared", "conversation", "may_fail")
+USUAL = ("model", "prompt", "messages", "max_tokens", "temperature", "stream")
 LOG = Path("repro.log")
 LINE_HEAD = re.compile(r"^(\([^)]*pid=\d+\) )?((ERROR|INFO|WARNING) \S+ \S+ \[[^]]*\] ?)?")
+EXCEPTION = re.compile(r"(?!(INFO|WARNING|ERROR|DEBUG):)[A-Za-z_][\w.]*(: |$)")
 CANARY = dict(name="one more token", prompt=[1000], max_tokens=1)
 
 
@@ -88,7 +85,7 @@ def token_ids(request, position):
 
 
 def send(server, request, position=""):
-    """Send a request. Return "ok", "failed", or "hang"."""
+    """Send a request. Return "ok", "failed", or "hang". The refusal of an unusual field is an answer."""
     client, url, model = server
     body = {name: value for name, value in request.items() if name not in NOT_SENT} | {"model": model}
     if "tokens" in request:
@@ -106,8 +103,8 @@ def send(server, request, position=""):
         result, what = "hang", f"no answer within {STALL_S} s"
     except openai.APIStatusError as error:
         what = f"HTTP {error.status_code}: {str(error.body)[:300]}"
-        refused = error.status_code < 500 or error.status_code in request.get("may_fail", ())
-        result = "ok" if refused else "failed"
+        named = error.status_code == 400 and any(name in what for name in body if name not in USUAL)
+        result = "ok" if named or error.status_code in request.get("may_fail", ()) else "failed"
     except (openai.OpenAIError, OSError) as error:  # a connection that ends, or an error event of a stream
         result, what = "failed", f"{type(error).__name__}: {error}"
     print(f"  {request['name']}: {what}", flush=True)
@@ -121,14 +118,27 @@ def healthy(url):
         return False
 
 
+def gone(url, process):
+    """Return True if the server ended, or if /health fails twice in five seconds."""
+    for wait in (SETTLE_S, 0):
+        if process and process.poll() is not None:
+            return True
+        if healthy(url):
+            return False
+        time.sleep(wait)
+    return True
+
+
 def root_exception(begin=0):
-    """Return the last line of the log's first traceback behind byte `begin`."""
-    inside = False
-    for line in LOG.read_bytes()[begin:].decode(errors="replace").splitlines():
-        text = LINE_HEAD.sub("", line.rstrip())
-        inside = inside or text.startswith("Traceback (most recent call last)")
-        if inside and re.match(r"[A-Za-z_][\w.]*(: |$)", text):
-            return text
+    """Return the last line of the first traceback of an engine process, or of any, behind byte `begin` of the log."""
+    lines = LOG.read_bytes()[begin:].decode(errors="replace").splitlines()
+    for process in ("(EngineCore", "(Worker", "(VllmWorker"), "":
+        inside = False
+        for line in lines:
+            text = LINE_HEAD.sub("", line.rstrip()) if line.startswith(process) else " "
+            inside = inside or text.startswith("Traceback (most recent call last)")
+            if inside and EXCEPTION.match(text):
+                return text
     return "no traceback in the log"
 
 
@@ -142,37 +152,54 @@ def check(server, process):
             with ThreadPoolExecutor(len(step)) as pool:
                 positions = [f"{number}.{index}" for index in range(len(step))]
                 results += pool.map(lambda request, position: send(server, request, position), step, positions)
-        if not healthy(server[1]):
+        if gone(server[1], process):
             break
-    time.sleep(SETTLE_S)  # the engine may die in the step after the last answer
+    time.sleep(SETTLE_S)
+    results.append(send(server, CANARY))
+    if gone(server[1], process):
+        return f"The engine died: {root_exception(begin) if process else 'see its log'}", 1
     if "hang" in results:
         return "The engine hangs", 1
-    if not healthy(server[1]) or send(server, CANARY) != "ok":
-        return f"The engine died: {root_exception(begin) if process else 'see its log'}", 1
     return ("The engine lives, and a request failed", 2) if "failed" in results else ("The engine lives", 0)
 
 
 def run(url, process):
     while not healthy(url):
-        if process and process.poll() is not None:
-            return f"The server did not start: {root_exception()}", 2
+        if process is None:
+            return f"No server answers at {url}", 2
+        if process.poll() is not None:
+            found = root_exception()
+            return f"The server did not start: {found}", 1 if AT_BOOT and all(part in found for part in AT_BOOT) else 2
         time.sleep(1)
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="[redacted:api-key]", max_retries=0, timeout=STALL_S)
     return check((client, url, client.models.list().data[0].id), process)
 
 
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
 parser = argparse.ArgumentParser(epilog="Further flags go to `vllm serve`.")
 parser.add_argument("--url", help="a server that was started with the flags below")
+parser.add_argument("--port", default=free_port(), help="of the server to start (default: a free one)")
 parser.add_argument("--model", default=MODEL, help="name or folder (default: %(default)s)")
 options, flags = parser.parse_known_args()
 process = None
-if options.url is None:
-    words = [options.model if word == MODEL else word for word in shlex.split(COMMAND)] + flags
-    to_log = {"stdout": LOG.open("w"), "stderr": subprocess.STDOUT}
-    process = subprocess.Popen(words, env=os.environ | ENV, start_new_session=True, **to_log)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and end the server
 try:
-    what, status = run(options.url or "http://127.0.0.1:8000", process)
+    if options.url is None:
+        words = [options.model if word == MODEL else word for word in shlex.split(COMMAND)]
+        words += ["--host", "127.0.0.1", "--port", f"{options.port}", *flags]
+        to_log = {"stdout": LOG.open("w"), "stderr": subprocess.STDOUT}
+        process = subprocess.Popen(words, env=os.environ | ENV, start_new_session=True, **to_log)
+    url = options.url or f"http://127.0.0.1:{options.port}"
+    what, status = run(url.rstrip("/").removesuffix("/v1"), process)
     print(f"{what}.\nReported: {REPORTED}")
+except Exception as error:  # a fault of this script is no answer
+    print(f"{type(error).__name__}: {error}")
+    status = 2
 finally:
     for sign in (signal.SIGTERM, signal.SIGKILL) if process else ():
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
