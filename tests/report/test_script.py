@@ -119,5 +119,5 @@ def test_an_arm_that_changes_the_source_has_none() -> None:
 
 def test_a_request_without_an_answer_is_a_hang(tmp_path: Path) -> None:
     text = script(find("sco-lazy-starves"), find("sco-lazy-starves").arms[0])
-    done = run_on_rehearsal(tmp_path, text.replace("STALL_S = 600", "STALL_S = 2"), "0.24.0", "hang:2")
+    done = run_on_rehearsal(tmp_path, text.replace("STALL_S = 600", "STALL_S = 0.7"), "0.24.0", "hang:2")
     assert (done.returncode, "The engine hangs." in done.stdout) == (1, True), done.stdout + done.stderr
