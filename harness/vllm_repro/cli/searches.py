@@ -1,4 +1,4 @@
-"""What the verbs that search have in common: limits, resume, the job of one arm, the text to paste."""
+"""Shared part of the verbs that search: limits, resume, the job of one arm, the text to paste."""
 
 from __future__ import annotations
 

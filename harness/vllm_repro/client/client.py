@@ -270,7 +270,7 @@ class Client:
 
 
 def fields_of(schema: Any) -> dict[str, frozenset[str]]:
-    """Return the body fields of each endpoint of an OpenAPI schema; empty if it is none."""
+    """Return the body fields of each endpoint in an OpenAPI schema, or nothing for another text."""
     found: dict[str, frozenset[str]] = {}
     try:
         for path, methods in schema["paths"].items():

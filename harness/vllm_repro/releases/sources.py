@@ -242,7 +242,7 @@ def _requirements(lines: Iterable[str]) -> Iterable[str]:
 
 
 def _blob(path: Path) -> str:
-    """Return the hash that git gives to a file; empty if there is none. A checkout with SHA-256 has other ones."""
+    """Return the SHA-1 that git gives to a file, or "" if there is no file. A checkout with SHA-256 has other hashes."""
     if not path.is_file():
         return ""
     content = path.read_bytes()

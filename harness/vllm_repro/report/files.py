@@ -102,7 +102,7 @@ def _page_logs(report: RunReport) -> list[LogExcerpts | MissingLog]:
 
 
 def write_reports(report: RunReport, scenario: Scenario | None = None) -> list[Path]:
-    """Write all formats and return their paths, without the script if nobody knows the scenario. scenario: as for `render`."""
+    """Write all formats and return their paths. The script needs a scenario that is known. scenario: as for `render`."""
     known = scenario or next((one for one in all_scenarios(warn=to_stderr) if one.id == report.scenario), None)
     paths = []
     for form, name in FORMATS.items():

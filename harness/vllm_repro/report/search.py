@@ -1,4 +1,4 @@
-"""What the records of all searches have in common, and the page that they are written as."""
+"""Shared part of the records of all searches, and their page in Markdown."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _OURS = frozenset({"--model", "--host", "--port", "--load-format"})
 
 @dataclass(frozen=True, kw_only=True)
 class Reducible:
-    """What may be removed from `arm`, which has `steps` as its workload.
+    """Parts of `arm` that may be removed; `steps` is its workload.
 
     pieces: their requests, pauses and rests, each with the number of its step; the first units. units, untried, rest: see `Minimization`.
     """
