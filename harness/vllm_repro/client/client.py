@@ -253,7 +253,7 @@ class Client:
         )
 
     async def model_name(self) -> str:
-        """Return the first served model. Raises `httpx.HTTPError`, `ValueError`, `LookupError` or `TypeError` if there is none."""
+        """Return the name of the first served model. Raises `httpx.HTTPError`, `ValueError`, `LookupError` or `TypeError`."""
         response = await self.get("/v1/models", timeout=30.0)
         response.raise_for_status()
         return str(response.json()["data"][0]["id"])

@@ -1,4 +1,4 @@
-"""What the client received in each trial: HTTP results, and the result of the output check."""
+"""HTTP results and output check of each trial, as the client received them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TrialId = tuple[str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class ClientView:
-    """What the client received in one trial.
+    """Answers of one trial, as the client received them.
 
     answers: HTTP results in the order of arrival, runs of equal ones folded: `("200 x 2", "500")`. refused: 4xx statuses, in that order.
     failed: names of the requests without a whole answer.

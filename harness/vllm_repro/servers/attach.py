@@ -1,4 +1,4 @@
-"""A server that somebody else runs. It is watched, never started, changed or ended.
+"""Server that somebody else runs: it is watched, and never started or ended.
 
 Only its log names the cause of a crash. It is the file that the listening process writes its output to, or the log of the container
 that publishes the port. `--log FILE` names it if neither is found.
@@ -54,7 +54,7 @@ def find_process(url: str) -> int | None:
 
 
 def find_log(pid: int | None) -> Path | None:
-    """Return the regular file that a process writes its output to; None if there is none."""
+    """Return the regular file that a process writes its output to, or None."""
     if pid is None:
         return None
     for descriptor in (2, 1):
@@ -178,7 +178,7 @@ class AttachServer(Server):
 
 
 def _container_log(url: str, *, follow: bool) -> Iterator[bytes]:
-    """Return the log of the container that publishes the URL's port; nothing if there is none or no engine answers."""
+    """Return the log of the container that publishes the URL's port, or nothing without such a container."""
     port = _local_port(url)
     if port is None:
         return iter(())

@@ -54,7 +54,7 @@ print(json.dumps(found))
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file of vLLM in an image. path: in the container. compiled: path of its .pyc file; empty if there is none."""
+    """File of vLLM in an image. path: in the container. compiled: path of its .pyc file, or ""."""
 
     path: str
     text: str

@@ -24,7 +24,7 @@ UNLIKELY = 0.1
 
 
 class Answer(StrEnum):
-    """What one boot of a candidate says."""
+    """Result of one boot of a candidate."""
 
     GOOD = "good"
     BAD = "bad"
@@ -55,7 +55,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Conclusion:
-    """What a search knows.
+    """Answer of a search so far.
 
     left: the change points that are left, in order, the most probable ones that together reach the confidence. probability: theirs.
     good_again: candidates behind a bad one that are good with that confidence, so there is more than one change.
