@@ -391,3 +391,11 @@ def test_a_server_that_shows_another_device_than_the_run_reports_is_no_evidence(
     conclusion = concluded(tmp_path, {"/health": health})
     assert conclusion.outcome is (Outcome.INFRA if device == "cuda" else Outcome.CLEAN)
     assert ("log shows gpu" in conclusion.why) is (device == "cuda")
+
+
+@pytest.mark.parametrize(("status", "outcome"), [(404, Outcome.UNTRIGGERED), (500, Outcome.WRONG_OUTPUT)])
+def test_a_refused_canary_is_no_wrong_answer(tmp_path: Path, status: int, outcome: Outcome) -> None:
+    refuse = {
+        path: lambda exchange: exchange.answer(status, {"detail": "x"}) for path in ("/v1/completions", "/pooling")
+    }
+    assert concluded(tmp_path, refuse).outcome is outcome

@@ -148,6 +148,8 @@ class AttachServer(Server):
                 stopping = self._stop.is_set()
                 if chunk := read.read(1_000_000):
                     yield chunk
+                elif os.fstat(read.fileno()).st_size < read.tell():
+                    read.seek(0)  # somebody truncated it, as logrotate does
                 elif stopping:
                     return
                 else:
