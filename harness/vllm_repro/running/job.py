@@ -87,8 +87,8 @@ def with_patches(scenario: Scenario, arms: Sequence[Arm], diffs: Sequence[Path])
 
 
 def first_line(site: Site, why: str, version: str | None) -> str:
-    """Return the first output line: server kind, why it was chosen, and whether it is a simulation."""
-    first = banner(site.evidence, version or site.version)
+    """Return the first output line: server kind, why it was chosen, and whether it is a simulation. version: unless the site knows its own."""
+    first = banner(site.evidence, site.version or version)
     return f"{first + ' ' if first else ''}Server: {site.kind}{f', because {why}' if why else ''}."
 
 
