@@ -87,7 +87,10 @@ def with_patches(scenario: Scenario, arms: Sequence[Arm], diffs: Sequence[Path])
 
 
 def first_line(site: Site, why: str, version: str | None) -> str:
-    """Return the first output line: server kind, why it was chosen, and whether it is a simulation. version: unless the site knows its own."""
+    """Return the first output line: server kind, why it was chosen, and whether it is a simulation.
+
+    version: the release, if the site does not know its own.
+    """
     first = banner(site.evidence, site.version or version)
     return f"{first + ' ' if first else ''}Server: {site.kind}{f', because {why}' if why else ''}."
 
