@@ -205,6 +205,7 @@ class WorkloadRunner:
         body |= request.fields
         ids = request.ids or body.get("prompt", ())
         ids = ids if isinstance(ids, list | tuple) and not request.conversation else ()
+        await asyncio.sleep(request.starts_after)
         repeats = max((_common(ids, earlier) for earlier in self.answered), default=0)
         trial.seen.sent += 1
         asked = SentRequest(
@@ -230,12 +231,32 @@ class WorkloadRunner:
             fields=request.fields,
             body=_shortened(body, prompt, request.fields),
         )
-        answer, died = await self.watch.ask(request.endpoint, body)
+        asking = asyncio.create_task(self.watch.ask(request.endpoint, body))
+        if request.leaves_after is not None and await self._leaves(asking, index, request.leaves_after):
+            return
+        answer, died = await asking
         self._record_answer(index, asked, answer, answer.usage if request.one_prompt else None, died=died)
         if answer.ok and request.conversation:
             self.cached[request.conversation] = max(self.cached[request.conversation], prompt.tokens)
         elif answer.ok:
             self.answered.append(ids)
+
+    async def _leaves(self, asking: asyncio.Task[Any], index: int, seconds: float) -> bool:
+        """Close the connection of a request after so many seconds. Return False if it was answered before."""
+        await asyncio.wait([asking], timeout=seconds)
+        reading = None if asking.done() else await self.watch.scrape()
+        if asking.done():
+            return False
+        asking.cancel()
+        await asyncio.wait([asking])
+        waiting = None if reading is None else int(reading.waiting)
+        seen = self.trial.seen
+        seen.sent -= 1  # it neither failed nor was answered
+        seen.asked[index] = replace(seen.asked[index], left=True, waiting=waiting)
+        self.trial.journal.write(
+            "client-left", **self.trial.label, name=seen.asked[index].name, after_s=seconds, waiting=waiting
+        )
+        return True
 
     def _resolve(self, size: int | Size) -> int:
         in_lab = self.trial.launch.kind.facts.in_lab
