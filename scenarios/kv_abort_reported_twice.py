@@ -18,6 +18,8 @@ from vllm_repro.vocabulary import (
     completion,
     dies,
     left_waiting,
+    lives,
+    patched,
     signature,
     together,
     untriggered,
@@ -93,6 +95,23 @@ scenario = Scenario(
                 ),
             ],
             why="the same abort with one report to come",
+        ),
+        arm(
+            "guard",
+            lives,
+            patched(
+                "vllm/v1/core/sched/scheduler.py",
+                was="""\
+            logger.debug("Finished sending KV transfer for request %s", req_id)
+            assert req_id in self.requests
+""",
+                now="""\
+            logger.debug("Finished sending KV transfer for request %s", req_id)
+            if req_id not in self.requests:
+                continue
+""",
+                why="pass over the second report. This ends the crash alone: the first report still frees blocks that are being saved",
+            ),
         ),
     ],
     lab=Lab(

@@ -6,7 +6,8 @@ vLLM loads it by path, like a user's own connector:
 
 `kv_transfer_params` of a request: "load": steps until the load of its whole blocks is reported; "save": steps from its end until its
 save is reported, which holds its blocks as vLLM's interface provides. Without them the connector ignores the request.
-`kv_connector_extra_config`: {"echo": true} makes it a second connector that loads nothing and reports a load nevertheless.
+`kv_connector_extra_config`: {"echo": 40} makes it the second of a MultiConnector: it loads nothing, and reports each load of the first
+40 steps later once more.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class LateConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._block = vllm_config.cache_config.block_size
-        self._echo = bool(self._kv_transfer_config.get_from_extra_config("echo", False))
+        self._echo = int(self._kv_transfer_config.get_from_extra_config("echo", 0))
         self._next = _Begun()
         self._seen: set[str] = set()
         self._loading: dict[str, int] = {}
@@ -47,10 +48,10 @@ class LateConnector(KVConnectorBase_V1, SupportsHMA):
         return (tokens, True) if tokens > 0 else (0, False)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Begin the load. With `echo` begin one that nobody asked for."""
+        """Begin the load, or the wait for its second report."""
         if "load" in _asked(request) and request.request_id not in self._seen and (num_external_tokens or self._echo):
             self._seen.add(request.request_id)
-            self._next.loads[request.request_id] = int(_asked(request)["load"])
+            self._next.loads[request.request_id] = int(_asked(request)["load"]) + self._echo
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         begun, self._next = self._next, _Begun()
