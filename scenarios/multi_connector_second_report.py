@@ -5,7 +5,8 @@ report of a finished load, whoever sends it. The first report lets the request r
 neither waits for a load nor is finished, and `assert RequestStatus.is_finished(req.status)` fails in the scheduler. The reporter names
 LMCacheMPConnector beside NixlConnector as such a pair. All releases since 0.21.0 have the assertion.
 
-The command is the reported one; the role of its second connector is assumed. In the lab two connectors without any transfer take their place. The second reports each load 40 steps after the first.
+The command is the reported one; the role of its second connector is assumed. In the lab two connectors without any transfer take their
+place. The second reports each load 40 steps after the first.
 """
 
 from vllm_repro.vocabulary import (

@@ -210,6 +210,11 @@ def _check_statuses(may_fail: Sequence[int]) -> None:
         raise ValueError("may_fail=[…] holds statuses of errors, 400 to 599")
 
 
+def _check_times(starts_after: float, leaves_after: float | None = None) -> None:
+    if starts_after < 0 or (leaves_after is not None and leaves_after <= 0):
+        raise ValueError("starts_after is 0 or more seconds, leaves_after more than 0")
+
+
 def _frozen(value: Any) -> Any:
     """Turn lists into tuples, at any depth, so that equal declarations compare equal."""
     match value:
@@ -252,8 +257,7 @@ def completion(
     leaves_after: seconds after which its client closes the connection.
     """
     _checked(prompt, max_tokens, may_fail)
-    if starts_after < 0 or (leaves_after is not None and leaves_after <= 0):
-        raise ValueError("starts_after is 0 or more seconds, leaves_after more than 0")
+    _check_times(starts_after, leaves_after)
     prompt = prompt if isinstance(prompt, int | Size | str) else tuple(prompt)
     if shared and isinstance(prompt, str | tuple):
         raise ValueError("shared counts tokens of a prompt that is stated as a size")
@@ -273,15 +277,20 @@ def completion(
     )
 
 
-def request(*, path: str, body: Mapping[str, Any], name: str = "", may_fail: Sequence[int] = ()) -> Request:
+def request(
+    *, path: str, body: Mapping[str, Any], name: str = "", may_fail: Sequence[int] = (), starts_after: float = 0
+) -> Request:
     """Return a POST of this JSON body to any endpoint of the server: `request(path="/v1/embeddings", body={"input": "hello"})`.
 
-    A body without `model` gets the served model. `"stream": True` asks for a stream, as in the API.
+    A body without `model` gets the served model. `"stream": True` asks for a stream, as in the API. starts_after: as of `completion`.
     """
-    if not path.startswith("/") or "?" in path:
+    if not path.startswith("/"):
         raise ValueError(f"path={path!r} must be a path of the server, such as '/v1/embeddings'")
     _check_statuses(may_fail)
-    return Request(path, None, 0, bool(body.get("stream")), name, _frozen(body), may_fail=tuple(may_fail))
+    _check_times(starts_after)
+    fields = _frozen(body)
+    stream = bool(body.get("stream"))
+    return Request(path, None, 0, stream, name, fields, may_fail=tuple(may_fail), starts_after=starts_after)
 
 
 def conversation(
