@@ -21,14 +21,14 @@ __all__ = ["LateConnector"]
 
 
 @dataclass
-class _Begun(KVConnectorMetadata):
+class _Begun(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not installed here
     """Transfers that the scheduler half begins in a step: request id -> steps."""
 
     loads: dict[str, int] = field(default_factory=dict)
     saves: dict[str, int] = field(default_factory=dict)
 
 
-class LateConnector(KVConnectorBase_V1, SupportsHMA):
+class LateConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # as above
     """Both halves: the first four methods run in the scheduler, the others in a worker."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
