@@ -19,7 +19,7 @@ from vllm_repro.client.prompts import Prompt, build_chat, build_completion
 from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.running.idle import CpuSample, engine_cpu_seconds, is_idle, never_idle_message
 from vllm_repro.running.state import Trial
-from vllm_repro.running.watch import Watch
+from vllm_repro.running.watch import Watch, gave_a_token
 from vllm_repro.scenario.workload import IDLE_AFTER, Conversation, Pause, Request, Rest, Size, Step, Together, resolve
 from vllm_repro.trigger.trigger import SentRequest
 from vllm_repro.verdict.outcome import NEVER_IDLE
@@ -329,7 +329,8 @@ class WorkloadRunner:
 
         async def ask() -> None:
             answer = await watch.ask_for_a_token(self.model)
-            trial.seen.canary_ok = answer.status == 200 and answer.error is None and not answer.empty
+            refused = answer.status is not None and 400 <= answer.status < 500  # which proves neither life nor death
+            trial.seen.canary_ok = None if refused else gave_a_token(answer)
             trial.journal.write(
                 "canary", **trial.label, status=answer.status, error=answer.error, ok=trial.seen.canary_ok
             )
