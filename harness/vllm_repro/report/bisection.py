@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from vllm_repro.report.format import limited, plural, seconds
@@ -25,6 +27,13 @@ _ANSWERS = {
 """Of a boot. Any other result is a skip."""
 
 _MOST_NAMES = 12
+_IMPROBABLE = 0.05
+"""Chance that a commit boots which imports a name that its tree lacks, before a boot showed that this import is reached."""
+
+_LACKS = re.compile(
+    r"cannot import name '(\w+)' from (?:partially initialized module )?'([\w.]+)'|No module named '([\w.]+)'"
+)
+_EXCEPTION = re.compile(r"\w+(Error|Exception)\b[^:]*: .")
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,19 @@ class Step:
     def answer(self) -> Answer:
         return _ANSWERS.get(self.fate, Answer.SKIP)
 
+    @property
+    def failure(self) -> str | None:
+        """Return the exception of a skip, without numbers and paths; None if none is known."""
+        if self.answer is not Answer.SKIP or not _EXCEPTION.match(self.why):
+            return None
+        return re.sub(r"\(?/\S+|\d+", "", self.why)
+
+    @property
+    def lacks(self) -> str | None:
+        """Return the name that a failed boot could not import, as in `vllm.utils.has_x`."""
+        found = _LACKS.search(self.why) if self.answer is Answer.SKIP else None
+        return found and (found[3] or f"{found[2]}.{found[1]}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bisection(SearchRecord):
@@ -62,6 +84,7 @@ class Bisection(SearchRecord):
 
     candidates: oldest first. left_out: commits between them that change nothing that is run. find_fix: the oldest is bad.
     untouched: labels of commits that change no file that the servers of both ends opened, None if it is not known yet.
+    missing: by label of a commit, the names that such files import and its tree does not define (`missing_names`).
     rate, confidence: see `Search`.
     """
 
@@ -72,6 +95,7 @@ class Bisection(SearchRecord):
     confidence: float
     left_out: int = 0
     untouched: tuple[str, ...] | None = None
+    missing: Mapping[str, Sequence[str]] = field(default_factory=dict)
     steps: tuple[Step, ...] = ()
 
     @property
@@ -88,11 +112,39 @@ class Bisection(SearchRecord):
         """Return the search after all steps."""
         made_by = self.from_good[:-1] if self.find_fix else self.from_good[1:]
         weights = tuple(UNLIKELY if one.label in (self.untouched or ()) else 1.0 for one in made_by)
-        found = Search(size=len(self.candidates), rate=self.rate, confidence=self.confidence, weights=weights)
+        hopeless, improbable = self.hopeless, self.missing
+        chances = tuple(
+            0.0 if one.label in hopeless else _IMPROBABLE if one.label in improbable else 1.0 for one in self.from_good
+        )
+        found = Search(
+            size=len(self.candidates), rate=self.rate, confidence=self.confidence, weights=weights, chances=chances
+        )
         place = {candidate.label: number for number, candidate in enumerate(self.from_good)}
         for step in self.steps:
             found = found.after(place[step.candidate], step.answer)
         return found
+
+    @property
+    def hopeless(self) -> dict[str, str]:
+        """Return the labels of commits that would fail like one that was booted, each with the reason.
+
+        Either it lacks a name that a boot could not import, or it lies between two neighbours that failed with the same exception.
+        """
+        answered = {step.candidate for step in self.steps if step.answer is not Answer.SKIP}
+        reached = {name for label in answered for name in self.missing.get(label, ())}
+        proven = {step.lacks for step in self.steps} - reached
+        found = {}
+        for label, names in self.missing.items():
+            if lacked := next((name for name in names if name in proven), None):
+                found[label] = f"cannot import {lacked}"
+        last = {step.candidate: step for step in self.steps}
+        booted = [(place, last[one.label]) for place, one in enumerate(self.candidates) if one.label in last]
+        for (first, older), (second, newer) in pairwise(booted):
+            if older.failure and older.failure == newer.failure:
+                between = self.candidates[first + 1 : second]
+                reason = f"between {older.candidate} and {newer.candidate}, which fail alike"
+                found |= {one.label: reason for one in between if one.label not in found}
+        return {label: reason for label, reason in found.items() if label not in answered}
 
     @property
     def exit_status(self) -> int:
@@ -137,13 +189,7 @@ def answer(bisection: Bisection) -> str:
     else:
         text = f"Undecided: the {what} one is one of {', '.join(limited(changes, _MOST_NAMES))} ({len(changes)})."
         if known.state is State.STUCK:
-            skips = [
-                step
-                for step in bisection.steps
-                if step.answer is Answer.SKIP and step.candidate in _gap(bisection, known)
-            ]
-            kinds = "; ".join(f"{step.candidate} {_kind(step)}" for step in skips)
-            text += f" Those between could not be tried: {kinds}."
+            text += f" Those between could not be tried: {'; '.join(_untried(bisection, known))}."
     for number in known.good_again:
         label = bisection.from_good[number].label
         text += f" There is more than one change: {label} {_did(bisection, label)}, although it is on the bad side."
@@ -159,8 +205,17 @@ def _next(bisection: Bisection, label: str, named: str) -> str:
     return f"name {'a newer' if bisection.find_fix else 'an older'} --good"
 
 
-def _kind(step: Step) -> str:
-    return f"{step.fate} ({step.why})" if step.why else step.fate
+def _untried(bisection: Bisection, known: Conclusion) -> list[str]:
+    """Return each skip among the candidates left, and for others the reason why they were not booted, with their number."""
+    gap = _gap(bisection, known)
+    skips = [step for step in bisection.steps if step.answer is Answer.SKIP and step.candidate in gap]
+    booted = [f"{one.candidate} {one.fate} ({one.why})" if one.why else f"{one.candidate} {one.fate}" for one in skips]
+    others = Counter(
+        reason
+        for label, reason in bisection.hopeless.items()
+        if label in gap and all(step.candidate != label for step in skips)
+    )
+    return booted + [f"{plural(number, 'other')} not booted: {reason}" for reason, number in others.items()]
 
 
 def _gap(bisection: Bisection, known: Conclusion) -> set[str]:
@@ -219,6 +274,11 @@ def markdown(bisection: Bisection) -> str:
             text += (
                 f" {plural(len(bisection.untouched), 'candidate')} change{'s' * (len(bisection.untouched) == 1)} no file that the "
                 f"servers of the two ends opened. Each counts as {UNLIKELY:g} of another one, so it is booted late, if at all."
+            )
+        if bisection.missing:
+            text += (
+                f" {plural(len(bisection.missing), 'candidate')} {'import' if len(bisection.missing) > 1 else 'imports'} a name that its "
+                "own tree does not define. Such a commit is booted late, and not at all once a boot of another one failed for that name."
             )
         parts.append(text)
     reading = f"**{cell(answer(bisection))}** {_certainty(bisection)}".strip()

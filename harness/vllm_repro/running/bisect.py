@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from vllm_repro.releases.imports import missing_names
 from vllm_repro.releases.opened import opened_files
 from vllm_repro.releases.provision import ReleaseCache
 from vllm_repro.releases.sources import REQUIREMENTS, changed_files, is_release, version_of
@@ -29,7 +30,7 @@ class BisectionSearch(BootSearch[Bisection, Candidate]):
 
     def _next(self) -> Candidate | None:
         if self.found.untouched is None:
-            self.found = replace(self.found, untouched=_untouched(self.found))
+            self.found = _read(self.found)
         number = self.found.search.choose(self._cost)
         return None if number is None else self.found.from_good[number]
 
@@ -63,16 +64,23 @@ class BisectionSearch(BootSearch[Bisection, Candidate]):
         return None
 
 
-def _untouched(found: Bisection) -> tuple[str, ...] | None:
-    """Return the labels of commits that change no file that the servers of both ends opened; None before both were booted."""
+def _read(found: Bisection) -> Bisection:
+    """Return `found` with what the commits' files show, once both ends were booted: `untouched` and `missing`."""
     ends = found.candidates[0], found.candidates[-1]
     if not all(any(step.answer is not Answer.SKIP for step in found.of(end.label)) for end in ends):
-        return None
+        return found
     laid = [ReleaseCache().get(end.source) for end in ends if not is_release(end.source)]
     opened = [opened_files(release.packages) for release in laid if release]
     if len(opened) < 2 or not all(opened):
-        return ()
-    changed = changed_files([one.source for one in found.candidates])
+        return replace(found, untouched=())
+    sources = [one.source for one in found.candidates]
+    files = opened[0] | opened[1]
+    changed = changed_files(sources)
     # Requirements are not opened by a server, and count all the same.
-    irrelevant = {one for one, files in changed.items() if files.isdisjoint({*opened[0], *opened[1], REQUIREMENTS})}
-    return tuple(one.label for one in found.candidates if one.source in irrelevant)
+    irrelevant = {one for one, names in changed.items() if names.isdisjoint({*files, REQUIREMENTS})}
+    missing = missing_names(sources, files)
+    return replace(
+        found,
+        untouched=tuple(one.label for one in found.candidates if one.source in irrelevant),
+        missing={one.label: tuple(sorted(missing[one.source])) for one in found.candidates if one.source in missing},
+    )

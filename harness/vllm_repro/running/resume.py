@@ -171,7 +171,9 @@ def read_search(folder: Path, verb: str) -> UnfinishedSearch:
     with _readable(folder, "search", verb):
         head, words = _record(folder / file, verb)
         boots: list[Any] = [msgspec.convert(one, boot) for one in head[key]]
-        kept = {name: head[name] for name in ("evidence", "started_at", "duration_s", "version") if name in head}
+        kept = {
+            name: head[name] for name in ("evidence", "started_at", "duration_s", "version", "missing") if name in head
+        }
         if head.get("untouched") is not None:
             kept["untouched"] = tuple(head["untouched"])
         return UnfinishedSearch(
