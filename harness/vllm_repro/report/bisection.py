@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
 from typing import Any
 
 from vllm_repro.report.format import limited, plural, seconds
@@ -112,9 +111,10 @@ class Bisection(SearchRecord):
         """Return the search after all steps."""
         made_by = self.from_good[:-1] if self.find_fix else self.from_good[1:]
         weights = tuple(UNLIKELY if one.label in (self.untouched or ()) else 1.0 for one in made_by)
-        hopeless, improbable = self.hopeless, self.missing
+        foretold = {step.candidate for step in self.steps if step.lacks in self.missing.get(step.candidate, ())}
+        never, improbable = foretold | self.hopeless.keys(), self.missing
         chances = tuple(
-            0.0 if one.label in hopeless else _IMPROBABLE if one.label in improbable else 1.0 for one in self.from_good
+            0.0 if one.label in never else _IMPROBABLE if one.label in improbable else 1.0 for one in self.from_good
         )
         found = Search(
             size=len(self.candidates), rate=self.rate, confidence=self.confidence, weights=weights, chances=chances
@@ -128,7 +128,8 @@ class Bisection(SearchRecord):
     def hopeless(self) -> dict[str, str]:
         """Return the labels of commits that would fail like one that was booted, each with the reason.
 
-        Either it lacks a name that a boot could not import, or it lies between two neighbours that failed with the same exception.
+        Either it lacks a name that a boot could not import, or it lies between two that failed with the same exception, and no boot
+        between them gave an answer.
         """
         answered = {step.candidate for step in self.steps if step.answer is not Answer.SKIP}
         reached = {name for label in answered for name in self.missing.get(label, ())}
@@ -137,14 +138,15 @@ class Bisection(SearchRecord):
         for label, names in self.missing.items():
             if lacked := next((name for name in names if name in proven), None):
                 found[label] = f"cannot import {lacked}"
-        last = {step.candidate: step for step in self.steps}
-        booted = [(place, last[one.label]) for place, one in enumerate(self.candidates) if one.label in last]
-        for (first, older), (second, newer) in pairwise(booted):
-            if older.failure and older.failure == newer.failure:
-                between = self.candidates[first + 1 : second]
-                reason = f"between {older.candidate} and {newer.candidate}, which fail alike"
-                found |= {one.label: reason for one in between if one.label not in found}
-        return {label: reason for label, reason in found.items() if label not in answered}
+        last = {step.candidate: step.failure for step in self.steps}
+        first: dict[str, int] = {}
+        for place, one in enumerate(self.candidates):
+            if one.label in answered:
+                first = {}
+            elif failure := last.get(one.label):
+                for other in self.candidates[first.setdefault(failure, place) : place]:
+                    found.setdefault(other.label, f"lies between commits that fail with {failure}")
+        return {label: reason for label, reason in found.items() if label not in last}
 
     @property
     def exit_status(self) -> int:
@@ -210,11 +212,7 @@ def _untried(bisection: Bisection, known: Conclusion) -> list[str]:
     gap = _gap(bisection, known)
     skips = [step for step in bisection.steps if step.answer is Answer.SKIP and step.candidate in gap]
     booted = [f"{one.candidate} {one.fate} ({one.why})" if one.why else f"{one.candidate} {one.fate}" for one in skips]
-    others = Counter(
-        reason
-        for label, reason in bisection.hopeless.items()
-        if label in gap and all(step.candidate != label for step in skips)
-    )
+    others = Counter(reason for label, reason in bisection.hopeless.items() if label in gap)
     return booted + [f"{plural(number, 'other')} not booted: {reason}" for reason, number in others.items()]
 
 
