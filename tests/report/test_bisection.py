@@ -136,7 +136,9 @@ def histories(draw: st.DrawFn) -> tuple[int, dict[int, str], dict[int, tuple[str
     """Draw a place of the change, what the commits that fail raise, and the names that commits lack, which may be harmless."""
     change = draw(st.integers(1, 29))
     reasons = draw(st.dictionaries(st.integers(1, 28), st.sampled_from(["vllm.a.x", "vllm.b.y", "TypeError"])))
-    lacking = {place: (why,) for place, why in reasons.items() if why != "TypeError" and draw(st.booleans())}
+    lacking: dict[int, tuple[str, ...]] = {
+        place: (why,) for place, why in reasons.items() if why != "TypeError" and draw(st.booleans())
+    }
     harmless = draw(st.dictionaries(st.integers(1, 28), st.just(("vllm.c.z",)), max_size=5))
     return change, reasons, harmless | lacking
 

@@ -84,7 +84,7 @@ class Bisection(SearchRecord):
     candidates: oldest first. left_out: commits between them that change nothing that is run. find_fix: the oldest is bad.
     untouched: labels of commits that change no file that the servers of both ends opened, None if it is not known yet.
     missing: by label of a commit, the names that such files import and its tree does not define (`missing_names`).
-    rate, confidence: see `Search`.
+    rate, confidence: see `Search`. script: the command that answered instead of a server, if one did.
     """
 
     expected: Expected
@@ -93,6 +93,7 @@ class Bisection(SearchRecord):
     rate: float
     confidence: float
     left_out: int = 0
+    script: str | None = None
     untouched: tuple[str, ...] | None = None
     missing: Mapping[str, Sequence[str]] = field(default_factory=dict)
     steps: tuple[Step, ...] = ()
@@ -225,6 +226,8 @@ def _did(bisection: Bisection, label: str) -> str:
     steps = bisection.of(label)
     bad, good = (sum(step.answer is kind for step in steps) for kind in (Answer.BAD, Answer.GOOD))
     if bad or good:
+        if bisection.script:
+            return f"is {'bad' if bad else 'good'} in {bad or good} of {plural(bad + good, 'run')} of the script"
         did, count = (bisection.expected.did, bad) if bad else ("lived", good)
         return f"{did} in {count} of {bad + good} boots"
     return f"could not be tried ({steps[-1].fate}: {steps[-1].why})" if steps else "was not booted"
@@ -234,9 +237,12 @@ def _certainty(bisection: Bisection) -> str:
     known = bisection.search.conclusion()
     if known.state.wrong_end or not bisection.steps:
         return ""
+    often, did = (
+        ("a bad one dies in {} boot", "booted") if not bisection.script else ("a bad one fails in {} run", "run")
+    )
     if bisection.rate == 1 and round(known.probability, 6) == 1:
-        return "This holds if a bad one dies in every boot (--rate 1): each was booted once."
-    return f"Probability {known.probability:.1%}, if a bad one dies in {bisection.rate:.0%} of boots (--rate {bisection.rate:g})."
+        return f"This holds if {often.format('every')} (--rate 1): each was {did} once."
+    return f"Probability {known.probability:.1%}, if {often.format(f'{bisection.rate:.0%} of')}s (--rate {bisection.rate:g})."
 
 
 def bisection_dict(bisection: Bisection) -> dict[str, Any]:
@@ -259,10 +265,10 @@ def markdown(bisection: Bisection) -> str:
     """Return `bisection.md`, which lies in `<scenario>/bisect/<id>/` and links to runs from there."""
     what = "first fixed" if bisection.find_fix else "first bad"
     first, last = bisection.candidates[0].label, bisection.candidates[-1].label
-    tried = f"{plural(len(bisection.steps), 'boot')} among {len(bisection.candidates)} candidates"
+    tried = f"{plural(len(bisection.steps), 'run' if bisection.script else 'boot')} among {len(bisection.candidates)} candidates"
     parts = [
         *_commits(bisection),
-        f"<details><summary>{tried}</summary>\n\n{_table(bisection.steps)}\n\n</details>",
+        f"<details><summary>{tried}</summary>\n\n{_table(bisection)}\n\n</details>",
     ]
     if any(candidate.title for candidate in bisection.candidates):
         text = "Each commit's Python code ran over the compiled parts of a CPU release, which each run's report names."
@@ -301,10 +307,11 @@ def _pull_request(commit: Candidate) -> str:
     return f" <{issue_url(f'vllm-project/vllm#{found[1]}')}>" if found else ""
 
 
-def _table(steps: Sequence[Step]) -> str:
+def _table(bisection: Bisection) -> str:
     lines = ["| boot | vLLM | answer | result | took | run |", "|---|---|---|---|---|---|"]
-    for number, step in enumerate(steps, 1):
-        result = f"{step.fate}: {step.why}" if step.why else step.fate
+    for number, step in enumerate(bisection.steps, 1):
+        parts = ("" if bisection.script and step.tested else step.fate, step.why)
+        result = ": ".join(filter(None, parts)) or "-"
         run = f"[{step.run}](../../{step.run}/report.md)" if step.run else "-"
         lines.append(
             f"| {number} | {cell(step.candidate)} | {step.answer} | {cell(result)} | {seconds(step.duration_s)} | {run} |"

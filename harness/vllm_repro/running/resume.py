@@ -122,7 +122,7 @@ class UnfinishedSearch(Unfinished):
 
 
 _SEARCHES: Mapping[str, tuple[str, str, type, Sequence[str]]] = {
-    "bisect": ("bisection.json", "steps", Step, ("candidates",)),
+    "bisect": ("bisection.json", "steps", Step, ("candidates", "script")),
     "threshold": ("threshold.json", "boots", threshold.Boot, ("low", "high", "guess")),
     "minimize": ("minimize.json", "boots", minimize.Boot, ("units", "untried")),
 }
