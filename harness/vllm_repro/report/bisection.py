@@ -26,6 +26,7 @@ _ANSWERS = {
 """Of a boot. Any other result is a skip."""
 
 _MOST_NAMES = 12
+_MOST_ALIKE = 3
 _IMPROBABLE = 0.05
 """Chance that a commit boots which imports a name that its tree lacks, before a boot showed that this import is reached."""
 
@@ -146,7 +147,7 @@ class Bisection(SearchRecord):
                 first = {}
             elif failure := last.get(one.label):
                 for other in self.candidates[first.setdefault(failure, place) : place]:
-                    found.setdefault(other.label, f"lies between commits that fail with {failure}")
+                    found.setdefault(other.label, f"between commits that fail with {failure.partition(':')[0]}")
         return {label: reason for label, reason in found.items() if label not in last}
 
     @property
@@ -209,10 +210,17 @@ def _next(bisection: Bisection, label: str, named: str) -> str:
 
 
 def _untried(bisection: Bisection, known: Conclusion) -> list[str]:
-    """Return each skip among the candidates left, and for others the reason why they were not booted, with their number."""
+    """Return the skips among the candidates left, those that failed alike together, and how many others were not booted, and why."""
     gap = _gap(bisection, known)
     skips = [step for step in bisection.steps if step.answer is Answer.SKIP and step.candidate in gap]
-    booted = [f"{one.candidate} {one.fate} ({one.why})" if one.why else f"{one.candidate} {one.fate}" for one in skips]
+    alike: dict[tuple[str, str], list[Step]] = {}
+    for step in skips:
+        alike.setdefault((step.fate, step.failure or step.why), []).append(step)
+    booted = [
+        f"{', '.join(limited([one.candidate for one in steps], _MOST_ALIKE))} {steps[0].fate}"
+        + (f" ({steps[0].why})" if steps[0].why else "")
+        for steps in alike.values()
+    ]
     others = Counter(reason for label, reason in bisection.hopeless.items() if label in gap)
     return booted + [f"{plural(number, 'other')} not booted: {reason}" for reason, number in others.items()]
 
