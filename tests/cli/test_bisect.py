@@ -413,6 +413,7 @@ def test_a_script_answers_instead_of_servers(harness: Harness, tmp_path: Path, h
     text = next((tmp_path / "reports").glob("*/bisect/2*/bisection.md")).read_text(encoding="utf-8")
     assert f"**The first fixed one is {hashes[7][:12]} (a change): it is good in 1 of 1 run of the script;" in text
     assert "This holds if a bad one fails in every run (--rate 1): each was run once." in text
+    assert (record["untouched"], "was laid over the compiled parts" in text) == ([], True)
     assert "died" not in text
     assert "lived" not in text
     assert "dies" not in text

@@ -42,7 +42,16 @@ def made(tmp_path: Path, *words: str) -> tuple[Path, list[dict[str, str]]]:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
     options = ["--old", "0.23.0", "--new", "0.24.0", "--apart", FILE, "--text", "reserve()", "--commits", "30"]
-    command = [sys.executable, MAKE, tmp_path / "made", *options, "--breaks", "2", *words, "--releases"]
+    command: list[str | Path] = [
+        sys.executable,
+        MAKE,
+        tmp_path / "made",
+        *options,
+        "--breaks",
+        "2",
+        *words,
+        "--releases",
+    ]
     done = subprocess.run([*command, tmp_path / "releases"], check=True, capture_output=True, text=True)
     return tmp_path / "made", json.loads(done.stdout)
 

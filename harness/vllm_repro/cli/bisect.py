@@ -138,7 +138,9 @@ def _by_script(arguments: argparse.Namespace, scenario: Scenario, unfinished: Un
     options = ServerOptions(server=ServerKind.PROCESS.value)
     choice = ServerChoice(ServerKind.PROCESS, "")
     job = job_from(arguments, name=arguments.scenario, scenario=scenario, options=options, choice=choice, arms=[arm])
-    found = replace(_begun(arguments, job, arm, candidates, left_out), arm="", server="none, a script", evidence=None)
+    found = _begun(arguments, job, arm, candidates, left_out)
+    # What a server opens says nothing about a script.
+    found = replace(found, arm="", server="none, a script", evidence=None, untouched=())
     return run_search(arguments, ScriptSearch(job, found, arguments.script), unfinished)
 
 

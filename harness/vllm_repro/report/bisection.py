@@ -280,6 +280,8 @@ def markdown(bisection: Bisection) -> str:
     ]
     if any(candidate.title for candidate in bisection.candidates):
         text = "Each commit's Python code ran over the compiled parts of a CPU release, which each run's report names."
+        if bisection.script:
+            text = "Each commit's Python code was laid over the compiled parts of a CPU release."
         if bisection.left_out:
             text += f" Not tried: {plural(bisection.left_out, 'commit')} that change{'s' * (bisection.left_out == 1)} nothing under vllm/."
         if bisection.untouched:
