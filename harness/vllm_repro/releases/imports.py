@@ -57,7 +57,10 @@ class _Modules(dict[tuple[str, str], _Module]):
 
 
 def _lacking(tree: Tree, modules: _Modules, files: Collection[str]) -> Iterator[str]:
-    packages = {parent.as_posix() for name in tree for parent in Path(name).parents}
+    folders = {name.rpartition("/")[0] for name in tree}
+    packages = {
+        "/".join(parts[:depth]) for parts in (one.split("/") for one in folders) for depth in range(1, len(parts) + 1)
+    }
     for file in files:
         if file not in tree:
             continue
