@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from vllm_repro import __version__
-from vllm_repro.cli.common import WRONG_USAGE, Parser, did_you_mean
+from vllm_repro.cli.common import WRONG_USAGE, Parser, did_you_mean, use_scenario_folders
 from vllm_repro.errors import INTERRUPTED, InfraError, ReproError
 
 __all__ = ["VERBS", "main", "parser"]
@@ -100,9 +100,7 @@ def main(argv: Sequence[str] | None = None, *, parsed: Callable[[], None] = lamb
     if unknown:
         arguments.parser.unknown(unknown)
     parsed()
-    if folders := getattr(arguments, "scenario_folders", None):
-        known = os.environ.get("VLLM_REPRO_SCENARIOS", "")
-        os.environ["VLLM_REPRO_SCENARIOS"] = os.pathsep.join([*filter(None, [known]), *folders])
+    use_scenario_folders(arguments)
     # KeyboardInterrupt undoes a started install or check; a run has handlers of its own.
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(number) is signal.SIG_DFL:
