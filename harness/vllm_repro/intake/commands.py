@@ -54,12 +54,16 @@ _LONGEST_CALL = 10_000
 
 @dataclass(frozen=True)
 class Found:
-    """One server command. how: its form if it is not a line of a shell. words: of the text. times: how often the text has it."""
+    """One server command.
+
+    how: its form if it is not a line of a shell. above: the heading and the line above it. unread: arguments that are no literals.
+    times: how often the text has it.
+    """
 
     command: ServeCommand
     words: str
     how: str = ""
-    heading: str = ""
+    above: str = ""
     unread: tuple[str, ...] = ()
     times: int = 1
 
@@ -79,12 +83,16 @@ def find_commands(blocks: Sequence[Block], model: str = "") -> tuple[list[Found]
             else:
                 found[same] = replace(found[same], times=found[same].times + 1)
     order = ["", "YAML", "JSON", "Python", "log"]
-    found.sort(key=lambda one: (order.index(one.how.partition(" ")[0]), -one.times, _unlikely(one.heading)))
+    found.sort(key=lambda one: (order.index(one.how.partition(" ")[0]), -one.times, _unlikely(one.above)))
     return found, list(dict.fromkeys(unread))
 
 
-def _unlikely(heading: str) -> int:
-    return 2 if _OTHER_HEADING.search(heading) else 0 if _GOOD_HEADING.search(heading) else 1
+def _unlikely(lines: str) -> int:
+    """Return how unlikely a command is the reported one, by the line and the heading above it."""
+    for above in reversed(lines.split("\n")):
+        if _OTHER_HEADING.search(above) or _GOOD_HEADING.search(above):
+            return 2 if _OTHER_HEADING.search(above) else 0
+    return 1
 
 
 def _shell(block: Block, unread: list[str]) -> Iterator[Found]:
@@ -99,11 +107,11 @@ def _shell(block: Block, unread: list[str]) -> Iterator[Found]:
             first -= 1
         region, at = _region(lines, at)
         settings = lines[first : at - len(region)]
-        yield from _parsed("\n".join([*settings, *region]), block.heading, unread)
+        yield from _parsed("\n".join([*settings, *region]), block.above, unread)
     if not block.code:
         for span in _INLINE.findall("\n".join(lines)):
             if _START.match(span):
-                yield from _parsed(span, block.heading, unread)
+                yield from _parsed(span, block.above, unread)
 
 
 def _region(lines: Sequence[str], start: int) -> tuple[list[str], int]:
@@ -119,7 +127,7 @@ def _region(lines: Sequence[str], start: int) -> tuple[list[str], int]:
     return region, at
 
 
-def _parsed(text: str, heading: str, unread: list[str]) -> Iterator[Found]:
+def _parsed(text: str, above: str, unread: list[str]) -> Iterator[Found]:
     text = re.sub(rf"\A{_LEAD}(?=\S)", "", text)
     settings = dict(re.findall(r"(?m)^[ \t$#%]*(?:export[ \t]+)?([A-Za-z_]\w*)=['\"]?([\w./:-]+)['\"]?[ \t]*$", text))
     text = re.sub(r"\$\{?(\w+)\}?", lambda name: settings.get(name[1], name[0]), text)
@@ -130,7 +138,7 @@ def _parsed(text: str, heading: str, unread: list[str]) -> Iterator[Found]:
         return
     name = command.model or ""
     if command.flags or re.search(r"[/\d<$]", name):  # else "vllm serve crashes", or a container without a server
-        yield Found(command, shortened(text), heading=heading)
+        yield Found(command, shortened(text), above=above)
 
 
 def _listed(block: Block, model: str) -> Iterator[Found]:
@@ -158,7 +166,7 @@ def _listed(block: Block, model: str) -> Iterator[Found]:
             if not image and not named and model:
                 flags = tuple(flag for flag in command.flags if flag.name != "--model")
                 command = replace(command, flags=flags, model_argument=model)
-            yield Found(command, shortened(" ".join(words)), how, block.heading)
+            yield Found(command, shortened(" ".join(words)), how, block.above)
         return
 
 
@@ -236,7 +244,7 @@ def calls(text: str, name: re.Pattern[str]) -> Iterator[tuple[dict[str, Any], tu
 def _python(block: Block) -> Iterator[Found]:
     for given, unread in calls("\n".join(block.lines), _CALL):
         if given:
-            yield from _of_arguments(given, "Python call of vllm.LLM", block.heading, unread)
+            yield from _of_arguments(given, "Python call of vllm.LLM", block.above, unread)
 
 
 def _logged(block: Block) -> Iterator[Found]:
@@ -249,11 +257,11 @@ def _logged(block: Block) -> Iterator[Found]:
             except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
                 continue
             if isinstance(given, dict):
-                yield from _of_arguments({str(key): value for key, value in given.items()}, "log", block.heading, ())
+                yield from _of_arguments({str(key): value for key, value in given.items()}, "log", block.above, ())
             break
 
 
-def _of_arguments(given: dict[str, Any], how: str, heading: str, unread: tuple[str, ...]) -> Iterator[Found]:
+def _of_arguments(given: dict[str, Any], how: str, above: str, unread: tuple[str, ...]) -> Iterator[Found]:
     """Yield the command with these arguments of vLLM, by their names in Python."""
     model = given.pop("model_tag", None)
     model = given.pop("model", model)
@@ -272,7 +280,7 @@ def _of_arguments(given: dict[str, Any], how: str, heading: str, unread: tuple[s
         command = parse(shlex.join(["vllm", "serve", *([str(model)] if model else []), *words]))
     except CommandError:
         return
-    yield Found(command, shortened(" ".join(words)), how, heading, unread)
+    yield Found(command, shortened(" ".join(words)), how, above, unread)
 
 
 def rendered(command: ServeCommand) -> str:

@@ -53,7 +53,7 @@ _SHAPE = {
 _PROMPT, _ANSWER = 100, 8
 """Tokens that stand for a prompt and an answer of unknown length."""
 _MOST_MESSAGE = 160
-_MOST_FRAMES = 5
+_MOST_FRAMES = 4
 
 
 @dataclass
@@ -184,7 +184,7 @@ def _put_command(
     for argument in facts.commands[0].unread if facts.commands else ():
         made.gap(f"the value of {argument!r} in that call is not a literal")
     for other in facts.commands[1:4]:
-        made.guess("another command of the text", redact(other.words))
+        made.guess("another command of the text, not taken", redact(other.words))
     for wrong in facts.unread[:3]:
         made.guess("a command that cannot be read", redact(wrong))
     kept = []

@@ -197,7 +197,7 @@ def _relabelled(label: str, labels: set[str]) -> bool:
 
 
 def _of_prompt(said: str, size: re.Match[str]) -> bool:
-    near = said[max(0, size.start() - 30) : size.end() + 12]
+    near = said[max(0, size.start() - 30) : size.end() + 30]
     return _tokens(size) > 0 and _tokens(size) <= 10_000_000 and not _NO_PROMPT.search(near)
 
 
@@ -216,7 +216,7 @@ _WORKS = re.compile(
     re.IGNORECASE,
 )
 _DOUBT = re.compile(
-    r"\?|\b(?:would|should|could|might|may|try|please|perhaps|maybe|if you|expected?|unless|until|once|after|PR|patch(?:ed)?)\b",
+    r"\?|\b(?:would|should|could|might|may|try|please|perhaps|maybe|sometimes|usually|seems?|if you|expected?|unless|until|once|after|PR|patch(?:ed)?)\b",
     re.IGNORECASE,
 )
 _FLAG = re.compile(
@@ -247,6 +247,8 @@ def find_tried(said: Sequence[str], command: ServeCommand) -> tuple[list[Tried],
     for raw in said:
         whole = GLUED.sub(" | ", raw)
         clauses = _CLAUSES.split(whole) if all(_verdicts(whole)) else [whole]
+        if any(any(_verdicts(one)) and not any(True for _ in _flags_of(one)) for one in clauses):
+            clauses = [whole]  # a result of something else
         for one in clauses:
             works, fails = _verdicts(one)
             for flags, removed in _flags_of(one):

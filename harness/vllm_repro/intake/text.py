@@ -22,11 +22,16 @@ _SENTENCE_END = re.compile(r"(?<=[.!?;])[ \t]+(?=[A-Z`*(])")
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive lines: a fenced block of code, or a paragraph. heading: the last one above it."""
+    """Consecutive lines: a fenced block of code, or a paragraph. heading: the last one above it. lead: the line of prose before it."""
 
     heading: str
+    lead: str
     lines: tuple[str, ...]
     code: bool
+
+    @property
+    def above(self) -> str:
+        return f"{self.heading}\n{self.lead}"
 
 
 def clean(text: str) -> str:
@@ -46,7 +51,8 @@ def read_blocks(text: str) -> list[Block]:
 
     def close(*, code: bool) -> None:
         if any(line.strip() for line in lines):
-            blocks.append(Block(heading, tuple(lines), code))
+            before = blocks[-1] if blocks and not blocks[-1].code else None
+            blocks.append(Block(heading, before.lines[-1] if before else "", tuple(lines), code))
         lines.clear()
 
     for raw in text.split("\n"):
