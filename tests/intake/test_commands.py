@@ -56,9 +56,12 @@ llm = LLM(
 ```
 """
 LOG = (
-    "\u2502 (APIServer pid=1) INFO 10-20 03:21:02 [utils.py:328] non-default args: {'model_tag': 'org/model', 'tensor_parallel_size': \u2502\n"
+    "\u2502 (APIServer pid=1) INFO 10-20 03:21:02 [utils.py:328] non-default args: {'model_tag': 'org/model', \u2502\n"
+    "\u2502 'tensor_parallel_size': \u2502\n"
     "\u2502 2, 'enforce_eager': True, 'served_model_name': ['a', 'b']} \u2502\n"
 )
+MTP = '{"method": "mtp", "num_speculative_tokens": 1}'
+MAIL = '> vllm serve org/model\n> --speculative-config\n> \'{"method":\n> "mtp"}\''
 NOTED = "```bash\nvllm serve org/model \\\n  -tp 2 \\   # <--- needed\n  --enforce-eager\nINFO 04-28 02:37:03 [a.py:1] up\n```"
 EXPORTED = "```console\n$ export VLLM_LOGGING_LEVEL=DEBUG\n$ export M=org/model\n$ vllm serve ${M} -tp 2\n```"
 
@@ -70,17 +73,12 @@ EXPORTED = "```console\n$ export VLLM_LOGGING_LEVEL=DEBUG\n$ export M=org/model\
         (KUBERNETES, "docker run -e NCCL_DEBUG=INFO vllm/vllm-openai:v0.23.0 --model org/model -tp 2"),
         (SCRIPT, "docker run vllm/vllm-openai:v0.23.0 org/model -tp 2"),
         (JSON, "vllm serve org/model --served-model-name a b --enforce-eager"),
-        (
-            PYTHON,
-            "vllm serve org/model -tp 2 --enforce-eager --no-enable-prefix-caching --speculative-config "
-            """'{"method": "mtp", "num_speculative_tokens": 1}'""",
-        ),
+        (PYTHON, f"vllm serve org/model -tp 2 --enforce-eager --no-enable-prefix-caching --speculative-config '{MTP}'"),
         (LOG, "vllm serve org/model -tp 2 --enforce-eager --served-model-name a b"),
         (NOTED, "vllm serve org/model -tp 2 --enforce-eager"),
         (EXPORTED, "VLLM_LOGGING_LEVEL=DEBUG vllm serve org/model -tp 2"),
         ("I run `vllm serve org/model -tp 2` and it dies.", "vllm serve org/model -tp 2"),
-        ("> vllm serve org/model\n> --speculative-config\n> '{\"method\":\n> \"mtp\"}'", """vllm serve org/model --speculative-config '{"method":
- "mtp"}'"""),
+        (MAIL, "vllm serve org/model --speculative-config '{\"method\":\n \"mtp\"}'"),
     ],
     ids=["compose", "kubernetes", "script", "json", "python", "log", "note", "export", "inline", "mail"],
 )  # fmt: skip

@@ -21,7 +21,7 @@ import yaml
 from vllm_repro.command.command import ServeCommand
 from vllm_repro.command.parse import parse
 from vllm_repro.errors import CommandError
-from vllm_repro.intake.text import Block, shortened
+from vllm_repro.intake.text import LONGEST, Block, shortened
 from vllm_repro.secret_names import is_secret_name
 
 __all__ = ["Found", "calls", "find_commands", "rendered"]
@@ -49,7 +49,6 @@ _OTHER_HEADING = re.compile(
 _MOST_LINES = 80
 _MOST_NODES = 2_000
 _MOST_CALLS = 50
-_LONGEST_CALL = 10_000
 
 
 @dataclass(frozen=True)
@@ -128,6 +127,9 @@ def _region(lines: Sequence[str], start: int) -> tuple[list[str], int]:
 
 
 def _parsed(text: str, above: str, unread: list[str]) -> Iterator[Found]:
+    if len(text) > LONGEST:
+        unread.append(f"{shortened(text, 80)!r}: it is longer than {LONGEST:,} characters")
+        return
     text = re.sub(rf"\A{_LEAD}(?=\S)", "", text)
     settings = dict(re.findall(r"(?m)^[ \t$#%]*(?:export[ \t]+)?([A-Za-z_]\w*)=['\"]?([\w./:-]+)['\"]?[ \t]*$", text))
     text = re.sub(r"\$\{?(\w+)\}?", lambda name: settings.get(name[1], name[0]), text)
@@ -144,7 +146,7 @@ def _parsed(text: str, above: str, unread: list[str]) -> Iterator[Found]:
 def _listed(block: Block, model: str) -> Iterator[Found]:
     """Yield the commands of a YAML or JSON document: a service, or a list of arguments."""
     text = "\n".join(block.lines)
-    if "--" not in text or len(text) > _LONGEST_CALL or not _DOCUMENT.search(text):
+    if "--" not in text or len(text) > LONGEST or not _DOCUMENT.search(text):
         return
     for how in ("YAML", "JSON"):
         try:
@@ -221,7 +223,7 @@ def _variables(value: Any) -> list[tuple[str, str]]:
 def calls(text: str, name: re.Pattern[str]) -> Iterator[tuple[dict[str, Any], tuple[str, ...]]]:
     """Yield the literal keyword arguments of each call in Python source, and the names of those that are no literals."""
     for start in islice(name.finditer(text), _MOST_CALLS):
-        rest = text[start.end() : start.end() + _LONGEST_CALL]
+        rest = text[start.end() : start.end() + LONGEST]
         for end in islice(re.finditer(r"\)", rest), _MOST_CALLS):
             try:
                 with warnings.catch_warnings(action="ignore"):  # an escape that Python does not know
@@ -250,7 +252,7 @@ def _python(block: Block) -> Iterator[Found]:
 def _logged(block: Block) -> Iterator[Found]:
     text = " ".join(line.strip(" \u2502|") for line in block.lines)  # without the frame of a terminal
     for found in islice(_LOGGED.finditer(text), _MOST_CALLS):
-        rest = text[found.end() : found.end() + _LONGEST_CALL]
+        rest = text[found.end() : found.end() + LONGEST]
         for end in islice(re.finditer(r"\}", rest), _MOST_CALLS):
             try:
                 given = ast.literal_eval(rest[: end.end()])

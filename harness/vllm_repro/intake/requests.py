@@ -17,7 +17,7 @@ from vllm_repro.command.words import split_commands
 from vllm_repro.diagnosis.boot_facts import ScheduledChunk
 from vllm_repro.errors import CommandError
 from vllm_repro.intake.commands import calls
-from vllm_repro.intake.text import GLUED, Block, shortened
+from vllm_repro.intake.text import GLUED, LONGEST, Block, shortened
 
 __all__ = ["Asked", "Tried", "answer_length", "find_requests", "find_tried"]
 
@@ -84,7 +84,6 @@ _CREATE = re.compile(r"\.(?P<what>chat\.completions|completions|embeddings)\.cre
 _CLOSE = 0.06
 """Two sizes within this part of each other are one size, rounded: "1.3K" and 1,304."""
 _MOST = 64
-_MOST_BODY = 8_000
 
 
 def answer_length(text: str) -> int:
@@ -110,7 +109,7 @@ def _bodies(block: Block) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield path and body of each request that a `curl` command or a call of the openai client sends."""
     text = "\n".join(block.lines)
     try:
-        commands = split_commands(text) if "curl" in text else []
+        commands = split_commands(text) if "curl" in text and len(text) <= LONGEST else []
     except CommandError:
         commands = []
     for words in commands:
@@ -128,14 +127,19 @@ def _bodies(block: Block) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _asked(path: str, body: dict[str, Any]) -> Asked | None:
-    """Return the request: by its size if its text only names one, else with its body. None for one that is too long."""
-    text = json.dumps(body, default=str)
+    """Return the request: by its size if its text only names one, else with its body. None for one that no scenario file can hold."""
+    try:
+        text = json.dumps(body, default=str, allow_nan=False)
+    except (ValueError, RecursionError):  # an infinite number
+        return None
+    if len(text) > LONGEST or re.search(r"\d{18}", text):
+        return None
     answer = next((body[key] for key in ("max_tokens", "max_completion_tokens") if isinstance(body.get(key), int)), 0)
     if size := _PLACEHOLDER.search(text):
         return Asked(_tokens(size), answer, shortened(size[0]), path)
     kept = {key: value for key, value in body.items() if key != "model"}
     wanted = any(kept.get(key) for key in ("messages", "prompt", "input"))
-    return Asked(path=path, answer=answer, body=kept) if wanted and len(text) <= _MOST_BODY else None
+    return Asked(path=path, answer=answer, body=kept) if wanted else None
 
 
 def _tokens(found: re.Match[str]) -> int:
@@ -220,7 +224,8 @@ _DOUBT = re.compile(
     re.IGNORECASE,
 )
 _FLAG = re.compile(
-    r"(?<![\w-])(?P<name>--[a-z][a-z0-9_-]+(?:\.[\w.]+)?)(?:(?P<gap>=|[ ]+)(?!--)(?P<value>'[^']*'|\"[^\"]*\"|[^\s`|,;()]+))?"
+    r"(?<![\w-])(?P<name>--[a-z][a-z0-9_-]+(?:\.[\w.]+)?)"
+    r"(?:(?P<gap>=|[ ]+)(?!--)(?P<value>'[^']*'|\"[^\"]*\"|[^\s`|,;()]+))?"
 )
 _A_VALUE = re.compile(
     r".*\d|[A-Z_]{3,}|[a-z]+_[a-z_]+|['\"{].*|(?:none|auto|true|false|eager|off|on|spawn|fork|mp|ray|uni)\.?", re.DOTALL

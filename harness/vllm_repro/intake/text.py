@@ -9,12 +9,15 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["GLUED", "Block", "clean", "read_blocks", "shortened", "statements"]
+__all__ = ["GLUED", "LONGEST", "Block", "clean", "read_blocks", "shortened", "statements"]
 
 _FENCE = re.compile(r"[ \t]*(?:`{3,}|~{3,})")
 _HEADING = re.compile(r"#{1,6} +(?P<marked>.+)|\*\*(?P<bold>[^*]+)\*\*:?|(?P<plain>[A-Z][\w ()'/-]{2,60}):?")
-_TAG = re.compile(r"\s*</?(?:details|summary|p|br|code|pre|div)\b[^>]{0,80}>\s*", re.IGNORECASE)
+_TAG = re.compile(r"</?(?:details|summary|p|br|code|pre|div)\b[^>]{0,80}>", re.IGNORECASE)
 _ITEM = re.compile(r"[ \t]*(?:[-*+•◦] |\d{1,2}[.)] |\|)")
+LONGEST = 10_000
+"""Longest command, call or line that is read, in characters. Only the diagnosis reads longer lines."""
+_LONGEST_SENTENCE = 1_500
 GLUED = re.compile(r"(?<=[a-z0-9])(?=(?:Same|Still|Boots|Works|Crash(?:es)?|Fails|No crash|OK|Fine)\b)")
 """Border of two cells of a table that a web page lost."""
 _SENTENCE_END = re.compile(r"(?<=[.!?;])[ \t]+(?=[A-Z`*(])")
@@ -55,7 +58,7 @@ def read_blocks(text: str) -> list[Block]:
             blocks.append(Block(heading, before.lines[-1] if before else "", tuple(lines), code))
         lines.clear()
 
-    for raw in text.split("\n"):
+    for raw in (line[:LONGEST] for line in text.split("\n")):
         if _FENCE.match(raw) and (fenced or "`" not in raw.strip().lstrip("`~")):
             close(code=fenced)
             fenced = not fenced
@@ -97,7 +100,7 @@ def statements(blocks: Sequence[Block]) -> Iterator[str]:
                 items.append(line.strip())
         for item in items:
             for sentence in [item] if item.startswith("|") else _SENTENCE_END.split(item):
-                if sentence.strip() and sentence not in seen:
+                if sentence.strip() and sentence not in seen and len(sentence) <= _LONGEST_SENTENCE:
                     seen.add(sentence)
                     yield sentence.strip()
 
