@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +29,17 @@ def test_a_file_becomes_a_scenario_that_check_accepts(harness: Harness, tmp_path
     assert list(tmp_path.iterdir()) == [path]
     again = harness("intake", str(ISSUE), "-o", str(path))
     assert (again.status, "is already there" in again.err) == (64, True)
+
+
+def test_the_draft_reproduces_in_the_rehearsal(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vllm_repro.cli.intake.server_flags", lambda _: None)
+    path = tmp_path / "my_bug.py"
+    assert harness("intake", str(ISSUE), "-o", str(path), "--vllm", "0.23.0").status == 0
+    assert harness("check", str(path)).status == 0
+    done = harness("run", str(path), "--server", "rehearsal")
+    assert (done.status, done.report["verdict"]) == (0, "reproduces"), done.err
 
 
 def test_without_a_file_it_prints_the_draft(harness: Harness) -> None:
@@ -60,12 +69,10 @@ def test_json_holds_draft_gaps_and_guesses(harness: Harness, monkeypatch: pytest
     assert "--max-model-len" not in unknown
 
 
-def test_standard_input() -> None:
-    command = [sys.executable, "-m", "vllm_repro", "intake", "-"]
-    done = subprocess.run(command, input=SERVE, capture_output=True, text=True, check=True)
-    assert "--max-num-batched-tokens 4096" in done.stdout
-    empty = subprocess.run(command, input="", capture_output=True, text=True, check=False)
-    assert (empty.returncode, "holds no vLLM command" in empty.stderr) == (64, True)
+def test_standard_input(harness: Harness) -> None:
+    assert "--max-num-batched-tokens 4096" in harness("intake", "-", stdin=SERVE).out
+    empty = harness("intake", "-")
+    assert (empty.status, "holds no vLLM command" in empty.err) == (64, True)
 
 
 @pytest.mark.parametrize(

@@ -77,10 +77,11 @@ EXPORTED = "```console\n$ export VLLM_LOGGING_LEVEL=DEBUG\n$ export M=org/model\
         (LOG, "vllm serve org/model -tp 2 --enforce-eager --served-model-name a b"),
         (NOTED, "vllm serve org/model -tp 2 --enforce-eager"),
         (EXPORTED, "VLLM_LOGGING_LEVEL=DEBUG vllm serve org/model -tp 2"),
+        ("`uv run vllm serve org/model -tp 2`", "vllm serve org/model -tp 2"),
         ("I run `vllm serve org/model -tp 2` and it dies.", "vllm serve org/model -tp 2"),
         (MAIL, "vllm serve org/model --speculative-config '{\"method\":\n \"mtp\"}'"),
     ],
-    ids=["compose", "kubernetes", "script", "json", "python", "log", "note", "export", "inline", "mail"],
+    ids=["compose", "kubernetes", "script", "json", "python", "log", "note", "export", "uv", "inline", "mail"],
 )  # fmt: skip
 def test_every_form_gives_the_command(text: str, command: str) -> None:
     found, wanted = checked(drafted(text)).reported(), parse(command)
@@ -138,3 +139,10 @@ def test_what_check_refuses_is_left_out_and_named() -> None:
     assert (command.env, len(command.flags)) == ((("VLLM_USE_V1", "1"),), 1)
     for name in ("--api-key", "--swap-space", "--max-mode-len", "--sw", "LD_PRELOAD"):
         assert any("left out" in guess and name in guess for guess in made.guesses), name
+
+
+def test_what_a_draft_cannot_hold_is_a_gap() -> None:
+    made = drafted("docker run reg.corp.internal:5000/vllm:v0.23.0 --model a/b --served-model-name ${NAME}")
+    assert "reg.corp" not in made.text
+    assert "the image is of a private registry: --image names another one" in made.gaps
+    assert "the value of the variable NAME is not stated" in made.gaps

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.intake.texts import SERVE, checked, drafted
+from vllm_repro.scenario.workload import requests_of
 
 
 def workload(text: str) -> list[str]:
@@ -38,6 +39,7 @@ def test_requests_at_once() -> None:
     ]
     bench = "```\nvllm bench serve --random-input-len 700 --random-output-len 20 --max-concurrency 2\n```"
     assert workload(bench) == [" beside ".join(named(700, 700))]
+    assert all(one.max_tokens == 20 for one in requests_of(checked(drafted(f"{SERVE}\n\n{bench}")).workload))  # type: ignore[arg-type]
 
 
 def test_requests_as_sent() -> None:
@@ -73,6 +75,7 @@ TRIED = [
      {"with --enforce-eager": "lives", "with --max-num-seqs 8": "dies"}),
     ("Both `--enforce-eager` or `--max-num-seqs 8` avoids it: no crash.",
      {"with --enforce-eager": "lives", "with --max-num-seqs 8": "lives"}),
+    ("Tried `--enforce-eager`: same.", {"with --enforce-eager": "dies"}),
     ("Removing `--kv-cache-dtype` avoids the crash.", {"without --kv-cache-dtype": "lives"}),
     ("It is fine without speculative decoding.", {"without --speculative-config": "lives"}),
     ("Disabling prefix caching resolves it.", {"with --no-enable-prefix-caching": "lives"}),

@@ -1,4 +1,4 @@
-"""Body fields and flags that an installed vLLM reads: from a package that is as small as one can be, and what `check --vllm` reports of them."""
+"""Body fields and flags of an installed vLLM: from a package as small as one can be, and what `check --vllm` reports of them."""
 
 from __future__ import annotations
 

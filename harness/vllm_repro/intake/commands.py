@@ -27,10 +27,10 @@ from vllm_repro.secret_names import is_secret_name
 __all__ = ["Found", "calls", "find_commands", "rendered"]
 
 _LEAD = r"[ \t]*(?:(?:\([^()\n]*\)[ \t]*)?(?:[\w.-]+@[\w.-]+[^\n$%#]{0,80})?[$%#>][ \t]+|(?:CMD|RUN|[-*•])[ \t]+)?"
-_PREFIX = r"(?:(?:[A-Za-z_]\w*=(?:'[^'\n]*'|\"[^\"\n]*\"|\S*)|sudo|env|exec|nohup|time|numactl \S+)[ \t]+)*"
+_PREFIX = r"(?:(?:[A-Za-z_]\w*=(?:'[^'\n]*'|\"[^\"\n]*\"|\S*)|sudo|env|exec|nohup|time|numactl \S+|(?:uv|poetry|pixi) run)[ \t]+)*"
 _START = re.compile(
     rf"{_LEAD}{_PREFIX}(?:(?:[\w./~$\{{}}-]*/)?vllm[ \t]+serve\b"
-    rf"|(?:uv run |[\w./~-]*/)?python[\d.]*[ \t]+-m[ \t]+vllm\.entrypoints\.openai\.api_server"
+    rf"|(?:[\w./~-]*/)?python[\d.]*[ \t]+-m[ \t]+vllm\.entrypoints\.openai\.api_server"
     rf"|(?:docker|podman|nerdctl)[ \t]+(?:container[ \t]+)?run\b)"
 )
 _SETTING = re.compile(rf"{_LEAD}(?:export[ \t]+)?[A-Za-z_]\w*=\S.*")

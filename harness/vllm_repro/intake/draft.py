@@ -19,6 +19,7 @@ from vllm_repro.command.flags import flag_mistakes, positive
 from vllm_repro.diagnosis.engine_code import LOOPS
 from vllm_repro.diagnosis.signature import How, Signature, compare
 from vllm_repro.errors import CommandError, UsageError
+from vllm_repro.evidence import Evidence
 from vllm_repro.intake.commands import rendered
 from vllm_repro.intake.facts import Facts, parallel
 from vllm_repro.intake.text import shortened
@@ -35,6 +36,7 @@ _GENERIC = LOOPS | {
 _HOLES = re.compile(
     r"(?<![\w.])(?:0x[0-9a-fA-F]+|\d+(?:[.,]\d+)*)(?![\w])|(?:[~/][\w.+\[\]-]+){2,}|\[(?:user|host|address|email|redacted:[\w-]+)\]"
 )
+_UNSET = re.compile(r"\$\{?([A-Za-z_]\w*)")
 _IDS = re.compile(r"\b[\w-]*(?:chatcmpl|cmpl)-[\w-]+|\b[0-9a-f]{8}(?:-?[0-9a-f]{4}){3}-?[0-9a-f]{12}\b")
 _NAMED_FUNCTION = re.compile(r"\b[\w/]+\.py:(?:\d+:)?([A-Za-z_]\w+)\b")
 _MEMORY = {
@@ -156,7 +158,13 @@ def draft(
     title = redact(facts.title)
     if not title:
         made.gap("the title is not stated")
-    made.put("title", literal(title or "untitled"))
+        root = facts.diagnosis
+        title = (
+            shortened(f"{root.exception}: {redact(root.message or '')}".rstrip(": "), 150)
+            if root.exception
+            else "untitled"
+        )
+    made.put("title", literal(title))
     command = _put_command(made, facts, command, redact, known_flags)
     _put_model(made, facts, command, redact, models)
     _put_needs(made, facts, command)
@@ -166,7 +174,7 @@ def draft(
     _put_arms(made, facts, command, redact)
     if facts.related:
         made.put("related", literal(list(facts.related)))
-    about = title.rstrip(".…") or "A draft from a text without a title"
+    about = title.rstrip(".…")
     return made.finish(
         f"{about}.\n\nA draft by `vllm-repro intake`. GAP marks what the text does not state. A comment with "
         "words in quotation marks is a guess from them:\nconfirm it or correct it, and remove the comment.\n"
@@ -205,6 +213,8 @@ def _put_command(
                 made.guess(f"{flag.name} is not a flag of this release", redact(" ".join(flag.words())))
             elif known_flags is None and base not in KNOWN:
                 made.guess(f"{flag.name} is in none of the releases known here", redact(" ".join(flag.words())))
+            for name in _UNSET.findall(flag.text or ""):
+                made.gap(f"the value of the variable {name} is not stated")
             kept.append(replace(flag, values=tuple(redact([flag.name, *flag.values])[1:])))
     settings = []
     for setting in command.env:
@@ -213,11 +223,13 @@ def _put_command(
         else:
             settings.append((setting[0], redact(setting[1])))
     for said in facts.settings[:6]:
-        made.guess(f"perhaps also {redact(said.value)}", redact(said.words))
+        made.guess(f"named outside of the command: {redact(said.value)}", redact(said.words))
     model = redact(command.model_argument) if command.model_argument is not None else None
-    box = command.container and replace(
-        command.container, env=tuple((key, redact(value)) for key, value in command.container.env)
-    )
+    box = command.container
+    if box is not None:
+        if redact(box.image) != box.image:
+            made.gap("the image is of a private registry: --image names another one")
+        box = replace(box, image=redact(box.image), env=tuple((key, redact(value)) for key, value in box.env))
     command = replace(command, flags=tuple(kept), model_argument=model, env=tuple(settings), container=box)
     made.put("command", _lines_of(rendered(command)))
     return command
@@ -249,7 +261,9 @@ def _put_model(
 
 
 def _put_needs(made: Draft, facts: Facts, command: ServeCommand) -> None:
-    on_cpu = command.container is not None and "cpu" in command.container.image
+    on_cpu = facts.diagnosis.evidence is Evidence.CPU or (
+        command.container is not None and "-cpu" in command.container.image
+    )
     count = 0 if on_cpu else parallel(command)
     needs = [f"gpus={count}"]
     if facts.gpus is not None and count:

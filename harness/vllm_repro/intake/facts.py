@@ -61,10 +61,9 @@ class Facts:
         return self.commands[0].command if self.commands else None
 
 
+_KIND_OF_ISSUE = r"\[(?:Bug|Usage|Installation|Performance|CI[^\]]*|Regression)\](?:\[[^\]]+\])*"
 _TITLES = (
-    re.compile(
-        r"\[(?:Bug|Usage|Installation|Performance|CI[^\]]*|Regression)\](?:\[[^\]]+\])*:?[ \t]*(?P<title>\S[^\n]{5,})"
-    ),
+    re.compile(rf"{_KIND_OF_ISSUE}:?[ \t]*(?P<title>\S[^\n]{{5,}})"),
     re.compile(r"\A\s*# (?P<title>\S[^\n]{5,})"),
     re.compile(r"(?mi)^(?:Subject|Title): *(?:Re: *)*(?P<title>\S[^\n]{5,})"),
 )
@@ -112,19 +111,21 @@ _SETTING = re.compile(
     r"(?<![\w$./-])((?:VLLM|NCCL|TORCH|CUDA|PYTORCH|FLASHINFER|TRITON|HF)_[A-Z0-9_]+)=([\w.:,-]{1,60})"
 )
 _SYMPTOMS = (
-    ("hangs", re.compile(r"\bhang(?:s|ing)?\b|\bstuck\b|deadlock|freez|never (?:returns|finishes)", re.IGNORECASE)),
+    ("hangs", re.compile(r"(?i)\bhang(?:s|ing)?\b|\bstuck\b|deadlock|freez|never (?:returns|finishes)")),
     (
         "errs",
         re.compile(
-            r"gibberish|garbage|garbled|wrong (?:output|token|answer)|incorrect|repeat(?:s|ed|ing) token|!!!!",
-            re.IGNORECASE,
+            r"(?i)gibberish|garbage|garbled|wrong (?:output|token|answer)|incorrect|repeat(?:s|ed|ing) token|!!!!"
         ),
     ),
 )
-_CRASH = re.compile(r"crash|\bdie[sd]?\b|dead|assert", re.IGNORECASE)
-_BOOT = re.compile(r"\b(?:start(?:s|ing|up|-up)?|boot\w*|launch\w*|initiali\w+|warm-?up|profiling)\b", re.IGNORECASE)
+_CRASH = re.compile(r"crash|\bdie[sd]?\b|dead\b|DeadError|assert", re.IGNORECASE)
+_BOOT = re.compile(
+    r"\bstart-?up\b|\b(?:fails?|failed|unable|not) to start\b|\b(?:cannot|can't|won't) start\b|\bboot|\blaunch|\binitiali[sz]|\bwarm-?up\b",
+    re.IGNORECASE,
+)
 _REQUEST = re.compile(r"\b(?:requests?|prompts?|chat completion|prefill|curl|inference|generat\w+)\b", re.IGNORECASE)
-_ENVIRONMENT = re.compile(r"environment|collect_env", re.IGNORECASE)
+_ENVIRONMENT = re.compile(r"(?i)\A.*environment|collect_env|LD_LIBRARY_PATH=")
 
 
 def read_facts(text: str, more: str = "", *, issue: str = "") -> Facts:
@@ -153,8 +154,7 @@ def read_facts(text: str, more: str = "", *, issue: str = "") -> Facts:
         commands=tuple(commands),
         unread=tuple(unread),
         model=model,
-        shape={name: int(number) for name, number in _SHAPE.findall(text)}
-        | ({"architecture": found[1]} if (found := _ARCHITECTURE.search(text)) else {}),
+        shape=_shape(text),
         gpus=_gpus(text, diagnosis),
         settings=tuple(_settings(blocks, command)),
         requests=tuple(requests),
@@ -221,6 +221,14 @@ def _model(text: str) -> Said | None:
     return Said(found["model"].rstrip(".,"), shortened(found[0])) if found else None
 
 
+def _shape(text: str) -> dict[str, int | str]:
+    """Return the sizes of the model that the text states once: a vision part may have others of the same name."""
+    found = [(name, int(number)) for name, number in dict.fromkeys(_SHAPE.findall(text))]
+    found += [("architecture", name) for name in dict.fromkeys(_ARCHITECTURE.findall(text))]
+    names = [name for name, _ in found]
+    return {name: size for name, size in found if names.count(name) == 1}
+
+
 def _gpus(text: str, diagnosis: Diagnosis) -> Said | None:
     if diagnosis.evidence is Evidence.CPU:
         return None
@@ -240,17 +248,14 @@ def _settings(blocks: Sequence[Block], command: ServeCommand) -> Iterator[Said]:
     known = dict([*command.env, *(command.container.env if command.container else ())])
     seen: set[tuple[str, str]] = set()
     for block in blocks:
-        if (
-            _ENVIRONMENT.search(block.heading)
-            or "collect_env" in " ".join(block.lines)
-            or "LD_LIBRARY_PATH=" in " ".join(block.lines)
-        ):
+        if _ENVIRONMENT.search("\n".join((block.heading, *block.lines))):
             continue  # the image's own variables
         for line in block.lines:
-            for name, value in _SETTING.findall(line):
+            for at in _SETTING.finditer(line):
+                name, value = at[1], at[2].rstrip(".,:;")
                 if name not in known and (name, value) not in seen:
                     seen.add((name, value))
-                    yield Said(f"{name}={value}", shortened(line))
+                    yield Said(f"{name}={value}", shortened(line[max(0, at.start() - 40) : at.end() + 60]))
 
 
 def parallel(command: ServeCommand) -> int:

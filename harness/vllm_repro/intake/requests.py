@@ -61,7 +61,7 @@ _SIZES = (
 )
 _EXACT = re.compile(r"(?:prompt_token_ids_len|num_prompt_tokens|[\"']?prompt_tokens[\"']?)\s*[=:]\s*(\d+)")
 _BENCHED = re.compile(r"--(?:random-)?input-len[= ](\d+)")
-_BENCH_OPTIONS = {name: re.compile(rf"--{name}[= ](\d+)") for name in ("output-len", "max-concurrency")}
+_BENCH_OPTIONS = {name: re.compile(rf"--(?:random-)?{name}[= ](\d+)") for name in ("output-len", "max-concurrency")}
 _NO_PROMPT = re.compile(
     r"cache|throughput|per second|/s\b|computed|scheduled|chunk|resum|remain|output|generat|window|budget|capacity|shared|max[ _-]",
     re.IGNORECASE,
@@ -164,7 +164,8 @@ def _benched(blocks: Sequence[Block]) -> list[Asked]:
         text = "\n".join(block.lines)
         if size := _BENCHED.search(text):
             output, at_once = (found and int(found[1]) for found in (rx.search(text) for rx in _BENCH_OPTIONS.values()))
-            one = Asked(int(size[1]), output or 0, shortened(size[0]), "/v1/completions")
+            words = f"{size[0]}, {at_once or 1} at once"
+            one = Asked(int(size[1]), output or 0, words, "/v1/completions")
             return [replace(one, beside=at > 0) for at in range(min(at_once or 1, _MOST))]
     return []
 
@@ -210,7 +211,7 @@ def _of_prompt(said: str, size: re.Match[str]) -> bool:
 _FAILS = re.compile(
     r"\bsame (?:crash|error|issue|problem|failure)|\bstill (?:crash|fail|happen|occur|die|hang|broken|present|reproduc|see|get)\w*"
     r"|\b(?:does|did|do)(?:n[o']?t| not) (?:help|fix|work|resolve|matter|avoid|change|affect|prevent)|\bnot influenced"
-    r"|\bno (?:effect|difference|improvement)|\balso (?:crash|fail)\w*",
+    r"|\bno (?:effect|difference|improvement)|[:,] same\b|\balso (?:crash|fail)\w*",
     re.IGNORECASE,
 )
 _WORKS = re.compile(
@@ -220,7 +221,8 @@ _WORKS = re.compile(
     re.IGNORECASE,
 )
 _DOUBT = re.compile(
-    r"\?|\b(?:would|should|could|might|may|try|please|perhaps|maybe|sometimes|usually|seems?|if you|expected?|unless|until|once|after|PR|patch(?:ed)?)\b",
+    r"\?|\b(?:would|should|could|might|may|try|please|perhaps|maybe|sometimes|usually|seems?|if you|expected?|unless|until|once|after|PR"
+    r"|patch(?:ed)?)\b",
     re.IGNORECASE,
 )
 _FLAG = re.compile(
