@@ -53,6 +53,10 @@ VERBS: Mapping[str, tuple[str, str]] = {
         "vllm_repro.cli.diagnose",
         "find in a server log or a pasted traceback whether an engine died, and why",
     ),
+    "intake": (
+        "vllm_repro.cli.intake",
+        "draft a scenario file from an issue, a pasted command or a log; nothing of it is run",
+    ),
     "history": (
         "vllm_repro.cli.history",
         "show what changed since the last nights: fixes, regressions, and throughput",
