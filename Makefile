@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 DEV    := $(VENV)/development
-RUN    := $(BIN)/vllm-repro run --expect any
+RUN    := $(BIN)/vllm-repro run --expect any $(addprefix --scenarios ,$(SCENARIOS))
 
 # Tests start the command and its servers hundreds of times. Without cached bytecode each start compiles it again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -31,7 +31,7 @@ $(DEV): $(BIN)/vllm-repro
 
 install: $(DEV) ## make .venv with the command and the development tools
 
-repro-%: $(BIN)/vllm-repro ## reproduce a scenario on the best server of this machine
+repro-%: $(BIN)/vllm-repro ## reproduce a scenario on the best server of this machine (SCENARIOS=DIR: also of yours)
 	@$(RUN) $* --server auto
 
 lab-%: $(BIN)/vllm-repro ## reproduce it in real vLLM on the CPU, CUDA parts replaced

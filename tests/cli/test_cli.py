@@ -350,3 +350,9 @@ def test_a_patch_is_expected_to_live_unless_something_else_is_said(
     monkeypatch.setattr("vllm_repro.cli.run.run_one", take)
     main(["run", "tq-prefix-hit-unreserved", "--server", "lab", *words])
     assert [job.expect for job in jobs] == [expect]
+
+
+def test_make_takes_folders_of_scenarios() -> None:
+    words = ["make", "--dry-run", "repro-own-bug", "SCENARIOS=one two"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    assert "vllm-repro run --expect any --scenarios one --scenarios two own-bug --server auto\n" in done.stdout

@@ -14,7 +14,7 @@ from vllm_repro.releases.sources import named_source
 from vllm_repro.running.folders import default_out
 from vllm_repro.running.job import Job, refuse_unused_options, with_patches
 from vllm_repro.running.state import TimeLimits
-from vllm_repro.scenario.catalogue import find
+from vllm_repro.scenario.catalogue import find, name_to_repeat
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.kinds import kinds
 from vllm_repro.servers.options import ServerOptions
@@ -161,7 +161,7 @@ def job_from(
     if compared:
         arms = with_patches(scenario, arms if arguments.arm else scenario.leading, options.patch)
     return Job(
-        name=name,
+        name=name_to_repeat(name, scenario),
         scenario=scenario,
         options=options,
         choice=choice,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_repro import __version__
-from vllm_repro.cli.common import add_common, duration, number, print_json, scenario_words
+from vllm_repro.cli.common import add_common, duration, number, print_json
 from vllm_repro.cli.options import add_run_options, add_server_options, job_from, resumed, server_options
 from vllm_repro.errors import INTERRUPTED, UsageError
 from vllm_repro.report.search import SearchRecord
@@ -63,10 +63,10 @@ def job_of_one_arm(arguments: argparse.Namespace, verb: str) -> Job:
     return replace(job, reproduce=repeat_command(verb, job, choice.kind, release))
 
 
-def run_of_arm(arguments: argparse.Namespace, job: Job) -> str:
+def run_of_arm(job: Job) -> str:
     """Return the command that runs the arm's own workload."""
     repeat = repeat_command("run", replace(job, reproduce=""), job.choice.kind, ("--vllm", job.options.vllm))
-    return shlex.join([*shlex.split(with_out(repeat, job.out)), *scenario_words(arguments)])
+    return with_out(repeat, job.out)
 
 
 def common_fields(job: Job, arm: Arm, reproduce: str) -> dict[str, Any]:
