@@ -76,7 +76,8 @@ lint: $(DEV) ## run ruff, mypy, and the checks of scenarios and workflows
 	@$(BIN)/mypy
 	@$(BIN)/vllm-repro check
 	@$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
-	@$(BIN)/zizmor --offline --quiet --no-progress .github/workflows
+	@$(BIN)/check-jsonschema --builtin-schema vendor.github-actions action.yml
+	@$(BIN)/zizmor --offline --quiet --no-progress --config .github/zizmor.yml .github/workflows action.yml
 
 format: $(DEV) ## format and fix with ruff
 	@$(BIN)/ruff format .

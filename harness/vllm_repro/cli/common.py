@@ -5,11 +5,22 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import os
 import sys
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-__all__ = ["Parser", "add_common", "did_you_mean", "duration", "number", "print_json", "scenario_words", "seconds"]
+__all__ = [
+    "Parser",
+    "add_common",
+    "did_you_mean",
+    "duration",
+    "number",
+    "print_json",
+    "scenario_words",
+    "seconds",
+    "use_folders",
+]
 
 WRONG_USAGE = 64
 
@@ -54,6 +65,13 @@ def add_common(parser: argparse.ArgumentParser, *, example: str, prints: str = "
     )
     if prints:
         parser.add_argument("--json", action="store_true", help=f"print JSON: {prints}")
+
+
+def use_folders(arguments: argparse.Namespace) -> None:
+    """Add the folders of `--scenarios` to the catalogue."""
+    if folders := getattr(arguments, "scenario_folders", None):
+        known = os.environ.get("VLLM_REPRO_SCENARIOS", "")
+        os.environ["VLLM_REPRO_SCENARIOS"] = os.pathsep.join([*filter(None, [known]), *folders])
 
 
 def scenario_words(arguments: argparse.Namespace) -> list[str]:

@@ -16,7 +16,16 @@ from vllm_repro.resources import scenario_folder
 from vllm_repro.scenario.reader import load_file
 from vllm_repro.scenario.scenario import Arm, Scenario
 
-__all__ = ["FOLDERS", "all_scenarios", "find", "find_arms", "name_to_repeat", "scenario_files", "to_stderr"]
+__all__ = [
+    "FOLDERS",
+    "all_scenarios",
+    "find",
+    "find_arms",
+    "name_to_repeat",
+    "scenario_files",
+    "scenario_ids",
+    "to_stderr",
+]
 
 
 FOLDERS = "VLLM_REPRO_SCENARIOS"
@@ -87,7 +96,7 @@ def find(name: str) -> Scenario:
         if not path.is_file():
             raise UsageError(f"no scenario file at {name}", hint="vllm-repro list shows the scenarios of the package")
         return load_file(path)
-    files = _by_id()
+    files = scenario_ids()
     if name in files:
         return load_file(files[name])
     issue = _ISSUE_URL.sub(r"\1#\2", name).removeprefix("#")
@@ -103,13 +112,14 @@ def find(name: str) -> Scenario:
 _ISSUE_URL = re.compile(r"^https?://github\.com/([\w.-]+/[\w.-]+)/(?:issues|pull)/(\d+)\b.*")
 
 
-def _by_id() -> dict[str, Path]:
+def scenario_ids() -> dict[str, Path]:
+    """Return the file of each scenario by its id, without reading the files."""
     return {path.stem.replace("_", "-"): path for path in scenario_files()}
 
 
 def name_to_repeat(name: str, scenario: Scenario) -> str:
     """Return the name for a command that is called again later: the path of a file in a folder of `FOLDERS`, else the id."""
-    path = None if name.endswith(".py") else _by_id().get(scenario.id)
+    path = None if name.endswith(".py") else scenario_ids().get(scenario.id)
     own = path is not None and str(path.parent) in map(str, _named_folders())
     return name if path is None else str(path) if own else scenario.id
 
