@@ -388,4 +388,6 @@ def test_bash_completes_it(line: str, found: list[str], tmp_path: Path) -> None:
     words = ["bash", "-c", _COMPLETED, "bash", line.format(own=own)]
     env = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
     done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
-    assert [one.strip() for one in done.stdout.split("\n") if one] == [one.format(own=own) for one in found], done.stderr
+    assert [one.strip() for one in done.stdout.split("\n") if one] == [one.format(own=own) for one in found], (
+        done.stderr
+    )
