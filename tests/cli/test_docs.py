@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,19 @@ def test_no_link_is_dead(page: Path) -> None:
         assert target.exists(), link
         titles = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE) if heading else []
         assert not heading or heading in {re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in titles}, link
+
+
+def test_the_description_of_the_package_has_no_link_that_an_index_cannot_follow() -> None:
+    """The build applies these substitutions (hatch-fancy-pypi-readme)."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        hook = tomllib.load(file)["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    before = text.count("](https://")
+    for one in hook["substitutions"]:
+        assert re.search(one["pattern"], text), one
+        text = re.sub(one["pattern"], one["replacement"], text)
+    assert re.findall(r"\]\((?!https://)", text) == []
+    assert (text.count("](https://"), "`tq-chunked-prefill`" in text, "<!--" in text) == (before, True, False)
 
 
 def test_every_page_is_in_the_index() -> None:

@@ -63,18 +63,23 @@ def runs(condition: str, job: Job) -> bool:
     return not output or bool(given(f"${{{{ {output} }}}}", {}, job))
 
 
+def environment(folder: Path) -> None:
+    """Make a folder like a virtual environment, whose command is that of this checkout."""
+    tools = folder / "bin"
+    tools.mkdir(parents=True)
+    for name, words in (("python", sys.executable), ("vllm-repro", f"{sys.executable} -m vllm_repro")):
+        (tools / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
+        (tools / name).chmod(0o755)
+
+
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """Make a working folder with what `make install` reads, and an environment whose command is that of this checkout."""
     folder = tmp_path / "checkout"
-    tools = folder / ".venv" / "bin"
-    tools.mkdir(parents=True)
+    environment(folder / ".venv")
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copyfile(ROOT / name, folder / name)
         os.utime(folder / name, (1, 1))  # so that make takes the environment for newer
-    for name, words in (("python", sys.executable), ("vllm-repro", f"{sys.executable} -m vllm_repro")):
-        (tools / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
-        (tools / name).chmod(0o755)
     (folder / ".venv" / "development").touch()  # the stamp of the installed development tools
     return folder
 
@@ -172,8 +177,9 @@ def test_an_amber_night_passes_with_a_warning(checkout: Path) -> None:
     assert (root.get("tests"), root.get("errors")) == ("1", "1")
 
 
-def test_the_action_runs_the_scenarios_of_another_repository(tmp_path: Path) -> None:
-    """The action installs the package with pip, as a runner does. The caller's repository has one scenario that lives and should die."""
+@pytest.mark.parametrize("installed", [True, pytest.param(False, marks=pytest.mark.live, id="installs")])
+def test_the_action_runs_the_scenarios_of_another_repository(tmp_path: Path, installed: bool) -> None:
+    """A bug that is as declared, then one that is not. Without `installed` pip installs the package from the index, as on a runner."""
     caller, bugs = tmp_path / "caller", tmp_path / "caller" / "our bugs"
     bugs.mkdir(parents=True)
     text = SCENARIO.read_text(encoding="utf-8").replace("min-tokens-stop-ids", "our-bug")
@@ -183,7 +189,11 @@ def test_the_action_runs_the_scenarios_of_another_repository(tmp_path: Path) -> 
     inputs |= {"folder": "our bugs", "scenarios": "our-bug", "server": "rehearsal"}
     runner = {"RUNNER_TEMP": str(tmp_path / "runner"), "GITHUB_ACTION_PATH": str(ROOT)}
     steps = action["runs"]["steps"]
+    assert names(steps)[0] == "Install"
     assert all(step["shell"] == "bash" for step in steps if "run" in step)
+    if installed:
+        environment(tmp_path / "runner" / "vllm-repro")
+        steps = steps[1:]
     job = run(caller, inputs, steps, **runner)
     assert job.status == dict.fromkeys(names(steps), 0), job.shown
     assert given(action["outputs"]["light"]["value"], {}, job) == "green"
@@ -192,8 +202,9 @@ def test_the_action_runs_the_scenarios_of_another_repository(tmp_path: Path) -> 
     (bugs / "our_bug.py").write_text(
         text.replace('bad=">=0.20.0,<0.29.0", good=">=0.29.0"', 'bad="==0.28.0", good="<0.28.0"')
     )
-    after = run(caller, inputs | {"vllm": "0.27.1"}, steps[1:], **runner)
-    assert after.status == {**dict.fromkeys(names(steps[1:]), 0), "Run the scenarios": 1}, after.shown
+    environment_is_there = steps if installed else steps[1:]
+    after = run(caller, inputs | {"vllm": "0.27.1"}, environment_is_there, **runner)
+    assert after.status == {**dict.fromkeys(names(environment_is_there), 0), "Run the scenarios": 1}, after.shown
 
 
 def test_the_workflow_for_other_repositories_gives_the_action_its_inputs() -> None:
@@ -205,6 +216,16 @@ def test_the_workflow_for_other_repositories_gives_the_action_its_inputs() -> No
         name: one["default"] for name, one in action["inputs"].items()
     }
     assert workflow["permissions"] == {"contents": "read"}
+
+
+def test_the_examples_for_other_repositories_name_inputs_that_exist() -> None:
+    page = (ROOT / "docs" / "nightly.md").read_text(encoding="utf-8")
+    (with_action, with_workflow) = (
+        yaml.safe_load(one)["jobs"]["crashes"] for one in re.findall(r"```yaml\n(jobs:.*?)```", page, re.DOTALL)
+    )
+    assert set(with_action["steps"][-1]["with"]) <= set(loaded(ROOT / "action.yml")["inputs"])
+    called = loaded(WORKFLOWS / "scenarios.yml")[True]["workflow_call"]["inputs"]
+    assert {name for name, one in called.items() if one.get("required")} <= set(with_workflow["with"]) <= set(called)
 
 
 def test_the_pipeline_of_buildkite_says_amber_by_its_status(checkout: Path) -> None:
