@@ -32,6 +32,8 @@ LAYERS = (
     "report",
     "history",
     "running",
+    "api",
+    "frames",
     "cli",
     "pytest_plugin",
     "vllm_repro_explore",
