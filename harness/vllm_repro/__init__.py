@@ -1,7 +1,6 @@
 """Reproduce an upstream vLLM engine death with one command, and prove it. docs/api.md documents the Python API."""
 
 import importlib
-from typing import Any
 
 __version__ = "0.1.0"
 
@@ -18,7 +17,7 @@ _HOMES = {
 __all__ = ["EngineDied", "RunResult", "VllmServer", "diagnose", "frames", "load_scenario", "run"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "frames":
         return importlib.import_module("vllm_repro.frames")
     if name in _HOMES:
