@@ -133,6 +133,14 @@ def test_an_engine_that_dies_in_its_boot(monkeypatch: pytest.MonkeyPatch) -> Non
     assert live_server.RUNNING == []
 
 
+def test_an_engine_that_hangs_is_ended_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_REHEARSAL_FAULT", "hang")
+    with pytest.raises(EngineDied, match=r"nothing moved for \d+ s") as caught, booted(answer_stall=2) as server:
+        complete(server)
+    assert caught.value.exception is None
+    assert isinstance(caught.value.__cause__, openai.APIConnectionError)
+
+
 def test_auto_never_takes_an_imitation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
