@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -13,10 +14,12 @@ import openai
 import psutil
 import pytest
 
-from vllm_repro.errors import CommandError, Unsupported, UsageError
+from vllm_repro.errors import CommandError, HarnessBug, Unsupported, UsageError
 from vllm_repro.evidence import Evidence
 from vllm_repro.running import live_server
 from vllm_repro.running.live_server import EngineDied, VllmServer
+from vllm_repro.running.state import Trial
+from vllm_repro.running.trial import Work, run_trial
 
 pytestmark = pytest.mark.usefixtures("short_waits")
 
@@ -139,6 +142,30 @@ def test_an_engine_that_hangs_is_ended_and_named(monkeypatch: pytest.MonkeyPatch
         complete(server)
     assert caught.value.exception is None
     assert isinstance(caught.value.__cause__, openai.APIConnectionError)
+
+
+@pytest.mark.parametrize("when", ["boot", "later"])
+def test_a_fault_of_the_harness_is_no_living_engine(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_: object) -> None:
+        raise HarnessBug("broken")
+
+    begin = threading.Event()
+
+    async def breaks(trial: Trial, work: Work) -> None:
+        task = asyncio.ensure_future(run_trial(trial, work))
+        while not begin.is_set():
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.wait((task,))
+        raise HarnessBug("broken")
+
+    monkeypatch.setattr(live_server, "run_trial", broken if when == "boot" else breaks)
+    with pytest.raises(HarnessBug, match="broken"), booted() as server:  # noqa: PT012  # the body
+        begin.set()
+        while server.pids:
+            time.sleep(0.05)
+        server.assert_alive()
+    assert live_server.RUNNING == []
 
 
 def test_auto_never_takes_an_imitation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

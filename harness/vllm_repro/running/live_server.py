@@ -185,7 +185,8 @@ class VllmServer:
         """Ask the engine for one token, and look again after a second. If it is dead or hung, end the server and raise `EngineDied`."""
         if self._thread is not None and self._runner is not None:
             asyncio.run_coroutine_threadsafe(self._check(self._runner), self._loop).result()
-            if self._runner.watch.ended or not self._trial.seen.canary_ok:
+            over = self._conclusion or self._error or self._runner.watch.ended
+            if over or not self._trial.seen.canary_ok:
                 self.close()
 
     def close(self) -> None:
@@ -259,13 +260,8 @@ class VllmServer:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _run(self) -> None:
-        try:
-            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-                runner.run(self._live())
-        except BaseException as error:  # raised by `close`
-            self._error = error
-        finally:
-            self._up.set()
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._live())
 
     async def _live(self) -> None:
         """Run the trial. The loop goes on until the server is closed, for `assert_alive`."""
@@ -276,7 +272,8 @@ class VllmServer:
             trial.cancel()  # closed during the boot; no effect on a boot that has failed
         await asyncio.wait((trial,))
         if not trial.cancelled():
-            self._conclusion = trial.result()
+            self._error = trial.exception()
+            self._conclusion = trial.result() if self._error is None else None
         self._up.set()
         await returned
 
