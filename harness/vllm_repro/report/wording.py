@@ -75,7 +75,7 @@ def crash_summary(trial: TrialReport) -> str:
 
 
 def death_line(trial: TrialReport) -> str:
-    """Return `Detected by log after 9 ms, then by health. Phase: request.`, or nothing without a death."""
+    """Return `Detected by log after 9 ms, then by health. Phase: request.` and why it is only near the bug; nothing without a death."""
     death = trial.death
     if death is None:
         return ""
@@ -83,17 +83,24 @@ def death_line(trial: TrialReport) -> str:
     then = f", then by {', '.join(others)}" if others else ""
     during = f", after the workload, in {trial.during}" if trial.during else ""
     where = f" {_ranks(trial)}." if death.ranks else ""
-    return f"Detected by {death.detected_by} {_latency(death.latency_s)}{then}. Phase: {trial.phase or 'unknown'}{during}.{where}"
+    near = f" Near this bug's signature, but {death.differs}." if death.differs else ""
+    return f"Detected by {death.detected_by} {_latency(death.latency_s)}{then}. Phase: {trial.phase or 'unknown'}{during}.{where}{near}"
 
 
 def client_line(trial: TrialReport) -> str:
-    """Return `A program with the openai SDK then saw APIConnectionError "…" after 1.3 s (retries: 2).`, or nothing."""
+    """Return what a program with the openai SDK sees of the crash, or nothing: the exception, and which of its attempts had an answer."""
     saw = trial.client_saw
     if saw is None or saw.error is None:
         return ""
-    message = shorten(" ".join(saw.message.split()), _LONGEST_MESSAGE)
-    after = f"after {saw.seconds:.1f} s (retries: {saw.retries})"
-    return f'A program with the openai SDK then saw {saw.error} "{message}" {after}.'
+    seen = f'{saw.error} "{shorten(" ".join(saw.message.split()), _LONGEST_MESSAGE)}" after {saw.seconds:.1f} s'
+    if not saw.attempts:
+        return f"A program with the openai SDK then saw {seen} (retries: {saw.retries})."
+    answers = [str(status or "no answer") for status in saw.attempts]
+    answered = sum(status is not None for status in saw.attempts[1:])
+    return (
+        f"A program that sends this request with the openai SDK sees {seen}. Its attempts got {', '.join(answers)}: "
+        f"{answered} of {saw.retries} retries reached a server."
+    )
 
 
 def outlasted_line(trial: TrialReport) -> str:
