@@ -6,6 +6,7 @@ length becomes a completion of the same length, which is the same prompt for the
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping
@@ -22,11 +23,11 @@ from vllm_repro.releases.known import CPU_BUILDS
 from vllm_repro.releases.versions import DISTRIBUTION
 from vllm_repro.report.model import RunReport, banner, issue_url
 from vllm_repro.scenario.scenario import Arm, Scenario
-from vllm_repro.scenario.workload import Conversation, Pause, Request, Rest, Size, Step, Together, resolve
-from vllm_repro.servers.launch import ServedModel, process_launch
+from vllm_repro.scenario.workload import Conversation, Pause, Request, Rest, Size, Step, Together, requests_of, resolve
+from vllm_repro.servers.launch import Launch, ServedModel, process_launch
 from vllm_repro.verdict.verdict import Expected
 
-__all__ = ["script", "script_of_run"]
+__all__ = ["curl", "script", "script_of_run"]
 
 _TEMPLATE = Path(__file__).with_name("templates") / "repro.txt"
 _COMPLETIONS = "/v1/completions"
@@ -74,14 +75,7 @@ def script_of_run(report: RunReport, scenario: Scenario) -> str | None:
 
 def script(scenario: Scenario, arm: Arm, report: RunReport | None = None) -> str:
     """Return the script for an arm. report: the run that it belongs to. Raises `UsageError` for an arm with patches."""
-    if arm.patches:
-        raise UsageError(
-            f"the arm {arm.name} changes vLLM's source, which this script does not",
-            hint="--arm with an arm without patches, or --as docker",
-        )
-    evidence = Evidence.GPU if scenario.needs.gpus else Evidence.CPU
-    weights = ServedModel(name=scenario.model.name)
-    launch = process_launch(scenario, arm, vllm=("vllm",), env={}, weights=weights, port=0, evidence=evidence)
+    launch = _launch(scenario, arm, 0)
     steps = scenario.workload_of(arm)
     rests = any(isinstance(step, Rest) for step in steps)
     boots = scenario.signature if scenario.signature and scenario.signature.phase is Phase.BOOT else None
@@ -104,6 +98,18 @@ def script(scenario: Scenario, arm: Arm, report: RunReport | None = None) -> str
         idle=_IDLE if rests else "",
         rest=_REST if rests else "",
     )
+
+
+def _launch(scenario: Scenario, arm: Arm, port: int) -> Launch:
+    """Return the command of an arm on a plain vLLM. Raises `UsageError` for an arm with patches."""
+    if arm.patches:
+        raise UsageError(
+            f"the arm {arm.name} changes vLLM's source, which this script does not",
+            hint="--arm with an arm without patches, or --as docker",
+        )
+    evidence = Evidence.GPU if scenario.needs.gpus else Evidence.CPU
+    weights = ServedModel(name=scenario.model.name)
+    return process_launch(scenario, arm, vllm=("vllm",), env={}, weights=weights, port=port, evidence=evidence)
 
 
 def _wrapped(argv: tuple[str, ...]) -> str:
@@ -135,6 +141,54 @@ def _reported(scenario: Scenario, arm: Arm) -> str:
         case Expected.LIVES | Expected.UNTRIGGERED:
             return "this configuration lives"
     assert_never(arm.expected)
+
+
+_TOKENS = """\
+# Prompts of a stated length are random token ids. tokens SEED LENGTH SHARED: the first SHARED are those of all prompts.
+tokens() { python3 -c 'import random, sys
+seed, length, shared = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+ids = lambda seed, count: random.Random(seed).choices(range(1000, 3000), k=count)
+print(ids("shared", shared) + ids(seed, length - shared))' "$@"; }"""
+
+
+def curl(scenario: Scenario, arm: Arm, port: int) -> str:
+    """Return the command of an arm and its requests as lines for a shell. Raises `UsageError` for an arm with patches."""
+    launch = _launch(scenario, arm, port)
+    lines = []
+    for number, step in enumerate(scenario.workload_of(arm)):
+        match step:
+            case Pause(seconds=seconds):
+                lines.append(f"sleep {seconds:g}")
+            case Rest(within=within):
+                lines.append(
+                    f"# The engine must go idle within {within:g} s: watch the processor time of VLLM::EngineCore."
+                )
+            case Together(requests=requests):
+                calls = [_curl(request, launch.command, f"{number}.{index}") for index, request in enumerate(requests)]
+                lines += [*(f"{call} &" for call in calls), "wait"]
+            case Conversation() | Request():
+                lines += [_curl(request, launch.command, f"{number}.0") for request in requests_of((step,))]
+    tokens = [_TOKENS] if any("$(tokens " in line for line in lines) else []
+    sent = [
+        "# The requests, in another shell, once the server is ready:",
+        f"url=http://127.0.0.1:{port}",
+        *tokens,
+        *lines,
+    ]
+    return "\n".join([f"# {scenario.title}", launch.render(), "", *sent])
+
+
+def _curl(request: Request, command: ServeCommand, seed: str) -> str:
+    given = _fields(request, command)
+    path, tokens, shared = given.pop("path", _COMPLETIONS), given.pop("tokens", 0), given.pop("shared", 0)
+    seed = given.pop("conversation", seed)
+    model = (command.get("--served-model-name") or command.model or "").split()[0]
+    body = {"model": model} | {name: value for name, value in given.items() if name not in ("name", "may_fail")}
+    post = f"curl -s $url{path} -H 'Content-Type: application/json' -d"
+    if not tokens:
+        return f"{post} {shlex.quote(json.dumps(body))}"
+    head = shlex.quote(json.dumps(body)[:-1] + ', "prompt": ')
+    return f"printf %s {head}\"$(tokens {shlex.quote(seed)} {tokens} {shared})\"'}}' | {post} @-"
 
 
 def _about(scenario: Scenario, report: RunReport | None) -> str:
@@ -186,9 +240,14 @@ def _step(step: Step, command: ServeCommand) -> Iterable[str]:
 
 
 def _request(request: Request, command: ServeCommand) -> str:
-    """Return a request as Python: what the script's `send` reads, then the fields of the body."""
+    """Return a request as Python."""
+    return f"dict({', '.join(f'{name}={value!r}' for name, value in _fields(request, command).items())})"
+
+
+def _fields(request: Request, command: ServeCommand) -> dict[str, Any]:
+    """Return what the script's `send` reads of a request, then the fields of its body."""
     found: dict[str, Any] = {"name": request.label}
-    fields = _thawed(request.fields)
+    fields: dict[str, Any] = _thawed(request.fields)
     if isinstance(request.prompt, int | Size):
         found["tokens"] = resolve(request.prompt, command)
         found |= {"shared": resolve(request.shared, command)} if request.shared else {}
@@ -204,7 +263,7 @@ def _request(request: Request, command: ServeCommand) -> str:
     if request.prompt is not None:
         found |= {"max_tokens": resolve(request.max_tokens, command), "temperature": 0}
         found |= {"stream": True} if request.stream else {}
-    return f"dict({', '.join(f'{name}={value!r}' for name, value in (found | fields).items())})"
+    return found | fields
 
 
 def _thawed(value: Any) -> Any:
