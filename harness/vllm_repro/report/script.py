@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from string import Template
+from textwrap import wrap
 from typing import Any, assert_never
 
 from vllm_repro.command.command import ServeCommand
@@ -21,6 +22,7 @@ from vllm_repro.errors import UsageError
 from vllm_repro.evidence import Evidence
 from vllm_repro.releases.known import CPU_BUILDS
 from vllm_repro.releases.versions import DISTRIBUTION
+from vllm_repro.report.format import runs
 from vllm_repro.report.model import RunReport, banner, issue_url
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.scenario.workload import Conversation, Pause, Request, Rest, Size, Step, Together, requests_of, resolve
@@ -39,12 +41,8 @@ _OF_TEMPLATE = ("tools", "tool_choice", "chat_template", "chat_template_kwargs",
 
 _IDLE = '''
 def cpu_seconds(session):
-    ticks = 0
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has just ended
-            words = file.read_text().rpartition(")")[2].split()
-            ticks += (int(words[11]) + int(words[12])) * (int(words[3]) == session)
-    return ticks / os.sysconf("SC_CLK_TCK")
+    stats = [line.rpartition(")")[2].split() for line in os.popen("cat /proc/[0-9]*/stat 2>/dev/null")]
+    return sum(int(one[11]) + int(one[12]) for one in stats if one[3] == str(session)) / os.sysconf("SC_CLK_TCK")
 
 
 def never_idle(process, within):
@@ -57,6 +55,13 @@ def never_idle(process, within):
     return least >= 0.5
 
 '''
+_BOOT = """\
+            found = root_exception()
+            return f"The server did not start: {found}", 1 if all(part in found for part in AT_BOOT) else 2
+"""
+_NO_BOOT = """\
+            return f"The server did not start: {root_exception()}", 2
+"""
 _REST = """\
         elif isinstance(step, str):
             if process is None:
@@ -89,14 +94,15 @@ def script(scenario: Scenario, arm: Arm, report: RunReport | None = None) -> str
                 f"COMMAND = r'''\n{_wrapped(launch.argv)}\n'''",
                 "# One list is sent at the same time. A number is a pause in seconds.",
                 "STEPS = [",
-                *(f"    {line}" for step in steps for line in _step(step, launch.command)),
+                *(f"    {line}" for line in _steps(steps, launch.command)),
                 "]",
                 f"REPORTED = {_reported(scenario, arm)!r}",
-                f"AT_BOOT = {at_boot!r}",
+                *([f"AT_BOOT = {at_boot!r}"] if at_boot else []),
             ]
         ),
         idle=_IDLE if rests else "",
         rest=_REST if rests else "",
+        boot=_BOOT if at_boot else _NO_BOOT,
     )
 
 
@@ -194,20 +200,16 @@ def _curl(request: Request, command: ServeCommand, seed: str) -> str:
 def _about(scenario: Scenario, report: RunReport | None) -> str:
     near = "" if scenario.filed else "Not reported; nearest is "
     release = (report and report.version) or scenario.try_with
-    install = (
-        f"pip install openai {DISTRIBUTION if release in CPU_BUILDS and not scenario.needs.gpus else 'vllm'}=={release}"
-    )
+    install = f"{DISTRIBUTION if release in CPU_BUILDS and not scenario.needs.gpus else 'vllm'}=={release}"
     if "+" in release:
-        install = f"pip install openai    # and vLLM {release}, which is no release"
+        install = f", and vLLM {release}, which is no release"
     lines = [
         f"{scenario.title}.",
-        "",
-        near + issue_url(scenario.issue),
+        f"{near}{issue_url(scenario.issue)}",
         f"Releases with the bug: {scenario.status.bad}; without: {scenario.status.good or 'none known'}.",
         "",
-        f"    {install}    # needs: {scenario.needs}",
-        "    python repro.py [--model NAME_OR_FOLDER] [further flags of vllm serve]",
-        "    python repro.py --url http://127.0.0.1:8000",
+        f"pip install openai {install}    # needs: {scenario.needs}",
+        "python repro.py [--url http://127.0.0.1:8000] [--model NAME_OR_FOLDER] [further flags of vllm serve]",
         "",
         "Exit status: 1 the engine died or hangs, 0 it lived, 2 neither is certain.",
         "Prompts of a stated length are random token ids, and chats of a stated length are sent as completions.",
@@ -215,28 +217,39 @@ def _about(scenario: Scenario, report: RunReport | None) -> str:
     if scenario.needs.nodes > 1:
         lines.append(f"Start it on {scenario.needs.nodes} nodes by hand, each with its --node-rank, and use --url.")
     if report is not None and (notice := banner(report.evidence, report.version)):
-        lines += ["", f"Made from a run of vllm-repro. The script itself was not run. {notice}"]
-        lines += [f"    {one.name}: {one.why}" for one in report.replaced]
+        lines.append(f"Made from a run of vllm-repro, and itself not run. {notice}")
         if report.replaced:
-            lines.append("The lab replaced these parts, and served a small model; this script does neither.")
+            because = "; ".join(list(dict.fromkeys(one.why for one in report.replaced))[:3])
+            lines += wrap(
+                f"The lab replaced {len(report.replaced)} parts, which the report lists ({because}), and served a small "
+                "model. This script does neither.",
+                _WIDTH,
+            )
     text = "\n".join(lines).replace("\\", "\\\\").replace('"""', "'''")
     return f'"""{text}\n"""'
+
+
+def _steps(steps: Iterable[Step], command: ServeCommand) -> Iterable[str]:
+    """Yield the lines of the list of steps, with repeated ones written once."""
+    texts = [text for step in steps for text in _step(step, command)]
+    for text, many in runs(texts):
+        yield from (f"*{many} * [{text}]," if many > 1 else f"{text},").splitlines()
 
 
 def _step(step: Step, command: ServeCommand) -> Iterable[str]:
     match step:
         case Pause(seconds=seconds):
-            yield f"{float(seconds)},"
+            yield f"{float(seconds)}"
         case Rest(within=within):
-            yield f"{f'idle within {within:g}'!r},"
+            yield f"{f'idle within {within:g}'!r}"
         case Together(requests=requests):
-            yield "["
-            yield from (f"    {_request(request, command)}," for request in requests)
-            yield "],"
+            calls = runs([_request(request, command) for request in requests])
+            lines = (f"    *{many} * [{call}]," if many > 1 else f"    {call}," for call, many in calls)
+            yield "\n".join(("[", *lines, "]"))
         case Conversation(turns=turns):
-            yield from (f"[{_request(turn, command)}]," for turn in turns)
+            yield from (f"[{_request(turn, command)}]" for turn in turns)
         case Request():
-            yield f"[{_request(step, command)}],"
+            yield f"[{_request(step, command)}]"
 
 
 def _request(request: Request, command: ServeCommand) -> str:
