@@ -52,6 +52,7 @@ def run_on_rehearsal(folder: Path, text: str, version: str, fault: str = "") -> 
         text.replace("SETTLE_S = 5", "SETTLE_S = 0.5")
         .replace("idle within 30", "idle within 6")
         .replace("sleep(5)", "sleep(2)")
+        .replace(">= 0.5", ">= 0.2")
     )
     (folder / "repro.py").write_text(text, encoding="utf-8")
     environment = {**os.environ, "VLLM_REHEARSAL_VERSION": version, "VLLM_REHEARSAL_FAULT": fault}

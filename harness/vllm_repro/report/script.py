@@ -71,28 +71,31 @@ _REST = """\
 """
 
 
-def script_of_run(report: RunReport, scenario: Scenario) -> str | None:
+def script_of_run(report: RunReport, scenario: Scenario, *, brief: bool = False) -> str | None:
     """Return the script for the most important failure of an arm without patches, else for the first such arm; None without one."""
     tried = [scenario.arm(arm.name) for arm in (*(arm for arm, _ in report.failures), *report.arms)]
     arms = [arm for arm in (*tried, *scenario.arms) if arm is not None and not arm.patches]
-    return script(scenario, arms[0], report) if arms else None
+    return script(scenario, arms[0], report, brief=brief) if arms else None
 
 
-def script(scenario: Scenario, arm: Arm, report: RunReport | None = None) -> str:
-    """Return the script for an arm. report: the run that it belongs to. Raises `UsageError` for an arm with patches."""
+def script(scenario: Scenario, arm: Arm, report: RunReport | None = None, *, brief: bool = False) -> str:
+    """Return the script for an arm. Raises `UsageError` for an arm with patches.
+
+    report: the run that it belongs to. brief: say how to use it, and nothing of the bug.
+    """
     launch = _launch(scenario, arm, 0)
     steps = scenario.workload_of(arm)
     rests = any(isinstance(step, Rest) for step in steps)
     boots = scenario.signature if scenario.signature and scenario.signature.phase is Phase.BOOT else None
     at_boot = [boots.exception, *filter(None, _HOLE.split(boots.message))] if boots else []
     return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
-        about=_about(scenario, report),
+        about="\n".join(f"# {line}" for line in _usage(scenario, report)) if brief else _about(scenario, report),
         data="\n".join(
             [
                 f"MODEL = {scenario.model.name!r}",
                 f"ENV = {dict(launch.env)!r}",
                 f"COMMAND = r'''\n{_wrapped(launch.argv)}\n'''",
-                "# One list is sent at the same time. A number is a pause in seconds.",
+                "# One list is sent at the same time; a number is a pause in seconds.",
                 "STEPS = [",
                 *(f"    {line}" for line in _steps(steps, launch.command)),
                 "]",
@@ -199,23 +202,14 @@ def _curl(request: Request, command: ServeCommand, seed: str) -> str:
 
 def _about(scenario: Scenario, report: RunReport | None) -> str:
     near = "" if scenario.filed else "Not reported; nearest is "
-    release = (report and report.version) or scenario.try_with
-    install = f"{DISTRIBUTION if release in CPU_BUILDS and not scenario.needs.gpus else 'vllm'}=={release}"
-    if "+" in release:
-        install = f", and vLLM {release}, which is no release"
     lines = [
         f"{scenario.title}.",
         f"{near}{issue_url(scenario.issue)}",
         f"Releases with the bug: {scenario.status.bad}; without: {scenario.status.good or 'none known'}.",
         "",
-        f"pip install openai {install}    # needs: {scenario.needs}",
-        "python repro.py [--url http://127.0.0.1:8000] [--model NAME_OR_FOLDER] [further flags of vllm serve]",
-        "",
-        "Exit status: 1 the engine died or hangs, 0 it lived, 2 neither is certain.",
-        "Prompts of a stated length are random token ids, and chats of a stated length are sent as completions.",
+        *_usage(scenario, report),
+        "A chat of a stated length is sent as a completion.",
     ]
-    if scenario.needs.nodes > 1:
-        lines.append(f"Start it on {scenario.needs.nodes} nodes by hand, each with its --node-rank, and use --url.")
     if report is not None and (notice := banner(report.evidence, report.version)):
         lines.append(f"Made from a run of vllm-repro, and itself not run. {notice}")
         if report.replaced:
@@ -227,6 +221,21 @@ def _about(scenario: Scenario, report: RunReport | None) -> str:
             )
     text = "\n".join(lines).replace("\\", "\\\\").replace('"""', "'''")
     return f'"""{text}\n"""'
+
+
+def _usage(scenario: Scenario, report: RunReport | None) -> list[str]:
+    release = (report and report.version) or scenario.try_with
+    install = f"{DISTRIBUTION if release in CPU_BUILDS and not scenario.needs.gpus else 'vllm'}=={release}"
+    if "+" in release:
+        install = f", and vLLM {release}, which is no release"
+    lines = [
+        f"pip install openai {install}    # needs: {scenario.needs}",
+        "python repro.py [--url URL] [--model NAME_OR_FOLDER] [further flags of vllm serve]",
+        "Exit status: 1 the engine died or hangs, 0 it lived, 2 neither is certain. tokens=9: nine random token ids.",
+    ]
+    if scenario.needs.nodes > 1:
+        lines.append(f"Start it on {scenario.needs.nodes} nodes by hand, each with its --node-rank, and use --url.")
+    return lines
 
 
 def _steps(steps: Iterable[Step], command: ServeCommand) -> Iterable[str]:
