@@ -18,7 +18,9 @@ LARGEST = 28_000
 
 def excerpt(log: LogExcerpts) -> str:
     """Return the excerpts of a log with what is left out before each."""
-    parts = ((f"[… {one.before:,} bytes left out …]" if one.before else "", one.text.strip("\n")) for one in log.excerpts)
+    parts = (
+        (f"[… {one.before:,} bytes left out …]" if one.before else "", one.text.strip("\n")) for one in log.excerpts
+    )
     return "\n".join(text for part in parts for text in part if text)
 
 

@@ -65,7 +65,7 @@ def printable(text: str) -> str:
 
 def fence(text: str, language: str = "") -> str:
     """Return a code block that `text` cannot end."""
-    text = _short_ticks(printable(text)).rstrip()
+    text = _short_ticks(printable(text)).rstrip("\n")  # the last line of a diff may be one space
     marks = "`" * max(3, _longest_ticks(text) + 1)
     return f"{marks}{language}\n{text}\n{marks}"
 
