@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import subprocess
 import sys
@@ -12,11 +13,11 @@ import pytest
 
 from tests.report_examples import EXAMPLES
 from vllm_repro.errors import UsageError
-from vllm_repro.report.script import script
+from vllm_repro.report.script import curl, script
 from vllm_repro.resources import rehearsal_engine
 from vllm_repro.scenario.catalogue import all_scenarios, find
 from vllm_repro.scenario.scenario import Arm, Scenario
-from vllm_repro.scenario.workload import Pause, Rest, requests_of
+from vllm_repro.scenario.workload import Pause, Rest, Size, requests_of, resolve
 
 ARMS = [(scenario, arm) for scenario in all_scenarios() for arm in scenario.arms if not arm.patches]
 
@@ -118,3 +119,23 @@ def test_a_request_without_an_answer_is_a_hang(tmp_path: Path) -> None:
     text = script(find("sco-lazy-starves"), find("sco-lazy-starves").arms[0])
     done = run_on_rehearsal(tmp_path, text.replace("STALL_S = 600", "STALL_S = 0.7"), "0.24.0", "hang:2")
     assert (done.returncode, "The engine hangs." in done.stdout) == (1, True), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("scenario", all_scenarios(), ids=lambda one: one.id)
+def test_the_curl_lines_send_what_the_script_sends(scenario: Scenario, tmp_path: Path) -> None:
+    """Run them in bash, with a function in place of curl that keeps path and body."""
+    text = curl(scenario, scenario.arms[0], 8000)
+    requests = list(requests_of(scenario.workload_of(scenario.arms[0])))
+    _, _, sent = text.partition("# The requests")
+    fake = 'sleep() { :; }; curl() { if [ "$6" = @- ]; then body=$(cat); else body=$6; fi; echo "$2 $body" >> sent; }\n'
+    done = subprocess.run(
+        ["bash", "-e", "-c", f"{fake}#{sent}"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = (tmp_path / "sent").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == len(requests)
+    bodies = [json.loads(line.partition(" ")[2]) for line in lines]
+    command = scenario.command_of(scenario.arms[0])
+    asked = [resolve(one.prompt, command) for one in requests if isinstance(one.prompt, int | Size)]
+    assert sorted(len(body["prompt"]) for body in bodies if isinstance(body.get("prompt"), list)) == sorted(asked)
+    assert all(body["model"] for body in bodies)
