@@ -315,7 +315,7 @@ def _arm(arm: ArmReport, report: RunReport) -> str:
     if not arm.trials:
         return f"{code(shorten(arm.name, _NAME))}: {not_run_word(arm)}"
     outcomes = ", ".join(dict.fromkeys(trial.outcome for trial in arm.trials))
-    tested = f". Outcome: {outcomes}" if arm.result.conclusive else f" {outcomes}, which decides nothing"
+    tested = f". Outcome: {outcomes}" if arm.result.conclusive else f": {outcomes}, which decides nothing"
     return f"{_count(arm, report)}{tested}. Boundary {cell(shorten(boundary(arm.trials[0]), 200))}."
 
 
