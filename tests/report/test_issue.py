@@ -271,6 +271,7 @@ def test_a_huge_run_fits_and_says_what_is_missing() -> None:
     assert_sound(made.body, [DIED.issue])
     assert "the script" in made.left_out
     assert "bytes left out" in made.body
+    assert made.body.startswith("**Fixed**")
     assert "more" in made.body
     assert "Made by vllm-repro" in made.body
 

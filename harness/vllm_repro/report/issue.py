@@ -85,9 +85,8 @@ def draft(
 ) -> Draft:
     """Return the draft about a run.
 
-    flags: the reported command. why: the scenario's explanation. small: why the lab's small model shows the bug. gpus: the bug is
-    one of vLLM on GPUs. script: `repro.py`.
-    diffs: of patched arms by name, with the line numbers of the release; other arms show a diff to apply by hand.
+    flags: the reported command. why: the scenario's explanation. small: why the lab's small model shows the bug. gpus: the bug is one of
+    vLLM on GPUs. script: `repro.py`. diffs: of patched arms by name, for `git apply`; other arms show a diff to apply by hand.
     """
     title = "" if report.filed else f"[Bug]: {' '.join(shorten(report.title, 200).split())}"
     lines = "\n".join(_first_lines(report, flags, why, small, gpus))
@@ -99,10 +98,7 @@ def draft(
         ("", asked + lines),
         ("the script", "" if only_changed else _script(report, script)),
         ("", _arms(report)),
-        *(
-            ("" if only_changed else f"the change in {_names(arms)}", _change(arms, diffs or {}))
-            for arms in _changed(report)[:4]
-        ),
+        *((f"the change in {_names(arms)}", _change(arms, diffs or {})) for arms in _changed(report)[:4]),
         ("the traceback", _traceback(report)),
         ("", _replaced(report)),
         *_measured(report),
@@ -122,16 +118,17 @@ def draft(
 
 def _joined(parts: Sequence[_Part], footer: str) -> tuple[str, list[str]]:
     """Return the parts for which there is room, then the footer; and the names of the parts left out."""
-    room = MOST - size(footer) - len("\n\n\n")
-    room -= sum(size(text) + len("\n\n") for name, text in parts if not name)
+    room = MOST - size(footer) - len("\n")
+    reserved = sum(size(text) + len("\n\n") for name, text in parts if not name)
     kept, missing = [], []
     for name, text in parts:
-        needed = (size(text) + len("\n\n")) * bool(name)
-        if text and needed <= room:
+        needed = size(text) + len("\n\n")
+        reserved -= 0 if name else needed
+        if text and needed <= room - (reserved if name else 0):
             kept.append(text)
             room -= needed
         elif text:
-            missing.append(name)
+            missing.append(name or "what was replaced or where it ran")
     return "\n\n".join((*kept, footer)) + "\n", missing
 
 
