@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -109,6 +110,8 @@ def test_what_is_said_of_the_unchanged_release_is_what_it_did(folder: Path) -> N
     assert ("```python\n# pip install openai" in body) == (
         bool(unchanged or not died) and "dies while it boots" not in body
     )
+    for script in re.findall(r"```python\n(.*?)\n```", body, re.S):
+        ast.parse(script)
     assert body.startswith("**Fixed**") == (bool(made.fixed_in) and not made.rehearsal)
     assert "(/" not in body
     assert "reports/" not in body
