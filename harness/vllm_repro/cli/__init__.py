@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from vllm_repro import __version__
-from vllm_repro.cli.common import WRONG_USAGE, Parser, did_you_mean
+from vllm_repro.cli.common import WRONG_USAGE, Parser, did_you_mean, use_scenario_folders
 from vllm_repro.errors import INTERRUPTED, InfraError, ReproError
 
 __all__ = ["VERBS", "main", "parser"]
@@ -52,6 +52,10 @@ VERBS: Mapping[str, tuple[str, str]] = {
     "diagnose": (
         "vllm_repro.cli.diagnose",
         "find in a server log or a pasted traceback whether an engine died, and why",
+    ),
+    "intake": (
+        "vllm_repro.cli.intake",
+        "draft a scenario file from an issue, a pasted command or a log; nothing of it is run",
     ),
     "history": (
         "vllm_repro.cli.history",
@@ -100,9 +104,7 @@ def main(argv: Sequence[str] | None = None, *, parsed: Callable[[], None] = lamb
     if unknown:
         arguments.parser.unknown(unknown)
     parsed()
-    if folders := getattr(arguments, "scenario_folders", None):
-        known = os.environ.get("VLLM_REPRO_SCENARIOS", "")
-        os.environ["VLLM_REPRO_SCENARIOS"] = os.pathsep.join([*filter(None, [known]), *folders])
+    use_scenario_folders(arguments)
     # KeyboardInterrupt undoes a started install or check; a run has handlers of its own.
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(number) is signal.SIG_DFL:

@@ -6,6 +6,7 @@ import argparse
 import difflib
 import importlib
 import json
+import os
 import sys
 from collections.abc import Iterable
 from typing import Any, NoReturn
@@ -20,6 +21,7 @@ __all__ = [
     "scenario_words",
     "scheduler_tests",
     "seconds",
+    "use_scenario_folders",
 ]
 
 WRONG_USAGE = 64
@@ -70,6 +72,14 @@ def add_common(parser: argparse.ArgumentParser, *, example: str, prints: str = "
 def scheduler_tests() -> Any:
     """Return the module that writes pytest files. It is above this folder, as the verbs of the search are."""
     return importlib.import_module("vllm_repro_explore.scheduler_test")
+
+
+def use_scenario_folders(arguments: argparse.Namespace) -> None:
+    """Add the folders of `--scenarios` to the catalogue, for this process and those that it starts."""
+    known = [folder for folder in os.environ.get("VLLM_REPRO_SCENARIOS", "").split(os.pathsep) if folder]
+    more = [folder for folder in getattr(arguments, "scenario_folders", []) if folder not in known]
+    if more:
+        os.environ["VLLM_REPRO_SCENARIOS"] = os.pathsep.join([*known, *more])
 
 
 def scenario_words(arguments: argparse.Namespace) -> list[str]:

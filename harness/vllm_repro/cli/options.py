@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_repro.cli.common import number, seconds
+from vllm_repro.cli.common import number, seconds, use_scenario_folders
 from vllm_repro.errors import UsageError
 from vllm_repro.releases.sources import named_source
 from vllm_repro.running.folders import default_out
@@ -173,6 +173,7 @@ def job_from(
         limits=TimeLimits(boot_stall=arguments.boot_stall, answer_stall=arguments.answer_stall),
         expect=expect,
         compared=compared,
+        folders=[str(Path(folder).absolute()) for folder in arguments.scenario_folders],
     )
 
 
@@ -190,7 +191,7 @@ def resumed(
     command = [*parser.prog.split(), "--resume", str(arguments.resume)]
     named = _named(arguments)
     bare = vars(parser.parse_args([*named, *command[2:]]))
-    allowed = {"json", "verbose", "verb", *beside}
+    allowed = {"json", "verbose", "verb", "scenario_folders", *beside}
     changed = [name for name, value in bare.items() if name not in allowed and value != getattr(arguments, name)]
     if changed:
         raise UsageError(
@@ -204,6 +205,7 @@ def resumed(
                 hint="repeat --resume in that folder",
             )
     begun = parser.parse_args(list(unfinished.words[1:]))
+    use_scenario_folders(begun)
     if named and [find(name).id for name in named] != [find(name).id for name in _named(begun)]:
         raise UsageError(f"{unfinished.folder} belongs to {_named(begun)[0]}", hint=shlex.join(command))
     begun.json, begun.verbose, begun.out = arguments.json, arguments.verbose, unfinished.out
