@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from vllm_repro.report.model import ArmReport, PatchedFile, RunReport
 from vllm_repro.report.text import cell, code, fence
 
-__all__ = ["changed_files", "diff_of", "how_to_apply", "patched_section", "replaced_section", "untried_note"]
+__all__ = [
+    "changed_files",
+    "diff_of",
+    "how_to_apply",
+    "patched_section",
+    "replaced_section",
+    "untried_note",
+    "whole_diff",
+]
 
 
 def changed_files(report: RunReport) -> list[str]:
@@ -42,6 +50,18 @@ def _patched_arm(arm: ArmReport) -> str:
 def diff_of(arm: ArmReport) -> str:
     """Return the patches of an arm as a unified diff. Its line numbers are not those of the file, see `how_to_apply`."""
     return "\n".join(line for patch in arm.patches for line in _diff(patch.file, patch.was, patch.now))
+
+
+def whole_diff(before: Mapping[str, str], after: Mapping[str, str]) -> str:
+    """Return the diff of whole files, by their paths, as `git apply` takes it."""
+    lines = (
+        line
+        for file in after
+        for line in difflib.unified_diff(
+            before[file].splitlines(), after[file].splitlines(), f"a/{file}", f"b/{file}", lineterm=""
+        )
+    )
+    return "\n".join(lines) + "\n"
 
 
 def how_to_apply(arm: ArmReport) -> str:

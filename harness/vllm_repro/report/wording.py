@@ -26,11 +26,11 @@ __all__ = [
     "expected_words",
     "first_of_each",
     "grouped",
+    "lab_rule",
     "not_run_word",
     "notices",
     "outcome_word",
     "outlasted_line",
-    "rank_logs",
     "refusals",
     "refused_words",
     "simulated",
@@ -61,12 +61,17 @@ def context(report: RunReport) -> list[str]:
     """Return the sentences beside the verdict, without their stops: the fix, the lab's own exception, comparisons, refused requests."""
     fixed = re.fullmatch(r">=([\d.]+)", report.fixed_in)
     found = [f"Declared fixed since {fixed[1]}"] if fixed else []
-    deaths = (trial.death for _, trial in report.failures if trial.death and trial.death.frames)
-    if any(death.frames[-1].startswith("vllm_repro_lab/") for death in deaths):
-        found.append(
-            "The lab's rule about captured graphs raised this exception, in torch's words; on a GPU, C++ code raises it"
-        )
+    if rule := lab_rule(report):
+        found.append(rule)
     return [*found, *report.comparisons, *refusals(report.arms)]
+
+
+def lab_rule(report: RunReport) -> str:
+    """Return the sentence on an exception that the lab itself raised, without its stop; empty for others."""
+    deaths = (trial.death for _, trial in report.failures if trial.death and trial.death.frames)
+    if not any(death.frames[-1].startswith("vllm_repro_lab/") for death in deaths):
+        return ""
+    return "The lab's rule about captured graphs raised this exception, in torch's words; on a GPU, C++ code raises it"
 
 
 def crash_summary(trial: TrialReport) -> str:
@@ -118,11 +123,11 @@ def outlasted_line(trial: TrialReport) -> str:
 def _ranks(trial: TrialReport) -> str:
     ranks = trial.death.ranks if trial.death else ()
     return (
-        f"Began on rank{'s' if len(ranks) > 1 else ''} {' and '.join(map(str, ranks))}: {', '.join(rank_logs(trial))}"
+        f"Began on rank{'s' if len(ranks) > 1 else ''} {' and '.join(map(str, ranks))}: {', '.join(_rank_logs(trial))}"
     )
 
 
-def rank_logs(trial: TrialReport) -> list[str]:
+def _rank_logs(trial: TrialReport) -> list[str]:
     """Return the logs of the ranks on which a death began; empty for a server on one node."""
     ranks = trial.death.ranks if trial.death else ()
     return [trial.log.removesuffix(".log") + f".rank{rank}.log" if rank else trial.log for rank in ranks]
