@@ -223,6 +223,7 @@ def _death(
             signature=signature,
             channels=tuple(dict.fromkeys(sign.channel for sign in signs)),
             ranks=failed_nodes(nodes, scenario.signature),
+            lines=tuple(frame.line for frame in diagnosis.frames)[-_MOST_FRAMES:],
         ),
         captured,
     )
