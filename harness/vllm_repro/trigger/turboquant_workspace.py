@@ -96,9 +96,11 @@ def _judged(facts: TriggerFacts, shape: AttentionShape, part: Continuation, need
     else:
         evidence.append("the workspace was empty when it was locked")
     brief = locks if facts.locked is None and not unlocked else f"{logged} locked"
-    bars = [(f"needed for {part.context} cached tokens", asked), ("decoding locks", fits)]
-    if facts.reserved and facts.locked is not None:
-        bars.append(("this release locks", facts.locked))
+    bars = [(f"needed for {part.context} cached tokens", asked)]
+    if facts.reserved or facts.locked is None:
+        bars.append(("decoding would lock with CUDA graphs" if unlocked else "decoding alone locks", fits))
+    if facts.locked is not None:
+        bars.append(("locked", facts.locked))
     return TriggerResult(asked > fits, tuple(evidence), f"needs {megabytes(asked)} MB, {brief}", (in_megabytes(*bars),))
 
 
