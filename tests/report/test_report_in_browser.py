@@ -129,11 +129,20 @@ OVERLAPS = """() => {
         const range = document.createRange();
         range.selectNodeContents(node);
         const style = getComputedStyle(parent);
+        // What has scrolled out of a box is not seen.
+        const seen = {l: -1e9, r: 1e9, t: -1e9, b: 1e9};
+        for (let one = parent; one !== document.body; one = one.parentElement) {
+            if (getComputedStyle(one).overflow === 'visible') continue;
+            const box = one.getBoundingClientRect();
+            [seen.l, seen.r] = [Math.max(seen.l, box.left), Math.min(seen.r, box.right)];
+            [seen.t, seen.b] = [Math.max(seen.t, box.top), Math.min(seen.b, box.bottom)];
+        }
         for (const rect of range.getClientRects()) {
             // The box of a letter is higher than its ink.
             const spare = Math.max(0, rect.height - parseFloat(style.fontSize)) / 2 + 1;
-            const [t, b] = [rect.top + spare, rect.bottom - spare];
-            if (rect.width > 2) boxes.push({l: rect.left, r: rect.right, t, b, text: node.data.trim().slice(0, 60)});
+            const [l, r] = [Math.max(rect.left, seen.l), Math.min(rect.right, seen.r)];
+            const [t, b] = [Math.max(rect.top + spare, seen.t), Math.min(rect.bottom - spare, seen.b)];
+            if (r - l > 2 && b > t) boxes.push({l, r, t, b, text: node.data.trim().slice(0, 60)});
         }
     }
     boxes.sort((a, b) => a.t - b.t);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -109,7 +110,7 @@ def test_a_lock_is_claimed_only_if_there_is_one(reserved: bool) -> None:
         ({"reserved": True, "locked": 400 << 20}, {"decoding alone locks": 1.02, "locked": 400.0}),
     ],
 )
-def test_the_amounts_are_those_of_the_evidence(more: dict[str, object], bars: dict[str, float]) -> None:
+def test_the_amounts_are_those_of_the_evidence(more: dict[str, Any], bars: dict[str, float]) -> None:
     (amounts,) = OUTGROWN.find(facts(7593, **more)).amounts
     assert (amounts.unit, dict(amounts.bars)) == ("MB", {"needed for 4096 cached tokens": 16.0, **bars})
 
