@@ -1,6 +1,6 @@
 """Mutation test of the pure core with mutmut: change one thing at a time, and see whether a test notices.
 
-    make mutants                                     # all of MODULES; writes a section of docs/reliability.md
+    make mutants                                     # all modules of CORE; writes a section of docs/reliability.md
     python -m benchmarks.mutants verdict/verdict.py  # prints the section for one module
 
 A run that is interrupted (Ctrl-C) continues where it was, if neither the code nor a test has changed since.
@@ -30,14 +30,9 @@ from benchmarks.faults import PAGE, measured_at, write_sections
 from benchmarks.mutant_tests import RESULTS
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULES = (
-    *("verdict/verdict.py", "verdict/outcome.py", "verdict/release_result.py"),
-    *("verdict/statistics.py", "verdict/throughput.py", "trigger/conditions.py", "trigger/trigger.py"),
-    *("diagnosis/judgement.py", "diagnosis/root_cause.py", "diagnosis/life_signs.py"),
-)
 WORK = ROOT / ".mutants"
 PACKAGE = Path("harness/vllm_repro")
-# The two files left out test how lines are read, and take longer than all others.
+CORE = ("verdict", "trigger", "diagnosis")
 PYTEST = (
     *(
         sys.executable,
@@ -52,7 +47,6 @@ PYTEST = (
         "no:cacheprovider",
     ),
     *("-m", "not docker and not live and not browser"),
-    *("--ignore=tests/diagnosis/test_log_prefix.py", "--ignore=tests/diagnosis/test_log_text.py"),
 )
 
 
@@ -83,8 +77,9 @@ def lay_out(module: str) -> Path:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True).stdout
     files = [name for name in listed.split("\0") if (ROOT / name).is_file()]
     digest = hashlib.sha256()
+    tests = f"tests/{Path(module).parent}/"
     for file in files:
-        if not file.startswith(("docs/", "benchmarks/")):
+        if not file.startswith(("docs/", "benchmarks/")) and ("/test_" not in file or file.startswith(tests)):
             digest.update(file.encode() + (ROOT / file).read_bytes())
     name = module.replace("/", "-").removesuffix(".py")
     folder = WORK / f"{name}-{digest.hexdigest()[:12]}"
@@ -128,7 +123,7 @@ def mutate(module: str, jobs: int) -> tuple[int, list[Survivor]]:
     runs = []
     for job in range(min(jobs, len(missing))):
         (folder / f"mutants-{job}").write_text("\n".join(missing[job::jobs]), encoding="utf-8")
-        argv = [*PYTEST, f"--mutants=mutants-{job}", f"tests/{module.partition('/')[0]}"]
+        argv = [*PYTEST, f"--mutants=mutants-{job}", f"tests/{Path(module).parent}"]
         with (folder / f"log-{job}").open("wb") as log:
             runs.append(subprocess.Popen(argv, cwd=folder, env=environment, stdout=log, stderr=log))
     try:
@@ -226,7 +221,12 @@ def _item(one: Survivor) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("modules", nargs="*", default=MODULES, help="below harness/vllm_repro")
+    core = [
+        str(path.relative_to(ROOT / PACKAGE))
+        for one in CORE
+        for path in sorted((ROOT / PACKAGE).glob(f"{one}/[a-z]*.py"))
+    ]
+    parser.add_argument("modules", nargs="*", default=core, help="below harness/vllm_repro")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     asked = parser.parse_args()
