@@ -15,7 +15,7 @@ from time import process_time
 
 import pytest
 from hypothesis import Phase, settings
-from mutmut.state import reset_state, state
+from mutmut.mutation import trampoline
 
 RESULTS = Path("results")
 _NO_MUTANT = "stats"  # mutmut's word: note the functions that are called
@@ -61,11 +61,14 @@ def _passing(
     reading, writing = Pipe(duplex=False)
     child = os.fork()
     if not child:
-        os.environ["MUTANT_UNDER_TEST"] = mutant
+        called = set[str]()
+        patch = pytest.MonkeyPatch()  # what mutmut has there is slow
+        patch.setattr(trampoline, "get_mutant_under_test", lambda: mutant)
+        patch.setattr(trampoline, "record_trampoline_hit", lambda name, **_: called.add(name))
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is no result
         signal.setitimer(signal.ITIMER_PROF, limit)
         for test in tests:
-            reset_state()
+            called.clear()
             begin = process_time()
             try:
                 test.config.hook.pytest_runtest_protocol(item=test, nextitem=None)
@@ -73,7 +76,7 @@ def _passing(
                 os._exit(1)
             if session.testsfailed:
                 os._exit(1)
-            writing.send((process_time() - begin, state()._stats))
+            writing.send((process_time() - begin, called))
         os._exit(0)
     writing.close()
     passed = []
