@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
 from pathlib import Path
@@ -34,16 +34,15 @@ def pytest_collection() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool:
     tests = session.items
-    passed = _passing(session, tests, _NO_MUTANT, limit=0)
+    passed = _passing(session, tests, _NO_MUTANT, {})
     if len(passed) < len(tests):
         raise session.Failed("a test fails without a mutant")
-    seconds = {test: time for test, (time, _) in zip(tests, passed, strict=True)}
+    limits = {test: 3 + 3 * time for test, (time, _) in zip(tests, passed, strict=True)}
     called = {test: functions for test, (_, functions) in zip(tests, passed, strict=True)}
-    tests.sort(key=seconds.__getitem__)
+    tests.sort(key=limits.__getitem__)
     for name in session.config.getoption("--mutants").read_text(encoding="utf-8").split():
         chosen = [test for test in tests if name.partition("__mutmut_")[0] in called[test]]
-        limit = 5 + 3 * sum(map(seconds.__getitem__, chosen))  # for a mutant that loops
-        killers = chosen[len(_passing(session, chosen, name, limit=limit)) :]
+        killers = chosen[len(_passing(session, chosen, name, limits)) :]
         with RESULTS.open("a", encoding="utf-8") as file:
             file.write(f"{name} {'killed' if killers else 'lived'}\n")
         if killers:
@@ -52,11 +51,11 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
 
 
 def _passing(
-    session: pytest.Session, tests: Sequence[pytest.Item], mutant: str, *, limit: float
+    session: pytest.Session, tests: Sequence[pytest.Item], mutant: str, limits: Mapping[pytest.Item, float]
 ) -> list[tuple[float, set[str]]]:
     """Run tests in a fork until one fails. Return the seconds and the called functions of each that passes.
 
-    limit: of processor time for all, in seconds; 0 for none.
+    limits: of processor time of a test, in seconds, for a mutant that loops.
     """
     reading, writing = Pipe(duplex=False)
     child = os.fork()
@@ -66,9 +65,9 @@ def _passing(
         patch.setattr(trampoline, "get_mutant_under_test", lambda: mutant)
         patch.setattr(trampoline, "record_trampoline_hit", lambda name, **_: called.add(name))
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is no result
-        signal.setitimer(signal.ITIMER_PROF, limit)
         for test in tests:
             called.clear()
+            signal.setitimer(signal.ITIMER_PROF, limits.get(test, 0))
             begin = process_time()
             try:
                 test.config.hook.pytest_runtest_protocol(item=test, nextitem=None)

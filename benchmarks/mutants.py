@@ -1,6 +1,6 @@
 """Mutation test of the pure core with mutmut: change one thing at a time, and see whether a test notices.
 
-    make mutants                                     # all modules of CORE; writes a section of docs/reliability.md
+    make mutants                                     # all of MODULES; writes a section of docs/reliability.md
     python -m benchmarks.mutants verdict/verdict.py  # prints the section for one module
 
 A run that is interrupted (Ctrl-C) continues where it was, if neither the code nor a test has changed since.
@@ -33,7 +33,11 @@ from benchmarks.mutant_tests import RESULTS
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / ".mutants"
 PACKAGE = Path("harness/vllm_repro")
-CORE = ("verdict", "trigger", "diagnosis")
+MODULES = (
+    *sorted(f"verdict/{path.name}" for path in (ROOT / PACKAGE / "verdict").glob("[a-z]*.py")),
+    *("trigger/boundary.py", "trigger/conditions.py", "trigger/trigger.py", "trigger/turboquant_workspace.py"),
+    *("diagnosis/judgement.py", "diagnosis/life_signs.py", "diagnosis/root_cause.py", "diagnosis/signature.py"),
+)
 # Hypothesis' plugin of pytest writes a patch for each failure, which takes a second; pytest's own tracebacks take a tenth.
 PYTEST = shlex.split(
     "-m pytest -q --tb=native -p benchmarks.mutant_tests -p no:hypothesispytest -p no:xdist -p no:cacheprovider"
@@ -91,14 +95,18 @@ def lay_out(module: str) -> Path:
 
 
 def undecorated(source: str) -> str:
-    """Write `@property def chunk` as `def get_chunk` and `chunk = property(get_chunk)`: mutmut leaves a decorated function alone."""
+    """Write `@property def chunk` as `def get_chunk` and `chunk = property(get_chunk)`: mutmut leaves a decorated function alone.
+
+    A cache goes: it may hold results from before there was a mutant.
+    """
     lines = source.splitlines()
     found = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef) and node.decorator_list]
     for node in sorted(found, key=lambda node: -node.lineno):
         decorator = ast.unparse(node.decorator_list[0])
         if decorator != "classmethod":
-            lines.insert(node.end_lineno or 0, f"{' ' * node.col_offset}{node.name} = {decorator}(get_{node.name})")
-            lines[node.lineno - 1] = lines[node.lineno - 1].replace(f"def {node.name}(", f"def get_{node.name}(", 1)
+            if "cache" not in decorator:
+                lines.insert(node.end_lineno or 0, f"{' ' * node.col_offset}{node.name} = {decorator}(get_{node.name})")
+                lines[node.lineno - 1] = lines[node.lineno - 1].replace(f"def {node.name}(", f"def get_{node.name}(", 1)
             del lines[node.lineno - 2]
     return "\n".join(lines) + "\n"
 
@@ -212,12 +220,7 @@ def _item(one: Survivor) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    core = [
-        str(path.relative_to(ROOT / PACKAGE))
-        for one in CORE
-        for path in sorted((ROOT / PACKAGE).glob(f"{one}/[a-z]*.py"))
-    ]
-    parser.add_argument("modules", nargs="*", default=core, help="below harness/vllm_repro")
+    parser.add_argument("modules", nargs="*", default=MODULES, help="below harness/vllm_repro")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     asked = parser.parse_args()
