@@ -129,7 +129,7 @@ def test_without_the_shape_or_the_number_of_sequences_no_lock_is_computed() -> N
     assert OUTGROWN.find(facts(7593, flags="")) == TriggerResult(
         False, ("--max-num-seqs is not known, so the lock cannot be computed",)
     )
-    assert str(OUTGROWN) == "workspace_outgrown()"
+    assert str(workspace_outgrown()) == "workspace_outgrown()"
 
 
 def test_the_step_that_died_counts() -> None:

@@ -80,9 +80,11 @@ def test_the_prompts_of_a_search() -> None:
     early = search.after(Probe(1, Answer.QUIET), Probe(50, Answer.QUIET), Probe(99, Answer.CRASH))
     assert early.plan()[:8] == (58, 65, 71, 76, 80, 83, 86, 88), "0.165 of the gap each: a crash costs 10 quiet prompts"
     assert early.after(Probe(58, Answer.SKIP)).plan()[0] == 57
+    assert (search.choose(), early.choose()) == (Probe(1, Answer.QUIET), Probe(58, Answer.QUIET))
     known = search.after(*(Probe(one, Answer.QUIET) for one in (1, 50, 99)), Probe(100, Answer.CRASH))
+    assert replace(known, probes=known.probes[:-1]).choose() == Probe(100, Answer.CRASH)
     for check in (100, 150, 200):
-        assert (known.state, known.plan()) == (State.OPEN, (check,))
+        assert (known.state, known.choose(), known.plan()) == (State.OPEN, Probe(check, Answer.CRASH), (check,))
         known = known.after(Probe(check, Answer.CRASH, first=True))
     assert (known.state, known.plan()) == (State.FOUND, ())
 
