@@ -57,7 +57,7 @@ llm = LLM(
 """
 LOG = (
     "\u2502 (APIServer pid=1) INFO 10-20 03:21:02 [utils.py:328] non-default args: {'model_tag': 'org/model', \u2502\n"
-    "\u2502 'tensor_parallel_size': \u2502\n"
+    "\u2502 'api_key': ['sk-abcdefgh12345678'], 'tensor_parallel_size': \u2502\n"
     "\u2502 2, 'enforce_eager': True, 'served_model_name': ['a', 'b']} \u2502\n"
 )
 MTP = '{"method": "mtp", "num_speculative_tokens": 1}'
@@ -77,11 +77,12 @@ EXPORTED = "```console\n$ export VLLM_LOGGING_LEVEL=DEBUG\n$ export M=org/model\
         (LOG, "vllm serve org/model -tp 2 --enforce-eager --served-model-name a b"),
         (NOTED, "vllm serve org/model -tp 2 --enforce-eager"),
         (EXPORTED, "VLLM_LOGGING_LEVEL=DEBUG vllm serve org/model -tp 2"),
+        ("```\nroot@6aa49b1572ea:~/x# vllm serve org/model -tp 2\n```", "vllm serve org/model -tp 2"),
         ("`uv run vllm serve org/model -tp 2`", "vllm serve org/model -tp 2"),
         ("I run `vllm serve org/model -tp 2` and it dies.", "vllm serve org/model -tp 2"),
         (MAIL, "vllm serve org/model --speculative-config '{\"method\":\n \"mtp\"}'"),
     ],
-    ids=["compose", "kubernetes", "script", "json", "python", "log", "note", "export", "uv", "inline", "mail"],
+    ids=["compose", "kubernetes", "script", "json", "python", "log", "note", "export", "prompt", "uv", "inline", "mail"],
 )  # fmt: skip
 def test_every_form_gives_the_command(text: str, command: str) -> None:
     found, wanted = checked(drafted(text)).reported(), parse(command)

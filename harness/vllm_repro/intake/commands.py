@@ -26,7 +26,9 @@ from vllm_repro.secret_names import is_secret_name
 
 __all__ = ["Found", "calls", "find_commands", "rendered"]
 
-_LEAD = r"[ \t]*(?:(?:\([^()\n]*\)[ \t]*)?(?:[\w.-]+@[\w.-]+[^\n$%#]{0,80})?[$%#>][ \t]+|(?:CMD|RUN|[-*•])[ \t]+)?"
+_LEAD = (
+    r"[ \t]*(?:(?:\([^()\n]*\)[ \t]*)?(?:[\w.\[\]-]+@[\w.\[\]-]+[^\n$%#]{0,80})?[$%#>][ \t]+|(?:CMD|RUN|[-*•])[ \t]+)?"
+)
 _PREFIX = r"(?:(?:[A-Za-z_]\w*=(?:'[^'\n]*'|\"[^\"\n]*\"|\S*)|sudo|env|exec|nohup|time|numactl \S+|(?:uv|poetry|pixi) run)[ \t]+)*"
 _START = re.compile(
     rf"{_LEAD}{_PREFIX}(?:(?:[\w./~$\{{}}-]*/)?vllm[ \t]+serve\b"
@@ -41,6 +43,7 @@ _CALL = re.compile(r"(?<![\w.])(?:vllm\.)?(?:LLM|EngineArgs|AsyncEngineArgs)\(")
 _LOGGED = re.compile(r"non-default args: (?=\{)")
 _DOCUMENT = re.compile(r"(?m)^[ \t]*(?:- |\[|[\w.-]+:(?: |$))")
 _DEFAULT = re.compile(r"\$\{\w+:?-([^}]*)\}")  # compose reads ${NAME:-value} so
+_MARKER = re.compile(r"(?<!['\"])\[redacted:[\w-]+\](?!['\"])")  # in place of a value and its quotes
 _SCRIPT = re.compile(r"\bvllm serve |api_server ")
 _GOOD_HEADING = re.compile(r"repro|command|steps|launch|server|describe the bug|how (?:you|to)", re.IGNORECASE)
 _OTHER_HEADING = re.compile(
@@ -223,7 +226,7 @@ def _variables(value: Any) -> list[tuple[str, str]]:
 def calls(text: str, name: re.Pattern[str]) -> Iterator[tuple[dict[str, Any], tuple[str, ...]]]:
     """Yield the literal keyword arguments of each call in Python source, and the names of those that are no literals."""
     for start in islice(name.finditer(text), _MOST_CALLS):
-        rest = text[start.end() : start.end() + LONGEST]
+        rest = _MARKER.sub("'redacted'", text[start.end() : start.end() + LONGEST])
         for end in islice(re.finditer(r"\)", rest), _MOST_CALLS):
             try:
                 with warnings.catch_warnings(action="ignore"):  # an escape that Python does not know
@@ -252,7 +255,7 @@ def _python(block: Block) -> Iterator[Found]:
 def _logged(block: Block) -> Iterator[Found]:
     text = " ".join(line.strip(" \u2502|") for line in block.lines)  # without the frame of a terminal
     for found in islice(_LOGGED.finditer(text), _MOST_CALLS):
-        rest = text[found.end() : found.end() + LONGEST]
+        rest = _MARKER.sub("'redacted'", text[found.end() : found.end() + LONGEST])
         for end in islice(re.finditer(r"\}", rest), _MOST_CALLS):
             try:
                 given = ast.literal_eval(rest[: end.end()])

@@ -129,7 +129,10 @@ _ENVIRONMENT = re.compile(r"(?i)\A.*environment|collect_env|LD_LIBRARY_PATH=")
 
 
 def read_facts(text: str, more: str = "", *, issue: str = "") -> Facts:
-    """Return the facts of an issue's text. more: its comments, for what the text itself does not state. issue: its name, if known."""
+    """Return the facts of an issue's text, which holds no secrets and private names.
+
+    more: its comments, for what the text itself does not state. issue: its name, if known.
+    """
     text, more = clean(text), clean(more)
     blocks = read_blocks(text)
     said = list(statements(blocks))

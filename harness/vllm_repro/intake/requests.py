@@ -59,7 +59,7 @@ _SIZES = (
         rf"(?i:\b(?:prompts?|inputs?|requests?(?: [A-Z]?\d{{1,2}})?)\b)[^.;\d<>]{{0,30}}?(?<![\w.]){_NUMBER}[ -]?tokens?\b"
     ),
 )
-_EXACT = re.compile(r"(?:prompt_token_ids_len|num_prompt_tokens|[\"']?prompt_tokens[\"']?)\s*[=:]\s*(\d+)")
+_EXACT = re.compile(r"prompt_token_ids_len=(\d+)")
 _BENCHED = re.compile(r"--(?:random-)?input-len[= ](\d+)")
 _BENCH_OPTIONS = {name: re.compile(rf"--(?:random-)?{name}[= ](\d+)") for name in ("output-len", "max-concurrency")}
 _NO_PROMPT = re.compile(
@@ -148,8 +148,8 @@ def _tokens(found: re.Match[str]) -> int:
 
 def _dumped(blocks: Sequence[Block], dump: Sequence[ScheduledChunk]) -> list[Asked]:
     """Return the prompts that were prefilled in the step in which the engine crashed."""
-    text = "\n".join(line for block in blocks for line in block.lines if "SchedulerOutput(" in line)
-    sizes = [int(number) for number in dict.fromkeys(_EXACT.findall(text))]
+    first = next((line for block in blocks for line in block.lines if "SchedulerOutput(" in line), "")
+    sizes = [int(number) for number in _EXACT.findall(first)]
     words = "prompt_token_ids_len of the scheduler's dump"
     if not sizes:  # a step of few tokens is one of an answer
         chunks = [chunk for chunk in dump if chunk.scheduled > 16]
@@ -222,7 +222,7 @@ _WORKS = re.compile(
 )
 _DOUBT = re.compile(
     r"\?|\b(?:would|should|could|might|may|try|please|perhaps|maybe|sometimes|usually|seems?|if you|expected?|unless|until|once|after|PR"
-    r"|patch(?:ed)?)\b",
+    r"|patch(?:ed)?)\b|\bv?0\.\d{1,2}\.\d",
     re.IGNORECASE,
 )
 _FLAG = re.compile(
