@@ -118,10 +118,13 @@ def test_the_repeated_command_counts_then_the_one_that_is_said_to_crash() -> Non
         f"This works:\n\n```\n{good}\n```\n\nTo reproduce:\n\n```\n{bad}\n```",
         f"## Benchmark\n\n{good}\n\n## Steps\n\n{bad}\n",
         f"{good}\n\n{bad}\n\n{bad}\n",
+        f"```\n# works\n{good}\n# crashes\n{bad}\n```",
     ):
         made = drafted(text)
         assert checked(made).reported() == parse(bad)
         assert any("not taken" in guess and "org/good" in guess for guess in made.guesses)
+        assert not any("several commands" in gap for gap in made.gaps)
+    assert any("several commands" in gap for gap in drafted(f"{good}\n\n{bad}").gaps)
 
 
 def test_flags_are_compared_with_those_of_the_release() -> None:

@@ -20,11 +20,11 @@ from vllm_repro.diagnosis.engine_code import LOOPS
 from vllm_repro.diagnosis.signature import How, Signature, compare
 from vllm_repro.errors import CommandError, UsageError
 from vllm_repro.evidence import Evidence
-from vllm_repro.intake.commands import rendered
+from vllm_repro.intake.commands import likelihood, rendered
 from vllm_repro.intake.facts import Facts, parallel
 from vllm_repro.intake.text import shortened
 from vllm_repro.scenario.scenario import Model
-from vllm_repro.secret_names import is_secret_name
+from vllm_repro.secret_names import is_secret_name, steers_vllm
 
 __all__ = ["Draft", "draft"]
 
@@ -186,6 +186,8 @@ def _put_command(made: Draft, facts: Facts, command: ServeCommand, known_flags: 
         made.guess(f"the command is from {how}", facts.commands[0].words)
     for argument in facts.commands[0].unread if facts.commands else ():
         made.gap(f"the value of {argument!r} in that call is not a literal")
+    if len(facts.commands) > 1 and likelihood(facts.commands[0]) == likelihood(facts.commands[1]):
+        made.gap("the text holds several commands, and nothing shows which one has the bug: this is the first")
     for other in facts.commands[1:4]:
         made.guess("another command of the text, not taken", other.words)
     for wrong in facts.unread[:3]:
@@ -217,9 +219,15 @@ def _put_command(made: Draft, facts: Facts, command: ServeCommand, known_flags: 
             settings.append(setting)
     for said in facts.settings[:6]:
         made.guess(f"named outside of the command: {said.value}", said.words)
-    if command.container is not None and "[" in command.container.image:
-        made.gap("the image is of a private registry: --image names another one")
-    command = replace(command, flags=tuple(kept), env=tuple(settings))
+    box = command.container
+    if box is not None:
+        if "[" in box.image:
+            made.gap("the image is of a private registry: --image names another one")
+        for setting in box.env:
+            if not (steers_vllm(setting[0]) or is_secret_name(setting[0])):
+                made.guess(f"left out: {setting[0]} is not a variable of vLLM or its libraries", "")
+        box = replace(box, env=tuple(one for one in box.env if steers_vllm(one[0]) or is_secret_name(one[0])))
+    command = replace(command, flags=tuple(kept), env=tuple(settings), container=box)
     made.put("command", _lines_of(rendered(command)))
     return command
 

@@ -89,7 +89,7 @@ _VERSIONS = (
 )
 _TITLE_VERSION = re.compile(r"(?<![\w.])v(?P<version>0\.\d{1,2}\.\d{1,2}[\w.]*)")
 _HUB_MODEL = re.compile(
-    rf"(?i)\bmodel(?: name| id| path)?(?:\*\*)?\s*[:=|]+\s*[\"'`*\[]*(?P<model>{_REPOSITORY})(?![\w/])"
+    rf"(?i)\bmodel(?: name| id| path|url)?(?:\*\*)?\s*[:=|]+\s*[\"'`*\[]*(?P<model>{_REPOSITORY})(?![\w/])"
 )
 _HUB_URL = re.compile(rf"huggingface\.co/(?P<model>{_REPOSITORY})(?![\w/])")
 _SHAPE = re.compile(
