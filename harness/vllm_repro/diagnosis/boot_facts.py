@@ -23,6 +23,7 @@ __all__ = [
     "Observed",
     "ScheduledChunk",
     "boot_facts",
+    "evidence_in",
     "imported",
     "observed",
     "scheduler_dump",
@@ -202,6 +203,14 @@ def boot_facts(lines: Iterable[Line]) -> BootFacts:
     for line in lines:
         reader.feed(line)
     return reader.facts()
+
+
+def evidence_in(lines: Iterable[Line]) -> Evidence:
+    """Return what a run on the server of this log is evidence of."""
+    reader = BootReader()
+    for line in lines:
+        reader.feed(line)
+    return reader.evidence
 
 
 _DUMP = "SchedulerOutput("
