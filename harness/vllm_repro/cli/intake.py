@@ -58,7 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
     if output is not None and output.exists():
         raise UsageError(f"{output} is already there", hint="name another file, or remove that one")
     text, more, issue = _read(arguments.text)
-    facts = read_facts(text, more, issue=issue)
+    redacted = Redactor(secrets=known_secrets(os.environ)).text
+    facts = read_facts(redacted(text), redacted(more), issue=issue)
     known = all_scenarios(warn=to_stderr)
     number = facts.issue.partition("#")[2]
     name = output.stem.replace("_", "-") if output else f"issue-{number}" if number else "my-bug"
@@ -66,7 +67,6 @@ def run(arguments: argparse.Namespace) -> int:
     made = draft(
         facts,
         name,
-        redact=Redactor(secrets=known_secrets(os.environ)).deep,
         models=[one.model for one in known],
         known_flags=server_flags(version) if version else None,
         version=arguments.vllm or "",
