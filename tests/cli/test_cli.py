@@ -77,12 +77,14 @@ def test_the_table_of_the_readme_has_the_releases_of_the_scenario(scenario: Scen
     _, _, _, crashes, good, _, _ = (cell.strip() for cell in row.split("|"))
     if scenario.status.good and scenario.id != "dsv4-tp2":  # a branch, no release
         assert good == scenario.status.first_good
-    # "0.21.0 to 0.23.0", "to 0.28.0", "from 0.24.0", or words alone
+    # "0.21.0 to 0.23.0", "to 0.28.0", "from 0.24.0", "0.26.0 alone", or words alone
     crash = re.match(r"(?:from )?([\d.]+)?(?: ?to ([\d.]+))?", crashes)
     assert crash
     first, last = crash.groups()
     standings = {version: scenario.status.standing(version) for version in RELEASES}
     bad = [version for version, standing in standings.items() if standing is Standing.BAD]
+    if crashes.endswith("alone"):
+        last = first
     if last:
         assert bad[-1] == last
     if first:
@@ -391,3 +393,15 @@ def test_bash_completes_it(line: str, found: list[str], tmp_path: Path) -> None:
     assert [one.strip() for one in done.stdout.split("\n") if one] == [one.format(own=own) for one in found], (
         done.stderr
     )
+
+
+def test_a_command_to_repeat_names_the_folders_of_scenarios(harness: Harness, tmp_path: Path) -> None:
+    """Also those of the variable: the command is called by somebody else, in another folder."""
+    text = (ROOT / "scenarios" / "min_tokens_stop_ids.py").read_text(encoding="utf-8")
+    (tmp_path / "own_bug.py").write_text(text.replace("min-tokens-stop-ids", "own-bug"), encoding="utf-8")
+    words = ["run", "own-bug", "--server", "rehearsal", "--arm", "near-miss"]
+    for option, variable in ((["--scenarios", str(tmp_path)], ""), ([], str(tmp_path))):
+        done = harness(*words, *option, env={"VLLM_REPRO_SCENARIOS": variable})
+        assert f" --scenarios {tmp_path} " in done.report["reproduce"]
+        again = done.report["reproduce"].split()[1:]
+        assert harness(*again, env={"VLLM_REPRO_SCENARIOS": ""}).status == 0

@@ -17,9 +17,8 @@ __all__ = [
     "duration",
     "number",
     "print_json",
-    "scenario_words",
     "seconds",
-    "use_folders",
+    "use_scenario_folders",
 ]
 
 WRONG_USAGE = 64
@@ -67,16 +66,12 @@ def add_common(parser: argparse.ArgumentParser, *, example: str, prints: str = "
         parser.add_argument("--json", action="store_true", help=f"print JSON: {prints}")
 
 
-def use_folders(arguments: argparse.Namespace) -> None:
-    """Add the folders of `--scenarios` to the catalogue."""
-    if folders := getattr(arguments, "scenario_folders", None):
-        known = os.environ.get("VLLM_REPRO_SCENARIOS", "")
-        os.environ["VLLM_REPRO_SCENARIOS"] = os.pathsep.join([*filter(None, [known]), *folders])
-
-
-def scenario_words(arguments: argparse.Namespace) -> list[str]:
-    """Return the `--scenarios` options of a command line, for a command that a message suggests."""
-    return [word for folder in arguments.scenario_folders for word in ("--scenarios", folder)]
+def use_scenario_folders(arguments: argparse.Namespace) -> None:
+    """Add the folders of `--scenarios` to the catalogue, for this process and those that it starts."""
+    known = [folder for folder in os.environ.get("VLLM_REPRO_SCENARIOS", "").split(os.pathsep) if folder]
+    more = [folder for folder in getattr(arguments, "scenario_folders", []) if folder not in known]
+    if more:
+        os.environ["VLLM_REPRO_SCENARIOS"] = os.pathsep.join([*known, *more])
 
 
 def print_json(value: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import argcomplete
 from argcomplete.shell_integration import shellcode
 
-from vllm_repro.cli.common import add_common, use_folders
+from vllm_repro.cli.common import add_common, use_scenario_folders
 from vllm_repro.errors import ReproError
 from vllm_repro.scenario.catalogue import find, scenario_ids
 
@@ -43,7 +43,7 @@ class _Values(argcomplete.completers.FilesCompleter):
 
     def __call__(self, prefix: str, **kwargs: Any) -> list[str]:
         action, arguments = kwargs["action"], kwargs["parsed_args"]
-        use_folders(arguments)
+        use_scenario_folders(arguments)
         files: list[str] = super().__call__(prefix, **kwargs)
         try:
             if action.metavar == "SCENARIO":

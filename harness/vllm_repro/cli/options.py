@@ -8,14 +8,14 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_repro.cli.common import number, seconds
+from vllm_repro.cli.common import number, seconds, use_scenario_folders
 from vllm_repro.errors import UsageError
 from vllm_repro.host.ports import check_port
 from vllm_repro.releases.sources import named_source
 from vllm_repro.running.folders import default_out
 from vllm_repro.running.job import Job, refuse_unused_options, with_patches
 from vllm_repro.running.state import TimeLimits
-from vllm_repro.scenario.catalogue import find, name_to_repeat
+from vllm_repro.scenario.catalogue import find, named_folders
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.kinds import kinds
 from vllm_repro.servers.options import ServerOptions
@@ -164,7 +164,7 @@ def job_from(
     if compared:
         arms = with_patches(scenario, arms if arguments.arm else scenario.leading, options.patch)
     return Job(
-        name=name_to_repeat(name, scenario),
+        name=name,
         scenario=scenario,
         options=options,
         choice=choice,
@@ -176,6 +176,7 @@ def job_from(
         limits=TimeLimits(boot_stall=arguments.boot_stall, answer_stall=arguments.answer_stall),
         expect=expect,
         compared=compared,
+        folders=[str(folder.absolute()) for folder in named_folders()],
     )
 
 
@@ -193,7 +194,7 @@ def resumed(
     command = [*parser.prog.split(), "--resume", str(arguments.resume)]
     named = _named(arguments)
     bare = vars(parser.parse_args([*named, *command[2:]]))
-    allowed = {"json", "verbose", "verb", *beside}
+    allowed = {"json", "verbose", "verb", "scenario_folders", *beside}
     changed = [name for name, value in bare.items() if name not in allowed and value != getattr(arguments, name)]
     if changed:
         raise UsageError(
@@ -207,6 +208,7 @@ def resumed(
                 hint="repeat --resume in that folder",
             )
     begun = parser.parse_args(list(unfinished.words[1:]))
+    use_scenario_folders(begun)
     if named and [find(name).id for name in named] != [find(name).id for name in _named(begun)]:
         raise UsageError(f"{unfinished.folder} belongs to {_named(begun)[0]}", hint=shlex.join(command))
     begun.json, begun.verbose, begun.out = arguments.json, arguments.verbose, unfinished.out

@@ -65,8 +65,7 @@ def job_of_one_arm(arguments: argparse.Namespace, verb: str) -> Job:
 
 def run_of_arm(job: Job) -> str:
     """Return the command that runs the arm's own workload."""
-    repeat = repeat_command("run", replace(job, reproduce=""), job.choice.kind, ("--vllm", job.options.vllm))
-    return with_out(repeat, job.out)
+    return with_out(repeat_command("run", job, job.choice.kind, ("--vllm", job.options.vllm)), job.out)
 
 
 def common_fields(job: Job, arm: Arm, reproduce: str) -> dict[str, Any]:
@@ -106,7 +105,8 @@ def begun(arguments: argparse.Namespace, verb: str) -> tuple[argparse.Namespace,
     if not arguments.resume:
         return arguments, None
     unfinished = read_search(arguments.resume, verb)
-    limits = {name: getattr(arguments, name) for name in ("max_boots", "max_time")}
+    # A script is given anew: a record may come from somebody else.
+    limits = {name: getattr(arguments, name) for name in ("max_boots", "max_time", "script") if name in arguments}
     arguments = resumed(arguments, unfinished, beside=limits)
     vars(arguments).update(limits)
     return arguments, unfinished
@@ -123,7 +123,8 @@ def run_search(arguments: argparse.Namespace, search: BootSearch[Any, Any], unfi
     print(f"\n{text}", file=stream)
     print(f"this text: {folder / search.file}.md", file=stream)
     if found.stopped:
-        print(f"resume:    vllm-repro {search.verb} --resume {shlex.quote(str(folder))}", file=stream)
+        script = ["--script", arguments.script] if getattr(arguments, "script", None) else []
+        print(f"resume:    {shlex.join(['vllm-repro', search.verb, '--resume', str(folder), *script])}", file=stream)
     if arguments.json:
         print_json(search.as_dict(found))
     return INTERRUPTED if found.stopped and found.stopped.startswith("SIG") else found.exit_status

@@ -157,7 +157,7 @@ def _trigger_facts(
 
 def _in_flight(asked: SentRequest, seen: Observed) -> SentRequest:
     """Mark a request without any answer as in flight when the engine died or hung."""
-    if asked.status is not None:
+    if asked.status is not None or asked.left:
         return asked
     died = any(sign.decisive for sign in seen.signs)
     return replace(asked, died=asked.died or died, hung=seen.hung is not None and not died and not asked.refusal)
