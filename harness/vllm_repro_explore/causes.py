@@ -85,16 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
             hint="leave --server out; vllm-repro run … --patch tries one change of yours on a real server",
         )
     trials = arguments.trials or (100 if scheduler else 1)
-    words = [
-        "vllm-repro",
-        "causes",
-        arguments.scenario,
-        *folder_words(),
-        "--trials",
-        f"{trials}",
-        "--seed",
-        f"{arguments.seed}",
-    ]
+    words = ["vllm-repro", "causes", arguments.scenario, *folder_words()]
+    words += ["--trials", f"{trials}", "--seed", f"{arguments.seed}"]
     stream = sys.stderr if arguments.json else sys.stdout
     make: _OnScheduler | _OnServers
     if scheduler:
