@@ -202,7 +202,7 @@ def test_a_trial_that_says_nothing_about_the_engine_did_not_test_the_boundary() 
     lost = replace(trial, death=None, trigger=replace(trial.trigger, crossed=False, evidence=()))
     made = replace(source, arms=(replace(source.arms[0], trials=(lost,)),))
     assert "- `reported`, trial 1: not tested. Boot: " in markdown(made)
-    assert "Boundary not tested in `reported`: no evidence." in render(made, "issue")
+    assert "Boundary not tested" in render(made, "issue")
     assert "not tested" in render(made, "html")
 
 

@@ -32,7 +32,7 @@ _PRINT = Path("-")
 def add(parser: argparse.ArgumentParser) -> None:
     add_common(
         parser,
-        example="vllm-repro history --html reports/nights.html",
+        example="vllm-repro history --html reports/index.html",
         prints="changes, the state of each bug, and throughput, night by night",
         more=_EPILOG,
     )
@@ -44,7 +44,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="compare the last N nights with those before (default: 1)",
     )
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write the nightly page; - prints it instead")
+    parser.add_argument(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="write the nightly page with a list of all runs and maps; - prints it instead",
+    )
     parser.add_argument(
         "--csv",
         type=Path,
@@ -88,10 +93,14 @@ def run(arguments: argparse.Namespace) -> int:
         known = ", ".join(sorted({row.scenario for row in rows})) or "no run at all"
         raise UsageError(f"no run of {unknown[0]} in {root}", hint=f"it has: {known}")
     found = summarize(rows, None, nights=arguments.nights, scenarios=named)
+    shown = [row for row in rows if not named or row.scenario in named]
     # Files first: printing fails if the reader of a pipe has gone.
     if arguments.html:
-        _write(arguments.html, page(found, link_to(root, arguments.html)), "--html")
-    shown = [row for row in rows if not named or row.scenario in named]
+        maps = [map_.relative_to(root).as_posix() for map_ in sorted(root.glob("*/versions/*/versions.html"))]
+        text = page(
+            found, link_to(root, arguments.html), runs=shown, maps=[one for one in maps if "/latest/" not in one]
+        )
+        _write(arguments.html, text, "--html")
     if arguments.csv:
         _write(arguments.csv, as_csv(shown, None), "--csv")
     if arguments.parquet:

@@ -20,6 +20,7 @@ from vllm_repro.report.model import ArmReport, Environment, RunReport, ServerRep
 from vllm_repro.report.patches import ComparedPatch, compared_patches
 from vllm_repro.report.version_map import ReleaseRow, VersionMap, readings
 from vllm_repro.scenario.scenario import Status
+from vllm_repro.trigger.trigger import Amounts
 from vllm_repro.verdict.outcome import Death, Outcome, Outlasted
 from vllm_repro.verdict.release_result import ReleaseResult
 from vllm_repro.verdict.soak import Soak
@@ -39,6 +40,7 @@ class TriggerJson(Struct, frozen=True, kw_only=True):
 
     crossed: bool
     evidence: tuple[str, ...]
+    amounts: tuple[Amounts, ...] = ()
 
 
 class PointJson(Struct, frozen=True, kw_only=True):
