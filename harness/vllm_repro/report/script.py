@@ -192,12 +192,16 @@ def _curl(request: Request, command: ServeCommand, seed: str) -> str:
     path, tokens, shared = given.pop("path", _COMPLETIONS), given.pop("tokens", 0), given.pop("shared", 0)
     seed = given.pop("conversation", seed)
     model = (command.get("--served-model-name") or command.model or "").split()[0]
+    wait, leave = given.pop("starts_after", 0), given.pop("leaves_after", None)
     body = {"model": model} | {name: value for name, value in given.items() if name not in ("name", "may_fail")}
-    post = f"curl -s $url{path} -H 'Content-Type: application/json' -d"
-    if not tokens:
-        return f"{post} {shlex.quote(json.dumps(body))}"
-    head = shlex.quote(json.dumps(body)[:-1] + ', "prompt": ')
-    return f"printf %s {head}\"$(tokens {shlex.quote(seed)} {tokens} {shared})\"'}}' | {post} @-"
+    leaves = f" -m {leave:g}" if leave is not None else ""
+    line = f"curl -s{leaves} $url{path} -H 'Content-Type: application/json' -d "
+    if tokens:
+        head = shlex.quote(json.dumps(body)[:-1] + ', "prompt": ')
+        line = f"printf %s {head}\"$(tokens {shlex.quote(seed)} {tokens} {shared})\"'}}' | {line}@-"
+    else:
+        line += shlex.quote(json.dumps(body))
+    return f"(sleep {wait:g}; {line})" if wait else line
 
 
 def _about(scenario: Scenario, report: RunReport | None) -> str:
@@ -278,6 +282,8 @@ def _fields(request: Request, command: ServeCommand) -> dict[str, Any]:
     else:
         found |= {"path": request.endpoint} if request.endpoint != _COMPLETIONS else {}
     found |= {"may_fail": list(request.may_fail)} if request.may_fail else {}
+    found |= {"starts_after": request.starts_after} if request.starts_after else {}
+    found |= {"leaves_after": request.leaves_after} if request.leaves_after is not None else {}
     if isinstance(request.prompt, str) and request.endpoint != _COMPLETIONS:
         found["messages"] = [{"role": "user", "content": request.prompt}]
     elif isinstance(request.prompt, str | tuple):
