@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,8 +16,15 @@ from vllm_repro.running.state import Observed
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.servers.base import ServerFacts
 from vllm_repro.servers.kinds import ServerKind
-from vllm_repro.trigger.trigger import AttentionShape, SentRequest, TriggerFacts
-from vllm_repro.trigger.turboquant_workspace import capture_batch, continuation_bytes, decode_bytes, workspace_outgrown
+from vllm_repro.trigger.trigger import AttentionShape, SentRequest, TriggerFacts, TriggerResult
+from vllm_repro.trigger.turboquant_workspace import (
+    capture_batch,
+    continuation_bytes,
+    crash_amounts,
+    crash_message,
+    decode_bytes,
+    workspace_outgrown,
+)
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.output import ServedWeights
 
@@ -88,9 +97,32 @@ def test_a_lock_is_claimed_only_if_there_is_one(reserved: bool) -> None:
     found = OUTGROWN.find(facts(7593, boot=BootFacts(ready=True), reserved=reserved))
     assert (found.crossed, found.brief) == (True, "needs 16.00 MB, nothing locked")
     assert not any("decoding locks" in text for text in found.evidence)
+    assert ("nothing is locked without CUDA graphs" in found.evidence) is not reserved
     with_graphs = OUTGROWN.find(facts(7593, boot=BootFacts(ready=True, graphs_captured=True)))
     assert with_graphs.brief == "needs 16.00 MB, decoding locks 1.02 MB", "a log without the debug line shows no size"
-    assert OUTGROWN.find(facts(7593, locked=0)).brief == "needs 16.00 MB, 0.00 MB locked"
+    assert with_graphs.evidence[1:] == ("the log reports no lock",)
+    empty = OUTGROWN.find(facts(7593, locked=0))
+    assert empty.brief == "needs 16.00 MB, 0.00 MB locked"
+    assert empty.evidence[1:] == ("the workspace was empty when it was locked",)
+
+
+@pytest.mark.parametrize(
+    ("more", "bars"),
+    [
+        ({"locked": 1_069_312}, {"locked": 1.02}),
+        ({"locked": 0}, {"locked": 0.0}),
+        ({}, {"decoding alone locks": 1.02}),
+        ({"boot": BootFacts(ready=True)}, {"decoding would lock with CUDA graphs": 1.02}),
+        ({"reserved": True, "locked": 400 << 20}, {"decoding alone locks": 1.02, "locked": 400.0}),
+    ],
+)
+def test_the_amounts_are_those_of_the_evidence(more: dict[str, Any], bars: dict[str, float]) -> None:
+    (amounts,) = OUTGROWN.find(facts(7593, **more)).amounts
+    assert (amounts.unit, dict(amounts.bars)) == ("MB", {"needed for 4096 cached tokens": 16.0, **bars})
+
+
+def test_a_message_without_sizes_has_no_amounts() -> None:
+    assert crash_amounts({}) == crash_amounts({"asked": "many", "locked": "1"}) == ()
 
 
 def test_a_reservation_covers_all_sequences_and_a_lock_the_captured_batch() -> None:
@@ -108,6 +140,17 @@ def test_a_log_that_tells_of_a_larger_lock_is_believed_before_the_formula() -> N
 def test_the_crash_message_is_proof_enough() -> None:
     found = OUTGROWN.find(TriggerFacts(captured={"asked": "16.00", "locked": "1.02"}))
     assert (found.crossed, found.brief) == (True, "needs 16.00 MB, 1.02 MB locked")
+    assert crash_message(TriggerFacts(captured={"asked": "16.00"})) is None
+
+
+def test_without_the_shape_or_the_number_of_sequences_no_lock_is_computed() -> None:
+    assert OUTGROWN.find(replace(facts(7593), shape=None)) == TriggerResult(
+        False, ("the server has a model of another shape, so its lock cannot be computed",)
+    )
+    assert OUTGROWN.find(facts(7593, flags="")) == TriggerResult(
+        False, ("--max-num-seqs is not known, so the lock cannot be computed",)
+    )
+    assert str(workspace_outgrown()) == "workspace_outgrown()"
 
 
 def test_the_step_that_died_counts() -> None:

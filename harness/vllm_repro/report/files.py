@@ -126,11 +126,14 @@ def write_reports(report: RunReport, scenario: Scenario | None = None) -> list[P
     return [*paths, *write_diffs(report)]
 
 
-def write_file(path: Path, text: str, *, hint: str) -> None:
+def write_file(path: Path, content: str | bytes, *, hint: str) -> None:
     """Replace `path` atomically. Raises `InfraError` if the disk is full, else `UsageError`, with `hint`."""
     fresh = path.with_name(f".{path.name}.new")
     try:
-        fresh.write_text(text, encoding="utf-8")
+        if isinstance(content, bytes):
+            fresh.write_bytes(content)
+        else:
+            fresh.write_text(content, encoding="utf-8")
         fresh.replace(path)
     except OSError as error:
         kind = InfraError if error.errno in (errno.ENOSPC, errno.EDQUOT) else UsageError
