@@ -28,6 +28,7 @@ LAYERS = (
     "host",
     "journal",
     "releases",
+    "intake",
     "servers",
     "report",
     "history",

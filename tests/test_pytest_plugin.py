@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+
+from vllm_repro.scenario.catalogue import all_scenarios
 
 pytest_plugins = ["pytester"]
 
@@ -116,6 +119,21 @@ def test_a_scenario_of_a_stranger_runs_no_code_however_it_is_named(suite: pytest
     assert result.ret != 0
     assert not target.exists()
     result.stdout.fnmatch_lines(["*evil.py:3: *a scenario file may only import*"])
+
+
+def test_a_folder_of_any_name_has_a_test_for_each_scenario_and_arm(suite: pytest.Pytester) -> None:
+    """Without the folder on the command line its files are left alone, as in the tests of another project."""
+    (suite.path / "scenarios").rename(suite.path / "our bugs")
+    result = suite.runpytest_inprocess("our bugs", "--scenario-server", "rehearsal", "-k", "min-tokens and near-miss")
+    result.assert_outcomes(passed=1)
+    latest = suite.path / "reports" / "min-tokens-stop-ids" / "latest" / "report.json"
+    again = json.loads(latest.read_text(encoding="utf-8"))["reproduce"]
+    assert again == "pytest 'our bugs/min_tokens_stop_ids.py::min-tokens-stop-ids[near-miss]'"
+    arms = sum(len(scenario.arms) for scenario in all_scenarios())
+    result = suite.runpytest_inprocess("our bugs", "--collect-only", "-q")
+    result.stdout.fnmatch_lines([f"{arms} tests collected*"])
+    result = suite.runpytest_inprocess("--collect-only", "-q")
+    result.stdout.fnmatch_lines(["no tests collected*"])
 
 
 def test_a_file_named_on_the_command_line_is_collected_once(suite: pytest.Pytester) -> None:

@@ -25,8 +25,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Collect scenario files in a folder named `scenarios`; one named on the command line comes by the hook below."""
-    if file_path.parent.name != "scenarios" or parent.session.isinitpath(file_path):
+    """Collect scenario files in a folder named `scenarios` or on the command line; a file named there comes by the hook below."""
+    session, folder = parent.session, file_path.parent
+    if session.isinitpath(file_path) or not (folder.name == "scenarios" or session.isinitpath(folder)):
         return None
     return _scenario_file(file_path, parent)
 

@@ -377,3 +377,25 @@ def test_a_rehearsal_engine_in_place_of_vllm_is_no_evidence(tmp_path: Path) -> N
     conclusion = concluded(tmp_path, {"/version": version})
     assert conclusion.outcome is Outcome.INFRA
     assert "rehearsal engine, not vLLM" in conclusion.why
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "unknown"])
+def test_a_server_that_shows_another_device_than_the_run_reports_is_no_evidence(tmp_path: Path, device: str) -> None:
+    core = f"(EngineCore pid=2) INFO 11-20 08:24:10 [core.py:1] Initializing a V1 LLM engine (v0.28.0) with config: device_config={device}"
+
+    def health(exchange: Exchange) -> None:
+        if not exchange.fake.log_path.read_text(encoding="utf-8"):
+            exchange.fake.write(core)
+        exchange.answer(200)
+
+    conclusion = concluded(tmp_path, {"/health": health})
+    assert conclusion.outcome is (Outcome.INFRA if device == "cuda" else Outcome.CLEAN)
+    assert ("log shows gpu" in conclusion.why) is (device == "cuda")
+
+
+@pytest.mark.parametrize(("status", "outcome"), [(404, Outcome.UNTRIGGERED), (500, Outcome.WRONG_OUTPUT)])
+def test_a_refused_canary_is_no_wrong_answer(tmp_path: Path, status: int, outcome: Outcome) -> None:
+    refuse = {
+        path: lambda exchange: exchange.answer(status, {"detail": "x"}) for path in ("/v1/completions", "/pooling")
+    }
+    assert concluded(tmp_path, refuse).outcome is outcome

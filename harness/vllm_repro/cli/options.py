@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_repro.cli.common import number, seconds, use_scenario_folders
 from vllm_repro.errors import UsageError
+from vllm_repro.host.ports import check_port
 from vllm_repro.releases.sources import named_source
 from vllm_repro.running.folders import default_out
 from vllm_repro.running.job import Job, refuse_unused_options, with_patches
 from vllm_repro.running.state import TimeLimits
-from vllm_repro.scenario.catalogue import find
+from vllm_repro.scenario.catalogue import find, name_to_repeat
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.kinds import kinds
 from vllm_repro.servers.options import ServerOptions
@@ -153,15 +154,17 @@ def job_from(
     expect: Expect = Expect.DECLARED,
     compared: bool = False,
 ) -> Job:
-    """Return the job of a command line with `add_run_options`. Raises `UsageError` for an option that the server does not use.
+    """Return the job of a command line with `add_run_options`. compared: add an arm for each patch.
 
-    compared: add an arm for each patch.
+    Raises `UsageError` for an option that the server does not use, and `InfraError` for a port in use.
     """
     refuse_unused_options(options, choice.kind)
+    if options.port and choice.kind.facts.started:
+        check_port(options.port)
     if compared:
         arms = with_patches(scenario, arms if arguments.arm else scenario.leading, options.patch)
     return Job(
-        name=name,
+        name=name_to_repeat(name, scenario),
         scenario=scenario,
         options=options,
         choice=choice,

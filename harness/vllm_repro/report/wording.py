@@ -75,7 +75,7 @@ def crash_summary(trial: TrialReport) -> str:
 
 
 def death_line(trial: TrialReport) -> str:
-    """Return `Detected by log after 9 ms, then by health. Phase: request.`, or nothing without a death."""
+    """Return `Detected by log after 9 ms, then by health. Phase: request.` and why it is only near the bug; nothing without a death."""
     death = trial.death
     if death is None:
         return ""
@@ -83,7 +83,8 @@ def death_line(trial: TrialReport) -> str:
     then = f", then by {', '.join(others)}" if others else ""
     during = f", after the workload, in {trial.during}" if trial.during else ""
     where = f" {_ranks(trial)}." if death.ranks else ""
-    return f"Detected by {death.detected_by} {_latency(death.latency_s)}{then}. Phase: {trial.phase or 'unknown'}{during}.{where}"
+    near = f" Near this bug's signature, but {death.differs}." if death.differs else ""
+    return f"Detected by {death.detected_by} {_latency(death.latency_s)}{then}. Phase: {trial.phase or 'unknown'}{during}.{where}{near}"
 
 
 def client_line(trial: TrialReport) -> str:

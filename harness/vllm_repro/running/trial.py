@@ -17,6 +17,8 @@ import httpx
 
 from vllm_repro.client.client import Client, is_rehearsal, release_of
 from vllm_repro.client.sdk import SdkView, sdk_view
+from vllm_repro.diagnosis.boot_facts import evidence_in
+from vllm_repro.diagnosis.log_text import read_lines
 from vllm_repro.errors import HarnessBug, InfraError, ReproError, Unsupported
 from vllm_repro.evidence import Evidence
 from vllm_repro.running.assess import Conclusion, assess
@@ -140,6 +142,8 @@ async def _boot_and_work(trial: Trial) -> None:
                 trial.seen.boot_s = time.monotonic() - launched
                 trial.seen.ready = True
                 trial.seen.version = await _version(client, trial.launch.evidence)
+                if trial.launch.kind.facts.started:
+                    await asyncio.to_thread(_check_evidence, trial)
                 trial.journal.write("ready", **trial.label, boot_s=trial.seen.boot_s, version=trial.seen.version)
                 runner = WorkloadRunner(trial, client, watch)
                 await runner.run()
@@ -180,6 +184,20 @@ async def _outlasted(server: Server) -> tuple[Outlasted, ...]:
     ranks = await server.surviving_ranks(_OUTLAST)
     sizes = [path.stat().st_size for path in server.rank_logs]
     return tuple(Outlasted(rank=rank, watched_s=_OUTLAST, silent=sizes[rank - 1] == before[rank - 1]) for rank in ranks)
+
+
+def _check_evidence(trial: Trial) -> None:
+    """Raise `InfraError` if the server's log shows another device than the run reports."""
+    path, reported = trial.server.log_path, trial.launch.evidence
+    if path is None or not path.exists():
+        return
+    with path.open("rb") as file:
+        shown = evidence_in(read_lines(file))
+    if shown not in (Evidence.UNKNOWN, reported):
+        raise InfraError(
+            f"the evidence of this run is {reported}, but the server's log shows {shown}",
+            hint="start this vllm by hand and name it with --server attach --url",
+        )
 
 
 async def _version(client: Client, evidence: Evidence) -> str | None:
