@@ -33,6 +33,8 @@ LAYERS = (
     "report",
     "history",
     "running",
+    "api",
+    "frames",
     "cli",
     "pytest_plugin",
     "vllm_repro_explore",

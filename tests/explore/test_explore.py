@@ -102,6 +102,11 @@ def test_what_is_found_lies_in_the_folder_and_exits_1(playing: Any, tmp_path: Pa
     assert [ask["prompt"] for wave in one["case"]["waves"] for ask in wave] == [41]
     assert one["live"].endswith("explored_popleft_n_0_20_2.py --server lab --vllm 0.20.2")
     assert check_file(folder / "explored_popleft_n_0_20_2.py") == []
+    assert one["test"].endswith("test_explored_popleft_n_0_20_2.py")
+    assert main(["report", str(folder), "--format", "pytest"]) == 0
+    printed = capsys.readouterr().out
+    assert printed == (folder / "test_explored_popleft_n_0_20_2.py").read_text(encoding="utf-8")
+    assert "WAVES = [[dict(prompt=41, answer=1)]]" in printed
     assert given["reproduce"] == "vllm-repro explore --connector none --vllm 0.20.2 --seeds 9"
 
 
@@ -139,7 +144,7 @@ def test_an_interrupted_search_keeps_and_tells_what_it_has(playing: Any, tmp_pat
     ("words", "message"),
     [
         (["explore"], "name either a SCENARIO or a --connector"),
-        (["explore", "tq-chunked-prefill"], "does not declare the layers"),
+        (["explore", "tq-chunked-prefill"], "the scheduler alone cannot play tq-chunked-prefill"),
         (["explore", "--connector", "none", "--arm", "reported"], "--arm needs a SCENARIO"),
         (["causes", "min-tokens-stop-ids"], "names no changes to try"),
     ],

@@ -226,6 +226,7 @@ def _death(
             channels=tuple(dict.fromkeys(sign.channel for sign in signs)),
             ranks=failed_nodes(nodes, scenario.signature),
             differs=differs,
+            lines=tuple(frame.line for frame in diagnosis.frames)[-_MOST_FRAMES:],
         ),
         captured,
     )

@@ -26,6 +26,7 @@ import psutil
 from vllm_repro.client.answer import Answer
 from vllm_repro.client.client import Client
 from vllm_repro.client.metrics import Reading, read_metrics
+from vllm_repro.client.sdk import FailedRequest
 from vllm_repro.errors import InfraError
 from vllm_repro.journal.journal import Journal
 from vllm_repro.running.death_signs import Channel, DeathSign, log_sign, sign_of_answer
@@ -73,6 +74,8 @@ class Watch:
         self.hung: str | None = None
         self._born: float | None = None
         self.in_flight = 0
+        self.failed: FailedRequest | None = None
+        """The request that a death showed in: the first one since the engine last gave a token, or one that names the death."""
         self.broken = False
         self._counts = False  # /metrics has answered
         self.fatal_lines = 0
@@ -157,6 +160,10 @@ class Watch:
             self.in_flight -= 1
         sign = sign_of_answer(answer, canary=canary)
         if sign is not None:
+            if answer.error is not None and (
+                self.failed is None or answer.names_dead_engine > self.failed.answer.names_dead_engine
+            ):
+                self.failed = FailedRequest(endpoint, body, answer)
             self.note(sign)
         return answer, sign is not None and answer.names_dead_engine
 
@@ -278,6 +285,7 @@ class Watch:
             answer = pooled if pooled.status == 200 else answer
         if gave_a_token(answer):
             self.refuted_lines = lines
+            self.failed = None
         return answer
 
     async def _watch_ranks(self) -> None:

@@ -56,11 +56,7 @@ class WorkloadRunner:
     async def run(self) -> None:
         """Run every step, then `finish`. Raises `InfraError` if the server lives and does not do what any vLLM does."""
         trial, watch = self.trial, self.watch
-        try:
-            self.model = await self.client.model_name()
-        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-            if not await self._died():
-                raise InfraError(f"the server is up, but /v1/models does not name a model: {error}") from error
+        if not await self.find_model():
             return
         if any(wanted.fields for wanted in (trial.arm.trigger or trial.scenario.trigger).wanted):
             self.known = await self.client.known_fields()
@@ -71,6 +67,16 @@ class WorkloadRunner:
             if watch.ended:
                 return
         await self.finish()
+
+    async def find_model(self) -> bool:
+        """Set `model`. Return False if the engine is dead or hung; raise `InfraError` if the server lives and names none."""
+        try:
+            self.model = await self.client.model_name()
+        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+            if not await self._died():
+                raise InfraError(f"the server is up, but /v1/models does not name a model: {error}") from error
+            return False
+        return True
 
     async def finish(self) -> None:
         """Check that the engine still lives."""

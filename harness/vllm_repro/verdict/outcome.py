@@ -76,7 +76,8 @@ class Death:
 
     detected_by: the channel that reported it first. latency_s: seconds from the death to that report; None if the moment of death is
     unknown. channels: all that reported it, in order of time. signature: None if no cause is known. differs: what of the signature does
-    not agree, if it is near. ranks: the ranks on which it began, for a server over several nodes.
+    not agree, if it is near. ranks: the ranks on which it began, for a server over several nodes. lines: the line number of each frame;
+    empty in older journals.
     """
 
     detected_by: str
@@ -88,6 +89,7 @@ class Death:
     channels: tuple[str, ...]
     ranks: tuple[int, ...] = ()
     differs: str = ""
+    lines: tuple[int, ...] = ()
 
 
 def is_unexplained(outcome: Outcome, death: Death | None) -> bool:
