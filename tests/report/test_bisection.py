@@ -134,6 +134,14 @@ def test_failures_without_an_exception_and_its_message_are_not_alike(why: str) -
     assert replace(found, steps=(*found.steps, failing("b", why), failing("e", why))).hopeless == {}
 
 
+def test_trouble_of_the_host_is_not_alike() -> None:
+    found = bisection_of(*ENDS)
+    full = [replace(failing(one, "OSError in f: No space left"), fate=ReleaseResult.INFRA) for one in "be"]
+    assert replace(found, steps=(*found.steps, *full)).hopeless == {}
+    otherwise = [replace(step, fate=ReleaseResult.FAILS_OTHERWISE) for step in full]
+    assert list(replace(found, steps=(*found.steps, *otherwise)).hopeless) == ["c", "d"]
+
+
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[int, dict[int, str], dict[int, tuple[str, ...]]]:
     """Draw a place of the change, what the commits that fail raise, and the names that commits lack, which may be harmless."""
