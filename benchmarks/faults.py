@@ -405,15 +405,16 @@ def _tested(fault: str, test: str) -> tuple[str, str]:
     return fault, f"[`{name}`](../tests/{path})"
 
 
-def measured_at() -> str:
-    """Return when and with which harness a section was measured."""
+def measured_at(*more: str) -> str:
+    """Return when and with which harness a section was measured. more: folders that matter, too."""
 
     def git(*words: str) -> str:
-        argv = ["git", "-C", str(ROOT), *words, "--", "harness", "fixtures"]
+        argv = ["git", "-C", str(ROOT), *words, "--", "harness", "fixtures", *more]
         return subprocess.run(argv, capture_output=True, check=True, text=True).stdout.strip()
 
     changed = ", with changes" if git("status", "--porcelain") else ""
-    return f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, harness of commit {git('log', '-1', '--format=%h')}{changed}"
+    measured = " and ".join(("harness", *more))
+    return f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {measured} of commit {git('log', '-1', '--format=%h')}{changed}"
 
 
 def section(results: Sequence[Result], old: str) -> str:

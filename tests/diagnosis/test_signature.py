@@ -6,7 +6,7 @@ import pytest
 
 from tests.diagnosis.recordings import pasted, recording
 from vllm_repro.diagnosis.diagnosis import Phase, diagnose
-from vllm_repro.diagnosis.signature import How, Signature, compare, failed_nodes
+from vllm_repro.diagnosis.signature import How, Signature, compare, failed_nodes, quotes
 
 TQ = Signature(
     exception="AssertionError",
@@ -133,14 +133,61 @@ def test_cousins_of_the_workspace_assertion_are_not_it(where: str, functions: tu
     assert compare(TQ, diagnose(text)).how is How.OTHER
 
 
+CONTINUED = LOCKED.format(where="turboquant_attn.py:747:_continuation_prefill")
+WHOLE = worker_block("AssertionError", CONTINUED, *TQ.frames)
+KEY = Signature(exception="KeyError", message="{} missing")
+
+
+@pytest.mark.parametrize(
+    ("signature", "text", "why"),
+    [
+        (TQ, WHOLE, "class, message and frames agree"),
+        (TQ, engine_wrapper(CONTINUED), "the message agrees; the frames are not known"),
+        (KEY, "KeyError: c1a missing", "class and message agree"),
+        (replace(KEY, message="{}"), "KeyError: c1a missing", "only the class agrees"),
+        (TQ, "", "no exception of this death is known"),
+        (replace(TQ, not_in_message=("0.76 MB",)), WHOLE, "the message holds “0.76 MB”, which excludes this bug"),
+        (TQ, WHOLE.replace("Workspace is", "It is"), "the message differs"),
+        (
+            SCO,
+            worker_block("AssertionError", "words", "get_new_blocks", "popleft_n"),
+            "this exception has a message and the bug's has none; it failed at `call_popleft_n()`",
+        ),
+        (
+            replace(TQ, frames=("first", "last")),
+            worker_block("ValueError", CONTINUED),
+            "ValueError is not AssertionError; the frames do not go first → last",
+        ),
+        (TQ, WHOLE.replace("vllm/v1/worker", "mine/v1"), "it failed in mine/v1/x.py, outside of vLLM"),
+        (replace(TQ, phase=Phase.BOOT), WHOLE, "it died in phase request, not boot"),
+    ],
+)
+def test_why_it_matches_or_does_not(signature: Signature, text: str, why: str) -> None:
+    assert compare(signature, diagnose(text)).why == why
+
+
+def test_a_match_may_end_at_any_frame() -> None:
+    text = worker_block("KeyError", "a missing", "last")
+    for name in ("worker_busy_loop", "execute_model", "last"):
+        assert compare(replace(KEY, frames=(name,)), diagnose(text)).how is How.MATCH
+
+
+def test_a_message_alone_is_recognized_by_16_fixed_characters() -> None:
+    for fixed, enough in (("of sixteen chars", True), ("of fifteen char", False)):
+        signature = Signature(exception="ValueError", message=fixed + "{hole}")
+        assert quotes(signature, f"it is\n {fixed}: 5") is enough
+        assert not quotes(signature, "other")
+
+
 def test_half_of_it_is_near() -> None:
-    message = LOCKED.format(where="turboquant_attn.py:747:_continuation_prefill")
+    message = CONTINUED
     other_way = worker_block("AssertionError", message, "forward", "get_simultaneous")
     assert compare(TQ, diagnose(other_way)).how is How.NEAR
     other_words = worker_block("AssertionError", "something else", *TQ.frames)
     assert compare(TQ, diagnose(other_words)).how is How.NEAR
     other_class = worker_block("ValueError", message, *TQ.frames)
     assert compare(TQ, diagnose(other_class)).how is How.NEAR
+    assert compare(TQ, diagnose(other_class)).captured["asked"] == "0.76"
     only_words = worker_block("ValueError", message, "forward")
     assert compare(TQ, diagnose(only_words)).how is How.OTHER
 
@@ -178,7 +225,7 @@ def test_white_space_quotes_and_line_breaks_do_not_count() -> None:
     assert compare(DSV4, diagnose(text)).how is How.MATCH
 
 
-@pytest.mark.parametrize("message", ["{a} and {a}", "open {", "close }", "{0}"])
+@pytest.mark.parametrize("message", ["{a} and {a}", "open {", "close }", "{0a}"])
 def test_a_template_that_cannot_be_read_is_refused_where_it_is_declared(message: str) -> None:
     with pytest.raises(ValueError, match="template"):
         Signature(exception="ValueError", message=message)

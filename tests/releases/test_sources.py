@@ -14,7 +14,6 @@ from vllm_repro.releases import provision as module
 from vllm_repro.releases.opened import opened_files
 from vllm_repro.releases.provision import Release, ReleaseCache
 from vllm_repro.releases.sources import changed_files, named_source, source_of, version_of
-from vllm_repro.verdict.verdict import from_source, same_release
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -210,10 +209,3 @@ def test_a_nightly_build_has_an_image_and_cannot_be_installed(cache: ReleaseCach
     assert named_source("0.20.1rc1.dev12+g363ffa145") == "0.20.1rc1.dev12+g363ffa145"
     with pytest.raises(UsageError, match="a build from source"):
         cache.provision("0.23.0+g1234567", silent)
-
-
-def test_a_build_from_source_is_no_release() -> None:
-    assert from_source("0.23.0+commit.4689392ab1")
-    assert not any(map(from_source, ("0.23.0", "0.23.0+cpu", "0.23.1rc1.dev5+gabc1234", None)))
-    assert not same_release("0.23.0+commit.4689392ab1", "0.23.0")
-    assert same_release("0.23.0+commit.4689392ab1", "0.23.0+commit.4689392ab1")

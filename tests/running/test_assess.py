@@ -139,5 +139,6 @@ def test_a_death_whose_message_alone_differs_is_near(tmp_path: Path) -> None:
     conclusion = of(log, tmp_path)
     assert conclusion.death is not None
     assert conclusion.death.signature is How.NEAR
+    assert conclusion.death.differs == "the message differs"
     assert is_unexplained(conclusion.outcome, conclusion.death)
     assert conclusion.death.lines == (1,) * len(functions) == (1,) * len(conclusion.death.frames)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.server
 import os
@@ -219,3 +220,25 @@ def test_flags_that_nobody_saw_prove_nothing_about_an_attached_server(tmp_path: 
     seen.facts = ServerFacts(kind=ServerKind.PROCESS, evidence=Evidence.GPU, argv=())
     again = assess(replace(scenario, trigger=chunked_prefill(chunks=2)), scenario.reported(), seen, tmp_path / "none")
     assert again.outcome is Outcome.CLEAN
+
+
+def test_a_log_that_is_truncated_is_read_on(tmp_path: Path) -> None:
+    source, copy = tmp_path / "server.log", tmp_path / "copy.log"
+    boot = "(APIServer pid=1) INFO 11-20 08:24:00 [a.py:1] vLLM API server version 0.28.0\n"
+    source.write_text(boot, encoding="utf-8")
+
+    async def copied(text: str) -> None:
+        async with asyncio.timeout(10):
+            while not copy.read_text(encoding="utf-8").endswith(text):
+                await asyncio.sleep(0.02)
+
+    async def follow() -> None:
+        server = AttachServer("http://127.0.0.1:1", log=source, copy_to=copy, evidence=Evidence.UNKNOWN)
+        await server.start()
+        await copied(boot)
+        source.write_text("", encoding="utf-8")
+        source.write_text("after\n", encoding="utf-8")
+        await copied(boot + "after\n")
+        await server.stop()
+
+    asyncio.run(follow())

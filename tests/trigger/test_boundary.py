@@ -37,3 +37,4 @@ def test_a_bug_of_flags_or_fields_or_cached_prefixes_has_no_length() -> None:
 def test_a_plain_length_is_found_and_one_that_every_prompt_has_is_not() -> None:
     assert shortest_prompt(prefill_over(7), TriggerFacts(batch=100), 50) == 8
     assert shortest_prompt(prefill_over(0), TriggerFacts(batch=100), 50) is None
+    assert shortest_prompt(prefill_over(1), TriggerFacts(batch=100), 2) == 2

@@ -82,6 +82,11 @@ def test_a_prompt_that_crossed_counts_though_another_was_in_flight_at_the_death(
     assert LONG.find(TriggerFacts(requests=(LIVED, died), batch=4096, chunked=True)).crossed
 
 
+def test_a_prompt_of_unknown_length_hides_no_other_one() -> None:
+    died = SentRequest("died", None, died=True)
+    assert chunked_prefill().find(TriggerFacts(requests=(LIVED, died), batch=4096, chunked=True)).crossed
+
+
 def test_without_a_crossing_the_evidence_is_of_the_longest_prompt_that_ran() -> None:
     long = SentRequest("longer", 3000)
     (text,) = chunked_prefill().find(TriggerFacts(requests=(REFUSED, long, SHORT), batch=4096, chunked=True)).evidence

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from vllm_repro.running.state import Observed
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.servers.base import ServerFacts
 from vllm_repro.servers.kinds import ServerKind
-from vllm_repro.trigger.trigger import AttentionShape, SentRequest, TriggerFacts
+from vllm_repro.trigger.trigger import AttentionShape, SentRequest, TriggerFacts, TriggerResult
 from vllm_repro.trigger.turboquant_workspace import (
     capture_batch,
     continuation_bytes,
     crash_amounts,
+    crash_message,
     decode_bytes,
     workspace_outgrown,
 )
@@ -95,9 +97,13 @@ def test_a_lock_is_claimed_only_if_there_is_one(reserved: bool) -> None:
     found = OUTGROWN.find(facts(7593, boot=BootFacts(ready=True), reserved=reserved))
     assert (found.crossed, found.brief) == (True, "needs 16.00 MB, nothing locked")
     assert not any("decoding locks" in text for text in found.evidence)
+    assert ("nothing is locked without CUDA graphs" in found.evidence) is not reserved
     with_graphs = OUTGROWN.find(facts(7593, boot=BootFacts(ready=True, graphs_captured=True)))
     assert with_graphs.brief == "needs 16.00 MB, decoding locks 1.02 MB", "a log without the debug line shows no size"
-    assert OUTGROWN.find(facts(7593, locked=0)).brief == "needs 16.00 MB, 0.00 MB locked"
+    assert with_graphs.evidence[1:] == ("the log reports no lock",)
+    empty = OUTGROWN.find(facts(7593, locked=0))
+    assert empty.brief == "needs 16.00 MB, 0.00 MB locked"
+    assert empty.evidence[1:] == ("the workspace was empty when it was locked",)
 
 
 @pytest.mark.parametrize(
@@ -134,6 +140,17 @@ def test_a_log_that_tells_of_a_larger_lock_is_believed_before_the_formula() -> N
 def test_the_crash_message_is_proof_enough() -> None:
     found = OUTGROWN.find(TriggerFacts(captured={"asked": "16.00", "locked": "1.02"}))
     assert (found.crossed, found.brief) == (True, "needs 16.00 MB, 1.02 MB locked")
+    assert crash_message(TriggerFacts(captured={"asked": "16.00"})) is None
+
+
+def test_without_the_shape_or_the_number_of_sequences_no_lock_is_computed() -> None:
+    assert OUTGROWN.find(replace(facts(7593), shape=None)) == TriggerResult(
+        False, ("the server has a model of another shape, so its lock cannot be computed",)
+    )
+    assert OUTGROWN.find(facts(7593, flags="")) == TriggerResult(
+        False, ("--max-num-seqs is not known, so the lock cannot be computed",)
+    )
+    assert str(workspace_outgrown()) == "workspace_outgrown()"
 
 
 def test_the_step_that_died_counts() -> None:

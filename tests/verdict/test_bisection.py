@@ -163,6 +163,7 @@ def test_behind_a_skip_the_search_goes_further_away() -> None:
         ([(9, SKIP)], State.BAD_END_WRONG),
         ([(9, BAD), (0, BAD)], State.GOOD_END_WRONG),
         ([(9, BAD), (0, SKIP)], State.GOOD_END_WRONG),
+        ([(9, BAD), (1, GOOD), (0, SKIP)], State.GOOD_END_WRONG),
         ([(9, BAD), (0, GOOD)], State.OPEN),
     ],
 )
@@ -210,6 +211,16 @@ def test_equally_probable_points_are_left_together() -> None:
     assert search.boots_left() == 6
 
 
+def test_the_probability_of_each_change_point() -> None:
+    assert Search(size=5).posterior() == pytest.approx([0.1, 0.2, 0.2, 0.2, 0.2, 0.1])
+    assert Search(size=4, weights=(1.0, 2.0, 1.0)).posterior() == pytest.approx([0.1, 0.2, 0.4, 0.2, 0.1])
+    flaky = Search(size=5, rate=0.5).after(2, GOOD).after(3, BAD).after(4, GOOD)
+    assert Search(size=4).conclusion().probability == 1.0, "also where the sum is a little more"
+    half = Search(size=4, weights=(2.0, 1.0, 1.0), confidence=0.5).after(3, BAD).after(0, GOOD).conclusion()
+    assert (half.state, half.left, half.probability) == (State.FOUND, (1,), 0.5)
+    assert flaky.posterior() == pytest.approx([one / 0.45 for one in (0.05, 0.1, 0.1, 0.2, 0, 0)])
+
+
 def test_information_of_a_boot() -> None:
     assert information(0.5, 1.0) == pytest.approx(1)
     assert information(1.0, 0.5) == pytest.approx(0)
@@ -222,6 +233,7 @@ def test_information_of_a_boot() -> None:
         {"size": 1},
         {"size": 5, "rate": 0.0},
         {"size": 5, "rate": 1.1},
+        {"size": 5, "confidence": 0.0},
         {"size": 5, "confidence": 1.0},
         {"size": 5, "weights": (1.0,)},
     ],
@@ -229,5 +241,7 @@ def test_information_of_a_boot() -> None:
 def test_a_search_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="no search"):
         Search(**wrong)  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(ValueError, match="no search: 1 weights of 4 change points"):
+        Search(size=5, weights=(1.0,))
     with pytest.raises(ValueError, match="no candidate 5 of 5"):
         Search(size=5).after(5, GOOD)

@@ -74,8 +74,22 @@ def test_without_any_order_of_crashes_no_single_unit_of_what_is_left_can_go(
 @given(NEEDED, st.integers(0, 60))
 def test_a_resumed_search_gives_the_same_answer(needed: frozenset[int], cut: int) -> None:
     whole = settle(Search(requests=3, others=N - 3), needs(needed))
-    resumed = settle(Search(requests=3, others=N - 3).after(*whole.attempts[:cut]), needs(needed))
-    assert resumed == whole
+    begun = Search(requests=3, others=N - 3).after(*whole.attempts[:cut])
+    assert begun.attempts == whole.attempts[:cut]
+    assert settle(begun, needs(needed)) == whole
+
+
+def test_groups_of_one_part_go_before_single_units_of_all() -> None:
+    found = settle(Search(requests=2, others=4), needs(frozenset({1, 5})))
+    whole, *tried = ["".join(map(str, attempt.units)) for attempt in found.attempts]
+    assert (whole, tried) == ("012345", ["0145", "01", "145", "45", "15", "1", "5"])
+
+
+def test_refused_units_without_which_nothing_crashes_are_kept() -> None:
+    def engine(units: Units) -> Attempt:
+        return Attempt(units, crashed=len(units) == 3, refused=len(units) == 2)
+
+    assert settle(Search(requests=0, others=3), engine).kept == (0, 1, 2)
 
 
 def test_a_whole_command_that_does_not_crash_ends_it() -> None:

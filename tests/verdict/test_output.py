@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
 import pytest
@@ -30,20 +31,25 @@ STUCK = sample_output(Probe.GREEDY, [5] * 32, "x" * 32)
     ("wanted", "answers", "weights", "message"),
     [
         (CHECKS, [GOOD], ServedWeights.REAL, None),
-        (CHECKS, [STUCK], ServedWeights.REAL, "one token 32 times in a row"),
-        (CHECKS, [STUCK], ServedWeights.IMITATED, "one token 32 times in a row"),
+        (CHECKS, [STUCK], ServedWeights.REAL, "one token 32 times in a row, in an answer of 32 tokens"),
+        (CHECKS, [STUCK], ServedWeights.IMITATED, "one token 32 times in a row, in an answer of 32 tokens"),
         (CHECKS, [STUCK], ServedWeights.DUMMY, None),
         (CHECKS, [STUCK], None, None),
         (Checks(distinct=0.2, tokens=32), [LOOP], ServedWeights.REAL, "only 4 different tokens in an answer of 32"),
-        (Checks(longest_run=31, tokens=32), [STUCK], ServedWeights.REAL, "32 times"),
+        (
+            Checks(longest_run=31, tokens=32),
+            [STUCK],
+            ServedWeights.REAL,
+            "one token 32 times in a row, in an answer of 32 tokens",
+        ),
+        (Checks(longest_run=32, distinct=1 / 32, tokens=33), [STUCK], ServedWeights.REAL, None),
         (None, [STUCK], ServedWeights.REAL, None),
     ],
 )
 def test_answers_that_are_wrong_by_themselves(
     wanted: Checks | None, answers: list[OutputSample], weights: ServedWeights | None, message: str | None
 ) -> None:
-    found = check_output(wanted, answers, weights)
-    assert (found is None) if message is None else (found is not None and message in found)
+    assert check_output(wanted, answers, weights) == message
 
 
 @pytest.mark.parametrize(
@@ -63,7 +69,11 @@ def test_questions_for_each_kind_of_weights(weights: ServedWeights | None, asked
 
 def test_only_real_weights_must_find_the_needle() -> None:
     lost = sample_output(Probe.NEEDLE, ["4711"], " 4711", needle="73914")
-    assert "not found" in (check_output(CHECKS, [GOOD, lost], ServedWeights.REAL) or "")
+    for answers in ([GOOD, lost], [lost, GOOD]):
+        assert (
+            check_output(CHECKS, answers, ServedWeights.REAL) == "the number in the middle of 400 tokens was not found"
+        )
+    assert check_output(CHECKS, [lost, STUCK], ServedWeights.IMITATED) is not None
     assert check_output(CHECKS, [GOOD, lost], ServedWeights.IMITATED) is None
     found = sample_output(Probe.NEEDLE, ["7391", "4."], " 73914.", needle="73914")
     assert check_output(CHECKS, [found], ServedWeights.REAL) is None
@@ -77,17 +87,22 @@ def test_answers_that_differ_from_the_baseline() -> None:
         assert compare_output(CHECKS, [same], [[GOOD]], ServedWeights.REAL) == OutputComparison()
     for different in (other, short):
         compared = compare_output(CHECKS, [different], [[GOOD], [late]], ServedWeights.IMITATED)
-        assert "differs from that of eager after 2 tokens" in compared.wrong
+        assert (
+            compared.wrong == "its greedy answer differs from that of eager after 2 tokens; the first 4 should be equal"
+        )
+    early = sample_output(Probe.GREEDY, [0, 9], "one token")
+    assert "after 1 token;" in compare_output(CHECKS, [early], [[GOOD]], ServedWeights.REAL).wrong
 
 
 @pytest.mark.parametrize(
     ("wanted", "answers", "baseline", "weights", "message"),
     [
         (CHECKS, [STUCK], [[GOOD], [STUCK]], ServedWeights.REAL, "eager does not repeat its own answer"),
-        (CHECKS, [STUCK], [], ServedWeights.REAL, "there is no answer of eager"),
-        (CHECKS, [], [[GOOD]], ServedWeights.REAL, "was not asked"),
+        (CHECKS, [STUCK], [], ServedWeights.REAL, "there is no answer of eager to compare with (--arm eager)"),
+        (CHECKS, [], [[GOOD]], ServedWeights.REAL, "the question was not asked"),
         (Checks(longest_run=8), [STUCK], [[GOOD]], ServedWeights.REAL, "no baseline is declared"),
-        (CHECKS, [STUCK], [[GOOD]], None, "dummy weights"),
+        (CHECKS, [STUCK], [[GOOD]], None, "answers of dummy weights are neither right nor wrong"),
+        (CHECKS, [STUCK], [[GOOD]], ServedWeights.DUMMY, "answers of dummy weights are neither right nor wrong"),
     ],
 )
 def test_differences_that_prove_nothing(
@@ -97,8 +112,7 @@ def test_differences_that_prove_nothing(
     weights: ServedWeights | None,
     message: str,
 ) -> None:
-    held = compare_output(wanted, answers, baseline, weights)
-    assert (held.wrong, message in held.unknown) == ("", True)
+    assert compare_output(wanted, answers, baseline, weights) == OutputComparison(unknown=message)
 
 
 def sampled(tokens: list[int], margins: list[float], probe: Probe = Probe.GREEDY) -> OutputSample:
@@ -110,12 +124,17 @@ def test_made_weights_need_a_sure_baseline_that_attends_back() -> None:
     late, early = sampled([1, 2, 7, 4], [2.0] * 4), sampled([1, 7, 3, 4], [2.0] * 4)
     assert compare_output(CHECKS, [right, other], [[right, other]], ServedWeights.MADE) == OutputComparison()
     assert "after 2 tokens" in compare_output(CHECKS, [late], [[right, other]], ServedWeights.MADE).wrong
-    assert "no clear best token" in compare_output(CHECKS, [early], [[right, other]], ServedWeights.MADE).unknown
+    unclear = OutputComparison(unknown="the answers differ after 1 token, where eager had no clear best token")
+    assert compare_output(CHECKS, [early], [[right, other]], ServedWeights.MADE) == unclear
+    enough = sampled([1, 2, 3, 4], [2.0, 0.5, 3.0, 3.0])
+    assert compare_output(CHECKS, [early], [[enough, other]], ServedWeights.MADE).wrong
     unsure = sampled([1, 2, 3, 4], [])  # a server that tells no margins
     assert "no clear best token" in compare_output(CHECKS, [late], [[unsure, other]], ServedWeights.MADE).unknown
     same = sampled([1, 2, 3, 4, 9], [2.0] * 5, Probe.BEGINNING)
     for baseline in ([[right, same]], [[right]], [[right, other], [right, same]]):
-        assert "after another beginning" in compare_output(CHECKS, [late], baseline, ServedWeights.MADE).unknown
+        assert compare_output(CHECKS, [late], baseline, ServedWeights.MADE) == OutputComparison(
+            unknown="eager answers the same after another beginning, so its answer proves nothing"
+        )
 
 
 @given(st.lists(st.integers(0, 3), min_size=4, max_size=6), st.lists(st.integers(0, 3), min_size=4, max_size=6))
@@ -127,23 +146,44 @@ def test_only_the_first_tokens_are_compared(ours: list[int], theirs: list[int]) 
 
 
 def test_sample_of_an_answer() -> None:
-    kept = sample_output(Probe.GREEDY, ["a"] * 70 + ["b"] * 30, "a" * 70 + "b" * 30)
+    kept = sample_output(Probe.GREEDY, ["a"] * 70 + ["b"] * 30, "a\ud800", margins=[1.23456] * 100)
     assert (kept.length, kept.longest_run, kept.distinct, len(kept.first), kept.found) == (100, 70, 0.02, 64, None)
-    assert sample_output(Probe.GREEDY, [], "").distinct == 0.0
+    assert (kept.probe, kept.sha256) == (Probe.GREEDY, hashlib.sha256(b"a?").hexdigest())
+    assert kept.margins == (1.235,) * 64
+    empty = sample_output(Probe.GREEDY, [], "")
+    assert (empty.distinct, empty.longest_run, empty.margins) == (0.0, 0, ())
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({}, "at least one"),
-        ({"longest_run": 64}, "below the answer's 64"),
-        ({"distinct": 1.5}, "more than 0"),
-        ({"same": 16}, "needs baseline"),
-        ({"baseline": "eager", "distinct": 0.1}, "needs baseline"),
-        ({"same": 65, "baseline": "eager"}, "from 1 to 64"),
-        ({"needle": 50}, "100 tokens or more"),
+        ({}, "checks() needs at least one of longest_run=, distinct=, same= or needle="),
+        ({"longest_run": 0}, "longest_run=0 must be from 1 to 63, below the answer's 64 tokens"),
+        ({"longest_run": 64}, "longest_run=64 must be from 1 to 63, below the answer's 64 tokens"),
+        ({"distinct": 0.0}, "distinct must be more than 0 and at most 1"),
+        ({"distinct": 1.5}, "distinct must be more than 0 and at most 1"),
+        ({"same": 16}, 'same= needs baseline="…", the arm to compare with, and baseline= needs same='),
+        (
+            {"baseline": "eager", "distinct": 0.1},
+            'same= needs baseline="…", the arm to compare with, and baseline= needs same=',
+        ),
+        ({"same": 0, "baseline": "eager"}, "same=0 must be from 1 to 64 tokens"),
+        ({"same": 65, "baseline": "eager", "tokens": 80}, "same=65 must be from 1 to 64 tokens"),
+        ({"needle": 99}, "needle=99 must be 100 tokens or more"),
     ],
 )
 def test_useless_checks_are_refused(fields: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError) as refused:  # noqa: PT011  # the whole message is compared below
         Checks(**fields)  # type: ignore[arg-type]  # wrong on purpose
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"longest_run": 1}, {"longest_run": 63}, {"distinct": 1.0}, {"needle": 100}),
+        *({"same": 1, "baseline": "eager"}, {"same": 64, "baseline": "eager"}),
+    ],
+)
+def test_checks_at_their_limits_are_accepted(fields: dict[str, object]) -> None:
+    Checks(**fields)  # type: ignore[arg-type]  # fields by name

@@ -21,12 +21,13 @@ def test_an_engine_that_slows_down_and_answers_that_fail() -> None:
     count.take([9.5], 50, ok=True)
     count.take([-2.0, 10.5], 90, ok=True)  # outside of the soak
     count.take([], 0, ok=False)
+    count.take([], 0, ok=False)
     soak = count.end(10.0, restarts=0)
-    assert (soak.drift, soak.errors, sum(soak.tenths)) == (0.5, 1, 150.0)
+    assert (soak.drift, soak.errors, sum(soak.tenths)) == (0.5, 2, 150.0)
 
 
 def test_a_soak_that_a_death_cut_short_has_no_drift() -> None:
-    count = SoakCount(asked=1800.0, began=0.0)
-    count.take([1.0], 100, ok=True)
-    soak = count.end(300.0, restarts=1)
+    count = SoakCount(asked=1800.0, began=1000.0)
+    count.take([1001.0], 100, ok=True)
+    soak = count.end(1300.0, restarts=1)
     assert (soak.whole, soak.drift, soak.seconds, soak.restarts) == (False, None, 300.0, 1)

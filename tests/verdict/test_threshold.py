@@ -70,7 +70,43 @@ def test_a_crash_that_needs_the_prompts_before_it_is_a_surprise() -> None:
     search = Search(low=1, guess=100, high=200)
     found = search.after(*(Probe(one, Answer.QUIET) for one in (1, 50, 99)), Probe(100, Answer.CRASH))
     assert found.plan() == (100,), "alone on a fresh server"
-    assert found.after(Probe(100, Answer.QUIET, first=True)).state is State.SURPRISE
+    quiet = found.after(Probe(100, Answer.QUIET, first=True))
+    assert (quiet.state, quiet.longest_quiet, quiet.plan()) == (State.SURPRISE, 99, ())
+
+
+def test_the_prompts_of_a_search() -> None:
+    search = Search(low=1, guess=100, high=200)
+    assert search.plan() == (1, 50, 99, 100, 101, 103, 107, 115, 131, 163, 200)
+    early = search.after(Probe(1, Answer.QUIET), Probe(50, Answer.QUIET), Probe(99, Answer.CRASH))
+    assert early.plan()[:8] == (58, 65, 71, 76, 80, 83, 86, 88), "0.165 of the gap each: a crash costs 10 quiet prompts"
+    assert early.after(Probe(58, Answer.SKIP)).plan()[0] == 57
+    assert (search.choose(), early.choose()) == (Probe(1, Answer.QUIET), Probe(58, Answer.QUIET))
+    known = search.after(*(Probe(one, Answer.QUIET) for one in (1, 50, 99)), Probe(100, Answer.CRASH))
+    assert replace(known, probes=known.probes[:-1]).choose() == Probe(100, Answer.CRASH)
+    for check in (100, 150, 200):
+        assert (known.state, known.choose(), known.plan()) == (State.OPEN, Probe(check, Answer.CRASH), (check,))
+        known = known.after(Probe(check, Answer.CRASH, first=True))
+    assert (known.state, known.plan()) == (State.FOUND, ())
+
+
+@pytest.mark.parametrize(
+    ("answers", "state"),
+    [
+        ((Answer.QUIET, Answer.QUIET, Answer.SKIP), State.STUCK),
+        ((Answer.QUIET, Answer.SKIP, Answer.QUIET), State.STUCK),
+        ((Answer.QUIET, Answer.SKIP, Answer.CRASH), State.STUCK),
+        ((Answer.SKIP, Answer.CRASH, Answer.CRASH), State.STUCK),
+        ((Answer.QUIET, Answer.QUIET, Answer.QUIET), State.QUIET),
+    ],
+)
+def test_lengths_without_an_answer_leave_it_open(answers: tuple[Answer, ...], state: State) -> None:
+    search = Search(low=1, guess=2, high=3).after(*(Probe(at, one, first=True) for at, one in enumerate(answers, 1)))
+    assert (search.choose(), search.state) == (None, state)
+
+
+def test_a_boot_has_at_most_40_prompts() -> None:
+    search = Search(low=1, guess=99_998, high=100_000, crash_cost=1000).after(Probe(99_997, Answer.CRASH))
+    assert len(search.plan()) == 40
 
 
 @given(BOUNDS, st.data())

@@ -20,6 +20,7 @@ from vllm_repro.verdict.verdict import (
     comparisons,
     decide,
     exit_status,
+    from_source,
     is_other,
     is_strange,
     is_unproved,
@@ -240,10 +241,18 @@ def test_a_record_counts_for_its_own_arm_only() -> None:
         (None, None, False),
         ("main", "main", True),
         ("main", "0.28.0", False),
+        ("0.23.0+commit.4689392ab1", "0.23.0", False),
+        ("0.23.0", "0.23.0+folder.4689392ab1", False),
+        ("0.23.0+commit.4689392ab1", "0.23.0+commit.4689392ab1", True),
     ],
 )
 def test_same_release(one: str | None, other: str | None, same: bool) -> None:
     assert same_release(one, other) is same
+
+
+def test_a_build_from_source_is_no_release() -> None:
+    assert from_source("0.23.0+commit.4689392ab1")
+    assert not any(map(from_source, ("0.23.0", "0.23.0+cpu", "0.23.1rc1.dev5+gabc1234", None)))
 
 
 def test_a_hang_of_the_other_kind_is_not_the_bug() -> None:

@@ -72,7 +72,7 @@ class TrialJson(Struct, frozen=True, kw_only=True):
     answers: HTTP results in the order of arrival, runs of equal ones folded. output: result of the output check. log: relative to the
     run's folder. rank_logs: of further nodes, by rank from 1. outlasted: servers of further nodes that kept running after the first one's
     end. during: what the engine was doing if it died after its workload. captured: what the signature's named groups caught of the message.
-    client_saw: the outcome of a request through the `openai` SDK after the crash; null if none was sent.
+    client_saw: what a program sees that sends the request through the `openai` SDK; null without a crash.
     """
 
     trial: int

@@ -43,7 +43,7 @@ class TrialReport:
 
     during: what the engine was doing when it died after its workload. answers: HTTP results in the order of arrival, runs of equal ones
     folded. output: result of the output check in a word or two. rank_logs: logs of further nodes, by rank from 1. refused: 4xx statuses.
-    client_saw: the outcome of a request through the `openai` SDK after the crash; None if none was sent. failed: names of requests.
+    client_saw: what a program sees that sends the request through the `openai` SDK; None without a crash. failed: names of requests.
     """
 
     number: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from urllib.parse import quote
 
 from vllm_repro.report.model import ArmReport, PatchedFile, RunReport
@@ -18,6 +18,7 @@ __all__ = [
     "patched_section",
     "replaced_section",
     "untried_note",
+    "whole_diff",
 ]
 
 _TAGGED = re.compile(r"(\d+\.\d+\.\d+(?:\.post\d+|rc\d+)?)(?:\+(?:cpu|cu\d+))?")
@@ -54,6 +55,18 @@ def _patched_arm(arm: ArmReport) -> str:
 def diff_of(arm: ArmReport) -> str:
     """Return the patches of an arm as a unified diff. Its line numbers are not those of the file, see `how_to_apply`."""
     return "\n".join(line for patch in arm.patches for line in _diff(patch.file, patch.was, patch.now))
+
+
+def whole_diff(before: Mapping[str, str], after: Mapping[str, str]) -> str:
+    """Return the diff of whole files, by their paths, as `git apply` takes it."""
+    lines = (
+        line
+        for file in after
+        for line in difflib.unified_diff(
+            before[file].splitlines(), after[file].splitlines(), f"a/{file}", f"b/{file}", lineterm=""
+        )
+    )
+    return "\n".join(lines) + "\n"
 
 
 def how_to_apply(arm: ArmReport) -> str:

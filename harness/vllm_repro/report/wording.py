@@ -28,12 +28,12 @@ __all__ = [
     "expected_words",
     "first_of_each",
     "grouped",
+    "lab_rule",
     "not_run_word",
     "notices",
     "outcome_word",
     "outlasted_line",
     "plain_sentence",
-    "rank_logs",
     "refusals",
     "refused_words",
     "simulated",
@@ -129,13 +129,16 @@ def context(report: RunReport) -> list[str]:
 
 def details(report: RunReport) -> list[str]:
     """Return the sentences below `plain_sentence`, without their stops: the lab's own exception, comparisons, refused requests."""
-    found = []
-    deaths = (trial.death for _, trial in report.failures if trial.death and trial.death.frames)
-    if any(death.frames[-1].startswith("vllm_repro_lab/") for death in deaths):
-        found.append(
-            "The lab's rule about captured graphs raised this exception, in torch's words; on a GPU, C++ code raises it"
-        )
+    found = [rule] if (rule := lab_rule(report)) else []
     return [*found, *report.comparisons, *refusals(report.arms)]
+
+
+def lab_rule(report: RunReport) -> str:
+    """Return the sentence on an exception that the lab itself raised, without its stop; empty for others."""
+    deaths = (trial.death for _, trial in report.failures if trial.death and trial.death.frames)
+    if not any(death.frames[-1].startswith("vllm_repro_lab/") for death in deaths):
+        return ""
+    return "The lab's rule about captured graphs raised this exception, in torch's words; on a GPU, C++ code raises it"
 
 
 def crash_summary(trial: TrialReport) -> str:
@@ -144,7 +147,7 @@ def crash_summary(trial: TrialReport) -> str:
 
 
 def death_line(trial: TrialReport) -> str:
-    """Return `Detected by log after 9 ms, then by health. Phase: request.`, or nothing without a death."""
+    """Return `Detected by log after 9 ms, then by health. Phase: request.` and why it is only near the bug; nothing without a death."""
     death = trial.death
     if death is None:
         return ""
@@ -152,17 +155,24 @@ def death_line(trial: TrialReport) -> str:
     then = f", then by {', '.join(others)}" if others else ""
     during = f", after the workload, in {trial.during}" if trial.during else ""
     where = f" {_ranks(trial)}." if death.ranks else ""
-    return f"Detected by {death.detected_by} {_latency(death.latency_s)}{then}. Phase: {trial.phase or 'unknown'}{during}.{where}"
+    near = f" Near this bug's signature, but {death.differs}." if death.differs else ""
+    return f"Detected by {death.detected_by} {_latency(death.latency_s)}{then}. Phase: {trial.phase or 'unknown'}{during}.{where}{near}"
 
 
 def client_line(trial: TrialReport) -> str:
-    """Return `A program with the openai SDK then saw APIConnectionError "…" after 1.3 s (retries: 2).`, or nothing."""
+    """Return what a program with the openai SDK sees of the crash, or nothing: the exception, and which of its attempts had an answer."""
     saw = trial.client_saw
     if saw is None or saw.error is None:
         return ""
-    message = shorten(" ".join(saw.message.split()), _LONGEST_MESSAGE)
-    after = f"after {saw.seconds:.1f} s (retries: {saw.retries})"
-    return f'A program with the openai SDK then saw {saw.error} "{message}" {after}.'
+    seen = f'{saw.error} "{shorten(" ".join(saw.message.split()), _LONGEST_MESSAGE)}" after {saw.seconds:.1f} s'
+    if not saw.attempts:
+        return f"A program with the openai SDK then saw {seen} (retries: {saw.retries})."
+    answers = [str(status or "no answer") for status in saw.attempts]
+    answered = sum(status is not None for status in saw.attempts[1:])
+    return (
+        f"A program that sends this request with the openai SDK sees {seen}. Its attempts got {', '.join(answers)}: "
+        f"{answered} of {saw.retries} retries reached a server."
+    )
 
 
 def outlasted_line(trial: TrialReport) -> str:
@@ -180,11 +190,11 @@ def outlasted_line(trial: TrialReport) -> str:
 def _ranks(trial: TrialReport) -> str:
     ranks = trial.death.ranks if trial.death else ()
     return (
-        f"Began on rank{'s' if len(ranks) > 1 else ''} {' and '.join(map(str, ranks))}: {', '.join(rank_logs(trial))}"
+        f"Began on rank{'s' if len(ranks) > 1 else ''} {' and '.join(map(str, ranks))}: {', '.join(_rank_logs(trial))}"
     )
 
 
-def rank_logs(trial: TrialReport) -> list[str]:
+def _rank_logs(trial: TrialReport) -> list[str]:
     """Return the logs of the ranks on which a death began; empty for a server on one node."""
     ranks = trial.death.ranks if trial.death else ()
     return [trial.log.removesuffix(".log") + f".rank{rank}.log" if rank else trial.log for rank in ranks]

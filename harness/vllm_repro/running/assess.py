@@ -157,7 +157,7 @@ def _trigger_facts(
 
 def _in_flight(asked: SentRequest, seen: Observed) -> SentRequest:
     """Mark a request without any answer as in flight when the engine died or hung."""
-    if asked.status is not None:
+    if asked.status is not None or asked.left:
         return asked
     died = any(sign.decisive for sign in seen.signs)
     return replace(asked, died=asked.died or died, hung=seen.hung is not None and not died and not asked.refusal)
@@ -207,12 +207,14 @@ def _death(
     latency = max(0.0, first.at - min(sign.since for sign in signs))
     signature: How | None = None
     captured: dict[str, str] = {}
+    differs = ""
     if diagnosis.lost_worker or (diagnosis.exception is not None and scenario.signature is None):
         signature = How.OTHER  # the bug is an exception, or no death
     elif diagnosis.exception is not None and scenario.signature is not None:
         comparison = compare(scenario.signature, diagnosis)
         captured = dict(comparison.captured)
         signature = comparison.how
+        differs = comparison.why if signature is How.NEAR else ""
     return (
         Death(
             detected_by=first.channel,
@@ -223,6 +225,7 @@ def _death(
             signature=signature,
             channels=tuple(dict.fromkeys(sign.channel for sign in signs)),
             ranks=failed_nodes(nodes, scenario.signature),
+            differs=differs,
             lines=tuple(frame.line for frame in diagnosis.frames)[-_MOST_FRAMES:],
         ),
         captured,

@@ -45,8 +45,10 @@ def matches(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:
     """
     if diagnosis.exception is None:
         return _quoted(diagnosis, scenarios)
-    found = [Match(one, compare(one.signature, diagnosis).how) for one in scenarios if one.signature is not None]
-    found = [match for match in found if match.how is not How.OTHER]
+    compared = [(one, compare(one.signature, diagnosis)) for one in scenarios if one.signature is not None]
+    found = [
+        Match(one, it.how, it.why if it.how is How.NEAR else "") for one, it in compared if it.how is not How.OTHER
+    ]
     by_id = {match.scenario.id: match for match in found}
     hidden: set[str] = set()
     for match in found:

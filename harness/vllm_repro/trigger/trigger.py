@@ -44,6 +44,7 @@ class SentRequest:
     fields: body fields that the scenario states. known: those that its endpoint reads; None if the server does not show them.
     status: HTTP status, None without a response. refusal: text of an error response. may_fail: statuses that are no failure.
     died, hung: what the engine did meanwhile.
+    left: its client closed the connection. waiting: requests that the server then counted as waiting; None if unknown.
     """
 
     name: str
@@ -60,6 +61,8 @@ class SentRequest:
     died: bool = False
     hung: bool = False
     answer_tokens: int | None = None
+    left: bool = False
+    waiting: int | None = None
 
     @property
     def counted(self) -> str:
