@@ -134,11 +134,26 @@ def test_failures_without_an_exception_and_its_message_are_not_alike(why: str) -
     assert replace(found, steps=(*found.steps, failing("b", why), failing("e", why))).hopeless == {}
 
 
+def test_trouble_of_the_host_is_not_alike() -> None:
+    found = bisection_of(*ENDS)
+    full = [replace(failing(one, "OSError in f: No space left"), fate=ReleaseResult.INFRA) for one in "be"]
+    assert replace(found, steps=(*found.steps, *full)).hopeless == {}
+    otherwise = [replace(step, fate=ReleaseResult.FAILS_OTHERWISE) for step in full]
+    assert list(replace(found, steps=(*found.steps, *otherwise)).hopeless) == ["c", "d"]
+
+
+RAISED = {
+    "vllm.a.x": "ImportError in <module>: cannot import name 'x' from 'vllm.a'",
+    "vllm.b.y": "ImportError in <module>: cannot import name 'y' from 'vllm.b'",
+    "TypeError": "TypeError in f: missing 1 argument",
+}
+
+
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[int, dict[int, str], dict[int, tuple[str, ...]]]:
     """Draw a place of the change, what the commits that fail raise, and the names that commits lack, which may be harmless."""
     change = draw(st.integers(1, 29))
-    reasons = draw(st.dictionaries(st.integers(1, 28), st.sampled_from(["vllm.a.x", "vllm.b.y", "TypeError"])))
+    reasons = draw(st.dictionaries(st.integers(1, 28), st.sampled_from(sorted(RAISED))))
     lacking: dict[int, tuple[str, ...]] = {
         place: (why,) for place, why in reasons.items() if why != "TypeError" and draw(st.booleans())
     }
@@ -161,11 +176,10 @@ def test_what_is_not_booted_makes_no_answer_wrong(
         label = found.from_good[number].label
         place = labels.index(label)
         bad = (place >= change) is not find_fix
-        why = reasons.get(place)
-        text = f"ImportError: cannot import name '{why[-1]}' from '{why[:-2]}'" if why != "TypeError" and why else why
-        step = failing(label, f"{text}: 1" if why == "TypeError" else text or "")
-        if why is None:
-            step = replace(step, fate=ReleaseResult.DIES if bad else ReleaseResult.LIVES, why="")
+        if place in reasons:
+            step = failing(label, RAISED[reasons[place]])
+        else:
+            step = replace(failing(label, ""), fate=ReleaseResult.DIES if bad else ReleaseResult.LIVES)
         found = replace(found, steps=(*found.steps, step))
         assert len(found.steps) <= 30, "no commit is booted twice"
     known = found.search.conclusion()

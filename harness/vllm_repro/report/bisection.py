@@ -66,8 +66,10 @@ class Step:
 
     @property
     def failure(self) -> str | None:
-        """Return the exception of a skip, without numbers and paths; None if none is known."""
-        if self.answer is not Answer.SKIP or not _EXCEPTION.match(self.why):
+        """Return the exception of a failed boot or of another crash, without numbers and paths; None if none is known."""
+        if self.fate not in (ReleaseResult.BOOT_FAILED, ReleaseResult.FAILS_OTHERWISE) or not _EXCEPTION.match(
+            self.why
+        ):
             return None
         return re.sub(r"\(?/\S+|\d+", "", self.why)
 
