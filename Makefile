@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 DEV    := $(VENV)/development
-RUN    := $(BIN)/vllm-repro run --expect any
+RUN    := $(BIN)/vllm-repro run --expect any $(addprefix --scenarios ,$(SCENARIOS))
 
 # Tests start the command and its servers hundreds of times. Without cached bytecode each start compiles it again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -31,7 +31,7 @@ $(DEV): $(BIN)/vllm-repro
 
 install: $(DEV) ## make .venv with the command and the development tools
 
-repro-%: $(BIN)/vllm-repro ## reproduce a scenario on the best server of this machine
+repro-%: $(BIN)/vllm-repro ## reproduce a scenario on the best server of this machine (SCENARIOS=DIR: also of yours)
 	@$(RUN) $* --server auto
 
 lab-%: $(BIN)/vllm-repro ## reproduce it in real vLLM on the CPU, CUDA parts replaced
@@ -76,7 +76,8 @@ lint: $(DEV) ## run ruff, mypy, and the checks of scenarios and workflows
 	@$(BIN)/mypy
 	@$(BIN)/vllm-repro check
 	@$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
-	@$(BIN)/zizmor --offline --quiet --no-progress .github/workflows
+	@$(BIN)/check-jsonschema --builtin-schema vendor.github-actions action.yml
+	@$(BIN)/zizmor --offline --quiet --no-progress --config .github/zizmor.yml .github/workflows action.yml
 
 format: $(DEV) ## format and fix with ruff
 	@$(BIN)/ruff format .

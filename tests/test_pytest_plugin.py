@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import psutil
 import pytest
+
+from vllm_repro.scenario.catalogue import all_scenarios
 
 pytest_plugins = ["pytester"]
 
@@ -118,6 +122,92 @@ def test_a_scenario_of_a_stranger_runs_no_code_however_it_is_named(suite: pytest
     result.stdout.fnmatch_lines(["*evil.py:3: *a scenario file may only import*"])
 
 
+def test_a_folder_of_any_name_has_a_test_for_each_scenario_and_arm(suite: pytest.Pytester) -> None:
+    """Without the folder on the command line its files are left alone, as in the tests of another project."""
+    (suite.path / "scenarios").rename(suite.path / "our bugs")
+    result = suite.runpytest_inprocess("our bugs", "--scenario-server", "rehearsal", "-k", "min-tokens and near-miss")
+    result.assert_outcomes(passed=1)
+    latest = suite.path / "reports" / "min-tokens-stop-ids" / "latest" / "report.json"
+    again = json.loads(latest.read_text(encoding="utf-8"))["reproduce"]
+    assert again == "pytest 'our bugs/min_tokens_stop_ids.py::min-tokens-stop-ids[near-miss]'"
+    arms = sum(len(scenario.arms) for scenario in all_scenarios())
+    result = suite.runpytest_inprocess("our bugs", "--collect-only", "-q")
+    result.stdout.fnmatch_lines([f"{arms} tests collected*"])
+    result = suite.runpytest_inprocess("--collect-only", "-q")
+    result.stdout.fnmatch_lines(["no tests collected*"])
+
+
 def test_a_file_named_on_the_command_line_is_collected_once(suite: pytest.Pytester) -> None:
     result = suite.runpytest_inprocess("scenarios/min_tokens_stop_ids.py", "--collect-only", "-q")
     result.stdout.fnmatch_lines(["3 tests collected*"])
+
+
+SERVED = """
+import os, signal
+import psutil, pytest
+from vllm_repro import VllmServer
+
+COMMAND = "vllm serve Qwen/Qwen3-0.6B --max-model-len 2048"
+OPTIONS = {"server": "rehearsal", "vllm": "0.28.0"}
+
+def complete(server, **more):
+    return server.client().completions.create(model=server.model, prompt="x", max_tokens=3, extra_body=more)
+
+def test_lives(vllm_server):
+    first, second = vllm_server(COMMAND, **OPTIONS), vllm_server(COMMAND, **OPTIONS)
+    assert complete(first).choices[0].text and complete(second).choices[0].text
+
+def test_own_failure(vllm_server):
+    vllm_server(COMMAND, **OPTIONS)
+    assert 1 == 2
+
+def test_skips(vllm_server):
+    server = vllm_server(COMMAND, **OPTIONS)
+    pytest.skip("of its own")
+
+def test_dies(vllm_server):
+    complete(vllm_server(COMMAND, **OPTIONS), min_tokens=1, stop_token_ids=[999999])
+
+def test_swallows(vllm_server):
+    with pytest.raises(Exception):
+        complete(vllm_server(COMMAND, **OPTIONS), min_tokens=1, stop_token_ids=[999999])
+
+@pytest.fixture(scope="module")
+def shared():
+    with VllmServer(COMMAND, **OPTIONS) as server:
+        yield server
+
+def test_kills(shared):
+    (core,) = (pid for pid in shared.pids if psutil.Process(pid).name() == "VLLM::EngineCor")
+    os.kill(core, signal.SIGKILL)
+    pytest.fail("no answer")
+"""
+
+
+def test_a_test_fails_with_the_death_of_its_engine_and_every_server_ends(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(suite.path))
+    suite.makepyfile(test_served=SERVED)
+    result = suite.runpytest_inprocess("test_served.py", "-p", "no:cacheprovider", "-rf")
+    result.assert_outcomes(passed=1, failed=4, skipped=1)
+    root = "vllm_repro.EngineDied: IndexError: index 999999*"
+    result.stdout.fnmatch_lines(
+        [
+            "E       assert 1 == 2",
+            "*>*return server.client().completions.create(*",
+            f"E       {root}",
+            "E         vllm/v1/sample/logits_processor/builtin.py:apply",
+            "E       REHEARSAL: *",
+            "E       log: */vllm_server*/logs/server-1.log",
+            "E       the test saw *Error: *",
+            f"E   {root}",
+            '*>*pytest.fail("no answer")',
+            "E       vllm_repro.EngineDied: *EngineCore*",
+            "E       the test saw Failed: no answer",
+            "*5 of these ran on the rehearsal engine*",
+            "FAILED test_served.py::test_dies - vllm_repro.EngineDied: IndexError*",
+        ]
+    )
+    assert "httpcore" not in result.stdout.str(), "the client's frames are not the cause"
+    assert not [one for one in psutil.Process().children(recursive=True) if "rehearsal" in " ".join(one.cmdline())]

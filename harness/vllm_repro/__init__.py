@@ -1,3 +1,29 @@
-"""Reproduce an upstream vLLM engine death with one command, and prove it."""
+"""Reproduce an upstream vLLM engine death with one command, and prove it. docs/api.md documents the Python API."""
+
+import importlib
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "EngineDied": "vllm_repro.running.live_server",
+    "RunResult": "vllm_repro.api",
+    "VllmServer": "vllm_repro.running.live_server",
+    "diagnose": "vllm_repro.diagnosis.diagnosis",
+    "load_scenario": "vllm_repro.api",
+    "run": "vllm_repro.api",
+}
+"""Module of each name, imported at its first use: some take a second. `__init__.pyi` has the same names for type checkers."""
+
+__all__ = ["EngineDied", "RunResult", "VllmServer", "diagnose", "frames", "load_scenario", "run"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "frames":
+        return importlib.import_module("vllm_repro.frames")
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -25,7 +25,7 @@ class EvidenceFacts:
 
     mark: word beside every claim; empty for a GPU. subject: what ran, in a heading. simulated: parts of vLLM did not run, so the mark
     also stands beside each verdict. no_throughput: why throughput is not claimed; empty if it may be. banner: first line of a report,
-    with `{release}` for the release.
+    with `{release}` for the release. actor: the subject of a sentence on what it did, with `{release}`.
     """
 
     mark: str = ""
@@ -33,6 +33,7 @@ class EvidenceFacts:
     simulated: bool = False
     no_throughput: str = ""
     banner: str = ""
+    actor: str = "{release}"
 
 
 EVIDENCE: Mapping[Evidence, EvidenceFacts] = {
@@ -41,6 +42,7 @@ EVIDENCE: Mapping[Evidence, EvidenceFacts] = {
         mark="CPU",
         subject="vLLM on a CPU",
         banner="CPU: a stock {release} on a CPU. Nothing about a GPU's speed follows from it.",
+        actor="{release} on a CPU",
     ),
     Evidence.LAB: EvidenceFacts(
         mark="LAB",
@@ -48,6 +50,7 @@ EVIDENCE: Mapping[Evidence, EvidenceFacts] = {
         simulated=True,
         no_throughput="No throughput is claimed: this is the LAB, where CUDA parts are replaced",
         banner="LAB: {release}'s own code on a CPU, with its CUDA parts replaced.",
+        actor="{release} in the lab",
     ),
     Evidence.REHEARSAL: EvidenceFacts(
         mark="REHEARSAL",
@@ -56,6 +59,7 @@ EVIDENCE: Mapping[Evidence, EvidenceFacts] = {
         no_throughput="No throughput is claimed: this is a REHEARSAL, whose engine sleeps where a model would compute",
         banner="REHEARSAL: an engine of our own that imitates {release}. It shows scenario and harness at work and says "
         "nothing about vLLM.",
+        actor="The rehearsal's imitation of {release}",
     ),
     Evidence.UNKNOWN: EvidenceFacts(
         mark="UNKNOWN DEVICE",

@@ -1,15 +1,22 @@
-"""pytest plugin: `pytest scenarios` collects one test for each scenario and arm (`vllm_repro.cli.pytest_items`).
+"""pytest plugin: `pytest scenarios` collects one test for each scenario and arm (`vllm_repro.cli.pytest_items`), and a fixture.
 
 pytest loads this module in every run of an environment that has this package, so it imports nothing of ours at the top.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sys
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from vllm_repro.running.live_server import VllmServer
 
 _REHEARSAL = ("vllm-repro-evidence", "rehearsal")
 _SERVERS = ("auto", "docker", "process", "lab", "rehearsal")
@@ -25,8 +32,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Collect scenario files in a folder named `scenarios`; one named on the command line comes by the hook below."""
-    if file_path.parent.name != "scenarios" or parent.session.isinitpath(file_path):
+    """Collect scenario files in a folder named `scenarios` or on the command line; a file named there comes by the hook below."""
+    session, folder = parent.session, file_path.parent
+    if session.isinitpath(file_path) or not (folder.name == "scenarios" or session.isinitpath(folder)):
         return None
     return _scenario_file(file_path, parent)
 
@@ -71,3 +79,75 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             terminalreporter.line(
                 f"{word}{report.nodeid}: declared for this release, and the engine lived. Is the scenario's status right?"
             )
+
+
+_BOOTED = pytest.StashKey[list["VllmServer"]]()
+
+
+@pytest.fixture
+def vllm_server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., VllmServer]]:
+    """Return a function that boots a server and takes the arguments of `vllm_repro.VllmServer`.
+
+    Every server ends with the test. If an engine died, the test fails with its root exception, whatever the test itself saw. With `-n K`,
+    tests on a machine with GPUs take turns.
+    """
+    from vllm_repro.host.machine import gpu_lock, gpus  # here and below: a second of imports
+    from vllm_repro.running.live_server import VllmServer
+
+    booted = request.node.stash.setdefault(_BOOTED, [])
+    with gpu_lock(needed=bool(gpus())), contextlib.ExitStack() as servers:
+
+        def boot(command: str, **options: Any) -> VllmServer:
+            options.setdefault("folder", tmp_path_factory.mktemp("vllm_server"))
+            server = servers.enter_context(VllmServer(command, **options))
+            booted.append(server)
+            request.node.user_properties.append(("vllm-repro-evidence", server.evidence))
+            return server
+
+        yield boot
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail a test with the death of its engine. A failed test may owe it to any server that runs, also one of a wider scope."""
+    __tracebackhide__ = True
+    servers = item.stash.get(_BOOTED, [])
+    try:
+        result = yield
+    except (KeyboardInterrupt, SystemExit, pytest.exit.Exception, pytest.skip.Exception):
+        raise
+    except BaseException as error:  # pytest.fail is no Exception
+        live_server = sys.modules.get("vllm_repro.running.live_server")
+        death = _death([*servers, *(live_server.RUNNING if live_server else ())])
+        if death is None:
+            raise
+        death.add_note(f"the test saw {type(error).__name__}: {error}")
+        raise death.with_traceback(_lines_in(item.path, error)) from None
+    if (death := _death(servers)) is not None:
+        raise death.with_traceback(None)
+    return result
+
+
+def _death(servers: list[VllmServer]) -> Exception | None:
+    """Return the `EngineDied` of the first server whose engine is dead, or another error of the server."""
+    for server in servers:
+        try:
+            server.assert_alive()
+        except Exception as error:
+            return error
+    return None
+
+
+def _lines_in(path: Path, error: BaseException) -> TracebackType | None:
+    """Return the traceback of `error` without the frames of other files: the client's are many, and not the cause."""
+    lines, found = error.__traceback__, None
+    frames = []
+    while lines is not None:
+        frames.append(lines)
+        lines = lines.tb_next
+    for one in reversed(frames):
+        if one.tb_frame.f_code.co_filename == str(path):
+            found = TracebackType(found, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return found

@@ -6,11 +6,13 @@ import argparse
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from vllm_repro.cli.common import add_common, number, print_json
+from vllm_repro.diagnosis.boot_facts import imported
+from vllm_repro.diagnosis.log_text import read_lines
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.releases.overlay import make_overlay
 from vllm_repro.releases.provision import cache_root, provision
@@ -19,7 +21,7 @@ from vllm_repro.running.folders import default_out
 from vllm_repro.running.job import Job, choice_of
 from vllm_repro.running.run import run_one
 from vllm_repro.running.terminal import Progress
-from vllm_repro.scenario.catalogue import find
+from vllm_repro.scenario.catalogue import find, folder_words
 from vllm_repro.scenario.scenario import Arm, Cause, Causes, Scenario
 from vllm_repro.servers.kinds import kinds
 from vllm_repro.servers.options import ServerOptions
@@ -83,7 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
             hint="leave --server out; vllm-repro run … --patch tries one change of yours on a real server",
         )
     trials = arguments.trials or (100 if scheduler else 1)
-    words = ["vllm-repro", "causes", arguments.scenario, "--trials", f"{trials}", "--seed", f"{arguments.seed}"]
+    words = ["vllm-repro", "causes", arguments.scenario, *folder_words()]
+    words += ["--trials", f"{trials}", "--seed", f"{arguments.seed}"]
     stream = sys.stderr if arguments.json else sys.stdout
     make: _OnScheduler | _OnServers
     if scheduler:
@@ -155,19 +158,22 @@ class _OnScheduler:
     def __call__(self, cause: Cause) -> CauseRow:
         self._progress.notify(f"{cause.release}: {cause.name}")
         release = provision(cause.release, self._progress.line)
+        patched: Mapping[str, str] = {}
         if cause.patches:
             made = make_overlay(cache_root(), release.packages, cause.patches, self._progress.line)
-            release = replace(release, packages=made.folder)
+            release, patched = replace(release, packages=made.folder), made.digests
         setup = setup_from(self._scenario, _arm(self._scenario, cause))
         cases = [case_of(self._causes, setup, seed) for seed in self._seeds]
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            Driver(release, driver_model(), Path(folder) / "driver.log") as driver,
-        ):
-            try:
-                row = tried(cause, cases, driver.play)
-            except ValueError as error:
-                raise Unsupported(f"vLLM {cause.release} does not start with {cause.name!r}: {error}") from error
+        with tempfile.TemporaryDirectory() as folder:
+            log = Path(folder) / "driver.log"
+            with Driver(release, driver_model(), log, patched=patched) as driver:
+                try:
+                    row = tried(cause, cases, driver.play)
+                except ValueError as error:
+                    raise Unsupported(f"vLLM {cause.release} does not start with {cause.name!r}: {error}") from error
+            if patched and not patched.keys() & imported(read_lines(log.read_bytes())):
+                self._progress.line(f"  not tested: vLLM's scheduler does not load {', '.join(patched)}")
+                row = CauseRow(cause=cause, trials=0, died=0)
         self._progress.line(f"  {cause.release} {cause.name}: {row.died} of {row.trials} die")
         self._progress.close()
         return row

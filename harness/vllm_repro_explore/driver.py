@@ -24,7 +24,7 @@ from vllm_repro.servers.launch import CPU_ENV, OFFLINE_ENV
 from vllm_repro.servers.witness import PLUGIN, witness_env
 from vllm_repro.tiny_model import TinyModel
 from vllm_repro_explore.case import Case
-from vllm_repro_explore.finding import Finding, FindingKind, PlayResult, result_from
+from vllm_repro_explore.finding import ENDLESS, Finding, FindingKind, PlayResult, result_from
 
 __all__ = ["Driver", "driver_model"]
 
@@ -88,7 +88,7 @@ class Driver:
             return result_from(json.loads(line))
         if line is None:
             self.close()
-            kind, site, detail = FindingKind.STUCK, "one step never ends", f"no answer within {self._case_s:.0f} s"
+            kind, site, detail = FindingKind.STUCK, ENDLESS, f"no answer within {self._case_s:.0f} s"
         else:
             kind, site, detail = FindingKind.DEATH, f"the process ended by {self._signal()}", f"see {self._errors.name}"
         return PlayResult(findings=(Finding(kind=kind, site=site, detail=detail),))

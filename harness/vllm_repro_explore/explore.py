@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shlex
 import sys
@@ -26,7 +27,7 @@ from vllm_repro.releases.provision import cache_root, provision
 from vllm_repro.report.files import write_file
 from vllm_repro.running.folders import default_out, private_folders, stamped_folder
 from vllm_repro.running.terminal import Progress
-from vllm_repro.scenario.catalogue import find, find_arms
+from vllm_repro.scenario.catalogue import find, find_arms, folder_words
 from vllm_repro.scenario.patch import read_diff
 from vllm_repro_explore.case import Case
 from vllm_repro_explore.compare import Comparison, PatchTally, Play, compare
@@ -35,6 +36,7 @@ from vllm_repro_explore.draw import draw
 from vllm_repro_explore.driver import Driver, driver_model
 from vllm_repro_explore.finding import FindingKind
 from vllm_repro_explore.scenario_setup import draw_for, setup_from
+from vllm_repro_explore.scheduler_test import finding_test
 from vllm_repro_explore.search import Found, Tally, search
 from vllm_repro_explore.summary import SearchSummary, as_json, terminal
 
@@ -52,7 +54,8 @@ no patched file is loaded.
 
 Neither a server nor a model runs: vLLM's own Scheduler, KV-cache manager and connector take steps, and the outputs of
 workers are made up. Each finding is shrunk and written to OUT/explore/<time>-<id>/findings.jsonl at once, with a
-scenario file beside it that sends the same workload to a real server in the lab."""
+scenario file beside it that sends the same workload to a real server in the lab, and a pytest file for vLLM's own
+tests/v1/core that imports nothing of this package."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -144,12 +147,14 @@ class _Exploring:
                 interrupted = True
         self.progress.close()
         live = [self._draft(found, folder) for found in tally.findings]
+        tests = [self._test(found, folder) for found in tally.findings]
         summary = SearchSummary(
             version=self.version,
             connector=self.connector,
             start=self.start,
             tally=tally,
             live=live,
+            tests=tests,
             duration_s=time.monotonic() - started,
             again=self.again,
             interrupted=interrupted,
@@ -205,6 +210,14 @@ class _Exploring:
             many = 300
         for seed in count(first) if many is None else range(first, first + many):
             yield seed, self.case(seed)
+
+    def _test(self, found: Found, folder: Path) -> str | None:
+        """Write the finding's pytest file; return its path, None if no such test shows the finding."""
+        path = folder / f"test_{draft_id(found.finding, self.version).replace('-', '_')}.py"
+        with contextlib.suppress(UsageError):
+            write_file(path, finding_test(found.as_json(), self.version), hint="free some space, or name another --out")
+            return str(path)
+        return None
 
     def _draft(self, found: Found, folder: Path) -> str:
         """Write the finding's scenario file; return the command that runs it, or why there is none."""
@@ -289,7 +302,7 @@ def _for_scenario(arguments: argparse.Namespace) -> _Exploring:
     (arm, *_) = find_arms(scenario, [arguments.arm] if arguments.arm else None)
     setup = setup_from(scenario, arm)
     version = arguments.vllm or scenario.try_with
-    words = [arguments.scenario, *(["--arm", arm.name] if arguments.arm else [])]
+    words = [arguments.scenario, *folder_words(), *(["--arm", arm.name] if arguments.arm else [])]
     return _Exploring(
         version=version,
         connector=setup.connector,

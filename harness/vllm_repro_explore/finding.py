@@ -9,7 +9,7 @@ from typing import Any
 
 from vllm_repro_explore.template import template
 
-__all__ = ["Finding", "FindingKind", "PlayResult", "known", "result_from"]
+__all__ = ["ENDLESS", "Finding", "FindingKind", "PlayResult", "known", "result_from"]
 
 
 class FindingKind(StrEnum):
@@ -23,6 +23,7 @@ class FindingKind(StrEnum):
 
 
 _BY_KIND = list(FindingKind)
+ENDLESS = "one step never ends"
 _LISTED = ("store-listed-twice", "load-listed-twice")
 
 

@@ -10,10 +10,11 @@ from typing import Any
 
 from vllm_repro.errors import UsageError
 from vllm_repro.scenario.scenario import Arm, Scenario
-from vllm_repro_explore.case import Case, Setup
+from vllm_repro.scenario.workload import Conversation, Pause, Rest, Size, requests_of, resolve
+from vllm_repro_explore.case import Case, Request, Setup
 from vllm_repro_explore.draw import waves_of
 
-__all__ = ["draw_for", "setup_from"]
+__all__ = ["case_from", "draw_for", "setup_from"]
 
 _PLENTY = 4
 """Largest connector capacity, in GPU pools. Larger ones only make the search slower."""
@@ -22,18 +23,15 @@ _PLENTY = 4
 def setup_from(scenario: Scenario, arm: Arm) -> Setup:
     """Return the setup of an arm in the lab. Raise `UsageError` if the scenario does not declare layers or blocks."""
     lab = scenario.lab
-    if lab is None or isinstance(lab.layers, int):
-        raise UsageError(
-            f"{scenario.id} does not declare the layers of its model",
-            hint="add layers=[…] to its lab=Lab(…), as sco-hybrid does; or search without a scenario: --connector NAME",
-        )
-    command, shape = scenario.command_in_lab(arm), lab.shape(scenario.model)
-    block = command.number("--block-size") or 16
+    command = scenario.command_in_lab(arm)
     blocks = command.number("--num-gpu-blocks-override")
-    if not blocks:
+    if lab is None or not blocks or not {"full", "sliding"}.issuperset(lab.shape(scenario.model).kinds):
         raise UsageError(
-            f"{scenario.id} does not declare the number of KV blocks", hint="add --num-gpu-blocks-override to its lab"
+            f"the scheduler alone cannot play {scenario.id}: "
+            "its lab does not state layers (full or sliding) and the number of KV blocks",
+            hint="sco-hybrid does; vllm-repro explore --connector NAME searches without a scenario",
         )
+    shape, block = lab.shape(scenario.model), command.number("--block-size") or 16
     transfer = json.loads(command.get("--kv-transfer-config") or "{}")
     extra: Mapping[str, Any] = transfer.get("kv_connector_extra_config", {})
     page = 4 * shape.kv_heads * shape.head_dim * block
@@ -52,6 +50,30 @@ def setup_from(scenario: Scenario, arm: Arm) -> Setup:
         lazy=bool(extra.get("lazy_offload", False)),
         cpu_blocks=min(room, _PLENTY * blocks) or _PLENTY * blocks,
     )
+
+
+def case_from(scenario: Scenario, arm: Arm) -> Case:
+    """Return the workload of an arm on its setup. Raise `UsageError` if a request is no single prompt of a stated length."""
+    setup, command, waves = setup_from(scenario, arm), scenario.command_in_lab(arm), []
+    for step in scenario.workload_of(arm):
+        if isinstance(step, Pause | Rest):
+            continue  # each wave is sent after the one before was answered
+        if isinstance(step, Conversation):
+            raise UsageError(f"{scenario.id} has a conversation, which the scheduler alone does not play")
+        wave = []
+        for request in requests_of((step,)):
+            if not isinstance(request.prompt, int | Size):
+                raise UsageError(f"{scenario.id} does not state the length of the prompt {request.label!r}")
+            if request.starts_after or request.leaves_after is not None:
+                raise UsageError(
+                    f"{scenario.id} times {request.label!r} in seconds, which the scheduler alone does not have"
+                )
+            sizes = (
+                resolve(size, command, in_lab=True) for size in (request.prompt, request.max_tokens, request.shared)
+            )
+            wave.append(Request(*sizes))
+        waves.append(tuple(wave))
+    return Case(setup, tuple(waves), 1)
 
 
 def draw_for(setup: Setup, seed: int) -> Case:

@@ -20,6 +20,7 @@ class SearchSummary:
 
     start: `general`, or the id of the scenario whose server was searched.
     live: for each finding, the command that runs it on a real server, or why there is none.
+    tests: for each finding, its pytest file; None if such a test does not show it.
     again: command that repeats the search.
     """
 
@@ -28,6 +29,7 @@ class SearchSummary:
     start: str
     tally: Tally
     live: Sequence[str]
+    tests: Sequence[str | None]
     duration_s: float
     again: str
     interrupted: bool = False
@@ -49,7 +51,8 @@ def as_json(summary: SearchSummary) -> dict[str, Any]:
         "steps": tally.steps,
         "reached": dict(tally.reached),
         "findings": [
-            found.as_json() | {"live": live} for found, live in zip(tally.findings, summary.live, strict=True)
+            found.as_json() | {"live": live, "test": test}
+            for found, live, test in zip(tally.findings, summary.live, summary.tests, strict=True)
         ],
         "interrupted": summary.interrupted,
         "duration_s": round(summary.duration_s, 3),
@@ -69,8 +72,9 @@ def terminal(summary: SearchSummary) -> str:
     ]
     if tally.invalid:
         lines.append(f"         {tally.invalid} of them were refused by vLLM at start")
-    for found, live in zip(tally.findings, summary.live, strict=True):
+    for found, live, test in zip(tally.findings, summary.live, summary.tests, strict=True):
         lines += ["", *_lines(found), f"  live:  {live}"]
+        lines += [f"  test:  pytest {test}"] if test else []
     if not tally.findings:
         lines += ["", f"found:   nothing in {tally.trials - tally.invalid} cases"]
     if summary.interrupted:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from . import parts_deepseek, parts_dry_run, parts_graphs, parts_offload, parts_turboquant
+from . import (
+    parts_deepseek,
+    parts_dry_run,
+    parts_graphs,
+    parts_late_connector,
+    parts_offload,
+    parts_offloading,
+    parts_turboquant,
+)
 from .record import Part
 
 __all__ = ["GRAPHS", "MECHANISMS", "Mechanism"]
@@ -47,6 +55,16 @@ def _install_offload(_: str) -> None:
     offload.install()
 
 
+def _install_offloading(_: str) -> None:
+    from . import offloading
+
+    offloading.install()
+
+
+def _install_nothing(_: str) -> None:
+    """Install nothing: vLLM loads what the command line names."""
+
+
 def _install_deepseek(_: str) -> None:
     from . import interpreter
 
@@ -67,6 +85,8 @@ _INTERPRET = {"TRITON_INTERPRET": "1"}  # Triton reads it at import, before vLLM
 MECHANISMS: Mapping[str, Mechanism] = {
     "turboquant": Mechanism("turboquant", parts_turboquant.PARTS, _install_turboquant, parts_dry_run.PARTS),
     "offload": Mechanism("offload", parts_offload.PARTS, _install_offload),
+    "late-connector": Mechanism("late-connector", parts_late_connector.PARTS, _install_nothing),
+    "offloading": Mechanism("offloading", parts_offloading.PARTS, _install_offloading),
     "deepseek": Mechanism("deepseek", parts_deepseek.PARTS, _install_deepseek, env=_INTERPRET, alone=True),
     "interpreter": Mechanism("interpreter", parts_deepseek.INTERPRETER, _install_interpreter, env=_INTERPRET),
 }

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.cli.conftest import Answer, MadeUp, releases_of
@@ -23,6 +27,7 @@ from vllm_repro.running.job import Job
 from vllm_repro.servers.rehearsal import RehearsalSite
 from vllm_repro.verdict.outcome import Outcome
 
+ROOT = Path(__file__).parents[2]
 TQ = ("bisect", "tq-chunked-prefill", "--server", "rehearsal")
 FIX = ("--bad", "0.20.0", "--good", "0.32.0", "--find-fix")
 
@@ -367,6 +372,112 @@ def test_commits_that_change_nothing_a_server_opened_are_tried_last(
     assert {hashes[changed_at - 1][:12], hashes[changed_at][:12]} <= set(booted(record_in(tmp_path)))
     text = next(tmp_path.glob("*/bisect/2*/bisection.md")).read_text(encoding="utf-8")
     assert "5 candidates change no file that the servers of the two ends opened." in text
+
+
+SCRIPT = 'test "$(cat "$VLLM_REPRO_TREE/vllm/a.py")" -{} 7 {}'
+
+
+@pytest.fixture
+def laid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Lay out the commits of `history` without the compiled parts of a release."""
+
+    def provision(_: object, source: str, _progress: object) -> Release:
+        packages = tmp_path / "laid" / source[-12:]
+        packages.mkdir(parents=True, exist_ok=True)
+        checkout, _, commit = source.rpartition("@")
+        packed = subprocess.run(["git", "-C", checkout, "archive", commit], check=True, capture_output=True).stdout
+        subprocess.run(["tar", "-x", "-C", packages], input=packed, check=True)
+        return Release(version="", torch="", python=Path(sys.executable), packages=packages, executable=packages)
+
+    monkeypatch.setattr("vllm_repro.running.bisect.ReleaseCache.provision", provision)
+
+
+@pytest.mark.usefixtures("laid")
+def test_a_script_answers_instead_of_servers(harness: Harness, tmp_path: Path, history: tuple[Path, list[str]]) -> None:
+    folder, hashes = history
+    words = ["bisect", "tq-chunked-prefill", "--repo", str(folder), "--find-fix", "--bad", hashes[0], "--good", "main"]
+    script = SCRIPT.format("ge", '&& "$VLLM_REPRO_PYTHON" -c "import os; os.environ[\'VLLM_REPRO_SOURCE\']"')
+    done = harness(*words, "--script", script, "--max-boots", "3")
+    assert (done.status, done.out.splitlines()[0]) == (2, f"Script: {script}"), done.err
+    cut = record_in(tmp_path / "reports")
+    assert [step["candidate"] for step in cut["steps"]][:2] == [hashes[0][:12], hashes[-1][:12]]
+    resume = shlex.split(done.out.partition("resume:    ")[2].splitlines()[0])[1:]
+    assert resume[-2:] == ["--script", script]
+    refused = harness(*resume[:-2])
+    assert (refused.status, "a command is never taken from a record" in refused.err) == (64, True)
+    changed = harness(*resume[:-1], "exit 0")
+    assert (changed.status, "its script has changed since" in changed.err) == (64, True), changed.err
+    assert harness(*resume).status == 0
+    record = record_in(tmp_path / "reports")
+    assert (record["answer"], record["steps"][:3], record["evidence"]) == (hashes[7][:12], cut["steps"], None)
+    text = next((tmp_path / "reports").glob("*/bisect/2*/bisection.md")).read_text(encoding="utf-8")
+    assert f"**The first fixed one is {hashes[7][:12]} (a change): it is good in 1 of 1 run of the script;" in text
+    assert "This holds if a bad one fails in every run (--rate 1): each was run once." in text
+    assert (record["untouched"], "was laid over the compiled parts" in text) == ([], True)
+    assert "died" not in text
+    assert "lived" not in text
+    assert "dies" not in text
+    again = shlex.split(text.rpartition("```console\n")[2].splitlines()[0])
+    assert again[again.index("--script") + 1] == script
+
+
+@pytest.mark.usefixtures("laid")
+@pytest.mark.parametrize("status", [2, 126, 127, 130])
+def test_another_exit_status_of_a_script_stops_and_is_no_answer(
+    harness: Harness, tmp_path: Path, history: tuple[Path, list[str]], status: int
+) -> None:
+    folder, hashes = history
+    words = ["bisect", "tq-chunked-prefill", "--repo", str(folder), "--bad", "main", "--good", hashes[0]]
+    done = harness(*words, "--script", f"exit {status}")
+    record = record_in(tmp_path / "reports")
+    assert (done.status, record["steps"], record["stopped"]) == (2, [], f"exit status {status} of the script")
+
+
+@pytest.mark.usefixtures("laid")
+def test_a_script_skips_with_125_and_leaves_no_process(
+    harness: Harness, tmp_path: Path, history: tuple[Path, list[str]]
+) -> None:
+    folder, hashes = history
+    script = SCRIPT.format("lt", f"|| exit 1; sleep 999 & echo $! >> {tmp_path}/pids")
+    script = f'case "$VLLM_REPRO_SOURCE" in *@{hashes[6]}) exit 125;; esac; {script}'
+    words = ["bisect", "tq-chunked-prefill", "--repo", str(folder), "--bad", "main", "--good", hashes[0], "--json"]
+    done = harness(*words, "--script", script)
+    record = json.loads(done.out)
+    assert (done.status, record["left"]) == (2, [hashes[6][:12], hashes[7][:12]]), record["reading"]
+    assert f"{hashes[6][:12]} undecided (exit status 125)" in record["reading"]
+    pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
+    assert pids
+    # Nobody may have reaped them yet.
+    assert not [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.parametrize("words", [("--server", "lab"), ("--model", "m"), ("--arm", "reported"), ("--port", "8000")])
+def test_a_script_takes_no_options_of_a_server(
+    harness: Harness, words: tuple[str, str], history: tuple[Path, list[str]]
+) -> None:
+    given = ["bisect", "tq-chunked-prefill", "--repo", str(history[0]), "--bad", "main", "--good", "0.23.0"]
+    done = harness(*given, "--script", "true", *words)
+    assert (done.status, f"{words[0]} has no meaning with --script" in done.err) == (64, True), done.err
+
+
+def test_again_names_the_port_and_the_folders_of_scenarios(
+    made_up: MadeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    text = (ROOT / "scenarios" / "tq_chunked_prefill.py").read_text(encoding="utf-8")
+    (folder / "mine.py").write_text(text.replace('id="tq-chunked-prefill"', 'id="mine"'), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VLLM_REPRO_SCENARIOS", "")
+    asked = made_up(by_release(OLD))
+    words = ["bisect", "mine", "--server", "rehearsal", *FIX, "--port", "8123", "--scenarios", "mine"]
+    assert main([*words, "--out", str(tmp_path), "--max-boots", "2"]) == 2
+    text = next(tmp_path.glob("mine/bisect/2*/bisection.md")).read_text(encoding="utf-8")
+    again = shlex.split(text.rpartition("```console\n")[2].splitlines()[0])
+    assert ("--port 8123" in shlex.join(again), again[again.index("--scenarios") + 1]) == (True, "./mine")
+    monkeypatch.setenv("VLLM_REPRO_SCENARIOS", "")
+    assert main(["bisect", "--resume", str(tmp_path / "mine" / "bisect" / "latest")]) == 0
+    assert {job.options.port for job in asked} == {8123}
 
 
 @pytest.mark.parametrize(

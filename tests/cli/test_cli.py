@@ -52,6 +52,7 @@ def test_help_is_what_was_reviewed_and_has_an_example(verb: str, capsys: pytest.
         ("from vllm_repro.cli import main; main(['--help'])", 6),
         ("from vllm_repro.cli import main; main(['list'])", 90),
         ("import vllm_repro.pytest_plugin", 2),
+        ("import vllm_repro", 1),
     ],
 )
 def test_what_is_not_needed_is_not_imported(code: str, most: int) -> None:
@@ -59,7 +60,7 @@ def test_what_is_not_needed_is_not_imported(code: str, most: int) -> None:
     script = f"import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); {code}"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     loaded = done.stderr.split()
-    heavy = {"beartype", "docker", "httpx", "jinja2", "openai", "rich", "vllm_repro_explore"}
+    heavy = {"beartype", "docker", "httpx", "jinja2", "openai", "pandas", "rich", "vllm_repro_explore"}
     assert heavy.isdisjoint(loaded)
     assert sum(name.partition(".")[0] == "vllm_repro" for name in loaded) <= most
 
@@ -77,12 +78,14 @@ def test_the_table_of_the_readme_has_the_releases_of_the_scenario(scenario: Scen
     _, _, _, crashes, good, _, _ = (cell.strip() for cell in row.split("|"))
     if scenario.status.good and scenario.id != "dsv4-tp2":  # a branch, no release
         assert good == scenario.status.first_good
-    # "0.21.0 to 0.23.0", "to 0.28.0", "from 0.24.0", or words alone
+    # "0.21.0 to 0.23.0", "to 0.28.0", "from 0.24.0", "0.26.0 alone", or words alone
     crash = re.match(r"(?:from )?([\d.]+)?(?: ?to ([\d.]+))?", crashes)
     assert crash
     first, last = crash.groups()
     standings = {version: scenario.status.standing(version) for version in RELEASES}
     bad = [version for version, standing in standings.items() if standing is Standing.BAD]
+    if crashes.endswith("alone"):
+        last = first
     if last:
         assert bad[-1] == last
     if first:
@@ -216,17 +219,14 @@ def test_the_rehearsal_says_nothing_of_a_bug_that_it_does_not_imitate(harness: H
     assert done.report["reproduce"].startswith(f"vllm-repro run {path} --server rehearsal")
 
 
-def test_a_port_in_use_is_no_crash(harness: Harness) -> None:
+def test_a_port_in_use_is_found_before_anything_begins(harness: Harness) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         done = harness("run", "min-tokens-stop-ids", "--server", "rehearsal", "--arm", "reported", "--port", str(port))
-    assert done.status == 2
-    trial = done.report["arms"][0]["trials"][0]
-    assert trial["outcome"] == "infra"
-    assert f"port {port} on 127.0.0.1 is in use" in trial["why"]
-    assert done.report["infra"] == [trial["why"]]
+    assert (done.status, done.out, done.folder) == (2, "", None)
+    assert f"port {port} on 127.0.0.1 is in use" in done.err
 
 
 def test_a_scenario_with_a_typo_is_named_with_its_line(harness: Harness, tmp_path: Path) -> None:
@@ -350,3 +350,59 @@ def test_a_patch_is_expected_to_live_unless_something_else_is_said(
     monkeypatch.setattr("vllm_repro.cli.run.run_one", take)
     main(["run", "tq-prefix-hit-unreserved", "--server", "lab", *words])
     assert [job.expect for job in jobs] == [expect]
+
+
+def test_make_takes_folders_of_scenarios() -> None:
+    words = ["make", "--dry-run", "repro-own-bug", "SCENARIOS=one two"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    assert "vllm-repro run --expect any --scenarios one --scenarios two own-bug --server auto\n" in done.stdout
+
+
+_COMPLETED = """
+eval "$(vllm-repro completion bash)"
+COMP_LINE=$1 COMP_POINT=${#1} COMP_TYPE=9 COMP_KEY=9 COMP_CWORD=$(($(wc -w <<<"$1x") - 1))
+read -ra COMP_WORDS <<<"$1"
+function=$(complete -p vllm-repro | sed -E 's/.* -F ([^ ]+) .*/\\1/')
+"$function" vllm-repro "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("vllm-repro diag", ["diagnose"]),
+        ("vllm-repro run --server d", ["docker"]),
+        ("vllm-repro run min-", ["min-tokens-stop-ids"]),
+        ("vllm-repro run --scenarios {own} own-", ["own-bug"]),
+        ("vllm-repro run min-tokens-stop-ids --arm ", ["reported", "near-miss", "patched"]),
+        ("vllm-repro check {own}/own", ["{own}/own_bug.py"]),
+        ("vllm-repro run --scenarios /nowhere own-", []),
+    ],
+)
+def test_bash_completes_it(line: str, found: list[str], tmp_path: Path) -> None:
+    tools, own = tmp_path / "bin", tmp_path / "own"
+    for folder in (tools, own):
+        folder.mkdir()
+    (tools / "vllm-repro").write_text(f'#!/bin/sh\nexec {sys.executable} -m vllm_repro "$@"\n', encoding="utf-8")
+    (tools / "vllm-repro").chmod(0o755)
+    text = (ROOT / "scenarios" / "min_tokens_stop_ids.py").read_text(encoding="utf-8")
+    (own / "own_bug.py").write_text(text.replace("min-tokens-stop-ids", "own-bug"), encoding="utf-8")
+    words = ["bash", "-c", _COMPLETED, "bash", line.format(own=own)]
+    env = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
+    done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    assert [one.strip() for one in done.stdout.split("\n") if one] == [one.format(own=own) for one in found], (
+        done.stderr
+    )
+
+
+def test_a_command_to_repeat_names_the_folders_of_scenarios(harness: Harness, tmp_path: Path) -> None:
+    """Also those of the variable: the command is called by somebody else, in another folder."""
+    text = (ROOT / "scenarios" / "min_tokens_stop_ids.py").read_text(encoding="utf-8")
+    (tmp_path / "own_bug.py").write_text(text.replace("min-tokens-stop-ids", "own-bug"), encoding="utf-8")
+    words = ["run", "own-bug", "--server", "rehearsal", "--arm", "near-miss"]
+    for option, variable in ((["--scenarios", str(tmp_path)], ""), ([], str(tmp_path))):
+        done = harness(*words, *option, env={"VLLM_REPRO_SCENARIOS": variable})
+        assert f" --scenarios {tmp_path} " in done.report["reproduce"]
+        again = done.report["reproduce"].split()[1:]
+        assert harness(*again, env={"VLLM_REPRO_SCENARIOS": ""}).status == 0

@@ -14,6 +14,11 @@ import pytest
 
 from rehearsal import BANNER
 from tests.conftest import Harness
+from tests.golden_files import assert_golden
+from vllm_repro.cli.diagnose import advice
+from vllm_repro.diagnosis.signature import How
+from vllm_repro.scenario.catalogue import all_scenarios
+from vllm_repro.scenario.matching import Match
 
 ROOT = Path(__file__).parents[2]
 
@@ -123,15 +128,43 @@ def test_a_key_in_the_message_of_an_exception_is_not_printed(harness: Harness) -
         assert "ValueError" in done.out
 
 
-def test_a_match_tells_the_fix_the_way_around_and_the_command(harness: Harness) -> None:
+def test_the_advice_on_each_known_death() -> None:
+    known = all_scenarios()
+    dying = [one for one in known if one.signature is not None]
+    advised = ["\n  ".join((one.id, *advice(Match(one, How.MATCH), known, f"run {one.id}"))) for one in dying]
+    assert_golden("advice.txt", "\n".join(advised) + "\n")
+
+
+def test_json_has_what_the_last_lines_advise(harness: Harness) -> None:
     (match,) = json.loads(harness("diagnose", str(PASTED), "--json").out)["matches"]
-    given = harness("diagnose", str(PASTED)).out
-    assert match["run"] == f"vllm-repro run {match['scenario']}"
-    assert match["fixed_in"] == "0.24.0"
-    assert f"fixed in {match['fixed_in']}" in given
-    assert match["lives_with"]
-    assert all(f"lives {change}" in given for change in match["lives_with"])
-    assert match["run"] in given
+    assert match == {
+        "scenario": "tq-chunked-prefill",
+        "how": "match",
+        "fixed_in": "0.24.0",
+        "lives_with": ["with --enforce-eager", "with --compilation-config.cudagraph_mode none"],
+        "other_bugs": ["tq-mtp-wrong-tokens", "tq-prefix-hit-unreserved"],
+        "run": "vllm-repro run tq-chunked-prefill",
+    }
+    *_, fixed, first, second, lives, see = harness("diagnose", str(PASTED)).out.splitlines()
+    assert fixed.strip().startswith(f"fixed in {match['fixed_in']}. There or later")
+    assert [line.split()[0] for line in (first, second)] == match["other_bugs"]
+    assert lives.strip() == f"lives: {'; or '.join(match['lives_with'])}"
+    assert see.strip() == f"to see it: {match['run']}"
+
+
+def test_a_whole_log_of_docker_ends_with_three_lines_of_advice(harness: Harness) -> None:
+    log = (DATA / "recordings" / "v0.28.0-min-tokens.log").read_text(encoding="utf-8")
+    as_docker = "".join(
+        f"2026-11-20T08:24:{20 + n // 1000}.{n:09}Z {line}\n" for n, line in enumerate(log.splitlines())
+    )
+    for text in (log, as_docker):
+        done = harness("diagnose", "-", "--exit-code", stdin=text)
+        assert done.status == 1
+        assert done.out.splitlines()[-3:] == [
+            "  fixed in 0.29.0",
+            "  lives: with no known change of flags, only with a patch of vLLM",
+            "  to see it: vllm-repro run min-tokens-stop-ids",
+        ]
 
 
 @pytest.mark.parametrize(

@@ -23,13 +23,18 @@ def test_a_draft_is_a_file_and_a_command_and_nothing_more(harness: Harness, tmp_
     gh = tmp_path / "bin" / "gh"
     gh.write_text(f"#!/bin/sh\ntouch {tmp_path}/called\n", encoding="utf-8")
     gh.chmod(0o755)
-    done = harness("draft", str(run), env={"PATH": f"{gh.parent}:/usr/bin:/bin"})
+    fixed = harness("draft", str(run))
+    assert (fixed.status, "gh issue" in fixed.out) == (0, False)
+    assert "No command: the bug is declared fixed in >=0.24.0" in fixed.out
+    done = harness("draft", str(run), "--anyway", env={"PATH": f"{gh.parent}:/usr/bin:/bin"})
     assert done.status == 0, done.err
     (command,) = [line for line in done.out.splitlines() if line.startswith("gh ")]
     assert shlex.split(command)[:3] == ["gh", "issue", "comment"]
     assert Path(shlex.split(command)[-1]) == run / "issue.md"
     body = (run / "issue.md").read_text(encoding="utf-8")
-    assert "ERROR boom for HF_TOKEN=[redacted:hf-token]" in body
+    assert "ERROR boom" not in body
+    assert "the draft has no log; attach logs/reported-1.log" in done.err
+    assert "no room for how the command differs from the reported one" in done.err
     assert done.err.count("may be the same as https://github.com/") == 3
     assert not (tmp_path / "called").exists()
     printed = harness("report", str(run), "--format", "issue")

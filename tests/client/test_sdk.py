@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.fake_vllm import COMPLETION, Exchange, FakeVllm, never_ending
-from vllm_repro.client.answer import DEAD_MESSAGE
-from vllm_repro.client.sdk import SdkView, sdk_view
+from vllm_repro.client.answer import DEAD_MESSAGE, Answer
+from vllm_repro.client.sdk import FailedRequest, SdkView, sdk_view
 
 
 def view(tmp_path: Path, answer: Callable[[Exchange], None]) -> SdkView:
@@ -59,3 +59,55 @@ def test_an_answer_that_never_stops_is_cut_off(tmp_path: Path, monkeypatch: pyte
 def test_a_long_message_is_cut(tmp_path: Path) -> None:
     seen = view(tmp_path, lambda exchange: exchange.answer(400, {"error": {"message": "x" * 100_000}}))
     assert (seen.error, seen.retries, len(seen.message)) == ("BadRequestError", 0, 2_000)
+
+
+def failed(body: dict[str, object], status: int | None, kind: str, endpoint: str = "/v1/completions") -> FailedRequest:
+    streamed = body.get("stream") is True
+    answer = Answer(sent=0, ended=1, status=status, error=DEAD_MESSAGE, error_kind=kind, streamed=streamed)
+    return FailedRequest(endpoint, body, answer)
+
+
+@pytest.mark.parametrize(
+    ("stream", "status", "kind", "error", "message", "attempts"),
+    [
+        (False, 500, "body", "InternalServerError", "no engine", (500, 503, 503)),
+        (False, None, "transport", "InternalServerError", "no engine", (None, 503, 503)),
+        (False, 200, "transport", "InternalServerError", "no engine", (None, 503, 503)),  # cut off in the body
+        (True, 500, "body", "InternalServerError", "no engine", (500, 503, 503)),
+        (True, 200, "event", "APIError", DEAD_MESSAGE, (200,)),  # too late for a retry
+        (True, 200, "transport", "APIConnectionError", "Connection error.", (200,)),
+    ],
+)
+def test_the_recorded_failure_is_the_first_attempt_and_the_same_request_is_retried(
+    tmp_path: Path,
+    stream: bool,
+    status: int | None,
+    kind: str,
+    error: str,
+    message: str,
+    attempts: tuple[int | None, ...],
+) -> None:
+    bodies: list[object] = []
+
+    def dying(exchange: Exchange) -> None:
+        bodies.append(exchange.body)
+        exchange.answer(503, {"error": {"message": "no engine"}})
+
+    body = {"model": "tiny", "messages": [], "stop_token_ids": [1], "stream": stream}
+    with FakeVllm(tmp_path / "log", {"/v1/chat/completions": dying}) as server:
+        request = failed(body, status, kind, "/v1/chat/completions")
+        seen = asyncio.run(sdk_view(server.base_url, "tiny", 5.0, failed=request))
+    assert (seen.error, seen.attempts, seen.retries, seen.text) == (error, attempts, len(attempts) - 1, None)
+    assert bodies == [body] * (len(attempts) - 1)
+    assert message in seen.message
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "text"), [("/v1/completions", "x"), ("/v1/chat/completions", "hi"), ("/v1/embeddings", "")]
+)
+def test_a_retry_that_is_answered_is_a_success(tmp_path: Path, endpoint: str, text: str) -> None:
+    good = {"choices": [{"index": 0, "text": "x", "message": {"role": "assistant", "content": "hi"}}], "data": []}
+    with FakeVllm(tmp_path / "log", {endpoint: lambda exchange: exchange.answer(200, good)}) as server:
+        request = failed({"model": "tiny"}, 500, "body", endpoint)
+        seen = asyncio.run(sdk_view(server.base_url, "tiny", 5.0, failed=request))
+    assert (seen.error, seen.attempts, seen.text) == (None, (500, 200), text)

@@ -115,3 +115,8 @@ def test_observations_come_in_order_and_a_line_that_was_cut_is_left_out() -> Non
 def test_a_day_of_observations_stays_small() -> None:
     line = 'INFO x] LAB observed store {"event": 1}\n'
     assert len(observed(read_lines(line * 10_050))) == 10_000
+
+
+@pytest.mark.parametrize("text", ["{{'model': 'a'}}", "{[1]: 2}", "{'a': " * 400 + "}" * 400])
+def test_arguments_that_are_no_dictionary_are_no_facts(text: str) -> None:
+    assert boot_facts(read_lines(f"INFO 01-01 00:00:00 [a.py:1] non-default args: {text}")).args == {}

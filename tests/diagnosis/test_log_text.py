@@ -30,6 +30,8 @@ def one(text: str) -> Line:
             "(RayWorkerWrapper pid=8, ip=10.0.0.1) (EngineCore pid=5) INFO 11-20 08:24:30 [a.py:1] z",
             ("EngineCore", 5, "INFO", "a.py:1", "z"),
         ),
+        ("(EngineCore_0 pid=5) (VllmWorker TP0 pid=7) y", ("VllmWorker", 7, "", "", "y")),
+        ("(EngineCore_0 pid=5) (VllmWorker DP0 TP1 pid=7) y", ("VllmWorker", 7, "", "", "y")),
         ("[rank1]: Traceback", ("rank1", None, "", "", "Traceback")),
         ("[rank0]: (Worker pid=4) bare", ("Worker", 4, "", "", "bare")),
         ("just words", ("", None, "", "", "just words")),
@@ -64,6 +66,8 @@ def test_prefixes_of_vllm(raw: str, parts: tuple[str, int | None, str, str, str]
         "\\u001b[1m{}",
         "\\033[K{}",
         "\x1b_bk;t=1795345636000\x07{}",
+        "^C{}",
+        "{} [repeated 7x across cluster] (Ray deduplicates logs by default.)",
     ],
 )
 def test_known_collectors_are_removed(collector: str) -> None:

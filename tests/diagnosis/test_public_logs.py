@@ -215,6 +215,13 @@ def test_records_of_collectors_are_read(form: str) -> None:
     assert (found.died, found.exception, found.message) == (True, "ZeroDivisionError", "the cause")
 
 
+def test_records_of_pythons_logging_keep_their_level_and_traceback() -> None:
+    fatal = {"levelname": "ERROR", "message": "EngineCore encountered a fatal error.", "exc_info": TRACEBACK}
+    records = [{"levelname": "INFO", "message": "vLLM API server version 0.25.1"}, fatal]
+    found = diagnose("".join(json.dumps(record) + "\n" for record in records))
+    assert (found.died, found.exception, found.message) == (True, "ZeroDivisionError", "the cause")
+
+
 def test_json_over_several_lines_is_read() -> None:
     text = "[\n" + each(SLOW_DEATH, '  {{\n    "textPayload": {json},\n    "insertId": "x"\n  }},') + "]\n"
     assert diagnose(text).exception == "ZeroDivisionError"

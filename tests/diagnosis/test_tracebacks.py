@@ -35,6 +35,7 @@ def test_a_workers_block_is_found_twice_and_the_wrapper_once() -> None:
     assert worker[0].frames[-1] == Frame(
         "vllm/v1/worker/workspace.py", "_ensure_workspace_size", "raise AssertionError("
     )
+    assert worker[0].frames[-1].line == 243
     (wrapper,) = [one for one in raised if one.process == "EngineCore"]
     assert wrapper.message.startswith("Worker failed with error 'Workspace is locked")
 

@@ -47,15 +47,19 @@ def dies_of_long_prompts(case: Case) -> PlayResult:
 
 @pytest.fixture
 def playing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callable[[Release], Play]], None]:
-    """Replace the driver by a function; nothing is installed. loads: the patched files that it imports."""
+    """Replace the driver by a function; nothing is installed. loads: the patched files that it imports, by default all."""
 
-    def put(player: Callable[[Release], Play], loads: Sequence[str] = PATCHED) -> None:
+    def put(player: Callable[[Release], Play], loads: Sequence[str] | None = None) -> None:
         class Fake:
             def __init__(
                 self, release: Release, _: Path, errors: Path, *, patched: Sequence[str] = (), **__: object
             ) -> None:
                 self.play = player(release)
-                lines = (f"REPRO observed imported {json.dumps({'file': one})}\n" for one in patched if one in loads)
+                lines = (
+                    f"REPRO observed imported {json.dumps({'file': one})}\n"
+                    for one in patched
+                    if loads is None or one in loads
+                )
                 errors.write_text("".join(lines), encoding="utf-8")
 
             def __enter__(self) -> Fake:
@@ -98,6 +102,11 @@ def test_what_is_found_lies_in_the_folder_and_exits_1(playing: Any, tmp_path: Pa
     assert [ask["prompt"] for wave in one["case"]["waves"] for ask in wave] == [41]
     assert one["live"].endswith("explored_popleft_n_0_20_2.py --server lab --vllm 0.20.2")
     assert check_file(folder / "explored_popleft_n_0_20_2.py") == []
+    assert one["test"].endswith("test_explored_popleft_n_0_20_2.py")
+    assert main(["report", str(folder), "--format", "pytest"]) == 0
+    printed = capsys.readouterr().out
+    assert printed == (folder / "test_explored_popleft_n_0_20_2.py").read_text(encoding="utf-8")
+    assert "WAVES = [[dict(prompt=41, answer=1)]]" in printed
     assert given["reproduce"] == "vllm-repro explore --connector none --vllm 0.20.2 --seeds 9"
 
 
@@ -135,7 +144,7 @@ def test_an_interrupted_search_keeps_and_tells_what_it_has(playing: Any, tmp_pat
     ("words", "message"),
     [
         (["explore"], "name either a SCENARIO or a --connector"),
-        (["explore", "tq-chunked-prefill"], "does not declare the layers"),
+        (["explore", "tq-chunked-prefill"], "the scheduler alone cannot play tq-chunked-prefill"),
         (["explore", "--connector", "none", "--arm", "reported"], "--arm needs a SCENARIO"),
         (["causes", "min-tokens-stop-ids"], "names no changes to try"),
     ],
@@ -273,6 +282,18 @@ def test_a_change_that_does_not_do_what_is_declared_exits_1(playing: Any, capsys
     playing(lambda _: quiet)
     assert main(["causes", "sco-hybrid", "--trials", "3"]) == 1
     assert "A SURPRISE" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("loads", "status"), [(None, 1), ([], 2)])
+def test_a_change_of_a_file_that_is_not_loaded_is_not_tested(
+    playing: Any, capsys: Any, loads: list[str] | None, status: int
+) -> None:
+    playing(lambda release: lambda _: result_from({"death": DEATH} if release.version == "0.20.2" else {}), loads)
+    assert main(["causes", "sco-hybrid", "--trials", "3", "--json"]) == status
+    shown = capsys.readouterr()
+    changed = [row for row in json.loads(shown.out)["rows"] if row["change"] != "as released"]
+    assert {row["n"] for row in changed} == {0 if loads == [] else 3}
+    assert ("not tested: vLLM's scheduler does not load vllm/" in shown.out + shown.err) is (loads == [])
 
 
 def row(name: str, died: int, expected: Expected, believed: str = "", listed: int = 0, n: int = 100) -> CauseRow:

@@ -117,7 +117,14 @@ def account() -> SearchSummary:
     live = ["vllm-repro run explored_popleft_n_0_20_2.py --server lab --vllm 0.20.2", "none: a server would live"]
     again = "vllm-repro explore --connector none --seeds 3"
     return SearchSummary(
-        version="0.20.2", connector="", start="general", tally=tally, live=live, duration_s=12.3456, again=again
+        version="0.20.2",
+        connector="",
+        start="general",
+        tally=tally,
+        live=live,
+        tests=["reports/explore/1/test_explored_popleft_n_0_20_2.py", None],
+        duration_s=12.3456,
+        again=again,
     )
 
 
@@ -127,7 +134,7 @@ def test_the_account_of_a_search() -> None:
     assert given["seeds"] == [1, 3]
     assert [one["kind"] for one in given["findings"]] == ["death", "corrupted"]
     assert given["findings"][0]["live"].startswith("vllm-repro run")
-    empty = replace(account(), tally=Tally(2, first=1, last=2), live=[])
+    empty = replace(account(), tally=Tally(2, first=1, last=2), live=[], tests=[])
     assert "nothing in 2 cases" in terminal(empty)
 
 

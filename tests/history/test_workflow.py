@@ -1,4 +1,4 @@
-"""The steps of the GitHub workflow and of the Buildkite pipeline, run in order on the rehearsal engine."""
+"""The steps of the GitHub workflow, of the action and of the Buildkite pipeline, run in order on the rehearsal engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-WORKFLOW = ROOT / ".github" / "workflows" / "nightly-gpu.yml"
+WORKFLOWS = ROOT / ".github" / "workflows"
 SCENARIO = ROOT / "scenarios" / "min_tokens_stop_ids.py"
 
 
@@ -35,9 +35,9 @@ class Job:
         return any(self.status.values())
 
 
-def loaded() -> dict[Any, Any]:
+def loaded(path: Path = WORKFLOWS / "nightly-gpu.yml") -> dict[Any, Any]:
     # YAML 1.1 reads the key `on` as true.
-    found: dict[Any, Any] = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
+    found: dict[Any, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
     return found
 
 
@@ -63,29 +63,32 @@ def runs(condition: str, job: Job) -> bool:
     return not output or bool(given(f"${{{{ {output} }}}}", {}, job))
 
 
+def environment(folder: Path) -> None:
+    """Make a folder like a virtual environment, whose command is that of this checkout."""
+    tools = folder / "bin"
+    tools.mkdir(parents=True)
+    for name, words in (("python", sys.executable), ("vllm-repro", f"{sys.executable} -m vllm_repro")):
+        (tools / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
+        (tools / name).chmod(0o755)
+
+
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """Make a working folder with what `make install` reads, and an environment whose command is that of this checkout."""
     folder = tmp_path / "checkout"
-    tools = folder / ".venv" / "bin"
-    tools.mkdir(parents=True)
+    environment(folder / ".venv")
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copyfile(ROOT / name, folder / name)
         os.utime(folder / name, (1, 1))  # so that make takes the environment for newer
-    for name, words in (("python", sys.executable), ("vllm-repro", f"{sys.executable} -m vllm_repro")):
-        (tools / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
-        (tools / name).chmod(0o755)
     (folder / ".venv" / "development").touch()  # the stamp of the installed development tools
     return folder
 
 
 def run(checkout: Path, inputs: Mapping[str, str], steps: Sequence[dict[str, Any]], **extra: str) -> Job:
-    definition = loaded()["jobs"]["nightly"]
     job = Job()
     files = {name: checkout.parent / name.lower() for name in ("GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT")}
     env = {
         **os.environ,
-        **{name: given(value, inputs, job) for name, value in definition["env"].items()},
         **{name: str(path) for name, path in files.items()},
         "GITHUB_ACTIONS": "true",
         "CI": "true",
@@ -103,7 +106,10 @@ def run(checkout: Path, inputs: Mapping[str, str], steps: Sequence[dict[str, Any
             continue
         # As GitHub runs a step that names no shell.
         words = ["bash", "-e", "-c", given(step["run"], inputs, job)]
-        done = subprocess.run(words, cwd=checkout, env=env, capture_output=True, text=True, timeout=600, check=False)
+        own = {name: given(value, inputs, job) for name, value in step.get("env", NIGHT["env"]).items()}
+        done = subprocess.run(
+            words, cwd=checkout, env=env | own, capture_output=True, text=True, timeout=600, check=False
+        )
         job.status[name] = done.returncode
         job.shown += done.stdout + done.stderr
         job.outputs |= dict(line.split("=", 1) for line in files["GITHUB_OUTPUT"].read_text().splitlines())
@@ -111,7 +117,8 @@ def run(checkout: Path, inputs: Mapping[str, str], steps: Sequence[dict[str, Any
     return job
 
 
-STEPS = loaded()["jobs"]["nightly"]["steps"]
+NIGHT = loaded()["jobs"]["nightly"]
+STEPS = NIGHT["steps"]
 FROM_THE_NIGHT_ON = STEPS[[step.get("id") for step in STEPS].index("night") :]
 
 
@@ -168,6 +175,57 @@ def test_an_amber_night_passes_with_a_warning(checkout: Path) -> None:
     assert "::warning title=vllm-repro nightly::amber: host trouble: no NVIDIA GPU" in job.shown
     root = ET.parse(checkout / job.outputs["folder"] / "junit.xml").getroot()
     assert (root.get("tests"), root.get("errors")) == ("1", "1")
+
+
+@pytest.mark.parametrize("installed", [True, pytest.param(False, marks=pytest.mark.live, id="installs")])
+def test_the_action_runs_the_scenarios_of_another_repository(tmp_path: Path, installed: bool) -> None:
+    """A bug that is as declared, then one that is not. Without `installed` pip installs the package from the index, as on a runner."""
+    caller, bugs = tmp_path / "caller", tmp_path / "caller" / "our bugs"
+    bugs.mkdir(parents=True)
+    text = SCENARIO.read_text(encoding="utf-8").replace("min-tokens-stop-ids", "our-bug")
+    (bugs / "our_bug.py").write_text(text, encoding="utf-8")
+    action = loaded(ROOT / "action.yml")
+    inputs = {name: one["default"] for name, one in action["inputs"].items()}
+    inputs |= {"folder": "our bugs", "scenarios": "our-bug", "server": "rehearsal"}
+    runner = {"RUNNER_TEMP": str(tmp_path / "runner"), "GITHUB_ACTION_PATH": str(ROOT)}
+    steps = action["runs"]["steps"]
+    assert names(steps)[0] == "Install"
+    assert all(step["shell"] == "bash" for step in steps if "run" in step)
+    if installed:
+        environment(tmp_path / "runner" / "vllm-repro")
+        steps = steps[1:]
+    job = run(caller, inputs, steps, **runner)
+    assert job.status == dict.fromkeys(names(steps), 0), job.shown
+    assert given(action["outputs"]["light"]["value"], {}, job) == "green"
+    folder = caller / given(action["outputs"]["folder"]["value"], {}, job)
+    assert {"summary.md", "junit.xml", "our-bug"} <= {path.name for path in folder.iterdir()}
+    (bugs / "our_bug.py").write_text(
+        text.replace('bad=">=0.20.0,<0.29.0", good=">=0.29.0"', 'bad="==0.28.0", good="<0.28.0"')
+    )
+    environment_is_there = steps if installed else steps[1:]
+    after = run(caller, inputs | {"vllm": "0.27.1"}, environment_is_there, **runner)
+    assert after.status == {**dict.fromkeys(names(environment_is_there), 0), "Run the scenarios": 1}, after.shown
+
+
+def test_the_workflow_for_other_repositories_gives_the_action_its_inputs() -> None:
+    workflow, action = loaded(WORKFLOWS / "scenarios.yml"), loaded(ROOT / "action.yml")
+    step = workflow["jobs"]["scenarios"]["steps"][-1]
+    assert step["with"] == {name: f"${{{{ inputs.{name} }}}}" for name in action["inputs"]}
+    called = workflow[True]["workflow_call"]["inputs"]
+    assert {name: called[name]["default"] for name in action["inputs"]} == {
+        name: one["default"] for name, one in action["inputs"].items()
+    }
+    assert workflow["permissions"] == {"contents": "read"}
+
+
+def test_the_examples_for_other_repositories_name_inputs_that_exist() -> None:
+    page = (ROOT / "docs" / "nightly.md").read_text(encoding="utf-8")
+    (with_action, with_workflow) = (
+        yaml.safe_load(one)["jobs"]["crashes"] for one in re.findall(r"```yaml\n(jobs:.*?)```", page, re.DOTALL)
+    )
+    assert set(with_action["steps"][-1]["with"]) <= set(loaded(ROOT / "action.yml")["inputs"])
+    called = loaded(WORKFLOWS / "scenarios.yml")[True]["workflow_call"]["inputs"]
+    assert {name for name, one in called.items() if one.get("required")} <= set(with_workflow["with"]) <= set(called)
 
 
 def test_the_pipeline_of_buildkite_says_amber_by_its_status(checkout: Path) -> None:

@@ -22,7 +22,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
         journal.write("run-ended", interrupted=None)
     recording = read(tmp_path / "journal.jsonl")
     assert [entry.event for entry in recording.entries] == ["started", "run-ended"]
-    assert recording.entries[0]["finding"] == {"crossed": True, "evidence": ["proof"], "brief": ""}
+    assert recording.entries[0]["finding"] == {"crossed": True, "evidence": ["proof"], "brief": "", "amounts": []}
     assert recording.entries[0]["outcome"] == "crash"
     assert not recording.cut
     assert recording.damaged == 0

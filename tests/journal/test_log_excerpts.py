@@ -7,17 +7,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_repro.journal.log_excerpts import DRAFT_SIZES, PAGE_SIZES, ExcerptSizes, LogExcerpts, read_excerpts
+from vllm_repro.journal.log_excerpts import PAGE_SIZES, ExcerptSizes, LogExcerpts, read_excerpts
 from vllm_repro.journal.redact import Redactor
-from vllm_repro.report.text import excerpt, size
+from vllm_repro.report.text import size
 
+SMALL = ExcerptSizes(head=1_024, error=6_144, root=5_120, traceback=12_288, tail=4_096, whole=12_288)
 LARGEST = 28_000
-"""Bytes of an excerpt for a draft: two of them have room beside the rest."""
+"""Bytes of all excerpts of these sizes."""
+
+
+def excerpt(log: LogExcerpts) -> str:
+    """Return the excerpts of a log with what is left out before each."""
+    parts = (
+        (f"[… {one.before:,} bytes left out …]" if one.before else "", one.text.strip("\n")) for one in log.excerpts
+    )
+    return "\n".join(text for part in parts for text in part if text)
 
 
 def excerpts_of(folder: Path, text: str, root: str | None = "AssertionError") -> LogExcerpts:
     (folder / "a.log").write_text(text, encoding="utf-8")
-    found = read_excerpts(folder, "a.log", Redactor(), root)
+    found = read_excerpts(folder, "a.log", Redactor(), root, SMALL)
     assert found is not None
     return found
 
@@ -44,7 +53,7 @@ def test_first_error_root_and_end_of_a_long_one(tmp_path: Path) -> None:
     assert "Traceback" not in excerpt(excerpts_of(tmp_path, text, root=None))
 
 
-@pytest.mark.parametrize("sizes", [DRAFT_SIZES, PAGE_SIZES])
+@pytest.mark.parametrize("sizes", [SMALL, PAGE_SIZES])
 @pytest.mark.parametrize(("over", "whole"), [(-1_000, True), (1_000, False)])
 def test_a_long_traceback_is_whole_up_to_its_limit(tmp_path: Path, sizes: ExcerptSizes, over: int, whole: bool) -> None:
     frame = '(EngineCore_DP0 pid=7) ERROR 11-23 15:00:00 [core.py:1]   File "a.py", line {}, in step\n'
@@ -59,7 +68,7 @@ def test_a_long_traceback_is_whole_up_to_its_limit(tmp_path: Path, sizes: Excerp
     shown = excerpt(log)
     assert ("Traceback (most" in shown, frames in shown) == (whole, whole)
     assert frames[-1_000:] + "AssertionError: root" in shown
-    assert size(shown) <= (LARGEST if sizes is DRAFT_SIZES else PAGE_SIZES.whole)
+    assert size(shown) <= (LARGEST if sizes is SMALL else PAGE_SIZES.whole)
 
 
 def test_an_error_that_a_warning_quotes_is_not_the_first(tmp_path: Path) -> None:

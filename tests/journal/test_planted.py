@@ -17,7 +17,7 @@ from tests.report.journal_fields import TEXT_FIELDS, Field, planted, text_fields
 from tests.report.test_version_map import map_of
 from tests.secrets_planted import PRIVATE, SECRETS, Plant
 from vllm_repro.journal.journal import Journal, read
-from vllm_repro.journal.log_excerpts import DRAFT_SIZES, PAGE_SIZES, ExcerptSizes, read_excerpts
+from vllm_repro.journal.log_excerpts import PAGE_SIZES, ExcerptSizes, read_excerpts
 from vllm_repro.journal.redact import Redactor
 from vllm_repro.report.files import FORMATS, render
 from vllm_repro.report.issue import draft, duplicates
@@ -40,7 +40,8 @@ def outputs(made: RunReport) -> Iterator[tuple[str, str]]:
     """Return every rendering of a report by name."""
     for form in FORMATS:
         yield form, render(made, form, scenarios()[0])
-    body = draft(made, (), duplicates(made, scenarios()))
+    script = render(made, "python", scenarios()[0])
+    body = draft(made, duplicates(made, scenarios()), script=script[:3_000])
     yield "issue", body.body + body.title
     yield "terminal", summary(made)
     arm = made.arms[0]
@@ -113,7 +114,7 @@ def test_the_plants_would_be_seen() -> None:
 
 @settings(max_examples=30)
 @given(
-    st.sampled_from([DRAFT_SIZES, PAGE_SIZES, replace(PAGE_SIZES, whole=0)]),
+    st.sampled_from([PAGE_SIZES, replace(PAGE_SIZES, whole=0)]),
     st.lists(st.sampled_from(PLANTS), min_size=1, max_size=6),
     st.integers(0, 40_000),
     st.integers(0, 40_000),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import uv
 
 from vllm_repro.releases.overlay import make_overlay
-from vllm_repro.releases.provision import cache_root, provision
+from vllm_repro.releases.provision import Release, cache_root, provision
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.patch import Patch, read_diff
 from vllm_repro_explore.cause_rows import case_of, tried
@@ -16,6 +19,7 @@ from vllm_repro_explore.draw import draw
 from vllm_repro_explore.driver import Driver, driver_model
 from vllm_repro_explore.finding import Finding, FindingKind
 from vllm_repro_explore.scenario_setup import draw_for, setup_from
+from vllm_repro_explore.scheduler_test import finding_test, scenario_test
 
 pytestmark = pytest.mark.live
 
@@ -87,3 +91,63 @@ def test_a_fix_is_told_from_a_patch_that_hides_the_crash(tmp_path: Path, name: s
             worst = driver.play(case).worst
             found.append(worst.frames[-1] if worst else None)
     assert found == ["popleft_n", function]
+
+
+@pytest.fixture(scope="module")
+def pytest_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install pytest into a folder of its own, for interpreters that have none."""
+    folder = tmp_path_factory.mktemp("pytest")
+    python = provision("0.32.0").python
+    command = [
+        uv.find_uv_bin(),
+        "pip",
+        "install",
+        "-q",
+        "--native-tls",
+        "--python",
+        python,
+        "--target",
+        folder,
+        "pytest",
+    ]
+    subprocess.run(list(map(str, command)), check=True)
+    return folder
+
+
+def failed(release: Release, text: str, pytest_folder: Path, folder: Path) -> str:
+    """Run a test file with the release alone; return its output if its test failed, empty if it passed."""
+    (folder / "test_it.py").write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        [str(release.python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"],
+        cwd=folder,
+        env={"PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": f"{release.packages}:{pytest_folder}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    assert ("1 failed" if done.returncode else "1 passed") in done.stdout
+    return done.stdout if done.returncode else ""
+
+
+@pytest.mark.parametrize("name", ["sco-lazy-starves", "sco-lazy-never-rests", "sco-window-loads-wait"])
+def test_a_finding_fails_without_this_package_and_its_patch_mends_it(
+    name: str, pytest_folder: Path, tmp_path: Path
+) -> None:
+    scenario, released = find(name), provision("0.32.0")
+    text = scenario_test(scenario)
+    assert "400 steps without progress" in failed(released, text, pytest_folder, tmp_path)
+    patches = next(arm.patches for arm in scenario.arms if arm.name == "patched")
+    overlay = make_overlay(cache_root(), released.packages, patches, print)
+    assert failed(replace(released, packages=overlay.folder), text, pytest_folder, tmp_path) == ""
+
+
+@pytest.mark.parametrize(("release", "exception"), [("0.21.0", "AssertionError"), ("0.24.0", "")])
+def test_a_crash_of_the_search_fails_in_the_same_releases(
+    release: str, exception: str, pytest_folder: Path, tmp_path: Path
+) -> None:
+    scenario = find("sco-hybrid")
+    case = draw_for(setup_from(scenario, scenario.arms[0]), 31)
+    found = {"kind": "death", "site": "popleft_n", "detail": "", "known": None, "case": case.as_json()}
+    shown = failed(provision(release), finding_test(found, release), pytest_folder, tmp_path)
+    assert ("assert curr_block is not None" in shown) == bool(exception)

@@ -1,4 +1,4 @@
-"""Body fields that an installed vLLM reads: from a package that is as small as one can be, and what `check --vllm` reports of them."""
+"""Body fields and flags of an installed vLLM: from a package as small as one can be, and what `check --vllm` reports of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from vllm_repro.cli import main
 from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.releases.provision import Release
-from vllm_repro.releases.request_fields import request_fields
+from vllm_repro.releases.request_fields import request_fields, server_flags
 from vllm_repro.resources import scenario_folder
 
 ARGUMENTS = """
@@ -92,3 +92,23 @@ def test_a_field_that_the_release_does_not_read_is_a_problem(
     }
     assert SCENARIO.splitlines()[problems[0]["line"] - 1].strip().startswith("workload=")
     assert main(["check", str(path)]) == 0
+
+
+PARSER = """
+import argparse
+FlexibleArgumentParser = argparse.ArgumentParser
+def make_arg_parser(parser):
+    parser.add_argument("--max-model-len", "-m")
+    parser.add_argument("--async-scheduling", action=argparse.BooleanOptionalAction)
+    return parser
+"""
+
+
+def test_the_parser_of_the_release_names_its_flags(installed: Path) -> None:
+    (installed / "openai" / "cli_args.py").write_text(PARSER, encoding="utf-8")
+    defined = {"-h", "--help", "--max-model-len", "-m", "--async-scheduling", "--no-async-scheduling"}
+    assert server_flags("0.23.0") == frozenset(defined)
+    for unpublished in ("0.24.0", "0.20.2rc1.dev35+g4845aee6b"):
+        assert server_flags(unpublished) is None
+    (installed / "openai" / "cli_args.py").write_text("raise SystemExit(3)", encoding="utf-8")
+    assert server_flags("0.23.0") is None

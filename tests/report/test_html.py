@@ -17,11 +17,13 @@ from tests.report.hostile_logs import run_folder, write_hostile
 from tests.report.journal_fields import TEXT_FIELDS, Field, planted, text_fields
 from tests.report.test_issue import HOSTILE
 from tests.report.test_measurements import measured
-from tests.report_examples import EXAMPLES, REHEARSAL, report
+from tests.report_examples import DIED, EXAMPLES, LIVED, REHEARSAL, report
 from vllm_repro.journal.journal import Recording, read
 from vllm_repro.report.build import build, report_of
 from vllm_repro.report.files import LOG_ROOM, render
 from vllm_repro.report.html import html_page
+from vllm_repro.report.model import ArmReport
+from vllm_repro.scenario.patch import Patch
 
 XHTML = "{http://www.w3.org/1999/xhtml}"
 MARKUP = [
@@ -76,6 +78,57 @@ def test_no_field_of_a_journal_becomes_markup(field: Field, text: str, instead: 
     page = html_page(planted(*field, lambda was: text if instead else f"{was} {text}"))
     assert_sound(page)
     assert len(page) < 3 << 20
+
+
+def links(page: str) -> set[str]:
+    """Return the addresses in vLLM's source."""
+    return set(re.findall(r'href="(https://github.com/vllm-project/vllm/blob/[^"]*)"', page))
+
+
+def test_frames_link_to_the_source_of_the_release() -> None:
+    made = report(DIED)
+    arm = made.arms[0]
+    (trial,) = arm.trials
+    death = trial.death
+    assert death is not None
+    frames = ("vllm/v1/a.py:f", "torch/b.py:g", "vllm_repro_lab/vllm/c.py:h", "vllm/d.py:<lambda>")
+
+    def page(arm: ArmReport, **changes: object) -> str:
+        died = replace(trial, death=replace(death, frames=frames, lines=(7, 8, 9, 0)))
+        return html_page(replace(made, **{"arms": (replace(arm, trials=(died,)),), **changes}))  # type: ignore[arg-type]
+
+    source = "https://github.com/vllm-project/vllm/blob/v0.23.0/vllm"
+    assert links(page(arm)) == {f"{source}/v1/a.py#L7", f"{source}/d.py"}
+    assert "torch/b.py:8 g" in text_of(parsed(page(arm)))
+    cpu = replace(arm, server=replace(arm.server, vllm_version="0.23.0+cpu"))
+    assert links(page(cpu)) == links(page(arm))
+    patched = replace(arm, patches=(Patch(file="vllm/v1/a.py", was="a", now="b", why=""),))
+    assert links(page(patched)) == {f"{source}/d.py"}
+    for version in ("0.23.1.dev3+g0123456", "0.23.0+commit.4689392ab1", "nightly", ""):
+        other = replace(arm, server=replace(arm.server, vllm_version=version or None))
+        assert not links(page(other, version=version or None)), version
+    assert not links(page(replace(arm, server=replace(arm.server, source="~/vllm"))))
+    assert not links(page(arm, evidence="rehearsal"))
+
+
+def test_the_amounts_are_drawn_to_scale() -> None:
+    tree = assert_sound(html_page(report(DIED)))
+    assert [rect.get("width") for rect in tree.iter("{http://www.w3.org/2000/svg}rect")] == ["100.00%", "6.38%"]
+    (figure,) = tree.iter(f"{XHTML}figure")
+    words = " ".join(text_of(figure).split())
+    assert words == "The boundary in reported (LAB), in MB needed 16.00 MB locked 1.02 MB"
+
+
+def test_a_run_that_knows_no_amounts_draws_none() -> None:
+    assert "<figure" not in html_page(report(LIVED))
+    assert "<figure" in html_page(report(DIED))
+
+
+def test_the_run_is_marked_among_the_declared_releases() -> None:
+    tree = assert_sound(html_page(report(DIED)))
+    (strip,) = (one for one in tree.iter(f"{XHTML}ol") if one.get("class") == "strip")
+    shown = [" ".join(text_of(item).split()) for item in strip]
+    assert shown == ["0.21.0 declared bad", "0.23.0 declared bad this run (LAB): reproduces", "0.24.0 declared good"]
 
 
 def test_the_planted_text_is_on_the_page() -> None:

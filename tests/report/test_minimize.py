@@ -133,6 +133,13 @@ def test_the_page_names_what_each_removal_did_and_links_to_its_run() -> None:
     assert "vllm serve" not in markdown(reduction((ALL, Q))), "no command is claimed to crash"
 
 
+def test_a_value_for_the_lab_is_named_beside_the_command() -> None:
+    units = (Unit("flag", "--n", "--n 9000", "--n 9"), Unit("flag", "--m", "--m 9000", "--m 9"))
+    text = markdown(reduction(((0, 1), C), ((0,), C), units=units))
+    assert "vllm serve m \\\n  --n 9000\n```" in text
+    assert "The lab servers had smaller values: `--n 9` for `--n 9000`." in text
+
+
 def test_a_boot_is_named_by_what_it_leaves_out_of_what_was_left() -> None:
     assert [without(FOUND, boot.units, FOUND.boots[:number]) for number, boot in enumerate(FOUND.boots)] == [
         "", "chat of 9 tokens", "--a 1", "--b", "C=1", "chat of 9 tokens", "--a 1",

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.report.conftest import Open
 from tests.report.hostile_logs import run_folder, write_hostile
+from tests.report.test_version_map import several_arms
+from tests.report_examples import DIED, EXAMPLES, report
 from vllm_repro.report.build import build
 from vllm_repro.report.files import render
+from vllm_repro.report.html import html_page
+from vllm_repro.report.map_page import map_page
+from vllm_repro.trigger.trigger import Amounts
 
 pytestmark = pytest.mark.browser
 
@@ -114,11 +120,81 @@ def test_dark_and_light_differ_and_paper_is_white(page: Path, opened: Open) -> N
     assert seen[1] != seen[0]
 
 
-@pytest.mark.parametrize("width", [400, 1280])
-def test_only_tables_are_wider_than_the_screen(page: Path, opened: Open, width: int) -> None:
-    made = opened(page, viewport={"width": width, "height": 800})
-    made.page.evaluate(OPEN_ALL)
-    assert made.page.evaluate("document.documentElement.scrollWidth") <= width
+OVERLAPS = """() => {
+    const boxes = [];
+    const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    for (let node; node = walk.nextNode();) {
+        const parent = node.parentElement;
+        if (!node.data.trim() || !parent.checkVisibility() || parent.closest('.unseen, .skip')) continue;
+        const range = document.createRange();
+        range.selectNodeContents(node);
+        const style = getComputedStyle(parent);
+        // What has scrolled out of a box is not seen.
+        const seen = {l: -1e9, r: 1e9, t: -1e9, b: 1e9};
+        for (let one = parent; one !== document.body; one = one.parentElement) {
+            if (getComputedStyle(one).overflow === 'visible') continue;
+            const box = one.getBoundingClientRect();
+            [seen.l, seen.r] = [Math.max(seen.l, box.left), Math.min(seen.r, box.right)];
+            [seen.t, seen.b] = [Math.max(seen.t, box.top), Math.min(seen.b, box.bottom)];
+        }
+        for (const rect of range.getClientRects()) {
+            // The box of a letter is higher than its ink.
+            const spare = Math.max(0, rect.height - parseFloat(style.fontSize)) / 2 + 1;
+            const [l, r] = [Math.max(rect.left, seen.l), Math.min(rect.right, seen.r)];
+            const [t, b] = [Math.max(rect.top + spare, seen.t), Math.min(rect.bottom - spare, seen.b)];
+            if (r - l > 2 && b > t) boxes.push({l, r, t, b, text: node.data.trim().slice(0, 60)});
+        }
+    }
+    boxes.sort((a, b) => a.t - b.t);
+    const found = [];
+    boxes.forEach((one, at) => {
+        for (let next = at + 1; next < boxes.length && boxes[next].t < one.b; next++) {
+            const other = boxes[next];
+            if (Math.min(one.r, other.r) - Math.max(one.l, other.l) > 1) found.push(`${one.text} / ${other.text}`);
+        }
+    });
+    return [boxes.length, found];
+}"""
+
+
+@pytest.fixture
+def whole_page(tmp_path: Path) -> Path:
+    """Write a page with all that a page can have: bars with long names, and a wide and a high text."""
+    made = report(DIED)
+    arm = made.arms[0]
+    bars = (("needed for 102,400 cached tokens", 400.0), ("decoding locks", 1.02), ("this release locks", 123456.78))
+    amounts = (Amounts("MB", bars), Amounts("blocks", (("asked for", 50), ("in the free list", 0))))
+    trial = replace(arm.trials[0], trigger=replace(arm.trials[0].trigger, amounts=amounts))
+    path = tmp_path / "whole.html"
+    path.write_text(html_page(replace(made, arms=(replace(arm, trials=(trial,)), *made.arms[1:]))), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def map_file(tmp_path: Path) -> Path:
+    path = tmp_path / "versions.html"
+    path.write_text(map_page(several_arms()), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_text_lies_on_another_and_only_tables_are_wider_than_the_screen(
+    page: Path, whole_page: Path, map_file: Path, opened: Open, width: int
+) -> None:
+    for path in (page, whole_page, map_file, *(folder / "report.html" for folder in EXAMPLES)):
+        made = opened(path, viewport={"width": width, "height": 800})
+        made.page.evaluate(OPEN_ALL)
+        measured, found = made.page.evaluate(OVERLAPS)
+        assert measured > 50, path
+        assert found == [], path
+        assert made.page.evaluate("document.documentElement.scrollWidth") <= width, path
+
+
+def test_text_that_lies_on_another_is_found(page: Path, opened: Open) -> None:
+    """Otherwise the test above could not fail."""
+    made = opened(page)
+    made.page.evaluate("document.querySelector('h1').style.cssText = 'position: relative; top: 30px'")
+    assert len(made.page.evaluate(OVERLAPS)[1]) >= 1
 
 
 def test_a_hostile_log_neither_runs_nor_freezes_the_page(tmp_path: Path, opened: Open) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import subprocess
 import sys
@@ -12,11 +13,11 @@ import pytest
 
 from tests.report_examples import EXAMPLES
 from vllm_repro.errors import UsageError
-from vllm_repro.report.script import script
+from vllm_repro.report.script import curl, script
 from vllm_repro.resources import rehearsal_engine
 from vllm_repro.scenario.catalogue import all_scenarios, find
 from vllm_repro.scenario.scenario import Arm, Scenario
-from vllm_repro.scenario.workload import Pause, Rest, requests_of
+from vllm_repro.scenario.workload import Pause, Rest, Size, requests_of, resolve
 
 ARMS = [(scenario, arm) for scenario in all_scenarios() for arm in scenario.arms if not arm.patches]
 
@@ -24,21 +25,17 @@ ARMS = [(scenario, arm) for scenario in all_scenarios() for arm in scenario.arms
 @pytest.mark.parametrize(("scenario", "arm"), ARMS, ids=lambda one: one.id if isinstance(one, Scenario) else one.name)
 def test_it_is_short_and_needs_openai_alone(scenario: Scenario, arm: Arm) -> None:
     text = script(scenario, arm)
-    assert sum(bool(line.strip()) for line in text.splitlines()) <= 180
+    assert sum(bool(line.strip()) for line in text.splitlines()) <= 150
     tree = ast.parse(text)
     imported = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
     imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {name.partition(".")[0] for name in imported} - sys.stdlib_module_names == {"openai"}
-    (steps,) = (
-        node.value for node in tree.body if isinstance(node, ast.Assign) and "STEPS" in ast.unparse(node.targets[0])
-    )
-    assert isinstance(steps, ast.List)
-    calls = [ast.unparse(node) for node in ast.walk(steps) if isinstance(node, ast.Call)]
-    requests = list(requests_of(scenario.workload_of(arm)))
-    assert len(calls) == len(requests)
-    assert all(repr(request.label) in call for request, call in zip(requests, calls, strict=True))
+    (node,) = (node for node in tree.body if isinstance(node, ast.Assign) and "STEPS" in ast.unparse(node.targets[0]))
+    steps = eval(ast.unparse(node.value))
+    sent = [request["name"] for step in steps if isinstance(step, list) for request in step]
+    assert sent == [request.label for request in requests_of(scenario.workload_of(arm))]
     waits = [step for step in scenario.workload_of(arm) if isinstance(step, Pause | Rest)]
-    assert sum(isinstance(step, ast.Constant) for step in steps.elts) == len(waits)
+    assert sum(not isinstance(step, list) for step in steps) == len(waits)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda folder: folder.name)
@@ -56,6 +53,7 @@ def run_on_rehearsal(folder: Path, text: str, version: str, fault: str = "") -> 
         text.replace("SETTLE_S = 5", "SETTLE_S = 0.5")
         .replace("idle within 30", "idle within 6")
         .replace("sleep(5)", "sleep(2)")
+        .replace(">= 0.5", ">= 0.2")
     )
     (folder / "repro.py").write_text(text, encoding="utf-8")
     environment = {**os.environ, "VLLM_REHEARSAL_VERSION": version, "VLLM_REHEARSAL_FAULT": fault}
@@ -121,3 +119,21 @@ def test_a_request_without_an_answer_is_a_hang(tmp_path: Path) -> None:
     text = script(find("sco-lazy-starves"), find("sco-lazy-starves").arms[0])
     done = run_on_rehearsal(tmp_path, text.replace("STALL_S = 600", "STALL_S = 0.7"), "0.24.0", "hang:2")
     assert (done.returncode, "The engine hangs." in done.stdout) == (1, True), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("scenario", all_scenarios(), ids=lambda one: one.id)
+def test_the_curl_lines_send_what_the_script_sends(scenario: Scenario, tmp_path: Path) -> None:
+    """Run them in bash, with a function in place of curl that keeps path and body."""
+    text = curl(scenario, scenario.arms[0], 8000)
+    requests = list(requests_of(scenario.workload_of(scenario.arms[0])))
+    _, _, sent = text.partition("# The requests")
+    keep = 'if [ "${@: -1}" = @- ]; then cat; else echo "${@: -1}"; fi > "$(mktemp sent.XXXXXX)"'
+    fake = f"sleep() {{ :; }}; curl() {{ {keep}; }}\n#{sent}"
+    done = subprocess.run(["bash", "-e", "-c", fake], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    bodies = [json.loads(path.read_text(encoding="utf-8")) for path in tmp_path.glob("sent.*")]
+    assert len(bodies) == len(requests)
+    command = scenario.command_of(scenario.arms[0])
+    asked = [resolve(one.prompt, command) for one in requests if isinstance(one.prompt, int | Size)]
+    assert sorted(len(body["prompt"]) for body in bodies if isinstance(body.get("prompt"), list)) == sorted(asked)
+    assert all(body["model"] for body in bodies)

@@ -85,6 +85,16 @@ def test_all_units_together_are_the_arm_itself() -> None:
     assert arm.edits == ()
 
 
+def test_a_value_for_the_lab_is_not_the_one_to_paste() -> None:
+    parts = parts_of(MTP, arm="no-chunked-prefill")
+    values = {unit.name: (unit.text, unit.booted) for unit in parts.units if unit.kind == "flag"}
+    assert values["--max-model-len"] == ("--max-model-len 125000", "--max-model-len 4128")
+    assert values["--max-num-seqs"] == ("--max-num-seqs 1", "")
+    assert MTP.command_in_lab(parts.with_units(range(len(parts.units)))).get("--max-model-len") == "4128"
+    own = parts_of(MTP, ServerKind.DOCKER, arm="no-chunked-prefill")
+    assert {unit.booted for unit in own.units} == {""}
+
+
 def test_an_edit_of_the_arm_is_a_unit_too() -> None:
     parts = parts_of(MTP, arm="no-chunked-prefill")
     assert {"--no-enable-chunked-prefill", "--max-model-len"} <= set(names(parts))

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.fake_vllm import COMPLETION, OPENAPI, Exchange, FakeVllm, never_ending
+from vllm_repro.client.answer import DEAD_MESSAGE
 from vllm_repro.evidence import Evidence
 from vllm_repro.journal.journal import Journal, read
 from vllm_repro.running.assess import Conclusion
@@ -320,18 +321,48 @@ def dead_engine(exchange: Exchange) -> None:
     exchange.reset()
 
 
-def test_a_client_is_asked_what_it_sees_of_a_dead_engine(tmp_path: Path) -> None:
-    conclusion = concluded(tmp_path, {"/v1/completions": dead_engine})
+def test_a_program_with_the_sdk_retries_the_request_that_killed(tmp_path: Path) -> None:
+    bodies: list[Mapping[str, Any]] = []
+
+    def completions(exchange: Exchange) -> None:
+        bodies.append(exchange.body)
+        if not is_the_odd_one(exchange):
+            exchange.answer(200, COMPLETION)
+        elif len(bodies) == 2:
+            exchange.fake.write(FATAL)
+            exchange.answer(500, {"error": {"message": DEAD_MESSAGE}})
+        else:
+            dead_engine(exchange)
+
+    conclusion = concluded(tmp_path, {"/v1/completions": completions})
     saw = client_saw(tmp_path)
     assert saw is not None
-    assert (saw["arm"], saw["trial"], saw["error"], saw["retries"]) == (
-        SCENARIO.arms[0].name,
-        1,
-        "APIConnectionError",
-        2,
-    )
+    assert (saw["arm"], saw["trial"], saw["error"]) == (SCENARIO.arms[0].name, 1, "APIConnectionError")
+    assert (saw["retries"], saw["attempts"]) == (2, [500, None, None])
+    assert bodies[1:] == [bodies[1]] * 3
     assert conclusion.outcome is Outcome.OTHER_CRASH
-    assert conclusion.sent == 1, "it does not count as a request of the workload"
+    assert conclusion.sent == 2, "the retries do not count as requests of the workload"
+
+
+def test_a_program_asks_a_dead_engine_that_no_request_failed_on(tmp_path: Path) -> None:
+    bodies: list[Mapping[str, Any]] = []
+
+    def completions(exchange: Exchange) -> None:
+        bodies.append(exchange.body)
+        if len(bodies) == 1:  # cut off, and the canary then gets a token: this request is not the one that killed
+            exchange.reset()
+            return
+        exchange.answer(200, COMPLETION)
+        if is_the_odd_one(exchange):
+            exchange.fake.write(FATAL)
+            exchange.fake.paths["/health"] = lambda later: later.answer(503)
+            exchange.fake.ended.set()
+
+    concluded(tmp_path, {"/v1/completions": completions})
+    saw = client_saw(tmp_path)
+    assert saw is not None
+    assert (saw["error"], saw["attempts"]) == (None, [])
+    assert bodies[-1]["prompt"] == "Hello"
 
 
 def test_a_client_waits_a_bounded_time_for_a_dead_engine_that_hangs(
@@ -377,3 +408,25 @@ def test_a_rehearsal_engine_in_place_of_vllm_is_no_evidence(tmp_path: Path) -> N
     conclusion = concluded(tmp_path, {"/version": version})
     assert conclusion.outcome is Outcome.INFRA
     assert "rehearsal engine, not vLLM" in conclusion.why
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "unknown"])
+def test_a_server_that_shows_another_device_than_the_run_reports_is_no_evidence(tmp_path: Path, device: str) -> None:
+    core = f"(EngineCore pid=2) INFO 11-20 08:24:10 [core.py:1] Initializing a V1 LLM engine (v0.28.0) with config: device_config={device}"
+
+    def health(exchange: Exchange) -> None:
+        if not exchange.fake.log_path.read_text(encoding="utf-8"):
+            exchange.fake.write(core)
+        exchange.answer(200)
+
+    conclusion = concluded(tmp_path, {"/health": health})
+    assert conclusion.outcome is (Outcome.INFRA if device == "cuda" else Outcome.CLEAN)
+    assert ("log shows gpu" in conclusion.why) is (device == "cuda")
+
+
+@pytest.mark.parametrize(("status", "outcome"), [(404, Outcome.UNTRIGGERED), (500, Outcome.WRONG_OUTPUT)])
+def test_a_refused_canary_is_no_wrong_answer(tmp_path: Path, status: int, outcome: Outcome) -> None:
+    refuse = {
+        path: lambda exchange: exchange.answer(status, {"detail": "x"}) for path in ("/v1/completions", "/pooling")
+    }
+    assert concluded(tmp_path, refuse).outcome is outcome

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -120,9 +121,17 @@ def test_a_stream_that_goes_on_is_no_hang_though_no_counter_is_kept(tmp_path: Pa
 
 
 @pytest.mark.parametrize("status", [None, 500, 503])
-@pytest.mark.parametrize(("bad", "dead"), [(1, False), (2, False), (50, True)])
-def test_a_short_failure_of_health_is_no_death(tmp_path: Path, status: int | None, bad: int, dead: bool) -> None:
+@pytest.mark.parametrize(
+    ("bad", "steps", "dead"), [(1, False, False), (2, False, False), (50, False, True), (50, True, False)]
+)
+def test_health_alone_is_no_death(tmp_path: Path, status: int | None, bad: int, steps: bool, dead: bool) -> None:
+    """A gateway may answer `/health`, or lose it: a death needs an engine that gives no token, too."""
     asked: list[float] = []
+    canaries: list[bool] = []
+
+    def completions(exchange: Exchange) -> None:
+        canaries.append(True)
+        exchange.answer(200, COMPLETION) if steps else exchange.answer(502)
 
     def health(exchange: Exchange) -> None:
         asked.append(time.monotonic())
@@ -134,12 +143,16 @@ def test_a_short_failure_of_health_is_no_death(tmp_path: Path, status: int | Non
             exchange.answer(status)
 
     async def work(watch: Watch, _: Client) -> None:
-        while len(asked) < 6 and not watch.dead.is_set():
+        while len(asked) < (16 if steps else 6) and not watch.dead.is_set():
             await asyncio.sleep(0.02)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(watch.dead.wait(), 5 if dead else 0.1)
 
-    watch = watched(FakeVllm(tmp_path / "log", {"/health": health}), work, tmp_path)
+    paths = {"/health": health, "/v1/completions": completions}
+    watch = watched(FakeVllm(tmp_path / "log", paths), work, tmp_path)
     assert watch.dead.is_set() is dead
-    assert [sign.channel for sign in watch.signs] == ([Channel.HEALTH] if dead else [])
+    assert (Channel.HEALTH in {sign.channel for sign in watch.signs}) is (bad == 50)
+    assert len(canaries) == (bad == 50), "one canary for each time that /health fails"
 
 
 @pytest.mark.parametrize("balanced", [False, True])

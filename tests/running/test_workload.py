@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ import pytest
 from tests.fake_vllm import COMPLETION, METRICS, Exchange
 from tests.running.test_trial import ARM, LAUNCH, concluded, tried
 from vllm_repro.journal.journal import read
-from vllm_repro.scenario.workload import chat, completion, conversation, request, sized
+from vllm_repro.scenario.workload import chat, completion, conversation, request, sized, together
 from vllm_repro.servers.kinds import ServerKind
-from vllm_repro.trigger.conditions import answered
+from vllm_repro.trigger.conditions import answered, left_waiting
 from vllm_repro.verdict.outcome import Outcome
 
 
@@ -157,3 +158,31 @@ def test_a_count_below_nothing_is_no_count(tmp_path: Path) -> None:
     usage = {"prompt_tokens": 128, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": -1}}
     paths = {"/v1/completions": lambda exchange: exchange.answer(200, {**COMPLETION, "usage": usage})}
     assert tried(tmp_path, paths)[1].seen.asked[0].cached_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("takes", "waiting", "outcome"),
+    [(0.6, 1, Outcome.CLEAN), (0.6, 0, Outcome.UNTRIGGERED), (0.0, 1, Outcome.UNTRIGGERED)],
+)
+def test_a_client_may_leave_before_its_answer(tmp_path: Path, takes: float, waiting: int, outcome: Outcome) -> None:
+    """It is no failure of the server, and a trigger only if the server counted a waiting request then."""
+    came: list[str] = []
+
+    def completions(exchange: Exchange) -> None:
+        came.append(exchange.body["prompt"])
+        if exchange.body["prompt"] == "short":
+            time.sleep(takes)
+        exchange.answer(200, COMPLETION)
+
+    counted = f"{METRICS}vllm:num_requests_waiting {waiting}\n"
+    paths = {
+        "/v1/completions": completions,
+        "/metrics": lambda exchange: exchange.answer(200, counted, "text/plain"),
+    }
+    leaving = completion(name="leaves", prompt="short", starts_after=0.2, leaves_after=0.3)
+    workload = (together(leaving, completion(name="busy", prompt="long")),)
+    conclusion, _ = tried(tmp_path, paths, arm=replace(ARM, workload=workload, trigger=left_waiting("leaves")))
+    assert (conclusion.outcome, conclusion.sent - conclusion.ok) == (outcome, 0)
+    assert came[:2] == ["long", "short"]
+    left = [entry.get("waiting") for entry in read(tmp_path / "journal.jsonl").entries if entry.event == "client-left"]
+    assert left == ([waiting] if takes else [])

@@ -218,7 +218,42 @@ def test_one_broken_file_does_not_blind_the_others(tmp_path: Path) -> None:
 
 
 def test_a_scenario_is_found_by_its_issue() -> None:
-    assert find("41726").id == find("#41726").id == find("vllm-project/vllm#41726").id == "tq-chunked-prefill"
+    url = "https://github.com/vllm-project/vllm/issues/41726"
+    for name in (
+        "41726",
+        "#41726",
+        "vllm-project/vllm#41726",
+        url,
+        f"{url}#issuecomment-1",
+        url.replace("issues", "pull"),
+    ):
+        assert find(name).id == "tq-chunked-prefill"
+    with pytest.raises(UsageError):
+        find(url.replace("vllm-project", "somebody"))
+
+
+def test_two_scenarios_of_one_issue_are_both_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = text_of("min_tokens_stop_ids.py").replace('id="min-tokens-stop-ids"', 'id="own-bug"')
+    (tmp_path / "own_bug.py").write_text(text, encoding="utf-8")
+    monkeypatch.setenv("VLLM_REPRO_SCENARIOS", str(tmp_path))
+    with pytest.raises(UsageError) as caught:
+        find("#54195")
+    assert "did you mean min-tokens-stop-ids or own-bug?" in caught.value.hint
+
+
+def test_an_installed_package_adds_its_scenarios(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package, metadata = tmp_path / "our_bugs", tmp_path / "our_bugs-1.dist-info"
+    package.mkdir()
+    metadata.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('it need not be imported')\n", encoding="utf-8")
+    text = text_of("min_tokens_stop_ids.py").replace('id="min-tokens-stop-ids"', 'id="our-bug"')
+    (package / "our_bug.py").write_text(text, encoding="utf-8")
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: our-bugs\nVersion: 1\n", encoding="utf-8")
+    (metadata / "entry_points.txt").write_text("[vllm_repro.scenarios]\nours = our_bugs\n", encoding="utf-8")
+    assert "our-bug" not in {one.id for one in all_scenarios()}
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "our-bug" in {one.id for one in all_scenarios()}
+    assert find("our-bug").id == "our-bug"
 
 
 def test_a_scenario_file_cannot_run_code(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.server
 import os
@@ -21,11 +22,13 @@ from vllm_repro.evidence import Evidence
 from vllm_repro.host.ports import free_port
 from vllm_repro.resources import rehearsal_engine
 from vllm_repro.running.assess import assess
+from vllm_repro.running.job import first_line
 from vllm_repro.running.state import Observed
 from vllm_repro.scenario.catalogue import find
-from vllm_repro.servers.attach import AttachServer, evidence_of, find_log, find_process, own_lines_begin
+from vllm_repro.servers.attach import AttachServer, AttachSite, evidence_of, find_log, find_process, own_lines_begin
 from vllm_repro.servers.base import ServerFacts
 from vllm_repro.servers.kinds import ServerKind
+from vllm_repro.servers.options import ServerOptions
 from vllm_repro.trigger.conditions import chunked_prefill
 from vllm_repro.trigger.trigger import SentRequest
 from vllm_repro.verdict.outcome import Outcome
@@ -219,3 +222,31 @@ def test_flags_that_nobody_saw_prove_nothing_about_an_attached_server(tmp_path: 
     seen.facts = ServerFacts(kind=ServerKind.PROCESS, evidence=Evidence.GPU, argv=())
     again = assess(replace(scenario, trigger=chunked_prefill(chunks=2)), scenario.reported(), seen, tmp_path / "none")
     assert again.outcome is Outcome.CLEAN
+
+
+def test_a_log_that_is_truncated_is_read_on(tmp_path: Path) -> None:
+    source, copy = tmp_path / "server.log", tmp_path / "copy.log"
+    boot = "(APIServer pid=1) INFO 11-20 08:24:00 [a.py:1] vLLM API server version 0.28.0\n"
+    source.write_text(boot, encoding="utf-8")
+
+    async def copied(text: str) -> None:
+        async with asyncio.timeout(10):
+            while not copy.read_text(encoding="utf-8").endswith(text):
+                await asyncio.sleep(0.02)
+
+    async def follow() -> None:
+        server = AttachServer("http://127.0.0.1:1", log=source, copy_to=copy, evidence=Evidence.UNKNOWN)
+        await server.start()
+        await copied(boot)
+        source.write_text("", encoding="utf-8")
+        source.write_text("after\n", encoding="utf-8")
+        await copied(boot + "after\n")
+        await server.stop()
+
+    asyncio.run(follow())
+
+
+def test_the_first_line_names_the_release_that_runs_already() -> None:
+    site = AttachSite(ServerOptions(url="http://127.0.0.1:1"), find("min-tokens-stop-ids"), rehearsal=True)
+    site.version = "0.24.0"
+    assert "imitates vLLM 0.24.0. " in first_line(site, "", "0.28.0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from vllm_repro.evidence import Evidence
@@ -38,6 +39,14 @@ def test_the_flags_that_a_tiny_model_takes_stay_and_each_other_one_is_a_differen
     )
     assert found.weights == "dummy: 1 layer and 1 that drafts, 24 heads, 4 KV heads of 256, run by vLLM's mimo"
     assert found.tiny_model == mtp.tiny_model
+
+
+def test_a_reported_key_is_no_part_of_a_command() -> None:
+    tq = find("tq-chunked-prefill")
+    found = launch(replace(tq, command=f"{tq.command} --api-key sk-of-somebody"))
+    assert found.command == launch(tq).command
+    assert "sk-of-somebody" not in found.render()
+    assert any("VLLM_API_KEY" in text for text in found.differences)
 
 
 def test_a_tiny_model_for_a_command_without_such_flags_changes_nothing_else() -> None:

@@ -57,6 +57,24 @@ def test_the_release_that_is_installed_here_is_run_on_the_gpu(monkeypatch: pytes
     assert here.launch(TQ, TQ.arms[0], 8000).argv[0] == "/x/vllm"
 
 
+@pytest.mark.parametrize(
+    ("version", "cards", "evidence"),
+    [
+        ("0.28.0", (H100,), Evidence.GPU),
+        ("0.28.0+cpu", (H100,), Evidence.CPU),
+        ("0.28.0", (), Evidence.CPU),
+    ],
+)
+def test_an_installed_vllm_is_evidence_of_what_it_runs_on_and_not_of_what_the_scenario_needs(
+    monkeypatch: pytest.MonkeyPatch, version: str, cards: tuple[Gpu, ...], evidence: Evidence
+) -> None:
+    monkeypatch.setattr("vllm_repro.servers.process.gpus", lambda: cards)
+    monkeypatch.setattr("vllm_repro.servers.process.local_vllm", lambda: LocalVllm(Path("/x/vllm"), version))
+    assert ProcessSite(ServerOptions(), STOP_IDS).evidence is evidence
+    if cards:
+        assert ProcessSite(ServerOptions(), TQ).evidence is evidence
+
+
 def test_the_lab_refuses_a_processor_that_lacks_its_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     deepseek, options = find("dsv4-tp2"), ServerOptions()
     monkeypatch.setattr("vllm_repro.servers.lab.cpu_flags", lambda: frozenset({"avx512f"}))

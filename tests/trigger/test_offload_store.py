@@ -9,7 +9,7 @@ from vllm_repro.diagnosis.boot_facts import BootFacts, Observed, boot_facts
 from vllm_repro.diagnosis.log_text import read_lines
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.trigger.offload_store import block_listed_twice, offload_outgrown
-from vllm_repro.trigger.trigger import AttentionShape, SentRequest, TriggerFacts, TriggerResult
+from vllm_repro.trigger.trigger import Amounts, AttentionShape, SentRequest, TriggerFacts, TriggerResult
 
 LAB = AttentionShape(4, 2, 32, 256, ("full", "sliding"), 128)
 FLAGS = "--block-size 32 --max-num-batched-tokens 2048 --num-gpu-blocks-override"
@@ -45,6 +45,8 @@ def test_what_was_seen_stands_beside_what_was_computed() -> None:
         "seen: store event 3 lists 80 blocks, 54 distinct",
         "seen: 50 blocks are asked for, the counter says 106 and the free list has 34",
     )
+    (amounts,) = found.amounts
+    assert amounts == Amounts("blocks", (("asked for", 50), ("in the free list", 34), ("by its counter", 106)))
 
 
 def test_what_was_seen_is_enough() -> None:
@@ -172,6 +174,8 @@ def test_what_the_lab_saw_is_evidence() -> None:
     stores = tuple(Observed("store", {"event": n, "blocks": 5, "distinct": 5, "twice": []}) for n in range(40))
     found = outgrown([400, 400, 400], BootFacts(offload_blocks=16), observed=stores)
     assert found.evidence[-1] == "seen: 40 store events, 200 blocks in all"
+    (amounts,) = found.amounts
+    assert [amount for _, amount in amounts.bars] == [36, 30, 15]
 
 
 @pytest.mark.parametrize(("words", "room"), [("CPU blocks (1.00 GB, mode=lazy)", 12), ("offload blocks (1.00 GB", 12)])

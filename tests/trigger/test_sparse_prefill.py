@@ -123,6 +123,7 @@ def test_the_lab_has_the_first_word() -> None:
         "the log reports 68.53 MB locked",
     )
     assert found.brief == "needs 21.63 MB, 21.62 MB locked"
+    assert [(one.unit, [amount for _, amount in one.bars]) for one in found.amounts] == [("MB", [21.63, 21.62, 68.53])]
     assert not OUTGROWN.find(facts(1304, observed=(prefill(1306, 22_675_456),))).crossed
 
 
@@ -141,6 +142,7 @@ def test_the_death_says_it_itself() -> None:
         facts(1304, captured={"asked": "21.80", "locked": "21.62"}, observed=(prefill(1304, 22_856_960, ratio=1),))
     )
     assert (found.crossed, found.brief) == (True, "needs 21.80 MB, 21.62 MB locked")
+    assert [(one.unit, [amount for _, amount in one.bars]) for one in found.amounts] == [("MB", [21.8, 21.62])]
     assert "for the shapes of the branch: a lone prompt fits up to 759 tokens" in found.evidence[1]
 
 

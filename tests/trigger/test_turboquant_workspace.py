@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from vllm_repro.trigger.trigger import AttentionShape, SentRequest, TriggerFacts
 from vllm_repro.trigger.turboquant_workspace import (
     capture_batch,
     continuation_bytes,
+    crash_amounts,
     crash_message,
     decode_bytes,
     workspace_outgrown,
@@ -102,6 +104,25 @@ def test_a_lock_is_claimed_only_if_there_is_one(reserved: bool) -> None:
     empty = OUTGROWN.find(facts(7593, locked=0))
     assert empty.brief == "needs 16.00 MB, 0.00 MB locked"
     assert empty.evidence[1:] == ("the workspace was empty when it was locked",)
+
+
+@pytest.mark.parametrize(
+    ("more", "bars"),
+    [
+        ({"locked": 1_069_312}, {"locked": 1.02}),
+        ({"locked": 0}, {"locked": 0.0}),
+        ({}, {"decoding alone locks": 1.02}),
+        ({"boot": BootFacts(ready=True)}, {"decoding would lock with CUDA graphs": 1.02}),
+        ({"reserved": True, "locked": 400 << 20}, {"decoding alone locks": 1.02, "locked": 400.0}),
+    ],
+)
+def test_the_amounts_are_those_of_the_evidence(more: dict[str, Any], bars: dict[str, float]) -> None:
+    (amounts,) = OUTGROWN.find(facts(7593, **more)).amounts
+    assert (amounts.unit, dict(amounts.bars)) == ("MB", {"needed for 4096 cached tokens": 16.0, **bars})
+
+
+def test_a_message_without_sizes_has_no_amounts() -> None:
+    assert crash_amounts({}) == crash_amounts({"asked": "many", "locked": "1"}) == ()
 
 
 def test_a_reservation_covers_all_sequences_and_a_lock_the_captured_batch() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from vllm_repro import __version__
-from vllm_repro.cli.common import WRONG_USAGE, Parser, did_you_mean
+from vllm_repro.cli.common import WRONG_USAGE, Parser, did_you_mean, use_scenario_folders
 from vllm_repro.errors import INTERRUPTED, InfraError, ReproError
 
 __all__ = ["VERBS", "main", "parser"]
@@ -53,10 +53,15 @@ VERBS: Mapping[str, tuple[str, str]] = {
         "vllm_repro.cli.diagnose",
         "find in a server log or a pasted traceback whether an engine died, and why",
     ),
+    "intake": (
+        "vllm_repro.cli.intake",
+        "draft a scenario file from an issue, a pasted command or a log; nothing of it is run",
+    ),
     "history": (
         "vllm_repro.cli.history",
         "show what changed since the last nights: fixes, regressions, and throughput",
     ),
+    "completion": ("vllm_repro.cli.completion", "print the completion of this command for a shell"),
     "clean": ("vllm_repro.cli.clean", "list what killed runs left behind; with --yes remove it"),
 }
 """Module and help line of each verb."""
@@ -88,6 +93,8 @@ def parser(verb: str | None = None) -> Parser:
 
 def main(argv: Sequence[str] | None = None, *, parsed: Callable[[], None] = lambda: None) -> int:
     """Run the command `vllm-repro` and return its exit status. parsed: called once the verb's modules are imported."""
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
+        importlib.import_module("vllm_repro.cli.completion").complete(parser)
     words = list(sys.argv[1:] if argv is None else argv)
     verb = next((word for word in words if not word.startswith("-")), None)
     if verb is not None and verb not in VERBS:
@@ -100,9 +107,7 @@ def main(argv: Sequence[str] | None = None, *, parsed: Callable[[], None] = lamb
     if unknown:
         arguments.parser.unknown(unknown)
     parsed()
-    if folders := getattr(arguments, "scenario_folders", None):
-        known = os.environ.get("VLLM_REPRO_SCENARIOS", "")
-        os.environ["VLLM_REPRO_SCENARIOS"] = os.pathsep.join([*filter(None, [known]), *folders])
+    use_scenario_folders(arguments)
     # KeyboardInterrupt undoes a started install or check; a run has handlers of its own.
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(number) is signal.SIG_DFL:

@@ -18,10 +18,15 @@ from vllm_repro.errors import UsageError
 from vllm_repro.releases.known import CPU_BUILDS, published_release
 from vllm_repro.releases.sources import commits_between
 from vllm_repro.report.bisection import Bisection, Candidate
-from vllm_repro.running.bisect import BisectionSearch
+from vllm_repro.running.bisect import BisectionSearch, ScriptSearch
 from vllm_repro.running.job import Job, refuse_unused_options, repeat_command
+from vllm_repro.running.resume import UnfinishedSearch
 from vllm_repro.running.sweep import for_release
 from vllm_repro.scenario.catalogue import find, find_arms
+from vllm_repro.scenario.scenario import Arm, Scenario
+from vllm_repro.servers.kinds import ServerKind
+from vllm_repro.servers.options import ServerOptions
+from vllm_repro.servers.site import ServerChoice
 
 _EPILOG = """
 
@@ -56,6 +61,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="search the commits of this git checkout of vLLM instead of releases",
     )
     parser.add_argument(
+        "--script",
+        metavar="CMD",
+        help="ask this shell command instead of booting servers: exit status 0 is good, 1 bad, 125 a skip, any other stops; "
+        "VLLM_REPRO_TREE is the folder that holds vllm/, VLLM_REPRO_PYTHON runs it, VLLM_REPRO_SOURCE names it",
+    )
+    parser.add_argument(
         "--versions", metavar="A,B,...", help="the releases to choose from (default: those with a CPU build)"
     )
     parser.add_argument(
@@ -84,12 +95,19 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     arguments, unfinished = begun(arguments, "bisect")
+    if unfinished and unfinished.head.get("script") and not arguments.script:
+        raise UsageError(
+            f"the bisection in {unfinished.folder} asks a script, and a command is never taken from a record",
+            hint=f"give it again: vllm-repro bisect --resume {shlex.quote(str(arguments.resume))} --script CMD",
+        )
     if not arguments.scenario or not arguments.bad or not arguments.good:
         raise UsageError(
             "bisect needs a SCENARIO, --bad and --good",
             hint="vllm-repro bisect --help; vllm-repro list names scenarios",
         )
     scenario = find(arguments.scenario)
+    if arguments.script:
+        return _by_script(arguments, scenario, unfinished)
     options = server_options(arguments)
     refuse_one_release(options)
     candidates, left_out = _candidates(arguments)
@@ -105,16 +123,39 @@ def run(arguments: argparse.Namespace) -> int:
     job = job_from(arguments, name=arguments.scenario, scenario=scenario, options=options, choice=choice, arms=arms)
     refuse_unused_options(for_release(options, candidates[0].source), choice.kind)
     job = replace(job, named_arms=names)  # so that each run is repeated with these arms
-    found = Bisection(
-        **common_fields(job, targets[0], _repeat(arguments, job)),
-        expected=targets[0].expected,
+    found = _begun(arguments, job, targets[0], candidates, left_out)
+    return run_search(arguments, BisectionSearch(job, found), unfinished)
+
+
+def _by_script(arguments: argparse.Namespace, scenario: Scenario, unfinished: UnfinishedSearch | None) -> int:
+    unused = {"--server": arguments.server != "auto"} | {
+        f"--{name}": getattr(arguments, name) for name in ("model", "weights", "port", "image", "arm")
+    }
+    if given := next((name for name, value in unused.items() if value), None):
+        raise UsageError(f"{given} has no meaning with --script", hint="leave it out: no server is booted")
+    candidates, left_out = _candidates(arguments)
+    arm = scenario.leading[0]
+    options = ServerOptions(server=ServerKind.PROCESS.value)
+    choice = ServerChoice(ServerKind.PROCESS, "")
+    job = job_from(arguments, name=arguments.scenario, scenario=scenario, options=options, choice=choice, arms=[arm])
+    found = _begun(arguments, job, arm, candidates, left_out)
+    # What a server opens says nothing about a script.
+    found = replace(found, arm="", server="none, a script", evidence=None, untouched=())
+    return run_search(arguments, ScriptSearch(job, found, arguments.script), unfinished)
+
+
+def _begun(
+    arguments: argparse.Namespace, job: Job, arm: Arm, candidates: tuple[Candidate, ...], left_out: int
+) -> Bisection:
+    return Bisection(
+        **common_fields(job, arm, _repeat(arguments, job)),
+        expected=arm.expected,
         find_fix=arguments.find_fix,
         candidates=candidates,
         left_out=left_out,
         rate=arguments.rate,
         confidence=arguments.confidence,
     )
-    return run_search(arguments, BisectionSearch(job, found), unfinished)
 
 
 def _candidates(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], int]:
@@ -159,6 +200,10 @@ def _repeat(arguments: argparse.Namespace, job: Job) -> str:
         words += ["--rate", f"{arguments.rate:g}"]
     if arguments.confidence != 0.95:
         words += ["--confidence", f"{arguments.confidence:g}"]
+    if arguments.script:
+        words += ["--script", arguments.script]
+        folders = [word for folder in job.folders for word in ("--scenarios", folder)]
+        return shlex.join(["vllm-repro", "bisect", arguments.scenario, *folders, "--bad", arguments.bad, *words])
     return f"{repeat_command('bisect', job, job.choice.kind, ('--bad', arguments.bad))} {shlex.join(words)}"
 
 

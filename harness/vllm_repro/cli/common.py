@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib
 import json
+import os
 import sys
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-__all__ = ["Parser", "add_common", "did_you_mean", "duration", "number", "print_json", "scenario_words", "seconds"]
+__all__ = [
+    "Parser",
+    "add_common",
+    "did_you_mean",
+    "duration",
+    "number",
+    "print_json",
+    "scheduler_tests",
+    "seconds",
+    "use_scenario_folders",
+]
 
 WRONG_USAGE = 64
 
@@ -56,9 +68,17 @@ def add_common(parser: argparse.ArgumentParser, *, example: str, prints: str = "
         parser.add_argument("--json", action="store_true", help=f"print JSON: {prints}")
 
 
-def scenario_words(arguments: argparse.Namespace) -> list[str]:
-    """Return the `--scenarios` options of a command line, for a command that a message suggests."""
-    return [word for folder in arguments.scenario_folders for word in ("--scenarios", folder)]
+def scheduler_tests() -> Any:
+    """Return the module that writes pytest files. It is above this folder, as the verbs of the search are."""
+    return importlib.import_module("vllm_repro_explore.scheduler_test")
+
+
+def use_scenario_folders(arguments: argparse.Namespace) -> None:
+    """Add the folders of `--scenarios` to the catalogue, for this process and those that it starts."""
+    known = [folder for folder in os.environ.get("VLLM_REPRO_SCENARIOS", "").split(os.pathsep) if folder]
+    more = [folder for folder in getattr(arguments, "scenario_folders", []) if folder not in known]
+    if more:
+        os.environ["VLLM_REPRO_SCENARIOS"] = os.pathsep.join([*known, *more])
 
 
 def print_json(value: Any) -> None:

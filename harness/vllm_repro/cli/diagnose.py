@@ -7,18 +7,23 @@ import io
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from vllm_repro.cli.common import add_common, print_json, scenario_words
+from packaging.version import Version
+
+from vllm_repro.cli.common import add_common, print_json
 from vllm_repro.diagnosis.diagnosis import Diagnosis, diagnose
 from vllm_repro.diagnosis.log_text import read_lines
 from vllm_repro.errors import UsageError
 from vllm_repro.evidence import facts_of
 from vllm_repro.journal.redact import Redactor, known_secrets
 from vllm_repro.report.model import banner
-from vllm_repro.scenario.catalogue import all_scenarios, to_stderr
-from vllm_repro.scenario.matching import Match, matches, twins
+from vllm_repro.scenario.catalogue import all_scenarios, folder_words, to_stderr
+from vllm_repro.scenario.matching import Match, matches, other_bugs, twins
+from vllm_repro.scenario.scenario import Scenario, Status
+from vllm_repro.verdict.verdict import Expected
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +39,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    folders = scenario_words(arguments)
+    folders = folder_words()
     options = [f"--{name.replace('_', '-')}" for name in ("json", "exit_code") if getattr(arguments, name)]
     diagnosis = _read(arguments.file, shlex.join(["vllm-repro", "diagnose", "-", *folders, *options]))
     known = all_scenarios(warn=to_stderr)
@@ -58,6 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
                         "how": match.how,
                         "fixed_in": match.scenario.status.first_good,
                         "lives_with": match.lives_with,
+                        "other_bugs": [other.id for other in other_bugs(match.scenario, known)],
                         "run": _command(match, folders),
                     }
                     for match in found
@@ -80,17 +86,39 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{match.how}: {match.scenario.id} ({match.scenario.issue}): {match.scenario.title}")
         if match.against:
             print(f"  not the same without a closer look: {match.against}")
-        print(f"  {'fixed in ' + fixed if (fixed := match.scenario.status.first_good) else 'open'}")
-        for change in match.lives_with:
-            print(f"  lives {change}")
-        print(f"  to see it: {_command(match, folders)}")
         for twin in twins(match.scenario, known) if diagnosis.vllm_version is None else ():
             print(
                 f"  or, from {match.scenario.status.first_good} on: {twin.id}: {twin.title}. The text names no release"
             )
+        for line in advice(match, known, _command(match, folders)):
+            print(f"  {line}")
     if diagnosis.exception and not found:
         print("no known scenario has this signature")
     return status
+
+
+def advice(match: Match, known: Sequence[Scenario], command: str) -> list[str]:
+    """Return the lines of advice: the releases without the bug, the changes that avoid it, the command that shows it."""
+    status = match.scenario.status
+    lines = [_release_advice(status)]
+    if others := other_bugs(match.scenario, known):
+        lines[0] += ". There or later, with the same KV cache or connector:"
+        lines += [f"  {other.id} (bad {other.status.bad}): {other.title}" for other in others]
+    if changes := match.lives_with:
+        lines.append(f"lives: {'; or '.join(changes)}")
+    else:
+        patched = any(arm.patches and arm.expected is Expected.LIVES for arm in match.scenario.arms)
+        lines.append("lives: with no known change of flags" + (", only with a patch of vLLM" if patched else ""))
+    return [*lines, f"to see it: {command}"]
+
+
+def _release_advice(status: Status) -> str:
+    if status.first_good is None:
+        past = f"; {status.first_past} is the first not declared bad" if status.first_past else ""
+        return f"open: no release is declared good{past}"
+    if status.first_bad is not None and Version(status.first_bad) > Version(status.first_good):
+        return f"declared good: {status.good}"
+    return f"fixed in {status.first_good}"
 
 
 _STATUSES = {True: 1, False: 0, None: 2}

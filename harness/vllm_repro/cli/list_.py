@@ -6,7 +6,7 @@ import argparse
 
 from vllm_repro.cli.common import add_common, print_json
 from vllm_repro.report.format import columns
-from vllm_repro.scenario.catalogue import all_scenarios, to_stderr
+from vllm_repro.scenario.catalogue import all_scenarios, scenario_ids, to_stderr
 
 _WIDEST = 200
 
@@ -56,6 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
     for line in columns(rows, [_WIDEST] * len(rows[0])):
         print(line)
     if arguments.verbose:
+        files = scenario_ids()
         for scenario in scenarios:
             print(f"\n{scenario.id}: {scenario.title}\n  arms: {', '.join(arm.name for arm in scenario.arms)}")
+            print(f"  file: {files[scenario.id]}")
     return 0

@@ -8,13 +8,14 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_repro.cli.common import number, seconds
+from vllm_repro.cli.common import number, seconds, use_scenario_folders
 from vllm_repro.errors import UsageError
+from vllm_repro.host.ports import check_port
 from vllm_repro.releases.sources import named_source
 from vllm_repro.running.folders import default_out
 from vllm_repro.running.job import Job, refuse_unused_options, with_patches
 from vllm_repro.running.state import TimeLimits
-from vllm_repro.scenario.catalogue import find
+from vllm_repro.scenario.catalogue import find, named_folders
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.kinds import kinds
 from vllm_repro.servers.options import ServerOptions
@@ -153,11 +154,13 @@ def job_from(
     expect: Expect = Expect.DECLARED,
     compared: bool = False,
 ) -> Job:
-    """Return the job of a command line with `add_run_options`. Raises `UsageError` for an option that the server does not use.
+    """Return the job of a command line with `add_run_options`. compared: add an arm for each patch.
 
-    compared: add an arm for each patch.
+    Raises `UsageError` for an option that the server does not use, and `InfraError` for a port in use.
     """
     refuse_unused_options(options, choice.kind)
+    if options.port and choice.kind.facts.started:
+        check_port(options.port)
     if compared:
         arms = with_patches(scenario, arms if arguments.arm else scenario.leading, options.patch)
     return Job(
@@ -173,6 +176,7 @@ def job_from(
         limits=TimeLimits(boot_stall=arguments.boot_stall, answer_stall=arguments.answer_stall),
         expect=expect,
         compared=compared,
+        folders=[str(folder.absolute()) for folder in named_folders()],
     )
 
 
@@ -190,7 +194,7 @@ def resumed(
     command = [*parser.prog.split(), "--resume", str(arguments.resume)]
     named = _named(arguments)
     bare = vars(parser.parse_args([*named, *command[2:]]))
-    allowed = {"json", "verbose", "verb", *beside}
+    allowed = {"json", "verbose", "verb", "scenario_folders", *beside}
     changed = [name for name, value in bare.items() if name not in allowed and value != getattr(arguments, name)]
     if changed:
         raise UsageError(
@@ -204,6 +208,7 @@ def resumed(
                 hint="repeat --resume in that folder",
             )
     begun = parser.parse_args(list(unfinished.words[1:]))
+    use_scenario_folders(begun)
     if named and [find(name).id for name in named] != [find(name).id for name in _named(begun)]:
         raise UsageError(f"{unfinished.folder} belongs to {_named(begun)[0]}", hint=shlex.join(command))
     begun.json, begun.verbose, begun.out = arguments.json, arguments.verbose, unfinished.out

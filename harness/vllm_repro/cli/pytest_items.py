@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ class ScenarioItem(pytest.Item):
             trials=1,
             seed=1,
             out=default_out(),
-            reproduce=f"pytest scenarios -k '{self.name}'",
+            reproduce=shlex.join(["pytest", self.nodeid]),
         )
         with contextlib.ExitStack() as locks:
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from vllm_repro.cli.common import add_common
+from vllm_repro.cli.common import add_common, scheduler_tests
 from vllm_repro.errors import UsageError
 from vllm_repro.report.build import build_foreign
 from vllm_repro.report.files import FORMATS, ON_REQUEST, render, write_reports
@@ -14,16 +14,20 @@ from vllm_repro.report.files import FORMATS, ON_REQUEST, render, write_reports
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_common(parser, example="vllm-repro report reports/tq-chunked-prefill/latest --format md")
-    parser.add_argument("run", metavar="RUN", help="a run's folder, or its journal.jsonl")
+    parser.add_argument(
+        "run", metavar="RUN", help="a run's folder, or its journal.jsonl; for pytest also a folder of explore"
+    )
     parser.add_argument(
         "--format",
-        choices=sorted({**FORMATS, **ON_REQUEST}),
+        choices=sorted({**FORMATS, **ON_REQUEST, "pytest": ""}),
         help="print this format (default: write all but the draft into the folder)",
     )
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write to FILE instead of printing")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.format == "pytest":
+        return _written(scheduler_tests().folder_test(Path(arguments.run)), arguments.output)
     report = build_foreign(Path(arguments.run))
     if arguments.format is None:
         if arguments.output:
@@ -31,14 +35,15 @@ def run(arguments: argparse.Namespace) -> int:
         for path in write_reports(report):
             print(path)
         return 0
-    text = render(report, arguments.format)
-    if arguments.output is None:
+    return _written(render(report, arguments.format), arguments.output)
+
+
+def _written(text: str, path: Path | None) -> int:
+    if path is None:
         sys.stdout.write(text)
         return 0
     try:
-        arguments.output.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UsageError(
-            f"cannot write {arguments.output}: {error.strerror}", hint="name another file with -o"
-        ) from error
+        raise UsageError(f"cannot write {path}: {error.strerror}", hint="name another file with -o") from error
     return 0

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_repro import __version__
-from vllm_repro.cli.common import add_common, duration, number, print_json, scenario_words
+from vllm_repro.cli.common import add_common, duration, number, print_json
 from vllm_repro.cli.options import add_run_options, add_server_options, job_from, resumed, server_options
 from vllm_repro.errors import INTERRUPTED, UsageError
 from vllm_repro.report.search import SearchRecord
@@ -63,10 +63,9 @@ def job_of_one_arm(arguments: argparse.Namespace, verb: str) -> Job:
     return replace(job, reproduce=repeat_command(verb, job, choice.kind, release))
 
 
-def run_of_arm(arguments: argparse.Namespace, job: Job) -> str:
+def run_of_arm(job: Job) -> str:
     """Return the command that runs the arm's own workload."""
-    repeat = repeat_command("run", replace(job, reproduce=""), job.choice.kind, ("--vllm", job.options.vllm))
-    return shlex.join([*shlex.split(with_out(repeat, job.out)), *scenario_words(arguments)])
+    return with_out(repeat_command("run", job, job.choice.kind, ("--vllm", job.options.vllm)), job.out)
 
 
 def common_fields(job: Job, arm: Arm, reproduce: str) -> dict[str, Any]:
@@ -106,7 +105,8 @@ def begun(arguments: argparse.Namespace, verb: str) -> tuple[argparse.Namespace,
     if not arguments.resume:
         return arguments, None
     unfinished = read_search(arguments.resume, verb)
-    limits = {name: getattr(arguments, name) for name in ("max_boots", "max_time")}
+    # A script is given anew: a record may come from somebody else.
+    limits = {name: getattr(arguments, name) for name in ("max_boots", "max_time", "script") if name in arguments}
     arguments = resumed(arguments, unfinished, beside=limits)
     vars(arguments).update(limits)
     return arguments, unfinished
@@ -123,7 +123,8 @@ def run_search(arguments: argparse.Namespace, search: BootSearch[Any, Any], unfi
     print(f"\n{text}", file=stream)
     print(f"this text: {folder / search.file}.md", file=stream)
     if found.stopped:
-        print(f"resume:    vllm-repro {search.verb} --resume {shlex.quote(str(folder))}", file=stream)
+        script = ["--script", arguments.script] if getattr(arguments, "script", None) else []
+        print(f"resume:    {shlex.join(['vllm-repro', search.verb, '--resume', str(folder), *script])}", file=stream)
     if arguments.json:
         print_json(search.as_dict(found))
     return INTERRUPTED if found.stopped and found.stopped.startswith("SIG") else found.exit_status

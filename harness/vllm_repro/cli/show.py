@@ -7,14 +7,14 @@ import contextlib
 from dataclasses import replace
 from functools import partial
 
-from vllm_repro.cli.common import add_common, print_json
+from vllm_repro.cli.common import add_common, print_json, scheduler_tests
 from vllm_repro.cli.options import add_server_options, server_options
 from vllm_repro.command.compose import compose_text, service
 from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.evidence import Evidence
 from vllm_repro.releases.local_vllm import local_vllm
 from vllm_repro.releases.provision import ReleaseCache
-from vllm_repro.report.script import script
+from vllm_repro.report.script import curl, script
 from vllm_repro.scenario.catalogue import find, find_arms, to_stderr
 from vllm_repro.scenario.patch import read_diff
 from vllm_repro.scenario.scenario import Arm, Scenario
@@ -24,7 +24,7 @@ from vllm_repro.servers.launch import ServedModel, container_launch, process_lau
 from vllm_repro.servers.options import ServerOptions, default_image, weights_for
 from vllm_repro.servers.overlay import PatchedSource, patch_container, patch_installed, patch_packages
 
-STYLES = ("docker", "serve", "compose", "lab", "python")
+STYLES = ("docker", "serve", "compose", "lab", "python", "curl", "pytest")
 SHOWN_PORT = 8000
 
 
@@ -61,6 +61,10 @@ def command_text(scenario: Scenario, arm: Arm, options: ServerOptions, style: st
     port = options.port or SHOWN_PORT
     if style == "python":
         return script(scenario, arm).rstrip()
+    if style == "curl":
+        return curl(scenario, arm, port)
+    if style == "pytest":
+        return str(scheduler_tests().scenario_test(scenario, arm)).rstrip()
     if style == "lab":
         return LabSite(replace(options, model=None, weights=None), scenario).text(arm, port)
     weights = weights_for(scenario, options)

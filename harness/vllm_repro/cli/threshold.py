@@ -33,7 +33,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     arguments, unfinished = begun(arguments, "threshold")
     job = job_of_one_arm(arguments, "threshold")
-    lengths = lengths_of(job.scenario, job.arms[0], job.choice.kind, job.options, run_of_arm(arguments, job))
+    lengths = lengths_of(job.scenario, job.arms[0], job.choice.kind, job.options, run_of_arm(job))
     fields = common_fields(job, job.arms[0], job.reproduce)
     found = Threshold(**fields, low=lengths.low, high=lengths.high, guess=lengths.guess)
     return run_search(arguments, ThresholdSearch(job, found, lengths.request), unfinished)

@@ -38,8 +38,8 @@ exit status:
   2  undecided: a release that could not be tried, did not boot, or did not cross the boundary
   64 wrong usage, 70 a fault of the harness itself, 130 interrupted
 
-Each release is a run with a folder of its own. The map is rewritten after each in OUT/SCENARIO/versions/, as
-versions.json and versions.md, so an interrupted map keeps its rows. --resume continues it in a new folder."""
+Each release is a run with a folder of its own. The map is rewritten after each in OUT/SCENARIO/versions/, as versions.json,
+versions.md and versions.html, so an interrupted map keeps its rows. --resume continues it in a new folder."""
 _PATCH = "; each one given is an arm beside the release as it is"
 
 

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import time
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, NamedTuple
 
-__all__ = ["SdkView", "sdk_view"]
+from vllm_repro.client.answer import Answer
+
+__all__ = ["FailedRequest", "SdkView", "sdk_view"]
 
 _LONGEST_MESSAGE = 2_000
+
+
+class FailedRequest(NamedTuple):
+    """A request that was in flight when the engine died, and what came back: `answer.error` is set."""
+
+    endpoint: str
+    body: Mapping[str, Any]
+    answer: Answer
 
 
 @dataclass(frozen=True, kw_only=True)
 class SdkView:
     """Result of one SDK call as the program sees it.
 
-    error: class name of the exception, None for a success. message: its text. seconds: duration of the call with its retries.
-    text: generated text, None after an error.
+    error: class name of the exception, None for a success. message: its text. seconds: from the first failure to the exception, with the
+    retries. text: generated text, None after an error. attempts: HTTP status of each attempt of the failed request, None for one without an
+    answer, and the recorded failure first; empty if no request failed and the call is another one, after the crash.
     """
 
     error: str | None
@@ -24,42 +39,87 @@ class SdkView:
     retries: int
     seconds: float
     text: str | None
+    attempts: tuple[int | None, ...] = ()
 
 
-async def sdk_view(base_url: str, model: str, timeout_s: float, *, api_key: str | None = None) -> SdkView:
-    """Send one small text completion through the SDK and return the outcome; never raises an SDK error.
+async def sdk_view(
+    base_url: str, model: str, timeout_s: float, *, failed: FailedRequest | None = None, api_key: str | None = None
+) -> SdkView:
+    """Return the outcome of the failed request for a program with the SDK; never raises an error of the SDK.
 
-    `timeout_s` limits each attempt. The SDK makes up to three attempts with about a second between them.
+    The SDK's first attempt gets the recorded failure. Its retries, with the same body and after the SDK's own delays, go to the server.
+    Without a failed request the program asks for one token. timeout_s: of each attempt.
     """
     import httpx  # here and below: importing the SDK takes about a second, and few commands need it
     import openai
+    from openai.types import Completion
+    from openai.types.chat import ChatCompletion
 
     from vllm_repro.client.client import bounded
 
-    attempts = 0
-
-    async def count(_: httpx.Request) -> None:
-        nonlocal attempts
-        attempts += 1
+    endpoint, body = "/v1/completions", {"model": model, "prompt": "Hello", "max_tokens": 1}
+    if failed is not None:
+        endpoint, body = failed.endpoint, dict(failed.body)
+    attempts: list[int | None] = []
 
     async def limit(response: httpx.Response) -> None:
         response.aiter_bytes = partial(bounded, response.aiter_bytes())  # type: ignore[method-assign]  # what the SDK reads
 
+    class Http(openai.DefaultAsyncHttpxClient):
+        async def send(self, request: Any, **options: Any) -> Any:
+            attempts.append(None)
+            if failed is not None and len(attempts) == 1:
+                response = await _recorded(failed.answer, request)
+            else:
+                response = await super().send(request, **options)
+            attempts[-1] = response.status_code
+            return response
+
+    root = base_url.rstrip("/")
+    kinds: Mapping[str, Any] = {"/v1/completions": Completion, "/v1/chat/completions": ChatCompletion}
+    kind, streamed = kinds.get(endpoint), body.get("stream") is True
     error, message, text = None, "", None
     started = time.monotonic()
-    transport = openai.DefaultAsyncHttpxClient(
-        trust_env=False,  # no proxy of the environment between this machine and its own server
-        event_hooks={"request": [count], "response": [limit]},
-    )
+    # No proxy of the environment between this machine and its own server.
+    transport = Http(trust_env=False, event_hooks={"response": [limit]})
     async with openai.AsyncOpenAI(
-        base_url=f"{base_url.rstrip('/')}/v1", api_key=api_key or "EMPTY", timeout=timeout_s, http_client=transport
+        base_url=f"{root}/v1", api_key=api_key or "EMPTY", timeout=timeout_s, http_client=transport
     ) as client:
         try:
-            completion = await client.completions.create(model=model, prompt="Hello", max_tokens=1)
-            text = completion.choices[0].text
-        except (openai.OpenAIError, ValueError, LookupError, TypeError, AttributeError) as failure:
-            # The SDK does not validate the body of a 200, so reading a malformed one can raise anything but its own errors.
+            if streamed:
+                stream_cls = openai.AsyncStream[object]
+                path = f"{root}{endpoint}"
+                async for _ in await client.post(path, cast_to=object, body=body, stream=True, stream_cls=stream_cls):
+                    pass
+                text = ""
+            else:
+                answer = await client.post(f"{root}{endpoint}", cast_to=kind or object, body=body)
+                choice = answer.choices[0] if kind else None
+                text = (choice.text if kind is Completion else choice.message.content) if choice else ""
+        except Exception as failure:  # the SDK does not validate the body of a 200, so reading it may raise anything
             error, message = type(failure).__name__, str(failure)[:_LONGEST_MESSAGE]
     return SdkView(
-        error=error, message=message, retries=max(0, attempts - 1), seconds=time.monotonic() - started, text=text
+        error=error,
+        message=message,
+        retries=max(0, len(attempts) - 1),
+        seconds=time.monotonic() - started,
+        text=text,
+        attempts=tuple(attempts) if failed is not None else (),
     )
+
+
+async def _recorded(answer: Answer, request: Any) -> Any:
+    """Return the recorded answer to `request`, or raise its failure, in the types of the SDK's HTTP library: releases differ."""
+    library = importlib.import_module(type(request).__module__.partition(".")[0])
+    body = {"error": {"message": answer.error, "code": answer.status}}
+    if answer.status is None or (answer.error_kind == "transport" and not answer.streamed):
+        raise library.ReadError(answer.error, request=request)
+
+    async def stream() -> AsyncIterator[bytes]:
+        if answer.error_kind == "transport":
+            raise library.ReadError(answer.error, request=request)
+        yield f"data: {json.dumps(body)}\n\n".encode()
+
+    if answer.streamed and answer.status == 200:
+        return library.Response(200, content=stream(), request=request)
+    return library.Response(answer.status, json=body, request=request)

@@ -23,6 +23,7 @@ __all__ = [
     "Observed",
     "ScheduledChunk",
     "boot_facts",
+    "evidence_in",
     "imported",
     "observed",
     "scheduler_dump",
@@ -169,7 +170,11 @@ class BootReader:
             self._set("offload_blocks", int(found[1]))
         if "Application startup complete" in text:
             self._set("ready", True)
-        if "non-default args" in text and (found := _ARGS.search(text)) and (args := _literal(found[1])):
+        if (
+            (at := text.find("non-default args: ")) >= 0
+            and (found := _ARGS.match(text, at))
+            and (args := _literal(found[1]))
+        ):
             self._set("args", args)
             if isinstance(batched := args.get("max_num_batched_tokens"), int):
                 self._set("max_num_batched_tokens", batched)
@@ -187,7 +192,7 @@ class BootReader:
 def _literal(text: str) -> dict[str, object]:
     try:
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return {}  # newer releases print objects among the values
     return {str(key): item for key, item in value.items()} if isinstance(value, dict) else {}
 
@@ -198,6 +203,14 @@ def boot_facts(lines: Iterable[Line]) -> BootFacts:
     for line in lines:
         reader.feed(line)
     return reader.facts()
+
+
+def evidence_in(lines: Iterable[Line]) -> Evidence:
+    """Return what a run on the server of this log is evidence of."""
+    reader = BootReader()
+    for line in lines:
+        reader.feed(line)
+    return reader.evidence
 
 
 _DUMP = "SchedulerOutput("

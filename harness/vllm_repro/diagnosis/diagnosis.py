@@ -31,7 +31,7 @@ def diagnose(source: str | bytes | Iterable[Line], *, we_terminated: bool | None
     for line in read_lines(source) if isinstance(source, str | bytes) else source:
         lives = streams.get(line.stream) or streams.setdefault(line.stream, [ServerLife()])
         if lives[-1].ended_by(line):
-            lives.append(ServerLife())
+            lives.append(ServerLife(lives[-1]))
         lives[-1].feed(line)
         order.feed(line)
     diagnoses = [(lives, _of_stream(lives, we_terminated)) for lives in streams.values() or [[ServerLife()]]]

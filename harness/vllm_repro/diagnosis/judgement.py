@@ -132,6 +132,7 @@ class _Case:
 
 def judge_life(life: ServerLife, we_terminated: bool | None) -> Diagnosis:
     """Return the diagnosis of the first rule that applies."""
+    life.finish()
     inside = life.cut_inside  # before the tracebacks are closed
     raised = life.finder.finish()
     root = find_root(raised, paste=not life.is_log)
@@ -275,10 +276,13 @@ def _uncaught(case: _Case) -> Diagnosis | None:
         return None
     if crash := life.first.get(SignKind.NATIVE_CRASH):
         return _died(f"A process crashed in native code: {crash.text}", own)
-    if life.ready:
-        return None
+    return None if life.ready else _program(case, frozenset())
+
+
+def _program(case: _Case, but: frozenset[str]) -> Diagnosis | None:
+    """Judge an exception that ended the server program. but: functions that do not show that it was one."""
     # The interpreter prints an uncaught exception without a level; its frames include the program's own.
-    ended = next((one for one in case.raised if not one.level and starting(frozenset(one.functions))), None)
+    ended = next((one for one in case.raised if not one.level and starting(frozenset(one.functions) - but)), None)
     if ended is None or _is_exit(ended):
         return None
     last = Root(raised=ended.links[0] if ended.explicit else ended)
@@ -306,15 +310,24 @@ def _pasted(case: _Case) -> Diagnosis | None:
         return _died(f"An exception left the engine's step or boot, where nothing catches it: {_named(root)}.", root)
     if starting(frozenset(root.raised.functions) - {"<module>"}) and not _is_exit(root.raised):
         return _died(f"The server ended while it booted: {_named(root)}.", root, Phase.BOOT)
-    return _undecided(f"An exception without its log does not show whether an engine died: {_named(root)}.", root)
+    return _program(case, frozenset({"<module>"})) or _undecided(
+        f"An exception without its log does not show whether an engine died: {_named(root)}.", root
+    )
 
 
 def _by_signal(case: _Case) -> Diagnosis | None:
-    """Judge the line of a shell whose command a signal ended: nothing else in the log can show it."""
+    """Judge the line of a shell, compose or systemd when a signal ended the server: nothing else in the log can show it."""
     ended = case.life.first.get(SignKind.BY_SIGNAL)
     if ended is None or case.ordered or not (case.life.booted or case.life.ready):
         return None
-    return _died(f"The shell reports that a signal ended the server: {ended.text}")
+    return _died(f"What started the server reports that a signal ended it: {ended.text}")
+
+
+def _exited(case: _Case) -> Diagnosis | None:
+    ended = case.life.first.get(SignKind.EXITED)
+    if ended is None or case.ordered:
+        return None
+    return _undecided(f"The server ended, and this log does not show why: {ended.text}")
 
 
 def _unhealthy(case: _Case) -> Diagnosis | None:
@@ -390,12 +403,12 @@ def _open_end(case: _Case) -> Diagnosis:
         )
     if life.is_log:
         return _undecided("This part of a log shows neither a boot nor an answered request: paste it from the boot on.")
-    return _undecided("There is neither a server log nor a traceback in this text.")
+    return _undecided("There is neither a server's log nor a server's traceback in this text.")
 
 
 _RULES = (
     *(_refused, _by_kernel, _last_words, _silent_end, _uncaught, _pasted),
-    *(_by_signal, _unhealthy, _unclear, _stopped),
+    *(_by_signal, _unhealthy, _unclear, _exited, _stopped),
 )
 
 

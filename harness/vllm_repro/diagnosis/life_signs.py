@@ -40,7 +40,8 @@ class SignKind(StrEnum):
     CLOSED = "closed"
     OOM_KILLED = "oom-killed"  # the kernel killed a process of this server
     OOM_NAMED = "oom-named"  # the kernel killed a process named like vLLM's, with an unknown pid
-    BY_SIGNAL = "by-signal"  # the shell reports that a signal ended its command
+    BY_SIGNAL = "by-signal"  # the shell, compose or systemd reports that a signal ended the server
+    EXITED = "exited"  # they report that it ended, and not by such a signal
     READY = "ready"
 
 
@@ -119,8 +120,11 @@ _OOM = re.compile(r"\bout of memory: Killed process (\d{1,10}) \(([^)\n]{1,64})\
 _FRAME = re.compile(r'File "[^"\n]+", line \d+')
 _BY_SIGNAL = re.compile(
     r"(?:\S+: line \d+: +\d+ )?(?:Killed|Aborted|Bus error|Illegal instruction|Segmentation fault)(?: \(core dumped\)|\b {4,}.*)?"
+    r"|\S*vllm\S*: Main process exited, code=(?:killed|dumped), status=(?!2/|15/)\S+"
+    r"|(?:exited|command terminated) with (?:exit )?code 13[245679]\b.*"
 )
-"""The line of a shell. A script's own also has the number of the line, the pid and the command."""
+"""The line of a shell, systemd, compose or kubectl. A script's own also has the number of the line, the pid and the command."""
+_EXITED = re.compile(r"\S+: Main process exited, code=.*|(?:exited|command terminated) with (?:exit )?code \d+\b.*")
 _CONNECTOR = re.compile(r"kv_connector['\"]?[=:] ?['\"](\w+)['\"]")
 _REFUSED = re.compile(r"vllm(?: serve)?: error: ")
 _STATS = re.compile(
@@ -140,6 +144,8 @@ _PROSE = 20_000
 """Characters kept of a text that no server logged."""
 _SURVIVED = 3
 """Answers after an unfinished traceback that prove the engine survived it; fewer may have been in flight."""
+_DOUBTFUL = 10_000
+"""Most lines kept that the engine's answers may refute."""
 _TEXT = 300
 
 
@@ -158,7 +164,10 @@ class ServerLife:
 
     stopping = frozenset({SignKind.STOP_ASKED, SignKind.SHUTDOWN, SignKind.ENGINE_STOP_ASKED})
 
-    def __init__(self) -> None:
+    def __init__(self, earlier: ServerLife | None = None) -> None:
+        """earlier: the life before this one in the same log, whose processes may still log."""
+        self._known: set[int] = set() if earlier is None else earlier._known
+        self._doubtful: deque[Line] = deque(maxlen=_DOUBTFUL)
         self.finder = Finder()
         self.boot = BootReader()
         self.first: dict[SignKind, Sign] = {}
@@ -220,6 +229,27 @@ class ServerLife:
         return None
 
     def feed(self, line: Line) -> None:
+        """Take one line. One of an unknown process counts only if the engine does not answer after it: a prompt may quote a log."""
+        if self._is_doubtful(line):
+            self._doubtful.append(line)
+        else:
+            self._take(line)
+
+    def finish(self) -> None:
+        """Take the lines that nothing refuted."""
+        while self._doubtful:
+            self._take(self._doubtful.popleft())
+
+    def _is_doubtful(self, line: Line) -> bool:
+        """Return True if a server whose boot is in this log prints the line of a process that never logged, or none's."""
+        if not self.ready or not self.booted or self.first_engine_line is None:
+            return False
+        if not line.process:
+            return bool(line.source) or not line.level
+        named = line.process.startswith((*_ENGINE, "APIServer"))
+        return named and line.pid is not None and line.pid not in self._known
+
+    def _take(self, line: Line) -> None:
         text = line.text
         quoting = line.level in ("DEBUG", "INFO") and bool(line.source)  # vLLM logs tracebacks and deaths as errors
         if quoting and ("Traceback (most recent call last)" in text or _FRAME.search(text)):
@@ -236,6 +266,7 @@ class ServerLife:
         self.of_vllm |= bool(line.source) or line.pid is not None
         if line.pid is not None:
             self.pids[line.pid] = line.process
+            self._known.add(line.pid)
         if first_words := begins(line):
             self.booted = True
             self._begun[first_words] = line.raw
@@ -274,8 +305,11 @@ class ServerLife:
             return SignKind.FATAL
         if not line.level and "watchdog thread terminated with exception: " in text:
             return SignKind.NATIVE_CRASH
-        if not line.level and not line.process and _BY_SIGNAL.fullmatch(text.rstrip()):
-            return SignKind.BY_SIGNAL
+        if not line.level and not line.process:
+            if _BY_SIGNAL.fullmatch(text.rstrip()):
+                return SignKind.BY_SIGNAL
+            if _EXITED.fullmatch(text.rstrip()):
+                return SignKind.EXITED
         if ' - "' in text and (found := _ACCESS.match(text)):
             self.served = True
             return self._access(found[1], found[2], found[3], line.number)
@@ -299,7 +333,10 @@ class ServerLife:
         health = path.startswith("/health")
         if status[0] == "2" and (health or method == "POST"):
             self._answers.append(number)
-            self.first.pop(SignKind.HEALTH_503, None)  # a dead engine answers nothing
+            for kind in (SignKind.HEALTH_503, SignKind.BY_SIGNAL, SignKind.EXITED):
+                self.first.pop(kind, None)  # a dead engine answers nothing
+            while self._doubtful and self._doubtful[0].number < self.survived_until:
+                self._doubtful.popleft()
             if not health:
                 self.stalls.clear()
                 self.waits = 0

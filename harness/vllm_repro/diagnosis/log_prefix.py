@@ -19,7 +19,9 @@ _MANY = 32
 """Most patterns kept; a log of many pods has a few."""
 
 _STAMP = re.compile(r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d[ .,]")
-_STAMPED = re.compile(rf"(?:\([A-Za-z][\w.:-]{{0,60}} pid=\d{{1,10}}(?:, ip=[^)\s]{{1,60}})?\) ?)*{_STAMP.pattern}")
+_STAMPED = re.compile(
+    rf"(?:\([A-Za-z][\w.:-]{{0,60}}(?: [\w= ]{{1,20}})? pid=\d{{1,10}}(?:, ip=[^)\s]{{1,60}})?\) ?)*{_STAMP.pattern}"
+)
 """The beginning of a line of vLLM's logger."""
 _VARIES = re.compile(r"([0-9a-f]{12,}|\d+)|(\s+)")
 

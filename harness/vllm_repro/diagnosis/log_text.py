@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import chain, islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vllm_repro.diagnosis.log_prefix import Prefixes
 
@@ -67,19 +67,24 @@ _WRITTEN_ESC = re.compile(r"(?:\^\[|#033|\\(?:0?33|x1[bB]|u001[bB]|e)|\u241b)(?=
 _WRITTEN_MARKS = ("\\", "^[", "#033", "\u241b")
 _NO_ESC = re.compile(r"\[\d{1,3}(?:;\d{1,3}){0,5}m(?!\])")
 
+_REPEATED = re.compile(r" \[repeated \d+x across cluster\].*")
+"""Ray's note on a line that several of its processes print."""
+
 # Prefixes of known collectors. Each is tried once, in this order.
 _COLLECTORS = (
+    # a terminal's echo of Ctrl-C
+    re.compile(r"(?:\^C)+"),
     # a quotation in Markdown or a mail
     re.compile(r"(?:> ?)+"),
     # an indented block; without a prefix of vLLM behind it, indentation belongs to the message
     re.compile(
-        r"[ \t]+(?=\([A-Za-z][\w.:-]{0,60}(?: rank=\d{1,5})? pid=\d"
+        r"[ \t]+(?=\([A-Za-z][\w.:-]{0,60}(?: [\w=]{1,12})? pid=\d"
         r"|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?:: {4}| (?:\d{4}-)?\d\d-\d\d \d\d:))"
     ),
     # kubectl logs --prefix
     re.compile(r"\[(?P<stream>pod/[\w.-]{1,253}/[\w.-]{1,63})\] ?"),
-    # compose
-    re.compile(r"(?P<stream>[A-Za-z0-9][\w.-]{0,80}) +\| ?"),
+    # compose, and its own line when a container ends
+    re.compile(r"(?P<stream>[A-Za-z0-9][\w.-]{0,80})(?: +\| ?| (?=exited with code \d))"),
     # docker -t, Kubernetes CRI ("… stdout F "), GitHub Actions, Grafana (a tab), journald with its ISO forms ("… host vllm[7]: ")
     re.compile(
         r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?[ \t]?"
@@ -89,9 +94,9 @@ _COLLECTORS = (
     re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})? \S{1,80} [\w./@-]{1,80}(?:\[\d+\])?: ?"),
 )
 
-# rank: 0.7 to 0.9; without a pid: shortened by a reporter
+# with a rank: 0.7 to 0.10; without a pid: shortened by a reporter
 _PROCESS = re.compile(
-    r"\((?:([A-Za-z][\w.:-]{0,60})(?: rank=\d{1,5})? pid=(\d{1,10})(?:, ip=[^)\s]{1,60})?"
+    r"\((?:([A-Za-z][\w.:-]{0,60})(?: rank=\d{1,5}|(?: [A-Z]{2}\d{1,5})+)? pid=(\d{1,10})(?:, ip=[^)\s]{1,60})?"
     r"|((?:APIServer|EngineCore|Worker)\w{0,60}))\) ?"
 )
 # torch puts the rank before an uncaught exception, and launchers before every line
@@ -231,8 +236,19 @@ def _from_record(line: str) -> list[str]:
             if isinstance(text, list) and text and all(isinstance(byte, int) and 0 <= byte < 256 for byte in text):
                 text = bytes(text).decode("utf-8", "replace")
             if isinstance(text, str):
-                return text.rstrip("\r\n").split("\n")
+                return [*(_level(place) + text.rstrip("\r\n")).split("\n"), *_traceback(place)]
     return [line]
+
+
+def _level(record: dict[str, Any]) -> str:
+    """Return the level of a record that Python's logging wrote as JSON, as uvicorn prints it; other records hold a whole line."""
+    level = record.get("levelname")
+    return f"{level}:     " if isinstance(level, str) else ""
+
+
+def _traceback(record: dict[str, Any]) -> list[str]:
+    text = record.get("exc_info")
+    return text.rstrip("\n").split("\n") if isinstance(text, str) else []
 
 
 # ── the parts of a line ───────────────────────────────────────────────────────────────────────────────────
@@ -251,6 +267,8 @@ def _uncoloured(text: str) -> str:
         text = _WRITTEN_ESC.sub("\x1b", text)
     if "\x1b" in text:
         text = ANSI.sub("", text)
+    if " across cluster]" in text:
+        text = _REPEATED.sub("", text)
     return _NO_ESC.sub("", text) if "m" in text and "[" in text else text
 
 

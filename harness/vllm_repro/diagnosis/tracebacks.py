@@ -2,8 +2,8 @@
 
 In a real log the tracebacks of several processes are interleaved, repeated and chained, and other records follow without
 a blank line. In an issue they lack the `Traceback` header or the indentation, have several frames on one line, or consist
-of the last line alone. `Finder` reads all of these in one pass. Line numbers of source files are dropped: they move with
-every release, so nothing may compare them.
+of the last line alone. `Finder` reads all of these in one pass. Line numbers of source files move with every release, so
+nothing may compare them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ _MAX_MESSAGE_LINES = 40
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame. file: from the package on (`vllm/v1/worker/workspace.py`). source: the echoed line or ""."""
+    """One frame. file: from the package on (`vllm/v1/worker/workspace.py`). source: the echoed line or "". line: its number."""
 
     file: str
     function: str
     source: str = ""
+    line: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +123,7 @@ _WATCHDOG = re.compile(
     r"watchdog thread terminated with exception: (.*)|Watchdog caught (collective operation timeout.*)"
 )
 _HEADER = re.compile(r"Traceback \(most recent call last\):?")
-_FRAME = re.compile(r'File "([^"\n]{1,1000})", line \d+(?:, in (<\w+>|[\w.<>]+))?')
+_FRAME = re.compile(r'File "([^"\n]{1,1000})", line (\d{1,9})\d*(?:, in (<\w+>|[\w.<>]+))?')
 _CARETS = re.compile(r"[\^~]+")
 _REPEATED = re.compile(r"\[Previous line repeated \d+ more times?\]")
 _DOTTED = r"(?:[A-Za-z_]\w*\.)*"
@@ -358,7 +359,7 @@ def _take_frames(block: _Block, text: str) -> None:
         after = text[match.end() : end].strip(" ,:")
         raised = _ON_ONE_LINE.search(after) if at + 1 == len(found) and after else None
         source = (after[: raised.start()] if raised else after).strip()
-        block.frames.append(Frame(shorten(match[1]), match[2] or "<module>", source))
+        block.frames.append(Frame(shorten(match[1]), match[3] or "<module>", source, int(match[2])))
         if raised:
             block.exception, block.message = raised[1], [(raised[2] or "").strip()]
     if found:

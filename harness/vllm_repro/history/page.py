@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
 from vllm_repro.history.nights import Cell, Mark
+from vllm_repro.history.runs import Run
 from vllm_repro.history.summary import Summary
 from vllm_repro.history.text import SIMULATED, evidence_word, headline, speed_table, state_text
 from vllm_repro.report.document import asset, document, fragment
@@ -20,10 +21,23 @@ _TONES = {
 """Of a `NewsKind` or a `BugState`; any other is dull."""
 
 
-def page(of: Summary, way: str, notice: str = "", near: Mapping[str, str] | None = None) -> str:
+_LISTED = 500
+"""Most runs in the list of all."""
+
+
+def page(
+    of: Summary,
+    way: str,
+    notice: str = "",
+    near: Mapping[str, str] | None = None,
+    *,
+    runs: Sequence[Run] = (),
+    maps: Sequence[str] = (),
+) -> str:
     """Return the page.
 
     way: link from it to the folder of all runs. notice: banner. near: links that replace those to some runs, by run.
+    runs: to list, in the order of their start. maps: pages of version maps, relative to the folder of all runs.
     """
     replaced = near or {}
 
@@ -42,6 +56,9 @@ def page(of: Summary, way: str, notice: str = "", near: Mapping[str, str] | None
         tones=_TONES,
         marks=list(Mark),
         speeds=speed_table(of),
+        runs=runs[: -_LISTED - 1 : -1],
+        more_runs=max(0, len(runs) - _LISTED),
+        maps=[(name, quote(f"{way}/{name}")) for name in maps],
     )
     title = f"Nights to {of.nights[-1]:%Y-%m-%d}" if of.nights else "Nights"
     return document(title=title, body=body, style=asset("history.css"))

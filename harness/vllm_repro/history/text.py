@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import date, tzinfo
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -21,7 +21,20 @@ from vllm_repro.report.json_report import ArmJson
 from vllm_repro.report.text import Table
 from vllm_repro.verdict.throughput import Point
 
-__all__ = ["SIMULATED", "as_csv", "as_json", "evidence_word", "headline", "speed_table", "state_text", "terminal"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "SIMULATED",
+    "as_csv",
+    "as_json",
+    "evidence_word",
+    "headline",
+    "run_table",
+    "speed_table",
+    "state_text",
+    "terminal",
+]
 
 SIMULATED = "REHEARSAL: a simulated engine. These runs say nothing about vLLM."
 
@@ -129,12 +142,17 @@ def as_json(of: Summary) -> dict[str, Any]:
     return plain
 
 
-def as_csv(rows: Sequence[Run], zone: tzinfo | None) -> str:
-    """Return CSV with one line per run and arm. An arm's figures are medians of its boots at its first load."""
+def run_table(rows: Sequence[Run], zone: tzinfo | None) -> pd.DataFrame:
+    """Return one row per run and arm. An arm's figures are medians of its boots at its first load, in seconds and tokens a second."""
     import pandas as pd  # here: importing pandas takes half a second, and most commands do not need it
 
     lines = [_line(row, arm, night_of(row.started_at, zone)) for row in rows for arm in row.arms]
-    table = pd.DataFrame(lines, columns=list(_COLUMNS))
+    return pd.DataFrame(lines, columns=list(_COLUMNS)).astype(dict.fromkeys(_FIGURES, float))
+
+
+def as_csv(rows: Sequence[Run], zone: tzinfo | None) -> str:
+    """Return the table of runs as CSV, without the figures that no run has."""
+    table = run_table(rows, zone)
     return str(table.drop(columns=[name for name in _FIGURES if table[name].isna().all()]).to_csv(index=False))
 
 

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from vllm_repro.journal.redact import Redactor
 
-__all__ = ["ALARM", "DRAFT_SIZES", "PAGE_SIZES", "Excerpt", "ExcerptSizes", "LogExcerpts", "read_excerpts"]
+__all__ = ["ALARM", "PAGE_SIZES", "Excerpt", "ExcerptSizes", "LogExcerpts", "read_excerpts"]
 
 _CONTEXT = 1_024  # bytes before an error
 _BLOCK, _OVERLAP = 1 << 20, 4_096
@@ -58,7 +58,6 @@ class ExcerptSizes:
     whole: int = 0
 
 
-DRAFT_SIZES = ExcerptSizes(head=1_024, error=6_144, root=5_120, traceback=12_288, tail=4_096, whole=12_288)
 PAGE_SIZES = ExcerptSizes(head=32_768, error=81_920, root=65_536, traceback=48_000, tail=65_536, whole=262_144)
 
 
@@ -80,7 +79,7 @@ class LogExcerpts:
 
 
 def read_excerpts(
-    folder: Path, name: str, redactor: Redactor, root: str | None, sizes: ExcerptSizes = DRAFT_SIZES
+    folder: Path, name: str, redactor: Redactor, root: str | None, sizes: ExcerptSizes = PAGE_SIZES
 ) -> LogExcerpts | None:
     """Return the excerpts of `folder/name`, or None if it does not exist or lies outside the folder.
 

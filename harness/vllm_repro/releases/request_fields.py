@@ -1,4 +1,4 @@
-"""Body fields that an installed vLLM reads, from the schema of its API server. No server is started."""
+"""Body fields and flags that an installed vLLM reads, from its API server's schema and parser. No server is started."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 import subprocess
 
 from vllm_repro.client.client import fields_of
-from vllm_repro.errors import InfraError, Unsupported
-from vllm_repro.releases.provision import ReleaseCache
+from vllm_repro.errors import InfraError, Unsupported, UsageError
+from vllm_repro.releases.provision import Release, ReleaseCache
 
-__all__ = ["request_fields"]
+__all__ = ["request_fields", "server_flags"]
 
 _APPS = ("launchers.app", "openai.api_server")
 _ARGUMENTS = ("common.cli_args", "launchers.cli_args", "openai.cli_args")
@@ -25,6 +25,14 @@ made = app.build_app(parsed, **({"supported_tasks": ("generate",)} if "supported
 print("\\n" + json.dumps(made.openapi()))
 """
 
+_FLAGS = """
+import importlib, json, sys
+sys.path.insert(0, sys.argv[1])
+arguments = importlib.import_module(f"vllm.entrypoints.{sys.argv[2]}")
+parser = arguments.make_arg_parser(arguments.FlexibleArgumentParser())
+print("\\n" + json.dumps([name for action in parser._actions for name in action.option_strings]))
+"""
+
 
 def request_fields(source: str) -> dict[str, frozenset[str]]:
     """Return the body fields that each endpoint of a vLLM in the cache reads.
@@ -37,13 +45,7 @@ def request_fields(source: str) -> dict[str, frozenset[str]]:
             f"vLLM {source} is not in the cache",
             hint=f"vllm-repro run SCENARIO --server lab --vllm {source} installs it",
         )
-    below = release.packages / "vllm" / "entrypoints"
-    found = [
-        next((name for name in names if (below / f"{name.replace('.', '/')}.py").is_file()), names[-1])
-        for names in (_APPS, _ARGUMENTS)
-    ]
-    command = [str(release.python), "-I", "-c", _PROGRAM, str(release.packages), *found]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = _ask(release, _PROGRAM, _APPS, _ARGUMENTS)
     fields = fields_of(json.loads(done.stdout.splitlines()[-1])) if done.returncode == 0 else {}
     if not fields:
         why = (done.stderr.splitlines() or ["it has no schema"])[-1]
@@ -51,3 +53,24 @@ def request_fields(source: str) -> dict[str, frozenset[str]]:
             f"cannot read the request fields of vLLM {release.version}: {why}", hint="name another release"
         )
     return fields
+
+
+def server_flags(source: str) -> frozenset[str] | None:
+    """Return the flags that the server of a vLLM defines, as its parser writes them; None if it is not in the cache, or shows none."""
+    try:
+        release = ReleaseCache().get(source)
+    except UsageError:  # a build that nobody published
+        return None
+    done = _ask(release, _FLAGS, _ARGUMENTS) if release else None
+    return None if done is None or done.returncode else frozenset(json.loads(done.stdout.splitlines()[-1]))
+
+
+def _ask(release: Release, program: str, *modules: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    """Run a program on the release's interpreter. Its arguments: the packages' folder, and the first module of each tuple that exists."""
+    below = release.packages / "vllm" / "entrypoints"
+    found = [
+        next((name for name in names if (below / f"{name.replace('.', '/')}.py").is_file()), names[-1])
+        for names in modules
+    ]
+    command = [str(release.python), "-I", "-c", program, str(release.packages), *found]
+    return subprocess.run(command, capture_output=True, text=True, check=False)

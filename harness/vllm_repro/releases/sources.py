@@ -32,6 +32,7 @@ __all__ = [
     "Tree",
     "changed_files",
     "commits_between",
+    "git",
     "is_release",
     "named_source",
     "source_of",
@@ -78,7 +79,7 @@ class Source:
             same = tuple(name for name, blob in names.items() if blob == _blob(base_packages / name))
             others = sorted(names.keys() - set(same))
             if others:  # without names git would pack all files
-                packed = _git(self.path, "--literal-pathspecs", "archive", "--format=tar", self.commit, "--", *others)
+                packed = git(self.path, "--literal-pathspecs", "archive", "--format=tar", self.commit, "--", *others)
                 with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
                     archive.extractall(scratch, filter="data")
             return Tree(folder=scratch, requires=_common_requirements(scratch), same=same)
@@ -90,7 +91,7 @@ class Source:
 
     def _listed(self) -> dict[str, str]:
         """Return the hash that git gives to each file of the commit that is run."""
-        rows = _git(self.path, "ls-tree", "-r", "-z", self.commit, "--", *_RUN).decode().split("\0")
+        rows = git(self.path, "ls-tree", "-r", "-z", self.commit, "--", *_RUN).decode().split("\0")
         return {name: head.split()[2] for head, _, name in (row.partition("\t") for row in rows) if name}
 
 
@@ -147,10 +148,10 @@ NEWEST_COMPILED = nearest_cpu_build(NEWEST)
 def _commit(path: Path, text: str) -> Source:
     if not path.is_dir():
         raise UsageError(f"there is no folder {path}", hint=_HINT)
-    found = _git(path, "rev-parse", "--verify", "--quiet", f"{text}^{{commit}}", missing=b"").decode().strip()
+    found = git(path, "rev-parse", "--verify", "--quiet", f"{text}^{{commit}}", missing=b"").decode().strip()
     if not found:
         raise UsageError(f"{path} is no git checkout with a commit {text}", hint="git fetch it first, or name another")
-    if not _git(path, "ls-tree", "--name-only", found, "vllm/__init__.py"):
+    if not git(path, "ls-tree", "--name-only", found, "vllm/__init__.py"):
         raise UsageError(f"commit {text} of {path} holds no vllm/__init__.py", hint=_HINT)
     compiled = _nearest_tag(path, found)
     version = f"{compiled}+commit.{found[:10]}"
@@ -176,13 +177,13 @@ def commits_between(checkout: Path, old: str, new: str) -> tuple[list[Commit], i
     Raises `UsageError`.
     """
     first, last = (_found(checkout, name) for name in (old, new))
-    base = _git(checkout, "merge-base", first, last).decode().strip()
+    base = git(checkout, "merge-base", first, last).decode().strip()
     fields, span = "--format=%H %as %s", f"{base}..{last}"
-    printed = _git(checkout, "log", "-1", fields, base)
-    printed += _git(checkout, "log", "--reverse", "--first-parent", fields, span, "--", *_RUN)
+    printed = git(checkout, "log", "-1", fields, base)
+    printed += git(checkout, "log", "--reverse", "--first-parent", fields, span, "--", *_RUN)
     words = [line.split(" ", 2) for line in printed.decode(errors="replace").splitlines()]
     commits = [Commit(hash=commit, date=date, title=title) for commit, date, title in words]
-    every = int(_git(checkout, "rev-list", "--count", "--first-parent", span))
+    every = int(git(checkout, "rev-list", "--count", "--first-parent", span))
     return commits, every + 1 - len(commits)
 
 
@@ -191,7 +192,7 @@ def changed_files(sources: Sequence[str]) -> dict[str, set[str]]:
     checkout, _, first = sources[0].rpartition("@")
     last = sources[-1].rpartition("@")[2]
     words = ("log", "-m", "--first-parent", "--no-renames", "--name-only", "--format=%x00%H", f"{first}..{last}", "--")
-    blocks = _git(Path(checkout), "-c", "core.quotePath=off", *words, *_RUN).decode(errors="replace").split("\0")[1:]
+    blocks = git(Path(checkout), "-c", "core.quotePath=off", *words, *_RUN).decode(errors="replace").split("\0")[1:]
     lines = ([line for line in block.split("\n") if line] for block in blocks)
     return {f"{checkout}@{commit}": set(files) for commit, *files in lines}
 
@@ -200,7 +201,7 @@ def _found(checkout: Path, name: str) -> str:
     """Return the hash of a release's tag or of a commit."""
     tags = [f"v{release_version(name)}"] if is_release(name) else []
     for text in (*tags, name):
-        if found := _git(checkout, "rev-parse", "--verify", "--quiet", f"{text}^{{commit}}", missing=b""):
+        if found := git(checkout, "rev-parse", "--verify", "--quiet", f"{text}^{{commit}}", missing=b""):
             return found.decode().strip()
     raise UsageError(f"{checkout} is no git checkout with a commit {name}", hint="git fetch --tags there first")
 
@@ -263,23 +264,24 @@ def _nearest_tag(checkout: Path, commit: str | None) -> str:
 
     Files count, not history: vLLM's release tags lie on branches of their own. Without a tag, return the newest CPU build.
     """
-    tags = set(_git(checkout, "tag", "--list", missing=b"").decode().split())
+    tags = set(git(checkout, "tag", "--list", missing=b"").decode().split())
     named = {build: tag for build in CPU_BUILDS for tag in (f"v{build}", build) if tag in tags}
 
     def differing(build: str) -> int:
         ends = [named[build]] if commit is None else [named[build], commit]
-        return _git(checkout, "diff", "--name-only", "-z", *ends, "--", "vllm").count(b"\0")
+        return git(checkout, "diff", "--name-only", "-z", *ends, "--", "vllm").count(b"\0")
 
     # Of equally near ones the newer: its compiled parts take more of what came later.
     return min(reversed(named), key=differing, default=NEWEST_COMPILED)
 
 
-def _git(checkout: Path, *arguments: str, missing: bytes | None = None) -> bytes:
-    """Return git's output. missing: returned if git fails. Raises `UsageError` with git's message otherwise."""
+def git(checkout: Path, *arguments: str, missing: bytes | None = None, given: bytes | None = None) -> bytes:
+    """Return git's output. missing: returned if git fails. given: its input. Raises `UsageError` with git's message otherwise."""
     if shutil.which("git") is None:
         raise UsageError("git is not installed", hint="install git, or name a folder without a commit")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    done = subprocess.run(["git", "-C", str(checkout), *arguments], capture_output=True, check=False, env=environment)
+    command = ["git", "-C", str(checkout), *arguments]
+    done = subprocess.run(command, input=given, capture_output=True, check=False, env=environment)
     if done.returncode == 0:
         return done.stdout
     if missing is not None:

@@ -50,7 +50,7 @@ def client_views(recording: Recording, *, judged: bool = True) -> dict[TrialId, 
     """
     own: dict[TrialId, dict[str, list[Entry]]] = {}
     for entry in recording.entries:
-        if entry.event in ("request-sent", "answer", "client-saw", "trial-ended"):
+        if entry.event in ("request-sent", "answer", "client-left", "client-saw", "trial-ended"):
             own.setdefault(trial_id(entry), {}).setdefault(entry.event, []).append(entry)
     outputs = _outputs(recording)
     return {trial: _view(entries, *outputs.get(trial, (None, "")), judged=judged) for trial, entries in own.items()}
@@ -61,11 +61,14 @@ def _view(
 ) -> ClientView:
     received = entries.get("answer", ())
     words = [answer_word(entry) for entry in received]
+    left = entries.get("client-left", ())
+    words += ["left"] * len(left)
     words += ["none"] * (len(entries.get("request-sent", ())) - len(words))
     runs = [(word, sum(1 for _ in run)) for word, run in groupby(words)]
     statuses = [entry["status"] for entry in received]
     whole = Counter(entry["name"] for entry, word in zip(received, words, strict=False) if word == "200")
     unanswered = Counter(entry["name"] for entry in entries.get("request-sent", ())) - whole
+    unanswered -= Counter(entry["name"] for entry in left)
     found = compared or OutputComparison()
     return ClientView(
         answers=tuple(word if times == 1 else f"{word} x {times}" for word, times in runs),

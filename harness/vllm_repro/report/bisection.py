@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from vllm_repro.report.format import limited, plural, seconds
@@ -25,6 +26,14 @@ _ANSWERS = {
 """Of a boot. Any other result is a skip."""
 
 _MOST_NAMES = 12
+_MOST_ALIKE = 3
+_IMPROBABLE = 0.05
+"""Chance that a commit boots which imports a name that its tree lacks, before a boot showed that this import is reached."""
+
+_LACKS = re.compile(
+    r"cannot import name '(\w+)' from (?:partially initialized module )?'([\w.]+)'|No module named '([\w.]+)'"
+)
+_EXCEPTION = re.compile(r"\w+(Error|Exception)\b[^:]*: .")
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,21 @@ class Step:
     def answer(self) -> Answer:
         return _ANSWERS.get(self.fate, Answer.SKIP)
 
+    @property
+    def failure(self) -> str | None:
+        """Return the exception of a failed boot or of another crash, without numbers and paths; None if none is known."""
+        if self.fate not in (ReleaseResult.BOOT_FAILED, ReleaseResult.FAILS_OTHERWISE) or not _EXCEPTION.match(
+            self.why
+        ):
+            return None
+        return re.sub(r"\(?/\S+|\d+", "", self.why)
+
+    @property
+    def lacks(self) -> str | None:
+        """Return the name that a failed boot could not import, as in `vllm.utils.has_x`."""
+        found = _LACKS.search(self.why) if self.answer is Answer.SKIP else None
+        return found and (found[3] or f"{found[2]}.{found[1]}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bisection(SearchRecord):
@@ -62,7 +86,8 @@ class Bisection(SearchRecord):
 
     candidates: oldest first. left_out: commits between them that change nothing that is run. find_fix: the oldest is bad.
     untouched: labels of commits that change no file that the servers of both ends opened, None if it is not known yet.
-    rate, confidence: see `Search`.
+    missing: by label of a commit, the names that such files import and its tree does not define (`missing_names`).
+    rate, confidence: see `Search`. script: the command that answered instead of a server, if one did.
     """
 
     expected: Expected
@@ -71,7 +96,9 @@ class Bisection(SearchRecord):
     rate: float
     confidence: float
     left_out: int = 0
+    script: str | None = None
     untouched: tuple[str, ...] | None = None
+    missing: Mapping[str, Sequence[str]] = field(default_factory=dict)
     steps: tuple[Step, ...] = ()
 
     @property
@@ -88,11 +115,42 @@ class Bisection(SearchRecord):
         """Return the search after all steps."""
         made_by = self.from_good[:-1] if self.find_fix else self.from_good[1:]
         weights = tuple(UNLIKELY if one.label in (self.untouched or ()) else 1.0 for one in made_by)
-        found = Search(size=len(self.candidates), rate=self.rate, confidence=self.confidence, weights=weights)
+        foretold = {step.candidate for step in self.steps if step.lacks in self.missing.get(step.candidate, ())}
+        never, improbable = foretold | self.hopeless.keys(), self.missing
+        chances = tuple(
+            0.0 if one.label in never else _IMPROBABLE if one.label in improbable else 1.0 for one in self.from_good
+        )
+        found = Search(
+            size=len(self.candidates), rate=self.rate, confidence=self.confidence, weights=weights, chances=chances
+        )
         place = {candidate.label: number for number, candidate in enumerate(self.from_good)}
         for step in self.steps:
             found = found.after(place[step.candidate], step.answer)
         return found
+
+    @property
+    def hopeless(self) -> dict[str, str]:
+        """Return the labels of commits that would fail like one that was booted, each with the reason.
+
+        Either it lacks a name that a boot could not import, or it lies between two that failed with the same exception, and no boot
+        between them gave an answer.
+        """
+        answered = {step.candidate for step in self.steps if step.answer is not Answer.SKIP}
+        reached = {name for label in answered for name in self.missing.get(label, ())}
+        proven = {step.lacks for step in self.steps} - reached
+        found = {}
+        for label, names in self.missing.items():
+            if lacked := next((name for name in names if name in proven), None):
+                found[label] = f"cannot import {lacked}"
+        last = {step.candidate: step.failure for step in self.steps}
+        first: dict[str, int] = {}
+        for place, one in enumerate(self.candidates):
+            if one.label in answered:
+                first = {}
+            elif failure := last.get(one.label):
+                for other in self.candidates[first.setdefault(failure, place) : place]:
+                    found.setdefault(other.label, f"between commits that fail with {failure.partition(':')[0]}")
+        return {label: reason for label, reason in found.items() if label not in last}
 
     @property
     def exit_status(self) -> int:
@@ -137,13 +195,7 @@ def answer(bisection: Bisection) -> str:
     else:
         text = f"Undecided: the {what} one is one of {', '.join(limited(changes, _MOST_NAMES))} ({len(changes)})."
         if known.state is State.STUCK:
-            skips = [
-                step
-                for step in bisection.steps
-                if step.answer is Answer.SKIP and step.candidate in _gap(bisection, known)
-            ]
-            kinds = "; ".join(f"{step.candidate} {_kind(step)}" for step in skips)
-            text += f" Those between could not be tried: {kinds}."
+            text += f" Those between could not be tried: {'; '.join(_untried(bisection, known))}."
     for number in known.good_again:
         label = bisection.from_good[number].label
         text += f" There is more than one change: {label} {_did(bisection, label)}, although it is on the bad side."
@@ -159,8 +211,20 @@ def _next(bisection: Bisection, label: str, named: str) -> str:
     return f"name {'a newer' if bisection.find_fix else 'an older'} --good"
 
 
-def _kind(step: Step) -> str:
-    return f"{step.fate} ({step.why})" if step.why else step.fate
+def _untried(bisection: Bisection, known: Conclusion) -> list[str]:
+    """Return the skips among the candidates left, those that failed alike together, and how many others were not booted, and why."""
+    gap = _gap(bisection, known)
+    skips = [step for step in bisection.steps if step.answer is Answer.SKIP and step.candidate in gap]
+    alike: dict[tuple[str, str], list[Step]] = {}
+    for step in skips:
+        alike.setdefault((step.fate, step.failure or step.why), []).append(step)
+    booted = [
+        f"{', '.join(limited([one.candidate for one in steps], _MOST_ALIKE))} {steps[0].fate}"
+        + (f" ({steps[0].why})" if steps[0].why else "")
+        for steps in alike.values()
+    ]
+    others = Counter(reason for label, reason in bisection.hopeless.items() if label in gap)
+    return booted + [f"{plural(number, 'other')} not booted: {reason}" for reason, number in others.items()]
 
 
 def _gap(bisection: Bisection, known: Conclusion) -> set[str]:
@@ -172,6 +236,8 @@ def _did(bisection: Bisection, label: str) -> str:
     steps = bisection.of(label)
     bad, good = (sum(step.answer is kind for step in steps) for kind in (Answer.BAD, Answer.GOOD))
     if bad or good:
+        if bisection.script:
+            return f"is {'bad' if bad else 'good'} in {bad or good} of {plural(bad + good, 'run')} of the script"
         did, count = (bisection.expected.did, bad) if bad else ("lived", good)
         return f"{did} in {count} of {bad + good} boots"
     return f"could not be tried ({steps[-1].fate}: {steps[-1].why})" if steps else "was not booted"
@@ -181,9 +247,12 @@ def _certainty(bisection: Bisection) -> str:
     known = bisection.search.conclusion()
     if known.state.wrong_end or not bisection.steps:
         return ""
+    often, did = (
+        ("a bad one dies in {} boot", "booted") if not bisection.script else ("a bad one fails in {} run", "run")
+    )
     if bisection.rate == 1 and round(known.probability, 6) == 1:
-        return "This holds if a bad one dies in every boot (--rate 1): each was booted once."
-    return f"Probability {known.probability:.1%}, if a bad one dies in {bisection.rate:.0%} of boots (--rate {bisection.rate:g})."
+        return f"This holds if {often.format('every')} (--rate 1): each was {did} once."
+    return f"Probability {known.probability:.1%}, if {often.format(f'{bisection.rate:.0%} of')}s (--rate {bisection.rate:g})."
 
 
 def bisection_dict(bisection: Bisection) -> dict[str, Any]:
@@ -206,19 +275,26 @@ def markdown(bisection: Bisection) -> str:
     """Return `bisection.md`, which lies in `<scenario>/bisect/<id>/` and links to runs from there."""
     what = "first fixed" if bisection.find_fix else "first bad"
     first, last = bisection.candidates[0].label, bisection.candidates[-1].label
-    tried = f"{plural(len(bisection.steps), 'boot')} among {len(bisection.candidates)} candidates"
+    tried = f"{plural(len(bisection.steps), 'run' if bisection.script else 'boot')} among {len(bisection.candidates)} candidates"
     parts = [
         *_commits(bisection),
-        f"<details><summary>{tried}</summary>\n\n{_table(bisection.steps)}\n\n</details>",
+        f"<details><summary>{tried}</summary>\n\n{_table(bisection)}\n\n</details>",
     ]
     if any(candidate.title for candidate in bisection.candidates):
         text = "Each commit's Python code ran over the compiled parts of a CPU release, which each run's report names."
+        if bisection.script:
+            text = "Each commit's Python code was laid over the compiled parts of a CPU release."
         if bisection.left_out:
             text += f" Not tried: {plural(bisection.left_out, 'commit')} that change{'s' * (bisection.left_out == 1)} nothing under vllm/."
         if bisection.untouched:
             text += (
                 f" {plural(len(bisection.untouched), 'candidate')} change{'s' * (len(bisection.untouched) == 1)} no file that the "
                 f"servers of the two ends opened. Each counts as {UNLIKELY:g} of another one, so it is booted late, if at all."
+            )
+        if bisection.missing:
+            text += (
+                f" {plural(len(bisection.missing), 'candidate')} {'import' if len(bisection.missing) > 1 else 'imports'} a name that its "
+                "own tree does not define. Such a commit is booted late, and not at all once a boot of another one failed for that name."
             )
         parts.append(text)
     reading = f"**{cell(answer(bisection))}** {_certainty(bisection)}".strip()
@@ -243,10 +319,11 @@ def _pull_request(commit: Candidate) -> str:
     return f" <{issue_url(f'vllm-project/vllm#{found[1]}')}>" if found else ""
 
 
-def _table(steps: Sequence[Step]) -> str:
+def _table(bisection: Bisection) -> str:
     lines = ["| boot | vLLM | answer | result | took | run |", "|---|---|---|---|---|---|"]
-    for number, step in enumerate(steps, 1):
-        result = f"{step.fate}: {step.why}" if step.why else step.fate
+    for number, step in enumerate(bisection.steps, 1):
+        parts = ("" if bisection.script and step.tested else step.fate, step.why)
+        result = ": ".join(filter(None, parts)) or "-"
         run = f"[{step.run}](../../{step.run}/report.md)" if step.run else "-"
         lines.append(
             f"| {number} | {cell(step.candidate)} | {step.answer} | {cell(result)} | {seconds(step.duration_s)} | {run} |"

@@ -26,6 +26,7 @@ from vllm_repro.report.wording import INTERRUPTED, NOT_RUN, not_run_word, refuse
 from vllm_repro.scenario.patch import Patch
 from vllm_repro.scenario.scenario import Status
 from vllm_repro.trigger.trigger import TriggerResult
+from vllm_repro.trigger.turboquant_workspace import crash_amounts
 from vllm_repro.verdict.outcome import Death, Outcome, Outlasted, is_unexplained
 from vllm_repro.verdict.verdict import (
     Expect,
@@ -100,6 +101,7 @@ def report_of(recording: Recording, folder: Path, secrets: Mapping[str, str] | N
         issue=started["issue"],
         title=started["title"],
         status=f"bad {status.bad}, " + (f"good {status.good}" if status.good else "open"),
+        bad=status.bad,
         fixed_in=status.good,
         trigger=started["trigger"],
         verdict=_verdict(started, ended, arms, standing, version),
@@ -315,6 +317,9 @@ def _boot_line(boot: Mapping[str, Any]) -> str:
 
 def _trial(entry: Entry, view: ClientView) -> TrialReport:
     outcome, why = Outcome(entry["outcome"]), entry["why"]
+    trigger = msgspec.convert(entry["trigger"], TriggerResult)
+    if not trigger.amounts:  # older journals have those of a crash alone
+        trigger = replace(trigger, amounts=crash_amounts(entry.get("captured") or {}))
     if view.compared.wrong:
         outcome, why = Outcome.WRONG_OUTPUT, view.compared.wrong
     elif view.compared.unknown and outcome is Outcome.CLEAN:
@@ -325,7 +330,7 @@ def _trial(entry: Entry, view: ClientView) -> TrialReport:
         number=entry["trial"],
         outcome=outcome,
         phase=entry["phase"],
-        trigger=msgspec.convert(entry["trigger"], TriggerResult),
+        trigger=trigger,
         death=msgspec.convert(entry["death"], Death | None),
         boot_s=entry["boot_s"],
         duration_s=entry["duration_s"],

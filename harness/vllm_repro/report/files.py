@@ -8,20 +8,22 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from vllm_repro.errors import InfraError, UsageError
+from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.journal.log_excerpts import PAGE_SIZES, LogExcerpts, read_excerpts
+from vllm_repro.releases.overlay import digests_of, patched_files
+from vllm_repro.releases.provision import ReleaseCache
 from vllm_repro.report.html import MissingLog, html_page, log_names
 from vllm_repro.report.issue import Draft, draft, duplicates
 from vllm_repro.report.json_report import report_dict
 from vllm_repro.report.junit import junit
 from vllm_repro.report.markdown import markdown
-from vllm_repro.report.model import RunReport, TrialReport
+from vllm_repro.report.model import RunReport
 from vllm_repro.report.script import script_of_run
-from vllm_repro.report.wording import rank_logs
+from vllm_repro.report.source_changes import whole_diff
 from vllm_repro.scenario.catalogue import all_scenarios, find, to_stderr
 from vllm_repro.scenario.scenario import Scenario
 
-__all__ = ["DRAFT", "FORMATS", "ON_REQUEST", "make_draft", "render", "write_file", "write_reports"]
+__all__ = ["DRAFT", "FORMATS", "ON_REQUEST", "make_draft", "render", "write_diffs", "write_file", "write_reports"]
 
 FORMATS = {"md": "report.md", "html": "report.html", "json": "report.json", "junit": "junit.xml", "python": "repro.py"}
 DRAFT = "issue.md"
@@ -30,8 +32,6 @@ ON_REQUEST = {"issue": DRAFT}
 
 LOG_ROOM = 2 << 20
 """Bytes of all logs on a page."""
-
-_MOST_LOGS = 3
 
 
 def render(report: RunReport, form: str, scenario: Scenario | None = None) -> str:
@@ -55,35 +55,44 @@ def render(report: RunReport, form: str, scenario: Scenario | None = None) -> st
 
 
 def make_draft(report: RunReport) -> Draft:
-    """Return the draft for upstream, with pieces of the logs and the issues that the scenarios know today."""
+    """Return the draft for upstream, with the issues that the scenarios know today, and the diffs that lie in the folder."""
     scenarios = all_scenarios(warn=to_stderr)
     own = next((scenario for scenario in scenarios if scenario.id == report.scenario), None)
+    paths = {arm.name: report.folder / f"{arm.name}.diff" for arm in report.arms if arm.patches}
+    diffs = {name: path.read_text(encoding="utf-8") for name, path in paths.items() if path.is_file()}
     if own is None:
-        return draft(report, _draft_logs(report), duplicates(report, scenarios))
-    # The bug may have been reported since the run.
-    today = replace(report, issue=own.issue, filed=own.filed)
+        return draft(report, duplicates(report, scenarios), diffs=diffs)
+    # The bug may have been reported, or fixed, since the run.
+    status = f"with the bug {own.status.bad}; without {own.status.good or 'none known'}"
+    today = replace(report, issue=own.issue, filed=own.filed, fixed_in=own.status.good, status=status)
     # A scenario file starts with a paragraph on what happens and one on why.
-    why = "".join(own.about.split("\n\n")[1:2])
+    text = report.redactor.text
     return draft(
         today,
-        _draft_logs(report),
         duplicates(today, scenarios),
-        flags=report.redactor.text(own.reported().render()),
-        why=report.redactor.text(why),
+        flags=text(own.reported().render()),
+        why=text("".join(own.about.split("\n\n")[1:2])),
+        small=text(own.lab.why) if own.lab else "",
+        gpus=bool(own.needs.gpus),
+        script=text(script_of_run(today, own, brief=True) or ""),
+        diffs=diffs,
     )
 
 
-def _draft_logs(report: RunReport) -> list[LogExcerpts]:
-    """Return pieces of the logs of each arm's most important failure, from the ranks on which a death began."""
-    first: dict[str, TrialReport] = {}
-    for arm, trial in report.failures:
-        first.setdefault(arm.name, trial)
-    found = [
-        read_excerpts(report.folder, name, report.redactor, trial.death.exception if trial.death else None)
-        for trial in first.values()
-        for name in rank_logs(trial) or [trial.log]
-    ]
-    return [log for log in found if log is not None][:_MOST_LOGS]
+def write_diffs(report: RunReport) -> list[Path]:
+    """Write the diff of each patched arm against the release, if that is in the cache and the server ran exactly these files."""
+    release = ReleaseCache().get(report.version) if report.version else None
+    written = []
+    for arm in report.arms if release else ():
+        assert release is not None
+        with contextlib.suppress(Unsupported, OSError):  # another source than the release
+            after = patched_files(release.packages, arm.patches)
+            if after and digests_of(after) == {file.file: file.sha256 for file in arm.server.patched}:
+                before = {file: (release.packages / file).read_text(encoding="utf-8") for file in after}
+                path = report.folder / f"{arm.name}.diff"
+                write_file(path, whole_diff(before, after), hint="free some space")
+                written.append(path)
+    return written
 
 
 def _page_logs(report: RunReport) -> list[LogExcerpts | MissingLog]:
@@ -94,7 +103,7 @@ def _page_logs(report: RunReport) -> list[LogExcerpts | MissingLog]:
         if room < PAGE_SIZES.whole:
             found.append(MissingLog(name, exists=(report.folder / name).is_file()))
             continue
-        log = read_excerpts(report.folder, name, report.redactor, root, PAGE_SIZES)
+        log = read_excerpts(report.folder, name, report.redactor, root)
         if log is not None:
             room -= min(log.size, PAGE_SIZES.whole)
         found.append(log or MissingLog(name, exists=False))
@@ -114,14 +123,17 @@ def write_reports(report: RunReport, scenario: Scenario | None = None) -> list[P
         path = report.folder / name
         write_file(path, render(report, form, known), hint="vllm-repro report RUN -o FILE writes it elsewhere")
         paths.append(path)
-    return paths
+    return [*paths, *write_diffs(report)]
 
 
-def write_file(path: Path, text: str, *, hint: str) -> None:
+def write_file(path: Path, content: str | bytes, *, hint: str) -> None:
     """Replace `path` atomically. Raises `InfraError` if the disk is full, else `UsageError`, with `hint`."""
     fresh = path.with_name(f".{path.name}.new")
     try:
-        fresh.write_text(text, encoding="utf-8")
+        if isinstance(content, bytes):
+            fresh.write_bytes(content)
+        else:
+            fresh.write_text(content, encoding="utf-8")
         fresh.replace(path)
     except OSError as error:
         kind = InfraError if error.errno in (errno.ENOSPC, errno.EDQUOT) else UsageError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, zip_longest
 from operator import itemgetter
 from typing import Any
 
@@ -15,23 +15,28 @@ from vllm_repro.report.format import seconds
 from vllm_repro.report.markdown import environment_lines, senders
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner, issue_url
 from vllm_repro.report.patches import patches_table
-from vllm_repro.report.source_changes import diff_of, how_to_apply, untried_note
+from vllm_repro.report.source_changes import diff_of, frame_link, how_to_apply, untried_note
 from vllm_repro.report.tables import arms_table, soak_lines, throughput_notes, throughput_table
 from vllm_repro.report.text import printable
 from vllm_repro.report.timeline import Event
+from vllm_repro.report.version_strip import Seen, version_strip
 from vllm_repro.report.wording import (
     boundary,
-    context,
     crash_summary,
     crossed_word,
+    details,
     engine_word,
     expected_words,
     first_of_each,
     notices,
     outcome_word,
+    plain_sentence,
     simulated,
+    source_word,
 )
-from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.scenario.scenario import Status
+from vllm_repro.trigger.trigger import Amounts
+from vllm_repro.verdict.outcome import Death, Outcome
 
 __all__ = ["MissingLog", "html_page", "log_names"]
 
@@ -66,8 +71,11 @@ def html_page(report: RunReport, logs: Sequence[LogExcerpts | MissingLog] = ()) 
         notices=notices(report),
         expected=expected_words(report.verdict.expected),
         expected_tone="warn" if report.verdict.expected is False else "dull",
-        context=context(report),
-        cause=next((_cause(arm, trial) for arm, trial in report.failures), None),
+        sentence=plain_sentence(report),
+        details=details(report),
+        cause=next((_cause(report, arm, trial) for arm, trial in report.failures), None),
+        amounts=_amounts(report),
+        strip=version_strip(Status(report.bad, report.fixed_in), _seen(report)),
         heads=heads,
         patches_table=patches_table(report),
         rows=[(row, tones.get(re.split("[, ]", row[-2])[0], "dull")) for row in rows],
@@ -96,21 +104,44 @@ def html_page(report: RunReport, logs: Sequence[LogExcerpts | MissingLog] = ()) 
     return document(title=title, body=body, style=asset("report.css"))
 
 
-def _cause(arm: ArmReport, trial: TrialReport) -> dict[str, Any]:
+def _cause(report: RunReport, arm: ArmReport, trial: TrialReport) -> dict[str, Any]:
     """Return what the template shows of the most important failure. An engine that did not die has no exception."""
     death = trial.death
-    frames = death.frames if death else ()
+    frames = list(_frames(report, arm, death)) if death else []
     return {
         "arm": arm.name,
         "exception": death and death.exception,
         "message": (death and death.message) or "",
         "why": trial.why,
-        "where": frames[-1] if frames else "",
+        "where": frames[-1] if frames else None,
         "summary": crash_summary(trial) or outcome_word(trial),
         "frames": frames[-15:],
         "outer": max(len(frames) - 15, 0),
         "matched": death and death.signature,
     }
+
+
+def _frames(report: RunReport, arm: ArmReport, death: Death) -> Iterator[tuple[str, str, str]]:
+    """Yield place, function and address of each frame; the address is empty if the file is not one of the release."""
+    for frame, line in zip_longest(death.frames, death.lines[: len(death.frames)], fillvalue=0):
+        file, _, function = str(frame).rpartition(":")
+        yield f"{file}:{line}" if line else file, function, frame_link(report, arm, file, int(line))
+
+
+def _amounts(report: RunReport) -> list[tuple[Amounts, str, float]]:
+    """Return the amounts of the most important trial that has some, each with its arm and its greatest amount."""
+    trials = [*report.failures, *((arm, trial) for arm in report.arms for trial in arm.trials)]
+    arm, trial = next(((arm, trial) for arm, trial in trials if trial.trigger.amounts), (None, None))
+    if arm is None or trial is None:
+        return []
+    return [(one, arm.name, max(1e-9, *(amount for _, amount in one.bars))) for one in trial.trigger.amounts]
+
+
+def _seen(report: RunReport) -> dict[str, Seen]:
+    """Return what this run saw of its release."""
+    verdict, changed = report.verdict.verdict, source_word(report)
+    words = f"this run{simulated(report.evidence)}: {verdict}" + (f" {changed}" if changed else "")
+    return {report.version: (words, verdict.tone)} if report.version else {}
 
 
 def _trials(report: RunReport) -> Iterator[tuple[str, int, TrialReport | None, Sequence[Event]]]:

@@ -1,13 +1,14 @@
 """Draft of a comment on the upstream issue, or of a new issue for an unreported bug.
 
-The most important comes first; what does not fit is left out from the end. Whatever logs and journal hold, a draft has at most 65,536
-bytes, its code blocks are intact, and it mentions nobody.
+What to act on comes first, then the script that shows it, then all else, folded. A draft has at most 12,000 bytes, its code blocks are
+intact, and it mentions nobody. What its sender must know is not in it: `vllm-repro draft` prints that.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -16,45 +17,27 @@ from vllm_repro.diagnosis.diagnosis import Diagnosis, Phase
 from vllm_repro.diagnosis.root_cause import Root
 from vllm_repro.diagnosis.tracebacks import Frame, Raised
 from vllm_repro.evidence import Evidence
-from vllm_repro.journal.log_excerpts import LogExcerpts
 from vllm_repro.report.format import limited
-from vllm_repro.report.markdown import environment_list, request_lines, root_traceback
+from vllm_repro.report.markdown import root_traceback
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner, issue_url
-from vllm_repro.report.source_changes import (
-    changed_files,
-    diff_of,
-    how_to_apply,
-    patched_section,
-    replaced_section,
-    untried_note,
-)
-from vllm_repro.report.tables import arms_table, soak_section, throughput_section
-from vllm_repro.report.text import (
-    LIMIT,
-    cell,
-    code,
-    excerpt,
-    fence,
-    html,
-    markdown_table,
-    plain,
-    shorten,
-    size,
-)
-from vllm_repro.report.wording import context, crossed_word, death_line, simulated
+from vllm_repro.report.source_changes import diff_of, how_to_apply, untried_note
+from vllm_repro.report.tables import soak_section, throughput_section
+from vllm_repro.report.text import cell, code, fence, html, plain, shorten, size
+from vllm_repro.report.wording import boundary, lab_rule, not_run_word, refusals, simulated
 from vllm_repro.scenario.matching import matches, twins
 from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.verdict.outcome import Outcome
-from vllm_repro.verdict.verdict import Result, Standing
+from vllm_repro.verdict.verdict import Result, Standing, Verdict
 
-__all__ = ["Draft", "draft", "duplicates"]
+__all__ = ["MOST", "Draft", "draft", "duplicates"]
 
-_SENTENCE, _CAUSE, _TABLE, _BLOCK, _LIST = 700, 1_200, 10_000, 8_000, 6_000
+MOST = 12_000
+"""Bytes of a draft."""
+
+_NAME, _SENTENCE, _CAUSE, _BLOCK, _LIST = 60, 500, 800, 3_000, 1_600
 """Most bytes of each part before its escapes, so that none takes the room of the others."""
 
-_FRAMES = 12
-_EVIDENCE = 160
-"""Letters of a piece of evidence that is shown unfolded."""
+_FRAMES = 8
 
 _Part = tuple[str, str]
 """A part of a draft: its name, empty if it is always there, and its text, empty if the run has none."""
@@ -65,12 +48,15 @@ class Draft:
     """A draft in Markdown.
 
     title: of a new issue, empty for a comment. issue: the one to comment on, or the nearest. duplicates: issues about perhaps the same.
+    left_out: names of the parts for which there was no room. fixed_in: releases that are declared to be without the bug.
     """
 
     body: str
     title: str
     issue: str
     duplicates: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    fixed_in: str = ""
 
     @property
     def duplicate_urls(self) -> list[str]:
@@ -88,56 +74,62 @@ class Draft:
 
 def draft(
     report: RunReport,
-    logs: Sequence[LogExcerpts] = (),
     duplicates: Sequence[str] = (),
     *,
     flags: str = "",
     why: str = "",
+    small: str = "",
+    gpus: bool = True,
+    script: str = "",
+    diffs: Mapping[str, str] | None = None,
 ) -> Draft:
     """Return the draft about a run.
 
-    logs: of the failed trials, the most important first. flags: the scenario's command, for a new issue from the lab, whose own command
-    nobody else can run. why: the scenario's explanation, for a new issue.
+    flags: the reported command. why: the scenario's explanation. small: why the lab's small model shows the bug. gpus: the bug is one of
+    vLLM on GPUs. script: `repro.py`. diffs: of patched arms by name, for `git apply`; other arms show a diff to apply by hand.
     """
     title = "" if report.filed else f"[Bug]: {' '.join(shorten(report.title, 200).split())}"
-    first = next((arm for arm in report.arms if arm.command), None)
-    lab_command = bool(title and flags and report.evidence == Evidence.LAB and first)
-    if lab_command:
-        command = _block("Flags (the lab's own command is folded below):", flags)
-    else:
-        command = _block(f"Command of {code(first.name)}:", first.command) if first else ""
+    lines = "\n".join(_first_lines(report, flags, why, small, gpus))
+    form = bool(title) and not report.rehearsal  # the first line of a rehearsal must name it
+    asked = "### \N{BUG} Describe the bug\n\n" if form else ""
+    only_changed = report.bug_seen and not any(arm.result.crashed for arm in report.arms if not arm.patches)
+    environment = _folded("Environment of the run", fence(_environment(report), "text"))
     parts = [
-        *(("", text) for text in _first_lines(report, title, duplicates, why)),
-        ("the table of arms", _rows(markdown_table(arms_table(report)).split("\n"), _TABLE)),
-        ("", _boundary(report)),
-        ("the command", command),
-        ("the requests", _requests(report) if title else ""),
-        ("the change that helps", _helpful_patch(report) if title else ""),
-        ("", _block("To run it again:", report.reproduce)),
-        ("the environment", _rows(environment_list(report).split("\n"), _LIST)),
+        ("", asked + lines),
+        ("the script", "" if only_changed else _script(report, script)),
+        ("", _arms(report)),
+        *((f"the change in {_names(arms)}", _change(arms, diffs or {})) for arms in _changed(report)[:4]),
         ("the traceback", _traceback(report)),
-        *_folded_parts(report, first, new=bool(title), lab_command=lab_command),
-        *((f"the log {log.name}", _log(log)) for log in logs),
+        ("", _replaced(report)),
+        *_measured(report),
+        ("", f"### Your current environment\n\n{environment}" if form else environment),
+        ("how the command differs from the reported one", _differences(report)),
     ]
-    body = _joined(parts, _footer(report))
-    return Draft(body=body, title=title, issue=report.issue, duplicates=tuple(duplicates))
+    body, left_out = _joined(parts, _footer(report))
+    return Draft(
+        body=body,
+        title=title,
+        issue=report.issue,
+        duplicates=tuple(duplicates),
+        left_out=tuple(left_out),
+        fixed_in=report.fixed_in,
+    )
 
 
-def _joined(parts: Sequence[_Part], footer: str) -> str:
-    """Return the parts for which there is room, then the names of the others, then the footer."""
-    room = LIMIT - size(footer) - _SENTENCE - len("\n\n\n\n\n")
+def _joined(parts: Sequence[_Part], footer: str) -> tuple[str, list[str]]:
+    """Return the parts for which there is room, then the footer; and the names of the parts left out."""
+    room = MOST - size(footer) - len("\n")
+    reserved = sum(size(text) + len("\n\n") for name, text in parts if not name)
     kept, missing = [], []
     for name, text in parts:
         needed = size(text) + len("\n\n")
-        if text and needed <= room:
+        reserved -= 0 if name else needed
+        if text and needed <= room - (reserved if name else 0):
             kept.append(text)
             room -= needed
-        elif text and name:
-            missing.append(name)
-    if missing:
-        names = ", ".join(missing)
-        kept.append(shorten(f"Left out for lack of room: {names}. The run's `report.md` has it.", _SENTENCE))
-    return "\n\n".join((*kept, footer)) + "\n"
+        elif text:
+            missing.append(name or "what was replaced or where it ran")
+    return "\n\n".join((*kept, footer)) + "\n", missing
 
 
 def duplicates(report: RunReport, scenarios: Sequence[Scenario]) -> list[str]:
@@ -173,73 +165,155 @@ def _diagnosis(trial: TrialReport, version: str | None) -> Diagnosis:
 
 
 def _shown_trial(report: RunReport) -> tuple[ArmReport, TrialReport] | None:
-    """Return the most important failed trial, else the first one."""
-    return next(iter((*report.failures, *((arm, trial) for arm in report.arms for trial in arm.trials))), None)
+    """Return the most important failed trial of unchanged source, else any failed trial, else the first one."""
+    unchanged = [pair for pair in report.failures if not pair[0].patches]
+    return next(
+        iter((*unchanged, *report.failures, *((arm, trial) for arm in report.arms for trial in arm.trials))), None
+    )
+
+
+def _changed(report: RunReport) -> list[list[ArmReport]]:
+    """Return the arms with each change of the source, changes that help first."""
+    found: dict[object, list[ArmReport]] = {}
+    for arm in report.arms:
+        if arm.patches:
+            found.setdefault(arm.patches, []).append(arm)
+    return sorted(found.values(), key=lambda arms: not any(map(_avoids, arms)))
 
 
 # ── what is read in half a minute ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _first_lines(report: RunReport, title: str, duplicates: Sequence[str], why: str) -> list[str]:
-    lines = []
-    if title and not report.rehearsal:  # the first line of a rehearsal must name it
-        lines.append(f"<!-- A new issue. Title: {html(title).replace('--', '- -')} -->")
-    lines.append(_verdict(report))
+def _first_lines(report: RunReport, flags: str, why: str, small: str, gpus: bool) -> Iterator[str]:
+    if report.fixed_in and not report.rehearsal:
+        yield f"**Fixed**: vLLM {cell(report.fixed_in)} is declared to be without this bug.\n"
+    yield f"{_verdict(report)}\n"
     if (shown := _shown_trial(report)) and shown[1].severity is not None:
-        arm, trial = shown
-        cause = shorten(trial.why, _CAUSE)
-        wrong = trial.outcome is Outcome.WRONG_OUTPUT
-        lines.append(f"In {code(shorten(arm.name, 60))} {plain(cause)}." if wrong else code(cause))
-    if why and not report.filed and report.bug_seen:
-        lines.append(plain(shorten(" ".join(why.split()), _CAUSE)))
+        cause = shorten(shown[1].why, _CAUSE)
+        yield f"- **What:** {plain(cause) if shown[1].outcome is Outcome.WRONG_OUTPUT else code(cause)}"
+    yield f"- **Releases:** {cell(shorten(report.status, _SENTENCE))}"
+    if flags:
+        one_line = " ".join(flags.replace("\\\n", " ").split())
+        yield f"- **Flags:** {code(shorten(one_line, _CAUSE))}"
+    if report.bug_seen:
+        if lives := limited([_count(arm, report) for arm in report.arms if _avoids(arm)], 4):
+            yield f"- **Avoided by:** {'; '.join(lives)}"
+        if why:
+            yield f"- **Cause:** {plain(_sentences(why, _SENTENCE))}"
+    if notice := banner(report.evidence, report.version and shorten(report.version, _NAME)):
+        word, _, text = notice.partition(": ")
+        yield f"- **{word}:** {cell(text)}{_holds(report, small, gpus)}"
+    yield from (f"- {plain(shorten(text, _SENTENCE))}." for text in refusals(report.arms)[:4])
+    if report.shortfall:
+        yield f"- **{report.shortfall}. This is what the journal holds.**"
     if not report.filed:
-        lines.append(f"No report of this was found; nearest is {_link(report.issue, beside=report.issue)}.")
-    lines.append(_what_was_run(report))
-    failed_as_released = not report.filed and not any(arm.patches for arm, _ in report.failures)
-    if (changed := changed_files(report)) and not failed_as_released:
-        text = cell(shorten("; ".join(changed), _SENTENCE))
-        lines.append(f"**With vLLM's source changed, see the diff below, in {text}.**")
-    if duplicates:
-        links = ", ".join(_link(issue, beside=report.issue) for issue in duplicates[:8])
-        lines.append(f"> **May be the same, check before sending:** {links}")
-    return lines
+        yield f"- Nearest report: [#{report.issue.partition('#')[2]}]({issue_url(report.issue)})"
+
+
+def _sentences(text: str, most: int) -> str:
+    """Return the first sentences of a text, as many as `most` bytes hold."""
+    sentences = re.split(r"(?<=\.)\s+", " ".join(text.split()))
+    fitting = sum(total <= most for total in accumulate(size(sentence) + 1 for sentence in sentences))
+    return shorten(" ".join(sentences[: max(fitting, 1)]), most)
 
 
 def _verdict(report: RunReport) -> str:
+    """Return the sentence on what the unchanged source did, and only then what a changed one did."""
+    on = f"vLLM {cell(shorten(report.version or 'of unknown version', _NAME))}{simulated(report.evidence)}"
+    seen = [arm for arm in report.arms if arm.result.crashed and arm.expected.has_bug]
+    if report.verdict.verdict is Verdict.REPRODUCES and seen:
+        unchanged = next((arm for arm in seen if not arm.patches), None)
+        if unchanged is not None:
+            return f"**Reproduces on {on}**: {_count(unchanged, report).removeprefix('`reported` ')}."
+        lived = next(
+            (
+                arm
+                for arm in report.arms
+                if arm.expected.has_bug and not arm.patches and arm.result.result is Result.QUIET
+            ),
+            None,
+        )
+        untried = f"**Not tried on unchanged {on}.**"
+        said = f"**Did not reproduce on unchanged {on}**: {_count(lived, report)}." if lived else untried
+        return f"{said} With vLLM's source changed: {'; '.join(_count(arm, report) for arm in seen[:3])}."
+    lived = next((arm for arm in report.arms if arm.expected.has_bug and arm.result.result is Result.QUIET), None)
+    if report.verdict.verdict is Verdict.QUIET and lived is not None:
+        return f"**Did not reproduce on {on}**: {_count(lived, report).removeprefix('`reported` ')}, with the boundary crossed."
     verdict = report.verdict.verdict
-    version = cell(shorten(report.version or "of unknown version", 60))
-    because = cell(shorten(report.verdict.because, _SENTENCE))
-    text = f"**{verdict[:1].upper()}{verdict[1:]} on vLLM {version}{simulated(report.evidence)}**: {because}."
+    text = f"**{verdict[:1].upper()}{verdict[1:]} on {on}**: {cell(shorten(report.verdict.because, _SENTENCE))}."
     if report.verdict.expected is False and not report.compared:  # a patch that fails contradicts no declaration
         text += f" Declared was something else: {cell(shorten(report.status, 200))}."
-    return " ".join((text, *(f"{plain(shorten(sentence, _SENTENCE))}." for sentence in context(report)[:8])))
+    return text
 
 
-def _what_was_run(report: RunReport) -> str:
-    trials = [f"{code(shorten(arm.name, 60))} ({len(arm.trials)})" for arm in report.arms if arm.trials]
-    kind = next((str(arm.server.kind) for arm in report.arms if arm.server.kind), "none")
-    text = f"Trials: {', '.join(limited(trials, 12)) or 'none'}; server: {cell(shorten(kind, 40))}."
-    if report.shortfall:
-        text += f" **{report.shortfall}. This is what the journal holds.**"
-    notice = banner(report.evidence, report.version and shorten(report.version, 60))
-    return text + (f" {cell(notice)}" if notice else "")
+def _count(arm: ArmReport, report: RunReport) -> str:
+    """Return `eager` (with --enforce-eager) died in 0 of 1 boots`."""
+    edits = " and ".join(dict.fromkeys(edit for edit in arm.edits if not edit.startswith("patched ")))
+    change = [f"{code(shorten(edits, 300))}"] if edits else []
+    files = dict.fromkeys(patch.file.rpartition("/")[2] for patch in arm.patches)
+    change += [f"{code(shorten(', '.join(files), 200))} changed"] if files else []
+    did = next((one.expected.did for one in (arm, *report.arms) if one.expected.has_bug), "died")
+    words = [code(shorten(arm.name, _NAME)), *([f"({', '.join(change)})"] if change else [])]
+    words += [f"{did} in {arm.result.crashed} of {arm.result.conclusive} boots"] if arm.result.conclusive else []
+    return " ".join(words)
 
 
-def _link(issue: str, beside: str = "") -> str:
-    """Return a link to an issue, by its number alone if `beside` is of the same repository."""
-    repository, sign, number = issue.partition("#")
-    same = repository == beside.partition("#")[0]
-    return f"[{sign + number if same else issue}]({issue_url(issue)})"
+def _avoids(arm: ArmReport) -> bool:
+    """Return True if the engine lived with the arm's change, and the server ran all of it."""
+    ran = not any(map(untried_note, arm.server.patched))
+    return arm.result.result is Result.QUIET and not arm.expected.has_bug and ran
 
 
-def _boundary(report: RunReport) -> str:
-    if (shown := _shown_trial(report)) is None:
+def _holds(report: RunReport, small: str, gpus: bool) -> str:
+    """Return the sentences on why a death in the lab holds on a GPU, as far as its frames show.
+
+    small: why a small model shows it. gpus: the bug is one of vLLM on GPUs.
+    """
+    if report.evidence != Evidence.LAB:
         return ""
-    arm, trial = shown
-    # The last ones are what was observed.
-    last = [text for text in trial.trigger.evidence[-2:] if len(text) <= _EVIDENCE] or trial.trigger.evidence[-1:]
-    evidence = cell(shorten("; ".join(last), _SENTENCE))
-    return f"Boundary {crossed_word(trial)} in {code(shorten(arm.name, 60))}: {evidence or 'no evidence'}."
+    text = f" They are {len(report.replaced)}, listed below."
+    death = next((trial.death for _, trial in report.failures if trial.death and trial.death.frames), None)
+    if not gpus:
+        text += " The bug is one of vLLM on CPUs."
+    elif rule := lab_rule(report):
+        text += f" {rule}."
+    elif report.bug_seen and death is not None:
+        file, _, function = death.frames[-1].rpartition(":")
+        where = f"{code(shorten(function, _NAME))} in {code(shorten(file, 200))}"
+        if re.search(r"(^|[/_])cpu([/_.]|$)", file):
+            text += f" {where}, which raised it, is for CPUs: a GPU does not run it."
+        elif not any(part.name.endswith(f".{function}") for part in report.replaced):
+            text += f" {where}, which raised it, is not replaced: a GPU runs the same lines."
+    elif any(trial.outcome is Outcome.HANG for _, trial in report.failures[:1]) and not any(
+        part.name.startswith("vllm.v1.core.") and part.effect[:4] != "none" for part in report.replaced
+    ):
+        text += " None of them decides what is scheduled: a GPU's engine schedules the same."
+    return text + (f" It served a small model: {cell(shorten(small, _SENTENCE))}." if small else "")
+
+
+def _script(report: RunReport, script: str) -> str:
+    if report.bug_seen and any(
+        trial.death and trial.phase in (Phase.BOOT, Phase.WARMUP) for _, trial in report.failures[:1]
+    ):
+        return "The engine dies while it boots: the command alone shows it."
+    return f"`repro.py` for a plain vLLM:\n\n{fence(script, 'python')}" if script else ""
+
+
+# ── what is folded ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _arms(report: RunReport) -> str:
+    lines = [f"- {_arm(arm, report)}" for arm in report.arms]
+    again = f"With vllm-repro {cell(shorten(report.harness_version, 40))}: {code(shorten(report.reproduce, _SENTENCE))}"
+    return _folded("What was run", f"{_rows(lines, _LIST)}\n\n{again}")
+
+
+def _arm(arm: ArmReport, report: RunReport) -> str:
+    if not arm.trials:
+        return f"{code(shorten(arm.name, _NAME))}: {not_run_word(arm)}"
+    outcomes = ", ".join(dict.fromkeys(trial.outcome for trial in arm.trials))
+    tested = f". Outcome: {outcomes}" if arm.result.conclusive else f": {outcomes}, which decides nothing"
+    return f"{_count(arm, report)}{tested}. Boundary {cell(shorten(boundary(arm.trials[0]), 200))}."
 
 
 def _traceback(report: RunReport) -> str:
@@ -247,81 +321,79 @@ def _traceback(report: RunReport) -> str:
     if shown is None or (death := shown[1].death) is None:
         return ""
     arm, trial = shown
-    lead = f"Root of the crash in {code(shorten(arm.name, 60))}. {cell(shorten(death_line(trial), _SENTENCE))}"
-    if not death.exception:
-        return f"{lead} {cell(shorten(trial.why, _SENTENCE))}"
-    return _block(lead, root_traceback(death, _FRAMES, _BLOCK // 2), "text")
+    lead = f"In {code(shorten(arm.name, _NAME))}, phase: {cell(shorten(trial.phase or 'unknown', _NAME))}."
+    found = (
+        fence(root_traceback(death, _FRAMES, _BLOCK // 2), "text") if death.exception else cell(trial.why[:_SENTENCE])
+    )
+    return _folded("Traceback", f"{lead}\n\n{found}")
 
 
-def _requests(report: RunReport) -> str:
-    sent = _sent(report)
-    return "Requests, in this order:\n\n" + _rows(sent, _LIST) if sent else ""
+def _names(arms: Sequence[ArmReport]) -> str:
+    return ", ".join(shorten(arm.name, _NAME) for arm in arms[:4])
 
 
-def _sent(report: RunReport) -> list[str]:
-    return request_lines(next((arm.requests for arm in report.arms if arm.requests), ()))
+def _change(arms: Sequence[ArmReport], diffs: Mapping[str, str]) -> str:
+    """Return the change that these arms have in common."""
+    arm, diff = arms[0], diffs.get(arms[0].name, "")
+    untried = "".join(cell(untried_note(file)) for file in arm.server.patched).removeprefix("; ")
+    how = "" if diff else f"{how_to_apply(arm)}.\n\n"
+    text = how + (f"{untried}.\n\n" if untried else "") + fence(diff or diff_of(arm), "diff")
+    return _folded(f"The change in {_names(arms)}{', for git apply' if diff else ''}", text)
 
 
-def _helpful_patch(report: RunReport) -> str:
-    """Return the patch with which the engine lived, if the run tried one and the server ran all of it."""
-    arm = next((arm for arm in report.arms if arm.patches and arm.result.result is Result.QUIET), None)
-    if arm is None or not report.failures or any(map(untried_note, arm.server.patched)):
-        return ""
-    did = report.failures[0][0].expected.did
-    lead = f"With this change the engine lived ({code(shorten(arm.name, 60))}, {did} in 0 of {arm.result.conclusive} boots)."
-    return _block(f"{lead} {how_to_apply(arm)}:", diff_of(arm), "diff")
-
-
-# ── what is folded ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _folded_parts(report: RunReport, first: ArmReport | None, *, new: bool, lab_command: bool) -> Iterator[_Part]:
-    """Yield the folded parts. new: the requests are shown above. lab_command: the lab's command is not."""
-    if first is not None and lab_command:
-        text = fence(shorten(first.command, _BLOCK), "console")
-        yield "the command of the lab", _folded(f"Command of {first.name} in the lab", text)
-    if first is not None and first.differences:
-        whose = "How the lab's command differs" if lab_command else "How that command differs from the reported one"
-        lines = [f"- {cell(shorten(text, _SENTENCE))}" for text in first.differences]
-        yield "the differences from the report", _folded(f"{whose} ({len(lines)})", _rows(lines, _LIST))
-    if arms := [_arm(arm, first) for arm in report.arms if arm.trials]:
-        summary = "All evidence of the boundary, and what each arm changes"
-        yield "the boundary in each arm", _folded(summary, _rows(arms, _LIST))
-    if not new and (sent := _sent(report)):
-        yield "the requests", _folded(f"Requests ({len(sent)})", _rows(sent, _LIST))
-    for section in (
-        patched_section(report),
-        throughput_section(report.measured),
-        soak_section(report.measured),
-        replaced_section(report),
-    ):
+def _measured(report: RunReport) -> Iterator[_Part]:
+    for section in (throughput_section(report.measured), soak_section(report.measured)):
         heading, _, text = section.partition("\n\n")
         if text:
             summary = heading.removeprefix("## ")
             yield summary, _folded(summary, text)
 
 
-def _arm(arm: ArmReport, first: ArmReport | None) -> str:
-    edits = " and ".join(code(shorten(edit, 200)) for edit in arm.edits[:6]) if arm is not first else ""
-    why = f": {cell(shorten(arm.why, 300))}" if arm.why else ""
-    trials = "; ".join(
-        f"trial {trial.number} {crossed_word(trial)} ({cell(shorten('; '.join(trial.trigger.evidence), _SENTENCE))})"
-        for trial in arm.trials[:3]
-    )
-    return f"- {code(shorten(arm.name, 60))}{' ' + edits if edits else ''}{why}. {trials}."
+def _differences(report: RunReport) -> str:
+    first = next((arm for arm in report.arms if arm.differences), None)
+    if first is None:
+        return ""
+    lines = [f"- {cell(shorten(text, 300))}" for text in first.differences]
+    return _folded(f"How the command of {first.name} differs from the reported one", _rows(lines, _LIST))
 
 
-def _log(log: LogExcerpts) -> str:
-    return _folded(f"{log.name}, {log.size:,} bytes", fence(excerpt(log), "text"))
+def _replaced(report: RunReport) -> str:
+    """Return the name of each part that the lab replaced, by module. `report.md` has the reasons and effects."""
+    if not report.replaced:
+        return ""
+    modules: dict[str, list[str]] = {}
+    for part in report.replaced:
+        module, _, name = part.name.rpartition(".")
+        modules.setdefault(module, []).append(code(name))
+    lines = [f"- {code(module)}: {', '.join(names)}" for module, names in modules.items()]
+    return _folded(f"LAB: the {len(report.replaced)} replaced parts", "\n".join(lines))
+
+
+def _environment(report: RunReport) -> str:
+    """Return what the run was made on, with the headings of vLLM's collect_env.py as far as it is known."""
+    machine = report.environment
+    cards = [f"GPU {number}: {gpu.name} ({gpu.memory_gb:g} GB)" for number, gpu in enumerate(machine.gpus)]
+    weights = dict.fromkeys(arm.server.weights for arm in report.arms if arm.server.weights)
+    groups = {
+        "System Info": {"OS": machine.os, "Memory": f"{machine.memory_gb:g} GB"},
+        "Python Environment": {"Python version": machine.python},
+        "CUDA / GPU Info": {
+            "GPU models and configuration": ", ".join(cards) or "none",
+            "Nvidia driver version": machine.driver or "none",
+        },
+        "CPU Info": {"CPU(s)": str(machine.cpus)},
+        "vLLM Info": {"vLLM Version": report.version or "unknown", "Weights": "; ".join(weights) or "unknown"},
+    }
+    lines = []
+    for heading, facts in groups.items():
+        lines.append(f"===== {heading} =====")
+        lines += [f"{name}: {shorten(' '.join(text.split()), _SENTENCE)}" for name, text in facts.items()]
+    return "\n".join(lines)
 
 
 def _folded(summary: str, text: str) -> str:
     # GitHub reads Markdown inside HTML only between empty lines.
     return f"<details><summary>{html(shorten(summary, 200))}</summary>\n\n{text}\n\n</details>"
-
-
-def _block(lead: str, text: str, language: str = "console") -> str:
-    return f"{lead}\n\n{fence(shorten(text, _BLOCK), language)}"
 
 
 def _rows(lines: Sequence[str], most: int) -> str:
@@ -334,6 +406,6 @@ def _rows(lines: Sequence[str], most: int) -> str:
 
 def _footer(report: RunReport) -> str:
     return (
-        f"<sub>Made by vllm-repro {cell(shorten(report.harness_version, 40))} from the journal of one run; a person sends it. "
-        "Keys, user names, hosts and addresses are words in brackets.</sub>"
+        f"<sub>Made by vllm-repro {cell(shorten(report.harness_version, 40))} from the journal of one run. "
+        "Keys, user names, hosts and addresses are replaced by words in brackets.</sub>"
     )

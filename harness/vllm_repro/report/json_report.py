@@ -20,6 +20,7 @@ from vllm_repro.report.model import ArmReport, Environment, RunReport, ServerRep
 from vllm_repro.report.patches import ComparedPatch, compared_patches
 from vllm_repro.report.version_map import ReleaseRow, VersionMap, readings
 from vllm_repro.scenario.scenario import Status
+from vllm_repro.trigger.trigger import Amounts
 from vllm_repro.verdict.outcome import Death, Outcome, Outlasted
 from vllm_repro.verdict.release_result import ReleaseResult
 from vllm_repro.verdict.soak import Soak
@@ -39,6 +40,7 @@ class TriggerJson(Struct, frozen=True, kw_only=True):
 
     crossed: bool
     evidence: tuple[str, ...]
+    amounts: tuple[Amounts, ...] = ()
 
 
 class PointJson(Struct, frozen=True, kw_only=True):
@@ -70,7 +72,7 @@ class TrialJson(Struct, frozen=True, kw_only=True):
     answers: HTTP results in the order of arrival, runs of equal ones folded. output: result of the output check. log: relative to the
     run's folder. rank_logs: of further nodes, by rank from 1. outlasted: servers of further nodes that kept running after the first one's
     end. during: what the engine was doing if it died after its workload. captured: what the signature's named groups caught of the message.
-    client_saw: the outcome of a request through the `openai` SDK after the crash; null if none was sent.
+    client_saw: what a program sees that sends the request through the `openai` SDK; null without a crash.
     """
 
     trial: int

@@ -11,12 +11,13 @@ from vllm_repro.report.source_changes import patched_section, replaced_section
 from vllm_repro.report.tables import arms_table, soak_section, throughput_section
 from vllm_repro.report.text import cell, code, fence, markdown_table, plain, shorten
 from vllm_repro.report.wording import (
-    context,
     crash_summary,
     crossed_word,
+    details,
     expected_words,
     first_of_each,
     notices,
+    plain_sentence,
     simulated,
 )
 from vllm_repro.verdict.outcome import Death
@@ -56,9 +57,10 @@ def _summary(report: RunReport) -> list[str]:
         parts.append(f"> **{notice}**")
     parts += [f"> **{cell(text)}.**" for text in notices(report)]
     parts.append(f"{plain(report.title)} ([{report.issue}]({issue_url(report.issue)})).")
+    parts.append(f"**{plain(plain_sentence(report))}.**")
     verdict = f"**{report.verdict.verdict}** ({expected_words(report.verdict.expected)})"
     parts.append(f"{verdict}: {cell(report.verdict.because)}.")
-    parts += [plain(text) + "." for text in context(report)]
+    parts += [plain(text) + "." for text in details(report)]
     for _, trial in report.failures[:1]:
         if trial.death is None or trial.death.exception:
             parts.append(f"Cause: {code(shorten(trial.why, _MESSAGE))}")

@@ -19,11 +19,15 @@ _ONE_TOKEN = "The request for one token that the harness sends to every server i
 
 @dataclass(frozen=True)
 class Unit:
-    """A part of the command or workload that may be removed. text: as on the command line, or in words without a `name`."""
+    """A part of the command or workload that may be removed.
+
+    text: as on the command line, or in words without a `name`. booted: the same as the servers got it, if the lab's value differs.
+    """
 
     kind: Literal["request", "pause", "flag", "variable"]
     name: str
     text: str
+    booted: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +152,9 @@ def markdown(found: Minimization) -> str:
         if found.untried:
             names = ", ".join(code(name) for name in found.untried)
             parts.append(f"Left in, because a {found.server} server handles these itself: {names}.")
+        if smaller := [unit for unit in found.kept if unit.booted]:
+            values = ", ".join(f"{code(unit.booted)} for {code(unit.text)}" for unit in smaller)
+            parts.append(f"The {found.server} servers had smaller values: {values}.")
     if removals := found.removals():
         rows = [
             f"| {code(found.units[unit].text, in_table=True)} | {cell(boot.happened)} | {_link(found, boot)} |"

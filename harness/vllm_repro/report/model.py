@@ -43,7 +43,7 @@ class TrialReport:
 
     during: what the engine was doing when it died after its workload. answers: HTTP results in the order of arrival, runs of equal ones
     folded. output: result of the output check in a word or two. rank_logs: logs of further nodes, by rank from 1. refused: 4xx statuses.
-    client_saw: the outcome of a request through the `openai` SDK after the crash; None if none was sent. failed: names of requests.
+    client_saw: what a program sees that sends the request through the `openai` SDK; None without a crash. failed: names of requests.
     """
 
     number: int
@@ -178,8 +178,9 @@ class RunReport:
 
     interrupted: the signal that ended it. cut: the journal ends early (`killed`) or has unreadable lines. imitated: False if the
     rehearsal engine does not have the bug. comparisons: sentences on arms that lived beside one that died. filed: `issue` is about this
-    bug, else it is the nearest one. fixed_in: releases that are declared good. timelines: events by trial, also of trials that did not end.
-    redactor: for files of the run's folder that are added to a rendering. compared: patches are compared with the first arm.
+    bug, else it is the nearest one. bad, fixed_in: releases that are declared bad, and good. timelines: events by trial, also of trials
+    that did not end. redactor: for files of the run's folder that are added to a rendering. compared: patches are compared with the
+    first arm.
     """
 
     folder: Path
@@ -187,6 +188,7 @@ class RunReport:
     issue: str
     title: str
     status: str
+    bad: str
     fixed_in: str
     trigger: str
     verdict: VerdictReport

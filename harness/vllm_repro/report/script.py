@@ -6,11 +6,13 @@ length becomes a completion of the same length, which is the same prompt for the
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from string import Template
+from textwrap import wrap
 from typing import Any, assert_never
 
 from vllm_repro.command.command import ServeCommand
@@ -20,13 +22,14 @@ from vllm_repro.errors import UsageError
 from vllm_repro.evidence import Evidence
 from vllm_repro.releases.known import CPU_BUILDS
 from vllm_repro.releases.versions import DISTRIBUTION
+from vllm_repro.report.format import runs, template_for
 from vllm_repro.report.model import RunReport, banner, issue_url
 from vllm_repro.scenario.scenario import Arm, Scenario
-from vllm_repro.scenario.workload import Conversation, Pause, Request, Rest, Size, Step, Together, resolve
-from vllm_repro.servers.launch import ServedModel, process_launch
+from vllm_repro.scenario.workload import Conversation, Pause, Request, Rest, Size, Step, Together, requests_of, resolve
+from vllm_repro.servers.launch import Launch, ServedModel, process_launch
 from vllm_repro.verdict.verdict import Expected
 
-__all__ = ["script", "script_of_run"]
+__all__ = ["curl", "script", "script_of_run"]
 
 _TEMPLATE = Path(__file__).with_name("templates") / "repro.txt"
 _COMPLETIONS = "/v1/completions"
@@ -36,44 +39,47 @@ _HOLE = re.compile(r"{\w*}")
 _OF_TEMPLATE = ("tools", "tool_choice", "chat_template", "chat_template_kwargs", "add_generation_prompt")
 """Fields of a chat that a completion does not have."""
 
-_IDLE = '''
-def cpu_seconds(session):
-    ticks = 0
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has just ended
-            words = file.read_text().rpartition(")")[2].split()
-            ticks += (int(words[11]) + int(words[12])) * (int(words[3]) == session)
-    return ticks / os.sysconf("SC_CLK_TCK")
 
-
-def never_idle(process, within):
-    """Return True if the server, without any request, has no five seconds without work."""
-    end, least = time.monotonic() + within, 5.0
-    while time.monotonic() < end and least >= 0.5:
-        before = cpu_seconds(process.pid)
-        time.sleep(5)
-        least = cpu_seconds(process.pid) - before
-    return least >= 0.5
-
-'''
-_REST = """\
-        elif isinstance(step, str):
-            if process is None:
-                return "Whether a server goes idle cannot be seen with --url", 2
-            if never_idle(process, float(step.removeprefix("idle within "))):
-                return "The engine never goes idle", 1
-"""
-
-
-def script_of_run(report: RunReport, scenario: Scenario) -> str | None:
+def script_of_run(report: RunReport, scenario: Scenario, *, brief: bool = False) -> str | None:
     """Return the script for the most important failure of an arm without patches, else for the first such arm; None without one."""
     tried = [scenario.arm(arm.name) for arm in (*(arm for arm, _ in report.failures), *report.arms)]
     arms = [arm for arm in (*tried, *scenario.arms) if arm is not None and not arm.patches]
-    return script(scenario, arms[0], report) if arms else None
+    return script(scenario, arms[0], report, brief=brief) if arms else None
 
 
-def script(scenario: Scenario, arm: Arm, report: RunReport | None = None) -> str:
-    """Return the script for an arm. report: the run that it belongs to. Raises `UsageError` for an arm with patches."""
+def script(scenario: Scenario, arm: Arm, report: RunReport | None = None, *, brief: bool = False) -> str:
+    """Return the script for an arm. Raises `UsageError` for an arm with patches.
+
+    report: the run that it belongs to. brief: say how to use it, and nothing of the bug.
+    """
+    launch = _launch(scenario, arm, 0)
+    steps = scenario.workload_of(arm)
+    boots = scenario.signature if scenario.signature and scenario.signature.phase is Phase.BOOT else None
+    at_boot = [boots.exception, *filter(None, _HOLE.split(boots.message))] if boots else []
+    requests = list(requests_of(steps))
+    words = {"boot" if at_boot else "ready"}
+    words |= {"idle"} if any(isinstance(step, Rest) for step in steps) else set()
+    words |= {"late"} if any(one.starts_after or one.leaves_after is not None for one in requests) else set()
+    return Template(template_for(_TEMPLATE.read_text(encoding="utf-8"), words)).substitute(
+        about="\n".join(f"# {line}" for line in _usage(scenario, report)) if brief else _about(scenario, report),
+        data="\n".join(
+            [
+                f"MODEL = {scenario.model.name!r}",
+                f"ENV = {dict(launch.env)!r}",
+                f"COMMAND = r'''\n{_wrapped(launch.argv)}\n'''",
+                "# One list is sent at the same time; a number is a pause in seconds.",
+                "STEPS = [",
+                *(f"    {line}" for line in _steps(steps, launch.command)),
+                "]",
+                f"REPORTED = {_reported(scenario, arm)!r}",
+                *([f"AT_BOOT = {at_boot!r}"] if at_boot else []),
+            ]
+        ),
+    )
+
+
+def _launch(scenario: Scenario, arm: Arm, port: int) -> Launch:
+    """Return the command of an arm on a plain vLLM. Raises `UsageError` for an arm with patches."""
     if arm.patches:
         raise UsageError(
             f"the arm {arm.name} changes vLLM's source, which this script does not",
@@ -81,29 +87,7 @@ def script(scenario: Scenario, arm: Arm, report: RunReport | None = None) -> str
         )
     evidence = Evidence.GPU if scenario.needs.gpus else Evidence.CPU
     weights = ServedModel(name=scenario.model.name)
-    launch = process_launch(scenario, arm, vllm=("vllm",), env={}, weights=weights, port=0, evidence=evidence)
-    steps = scenario.workload_of(arm)
-    rests = any(isinstance(step, Rest) for step in steps)
-    boots = scenario.signature if scenario.signature and scenario.signature.phase is Phase.BOOT else None
-    at_boot = [boots.exception, *filter(None, _HOLE.split(boots.message))] if boots else []
-    return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
-        about=_about(scenario, report),
-        data="\n".join(
-            [
-                f"MODEL = {scenario.model.name!r}",
-                f"ENV = {dict(launch.env)!r}",
-                f"COMMAND = r'''\n{_wrapped(launch.argv)}\n'''",
-                "# One list is sent at the same time. A number is a pause in seconds.",
-                "STEPS = [",
-                *(f"    {line}" for step in steps for line in _step(step, launch.command)),
-                "]",
-                f"REPORTED = {_reported(scenario, arm)!r}",
-                f"AT_BOOT = {at_boot!r}",
-            ]
-        ),
-        idle=_IDLE if rests else "",
-        rest=_REST if rests else "",
-    )
+    return process_launch(scenario, arm, vllm=("vllm",), env={}, weights=weights, port=port, evidence=evidence)
 
 
 def _wrapped(argv: tuple[str, ...]) -> str:
@@ -137,58 +121,128 @@ def _reported(scenario: Scenario, arm: Arm) -> str:
     assert_never(arm.expected)
 
 
+_TOKENS = """\
+# Prompts of a stated length are random token ids. tokens SEED LENGTH SHARED: the first SHARED are those of all prompts.
+tokens() { python3 -c 'import random, sys
+seed, length, shared = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+ids = lambda seed, count: random.Random(seed).choices(range(1000, 3000), k=count)
+print(ids("shared", shared) + ids(seed, length - shared))' "$@"; }"""
+
+
+def curl(scenario: Scenario, arm: Arm, port: int) -> str:
+    """Return the command of an arm and its requests as lines for a shell. Raises `UsageError` for an arm with patches."""
+    launch = _launch(scenario, arm, port)
+    lines = []
+    for number, step in enumerate(scenario.workload_of(arm)):
+        match step:
+            case Pause(seconds=seconds):
+                lines.append(f"sleep {seconds:g}")
+            case Rest(within=within):
+                lines.append(
+                    f"# The engine must go idle within {within:g} s: watch the processor time of VLLM::EngineCore."
+                )
+            case Together(requests=requests):
+                calls = [_curl(request, launch.command, f"{number}.{index}") for index, request in enumerate(requests)]
+                lines += [*(f"{call} &" for call in calls), "wait"]
+            case Conversation() | Request():
+                lines += [_curl(request, launch.command, f"{number}.0") for request in requests_of((step,))]
+    tokens = [_TOKENS] if any("$(tokens " in line for line in lines) else []
+    sent = [
+        "# The requests, in another shell, once the server is ready:",
+        f"url=http://127.0.0.1:{port}",
+        *tokens,
+        *lines,
+    ]
+    return "\n".join([f"# {scenario.title}", launch.render(), "", *sent])
+
+
+def _curl(request: Request, command: ServeCommand, seed: str) -> str:
+    given = _fields(request, command)
+    path, tokens, shared = given.pop("path", _COMPLETIONS), given.pop("tokens", 0), given.pop("shared", 0)
+    seed = given.pop("conversation", seed)
+    model = (command.get("--served-model-name") or command.model or "").split()[0]
+    wait, leave = given.pop("starts_after", 0), given.pop("leaves_after", None)
+    body = {"model": model} | {name: value for name, value in given.items() if name not in ("name", "may_fail")}
+    leaves = f" -m {leave:g}" if leave is not None else ""
+    line = f"curl -s{leaves} $url{path} -H 'Content-Type: application/json' -d "
+    if tokens:
+        head = shlex.quote(json.dumps(body)[:-1] + ', "prompt": ')
+        line = f"printf %s {head}\"$(tokens {shlex.quote(seed)} {tokens} {shared})\"'}}' | {line}@-"
+    else:
+        line += shlex.quote(json.dumps(body))
+    return f"(sleep {wait:g}; {line})" if wait else line
+
+
 def _about(scenario: Scenario, report: RunReport | None) -> str:
     near = "" if scenario.filed else "Not reported; nearest is "
-    release = (report and report.version) or scenario.try_with
-    install = (
-        f"pip install openai {DISTRIBUTION if release in CPU_BUILDS and not scenario.needs.gpus else 'vllm'}=={release}"
-    )
-    if "+" in release:
-        install = f"pip install openai    # and vLLM {release}, which is no release"
     lines = [
         f"{scenario.title}.",
-        "",
-        near + issue_url(scenario.issue),
+        f"{near}{issue_url(scenario.issue)}",
         f"Releases with the bug: {scenario.status.bad}; without: {scenario.status.good or 'none known'}.",
         "",
-        f"    {install}    # needs: {scenario.needs}",
-        "    python repro.py [--model NAME_OR_FOLDER] [further flags of vllm serve]",
-        "    python repro.py --url http://127.0.0.1:8000",
-        "",
-        "Exit status: 1 the engine died or hangs, 0 it lived, 2 neither is certain.",
-        "Prompts of a stated length are random token ids, and chats of a stated length are sent as completions.",
+        *_usage(scenario, report),
+        "A chat of a stated length is sent as a completion.",
+    ]
+    if report is not None and (notice := banner(report.evidence, report.version)):
+        lines.append(f"Made from a run of vllm-repro, and itself not run. {notice}")
+        if report.replaced:
+            because = "; ".join(list(dict.fromkeys(one.why for one in report.replaced))[:3])
+            lines += wrap(
+                f"The lab replaced {len(report.replaced)} parts, which the report lists ({because}), and served a small "
+                "model. This script does neither.",
+                _WIDTH,
+            )
+    text = "\n".join(lines).replace("\\", "\\\\").replace('"""', "'''")
+    return f'"""{text}\n"""'
+
+
+def _usage(scenario: Scenario, report: RunReport | None) -> list[str]:
+    release = (report and report.version) or scenario.try_with
+    install = f"{DISTRIBUTION if release in CPU_BUILDS and not scenario.needs.gpus else 'vllm'}=={release}"
+    if "+" in release:
+        install = f", and vLLM {release}, which is no release"
+    lines = [
+        f"pip install openai {install}    # needs: {scenario.needs}",
+        "python repro.py [--url URL] [--model NAME_OR_FOLDER] [further flags of vllm serve]",
+        "Exit status: 1 the engine died or hangs, 0 it lived, 2 neither is certain. tokens=9: nine random token ids.",
     ]
     if scenario.needs.nodes > 1:
         lines.append(f"Start it on {scenario.needs.nodes} nodes by hand, each with its --node-rank, and use --url.")
-    if report is not None and (notice := banner(report.evidence, report.version)):
-        lines += ["", f"Made from a run of vllm-repro. The script itself was not run. {notice}"]
-        lines += [f"    {one.name}: {one.why}" for one in report.replaced]
-        if report.replaced:
-            lines.append("The lab replaced these parts, and served a small model; this script does neither.")
-    text = "\n".join(lines).replace("\\", "\\\\").replace('"""', "'''")
-    return f'"""{text}\n"""'
+    return lines
+
+
+def _steps(steps: Iterable[Step], command: ServeCommand) -> Iterable[str]:
+    """Yield the lines of the list of steps, with repeated ones written once."""
+    texts = [text for step in steps for text in _step(step, command)]
+    for text, many in runs(texts):
+        yield from (f"*{many} * [{text}]," if many > 1 else f"{text},").splitlines()
 
 
 def _step(step: Step, command: ServeCommand) -> Iterable[str]:
     match step:
         case Pause(seconds=seconds):
-            yield f"{float(seconds)},"
+            yield f"{float(seconds)}"
         case Rest(within=within):
-            yield f"{f'idle within {within:g}'!r},"
+            yield f"{f'idle within {within:g}'!r}"
         case Together(requests=requests):
-            yield "["
-            yield from (f"    {_request(request, command)}," for request in requests)
-            yield "],"
+            calls = runs([_request(request, command) for request in requests])
+            lines = (f"    *{many} * [{call}]," if many > 1 else f"    {call}," for call, many in calls)
+            yield "\n".join(("[", *lines, "]"))
         case Conversation(turns=turns):
-            yield from (f"[{_request(turn, command)}]," for turn in turns)
+            yield from (f"[{_request(turn, command)}]" for turn in turns)
         case Request():
-            yield f"[{_request(step, command)}],"
+            yield f"[{_request(step, command)}]"
 
 
 def _request(request: Request, command: ServeCommand) -> str:
-    """Return a request as Python: what the script's `send` reads, then the fields of the body."""
+    """Return a request as Python."""
+    return f"dict({', '.join(f'{name}={value!r}' for name, value in _fields(request, command).items())})"
+
+
+def _fields(request: Request, command: ServeCommand) -> dict[str, Any]:
+    """Return what the script's `send` reads of a request, then the fields of its body."""
     found: dict[str, Any] = {"name": request.label}
-    fields = _thawed(request.fields)
+    fields: dict[str, Any] = _thawed(request.fields)
     if isinstance(request.prompt, int | Size):
         found["tokens"] = resolve(request.prompt, command)
         found |= {"shared": resolve(request.shared, command)} if request.shared else {}
@@ -197,6 +251,8 @@ def _request(request: Request, command: ServeCommand) -> str:
     else:
         found |= {"path": request.endpoint} if request.endpoint != _COMPLETIONS else {}
     found |= {"may_fail": list(request.may_fail)} if request.may_fail else {}
+    found |= {"starts_after": request.starts_after} if request.starts_after else {}
+    found |= {"leaves_after": request.leaves_after} if request.leaves_after is not None else {}
     if isinstance(request.prompt, str) and request.endpoint != _COMPLETIONS:
         found["messages"] = [{"role": "user", "content": request.prompt}]
     elif isinstance(request.prompt, str | tuple):
@@ -204,7 +260,7 @@ def _request(request: Request, command: ServeCommand) -> str:
     if request.prompt is not None:
         found |= {"max_tokens": resolve(request.max_tokens, command), "temperature": 0}
         found |= {"stream": True} if request.stream else {}
-    return f"dict({', '.join(f'{name}={value!r}' for name, value in (found | fields).items())})"
+    return found | fields
 
 
 def _thawed(value: Any) -> Any:

@@ -51,7 +51,9 @@ def page(found: SearchRecord, heading: str, reading: str, parts: Iterable[str], 
         paragraphs.append(f"> **{notice}**")
     if found.stopped:
         paragraphs.append(f"> **Stopped by {found.stopped}: this is what was known then.**")
-    paragraphs.append(f"{found.title} ([{found.issue}]({issue_url(found.issue)})). Arm: {found.arm}.")
+    paragraphs.append(
+        f"{found.title} ([{found.issue}]({issue_url(found.issue)})). {f'Arm: {found.arm}.' if found.arm else ''}".rstrip()
+    )
     paragraphs += [reading, *parts]
     server = "Server" if version == "" else f"vLLM: {version or 'unknown'}, server"
     paragraphs.append(

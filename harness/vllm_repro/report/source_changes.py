@@ -1,15 +1,28 @@
-"""Sections on vLLM's own source: what patches change, and what the lab replaces."""
+"""vLLM's own source: what patches change, what the lab replaces, and where a frame lies in a release."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from urllib.parse import quote
 
 from vllm_repro.report.model import ArmReport, PatchedFile, RunReport
 from vllm_repro.report.text import cell, code, fence
 
-__all__ = ["changed_files", "diff_of", "how_to_apply", "patched_section", "replaced_section", "untried_note"]
+__all__ = [
+    "changed_files",
+    "diff_of",
+    "frame_link",
+    "how_to_apply",
+    "patched_section",
+    "replaced_section",
+    "untried_note",
+    "whole_diff",
+]
+
+_TAGGED = re.compile(r"(\d+\.\d+\.\d+(?:\.post\d+|rc\d+)?)(?:\+(?:cpu|cu\d+))?")
+"""A version that vLLM's repository has a tag of."""
 
 
 def changed_files(report: RunReport) -> list[str]:
@@ -44,6 +57,18 @@ def diff_of(arm: ArmReport) -> str:
     return "\n".join(line for patch in arm.patches for line in _diff(patch.file, patch.was, patch.now))
 
 
+def whole_diff(before: Mapping[str, str], after: Mapping[str, str]) -> str:
+    """Return the diff of whole files, by their paths, as `git apply` takes it."""
+    lines = (
+        line
+        for file in after
+        for line in difflib.unified_diff(
+            before[file].splitlines(), after[file].splitlines(), f"a/{file}", f"b/{file}", lineterm=""
+        )
+    )
+    return "\n".join(lines) + "\n"
+
+
 def how_to_apply(arm: ArmReport) -> str:
     """Return a sentence without its stop. Only a patch that was read from a diff is known to have whole lines."""
     if all(patch.lines for patch in arm.patches):
@@ -70,6 +95,15 @@ def untried_note(file: PatchedFile) -> str:
     if file.untried:
         note += f"; the lab runs something else for {', '.join(file.untried)}, so that change was not tried"
     return note
+
+
+def frame_link(report: RunReport, arm: ArmReport, file: str, line: int) -> str:
+    """Return the address of a line in the release's source; of the file for line 0. Empty for all but unchanged files of a release."""
+    release = _TAGGED.fullmatch(arm.server.vllm_version or report.version or "")
+    own = file.startswith("vllm/") and file.endswith(".py") and file not in {patch.file for patch in arm.patches}
+    if release is None or not own or report.rehearsal or arm.server.source:
+        return ""
+    return f"https://github.com/vllm-project/vllm/blob/v{release[1]}/{quote(file)}" + (f"#L{line}" if line else "")
 
 
 def replaced_section(report: RunReport) -> str:

@@ -11,14 +11,12 @@ from html import escape
 from typing import NamedTuple
 
 from vllm_repro.diagnosis.log_text import ANSI
-from vllm_repro.journal.log_excerpts import LogExcerpts
 
 __all__ = [
     "LIMIT",
     "Table",
     "cell",
     "code",
-    "excerpt",
     "fence",
     "html",
     "markdown_table",
@@ -67,7 +65,7 @@ def printable(text: str) -> str:
 
 def fence(text: str, language: str = "") -> str:
     """Return a code block that `text` cannot end."""
-    text = _short_ticks(printable(text)).rstrip()
+    text = _short_ticks(printable(text)).rstrip("\n")  # the last line of a diff may be one space
     marks = "`" * max(3, _longest_ticks(text) + 1)
     return f"{marks}{language}\n{text}\n{marks}"
 
@@ -147,15 +145,6 @@ def shorten(text: str, limit: int) -> str:
     data = text.encode("utf-8", "replace")
     start, end = data[: room // 2], data[len(data) - room // 2 :]
     return f"{start.decode('utf-8', 'ignore')}{_gap(size(text) - room)}{end.decode('utf-8', 'ignore')}"
-
-
-def excerpt(log: LogExcerpts) -> str:
-    """Return the pieces of a log, with what is left out between them counted."""
-    parts: list[str] = []
-    for piece in log.excerpts:
-        parts += [_gap(piece.before).strip()] if piece.before else []
-        parts.append(printable(piece.text).strip("\n"))
-    return "\n".join(filter(None, parts))
 
 
 def _gap(left_out: int) -> str:

@@ -25,7 +25,20 @@ from vllm_repro.verdict.release_result import ReleaseResult, release_result
 from vllm_repro.verdict.statistics import excluded_rate
 from vllm_repro.verdict.verdict import ArmResult, Expected, Standing, Verdict, arm_result, same_release
 
-__all__ = ["ReleaseArm", "ReleaseRow", "VersionMap", "markdown", "readings", "row_of", "row_without_run", "terminal"]
+__all__ = [
+    "ReleaseArm",
+    "ReleaseRow",
+    "VersionMap",
+    "agreement",
+    "map_heads",
+    "map_rows",
+    "markdown",
+    "meaning",
+    "readings",
+    "row_of",
+    "row_without_run",
+    "terminal",
+]
 
 _DECIDED = (ReleaseResult.LIVES, ReleaseResult.DIES, ReleaseResult.SOMETIMES)
 _DOES = {Expected.ERRS: "answers wrongly", Expected.HANGS: "hangs", Expected.SPINS: "is never idle"}
@@ -199,6 +212,14 @@ class VersionMap:
         return tuple(version for version in self.versions if version not in tried)
 
     @property
+    def shortfall(self) -> str:
+        """Return why the map has not all rows, as a sentence without its stop; empty if it has."""
+        if self.interrupted:
+            return f"Interrupted by {self.interrupted}: this is what was seen until then"
+        tried, asked = len(self.rows), len(self.versions)
+        return f"Not finished: {tried} of {asked} releases were tried" if self.pending else ""
+
+    @property
     def names_arms(self) -> bool:
         """Return True unless the map is about the reported arm alone."""
         return self.arms != ("reported",)
@@ -283,7 +304,7 @@ def _joined(items: Sequence[str]) -> str:
 
 _WIDTHS: tuple[int, ...] = (16, 12, 24, 32, 16, 20, 16, 8, 12, 24)
 _ARM = 2
-"""The column of that name, see `_heads`."""
+"""The column of that name, see `map_heads`."""
 
 
 def markdown(version_map: VersionMap) -> str:
@@ -291,22 +312,19 @@ def markdown(version_map: VersionMap) -> str:
     parts = [f"# {version_map.scenario}: version map{simulated(version_map.evidence or '')}"]
     if notice := banner(version_map.evidence or "", None):
         parts.append(f"> **{notice}**")
-    if version_map.interrupted:
-        parts.append(f"> **Interrupted by {version_map.interrupted}: this is what was seen until then.**")
-    elif version_map.pending:
-        tried, asked = len(version_map.rows), len(version_map.versions)
-        parts.append(f"> **Not finished: {tried} of {asked} releases were tried.**")
+    if version_map.shortfall:
+        parts.append(f"> **{version_map.shortfall}.**")
     parts.append(f"{version_map.title} ([{version_map.issue}]({issue_url(version_map.issue)})).")
     first, *others = readings(version_map)
     if others:
         parts.append("\n".join(f"- **{text}.**" for text in (first, *others)))
     else:
         parts.append(f"**{first[0].upper()}{first[1:]}.**")
-    parts.append(f"Declared: {version_map.status}. {_agreement(version_map)}")
+    parts.append(f"Declared: {version_map.status}. {agreement(version_map)}")
     parts.append(_table(version_map))
     if notes := [f"- {row.version}: {cell(note)}" for row in version_map.rows for note in row.notes]:
         parts.append("\n".join(notes))
-    parts.append(_meaning(version_map))
+    parts.append(meaning(version_map))
     parts.append(
         f"Server: {version_map.server}, evidence: {version_map.evidence or 'none'}. vllm-repro {version_map.harness_version}, "
         f"started {version_map.started_at}, took {version_map.duration_s:.0f} s."
@@ -317,7 +335,7 @@ def markdown(version_map: VersionMap) -> str:
 
 def terminal(version_map: VersionMap, path: str) -> str:
     """Return the last lines of `vllm-repro versions`. path: of `versions.md`."""
-    rows, widths = [_heads(version_map), *_rows(version_map)], _WIDTHS
+    rows, widths = [map_heads(version_map), *map_rows(version_map)], _WIDTHS
     if not version_map.names_arms:
         rows = [(*row[:_ARM], *row[_ARM + 1 :]) for row in rows]
         widths = (*_WIDTHS[:_ARM], *_WIDTHS[_ARM + 1 :])
@@ -328,7 +346,7 @@ def terminal(version_map: VersionMap, path: str) -> str:
         "",
         *(f"{row.version}: {note}" for row in version_map.rows for note in row.notes),
         *(f"{' ' * 10 if number else 'reading:  '}{text}" for number, text in enumerate(readings(version_map))),
-        f"declared: {version_map.status}. {_agreement(version_map)}",
+        f"declared: {version_map.status}. {agreement(version_map)}",
         f"map:      {path}",
         f"again:    {version_map.reproduce}",
     ]
@@ -338,7 +356,7 @@ def terminal(version_map: VersionMap, path: str) -> str:
     return "\n".join(lines)
 
 
-def _agreement(version_map: VersionMap) -> str:
+def agreement(version_map: VersionMap) -> str:
     if version_map.expected:
         return "Every release is as declared."
     surprises = ", ".join(version_map.surprises)
@@ -353,23 +371,23 @@ def _expected(version_map: VersionMap) -> list[Expected]:
     return list(found) or [Expected.DIES]
 
 
-def _heads(version_map: VersionMap) -> tuple[str, ...]:
+def map_heads(version_map: VersionMap) -> tuple[str, ...]:
     did = " or ".join(dict.fromkeys(expected.did for expected in _expected(version_map)))
     return ("release", "declared", "arm", "outcome", did, "boundary", "signature", "boot", "as declared", "run")
 
 
 def _table(version_map: VersionMap) -> str:
-    heads = _heads(version_map)
+    heads = map_heads(version_map)
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for row in _rows(version_map):
+    for row in map_rows(version_map):
         *cells, run = row
         link = f"[{run}](../../{run}/report.md)" if run != "-" else run
         lines.append(f"| {' | '.join(map(cell, cells))} | {link} |")
     return "\n".join(lines)
 
 
-def _rows(version_map: VersionMap) -> Iterator[tuple[str, ...]]:
-    """Yield a row per release and arm, under `_heads`."""
+def map_rows(version_map: VersionMap) -> Iterator[tuple[str, ...]]:
+    """Yield a row per release and arm, under `map_heads`."""
     for row in version_map.rows:
         for arm in row.arms:
             yield (
@@ -421,7 +439,7 @@ def _as_declared(row: ReleaseRow, arm: ReleaseArm) -> str:
     return {True: declared, False: "SURPRISE", None: "undecided"}[row.as_declared(arm)]
 
 
-def _meaning(version_map: VersionMap) -> str:
+def meaning(version_map: VersionMap) -> str:
     boots = "one boot" if version_map.trials == 1 else f"{version_map.trials} boots"
     events = " or ".join(dict.fromkeys(expected.event for expected in _expected(version_map)))
     return (

@@ -12,34 +12,39 @@ from vllm_repro.report.model import ArmReport, RunReport, TrialReport, counted_t
 from vllm_repro.report.source_changes import changed_files
 from vllm_repro.report.text import shorten
 from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.verdict import Expected, Result, Verdict
 
 __all__ = [
     "INTERRUPTED",
     "NOT_RUN",
     "boundary",
     "client_line",
-    "context",
     "crash_summary",
     "crossed_word",
     "death_line",
+    "details",
     "engine_word",
     "expected_words",
     "first_of_each",
     "grouped",
+    "lab_rule",
     "not_run_word",
     "notices",
     "outcome_word",
     "outlasted_line",
-    "rank_logs",
+    "plain_sentence",
     "refusals",
     "refused_words",
     "simulated",
+    "source_word",
 ]
 
 INTERRUPTED, NOT_RUN = "interrupted", "not run"
 
 _FIRST = 3
 """Trials of one outcome that a report describes; the others are counted."""
+_SHORT = 80
+"""Letters of a change that fit into the first sentence."""
 _LONGEST_MESSAGE = 200
 """Bytes of what a client saw. `report.json` has all of it."""
 
@@ -57,16 +62,76 @@ def notices(report: RunReport) -> list[str]:
     return found
 
 
-def context(report: RunReport) -> list[str]:
-    """Return the sentences beside the verdict, without their stops: the fix, the lab's own exception, comparisons, refused requests."""
+def plain_sentence(report: RunReport) -> str:
+    """Return one sentence for a stranger, without its stop: whether this release showed the bug, what avoided it, the declared fix.
+
+    It claims only what this run saw, and names what is declared as such.
+    """
+    ran = [arm for arm in report.arms if arm.trials]
+    failed = next((arm for arm in ran if arm.expected.has_bug and arm.result.crashed), None)
+    who = facts_of(report.evidence).actor.format(release=f"vLLM {report.version or 'of unknown version'}")
+    if changed := source_word(report):
+        who += f", {changed},"
+    parts = [f"{who} {_showed(report, failed)}"]
+    if failed is not None:
+        verb = "it lived" if failed.expected is Expected.DIES else "it did not"
+        lived = [_difference(arm, failed) for arm in ran if _avoids(arm)]
+        parts += [f"{verb} {' or '.join(dict.fromkeys(lived))}"] if lived else []
+    return "; ".join((*parts, *_declared_fix(report)))
+
+
+def source_word(report: RunReport) -> str:
+    """Return `with its source changed` if no unchanged vLLM showed or survived the bug; else nothing."""
+    ran = [arm for arm in report.arms if arm.trials]
+    failed = [arm for arm in ran if arm.expected.has_bug and arm.result.crashed]
+    return "with its source changed" if ran and all(arm.patches for arm in failed[:1] or ran) else ""
+
+
+def _showed(report: RunReport, failed: ArmReport | None) -> str:
+    if failed is not None:
+        some = failed.result.crashed < failed.result.conclusive
+        counts = f" in {failed.result.crashed} of {failed.result.conclusive} boots" if some else ""
+        return f"shows this bug: it {failed.expected.did}{counts}"
+    tested = any(arm.expected.has_bug and arm.result.result is Result.QUIET for arm in report.arms)
+    match report.verdict.verdict:
+        case Verdict.QUIET | Verdict.FIXED if tested:
+            return "crossed the boundary of this bug and did not show it"
+        case Verdict.CHANGED:
+            return "failed in another way than this bug"
+        case _:
+            return "was not shown to have this bug, nor to be free of it"
+
+
+def _avoids(arm: ArmReport) -> bool:
+    return arm.expected is Expected.LIVES and arm.result.result is Result.QUIET and bool(arm.edits)
+
+
+def _difference(arm: ArmReport, failed: ArmReport) -> str:
+    """Return `with --enforce-eager`: what an arm changes that the one that failed does not."""
+    edits = [re.sub("^patched ", "with a change of ", edit) for edit in arm.edits if edit not in failed.edits]
+    words = " and ".join(dict.fromkeys(edits))
+    return words if 0 < len(words) <= _SHORT else f"in the arm {arm.name}"
+
+
+def _declared_fix(report: RunReport) -> list[str]:
+    if not report.fixed_in:
+        return ["no release is declared fixed"]
     fixed = re.fullmatch(r">=([\d.]+)", report.fixed_in)
-    found = [f"Declared fixed since {fixed[1]}"] if fixed else []
-    deaths = (trial.death for _, trial in report.failures if trial.death and trial.death.frames)
-    if any(death.frames[-1].startswith("vllm_repro_lab/") for death in deaths):
-        found.append(
-            "The lab's rule about captured graphs raised this exception, in torch's words; on a GPU, C++ code raises it"
-        )
+    return [f"declared fixed since {fixed[1]}"] if fixed else []
+
+
+def details(report: RunReport) -> list[str]:
+    """Return the sentences below `plain_sentence`, without their stops: the lab's own exception, comparisons, refused requests."""
+    found = [rule] if (rule := lab_rule(report)) else []
     return [*found, *report.comparisons, *refusals(report.arms)]
+
+
+def lab_rule(report: RunReport) -> str:
+    """Return the sentence on an exception that the lab itself raised, without its stop; empty for others."""
+    deaths = (trial.death for _, trial in report.failures if trial.death and trial.death.frames)
+    if not any(death.frames[-1].startswith("vllm_repro_lab/") for death in deaths):
+        return ""
+    return "The lab's rule about captured graphs raised this exception, in torch's words; on a GPU, C++ code raises it"
 
 
 def crash_summary(trial: TrialReport) -> str:
@@ -75,7 +140,7 @@ def crash_summary(trial: TrialReport) -> str:
 
 
 def death_line(trial: TrialReport) -> str:
-    """Return `Detected by log after 9 ms, then by health. Phase: request.`, or nothing without a death."""
+    """Return `Detected by log after 9 ms, then by health. Phase: request.` and why it is only near the bug; nothing without a death."""
     death = trial.death
     if death is None:
         return ""
@@ -83,17 +148,24 @@ def death_line(trial: TrialReport) -> str:
     then = f", then by {', '.join(others)}" if others else ""
     during = f", after the workload, in {trial.during}" if trial.during else ""
     where = f" {_ranks(trial)}." if death.ranks else ""
-    return f"Detected by {death.detected_by} {_latency(death.latency_s)}{then}. Phase: {trial.phase or 'unknown'}{during}.{where}"
+    near = f" Near this bug's signature, but {death.differs}." if death.differs else ""
+    return f"Detected by {death.detected_by} {_latency(death.latency_s)}{then}. Phase: {trial.phase or 'unknown'}{during}.{where}{near}"
 
 
 def client_line(trial: TrialReport) -> str:
-    """Return `A program with the openai SDK then saw APIConnectionError "…" after 1.3 s (retries: 2).`, or nothing."""
+    """Return what a program with the openai SDK sees of the crash, or nothing: the exception, and which of its attempts had an answer."""
     saw = trial.client_saw
     if saw is None or saw.error is None:
         return ""
-    message = shorten(" ".join(saw.message.split()), _LONGEST_MESSAGE)
-    after = f"after {saw.seconds:.1f} s (retries: {saw.retries})"
-    return f'A program with the openai SDK then saw {saw.error} "{message}" {after}.'
+    seen = f'{saw.error} "{shorten(" ".join(saw.message.split()), _LONGEST_MESSAGE)}" after {saw.seconds:.1f} s'
+    if not saw.attempts:
+        return f"A program with the openai SDK then saw {seen} (retries: {saw.retries})."
+    answers = [str(status or "no answer") for status in saw.attempts]
+    answered = sum(status is not None for status in saw.attempts[1:])
+    return (
+        f"A program that sends this request with the openai SDK sees {seen}. Its attempts got {', '.join(answers)}: "
+        f"{answered} of {saw.retries} retries reached a server."
+    )
 
 
 def outlasted_line(trial: TrialReport) -> str:
@@ -111,11 +183,11 @@ def outlasted_line(trial: TrialReport) -> str:
 def _ranks(trial: TrialReport) -> str:
     ranks = trial.death.ranks if trial.death else ()
     return (
-        f"Began on rank{'s' if len(ranks) > 1 else ''} {' and '.join(map(str, ranks))}: {', '.join(rank_logs(trial))}"
+        f"Began on rank{'s' if len(ranks) > 1 else ''} {' and '.join(map(str, ranks))}: {', '.join(_rank_logs(trial))}"
     )
 
 
-def rank_logs(trial: TrialReport) -> list[str]:
+def _rank_logs(trial: TrialReport) -> list[str]:
     """Return the logs of the ranks on which a death began; empty for a server on one node."""
     ranks = trial.death.ranks if trial.death else ()
     return [trial.log.removesuffix(".log") + f".rank{rank}.log" if rank else trial.log for rank in ranks]

@@ -36,7 +36,8 @@ class Job:
 
     name: the scenario as the user named it, an id or a path. named_arms: the arms that the user named; `arms` are all of them if none
     was. trials: boots of each arm, None for as many as decide its claim. reproduce: the command that repeats it, if that is not `run`.
-    compared: `arms` are to be compared, and the patches of the options are among them (`with_patches`).
+    compared: `arms` are to be compared, and the patches of the options are among them (`with_patches`). folders: of more scenarios, as
+    absolute paths.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Job:
     measure: MeasureOptions = field(default_factory=MeasureOptions)
     reproduce: str = ""
     compared: bool = False
+    folders: Sequence[str] = ()
 
     def version(self, kind: ServerKind) -> str | None:
         """Return the version to run; None if the server decides it."""
@@ -87,8 +89,11 @@ def with_patches(scenario: Scenario, arms: Sequence[Arm], diffs: Sequence[Path])
 
 
 def first_line(site: Site, why: str, version: str | None) -> str:
-    """Return the first output line: server kind, why it was chosen, and whether it is a simulation."""
-    first = banner(site.evidence, version or site.version)
+    """Return the first output line: server kind, why it was chosen, and whether it is a simulation.
+
+    version: the release, if the site does not know its own.
+    """
+    first = banner(site.evidence, site.version or version)
     return f"{first + ' ' if first else ''}Server: {site.kind}{f', because {why}' if why else ''}."
 
 
@@ -103,7 +108,9 @@ def repeat_command(verb: str, job: Job, kind: ServerKind, release: tuple[str, st
         release,
         ("--model", options.model),
         ("--weights", options.weights),
+        ("--port", options.port),
         *(("--patch", path) for path in options.patch),
+        *(("--scenarios", folder) for folder in job.folders),
         ("--boot-stall", limits.boot_stall if limits.boot_stall != default.boot_stall else None),
         ("--answer-stall", limits.answer_stall if limits.answer_stall != default.answer_stall else None),
     ):

@@ -83,11 +83,10 @@ def reducible(scenario: Scenario, arm: Arm, kind: ServerKind, options: ServerOpt
     for edit in changes:
         changed = edit.apply(changed)
     fixed = _OURS | {positive(flag.name) for flag in changed.flags if flag not in reported.flags}
-    flags: dict[str, str] = {}
-    for flag in command.flags:
-        name = positive(flag.name)
-        if name not in fixed:
-            flags[name] = f"{flags.get(name, '')} {shlex.join((flag.name, *flag.values))}".lstrip()
+    booted, declared = _by_name(command), _by_name(scenario.command_of(arm))
+    # An edit may have a value for the lab. The reader pastes the declared one.
+    flags = {name: declared.get(name, text) for name, text in booted.items() if name not in fixed}
+    lab_values = {name: booted[name] for name, text in flags.items() if booted[name] != text}
     given = dict(command.env)
     if command.container is not None and kind.facts.container:
         given = dict(command.container.env) | given
@@ -105,12 +104,21 @@ def reducible(scenario: Scenario, arm: Arm, kind: ServerKind, options: ServerOpt
         pieces=pieces,
         units=(
             *(Unit("request" if isinstance(piece, Request) else "pause", "", f"{piece}") for _, piece in pieces),
-            *(Unit("flag", *pair) for pair in flags.items()),
+            *(Unit("flag", name, text, lab_values.get(name, "")) for name, text in flags.items()),
             *(Unit("variable", *pair) for pair in variables.items()),
         ),
         untried=tuple(name for name in dict.fromkeys(left) if name not in _OURS),
         rest=rest.render(),
     )
+
+
+def _by_name(command: ServeCommand) -> dict[str, str]:
+    """Return the flags of a command by name, as on a command line. One that is given several times has one text."""
+    texts: dict[str, str] = {}
+    for flag in command.flags:
+        name = positive(flag.name)
+        texts[name] = f"{texts.get(name, '')} {shlex.join((flag.name, *flag.values))}".lstrip()
+    return texts
 
 
 def _pieces(step: Step) -> tuple[Step, ...]:
@@ -152,7 +160,8 @@ class MinimizationSearch(BootSearch[Minimization, Sequence[int]]):
         super().__init__(job, found)
         self._parts = parts
         # These are printed, too.
-        units = tuple(replace(unit, text=self._redactor.command(unit.text)) for unit in found.units)
+        hidden = self._redactor.command
+        units = tuple(replace(unit, text=hidden(unit.text), booted=hidden(unit.booted)) for unit in found.units)
         self.found = replace(self.found, units=units, rest=self._redactor.command(found.rest))
 
     def _next(self) -> Sequence[int] | None:

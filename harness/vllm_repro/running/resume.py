@@ -122,7 +122,7 @@ class UnfinishedSearch(Unfinished):
 
 
 _SEARCHES: Mapping[str, tuple[str, str, type, Sequence[str]]] = {
-    "bisect": ("bisection.json", "steps", Step, ("candidates",)),
+    "bisect": ("bisection.json", "steps", Step, ("candidates", "script")),
     "threshold": ("threshold.json", "boots", threshold.Boot, ("low", "high", "guess")),
     "minimize": ("minimize.json", "boots", minimize.Boot, ("units", "untried")),
 }
@@ -171,7 +171,9 @@ def read_search(folder: Path, verb: str) -> UnfinishedSearch:
     with _readable(folder, "search", verb):
         head, words = _record(folder / file, verb)
         boots: list[Any] = [msgspec.convert(one, boot) for one in head[key]]
-        kept = {name: head[name] for name in ("evidence", "started_at", "duration_s", "version") if name in head}
+        kept = {
+            name: head[name] for name in ("evidence", "started_at", "duration_s", "version", "missing") if name in head
+        }
         if head.get("untouched") is not None:
             kept["untouched"] = tuple(head["untouched"])
         return UnfinishedSearch(

@@ -13,6 +13,7 @@ from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.journal.redact import Redactor
 from vllm_repro.report.files import write_file
 from vllm_repro.report.json_report import version_map_dict
+from vllm_repro.report.map_page import map_page
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.version_map import ReleaseRow, VersionMap, markdown, row_of, row_without_run
 from vllm_repro.running.folders import redactor, stamped_folder
@@ -145,3 +146,4 @@ class _Sweep:
         text = json.dumps(version_map_dict(self._map), indent=2, ensure_ascii=False) + "\n"
         write_file(self._folder / "versions.json", text, hint=hint)
         write_file(self._folder / "versions.md", markdown(self._map), hint=hint)
+        write_file(self._folder / "versions.html", map_page(self._map), hint=hint)

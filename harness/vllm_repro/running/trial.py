@@ -7,16 +7,17 @@ import contextlib
 import importlib
 import tempfile
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 import httpx
 
 from vllm_repro.client.client import Client, is_rehearsal, release_of
-from vllm_repro.client.sdk import SdkView, sdk_view
+from vllm_repro.client.sdk import FailedRequest, sdk_view
+from vllm_repro.diagnosis.boot_facts import evidence_in
+from vllm_repro.diagnosis.log_text import read_lines
 from vllm_repro.errors import HarnessBug, InfraError, ReproError, Unsupported
 from vllm_repro.evidence import Evidence
 from vllm_repro.running.assess import Conclusion, assess
@@ -31,15 +32,25 @@ __all__ = ["run_trial"]
 
 T = TypeVar("T")
 
+Work = Callable[[WorkloadRunner], Awaitable[None]]
+
 _OUTLAST = 10.0
 """Seconds in which other nodes' servers must follow the first one. A server whose worker died ends within three."""
 
-_SDK_ATTEMPT, _SDK_TOTAL = 0.5, 4.0
-"""Limits in seconds for what the SDK sees after a crash: for each of its three attempts, and for all of them."""
+_SDK_TOTAL = 10.0
+"""Limit in seconds for what the SDK sees of a crash. Its retries come within two, and a dying vLLM answers or is gone within five."""
 
 
-async def run_trial(trial: Trial) -> Conclusion:
+async def _workload(runner: WorkloadRunner) -> None:
+    """Send the scenario's workload, and measure what was asked for."""
+    await runner.run()
+    await Measurements(runner).run()
+
+
+async def run_trial(trial: Trial, work: Work = _workload) -> Conclusion:
     """Run the trial and return its conclusion. When this returns or raises, the server is gone and the journal has the conclusion.
+
+    work: what to do with the server once it is ready. It must return soon after `runner.watch.over()`.
 
     Raises `HarnessBug`, and `asyncio.CancelledError` after the same clean-up. Every other failure is an outcome.
     """
@@ -56,7 +67,7 @@ async def run_trial(trial: Trial) -> Conclusion:
     )
     cancelled = False
     try:
-        await _boot_and_work(trial)
+        await _boot_and_work(trial, work)
     except Unsupported as error:
         trial.seen.unsupported = error.with_hint
     except HarnessBug:
@@ -116,9 +127,11 @@ async def _shielded(work: Coroutine[Any, Any, T]) -> tuple[T, bool]:
     return task.result(), interrupted
 
 
-async def _boot_and_work(trial: Trial) -> None:
+async def _boot_and_work(trial: Trial, work: Work) -> None:
     trial.notify("starting the server")
     launched = time.monotonic()
+    # The SDK's retries follow the crash within a second, and its import takes two.
+    sdk = asyncio.create_task(asyncio.to_thread(importlib.import_module, "openai.types.chat"))
     facts = await trial.server.start()
     trial.journal.write("server-started", **trial.label, facts=facts)
     trial.seen.facts = facts
@@ -140,21 +153,22 @@ async def _boot_and_work(trial: Trial) -> None:
                 trial.seen.boot_s = time.monotonic() - launched
                 trial.seen.ready = True
                 trial.seen.version = await _version(client, trial.launch.evidence)
+                if trial.launch.kind.facts.started:
+                    await asyncio.to_thread(_check_evidence, trial)
                 trial.journal.write("ready", **trial.label, boot_s=trial.seen.boot_s, version=trial.seen.version)
+                await sdk
                 runner = WorkloadRunner(trial, client, watch)
-                await runner.run()
-                await Measurements(runner).run()
+                await work(runner)
                 model = runner.model
             if watch.dead.is_set() and not watch.broken:
                 trial.notify("the engine died; waiting for the end of its log")
-                # The import takes a second or two, in which the server ends.
-                sdk = asyncio.create_task(asyncio.to_thread(importlib.import_module, "openai"))
-                await watch.aftermath()
+                async with asyncio.TaskGroup() as group:
+                    # A retry may kill the server of somebody else again.
+                    if model and trial.seen.sent and trial.launch.kind.facts.started:
+                        group.create_task(_record_sdk_view(trial, model, watch.failed))
+                    await watch.aftermath()
                 if watch.exit is not None:
                     trial.seen.outlasted = await _outlasted(trial.server)
-                # Send nothing to a server of somebody else that may still run.
-                if model and (trial.launch.kind.facts.started or watch.exit is not None):
-                    await _record_sdk_view(trial, model, sdk)
         finally:
             trial.seen.hung = watch.hung
             trial.seen.exit = watch.exit
@@ -162,15 +176,11 @@ async def _boot_and_work(trial: Trial) -> None:
             watch.stopping()
 
 
-async def _record_sdk_view(trial: Trial, model: str, sdk: asyncio.Task[ModuleType]) -> None:
-    """Write to the journal what a program with the `openai` SDK sees of the crashed server. sdk: its import."""
-
-    async def view() -> SdkView:
-        await sdk
-        return await sdk_view(trial.server.base_url, model, _SDK_ATTEMPT, api_key=trial.api_key)
-
+async def _record_sdk_view(trial: Trial, model: str, failed: FailedRequest | None) -> None:
+    """Write to the journal what a program with the `openai` SDK sees of the crash."""
     with contextlib.suppress(Exception):  # without it the report lacks one sentence; the outcome must not change
-        seen = await asyncio.wait_for(view(), _SDK_TOTAL)
+        view = sdk_view(trial.server.base_url, model, _SDK_TOTAL, failed=failed, api_key=trial.api_key)
+        seen = await asyncio.wait_for(view, _SDK_TOTAL)
         trial.journal.write("client-saw", **trial.label, **asdict(seen))
 
 
@@ -180,6 +190,20 @@ async def _outlasted(server: Server) -> tuple[Outlasted, ...]:
     ranks = await server.surviving_ranks(_OUTLAST)
     sizes = [path.stat().st_size for path in server.rank_logs]
     return tuple(Outlasted(rank=rank, watched_s=_OUTLAST, silent=sizes[rank - 1] == before[rank - 1]) for rank in ranks)
+
+
+def _check_evidence(trial: Trial) -> None:
+    """Raise `InfraError` if the server's log shows another device than the run reports."""
+    path, reported = trial.server.log_path, trial.launch.evidence
+    if path is None or not path.exists():
+        return
+    with path.open("rb") as file:
+        shown = evidence_in(read_lines(file))
+    if shown not in (Evidence.UNKNOWN, reported):
+        raise InfraError(
+            f"the evidence of this run is {reported}, but the server's log shows {shown}",
+            hint="start this vllm by hand and name it with --server attach --url",
+        )
 
 
 async def _version(client: Client, evidence: Evidence) -> str | None:

@@ -26,6 +26,7 @@ import psutil
 from vllm_repro.client.answer import Answer
 from vllm_repro.client.client import Client
 from vllm_repro.client.metrics import Reading, read_metrics
+from vllm_repro.client.sdk import FailedRequest
 from vllm_repro.errors import InfraError
 from vllm_repro.journal.journal import Journal
 from vllm_repro.running.death_signs import Channel, DeathSign, log_sign, sign_of_answer
@@ -34,7 +35,7 @@ from vllm_repro.running.state import TimeLimits
 from vllm_repro.servers.base import Exit, Server
 from vllm_repro.servers.kinds import ServerKind
 
-__all__ = ["Watch"]
+__all__ = ["Watch", "gave_a_token"]
 
 _LAST_LOOK, _LAST_LOOK_AT_VLLM = 0.25, 1.0
 """Seconds to wait after the last answer. A vLLM that died 0.6 s after it was taken for one that lives."""
@@ -73,6 +74,8 @@ class Watch:
         self.hung: str | None = None
         self._born: float | None = None
         self.in_flight = 0
+        self.failed: FailedRequest | None = None
+        """The request that a death showed in: the first one since the engine last gave a token, or one that names the death."""
         self.broken = False
         self._counts = False  # /metrics has answered
         self.fatal_lines = 0
@@ -157,6 +160,10 @@ class Watch:
             self.in_flight -= 1
         sign = sign_of_answer(answer, canary=canary)
         if sign is not None:
+            if answer.error is not None and (
+                self.failed is None or answer.names_dead_engine > self.failed.answer.names_dead_engine
+            ):
+                self.failed = FailedRequest(endpoint, body, answer)
             self.note(sign)
         return answer, sign is not None and answer.names_dead_engine
 
@@ -242,25 +249,27 @@ class Watch:
         if channel is Channel.LOG and sign.decisive:
             self.fatal_lines += 1
             if self._ready and not self._stopping:
-                self.note(replace(sign, decisive=False))
-                self._start(self._confirm(sign))
+                self._start(self._confirm(sign, wait=_SECOND_WITNESS))
                 return
         self.note(sign)
 
-    async def _confirm(self, sign: DeathSign) -> None:
-        """Look for a second witness of a death that only the log of a ready server shows: a log may quote such a line.
+    async def _confirm(self, sign: DeathSign, *, wait: float = 0.0) -> None:
+        """Look for a second witness of a death of a ready server: a log may quote such a line, and a gateway answer `/health`.
 
-        A real death shows on another channel in milliseconds. Otherwise an engine that gives a token lives.
+        A real death shows on another channel in milliseconds, for which it waits. Otherwise an engine that gives a token lives.
         """
-        await self._sleep_unless_dead(_SECOND_WITNESS)
-        if self.dead.is_set() or self._stopping or self.refuted_lines == self.fatal_lines:
+        self.note(replace(sign, decisive=False))
+        await self._sleep_unless_dead(wait)
+        quoted = sign.channel is Channel.LOG and self.refuted_lines == self.fatal_lines
+        if self.dead.is_set() or self._stopping or quoted:
             return
+        lives = False
         try:
             async with asyncio.timeout(self.limits.grace):
-                await self.ask_for_a_token(await self.client.model_name())
+                lives = gave_a_token(await self.ask_for_a_token(await self.client.model_name()))
         except (TimeoutError, httpx.HTTPError, ValueError, LookupError, TypeError):
             pass  # no answer is no refutation
-        if self.refuted_lines < self.fatal_lines:
+        if not lives:
             self.note(sign)
 
     async def ask_for_a_token(self, model: str) -> Answer:
@@ -274,8 +283,9 @@ class Watch:
         if answer.status in _NO_COMPLETIONS:
             pooled, _ = await self.ask("/pooling", {"model": model, "input": "hello"}, canary=True)
             answer = pooled if pooled.status == 200 else answer
-        if answer.status == 200 and answer.error is None and not answer.empty:
+        if gave_a_token(answer):
             self.refuted_lines = lines
+            self.failed = None
         return answer
 
     async def _watch_ranks(self) -> None:
@@ -295,20 +305,23 @@ class Watch:
             return None
 
     async def _watch_health(self) -> None:
+        refuted = False
         while True:
             await asyncio.sleep(0.1)
             if not self._ready:
                 continue
             first = time.time()
-            for pause in (*_LOOK_AGAIN, None):
+            for pause in (*_LOOK_AGAIN, 0.0):
                 status = await self._health_status()
                 if status not in _SICK:
+                    refuted = False
                     break
-                if pause is None:
+                await asyncio.sleep(pause)
+            else:
+                if not refuted:
                     detail = f"answers {status}" if status else "the connection is refused or reset"
-                    self.note(DeathSign(Channel.HEALTH, f"/health: {detail}", time.time(), first))
-                else:
-                    await asyncio.sleep(pause)
+                    await self._confirm(DeathSign(Channel.HEALTH, f"/health: {detail}", time.time(), first))
+                    refuted = True
 
     async def _watch_children(self) -> None:
         known: dict[int, str] = {}
@@ -421,6 +434,11 @@ class Watch:
     async def _sleep_unless_dead(self, seconds: float) -> None:
         with contextlib.suppress(asyncio.TimeoutError):  # it lives
             await asyncio.wait_for(self.dead.wait(), seconds)
+
+
+def gave_a_token(answer: Answer) -> bool:
+    """Return True if the answer to the canary proves that the engine steps."""
+    return answer.status == 200 and answer.error is None and not answer.empty
 
 
 def _own_name(process: psutil.Process) -> str:

@@ -19,7 +19,7 @@ from vllm_repro.client.prompts import Prompt, build_chat, build_completion
 from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.running.idle import CpuSample, engine_cpu_seconds, is_idle, never_idle_message
 from vllm_repro.running.state import Trial
-from vllm_repro.running.watch import Watch
+from vllm_repro.running.watch import Watch, gave_a_token
 from vllm_repro.scenario.workload import IDLE_AFTER, Conversation, Pause, Request, Rest, Size, Step, Together, resolve
 from vllm_repro.trigger.trigger import SentRequest
 from vllm_repro.verdict.outcome import NEVER_IDLE
@@ -56,11 +56,7 @@ class WorkloadRunner:
     async def run(self) -> None:
         """Run every step, then `finish`. Raises `InfraError` if the server lives and does not do what any vLLM does."""
         trial, watch = self.trial, self.watch
-        try:
-            self.model = await self.client.model_name()
-        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-            if not await self._died():
-                raise InfraError(f"the server is up, but /v1/models does not name a model: {error}") from error
+        if not await self.find_model():
             return
         if any(wanted.fields for wanted in (trial.arm.trigger or trial.scenario.trigger).wanted):
             self.known = await self.client.known_fields()
@@ -71,6 +67,16 @@ class WorkloadRunner:
             if watch.ended:
                 return
         await self.finish()
+
+    async def find_model(self) -> bool:
+        """Set `model`. Return False if the engine is dead or hung; raise `InfraError` if the server lives and names none."""
+        try:
+            self.model = await self.client.model_name()
+        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+            if not await self._died():
+                raise InfraError(f"the server is up, but /v1/models does not name a model: {error}") from error
+            return False
+        return True
 
     async def finish(self) -> None:
         """Check that the engine still lives."""
@@ -205,6 +211,7 @@ class WorkloadRunner:
         body |= request.fields
         ids = request.ids or body.get("prompt", ())
         ids = ids if isinstance(ids, list | tuple) and not request.conversation else ()
+        await asyncio.sleep(request.starts_after)
         repeats = max((_common(ids, earlier) for earlier in self.answered), default=0)
         trial.seen.sent += 1
         asked = SentRequest(
@@ -230,12 +237,32 @@ class WorkloadRunner:
             fields=request.fields,
             body=_shortened(body, prompt, request.fields),
         )
-        answer, died = await self.watch.ask(request.endpoint, body)
+        asking = asyncio.create_task(self.watch.ask(request.endpoint, body))
+        if request.leaves_after is not None and await self._leaves(asking, index, request.leaves_after):
+            return
+        answer, died = await asking
         self._record_answer(index, asked, answer, answer.usage if request.one_prompt else None, died=died)
         if answer.ok and request.conversation:
             self.cached[request.conversation] = max(self.cached[request.conversation], prompt.tokens)
         elif answer.ok:
             self.answered.append(ids)
+
+    async def _leaves(self, asking: asyncio.Task[Any], index: int, seconds: float) -> bool:
+        """Close the connection of a request after so many seconds. Return False if it was answered before."""
+        await asyncio.wait([asking], timeout=seconds)
+        reading = None if asking.done() else await self.watch.scrape()
+        if asking.done():
+            return False
+        asking.cancel()
+        await asyncio.wait([asking])
+        waiting = None if reading is None else int(reading.waiting)
+        seen = self.trial.seen
+        seen.sent -= 1  # it neither failed nor was answered
+        seen.asked[index] = replace(seen.asked[index], left=True, waiting=waiting)
+        self.trial.journal.write(
+            "client-left", **self.trial.label, name=seen.asked[index].name, after_s=seconds, waiting=waiting
+        )
+        return True
 
     def _resolve(self, size: int | Size) -> int:
         in_lab = self.trial.launch.kind.facts.in_lab
@@ -308,7 +335,8 @@ class WorkloadRunner:
 
         async def ask() -> None:
             answer = await watch.ask_for_a_token(self.model)
-            trial.seen.canary_ok = answer.status == 200 and answer.error is None and not answer.empty
+            refused = answer.status is not None and 400 <= answer.status < 500  # which proves neither life nor death
+            trial.seen.canary_ok = None if refused else gave_a_token(answer)
             trial.journal.write(
                 "canary", **trial.label, status=answer.status, error=answer.error, ok=trial.seen.canary_ok
             )

@@ -1,11 +1,14 @@
-"""Catalogue of scenarios: those of the package, of the folders in `$VLLM_REPRO_SCENARIOS`, and files named by the caller."""
+"""Catalogue of scenarios: those of the package, of installed packages, of the folders in `$VLLM_REPRO_SCENARIOS`, and named files."""
 
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from vllm_repro.errors import ScenarioError, UsageError
@@ -13,24 +16,54 @@ from vllm_repro.resources import scenario_folder
 from vllm_repro.scenario.reader import load_file
 from vllm_repro.scenario.scenario import Arm, Scenario
 
-__all__ = ["FOLDERS", "all_scenarios", "find", "find_arms", "scenario_files", "to_stderr"]
+__all__ = [
+    "FOLDERS",
+    "all_scenarios",
+    "find",
+    "find_arms",
+    "folder_words",
+    "named_folders",
+    "scenario_files",
+    "scenario_ids",
+    "to_stderr",
+]
 
 
 FOLDERS = "VLLM_REPRO_SCENARIOS"
 """Variable with folders of more scenarios, separated by `:`. `--scenarios DIR` sets it."""
+GROUP = "vllm_repro.scenarios"
+"""Group of entry points by which an installed package adds its folder of scenarios."""
 
 
 def scenario_files(folder: Path | None = None) -> list[Path]:
-    """Return the scenario files of a folder, without `_*.py` and `conftest.py`; by default of the package and of `FOLDERS`.
+    """Return the scenario files of a folder, without `_*.py` and `conftest.py`.
 
-    Raises `UsageError` if `FOLDERS` names something that is no folder.
+    The default is those of the package, of other packages (`GROUP`) and of `FOLDERS`. Raises `UsageError` if `FOLDERS` names something
+    that is no folder.
     """
-    more = [Path(name) for name in os.environ.get(FOLDERS, "").split(os.pathsep) if name]
+    more = named_folders()
     if missing := next((path for path in more if not path.is_dir()), None):
         raise UsageError(f"{missing} is no folder of scenarios", hint=f"--scenarios and {FOLDERS} take folders")
-    folders = [folder] if folder else [scenario_folder(), *more]
+    folders = [folder] if folder else [scenario_folder(), *_installed(), *more]
     found = (path for one in folders for path in sorted(one.glob("*.py")))
     return [path for path in found if not path.name.startswith(("_", "conftest"))]
+
+
+def named_folders() -> list[Path]:
+    """Return the folders in `FOLDERS`."""
+    return [Path(name) for name in os.environ.get(FOLDERS, "").split(os.pathsep) if name]
+
+
+def folder_words() -> list[str]:
+    """Return the options that add the folders in `FOLDERS`, for a command that is called again, maybe elsewhere."""
+    return [word for folder in named_folders() for word in ("--scenarios", str(folder.absolute()))]
+
+
+def _installed() -> Iterator[Path]:
+    """Yield the folders of the packages in `GROUP`. A top-level package is not imported."""
+    for entry in entry_points(group=GROUP):
+        if spec := importlib.util.find_spec(entry.module):
+            yield from map(Path, spec.submodule_search_locations or ())
 
 
 def scenario_files_below(folder: Path) -> list[Path]:
@@ -64,24 +97,31 @@ def to_stderr(text: str) -> None:
 
 
 def find(name: str) -> Scenario:
-    """Return a scenario by its id, its issue number or the path of its file. Raises `UsageError` with similar names."""
+    """Return a scenario by its id, the number or URL of its issue, or the path of its file. Raises `UsageError` with similar names."""
     if name.endswith(".py"):
         path = Path(name)
         if not path.is_file():
             raise UsageError(f"no scenario file at {name}", hint="vllm-repro list shows the scenarios of the package")
         return load_file(path)
-    files = {path.stem.replace("_", "-"): path for path in scenario_files()}
+    files = scenario_ids()
     if name in files:
         return load_file(files[name])
-    number = name.lstrip("#")
-    by_issue = [it for it in all_scenarios(warn=to_stderr) if number in (it.issue, it.issue.partition("#")[2])]
+    issue = _ISSUE_URL.sub(r"\1#\2", name).removeprefix("#")
+    by_issue = [it for it in all_scenarios(warn=to_stderr) if issue in (it.issue, it.issue.partition("#")[2])]
     if len(by_issue) == 1:
         return by_issue[0]
-    near = [known for known in files if known.startswith(name)] or difflib.get_close_matches(
-        name, files, n=3, cutoff=0.4
-    )
+    near = [it.id for it in by_issue] or [known for known in files if known.startswith(name)]
+    near = near or difflib.get_close_matches(name, files, n=3, cutoff=0.4)
     meant = f"did you mean {' or '.join(near)}? " if near else ""
     raise UsageError(f"no scenario is named {name!r}", hint=f"{meant}There are: {', '.join(files)}")
+
+
+_ISSUE_URL = re.compile(r"^https?://github\.com/([\w.-]+/[\w.-]+)/(?:issues|pull)/(\d+)\b.*")
+
+
+def scenario_ids() -> dict[str, Path]:
+    """Return the file of each scenario by its id, without reading the files."""
+    return {path.stem.replace("_", "-"): path for path in scenario_files()}
 
 
 def find_arms(scenario: Scenario, names: list[str] | None) -> list[Arm]:

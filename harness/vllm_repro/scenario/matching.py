@@ -11,7 +11,11 @@ from vllm_repro.diagnosis.signature import How, compare, quotes
 from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.verdict.verdict import Expected, Standing
 
-__all__ = ["Match", "matches", "twins"]
+__all__ = ["Match", "matches", "other_bugs", "twins"]
+
+_CONNECTOR = re.compile(r'kv_connector"?: ?"(\w+)"')
+_FEATURES = (_CONNECTOR, re.compile(r"--kv-cache-dtype[ =]([^\W_]+)"))
+"""Flags that select a part of vLLM: KV connector, and family of the KV cache."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +28,14 @@ class Match:
 
     @property
     def lives_with(self) -> list[str]:
-        """Return the changes of the command with which the engine lives: `with --enforce-eager`."""
-        arms = [arm for arm in self.scenario.arms if arm.expected is Expected.LIVES and not arm.patches]
-        return [" and ".join(map(str, arm.edits)) for arm in arms if arm.edits]
+        """Return the changes of the command with which the engine lives: `with --enforce-eager`.
+
+        Changes with which it crosses the boundary; if there is none, those that keep the same requests from it.
+        """
+        changed = [arm for arm in self.scenario.arms if arm.edits and not arm.patches]
+        living = [arm for arm in changed if arm.expected is Expected.LIVES]
+        kept = [arm for arm in changed if arm.expected is Expected.UNTRIGGERED and arm.workload is None]
+        return [" and ".join(map(str, arm.edits)) for arm in living or kept]
 
 
 def matches(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:
@@ -36,8 +45,10 @@ def matches(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:
     """
     if diagnosis.exception is None:
         return _quoted(diagnosis, scenarios)
-    found = [Match(one, compare(one.signature, diagnosis).how) for one in scenarios if one.signature is not None]
-    found = [match for match in found if match.how is not How.OTHER]
+    compared = [(one, compare(one.signature, diagnosis)) for one in scenarios if one.signature is not None]
+    found = [
+        Match(one, it.how, it.why if it.how is How.NEAR else "") for one, it in compared if it.how is not How.OTHER
+    ]
     by_id = {match.scenario.id: match for match in found}
     hidden: set[str] = set()
     for match in found:
@@ -60,7 +71,7 @@ def _quoted(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:
 def _weighed(match: Match, diagnosis: Diagnosis) -> Match:
     """Return the match, `near` at most if the text contradicts the scenario."""
     scenario, version, connector = match.scenario, diagnosis.vllm_version, diagnosis.connector
-    wanted = re.search(r'kv_connector"?: ?"(\w+)"', scenario.command)
+    wanted = _CONNECTOR.search(scenario.command)
     against = ""
     if scenario.status.standing(version) is Standing.GOOD:
         against = f"{version} is declared good"
@@ -72,3 +83,20 @@ def _weighed(match: Match, diagnosis: Diagnosis) -> Match:
 def twins(scenario: Scenario, scenarios: Sequence[Scenario]) -> list[Scenario]:
     """Return the scenarios that share this one's signature (`same_death_as`)."""
     return [other for other in scenarios if other.same_death_as == scenario.id]
+
+
+def other_bugs(scenario: Scenario, scenarios: Sequence[Scenario]) -> list[Scenario]:
+    """Return the other bugs that a user meets who leaves this one behind.
+
+    The first release past this bug, or a later one, is declared to have them, and they need no other KV connector or KV cache.
+    """
+    past = scenario.status.first_past
+    if past is None:
+        return []
+    features = _features(scenario)
+    others = [other for other in scenarios if other.id != scenario.id and other.status.reaches(past)]
+    return [other for other in others if (needed := _features(other)) and needed <= features]
+
+
+def _features(scenario: Scenario) -> set[str]:
+    return {found for feature in _FEATURES for found in feature.findall(scenario.command)}

@@ -265,6 +265,16 @@ class Status:
     def first_good(self) -> str | None:
         return _bound(self.good, (">=", "=="))
 
+    @property
+    def first_past(self) -> str | None:
+        """The first good release, or else the first that is no longer declared bad."""
+        return self.first_good or _bound(self.bad, ("<",))
+
+    def reaches(self, version: str) -> bool:
+        """Return True if this release or a later one is declared bad."""
+        later = self.first_bad is not None and Version(self.first_bad) > Version(version)
+        return later or self.standing(version) is Standing.BAD
+
     def __str__(self) -> str:
         return f"bad {self.bad}" + (f", good {self.good}" if self.good else ", open")
 

@@ -99,6 +99,7 @@ class Request:
     max_tokens: the answer is greedy (`temperature` 0) unless `fields` changes it.
     stream: server-sent events. A crash is an HTTP 500 for a plain request, an error event after a 200 for a stream.
     may_fail: statuses of an error that is no failure, such as the refusal of a fixed release. fields: further body fields.
+    starts_after: seconds from the start of its step. leaves_after: seconds after which the client closes the connection; None: it stays.
     shared: leading tokens that all sharing completions have in common.
     conversation: name of the conversation that this is a turn of; empty for a single request.
     """
@@ -112,6 +113,8 @@ class Request:
     shared: int | Size = 0
     conversation: str = ""
     may_fail: tuple[int, ...] = ()
+    starts_after: float = 0
+    leaves_after: float | None = None
 
     @property
     def label(self) -> str:
@@ -143,7 +146,8 @@ class Request:
         size = repr(self.prompt) if isinstance(self.prompt, str) else size
         shared = f", {self.shared} of them shared" if self.shared else ""
         extra = "".join(f", {key}={value}" for key, value in self.fields.items() if key != "tools")
-        return f"{self.label} of {size}{shared}{extra}"
+        leaves = "" if self.leaves_after is None else f", whose client leaves after {self.leaves_after:g} s"
+        return f"{self.label} of {size}{shared}{extra}{leaves}"
 
 
 @dataclass(frozen=True)
@@ -206,6 +210,11 @@ def _check_statuses(may_fail: Sequence[int]) -> None:
         raise ValueError("may_fail=[…] holds statuses of errors, 400 to 599")
 
 
+def _check_times(starts_after: float, leaves_after: float | None = None) -> None:
+    if starts_after < 0 or (leaves_after is not None and leaves_after <= 0):
+        raise ValueError("starts_after is 0 or more seconds, leaves_after more than 0")
+
+
 def _frozen(value: Any) -> Any:
     """Turn lists into tuples, at any depth, so that equal declarations compare equal."""
     match value:
@@ -238,32 +247,50 @@ def completion(
     stream: bool = False,
     name: str = "",
     may_fail: Sequence[int] = (),
+    starts_after: float = 0,
+    leaves_after: float | None = None,
     **fields: Any,
 ) -> Request:
     """Return a text completion. Its first `shared` tokens are those of all sharing completions, for the prefix cache.
 
-    prompt: a list holds token ids, which are sent as they are.
+    prompt: a list holds token ids, which are sent as they are. starts_after: seconds that it waits, among requests sent together.
+    leaves_after: seconds after which its client closes the connection.
     """
     _checked(prompt, max_tokens, may_fail)
+    _check_times(starts_after, leaves_after)
     prompt = prompt if isinstance(prompt, int | Size | str) else tuple(prompt)
     if shared and isinstance(prompt, str | tuple):
         raise ValueError("shared counts tokens of a prompt that is stated as a size")
     if isinstance(shared, int) and isinstance(prompt, int) and not 0 <= shared <= prompt:
         raise ValueError(f"a prompt of {prompt} tokens cannot share {shared} of them")
     return Request(
-        "/v1/completions", prompt, max_tokens, stream, name, _frozen(fields), shared, may_fail=tuple(may_fail)
+        "/v1/completions",
+        prompt,
+        max_tokens,
+        stream,
+        name,
+        _frozen(fields),
+        shared,
+        may_fail=tuple(may_fail),
+        starts_after=starts_after,
+        leaves_after=leaves_after,
     )
 
 
-def request(*, path: str, body: Mapping[str, Any], name: str = "", may_fail: Sequence[int] = ()) -> Request:
+def request(
+    *, path: str, body: Mapping[str, Any], name: str = "", may_fail: Sequence[int] = (), starts_after: float = 0
+) -> Request:
     """Return a POST of this JSON body to any endpoint of the server: `request(path="/v1/embeddings", body={"input": "hello"})`.
 
-    A body without `model` gets the served model. `"stream": True` asks for a stream, as in the API.
+    A body without `model` gets the served model. `"stream": True` asks for a stream, as in the API. starts_after: as of `completion`.
     """
-    if not path.startswith("/") or "?" in path:
+    if not path.startswith("/"):
         raise ValueError(f"path={path!r} must be a path of the server, such as '/v1/embeddings'")
     _check_statuses(may_fail)
-    return Request(path, None, 0, bool(body.get("stream")), name, _frozen(body), may_fail=tuple(may_fail))
+    _check_times(starts_after)
+    fields = _frozen(body)
+    stream = bool(body.get("stream"))
+    return Request(path, None, 0, stream, name, fields, may_fail=tuple(may_fail), starts_after=starts_after)
 
 
 def conversation(

@@ -20,7 +20,7 @@ import httpx
 import psutil
 
 from vllm_repro.client.client import Client, is_rehearsal, release_of
-from vllm_repro.diagnosis.boot_facts import BootReader
+from vllm_repro.diagnosis.boot_facts import evidence_in
 from vllm_repro.diagnosis.log_text import read_lines
 from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.evidence import Evidence
@@ -148,6 +148,8 @@ class AttachServer(Server):
                 stopping = self._stop.is_set()
                 if chunk := read.read(1_000_000):
                     yield chunk
+                elif os.fstat(read.fileno()).st_size < read.tell():
+                    read.seek(0)  # somebody truncated it, as logrotate does
                 elif stopping:
                     return
                 else:
@@ -221,10 +223,7 @@ def _boot_text(url: str, log: Path | None) -> str:
 
 def evidence_of(version: str | None, log: str) -> Evidence:
     """Return what a run on an attached server is evidence of, by its own version and log; never by what the scenario needs."""
-    reader = BootReader()
-    for line in read_lines(log):
-        reader.feed(line)
-    seen = reader.evidence
+    seen = evidence_in(read_lines(log))
     return Evidence.CPU if seen is Evidence.UNKNOWN and "+cpu" in (version or "") else seen
 
 

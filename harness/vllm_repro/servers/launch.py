@@ -126,6 +126,9 @@ def _with_model(scenario: Scenario, arm: Arm, weights: ServedModel, seen_as: str
     if weights.dummy:
         command = command.with_flags(_DUMMY)
         differences.append(f"{_DUMMY}: random weights, since this death does not depend on them")
+    if command.has("--api-key"):
+        command = command.without("--api-key")
+        differences.append("--api-key is left out: server and harness take a key from VLLM_API_KEY")
     return command, differences
 
 

@@ -16,7 +16,7 @@ from vllm_repro.evidence import Evidence
 from vllm_repro.host.machine import cpu_flags, gpus
 from vllm_repro.host.ports import check_port, free_port, listeners
 from vllm_repro.host.processes import Session, start
-from vllm_repro.releases.local_vllm import local_vllm
+from vllm_repro.releases.local_vllm import LocalVllm, local_vllm
 from vllm_repro.releases.provision import Release, ReleaseCache, provision
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.secret_names import is_recorded
@@ -171,7 +171,10 @@ class ProcessSite(Site):
             self._release = provision(options.vllm, notify)
             self._vllm = (str(self._release.executable),)
         else:
-            self._vllm = (_installed(options, scenario),)
+            installed = _installed(options, scenario)
+            self._vllm = (str(installed.executable),)
+            of_cpu = "+cpu" in (installed.version or "") or not gpus()
+            self.evidence = Evidence.CPU if of_cpu else Evidence.GPU
 
     @classmethod
     def offer(cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool) -> Offer:
@@ -216,8 +219,8 @@ class ProcessSite(Site):
         return self._lacking or misfit(self._release, self._scenario.tiny_model) or super().cannot(arm)
 
 
-def _installed(options: ServerOptions, scenario: Scenario) -> str:
-    """Return the path of the `vllm` on PATH. Raises `InfraError` without one, or if `--vllm` names another release."""
+def _installed(options: ServerOptions, scenario: Scenario) -> LocalVllm:
+    """Return the `vllm` on PATH. Raises `InfraError` without one, or if `--vllm` names another release."""
     found = local_vllm()
     if options.vllm and (found is None or (found.version or "").partition("+")[0] != options.vllm):
         here = f"the vllm that is installed here is {found.version}" if found else "no vllm is installed here"
@@ -229,4 +232,4 @@ def _installed(options: ServerOptions, scenario: Scenario) -> str:
         raise InfraError(
             "no vllm is installed here", hint=f"name a release to install into a cache: --vllm {scenario.try_with}"
         )
-    return str(found.executable)
+    return found

@@ -24,6 +24,7 @@ __all__ = [
     "continuation_over",
     "drafting",
     "graphs_captured",
+    "left_waiting",
     "prefill_over",
     "prefix_hit",
     "sent_with",
@@ -195,6 +196,21 @@ def answered(name: str, *statuses: int) -> Condition:
         return TriggerResult(crossed, (f"{name} was {seen}{wished}",), seen)
 
     return Condition(f"answered({', '.join(map(repr, (name, *statuses)))})", find, wanted=(Wanted({}, name),))
+
+
+def left_waiting(name: str) -> Condition:
+    """Require that the client of this request left while the server, by its metrics, counted waiting requests."""
+
+    def find(facts: TriggerFacts) -> TriggerResult:
+        for asked in (asked for asked in facts.requests if asked.name == name):
+            if not asked.left:
+                return TriggerResult(False, (f"{name} was answered before its client was to leave",), "answered first")
+            seen = f"{asked.waiting} waiting" if asked.waiting is not None else "metrics unknown"
+            text = f"the client of {name} left; the server's metrics then: {seen}"
+            return TriggerResult(bool(asked.waiting), (text,), f"left, {seen}")
+        return TriggerResult(False, (f"{name} was not sent",), "not sent")
+
+    return Condition(f"left_waiting({name!r})", find, wanted=(Wanted({}, name),))
 
 
 def attention_backend(name: str) -> Condition:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from packaging.version import InvalidVersion, Version
 
 from vllm_repro.trigger.block_pool import BlockPool, Group, blocks_of_tokens
-from vllm_repro.trigger.trigger import AttentionShape, Condition, SentRequest, TriggerFacts, TriggerResult
+from vllm_repro.trigger.trigger import Amounts, AttentionShape, Condition, SentRequest, TriggerFacts, TriggerResult
 
 __all__ = ["block_listed_twice", "offload_outgrown"]
 
@@ -23,7 +23,8 @@ def _block_listed_twice(facts: TriggerFacts) -> TriggerResult:
     brief = seen.brief if seen.crossed or not computed.brief else computed.brief
     if computed.crossed and not seen.crossed and any(one.kind == "store" for one in facts.observed):
         brief += "; here none was"
-    return TriggerResult(computed.crossed or seen.crossed, (*computed.evidence, *seen.evidence), brief)
+    crossed = computed.crossed or seen.crossed
+    return TriggerResult(crossed, (*computed.evidence, *seen.evidence), brief, seen.amounts)
 
 
 def _seen(facts: TriggerFacts) -> TriggerResult:
@@ -40,12 +41,15 @@ def _seen(facts: TriggerFacts) -> TriggerResult:
         )
     elif stores:
         evidence.append(f"seen: {len(stores)} store events, none lists a block twice")
+    amounts: tuple[Amounts, ...] = ()
     if short is not None:
+        names = {"asked": "asked for", "walked": "in the free list", "counter": "by its counter"}
+        amounts = (Amounts("blocks", tuple((words, short[name]) for name, words in names.items())),)
         evidence.append(
             f"seen: {short['asked']} blocks are asked for, the counter says {short['counter']} and the free list has {short['walked']}"
         )
     brief = f"{doubled[0]['blocks'] - doubled[0]['distinct']} listed twice" if doubled else ""
-    return TriggerResult(bool(doubled), tuple(evidence), brief)
+    return TriggerResult(bool(doubled), tuple(evidence), brief, amounts)
 
 
 def _computed(facts: TriggerFacts) -> TriggerResult:
@@ -144,6 +148,7 @@ def offload_outgrown() -> Condition:
         stored = sum(store["distinct"] for store in stores)
         seen = (f"seen: {len(stores)} store events, {stored} blocks in all",) if stores else ()
         brief = f"{filled} blocks into {pool - 1}, room for {room - 1}"
-        return TriggerResult(filled >= pool - 1 > room - 1, (text, *seen), brief)
+        bars = ("filled by the requests", filled), ("the GPU's cache has", pool - 1), ("the connector holds", room - 1)
+        return TriggerResult(filled >= pool - 1 > room - 1, (text, *seen), brief, (Amounts("blocks", bars),))
 
     return Condition("offload_outgrown()", find)

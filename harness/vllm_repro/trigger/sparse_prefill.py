@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from vllm_repro.trigger.trigger import Condition, Continuation, TriggerFacts, TriggerResult
-from vllm_repro.trigger.turboquant_workspace import aligned, crash_message, megabytes
+from vllm_repro.trigger.turboquant_workspace import aligned, crash_message, in_megabytes, megabytes
 
 __all__ = [
     "Shapes",
@@ -140,10 +140,14 @@ def _sparse_prefill_outgrown(facts: TriggerFacts) -> TriggerResult:
     locked = (
         "the log reports no lock" if facts.locked is None else f"the log reports {megabytes(facts.locked)} MB locked"
     )
+    bars = [("needed by the prefill", asked), ("the indexer locks", reserved)]
+    if facts.locked is not None:
+        bars.append(("locked by the log", facts.locked))
     return TriggerResult(
         asked > reserved,
         (*seen, f"the indexer alone locks {megabytes(reserved)} MB by --max-model-len {sizes.max_model_len}", locked),
         f"needs {megabytes(asked)} MB, {megabytes(reserved)} MB locked",
+        (in_megabytes(*bars),),
     )
 
 

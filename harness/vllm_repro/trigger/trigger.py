@@ -18,6 +18,7 @@ from vllm_repro.diagnosis.boot_facts import BootFacts, Observed, ScheduledChunk
 from vllm_repro.tiny_model import Kind
 
 __all__ = [
+    "Amounts",
     "AttentionShape",
     "Condition",
     "Continuation",
@@ -43,6 +44,7 @@ class SentRequest:
     fields: body fields that the scenario states. known: those that its endpoint reads; None if the server does not show them.
     status: HTTP status, None without a response. refusal: text of an error response. may_fail: statuses that are no failure.
     died, hung: what the engine did meanwhile.
+    left: its client closed the connection. waiting: requests that the server then counted as waiting; None if unknown.
     """
 
     name: str
@@ -59,6 +61,8 @@ class SentRequest:
     died: bool = False
     hung: bool = False
     answer_tokens: int | None = None
+    left: bool = False
+    waiting: int | None = None
 
     @property
     def counted(self) -> str:
@@ -184,12 +188,21 @@ class TriggerFacts:
 
 
 @dataclass(frozen=True)
+class Amounts:
+    """Amounts of one unit to compare: what was needed first, then what there was, each with its name."""
+
+    unit: str
+    bars: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
 class TriggerResult:
-    """Result of a condition: crossed or not, evidence as sentences, and a brief phrase for tables."""
+    """Result of a condition: crossed or not, evidence as sentences, a brief phrase for tables, and the amounts that decide it."""
 
     crossed: bool
     evidence: tuple[str, ...]
     brief: str = ""
+    amounts: tuple[Amounts, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -238,7 +251,8 @@ class Condition:
 
 def _joined(first: TriggerResult, second: TriggerResult) -> TriggerResult:
     brief = ", ".join(filter(None, (first.brief, second.brief)))
-    return TriggerResult(first.crossed and second.crossed, first.evidence + second.evidence, brief)
+    crossed, evidence = first.crossed and second.crossed, first.evidence + second.evidence
+    return TriggerResult(crossed, evidence, brief, first.amounts + second.amounts)
 
 
 def chunks_of(tokens: int, batch: int, *, chunked: bool = True) -> tuple[int, ...]:

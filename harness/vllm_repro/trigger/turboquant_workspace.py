@@ -7,7 +7,10 @@ its survival is no evidence. Sizes follow `turboquant_attn.py` of vLLM 0.21.0 to
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from vllm_repro.trigger.trigger import (
+    Amounts,
     AttentionShape,
     Condition,
     Continuation,
@@ -20,8 +23,10 @@ __all__ = [
     "aligned",
     "capture_batch",
     "continuation_bytes",
+    "crash_amounts",
     "crash_message",
     "decode_bytes",
+    "in_megabytes",
     "megabytes",
     "workspace_outgrown",
 ]
@@ -91,7 +96,12 @@ def _judged(facts: TriggerFacts, shape: AttentionShape, part: Continuation, need
     else:
         evidence.append("the workspace was empty when it was locked")
     brief = locks if facts.locked is None and not unlocked else f"{logged} locked"
-    return TriggerResult(asked > fits, tuple(evidence), f"needs {megabytes(asked)} MB, {brief}")
+    bars = [(f"needed for {part.context} cached tokens", asked)]
+    if facts.reserved or facts.locked is None:
+        bars.append(("decoding would lock with CUDA graphs" if unlocked else "decoding alone locks", fits))
+    if facts.locked is not None:
+        bars.append(("locked", facts.locked))
+    return TriggerResult(asked > fits, tuple(evidence), f"needs {megabytes(asked)} MB, {brief}", (in_megabytes(*bars),))
 
 
 def crash_message(facts: TriggerFacts) -> TriggerResult | None:
@@ -100,7 +110,22 @@ def crash_message(facts: TriggerFacts) -> TriggerResult | None:
     if asked is None or locked is None:
         return None
     brief = f"needs {asked} MB, {locked} MB locked"
-    return TriggerResult(True, (f"the crash message: {asked} MB needed, {locked} MB locked",), brief)
+    text = f"the crash message: {asked} MB needed, {locked} MB locked"
+    return TriggerResult(True, (text,), brief, crash_amounts(facts.captured))
+
+
+def crash_amounts(captured: Mapping[str, str]) -> tuple[Amounts, ...]:
+    """Return the sizes that a crash message names; empty if it names none. captured: see `TriggerFacts`."""
+    try:
+        bars = ("needed", float(captured["asked"])), ("locked", float(captured["locked"]))
+    except (KeyError, ValueError):
+        return ()
+    return (Amounts("MB", bars),)
+
+
+def in_megabytes(*bars: tuple[str, int]) -> Amounts:
+    """Return amounts in MB. bars: in bytes."""
+    return Amounts("MB", tuple((name, round(count / 1024 / 1024, 2)) for name, count in bars))
 
 
 def megabytes(count: int) -> str:

@@ -72,13 +72,15 @@ class Search:
     """A bisection of `size` candidates. It is a value: the same probes give the same search.
 
     rate: the chance that a bad candidate dies in one boot. confidence: at which the search ends. weights: how likely each change point from
-    1 to `size` - 1 is before the first boot; none if all are alike.
+    1 to `size` - 1 is before the first boot; none if all are alike. chances: how likely each candidate gives an answer, by what is known of
+    it beside its neighbours; none if nothing is. One with chance 0 counts as a skip without a boot, unless it is an end.
     """
 
     size: int
     rate: float = 1.0
     confidence: float = 0.95
     weights: tuple[float, ...] = ()
+    chances: tuple[float, ...] = ()
     probes: tuple[Probe, ...] = ()
 
     def __post_init__(self) -> None:
@@ -86,6 +88,8 @@ class Search:
             raise ValueError(f"no search: {self.size} candidates, rate {self.rate}, confidence {self.confidence}")
         if self.weights and len(self.weights) != self.size - 1:
             raise ValueError(f"no search: {len(self.weights)} weights of {self.size - 1} change points")
+        if self.chances and len(self.chances) != self.size:
+            raise ValueError(f"no search: {len(self.chances)} chances of {self.size} candidates")
 
     def after(self, candidate: int, answer: Answer) -> Search:
         """Return the search with one more boot."""
@@ -144,7 +148,10 @@ class Search:
             return State.OPEN  # an end is not checked yet
         if len(left) == 1 and left[0]:
             return State.FOUND
-        return State.OPEN if any(not skipped[candidate] for candidate in _between(left)) else State.STUCK
+        return State.OPEN if any(not skipped[one] and self._chance(one) for one in _between(left)) else State.STUCK
+
+    def _chance(self, candidate: int) -> float:
+        return self.chances[candidate] if self.chances else 1.0
 
     def _good_again(self) -> tuple[int, ...]:
         good, bad = self.count(Answer.GOOD), self.count(Answer.BAD)
@@ -171,15 +178,15 @@ class Search:
         if not self.count(Answer.GOOD)[0]:
             return 0
         refused = self.count(Answer.SKIP)
-        skipped = sorted(refused)
+        skipped = sorted(one for one in refused if self._chance(one))  # others failed for a reason of their own
         near = sum(known.left[0] <= one <= known.left[-1] for one in skipped)
 
         def value(candidate: int) -> float:
             bits = information(min(bad[candidate], 1.0), self.rate)
-            return bits * _bootable(candidate, skipped, near) / cost(candidate)
+            return bits * self._chance(candidate) * _bootable(candidate, skipped, near) / cost(candidate)
 
         bad = list(accumulate(posterior))
-        return max((one for one in _between(known.left) if not refused[one]), key=value)
+        return max((one for one in _between(known.left) if not refused[one] and self._chance(one)), key=value)
 
     def boots_left(self) -> int:
         """Return about how many boots are to come, without skips."""

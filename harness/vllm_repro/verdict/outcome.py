@@ -75,8 +75,9 @@ class Death:
     """The death of an engine.
 
     detected_by: the channel that reported it first. latency_s: seconds from the death to that report; None if the moment of death is
-    unknown. channels: all that reported it, in order of time. signature: None if no cause is known. ranks: the ranks on which it began,
-    for a server over several nodes.
+    unknown. channels: all that reported it, in order of time. signature: None if no cause is known. differs: what of the signature does
+    not agree, if it is near. ranks: the ranks on which it began, for a server over several nodes. lines: the line number of each frame;
+    empty in older journals.
     """
 
     detected_by: str
@@ -87,6 +88,8 @@ class Death:
     signature: How | None
     channels: tuple[str, ...]
     ranks: tuple[int, ...] = ()
+    differs: str = ""
+    lines: tuple[int, ...] = ()
 
 
 def is_unexplained(outcome: Outcome, death: Death | None) -> bool:

@@ -1,4 +1,4 @@
-"""Diagnoses of short logs, as one reviewed table: each sign of death after each part of a boot, before and after a request to stop."""
+"""Diagnoses of short logs: one reviewed table of each sign of death after each part of a boot, and what other programs print."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import html
 from collections.abc import Iterator
 from itertools import product
 
+import pytest
+
 from tests.diagnosis.recordings import inner
 from tests.golden_files import assert_golden
-from vllm_repro.diagnosis.diagnosis import diagnose
+from vllm_repro.diagnosis.diagnosis import Phase, diagnose
 
 API, CORE, WORKER = (
     "({} pid={}) {{}} 11-20 08:24:30 [a.py:1] ".format(*one)
@@ -282,3 +284,89 @@ def rows() -> Iterator[str]:
 
 def test_the_table_of_diagnoses() -> None:
     assert_golden("diagnoses.txt", "\n".join(rows()) + "\n")
+
+
+SERVED = (
+    "(APIServer pid=1) INFO 11-20 08:24:00 [utils.py:1] non-default args: {'model': 'm'}\n"
+    "(EngineCore pid=2) INFO 11-20 08:24:10 [core.py:1] Initializing a V1 LLM engine (v0.32.0) with config: model='m'\n"
+    "(APIServer pid=1) INFO:     Application startup complete.\n"
+)
+ANSWERED = '(APIServer pid=1) INFO:     1.2.3.4:5 - "POST /v1/completions HTTP/1.1" 200 OK\n'
+STOPPED = "(APIServer pid=1) INFO:     Shutting down\n(APIServer pid=1) INFO:     Application shutdown complete.\n"
+DEATH = (
+    trace(
+        "(EngineCore pid=2) ERROR 11-20 08:24:30 [core.py:1] ",
+        "EngineCore encountered a fatal error.",
+        "IndexError: no such block",
+        "vllm/v1/engine/core.py run_busy_loop",
+        "vllm/v1/core/sched/scheduler.py schedule",
+    )
+    + "\n"
+)
+
+
+def collected(text: str, form: str) -> str:
+    return "".join(form.format(line) + "\n" for line in text.splitlines())
+
+
+SYSTEMD = "Nov 20 08:24:00 host vllm[1]: {}"
+UNIT = "Nov 20 08:24:40 host systemd[1]: {}.service: Main process exited, code="
+
+
+@pytest.mark.parametrize(
+    ("form", "end", "died"),
+    [
+        (SYSTEMD, UNIT.format("vllm") + "killed, status=9/KILL", True),
+        (SYSTEMD, UNIT.format("vllm@qwen") + "dumped, status=11/SEGV", True),
+        (SYSTEMD, UNIT.format("vllm") + "killed, status=15/TERM", None),
+        (SYSTEMD, UNIT.format("vllm") + "exited, status=1/FAILURE", None),
+        (SYSTEMD, UNIT.format("llm") + "killed, status=9/KILL", None),
+        ("vllm-1  | {}", "vllm-1 exited with code 137", True),
+        ("vllm-1  | {}", "vllm-1 exited with code 139 (restarting)", True),
+        ("vllm-1  | {}", "vllm-1 exited with code 143", None),
+        ("vllm-1  | {}", "vllm-1 exited with code 0", None),
+        ("vllm-1  | {}", "init-1 exited with code 137", False),
+        ("{}", "command terminated with exit code 137", True),
+    ],
+)
+def test_what_started_the_server_reports_how_it_ended(form: str, end: str, died: bool | None) -> None:
+    assert diagnose(collected(SERVED + ANSWERED, form) + end).died is died
+    assert diagnose(collected(SERVED + ANSWERED + STOPPED, form) + end).died is False
+    assert diagnose(collected(SERVED, form) + end + "\n" + collected(ANSWERED * 3, form)).died is False
+    tail = collected(ANSWERED, form)
+    assert diagnose(tail + end + "\n" + tail).died is False
+    assert diagnose(collected(SERVED + DEATH, form) + end).exception == "IndexError"
+
+
+@pytest.mark.parametrize(
+    "quoted",
+    [
+        DEATH.replace("pid=2", "pid=99"),
+        DEATH.replace("(EngineCore pid=2) ", ""),
+        DEATH.replace("(EngineCore pid=2) ERROR 11-20 08:24:30 [core.py:1] ", ""),
+        STOPPED.replace("pid=1", "pid=99"),
+    ],
+)
+def test_another_servers_log_in_a_prompt_is_refuted_by_the_answers_after_it(quoted: str) -> None:
+    prompt = "(APIServer pid=1) INFO 11-20 08:24:20 [logger.py:1] Received request 1: prompt: 'why?\n" + quoted
+    found = diagnose(SERVED + prompt + ANSWERED * 3)
+    assert (found.died, found.phase, found.exception) == (False, Phase.IDLE, None)
+    assert diagnose(SERVED + prompt + ANSWERED * 3 + DEATH).exception == "IndexError"
+
+
+def test_a_process_whose_boot_was_left_out_may_report_a_death() -> None:
+    worker = DEATH.replace("EngineCore pid=2", "Worker_TP1 pid=7").replace(
+        "EngineCore enc", "WorkerProc hit an exception. enc"
+    )
+    assert diagnose(SERVED + ANSWERED + worker).exception == "IndexError"
+    second = SERVED.replace("pid=1", "pid=11").replace("pid=2", "pid=12")
+    assert diagnose(SERVED + second + DEATH + ANSWERED.replace("pid=1", "pid=11") * 3).exception == "IndexError"
+
+
+def test_a_pasted_traceback_of_the_program_is_its_end_behind_another_one() -> None:
+    inspected = (
+        trace("ERROR 06-11 01:50:19 [registry.py:1] ", "Error in inspecting", "OSError: x", "vllm/a.py inspect") + "\n"
+    )
+    ended = trace("", "", "ValueError: not inspected", "vllm/engine/arg_utils.py create_engine_config")
+    found = diagnose("I get this:\n" * 9 + inspected + ended)
+    assert (found.died, found.phase, found.exception) == (True, Phase.BOOT, "ValueError")

@@ -1,0 +1,123 @@
+"""Functions of the Python API that are no other module's: the verbs `show` and `run` for a program."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm_repro.history.runs import Run, run_of
+from vllm_repro.releases.sources import named_source
+from vllm_repro.report.model import RunReport
+from vllm_repro.running.folders import default_out
+from vllm_repro.running.job import Job, choice_of, first_line, refuse_unused_options, usual_expectation
+from vllm_repro.running.run import run_one
+from vllm_repro.running.terminal import Progress
+from vllm_repro.scenario.catalogue import find, find_arms
+from vllm_repro.scenario.scenario import Scenario
+from vllm_repro.servers.options import ServerOptions
+from vllm_repro.servers.site import Site
+
+__all__ = ["RunResult", "load_scenario", "run"]
+
+_LOG = logging.getLogger("vllm_repro")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """A finished run. folder: of its journal and reports. report: the content of `report.json`."""
+
+    folder: Path
+    report: Run
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
+
+    @property
+    def verdict(self) -> str:
+        """The verdict on the scenario, such as `reproduces`."""
+        return str(self.report.verdict)
+
+    @property
+    def expected(self) -> bool | None:
+        """Whether the verdict is as expected; None if the run is undecided."""
+        return None if self.report.undecided else self.report.expected
+
+
+def load_scenario(path: str | os.PathLike[str]) -> Scenario:
+    """Return the scenario of a file, or the known one with this id. Its file is read, not run.
+
+    Raises `UsageError` if there is none, and `ScenarioError` with every mistake of the file.
+    """
+    return find(os.fspath(path))
+
+
+def run(
+    scenario: Scenario | str | os.PathLike[str],
+    *,
+    server: str = "auto",
+    vllm: str | None = None,
+    url: str | None = None,
+    image: str | None = None,
+    model: str | None = None,
+    weights: str | None = None,
+    patch: str | os.PathLike[str] | None = None,
+    arms: Sequence[str] = (),
+    trials: int | None = 1,
+    seed: int = 1,
+    out: str | os.PathLike[str] | None = None,
+) -> RunResult:
+    """Run a scenario as `vllm-repro run` does, with the same options and reports, and return the result. It blocks for minutes.
+
+    trials: boots of each arm, None for as many as decide its claim. Raises `KeyboardInterrupt` after an interrupt, with the report written;
+    else as the command fails: `UsageError`, `ScenarioError`, `Unsupported`, `InfraError`.
+    """
+    found = scenario if isinstance(scenario, Scenario) else load_scenario(scenario)
+    options = ServerOptions(
+        server=server,
+        vllm=named_source(vllm) if vllm else None,
+        url=url,
+        image=image,
+        model=model,
+        weights=weights,
+        patch=(Path(patch),) if patch is not None else (),
+    )
+    choice = choice_of(found, options)
+    refuse_unused_options(options, choice.kind)
+    job = Job(
+        name=found.id if isinstance(scenario, Scenario) else os.fspath(scenario),
+        scenario=found,
+        options=options,
+        choice=choice,
+        arms=find_arms(found, list(arms)),
+        named_arms=arms,
+        trials=trials,
+        seed=seed,
+        out=Path(out) if out is not None else default_out(),
+        expect=usual_expectation(options),
+    )
+
+    def chosen(site: Site, why: str) -> None:
+        _LOG.info(first_line(site, why, job.version(site.kind)))
+
+    def work() -> RunReport:
+        return run_one(job, Progress(io.StringIO()), chosen)
+
+    report = ThreadPoolExecutor(1).submit(work).result() if _in_notebook() else work()
+    if report.interrupted:
+        raise KeyboardInterrupt(report.interrupted)
+    return RunResult(folder=report.folder, report=run_of(report))
+
+
+def _in_notebook() -> bool:
+    """Return True in a thread that runs an event loop, in which a run cannot have its own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,60 @@
+"""`vllm-repro completion`: completion of verbs, options, scenarios and arms in a shell, by argcomplete."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from typing import Any
+
+import argcomplete
+from argcomplete.shell_integration import shellcode
+
+from vllm_repro.cli.common import add_common, use_scenario_folders
+from vllm_repro.errors import ReproError
+from vllm_repro.scenario.catalogue import find, scenario_ids
+
+__all__ = ["complete"]
+
+_EPILOG = """
+
+In ~/.bashrc, or with zsh in ~/.zshrc:
+  eval "$(vllm-repro completion bash)\""""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_common(parser, example="vllm-repro completion bash", more=_EPILOG)
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell to print it for")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    print(shellcode(["vllm-repro"], shell=arguments.shell))
+    return 0
+
+
+def complete(parser: Callable[[str | None], argparse.ArgumentParser]) -> None:
+    """Answer the shell that called this process, and exit. parser: gives the parser with the options of a verb."""
+    words = os.environ["COMP_LINE"].split()
+    argcomplete.autocomplete(parser(words[1] if len(words) > 1 else None), default_completer=_Values())
+
+
+class _Values(argcomplete.completers.FilesCompleter):
+    """Names of scenarios and arms, else files."""
+
+    def __call__(self, prefix: str, **kwargs: Any) -> list[str]:
+        action, arguments = kwargs["action"], kwargs["parsed_args"]
+        use_scenario_folders(arguments)
+        files: list[str] = super().__call__(prefix, **kwargs)
+        try:
+            if action.metavar == "SCENARIO":
+                return [*scenario_ids(), *files]
+            if action.dest == "arm":
+                return [arm.name for arm in find(_scenario(arguments)).arms]
+        except ReproError:  # a folder or a scenario that is not there
+            return []
+        return files
+
+
+def _scenario(arguments: argparse.Namespace) -> str:
+    named = getattr(arguments, "scenario", None) or getattr(arguments, "scenarios", None) or ""
+    return named if isinstance(named, str) else named[0]

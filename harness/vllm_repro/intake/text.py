@@ -1,0 +1,111 @@
+"""Parts of an issue's text: blocks of code and prose, and statements.
+
+The text may be GitHub's Markdown, a mail, or a page whose fences and tables were lost. So code is also looked for outside of fences.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+__all__ = ["GLUED", "LONGEST", "Block", "clean", "read_blocks", "shortened", "statements"]
+
+_FENCE = re.compile(r"[ \t]*(?:`{3,}|~{3,})")
+_HEADING = re.compile(r"#{1,6} +(?P<marked>.+)|\*\*(?P<bold>[^*]+)\*\*:?|(?P<plain>[A-Z][\w ()'/-]{2,60}):?")
+_TAG = re.compile(r"</?(?:details|summary|p|br|code|pre|div)\b[^>]{0,80}>", re.IGNORECASE)
+_ITEM = re.compile(r"[ \t]*(?:[-*+•◦] |\d{1,2}[.)] |\|)")
+LONGEST = 10_000
+"""Longest command, call or line that is read, in characters. Only the diagnosis reads longer lines."""
+_LONGEST_SENTENCE = 1_500
+GLUED = re.compile(r"(?<=[a-z0-9])(?=(?:Same|Still|Boots|Works|Crash(?:es)?|Fails|No crash|OK|Fine)\b)")
+"""Border of two cells of a table that a web page lost."""
+_SENTENCE_END = re.compile(r"(?<=[.!?;])[ \t]+(?=[A-Z`*(])")
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive lines: a fenced block of code, or a paragraph. heading: the last one above it. lead: the line of prose before it."""
+
+    heading: str
+    lead: str
+    lines: tuple[str, ...]
+    code: bool
+
+    @property
+    def above(self) -> str:
+        return f"{self.heading}\n{self.lead}"
+
+
+def clean(text: str) -> str:
+    """Return the text with plain line ends, without a mail's quotation marks, and with blanks for other control characters."""
+    text = text.replace("\r\n", "\n")
+    lines = ["".join(char if char.isprintable() else " " for char in line) for line in text.split("\n")]
+    filled = [line for line in lines if line.strip()]
+    if filled and sum(line.lstrip().startswith(">") for line in filled) * 2 > len(filled):
+        lines = [re.sub(r"^(?:[ \t]*> ?)+", "", line) for line in lines]
+    return "\n".join(lines)
+
+
+def read_blocks(text: str) -> list[Block]:
+    """Return the blocks of a cleaned text in order. A fence that is not closed ends with the text."""
+    blocks: list[Block] = []
+    heading, lines, fenced = "", [""], False
+
+    def close(*, code: bool) -> None:
+        if any(line.strip() for line in lines):
+            before = blocks[-1] if blocks and not blocks[-1].code else None
+            blocks.append(Block(heading, before.lines[-1] if before else "", tuple(lines), code))
+        lines.clear()
+
+    for raw in (line[:LONGEST] for line in text.split("\n")):
+        if _FENCE.match(raw) and (fenced or "`" not in raw.strip().lstrip("`~")):
+            close(code=fenced)
+            fenced = not fenced
+            continue
+        line = raw if fenced else _TAG.sub(" ", raw)
+        if fenced:
+            lines.append(line)
+        elif not line.strip():
+            close(code=False)
+            if len(blocks) and (above := _title(blocks[-1])):
+                heading = above
+        elif line.startswith("#") and (title := _HEADING.fullmatch(line.strip())):
+            close(code=False)
+            heading = title["marked"] or heading
+        else:
+            lines.append(line)
+    close(code=fenced)
+    return blocks
+
+
+def _title(block: Block) -> str:
+    """Return the text of a paragraph that is a heading without `#`."""
+    found = None if block.code or len(block.lines) != 1 else _HEADING.fullmatch(block.lines[0].strip())
+    return (found["marked"] or found["bold"] or found["plain"]) if found else ""
+
+
+def statements(blocks: Sequence[Block]) -> Iterator[str]:
+    """Yield each distinct sentence, item or table row of the prose. Lines that a mail wrapped are joined."""
+    seen: set[str] = set()
+    for block in blocks:
+        if block.code:
+            continue
+        items: list[str] = []
+        for line in block.lines:
+            starts = _ITEM.match(line) or (line.lstrip().startswith("-") and GLUED.search(line))
+            if items and not starts and not items[-1].startswith("|"):
+                items[-1] += f" {line.strip()}"
+            else:
+                items.append(line.strip())
+        for item in items:
+            for sentence in [item] if item.startswith("|") else _SENTENCE_END.split(item):
+                if sentence.strip() and sentence not in seen and len(sentence) <= _LONGEST_SENTENCE:
+                    seen.add(sentence)
+                    yield sentence.strip()
+
+
+def shortened(text: str, most: int = 120) -> str:
+    """Return the text on one line, cut after `most` characters."""
+    line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    return line if len(line) <= most else f"{line[: most - 1]}…"

@@ -1,0 +1,96 @@
+"""KV connector that moves nothing and reports each transfer late.
+
+vLLM loads it by path, like a user's own connector:
+
+    --kv-transfer-config '{"kv_connector":"LateConnector","kv_connector_module_path":"vllm_repro_lab.late_connector","kv_role":"kv_both"}'
+
+`kv_transfer_params` of a request: "load": steps until the load of its whole blocks is reported; "save": steps from its end until its
+save is reported, which holds its blocks as vLLM's interface provides. Without them the connector ignores the request.
+`kv_connector_extra_config`: {"echo": 40} makes it the second of a MultiConnector: it loads nothing, and reports each load of the first
+40 steps later once more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, SupportsHMA
+
+__all__ = ["LateConnector"]
+
+
+@dataclass
+class _Begun(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not installed here
+    """Transfers that the scheduler half begins in a step: request id -> steps."""
+
+    loads: dict[str, int] = field(default_factory=dict)
+    saves: dict[str, int] = field(default_factory=dict)
+
+
+class LateConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # as above
+    """Both halves: the first four methods run in the scheduler, the others in a worker."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._block = vllm_config.cache_config.block_size
+        self._echo = int(self._kv_transfer_config.get_from_extra_config("echo", 0))
+        self._next = _Begun()
+        self._seen: set[str] = set()
+        self._loading: dict[str, int] = {}
+        self._saving: dict[str, int] = {}
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        """Offer the whole blocks of a prompt that asks for a load, once."""
+        if self._echo or "load" not in _asked(request) or request.request_id in self._seen:
+            return 0, False
+        tokens = (request.num_tokens - 1) // self._block * self._block - num_computed_tokens
+        return (tokens, True) if tokens > 0 else (0, False)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Begin the load, or the wait for its second report."""
+        if "load" in _asked(request) and request.request_id not in self._seen and (num_external_tokens or self._echo):
+            self._seen.add(request.request_id)
+            self._next.loads[request.request_id] = int(_asked(request)["load"]) + self._echo
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        begun, self._next = self._next, _Begun()
+        return begun
+
+    def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
+        """Begin the save that the request asks for. True: its blocks stay until the save is reported."""
+        self._seen.discard(request.request_id)
+        if self._echo or "save" not in _asked(request):
+            return False, None
+        self._next.saves[request.request_id] = int(_asked(request)["save"])
+        return True, None
+
+    request_finished_all_groups = request_finished
+
+    def start_load_kv(self, forward_context: Any, **_: Any) -> None:
+        begun = self._get_connector_metadata()
+        self._loading.update(begun.loads)
+        self._saving.update(begun.saves)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        return _due(self._saving), _due(self._loading)
+
+    def wait_for_layer_load(self, layer_name: str) -> None: ...
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **_: Any) -> None: ...
+
+    def wait_for_save(self) -> None: ...
+
+
+def _asked(request: Any) -> dict[str, Any]:
+    return request.kv_transfer_params or {}
+
+
+def _due(transfers: dict[str, int]) -> set[str] | None:
+    """Count a step, and take out the transfers that are due; None if there is none, as the interface has it."""
+    done = {name for name, left in transfers.items() if left <= 0}
+    for name in list(transfers):
+        transfers[name] -= 1
+    for name in done:
+        del transfers[name]
+    return done or None

@@ -1,0 +1,130 @@
+"""KV connectors: a client that leaves while its KV blocks load kills the engine when load and save have both been reported.
+
+An aborted request whose blocks still load is kept until the connector reports the end of the load. If the connector also saves its blocks,
+they are kept until the end of the save. The scheduler remembers only that something is to come, not how much: the first report frees the
+blocks and forgets the request, and the second one meets `assert req_id in self.requests`. Either order does it, and both in one step.
+A connector that does both is LMCache, or a MultiConnector of NIXL and LMCache as in the reports. All releases since 0.21.0 have the bug.
+
+In the lab a connector without any transfer takes their place and reports the load and the save after a number of steps.
+"""
+
+from vllm_repro.vocabulary import (
+    Lab,
+    Model,
+    Needs,
+    Scenario,
+    Status,
+    arm,
+    completion,
+    dies,
+    left_waiting,
+    lives,
+    patched,
+    signature,
+    together,
+    untriggered,
+    with_flags,
+)
+
+BUSY = completion(name="busy", prompt=64, max_tokens=1200, ignore_eos=True)
+
+scenario = Scenario(
+    id="kv-abort-reported-twice",
+    issue="vllm-project/vllm#46240",
+    title="AssertionError in _update_from_kv_xfer_finished when an aborted request's load and save both finish",
+    command="""
+        vllm serve Qwen/Qwen3-1.7B
+        --max-model-len 4096
+        --max-num-batched-tokens 512
+        --max-num-seqs 4
+        --enable-chunked-prefill
+        --enable-prefix-caching
+        --kv-transfer-config '{"kv_connector":"MultiConnector","kv_role":"kv_both","kv_connector_extra_config":{"connectors":[{"kv_connector":"NixlConnector","kv_role":"kv_both"},{"kv_connector":"LMCacheMPConnector","kv_role":"kv_both"}]}}'
+    """,  # noqa: E501  # one flag is one word
+    model=Model(
+        "Qwen/Qwen3-1.7B",
+        heads=16,
+        kv_heads=8,
+        head_dim=128,
+        layers=28,
+        vocab_size=151936,
+        max_position=40960,
+        tiny_will_do=True,
+        why="the scheduler does not use weights",
+    ),
+    needs=Needs(gpus=2, gpu_memory_gb=16),
+    status=Status(bad=">=0.21.0"),
+    try_with="0.32.0",
+    workload=[
+        together(
+            BUSY,
+            completion(
+                name="leaves",
+                prompt=200,
+                max_tokens=8,
+                starts_after=1,
+                leaves_after=1,
+                kv_transfer_params={"load": 400, "save": 400},
+            ),
+        ),
+    ],
+    trigger=left_waiting("leaves"),
+    signature=signature(
+        phase="request",
+        exception="AssertionError",
+        message="",
+        source="req_id in self.requests",
+        frames=["update_from_output", "_update_from_kv_xfer_finished"],
+    ),
+    arms=[
+        arm("reported", dies),
+        arm(
+            "near-miss",
+            untriggered,
+            workload=[
+                together(
+                    BUSY,
+                    completion(
+                        name="only loads",
+                        prompt=200,
+                        max_tokens=8,
+                        starts_after=1,
+                        leaves_after=1,
+                        kv_transfer_params={"load": 400},
+                    ),
+                ),
+            ],
+            why="the same abort with one report to come",
+        ),
+        arm(
+            "guard",
+            lives,
+            patched(
+                "vllm/v1/core/sched/scheduler.py",
+                was="""\
+            logger.debug("Finished sending KV transfer for request %s", req_id)
+            assert req_id in self.requests
+""",
+                now="""\
+            logger.debug("Finished sending KV transfer for request %s", req_id)
+            if req_id not in self.requests:
+                continue
+""",
+                why="pass over the second report. This ends the crash alone: the first report still frees blocks that are being saved",
+            ),
+        ),
+    ],
+    lab=Lab(
+        mechanism="late-connector",
+        layers=2,
+        why="the scheduler does not use weights",
+        changes=[
+            with_flags("--enforce-eager", why="no compiler is needed"),
+            with_flags(
+                '--kv-transfer-config \'{"kv_connector":"LateConnector","kv_connector_module_path":"vllm_repro_lab.late_connector","kv_role":"kv_both"}\'',  # noqa: E501  # one flag is one word
+                why="a connector that moves nothing",
+            ),
+        ],
+    ),
+    related=["vllm-project/vllm#43226", "vllm-project/vllm#56089", "vllm-project/vllm#48821"],
+)

@@ -1,0 +1,91 @@
+"""OffloadingConnector: a reset of the prefix cache with `reset_running_requests` kills the engine.
+
+The reset preempts every running request. The next step lists them as preempted and admits them again at once. Their blocks were
+stored on the CPU, so the connector begins a load for each. In the same step it flushes the transfers of preempted requests, which it
+takes for stores: `assert self._jobs[any_jid].is_store` fails in the scheduler. One running request with one stored block is enough.
+
+Trainers reset the cache in this way when they change weights (`LLM.reset_prefix_cache`); over HTTP the endpoint needs development mode.
+We found no issue about it. The one named here is the nearest: another assertion about transfers of preempted requests. The bug came with
+0.26.0, whose scheduler names the requests of a reset in its next output. 0.33.0 no longer has the assertion.
+"""
+
+from vllm_repro.vocabulary import (
+    Lab,
+    Model,
+    Needs,
+    Scenario,
+    Status,
+    answered,
+    arm,
+    completion,
+    dies,
+    lives,
+    request,
+    signature,
+    together,
+    with_flags,
+    without,
+)
+
+BUSY = completion(name="busy", prompt=200, max_tokens=400, ignore_eos=True)
+
+scenario = Scenario(
+    id="offloading-reset-running",
+    issue="vllm-project/vllm#46014",
+    filed=False,
+    title="OffloadingConnector: reset_prefix_cache(reset_running_requests=True) kills the engine",
+    command="""
+        VLLM_SERVER_DEV_MODE=1 vllm serve Qwen/Qwen3-0.6B
+        --max-model-len 4096
+        --max-num-batched-tokens 512
+        --max-num-seqs 4
+        --enable-chunked-prefill
+        --enable-prefix-caching
+        --kv-transfer-config '{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":1073741824}}'
+    """,  # noqa: E501  # one flag is one word
+    model=Model(
+        "Qwen/Qwen3-0.6B",
+        heads=16,
+        kv_heads=8,
+        head_dim=128,
+        layers=28,
+        vocab_size=151936,
+        max_position=40960,
+        tiny_will_do=True,
+        why="the scheduler does not use weights",
+    ),
+    needs=Needs(gpus=1, gpu_memory_gb=8),
+    status=Status(bad=">=0.26.0,<0.33.0", good=">=0.33.0"),
+    try_with="0.32.0",
+    workload=[
+        together(
+            BUSY,
+            request(name="reset", path="/reset_prefix_cache?reset_running_requests=true", body={}, starts_after=2),
+        ),
+    ],
+    trigger=answered("reset", 200),
+    signature=signature(
+        phase="request",
+        exception="AssertionError",
+        message="",
+        source="self._jobs[any_jid].is_store",
+        frames=["schedule", "build_connector_meta"],
+    ),
+    arms=[
+        arm("reported", dies),
+        arm(
+            "plain-reset",
+            lives,
+            workload=[together(BUSY, request(name="reset", path="/reset_prefix_cache", body={}, starts_after=2))],
+            why="running requests are not preempted",
+        ),
+        arm("no-offloading", lives, without("--kv-transfer-config"), why="no connector loads blocks"),
+    ],
+    lab=Lab(
+        mechanism="offloading",
+        layers=2,
+        why="the scheduler does not use weights",
+        changes=[with_flags("--enforce-eager", why="no compiler is needed")],
+    ),
+    related=["vllm-project/vllm#49118"],
+)

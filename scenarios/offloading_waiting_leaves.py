@@ -1,0 +1,89 @@
+"""KV offloading to the CPU: a client that leaves while its request still waits kills the engine for everybody.
+
+With prefix caching a request has block hashes from its arrival on, and the offloading connector makes a key of each. Blocks are allocated
+only when the scheduler admits it. To store the last block of a finished request, 0.26.0 also goes over requests that have just ended, and
+takes the whole prompt as computed. For one that never ran, the keys are those of the prompt and there are no blocks: an assertion that
+both lists are equally long fails in the scheduler. One whole block is enough: prompts shorter than a block do no harm.
+
+Any disconnect, client timeout or cancelled stream does it while the server is busy. 0.27.0 takes only the tokens computed before the abort.
+"""
+
+from vllm_repro.vocabulary import (
+    Lab,
+    Model,
+    Needs,
+    Scenario,
+    Status,
+    arm,
+    completion,
+    dies,
+    left_waiting,
+    lives,
+    signature,
+    together,
+    untriggered,
+    with_flags,
+    without,
+)
+
+BUSY = completion(name="busy", prompt=200, max_tokens=400, ignore_eos=True)
+
+scenario = Scenario(
+    id="offloading-waiting-leaves",
+    issue="vllm-project/vllm#49118",
+    title="OffloadingConnector: aborting a queued request kills the engine",
+    command="""
+        vllm serve Qwen/Qwen3-0.6B
+        --max-model-len 4096
+        --max-num-batched-tokens 512
+        --max-num-seqs 1
+        --enable-chunked-prefill
+        --enable-prefix-caching
+        --kv-transfer-config '{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":1073741824}}'
+    """,  # noqa: E501  # one flag is one word
+    model=Model(
+        "Qwen/Qwen3-0.6B",
+        heads=16,
+        kv_heads=8,
+        head_dim=128,
+        layers=28,
+        vocab_size=151936,
+        max_position=40960,
+        tiny_will_do=True,
+        why="the scheduler does not use weights",
+    ),
+    needs=Needs(gpus=1, gpu_memory_gb=8),
+    status=Status(bad=">=0.26.0,<0.27.0", good=">=0.27.0"),
+    try_with="0.26.0",
+    workload=[
+        together(BUSY, completion(name="leaves", prompt=200, max_tokens=8, starts_after=1, leaves_after=1)),
+    ],
+    trigger=left_waiting("leaves"),
+    signature=signature(
+        phase="request",
+        exception="AssertionError",
+        message="",
+        source="len(offload_keys) == len(offload_block_ids)",
+        frames=["schedule", "build_connector_meta", "_build_store_jobs"],
+    ),
+    arms=[
+        arm("reported", dies),
+        arm(
+            "near-miss",
+            untriggered,
+            workload=[
+                together(BUSY, completion(name="short", prompt=15, max_tokens=8, starts_after=1, leaves_after=1)),
+            ],
+            why="the prompt does not fill a block of 16 tokens, so it has no key",
+        ),
+        arm("no-offloading", lives, without("--kv-transfer-config"), why="no connector stores blocks"),
+    ],
+    lab=Lab(
+        mechanism="offloading",
+        layers=2,
+        why="the scheduler does not use weights",
+        changes=[with_flags("--enforce-eager", why="no compiler is needed")],
+        arms=["reported", "near-miss", "no-offloading"],
+    ),
+    related=["vllm-project/vllm#52170", "vllm-project/vllm#51013", "vllm-project/vllm#49285"],
+)
