@@ -6,7 +6,7 @@ neither waits for a load nor is finished, and `assert RequestStatus.is_finished(
 LMCacheMPConnector beside NixlConnector as such a pair. All releases since 0.21.0 have the assertion.
 
 The command is the reported one; the role of its second connector is assumed. In the lab two connectors without any transfer take their
-place. The second reports each load 40 steps after the first.
+place. The second reports each load 40 steps after the first. On GPUs the command alone shows nothing: another server must send the blocks.
 """
 
 from vllm_repro.vocabulary import (

@@ -65,6 +65,7 @@ def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     state = tmp_path_factory.mktemp("state")
     with pytest.MonkeyPatch.context() as environment:  # its own, so that a test's patches are undone by the end
         environment.setenv("XDG_STATE_HOME", str(state))
+        environment.setenv("VLLM_REPRO_SCENARIOS", "")  # `--scenarios` changes it in this process
         environment.setenv("VLLM_WATCHDOG_TIME_S", "0.3")  # the rehearsal engine waits as long as vLLM does: 5 s
         yield state
         sweep()
@@ -98,7 +99,12 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_waits: None) 
         streams = [io.TextIOWrapper(io.BytesIO(), encoding=encoding) for _ in range(2)]
         handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)}
         with monkeypatch.context() as patched:
-            for name, value in {"VLLM_REPRO_REPORTS": str(out), "CI": "true", **(env or {})}.items():
+            for name, value in {
+                "VLLM_REPRO_REPORTS": str(out),
+                "VLLM_REPRO_SCENARIOS": "",
+                "CI": "true",
+                **(env or {}),
+            }.items():
                 patched.setenv(name, value)
             patched.setattr(sys, "stdout", streams[0])
             patched.setattr(sys, "stderr", streams[1])

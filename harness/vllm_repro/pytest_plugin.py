@@ -46,11 +46,11 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 
 def _scenario_file(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Return the collector of a Python file that imports the vocabulary, wherever it is."""
+    """Return the collector of a Python file that imports `Scenario` from the vocabulary, wherever it is."""
     if path.suffix != ".py" or path.name.startswith(("_", "conftest", "test_")):
         return None
     text = path.read_text(encoding="utf-8", errors="replace")
-    if re.search(r"^from vllm_repro\.vocabulary import", text, re.MULTILINE) is None:
+    if re.search(r"^from vllm_repro\.vocabulary import.*\bScenario\b", text, re.MULTILINE | re.DOTALL) is None:
         return None
     from vllm_repro.cli.pytest_items import ScenarioFile  # here: a second of imports that only scenario files need
 

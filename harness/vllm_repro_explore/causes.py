@@ -21,7 +21,7 @@ from vllm_repro.running.folders import default_out
 from vllm_repro.running.job import Job, choice_of
 from vllm_repro.running.run import run_one
 from vllm_repro.running.terminal import Progress
-from vllm_repro.scenario.catalogue import find, name_to_repeat
+from vllm_repro.scenario.catalogue import find, folder_words
 from vllm_repro.scenario.scenario import Arm, Cause, Causes, Scenario
 from vllm_repro.servers.kinds import kinds
 from vllm_repro.servers.options import ServerOptions
@@ -85,8 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
             hint="leave --server out; vllm-repro run … --patch tries one change of yours on a real server",
         )
     trials = arguments.trials or (100 if scheduler else 1)
-    name = name_to_repeat(arguments.scenario, scenario)
-    words = ["vllm-repro", "causes", name, "--trials", f"{trials}", "--seed", f"{arguments.seed}"]
+    words = ["vllm-repro", "causes", arguments.scenario, *folder_words()]
+    words += ["--trials", f"{trials}", "--seed", f"{arguments.seed}"]
     stream = sys.stderr if arguments.json else sys.stdout
     make: _OnScheduler | _OnServers
     if scheduler:
@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
             )
         words += ["--server", choice.kind.value]
         out = arguments.out or default_out()
-        make = _OnServers(scenario, name, choice, trials, arguments.seed, out, shlex.join(words))
+        make = _OnServers(scenario, arguments.scenario, choice, trials, arguments.seed, out, shlex.join(words))
         evidence, where = choice.kind.value, f"{plural(trials, 'boot')} of each, {choice.kind} servers"
     again = shlex.join(words)
     print(f"{scenario.id}   {scenario.issue}   causes, {where}", file=stream, flush=True)

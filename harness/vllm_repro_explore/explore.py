@@ -27,7 +27,7 @@ from vllm_repro.releases.provision import cache_root, provision
 from vllm_repro.report.files import write_file
 from vllm_repro.running.folders import default_out, private_folders, stamped_folder
 from vllm_repro.running.terminal import Progress
-from vllm_repro.scenario.catalogue import find, find_arms, name_to_repeat
+from vllm_repro.scenario.catalogue import find, find_arms, folder_words
 from vllm_repro.scenario.patch import read_diff
 from vllm_repro_explore.case import Case
 from vllm_repro_explore.compare import Comparison, PatchTally, Play, compare
@@ -302,7 +302,7 @@ def _for_scenario(arguments: argparse.Namespace) -> _Exploring:
     (arm, *_) = find_arms(scenario, [arguments.arm] if arguments.arm else None)
     setup = setup_from(scenario, arm)
     version = arguments.vllm or scenario.try_with
-    words = [name_to_repeat(arguments.scenario, scenario), *(["--arm", arm.name] if arguments.arm else [])]
+    words = [arguments.scenario, *folder_words(), *(["--arm", arm.name] if arguments.arm else [])]
     return _Exploring(
         version=version,
         connector=setup.connector,

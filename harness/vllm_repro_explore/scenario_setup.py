@@ -64,6 +64,10 @@ def case_from(scenario: Scenario, arm: Arm) -> Case:
         for request in requests_of((step,)):
             if not isinstance(request.prompt, int | Size):
                 raise UsageError(f"{scenario.id} does not state the length of the prompt {request.label!r}")
+            if request.starts_after or request.leaves_after is not None:
+                raise UsageError(
+                    f"{scenario.id} times {request.label!r} in seconds, which the scheduler alone does not have"
+                )
             sizes = (
                 resolve(size, command, in_lab=True) for size in (request.prompt, request.max_tokens, request.shared)
             )

@@ -14,7 +14,7 @@ from typing import Any
 
 from vllm_repro.errors import UsageError
 from vllm_repro.report.build import build_foreign
-from vllm_repro.report.format import runs
+from vllm_repro.report.format import runs, template_for
 from vllm_repro.report.model import issue_url
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Arm, Scenario
@@ -25,8 +25,6 @@ from vllm_repro_explore.scenario_setup import case_from
 __all__ = ["finding_test", "folder_test", "scenario_test"]
 
 _TEMPLATE = Path(__file__).with_name("templates") / "scheduler_test.txt"
-"""Text with lines that end in `#: words`, for the cases of which all these words are true."""
-
 _WIDTH = 118
 _COPY = '''
 class Copy:
@@ -178,9 +176,8 @@ def _file(case: Mapping[str, Any], about: Sequence[str]) -> str:
         "together": not late,
         "runner": case["runner"] == 2,
     }
-    lines = (line.partition("  #: ") for line in _TEMPLATE.read_text(encoding="utf-8").splitlines())
-    kept = [text for text, _, needs in lines if all(words[word] for word in needs.split())]
-    return Template("\n".join(kept) + "\n").substitute(
+    template = template_for(_TEMPLATE.read_text(encoding="utf-8"), {word for word, holds in words.items() if holds})
+    return Template(template).substitute(
         about=_docstring(case, about),
         data="\n".join(_data(case)),
         copies="".join((*copies, Template(_WORKER).substitute(install=install) if install else "\n")),

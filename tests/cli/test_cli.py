@@ -394,3 +394,15 @@ def test_bash_completes_it(line: str, found: list[str], tmp_path: Path) -> None:
     assert [one.strip() for one in done.stdout.split("\n") if one] == [one.format(own=own) for one in found], (
         done.stderr
     )
+
+
+def test_a_command_to_repeat_names_the_folders_of_scenarios(harness: Harness, tmp_path: Path) -> None:
+    """Also those of the variable: the command is called by somebody else, in another folder."""
+    text = (ROOT / "scenarios" / "min_tokens_stop_ids.py").read_text(encoding="utf-8")
+    (tmp_path / "own_bug.py").write_text(text.replace("min-tokens-stop-ids", "own-bug"), encoding="utf-8")
+    words = ["run", "own-bug", "--server", "rehearsal", "--arm", "near-miss"]
+    for option, variable in ((["--scenarios", str(tmp_path)], ""), ([], str(tmp_path))):
+        done = harness(*words, *option, env={"VLLM_REPRO_SCENARIOS": variable})
+        assert f" --scenarios {tmp_path} " in done.report["reproduce"]
+        again = done.report["reproduce"].split()[1:]
+        assert harness(*again, env={"VLLM_REPRO_SCENARIOS": ""}).status == 0

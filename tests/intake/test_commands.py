@@ -57,7 +57,7 @@ llm = LLM(
 """
 LOG = (
     "\u2502 (APIServer pid=1) INFO 10-20 03:21:02 [utils.py:328] non-default args: {'model_tag': 'org/model', \u2502\n"
-    "\u2502 'tensor_parallel_size': \u2502\n"
+    "\u2502 'api_key': ['sk-abcdefgh12345678'], 'tensor_parallel_size': \u2502\n"
     "\u2502 2, 'enforce_eager': True, 'served_model_name': ['a', 'b']} \u2502\n"
 )
 MTP = '{"method": "mtp", "num_speculative_tokens": 1}'
@@ -77,11 +77,12 @@ EXPORTED = "```console\n$ export VLLM_LOGGING_LEVEL=DEBUG\n$ export M=org/model\
         (LOG, "vllm serve org/model -tp 2 --enforce-eager --served-model-name a b"),
         (NOTED, "vllm serve org/model -tp 2 --enforce-eager"),
         (EXPORTED, "VLLM_LOGGING_LEVEL=DEBUG vllm serve org/model -tp 2"),
+        ("```\nroot@6aa49b1572ea:~/x# vllm serve org/model -tp 2\n```", "vllm serve org/model -tp 2"),
         ("`uv run vllm serve org/model -tp 2`", "vllm serve org/model -tp 2"),
         ("I run `vllm serve org/model -tp 2` and it dies.", "vllm serve org/model -tp 2"),
         (MAIL, "vllm serve org/model --speculative-config '{\"method\":\n \"mtp\"}'"),
     ],
-    ids=["compose", "kubernetes", "script", "json", "python", "log", "note", "export", "uv", "inline", "mail"],
+    ids=["compose", "kubernetes", "script", "json", "python", "log", "note", "export", "prompt", "uv", "inline", "mail"],
 )  # fmt: skip
 def test_every_form_gives_the_command(text: str, command: str) -> None:
     found, wanted = checked(drafted(text)).reported(), parse(command)
@@ -117,10 +118,13 @@ def test_the_repeated_command_counts_then_the_one_that_is_said_to_crash() -> Non
         f"This works:\n\n```\n{good}\n```\n\nTo reproduce:\n\n```\n{bad}\n```",
         f"## Benchmark\n\n{good}\n\n## Steps\n\n{bad}\n",
         f"{good}\n\n{bad}\n\n{bad}\n",
+        f"```\n# works\n{good}\n# crashes\n{bad}\n```",
     ):
         made = drafted(text)
         assert checked(made).reported() == parse(bad)
         assert any("not taken" in guess and "org/good" in guess for guess in made.guesses)
+        assert not any("several commands" in gap for gap in made.gaps)
+    assert any("several commands" in gap for gap in drafted(f"{good}\n\n{bad}").gaps)
 
 
 def test_flags_are_compared_with_those_of_the_release() -> None:

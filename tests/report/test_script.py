@@ -127,14 +127,12 @@ def test_the_curl_lines_send_what_the_script_sends(scenario: Scenario, tmp_path:
     text = curl(scenario, scenario.arms[0], 8000)
     requests = list(requests_of(scenario.workload_of(scenario.arms[0])))
     _, _, sent = text.partition("# The requests")
-    fake = 'sleep() { :; }; curl() { if [ "$6" = @- ]; then body=$(cat); else body=$6; fi; echo "$2 $body" >> sent; }\n'
-    done = subprocess.run(
-        ["bash", "-e", "-c", f"{fake}#{sent}"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    keep = 'if [ "${@: -1}" = @- ]; then cat; else echo "${@: -1}"; fi > "$(mktemp sent.XXXXXX)"'
+    fake = f"sleep() {{ :; }}; curl() {{ {keep}; }}\n#{sent}"
+    done = subprocess.run(["bash", "-e", "-c", fake], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    lines = (tmp_path / "sent").read_text(encoding="utf-8").splitlines()
-    assert len(lines) == len(requests)
-    bodies = [json.loads(line.partition(" ")[2]) for line in lines]
+    bodies = [json.loads(path.read_text(encoding="utf-8")) for path in tmp_path.glob("sent.*")]
+    assert len(bodies) == len(requests)
     command = scenario.command_of(scenario.arms[0])
     asked = [resolve(one.prompt, command) for one in requests if isinstance(one.prompt, int | Size)]
     assert sorted(len(body["prompt"]) for body in bodies if isinstance(body.get("prompt"), list)) == sorted(asked)

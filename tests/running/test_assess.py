@@ -91,6 +91,10 @@ def test_what_a_gateway_answers_is_no_answer_of_the_engine(
     assert dead.outcome is Outcome.OTHER_CRASH
 
 
+ALIVE = (
+    "(APIServer pid=1) INFO 11-20 08:24:00 [api.py:1] vLLM API server version 0.28.0\n"
+    "(APIServer pid=1) INFO:     Application startup complete.\n"
+)
 DEATH = (
     "(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] EngineCore encountered a fatal error.\n"
     "(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] Traceback (most recent call last):\n"
@@ -116,6 +120,24 @@ def of(log: str, folder: Path) -> Conclusion:
     (folder / "log").write_text(log, encoding="utf-8")
     seen = Observed(facts=FACTS, ready=True, canary_ok=True, signs=[sign(Channel.LOG, at=2.0, since=2.0)])
     return assess(SCENARIO, SCENARIO.reported(), seen, folder / "log")
+
+
+@pytest.mark.parametrize(
+    ("log", "why"),
+    [
+        ("", "the process is gone, ended by signal 11; no log names the cause"),
+        (ALIVE, "the process is gone, ended by signal 11; no log names the cause"),
+        (ALIVE + "Aborted (core dumped)\n", "What started the server reports that a signal ended it: Aborted"),
+    ],
+)
+def test_a_death_that_the_log_does_not_show_is_told_in_the_words_of_its_sign(
+    tmp_path: Path, log: str, why: str
+) -> None:
+    (tmp_path / "log").write_text(log, encoding="utf-8")
+    gone = DeathSign(Channel.PROCESS, "the process is gone, ended by signal 11", 2.0, 2.0)
+    seen = Observed(facts=FACTS, ready=True, signs=[gone])
+    conclusion = assess(SCENARIO, SCENARIO.reported(), seen, tmp_path / "log")
+    assert (conclusion.outcome, conclusion.why[: len(why)]) == (Outcome.OTHER_CRASH, why)
 
 
 def test_the_exit_code_of_a_lost_worker_is_the_cause(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ IndexError: index 191222 is out of bounds for dimension 1 with size 128256
     assert [match.how for match in matches(diagnose(text), [MIN_TOKENS])] == [How.MATCH]
     own = text.replace("vllm/v1/sample/logits_processor/builtin.py", "/srv/my_bias.py")
     (match,) = matches(diagnose(own), [MIN_TOKENS])
-    assert (match.how, match.against) == (How.NEAR, "it failed in /srv/my_bias.py, outside of vLLM")
+    assert (match.how, match.against) == (How.NEAR, "it failed in my_bias.py, outside of vLLM")
 
 
 def test_no_death_no_match() -> None:

@@ -10,7 +10,7 @@ from tests.conftest import Harness
 from tests.scenario_texts import broken, line_of, problems, text_of
 from vllm_repro.errors import ScenarioError, UsageError
 from vllm_repro.scenario import vocabulary
-from vllm_repro.scenario.catalogue import all_scenarios, find, find_arms, name_to_repeat, scenario_files
+from vllm_repro.scenario.catalogue import all_scenarios, find, find_arms, scenario_files
 from vllm_repro.scenario.reader import check_file, load_file
 from vllm_repro.verdict.verdict import Expected, Standing
 
@@ -241,18 +241,6 @@ def test_two_scenarios_of_one_issue_are_both_named(tmp_path: Path, monkeypatch: 
     assert "did you mean min-tokens-stop-ids or own-bug?" in caught.value.hint
 
 
-def test_a_scenario_of_ones_own_is_repeated_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = tmp_path / "own_bug.py"
-    own.write_text(
-        text_of("min_tokens_stop_ids.py").replace('id="min-tokens-stop-ids"', 'id="own-bug"'), encoding="utf-8"
-    )
-    monkeypatch.setenv("VLLM_REPRO_SCENARIOS", str(tmp_path))
-    packaged = find("41726")
-    assert name_to_repeat("own-bug", find("own-bug")) == str(own)
-    assert name_to_repeat("41726", packaged) == "tq-chunked-prefill"
-    assert name_to_repeat("./tq_chunked_prefill.py", packaged) == "./tq_chunked_prefill.py"
-
-
 def test_an_installed_package_adds_its_scenarios(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package, metadata = tmp_path / "our_bugs", tmp_path / "our_bugs-1.dist-info"
     package.mkdir()
@@ -265,7 +253,7 @@ def test_an_installed_package_adds_its_scenarios(tmp_path: Path, monkeypatch: py
     assert "our-bug" not in {one.id for one in all_scenarios()}
     monkeypatch.syspath_prepend(str(tmp_path))
     assert "our-bug" in {one.id for one in all_scenarios()}
-    assert name_to_repeat("our-bug", find("our-bug")) == "our-bug"
+    assert find("our-bug").id == "our-bug"
 
 
 def test_a_scenario_file_cannot_run_code(tmp_path: Path) -> None:

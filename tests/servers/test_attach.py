@@ -22,11 +22,13 @@ from vllm_repro.evidence import Evidence
 from vllm_repro.host.ports import free_port
 from vllm_repro.resources import rehearsal_engine
 from vllm_repro.running.assess import assess
+from vllm_repro.running.job import first_line
 from vllm_repro.running.state import Observed
 from vllm_repro.scenario.catalogue import find
-from vllm_repro.servers.attach import AttachServer, evidence_of, find_log, find_process, own_lines_begin
+from vllm_repro.servers.attach import AttachServer, AttachSite, evidence_of, find_log, find_process, own_lines_begin
 from vllm_repro.servers.base import ServerFacts
 from vllm_repro.servers.kinds import ServerKind
+from vllm_repro.servers.options import ServerOptions
 from vllm_repro.trigger.conditions import chunked_prefill
 from vllm_repro.trigger.trigger import SentRequest
 from vllm_repro.verdict.outcome import Outcome
@@ -242,3 +244,9 @@ def test_a_log_that_is_truncated_is_read_on(tmp_path: Path) -> None:
         await server.stop()
 
     asyncio.run(follow())
+
+
+def test_the_first_line_names_the_release_that_runs_already() -> None:
+    site = AttachSite(ServerOptions(url="http://127.0.0.1:1"), find("min-tokens-stop-ids"), rehearsal=True)
+    site.version = "0.24.0"
+    assert "imitates vLLM 0.24.0. " in first_line(site, "", "0.28.0")

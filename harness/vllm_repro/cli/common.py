@@ -18,7 +18,6 @@ __all__ = [
     "duration",
     "number",
     "print_json",
-    "scenario_words",
     "scheduler_tests",
     "seconds",
     "use_scenario_folders",
@@ -80,11 +79,6 @@ def use_scenario_folders(arguments: argparse.Namespace) -> None:
     more = [folder for folder in getattr(arguments, "scenario_folders", []) if folder not in known]
     if more:
         os.environ["VLLM_REPRO_SCENARIOS"] = os.pathsep.join([*known, *more])
-
-
-def scenario_words(arguments: argparse.Namespace) -> list[str]:
-    """Return the `--scenarios` options of a command line, for a command that a message suggests."""
-    return [word for folder in arguments.scenario_folders for word in ("--scenarios", folder)]
 
 
 def print_json(value: Any) -> None:

@@ -13,14 +13,14 @@ from typing import BinaryIO
 
 from packaging.version import Version
 
-from vllm_repro.cli.common import add_common, print_json, scenario_words
+from vllm_repro.cli.common import add_common, print_json
 from vllm_repro.diagnosis.diagnosis import Diagnosis, diagnose
 from vllm_repro.diagnosis.log_text import read_lines
 from vllm_repro.errors import UsageError
 from vllm_repro.evidence import facts_of
 from vllm_repro.journal.redact import Redactor, known_secrets
 from vllm_repro.report.model import banner
-from vllm_repro.scenario.catalogue import all_scenarios, to_stderr
+from vllm_repro.scenario.catalogue import all_scenarios, folder_words, to_stderr
 from vllm_repro.scenario.matching import Match, matches, other_bugs, twins
 from vllm_repro.scenario.scenario import Scenario, Status
 from vllm_repro.verdict.verdict import Expected
@@ -39,7 +39,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    folders = scenario_words(arguments)
+    folders = folder_words()
     options = [f"--{name.replace('_', '-')}" for name in ("json", "exit_code") if getattr(arguments, name)]
     diagnosis = _read(arguments.file, shlex.join(["vllm-repro", "diagnose", "-", *folders, *options]))
     known = all_scenarios(warn=to_stderr)

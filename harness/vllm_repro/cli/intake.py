@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from vllm_repro.cli.common import add_common, print_json, scenario_words
+from vllm_repro.cli.common import add_common, print_json
 from vllm_repro.cli.options import source
 from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.intake.draft import Draft, draft
@@ -21,7 +21,7 @@ from vllm_repro.releases.known import NEWEST
 from vllm_repro.releases.request_fields import server_flags
 from vllm_repro.report.files import write_file
 from vllm_repro.report.format import plural
-from vllm_repro.scenario.catalogue import all_scenarios, to_stderr
+from vllm_repro.scenario.catalogue import all_scenarios, folder_words, to_stderr
 from vllm_repro.scenario.matching import matches
 from vllm_repro.scenario.reader import read
 
@@ -58,7 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
     if output is not None and output.exists():
         raise UsageError(f"{output} is already there", hint="name another file, or remove that one")
     text, more, issue = _read(arguments.text)
-    facts = read_facts(text, more, issue=issue)
+    redacted = Redactor(secrets=known_secrets(os.environ)).text
+    facts = read_facts(redacted(text), redacted(more), issue=issue)
     known = all_scenarios(warn=to_stderr)
     number = facts.issue.partition("#")[2]
     name = output.stem.replace("_", "-") if output else f"issue-{number}" if number else "my-bug"
@@ -66,7 +67,6 @@ def run(arguments: argparse.Namespace) -> int:
     made = draft(
         facts,
         name,
-        redact=Redactor(secrets=known_secrets(os.environ)).deep,
         models=[one.model for one in known],
         known_flags=server_flags(version) if version else None,
         version=arguments.vllm or "",
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_json({"file": str(output) if output else None, "scenario": made.id, "draft": made.text, **keys})
     elif output is None:
         print(made.text, end="")
-    _report(made, path, [one.text for one in problems], found, scenario_words(arguments))
+    _report(made, path, [one.text for one in problems], found, folder_words())
     return 0
 
 

@@ -15,7 +15,7 @@ from vllm_repro.releases.sources import named_source
 from vllm_repro.running.folders import default_out
 from vllm_repro.running.job import Job, refuse_unused_options, with_patches
 from vllm_repro.running.state import TimeLimits
-from vllm_repro.scenario.catalogue import find, name_to_repeat
+from vllm_repro.scenario.catalogue import find, named_folders
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.kinds import kinds
 from vllm_repro.servers.options import ServerOptions
@@ -164,7 +164,7 @@ def job_from(
     if compared:
         arms = with_patches(scenario, arms if arguments.arm else scenario.leading, options.patch)
     return Job(
-        name=name_to_repeat(name, scenario),
+        name=name,
         scenario=scenario,
         options=options,
         choice=choice,
@@ -176,7 +176,7 @@ def job_from(
         limits=TimeLimits(boot_stall=arguments.boot_stall, answer_stall=arguments.answer_stall),
         expect=expect,
         compared=compared,
-        folders=[str(Path(folder).absolute()) for folder in arguments.scenario_folders],
+        folders=[str(folder.absolute()) for folder in named_folders()],
     )
 
 

@@ -24,9 +24,11 @@ from vllm_repro.errors import CommandError
 from vllm_repro.intake.text import LONGEST, Block, shortened
 from vllm_repro.secret_names import is_secret_name
 
-__all__ = ["Found", "calls", "find_commands", "rendered"]
+__all__ = ["Found", "calls", "find_commands", "likelihood", "rendered"]
 
-_LEAD = r"[ \t]*(?:(?:\([^()\n]*\)[ \t]*)?(?:[\w.-]+@[\w.-]+[^\n$%#]{0,80})?[$%#>][ \t]+|(?:CMD|RUN|[-*•])[ \t]+)?"
+_LEAD = (
+    r"[ \t]*(?:(?:\([^()\n]*\)[ \t]*)?(?:[\w.\[\]-]+@[\w.\[\]-]+[^\n$%#]{0,80})?[$%#>][ \t]+|(?:CMD|RUN|[-*•])[ \t]+)?"
+)
 _PREFIX = r"(?:(?:[A-Za-z_]\w*=(?:'[^'\n]*'|\"[^\"\n]*\"|\S*)|sudo|env|exec|nohup|time|numactl \S+|(?:uv|poetry|pixi) run)[ \t]+)*"
 _START = re.compile(
     rf"{_LEAD}{_PREFIX}(?:(?:[\w./~$\{{}}-]*/)?vllm[ \t]+serve\b"
@@ -41,8 +43,11 @@ _CALL = re.compile(r"(?<![\w.])(?:vllm\.)?(?:LLM|EngineArgs|AsyncEngineArgs)\(")
 _LOGGED = re.compile(r"non-default args: (?=\{)")
 _DOCUMENT = re.compile(r"(?m)^[ \t]*(?:- |\[|[\w.-]+:(?: |$))")
 _DEFAULT = re.compile(r"\$\{\w+:?-([^}]*)\}")  # compose reads ${NAME:-value} so
+_MARKER = re.compile(r"(?<!['\"])\[redacted:[\w-]+\](?!['\"])")  # in place of a value and its quotes
 _SCRIPT = re.compile(r"\bvllm serve |api_server ")
-_GOOD_HEADING = re.compile(r"repro|command|steps|launch|server|describe the bug|how (?:you|to)", re.IGNORECASE)
+_GOOD_HEADING = re.compile(
+    r"repro|crash|fail|\bdies\b|command|steps|launch|server|describe the bug|how (?:you|to)", re.IGNORECASE
+)
 _OTHER_HEADING = re.compile(
     r"works?\b|workaround|expected|benchmark|fix notes|test plan|comparison|validation|client", re.IGNORECASE
 )
@@ -81,9 +86,13 @@ def find_commands(blocks: Sequence[Block], model: str = "") -> tuple[list[Found]
                 found.append(one)
             else:
                 found[same] = replace(found[same], times=found[same].times + 1)
+    return sorted(found, key=likelihood), list(dict.fromkeys(unread))
+
+
+def likelihood(one: Found) -> tuple[int, int, int]:
+    """Return the place of a command among others: the smallest is most likely the reported one."""
     order = ["", "YAML", "JSON", "Python", "log"]
-    found.sort(key=lambda one: (order.index(one.how.partition(" ")[0]), -one.times, _unlikely(one.above)))
-    return found, list(dict.fromkeys(unread))
+    return order.index(one.how.partition(" ")[0]), -one.times, _unlikely(one.above)
 
 
 def _unlikely(lines: str) -> int:
@@ -106,7 +115,8 @@ def _shell(block: Block, unread: list[str]) -> Iterator[Found]:
             first -= 1
         region, at = _region(lines, at)
         settings = lines[first : at - len(region)]
-        yield from _parsed("\n".join([*settings, *region]), block.above, unread)
+        note = lines[first - 1] if first and lines[first - 1].lstrip().startswith("#") else ""
+        yield from _parsed("\n".join([*settings, *region]), f"{block.above}\n{note}", unread)
     if not block.code:
         for span in _INLINE.findall("\n".join(lines)):
             if _START.match(span):
@@ -168,7 +178,8 @@ def _listed(block: Block, model: str) -> Iterator[Found]:
             if not image and not named and model:
                 flags = tuple(flag for flag in command.flags if flag.name != "--model")
                 command = replace(command, flags=flags, model_argument=model)
-            yield Found(command, shortened(" ".join(words)), how, block.above)
+            part = "" if image or named or end else " list of arguments, perhaps a part of them"
+            yield Found(command, shortened(" ".join(words)), how + part, block.above)
         return
 
 
@@ -223,7 +234,7 @@ def _variables(value: Any) -> list[tuple[str, str]]:
 def calls(text: str, name: re.Pattern[str]) -> Iterator[tuple[dict[str, Any], tuple[str, ...]]]:
     """Yield the literal keyword arguments of each call in Python source, and the names of those that are no literals."""
     for start in islice(name.finditer(text), _MOST_CALLS):
-        rest = text[start.end() : start.end() + LONGEST]
+        rest = _MARKER.sub("'redacted'", text[start.end() : start.end() + LONGEST])
         for end in islice(re.finditer(r"\)", rest), _MOST_CALLS):
             try:
                 with warnings.catch_warnings(action="ignore"):  # an escape that Python does not know
@@ -252,7 +263,7 @@ def _python(block: Block) -> Iterator[Found]:
 def _logged(block: Block) -> Iterator[Found]:
     text = " ".join(line.strip(" \u2502|") for line in block.lines)  # without the frame of a terminal
     for found in islice(_LOGGED.finditer(text), _MOST_CALLS):
-        rest = text[found.end() : found.end() + LONGEST]
+        rest = _MARKER.sub("'redacted'", text[found.end() : found.end() + LONGEST])
         for end in islice(re.finditer(r"\}", rest), _MOST_CALLS):
             try:
                 given = ast.literal_eval(rest[: end.end()])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,11 +20,11 @@ from vllm_repro.diagnosis.engine_code import LOOPS
 from vllm_repro.diagnosis.signature import How, Signature, compare
 from vllm_repro.errors import CommandError, UsageError
 from vllm_repro.evidence import Evidence
-from vllm_repro.intake.commands import rendered
+from vllm_repro.intake.commands import likelihood, rendered
 from vllm_repro.intake.facts import Facts, parallel
 from vllm_repro.intake.text import shortened
 from vllm_repro.scenario.scenario import Model
-from vllm_repro.secret_names import is_secret_name
+from vllm_repro.secret_names import is_secret_name, steers_vllm
 
 __all__ = ["Draft", "draft"]
 
@@ -56,6 +56,8 @@ _PROMPT, _ANSWER = 100, 8
 """Tokens that stand for a prompt and an answer of unknown length."""
 _MOST_MESSAGE = 160
 _MOST_FRAMES = 4
+_MOST_WORDS = 6
+"""Words of an arm's name."""
 
 
 @dataclass
@@ -128,7 +130,6 @@ def draft(
     facts: Facts,
     name: str,
     *,
-    redact: Callable[[Any], Any],
     models: Collection[Model] = (),
     known_flags: Collection[str] | None = None,
     version: str = "",
@@ -136,7 +137,7 @@ def draft(
 ) -> Draft:
     """Return the draft with the id `name`. Raises `UsageError` if the text names neither a command nor a model.
 
-    redact: removes secrets and private names from data. models: with a known shape. known_flags: those that the release defines, if it is
+    models: with a known shape. known_flags: those that the release defines, if it is
     installed. version: the release to try. newest: a release for a text that names none.
     """
     command = facts.command
@@ -155,23 +156,19 @@ def draft(
     else:
         made.gap("the number of the issue is not stated")
         made.put("issue", literal("vllm-project/vllm#0"))
-    title = redact(facts.title)
+    title = facts.title
     if not title:
         made.gap("the title is not stated")
         root = facts.diagnosis
-        title = (
-            shortened(f"{root.exception}: {redact(root.message or '')}".rstrip(": "), 150)
-            if root.exception
-            else "untitled"
-        )
+        title = shortened(f"{root.exception}: {root.message or ''}".rstrip(": "), 150) if root.exception else "untitled"
     made.put("title", literal(title))
-    command = _put_command(made, facts, command, redact, known_flags)
-    _put_model(made, facts, command, redact, models)
+    command = _put_command(made, facts, command, known_flags)
+    _put_model(made, facts, command, models)
     _put_needs(made, facts, command)
-    _put_release(made, facts, redact, version, newest)
-    _put_workload(made, facts, command, redact)
-    _put_signature(made, facts, redact)
-    _put_arms(made, facts, command, redact)
+    _put_release(made, facts, version, newest)
+    _put_workload(made, facts, command)
+    _put_signature(made, facts)
+    _put_arms(made, facts, command)
     if facts.related:
         made.put("related", literal(list(facts.related)))
     about = title.rstrip(".…")
@@ -181,68 +178,66 @@ def draft(
     )
 
 
-def _put_command(
-    made: Draft, facts: Facts, command: ServeCommand, redact: Callable[[Any], Any], known_flags: Collection[str] | None
-) -> ServeCommand:
+def _put_command(made: Draft, facts: Facts, command: ServeCommand, known_flags: Collection[str] | None) -> ServeCommand:
     """Add the command as it was reported, without secrets and without what no server accepts; return it."""
     if not facts.commands:
         made.gap("the text holds no command: the model alone is taken from it")
     elif how := facts.commands[0].how:
-        made.guess(f"the command is from {how}", redact(facts.commands[0].words))
+        made.guess(f"the command is from {how}", facts.commands[0].words)
     for argument in facts.commands[0].unread if facts.commands else ():
         made.gap(f"the value of {argument!r} in that call is not a literal")
+    if len(facts.commands) > 1 and likelihood(facts.commands[0]) == likelihood(facts.commands[1]):
+        made.gap("the text holds several commands, and nothing shows which one has the bug: this is the first")
     for other in facts.commands[1:4]:
-        made.guess("another command of the text, not taken", redact(other.words))
+        made.guess("another command of the text, not taken", other.words)
     for wrong in facts.unread[:3]:
-        made.guess("a command that cannot be read", redact(wrong))
+        made.guess("a command that cannot be read", wrong)
     kept = []
     for flag in command.flags:
         mistakes = flag_mistakes([flag])
         if is_secret_name(flag.name):
             made.guess(f"left out: {flag.name}, which holds a secret", "")
         elif mistakes:
-            made.guess(f"left out: {redact(mistakes[0])}", redact(" ".join(flag.words())))
+            made.guess(f"left out: {mistakes[0]}", " ".join(flag.words()))
         else:
             base = positive(flag.name.partition(".")[0])
             if base not in KNOWN and not flag.values and any(name.startswith(base) for name in KNOWN):
-                made.guess(
-                    "left out, as its line seems to be cut off: compare all flags with the text", redact(flag.name)
-                )
+                made.guess("left out, as its line seems to be cut off: compare all flags with the text", flag.name)
                 continue
             if known_flags is not None and base not in known_flags and f"--no-{base[2:]}" not in known_flags:
-                made.guess(f"{flag.name} is not a flag of this release", redact(" ".join(flag.words())))
+                made.guess(f"{flag.name} is not a flag of this release", " ".join(flag.words()))
             elif known_flags is None and base not in KNOWN:
-                made.guess(f"{flag.name} is in none of the releases known here", redact(" ".join(flag.words())))
+                made.guess(f"{flag.name} is in none of the releases known here", " ".join(flag.words()))
             for name in _UNSET.findall(flag.text or ""):
                 made.gap(f"the value of the variable {name} is not stated")
-            kept.append(replace(flag, values=tuple(redact([flag.name, *flag.values])[1:])))
+            kept.append(flag)
     settings = []
     for setting in command.env:
         if mistakes := variable_mistakes([setting]):
-            made.guess(f"left out: {redact(mistakes[0])}", "")
+            made.guess(f"left out: {mistakes[0]}", "")
         else:
-            settings.append((setting[0], redact(setting[1])))
+            settings.append(setting)
     for said in facts.settings[:6]:
-        made.guess(f"named outside of the command: {redact(said.value)}", redact(said.words))
-    model = redact(command.model_argument) if command.model_argument is not None else None
+        made.guess(f"named outside of the command: {said.value}", said.words)
     box = command.container
     if box is not None:
-        if redact(box.image) != box.image:
+        if "[" in box.image:
             made.gap("the image is of a private registry: --image names another one")
-        box = replace(box, image=redact(box.image), env=tuple((key, redact(value)) for key, value in box.env))
-    command = replace(command, flags=tuple(kept), model_argument=model, env=tuple(settings), container=box)
+        for setting in box.env:
+            if not (steers_vllm(setting[0]) or is_secret_name(setting[0])):
+                made.guess(f"left out: {setting[0]} is not a variable of vLLM or its libraries", "")
+        box = replace(box, env=tuple(one for one in box.env if steers_vllm(one[0]) or is_secret_name(one[0])))
+    command = replace(command, flags=tuple(kept), env=tuple(settings), container=box)
     made.put("command", _lines_of(rendered(command)))
     return command
 
 
-def _put_model(
-    made: Draft, facts: Facts, command: ServeCommand, redact: Callable[[Any], Any], models: Collection[Model]
-) -> None:
+def _put_model(made: Draft, facts: Facts, command: ServeCommand, models: Collection[Model]) -> None:
     name = command.model or ""
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name):
         if facts.model is not None:
-            name = redact(facts.model.value)
-            made.guess("the public model", redact(facts.model.words))
+            name = facts.model.value
+            made.guess("the public model", facts.model.words)
         else:
             made.gap(f"the public name of the served model {shortened(name, 60)!r} is not stated")
             name = "unknown/unknown"
@@ -279,7 +274,7 @@ def _put_needs(made: Draft, facts: Facts, command: ServeCommand) -> None:
     made.put("needs", f"Needs({', '.join(needs)})")
 
 
-def _put_release(made: Draft, facts: Facts, redact: Callable[[Any], Any], version: str, newest: str) -> None:
+def _put_release(made: Draft, facts: Facts, version: str, newest: str) -> None:
     stated = facts.versions[0] if facts.versions else None
     if version:
         made.guess("the release of --vllm, taken for a bad one", f"the text names {stated.value}" if stated else "")
@@ -287,17 +282,17 @@ def _put_release(made: Draft, facts: Facts, redact: Callable[[Any], Any], versio
         made.gap(f"the release is not stated: {newest} is only the newest one")
     else:
         for one in facts.versions[: 1 if stated.words else 0]:
-            made.guess("the release", redact(one.words))
+            made.guess("the release", one.words)
         if re.search(r"dev|rc|\+", stated.value):
             made.guess(f"{stated.value} is a build between releases: --vllm names a release to try instead", "")
         for one in facts.versions[1:4]:
-            made.guess(f"also named: {one.value}", redact(one.words))
+            made.guess(f"also named: {one.value}", one.words)
     bad = version or (stated.value if stated else newest)
     made.put("status", f"Status(bad={literal(f'=={bad}')})")
     made.put("try_with", literal(bad))
 
 
-def _put_workload(made: Draft, facts: Facts, command: ServeCommand, redact: Callable[[Any], Any]) -> None:
+def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
     """Add the requests, and the trigger that follows from their sizes."""
     limit, batch = (_number(command, name) for name in ("--max-model-len", "--max-num-batched-tokens"))
     steps: list[list[str]] = []
@@ -305,16 +300,14 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand, redact: Call
     for at, one in enumerate(facts.requests, 1):
         answer = one.answer or facts.answer or _ANSWER
         if one.body is not None:
-            body = f"path={literal(one.path)}, body={literal(redact(dict(one.body)))}"
+            body = f"path={literal(one.path)}, body={literal(one.body)}"
             step = f'{made.word("request")}({body}, name="request {at}")'
         elif limit and one.tokens + answer > limit:
-            made.guess(
-                f"left out, as it exceeds --max-model-len {limit}: a prompt of {one.tokens:,} tokens", redact(one.words)
-            )
+            made.guess(f"left out, as it exceeds --max-model-len {limit}: a prompt of {one.tokens:,} tokens", one.words)
             continue
         else:
             if not one.beside or not steps:
-                made.guess(f"request {at}: {one.tokens:,} tokens", redact(one.words))
+                made.guess(f"request {at}: {one.tokens:,} tokens", one.words)
             word = made.word("completion" if one.path == "/v1/completions" else "chat")
             step = f'{word}(prompt={one.tokens}, max_tokens={answer}, stream=False, name="request {at}")'
             sizes.append(one.tokens)
@@ -354,7 +347,7 @@ def _number(command: ServeCommand, name: str) -> int:
         return 0
 
 
-def _put_signature(made: Draft, facts: Facts, redact: Callable[[Any], Any]) -> None:
+def _put_signature(made: Draft, facts: Facts) -> None:
     diagnosis, phase = facts.diagnosis, facts.phase
     if diagnosis.root is None and facts.symptom != "dies":
         return
@@ -362,7 +355,7 @@ def _put_signature(made: Draft, facts: Facts, redact: Callable[[Any], Any]) -> N
         made.gap("the text holds no exception of the engine: fill in the signature from the report of a run")
         found = Signature(exception="UnknownError", frames=("unknown",))
     else:
-        message = redact(diagnosis.message or "")
+        message = diagnosis.message or ""
         frames = _frames([(frame.file, frame.function) for frame in diagnosis.frames])
         if not frames and (frames := tuple(dict.fromkeys(_NAMED_FUNCTION.findall(message)))):
             made.guess("the text shows no frames; this function is from the message", shortened(message))
@@ -370,7 +363,7 @@ def _put_signature(made: Draft, facts: Facts, redact: Callable[[Any], Any]) -> N
             made.gap("the text shows no frames: fill them in from the report of a run")
             frames = ("unknown",)
         last = diagnosis.frames[-1].source if diagnosis.frames else ""
-        source = redact(last) if last.startswith("assert") and not message else None
+        source = last if last.startswith("assert") and not message else None
         found = Signature(exception=diagnosis.exception or "", message=_template(message), frames=frames, source=source)
         if frames != ("unknown",) and diagnosis.frames and compare(found, diagnosis).how is not How.MATCH:
             made.gap("this signature does not match the text's own traceback: correct it")
@@ -401,25 +394,23 @@ def _template(message: str) -> str:
     return re.sub(r"\{\}(?:[\W_]{0,2}\{\})+", "{}", _HOLES.sub("{}", _IDS.sub("{}", escaped)))
 
 
-def _put_arms(made: Draft, facts: Facts, command: ServeCommand, redact: Callable[[Any], Any]) -> None:
+def _put_arms(made: Draft, facts: Facts, command: ServeCommand) -> None:
     symptom = facts.symptom if facts.diagnosis.root is None else "dies"
     arms = [f"        arm({literal('reported')}, {made.word(symptom)}),\n"]
     names = {"reported"}
     for one in facts.tried:
-        flags = tuple(redact(list(one.flags)))
-        known = {positive(flag.name) for flag in command.flags}
-        if one.removed and positive(flags[0]) not in known:
+        flags = one.flags
+        if one.removed and positive(flags[0]) not in {positive(flag.name) for flag in command.flags}:
             continue
-        slug = re.sub(r"[^a-z0-9]+", "-", " ".join(flags).lower()).strip("-")[:40].strip("-")
-        name = f"without-{slug}"[:48].strip("-") if one.removed else slug
+        words = re.findall(r"[a-z0-9]+", " ".join(flags).lower())
+        name = "-".join((["without"] if one.removed else []) + words[:_MOST_WORDS])
         if not name or name in names:
             continue
         names.add(name)
         edit = f"{made.word('without' if one.removed else 'with_flags')}({', '.join(map(literal, flags))})"
         result = made.word("lives") if one.lives else made.word("dies" if symptom == "dies" else symptom)
-        words = redact(one.words)
-        made.guesses.append(f"arm {name} {result}: “{words}”")
-        arms.append(f"        # “{words}”\n        arm({literal(name)}, {result}, {edit}),\n")
-    for words in facts.unclear[:6]:
-        made.guess("tried, with an unclear result", redact(words))
+        made.guesses.append(f"arm {name} {result}: “{one.words}”")
+        arms.append(f"        # “{one.words}”\n        arm({literal(name)}, {result}, {edit}),\n")
+    for said in facts.unclear[:6]:
+        made.guess("tried, with an unclear result", said)
     made.put("arms", "[\n" + "".join(arms) + "    ]")

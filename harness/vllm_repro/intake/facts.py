@@ -89,7 +89,7 @@ _VERSIONS = (
 )
 _TITLE_VERSION = re.compile(r"(?<![\w.])v(?P<version>0\.\d{1,2}\.\d{1,2}[\w.]*)")
 _HUB_MODEL = re.compile(
-    rf"(?i)\bmodel(?: name| id| path)?(?:\*\*)?\s*[:=|]+\s*[\"'`*\[]*(?P<model>{_REPOSITORY})(?![\w/])"
+    rf"(?i)\bmodel(?: name| id| path|url)?(?:\*\*)?\s*[:=|]+\s*[\"'`*\[]*(?P<model>{_REPOSITORY})(?![\w/])"
 )
 _HUB_URL = re.compile(rf"huggingface\.co/(?P<model>{_REPOSITORY})(?![\w/])")
 _SHAPE = re.compile(
@@ -129,7 +129,10 @@ _ENVIRONMENT = re.compile(r"(?i)\A.*environment|collect_env|LD_LIBRARY_PATH=")
 
 
 def read_facts(text: str, more: str = "", *, issue: str = "") -> Facts:
-    """Return the facts of an issue's text. more: its comments, for what the text itself does not state. issue: its name, if known."""
+    """Return the facts of an issue's text, which holds no secrets and private names.
+
+    more: its comments, for what the text itself does not state. issue: its name, if known.
+    """
     text, more = clean(text), clean(more)
     blocks = read_blocks(text)
     said = list(statements(blocks))

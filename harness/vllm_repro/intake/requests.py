@@ -59,7 +59,7 @@ _SIZES = (
         rf"(?i:\b(?:prompts?|inputs?|requests?(?: [A-Z]?\d{{1,2}})?)\b)[^.;\d<>]{{0,30}}?(?<![\w.]){_NUMBER}[ -]?tokens?\b"
     ),
 )
-_EXACT = re.compile(r"(?:prompt_token_ids_len|num_prompt_tokens|[\"']?prompt_tokens[\"']?)\s*[=:]\s*(\d+)")
+_EXACT = re.compile(r"prompt_token_ids_len=(\d+)")
 _BENCHED = re.compile(r"--(?:random-)?input-len[= ](\d+)")
 _BENCH_OPTIONS = {name: re.compile(rf"--(?:random-)?{name}[= ](\d+)") for name in ("output-len", "max-concurrency")}
 _NO_PROMPT = re.compile(
@@ -76,11 +76,15 @@ _COUNTED = re.compile(
 _COUNTS = {"two": 2, "three": 3, "four": 4, "five": 5}
 _AT_ONCE = re.compile(r"concurren|simultan|parallel|at the same time", re.IGNORECASE)
 _LIVED = re.compile(
-    r"\b(?:works?|worked|succeeds?|succeeded|fine|ok)\b|\bno (?:more )?(?:crash|error|issue)", re.IGNORECASE
+    r"\b(?:works?|succeeds?|fine|ok|lower\w*|reduc\w+|below|under|shorter|less|fewer|up to)\b|\bno (?:more )?(?:crash|error|issue)",
+    re.IGNORECASE,
 )
 _PLACEHOLDER = re.compile(rf"<[^<>]*?{_NUMBER}[ -]?tokens?[^<>]*>")
 _ANSWER = re.compile(r"max_(?:completion_|new_)?tokens['\"]?\s{0,3}[=:]\s{0,3}(\d{1,6})\b")
 _CREATE = re.compile(r"\.(?P<what>chat\.completions|completions|embeddings)\.create\(")
+_MORE_THAN = re.compile(
+    r"(?:\b(?:more|longer|larger|greater|bigger) than|\bexceed\w*|\b(?:over|above|beyond)|>)\s?$", re.IGNORECASE
+)
 _CLOSE = 0.06
 """Two sizes within this part of each other are one size, rounded: "1.3K" and 1,304."""
 _MOST = 64
@@ -148,8 +152,8 @@ def _tokens(found: re.Match[str]) -> int:
 
 def _dumped(blocks: Sequence[Block], dump: Sequence[ScheduledChunk]) -> list[Asked]:
     """Return the prompts that were prefilled in the step in which the engine crashed."""
-    text = "\n".join(line for block in blocks for line in block.lines if "SchedulerOutput(" in line)
-    sizes = [int(number) for number in dict.fromkeys(_EXACT.findall(text))]
+    first = next((line for block in blocks for line in block.lines if "SchedulerOutput(" in line), "")
+    sizes = [int(number) for number in _EXACT.findall(first)]
     words = "prompt_token_ids_len of the scheduler's dump"
     if not sizes:  # a step of few tokens is one of an answer
         chunks = [chunk for chunk in dump if chunk.scheduled > 16]
@@ -175,12 +179,13 @@ def _in_prose(said: Sequence[str]) -> list[Asked]:
     labels: set[str] = set()
     for one in said:
         sizes = [size for rx in _SIZES for size in rx.finditer(one) if _of_prompt(one, size)]
-        if not sizes or (_LIVED.search(one) and not _ORDINALS.search(one)):
+        if not sizes or ((_LIVED.search(one) or _WORKS.search(one)) and not _ORDINALS.search(one)):
             continue
-        size = sizes[0]
-        tokens, label = _tokens(size), _ORDINALS.search(one)
+        size = next((one for one in sizes if _exact(one) and _alike(_tokens(one), _tokens(sizes[0]))), sizes[0])
+        more_than = _MORE_THAN.search(one[max(0, size.start("number") - 20) : size.start("number")])
+        tokens, label = _tokens(size) + bool(more_than), _ORDINALS.search(one)
         asked = Asked(tokens, answer_length(one), shortened(one))
-        alike = [at for at, known in enumerate(found) if abs(known.tokens - tokens) <= _CLOSE * known.tokens]
+        alike = [at for at, known in enumerate(found) if _alike(tokens, known.tokens)]
         count = _COUNTED.search(one)
         wanted = _COUNTS.get(count["count"].lower()) or int(count["count"]) if count else 1
         if count is not None and len(alike) < wanted:
@@ -188,12 +193,20 @@ def _in_prose(said: Sequence[str]) -> list[Asked]:
             found += [replace(more, beside=more.beside and at > 0) for at in range(len(alike), wanted)]
         elif not alike or (label and label[0].lower() not in labels and not _relabelled(label[0], labels)):
             found.append(asked)
-        elif not size["about"] and not size["kilo"]:  # the exact size of one that was rounded before
+        elif _exact(size):  # the exact size of one that was rounded before
             first = found[alike[0]]
             found[alike[0]] = replace(asked, answer=asked.answer or first.answer)
         if label is not None:
             labels.add(label[0].lower())
     return found[:_MOST]
+
+
+def _exact(size: re.Match[str]) -> bool:
+    return not size["about"] and not size["kilo"]
+
+
+def _alike(tokens: int, other: int) -> bool:
+    return abs(tokens - other) <= _CLOSE * other
 
 
 def _relabelled(label: str, labels: set[str]) -> bool:
@@ -202,7 +215,8 @@ def _relabelled(label: str, labels: set[str]) -> bool:
 
 
 def _of_prompt(said: str, size: re.Match[str]) -> bool:
-    near = said[max(0, size.start() - 30) : size.end() + 30]
+    after = re.split(r"[,;.]|\band\b", said[size.end() : size.end() + 30])[0]
+    near = said[max(0, size.start() - 30) : size.end()] + after
     return _tokens(size) > 0 and _tokens(size) <= 10_000_000 and not _NO_PROMPT.search(near)
 
 
@@ -217,12 +231,13 @@ _FAILS = re.compile(
 _WORKS = re.compile(
     r"\bworks?\b(?! around)|\bworked\b|\b(?:avoid|succeed)(?:s|ed)\b|\bresolve[sd]\b|\bfixe[sd]\b|\bboots and serves|\bprevents\b"
     r"|\bworkarounds? (?:is|are)\b|\bworkaround:|\bno (?:more |longer )?(?:crash|hang|error)\w*|\bgoes away|\bdisappears?\b|\bstable\b"
-    r"|\b(?:does|did)(?:n't| not) (?:crash|happen|occur|reproduce|hang|die)|\b(?:runs?|is|was|are) (?:fine|ok(?:ay)?)\b",
+    r"|\b(?:does|did)(?:n't| not) (?:crash|happen|occur|reproduce|hang|die)|\b(?:runs?|is|was|are) (?:fine|ok(?:ay)?)\b"
+    r"|(?:→|->|=>|:|\|) ?(?:fine|ok|good)\b",
     re.IGNORECASE,
 )
 _DOUBT = re.compile(
     r"\?|\b(?:would|should|could|might|may|try|please|perhaps|maybe|sometimes|usually|seems?|if you|expected?|unless|until|once|after|PR"
-    r"|patch(?:ed)?)\b",
+    r"|patch(?:ed)?)\b|\bv?0\.\d{1,2}\.\d",
     re.IGNORECASE,
 )
 _FLAG = re.compile(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import groupby
 from typing import TypeVar
 
-__all__ = ["columns", "limited", "plural", "runs", "seconds", "truncate"]
+__all__ = ["columns", "limited", "plural", "runs", "seconds", "template_for", "truncate"]
 
 _T = TypeVar("_T")
 
@@ -31,6 +31,13 @@ def limited(texts: Sequence[str], most: int) -> list[str]:
 def runs(values: Sequence[_T]) -> list[tuple[_T, int]]:
     """Return the runs of equal values, each with its length."""
     return [(value, len(list(run))) for value, run in groupby(values)]
+
+
+def template_for(text: str, words: Collection[str]) -> str:
+    """Return a template without the lines that end in `#: some words`, unless all of them are in `words`."""
+    lines = (line.partition("#: ") for line in text.splitlines())
+    kept = [part.rstrip() if mark else part for part, mark, needs in lines if set(needs.split()) <= set(words)]
+    return "\n".join(kept) + "\n"
 
 
 def truncate(text: str, limit: int) -> str:

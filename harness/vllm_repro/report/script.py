@@ -22,7 +22,7 @@ from vllm_repro.errors import UsageError
 from vllm_repro.evidence import Evidence
 from vllm_repro.releases.known import CPU_BUILDS
 from vllm_repro.releases.versions import DISTRIBUTION
-from vllm_repro.report.format import runs
+from vllm_repro.report.format import runs, template_for
 from vllm_repro.report.model import RunReport, banner, issue_url
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.scenario.workload import Conversation, Pause, Request, Rest, Size, Step, Together, requests_of, resolve
@@ -39,37 +39,6 @@ _HOLE = re.compile(r"{\w*}")
 _OF_TEMPLATE = ("tools", "tool_choice", "chat_template", "chat_template_kwargs", "add_generation_prompt")
 """Fields of a chat that a completion does not have."""
 
-_IDLE = '''
-def cpu_seconds(session):
-    stats = [line.rpartition(")")[2].split() for line in os.popen("cat /proc/[0-9]*/stat 2>/dev/null")]
-    return sum(int(one[11]) + int(one[12]) for one in stats if one[3] == str(session)) / os.sysconf("SC_CLK_TCK")
-
-
-def never_idle(process, within):
-    """Return True if the server, without any request, has no five seconds without work."""
-    end, least = time.monotonic() + within, 5.0
-    while time.monotonic() < end and least >= 0.5:
-        before = cpu_seconds(process.pid)
-        time.sleep(5)
-        least = cpu_seconds(process.pid) - before
-    return least >= 0.5
-
-'''
-_BOOT = """\
-            found = root_exception()
-            return f"The server did not start: {found}", 1 if all(part in found for part in AT_BOOT) else 2
-"""
-_NO_BOOT = """\
-            return f"The server did not start: {root_exception()}", 2
-"""
-_REST = """\
-        elif isinstance(step, str):
-            if process is None:
-                return "Whether a server goes idle cannot be seen with --url", 2
-            if never_idle(process, float(step.removeprefix("idle within "))):
-                return "The engine never goes idle", 1
-"""
-
 
 def script_of_run(report: RunReport, scenario: Scenario, *, brief: bool = False) -> str | None:
     """Return the script for the most important failure of an arm without patches, else for the first such arm; None without one."""
@@ -85,10 +54,13 @@ def script(scenario: Scenario, arm: Arm, report: RunReport | None = None, *, bri
     """
     launch = _launch(scenario, arm, 0)
     steps = scenario.workload_of(arm)
-    rests = any(isinstance(step, Rest) for step in steps)
     boots = scenario.signature if scenario.signature and scenario.signature.phase is Phase.BOOT else None
     at_boot = [boots.exception, *filter(None, _HOLE.split(boots.message))] if boots else []
-    return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
+    requests = list(requests_of(steps))
+    words = {"boot" if at_boot else "ready"}
+    words |= {"idle"} if any(isinstance(step, Rest) for step in steps) else set()
+    words |= {"late"} if any(one.starts_after or one.leaves_after is not None for one in requests) else set()
+    return Template(template_for(_TEMPLATE.read_text(encoding="utf-8"), words)).substitute(
         about="\n".join(f"# {line}" for line in _usage(scenario, report)) if brief else _about(scenario, report),
         data="\n".join(
             [
@@ -103,9 +75,6 @@ def script(scenario: Scenario, arm: Arm, report: RunReport | None = None, *, bri
                 *([f"AT_BOOT = {at_boot!r}"] if at_boot else []),
             ]
         ),
-        idle=_IDLE if rests else "",
-        rest=_REST if rests else "",
-        boot=_BOOT if at_boot else _NO_BOOT,
     )
 
 
@@ -192,12 +161,16 @@ def _curl(request: Request, command: ServeCommand, seed: str) -> str:
     path, tokens, shared = given.pop("path", _COMPLETIONS), given.pop("tokens", 0), given.pop("shared", 0)
     seed = given.pop("conversation", seed)
     model = (command.get("--served-model-name") or command.model or "").split()[0]
+    wait, leave = given.pop("starts_after", 0), given.pop("leaves_after", None)
     body = {"model": model} | {name: value for name, value in given.items() if name not in ("name", "may_fail")}
-    post = f"curl -s $url{path} -H 'Content-Type: application/json' -d"
-    if not tokens:
-        return f"{post} {shlex.quote(json.dumps(body))}"
-    head = shlex.quote(json.dumps(body)[:-1] + ', "prompt": ')
-    return f"printf %s {head}\"$(tokens {shlex.quote(seed)} {tokens} {shared})\"'}}' | {post} @-"
+    leaves = f" -m {leave:g}" if leave is not None else ""
+    line = f"curl -s{leaves} $url{path} -H 'Content-Type: application/json' -d "
+    if tokens:
+        head = shlex.quote(json.dumps(body)[:-1] + ', "prompt": ')
+        line = f"printf %s {head}\"$(tokens {shlex.quote(seed)} {tokens} {shared})\"'}}' | {line}@-"
+    else:
+        line += shlex.quote(json.dumps(body))
+    return f"(sleep {wait:g}; {line})" if wait else line
 
 
 def _about(scenario: Scenario, report: RunReport | None) -> str:
@@ -278,6 +251,8 @@ def _fields(request: Request, command: ServeCommand) -> dict[str, Any]:
     else:
         found |= {"path": request.endpoint} if request.endpoint != _COMPLETIONS else {}
     found |= {"may_fail": list(request.may_fail)} if request.may_fail else {}
+    found |= {"starts_after": request.starts_after} if request.starts_after else {}
+    found |= {"leaves_after": request.leaves_after} if request.leaves_after is not None else {}
     if isinstance(request.prompt, str) and request.endpoint != _COMPLETIONS:
         found["messages"] = [{"role": "user", "content": request.prompt}]
     elif isinstance(request.prompt, str | tuple):

@@ -19,7 +19,6 @@ __all__ = [
     "NOT_RUN",
     "boundary",
     "client_line",
-    "context",
     "crash_summary",
     "crossed_word",
     "death_line",
@@ -119,12 +118,6 @@ def _declared_fix(report: RunReport) -> list[str]:
         return ["no release is declared fixed"]
     fixed = re.fullmatch(r">=([\d.]+)", report.fixed_in)
     return [f"declared fixed since {fixed[1]}"] if fixed else []
-
-
-def context(report: RunReport) -> list[str]:
-    """Return the sentences beside the verdict, without their stops: the fix, and `details`."""
-    fixed = re.fullmatch(r">=([\d.]+)", report.fixed_in)
-    return [*([f"Declared fixed since {fixed[1]}"] if fixed else []), *details(report)]
 
 
 def details(report: RunReport) -> list[str]:

@@ -290,7 +290,7 @@ def _why(outcome: Outcome, facts: TrialFacts, diagnosis: Diagnosis, seen: Observ
     match outcome:
         case Outcome.CANCELLED if facts.death is not None:
             # The trial counts as cancelled, but a reader wants to know what the engine had died of.
-            return f"{_cause(facts.death, diagnosis).rstrip('.')}; {facts.cancelled} before the trial came to its end"
+            return f"{_cause(facts.death, diagnosis, seen).rstrip('.')}; {facts.cancelled} before the trial came to its end"
         case Outcome.CANCELLED:
             return facts.cancelled or ""
         case Outcome.INFRA:
@@ -308,17 +308,21 @@ def _why(outcome: Outcome, facts: TrialFacts, diagnosis: Diagnosis, seen: Observ
         case Outcome.BOOT_FAILED if facts.death is None:
             return seen.hung or "it never became ready"
         case Outcome.CRASH | Outcome.OTHER_CRASH | Outcome.BOOT_FAILED:
-            return diagnosis.why if facts.death is None else _cause(facts.death, diagnosis)
+            return diagnosis.why if facts.death is None else _cause(facts.death, diagnosis, seen)
         case _:
             assert_never(outcome)
 
 
-def _cause(death: Death, diagnosis: Diagnosis) -> str:
+def _cause(death: Death, diagnosis: Diagnosis, seen: Observed) -> str:
     """Return the cause of a death: `AssertionError in reserve: the workspace is locked`."""
     if diagnosis.lost_worker:
         return diagnosis.why
     if death.exception is None:
-        return f"{diagnosis.why.rstrip('.')}; no log names the cause" if diagnosis.why else "no log names the cause"
+        why = diagnosis.why
+        if diagnosis.died is False or (diagnosis.died is None and diagnosis.phase is None):
+            # A log that just ends, or none, shows no death: quote the sign that did.
+            why = next((sign.detail for sign in seen.signs if sign.decisive), why)
+        return f"{why.rstrip('.')}; no log names the cause"
     # The lab's guard replaces C++ of a CUDA build, which no traceback shows.
     own = [frame for frame in death.frames if not frame.startswith("vllm_repro_lab/")]
     last = own[-1].rsplit(":", 1)[-1] if own else ""

@@ -34,7 +34,7 @@ __all__ = [
 class Job:
     """One scenario's run as it was asked for.
 
-    name: an id, or the path of a file that is not the package's. named_arms: the arms that the user named; `arms` are all of them if none
+    name: the scenario as the user named it, an id or a path. named_arms: the arms that the user named; `arms` are all of them if none
     was. trials: boots of each arm, None for as many as decide its claim. reproduce: the command that repeats it, if that is not `run`.
     compared: `arms` are to be compared, and the patches of the options are among them (`with_patches`). folders: of more scenarios, as
     absolute paths.
@@ -89,8 +89,11 @@ def with_patches(scenario: Scenario, arms: Sequence[Arm], diffs: Sequence[Path])
 
 
 def first_line(site: Site, why: str, version: str | None) -> str:
-    """Return the first output line: server kind, why it was chosen, and whether it is a simulation."""
-    first = banner(site.evidence, version or site.version)
+    """Return the first output line: server kind, why it was chosen, and whether it is a simulation.
+
+    version: the release, if the site does not know its own.
+    """
+    first = banner(site.evidence, site.version or version)
     return f"{first + ' ' if first else ''}Server: {site.kind}{f', because {why}' if why else ''}."
 
 

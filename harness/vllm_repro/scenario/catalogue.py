@@ -21,7 +21,8 @@ __all__ = [
     "all_scenarios",
     "find",
     "find_arms",
-    "name_to_repeat",
+    "folder_words",
+    "named_folders",
     "scenario_files",
     "scenario_ids",
     "to_stderr",
@@ -40,7 +41,7 @@ def scenario_files(folder: Path | None = None) -> list[Path]:
     The default is those of the package, of other packages (`GROUP`) and of `FOLDERS`. Raises `UsageError` if `FOLDERS` names something
     that is no folder.
     """
-    more = _named_folders()
+    more = named_folders()
     if missing := next((path for path in more if not path.is_dir()), None):
         raise UsageError(f"{missing} is no folder of scenarios", hint=f"--scenarios and {FOLDERS} take folders")
     folders = [folder] if folder else [scenario_folder(), *_installed(), *more]
@@ -48,8 +49,14 @@ def scenario_files(folder: Path | None = None) -> list[Path]:
     return [path for path in found if not path.name.startswith(("_", "conftest"))]
 
 
-def _named_folders() -> list[Path]:
+def named_folders() -> list[Path]:
+    """Return the folders in `FOLDERS`."""
     return [Path(name) for name in os.environ.get(FOLDERS, "").split(os.pathsep) if name]
+
+
+def folder_words() -> list[str]:
+    """Return the options that add the folders in `FOLDERS`, for a command that is called again, maybe elsewhere."""
+    return [word for folder in named_folders() for word in ("--scenarios", str(folder.absolute()))]
 
 
 def _installed() -> Iterator[Path]:
@@ -115,13 +122,6 @@ _ISSUE_URL = re.compile(r"^https?://github\.com/([\w.-]+/[\w.-]+)/(?:issues|pull
 def scenario_ids() -> dict[str, Path]:
     """Return the file of each scenario by its id, without reading the files."""
     return {path.stem.replace("_", "-"): path for path in scenario_files()}
-
-
-def name_to_repeat(name: str, scenario: Scenario) -> str:
-    """Return the name for a command that is called again later: the path of a file in a folder of `FOLDERS`, else the id."""
-    path = None if name.endswith(".py") else scenario_ids().get(scenario.id)
-    own = path is not None and str(path.parent) in map(str, _named_folders())
-    return name if path is None else str(path) if own else scenario.id
 
 
 def find_arms(scenario: Scenario, names: list[str] | None) -> list[Arm]:
