@@ -189,8 +189,8 @@ def section(counts: Counter[str], survivors: Sequence[Survivor], judged: Sequenc
     equivalent = Counter(one.module for one in survivors if str(one) in same)
     lived = Counter(one.module for one in survivors if str(one) not in same)
     yield "`make mutants` changes the pure core in one place at a time with [mutmut](https://mutmut.readthedocs.io), runs the tests"
-    yield "of the module's folder, and writes this section. The score is the share of mutants that a test kills, without equivalent ones."
-    yield f"mutmut changes no tables outside of functions. Measured on {measured_at('tests')}.\n"
+    yield "of its folder that call the changed function, and writes this section. The score is the share of mutants that a test kills,"
+    yield f"without equivalent ones. mutmut changes no tables outside of functions. Measured on {measured_at('tests')}.\n"
     yield "| module | mutants | killed | equivalent | survived | score |\n|---|---|---|---|---|---|"
     for module in counts:
         yield _row(f"`{module}`", counts[module], equivalent[module], lived[module])

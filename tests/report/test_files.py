@@ -16,7 +16,7 @@ from tests.report_examples import DIED, EXAMPLES, REHEARSAL, report
 from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.journal.journal import Entry, read
 from vllm_repro.report.build import report_of
-from vllm_repro.report.files import FORMATS, render, write_file, write_reports
+from vllm_repro.report.files import FORMATS, render, write_diffs, write_file, write_reports
 from vllm_repro.report.json_report import report_dict
 from vllm_repro.report.junit import junit
 from vllm_repro.report.markdown import markdown
@@ -268,3 +268,10 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkey
     assert refused.value.hint == "elsewhere"
     assert path.read_text(encoding="utf-8") == "the last one"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("version", ["0.24.0+commit.ecf4854429", "0.20.1rc1.dev12+g363ffa145", "dev"])
+def test_a_run_of_what_is_no_release_has_reports_and_no_diff(tmp_path: Path, version: str) -> None:
+    made = replace(report(DIED), folder=tmp_path, version=version)
+    assert write_diffs(made) == []
+    assert tmp_path / "report.json" in write_reports(made)

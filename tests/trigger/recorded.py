@@ -13,9 +13,9 @@ from msgspec import convert
 from vllm_repro.command.command import ServeCommand
 from vllm_repro.scenario import catalogue
 from vllm_repro.scenario.scenario import Arm
+from vllm_repro.scenario.vocabulary import with_flags
 from vllm_repro.trigger.trigger import AttentionShape, SentRequest, TriggerFacts
 from vllm_repro.verdict.verdict import Expected
-from vllm_repro.vocabulary import with_flags
 
 _FOLDER = Path(__file__).parents[2] / "fixtures" / "reference"
 

@@ -20,7 +20,7 @@ from vllm_repro.trigger.conditions import (
     prefix_hit,
     sent_with,
 )
-from vllm_repro.trigger.trigger import Condition, SentRequest, TriggerFacts, chunks_of
+from vllm_repro.trigger.trigger import Condition, SentRequest, TriggerFacts, Wanted, chunks_of
 
 LONG = chunked_prefill(chunks=2) & continuation_over(128)
 
@@ -80,6 +80,11 @@ def test_the_evidence_is_of_the_prompt_in_flight_at_the_death_else_of_the_longes
 def test_a_prompt_that_crossed_counts_though_another_was_in_flight_at_the_death() -> None:
     died = SentRequest("died", 100, "tokenize", status=None, died=True)
     assert LONG.find(TriggerFacts(requests=(LIVED, died), batch=4096, chunked=True)).crossed
+
+
+def test_a_prompt_of_just_the_length_hides_no_longer_one() -> None:
+    died = SentRequest("died", 128, died=True)
+    assert prefill_over(128).find(TriggerFacts(requests=(LIVED, died), batch=4096, chunked=True)).crossed
 
 
 def test_a_prompt_of_unknown_length_hides_no_other_one() -> None:
@@ -214,7 +219,9 @@ def test_a_named_request_is_answered_with_a_status(statuses: list[int], crossed:
     asked = tuple(SentRequest("long chat", 2, status=status) for status in statuses)
     found = answered("long chat", 400, 500).find(TriggerFacts(requests=(SentRequest("other", 2), *asked)))
     assert (found.crossed, found.evidence) == (crossed, (evidence,))
+    assert f"{evidence},".startswith(f"long chat was {found.brief},")
     assert str(answered("long chat", 400)) == "answered('long chat', 400)"
+    assert answered("long chat", 100, 599).wanted == (Wanted({}, "long chat"),)
 
 
 def test_or_takes_the_side_that_was_crossed() -> None:
@@ -230,8 +237,11 @@ def test_a_chunk_count_below_two_is_no_condition() -> None:
         chunked_prefill(chunks=1)
     with pytest.raises(ValueError, match="names of body fields"):
         sent_with()
-    with pytest.raises(ValueError, match="HTTP statuses"):
-        answered("long chat")
+    for statuses in ((), (99,), (600,)):
+        with pytest.raises(
+            ValueError, match=r"^answered\(\) takes the name of a request, and HTTP statuses such as 400$"
+        ):
+            answered("long chat", *statuses)
 
 
 def test_a_stated_list_of_ids_is_its_own_count() -> None:

@@ -78,7 +78,9 @@ def test_the_prompts_of_a_search() -> None:
     search = Search(low=1, guess=100, high=200)
     assert search.plan() == (1, 50, 99, 100, 101, 103, 107, 115, 131, 163, 200)
     early = search.after(Probe(1, Answer.QUIET), Probe(50, Answer.QUIET), Probe(99, Answer.CRASH))
-    assert early.plan()[:8] == (58, 65, 71, 76, 80, 83, 86, 88), "0.165 of the gap each: a crash costs 10 quiet prompts"
+    assert early.plan() == (58, 65, 71, 76, 80, 83, 86, 88, *range(90, 99)), (
+        "0.165 of the gap each: a crash costs 10 quiet prompts"
+    )
     assert early.after(Probe(58, Answer.SKIP)).plan()[0] == 57
     assert (search.choose(), early.choose()) == (Probe(1, Answer.QUIET), Probe(58, Answer.QUIET))
     known = search.after(*(Probe(one, Answer.QUIET) for one in (1, 50, 99)), Probe(100, Answer.CRASH))
@@ -87,6 +89,20 @@ def test_the_prompts_of_a_search() -> None:
         assert (known.state, known.choose(), known.plan()) == (State.OPEN, Probe(check, Answer.CRASH), (check,))
         known = known.after(Probe(check, Answer.CRASH, first=True))
     assert (known.state, known.plan()) == (State.FOUND, ())
+
+
+def test_a_crash_is_sent_again_alone_unless_it_was_first() -> None:
+    search = Search(low=1, guess=100, high=201).after(Probe(99, Answer.QUIET), Probe(100, Answer.CRASH))
+    assert search.plan() == (100,)
+    for again in (Probe(100, Answer.CRASH), Probe(100, Answer.CRASH, first=True)):
+        assert search.after(again).choose() == Probe(150, Answer.CRASH), "the middle of 100 and 201"
+    assert replace(search, probes=()).after(Probe(100, Answer.CRASH, first=True), Probe(99, Answer.QUIET)).plan() == (
+        150,
+    )
+    assert (
+        Search(low=1, guess=3, high=3).after(Probe(1, Answer.SKIP), Probe(2, Answer.SKIP), Probe(3, Answer.CRASH)).state
+        is State.STUCK
+    )
 
 
 @pytest.mark.parametrize(

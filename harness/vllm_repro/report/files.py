@@ -81,7 +81,9 @@ def make_draft(report: RunReport) -> Draft:
 
 def write_diffs(report: RunReport) -> list[Path]:
     """Write the diff of each patched arm against the release, if that is in the cache and the server ran exactly these files."""
-    release = ReleaseCache().get(report.version) if report.version else None
+    release = None
+    with contextlib.suppress(UsageError):  # the version of a commit, a folder or a nightly build
+        release = ReleaseCache().get(report.version) if report.version else None
     written = []
     for arm in report.arms if release else ():
         assert release is not None
