@@ -27,7 +27,7 @@ from vllm_repro.vocabulary import (
     with_flags,
 )
 
-BUSY = completion(name="busy", prompt=64, max_tokens=1200, ignore_eos=True)
+BUSY = completion(name="busy", prompt=64, max_tokens=3500, ignore_eos=True)
 
 scenario = Scenario(
     id="kv-abort-reported-twice",
@@ -65,7 +65,7 @@ scenario = Scenario(
                 max_tokens=8,
                 starts_after=1,
                 leaves_after=1,
-                kv_transfer_params={"load": 400, "save": 400},
+                kv_transfer_params={"load": 1000, "save": 1000},
             ),
         ),
     ],
@@ -91,7 +91,7 @@ scenario = Scenario(
                         max_tokens=8,
                         starts_after=1,
                         leaves_after=1,
-                        kv_transfer_params={"load": 400},
+                        kv_transfer_params={"load": 1000},
                     ),
                 ),
             ],

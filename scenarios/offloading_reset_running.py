@@ -27,7 +27,7 @@ from vllm_repro.vocabulary import (
     without,
 )
 
-BUSY = completion(name="busy", prompt=200, max_tokens=400, ignore_eos=True)
+BUSY = completion(name="busy", prompt=200, max_tokens=2000, ignore_eos=True)
 
 scenario = Scenario(
     id="offloading-reset-running",
@@ -60,10 +60,10 @@ scenario = Scenario(
     workload=[
         together(
             BUSY,
-            request(name="reset", path="/reset_prefix_cache?reset_running_requests=true", body={}, starts_after=2),
+            request(name="reset", path="/reset_prefix_cache?reset_running_requests=true", body={}, starts_after=1),
         ),
     ],
-    trigger=answered("reset", 200),
+    trigger=answered("reset", 200, during="busy"),
     signature=signature(
         phase="request",
         exception="AssertionError",
@@ -76,7 +76,7 @@ scenario = Scenario(
         arm(
             "plain-reset",
             lives,
-            workload=[together(BUSY, request(name="reset", path="/reset_prefix_cache", body={}, starts_after=2))],
+            workload=[together(BUSY, request(name="reset", path="/reset_prefix_cache", body={}, starts_after=1))],
             why="running requests are not preempted",
         ),
         arm("no-offloading", lives, without("--kv-transfer-config"), why="no connector loads blocks"),

@@ -26,7 +26,7 @@ from vllm_repro.vocabulary import (
     without,
 )
 
-BUSY = completion(name="busy", prompt=200, max_tokens=400, ignore_eos=True)
+BUSY = completion(name="busy", prompt=200, max_tokens=2000, ignore_eos=True)
 
 scenario = Scenario(
     id="offloading-waiting-leaves",

@@ -224,6 +224,29 @@ def test_a_named_request_is_answered_with_a_status(statuses: list[int], crossed:
     assert answered("long chat", 100, 599).wanted == (Wanted({}, "long chat"),)
 
 
+@pytest.mark.parametrize(
+    ("reset", "busy", "crossed"),
+    [
+        ((2.0, 3.0), (1.0, 9.0), True),
+        ((2.0, 3.0), None, True),  # never answered: in flight to the end
+        ((2.0, 3.0), (1.0, 2.5), False),
+        ((2.0, 3.0), (2.1, 9.0), False),
+        (None, (1.0, 9.0), False),
+    ],
+)
+def test_an_answer_while_another_request_was_in_flight(
+    reset: tuple[float, float] | None, busy: tuple[float, float] | None, crossed: bool
+) -> None:
+    asked = (SentRequest("reset", None, span=reset), SentRequest("busy", 200, span=busy))
+    condition = answered("reset", 200, during="busy")
+    found = condition.find(TriggerFacts(requests=asked))
+    words = "while" if crossed else "not while"
+    assert (found.crossed, found.evidence) == (crossed, (f"reset was answered 200, {words} busy was in flight",))
+    assert not condition.find(TriggerFacts(requests=asked[:1])).crossed
+    assert str(condition) == "answered('reset', 200, during='busy')"
+    assert condition.wanted == (Wanted({}, "reset"), Wanted({}, "busy"))
+
+
 def test_or_takes_the_side_that_was_crossed() -> None:
     either = continuation_over(128) | sent_with("min_tokens")
     found = either.find(facts(100, fields={"min_tokens": 1}, known=frozenset(["min_tokens"])))

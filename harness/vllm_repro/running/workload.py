@@ -281,6 +281,7 @@ class WorkloadRunner:
             status=answer.status,
             refusal=answer.error or "",
             died=died,
+            span=(answer.sent, answer.ended),
         )
         if died or answer.status not in asked.may_fail:
             trial.seen.answers.append(answer)

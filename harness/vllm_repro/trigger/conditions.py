@@ -183,8 +183,11 @@ def sent_with(*names: str, name: str = "", **values: Any) -> Condition:
     return Condition(f"sent_with({', '.join(words)})", find, wanted=(wish,))
 
 
-def answered(name: str, *statuses: int) -> Condition:
-    """Require that the server answered every request of this name with one of these HTTP statuses."""
+def answered(name: str, *statuses: int, during: str = "") -> Condition:
+    """Require that the server answered every request of this name with one of these HTTP statuses.
+
+    during: name of a request that must have been in flight all the while.
+    """
     if not statuses or not all(100 <= status < 600 for status in statuses):
         raise ValueError("answered() takes the name of a request, and HTTP statuses such as 400")
 
@@ -193,9 +196,25 @@ def answered(name: str, *statuses: int) -> Condition:
         seen = " and ".join(f"answered {one}" if one else "not answered" for one in dict.fromkeys(found)) or "not sent"
         crossed = bool(found) and set(found) <= set(statuses)
         wished = "" if crossed else f", not answered {' or '.join(map(str, statuses))}"
-        return TriggerResult(crossed, (f"{name} was {seen}{wished}",), seen)
+        text = f"{name} was {seen}{wished}"
+        if during and crossed:
+            crossed = _within(facts, name, during)
+            text += f", {'while' if crossed else 'not while'} {during} was in flight"
+        return TriggerResult(crossed, (text,), seen if crossed or not during else f"{seen}, not during {during}")
 
-    return Condition(f"answered({', '.join(map(repr, (name, *statuses)))})", find, wanted=(Wanted({}, name),))
+    words = [*map(repr, (name, *statuses)), *([f"during={during!r}"] if during else [])]
+    wanted = (Wanted({}, name), *([Wanted({}, during)] if during else []))
+    return Condition(f"answered({', '.join(words)})", find, wanted=wanted)
+
+
+def _within(facts: TriggerFacts, name: str, during: str) -> bool:
+    """Return True if each answer to `name` came while a request `during` was in flight, by the client's clock."""
+    spans = [asked.span for asked in facts.requests if asked.name == name]
+    around = [asked.span for asked in facts.requests if asked.name == during and not asked.left]
+    return all(
+        own is not None and any(one is None or (one[0] <= own[0] and own[1] <= one[1]) for one in around)
+        for own in spans
+    )
 
 
 def left_waiting(name: str) -> Condition:
