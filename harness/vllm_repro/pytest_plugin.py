@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from vllm_repro.running.live_server import VllmServer
 
 _REHEARSAL = ("vllm-repro-evidence", "rehearsal")
+_SERVER = "vllm-repro-server"
+"""Property of a test with the fixture below; `vllm-repro-evidence` is that of a scenario."""
 _SERVERS = ("auto", "docker", "process", "lab", "rehearsal")
 
 
@@ -60,7 +62,7 @@ def _scenario_file(path: Path, parent: pytest.Collector) -> pytest.Collector | N
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print two sections that must not be overlooked: rehearsals, and bugs that no longer reproduce."""
     rehearsed = sum(
-        _REHEARSAL in report.user_properties
+        any(one in report.user_properties for one in (_REHEARSAL, (_SERVER, _REHEARSAL[1])))
         for reports in terminalreporter.stats.values()
         for report in reports
         if getattr(report, "when", None) == "call"
@@ -103,7 +105,7 @@ def vllm_server(
             options.setdefault("folder", tmp_path_factory.mktemp("vllm_server"))
             server = servers.enter_context(VllmServer(command, **options))
             booted.append(server)
-            request.node.user_properties.append(("vllm-repro-evidence", server.evidence))
+            request.node.user_properties.append((_SERVER, server.evidence))
             return server
 
         yield boot
@@ -116,12 +118,12 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     servers = item.stash.get(_BOOTED, [])
     try:
         result = yield
-    except (KeyboardInterrupt, SystemExit, pytest.exit.Exception, pytest.skip.Exception):
+    except (KeyboardInterrupt, SystemExit, pytest.exit.Exception, pytest.skip.Exception, pytest.xfail.Exception):
         raise
     except BaseException as error:  # pytest.fail is no Exception
         live_server = sys.modules.get("vllm_repro.running.live_server")
-        death = _death([*servers, *(live_server.RUNNING if live_server else ())])
-        if death is None:
+        death = _death(list(dict.fromkeys([*servers, *(live_server.RUNNING if live_server else ())])))
+        if death is None or death is error:
             raise
         death.add_note(f"the test saw {type(error).__name__}: {error}")
         raise death.with_traceback(_lines_in(item.path, error)) from None
@@ -132,9 +134,13 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 def _death(servers: list[VllmServer]) -> Exception | None:
     """Return the `EngineDied` of the first server whose engine is dead, or another error of the server."""
+    from vllm_repro.errors import UsageError
+
     for server in servers:
         try:
             server.assert_alive()
+        except UsageError:  # the test closed it
+            continue
         except Exception as error:
             return error
     return None

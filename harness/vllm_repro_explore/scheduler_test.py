@@ -217,7 +217,7 @@ def _data(case: Mapping[str, Any]) -> Iterator[str]:
     yield ")"
     if case["connector"]:
         yield f"CONNECTOR, EXTRA = {case['connector']!r}, {_extra(case)!r}"
-    yield f"LAYERS, WINDOW = {list(case['layers'])!r}, {case['window']}"
+    yield f"LAYERS, WINDOW = {list(case['layers'])!r}, {case['window']!r}"
     yield "# The requests of one list arrive together, each list when the one before was answered. shared: with the others."
     waves = [_list([_call(request) for request in wave]) for wave in case["waves"]]
     whole = f"WAVES = {_list(waves)}"
@@ -228,8 +228,8 @@ def _data(case: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"    *{many} * [{wave}]," if many > 1 else f"    {wave}," for wave, many in runs(waves))
         yield "]"
     if case["connector"]:
-        yield f"STORE_POLLS, LOAD_POLLS = {case['store_polls']}, {case['load_polls']}"
-    yield f"SEED, DRAFT = {case['seed']}, {case['draft']}" if case["draft"] else f"SEED = {case['seed']}"
+        yield f"STORE_POLLS, LOAD_POLLS = {case['store_polls']!r}, {case['load_polls']!r}"
+    yield f"SEED, DRAFT = {case['seed']!r}, {case['draft']!r}" if case["draft"] else f"SEED = {case['seed']!r}"
 
 
 def _list(values: Sequence[str]) -> str:
@@ -241,7 +241,7 @@ def _call(request: Mapping[str, Any]) -> str:
     given = {"prompt": request["prompt"], "answer": request["answer"]}
     given |= {name: request[name] for name in ("shared", "after") if request.get(name)}
     given |= {"abort": request["abort"]} if request.get("abort", -1) >= 0 else {}
-    return f"dict({', '.join(f'{name}={value}' for name, value in given.items())})"
+    return f"dict({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
 
 def _extra(case: Mapping[str, Any]) -> dict[str, Any]:

@@ -97,7 +97,23 @@ def test_a_dead_engine_is_not_alive() -> None:
         kill_engine(server)
         with pytest.raises(EngineDied):
             server.assert_alive()
-        server.assert_alive()  # the server has ended, and its death is told
+        with pytest.raises(EngineDied):
+            server.assert_alive()  # also for the next test of a module
+
+
+def test_a_closed_server_cannot_be_asked() -> None:
+    with booted() as server:
+        server.close()
+        with pytest.raises(UsageError, match="closed"):
+            server.assert_alive()
+
+
+def test_each_server_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    """The log of another server may hold its death."""
+    with booted(folder=tmp_path) as server:
+        server.assert_alive()
+    with pytest.raises(UsageError, match="log of another server"), booted(folder=tmp_path):
+        pass
 
 
 def test_an_error_of_the_body_stays_if_the_engine_lives() -> None:

@@ -228,14 +228,15 @@ def test_a_named_request_is_answered_with_a_status(statuses: list[int], crossed:
     ("reset", "busy", "crossed"),
     [
         ((2.0, 3.0), (1.0, 9.0), True),
-        ((2.0, 3.0), None, True),  # never answered: in flight to the end
+        ((2.0, 3.0), (1.0, None), True),  # never answered: in flight to the end
+        ((2.0, 3.0), (2.1, None), False),
         ((2.0, 3.0), (1.0, 2.5), False),
         ((2.0, 3.0), (2.1, 9.0), False),
-        (None, (1.0, 9.0), False),
+        ((2.0, None), (1.0, 9.0), False),
     ],
 )
 def test_an_answer_while_another_request_was_in_flight(
-    reset: tuple[float, float] | None, busy: tuple[float, float] | None, crossed: bool
+    reset: tuple[float, float | None], busy: tuple[float, float | None], crossed: bool
 ) -> None:
     asked = (SentRequest("reset", None, span=reset), SentRequest("busy", 200, span=busy))
     condition = answered("reset", 200, during="busy")

@@ -102,7 +102,7 @@ def advice(match: Match, known: Sequence[Scenario], command: str) -> list[str]:
     status = match.scenario.status
     lines = [_release_advice(status)]
     if others := other_bugs(match.scenario, known):
-        lines[0] += ". There or later, with the same KV cache or connector:"
+        lines[0] += ". That release or a later one has these bugs, with the same KV cache or connector:"
         lines += [f"  {other.id} (bad {other.status.bad}): {other.title}" for other in others]
     if changes := match.lives_with:
         lines.append(f"lives: {'; or '.join(changes)}")

@@ -120,7 +120,7 @@ def _parquet(table: pd.DataFrame) -> bytes:
         return table.to_parquet(index=False)
     except ImportError as error:
         raise UsageError(
-            "Parquet needs pyarrow, which is not installed", hint="pip install 'vllm-repro[parquet]', or use --csv"
+            "Parquet needs pyarrow, which is not installed", hint="pip install pyarrow, or use --csv"
         ) from error
 
 

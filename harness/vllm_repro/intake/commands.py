@@ -190,9 +190,10 @@ def _services(loaded: Any) -> Iterator[tuple[str, list[str], list[tuple[str, str
         node, seen = waiting.pop(0), seen + 1
         if isinstance(node, Mapping):
             words = [word for key in ("entrypoint", "command", "args") for word in _words(node.get(key))]
-            if words and any("vllm" in str(one).lower() for one in (node.get("image"), *words)):
+            image = _word(node.get("image")) or ""
+            if words and any("vllm" in one.lower() for one in (image, *words)):
                 yield (
-                    _DEFAULT.sub(r"\1", str(node.get("image") or "")),
+                    _DEFAULT.sub(r"\1", image),
                     words,
                     _variables(node.get("environment") or node.get("env")),
                 )
@@ -211,7 +212,7 @@ def _words(value: Any) -> list[str]:
     """Return the words of a list, or of a line of a shell. In a list, a script with a server is read as such a line."""
     items = value if isinstance(value, list) else [value] if isinstance(value, str) else []
     words: list[str] = []
-    for item in (_DEFAULT.sub(r"\1", str(one)) for one in items if isinstance(one, str | int | float)):
+    for item in (_DEFAULT.sub(r"\1", word) for one in items if (word := _word(one)) is not None):
         try:
             words += shlex.split(item) if isinstance(value, str) or _SCRIPT.search(item) else [item]
         except ValueError:
@@ -219,15 +220,22 @@ def _words(value: Any) -> list[str]:
     return words
 
 
+def _word(value: Any) -> str | None:
+    """Return a scalar of YAML as a word; None for other nodes, whose text may be endless, and for numbers that no flag takes."""
+    if isinstance(value, int) and abs(value) >= 10**18:
+        return None
+    return str(value) if isinstance(value, str | int | float) else None
+
+
 def _variables(value: Any) -> list[tuple[str, str]]:
     if isinstance(value, Mapping):
-        value = [f"{name}={one}" for name, one in value.items()]
+        value = [f"{name}={word}" for name, one in value.items() if (word := _word(one)) is not None]
     pairs = []
     for one in value if isinstance(value, list) else []:
         if isinstance(one, str) and "=" in one:
             pairs.append((one.partition("=")[0], _DEFAULT.sub(r"\1", one.partition("=")[2])))
-        elif isinstance(one, Mapping) and "value" in one:
-            pairs.append((str(one.get("name")), str(one["value"])))
+        elif isinstance(one, Mapping) and (word := _word(one.get("value"))) is not None:
+            pairs.append((_word(one.get("name")) or "", word))
     return pairs
 
 

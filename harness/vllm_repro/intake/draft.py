@@ -173,8 +173,8 @@ def draft(
         made.put("related", literal(list(facts.related)))
     about = title.rstrip(".…")
     return made.finish(
-        f"{about}.\n\nA draft by `vllm-repro intake`. GAP marks what the text does not state. A comment with "
-        "words in quotation marks is a guess from them:\nconfirm it or correct it, and remove the comment.\n"
+        f"{about}.\n\nA draft by `vllm-repro intake`. GAP marks what the text does not state. Every other "
+        "comment is a guess or a note:\nconfirm it or correct it, and remove the comment.\n"
     )
 
 

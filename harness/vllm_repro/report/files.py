@@ -63,7 +63,8 @@ def make_draft(report: RunReport) -> Draft:
     if own is None:
         return draft(report, duplicates(report, scenarios), diffs=diffs)
     # The bug may have been reported, or fixed, since the run.
-    status = f"with the bug {own.status.bad}; without {own.status.good or 'none known'}"
+    without = f"without: {own.status.good}" if own.status.good else "no release is declared fixed"
+    status = f"with the bug: {own.status.bad}; {without}"
     today = replace(report, issue=own.issue, filed=own.filed, fixed_in=own.status.good, status=status)
     # A scenario file starts with a paragraph on what happens and one on why.
     text = report.redactor.text

@@ -23,7 +23,7 @@ from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner, i
 from vllm_repro.report.source_changes import diff_of, how_to_apply, untried_note
 from vllm_repro.report.tables import soak_section, throughput_section
 from vllm_repro.report.text import cell, code, fence, html, plain, shorten, size
-from vllm_repro.report.wording import boundary, lab_rule, not_run_word, refusals, simulated
+from vllm_repro.report.wording import avoids, boundary, lab_rule, not_run_word, refusals, simulated
 from vllm_repro.scenario.matching import matches, twins
 from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.verdict.outcome import Outcome
@@ -178,7 +178,7 @@ def _changed(report: RunReport) -> list[list[ArmReport]]:
     for arm in report.arms:
         if arm.patches:
             found.setdefault(arm.patches, []).append(arm)
-    return sorted(found.values(), key=lambda arms: not any(map(_avoids, arms)))
+    return sorted(found.values(), key=lambda arms: not any(map(avoids, arms)))
 
 
 # ── what is read in half a minute ─────────────────────────────────────────────────────────────────────────────────────────
@@ -196,7 +196,7 @@ def _first_lines(report: RunReport, flags: str, why: str, small: str, gpus: bool
         one_line = " ".join(flags.replace("\\\n", " ").split())
         yield f"- **Flags:** {code(shorten(one_line, _CAUSE))}"
     if report.bug_seen:
-        if lives := limited([_count(arm, report) for arm in report.arms if _avoids(arm)], 4):
+        if lives := limited([_count(arm, report) for arm in report.arms if avoids(arm)], 4):
             yield f"- **Avoided by:** {'; '.join(lives)}"
         if why:
             yield f"- **Cause:** {plain(_sentences(why, _SENTENCE))}"
@@ -256,12 +256,6 @@ def _count(arm: ArmReport, report: RunReport) -> str:
     words = [code(shorten(arm.name, _NAME)), *([f"({', '.join(change)})"] if change else [])]
     words += [f"{did} in {arm.result.crashed} of {arm.result.conclusive} boots"] if arm.result.conclusive else []
     return " ".join(words)
-
-
-def _avoids(arm: ArmReport) -> bool:
-    """Return True if the engine lived with the arm's change, and the server ran all of it."""
-    ran = not any(map(untried_note, arm.server.patched))
-    return arm.result.result is Result.QUIET and not arm.expected.has_bug and ran
 
 
 def _holds(report: RunReport, small: str, gpus: bool) -> str:

@@ -61,7 +61,9 @@ def script(scenario: Scenario, arm: Arm, report: RunReport | None = None, *, bri
     words |= {"idle"} if any(isinstance(step, Rest) for step in steps) else set()
     words |= {"late"} if any(one.starts_after or one.leaves_after is not None for one in requests) else set()
     return Template(template_for(_TEMPLATE.read_text(encoding="utf-8"), words)).substitute(
-        about="\n".join(f"# {line}" for line in _usage(scenario, report)) if brief else _about(scenario, report),
+        about="\n".join(f"# {' '.join(line.split())}" for line in _usage(scenario, report))
+        if brief
+        else _about(scenario, report),
         data="\n".join(
             [
                 f"MODEL = {scenario.model.name!r}",
@@ -153,7 +155,7 @@ def curl(scenario: Scenario, arm: Arm, port: int) -> str:
         *tokens,
         *lines,
     ]
-    return "\n".join([f"# {scenario.title}", launch.render(), "", *sent])
+    return "\n".join([f"# {' '.join(scenario.title.split())}", launch.render(), "", *sent])
 
 
 def _curl(request: Request, command: ServeCommand, seed: str) -> str:
@@ -162,9 +164,10 @@ def _curl(request: Request, command: ServeCommand, seed: str) -> str:
     seed = given.pop("conversation", seed)
     model = (command.get("--served-model-name") or command.model or "").split()[0]
     wait, leave = given.pop("starts_after", 0), given.pop("leaves_after", None)
-    body = {"model": model} | {name: value for name, value in given.items() if name not in ("name", "may_fail")}
+    rest = {name: value for name, value in given.items() if name not in ("name", "may_fail")}
+    body = {"model": model} | rest.get("body", rest)
     leaves = f" -m {leave:g}" if leave is not None else ""
-    line = f"curl -s{leaves} $url{path} -H 'Content-Type: application/json' -d "
+    line = f"curl -s{leaves} \"$url\"{shlex.quote(path)} -H 'Content-Type: application/json' -d "
     if tokens:
         head = shlex.quote(json.dumps(body)[:-1] + ', "prompt": ')
         line = f"printf %s {head}\"$(tokens {shlex.quote(seed)} {tokens} {shared})\"'}}' | {line}@-"
@@ -178,7 +181,7 @@ def _about(scenario: Scenario, report: RunReport | None) -> str:
     lines = [
         f"{scenario.title}.",
         f"{near}{issue_url(scenario.issue)}",
-        f"Releases with the bug: {scenario.status.bad}; without: {scenario.status.good or 'none known'}.",
+        f"Releases with the bug: {scenario.status.bad}; without: {scenario.status.good or 'none is declared'}.",
         "",
         *_usage(scenario, report),
         "A chat of a stated length is sent as a completion.",
@@ -240,7 +243,7 @@ def _request(request: Request, command: ServeCommand) -> str:
 
 
 def _fields(request: Request, command: ServeCommand) -> dict[str, Any]:
-    """Return what the script's `send` reads of a request, then the fields of its body."""
+    """Return what the script's `send` reads of a request, then the fields of its body, or a whole body of its own."""
     found: dict[str, Any] = {"name": request.label}
     fields: dict[str, Any] = _thawed(request.fields)
     if isinstance(request.prompt, int | Size):
@@ -253,13 +256,14 @@ def _fields(request: Request, command: ServeCommand) -> dict[str, Any]:
     found |= {"may_fail": list(request.may_fail)} if request.may_fail else {}
     found |= {"starts_after": request.starts_after} if request.starts_after else {}
     found |= {"leaves_after": request.leaves_after} if request.leaves_after is not None else {}
+    if request.prompt is None:
+        return found | {"body": fields}
     if isinstance(request.prompt, str) and request.endpoint != _COMPLETIONS:
         found["messages"] = [{"role": "user", "content": request.prompt}]
     elif isinstance(request.prompt, str | tuple):
         found["prompt"] = _thawed(request.prompt)
-    if request.prompt is not None:
-        found |= {"max_tokens": resolve(request.max_tokens, command), "temperature": 0}
-        found |= {"stream": True} if request.stream else {}
+    found |= {"max_tokens": resolve(request.max_tokens, command), "temperature": 0}
+    found |= {"stream": True} if request.stream else {}
     return found | fields
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from vllm_repro.evidence import facts_of
 from vllm_repro.report.format import plural, seconds
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, counted_trials
-from vllm_repro.report.source_changes import changed_files
+from vllm_repro.report.source_changes import changed_files, untried_note
 from vllm_repro.report.text import shorten
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected, Result, Verdict
@@ -17,6 +17,7 @@ from vllm_repro.verdict.verdict import Expected, Result, Verdict
 __all__ = [
     "INTERRUPTED",
     "NOT_RUN",
+    "avoids",
     "boundary",
     "client_line",
     "crash_summary",
@@ -75,7 +76,7 @@ def plain_sentence(report: RunReport) -> str:
     parts = [f"{who} {_showed(report, failed)}"]
     if failed is not None:
         verb = "it lived" if failed.expected is Expected.DIES else "it did not"
-        lived = [_difference(arm, failed) for arm in ran if _avoids(arm)]
+        lived = [_difference(arm, failed) for arm in ran if avoids(arm) and arm.edits]
         parts += [f"{verb} {' or '.join(dict.fromkeys(lived))}"] if lived else []
     return "; ".join((*parts, *_declared_fix(report)))
 
@@ -102,8 +103,10 @@ def _showed(report: RunReport, failed: ArmReport | None) -> str:
             return "was not shown to have this bug, nor to be free of it"
 
 
-def _avoids(arm: ArmReport) -> bool:
-    return arm.expected is Expected.LIVES and arm.result.result is Result.QUIET and bool(arm.edits)
+def avoids(arm: ArmReport) -> bool:
+    """Return True if the engine lived with the arm's change, and the server ran all of it."""
+    ran = not any(map(untried_note, arm.server.patched))
+    return arm.result.result is Result.QUIET and not arm.expected.has_bug and ran
 
 
 def _difference(arm: ArmReport, failed: ArmReport) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from vllm_repro.errors import UsageError
 from vllm_repro.journal.redact import Redactor, known_secrets
 from vllm_repro.releases.provision import cache_root
+from vllm_repro.scenario.catalogue import named_folders
 from vllm_repro.scenario.scenario import Scenario
 
 __all__ = [
@@ -80,6 +81,7 @@ def private_folders() -> list[tuple[str, str]]:
     except FileNotFoundError as error:
         raise UsageError("the working folder is gone", hint="change into one that is there: cd ~") from error
     folders = [(here, "."), (str(Path.home()), "$HOME"), (str(cache_root()), "$VLLM_REPRO_CACHE")]
+    folders += [(str(one.absolute()), "$VLLM_REPRO_SCENARIOS") for one in named_folders()]
     folders += [(value.rstrip("/"), f"${name}") for name in _FOLDER_VARIABLES if (value := os.environ.get(name))]
     return sorted(folders, key=lambda pair: -len(pair[0]))
 

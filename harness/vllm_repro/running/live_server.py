@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from vllm_repro.command.parse import parse
-from vllm_repro.errors import CommandError, InfraError, ReproError, Unsupported
+from vllm_repro.errors import CommandError, InfraError, ReproError, Unsupported, UsageError
 from vllm_repro.evidence import Evidence
 from vllm_repro.host.machine import gpus
 from vllm_repro.journal.journal import Journal
@@ -115,6 +115,7 @@ class VllmServer:
         self._runner: WorkloadRunner | None = None
         self._conclusion: Conclusion | None = None
         self._error: BaseException | None = None
+        self._failed: Exception | None = None
 
     def __enter__(self) -> Self:
         for line in sweep():
@@ -182,12 +183,18 @@ class VllmServer:
         return client
 
     def assert_alive(self) -> None:
-        """Ask the engine for one token, and look again after a second. If it is dead or hung, end the server and raise `EngineDied`."""
-        if self._thread is not None and self._runner is not None:
-            asyncio.run_coroutine_threadsafe(self._check(self._runner), self._loop).result()
-            over = self._conclusion or self._error or self._runner.watch.ended
-            if over or not self._trial.seen.canary_ok:
-                self.close()
+        """Ask the engine for one token, and look again after a second. If it is dead or hung, end the server and raise `EngineDied`.
+
+        Raises that again for a server that it ended, and `UsageError` for one that was closed.
+        """
+        if self._failed is not None:
+            raise self._failed
+        if self._thread is None or self._runner is None:
+            raise UsageError("the server is closed, so it cannot be asked")
+        asyncio.run_coroutine_threadsafe(self._check(self._runner), self._loop).result()
+        over = self._conclusion or self._error or self._runner.watch.ended
+        if over or self._trial.seen.canary_ok is False:  # None: this server refuses such a request
+            self.close()
 
     def close(self) -> None:
         """End the server. Raises `EngineDied` if the engine died, unless that was raised before. May be called again."""
@@ -197,6 +204,7 @@ class VllmServer:
         if error is not None:
             raise error
         if conclusion is not None and (failure := self._failure(conclusion)) is not None:
+            self._failed = failure
             raise failure
 
     def _end(self) -> None:
@@ -237,6 +245,8 @@ class VllmServer:
         else:
             folder = Path(self._named_folder).absolute()
         log = folder / "logs" / "server-1.log"
+        if log.exists():
+            raise UsageError(f"{folder} holds the log of another server", hint="name a new folder for each server")
         log.parent.mkdir(parents=True, exist_ok=True)
         redactor = Redactor(secrets=known_secrets(os.environ), names=False)
         launch, server = site.server(scenario, scenario.arms[0], 1, log, folder.name)
@@ -256,7 +266,8 @@ class VllmServer:
         )
 
     def _remove_if_alive(self, folder: Path) -> None:
-        if self._conclusion is None or self._conclusion.outcome.facts.alive:
+        ended = None if self._conclusion is None else self._conclusion.outcome
+        if self._error is None and (ended is None or ended.facts.alive or ended is Outcome.CANCELLED):
             shutil.rmtree(folder, ignore_errors=True)
 
     def _run(self) -> None:

@@ -160,8 +160,10 @@ class Watch:
             self.in_flight -= 1
         sign = sign_of_answer(answer, canary=canary)
         if sign is not None:
-            if answer.error is not None and (
-                self.failed is None or answer.names_dead_engine > self.failed.answer.names_dead_engine
+            if (
+                answer.error is not None
+                and not canary
+                and (self.failed is None or answer.names_dead_engine > self.failed.answer.names_dead_engine)
             ):
                 self.failed = FailedRequest(endpoint, body, answer)
             self.note(sign)

@@ -224,6 +224,7 @@ class WorkloadRunner:
             repeats=min(prompt.tokens, self.cached[request.conversation]) if request.conversation else repeats,
             status=None,
             answer_tokens=answer_tokens or None,
+            span=(time.time(), None),
         )
         index = len(trial.seen.asked)
         trial.seen.asked.append(asked)
@@ -249,10 +250,14 @@ class WorkloadRunner:
 
     async def _leaves(self, asking: asyncio.Task[Any], index: int, seconds: float) -> bool:
         """Close the connection of a request after so many seconds. Return False if it was answered before."""
-        await asyncio.wait([asking], timeout=seconds)
-        reading = None if asking.done() else await self.watch.scrape()
-        if asking.done():
-            return False
+        try:
+            await asyncio.wait([asking], timeout=seconds)
+            reading = None if asking.done() else await self.watch.scrape()
+            if asking.done() or self.watch.ended:  # answered, or in flight at a death
+                return False
+        except asyncio.CancelledError:
+            asking.cancel()
+            raise
         asking.cancel()
         await asyncio.wait([asking])
         waiting = None if reading is None else int(reading.waiting)

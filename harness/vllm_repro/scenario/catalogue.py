@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib.util
 import os
@@ -62,8 +63,9 @@ def folder_words() -> list[str]:
 def _installed() -> Iterator[Path]:
     """Yield the folders of the packages in `GROUP`. A top-level package is not imported."""
     for entry in entry_points(group=GROUP):
-        if spec := importlib.util.find_spec(entry.module):
-            yield from map(Path, spec.submodule_search_locations or ())
+        with contextlib.suppress(ImportError):  # the parent package of a stale entry point is gone
+            if spec := importlib.util.find_spec(entry.module):
+                yield from map(Path, spec.submodule_search_locations or ())
 
 
 def scenario_files_below(folder: Path) -> list[Path]:

@@ -258,6 +258,8 @@ def completion(
     """
     _checked(prompt, max_tokens, may_fail)
     _check_times(starts_after, leaves_after)
+    if stream and leaves_after is not None:
+        raise ValueError("leaves_after is for an answer in one piece: leave stream out")
     prompt = prompt if isinstance(prompt, int | Size | str) else tuple(prompt)
     if shared and isinstance(prompt, str | tuple):
         raise ValueError("shared counts tokens of a prompt that is stated as a size")

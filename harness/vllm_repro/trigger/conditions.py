@@ -80,7 +80,9 @@ def chunked_prefill(*, chunks: int = 2) -> Condition:
                 return TriggerResult(True, (text,), f"{_plus(cut)} tokens")
             steps = f"{len(cut)} step{'' if len(cut) == 1 else 's'}"
             why, brief = f"{steps} of at most {facts.chunk}", steps
-            if not asked.accepted:
+            if asked.status is None and not asked.died:
+                why, brief = "and its client left" if asked.left else "without an answer", "no answer"
+            elif not asked.accepted:
                 why, brief = f"but the server refused it with {asked.status}", "refused"
             found = found or TriggerResult(False, (f"{_count(facts, asked)}, {why}",), brief)
         return found or TriggerResult(False, ("no request reached the engine",), "no request")
@@ -209,11 +211,10 @@ def answered(name: str, *statuses: int, during: str = "") -> Condition:
 
 def _within(facts: TriggerFacts, name: str, during: str) -> bool:
     """Return True if each answer to `name` came while a request `during` was in flight, by the client's clock."""
-    spans = [asked.span for asked in facts.requests if asked.name == name]
     around = [asked.span for asked in facts.requests if asked.name == during and not asked.left]
     return all(
-        own is not None and any(one is None or (one[0] <= own[0] and own[1] <= one[1]) for one in around)
-        for own in spans
+        end is not None and any(begun <= sent and (ended is None or end <= ended) for begun, ended in around)
+        for sent, end in (asked.span for asked in facts.requests if asked.name == name)
     )
 
 

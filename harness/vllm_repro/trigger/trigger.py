@@ -45,7 +45,7 @@ class SentRequest:
     status: HTTP status, None without a response. refusal: text of an error response. may_fail: statuses that are no failure.
     died, hung: what the engine did meanwhile.
     left: its client closed the connection. waiting: requests that the server then counted as waiting; None if unknown.
-    span: seconds since the epoch of its sending and of the end of its answer; None without an answer.
+    span: seconds since the epoch of its sending and of the end of its answer; None instead of the second without an answer.
     """
 
     name: str
@@ -64,7 +64,7 @@ class SentRequest:
     answer_tokens: int | None = None
     left: bool = False
     waiting: int | None = None
-    span: tuple[float, float] | None = None
+    span: tuple[float, float | None] = (0.0, None)
 
     @property
     def counted(self) -> str:
