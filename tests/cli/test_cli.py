@@ -397,12 +397,13 @@ def test_bash_completes_it(line: str, found: list[str], tmp_path: Path) -> None:
 
 
 def test_a_command_to_repeat_names_the_folders_of_scenarios(harness: Harness, tmp_path: Path) -> None:
-    """Also those of the variable: the command is called by somebody else, in another folder."""
+    """Also those of the variable, for another shell. A report names the variable: a folder is of one machine."""
     text = (ROOT / "scenarios" / "min_tokens_stop_ids.py").read_text(encoding="utf-8")
     (tmp_path / "own_bug.py").write_text(text.replace("min-tokens-stop-ids", "own-bug"), encoding="utf-8")
     words = ["run", "own-bug", "--server", "rehearsal", "--arm", "near-miss"]
     for option, variable in ((["--scenarios", str(tmp_path)], ""), ([], str(tmp_path))):
         done = harness(*words, *option, env={"VLLM_REPRO_SCENARIOS": variable})
-        assert f" --scenarios {tmp_path} " in done.report["reproduce"]
-        again = done.report["reproduce"].split()[1:]
-        assert harness(*again, env={"VLLM_REPRO_SCENARIOS": ""}).status == 0
+        assert " --scenarios $VLLM_REPRO_SCENARIOS " in done.report["reproduce"]
+        again = next(line for line in done.out.splitlines() if line.startswith("again:"))
+        assert f" --scenarios {tmp_path} " in again
+        assert harness(*again.split()[2:], env={"VLLM_REPRO_SCENARIOS": ""}).status == 0

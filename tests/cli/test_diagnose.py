@@ -146,7 +146,7 @@ def test_json_has_what_the_last_lines_advise(harness: Harness) -> None:
         "run": "vllm-repro run tq-chunked-prefill",
     }
     *_, fixed, first, second, lives, see = harness("diagnose", str(PASTED)).out.splitlines()
-    assert fixed.strip().startswith(f"fixed in {match['fixed_in']}. There or later")
+    assert fixed.strip().startswith(f"fixed in {match['fixed_in']}. That release or a later one")
     assert [line.split()[0] for line in (first, second)] == match["other_bugs"]
     assert lives.strip() == f"lives: {'; or '.join(match['lives_with'])}"
     assert see.strip() == f"to see it: {match['run']}"

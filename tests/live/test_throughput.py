@@ -75,7 +75,7 @@ def test_tokens_are_those_that_the_server_counts_and_random_weights_claim_nothin
         figures = row.figures
         if figures.ttft_s is None or figures.tpot_s is None:
             # The engine spins on both cores, so the client may be late; the report then shows no times.
-            assert figures.late_s.high > 0.002
+            assert figures.late_s.high > 0.001
             continue
         # Times and rates describe the same tokens: the first token, then the others one by one.
         alone = figures.ttft_s.median + (figures.point.output - 1) * figures.tpot_s.median

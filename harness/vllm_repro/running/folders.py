@@ -35,7 +35,12 @@ def default_out() -> Path:
 
 
 def with_out(command: str, out: Path) -> str:
-    """Return a command with `--out`, unless it writes to `out` by default. Reports carry it without: a folder is of one machine."""
+    """Return a command with `--out`, unless it writes to `out` by default, and with the folders of `--scenarios`.
+
+    Reports carry it without: a folder is of one machine.
+    """
+    for folder in named_folders():
+        command = command.replace(_SCENARIOS, shlex.quote(str(folder.absolute())), 1)
     return command if out == default_out() else f"{command} --out {shlex.quote(str(out))}"
 
 
@@ -68,6 +73,7 @@ def link_to(root: Path, page: Path) -> str:
     return Path(os.path.relpath(root.resolve(), page.resolve().parent)).as_posix()
 
 
+_SCENARIOS = "$VLLM_REPRO_SCENARIOS"
 _FOLDER_VARIABLES = ("TMPDIR", "XDG_CACHE_HOME", "XDG_STATE_HOME", "HF_HOME", "VLLM_REPRO_REPORTS")
 
 
@@ -81,8 +87,9 @@ def private_folders() -> list[tuple[str, str]]:
     except FileNotFoundError as error:
         raise UsageError("the working folder is gone", hint="change into one that is there: cd ~") from error
     folders = [(here, "."), (str(Path.home()), "$HOME"), (str(cache_root()), "$VLLM_REPRO_CACHE")]
-    folders += [(str(one.absolute()), "$VLLM_REPRO_SCENARIOS") for one in named_folders()]
     folders += [(value.rstrip("/"), f"${name}") for name in _FOLDER_VARIABLES if (value := os.environ.get(name))]
+    named = (str(one.absolute()) for one in named_folders())
+    folders += [(one, _SCENARIOS) for one in named if not any(one.startswith(known) for known, _ in folders)]
     return sorted(folders, key=lambda pair: -len(pair[0]))
 
 

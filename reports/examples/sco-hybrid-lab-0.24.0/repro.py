@@ -43,7 +43,7 @@ EXCEPTION = re.compile(r"(\([^)]*pid=\d+\) )?(ERROR \S+ \S+ \[[^]]*\] ?)?([A-Za-
 def send(server, request, seed=""):
     """Return "ok", "failed" or "hang". The refusal of an unusual field is an answer."""
     client, url, model = server
-    body = {name: value for name, value in request.items() if name not in NOT_SENT} | {"model": model}
+    body = {"model": model} | request.get("body", {k: request[k] for k in request if k not in NOT_SENT})
     if "tokens" in request:  # no special ones; one seed gives the same first ones, for the prefix cache
         lengths = {"shared": request.get("shared", 0)}
         lengths[request.get("conversation", seed)] = request["tokens"] - lengths["shared"]

@@ -1,6 +1,6 @@
 """TurboQuant KV cache with speculative decoding repeats itself: the captured graph does not read the KV cache.
 https://github.com/vllm-project/vllm/issues/53180
-Releases with the bug: >=0.24.0; without: none known.
+Releases with the bug: >=0.24.0; without: none is declared.
 
 pip install openai vllm==0.24.0    # needs: 2 GPUs, 24 GB each
 python repro.py [--url URL] [--model NAME_OR_FOLDER] [further flags of vllm serve]
@@ -38,7 +38,7 @@ EXCEPTION = re.compile(r"(\([^)]*pid=\d+\) )?(ERROR \S+ \S+ \[[^]]*\] ?)?([A-Za-
 def send(server, request, seed=""):
     """Return "ok", "failed" or "hang". The refusal of an unusual field is an answer."""
     client, url, model = server
-    body = {name: value for name, value in request.items() if name not in NOT_SENT} | {"model": model}
+    body = {"model": model} | request.get("body", {k: request[k] for k in request if k not in NOT_SENT})
     if "tokens" in request:  # no special ones; one seed gives the same first ones, for the prefix cache
         lengths = {"shared": request.get("shared", 0)}
         lengths[request.get("conversation", seed)] = request["tokens"] - lengths["shared"]
