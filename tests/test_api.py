@@ -116,7 +116,7 @@ def test_the_columns_of_the_docs_are_those_of_the_frames(tmp_path: Path) -> None
 
 def test_the_notebook_gives_what_it_shows() -> None:
     kept = json.loads((DOCS / "versions.ipynb").read_text(encoding="utf-8"))
-    made = nbformat.reads(json.dumps(kept), as_version=4)  # type: ignore[no-untyped-call]
+    made = nbformat.reads(json.dumps(kept), as_version=4)  # type: ignore[no-untyped-call]  # nbformat has no types
     NotebookClient(made, resources={"metadata": {"path": str(DOCS)}}).execute()
     shown, again = (
         [out["data"]["text/plain"] for cell in one["cells"] for out in cell.get("outputs", ())] for one in (kept, made)

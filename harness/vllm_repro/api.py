@@ -45,7 +45,7 @@ class RunResult:
 
     @property
     def expected(self) -> bool | None:
-        """Whether the verdict is as expected; None if the run is undecided."""
+        """True if the verdict is as expected; None if the run is undecided."""
         return None if self.report.undecided else self.report.expected
 
 

@@ -42,14 +42,14 @@ def test_requests_at_once() -> None:
     ]
     bench = "```\nvllm bench serve --random-input-len 700 --random-output-len 20 --max-concurrency 2\n```"
     assert workload(bench) == [" beside ".join(named(700, 700))]
-    assert all(one.max_tokens == 20 for one in requests_of(checked(drafted(f"{SERVE}\n\n{bench}")).workload))  # type: ignore[arg-type]
+    assert all(one.max_tokens == 20 for one in requests_of(checked(drafted(f"{SERVE}\n\n{bench}")).workload))  # type: ignore[arg-type]  # these steps are requests
 
 
 def test_requests_as_sent() -> None:
     body = '{"model":"m","prompt":"a \\u0027b\\u0027","max_tokens":5,"logprobs":2}'
     curl = f"```\n$ time curl -s http://h:8000/v1/completions -d '{body}'\n```"
     (step,) = checked(drafted(f"{SERVE}\n\n{curl}\n\n{curl}")).workload
-    assert (step.endpoint, step.fields) == ("/v1/completions", {"prompt": "a 'b'", "max_tokens": 5, "logprobs": 2})  # type: ignore[union-attr]
+    assert (step.endpoint, step.fields) == ("/v1/completions", {"prompt": "a 'b'", "max_tokens": 5, "logprobs": 2})  # type: ignore[union-attr]  # a request
     client = '```python\nclient.chat.completions.create(model=m, messages=[{"role": "user", "content": "hi"}], max_tokens=4)\n```'
     assert "messages" in workload(client)[0]
 

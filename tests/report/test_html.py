@@ -95,7 +95,7 @@ def test_frames_link_to_the_source_of_the_release() -> None:
 
     def page(arm: ArmReport, **changes: object) -> str:
         died = replace(trial, death=replace(death, frames=frames, lines=(7, 8, 9, 0)))
-        return html_page(replace(made, **{"arms": (replace(arm, trials=(died,)),), **changes}))  # type: ignore[arg-type]
+        return html_page(replace(made, **{"arms": (replace(arm, trials=(died,)),), **changes}))  # type: ignore[arg-type]  # fields by name
 
     source = "https://github.com/vllm-project/vllm/blob/v0.23.0/vllm"
     assert links(page(arm)) == {f"{source}/v1/a.py#L7", f"{source}/d.py"}

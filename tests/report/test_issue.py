@@ -146,7 +146,7 @@ def test_a_new_issue_out_of_the_lab_shows_what_anybody_can_run_and_the_change_th
     cured = replace(arm, result=arm_result("patched", Expected.LIVES, [Outcome.CLEAN]), trials=(), patches=(patch,))
     made = replace(DIED, filed=False, arms=(arm, cured), issue="vllm-project/vllm#44053")
     given = {"flags": "vllm serve some/model \\\n  --flag 1", "why": "Two are\nasked for, @all.", "script": "import os"}
-    body = draft(made, **given).body  # type: ignore[arg-type]
+    body = draft(made, **given).body  # type: ignore[arg-type]  # fields by name
     assert "- **Flags:** `vllm serve some/model --flag 1`" in body
     assert "Two are asked for, " in body
     assert "- **Avoided by:** `patched` (`a.py` changed) died in 0 of 1 boots" in body

@@ -119,7 +119,7 @@ def test_each_server_has_a_folder_of_its_own(tmp_path: Path) -> None:
 def test_an_error_of_the_body_stays_if_the_engine_lives() -> None:
     with pytest.raises(ZeroDivisionError), booted() as server:  # noqa: PT012  # the body
         pids = server.pids
-        1 / 0  # noqa: B018
+        1 / 0  # noqa: B018  # it raises
     assert gone(pids)
 
 

@@ -31,7 +31,7 @@ class Said:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a text states.
+    """The facts in a text.
 
     issue: `owner/repository#number`. versions: releases of vLLM, the most certain first. commands: the most likely one first.
     unread: commands that cannot be read. model: public name. shape: sizes with the names of config.json. gpus: (count, kind) as stated.

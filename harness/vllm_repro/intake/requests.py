@@ -285,12 +285,12 @@ def find_tried(said: Sequence[str], command: ServeCommand) -> tuple[list[Tried],
 
 
 def _verdicts(said: str) -> tuple[bool, bool]:
-    """Return whether a statement says that something works, and whether it says that something still fails."""
+    """Return (works, fails): a statement may report a success, a failure, or both."""
     return bool(_WORKS.search(_FAILS.sub(" ", said))), bool(_FAILS.search(said))
 
 
 def _flags_of(said: str) -> Iterator[tuple[tuple[str, ...], bool]]:
-    """Yield the groups of flags in a statement, and whether it says that they were left out. A flag without its value is no group."""
+    """Yield (flags, left out) for each group of flags in a statement. A flag without its value is no group."""
     apart = re.search(r"\bor\b|\beither\b", said) is not None
     group: list[str] = []
     for match in _FLAG.finditer(said):

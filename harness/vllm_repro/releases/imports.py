@@ -21,7 +21,7 @@ Tree = Mapping[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class _Module:
-    """What a module imports and defines.
+    """The imports and definitions of a module.
 
     imports: pairs of a module and a name in it, empty for the module itself. names: None if it may define any name.
     """

@@ -110,7 +110,7 @@ def avoids(arm: ArmReport) -> bool:
 
 
 def _difference(arm: ArmReport, failed: ArmReport) -> str:
-    """Return `with --enforce-eager`: what an arm changes that the one that failed does not."""
+    """Return the changes that only this arm has, such as `with --enforce-eager`."""
     edits = [re.sub("^patched ", "with a change of ", edit) for edit in arm.edits if edit not in failed.edits]
     words = " and ".join(dict.fromkeys(edits))
     return words if 0 < len(words) <= _SHORT else f"in the arm {arm.name}"

@@ -169,7 +169,7 @@ class VllmServer:
 
     @property
     def evidence(self) -> Evidence:
-        """What the server is evidence of: a GPU, a CPU, or a rehearsal."""
+        """Kind of evidence: a GPU, a CPU, or a rehearsal."""
         return self._trial.launch.evidence
 
     def client(self, **options: Any) -> OpenAI:

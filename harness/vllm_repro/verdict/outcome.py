@@ -40,7 +40,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class OutcomeFacts:
-    """What the rest of the package needs to know of an outcome.
+    """The properties of an outcome.
 
     engine: the state of an engine that did not die, in one or two words. tone: its colour on the page. ci: how JUnit and pytest report
     it where it is not declared. alive: the engine lived and answered well. other_failure: the engine failed in a way that is this bug
