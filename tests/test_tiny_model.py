@@ -30,7 +30,7 @@ DEEPSEEK: dict[str, Any] = {
         ({"window": 128}, "window=… goes with sliding layers"),
         ({"family": "gemma3"}, "window=… goes with sliding layers"),
         ({"drafts": 1}, "no drafter for qwen3"),
-        ({"vocab": 263}, "at least 264 tokens"),
+        ({"vocab": 264}, "at least 265 tokens"),
         ({"fp8": True}, "fp8=… is for deepseek_v4"),
     ],
 )

@@ -12,8 +12,8 @@ from typing import Literal, get_args
 
 __all__ = ["FAMILIES", "Family", "Kind", "TinyModel"]
 
-Family = Literal["qwen3", "llama", "gemma3", "mimo", "deepseek_v4"]
-"""Model code of vLLM. "mimo" has draft layers; "deepseek_v4" has compressed layers."""
+Family = Literal["qwen3", "llama", "gemma3", "mimo", "deepseek_v4", "blip2"]
+"""Model code of vLLM. "mimo" has draft layers; "deepseek_v4" has compressed layers; "blip2" reads images."""
 
 FAMILIES: tuple[Family, ...] = get_args(Family)
 
@@ -26,9 +26,10 @@ _KINDS: dict[Family, frozenset[Kind]] = {
     "gemma3": frozenset({"full", "sliding"}),
     "mimo": frozenset({"full"}),
     "deepseek_v4": frozenset({"sliding", "sparse", "compressed"}),
+    "blip2": frozenset({"full"}),
 }
 _FP8_WIDTH = 4096
-SMALLEST_VOCABULARY = 264
+SMALLEST_VOCABULARY = 265
 """The bytes, and the special tokens of `vllm_repro.releases.tiny_tokenizer`."""
 _DRAFTERS = frozenset({"mimo", "deepseek_v4"})
 

@@ -24,6 +24,7 @@ MODELS = [
     TinyModel("gemma3", ("full", "sliding"), window=128),
     TinyModel("mimo", ("full",), heads=24, kv_heads=4, head_dim=256, drafts=1),
     TinyModel("deepseek_v4", ("sliding", "sparse", "compressed", "sparse"), 8, 1, 512, window=128, hidden=256),
+    TinyModel("blip2"),
 ]
 FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
 
@@ -36,10 +37,19 @@ def read(folder: Path, name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.family)
 def test_a_folder_holds_what_a_server_reads_and_nothing_else(tmp_path: Path, model: TinyModel) -> None:
     folder = make_tiny_model(tmp_path / "model", model)
-    assert sorted(path.name for path in folder.iterdir()) == FILES
+    images = ["preprocessor_config.json", "processor_config.json"] if model.family == "blip2" else []
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*FILES, *images])
     config, tokenizer = read(folder, "config.json"), read(folder, "tokenizer.json")
     assert len(tokenizer["model"]["vocab"]) == config["vocab_size"] == 4096
     assert read(folder, "tokenizer_config.json")["eos_token"] == SPECIAL_TOKENS[config["eos_token_id"]]
+
+
+def test_a_model_that_reads_images_has_a_token_for_them(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model", TinyModel("blip2", vocab=300))
+    config, tokenizer = read(folder, "config.json"), read(folder, "tokenizer.json")
+    assert tokenizer["model"]["vocab"]["<image>"] == config["image_token_index"]
+    assert len(tokenizer["model"]["vocab"]) == config["text_config"]["vocab_size"] == 300
+    assert (config["text_config"]["architectures"], config["text_config"]["model_type"]) == (["LlamaForCausalLM"], "llama")
 
 
 def test_a_model_with_weights_is_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,19 +90,19 @@ def test_a_config_has_the_shape_of_its_model() -> None:
 
 
 def test_a_deepseek_v4_keeps_the_sizes_that_its_workspace_goes_by() -> None:
-    config = model_config(MODELS[-1])
+    config = model_config(MODELS[4])
     assert config["compress_ratios"] == [0, 4, 128, 4]
     assert (config["head_dim"], config["sliding_window"]) == (512, 128)
     assert (config["index_head_dim"], config["index_topk"], config["qk_rope_head_dim"]) == (128, 512, 64)
     assert "quantization_config" not in config
-    on_gpu = model_config(replace(MODELS[-1], fp8=True))
+    on_gpu = model_config(replace(MODELS[4], fp8=True))
     assert on_gpu["quantization_config"]["scale_fmt"] == "ue8m0"
     assert {key for key in config if on_gpu[key] != config[key]} == {
         "hidden_size", "q_lora_rank", "o_lora_rank", "o_groups", "index_n_heads", "moe_intermediate_size"
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("vocab", [264, 600, 20000])
+@pytest.mark.parametrize("vocab", [265, 600, 20000])
 def test_every_merge_joins_two_tokens_into_a_third(vocab: int) -> None:
     model = tokenizer_json(vocab)["model"]
     tokens = model["vocab"]

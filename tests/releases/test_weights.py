@@ -12,7 +12,7 @@ import pytest
 from vllm_repro.releases.weights import safetensors, tensors
 from vllm_repro.tiny_model import TinyModel
 
-MODEL = TinyModel("mimo", ("full",), heads=4, kv_heads=2, head_dim=16, drafts=1, vocab=264)
+MODEL = TinyModel("mimo", ("full",), heads=4, kv_heads=2, head_dim=16, drafts=1, vocab=265)
 
 
 def numbers(content: bytes) -> list[float]:

@@ -215,7 +215,7 @@ def test_mistakes_in_what_is_measured_are_found(declared: str, shown: str) -> No
             "prompt=[7] * 8192",
             "of 8192 token ids and an answer of 4 tokens exceed --max-model-len 8192",
         ),
-        ("vocab_size=151936", "vocab_size=200", "model: a byte-level tokenizer needs at least 264 tokens, not 200"),
+        ("vocab_size=151936", "vocab_size=200", "model: a byte-level tokenizer needs at least 265 tokens, not 200"),
         ("layers=28", "layers=28, full_attention_interval=4", "model: tiny_will_do=True serves a Qwen3ForCausalLM or"),
         ("layers=28", 'layers=28, architecture="X"', "of full attention alone: declare dummy=Dummy(…) instead"),
     ],

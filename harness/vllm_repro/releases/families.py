@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from vllm_repro.releases.tiny_tokenizer import END_OF_TURN, PAD, special_id
+from vllm_repro.releases.tiny_tokenizer import END_OF_TURN, IMAGE, PAD, added_tokens, special_id
 from vllm_repro.tiny_model import Family, Kind, TinyModel
 
-__all__ = ["model_config"]
+__all__ = ["image_processor", "model_config"]
 
 _COMPRESS: Mapping[Kind, int] = {"sliding": 0, "sparse": 4, "compressed": 128}
+_PIXELS = 224  # width and height of an image, as in the published BLIP-2 models
+_IMAGE_TOKENS = 32
 _YARN = 16  # DeepSeek-V4 was trained on 1/16 of its maximum length
 
 
@@ -48,6 +51,31 @@ def _mimo(model: TinyModel) -> dict[str, Any]:
 
 def _dense(architecture: str, model_type: str) -> dict[str, Any]:
     return {"architectures": [architecture], "model_type": model_type, "hidden_act": "silu", "rope_theta": 10_000.0}
+
+
+def _blip2(model: TinyModel) -> dict[str, Any]:
+    # transformers has a processor for BLIP-2 that does without torchvision, which releases here are installed without.
+    layers = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2}
+    return {
+        "architectures": ["Blip2ForConditionalGeneration"],
+        "model_type": "blip-2",
+        "num_query_tokens": _IMAGE_TOKENS,
+        "image_token_index": added_tokens(image=True).index(IMAGE),
+        "vision_config": layers | {"model_type": "blip_2_vision_model", "num_hidden_layers": 1, "image_size": _PIXELS},
+        "qformer_config": layers | {"model_type": "blip_2_qformer", "num_hidden_layers": 2, "encoder_hidden_size": 64},
+        "text_config": model_config(replace(model, family="llama")),
+    }
+
+
+def image_processor(model: TinyModel) -> dict[str, dict[str, Any]]:
+    """Return the files of a processor of images by name; none for a model without."""
+    if model.family != "blip2":
+        return {}
+    size = {"height": _PIXELS, "width": _PIXELS}
+    return {
+        "preprocessor_config.json": {"image_processor_type": "BlipImageProcessor", "size": size},
+        "processor_config.json": {"processor_class": "Blip2Processor", "num_query_tokens": _IMAGE_TOKENS},
+    }
 
 
 def _gemma3(model: TinyModel) -> dict[str, Any]:
@@ -137,4 +165,5 @@ _SETTINGS: Mapping[Family, Callable[[TinyModel], dict[str, Any]]] = {
     "gemma3": _gemma3,
     "mimo": _mimo,
     "deepseek_v4": _deepseek_v4,
+    "blip2": _blip2,
 }

@@ -11,7 +11,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from vllm_repro.releases.families import model_config
+from vllm_repro.releases.families import image_processor, model_config
 from vllm_repro.releases.provision import cache_root
 from vllm_repro.releases.tiny_tokenizer import END_OF_TURN, PAD, special_id, tokenizer_json
 from vllm_repro.releases.weights import safetensors
@@ -43,7 +43,7 @@ def make_tiny_model(folder: Path, model: TinyModel) -> Path:
     """
     files = {
         "config.json": model_config(model),
-        "tokenizer.json": tokenizer_json(model.vocab),
+        "tokenizer.json": tokenizer_json(model.vocab, image=model.family == "blip2"),
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "bos_token": None,
@@ -60,7 +60,7 @@ def make_tiny_model(folder: Path, model: TinyModel) -> Path:
             "do_sample": True,
             "temperature": 1.0,
         },
-    }
+    } | image_processor(model)
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         path, text = folder / name, json.dumps(content, indent=1, ensure_ascii=True) + "\n"

@@ -15,6 +15,8 @@ START_OF_TURN = "<|im_start|>"
 END_OF_TURN = "<|im_end|>"
 PAD = "<pad>"
 SPECIAL_TOKENS = (END_OF_TEXT, START_OF_TURN, END_OF_TURN, PAD)
+IMAGE = "<image>"
+"""Stands for an image in the prompt of a model that reads images."""
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 """Tokens that vLLM's reasoning and tool-call parsers require. Unlike special tokens they appear in decoded text."""
 
@@ -46,9 +48,15 @@ def special_id(token: str) -> int:
     return SPECIAL_TOKENS.index(token)
 
 
-def tokenizer_json(vocab: int) -> dict[str, Any]:
-    """Return the content of `tokenizer.json` with at most `vocab` tokens, which is at least `SMALLEST_VOCABULARY`."""
-    tokens = [*SPECIAL_TOKENS, *MARKERS, *byte_alphabet()]
+def added_tokens(*, image: bool = False) -> tuple[str, ...]:
+    """Return the tokens that stand for no bytes, in the order of their ids. image: with `IMAGE`."""
+    return (*SPECIAL_TOKENS, *MARKERS, *((IMAGE,) if image else ()))
+
+
+def tokenizer_json(vocab: int, *, image: bool = False) -> dict[str, Any]:
+    """Return the content of `tokenizer.json` with at most `vocab` tokens, which is at least `SMALLEST_VOCABULARY`. image: with `IMAGE`."""
+    added = added_tokens(image=image)
+    tokens = [*added, *byte_alphabet()]
     merges = list(_merges()[: vocab - len(tokens)])
     tokens += ["".join(merge) for merge in merges]
     return {
@@ -63,9 +71,9 @@ def tokenizer_json(vocab: int) -> dict[str, Any]:
                 "lstrip": False,
                 "rstrip": False,
                 "normalized": False,
-                "special": token in SPECIAL_TOKENS,
+                "special": token in SPECIAL_TOKENS or token == IMAGE,
             }
-            for number, token in enumerate((*SPECIAL_TOKENS, *MARKERS))
+            for number, token in enumerate(added)
         ],
         "normalizer": None,
         "pre_tokenizer": {

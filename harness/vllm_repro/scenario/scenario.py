@@ -28,7 +28,11 @@ __all__ = [
 Capture = Literal["", "guard", "record"]
 LabWeights = Literal["dummy", "made"]
 
-_TINY: Mapping[str, Family] = {"Qwen3ForCausalLM": "qwen3", "LlamaForCausalLM": "llama"}
+_TINY: Mapping[str, Family] = {
+    "Qwen3ForCausalLM": "qwen3",
+    "LlamaForCausalLM": "llama",
+    "Blip2ForConditionalGeneration": "blip2",
+}
 
 _NARROW = 256
 """Hidden size of a dummy model. Workspaces and KV caches do not depend on it; the time of every matrix product does."""
