@@ -49,6 +49,12 @@ def test_several_changes_are_a_surprise_and_said() -> None:
     assert (found.exit_status, bisection_dict(found)["good_again"]) == (1, ["d"])
 
 
+@pytest.mark.parametrize("expected", [Expected.DIES, Expected.HANGS])
+def test_the_table_names_how_the_bug_shows(expected: Expected) -> None:
+    found = replace(bisection_of(("a", ReleaseResult.LIVES), ("f", ReleaseResult.DIES)), expected=expected)
+    assert f"| 1 | a | good | lives | 1.0 s | - |\n| 2 | f | bad | {expected} | 1.0 s | - |" in markdown(found)
+
+
 @pytest.mark.parametrize("find_fix", [False, True])
 def test_what_is_left_is_named_from_the_oldest(find_fix: bool) -> None:
     first, last = (ReleaseResult.DIES, ReleaseResult.LIVES) if find_fix else (ReleaseResult.LIVES, ReleaseResult.DIES)
@@ -196,6 +202,7 @@ LEFT = {
     "min-tokens-stop-ids": ["0.29.0"],
     "sco-hybrid": ["92397ca17c40"],
     "sco-hybrid-branches": ["b4c904394063"],
+    "sco-window-loads-wait": ["ecb302e3f81d"],
     "tq-chunked-prefill": ["71672a27ecf3"],
     # The parts of the fix are the first, the third and the last one; those in front of the last do not boot.
     "tq-chunked-prefill-parts": ["3bdf4ea599db", "e5155234989a", "52d6e4f3d9e0", "179b822ce657", "f62e286e0c43"],

@@ -322,7 +322,8 @@ def _pull_request(commit: Candidate) -> str:
 def _table(bisection: Bisection) -> str:
     lines = ["| boot | vLLM | answer | result | took | run |", "|---|---|---|---|---|---|"]
     for number, step in enumerate(bisection.steps, 1):
-        parts = ("" if bisection.script and step.tested else step.fate, step.why)
+        did = bisection.expected if step.fate is ReleaseResult.DIES else step.fate
+        parts = ("" if bisection.script and step.tested else did, step.why)
         result = ": ".join(filter(None, parts)) or "-"
         run = f"[{step.run}](../../{step.run}/report.md)" if step.run else "-"
         lines.append(
