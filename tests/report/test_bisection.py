@@ -66,7 +66,7 @@ def test_a_commit_that_no_boot_ruled_out_leaves_a_doubt() -> None:
     found = bisection_of(("a", ReleaseResult.LIVES), ("f", ReleaseResult.DIES), ("c", ReleaseResult.DIES))
     found = replace(found, untouched=("b",), confidence=0.9)
     assert answer(found) == "The first bad one is c: it hung in 1 of 1 boots; b was not booted."
-    assert "Probability 90.9%, if a bad one dies in 100% of boots (--rate 1)." in markdown(found)
+    assert "Probability 90.9%, if a bad one hangs in 100% of boots (--rate 1)." in markdown(found)
     assert "1 candidate changes no file that" in markdown(replace(found, candidates=titled(found)))
     assert bisection_dict(replace(found, confidence=0.95))["left"] == ["b", "c"]
 

@@ -248,7 +248,9 @@ def _certainty(bisection: Bisection) -> str:
     if known.state.wrong_end or not bisection.steps:
         return ""
     often, did = (
-        ("a bad one dies in {} boot", "booted") if not bisection.script else ("a bad one fails in {} run", "run")
+        ("a bad one fails in {} run", "run")
+        if bisection.script
+        else (f"a bad one {bisection.expected} in {{}} boot", "booted")
     )
     if bisection.rate == 1 and round(known.probability, 6) == 1:
         return f"This holds if {often.format('every')} (--rate 1): each was {did} once."
