@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import Harness
 from tests.live.lab_frames import strange_frames
+from tests.releases.test_made_history import MAKE
 from vllm_repro.releases.provision import provision
 
 pytestmark = pytest.mark.live
@@ -60,6 +65,20 @@ def test_the_fixed_release_lives_with_the_boundary_crossed(harness: Harness) -> 
     trial = done.report["arms"][0]["trials"][0]
     assert (trial["outcome"], trial["trigger"]["crossed"], trial["death"]) == ("clean", True, None)
     assert trial["trigger"]["evidence"][1].endswith("none lists a block twice")
+
+
+@pytest.mark.by_hand  # about eight boots
+def test_the_commit_of_the_fix_is_found_in_a_made_checkout(harness: Harness, tmp_path: Path) -> None:
+    for release in ("0.23.0", "0.24.0"):
+        cached = provision(release).packages.parents[3]
+    words = ["--old", "0.23.0", "--new", "0.24.0", "--apart", "vllm/v1/core/block_pool.py"]
+    words += ["--text", "blocks_without_hash.append", "--releases", str(cached)]
+    made = subprocess.run([sys.executable, MAKE, tmp_path / "vllm", *words], check=True, capture_output=True, text=True)
+    (wanted,) = (one["commit"] for one in json.loads(made.stdout) if one["kind"] == "wanted")
+    options = ["--server", "lab", "--arm", "small-cpu-pool", "--repo", str(tmp_path / "vllm"), "--find-fix", "--json"]
+    done = harness("bisect", SCENARIO, "--bad", "0.23.0", "--good", "0.24.0", *options)
+    assert done.status == 0, done.out + done.err
+    assert json.loads(done.out)["answer"] == wanted[:12]
 
 
 def test_an_engine_that_answers_everything_never_comes_to_rest(harness: Harness) -> None:

@@ -17,19 +17,21 @@ MAKE = Path(__file__).parents[2] / "fixtures" / "history" / "make.py"
 FILE = "vllm/v1/attention/x.py"
 MODELS = "vllm/model_executor/models/"
 SPACE = "\n\n\n\n\n\n\n\n"
+DOCSTRING = f'        """Free.{SPACE}        """\n'  # so that a function's first line and its body are hunks apart
 CORE = "from vllm.utils.mathematics import cdiv\n\nclass EngineCore:\n    pass\n"
 OLD = {
     "vllm/__init__.py": "",
     "vllm/_version.py": "written by the build\n",
     "vllm/v1/engine/core.py": CORE,
     "vllm/utils/mathematics.py": "\ndef cdiv(a, b):\n    return -(a // -b)\n",
-    FILE: f"import a\n{SPACE}def f():\n    return 1\n{SPACE}last = 1\n",
+    FILE: f"import a\n{SPACE}class A:\n    @a\n    def f(self, front):\n{DOCSTRING}        return front\n{SPACE}last = 1\n",
     **{f"{MODELS}m{number}.py": "old\n" for number in range(30)},
     f"{MODELS}gone.py": "old\n",
 }
 NEW = OLD | {
     "vllm/v1/engine/core.py": f"{CORE}# new\n",
-    FILE: f"import a\nimport round_up\n{SPACE}def f():\n    return reserve()\n{SPACE}last = 2\n",
+    FILE: f"import a\nimport round_up\n{SPACE}class A:\n    @a\n    def f(self):\n{DOCSTRING}        return reserve()\n"
+    f"\n    def g(self):\n        return 1\n{SPACE}last = 2\n",
     **{f"{MODELS}m{number}.py": "new\n" for number in range(30)},
 }
 NEW = {name: text for name, text in NEW.items() if name != f"{MODELS}gone.py"}
@@ -85,11 +87,21 @@ def test_the_tags_are_the_releases_and_one_commit_brings_the_change(
     assert set().union(*broken.values()) == {"vllm.utils.mathematics.cdiv"}
 
 
-def test_a_hunk_that_the_change_needs_may_come_late(tmp_path: Path) -> None:
-    folder, truth = made(tmp_path, "--late", "round_up")
+def test_the_whole_function_changes_in_one_commit(tmp_path: Path) -> None:
+    folder, truth = made(tmp_path)
     (wanted,) = (number for number, one in enumerate(truth) if one["kind"] == "wanted")
-    has = ["import round_up" in text_of(folder, one["commit"], FILE) for one in truth]
-    assert has == [number >= wanted + 2 for number in range(len(truth))]
+    before, after = (text_of(folder, one["commit"], FILE) for one in truth[wanted - 1 : wanted + 1])
+    assert after == NEW[FILE].strip()
+    assert before == after.replace("f(self)", "f(self, front)").replace("reserve()", "front")
+
+
+def test_a_change_may_come_in_parts_in_the_order_of_the_options(tmp_path: Path) -> None:
+    folder, truth = made(tmp_path, "--text", "def g", "--text", "round_up")
+    (wanted,) = (number for number, one in enumerate(truth) if one["kind"] == "wanted")
+    assert [one["kind"] for one in truth[wanted - 4 : wanted + 1]] == ["part", "leaf", "part", "leaf", "wanted"]
+    for text, place in (("reserve()", wanted - 4), ("def g", wanted - 2), ("import round_up", wanted)):
+        has = [text in text_of(folder, one["commit"], FILE) for one in truth]
+        assert has == [number >= place for number in range(len(truth))], text
 
 
 def test_the_hashes_follow_from_the_options(tmp_path: Path) -> None:

@@ -248,7 +248,9 @@ def _certainty(bisection: Bisection) -> str:
     if known.state.wrong_end or not bisection.steps:
         return ""
     often, did = (
-        ("a bad one dies in {} boot", "booted") if not bisection.script else ("a bad one fails in {} run", "run")
+        ("a bad one fails in {} run", "run")
+        if bisection.script
+        else (f"a bad one {bisection.expected} in {{}} boot", "booted")
     )
     if bisection.rate == 1 and round(known.probability, 6) == 1:
         return f"This holds if {often.format('every')} (--rate 1): each was {did} once."
@@ -322,7 +324,8 @@ def _pull_request(commit: Candidate) -> str:
 def _table(bisection: Bisection) -> str:
     lines = ["| boot | vLLM | answer | result | took | run |", "|---|---|---|---|---|---|"]
     for number, step in enumerate(bisection.steps, 1):
-        parts = ("" if bisection.script and step.tested else step.fate, step.why)
+        did = bisection.expected if step.fate is ReleaseResult.DIES else step.fate
+        parts = ("" if bisection.script and step.tested else did, step.why)
         result = ": ".join(filter(None, parts)) or "-"
         run = f"[{step.run}](../../{step.run}/report.md)" if step.run else "-"
         lines.append(
