@@ -13,6 +13,7 @@ from vllm_repro.errors import INTERRUPTED, UsageError
 from vllm_repro.history.nightly import Night, annotation, markdown
 from vllm_repro.releases.known import NEWEST
 from vllm_repro.releases.local_vllm import local_vllm
+from vllm_repro.releases.sources import named_source
 from vllm_repro.running.folders import default_out
 from vllm_repro.running.job import Job
 from vllm_repro.running.nightly import no_gpus_in_containers, run_night
@@ -105,7 +106,7 @@ def _options(arguments: argparse.Namespace) -> ServerOptions:
     options = replace(
         options,
         image=options.image or os.environ.get(_IMAGE) or None,
-        vllm=options.vllm or os.environ.get(_VLLM) or None,
+        vllm=options.vllm or (named_source(os.environ[_VLLM]) if os.environ.get(_VLLM) else None),
     )
     known = ("auto", CPU, *kinds(lambda facts: facts.started))
     if options.server not in known:
