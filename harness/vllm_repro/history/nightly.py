@@ -130,14 +130,15 @@ def markdown(night: Night) -> str:
         changed = "\n".join(f"- {cell(line)}" for line in night.changes) or "Nothing."
         parts.append(f"## What changed since the night before\n\n{changed}")
     lit = [slot for light in (Light.RED, Light.AMBER, Light.GREEN) for slot in night.slots if slot.light is light]
-    kinds = dict.fromkeys(slot.report.evidence for slot in lit if slot.report is not None)
-    for kind in kinds or [""]:
-        own = [slot for slot in lit if (slot.report.evidence if slot.report else next(iter(kinds), "")) == kind]
-        if len(kinds) > 1:
-            parts.append(f"## {facts_of(kind).subject}")
-        if own:
-            heads = ("", "scenario", "verdict", "vLLM", "took", "why", "run")
-            parts.append(markdown_table(Table(heads, tuple(map(_row, own)))))
+    groups: dict[str, list[Slot]] = {}
+    mixed = len({report.evidence for report in night.reports}) > 1
+    for slot in lit:
+        heading = facts_of(slot.report.evidence).subject if slot.report is not None else "Without a run"
+        groups.setdefault(heading if mixed else "", []).append(slot)
+    heads = ("", "scenario", "verdict", "vLLM", "took", "why", "run")
+    for heading, slots in groups.items():
+        parts += [f"## {heading}"] if heading else []
+        parts.append(markdown_table(Table(heads, tuple(map(_row, slots)))))
     for light, heading in ((Light.LATE, "Not reached in time"), (Light.NONE, "Not for this machine")):
         if others := [slot for slot in night.slots if slot.light is light]:
             lines = "\n".join(f"- {cell(slot.scenario)}: {cell(slot.why)}" for slot in others)
