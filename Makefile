@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help install nightly test test-live lint format bench clean images check test-docker test-scenarios test-browser test-by-hand faults faults-quick mutants compose known-releases
+.PHONY: help install nightly nightly-cpu test test-live lint format bench clean images check test-docker test-scenarios test-browser test-by-hand faults faults-quick mutants compose catalogue known-releases
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 26
@@ -43,6 +43,9 @@ rehearse-%: $(BIN)/vllm-repro ## try a scenario on the rehearsal engine, in seco
 nightly: $(BIN)/vllm-repro ## run every scenario that this machine can run (docs/nightly.md)
 	@$(BIN)/vllm-repro nightly $(ARGS)
 
+nightly-cpu: $(BIN)/vllm-repro ## the same without a GPU, in an hour: the newest release, as it is or in the lab (ARGS='--vllm SOURCE')
+	@$(BIN)/vllm-repro nightly --server cpu --max-time 55m --answer-stall 60 --least-disk 10 $(ARGS)
+
 test: $(DEV) ## run all tests that need no Docker, browser or real vLLM
 	@$(BIN)/python -m pytest tests -n 2 --dist worksteal -m "not docker and not live and not browser"
 
@@ -66,6 +69,9 @@ images: ## build the images of the rehearsal engine
 
 compose: $(DEV) ## regenerate docker-compose.yml from the scenarios
 	@$(BIN)/python -m vllm_repro.servers.compose_services > docker-compose.yml.new && mv docker-compose.yml.new docker-compose.yml
+
+catalogue: $(DEV) ## regenerate docs/catalogue.md and docs/catalogue.html
+	@$(BIN)/python -m vllm_repro.report.catalogue
 
 check: $(BIN)/vllm-repro ## find mistakes in the scenario files
 	@$(BIN)/vllm-repro check

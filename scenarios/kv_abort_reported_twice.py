@@ -5,8 +5,8 @@ they are kept until the end of the save. The scheduler remembers only that somet
 blocks and forgets the request, and the second one meets `assert req_id in self.requests`. Either order does it, and both in one step.
 A connector that does both is LMCache, or a MultiConnector of NIXL and LMCache as in the reports. All releases since 0.21.0 have the bug.
 
-In the lab a connector without any transfer takes their place and reports the load and the save after a number of steps. On GPUs the
-command alone shows nothing: a second server must send the blocks.
+In the lab a connector without any transfer takes their place and reports the load and the save after a number of steps: so many that the
+client leaves before, also on a busy machine. On GPUs the command alone shows nothing: a second server must send the blocks.
 """
 
 from vllm_repro.vocabulary import (
@@ -65,7 +65,7 @@ scenario = Scenario(
                 max_tokens=8,
                 starts_after=1,
                 leaves_after=1,
-                kv_transfer_params={"load": 1000, "save": 1000},
+                kv_transfer_params={"load": 2000, "save": 1000},
             ),
         ),
     ],
@@ -91,7 +91,7 @@ scenario = Scenario(
                         max_tokens=8,
                         starts_after=1,
                         leaves_after=1,
-                        kv_transfer_params={"load": 1000},
+                        kv_transfer_params={"load": 2000},
                     ),
                 ),
             ],

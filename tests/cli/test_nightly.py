@@ -12,6 +12,7 @@ import pytest
 from vllm_repro.cli import _as_interrupt, main, parser
 from vllm_repro.cli.nightly import jobs_from
 from vllm_repro.errors import InfraError, Unsupported, UsageError
+from vllm_repro.releases.known import NEWEST
 from vllm_repro.running.job import Job
 from vllm_repro.servers.options import ServerOptions
 
@@ -58,6 +59,48 @@ def test_a_scenario_that_is_named_twice_runs_once() -> None:
         ServerOptions(server="rehearsal"),
     )
     assert [job.name for job in asked] == ["sco-hybrid", "min-tokens-stop-ids"]
+
+
+def cpu_jobs(*words: str, **options: str) -> list[Job]:
+    arguments = parser("nightly").parse_args(["nightly", *words, "--server", "cpu"])
+    return jobs_from(arguments, ServerOptions(server="cpu", **options))  # type: ignore[arg-type]  # texts
+
+
+def test_without_a_gpu_each_scenario_runs_where_it_can() -> None:
+    """In the lab, or as it is if it needs no GPU; in the newest release and in the source; only the arms that show the bug."""
+    jobs = cpu_jobs("min-tokens-stop-ids", "sco-hybrid", "tq-mtp-wrong-tokens", vllm="0.28.0")
+    assert [(job.name, job.choice.kind, job.options.vllm) for job in jobs] == [
+        (name, kind, version)
+        for name, kind in (("min-tokens-stop-ids", "process"), ("sco-hybrid", "lab"), ("tq-mtp-wrong-tokens", "lab"))
+        for version in (NEWEST, "0.28.0")
+    ]
+    assert [[arm.name for arm in job.arms] for job in jobs[::2]] == [
+        ["reported"],
+        ["reported"],
+        ["reported", "cudagraph-none"],
+    ]
+    assert all(job.named_arms == [arm.name for arm in job.arms] for job in jobs)
+    assert [job.options.vllm for job in cpu_jobs("sco-hybrid", vllm=NEWEST)] == [NEWEST]
+
+
+def test_a_night_ends_in_time_and_begins_with_what_ran_longest_ago(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that would end too late is not started: by the time that it took before, or if no time is left."""
+    monkeypatch.setenv("VLLM_REPRO_REPORTS", str(tmp_path))
+    night = ("nightly", "--server", "rehearsal", "--least-disk", "0.001", "--arm", "reported", "min-tokens-stop-ids")
+    assert main([*night, "tq-chunked-prefill"]) == 0
+    order = [line.split(": ")[1] for line in capsys.readouterr().out.splitlines() if line.startswith("green: ")]
+    assert order == ["min-tokens-stop-ids", "tq-chunked-prefill"]
+    assert main([*night, "--max-time", "10m"]) == 0  # this one ran last
+    capsys.readouterr()
+    assert main([*night, "tq-chunked-prefill", "--max-time", "10m"]) == 0
+    order = [line.split(": ")[1] for line in capsys.readouterr().out.splitlines() if line.startswith("green: ")]
+    assert order == ["tq-chunked-prefill", "min-tokens-stop-ids"]
+    assert main([*night, "--max-time", "0.01s"]) == 2
+    text = (tmp_path / "nightly" / "latest" / "summary.md").read_text(encoding="utf-8")
+    assert "amber: 1 not reached in time." in text
+    assert "## Not reached in time\n\n- min-tokens-stop-ids: 0 s of 0 were left; it took" in text
 
 
 def test_reports_that_cannot_be_copied_leave_the_night_its_light(

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable
 import httpx
 import pytest
 
-from vllm_repro.client.answer import DEAD_MESSAGE, Answer
+from vllm_repro.client.answer import DEAD_MESSAGES, Answer
 from vllm_repro.client.client import Client, release_of
 from vllm_repro.running.death_signs import Channel, sign_of_answer
 
@@ -213,7 +213,8 @@ def test_a_release_is_what_looks_like_one() -> None:
     ("status", "kind", "named"),
     [(500, "body", True), (503, "body", True), (200, "event", True), (400, "body", False), (400, "event", False)],
 )
-def test_only_a_failure_of_the_server_names_a_dead_engine(status: int, kind: str, named: bool) -> None:
+@pytest.mark.parametrize("message", DEAD_MESSAGES)
+def test_only_a_failure_of_the_server_names_a_dead_engine(message: str, status: int, kind: str, named: bool) -> None:
     """A 400 may quote the prompt that it refuses."""
-    answer = Answer(sent=1.0, ended=2.0, status=status, error=f"bad prompt: {DEAD_MESSAGE}", error_kind=kind)
+    answer = Answer(sent=1.0, ended=2.0, status=status, error=f"bad prompt: {message}", error_kind=kind)
     assert answer.names_dead_engine is named

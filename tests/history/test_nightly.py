@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
@@ -63,6 +64,22 @@ def test_red_outweighs_amber_which_outweighs_green(slots: tuple[Slot, ...], ligh
     assert night(*reversed(slots)).light is light
     for more in ({"trouble": ("a GPU is busy",)}, {"interrupted": "SIGTERM"}):
         assert night(*slots, **more).light is (Light.RED if light is Light.RED else Light.AMBER)
+
+
+def test_kinds_of_evidence_have_tables_of_their_own_and_what_changed_is_said() -> None:
+    lab, cpu = (
+        replace(GREEN, scenario=kind, report=replace(GREEN.report or _GPU, evidence=kind)) for kind in ("lab", "cpu")
+    )
+    late = Slot(scenario="f-late", light=Light.LATE, why="9 s of 60 were left; it took 70 s")
+    found = night(lab, cpu, late, changes=("REGRESSED: lab (LAB): it died again",))
+    assert found.light is Light.AMBER
+    text = markdown(found)
+    titles = re.findall(r"^## (.*)", text, flags=re.MULTILINE)
+    assert titles == ["What changed since the night before", "LAB", "vLLM on a CPU", "Not reached in time"]
+    assert "- REGRESSED: lab (LAB): it died again" in text
+    assert [name in text.partition("## LAB")[2].partition("##")[0] for name in ("| lab |", "| cpu |")] == [True, False]
+    assert "## What changed since the night before\n\nNothing." in markdown(night(GREEN, changes=()))
+    assert "changed" not in markdown(night(GREEN))
 
 
 @pytest.mark.parametrize(

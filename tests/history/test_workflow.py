@@ -106,7 +106,10 @@ def run(checkout: Path, inputs: Mapping[str, str], steps: Sequence[dict[str, Any
             continue
         # As GitHub runs a step that names no shell.
         words = ["bash", "-e", "-c", given(step["run"], inputs, job)]
-        own = {name: given(value, inputs, job) for name, value in step.get("env", NIGHT["env"]).items()}
+        own = {
+            name: given(value, inputs, job)
+            for name, value in step.get("env", {} if "VLLM_REPRO_NIGHTLY_SCENARIOS" in extra else NIGHT["env"]).items()
+        }
         done = subprocess.run(
             words, cwd=checkout, env=env | own, capture_output=True, text=True, timeout=600, check=False
         )
@@ -118,6 +121,7 @@ def run(checkout: Path, inputs: Mapping[str, str], steps: Sequence[dict[str, Any
 
 
 NIGHT = loaded()["jobs"]["nightly"]
+ON_A_CPU = loaded(WORKFLOWS / "nightly-cpu.yml")
 STEPS = NIGHT["steps"]
 FROM_THE_NIGHT_ON = STEPS[[step.get("id") for step in STEPS].index("night") :]
 
@@ -175,6 +179,32 @@ def test_an_amber_night_passes_with_a_warning(checkout: Path) -> None:
     assert "::warning title=vllm-repro nightly::amber: host trouble: no NVIDIA GPU" in job.shown
     root = ET.parse(checkout / job.outputs["folder"] / "junit.xml").getroot()
     assert (root.get("tests"), root.get("errors")) == ("1", "1")
+
+
+def test_a_night_without_a_gpu_passes_when_it_is_amber(checkout: Path) -> None:
+    """A scenario without a lab that needs a GPU: nothing is booted. What is red fails."""
+    altered = checkout / "altered" / SCENARIO.name
+    altered.parent.mkdir()
+    text = SCENARIO.read_text(encoding="utf-8")
+    assert "Needs(memory_gb=6)" in text
+    altered.write_text(text.replace("Needs(memory_gb=6)", "Needs(gpus=9)"), encoding="utf-8")
+    steps = ON_A_CPU["jobs"]["nightly"]["steps"]
+    steps = steps[[step.get("id") for step in steps].index("night") :]
+    job = run(checkout, {}, steps, VLLM_REPRO_NIGHTLY_SCENARIOS=f"altered/{SCENARIO.name}")
+    assert job.status == dict.fromkeys(names(steps), 0), job.shown
+    assert job.outputs["light"] == "amber"
+    assert "## Not for this machine" in job.summary
+    assert "the scenario needs 9 GPUs" in job.summary
+    (checkout / "Makefile").write_text("nightly-cpu:\n\t@echo light=red >> $$GITHUB_OUTPUT; exit 1\n", encoding="utf-8")
+    assert run(checkout, {}, steps[:1]).status == {"Run the night": 1}
+
+
+def test_a_night_without_a_gpu_keeps_only_what_is_redacted() -> None:
+    steps = ON_A_CPU["jobs"]["nightly"]["steps"]
+    (cached,) = (step["with"]["path"] for step in steps if "cache" in step.get("uses", ""))
+    assert cached.split() == ["reports/*/*/report.json", "reports/*/*/journal.jsonl"]
+    assert ON_A_CPU["permissions"] == {"contents": "read"}
+    assert ON_A_CPU["jobs"]["nightly"]["timeout-minutes"] > 60
 
 
 @pytest.mark.parametrize("installed", [True, pytest.param(False, marks=pytest.mark.live, id="installs")])

@@ -7,15 +7,18 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from vllm_repro.cli.common import add_common
+from vllm_repro.cli.common import add_common, duration
 from vllm_repro.cli.options import add_run_options, add_server_options, job_from, server_options
 from vllm_repro.errors import INTERRUPTED, UsageError
 from vllm_repro.history.nightly import Night, annotation, markdown
+from vllm_repro.releases.known import NEWEST
 from vllm_repro.releases.local_vllm import local_vllm
+from vllm_repro.releases.sources import named_source
 from vllm_repro.running.folders import default_out
 from vllm_repro.running.job import Job
 from vllm_repro.running.nightly import no_gpus_in_containers, run_night
 from vllm_repro.scenario.catalogue import all_scenarios, find, find_arms, to_stderr
+from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.servers.kinds import ServerKind, kinds
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.site import ServerChoice
@@ -25,8 +28,12 @@ __all__ = ["jobs_from"]
 NIGHTLY_IMAGE = "vllm/vllm-openai:nightly"
 
 _SERVER, _IMAGE, _VLLM, _SCENARIOS = (f"VLLM_REPRO_NIGHTLY_{name}" for name in ("SERVER", "IMAGE", "VLLM", "SCENARIOS"))
+CPU = "cpu"
+"""Value of `--server`: for each scenario the kind that runs it without a GPU."""
 _EPILOG = f"""
 
+--server cpu is for a machine without a GPU: the newest release, and SOURCE if --vllm names one, each on a CPU as it is if the scenario
+needs no GPU, else in the lab. It runs only the arms that show the bug.
 Exit status: 0 green, every arm did what is declared for that release; 1 red, a surprise; 2 amber, undecided or trouble of the host.
 A CI file may set {_SERVER}, {_IMAGE}, {_VLLM} and {_SCENARIOS} instead of the options; docs/nightly.md."""
 
@@ -36,12 +43,19 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="only these (default: all of the package)")
     parser.add_argument(
         "--server",
-        choices=("auto", *kinds(lambda facts: facts.started)),
+        choices=("auto", CPU, *kinds(lambda facts: facts.started)),
         default=os.environ.get(_SERVER) or "auto",
-        help="where the vLLM comes from (default: auto: docker if an engine has GPUs, else the vllm on PATH; never a rehearsal)",
+        help="where the vLLM comes from (default: auto: docker if an engine has GPUs, else the vllm on PATH; never a rehearsal). "
+        "cpu: a release on this CPU, in the lab if the scenario needs GPUs",
     )
     add_server_options(parser, which=("image", "vllm", "weights"))
     add_run_options(parser, arm="only this arm; may be given again", auto=True)
+    parser.add_argument(
+        "--max-time",
+        type=duration,
+        metavar="TIME",
+        help="start no run that would end after this time: 90s, 30m or 2h; those that ran longest ago come first",
+    )
     parser.add_argument(
         "--least-disk",
         type=float,
@@ -54,24 +68,36 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     options = _options(arguments)
     out = arguments.out or default_out()
+    jobs = jobs_from(arguments, options)
+    if options.server == CPU:
+        options = replace(options, server=ServerKind.LAB)
     night, folder = run_night(
-        jobs_from(arguments, options), options, out, arguments.least_disk, lambda line: print(line, flush=True)
+        jobs, options, out, arguments.least_disk, lambda line: print(line, flush=True), arguments.max_time
     )
     _publish(night, folder)
     return INTERRUPTED if night.interrupted else night.light.status
 
 
 def jobs_from(arguments: argparse.Namespace, options: ServerOptions) -> list[Job]:
-    """Return a job for each scenario, once, named as it was named first. Raises `UsageError`, before anything runs."""
+    """Return the jobs of each scenario, once, named as it was named first. Raises `UsageError`, before anything runs."""
     named = arguments.scenarios or os.environ.get(_SCENARIOS, "").split()
     scenarios = [(name, find(name)) for name in named] or [(one.id, one) for one in all_scenarios(warn=to_stderr)]
-    choice = ServerChoice(ServerKind(options.server), "")
-    jobs: dict[str, Job] = {}
+    jobs: dict[tuple[str, str | None], Job] = {}
     for name, scenario in scenarios:
         arms = find_arms(scenario, arguments.arm)
-        job = job_from(arguments, name=name, scenario=scenario, options=options, choice=choice, arms=arms)
-        jobs.setdefault(scenario.id, job)
+        for own in _on_cpu(scenario, options) if options.server == CPU else (options,):
+            choice = ServerChoice(ServerKind(own.server), "")
+            job = job_from(arguments, name=name, scenario=scenario, options=own, choice=choice, arms=arms)
+            if options.server == CPU and not arguments.arm:
+                job = replace(job, arms=scenario.leading, named_arms=[arm.name for arm in scenario.leading])
+            jobs.setdefault((scenario.id, own.vllm), job)
     return list(jobs.values())
+
+
+def _on_cpu(scenario: Scenario, options: ServerOptions) -> list[ServerOptions]:
+    """Return the options of a scenario's runs without a GPU: in the newest release, and in the SOURCE that was named."""
+    kind = ServerKind.LAB if scenario.lab else ServerKind.PROCESS
+    return [replace(options, server=kind, vllm=source) for source in dict.fromkeys((NEWEST, options.vllm)) if source]
 
 
 def _options(arguments: argparse.Namespace) -> ServerOptions:
@@ -80,16 +106,16 @@ def _options(arguments: argparse.Namespace) -> ServerOptions:
     options = replace(
         options,
         image=options.image or os.environ.get(_IMAGE) or None,
-        vllm=options.vllm or os.environ.get(_VLLM) or None,
+        vllm=options.vllm or (named_source(os.environ[_VLLM]) if os.environ.get(_VLLM) else None),
     )
-    known = ("auto", *kinds(lambda facts: facts.started))
+    known = ("auto", CPU, *kinds(lambda facts: facts.started))
     if options.server not in known:
         raise UsageError(f"{_SERVER} is {options.server!r}", hint=f"{', '.join(known[:-1])} or {known[-1]}")
     if options.server == "auto":
         local = not options.image and bool(options.vllm or local_vllm()) and bool(no_gpus_in_containers())
         on_gpus = kinds(lambda facts: facts.on_gpus)
         options = replace(options, server=next(kind for kind in on_gpus if kind.facts.container is not local))
-    if ServerKind(options.server).facts.container and not options.vllm:
+    if options.server != CPU and ServerKind(options.server).facts.container and not options.vllm:
         options = replace(options, image=options.image or NIGHTLY_IMAGE)
     return options
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["DEAD_MESSAGE", "WHOLE", "Answer", "Usage"]
+__all__ = ["DEAD_MESSAGE", "DEAD_MESSAGES", "WHOLE", "Answer", "Usage"]
 
 WHOLE = "whole"
 """`finish_reason` of a complete answer without choices, such as an embedding: its endpoint names none."""
 
 DEAD_MESSAGE = "EngineCore encountered an issue."
-"""Start of the error that vLLM returns for requests in flight when its engine dies."""
+DEAD_MESSAGES = (DEAD_MESSAGE, "The server had an error while processing your request.")
+"""Start of the error that vLLM returns for requests in flight when its engine dies: up to 0.32.0, and from 0.33.0 on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,4 +68,4 @@ class Answer:
     def names_dead_engine(self) -> bool:
         """Return True if the error is vLLM's message for a dead engine, in a stream or with status 5xx: a 400 may quote a prompt."""
         failed = (self.status or 0) >= 500 or (self.status == 200 and self.error_kind == "event")
-        return failed and DEAD_MESSAGE in (self.error or "")
+        return failed and any(text in (self.error or "") for text in DEAD_MESSAGES)

@@ -1,7 +1,7 @@
 """Result of a nightly job: a light per scenario and one for the night, as Markdown and JUnit.
 
-Green: every arm did what is declared for the release. Red: a surprise. Amber: a run was undecided, or the host had trouble. A scenario that
-this machine cannot run has no light.
+Green: every arm did what is declared for the release. Red: a surprise. Amber: a run was undecided or not reached in time, or the host had
+trouble. A scenario that this machine cannot run has no light.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from vllm_repro.evidence import facts_of
 from vllm_repro.report.format import seconds
 from vllm_repro.report.junit import element, junit, xml_text
 from vllm_repro.report.model import RunReport, banner
@@ -25,6 +26,7 @@ class Light(StrEnum):
 
     RED = "red"
     AMBER = "amber"
+    LATE = "not reached"
     GREEN = "green"
     NONE = "unsupported"
 
@@ -42,6 +44,7 @@ class Light(StrEnum):
 _LIGHTS: Mapping[Light, tuple[int, str, str]] = {
     Light.RED: (1, "❌", "surprise"),
     Light.AMBER: (2, "⚠️", "undecided"),
+    Light.LATE: (2, "⏳", "not reached in time"),
     Light.GREEN: (0, "✅", "as declared"),
     Light.NONE: (2, "➖", "not for this machine"),
 }
@@ -63,6 +66,7 @@ class Night:
     """All scenarios of a night.
 
     asked: the release or image, as a phrase. trouble: problems of the host. interrupted: the signal that ended the night.
+    changes: what changed since the night before, a line each; None without such a night.
     """
 
     asked: str
@@ -70,6 +74,7 @@ class Night:
     slots: tuple[Slot, ...]
     trouble: tuple[str, ...] = ()
     interrupted: str | None = None
+    changes: tuple[str, ...] | None = None
 
     @property
     def reports(self) -> list[RunReport]:
@@ -82,7 +87,7 @@ class Night:
         lights = {slot.light for slot in self.slots}
         if Light.RED in lights:
             return Light.RED
-        if self.trouble or self.interrupted or Light.AMBER in lights or Light.GREEN not in lights:
+        if self.trouble or self.interrupted or lights & {Light.AMBER, Light.LATE} or Light.GREEN not in lights:
             return Light.AMBER
         return Light.GREEN
 
@@ -121,14 +126,23 @@ def markdown(night: Night) -> str:
     parts.append(f"Asked for: {cell(night.asked)}. Started {night.started_at}.")
     if night.trouble:
         parts.append("\n".join(f"- {cell(text)}" for text in night.trouble))
-    rows = [
-        _row(slot) for light in (Light.RED, Light.AMBER, Light.GREEN) for slot in night.slots if slot.light is light
-    ]
-    if rows:
-        parts.append(markdown_table(Table(("", "scenario", "verdict", "vLLM", "took", "why", "run"), tuple(rows))))
-    if others := [slot for slot in night.slots if slot.light is Light.NONE]:
-        lines = "\n".join(f"- {cell(slot.scenario)}: {cell(slot.why)}" for slot in others)
-        parts.append(f"## Not for this machine\n\n{lines}")
+    if night.changes is not None:
+        changed = "\n".join(f"- {cell(line)}" for line in night.changes) or "Nothing."
+        parts.append(f"## What changed since the night before\n\n{changed}")
+    lit = [slot for light in (Light.RED, Light.AMBER, Light.GREEN) for slot in night.slots if slot.light is light]
+    groups: dict[str, list[Slot]] = {}
+    mixed = len({report.evidence for report in night.reports}) > 1
+    for slot in lit:
+        heading = facts_of(slot.report.evidence).subject if slot.report is not None else "Without a run"
+        groups.setdefault(heading if mixed else "", []).append(slot)
+    heads = ("", "scenario", "verdict", "vLLM", "took", "why", "run")
+    for heading, slots in groups.items():
+        parts += [f"## {heading}"] if heading else []
+        parts.append(markdown_table(Table(heads, tuple(map(_row, slots)))))
+    for light, heading in ((Light.LATE, "Not reached in time"), (Light.NONE, "Not for this machine")):
+        if others := [slot for slot in night.slots if slot.light is light]:
+            lines = "\n".join(f"- {cell(slot.scenario)}: {cell(slot.why)}" for slot in others)
+            parts.append(f"## {heading}\n\n{lines}")
     return shorten("\n\n".join(parts) + "\n", _SUMMARY_LIMIT)
 
 

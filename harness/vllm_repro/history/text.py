@@ -30,6 +30,7 @@ __all__ = [
     "as_json",
     "evidence_word",
     "headline",
+    "news_lines",
     "run_table",
     "speed_table",
     "state_text",
@@ -67,7 +68,7 @@ def terminal(of: Summary) -> str:
         lines.append("There is no earlier night to compare with.")
     else:
         lines.append(f"since the night of {of.since}:")
-        lines += [f"  {_news_line(news)}" for news in of.news] or ["  nothing changed"]
+        lines += [f"  {line}" for line in news_lines(of)] or ["  nothing changed"]
     rows: list[tuple[str, ...]] = [
         ("scenario", "evidence", "state", "since", f"last {plural(len(of.shown), 'night')}", "rests on")
     ]
@@ -92,6 +93,11 @@ def headline(of: Summary) -> str:
         f"{plural(len(of.hosts), 'host')}; last night {plural(len(of.tonight), 'run')}: "
         f"{len(of.tonight) - surprises - undecided} as expected, {plural(surprises, 'surprise')}, {undecided} undecided"
     )
+
+
+def news_lines(of: Summary) -> list[str]:
+    """Return a line for each item of news, the most important first."""
+    return [_news_line(news) for news in of.news]
 
 
 def _news_line(news: News) -> str:

@@ -13,9 +13,9 @@ from vllm_repro.report.wording import simulated
 from vllm_repro.verdict.outcome import Tone
 from vllm_repro.verdict.release_result import ReleaseResult
 
-__all__ = ["map_page"]
+__all__ = ["TONES", "map_page"]
 
-_TONES: Mapping[ReleaseResult, Tone] = {
+TONES: Mapping[ReleaseResult, Tone] = {
     ReleaseResult.LIVES: "good",
     ReleaseResult.DIES: "bad",
     ReleaseResult.SOMETIMES: "bad",
@@ -47,4 +47,4 @@ def map_page(version_map: VersionMap) -> str:
 def _seen(row: ReleaseRow) -> Seen:
     """Return the result of the first arm."""
     arm = row.arms[0]
-    return f"{arm.name}: {arm.fate}", _TONES.get(arm.fate, "warn")
+    return f"{arm.name}: {arm.fate}", TONES.get(arm.fate, "warn")

@@ -30,10 +30,12 @@ __all__ = [
     "ReleaseRow",
     "VersionMap",
     "agreement",
+    "joined",
     "map_heads",
     "map_rows",
     "markdown",
     "meaning",
+    "ranges",
     "readings",
     "row_of",
     "row_without_run",
@@ -265,17 +267,15 @@ def _sentence(version_map: VersionMap, name: str) -> str:
     asked = version_map.versions
     decided = [version for version in asked if fates.get(version) in _DECIDED]
     clauses = [
-        ", ".join(
-            f"{words[of]} {_joined(_ranges(list(run), asked))}" for of, run in groupby(decided, fates.__getitem__)
-        )
+        ", ".join(f"{words[of]} {joined(ranges(list(run), asked))}" for of, run in groupby(decided, fates.__getitem__))
     ]
     for listed, verbs in _LISTED.items():
         chosen = [version for version in asked if fates.get(version) is listed]
-        clauses.append(_clause(chosen if listed is ReleaseResult.INFRA else _ranges(chosen, asked), verbs))
+        clauses.append(_clause(chosen if listed is ReleaseResult.INFRA else ranges(chosen, asked), verbs))
     # This includes releases whose run did not have the arm.
     clauses.append(_clause([version for version in asked if version not in arms], _NOT_TRIED))
     if against := [row.version for row in version_map.rows if name in row.surprises]:
-        clauses.append(f"against what is declared: {_joined(against)}")
+        clauses.append(f"against what is declared: {joined(against)}")
     return "; ".join(clause for clause in clauses if clause)
 
 
@@ -283,10 +283,10 @@ def _clause(items: Sequence[str], verbs: tuple[str, str]) -> str:
     if not items:
         return ""
     several = len(items) > 1 or " to " in items[0]
-    return f"{_joined(items)} {verbs[several]}"
+    return f"{joined(items)} {verbs[several]}"
 
 
-def _ranges(chosen: Sequence[str], asked: Sequence[str]) -> list[str]:
+def ranges(chosen: Sequence[str], asked: Sequence[str]) -> list[str]:
     """Return `0.21.0 to 0.23.0 (3 tried)` for three or more that are neighbours in `asked`, else their names."""
     position = {version: index for index, version in enumerate(asked)}
     items: list[str] = []
@@ -296,7 +296,8 @@ def _ranges(chosen: Sequence[str], asked: Sequence[str]) -> list[str]:
     return items
 
 
-def _joined(items: Sequence[str]) -> str:
+def joined(items: Sequence[str]) -> str:
+    """Return `a, b and c`."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from vllm_repro.errors import InfraError, ReproError, Unsupported
@@ -13,6 +13,7 @@ from vllm_repro.history.nightly import Light, Night, Slot, light_of, markdown, s
 from vllm_repro.history.page import page
 from vllm_repro.history.runs import read_runs, run_id
 from vllm_repro.history.summary import summarize
+from vllm_repro.history.text import news_lines
 from vllm_repro.host.machine import gpu_lock, gpus, nvidia_smi
 from vllm_repro.report.files import FORMATS, write_file
 from vllm_repro.report.model import RunReport
@@ -33,37 +34,55 @@ _BUSY_MB = 1_024
 
 
 def run_night(
-    jobs: Sequence[Job], options: ServerOptions, out: Path, least_disk_gb: float, show: Callable[[str], None]
+    jobs: Sequence[Job],
+    options: ServerOptions,
+    out: Path,
+    least_disk_gb: float,
+    show: Callable[[str], None],
+    most_seconds: float | None = None,
 ) -> tuple[Night, Path]:
     """Run the jobs that fit this machine, write the night's files, and return the night and its folder.
 
-    options: what all jobs have in common, with `auto` resolved. show: called with one line per scenario.
+    options: what all jobs have in common, with `auto` resolved. show: called with one line per scenario. most_seconds: start no run that
+    would end later, by the time that it took before; those that ran longest ago come first.
     """
     kind = ServerKind(options.server)
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     folder = stamped_folder(out, Path("nightly"))
     wrong = list(host_problems(kind, out, least_disk_gb))
     slots: list[Slot] = []
+    near: dict[str, str] = {}
     interrupted = None
     try:
         with gpu_lock(needed=not wrong and kind.facts.on_gpus):
             if not wrong:
                 wrong += _pull_moving_tag(options)
-            for slot in _slots(jobs) if not wrong else ():
+            for slot in _slots(jobs, out, most_seconds) if not wrong else ():
                 slots.append(slot)
                 show(f"{slot.light}: {slot.scenario}: {slot.why}")
                 if slot.report is not None:
                     interrupted = slot.report.interrupted
-                    wrong += _copy_reports(slot.report, folder / slot.scenario)
+                    copy = folder / slot.scenario
+                    copy = folder / f"{slot.scenario}-{slot.report.folder.name}" if copy.exists() else copy
+                    near[run_id(slot.report)] = f"{copy.name}/report.html"
+                    wrong += _copy_reports(slot.report, copy)
     except KeyboardInterrupt as signal:
         interrupted = f"{signal}" or "SIGINT"  # between two runs, or in an install; a run takes the signals itself
+    rows, _ = read_runs(out)
+    summary = summarize(rows, None)
     night = Night(
-        asked=_request(options), started_at=started, slots=tuple(slots), trouble=tuple(wrong), interrupted=interrupted
+        asked=_request(jobs, options),
+        started_at=started,
+        slots=tuple(slots),
+        trouble=tuple(wrong),
+        interrupted=interrupted,
+        changes=None if summary.since is None else tuple(news_lines(summary)),
     )
     write_file(folder / "summary.md", markdown(night), hint="free some space")
     write_file(folder / "junit.xml", suites(night), hint="free some space")
-    near = {run_id(report): f"{report.scenario}/report.html" for report in night.reports}
-    _write_page(folder / "nights.html", out, near)
+    if rows:  # none if nothing ever ran
+        file = folder / "nights.html"
+        write_file(file, page(summary, link_to(out, file), near=near), hint="free some space")
     return night, folder
 
 
@@ -117,11 +136,14 @@ def _pull_moving_tag(options: ServerOptions) -> Iterator[str]:
         yield explain(error).with_hint
 
 
-def _request(options: ServerOptions) -> str:
-    release = options.image or (f"vLLM {options.vllm}" if options.vllm else "the installed vllm")
-    if not ServerKind(options.server).facts.on_gpus and not options.vllm:
+def _request(jobs: Sequence[Job], options: ServerOptions) -> str:
+    """Return what was asked for, as a phrase."""
+    sources = dict.fromkeys(source for source in (options.vllm, *(job.options.vllm for job in jobs)) if source)
+    release = options.image or " and ".join(f"vLLM {source}" for source in sources) or "the installed vllm"
+    if not ServerKind(options.server).facts.on_gpus and not sources:
         release = "the release that each scenario is tried with"
-    return f"{release}, server {options.server}"
+    servers = dict.fromkeys(job.options.server for job in jobs) or {options.server: None}
+    return f"{release}, server {' or '.join(servers)}"
 
 
 def _unfit(scenario: Scenario, options: ServerOptions) -> str:
@@ -136,12 +158,21 @@ def _unfit(scenario: Scenario, options: ServerOptions) -> str:
     return lacking(needs_of(scenario, options), gpus())
 
 
-def _slots(jobs: Sequence[Job]) -> Iterator[Slot]:
+def _slots(jobs: Sequence[Job], out: Path, most_seconds: float | None) -> Iterator[Slot]:
     """Run the jobs one after the other; stop at the first that is interrupted."""
-    for job in jobs:
+    began = time.monotonic()
+    last = {run.scenario: run for run in read_runs(out)[0]} if most_seconds is not None else {}
+    for job in sorted(jobs, key=lambda job: last[job.scenario.id].started_at if job.scenario.id in last else ""):
         name = job.scenario.id
         if unfit := _unfit(job.scenario, job.options):
             yield Slot(scenario=name, light=Light.NONE, why=unfit)
+            continue
+        took = last[name].duration_s if name in last else 0.0
+        if most_seconds is not None and (left := most_seconds - (time.monotonic() - began)) <= took:
+            why = f"{max(0.0, left):.0f} s of {most_seconds:.0f} were left" + (
+                f"; it took {took:.0f} s" if took else ""
+            )
+            yield Slot(scenario=name, light=Light.LATE, why=why)
             continue
         try:
             report = run_one(job, Progress())
@@ -171,10 +202,3 @@ def _copy_reports(report: RunReport, folder: Path) -> Iterator[str]:
             shutil.copyfile(report.folder / name, folder / name)
     except OSError as error:  # the run is complete in its own folder
         yield f"the reports of {report.scenario} could not be copied beside the night: {error.strerror}"
-
-
-def _write_page(file: Path, out: Path, near: Mapping[str, str]) -> None:
-    """Write the page of this night and those before it. near: links to reports beside the page."""
-    rows, _ = read_runs(out)
-    if rows:  # none if nothing ever ran
-        write_file(file, page(summarize(rows, None), link_to(out, file), near=near), hint="free some space")
