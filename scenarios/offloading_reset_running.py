@@ -5,8 +5,8 @@ stored on the CPU, so the connector begins a load for each. In the same step it 
 takes for stores: `assert self._jobs[any_jid].is_store` fails in the scheduler. One running request with one stored block is enough.
 
 Trainers reset the cache in this way when they change weights (`LLM.reset_prefix_cache`); over HTTP the endpoint needs development mode.
-We found no issue about it. The one named here is the nearest: another assertion about transfers of preempted requests. The bug came with
-0.26.0, whose scheduler names the requests of a reset in its next output. 0.33.0 no longer has the assertion.
+We found no issue about it. The one named here is the nearest: another assertion about transfers of preempted requests. 0.25.1 dies,
+whose scheduler names the requests of a reset in its next output; that of 0.24.0 does not. 0.33.0 no longer has the assertion.
 """
 
 from vllm_repro.vocabulary import (
@@ -55,7 +55,7 @@ scenario = Scenario(
         why="the scheduler does not use weights",
     ),
     needs=Needs(gpus=1, gpu_memory_gb=8),
-    status=Status(bad=">=0.26.0,<0.33.0", good=">=0.33.0"),
+    status=Status(bad=">=0.25.1,<0.33.0", good=">=0.33.0"),
     try_with="0.32.0",
     workload=[
         together(
