@@ -35,6 +35,13 @@ PARTS = (
         otherwise=("OffloadingConnectorWorker._register_handlers",),
     ),
     *_OFFLOADING,
+    Part(
+        "vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector",
+        "NixlPullConnectorWorker",
+        "NIXL moves blocks over a network",
+        "nothing is sent. The step after a request's end reports that its blocks were fetched. What the scheduler half does is vLLM's own",
+        otherwise=("NixlConnectorWorker",),
+    ),
     Part(_WORKER, "Worker.get_kv_connector_handshake_metadata", runs=True),
     Part(_WORKER, "init_worker_distributed_environment", runs=True),
     Part(

@@ -18,7 +18,7 @@ from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.core import EngineCoreProc
 
-from . import offloading
+from . import nixl, offloading
 
 __all__ = ["GATHER", "install"]
 
@@ -32,6 +32,7 @@ def install() -> None:
     """Install the replacements in this process."""
     _keep_gpu_defaults()
     _gather_requests()
+    nixl.install()
     offloading.install()
     worker: Any = importlib.import_module(_OFFLOADING_WORKER).OffloadingConnectorWorker
     worker.register_kv_caches = _register_without_memory
