@@ -27,7 +27,8 @@ from vllm_repro.vocabulary import (
     with_flags,
 )
 
-BLOCK = flag("--block-size")
+KILLS = flag("--block-size") * 4 + 1
+LIVES = flag("--block-size") * 4 + 2
 TO_DECODE = {"do_remote_decode": True, "do_remote_prefill": False}
 
 scenario = Scenario(
@@ -60,12 +61,8 @@ scenario = Scenario(
     status=Status(bad=">=0.21.0,<0.29.0", good=">=0.29.0"),
     try_with="0.28.0",
     workload=[
-        completion(
-            name="first", prompt=BLOCK * 4 + 1, shared=BLOCK * 4 + 1, max_tokens=1, kv_transfer_params=TO_DECODE
-        ),
-        completion(
-            name="again", prompt=BLOCK * 4 + 1, shared=BLOCK * 4 + 1, max_tokens=1, kv_transfer_params=TO_DECODE
-        ),
+        completion(name="first", prompt=KILLS, shared=KILLS, max_tokens=1, kv_transfer_params=TO_DECODE),
+        completion(name="again", prompt=KILLS, shared=KILLS, max_tokens=1, kv_transfer_params=TO_DECODE),
     ],
     trigger=prefix_hit(),
     signature=signature(
@@ -81,12 +78,8 @@ scenario = Scenario(
             "one-token-more",
             lives,
             workload=[
-                completion(
-                    name="first", prompt=BLOCK * 4 + 2, shared=BLOCK * 4 + 2, max_tokens=1, kv_transfer_params=TO_DECODE
-                ),
-                completion(
-                    name="again", prompt=BLOCK * 4 + 2, shared=BLOCK * 4 + 2, max_tokens=1, kv_transfer_params=TO_DECODE
-                ),
+                completion(name="first", prompt=LIVES, shared=LIVES, max_tokens=1, kv_transfer_params=TO_DECODE),
+                completion(name="again", prompt=LIVES, shared=LIVES, max_tokens=1, kv_transfer_params=TO_DECODE),
             ],
             why="one token is left after the last is dropped",
         ),
