@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from enum import Enum
 from types import ModuleType, SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -18,7 +18,9 @@ Kind = Enum("Kind", "ADD ABORT UTILITY")
 class Stub(ModuleType):
     """Module of vLLM: every name is a class without methods."""
 
-    __path__: ClassVar[list[str]] = []
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
