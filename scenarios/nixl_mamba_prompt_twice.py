@@ -41,7 +41,7 @@ scenario = Scenario(
         --max-model-len 8192
         --max-num-batched-tokens 8192
         --enable-prefix-caching
-        --mamba-cache-mode align
+        --mamba-cache-mode all
         --no-disable-hybrid-kv-cache-manager
         --kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_producer"}'
     """,
