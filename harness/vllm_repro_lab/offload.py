@@ -6,7 +6,6 @@ The lab also logs the blocks of each store, and a free list that is too short.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -14,12 +13,11 @@ from typing import Any
 
 import torch
 import vllm.v1.simple_kv_offload.worker as worker
-from vllm.logger import init_logger
 from vllm.v1.core.block_pool import BlockPool
 
-__all__ = ["Event", "install", "without_cuda"]
+from .record import observe
 
-logger = init_logger("vllm.repro_lab")
+__all__ = ["Event", "install", "without_cuda"]
 
 _MOST_NAMED = 32
 
@@ -39,10 +37,6 @@ def without_cuda(module: Any) -> None:
         module.PIN_MEMORY = False
     else:
         module.is_pin_memory_available = lambda: False
-
-
-def _observe(kind: str, **values: object) -> None:
-    logger.info("LAB observed %s %s", kind, json.dumps(values))
 
 
 class _Over:
@@ -112,7 +106,7 @@ class CopyBackend:
 def _observe_store(event: int, blocks: Sequence[int]) -> None:
     counts = Counter(blocks)
     twice = sorted(block for block, count in counts.items() if count > 1)
-    _observe("store", event=event, blocks=len(blocks), distinct=len(counts), twice=twice[:_MOST_NAMED])
+    observe("store", event=event, blocks=len(blocks), distinct=len(counts), twice=twice[:_MOST_NAMED])
 
 
 def _watch_free_list() -> None:
@@ -126,7 +120,7 @@ def _watch_free_list() -> None:
             asked = caller.f_locals["num_blocks"]
             walked = _walk(self.free_block_queue, counter)
             if walked < asked <= counter:
-                _observe("free_list", counter=counter, walked=walked, asked=asked)
+                observe("free_list", counter=counter, walked=walked, asked=asked)
         return counter
 
     BlockPool.get_num_free_blocks = get_num_free_blocks

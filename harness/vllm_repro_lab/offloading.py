@@ -1,6 +1,7 @@
 """vLLM's offloading connector on its CPU platform. `parts_offloading` lists the replaced name with its reason.
 
 Only what copies blocks is replaced. Both halves of the connector, its manager and its spec are vLLM's own.
+A transfer is under way for `store_polls` or `load_polls` polls, one for each step: keys of `kv_connector_extra_config`, 1 by default.
 """
 
 from __future__ import annotations
@@ -26,29 +27,40 @@ def install() -> None:
 
 def _transfers_of(spec: Any, *_: Any) -> _Transfers:
     """Return the transfers of a spec, made on first use."""
-    own: _Transfers = spec.__dict__.setdefault("_repro_transfers", _Transfers())
+    if "_repro_transfers" not in spec.__dict__:
+        polls = (int(spec.extra_config.get(f"{direction}_polls", 1)) for direction in ("store", "load"))
+        spec._repro_transfers = _Transfers(*polls)
+    own: _Transfers = spec._repro_transfers
     return own
 
 
 def _handlers(spec: Any, *_: Any) -> Iterator[tuple[Any, Any, Any]]:
     """Yield a handler for each direction, as releases up to 0.24.0 ask for them."""
     source = importlib.import_module(CPUOffloadingSpec.__module__)
-    yield source.GPULoadStoreSpec, source.CPULoadStoreSpec, _transfers_of(spec)
-    yield source.CPULoadStoreSpec, source.GPULoadStoreSpec, _Transfers()
+    gpu, cpu = source.GPULoadStoreSpec, source.CPULoadStoreSpec
+    yield gpu, cpu, _transfers_of(spec)
+    yield cpu, gpu, _transfers_of(spec)
 
 
 class _Transfers:
-    """Transfers that move no data. Each is reported at the second poll, or once it was waited for."""
+    """Transfers that move no data. Each is reported after its polls, or once it was waited for."""
 
-    def __init__(self) -> None:
+    def __init__(self, store_polls: int, load_polls: int) -> None:
+        self._store_polls, self._load_polls = store_polls, load_polls
         self._polls: dict[int, int] = {}
 
     def submit_store(self, job_id: int, *_: Any) -> bool:
-        self._polls[job_id] = 1
+        self._polls[job_id] = self._store_polls
         return True
 
-    submit_load = submit_store
-    transfer_async = submit_store  # to 0.24.0
+    def submit_load(self, job_id: int, *_: Any, **__: Any) -> bool:
+        self._polls[job_id] = self._load_polls
+        return True
+
+    def transfer_async(self, job_id: int, spec: tuple[Any, Any]) -> bool:
+        """Submit a transfer, as releases up to 0.24.0 do, by its source."""
+        submit = self.submit_store if "GPU" in type(spec[0]).__name__ else self.submit_load
+        return submit(job_id)
 
     def get_finished(self) -> list[Any]:
         done = [job for job, left in self._polls.items() if left <= 0]

@@ -12,6 +12,7 @@ from . import (
     parts_late_connector,
     parts_offload,
     parts_offloading,
+    parts_scheduler,
     parts_turboquant,
 )
 from .record import Part
@@ -61,6 +62,12 @@ def _install_offloading(_: str) -> None:
     offloading.install()
 
 
+def _install_scheduler(_: str) -> None:
+    from . import scheduler
+
+    scheduler.install()
+
+
 def _install_nothing(_: str) -> None:
     """Install nothing: vLLM loads what the command line names."""
 
@@ -87,6 +94,7 @@ MECHANISMS: Mapping[str, Mechanism] = {
     "offload": Mechanism("offload", parts_offload.PARTS, _install_offload),
     "late-connector": Mechanism("late-connector", parts_late_connector.PARTS, _install_nothing),
     "offloading": Mechanism("offloading", parts_offloading.PARTS, _install_offloading),
+    "scheduler": Mechanism("scheduler", parts_scheduler.PARTS, _install_scheduler, alone=True),
     "deepseek": Mechanism("deepseek", parts_deepseek.PARTS, _install_deepseek, env=_INTERPRET, alone=True),
     "interpreter": Mechanism("interpreter", parts_deepseek.INTERPRETER, _install_interpreter, env=_INTERPRET),
 }

@@ -1,17 +1,24 @@
-"""Check of a release for the names that the lab replaces, by its source files: importing them here would be too early."""
+"""Check of a release for the names that the lab replaces, by its source files: importing them here would be too early.
+
+Also the log lines of what the lab observes in the engine.
+"""
 
 from __future__ import annotations
 
 import ast
 import hashlib
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Part", "Survey", "names_in", "survey", "write_once"]
+__all__ = ["Part", "Survey", "names_in", "observe", "survey", "write_once"]
+
+_logger = logging.getLogger("vllm.repro_lab")
+"""Child of vLLM's logger, so that its lines look like vLLM's own."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +109,11 @@ def _names(body: Sequence[ast.stmt], prefix: str) -> Iterator[tuple[str, tuple[s
                 yield from _names([*yes, *no], prefix)
             case ast.Try(body=tried, handlers=handlers):
                 yield from _names([*tried, *(line for handler in handlers for line in handler.body)], prefix)
+
+
+def observe(kind: str, **values: object) -> None:
+    """Log an observation for the conditions of triggers (`vllm_repro.diagnosis.boot_facts.Observed`)."""
+    _logger.info("LAB observed %s %s", kind, json.dumps(values))
 
 
 def write_once(path: Path, content: Mapping[str, object]) -> None:

@@ -87,7 +87,6 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Installed]:
         modules = {
             "torch": torch,
             "vllm": ModuleType("vllm"),
-            "vllm.logger": SimpleNamespace(init_logger=lambda _: log),
             "vllm.v1": ModuleType("vllm.v1"),
             "vllm.v1.core": ModuleType("vllm.v1.core"),
             "vllm.v1.core.block_pool": SimpleNamespace(BlockPool=Pool),
@@ -96,6 +95,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Installed]:
         }
         for name, module in modules.items():
             monkeypatch.setitem(sys.modules, name, module)
+        monkeypatch.setattr("vllm_repro_lab.record._logger", log)
         monkeypatch.delitem(sys.modules, PLUGIN, raising=False)
         plugin = importlib.import_module(PLUGIN)
         plugin.install()

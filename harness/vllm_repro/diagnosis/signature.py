@@ -110,6 +110,8 @@ def _compare_one(signature: Signature, printed: _Printed, phase: Phase | None) -
     found = _compiled(signature.message).search(message) if signature.message else None
     message_agrees = found is not None if signature.message else not message
     ends_at = _in_order(signature.frames, [frame.function for frame in printed.frames])
+    if signature.source is not None and ends_at != len(printed.frames) - 1:
+        ends_at = None  # the line of `source` raises, so its frame is the traceback's last
     frames_agree = None if not signature.frames or not printed.frames else ends_at is not None
     same_class = printed.exception is None or bare_name(printed.exception) == bare_name(signature.exception)
     wrong = []

@@ -25,6 +25,7 @@ __all__ = [
     "drafting",
     "graphs_captured",
     "left_waiting",
+    "preempted",
     "prefill_over",
     "prefix_hit",
     "sent_with",
@@ -231,6 +232,21 @@ def left_waiting(name: str) -> Condition:
         return TriggerResult(False, (f"{name} was not sent",), "not sent")
 
     return Condition(f"left_waiting({name!r})", find, wanted=(Wanted({}, name),))
+
+
+def preempted() -> Condition:
+    """Require that the scheduler preempted a running request for lack of blocks, as the lab's plugin saw."""
+
+    def find(facts: TriggerFacts) -> TriggerResult:
+        seen = [one.values["requests"] for one in facts.observed if one.kind == "preempted"]
+        if not seen:
+            return TriggerResult(
+                False, ("no preemption was seen; only the lab's mechanism scheduler logs them",), "none preempted"
+            )
+        steps = f"{len(seen)} step{'s' if len(seen) > 1 else ''}"
+        return TriggerResult(True, (f"seen: {sum(seen)} preemptions, in {steps}",), f"{sum(seen)} preempted")
+
+    return Condition("preempted()", find)
 
 
 def attention_backend(name: str) -> Condition:

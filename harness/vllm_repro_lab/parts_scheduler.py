@@ -1,0 +1,52 @@
+"""Names replaced by the mechanism `scheduler`. Imports neither torch nor vllm."""
+
+from __future__ import annotations
+
+from .parts_offloading import PARTS as _OFFLOADING
+from .record import Part
+
+__all__ = ["PARTS"]
+
+_WORKER = "vllm.v1.worker.gpu_worker"
+
+PARTS = (
+    Part(
+        "vllm.platforms.cpu",
+        "CpuPlatform.check_and_update_config",
+        "it chooses the CPU worker with its model, and switches asynchronous scheduling off",
+        "the lab's worker computes no model: its tokens are hashes, so answers prove nothing. The executor and asynchronous scheduling are "
+        "those that vLLM chooses on a GPU",
+        parameters=("vllm_config",),
+        runs=True,
+    ),
+    Part(
+        "vllm.v1.engine.core",
+        "EngineCoreProc.run_busy_loop",
+        "which requests share a step depends on when they arrive",
+        "an idle engine waits for more requests after the first, and takes those that came shortest first. So each run has the same steps. "
+        "On a GPU the same burst may need many tries",
+        runs=True,
+    ),
+    Part(
+        "vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker",
+        "OffloadingConnectorWorker.register_kv_caches",
+        "it maps the memory of the model's layers",
+        "there is no memory to map",
+        otherwise=("OffloadingConnectorWorker._register_handlers",),
+    ),
+    *_OFFLOADING,
+    Part(
+        "vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector",
+        "NixlPullConnectorWorker",
+        "NIXL moves blocks over a network",
+        "nothing is sent. The step after a request's end reports that its blocks were fetched. What the scheduler half does is vLLM's own",
+        otherwise=("NixlConnectorWorker",),
+    ),
+    Part(_WORKER, "Worker.get_kv_connector_handshake_metadata", runs=True),
+    Part(_WORKER, "init_worker_distributed_environment", runs=True),
+    Part(
+        "vllm.v1.worker.kv_connector_model_runner_mixin",
+        "KVConnectorModelRunnerMixin.maybe_get_kv_connector_output",
+        runs=True,
+    ),
+)

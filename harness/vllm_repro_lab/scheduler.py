@@ -1,0 +1,93 @@
+"""vLLM's engine without a model. `parts_scheduler` lists the replaced names with their reasons.
+
+API server, EngineCore, scheduler, KV cache manager, executor and both halves of a KV connector are vLLM's own. `scheduler_worker.Worker`
+stands for the worker with its model runner. Requests that reach an idle engine within `GATHER` seconds of the first enter it together,
+shorter prompts first, so that the same workload leads to the same steps.
+"""
+
+from __future__ import annotations
+
+import importlib
+import queue
+import time
+from collections import deque
+from functools import wraps
+from typing import Any
+
+from vllm.platforms.cpu import CpuPlatform
+from vllm.v1.engine import EngineCoreRequestType
+from vllm.v1.engine.core import EngineCoreProc
+
+from . import nixl, offloading
+
+__all__ = ["GATHER", "install"]
+
+GATHER = 0.5
+"""Seconds that an idle engine waits for more requests after the first."""
+
+_OFFLOADING_WORKER = "vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker"
+
+
+def install() -> None:
+    """Install the replacements in this process."""
+    _keep_gpu_defaults()
+    _gather_requests()
+    nixl.install()
+    offloading.install()
+    worker: Any = importlib.import_module(_OFFLOADING_WORKER).OffloadingConnectorWorker
+    worker.register_kv_caches = _register_without_memory
+
+
+def _keep_gpu_defaults() -> None:
+    """Use the lab's worker, and leave the executor and asynchronous scheduling as vLLM chose them before its CPU platform's rules."""
+    own = CpuPlatform.check_and_update_config.__func__
+
+    @wraps(own)
+    def check_and_update_config(cls: Any, vllm_config: Any) -> None:
+        parallel, scheduler = vllm_config.parallel_config, vllm_config.scheduler_config
+        chosen = parallel.distributed_executor_backend, scheduler.async_scheduling
+        parallel.worker_cls = "vllm_repro_lab.scheduler_worker.Worker"
+        own(cls, vllm_config)
+        parallel.distributed_executor_backend, scheduler.async_scheduling = chosen
+
+    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
+
+
+def _gather_requests() -> None:
+    own = EngineCoreProc.run_busy_loop
+
+    @wraps(own)
+    def run_busy_loop(engine: Any) -> Any:
+        engine.input_queue.__class__ = _Gathering
+        return own(engine)
+
+    EngineCoreProc.run_busy_loop = run_busy_loop
+
+
+class _Gathering(queue.Queue):  # type: ignore[type-arg]  # it takes the place of a queue of vLLM
+    """Input queue of EngineCore, which blocks on it only while it is idle."""
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        first = super().get(block, timeout)
+        if not block or first[0] is not EngineCoreRequestType.ADD:
+            return first
+        time.sleep(GATHER)
+        with self.mutex:
+            first, *rest = sorted([first, *self.queue], key=_order)
+            self.queue = deque(rest)
+        return first
+
+
+def _order(item: tuple[Any, Any]) -> tuple[bool, list[int], list[int]]:
+    """Return the sorting key: added requests by the length of their prompt, then by its tokens; all else after them."""
+    kind, content = item
+    if kind is not EngineCoreRequestType.ADD:
+        return True, [], []
+    prompt = list(content[0].prompt_token_ids or ())
+    return False, [len(prompt)], prompt
+
+
+def _register_without_memory(worker: Any, *_: Any) -> None:
+    """Make the worker's transfers, as `OffloadingConnectorWorker.register_kv_caches` does, without memory of layers."""
+    make = getattr(worker, "_init_worker", None) or worker._register_handlers  # the second to 0.24.0
+    make(None)

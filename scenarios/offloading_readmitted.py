@@ -1,0 +1,120 @@
+"""OffloadingConnector: a preempted request that comes back while one of its stores is under way kills the engine.
+
+A preemption flushes the stores of the request, but the scheduler reads that only with the answer to that step. With asynchronous
+scheduling it schedules the next step before. If another request ends just then, there is room, and the preempted one is admitted again.
+If the CPU pool has more of its prompt than the GPU's cache, the connector is to begin a load while it still counts a store:
+`assert not req_status.transfer_jobs` fails. 0.24.0 delays such a request.
+
+It needs two groups of layers here, a full pool, shared prompts, and a request that ends in one certain step. On GPUs this workload alone
+would hardly ever show it; the report has it from preemptions under load. In the lab no model runs, the five requests share their first
+step, and a store takes nine steps.
+"""
+
+from vllm_repro.vocabulary import (
+    Lab,
+    Model,
+    Needs,
+    Scenario,
+    Status,
+    arm,
+    completion,
+    dies,
+    lives,
+    patched,
+    preempted,
+    signature,
+    together,
+    with_flags,
+)
+
+scenario = Scenario(
+    id="offloading-readmitted",
+    issue="vllm-project/vllm#46014",
+    title="OffloadingConnector crashes with `assert not req_status.transfer_jobs` when a preempted request is re-admitted",
+    command="""
+        vllm serve google/gemma-3-1b-it
+        --max-model-len 160
+        --max-num-batched-tokens 32
+        --max-num-seqs 8
+        --block-size 16
+        --num-gpu-blocks-override 36
+        --enable-chunked-prefill
+        --enable-prefix-caching
+        --no-disable-hybrid-kv-cache-manager
+        --kv-transfer-config '{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":1310720}}'
+    """,  # noqa: E501  # one flag is one word
+    model=Model(
+        "google/gemma-3-1b-it",
+        architecture="Gemma3ForCausalLM",
+        heads=4,
+        kv_heads=1,
+        head_dim=256,
+        layers=26,
+        vocab_size=262144,
+        max_position=32768,
+        why="a small model with full attention and sliding windows",
+    ),
+    needs=Needs(gpus=1, gpu_memory_gb=8),
+    status=Status(bad=">=0.23.0,<0.24.0", good=">=0.24.0"),
+    try_with="0.23.0",
+    workload=[
+        together(
+            completion(name="33", prompt=33, shared=33, max_tokens=57, ignore_eos=True),
+            completion(name="49", prompt=49, max_tokens=1, ignore_eos=True),
+            completion(name="60", prompt=60, max_tokens=77, ignore_eos=True),
+            completion(name="65", prompt=65, shared=65, max_tokens=89, ignore_eos=True),
+            completion(name="96", prompt=96, shared=96, max_tokens=57, ignore_eos=True),
+        ),
+    ],
+    trigger=preempted(),
+    signature=signature(
+        phase="request",
+        exception="AssertionError",
+        message="",
+        source="not req_status.transfer_jobs",
+        frames=["schedule", "update_state_after_alloc", "update_state_after_alloc"],
+    ),
+    arms=[
+        arm("reported", dies),
+        arm(
+            "synchronous",
+            lives,
+            with_flags("--no-async-scheduling"),
+            why="the end of the store is read before the next step is scheduled",
+        ),
+        arm(
+            "delayed",
+            lives,
+            patched(
+                "vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py",
+                was="""\
+        req_status = self._req_status[request.request_id]
+        for group_state in req_status.group_states:
+            group_state.block_ids.clear()
+""",
+                now="""\
+        req_status = self._req_status[request.request_id]
+        if req_status.transfer_jobs:
+            return None, False
+        for group_state in req_status.group_states:
+            group_state.block_ids.clear()
+""",
+                why="ask the connector again later, as 0.24.0 does",
+            ),
+        ),
+    ],
+    lab=Lab(
+        mechanism="scheduler",
+        layers=["sliding", "full"],
+        window=32,
+        why="the scheduler does not use weights",
+        changes=[
+            with_flags("--enforce-eager", why="no compiler is needed"),
+            with_flags(
+                '--kv-transfer-config \'{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":327680,"store_polls":8,"load_polls":0}}\'',  # noqa: E501  # one flag is one word
+                why="room for twenty blocks of the two layers; a store is under way for eight polls",
+            ),
+        ],
+    ),
+    related=["vllm-project/vllm#46231", "vllm-project/vllm#46082"],
+)

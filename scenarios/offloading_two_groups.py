@@ -1,0 +1,103 @@
+"""OffloadingConnector with two groups of layers: an external hit evicts the blocks of a local hit, and an assertion kills the engine.
+
+The scheduler counts a prompt's hits in its own prefix cache first, then asks the connector for more, then allocates blocks. In releases
+up to 0.23.0 one call of `allocate_slots` does both, group by group. With two groups of layers and a full pool, new blocks of one group may
+be those that the other group's hit stood on. The connector then finds a block without hash among those counted as computed.
+
+It needs two groups (here full attention and a sliding window), a pool so full that a request is preempted, and a prompt that is partly
+in each cache. On GPUs this workload alone may show it rarely: it depends on the blocks of each layer and on which requests share a step.
+In the lab no model runs, and the four requests share their first step. 0.24.0 adds all local blocks before it allocates new ones.
+#50454 reports the same assertion in 0.25.1 with Mamba layers and drafts; that is not this workload.
+"""
+
+from vllm_repro.vocabulary import (
+    Lab,
+    Model,
+    Needs,
+    Scenario,
+    Status,
+    arm,
+    completion,
+    dies,
+    lives,
+    preempted,
+    signature,
+    together,
+    untriggered,
+    with_flags,
+    without,
+)
+
+scenario = Scenario(
+    id="offloading-two-groups",
+    issue="vllm-project/vllm#43884",
+    title="EngineCore crash: AssertionError in offloading_connector during update_state_after_alloc",
+    command="""
+        vllm serve google/gemma-3-1b-it
+        --max-model-len 128
+        --max-num-batched-tokens 100
+        --max-num-seqs 8
+        --block-size 16
+        --num-gpu-blocks-override 29
+        --enable-chunked-prefill
+        --enable-prefix-caching
+        --no-disable-hybrid-kv-cache-manager
+        --kv-transfer-config '{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":1310720}}'
+    """,  # noqa: E501  # one flag is one word
+    model=Model(
+        "google/gemma-3-1b-it",
+        architecture="Gemma3ForCausalLM",
+        heads=4,
+        kv_heads=1,
+        head_dim=256,
+        layers=26,
+        vocab_size=262144,
+        max_position=32768,
+        why="a small model with full attention and sliding windows",
+    ),
+    needs=Needs(gpus=1, gpu_memory_gb=8),
+    status=Status(bad=">=0.21.0,<0.24.0", good=">=0.24.0"),
+    try_with="0.23.0",
+    workload=[
+        together(
+            completion(name="17", prompt=17, shared=17, max_tokens=32, ignore_eos=True),
+            completion(name="65", prompt=65, shared=65, max_tokens=49, ignore_eos=True),
+            completion(name="70", prompt=70, shared=34, max_tokens=49, ignore_eos=True),
+            completion(name="95", prompt=95, shared=95, max_tokens=16, ignore_eos=True),
+        ),
+    ],
+    trigger=preempted(),
+    signature=signature(
+        phase="request",
+        exception="AssertionError",
+        message="",
+        source="num_locally_computed_tokens",
+        frames=["schedule", "update_state_after_alloc", "update_state_after_alloc"],
+    ),
+    arms=[
+        arm("reported", dies),
+        arm("synchronous", dies, with_flags("--no-async-scheduling"), why="it is no race between steps"),
+        arm(
+            "no-prefix-caching",
+            lives,
+            with_flags("--no-enable-prefix-caching"),
+            why="there are no local hits, so nothing that is counted can be evicted",
+        ),
+        arm("more-blocks", untriggered, with_flags("--num-gpu-blocks-override 120"), why="no request is preempted"),
+        arm("no-offloading", lives, without("--kv-transfer-config"), why="no connector has an external hit"),
+    ],
+    lab=Lab(
+        mechanism="scheduler",
+        layers=["full", "sliding"],
+        window=64,
+        why="the scheduler does not use weights",
+        changes=[
+            with_flags("--enforce-eager", why="no compiler is needed"),
+            with_flags(
+                '--kv-transfer-config \'{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":327680}}\'',  # noqa: E501  # one flag is one word
+                why="room for twenty blocks of the two layers",
+            ),
+        ],
+    ),
+    related=["vllm-project/vllm#44409", "vllm-project/vllm#50454"],
+)
