@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from vllm_repro.command.command import ServeCommand
-from vllm_repro.diagnosis.boot_facts import BootFacts, boot_facts, imported, observed, scheduler_dump
+from vllm_repro.diagnosis.boot_facts import BootFacts, boot_facts, imported, observed, scheduler_dump, shared_steps
 from vllm_repro.diagnosis.diagnosis import Diagnosis, Phase, diagnose
 from vllm_repro.diagnosis.log_text import Line, read_lines
 from vllm_repro.diagnosis.signature import How, compare, failed_nodes
@@ -150,6 +150,7 @@ def _trigger_facts(
         locked=boot.workspace_locked,
         reserved=boot.workspace_reserved,
         observed=observed(_lines(log)),
+        steps=shared_steps(_lines(log)),
         captured=captured,
         boot=boot,
     )

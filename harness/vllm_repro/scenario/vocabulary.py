@@ -36,6 +36,7 @@ from vllm_repro.trigger.conditions import (
     graphs_captured,
     left_waiting,
     prefill_over,
+    prefilled_together,
     prefix_hit,
     sent_with,
 )
@@ -50,9 +51,9 @@ from vllm_repro.verdict.verdict import Expected
 __all__ = [
     "Causes", "Dummy", "Lab", "Model", "Needs", "Scenario", "Status", "answered", "arm", "attention_backend", "block_listed_twice",
     "cause", "chat", "checks", "chunked_prefill", "completion", "continuation_over", "conversation", "dies", "drafting", "errs", "flag",
-    "graphs_captured", "hangs", "left_waiting", "lengths", "lives", "offload_outgrown", "patched", "pause", "prefill_over", "prefix_hit",
-    "request", "rest", "sent_with", "signature", "simple_cpu_offload", "sized", "sparse_prefill_outgrown", "spins", "throughput",
-    "together", "untriggered", "with_flags", "without", "workspace_outgrown",
+    "graphs_captured", "hangs", "left_waiting", "lengths", "lives", "offload_outgrown", "patched", "pause", "prefill_over",
+    "prefilled_together", "prefix_hit", "request", "rest", "sent_with", "signature", "simple_cpu_offload", "sized",
+    "sparse_prefill_outgrown", "spins", "throughput", "together", "untriggered", "with_flags", "without", "workspace_outgrown",
 ]  # fmt: skip
 
 dies = Expected.DIES

@@ -147,9 +147,8 @@ class LabSite(Site):
     def cannot(self, arm: Arm) -> str:
         if graph_mode(self._scenario.command_in_lab(arm)) == "PIECEWISE":
             return "the lab captures full graphs of decode batches only, and this arm asks for PIECEWISE"
-        if why := misfit(
-            self.release, self._lab.shape(self._scenario.model), attention=self._lab.mechanism != "turboquant"
-        ):
+        attention = MECHANISMS[self._lab.mechanism].attention
+        if why := misfit(self.release, self._lab.shape(self._scenario.model), attention=attention):
             return why
         try:
             self._overlay(arm)
