@@ -14,6 +14,7 @@ from vllm_repro.verdict.output import (
     Probe,
     ServedWeights,
     check_output,
+    compare_alone,
     compare_output,
     probes,
     sample_output,
@@ -228,3 +229,100 @@ def test_useless_checks_are_refused(fields: dict[str, object], message: str) -> 
 )
 def test_checks_at_their_limits_are_accepted(fields: dict[str, object]) -> None:
     Checks(**fields)  # type: ignore[arg-type]  # fields by name
+
+
+def kept(probe: Probe, *tokens: int, margins: tuple[float, ...] = (), prompt: str = "p") -> OutputSample:
+    return sample_output(probe, tokens, "", margins=margins, name="chat", prompt=prompt)
+
+
+CLEARLY = (2.0, 2.0, 2.0)
+ALONE = [kept(Probe.ALONE, 1, 2, 3, margins=CLEARLY)] * 2
+
+
+@pytest.mark.parametrize(
+    ("alone", "other", "wrong", "unknown"),
+    [
+        (ALONE, kept(Probe.BURST, 1, 2, 3), "", ""),
+        (
+            ALONE,
+            kept(Probe.BURST, 1, 9, 3),
+            "beside others and alone after 1 token: token 9, alone token 2, which was likelier than the next by 2.00 nats or more",
+            "",
+        ),
+        (ALONE, kept(Probe.WORKLOAD, 9), "in the workload and alone after 0 tokens: token 9, alone token 1", ""),
+        (ALONE, kept(Probe.WORKLOAD, 1, 2), "after 2 tokens: the end, alone token 3", ""),
+        (ALONE, kept(Probe.BURST, 9, prompt="q"), "", ""),  # another prompt, which was not sent alone
+        (ALONE[:1], kept(Probe.BURST, 9), "", ""),
+        # A near tie, once in one and once in the other answer alone.
+        ([kept(Probe.ALONE, 1, 2, margins=(2.0, 0.4)), ALONE[0]], kept(Probe.BURST, 1, 9), "", "no clear best token"),
+        ([ALONE[0], kept(Probe.ALONE, 1, 2, margins=(2.0, 0.4))], kept(Probe.BURST, 1, 9), "", "no clear best token"),
+        ([kept(Probe.ALONE, 1)] * 2, kept(Probe.BURST, 9), "", "no clear best token"),
+        # The cache changes the margin by 1.2 nats: its rounding may turn 2.0 over as well.
+        ([ALONE[0], kept(Probe.ALONE, 1, margins=(0.8,))], kept(Probe.BURST, 9), "", "no clear best token"),
+        ([ALONE[0], kept(Probe.ALONE, 1, margins=(1.5,))], kept(Probe.BURST, 9), "alone token 1", ""),
+        # Alone, it is answered in two ways.
+        (
+            [ALONE[0], kept(Probe.ALONE, 4, margins=CLEARLY)],
+            kept(Probe.BURST, 9),
+            "",
+            "its two answers alone differ too",
+        ),
+        ([ALONE[0], kept(Probe.ALONE, 4, margins=CLEARLY)], kept(Probe.BURST, 4), "", ""),
+        ([ALONE[0], kept(Probe.ALONE, 1, 2, 4, margins=CLEARLY)], kept(Probe.BURST, 9), "alone token 1", ""),
+    ],
+)
+def test_an_answer_beside_others_is_compared_with_two_alone(
+    alone: list[OutputSample], other: OutputSample, wrong: str, unknown: str
+) -> None:
+    found = compare_alone([*alone, other], ServedWeights.MADE)
+    assert wrong in found.wrong
+    assert unknown in found.unknown
+    assert (bool(found.wrong), bool(found.unknown)) == (bool(wrong), bool(unknown))
+    assert check_output(None, [*alone, other], ServedWeights.MADE) == (found.wrong or None)
+
+
+def test_neither_dummy_weights_nor_pieces_of_text_are_compared() -> None:
+    different = kept(Probe.BURST, 9)
+    for weights in (None, ServedWeights.DUMMY, ServedWeights.IMITATED):
+        assert compare_alone([*ALONE, different], weights).wrong == ""
+    assert "--weights made" in compare_alone([*ALONE, different], ServedWeights.DUMMY).unknown
+    text = sample_output(Probe.BURST, ["a", "b"], "ab", name="chat", prompt="p")
+    assert compare_alone([*ALONE, text], ServedWeights.MADE) == OutputComparison(
+        unknown="this server returns no token ids"
+    )
+    assert compare_alone([different], None) == OutputComparison()
+
+
+TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=5)
+MARGINS = st.lists(st.floats(0, 4), min_size=5, max_size=5)
+
+
+@given(TOKENS, MARGINS, TOKENS, MARGINS, TOKENS)
+def test_a_wrong_answer_differs_from_both_alone_where_both_were_clear(
+    first: list[int], clear: list[float], again: list[int], also: list[float], other: list[int]
+) -> None:
+    alone = [
+        kept(Probe.ALONE, *tokens, margins=tuple(margins[: len(tokens)]))
+        for tokens, margins in ((first, clear), (again, also))
+    ]
+    found = compare_alone([*alone, kept(Probe.BURST, *other)], ServedWeights.MADE)
+    # The order of the two does not matter, nor an answer that equals one of them.
+    assert bool(compare_alone([*alone[::-1], kept(Probe.BURST, *other)], ServedWeights.MADE).wrong) is bool(found.wrong)
+    if other in (first, again):
+        assert found == OutputComparison()
+    if found.wrong:
+        at = next(place for place in range(5) if first[place : place + 1] != other[place : place + 1])
+        assert first[: at + 1] == again[: at + 1]
+        assert min(clear[at], also[at]) >= 0.499  # kept with three digits
+
+
+def test_a_near_tie_does_not_make_equal_requests_differ() -> None:
+    def answer(name: str, *tokens: int, margins: tuple[float, ...] = ()) -> OutputSample:
+        return sample_output(Probe.WORKLOAD, tokens, f"{tokens}", name=name, margins=margins)
+
+    wanted = Checks(alike=[("first", "again")])
+    for margins, wrong in (((2.0, 0.1), ""), ((2.0, 0.5), "after 1 token"), ((), "after 1 token")):
+        answers = [answer("first", 1, 2, margins=margins), answer("again", 1, 3)]
+        found = compare_output(wanted, answers, [], ServedWeights.MADE)
+        assert (wrong in found.wrong, bool(found.unknown)) == (True, not wrong)
+        assert bool(check_output(wanted, answers, ServedWeights.MADE)) is bool(wrong)

@@ -246,7 +246,7 @@ def weights_of(command: ServeCommand, seen: Observed, boot: BootFacts) -> Served
         return ServedWeights.DUMMY if boot.args.get("load_format") == "dummy" else ServedWeights.REAL
     if command.get("--load-format") == "dummy":
         return ServedWeights.DUMMY
-    return ServedWeights.MADE if seen.facts.kind.facts.in_lab else ServedWeights.REAL
+    return ServedWeights.MADE if seen.tiny_model is not None else ServedWeights.REAL
 
 
 def _infra(seen: Observed) -> str | None:

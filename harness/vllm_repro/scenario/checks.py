@@ -183,8 +183,10 @@ def _check_alike(scenario: Scenario, reading: Reading) -> None:
                 greedy = one.fields.get("temperature", 0 if one.prompt is not None else None) == 0
                 if [other.label for other in sent].count(one.label) > 1:
                     problems.append(f"{one.label!r} is sent twice: name its requests differently")
-                elif isinstance(one.prompt, int | Size):
-                    problems.append(f"{one.label!r} has a new prompt each time: state it as a text or token ids")
+                elif isinstance(one.prompt, int | Size) and one.shared != one.prompt:
+                    problems.append(
+                        f"{one.label!r} has a new prompt each time: state it as a text or token ids, or share all of it"
+                    )
                 elif not greedy:
                     problems.append(f"{one.label!r} is not greedy: add temperature 0")
                 elif _body(one) != _body(sent[0]):
@@ -196,7 +198,7 @@ def _check_alike(scenario: Scenario, reading: Reading) -> None:
 
 
 def _body(request: Request) -> tuple[object, ...]:
-    return request.endpoint, request.prompt, request.max_tokens, request.fields
+    return request.endpoint, request.prompt, request.shared, request.max_tokens, request.fields
 
 
 def _arm(scenario: Scenario, reading: Reading, key: str, problem: str, name: str) -> Arm | None:

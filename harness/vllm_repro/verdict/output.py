@@ -13,6 +13,10 @@ another beginning of the text changes its answer, and where the answers differ i
 
 The second form compares answers to equal requests of one boot's workload: the same engine must not answer them differently, whatever
 its weights.
+
+`run --outputs` compares without a declaration. After the workload each of its greedy prompts is sent alone twice, first without and then
+with its blocks in the prefix cache. Answers to the same prompt, from the workload and from a burst of all prompts, are compared with these
+two (`compare_alone`).
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ __all__ = [
     "Probe",
     "ServedWeights",
     "check_output",
+    "compare_alone",
     "compare_output",
     "longest_run",
     "probes",
@@ -63,6 +68,8 @@ class Probe(StrEnum):
     BEGINNING = "beginning"  # continue `BEGINNING`
     NEEDLE = "needle"  # find a number in the middle of a long prompt
     WORKLOAD = "workload"  # none: a request of the workload
+    ALONE = "alone"  # none: its prompt, with no other request
+    BURST = "burst"  # none: its prompt, with others at once
 
 
 class ServedWeights(StrEnum):
@@ -129,7 +136,7 @@ class OutputSample:
 
     sha256: of its text. first: its first tokens (ids, or pieces of text if the server returns no ids). margins: by how many nats each of
     them was likelier than the next best; empty if the server returns no log probabilities. found: the needle is in it; None without one.
-    name: of the workload's request.
+    name: of the workload's request. prompt: hash of what decides its answer; empty if it is not compared with answers alone.
     """
 
     probe: Probe
@@ -141,6 +148,7 @@ class OutputSample:
     found: bool | None = None
     margins: tuple[float, ...] = ()
     name: str = ""
+    prompt: str = ""
 
 
 def probes(wanted: Checks, weights: ServedWeights | None) -> tuple[Probe, ...]:
@@ -169,8 +177,9 @@ def sample_output(
     needle: str = "",
     margins: Sequence[float] = (),
     name: str = "",
+    prompt: str = "",
 ) -> OutputSample:
-    """Return what to keep of an answer. needle: the text that it should hold. name: of the workload's request."""
+    """Return what to keep of an answer. needle: the text that it should hold. name, prompt: as in `OutputSample`."""
     return OutputSample(
         probe=probe,
         length=len(tokens),
@@ -181,11 +190,14 @@ def sample_output(
         found=needle in text if needle else None,
         margins=tuple(round(margin, 3) for margin in margins[:KEPT]),
         name=name,
+        prompt=prompt,
     )
 
 
 def check_output(wanted: Checks | None, answers: Sequence[OutputSample], weights: ServedWeights | None) -> str | None:
     """Return what is wrong with one trial's answers by themselves, as a sentence; None if nothing is or it cannot be known."""
+    if differ := compare_alone(answers, weights).wrong:
+        return differ
     if wanted is None:
         return None
     if differ := _compare_alike(wanted, answers).wrong:
@@ -193,7 +205,7 @@ def check_output(wanted: Checks | None, answers: Sequence[OutputSample], weights
     if weights in (None, ServedWeights.DUMMY, ServedWeights.MADE):
         return None
     for answer in answers:
-        if answer.probe is Probe.WORKLOAD:
+        if answer.probe in (Probe.WORKLOAD, Probe.ALONE, Probe.BURST):
             continue
         if answer.probe is Probe.NEEDLE:
             if answer.found is False and weights is ServedWeights.REAL:
@@ -250,7 +262,7 @@ def compare_output(
     if mine == its:
         return OutputComparison()
     equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(mine, its, strict=False)))
-    after = f"after {equal} token{'' if equal == 1 else 's'}"
+    after = _after(equal)
     if made and right.margins[equal : equal + 1] < (CLEAR,):
         return OutputComparison(unknown=f"the answers differ {after}, where {name} had no clear best token")
     return OutputComparison(
@@ -266,9 +278,72 @@ def _compare_alike(wanted: Checks, answers: Sequence[OutputSample]) -> OutputCom
         missing = [name for name in (first, *others) if name not in given]
         unknown = unknown or (f"{missing[0]!r} has no answer to compare" if missing else "")
         for name in others:
-            if not missing and given[name].sha256 != given[first].sha256:
-                return OutputComparison(wrong=f"the equal requests {first!r} and {name!r} were answered differently")
+            if missing or given[name].sha256 == given[first].sha256:
+                continue
+            what = f"the equal requests {first!r} and {name!r} were answered differently"
+            at = _first_difference(given[first], given[name]) if _has_ids(given[first], given[name]) else None
+            if at is not None and given[first].margins[at : at + 1] and given[first].margins[at] < CLEAR:
+                unknown = unknown or f"{what} {_after(at)}, where {first!r} had no clear best token"
+                continue
+            return OutputComparison(wrong=what if at is None else f"{what} {_after(at)}")
     return OutputComparison(unknown=unknown)
+
+
+def compare_alone(answers: Sequence[OutputSample], weights: ServedWeights | None) -> OutputComparison:
+    """Compare the answers to each prompt from the workload and the burst with the two that it got alone.
+
+    An answer is wrong if it differs from both, they agree up to there, and both prefer their own token clearly: by `CLEAR`, and by twice
+    what the prefix cache changed this preference. So neither a near tie nor the rounding of a lossy KV cache makes an answer wrong.
+    """
+    alone: dict[str, list[OutputSample]] = {}
+    for answer in answers:
+        if answer.probe is Probe.ALONE:
+            alone.setdefault(answer.prompt, []).append(answer)
+    if alone and weights not in (ServedWeights.REAL, ServedWeights.MADE):
+        return OutputComparison(unknown="answers of dummy weights are neither right nor wrong (--weights made)")
+    unknown = ""
+    for answer in answers:
+        if answer.probe not in (Probe.WORKLOAD, Probe.BURST) or len(alone.get(answer.prompt, ())) < 2:
+            continue
+        first, again, *_ = alone[answer.prompt]
+        if not _has_ids(answer, first, again):
+            unknown = unknown or "this server returns no token ids"
+            continue
+        places = [_first_difference(one, answer) for one in (first, again)]
+        if None in places:
+            continue
+        at = min(place for place in places if place is not None)
+        where = "in the workload" if answer.probe is Probe.WORKLOAD else "beside others"
+        what = f"{answer.name} was answered differently {where} and alone {_after(at)}"
+        if first.first[: at + 1] != again.first[: at + 1]:
+            unknown = unknown or f"{what}, where its two answers alone differ too"
+            continue
+        margins = [one.margins[at] for one in (first, again) if at < len(one.margins)]
+        if len(margins) < 2 or min(margins) < max(CLEAR, 2 * abs(margins[0] - margins[1])):
+            unknown = unknown or f"{what}, where alone it had no clear best token"
+            continue
+        tokens = f"{_token(answer, at)}, alone {_token(first, at)}, which was likelier than the next by {min(margins):.2f} nats or more"
+        return OutputComparison(wrong=f"{what}: {tokens}")
+    return OutputComparison(unknown=unknown)
+
+
+def _first_difference(one: OutputSample, other: OutputSample) -> int | None:
+    """Return the place of the first different token among those that were kept; None if they are equal."""
+    equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one.first, other.first, strict=False)))
+    return equal if equal < max(len(one.first), len(other.first)) else None
+
+
+def _has_ids(*answers: OutputSample) -> bool:
+    """Return True if tokens are ids. Pieces of text are cut at other places in each stream."""
+    return all(isinstance(token, int) for answer in answers for token in answer.first)
+
+
+def _after(equal: int) -> str:
+    return f"after {equal} token{'' if equal == 1 else 's'}"
+
+
+def _token(answer: OutputSample, at: int) -> str:
+    return f"token {answer.first[at]}" if at < len(answer.first) else "the end"
 
 
 def _greedy(answers: Sequence[OutputSample]) -> OutputSample | None:
