@@ -118,7 +118,12 @@ class LabSite(Site):
         self._source = options.vllm or scenario.try_in_lab
         self.release_version = version_of(self._source)
         self.release: Release | None = None
-        self._lab, self._scenario, self._notify = scenario.lab, scenario, notify
+        made = options.weights == "made"
+        self._lab, self._scenario, self._notify = (
+            replace(scenario.lab, weights="made") if made else scenario.lab,
+            scenario,
+            notify,
+        )
         self._capture = capture_of(scenario.lab, options)
 
     @classmethod
@@ -169,6 +174,7 @@ class LabSite(Site):
             model=lab_model(self._lab, self._scenario.model),
             port=port,
             capture=self._capture,
+            weights=self._lab.weights,
         )
         return with_release(launch, self.release)
 

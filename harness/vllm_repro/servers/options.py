@@ -62,7 +62,7 @@ def lacking(needs: Needs, here: tuple[Gpu, ...]) -> str:
 
 def tiny_model_of(scenario: Scenario, options: ServerOptions) -> TinyModel | None:
     """Return the tiny model to make for a run with `options`; None if an existing model is served."""
-    asked = options.weights == "dummy" or (options.weights is None and scenario.model.tiny_will_do)
+    asked = options.weights in ("dummy", "made") or (options.weights is None and scenario.model.tiny_will_do)
     return scenario.tiny_model if asked and not options.model else None
 
 
@@ -90,7 +90,9 @@ def weights_for(scenario: Scenario, options: ServerOptions) -> ServedModel:
         return ServedModel(name=options.model, dummy=options.weights == "dummy")
     tiny_model = tiny_model_of(scenario, options)
     if tiny_model is not None:
-        return ServedModel(name=tiny_model.slug, path=cached_model(tiny_model), dummy=True, tiny_model=tiny_model)
+        made = options.weights == "made"
+        folder = cached_model(tiny_model, weights=made)
+        return ServedModel(name=tiny_model.slug, path=folder, dummy=not made, tiny_model=tiny_model)
     return ServedModel(name=scenario.model.name, dummy=options.weights == "dummy")
 
 
