@@ -121,3 +121,19 @@ def test_equal_requests_of_a_workload_are_alike_or_not_judged() -> None:
 
 def test_without_a_check_there_are_no_words() -> None:
     assert words(output("eager", 1, 2), ended("eager"), checks=None) == {}
+
+
+@pytest.mark.parametrize(
+    ("other", "margin", "weights", "word"),
+    [
+        (1, 2.0, "made", "as alone"),
+        (9, 2.0, "made", "wrong"),
+        (9, 0.1, "made", "not judged"),
+        (1, 2.0, "dummy", "not judged"),
+    ],
+)
+def test_answers_compared_with_those_alone_have_a_word(other: int, margin: float, weights: str, word: str) -> None:
+    alone = sample_output(Probe.ALONE, [1], "", margins=(margin,), prompt="p")
+    samples = (alone, alone, sample_output(Probe.BURST, [other], "", prompt="p"))
+    entries = [("output", {"arm": "eager", "trial": 1, "said": vars(one)}) for one in samples]
+    assert words(*entries, ended("eager", weights=weights), checks=None) == {"eager": word}

@@ -18,7 +18,7 @@ from vllm_repro.running.state import Observed
 from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.trigger.trigger import AttentionShape, Condition, SentRequest, TriggerFacts, TriggerResult
 from vllm_repro.verdict.outcome import Death, Outcome, Outlasted, TrialFacts, classify
-from vllm_repro.verdict.output import ServedWeights, check_output
+from vllm_repro.verdict.output import ServedWeights, check_output, compare_alone
 
 __all__ = ["Conclusion", "assess", "weights_of"]
 
@@ -89,6 +89,8 @@ def assess(
     if death is not None:
         phase = diagnosis.phase or (Phase.REQUEST if seen.ready else Phase.BOOT)
     why = _why(outcome, facts, diagnosis, seen)
+    if outcome.facts.alive and (unknown := compare_alone(seen.output, weights).unknown):
+        why += f"; {unknown}"
     return Conclusion(
         outcome=outcome,
         phase=phase,
