@@ -133,7 +133,7 @@ def test_without_a_check_there_are_no_words() -> None:
     ],
 )
 def test_answers_compared_with_those_alone_have_a_word(other: int, margin: float, weights: str, word: str) -> None:
-    alone = sample_output(Probe.ALONE, [1], "", margins=(margin,), prompt="p")
-    samples = (alone, alone, sample_output(Probe.BURST, [other], "", prompt="p"))
+    alone = (sample_output(probe, [1], "", margins=(margin,), prompt="p") for probe in (Probe.ALONE, Probe.CACHED))
+    samples = (*alone, sample_output(Probe.BURST, [other], "", prompt="p"))
     entries = [("output", {"arm": "eager", "trial": 1, "said": vars(one)}) for one in samples]
     assert words(*entries, ended("eager", weights=weights), checks=None) == {"eager": word}

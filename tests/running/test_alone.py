@@ -12,7 +12,7 @@ import pytest
 from tests.fake_vllm import Exchange
 from tests.running.test_trial import SCENARIO, tried
 from vllm_repro.journal.journal import read
-from vllm_repro.running.alone import Greedy, burst, greedy
+from vllm_repro.running.alone import Greedy, alone, burst, greedy
 from vllm_repro.running.state import MeasureOptions
 from vllm_repro.scenario.workload import Request, chat, completion, request
 from vllm_repro.trigger.conditions import answered
@@ -52,9 +52,12 @@ def test_the_prompt_is_what_decides_the_answer() -> None:
 
 def test_a_burst_has_each_prompt_with_and_without_its_cached_blocks() -> None:
     one, other = found(), found(prompt=[7, 9])
-    salts = [(sent.prompt, body["cache_salt"]) for sent, body in burst([one, other])]
-    cold = [(each.prompt, f"burst {copy}") for copy in range(2) for each in (one, other)]
-    assert sorted(salts) == sorted(cold + [(each.prompt, "alone") for each in (one, other)] * 2)
+    salts = [(probe, sent.prompt, body["cache_salt"]) for probe, sent, body in burst([one, other])]
+    cold = [(Probe.BURST, each.prompt, f"burst {copy}") for copy in range(2) for each in (one, other)]
+    assert sorted(salts) == sorted(cold + [(Probe.BURST_CACHED, each.prompt, "alone") for each in (one, other)] * 2)
+    assert [(probe, body["cache_salt"]) for probe, _, body in alone(one)] == [
+        (Probe.ALONE, "alone"), (Probe.CACHED, "alone"), (Probe.CACHED, "alone"),
+    ]  # fmt: skip
     assert len(burst([one])) == 8
     assert burst([]) == []
     body = one.again("alone", margins=True)
@@ -114,7 +117,9 @@ def test_each_greedy_prompt_is_sent_alone_and_with_the_others(
     assert (conclusion.outcome, why in conclusion.why) == (outcome, True), conclusion.why
     said = [entry["said"] for entry in read(tmp_path / "journal.jsonl").of("output")]
     probes = [one["probe"] for one in said]
-    assert [probes.count(probe) for probe in (Probe.WORKLOAD, Probe.ALONE, Probe.BURST)] == [2, 4, 8]
+    assert {probe: probes.count(probe) for probe in probes} == {
+        Probe.WORKLOAD: 2, Probe.ALONE: 2, Probe.CACHED: 4, Probe.BURST: 4, Probe.BURST_CACHED: 4,
+    }  # fmt: skip
     assert json.dumps(said[2]["margins"]) == "[2.9]"
     assert conclusion.sent == 2
 

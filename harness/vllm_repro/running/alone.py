@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_repro.scenario.workload import Request
+from vllm_repro.verdict.output import Probe
 
-__all__ = ["MOST_PROMPTS", "Greedy", "alone", "burst", "greedy"]
+__all__ = ["MOST_PROMPTS", "Greedy", "Repeat", "alone", "burst", "greedy"]
 
 MOST_PROMPTS = 16
 """Prompts of one workload that are sent alone."""
@@ -40,6 +41,10 @@ class Greedy:
         return body
 
 
+Repeat = tuple[Probe, Greedy, dict[str, Any]]
+"""What its answer is, the request that it repeats, and its body."""
+
+
 def greedy(request: Request, body: Mapping[str, Any]) -> Greedy | None:
     """Return a request of the workload, if an engine must repeat its answer: one prompt, and the best token each time."""
     single = request.one_prompt and body.get("n", 1) == 1 and not body.get("use_beam_search")
@@ -50,17 +55,17 @@ def greedy(request: Request, body: Mapping[str, Any]) -> Greedy | None:
     return Greedy(request.label, request.endpoint, body, hashlib.sha256(text.encode()).hexdigest()[:16])
 
 
-def alone(one: Greedy) -> Sequence[dict[str, Any]]:
-    """Return the two bodies to send one after the other: the second finds the blocks of the first in the prefix cache."""
-    return [one.again("alone", margins=True)] * 2
+def alone(one: Greedy) -> list[Repeat]:
+    """Return the requests to send one after the other: from the second on, its blocks are in the prefix cache."""
+    return [(probe, one, one.again("alone", margins=True)) for probe in (Probe.ALONE, Probe.CACHED, Probe.CACHED)]
 
 
-def burst(prompts: Sequence[Greedy]) -> list[tuple[Greedy, dict[str, Any]]]:
-    """Return the requests to send at once: each prompt in turns without and with its blocks in the prefix cache."""
+def burst(prompts: Sequence[Greedy]) -> list[Repeat]:
+    """Return the requests to send at once, after `alone`: each prompt in turns without and with its blocks in the prefix cache."""
     copies = -(-_LEAST_BURST // len(prompts)) if prompts else 0
     return [
-        (one, one.again(salt, margins=False))
+        (probe, one, one.again(salt, margins=False))
         for copy in range(copies)
         for one in prompts
-        for salt in (f"burst {copy}", "alone")
+        for probe, salt in ((Probe.BURST, f"burst {copy}"), (Probe.BURST_CACHED, "alone"))
     ]

@@ -20,7 +20,7 @@ from vllm_repro.client.answer import Answer
 from vllm_repro.client.metrics import Reading
 from vllm_repro.client.prompts import Prompt, PromptError, build_completion, build_needle
 from vllm_repro.diagnosis.boot_facts import BootFacts
-from vllm_repro.running.alone import MOST_PROMPTS, Greedy, alone, burst
+from vllm_repro.running.alone import MOST_PROMPTS, Greedy, Repeat, alone, burst
 from vllm_repro.running.assess import weights_of
 from vllm_repro.running.death_signs import Channel
 from vllm_repro.running.workload import WorkloadRunner
@@ -134,12 +134,12 @@ class Measurements:
         """Send each greedy prompt of the workload alone, then all of them at once."""
         prompts = list(self.runner.greedy.values())[:MOST_PROMPTS]
         for one in prompts:
-            for body in alone(one):
-                await self._repeat(Probe.ALONE, [(one, body)])
-        await self._repeat(Probe.BURST, burst(prompts))
+            for repeat in alone(one):
+                await self._repeat([repeat])
+        await self._repeat(burst(prompts))
 
-    async def _repeat(self, probe: Probe, requests: Sequence[tuple[Greedy, dict[str, Any]]]) -> None:
-        async def send(one: Greedy, body: dict[str, Any]) -> Answer:
+    async def _repeat(self, requests: Sequence[Repeat]) -> None:
+        async def send(probe: Probe, one: Greedy, body: dict[str, Any]) -> Answer:
             answer = await self._send(f"{one.name}, {probe}", one.endpoint, body)
             if answer.ok:
                 said = sample_output(
@@ -148,7 +148,7 @@ class Measurements:
                 self.runner.keep_output(said)
             return answer
 
-        await self._all(send(one, body) for one, body in requests)
+        await self._all(send(*repeat) for repeat in requests)
 
     async def _question(
         self, probe: Probe, name: str, prompt: Prompt, fields: dict[str, Any], needle: str = ""

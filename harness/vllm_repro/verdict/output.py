@@ -14,9 +14,9 @@ another beginning of the text changes its answer, and where the answers differ i
 The second form compares answers to equal requests of one boot's workload: the same engine must not answer them differently, whatever
 its weights.
 
-`run --outputs` compares without a declaration. After the workload each of its greedy prompts is sent alone twice, first without and then
-with its blocks in the prefix cache. Answers to the same prompt, from the workload and from a burst of all prompts, are compared with these
-two (`compare_alone`).
+`run --outputs` compares without a declaration. After the workload each of its greedy prompts is sent alone, first without and then with
+its blocks in the prefix cache. Answers to the same prompt, from the workload and from a burst of all prompts, are compared with these
+(`compare_alone`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby, takewhile
+from math import inf
 
 __all__ = [
     "BEGINNING",
@@ -68,8 +69,10 @@ class Probe(StrEnum):
     BEGINNING = "beginning"  # continue `BEGINNING`
     NEEDLE = "needle"  # find a number in the middle of a long prompt
     WORKLOAD = "workload"  # none: a request of the workload
-    ALONE = "alone"  # none: its prompt, with no other request
+    ALONE = "alone"  # none: its prompt, with no other request and nothing of it in the prefix cache
+    CACHED = "alone, cached"  # none: the same, with its blocks in the prefix cache
     BURST = "burst"  # none: its prompt, with others at once
+    BURST_CACHED = "burst, cached"  # none: the same, with its blocks in the prefix cache
 
 
 class ServedWeights(StrEnum):
@@ -205,7 +208,7 @@ def check_output(wanted: Checks | None, answers: Sequence[OutputSample], weights
     if weights in (None, ServedWeights.DUMMY, ServedWeights.MADE):
         return None
     for answer in answers:
-        if answer.probe in (Probe.WORKLOAD, Probe.ALONE, Probe.BURST):
+        if answer.probe in (*_REFERENCES, *_COMPARED):
             continue
         if answer.probe is Probe.NEEDLE:
             if answer.found is False and weights is ServedWeights.REAL:
@@ -290,41 +293,68 @@ def _compare_alike(wanted: Checks, answers: Sequence[OutputSample]) -> OutputCom
 
 
 def compare_alone(answers: Sequence[OutputSample], weights: ServedWeights | None) -> OutputComparison:
-    """Compare the answers to each prompt from the workload and the burst with the two that it got alone.
+    """Compare the answers to each prompt from the workload and the burst with those that it got alone.
 
-    An answer is wrong if it differs from both, they agree up to there, and both prefer their own token clearly: by `CLEAR`, and by twice
-    what the prefix cache changed this preference. So neither a near tie nor the rounding of a lossy KV cache makes an answer wrong.
+    An answer is wrong if it differs from all of these, they agree up to there, and each clearly preferred its own token. With the same
+    blocks in the prefix cache that is `CLEAR`. Else it is also twice what the cache changes such margins, because a quantized cache rounds.
     """
     alone: dict[str, list[OutputSample]] = {}
     for answer in answers:
-        if answer.probe is Probe.ALONE:
+        if answer.probe in _REFERENCES:
             alone.setdefault(answer.prompt, []).append(answer)
     if alone and weights not in (ServedWeights.REAL, ServedWeights.MADE):
         return OutputComparison(unknown="answers of dummy weights are neither right nor wrong (--weights made)")
+    rounding = max(map(_rounding, alone.values()), default=0.0)
     unknown = ""
     for answer in answers:
-        if answer.probe not in (Probe.WORKLOAD, Probe.BURST) or len(alone.get(answer.prompt, ())) < 2:
+        references = alone.get(answer.prompt, [])
+        if answer.probe not in _COMPARED or len({one.probe for one in references}) < len(_REFERENCES):
             continue
-        first, again, *_ = alone[answer.prompt]
-        if not _has_ids(answer, first, again):
-            unknown = unknown or "this server returns no token ids"
-            continue
-        places = [_first_difference(one, answer) for one in (first, again)]
-        if None in places:
-            continue
-        at = min(place for place in places if place is not None)
-        where = "in the workload" if answer.probe is Probe.WORKLOAD else "beside others"
-        what = f"{answer.name} was answered differently {where} and alone {_after(at)}"
-        if first.first[: at + 1] != again.first[: at + 1]:
-            unknown = unknown or f"{what}, where its two answers alone differ too"
-            continue
-        margins = [one.margins[at] for one in (first, again) if at < len(one.margins)]
-        if len(margins) < 2 or min(margins) < max(CLEAR, 2 * abs(margins[0] - margins[1])):
-            unknown = unknown or f"{what}, where alone it had no clear best token"
-            continue
-        tokens = f"{_token(answer, at)}, alone {_token(first, at)}, which was likelier than the next by {min(margins):.2f} nats or more"
-        return OutputComparison(wrong=f"{what}: {tokens}")
+        clear = max(CLEAR, 2 * rounding)
+        if answer.probe is Probe.BURST_CACHED:
+            references, clear = [one for one in references if one.probe is Probe.CACHED], CLEAR
+        found = _compare_with(references, answer, clear)
+        if found.wrong:
+            return found
+        unknown = unknown or found.unknown
     return OutputComparison(unknown=unknown)
+
+
+_REFERENCES = (Probe.ALONE, Probe.CACHED)
+_COMPARED = (Probe.WORKLOAD, Probe.BURST, Probe.BURST_CACHED)
+
+
+def _compare_with(alone: Sequence[OutputSample], answer: OutputSample, clear: float) -> OutputComparison:
+    """Compare an answer with those to the same prompt alone. clear: least margin in nats for a difference to count."""
+    if not _has_ids(answer, *alone):
+        return OutputComparison(unknown="this server returns no token ids")
+    places = [_first_difference(one, answer) for one in alone]
+    if None in places:
+        return OutputComparison()
+    at = min(place for place in places if place is not None)
+    where = "in the workload" if answer.probe is Probe.WORKLOAD else "beside others"
+    what = f"{answer.name} was answered differently {where} and alone {_after(at)}"
+    if len({one.first[: at + 1] for one in alone}) > 1:
+        return OutputComparison(unknown=f"{what}, where its answers alone differ too")
+    margin = min((one.margins[at] if at < len(one.margins) else 0.0) for one in alone)
+    if margin < clear:
+        return OutputComparison(unknown=f"{what}, where alone it had no clear best token")
+    tokens = f"{_token(answer, at)}, alone {_token(alone[0], at)}"
+    return OutputComparison(wrong=f"{what}: {tokens}, which was likelier than the next by {margin:.2f} nats or more")
+
+
+def _rounding(alone: Sequence[OutputSample]) -> float:
+    """Return by how many nats the prefix cache changed the margins of equal tokens; infinity if it changed a clear token."""
+    first = next((one for one in alone if one.probe is Probe.ALONE), None)
+    cached = next((one for one in alone if one.probe is Probe.CACHED), None)
+    if first is None or cached is None:
+        return 0.0
+    at = _first_difference(first, cached)
+    if at is not None and min((*first.margins[at : at + 1], *cached.margins[at : at + 1]), default=0.0) >= CLEAR:
+        return inf
+    return max(
+        (abs(one - other) for one, other in zip(first.margins[:at], cached.margins[:at], strict=False)), default=0.0
+    )
 
 
 def _first_difference(one: OutputSample, other: OutputSample) -> int | None:
