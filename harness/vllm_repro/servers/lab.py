@@ -26,7 +26,7 @@ from vllm_repro.servers.base import Replaced, Server, ServerFacts
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.lab_launch import graph_mode, lab_launch, no_lab
 from vllm_repro.servers.launch import Launch
-from vllm_repro.servers.options import ServerOptions
+from vllm_repro.servers.options import ServerOptions, refuse_unmade
 from vllm_repro.servers.process import ProcessServer, misfit, process_server, with_release
 from vllm_repro.servers.site import Notify, Offer, Site
 from vllm_repro_lab.parts import MECHANISMS
@@ -118,12 +118,10 @@ class LabSite(Site):
         self._source = options.vllm or scenario.try_in_lab
         self.release_version = version_of(self._source)
         self.release: Release | None = None
-        made = options.weights == "made"
-        self._lab, self._scenario, self._notify = (
-            replace(scenario.lab, weights="made") if made else scenario.lab,
-            scenario,
-            notify,
-        )
+        self._lab, self._scenario, self._notify = scenario.lab, scenario, notify
+        if options.weights == "made":
+            refuse_unmade(self._lab.shape(scenario.model))
+            self._lab = replace(self._lab, weights="made")
         self._capture = capture_of(scenario.lab, options)
 
     @classmethod
