@@ -60,14 +60,14 @@ def test_a_burst_has_each_prompt_with_and_without_its_cached_blocks() -> None:
     ]  # fmt: skip
     assert len(burst([one])) == 8
     assert burst([]) == []
-    body = one.again("alone", margins=True)
+    body = one.again("alone")
     assert {name: body[name] for name in ("logprobs", "return_token_ids", "max_tokens", "model")} == {
         "logprobs": 2, "return_token_ids": True, "max_tokens": 2, "model": "tiny",
     }  # fmt: skip
     assert "stream" not in body
     talk = greedy(chat(prompt=5), {"messages": [], "temperature": 0})
     assert talk is not None
-    assert talk.again("alone", margins=True)["top_logprobs"] == 2
+    assert talk.again("alone")["top_logprobs"] == 2
 
 
 def engine(wrong: str) -> Any:
@@ -76,8 +76,8 @@ def engine(wrong: str) -> Any:
     def completions(exchange: Exchange) -> None:
         body = exchange.body
         salt = body.get("cache_salt", "")
-        where = "alone" if "logprobs" in body else "burst" if salt else "workload"
-        other = bool(wrong) and wrong in (where, salt) and body["prompt"] == [7, 8]
+        where = salt or "workload"
+        other = bool(wrong) and wrong == where and body["prompt"] == [7, 8]
         choice: dict[str, Any] = {"index": 0, "text": "x", "finish_reason": "length", "token_ids": [2 if other else 1]}
         if body.get("logprobs"):
             choice["logprobs"] = {"top_logprobs": [{"a": -0.1, "b": -3.0}]}

@@ -256,7 +256,7 @@ ALONE = [alone(1, 2, 3), cached(1, 2, 3), cached(1, 2, 3)]
         (
             ALONE,
             kept(Probe.BURST, 1, 9, 3),
-            "beside others and alone after 1 token: token 9, alone token 2, which was likelier than the next by 2.00 nats or more",
+            "beside others and alone after 1 token: token 9, alone token 2; their log probabilities moved by 2.00 nats or more",
             "",
         ),
         (ALONE, kept(Probe.WORKLOAD, 9), "in the workload and alone after 0 tokens: token 9, alone token 1", ""),
@@ -266,16 +266,34 @@ ALONE = [alone(1, 2, 3), cached(1, 2, 3), cached(1, 2, 3)]
         (ALONE[:1], kept(Probe.BURST, 9), "", ""),
         (ALONE[1:], kept(Probe.BURST, 9), "", ""),
         # A near tie, with or without the cache.
-        ([alone(1, margins=(0.4,)), cached(1, margins=(0.6,))], kept(Probe.BURST, 9), "", "no clear best token"),
+        (
+            [alone(1, margins=(0.4,)), cached(1, margins=(0.6,))],
+            kept(Probe.BURST, 9),
+            "",
+            "no token was clearly the best",
+        ),
         ([alone(1, margins=(0.6,)), cached(1, margins=(0.6,))], kept(Probe.BURST, 9), "alone token 1", ""),
-        ([alone(1, margins=()), cached(1, margins=())], kept(Probe.BURST, 9), "", "no clear best token"),
+        ([alone(1, margins=()), cached(1, margins=())], kept(Probe.BURST, 9), "", "no token was clearly the best"),
+        # Alone it was a near tie, and beside others it was none: so the logits moved.
+        (
+            [alone(1, margins=(0.1,)), cached(1, margins=(0.1,))],
+            kept(Probe.BURST, 9, margins=(2.0,)),
+            "moved by 2.10",
+            "",
+        ),
+        (
+            [alone(1, margins=(0.1,)), cached(1, margins=(0.1,))],
+            kept(Probe.BURST, 9, margins=(0.3,)),
+            "",
+            "clearly the best",
+        ),
         # The cache rounds by 1.2 nats, so it may turn 2.0 over. With the same blocks in the cache it rounds alike.
-        ([alone(1), cached(1, margins=(0.8,))], kept(Probe.BURST, 9), "", "no clear best token"),
-        ([alone(1), cached(1, margins=(0.8,))], kept(Probe.WORKLOAD, 9), "", "no clear best token"),
+        ([alone(1), cached(1, margins=(0.8,))], kept(Probe.BURST, 9), "", "no token was clearly the best"),
+        ([alone(1), cached(1, margins=(0.8,))], kept(Probe.WORKLOAD, 9), "", "no token was clearly the best"),
         ([alone(1), cached(1, margins=(0.8,))], kept(Probe.BURST_CACHED, 9), "alone token 1", ""),
         ([alone(1), cached(1, margins=(1.5,))], kept(Probe.BURST, 9), "alone token 1", ""),
-        # The cache turns a clear token over: nothing follows without the same blocks.
-        ([alone(1, 2, 3), cached(1, 2, 4)], kept(Probe.BURST, 9), "", "no clear best token"),
+        # The cache moves a token by 4 nats: nothing less follows without the same blocks.
+        ([alone(1, 2, 3), cached(1, 2, 4)], kept(Probe.BURST, 9), "", "no token was clearly the best"),
         ([alone(1), cached(4), cached(4)], kept(Probe.BURST, 9), "", "its answers alone differ too"),
         ([alone(1), cached(4), cached(4)], kept(Probe.BURST, 4), "", ""),
         ([alone(1), cached(4), cached(4)], kept(Probe.BURST_CACHED, 1), "alone token 4", ""),
@@ -317,20 +335,34 @@ TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=5)
 MARGINS = st.lists(st.floats(0, 4), min_size=5, max_size=5)
 
 
-@given(TOKENS, MARGINS, TOKENS, MARGINS, TOKENS, st.sampled_from([Probe.WORKLOAD, Probe.BURST, Probe.BURST_CACHED]))
-def test_a_wrong_answer_differs_from_those_alone_where_they_were_clear(
-    first: list[int], clear: list[float], again: list[int], also: list[float], other: list[int], probe: Probe
+@given(
+    TOKENS,
+    MARGINS,
+    TOKENS,
+    MARGINS,
+    TOKENS,
+    MARGINS,
+    st.sampled_from([Probe.WORKLOAD, Probe.BURST, Probe.BURST_CACHED]),
+)
+def test_a_wrong_answer_differs_from_those_alone_by_more_than_rounding(
+    first: list[int],
+    clear: list[float],
+    again: list[int],
+    also: list[float],
+    other: list[int],
+    moved: list[float],
+    probe: Probe,
 ) -> None:
     references = [alone(*first, margins=tuple(clear)), cached(*again, margins=tuple(also))]
-    found = compare_alone([*references, kept(probe, *other)], ServedWeights.MADE)
+    found = compare_alone([*references, kept(probe, *other, margins=tuple(moved))], ServedWeights.MADE)
     same = [again] if probe is Probe.BURST_CACHED else [first, again]
     if other in same:
         assert found == OutputComparison()
     if found.wrong:
         at = next(place for place in range(5) if again[place : place + 1] != other[place : place + 1])
         assert all(one[: at + 1] == again[: at + 1] for one in same)
-        assert also[at] >= 0.499  # kept with three digits
-        assert probe is Probe.BURST_CACHED or clear[at] >= 0.499
+        assert also[at] + moved[at] >= 0.499  # kept with three digits
+        assert probe is Probe.BURST_CACHED or clear[at] + moved[at] >= 0.499
 
 
 def test_a_near_tie_does_not_make_equal_requests_differ() -> None:
@@ -338,8 +370,14 @@ def test_a_near_tie_does_not_make_equal_requests_differ() -> None:
         return sample_output(Probe.WORKLOAD, tokens, f"{tokens}", name=name, margins=margins)
 
     wanted = Checks(alike=[("first", "again")])
-    for margins, wrong in (((2.0, 0.1), ""), ((2.0, 0.5), "after 1 token"), ((), "after 1 token")):
-        answers = [answer("first", 1, 2, margins=margins), answer("again", 1, 3)]
+    for first, again, wrong in (
+        ((2.0, 0.1), (), ""),
+        ((2.0, 0.1), (2.0, 0.3), ""),
+        ((2.0, 0.1), (2.0, 0.4), "after 1 token"),
+        ((2.0, 0.5), (), "after 1 token"),
+        ((), (), "after 1 token"),
+    ):
+        answers = [answer("first", 1, 2, margins=first), answer("again", 1, 3, margins=again)]
         found = compare_output(wanted, answers, [], ServedWeights.MADE)
         assert (wrong in found.wrong, bool(found.unknown)) == (True, not wrong)
         assert bool(check_output(wanted, answers, ServedWeights.MADE)) is bool(wrong)

@@ -32,13 +32,11 @@ class Greedy:
     body: Mapping[str, Any]
     prompt: str
 
-    def again(self, salt: str, *, margins: bool) -> dict[str, Any]:
-        """Return its body, not streamed, with the blocks of `salt` in the prefix cache. margins: ask for log probabilities."""
+    def again(self, salt: str) -> dict[str, Any]:
+        """Return its body, not streamed, with log probabilities. It finds the blocks of `salt` in the prefix cache."""
         body = {name: value for name, value in self.body.items() if name not in _HOW[1:]}
         body |= {"return_token_ids": True, "cache_salt": salt}
-        if margins:
-            body |= {"logprobs": True, "top_logprobs": 2} if "messages" in body else {"logprobs": 2}
-        return body
+        return body | ({"logprobs": True, "top_logprobs": 2} if "messages" in body else {"logprobs": 2})
 
 
 Repeat = tuple[Probe, Greedy, dict[str, Any]]
@@ -57,14 +55,14 @@ def greedy(request: Request, body: Mapping[str, Any]) -> Greedy | None:
 
 def alone(one: Greedy) -> list[Repeat]:
     """Return the requests to send one after the other: from the second on, its blocks are in the prefix cache."""
-    return [(probe, one, one.again("alone", margins=True)) for probe in (Probe.ALONE, Probe.CACHED, Probe.CACHED)]
+    return [(probe, one, one.again("alone")) for probe in (Probe.ALONE, Probe.CACHED, Probe.CACHED)]
 
 
 def burst(prompts: Sequence[Greedy]) -> list[Repeat]:
     """Return the requests to send at once, after `alone`: each prompt in turns without and with its blocks in the prefix cache."""
     copies = -(-_LEAST_BURST // len(prompts)) if prompts else 0
     return [
-        (probe, one, one.again(salt, margins=False))
+        (probe, one, one.again(salt))
         for copy in range(copies)
         for one in prompts
         for probe, salt in ((Probe.BURST, f"burst {copy}"), (Probe.BURST_CACHED, "alone"))

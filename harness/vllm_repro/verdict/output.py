@@ -26,7 +26,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby, takewhile
-from math import inf
 
 __all__ = [
     "BEGINNING",
@@ -285,8 +284,9 @@ def _compare_alike(wanted: Checks, answers: Sequence[OutputSample]) -> OutputCom
                 continue
             what = f"the equal requests {first!r} and {name!r} were answered differently"
             at = _first_difference(given[first], given[name]) if _has_ids(given[first], given[name]) else None
-            if at is not None and given[first].margins[at : at + 1] and given[first].margins[at] < CLEAR:
-                unknown = unknown or f"{what} {_after(at)}, where {first!r} had no clear best token"
+            margins = given[first].margins or given[name].margins
+            if at is not None and margins and _margin(given[first], at) + _margin(given[name], at) < CLEAR:
+                unknown = unknown or f"{what} {_after(at)}, where neither had a clear best token"
                 continue
             return OutputComparison(wrong=what if at is None else f"{what} {_after(at)}")
     return OutputComparison(unknown=unknown)
@@ -295,8 +295,9 @@ def _compare_alike(wanted: Checks, answers: Sequence[OutputSample]) -> OutputCom
 def compare_alone(answers: Sequence[OutputSample], weights: ServedWeights | None) -> OutputComparison:
     """Compare the answers to each prompt from the workload and the burst with those that it got alone.
 
-    An answer is wrong if it differs from all of these, they agree up to there, and each clearly preferred its own token. With the same
-    blocks in the prefix cache that is `CLEAR`. Else it is also twice what the cache changes such margins, because a quantized cache rounds.
+    An answer is wrong if it differs from all of these, they agree up to there, and the logits moved further than rounding moves them: the
+    margins of the two tokens add up to `CLEAR` or more. With other blocks in the prefix cache it is also twice what the cache moves them,
+    because a quantized cache rounds.
     """
     alone: dict[str, list[OutputSample]] = {}
     for answer in answers:
@@ -325,7 +326,7 @@ _COMPARED = (Probe.WORKLOAD, Probe.BURST, Probe.BURST_CACHED)
 
 
 def _compare_with(alone: Sequence[OutputSample], answer: OutputSample, clear: float) -> OutputComparison:
-    """Compare an answer with those to the same prompt alone. clear: least margin in nats for a difference to count."""
+    """Compare an answer with those to the same prompt alone. clear: least sum of margins, in nats, for a difference to count."""
     if not _has_ids(answer, *alone):
         return OutputComparison(unknown="this server returns no token ids")
     places = [_first_difference(one, answer) for one in alone]
@@ -336,25 +337,28 @@ def _compare_with(alone: Sequence[OutputSample], answer: OutputSample, clear: fl
     what = f"{answer.name} was answered differently {where} and alone {_after(at)}"
     if len({one.first[: at + 1] for one in alone}) > 1:
         return OutputComparison(unknown=f"{what}, where its answers alone differ too")
-    margin = min((one.margins[at] if at < len(one.margins) else 0.0) for one in alone)
-    if margin < clear:
-        return OutputComparison(unknown=f"{what}, where alone it had no clear best token")
+    moved = min(_margin(one, at) for one in alone) + _margin(answer, at)
+    if moved < clear:
+        return OutputComparison(unknown=f"{what}, where no token was clearly the best")
     tokens = f"{_token(answer, at)}, alone {_token(alone[0], at)}"
-    return OutputComparison(wrong=f"{what}: {tokens}, which was likelier than the next by {margin:.2f} nats or more")
+    return OutputComparison(wrong=f"{what}: {tokens}; their log probabilities moved by {moved:.2f} nats or more")
+
+
+def _margin(answer: OutputSample, at: int) -> float:
+    """Return by how many nats a token was likelier than the next best; 0 if unknown."""
+    return answer.margins[at] if at < len(answer.margins) else 0.0
 
 
 def _rounding(alone: Sequence[OutputSample]) -> float:
-    """Return by how many nats the prefix cache changed the margins of equal tokens; infinity if it changed a clear token."""
+    """Return by how many nats the prefix cache moved tokens, at least, up to the first different one."""
     first = next((one for one in alone if one.probe is Probe.ALONE), None)
     cached = next((one for one in alone if one.probe is Probe.CACHED), None)
     if first is None or cached is None:
         return 0.0
     at = _first_difference(first, cached)
-    if at is not None and min((*first.margins[at : at + 1], *cached.margins[at : at + 1]), default=0.0) >= CLEAR:
-        return inf
-    return max(
-        (abs(one - other) for one, other in zip(first.margins[:at], cached.margins[:at], strict=False)), default=0.0
-    )
+    turned = 0.0 if at is None else _margin(first, at) + _margin(cached, at)
+    equal = zip(first.margins[:at], cached.margins[:at], strict=False)
+    return max([turned, *(abs(one - other) for one, other in equal)])
 
 
 def _first_difference(one: OutputSample, other: OutputSample) -> int | None:
