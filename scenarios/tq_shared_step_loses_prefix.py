@@ -63,7 +63,7 @@ scenario = Scenario(
         why="the issue names this model",
     ),
     needs=Needs(gpus=1, gpu_memory_gb=24),
-    status=Status(bad=">=0.24.0"),
+    status=Status(bad=">=0.20.2"),
     try_with="0.24.0",
     workload=[FILLS, ALONE, together(BUSY, completion(name="new", prompt=1000, starts_after=0.05), BESIDE)],
     trigger=attention_backend("TURBOQUANT") & prefix_hit() & prefilled_together("new", "beside it"),
