@@ -1,4 +1,4 @@
-"""PyTorch versions of vLLM's five TurboQuant kernels, with the same cache bytes and formulas.
+"""PyTorch versions of vLLM's five TurboQuant kernels, with the same cache bytes and formulas, and of FlashAttention.
 
 A cache slot, for one token and one head, holds the bytes of the key, then from offset `KPS` those of the value.
 Key: D indices of `MSE_BITS` bits into the centroids and the norm in float16, or D bytes of fp8.
@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from . import capture
 
-__all__ = ["TorchKernel", "decode_splits", "merge_splits", "store_fp8", "store_mse", "unpack_cache"]
+__all__ = ["TorchKernel", "decode_splits", "flash_attention", "merge_splits", "store_fp8", "store_mse", "unpack_cache"]
 
 Grid: TypeAlias = tuple[int, ...]
 Call: TypeAlias = SimpleNamespace
@@ -96,6 +98,26 @@ def merge_splits(grid: Grid, call: Call) -> None:
         merged = (torch.exp(weights - total[:, None])[..., None] * splits[..., : call.Lv]).sum(1)
         call.o[row] = merged.to(call.o.dtype)
         call.lse[row] = total
+
+
+def flash_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    softmax_scale: float,
+    **_: Any,
+) -> torch.Tensor:
+    """Return causal attention of each sequence. The last query of a sequence sees all of its keys, as in FlashAttention 2.1 and later."""
+    out = torch.empty_like(q)
+    queries, keys = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+    for (start, end), (first, last) in zip(pairwise(queries), pairwise(keys), strict=True):
+        seen = torch.ones(end - start, last - first, dtype=torch.bool).tril((last - first) - (end - start))
+        rows = (part.transpose(0, 1).float() for part in (q[start:end], k[first:last], v[first:last]))
+        attended = scaled_dot_product_attention(*rows, attn_mask=seen, scale=softmax_scale, enable_gqa=True)
+        out[start:end] = attended.transpose(0, 1).to(q.dtype)
+    return out
 
 
 def _store(call: Call, keys: torch.Tensor) -> None:

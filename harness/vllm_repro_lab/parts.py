@@ -29,7 +29,7 @@ class Mechanism:
 
     install: installs them in the calling process; takes a key of `GRAPHS`, or "". parts: always replaced.
     dry_run: replaced in addition without a key of `GRAPHS`, to run the batches of a capture. env: variables of the server.
-    alone: cannot be combined with `GRAPHS`.
+    alone: cannot be combined with `GRAPHS`. attention: the CPU build's own attention serves the model.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Mechanism:
     dry_run: tuple[Part, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     alone: bool = False
+    attention: bool = True
 
     def parts_with(self, graphs: str) -> tuple[Part, ...]:
         """Return all parts for a key of `GRAPHS`, or for an empty string."""
@@ -48,6 +49,12 @@ def _install_turboquant(graphs: str) -> None:
     from . import turboquant  # here, because it imports torch and vllm
 
     turboquant.install(graphs=bool(graphs))
+
+
+def _install_turboquant_flash(graphs: str) -> None:
+    from . import turboquant
+
+    turboquant.install(graphs=bool(graphs), flash=True)
 
 
 def _install_offload(_: str) -> None:
@@ -90,7 +97,16 @@ def _install_interpreter(_: str) -> None:
 _INTERPRET = {"TRITON_INTERPRET": "1"}  # Triton reads it at import, before vLLM loads plugins
 
 MECHANISMS: Mapping[str, Mechanism] = {
-    "turboquant": Mechanism("turboquant", parts_turboquant.PARTS, _install_turboquant, parts_dry_run.PARTS),
+    "turboquant": Mechanism(
+        "turboquant", parts_turboquant.PARTS, _install_turboquant, parts_dry_run.PARTS, attention=False
+    ),
+    "turboquant-flash": Mechanism(
+        "turboquant-flash",
+        parts_turboquant.PARTS + parts_turboquant.FLASH,
+        _install_turboquant_flash,
+        parts_dry_run.PARTS,
+        attention=False,
+    ),
     "offload": Mechanism("offload", parts_offload.PARTS, _install_offload),
     "late-connector": Mechanism("late-connector", parts_late_connector.PARTS, _install_nothing),
     "offloading": Mechanism("offloading", parts_offloading.PARTS, _install_offloading),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .record import Part
 
-__all__ = ["PARTS"]
+__all__ = ["FLASH", "PARTS"]
 
 _KERNEL = "a Triton kernel, and there is no Triton driver for this CPU"
 _NUMBERS = "none: the same bytes by the same formulas, in PyTorch. The workspace is asked for, and its assertion raised, before the kernel"
@@ -47,3 +47,16 @@ PARTS = (
     Part(_BACKEND, "TurboQuantAttentionBackend", runs=True),
     Part("vllm.v1.attention.ops.triton_decode_attention", "_fwd_kernel_stage2", parameters=_MERGE),
 )  # fmt: skip
+
+_FLASH = "FlashAttention has kernels for GPUs only, so on a CPU TurboQuant takes its path without it"
+
+FLASH = (
+    Part(
+        _BACKEND,
+        "_HAS_FLASH_ATTN",
+        _FLASH,
+        "none: it is True, as on a GPU, so TurboQuant chooses between its paths as it does there",
+    ),
+    Part(_BACKEND, "flash_attn_varlen_func", _FLASH, "none: causal attention of each sequence in the call, in PyTorch"),
+)
+"""Also replaced by the mechanism `turboquant-flash`."""

@@ -17,18 +17,18 @@ __all__ = ["install"]
 logger = init_logger("vllm.repro_lab")
 
 
-def install(*, graphs: bool) -> None:
+def install(*, graphs: bool, flash: bool = False) -> None:
     """Install every replacement in this process. The kernels are replaced later, when vLLM chooses the backend.
 
-    graphs: the module `graphs` creates the workspace and captures.
+    graphs: the module `graphs` creates the workspace and captures. flash: replace FlashAttention, too.
     """
-    _choose_backend()
+    _choose_backend(flash=flash)
     if not graphs:
         dry_run.make_workspace()
         dry_run.capture_after_warm_up()
 
 
-def _choose_backend() -> None:
+def _choose_backend(*, flash: bool) -> None:
     own = CpuPlatform.get_attn_backend_cls.__func__
 
     def get_attn_backend_cls(
@@ -37,6 +37,8 @@ def _choose_backend() -> None:
         if not str(attn_selector_config.kv_cache_dtype or "").startswith("turboquant_"):
             return own(cls, selected_backend, attn_selector_config, *args, **keywords)
         replace_kernels()
+        if flash:
+            _replace_flash_attention()
         logger.info(
             "Using TURBOQUANT attention backend out of potential backends: ['TURBOQUANT']. "
             "(LAB: without the lab, this platform chooses CPU_ATTN.)"
@@ -61,3 +63,9 @@ def replace_kernels() -> None:
     decode._fwd_kernel_stage2 = kernels.TorchKernel(decode._fwd_kernel_stage2, kernels.merge_splits)
     unpack = kernels.TorchKernel(decode._tq_full_dequant_kv, kernels.unpack_cache)
     decode._tq_full_dequant_kv = backend._tq_full_dequant_kv = unpack
+
+
+def _replace_flash_attention() -> None:
+    backend: Any = import_module("vllm.v1.attention.backends.turboquant_attn")
+    backend._HAS_FLASH_ATTN = True
+    backend.flash_attn_varlen_func = kernels.flash_attention

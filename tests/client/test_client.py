@@ -218,3 +218,27 @@ def test_only_a_failure_of_the_server_names_a_dead_engine(message: str, status: 
     """A 400 may quote the prompt that it refuses."""
     answer = Answer(sent=1.0, ended=2.0, status=status, error=f"bad prompt: {message}", error_kind=kind)
     assert answer.names_dead_engine is named
+
+
+TOP = [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -2.0}]
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "margins"),
+    [
+        ({"top_logprobs": [{"a": -0.5, "b": -2.0}, {"a": -3.0, "b": -1.0, "c": -9.0}]}, (1.5, 2.0)),
+        (
+            {"content": [{"logprob": -0.5, "top_logprobs": TOP}, {"logprob": -2.0, "top_logprobs": TOP[::-1]}]},
+            (1.5, 1.5),
+        ),
+        (None, ()),
+        ({}, ()),
+        ({"content": None}, ()),
+        ({"content": [{"logprob": -0.5, "top_logprobs": TOP[:1]}]}, ()),
+        ({"top_logprobs": [None]}, ()),
+        ({"top_logprobs": [{"a": "x", "b": "y"}]}, ()),
+    ],
+)
+def test_margins_of_text_and_chat_completions(logprobs: object, margins: tuple[float, ...]) -> None:
+    choice = {"index": 0, "text": "a", "finish_reason": "length", "logprobs": logprobs}
+    assert ask(httpx.Response(200, json={"choices": [choice]}), stream=False).margins == margins

@@ -3,7 +3,16 @@ from __future__ import annotations
 import pytest
 
 from tests.diagnosis.recordings import pasted, recording
-from vllm_repro.diagnosis.boot_facts import BootFacts, Observed, ScheduledChunk, boot_facts, observed, scheduler_dump
+from vllm_repro.diagnosis.boot_facts import (
+    BootFacts,
+    Observed,
+    ScheduledChunk,
+    SharedStep,
+    boot_facts,
+    observed,
+    scheduler_dump,
+    shared_steps,
+)
 from vllm_repro.diagnosis.log_text import read_lines
 
 
@@ -115,6 +124,26 @@ def test_observations_come_in_order_and_a_line_that_was_cut_is_left_out() -> Non
 def test_a_day_of_observations_stays_small() -> None:
     line = 'INFO x] LAB observed store {"event": 1}\n'
     assert len(observed(read_lines(line * 10_050))) == 10_000
+
+
+STEP = """\
+(EngineCore pid=7) INFO 11-21 20:22:35 [core.py:450] Iteration(4): {} context requests, {} context tokens, 1 generation requests, \
+1 generation tokens, iteration elapsed time: 3.05 ms
+(APIServer pid=5) INFO 11-21 20:22:35 [loggers.py:197] Engine 000: Iteration(5): 0 context requests, 0 context tokens, \
+1 generation requests, 1 generation tokens, iteration elapsed time: 3.05 ms, CPU KV cache usage: 0.1%
+"""
+
+
+def test_steps_with_several_prompts_are_read_in_both_wordings() -> None:
+    assert shared_steps(read_lines(LOG)) is None
+    assert shared_steps(read_lines(STEP.format(1, 512))) == ()
+    assert shared_steps(read_lines(STEP.format(2, 1031) + STEP.format(3, 40))) == (
+        SharedStep(2, 1031),
+        SharedStep(3, 40),
+    )
+    newer = STEP.format(0, 0).replace("0 context requests, 0 context", "2 context requests, 9 context").splitlines()[1]
+    assert shared_steps(read_lines(newer)) == (SharedStep(2, 9),)
+    assert len(shared_steps(read_lines(STEP.format(2, 9) * 10_050)) or ()) == 10_000
 
 
 @pytest.mark.parametrize("text", ["{{'model': 'a'}}", "{[1]: 2}", "{'a': " * 400 + "}" * 400])

@@ -154,6 +154,18 @@ def test_the_lab_refuses_other_weights() -> None:
             LabSite(options, TQ)
 
 
+def test_weights_are_made_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path))
+    small = replace(TQ, lab=replace(TQ.lab, heads=2, kv_heads=1, head_dim=16, vocab_size=264))  # type: ignore[type-var]  # it has one
+    for weights, dummy in (("made", False), ("dummy", True)):
+        launch = LabSite(ServerOptions(weights=weights), small).launch(small, small.arms[0], 1)
+        assert launch.command.has("--load-format") is dummy
+        assert launch.weights.startswith("dummy" if dummy else "made")
+        assert (Path(launch.command.model or "") / "model.safetensors").exists() is not dummy
+    with pytest.raises(UsageError, match="not for deepseek_v4"):
+        LabSite(ServerOptions(weights="made"), find("dsv4-tp2"))
+
+
 def test_piecewise_graphs_are_refused() -> None:
     site = LabSite(ServerOptions(), TQ)
     piecewise = with_flags("--compilation-config.cudagraph_mode PIECEWISE")

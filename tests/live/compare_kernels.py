@@ -82,6 +82,27 @@ def compare(own: tuple[torch.Tensor, ...], ours: tuple[torch.Tensor, ...]) -> st
     return f"{differing} bytes differ; at most: answers {answers:.1e}, keys {keys:.1e}, values {values:.1e}"
 
 
+def flash_difference() -> float:
+    """Return the largest difference of the stand-in for FlashAttention from the formula, a row at a time: one prompt, one continuation."""
+    random = torch.Generator().manual_seed(7)
+    bounds = [(0, 9, 0, 9), (9, 15, 9, 35)]  # 9 tokens after none; 6 after 20
+    query, key, value = (
+        torch.randn(rows, heads, SIZE, generator=random)
+        for rows, heads in ((15, QUERY_HEADS), (35, HEADS), (35, HEADS))
+    )
+    starts = [torch.tensor([0, *ends]) for ends in ((9, 15), (9, 35))]
+    found = kernels.flash_attention(query, key, value, starts[0], starts[1], SIZE**-0.5, causal=True, max_seqlen_q=9)
+    worst = 0.0
+    for start, end, first, last in bounds:
+        for row in range(start, end):
+            seen = slice(first, last - (end - 1 - row))
+            for head in range(QUERY_HEADS):
+                group = head // (QUERY_HEADS // HEADS)
+                weights = torch.softmax(key[seen, group] @ query[row, head] * SIZE**-0.5, 0)
+                worst = max(worst, float((weights @ value[seen, group] - found[row, head]).abs().max()))
+    return worst
+
+
 def main() -> int:
     decode, store, backend = load()
     presets = ("turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc")
@@ -92,6 +113,7 @@ def main() -> int:
     stand_in(backend, "_tq_full_dequant_kv", kernels.unpack_cache)
     for preset in presets:
         print(preset, compare(own[preset], results(decode, store, backend, preset)))
+    print("flash_attention", "same answers" if (worst := flash_difference()) < 1e-5 else f"differs by {worst:.1e}")
     return 0
 
 

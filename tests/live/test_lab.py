@@ -123,9 +123,10 @@ def test_the_replacements_write_and_read_what_the_kernels_do(tmp_path: Path) -> 
         timeout=1800,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    found = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith("turboquant_"))
+    found = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("turboquant_", "flash_")))
     assert found == {
         "turboquant_4bit_nc": "same bytes, same keys and values, same answers",
         "turboquant_k3v4_nc": "same bytes, same keys and values, same answers",
         "turboquant_3bit_nc": "same bytes, same keys and values, same answers",
+        "flash_attention": "same answers",
     }

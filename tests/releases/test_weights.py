@@ -10,7 +10,7 @@ from statistics import fmean, pstdev
 import pytest
 
 from vllm_repro.releases.weights import safetensors, tensors
-from vllm_repro.tiny_model import TinyModel
+from vllm_repro.tiny_model import Family, TinyModel
 
 MODEL = TinyModel("mimo", ("full",), heads=4, kv_heads=2, head_dim=16, drafts=1, vocab=265)
 
@@ -51,5 +51,22 @@ def test_weights_have_the_documented_scales() -> None:
 
 
 def test_other_families_have_none() -> None:
-    with pytest.raises(ValueError, match="for mimo only"):
-        list(tensors(TinyModel(), 32))
+    kinds, sizes = ("sliding", "sparse", "compressed"), {"heads": 4, "kv_heads": 1, "head_dim": 64}
+    with pytest.raises(ValueError, match="not for deepseek_v4"):
+        list(tensors(TinyModel("deepseek_v4", kinds, window=8, **sizes), 32))  # type: ignore[arg-type]  # sizes by name
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama", "gemma3"])
+def test_the_norm_before_a_tied_last_layer_spreads_the_logits(family: Family) -> None:
+    window = 8 if family == "gemma3" else None
+    model = TinyModel(family, ("full",), heads=4, kv_heads=2, head_dim=16, window=window, vocab=264)
+    found = {name: numbers(content) for name, _, content in tensors(model, 32)}
+    embedding, norm = pstdev(found["model.embed_tokens.weight"]), found["model.norm.weight"][0]
+    added = 1 if family == "gemma3" else 0
+    assert (norm + added) * embedding * sqrt(64) == pytest.approx(8, rel=0.05)
+    assert embedding * (sqrt(64) if family == "gemma3" else 1) == pytest.approx(0.05, rel=0.05)
+    assert "lm_head.weight" not in found
+    layer = {name.removeprefix("model.layers.0.") for name in found if "layers" in name}
+    assert ("self_attn.q_norm.weight" in layer) is (family != "llama")
+    assert ("post_feedforward_layernorm.weight" in layer) is (family == "gemma3")
+    assert not any(name.endswith("bias") for name in layer)

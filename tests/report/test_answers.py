@@ -6,6 +6,7 @@ import pytest
 
 from vllm_repro.journal.journal import Entry, Recording
 from vllm_repro.report.answers import client_views
+from vllm_repro.verdict.output import Checks, Probe, sample_output
 
 CHECKS = {"longest_run": 24, "distinct": 0.1, "same": 2, "needle": None, "baseline": "eager", "tokens": 64}
 
@@ -107,5 +108,32 @@ def test_made_weights_are_compared_only_if_the_baseline_reads_its_prompt() -> No
     assert words(*asked, *ends) == dict.fromkeys(greedy, "not judged")
 
 
+def test_equal_requests_of_a_workload_are_alike_or_not_judged() -> None:
+    checks = vars(Checks(alike=[("first", "again")]))
+    first, again = (
+        ("output", {"arm": "reported", "trial": 1, "said": vars(sample_output(Probe.WORKLOAD, ["a"], "a", name=name))})
+        for name in ("first", "again")
+    )
+    end = ended("reported", weights="dummy")
+    assert words(first, again, end, checks=checks) == {"reported": "alike"}
+    assert words(first, end, checks=checks) == {"reported": "not judged"}
+
+
 def test_without_a_check_there_are_no_words() -> None:
     assert words(output("eager", 1, 2), ended("eager"), checks=None) == {}
+
+
+@pytest.mark.parametrize(
+    ("other", "margin", "weights", "word"),
+    [
+        (1, 2.0, "made", "as alone"),
+        (9, 2.0, "made", "wrong"),
+        (9, 0.1, "made", "not judged"),
+        (1, 2.0, "dummy", "not judged"),
+    ],
+)
+def test_answers_compared_with_those_alone_have_a_word(other: int, margin: float, weights: str, word: str) -> None:
+    alone = (sample_output(probe, [1], "", margins=(margin,), prompt="p") for probe in (Probe.ALONE, Probe.CACHED))
+    samples = (*alone, sample_output(Probe.BURST, [other], "", prompt="p"))
+    entries = [("output", {"arm": "eager", "trial": 1, "said": vars(one)}) for one in samples]
+    assert words(*entries, ended("eager", weights=weights), checks=None) == {"eager": word}

@@ -118,6 +118,7 @@ def test_a_ratio_with_its_interval(tmp_path: Path) -> None:
         ("lab", "dummy", "LAB"),
         ("cpu", "dummy", "weights are random"),
         ("gpu", "dummy", "weights are random"),
+        ("gpu", "made", "weights are random"),
         ("gpu", None, "which weights were served"),
     ],
 )

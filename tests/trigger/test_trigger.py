@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_repro.command.parse import parse
-from vllm_repro.diagnosis.boot_facts import BootFacts, Observed, ScheduledChunk
+from vllm_repro.diagnosis.boot_facts import BootFacts, Observed, ScheduledChunk, SharedStep
 from vllm_repro.trigger.conditions import (
     answered,
     attention_backend,
@@ -17,6 +17,7 @@ from vllm_repro.trigger.conditions import (
     drafting,
     graphs_captured,
     prefill_over,
+    prefilled_together,
     prefix_hit,
     sent_with,
 )
@@ -334,3 +335,33 @@ def test_a_prefill_over_needs_a_request_that_the_engine_got() -> None:
     assert not prefill_over(759).find(facts(2000, status=400)).crossed
     assert not prefill_over(759).find(facts(2000, cached_tokens=1500)).crossed
     assert prefill_over(759).find(facts(2000, status=None, died=True)).brief == "2000 tokens in one step"
+
+
+NEW, CONTINUED = SentRequest("new", 1000), SentRequest("continued", 543, cached_tokens=512)
+
+
+@pytest.mark.parametrize(
+    ("steps", "crossed", "brief"),
+    [
+        (None, False, "steps unknown"),
+        ((), False, "not in one step"),
+        ([(2, 1031)], True, "in one step"),
+        ([(2, 40), (2, 1031), (3, 99)], True, "in one step"),
+        ([(2, 1543)], False, "not in one step"),  # without the hit
+        ([(3, 1031)], False, "not in one step"),  # another prompt was in it
+    ],
+)
+def test_two_prompts_shared_a_step(steps: list[tuple[int, int]] | None, crossed: bool, brief: str) -> None:
+    seen = None if steps is None else tuple(SharedStep(*step) for step in steps)
+    found = prefilled_together("new", "continued").find(TriggerFacts(requests=(NEW, CONTINUED), steps=seen))
+    assert (found.crossed, found.brief) == (crossed, brief)
+
+
+def test_a_prompt_that_was_not_sent_or_not_counted_shared_no_step() -> None:
+    steps = (SharedStep(2, 1031),)
+    for requests in ((NEW,), (NEW, SentRequest("continued", None))):
+        found = prefilled_together("new", "continued").find(TriggerFacts(requests=requests, steps=steps))
+        assert (found.crossed, found.evidence) == (False, ("the length of continued is not known",))
+    for names in (("new",), ("new", "new")):
+        with pytest.raises(ValueError, match="two requests or more"):
+            prefilled_together(*names)

@@ -14,6 +14,7 @@ from vllm_repro.verdict.output import (
     Probe,
     ServedWeights,
     check_output,
+    compare_alone,
     compare_output,
     probes,
     sample_output,
@@ -154,10 +155,51 @@ def test_sample_of_an_answer() -> None:
     assert (empty.distinct, empty.longest_run, empty.margins) == (0.0, 0, ())
 
 
+def said(name: str, text: str) -> OutputSample:
+    return sample_output(Probe.WORKLOAD, [text], text, name=name)
+
+
+FIRST, AGAIN, LATER = said("first", "yes"), said("again", "yes"), said("later", "no")
+
+
+@pytest.mark.parametrize("weights", [*ServedWeights, None])
+@pytest.mark.parametrize(
+    ("alike", "answers", "expected"),
+    [
+        ([("first", "again")], [FIRST, AGAIN, LATER], OutputComparison()),
+        (
+            [("first", "again", "later")],
+            [FIRST, AGAIN, LATER],
+            OutputComparison(wrong="the equal requests 'first' and 'later' were answered differently"),
+        ),
+        ([("first", "again")], [FIRST], OutputComparison(unknown="'again' has no answer to compare")),
+    ],
+)
+def test_equal_requests_of_one_boot_need_equal_answers(
+    alike: list[tuple[str, ...]],
+    answers: list[OutputSample],
+    expected: OutputComparison,
+    weights: ServedWeights | None,
+) -> None:
+    wanted = Checks(alike=alike)
+    assert compare_output(wanted, answers, [], weights) == expected
+    assert check_output(wanted, answers, weights) == (expected.wrong or None)
+
+
+def test_equal_requests_are_compared_beside_a_baseline() -> None:
+    wanted = replace(CHECKS, alike=[("first", "later")])
+    assert "differently" in compare_output(wanted, [GOOD, FIRST, LATER], [[GOOD]], ServedWeights.REAL).wrong
+    assert (
+        compare_output(wanted, [GOOD, FIRST, said("later", "yes")], [[GOOD]], ServedWeights.REAL) == OutputComparison()
+    )
+    assert check_output(wanted, [GOOD, FIRST, said("later", "yes")], ServedWeights.REAL) is None
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({}, "checks() needs at least one of longest_run=, distinct=, same= or needle="),
+        ({}, "checks() needs at least one of longest_run=, distinct=, same=, needle= or alike="),
+        ({"alike": [("a", "a")]}, 'each group of alike= is two names of requests or more: alike=[("first", "again")]'),
         ({"longest_run": 0}, "longest_run=0 must be from 1 to 63, below the answer's 64 tokens"),
         ({"longest_run": 64}, "longest_run=64 must be from 1 to 63, below the answer's 64 tokens"),
         ({"distinct": 0.0}, "distinct must be more than 0 and at most 1"),
@@ -182,8 +224,160 @@ def test_useless_checks_are_refused(fields: dict[str, object], message: str) -> 
     "fields",
     [
         *({"longest_run": 1}, {"longest_run": 63}, {"distinct": 1.0}, {"needle": 100}),
-        *({"same": 1, "baseline": "eager"}, {"same": 64, "baseline": "eager"}),
+        *({"same": 1, "baseline": "eager"}, {"same": 64, "baseline": "eager"}, {"alike": [("a", "b")]}),
     ],
 )
 def test_checks_at_their_limits_are_accepted(fields: dict[str, object]) -> None:
     Checks(**fields)  # type: ignore[arg-type]  # fields by name
+
+
+def kept(probe: Probe, *tokens: int, margins: tuple[float, ...] = (), prompt: str = "p") -> OutputSample:
+    return sample_output(probe, tokens, "", margins=margins, name="chat", prompt=prompt)
+
+
+CLEARLY = (2.0, 2.0, 2.0)
+
+
+def alone(*tokens: int, margins: tuple[float, ...] = CLEARLY) -> OutputSample:
+    return kept(Probe.ALONE, *tokens, margins=margins)
+
+
+def cached(*tokens: int, margins: tuple[float, ...] = CLEARLY) -> OutputSample:
+    return kept(Probe.CACHED, *tokens, margins=margins)
+
+
+ALONE = [alone(1, 2, 3), cached(1, 2, 3), cached(1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("references", "other", "wrong", "unknown"),
+    [
+        (ALONE, kept(Probe.BURST, 1, 2, 3), "", ""),
+        (
+            ALONE,
+            kept(Probe.BURST, 1, 9, 3),
+            "beside others and alone after 1 token: token 9, alone token 2; their log probabilities moved by 2.00 nats or more",
+            "",
+        ),
+        (ALONE, kept(Probe.WORKLOAD, 9), "in the workload and alone after 0 tokens: token 9, alone token 1", ""),
+        (ALONE, kept(Probe.WORKLOAD, 1, 2), "after 2 tokens: the end, alone token 3", ""),
+        (ALONE, kept(Probe.BURST_CACHED, 9), "beside others and alone after 0 tokens", ""),
+        (ALONE, kept(Probe.BURST, 9, prompt="q"), "", ""),  # another prompt, which was not sent alone
+        (ALONE[:1], kept(Probe.BURST, 9), "", ""),
+        (ALONE[1:], kept(Probe.BURST, 9), "", ""),
+        # A near tie, with or without the cache.
+        (
+            [alone(1, margins=(0.4,)), cached(1, margins=(0.6,))],
+            kept(Probe.BURST, 9),
+            "",
+            "no token was clearly the best",
+        ),
+        ([alone(1, margins=(0.6,)), cached(1, margins=(0.6,))], kept(Probe.BURST, 9), "alone token 1", ""),
+        ([alone(1, margins=()), cached(1, margins=())], kept(Probe.BURST, 9), "", "no token was clearly the best"),
+        # Alone it was a near tie, and beside others it was none: so the logits moved.
+        (
+            [alone(1, margins=(0.1,)), cached(1, margins=(0.1,))],
+            kept(Probe.BURST, 9, margins=(2.0,)),
+            "moved by 2.10",
+            "",
+        ),
+        (
+            [alone(1, margins=(0.1,)), cached(1, margins=(0.1,))],
+            kept(Probe.BURST, 9, margins=(0.3,)),
+            "",
+            "clearly the best",
+        ),
+        # The cache rounds by 1.2 nats, so it may turn 2.0 over. With the same blocks in the cache it rounds alike.
+        ([alone(1), cached(1, margins=(0.8,))], kept(Probe.BURST, 9), "", "no token was clearly the best"),
+        ([alone(1), cached(1, margins=(0.8,))], kept(Probe.WORKLOAD, 9), "", "no token was clearly the best"),
+        ([alone(1), cached(1, margins=(0.8,))], kept(Probe.BURST_CACHED, 9), "alone token 1", ""),
+        ([alone(1), cached(1, margins=(1.5,))], kept(Probe.BURST, 9), "alone token 1", ""),
+        # The cache moves a token by 4 nats: nothing less follows without the same blocks.
+        ([alone(1, 2, 3), cached(1, 2, 4)], kept(Probe.BURST, 9), "", "no token was clearly the best"),
+        ([alone(1), cached(4), cached(4)], kept(Probe.BURST, 9), "", "its answers alone differ too"),
+        ([alone(1), cached(4), cached(4)], kept(Probe.BURST, 4), "", ""),
+        ([alone(1), cached(4), cached(4)], kept(Probe.BURST_CACHED, 1), "alone token 4", ""),
+        ([alone(1), cached(1), cached(4)], kept(Probe.BURST_CACHED, 9), "", "its answers alone differ too"),
+    ],
+)
+def test_an_answer_beside_others_is_compared_with_those_alone(
+    references: list[OutputSample], other: OutputSample, wrong: str, unknown: str
+) -> None:
+    found = compare_alone([*references, other], ServedWeights.MADE)
+    assert wrong in found.wrong
+    assert unknown in found.unknown
+    assert (bool(found.wrong), bool(found.unknown)) == (bool(wrong), bool(unknown))
+    assert check_output(None, [*references, other], ServedWeights.MADE) == (found.wrong or None)
+
+
+def test_the_rounding_of_the_cache_is_that_of_all_prompts() -> None:
+    coarse = [
+        kept(probe, 1, margins=(margin,), prompt="q") for probe, margin in ((Probe.ALONE, 3.0), (Probe.CACHED, 1.0))
+    ]
+    other = kept(Probe.BURST, 9)
+    assert compare_alone([*ALONE, other], ServedWeights.REAL).wrong
+    assert not compare_alone([*ALONE, *coarse, other], ServedWeights.REAL).wrong
+
+
+def test_neither_dummy_weights_nor_pieces_of_text_are_compared() -> None:
+    different = kept(Probe.BURST, 9)
+    for weights in (None, ServedWeights.DUMMY, ServedWeights.IMITATED):
+        assert compare_alone([*ALONE, different], weights).wrong == ""
+    assert "--weights made" in compare_alone([*ALONE, different], ServedWeights.DUMMY).unknown
+    text = sample_output(Probe.BURST, ["a", "b"], "ab", name="chat", prompt="p")
+    assert compare_alone([*ALONE, text], ServedWeights.MADE) == OutputComparison(
+        unknown="this server returns no token ids"
+    )
+    assert compare_alone([different], None) == OutputComparison()
+
+
+TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=5)
+MARGINS = st.lists(st.floats(0, 4), min_size=5, max_size=5)
+
+
+@given(
+    TOKENS,
+    MARGINS,
+    TOKENS,
+    MARGINS,
+    TOKENS,
+    MARGINS,
+    st.sampled_from([Probe.WORKLOAD, Probe.BURST, Probe.BURST_CACHED]),
+)
+def test_a_wrong_answer_differs_from_those_alone_by_more_than_rounding(
+    first: list[int],
+    clear: list[float],
+    again: list[int],
+    also: list[float],
+    other: list[int],
+    moved: list[float],
+    probe: Probe,
+) -> None:
+    references = [alone(*first, margins=tuple(clear)), cached(*again, margins=tuple(also))]
+    found = compare_alone([*references, kept(probe, *other, margins=tuple(moved))], ServedWeights.MADE)
+    same = [again] if probe is Probe.BURST_CACHED else [first, again]
+    if other in same:
+        assert found == OutputComparison()
+    if found.wrong:
+        at = next(place for place in range(5) if again[place : place + 1] != other[place : place + 1])
+        assert all(one[: at + 1] == again[: at + 1] for one in same)
+        assert also[at] + moved[at] >= 0.499  # kept with three digits
+        assert probe is Probe.BURST_CACHED or clear[at] + moved[at] >= 0.499
+
+
+def test_a_near_tie_does_not_make_equal_requests_differ() -> None:
+    def answer(name: str, *tokens: int, margins: tuple[float, ...] = ()) -> OutputSample:
+        return sample_output(Probe.WORKLOAD, tokens, f"{tokens}", name=name, margins=margins)
+
+    wanted = Checks(alike=[("first", "again")])
+    for first, again, wrong in (
+        ((2.0, 0.1), (), ""),
+        ((2.0, 0.1), (2.0, 0.3), ""),
+        ((2.0, 0.1), (2.0, 0.4), "after 1 token"),
+        ((2.0, 0.5), (), "after 1 token"),
+        ((), (), "after 1 token"),
+    ):
+        answers = [answer("first", 1, 2, margins=first), answer("again", 1, 3, margins=again)]
+        found = compare_output(wanted, answers, [], ServedWeights.MADE)
+        assert (wrong in found.wrong, bool(found.unknown)) == (True, not wrong)
+        assert bool(check_output(wanted, answers, ServedWeights.MADE)) is bool(wrong)

@@ -51,8 +51,9 @@ def add_server_options(parser: argparse.ArgumentParser, which: Sequence[str] = _
         },
         "model": {"metavar": "M", "help": "a model folder or name instead of the scenario's tiny model"},
         "weights": {
-            "choices": ("real", "dummy"),
-            "help": "the model's own weights, or random ones of a tiny model with the same attention, made on the spot",
+            "choices": ("real", "dummy", "made"),
+            "help": "the model's own weights, or random ones of a tiny model with the same attention, made on the spot; made: by which "
+            "each token depends on all before it, so that answers can be compared",
         },
         "port": {"type": _port, "metavar": "P", "help": "the loopback port (default: a free one)"},
         "log": {

@@ -53,6 +53,11 @@ def add(parser: argparse.ArgumentParser) -> None:
         "crash, and each patch lives), alive, a crash, or any verdict",
     )
     parser.add_argument(
+        "--outputs",
+        action="store_true",
+        help="send each greedy prompt of the workload alone as well, and all of them at once; a different answer is wrong output",
+    )
+    parser.add_argument(
         "--throughput",
         action="store_true",
         help="measure the scenario's loads in every arm whose engine survives its workload",
@@ -150,7 +155,7 @@ def _run(name: str, scenario: Scenario, arguments: argparse.Namespace, unfinishe
         expect=arguments.expect or usual_expectation(options),
         compared=len(options.patch) > 1,
     )
-    job = replace(job, measure=MeasureOptions(arguments.throughput, arguments.soak))
+    job = replace(job, measure=MeasureOptions(arguments.throughput, arguments.soak, arguments.outputs))
     stream = sys.stderr if arguments.json else sys.stdout
 
     def announce(site: Site, why: str) -> None:

@@ -126,13 +126,17 @@ def _tokens(choice: Mapping[str, Any], text: str) -> list[int | str]:
 
 
 def _margins(choice: Mapping[str, Any]) -> tuple[float, ...]:
-    """Return the margins of a text completion's tokens; empty without `logprobs`."""
+    """Return the margins of the tokens of a text or chat completion; empty without `logprobs`."""
     logprobs = choice.get("logprobs")
-    best = logprobs.get("top_logprobs") if isinstance(logprobs, dict) else None
-    if not isinstance(best, list) or not all(isinstance(one, dict) and len(one) > 1 for one in best):
+    try:
+        if isinstance(logprobs, dict) and isinstance(content := logprobs.get("content"), list):
+            best = [[one["logprob"] for one in token["top_logprobs"]] for token in content]
+        else:
+            best = [list(one.values()) for one in logprobs["top_logprobs"]] if isinstance(logprobs, dict) else []
+        ordered = [sorted(map(float, one), reverse=True) for one in best]
+        return tuple(first - second for first, second, *_ in ordered)
+    except (LookupError, TypeError, ValueError, AttributeError):
         return ()
-    ordered = (sorted(map(float, one.values()), reverse=True) for one in best)
-    return tuple(first - second for first, second, *_ in ordered)
 
 
 def _message_text(message: Any) -> str:

@@ -22,11 +22,13 @@ __all__ = [
     "BootReader",
     "Observed",
     "ScheduledChunk",
+    "SharedStep",
     "boot_facts",
     "evidence_in",
     "imported",
     "observed",
     "scheduler_dump",
+    "shared_steps",
 ]
 
 
@@ -84,6 +86,14 @@ class Observed:
 
     kind: str
     values: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SharedStep:
+    """One step that computed several prompts, or chunks of them, and their tokens in it together."""
+
+    prompts: int
+    tokens: int
 
 
 _VERSION = r"v?(\d+\.\d+[\w.+-]*\w)"
@@ -296,3 +306,20 @@ def observed(lines: Iterable[Line]) -> tuple[Observed, ...]:
 def imported(lines: Iterable[Line]) -> tuple[str, ...]:
     """Return the patched files that a process imported."""
     return tuple(dict.fromkeys(str(one.values["file"]) for one in observed(lines) if one.kind == "imported"))
+
+
+_ITERATION = re.compile(r"\bIteration\(\d+\): (\d+) context requests, (\d+) context tokens,")
+
+
+def shared_steps(lines: Iterable[Line]) -> tuple[SharedStep, ...] | None:
+    """Return the first 10,000 steps with several prompts; None if the log has no steps, as without --enable-logging-iteration-details."""
+    found: list[SharedStep] | None = None
+    for line in lines:
+        if "Iteration(" not in line.text or not (match := _ITERATION.search(line.text)):
+            continue
+        found = [] if found is None else found
+        if int(match[1]) > 1:
+            found.append(SharedStep(int(match[1]), int(match[2])))
+        if len(found) == _MOST_OBSERVED:
+            break
+    return None if found is None else tuple(found)

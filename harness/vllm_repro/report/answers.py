@@ -12,7 +12,15 @@ import msgspec
 from vllm_repro.client.sdk import SdkView
 from vllm_repro.journal.journal import Entry, Recording
 from vllm_repro.verdict.outcome import Outcome
-from vllm_repro.verdict.output import Checks, OutputComparison, OutputSample, ServedWeights, compare_output
+from vllm_repro.verdict.output import (
+    Checks,
+    OutputComparison,
+    OutputSample,
+    Probe,
+    ServedWeights,
+    compare_alone,
+    compare_output,
+)
 
 __all__ = ["ClientView", "TrialId", "answer_word", "client_views", "trial_id"]
 
@@ -96,23 +104,36 @@ def _outputs(recording: Recording) -> dict[TrialId, tuple[OutputComparison | Non
     """Return the comparison and its word for each trial with a checked output; no comparison if its engine did not live."""
     started = recording.first("run-started")
     checks = msgspec.convert(started.get("output") if started is not None else None, Checks | None)
-    if checks is None:
-        return {}
     ended = {trial_id(entry): entry for entry in recording.of("trial-ended")}
     alive = {trial: entry for trial, entry in ended.items() if Outcome(entry["outcome"]).facts.alive}
     samples: dict[TrialId, list[OutputSample]] = {trial: [] for trial in alive}
     for entry in recording.of("output"):
         if trial_id(entry) in alive:
             samples[trial_id(entry)].append(msgspec.convert(entry["said"], OutputSample))
-    baseline = [outputs for (arm, _), outputs in samples.items() if arm == checks.baseline and outputs]
+    weighed = {
+        trial: ServedWeights(entry["weights"]) if entry.get("weights") else None for trial, entry in alive.items()
+    }
+    if checks is None:
+        repeated = {
+            trial: compare_alone(outputs, weighed[trial])
+            for trial, outputs in samples.items()
+            if any(one.probe is Probe.ALONE for one in outputs)
+        }
+        return {
+            trial: (None, "wrong" if one.wrong else "not judged" if one.unknown else "as alone")
+            for trial, one in repeated.items()
+        }
     found: dict[TrialId, tuple[OutputComparison | None, str]] = {
         trial: (None, "wrong") for trial, entry in ended.items() if entry["outcome"] == Outcome.WRONG_OUTPUT
     }
+    baseline = [outputs for (arm, _), outputs in samples.items() if arm == checks.baseline and outputs]
     for trial, outputs in samples.items():
-        weights = ServedWeights(alive[trial]["weights"]) if alive[trial].get("weights") else None
+        weights = weighed[trial]
         compared = compare_output(checks, outputs, baseline, weights)
         if compared.wrong:
             word = "wrong"
+        elif not checks.asks:
+            word = "not judged" if compared.unknown else "alike"
         elif not outputs or weights not in _JUDGED or (compared.unknown and weights is ServedWeights.MADE):
             word = "not judged"
         else:

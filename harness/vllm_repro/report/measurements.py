@@ -72,7 +72,8 @@ def measurements(recording: Recording) -> MeasureReport | None:
     alive = {trial for trial, entry in ended.items() if Outcome(entry["outcome"]).facts.alive}
     rounds = _rounds(recording, alive)
     weights = {entry.get("weights") for entry in ended.values() if trial_id(entry) in alive}
-    served = ServedWeights.DUMMY if ServedWeights.DUMMY in weights else None if None in weights else ServedWeights.REAL
+    random = {ServedWeights.DUMMY, ServedWeights.MADE} & weights
+    served = ServedWeights.DUMMY if random else None if None in weights else ServedWeights.REAL
     return MeasureReport(
         baseline=baseline,
         speeds=tuple(_speeds(rounds, baseline, [arm["name"] for arm in started["arms"]], started["seed"])),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from vllm_repro.command.command import ServeCommand
-from vllm_repro.diagnosis.boot_facts import BootFacts, boot_facts, imported, observed, scheduler_dump
+from vllm_repro.diagnosis.boot_facts import BootFacts, boot_facts, imported, observed, scheduler_dump, shared_steps
 from vllm_repro.diagnosis.diagnosis import Diagnosis, Phase, diagnose
 from vllm_repro.diagnosis.log_text import Line, read_lines
 from vllm_repro.diagnosis.signature import How, compare, failed_nodes
@@ -18,7 +18,7 @@ from vllm_repro.running.state import Observed
 from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.trigger.trigger import AttentionShape, Condition, SentRequest, TriggerFacts, TriggerResult
 from vllm_repro.verdict.outcome import Death, Outcome, Outlasted, TrialFacts, classify
-from vllm_repro.verdict.output import ServedWeights, check_output
+from vllm_repro.verdict.output import ServedWeights, check_output, compare_alone
 
 __all__ = ["Conclusion", "assess", "weights_of"]
 
@@ -89,6 +89,8 @@ def assess(
     if death is not None:
         phase = diagnosis.phase or (Phase.REQUEST if seen.ready else Phase.BOOT)
     why = _why(outcome, facts, diagnosis, seen)
+    if outcome.facts.alive and (unknown := compare_alone(seen.output, weights).unknown):
+        why += f"; {unknown}"
     return Conclusion(
         outcome=outcome,
         phase=phase,
@@ -150,6 +152,7 @@ def _trigger_facts(
         locked=boot.workspace_locked,
         reserved=boot.workspace_reserved,
         observed=observed(_lines(log)),
+        steps=shared_steps(_lines(log)),
         captured=captured,
         boot=boot,
     )
@@ -245,7 +248,7 @@ def weights_of(command: ServeCommand, seen: Observed, boot: BootFacts) -> Served
         return ServedWeights.DUMMY if boot.args.get("load_format") == "dummy" else ServedWeights.REAL
     if command.get("--load-format") == "dummy":
         return ServedWeights.DUMMY
-    return ServedWeights.MADE if seen.facts.kind.facts.in_lab else ServedWeights.REAL
+    return ServedWeights.MADE if seen.tiny_model is not None else ServedWeights.REAL
 
 
 def _infra(seen: Observed) -> str | None:

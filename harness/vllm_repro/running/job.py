@@ -123,6 +123,8 @@ def repeat_command(verb: str, job: Job, kind: ServerKind, release: tuple[str, st
         words += ["--trials", "auto" if job.trials is None else str(job.trials)]
     if verb == "run" and job.expect is not usual_expectation(options):
         words += ["--expect", job.expect.value]
+    if job.measure.outputs:
+        words += ["--outputs"]
     if job.measure.throughput:
         words += ["--throughput"]
     if job.measure.soak:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -20,6 +20,7 @@ from vllm_repro.client.answer import Answer
 from vllm_repro.client.metrics import Reading
 from vllm_repro.client.prompts import Prompt, PromptError, build_completion, build_needle
 from vllm_repro.diagnosis.boot_facts import BootFacts
+from vllm_repro.running.alone import MOST_PROMPTS, Greedy, Repeat, alone, burst
 from vllm_repro.running.assess import weights_of
 from vllm_repro.running.death_signs import Channel
 from vllm_repro.running.workload import WorkloadRunner
@@ -85,10 +86,12 @@ class Measurements:
         runner, trial = self.runner, self.runner.trial
         scenario, options = trial.scenario, trial.measure
         own = scenario.has_own_server(trial.arm)
-        checks = scenario.output if own else None
+        checks = scenario.output if own and scenario.output and scenario.output.asks else None
         loads = scenario.loads if own and options.throughput else ()
-        if runner.watch.ended or not trial.seen.canary_ok or not (checks or loads or options.soak):
+        if runner.watch.ended or not trial.seen.canary_ok or not (checks or loads or options.soak or runner.greedy):
             return
+        if runner.greedy:
+            await self._attempt("the comparison with answers alone", self._alone())
         if checks is not None:
             await self._attempt("the output check", self._probe(checks))
         if loads:
@@ -127,14 +130,32 @@ class Measurements:
             prompt, number = await build_needle(self.runner.client, self.runner.model, checks.needle, seed)
             await self._question(Probe.NEEDLE, "needle", prompt, {"max_tokens": 16}, number)
 
+    async def _alone(self) -> None:
+        """Send each greedy prompt of the workload alone, then all of them at once."""
+        prompts = list(self.runner.greedy.values())[:MOST_PROMPTS]
+        for one in prompts:
+            for repeat in alone(one):
+                await self._repeat([repeat])
+        await self._repeat(burst(prompts))
+
+    async def _repeat(self, requests: Sequence[Repeat]) -> None:
+        async def send(probe: Probe, one: Greedy, body: dict[str, Any]) -> Answer:
+            answer = await self._send(f"{one.name}, {probe}", one.endpoint, body)
+            if answer.ok:
+                said = sample_output(
+                    probe, answer.tokens, answer.text, margins=answer.margins, name=one.name, prompt=one.prompt
+                )
+                self.runner.keep_output(said)
+            return answer
+
+        await self._all(send(*repeat) for repeat in requests)
+
     async def _question(
         self, probe: Probe, name: str, prompt: Prompt, fields: dict[str, Any], needle: str = ""
     ) -> None:
-        trial = self.runner.trial
         (answer,) = await self._together(name, [prompt], fields)
         kept = sample_output(probe, answer.tokens, answer.text, needle=needle, margins=answer.margins)
-        trial.seen.output.append(kept)
-        trial.journal.write("output", **trial.label, said=kept)
+        self.runner.keep_output(kept)
 
     async def _throughput(self, loads: Sequence[Load]) -> None:
         for load in loads:
@@ -227,12 +248,16 @@ class Measurements:
 
     async def _together(self, name: str, prompts: Sequence[Prompt], fields: dict[str, Any]) -> list[Answer]:
         """Send requests at once and return their answers. Raises `_StoppedError` if one of them failed."""
+        return await self._all(self._ask(name, prompt, fields) for prompt in prompts)
+
+    async def _all(self, requests: Iterable[Awaitable[Answer]]) -> list[Answer]:
+        """Await requests at once and return their answers. Raises `_StoppedError` if one of them failed."""
         answers: list[Answer] = []
 
-        async def one(prompt: Prompt) -> None:
-            answers.append(await self._ask(name, prompt, fields))
+        async def one(request: Awaitable[Answer]) -> None:
+            answers.append(await request)
 
-        await self.runner.unless_over([asyncio.create_task(one(prompt)) for prompt in prompts])
+        await self.runner.unless_over([asyncio.create_task(one(request)) for request in requests])
         bad = [answer for answer in answers if not answer.ok]
         if not self.runner.watch.ended and any(not sign.decisive for sign in self.runner.watch.signs):
             await self.runner.canary()
@@ -244,7 +269,6 @@ class Measurements:
         return answers
 
     async def _ask(self, name: str, prompt: Prompt, fields: dict[str, Any]) -> Answer:
-        trial = self.runner.trial
         body = {
             "model": self.runner.model,
             **prompt.body,
@@ -253,16 +277,18 @@ class Measurements:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        answer, died = await self.runner.watch.ask(_ENDPOINT, body)
+        return await self._send(name, _ENDPOINT, body, prompt.tokens)
+
+    async def _send(self, name: str, endpoint: str, body: Mapping[str, Any], tokens: int = 0) -> Answer:
+        trial = self.runner.trial
+        answer, died = await self.runner.watch.ask(endpoint, body)
         if not answer.ok:
             if len(trial.seen.measured) < _MOST_FAILED:
                 trial.seen.measured.append(answer)
             self.runner.record_answer(name, answer, answer.arrivals)
             if died:
                 # The request that killed the engine counts for the trigger; one that it survived counts in the workload only.
-                trial.seen.asked.append(
-                    SentRequest(name, prompt.tokens or None, "tokenize", status=answer.status, died=True)
-                )
+                trial.seen.asked.append(SentRequest(name, tokens or None, "tokenize", status=answer.status, died=True))
         else:
             self.runner.record_request(name, answer, answer.arrivals)
         return answer

@@ -23,10 +23,14 @@ __all__ = ["MeasureOptions", "Observed", "TimeLimits", "Trial"]
 
 @dataclass(frozen=True)
 class MeasureOptions:
-    """Measurements to make on an engine that survived its workload. soak: seconds of steady load, 0 for none."""
+    """Measurements to make on an engine that survived its workload. soak: seconds of steady load, 0 for none.
+
+    outputs: compare each greedy answer with answers to its prompt alone.
+    """
 
     throughput: bool = False
     soak: float = 0.0
+    outputs: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

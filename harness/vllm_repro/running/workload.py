@@ -17,12 +17,14 @@ from vllm_repro.client.client import Client
 from vllm_repro.client.metrics import Reading, steps_between
 from vllm_repro.client.prompts import Prompt, build_chat, build_completion
 from vllm_repro.errors import InfraError, Unsupported
+from vllm_repro.running.alone import Greedy, greedy
 from vllm_repro.running.idle import CpuSample, engine_cpu_seconds, is_idle, never_idle_message
 from vllm_repro.running.state import Trial
 from vllm_repro.running.watch import Watch, gave_a_token
 from vllm_repro.scenario.workload import IDLE_AFTER, Conversation, Pause, Request, Rest, Size, Step, Together, resolve
 from vllm_repro.trigger.trigger import SentRequest
 from vllm_repro.verdict.outcome import NEVER_IDLE
+from vllm_repro.verdict.output import OutputSample, Probe, sample_output
 
 __all__ = ["WorkloadRunner"]
 
@@ -50,6 +52,8 @@ class WorkloadRunner:
     """Most tokens in an answered prompt of each conversation."""
     answered: list[Sequence[int]] = field(default_factory=list)
     """Token ids of the other answered prompts, if known."""
+    greedy: dict[str, Greedy] = field(default_factory=dict)
+    """Answered requests to repeat alone, by their prompts."""
     known: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Body fields that each endpoint reads, by the server's schema."""
 
@@ -226,6 +230,8 @@ class WorkloadRunner:
             answer_tokens=answer_tokens or None,
             span=(time.time(), None),
         )
+        repeated = greedy(request, body) if trial.measure.outputs else None
+        body |= {"return_token_ids": True} if repeated else {}
         index = len(trial.seen.asked)
         trial.seen.asked.append(asked)
         trial.journal.write(
@@ -243,6 +249,8 @@ class WorkloadRunner:
             return
         answer, died = await asking
         self._record_answer(index, asked, answer, answer.usage if request.one_prompt else None, died=died)
+        if answer.ok:
+            self._keep_output(name, answer, repeated)
         if answer.ok and request.conversation:
             self.cached[request.conversation] = max(self.cached[request.conversation], prompt.tokens)
         elif answer.ok:
@@ -291,6 +299,29 @@ class WorkloadRunner:
         if died or answer.status not in asked.may_fail:
             trial.seen.answers.append(answer)
         self.record_answer(asked.name, answer, answer.token_times)
+
+    def _keep_output(self, name: str, answer: Answer, repeated: Greedy | None) -> None:
+        """Keep the output of an answer that is to be compared. repeated: its request, if its prompt is also sent alone."""
+        checks = self.trial.scenario.output
+        if repeated is not None:
+            self.greedy.setdefault(repeated.prompt, repeated)
+        elif checks is None or name not in checks.compared:
+            return
+        self.keep_output(
+            sample_output(
+                Probe.WORKLOAD,
+                answer.tokens,
+                answer.text,
+                margins=answer.margins,
+                name=name,
+                prompt=repeated.prompt if repeated else "",
+            )
+        )
+
+    def keep_output(self, kept: OutputSample) -> None:
+        """Keep an answer for the output checks, and write it to the journal."""
+        self.trial.seen.output.append(kept)
+        self.trial.journal.write("output", **self.trial.label, said=kept)
 
     def record_answer(self, name: str, answer: Answer, times: Iterable[float]) -> None:
         """Write an answer to the journal, and its request to its own file. times: of its tokens."""

@@ -22,7 +22,7 @@ from vllm_repro.verdict.throughput import Load
 from vllm_repro.verdict.verdict import Expected, Standing, from_source
 
 __all__ = [
-    "Arm", "Capture", "Cause", "Causes", "Dummy", "Edit", "Lab", "Lengths", "Model", "Needs", "Scenario", "Status",
+    "Arm", "Capture", "Cause", "Causes", "Dummy", "Edit", "Lab", "LabWeights", "Lengths", "Model", "Needs", "Scenario", "Status",
 ]  # fmt: skip
 
 Capture = Literal["", "guard", "record"]

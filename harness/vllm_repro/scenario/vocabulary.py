@@ -37,6 +37,7 @@ from vllm_repro.trigger.conditions import (
     left_waiting,
     preempted,
     prefill_over,
+    prefilled_together,
     prefix_hit,
     sent_with,
 )
@@ -52,8 +53,8 @@ __all__ = [
     "Causes", "Dummy", "Lab", "Model", "Needs", "Scenario", "Status", "answered", "arm", "attention_backend", "block_listed_twice",
     "cause", "chat", "checks", "chunked_prefill", "completion", "continuation_over", "conversation", "dies", "drafting", "errs", "flag",
     "graphs_captured", "hangs", "left_waiting", "lengths", "lives", "offload_outgrown", "patched", "pause", "preempted", "prefill_over",
-    "prefix_hit", "request", "rest", "sent_with", "signature", "simple_cpu_offload", "sized", "sparse_prefill_outgrown", "spins",
-    "throughput", "together", "untriggered", "with_flags", "without", "workspace_outgrown",
+    "prefilled_together", "prefix_hit", "request", "rest", "sent_with", "signature", "simple_cpu_offload", "sized",
+    "sparse_prefill_outgrown", "spins", "throughput", "together", "untriggered", "with_flags", "without", "workspace_outgrown",
 ]  # fmt: skip
 
 dies = Expected.DIES

@@ -26,7 +26,7 @@ from vllm_repro.servers.base import Replaced, Server, ServerFacts
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.lab_launch import graph_mode, lab_launch, no_lab
 from vllm_repro.servers.launch import Launch
-from vllm_repro.servers.options import ServerOptions
+from vllm_repro.servers.options import ServerOptions, refuse_unmade
 from vllm_repro.servers.process import ProcessServer, misfit, process_server, with_release
 from vllm_repro.servers.site import Notify, Offer, Site
 from vllm_repro_lab.parts import MECHANISMS
@@ -119,6 +119,9 @@ class LabSite(Site):
         self.release_version = version_of(self._source)
         self.release: Release | None = None
         self._lab, self._scenario, self._notify = scenario.lab, scenario, notify
+        if options.weights == "made":
+            refuse_unmade(self._lab.shape(scenario.model))
+            self._lab = replace(self._lab, weights="made")
         self._capture = capture_of(scenario.lab, options)
 
     @classmethod
@@ -147,9 +150,8 @@ class LabSite(Site):
     def cannot(self, arm: Arm) -> str:
         if graph_mode(self._scenario.command_in_lab(arm)) == "PIECEWISE":
             return "the lab captures full graphs of decode batches only, and this arm asks for PIECEWISE"
-        if why := misfit(
-            self.release, self._lab.shape(self._scenario.model), attention=self._lab.mechanism != "turboquant"
-        ):
+        attention = MECHANISMS[self._lab.mechanism].attention
+        if why := misfit(self.release, self._lab.shape(self._scenario.model), attention=attention):
             return why
         try:
             self._overlay(arm)
@@ -170,6 +172,7 @@ class LabSite(Site):
             model=lab_model(self._lab, self._scenario.model),
             port=port,
             capture=self._capture,
+            weights=self._lab.weights,
         )
         return with_release(launch, self.release)
 

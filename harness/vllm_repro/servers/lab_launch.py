@@ -11,7 +11,7 @@ from vllm_repro.command.command import ServeCommand
 from vllm_repro.command.container import LOOPBACK
 from vllm_repro.errors import UsageError
 from vllm_repro.evidence import Evidence
-from vllm_repro.scenario.scenario import Arm, Capture, Scenario
+from vllm_repro.scenario.scenario import Arm, Capture, LabWeights, Scenario
 from vllm_repro.scenario.workload import Size, requests_of
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import CPU_ENV, OFFLINE_ENV, ON_CPU, Launch, ServedModel
@@ -69,17 +69,18 @@ def lab_launch(
     port: int,
     overlay: Path | None = None,
     capture: Capture | None = None,
+    weights: LabWeights | None = None,
 ) -> Launch:
     """Return the launch of `arm` in the lab.
 
     vllm: the command of release `version`. plugin: the plugin's folder. overlay: the folder of the patched package.
-    capture: capture mode; None for the scenario's. Raises `UsageError` for a scenario without `lab=`.
+    capture, weights: None for the scenario's. Raises `UsageError` for a scenario without `lab=`.
     """
     lab = scenario.lab
     if lab is None:
         raise no_lab(scenario)
     command, tiny_model = scenario.command_in_lab(arm), lab.shape(scenario.model)
-    capture = lab.capture if capture is None else capture
+    capture, weights = lab.capture if capture is None else capture, weights or lab.weights
     full = bool(capture) and not graph_mode(command) and not command.has("--enforce-eager")
     if full:
         command = command.with_flags(_FULL_GRAPHS)
@@ -91,7 +92,7 @@ def lab_launch(
             if lab.vllm and version != scenario.try_with
             else []
         ),
-        f"model: {_WEIGHTS[lab.weights]} in the shape {tiny_model}, in place of the reported one ({lab.why})",
+        f"model: {_WEIGHTS[weights]} in the shape {tiny_model}, in place of the reported one ({lab.why})",
         *(f"{change}: {change.why}" for change in lab.changes),
         *([f"with {_FULL_GRAPHS}: {_WHY_FULL}"] if full else []),
         *(
@@ -114,7 +115,7 @@ def lab_launch(
         *arm.changed_source(),
         f"bound to {LOOPBACK}, on a free port",
     ]
-    if lab.weights == "dummy":
+    if weights == "dummy":
         command = command.with_flags("--load-format dummy")
     command = command.with_model(str(model)).with_flags(f"--host {LOOPBACK}", f"--port {port}")
     path = [str(folder) for folder in (overlay, plugin, WITNESS if arm.patches else None) if folder]
@@ -140,6 +141,6 @@ def lab_launch(
         env=variables,
         differences=tuple(differences),
         port=port,
-        weights=str(ServedModel(name="lab", dummy=lab.weights == "dummy", tiny_model=tiny_model)),
+        weights=str(ServedModel(name="lab", dummy=weights == "dummy", tiny_model=tiny_model)),
         tiny_model=tiny_model,
     )

@@ -110,7 +110,8 @@ def _with_model(scenario: Scenario, arm: Arm, weights: ServedModel, seen_as: str
         command = scenario.command_with_dummy(arm).with_model(seen_as)
         differences = [
             _in_place_of_reported(
-                f"dummy weights in the shape {weights.tiny_model},", dummy.why if dummy else scenario.model.why
+                f"{'dummy' if weights.dummy else 'made'} weights in the shape {weights.tiny_model},",
+                dummy.why if dummy else scenario.model.why,
             ),
             *(f"{change}: {change.why}" for change in (dummy.changes if dummy else ())),
             *(

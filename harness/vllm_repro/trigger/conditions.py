@@ -27,6 +27,7 @@ __all__ = [
     "left_waiting",
     "preempted",
     "prefill_over",
+    "prefilled_together",
     "prefix_hit",
     "sent_with",
 ]
@@ -138,6 +139,31 @@ def prefill_over(tokens: int) -> Condition:
         return TriggerResult(largest > tokens, (text,), f"{largest} tokens in one step")
 
     return Condition(f"prefill_over({tokens})", find)
+
+
+def prefilled_together(*names: str) -> Condition:
+    """Require a step that computed the prompts of these requests, all their uncached tokens, and no other prompt.
+
+    vLLM logs the numbers of a step's prompts and tokens with --enable-logging-iteration-details.
+    """
+    if len(set(names)) != len(names) or len(names) < 2:
+        raise ValueError("prefilled_together() takes the names of two requests or more")
+
+    def find(facts: TriggerFacts) -> TriggerResult:
+        if facts.steps is None:
+            return TriggerResult(False, ("the log has no steps: --enable-logging-iteration-details",), "steps unknown")
+        named = [next((asked for asked in facts.requests if asked.name == name), None) for name in names]
+        counts = [None if asked is None else facts.uncached(asked) for asked in named]
+        tokens = [count for count in counts if count is not None]
+        if len(tokens) < len(names):
+            return TriggerResult(False, (f"the length of {names[counts.index(None)]} is not known",), "length unknown")
+        what = f"{' and '.join(names)}: {' + '.join(map(str, tokens))} uncached tokens"
+        crossed = any((step.prompts, step.tokens) == (len(names), sum(tokens)) for step in facts.steps)
+        text = f"{what}{'' if crossed else ', not'} in one step, by vLLM's log"
+        return TriggerResult(crossed, (text,), f"{'' if crossed else 'not '}in one step")
+
+    words = ", ".join(map(repr, names))
+    return Condition(f"prefilled_together({words})", find, wanted=tuple(Wanted({}, name) for name in names))
 
 
 def _doubt(asked: SentRequest, names: Collection[str]) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_repro.command.command import ServeCommand
-from vllm_repro.diagnosis.boot_facts import BootFacts, Observed, ScheduledChunk
+from vllm_repro.diagnosis.boot_facts import BootFacts, Observed, ScheduledChunk, SharedStep
 from vllm_repro.tiny_model import Kind
 
 __all__ = [
@@ -112,6 +112,7 @@ class TriggerFacts:
     command: flags of the server, None for an attached one. args: the server's own log line about its arguments.
     locked: bytes of locked workspace in the log. reserved: True if the log reports room reserved for a whole context at boot.
     observed: events that the lab's plugin logged. captured: values at the placeholders of the crash signature.
+    steps: those with several prompts; None if the log has no steps.
     """
 
     requests: tuple[SentRequest, ...] = ()
@@ -125,6 +126,7 @@ class TriggerFacts:
     locked: int | None = None
     reserved: bool = False
     observed: tuple[Observed, ...] = ()
+    steps: tuple[SharedStep, ...] | None = None
     captured: Mapping[str, str] = field(default_factory=dict)
     boot: BootFacts = field(default_factory=BootFacts)
 

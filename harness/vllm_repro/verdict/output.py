@@ -1,6 +1,7 @@
 """Output checks: whether an engine that lives answers rightly. Pure.
 
     output=checks(longest_run=32, distinct=0.1, same=16, baseline="eager")
+    output=checks(alike=[("first", "again")])
 
 After its workload each arm answers the same question greedily. Some answers are wrong by themselves: one token repeated, a number lost
 in a long prompt. The stronger check compares with the baseline arm: the same weights and prompt give the same first tokens, with any
@@ -9,6 +10,13 @@ graphs or caches. Later tokens may differ, because sums in another order round d
 Random weights repeat themselves in perfect health. So they are not checked by themselves, and dummy ones not at all. Weights made so
 that each token depends on all before it (`releases.weights`) are compared with the baseline arm only if that arm meets two conditions:
 another beginning of the text changes its answer, and where the answers differ its own token was clearly likelier than the next best.
+
+The second form compares answers to equal requests of one boot's workload: the same engine must not answer them differently, whatever
+its weights.
+
+`run --outputs` compares without a declaration. After the workload each of its greedy prompts is sent alone, first without and then with
+its blocks in the prefix cache. Answers to the same prompt, from the workload and from a burst of all prompts, are compared with these
+(`compare_alone`).
 """
 
 from __future__ import annotations
@@ -28,6 +36,7 @@ __all__ = [
     "Probe",
     "ServedWeights",
     "check_output",
+    "compare_alone",
     "compare_output",
     "longest_run",
     "probes",
@@ -58,6 +67,11 @@ class Probe(StrEnum):
     GREEDY = "greedy"  # continue `QUESTION`
     BEGINNING = "beginning"  # continue `BEGINNING`
     NEEDLE = "needle"  # find a number in the middle of a long prompt
+    WORKLOAD = "workload"  # none: a request of the workload
+    ALONE = "alone"  # none: its prompt, with no other request and nothing of it in the prefix cache
+    CACHED = "alone, cached"  # none: the same, with its blocks in the prefix cache
+    BURST = "burst"  # none: its prompt, with others at once
+    BURST_CACHED = "burst, cached"  # none: the same, with its blocks in the prefix cache
 
 
 class ServedWeights(StrEnum):
@@ -71,11 +85,12 @@ class ServedWeights(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Checks:
-    """The output checks of a scenario, made after the workload in each arm whose engine lives. None: not checked.
+    """The output checks of a scenario, in each arm whose engine lives: of questions after the workload, and of its own answers.
 
-    longest_run: most times that one token may follow itself. distinct: least share of different tokens.
+    None: not checked. longest_run: most times that one token may follow itself. distinct: least share of different tokens.
     same: number of first tokens that must equal those of the arm `baseline`. needle: length in tokens of the prompt with a number.
-    tokens: length of the answer. Raises `ValueError` for checks that can never or always fail.
+    tokens: length of the answer to a question. alike: names of equal requests of the workload that need equal answers, by group.
+    Raises `ValueError` for checks that can never or always fail.
     """
 
     longest_run: int | None = None
@@ -84,12 +99,15 @@ class Checks:
     needle: int | None = None
     baseline: str = ""
     tokens: int = KEPT
+    alike: Sequence[Sequence[str]] = ()
 
     def __post_init__(self) -> None:
         longest_run, distinct, tokens = self.longest_run, self.distinct, self.tokens
         same, needle = self.same, self.needle
-        if longest_run is None and distinct is None and same is None and needle is None:
-            raise ValueError("checks() needs at least one of longest_run=, distinct=, same= or needle=")
+        if not (self.asks or self.alike):
+            raise ValueError("checks() needs at least one of longest_run=, distinct=, same=, needle= or alike=")
+        if any(len(set(group)) != len(group) or len(group) < 2 for group in self.alike):
+            raise ValueError('each group of alike= is two names of requests or more: alike=[("first", "again")]')
         if longest_run is not None and not 1 <= longest_run < tokens:
             raise ValueError(
                 f"longest_run={longest_run} must be from 1 to {tokens - 1}, below the answer's {tokens} tokens"
@@ -103,6 +121,16 @@ class Checks:
         if needle is not None and needle < 100:
             raise ValueError(f"needle={needle} must be 100 tokens or more")
 
+    @property
+    def asks(self) -> bool:
+        """Return True if questions are asked after the workload."""
+        return any(one is not None for one in (self.longest_run, self.distinct, self.same, self.needle))
+
+    @property
+    def compared(self) -> frozenset[str]:
+        """Names of the requests whose answers are compared."""
+        return frozenset(name for group in self.alike for name in group)
+
 
 @dataclass(frozen=True, kw_only=True)
 class OutputSample:
@@ -110,6 +138,7 @@ class OutputSample:
 
     sha256: of its text. first: its first tokens (ids, or pieces of text if the server returns no ids). margins: by how many nats each of
     them was likelier than the next best; empty if the server returns no log probabilities. found: the needle is in it; None without one.
+    name: of the workload's request. prompt: hash of what decides its answer; empty if it is not compared with answers alone.
     """
 
     probe: Probe
@@ -120,6 +149,8 @@ class OutputSample:
     distinct: float
     found: bool | None = None
     margins: tuple[float, ...] = ()
+    name: str = ""
+    prompt: str = ""
 
 
 def probes(wanted: Checks, weights: ServedWeights | None) -> tuple[Probe, ...]:
@@ -141,9 +172,16 @@ def longest_run(tokens: Sequence[int | str]) -> int:
 
 
 def sample_output(
-    probe: Probe, tokens: Sequence[int | str], text: str, *, needle: str = "", margins: Sequence[float] = ()
+    probe: Probe,
+    tokens: Sequence[int | str],
+    text: str,
+    *,
+    needle: str = "",
+    margins: Sequence[float] = (),
+    name: str = "",
+    prompt: str = "",
 ) -> OutputSample:
-    """Return what to keep of an answer. needle: the text that it should hold."""
+    """Return what to keep of an answer. needle: the text that it should hold. name, prompt: as in `OutputSample`."""
     return OutputSample(
         probe=probe,
         length=len(tokens),
@@ -153,14 +191,24 @@ def sample_output(
         distinct=len(set(tokens)) / len(tokens) if tokens else 0.0,
         found=needle in text if needle else None,
         margins=tuple(round(margin, 3) for margin in margins[:KEPT]),
+        name=name,
+        prompt=prompt,
     )
 
 
 def check_output(wanted: Checks | None, answers: Sequence[OutputSample], weights: ServedWeights | None) -> str | None:
     """Return what is wrong with one trial's answers by themselves, as a sentence; None if nothing is or it cannot be known."""
-    if wanted is None or weights in (None, ServedWeights.DUMMY, ServedWeights.MADE):
+    if differ := compare_alone(answers, weights).wrong:
+        return differ
+    if wanted is None:
+        return None
+    if differ := _compare_alike(wanted, answers).wrong:
+        return differ
+    if weights in (None, ServedWeights.DUMMY, ServedWeights.MADE):
         return None
     for answer in answers:
+        if answer.probe in (*_REFERENCES, *_COMPARED):
+            continue
         if answer.probe is Probe.NEEDLE:
             if answer.found is False and weights is ServedWeights.REAL:
                 return f"the number in the middle of {wanted.needle:,} tokens was not found"
@@ -191,6 +239,9 @@ def compare_output(
 
     baseline: the answers of each of its trials. If these differ among themselves the model is not deterministic, and nothing follows.
     """
+    alike = _compare_alike(wanted, answers)
+    if alike != OutputComparison() or (wanted.alike and wanted.same is None):
+        return alike
     if wanted.same is None:
         return OutputComparison(unknown="no baseline is declared")
     if weights in (None, ServedWeights.DUMMY):
@@ -213,12 +264,120 @@ def compare_output(
     if mine == its:
         return OutputComparison()
     equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(mine, its, strict=False)))
-    after = f"after {equal} token{'' if equal == 1 else 's'}"
+    after = _after(equal)
     if made and right.margins[equal : equal + 1] < (CLEAR,):
         return OutputComparison(unknown=f"the answers differ {after}, where {name} had no clear best token")
     return OutputComparison(
         wrong=f"its greedy answer differs from that of {name} {after}; the first {wanted.same} should be equal"
     )
+
+
+def _compare_alike(wanted: Checks, answers: Sequence[OutputSample]) -> OutputComparison:
+    """Compare the answers to equal requests of one workload. Their texts must be equal; streams cut them at different places."""
+    given = {answer.name: answer for answer in answers if answer.probe is Probe.WORKLOAD}
+    unknown = ""
+    for first, *others in wanted.alike:
+        missing = [name for name in (first, *others) if name not in given]
+        unknown = unknown or (f"{missing[0]!r} has no answer to compare" if missing else "")
+        for name in others:
+            if missing or given[name].sha256 == given[first].sha256:
+                continue
+            what = f"the equal requests {first!r} and {name!r} were answered differently"
+            at = _first_difference(given[first], given[name]) if _has_ids(given[first], given[name]) else None
+            margins = given[first].margins or given[name].margins
+            if at is not None and margins and _margin(given[first], at) + _margin(given[name], at) < CLEAR:
+                unknown = unknown or f"{what} {_after(at)}, where neither had a clear best token"
+                continue
+            return OutputComparison(wrong=what if at is None else f"{what} {_after(at)}")
+    return OutputComparison(unknown=unknown)
+
+
+def compare_alone(answers: Sequence[OutputSample], weights: ServedWeights | None) -> OutputComparison:
+    """Compare the answers to each prompt from the workload and the burst with those that it got alone.
+
+    An answer is wrong if it differs from all of these, they agree up to there, and the logits moved further than rounding moves them: the
+    margins of the two tokens add up to `CLEAR` or more. With other blocks in the prefix cache it is also twice what the cache moves them,
+    because a quantized cache rounds.
+    """
+    alone: dict[str, list[OutputSample]] = {}
+    for answer in answers:
+        if answer.probe in _REFERENCES:
+            alone.setdefault(answer.prompt, []).append(answer)
+    if alone and weights not in (ServedWeights.REAL, ServedWeights.MADE):
+        return OutputComparison(unknown="answers of dummy weights are neither right nor wrong (--weights made)")
+    rounding = max(map(_rounding, alone.values()), default=0.0)
+    unknown = ""
+    for answer in answers:
+        references = alone.get(answer.prompt, [])
+        if answer.probe not in _COMPARED or len({one.probe for one in references}) < len(_REFERENCES):
+            continue
+        clear = max(CLEAR, 2 * rounding)
+        if answer.probe is Probe.BURST_CACHED:
+            references, clear = [one for one in references if one.probe is Probe.CACHED], CLEAR
+        found = _compare_with(references, answer, clear)
+        if found.wrong:
+            return found
+        unknown = unknown or found.unknown
+    return OutputComparison(unknown=unknown)
+
+
+_REFERENCES = (Probe.ALONE, Probe.CACHED)
+_COMPARED = (Probe.WORKLOAD, Probe.BURST, Probe.BURST_CACHED)
+
+
+def _compare_with(alone: Sequence[OutputSample], answer: OutputSample, clear: float) -> OutputComparison:
+    """Compare an answer with those to the same prompt alone. clear: least sum of margins, in nats, for a difference to count."""
+    if not _has_ids(answer, *alone):
+        return OutputComparison(unknown="this server returns no token ids")
+    places = [_first_difference(one, answer) for one in alone]
+    if None in places:
+        return OutputComparison()
+    at = min(place for place in places if place is not None)
+    where = "in the workload" if answer.probe is Probe.WORKLOAD else "beside others"
+    what = f"{answer.name} was answered differently {where} and alone {_after(at)}"
+    if len({one.first[: at + 1] for one in alone}) > 1:
+        return OutputComparison(unknown=f"{what}, where its answers alone differ too")
+    moved = min(_margin(one, at) for one in alone) + _margin(answer, at)
+    if moved < clear:
+        return OutputComparison(unknown=f"{what}, where no token was clearly the best")
+    tokens = f"{_token(answer, at)}, alone {_token(alone[0], at)}"
+    return OutputComparison(wrong=f"{what}: {tokens}; their log probabilities moved by {moved:.2f} nats or more")
+
+
+def _margin(answer: OutputSample, at: int) -> float:
+    """Return by how many nats a token was likelier than the next best; 0 if unknown."""
+    return answer.margins[at] if at < len(answer.margins) else 0.0
+
+
+def _rounding(alone: Sequence[OutputSample]) -> float:
+    """Return by how many nats the prefix cache moved tokens, at least, up to the first different one."""
+    first = next((one for one in alone if one.probe is Probe.ALONE), None)
+    cached = next((one for one in alone if one.probe is Probe.CACHED), None)
+    if first is None or cached is None:
+        return 0.0
+    at = _first_difference(first, cached)
+    turned = 0.0 if at is None else _margin(first, at) + _margin(cached, at)
+    equal = zip(first.margins[:at], cached.margins[:at], strict=False)
+    return max([turned, *(abs(one - other) for one, other in equal)])
+
+
+def _first_difference(one: OutputSample, other: OutputSample) -> int | None:
+    """Return the place of the first different token among those that were kept; None if they are equal."""
+    equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one.first, other.first, strict=False)))
+    return equal if equal < max(len(one.first), len(other.first)) else None
+
+
+def _has_ids(*answers: OutputSample) -> bool:
+    """Return True if tokens are ids. Pieces of text are cut at other places in each stream."""
+    return all(isinstance(token, int) for answer in answers for token in answer.first)
+
+
+def _after(equal: int) -> str:
+    return f"after {equal} token{'' if equal == 1 else 's'}"
+
+
+def _token(answer: OutputSample, at: int) -> str:
+    return f"token {answer.first[at]}" if at < len(answer.first) else "the end"
 
 
 def _greedy(answers: Sequence[OutputSample]) -> OutputSample | None:

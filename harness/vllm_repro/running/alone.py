@@ -1,0 +1,69 @@
+"""The requests of `run --outputs`: each greedy prompt of a workload alone, and all of them at once. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_repro.scenario.workload import Request
+from vllm_repro.verdict.output import Probe
+
+__all__ = ["MOST_PROMPTS", "Greedy", "Repeat", "alone", "burst", "greedy"]
+
+MOST_PROMPTS = 16
+"""Prompts of one workload that are sent alone."""
+
+_LEAST_BURST = 4
+"""Pairs of requests in a burst: with fewer the first may be answered before another arrives."""
+
+_HOW = ("model", "stream", "stream_options", "logprobs", "top_logprobs", "return_token_ids", "cache_salt")
+"""Fields that do not decide a greedy answer."""
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """A greedy request that was sent. prompt: hash of the fields that decide its answer."""
+
+    name: str
+    endpoint: str
+    body: Mapping[str, Any]
+    prompt: str
+
+    def again(self, salt: str) -> dict[str, Any]:
+        """Return its body, not streamed, with log probabilities. It finds the blocks of `salt` in the prefix cache."""
+        body = {name: value for name, value in self.body.items() if name not in _HOW[1:]}
+        body |= {"return_token_ids": True, "cache_salt": salt}
+        return body | ({"logprobs": True, "top_logprobs": 2} if "messages" in body else {"logprobs": 2})
+
+
+Repeat = tuple[Probe, Greedy, dict[str, Any]]
+"""What its answer is, the request that it repeats, and its body."""
+
+
+def greedy(request: Request, body: Mapping[str, Any]) -> Greedy | None:
+    """Return a request of the workload, if an engine must repeat its answer: one prompt, and the best token each time."""
+    single = request.one_prompt and body.get("n", 1) == 1 and not body.get("use_beam_search")
+    if not single or body.get("temperature") != 0 or not request.endpoint.endswith("/completions"):
+        return None
+    decides = {name: value for name, value in body.items() if name not in _HOW}
+    text = json.dumps([request.endpoint, decides], sort_keys=True)
+    return Greedy(request.label, request.endpoint, body, hashlib.sha256(text.encode()).hexdigest()[:16])
+
+
+def alone(one: Greedy) -> list[Repeat]:
+    """Return the requests to send one after the other: from the second on, its blocks are in the prefix cache."""
+    return [(probe, one, one.again("alone")) for probe in (Probe.ALONE, Probe.CACHED, Probe.CACHED)]
+
+
+def burst(prompts: Sequence[Greedy]) -> list[Repeat]:
+    """Return the requests to send at once, after `alone`: each prompt in turns without and with its blocks in the prefix cache."""
+    copies = -(-_LEAST_BURST // len(prompts)) if prompts else 0
+    return [
+        (probe, one, one.again(salt))
+        for copy in range(copies)
+        for one in prompts
+        for probe, salt in ((Probe.BURST, f"burst {copy}"), (Probe.BURST_CACHED, "alone"))
+    ]
