@@ -6,6 +6,7 @@ import pytest
 
 from vllm_repro.journal.journal import Entry, Recording
 from vllm_repro.report.answers import client_views
+from vllm_repro.verdict.output import Checks, Probe, sample_output
 
 CHECKS = {"longest_run": 24, "distinct": 0.1, "same": 2, "needle": None, "baseline": "eager", "tokens": 64}
 
@@ -105,6 +106,17 @@ def test_made_weights_are_compared_only_if_the_baseline_reads_its_prompt() -> No
     other_beginning = output("eager", 5, 2, 3, probe="beginning")
     assert words(*asked, other_beginning, *ends) == {"eager": "plausible", "same": "as eager", "other": "wrong"}
     assert words(*asked, *ends) == dict.fromkeys(greedy, "not judged")
+
+
+def test_equal_requests_of_a_workload_are_alike_or_not_judged() -> None:
+    checks = vars(Checks(alike=[("first", "again")]))
+    first, again = (
+        ("output", {"arm": "reported", "trial": 1, "said": vars(sample_output(Probe.WORKLOAD, ["a"], "a", name=name))})
+        for name in ("first", "again")
+    )
+    end = ended("reported", weights="dummy")
+    assert words(first, again, end, checks=checks) == {"reported": "alike"}
+    assert words(first, end, checks=checks) == {"reported": "not judged"}
 
 
 def test_without_a_check_there_are_no_words() -> None:

@@ -17,6 +17,8 @@ from vllm_repro.report.answers import answer_word
 from vllm_repro.running.assess import Conclusion
 from vllm_repro.running.measure import Lateness
 from vllm_repro.running.state import MeasureOptions, Trial
+from vllm_repro.scenario.workload import completion
+from vllm_repro.trigger.conditions import answered
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.output import Checks, Probe, ServedWeights
 from vllm_repro.verdict.throughput import Load
@@ -240,6 +242,28 @@ def test_an_answer_that_repeats_one_token_is_wrong_where_weights_are_real(
         outcome = Outcome.WRONG_OUTPUT  # this engine knows no needle
         assert "was not found" in conclusion.why
     assert conclusion.outcome is outcome
+
+
+@pytest.mark.parametrize(("texts", "outcome"), [("aa", Outcome.CLEAN), ("ab", Outcome.WRONG_OUTPUT)])
+def test_equal_requests_of_the_workload_are_compared_and_no_question_is_asked(
+    tmp_path: Path, texts: str, outcome: Outcome
+) -> None:
+    answers = iter(texts)
+
+    def completions(exchange: Exchange) -> None:
+        text = "canary" if exchange.body["max_tokens"] == 1 else next(answers)
+        choice = {"index": 0, "text": text, "finish_reason": "length"}
+        exchange.answer(200, {"choices": [choice], "usage": {"prompt_tokens": 2, "completion_tokens": 2}})
+
+    steps = [completion(prompt=[7, 8], max_tokens=2, name=name) for name in ("first", "again")]
+    scenario = replace(SCENARIO, output=Checks(alike=[("first", "again")]), trigger=answered("again", 200))
+    arm = replace(SCENARIO.arms[0], workload=tuple(steps))
+    conclusion, _ = tried(tmp_path, {"/v1/completions": completions}, scenario=scenario, arm=arm)
+    assert conclusion.outcome is outcome
+    said = [entry["said"] for entry in read(tmp_path / "journal.jsonl").of("output")]
+    assert [(one["name"], one["first"]) for one in said] == [("first", [texts[0]]), ("again", [texts[1]])]
+    if outcome is Outcome.WRONG_OUTPUT:
+        assert conclusion.why == "the equal requests 'first' and 'again' were answered differently"
 
 
 def test_a_process_that_does_not_get_to_its_work_notices() -> None:

@@ -194,6 +194,8 @@ def test_a_signature_without_frames_is_refused() -> None:
         ("throughput=8,", "throughput=8 must be throughput(…) or a list"),
         ("output=checks(),", "checks() needs at least one of"),
         ('output=checks(same=8, baseline="nobody"),', "the baseline 'nobody' is not an arm"),
+        ('output=checks(alike=[("again",)]),', "two names of requests or more"),
+        ('output=checks(alike=[("first", "again")]),', "alike: no arm sends all of first, again"),
     ],
 )  # fmt: skip
 def test_mistakes_in_what_is_measured_are_found(declared: str, shown: str) -> None:
@@ -205,6 +207,28 @@ def test_mistakes_in_what_is_measured_are_found(declared: str, shown: str) -> No
     line, problem = found[0]
     assert shown in problem
     assert line > 100
+
+
+@pytest.mark.parametrize(
+    ("again", "shown"),
+    [
+        ('completion(name="again", prompt="hello", max_tokens=4)', ""),
+        ('completion(name="again", prompt="hello", max_tokens=5)', "'again' and 'first' are not equal"),
+        ('completion(name="again", prompt="hello", max_tokens=4, temperature=1)', "'again' is not greedy"),
+        ('completion(name="again", prompt=9, max_tokens=4)', "'again' has a new prompt each time"),
+        ('completion(name="first", prompt="hello", max_tokens=4)', "'first' is sent twice"),
+        ('request(name="again", path="/v1/completions", body={"prompt": "hello"})', "'again' is not greedy"),
+    ],
+)
+def test_requests_that_need_equal_answers_are_equal(again: str, shown: str) -> None:
+    text = text_of(MIN_TOKENS).replace("    arm,\n", "    arm,\n    checks,\n    request,\n", 1)
+    first = 'completion(name="first", prompt="hello", max_tokens=4)'
+    text = text.replace("    workload=[\n", f"    workload=[\n        {first},\n        {again},\n", 1)
+    found = problems(
+        text.replace("    related=[", '    output=checks(alike=[("first", "again")]),\n    related=['), MIN_TOKENS
+    )
+    texts = [problem for _, problem in found]
+    assert any(shown in one for one in texts) if shown else texts == []
 
 
 @pytest.mark.parametrize(

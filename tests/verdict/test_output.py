@@ -154,10 +154,51 @@ def test_sample_of_an_answer() -> None:
     assert (empty.distinct, empty.longest_run, empty.margins) == (0.0, 0, ())
 
 
+def said(name: str, text: str) -> OutputSample:
+    return sample_output(Probe.WORKLOAD, [text], text, name=name)
+
+
+FIRST, AGAIN, LATER = said("first", "yes"), said("again", "yes"), said("later", "no")
+
+
+@pytest.mark.parametrize("weights", [*ServedWeights, None])
+@pytest.mark.parametrize(
+    ("alike", "answers", "expected"),
+    [
+        ([("first", "again")], [FIRST, AGAIN, LATER], OutputComparison()),
+        (
+            [("first", "again", "later")],
+            [FIRST, AGAIN, LATER],
+            OutputComparison(wrong="the equal requests 'first' and 'later' were answered differently"),
+        ),
+        ([("first", "again")], [FIRST], OutputComparison(unknown="'again' has no answer to compare")),
+    ],
+)
+def test_equal_requests_of_one_boot_need_equal_answers(
+    alike: list[tuple[str, ...]],
+    answers: list[OutputSample],
+    expected: OutputComparison,
+    weights: ServedWeights | None,
+) -> None:
+    wanted = Checks(alike=alike)
+    assert compare_output(wanted, answers, [], weights) == expected
+    assert check_output(wanted, answers, weights) == (expected.wrong or None)
+
+
+def test_equal_requests_are_compared_beside_a_baseline() -> None:
+    wanted = replace(CHECKS, alike=[("first", "later")])
+    assert "differently" in compare_output(wanted, [GOOD, FIRST, LATER], [[GOOD]], ServedWeights.REAL).wrong
+    assert (
+        compare_output(wanted, [GOOD, FIRST, said("later", "yes")], [[GOOD]], ServedWeights.REAL) == OutputComparison()
+    )
+    assert check_output(wanted, [GOOD, FIRST, said("later", "yes")], ServedWeights.REAL) is None
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({}, "checks() needs at least one of longest_run=, distinct=, same= or needle="),
+        ({}, "checks() needs at least one of longest_run=, distinct=, same=, needle= or alike="),
+        ({"alike": [("a", "a")]}, 'each group of alike= is two names of requests or more: alike=[("first", "again")]'),
         ({"longest_run": 0}, "longest_run=0 must be from 1 to 63, below the answer's 64 tokens"),
         ({"longest_run": 64}, "longest_run=64 must be from 1 to 63, below the answer's 64 tokens"),
         ({"distinct": 0.0}, "distinct must be more than 0 and at most 1"),
@@ -182,7 +223,7 @@ def test_useless_checks_are_refused(fields: dict[str, object], message: str) -> 
     "fields",
     [
         *({"longest_run": 1}, {"longest_run": 63}, {"distinct": 1.0}, {"needle": 100}),
-        *({"same": 1, "baseline": "eager"}, {"same": 64, "baseline": "eager"}),
+        *({"same": 1, "baseline": "eager"}, {"same": 64, "baseline": "eager"}, {"alike": [("a", "b")]}),
     ],
 )
 def test_checks_at_their_limits_are_accepted(fields: dict[str, object]) -> None:

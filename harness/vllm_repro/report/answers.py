@@ -113,6 +113,8 @@ def _outputs(recording: Recording) -> dict[TrialId, tuple[OutputComparison | Non
         compared = compare_output(checks, outputs, baseline, weights)
         if compared.wrong:
             word = "wrong"
+        elif not checks.asks:
+            word = "not judged" if compared.unknown else "alike"
         elif not outputs or weights not in _JUDGED or (compared.unknown and weights is ServedWeights.MADE):
             word = "not judged"
         else:

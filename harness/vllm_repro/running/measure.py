@@ -85,7 +85,7 @@ class Measurements:
         runner, trial = self.runner, self.runner.trial
         scenario, options = trial.scenario, trial.measure
         own = scenario.has_own_server(trial.arm)
-        checks = scenario.output if own else None
+        checks = scenario.output if own and scenario.output and scenario.output.asks else None
         loads = scenario.loads if own and options.throughput else ()
         if runner.watch.ended or not trial.seen.canary_ok or not (checks or loads or options.soak):
             return

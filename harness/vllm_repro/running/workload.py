@@ -23,6 +23,7 @@ from vllm_repro.running.watch import Watch, gave_a_token
 from vllm_repro.scenario.workload import IDLE_AFTER, Conversation, Pause, Request, Rest, Size, Step, Together, resolve
 from vllm_repro.trigger.trigger import SentRequest
 from vllm_repro.verdict.outcome import NEVER_IDLE
+from vllm_repro.verdict.output import Probe, sample_output
 
 __all__ = ["WorkloadRunner"]
 
@@ -290,6 +291,10 @@ class WorkloadRunner:
         )
         if died or answer.status not in asked.may_fail:
             trial.seen.answers.append(answer)
+        if answer.ok and trial.scenario.output is not None and asked.name in trial.scenario.output.compared:
+            kept = sample_output(Probe.WORKLOAD, answer.tokens, answer.text, name=asked.name)
+            trial.seen.output.append(kept)
+            trial.journal.write("output", **trial.label, said=kept)
         self.record_answer(asked.name, answer, answer.token_times)
 
     def record_answer(self, name: str, answer: Answer, times: Iterable[float]) -> None:

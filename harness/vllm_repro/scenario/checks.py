@@ -109,6 +109,7 @@ def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
     if first.name != "reported":
         reading.problem(line, f"the first arm is named {first.name!r}: rename it to 'reported'")
     _check_baselines(scenario, reading)
+    _check_alike(scenario, reading)
     _check_causes(scenario, reading)
     _check_arms(scenario, reading)
     seen = set(mistakes)
@@ -168,6 +169,34 @@ def _check_baselines(scenario: Scenario, reading: Reading) -> None:
     points = [point for load in scenario.loads for point in load.points]
     for point in sorted({point for point in points if points.count(point) > 1}):
         wrong("throughput", f"{point} is given twice: remove one")
+
+
+def _check_alike(scenario: Scenario, reading: Reading) -> None:
+    """Check that each group of `alike=` is sent, once, with one prompt and greedily."""
+    for group in scenario.output.alike if scenario.output else ():
+        problems = []
+        whole = False
+        for arm in scenario.arms:
+            sent = [one for one in requests_of(scenario.workload_of(arm)) if one.label in group]
+            whole = whole or {one.label for one in sent} == set(group)
+            for one in sent:
+                greedy = one.fields.get("temperature", 0 if one.prompt is not None else None) == 0
+                if [other.label for other in sent].count(one.label) > 1:
+                    problems.append(f"{one.label!r} is sent twice: name its requests differently")
+                elif isinstance(one.prompt, int | Size):
+                    problems.append(f"{one.label!r} has a new prompt each time: state it as a text or token ids")
+                elif not greedy:
+                    problems.append(f"{one.label!r} is not greedy: add temperature 0")
+                elif _body(one) != _body(sent[0]):
+                    problems.append(f"{one.label!r} and {sent[0].label!r} are not equal, so their answers may differ")
+        if not whole:
+            problems.append(f"no arm sends all of {', '.join(group)}")
+        for text in dict.fromkeys(problems):
+            reading.wrong("output", f"alike: {text}")
+
+
+def _body(request: Request) -> tuple[object, ...]:
+    return request.endpoint, request.prompt, request.max_tokens, request.fields
 
 
 def _arm(scenario: Scenario, reading: Reading, key: str, problem: str, name: str) -> Arm | None:

@@ -1,6 +1,7 @@
 """Output checks: whether an engine that lives answers rightly. Pure.
 
     output=checks(longest_run=32, distinct=0.1, same=16, baseline="eager")
+    output=checks(alike=[("first", "again")])
 
 After its workload each arm answers the same question greedily. Some answers are wrong by themselves: one token repeated, a number lost
 in a long prompt. The stronger check compares with the baseline arm: the same weights and prompt give the same first tokens, with any
@@ -9,6 +10,9 @@ graphs or caches. Later tokens may differ, because sums in another order round d
 Random weights repeat themselves in perfect health. So they are not checked by themselves, and dummy ones not at all. Weights made so
 that each token depends on all before it (`releases.weights`) are compared with the baseline arm only if that arm meets two conditions:
 another beginning of the text changes its answer, and where the answers differ its own token was clearly likelier than the next best.
+
+The second form compares answers to equal requests of one boot's workload: the same engine must not answer them differently, whatever
+its weights.
 """
 
 from __future__ import annotations
@@ -58,6 +62,7 @@ class Probe(StrEnum):
     GREEDY = "greedy"  # continue `QUESTION`
     BEGINNING = "beginning"  # continue `BEGINNING`
     NEEDLE = "needle"  # find a number in the middle of a long prompt
+    WORKLOAD = "workload"  # none: a request of the workload
 
 
 class ServedWeights(StrEnum):
@@ -71,11 +76,12 @@ class ServedWeights(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Checks:
-    """The output checks of a scenario, made after the workload in each arm whose engine lives. None: not checked.
+    """The output checks of a scenario, in each arm whose engine lives: of questions after the workload, and of its own answers.
 
-    longest_run: most times that one token may follow itself. distinct: least share of different tokens.
+    None: not checked. longest_run: most times that one token may follow itself. distinct: least share of different tokens.
     same: number of first tokens that must equal those of the arm `baseline`. needle: length in tokens of the prompt with a number.
-    tokens: length of the answer. Raises `ValueError` for checks that can never or always fail.
+    tokens: length of the answer to a question. alike: names of equal requests of the workload that need equal answers, by group.
+    Raises `ValueError` for checks that can never or always fail.
     """
 
     longest_run: int | None = None
@@ -84,12 +90,15 @@ class Checks:
     needle: int | None = None
     baseline: str = ""
     tokens: int = KEPT
+    alike: Sequence[Sequence[str]] = ()
 
     def __post_init__(self) -> None:
         longest_run, distinct, tokens = self.longest_run, self.distinct, self.tokens
         same, needle = self.same, self.needle
-        if longest_run is None and distinct is None and same is None and needle is None:
-            raise ValueError("checks() needs at least one of longest_run=, distinct=, same= or needle=")
+        if not (self.asks or self.alike):
+            raise ValueError("checks() needs at least one of longest_run=, distinct=, same=, needle= or alike=")
+        if any(len(set(group)) != len(group) or len(group) < 2 for group in self.alike):
+            raise ValueError('each group of alike= is two names of requests or more: alike=[("first", "again")]')
         if longest_run is not None and not 1 <= longest_run < tokens:
             raise ValueError(
                 f"longest_run={longest_run} must be from 1 to {tokens - 1}, below the answer's {tokens} tokens"
@@ -103,6 +112,16 @@ class Checks:
         if needle is not None and needle < 100:
             raise ValueError(f"needle={needle} must be 100 tokens or more")
 
+    @property
+    def asks(self) -> bool:
+        """Return True if questions are asked after the workload."""
+        return any(one is not None for one in (self.longest_run, self.distinct, self.same, self.needle))
+
+    @property
+    def compared(self) -> frozenset[str]:
+        """Names of the requests whose answers are compared."""
+        return frozenset(name for group in self.alike for name in group)
+
 
 @dataclass(frozen=True, kw_only=True)
 class OutputSample:
@@ -110,6 +129,7 @@ class OutputSample:
 
     sha256: of its text. first: its first tokens (ids, or pieces of text if the server returns no ids). margins: by how many nats each of
     them was likelier than the next best; empty if the server returns no log probabilities. found: the needle is in it; None without one.
+    name: of the workload's request.
     """
 
     probe: Probe
@@ -120,6 +140,7 @@ class OutputSample:
     distinct: float
     found: bool | None = None
     margins: tuple[float, ...] = ()
+    name: str = ""
 
 
 def probes(wanted: Checks, weights: ServedWeights | None) -> tuple[Probe, ...]:
@@ -141,9 +162,15 @@ def longest_run(tokens: Sequence[int | str]) -> int:
 
 
 def sample_output(
-    probe: Probe, tokens: Sequence[int | str], text: str, *, needle: str = "", margins: Sequence[float] = ()
+    probe: Probe,
+    tokens: Sequence[int | str],
+    text: str,
+    *,
+    needle: str = "",
+    margins: Sequence[float] = (),
+    name: str = "",
 ) -> OutputSample:
-    """Return what to keep of an answer. needle: the text that it should hold."""
+    """Return what to keep of an answer. needle: the text that it should hold. name: of the workload's request."""
     return OutputSample(
         probe=probe,
         length=len(tokens),
@@ -153,14 +180,21 @@ def sample_output(
         distinct=len(set(tokens)) / len(tokens) if tokens else 0.0,
         found=needle in text if needle else None,
         margins=tuple(round(margin, 3) for margin in margins[:KEPT]),
+        name=name,
     )
 
 
 def check_output(wanted: Checks | None, answers: Sequence[OutputSample], weights: ServedWeights | None) -> str | None:
     """Return what is wrong with one trial's answers by themselves, as a sentence; None if nothing is or it cannot be known."""
-    if wanted is None or weights in (None, ServedWeights.DUMMY, ServedWeights.MADE):
+    if wanted is None:
+        return None
+    if differ := _compare_alike(wanted, answers).wrong:
+        return differ
+    if weights in (None, ServedWeights.DUMMY, ServedWeights.MADE):
         return None
     for answer in answers:
+        if answer.probe is Probe.WORKLOAD:
+            continue
         if answer.probe is Probe.NEEDLE:
             if answer.found is False and weights is ServedWeights.REAL:
                 return f"the number in the middle of {wanted.needle:,} tokens was not found"
@@ -191,6 +225,9 @@ def compare_output(
 
     baseline: the answers of each of its trials. If these differ among themselves the model is not deterministic, and nothing follows.
     """
+    alike = _compare_alike(wanted, answers)
+    if alike != OutputComparison() or (wanted.alike and wanted.same is None):
+        return alike
     if wanted.same is None:
         return OutputComparison(unknown="no baseline is declared")
     if weights in (None, ServedWeights.DUMMY):
@@ -219,6 +256,19 @@ def compare_output(
     return OutputComparison(
         wrong=f"its greedy answer differs from that of {name} {after}; the first {wanted.same} should be equal"
     )
+
+
+def _compare_alike(wanted: Checks, answers: Sequence[OutputSample]) -> OutputComparison:
+    """Compare the answers to equal requests of one workload. Their texts must be equal; streams cut them at different places."""
+    given = {answer.name: answer for answer in answers if answer.probe is Probe.WORKLOAD}
+    unknown = ""
+    for first, *others in wanted.alike:
+        missing = [name for name in (first, *others) if name not in given]
+        unknown = unknown or (f"{missing[0]!r} has no answer to compare" if missing else "")
+        for name in others:
+            if not missing and given[name].sha256 != given[first].sha256:
+                return OutputComparison(wrong=f"the equal requests {first!r} and {name!r} were answered differently")
+    return OutputComparison(unknown=unknown)
 
 
 def _greedy(answers: Sequence[OutputSample]) -> OutputSample | None:
