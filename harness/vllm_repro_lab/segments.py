@@ -2,10 +2,10 @@
 
 vLLM loads it by name, like a user's own middleware: `--middleware vllm_repro_lab.segments.route`. Then `POST /segments` takes
 
-    {"segments": [[7, 8, 9], [10, 11]], "pause": 0.005, "max_tokens": 64, "stop_token_ids": [77]}
+    {"segments": [[7, 8, 9], [10, 11], 0.5], "max_tokens": 64, "stop_token_ids": [77]}
 
-segments: token ids. pause: seconds after each segment. The other fields are vLLM's sampling parameters. The answer, `{"token_ids": [...]}`,
-is sent when the session has ended.
+segments: token ids, and pauses in seconds between them. The other fields are vLLM's sampling parameters. The answer,
+`{"token_ids": [...]}`, is sent when the session has ended.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ async def route(request: Any, call_next: Callable[[Any], Awaitable[Any]]) -> Any
     """Answer `POST /segments`; pass any other request on."""
     if request.url.path != "/segments":
         return await call_next(request)
-    from fastapi.responses import JSONResponse
+    from fastapi.responses import JSONResponse  # type: ignore[import-not-found]  # of vLLM
 
     body = await request.json()
     body.pop("model", None)
-    segments, pause = body.pop("segments"), body.pop("pause", 0)
+    segments = body.pop("segments")
 
     async def inputs() -> AsyncIterator[Any]:
-        for ids in segments:
-            yield StreamingInput(prompt={"prompt_token_ids": ids})
-            await asyncio.sleep(pause)
+        for one in segments:
+            if isinstance(one, list):
+                yield StreamingInput(prompt={"prompt_token_ids": one})
+            else:
+                await asyncio.sleep(one)
 
-    params = SamplingParams(**body, output_kind=RequestOutputKind.DELTA)
+    params = SamplingParams.from_optional(**body, output_kind=RequestOutputKind.DELTA)
     given: list[int] = []
     async for output in request.app.state.engine_client.generate(inputs(), params, uuid4().hex):
         given += output.outputs[0].token_ids

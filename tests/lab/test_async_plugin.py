@@ -66,7 +66,7 @@ def test_segments_are_fed_to_one_request(monkeypatch: pytest.MonkeyPatch) -> Non
     modules: dict[str, object] = {
         "vllm.engine.protocol": SimpleNamespace(StreamingInput=SimpleNamespace),
         "vllm.sampling_params": SimpleNamespace(
-            SamplingParams=lambda **fields: fields, RequestOutputKind=SimpleNamespace(DELTA="delta")
+            SamplingParams=SimpleNamespace(from_optional=dict), RequestOutputKind=SimpleNamespace(DELTA="delta")
         ),
         "fastapi.responses": SimpleNamespace(JSONResponse=lambda content: json.dumps(content)),
     }
@@ -74,7 +74,7 @@ def test_segments_are_fed_to_one_request(monkeypatch: pytest.MonkeyPatch) -> Non
     state = SimpleNamespace(engine_client=engine)
 
     async def body() -> dict[str, Any]:
-        return {"model": "m", "segments": [[7, 8, 9], [10]], "pause": 0, "max_tokens": 2}
+        return {"model": "m", "segments": [[7, 8, 9], 0, [10]], "max_tokens": 2}
 
     async def passed_on(request: Any) -> str:
         return f"passed on {request.url.path}"
