@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from . import (
+    parts_async,
     parts_deepseek,
     parts_dry_run,
     parts_graphs,
@@ -75,6 +76,12 @@ def _install_scheduler(_: str) -> None:
     scheduler.install()
 
 
+def _install_async(_: str) -> None:
+    from . import async_steps
+
+    async_steps.install()
+
+
 def _install_nothing(_: str) -> None:
     """Install nothing: vLLM loads what the command line names."""
 
@@ -111,6 +118,7 @@ MECHANISMS: Mapping[str, Mechanism] = {
     "late-connector": Mechanism("late-connector", parts_late_connector.PARTS, _install_nothing),
     "offloading": Mechanism("offloading", parts_offloading.PARTS, _install_offloading),
     "scheduler": Mechanism("scheduler", parts_scheduler.PARTS, _install_scheduler, alone=True),
+    "async": Mechanism("async", parts_async.PARTS, _install_async),
     "deepseek": Mechanism("deepseek", parts_deepseek.PARTS, _install_deepseek, env=_INTERPRET, alone=True),
     "interpreter": Mechanism("interpreter", parts_deepseek.INTERPRETER, _install_interpreter, env=_INTERPRET),
 }

@@ -49,7 +49,10 @@ def test_a_model_that_reads_images_has_a_token_for_them(tmp_path: Path) -> None:
     config, tokenizer = read(folder, "config.json"), read(folder, "tokenizer.json")
     assert tokenizer["model"]["vocab"]["<image>"] == config["image_token_index"]
     assert len(tokenizer["model"]["vocab"]) == config["text_config"]["vocab_size"] == 300
-    assert (config["text_config"]["architectures"], config["text_config"]["model_type"]) == (["LlamaForCausalLM"], "llama")
+    assert (config["text_config"]["architectures"], config["text_config"]["model_type"]) == (
+        ["LlamaForCausalLM"],
+        "llama",
+    )
 
 
 def test_a_model_with_weights_is_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

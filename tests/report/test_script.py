@@ -135,5 +135,6 @@ def test_the_curl_lines_send_what_the_script_sends(scenario: Scenario, tmp_path:
     assert len(bodies) == len(requests)
     command = scenario.command_of(scenario.arms[0])
     asked = [resolve(one.prompt, command) for one in requests if isinstance(one.prompt, int | Size)]
+    asked += [len(one.prompt) for one in requests if isinstance(one.prompt, tuple)]
     assert sorted(len(body["prompt"]) for body in bodies if isinstance(body.get("prompt"), list)) == sorted(asked)
     assert all(body["model"] for body in bodies)

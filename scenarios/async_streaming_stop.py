@@ -1,0 +1,120 @@
+"""Asynchronous scheduling: a prompt that arrives in segments crashes the engine when an answer stops while the next segment waits.
+
+`/v1/realtime` sends the segments of an audio stream to one request; each segment gets an answer. With asynchronous scheduling the next
+step of the request is in flight when a stop token ends an answer. The scheduler takes its token for one still to come, the waiting segment
+for a part of a prompt, and reserves nothing for that segment's answer. Both tokens arrive, the counter of expected tokens falls below zero,
+and its assertion crashes the engine. A segment must wait when the answer stops, and none when the step in flight ends, which stops the next
+answer, too. Releases 0.21.0 to 0.29.0 have the bug; 0.32.0 drops the step in flight.
+
+On a GPU an audio model meets it when a client sends segments faster than they are answered: by the second report one session of 5 s chunks
+lasted 16 s. The command alone shows nothing. The lab feeds a text model through a route of its own, two segments at once. A bias makes
+token 77 every answer, and it is the stop token.
+"""
+
+from vllm_repro.vocabulary import (
+    Lab,
+    Model,
+    Needs,
+    Scenario,
+    Status,
+    answered,
+    arm,
+    dies,
+    lives,
+    patched,
+    request,
+    signature,
+    with_flags,
+    without,
+)
+
+TWO_AND_A_PAUSE = [[11] * 40, [12] * 30, 1]
+SESSION = {
+    "segments": TWO_AND_A_PAUSE,
+    "max_tokens": 16,
+    "temperature": 0,
+    "logit_bias": {"77": 100},
+    "stop_token_ids": [77],
+}
+ONE_TOKEN = {"segments": TWO_AND_A_PAUSE, "max_tokens": 1, "temperature": 0}
+
+scenario = Scenario(
+    id="async-streaming-stop",
+    issue="vllm-project/vllm#35755",
+    title="AsyncScheduler crashes with AssertionError during Realtime ASR streaming (num_output_placeholders underflow)",
+    command="""
+        vllm serve Qwen/Qwen3-ASR-0.6B
+        --enforce-eager
+        --max-model-len 8192
+        --hf-overrides '{"architectures": ["Qwen3ASRRealtimeGeneration"]}'
+    """,
+    model=Model(
+        "Qwen/Qwen3-ASR-0.6B",
+        heads=16,
+        kv_heads=8,
+        head_dim=128,
+        layers=28,
+        vocab_size=151936,
+        why="the reported family; the scheduler does not use weights",
+    ),
+    needs=Needs(gpus=1, gpu_memory_gb=8),
+    status=Status(bad=">=0.21.0,<0.30.0", good=">=0.32.0"),
+    try_with="0.29.0",
+    workload=[request(name="session", path="/segments", body=SESSION)],
+    trigger=answered("session", 200, 500),  # 500: the crash
+    signature=signature(
+        phase="request",
+        exception="AssertionError",
+        message="",
+        source="request.num_output_placeholders >= 0",
+        frames=["update_from_output", "_update_request_with_output"],
+    ),
+    arms=[
+        arm("reported", dies),
+        arm("sync", lives, with_flags("--no-async-scheduling"), why="no step is in flight when an answer stops"),
+        arm(
+            "max-tokens-1",
+            lives,
+            workload=[request(name="session", path="/segments", body=ONE_TOKEN)],
+            why="the scheduler knows where the answer ends and does not run ahead of it",
+        ),
+        arm(
+            "backport",
+            lives,
+            patched(
+                "vllm/v1/core/sched/scheduler.py",
+                was="""\
+        if not request.resumable:
+            return True
+
+        if request.streaming_queue:
+""",
+                now="""\
+        if not request.resumable:
+            return True
+
+        request.num_computed_tokens -= request.num_output_placeholders
+        request.num_output_placeholders = 0
+        request.num_stale_output_tokens = request.num_in_flight_tokens
+        request.drop_stale_output = True
+        if request.streaming_queue:
+""",
+                why="forget the step in flight when an answer stops, as 0.32.0 does",
+            ),
+        ),
+    ],
+    lab=Lab(
+        mechanism="async",
+        layers=2,
+        why="the scheduler does not use weights",
+        changes=[
+            without("--hf-overrides", why="the tiny model is a text model"),
+            with_flags("--dtype float32", why="bfloat16 needs AMX to be enabled on some processors"),
+            with_flags(
+                "--middleware vllm_repro_lab.segments.route",
+                why="adds POST /segments: /v1/realtime serves audio models only",
+            ),
+        ],
+    ),
+    related=["vllm-project/vllm#30142", "vllm-project/vllm#50692"],
+)
