@@ -279,7 +279,7 @@ def crossed_word(trial: TrialReport) -> str:
 
 def boundary(trial: TrialReport) -> str:
     """Return the result of the trigger, short enough for a table."""
-    if not trial.trigger.crossed and trial.death is not None and trial.death.phase == "boot":
+    if not trial.trigger.crossed and trial.death is not None and trial.phase == "boot":
         return "not reached: died at boot"
     word = crossed_word(trial)
     return f"{word}: {trial.trigger.brief}" if trial.trigger.brief else word
