@@ -1,0 +1,38 @@
+"""Real releases with a tiny model that reads images: a boot that dies of one, and an image that the engine never got."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import Harness
+from vllm_repro.releases.provision import provision
+
+pytestmark = pytest.mark.live
+
+
+def test_an_image_larger_than_the_cache_ends_the_boot(harness: Harness) -> None:
+    provision("0.28.0")  # before the run, so that its time limit does not include the install
+    done = harness("run", "image-larger-than-cache", "--server", "process", "--vllm", "0.28.0", "--arm", "reported")
+    assert done.status == 0, done.out + done.err
+    (trial,) = done.report["arms"][0]["trials"]
+    death = trial["death"]
+    assert (trial["outcome"], trial["phase"], death["signature"]) == ("crash", "boot", "match")
+    assert "not reached: died at boot" in done.out
+
+
+@pytest.mark.by_hand
+@pytest.mark.parametrize(
+    ("scenario", "vllm", "arm", "outcome"),
+    [
+        ("image-larger-than-cache", "0.28.0", "larger-cache", "clean"),
+        ("image-larger-than-cache", "0.29.0", "reported", "clean"),
+        ("image-of-refused-request", "0.32.0", "reported", "wrong-output"),
+        ("image-of-refused-request", "0.32.0", "other-image", "clean"),
+        ("image-of-refused-request", "0.32.0", "no-cache", "clean"),
+    ],
+)
+def test_what_lives(harness: Harness, scenario: str, vllm: str, arm: str, outcome: str) -> None:
+    provision(vllm)
+    done = harness("run", scenario, "--server", "process", "--vllm", vllm, "--arm", arm)
+    (trial,) = done.report["arms"][0]["trials"]
+    assert (trial["outcome"], done.status) == (outcome, 0), done.out + done.err
