@@ -7,8 +7,7 @@ of another prompt. Nothing is logged and no request fails.
 
 The scenario sends one prompt three times: to fill the cache, alone, and beside a longer new prompt. The second and third answers should be
 equal. A long request keeps the engine busy while the two arrive, so that one step takes both. vLLM logs how many prompts and tokens a
-step has (`--enable-logging-iteration-details`). The issue gives a model, the two cache flags and the number of sequences, but no full
-command.
+step has (`--enable-logging-iteration-details`). The issue gives the model, the cache flags and the number of sequences, no command.
 """
 
 from vllm_repro.vocabulary import (

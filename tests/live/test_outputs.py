@@ -74,7 +74,7 @@ def test_the_lost_prefix_is_found_without_a_declaration(harness: Harness, tmp_pa
 @BY_HAND
 @pytest.mark.parametrize(
     ("name", "release"),
-    [("tq-chunked-prefill", "0.24.0"), ("sco-hybrid", "0.24.0"), ("tq-prefix-hit-unreserved", "0.20.2")],
+    [("tq-chunked-prefill", "0.24.0"), ("sco-hybrid", "0.24.0")],
 )
 def test_a_healthy_engine_answers_as_alone(harness: Harness, name: str, release: str) -> None:
     trial = trial_of(harness, name, release, "reported", "--weights", "made", "--outputs")
