@@ -94,7 +94,7 @@ MECHANISMS: Mapping[str, Mechanism] = {
     "offload": Mechanism("offload", parts_offload.PARTS, _install_offload),
     "late-connector": Mechanism("late-connector", parts_late_connector.PARTS, _install_nothing),
     "offloading": Mechanism("offloading", parts_offloading.PARTS, _install_offloading),
-    "async": Mechanism("async", parts_async.PARTS, _install_async),
+    "async": Mechanism("async", parts_async.PARTS, _install_async, alone=True),
     "deepseek": Mechanism("deepseek", parts_deepseek.PARTS, _install_deepseek, env=_INTERPRET, alone=True),
     "interpreter": Mechanism("interpreter", parts_deepseek.INTERPRETER, _install_interpreter, env=_INTERPRET),
 }
