@@ -118,7 +118,7 @@ MECHANISMS: Mapping[str, Mechanism] = {
     "late-connector": Mechanism("late-connector", parts_late_connector.PARTS, _install_nothing),
     "offloading": Mechanism("offloading", parts_offloading.PARTS, _install_offloading),
     "scheduler": Mechanism("scheduler", parts_scheduler.PARTS, _install_scheduler, alone=True),
-    "async": Mechanism("async", parts_async.PARTS, _install_async),
+    "async": Mechanism("async", parts_async.PARTS, _install_async, alone=True),
     "deepseek": Mechanism("deepseek", parts_deepseek.PARTS, _install_deepseek, env=_INTERPRET, alone=True),
     "interpreter": Mechanism("interpreter", parts_deepseek.INTERPRETER, _install_interpreter, env=_INTERPRET),
 }
