@@ -21,7 +21,7 @@ PARTS = (
     ),
     Part(
         "vllm.v1.engine.core",
-        "EngineCoreProc.run_busy_loop",
+        "EngineCoreProc._process_input_queue",
         "which requests share a step depends on when they arrive",
         "an idle engine waits for more requests after the first, and takes those that came shortest first. So each run has the same steps. "
         "On a GPU the same burst may need many tries",

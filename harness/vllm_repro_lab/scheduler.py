@@ -54,14 +54,15 @@ def _keep_gpu_defaults() -> None:
 
 
 def _gather_requests() -> None:
-    own = EngineCoreProc.run_busy_loop
+    """Change the queue before it is read. This method returns before a step, so no frame of the lab is in a step's traceback."""
+    own = EngineCoreProc._process_input_queue
 
     @wraps(own)
-    def run_busy_loop(engine: Any) -> Any:
+    def process_input_queue(engine: Any) -> None:
         engine.input_queue.__class__ = _Gathering
-        return own(engine)
+        own(engine)
 
-    EngineCoreProc.run_busy_loop = run_busy_loop
+    EngineCoreProc._process_input_queue = process_input_queue
 
 
 class _Gathering(queue.Queue):  # type: ignore[type-arg]  # it takes the place of a queue of vLLM
