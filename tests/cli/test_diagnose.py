@@ -142,7 +142,7 @@ def test_json_has_what_the_last_lines_advise(harness: Harness) -> None:
         "how": "match",
         "fixed_in": "0.24.0",
         "lives_with": ["with --enforce-eager", "with --compilation-config.cudagraph_mode none"],
-        "other_bugs": ["tq-mtp-wrong-tokens", "tq-prefix-hit-unreserved"],
+        "other_bugs": ["tq-mtp-wrong-tokens", "tq-prefix-hit-unreserved", "tq-shared-step-loses-prefix"],
         "run": "vllm-repro run tq-chunked-prefill",
     }
     *_, fixed, first, second, lives, see = harness("diagnose", str(PASTED)).out.splitlines()

@@ -156,7 +156,7 @@ def test_the_lab_refuses_other_weights() -> None:
 
 def test_weights_are_made_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path))
-    small = replace(TQ, lab=replace(TQ.lab, heads=2, kv_heads=1, head_dim=16, vocab_size=264))  # type: ignore[type-var]  # it has one
+    small = replace(TQ, lab=replace(TQ.lab, heads=2, kv_heads=1, head_dim=16, vocab_size=265))  # type: ignore[type-var]  # it has one
     for weights, dummy in (("made", False), ("dummy", True)):
         launch = LabSite(ServerOptions(weights=weights), small).launch(small, small.arms[0], 1)
         assert launch.command.has("--load-format") is dummy

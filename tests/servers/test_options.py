@@ -107,7 +107,7 @@ def test_weights_are_made_for_tiny_models_only(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path))
     made = ServerOptions(weights="made")
     tiny = find("min-tokens-stop-ids")
-    tiny = replace(tiny, model=replace(tiny.model, heads=2, kv_heads=1, head_dim=16, vocab_size=264))
+    tiny = replace(tiny, model=replace(tiny.model, heads=2, kv_heads=1, head_dim=16, vocab_size=265))
     found = weights_for(tiny, made)
     assert not found.dummy
     assert found.path is not None
