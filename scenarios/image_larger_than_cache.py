@@ -48,7 +48,7 @@ scenario = Scenario(
         why="it takes images of one size, so the cache is the larger or the smaller of the two",
     ),
     needs=Needs(),
-    status=Status(bad=">=0.21.0,<0.29.0", good=">=0.29.0"),
+    status=Status(bad=">=0.20.2,<0.29.0", good=">=0.29.0"),
     try_with="0.28.0",
     workload=[
         request(

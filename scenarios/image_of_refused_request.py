@@ -48,7 +48,7 @@ scenario = Scenario(
         why="the reports used larger models; the caches do not depend on the model",
     ),
     needs=Needs(),
-    status=Status(bad=">=0.21.0"),
+    status=Status(bad=">=0.20.2"),
     try_with="0.32.0",
     workload=[
         REFUSED,

@@ -5,8 +5,8 @@ stored on the CPU, so the connector begins a load for each. In the same step it 
 takes for stores: `assert self._jobs[any_jid].is_store` fails in the scheduler. One running request with one stored block is enough.
 
 Trainers reset the cache in this way when they change weights (`LLM.reset_prefix_cache`); over HTTP the endpoint needs development mode.
-We found no issue about it. The one named here is the nearest: another assertion about transfers of preempted requests. 0.25.1 dies,
-whose scheduler names the requests of a reset in its next output; that of 0.24.0 does not. 0.33.0 no longer has the assertion.
+We found no issue about it. The one named here is the nearest: another assertion about transfers of preempted requests. The scheduler
+of 0.25.1 is the first that names the requests of a reset in its next output. 0.33.0 no longer has the assertion.
 """
 
 from vllm_repro.vocabulary import (

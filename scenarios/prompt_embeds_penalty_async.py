@@ -63,7 +63,7 @@ scenario = Scenario(
         why="the bug is in the batch of the model runner and does not depend on weights",
     ),
     needs=Needs(gpus=1, gpu_memory_gb=8),
-    status=Status(bad=">=0.26.0"),
+    status=Status(bad=">=0.25.1"),
     try_with="0.32.0",
     workload=[
         LONG_ANSWER,

@@ -67,7 +67,7 @@ scenario = Scenario(
         why="the bug is in the batch of the model runner and does not depend on weights",
     ),
     needs=Needs(),
-    status=Status(bad=">=0.26.0"),
+    status=Status(bad=">=0.20.2"),
     try_with="0.32.0",
     workload=[
         request(name="first", path="/v1/completions", body=PENALISED),

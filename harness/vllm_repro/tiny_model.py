@@ -30,7 +30,7 @@ _KINDS: dict[Family, frozenset[Kind]] = {
 }
 _FP8_WIDTH = 4096
 SMALLEST_VOCABULARY = 265
-"""The bytes, and the special tokens of `vllm_repro.releases.tiny_tokenizer`."""
+"""The bytes, and `vllm_repro.releases.tiny_tokenizer.added_tokens(image=True)`."""
 _DRAFTERS = frozenset({"mimo", "deepseek_v4"})
 
 

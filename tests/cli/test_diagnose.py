@@ -145,9 +145,9 @@ def test_json_has_what_the_last_lines_advise(harness: Harness) -> None:
         "other_bugs": ["tq-mtp-wrong-tokens", "tq-prefix-hit-unreserved", "tq-shared-step-loses-prefix"],
         "run": "vllm-repro run tq-chunked-prefill",
     }
-    *_, fixed, first, second, lives, see = harness("diagnose", str(PASTED)).out.splitlines()
+    *_, fixed, first, second, third, lives, see = harness("diagnose", str(PASTED)).out.splitlines()
     assert fixed.strip().startswith(f"fixed in {match['fixed_in']}. That release or a later one")
-    assert [line.split()[0] for line in (first, second)] == match["other_bugs"]
+    assert [line.split()[0] for line in (first, second, third)] == match["other_bugs"]
     assert lives.strip() == f"lives: {'; or '.join(match['lives_with'])}"
     assert see.strip() == f"to see it: {match['run']}"
 

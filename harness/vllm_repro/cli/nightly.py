@@ -54,7 +54,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--max-time",
         type=duration,
         metavar="TIME",
-        help="start no run that would end after this time: 90s, 30m or 2h; those that ran longest ago come first",
+        help="start no run that would end after this time, if it takes as long as the last run of its scenario: 90s, 30m or 2h; those that "
+        "ran longest ago come first",
     )
     parser.add_argument(
         "--least-disk",
@@ -111,6 +112,8 @@ def _options(arguments: argparse.Namespace) -> ServerOptions:
     known = ("auto", CPU, *kinds(lambda facts: facts.started))
     if options.server not in known:
         raise UsageError(f"{_SERVER} is {options.server!r}", hint=f"{', '.join(known[:-1])} or {known[-1]}")
+    if options.server == CPU and options.image:
+        raise UsageError(f"--server {CPU} runs no image", hint=f"leave out --image, or the variable {_IMAGE}")
     if options.server == "auto":
         local = not options.image and bool(options.vllm or local_vllm()) and bool(no_gpus_in_containers())
         on_gpus = kinds(lambda facts: facts.on_gpus)

@@ -11,7 +11,7 @@ WHOLE = "whole"
 
 DEAD_MESSAGE = "EngineCore encountered an issue."
 DEAD_MESSAGES = (DEAD_MESSAGE, "The server had an error while processing your request.")
-"""Start of the error that vLLM returns for requests in flight when its engine dies: up to 0.32.0, and from 0.33.0 on."""
+"""Starts of the errors that vLLM returns for requests in flight when its engine dies: up to 0.32.0, and from 0.33.0 on."""
 
 
 @dataclass(frozen=True, kw_only=True)

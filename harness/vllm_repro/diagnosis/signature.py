@@ -110,8 +110,9 @@ def _compare_one(signature: Signature, printed: _Printed, phase: Phase | None) -
     found = _compiled(signature.message).search(message) if signature.message else None
     message_agrees = found is not None if signature.message else not message
     ends_at = _in_order(signature.frames, [frame.function for frame in printed.frames])
-    if signature.source is not None and ends_at != len(printed.frames) - 1:
-        ends_at = None  # the line of `source` raises, so its frame is the traceback's last
+    # The line of `source` raises, so its frame is the traceback's last.
+    followed = signature.source is not None and ends_at is not None and ends_at != len(printed.frames) - 1
+    ends_at = None if followed else ends_at
     frames_agree = None if not signature.frames or not printed.frames else ends_at is not None
     same_class = printed.exception is None or bare_name(printed.exception) == bare_name(signature.exception)
     wrong = []
@@ -121,7 +122,9 @@ def _compare_one(signature: Signature, printed: _Printed, phase: Phase | None) -
         wrong.append(
             "the message differs" if signature.message else "this exception has a message and the bug's has none"
         )
-    if frames_agree is False:
+    if followed:
+        wrong.append(f"it failed in {printed.frames[-1].function}, not in {signature.frames[-1]}")
+    elif frames_agree is False:
         wrong.append(f"the frames do not go {' → '.join(signature.frames)}")
     if ends_at is not None and not _IN_VLLM.search(file := printed.frames[ends_at].file):
         wrong.append(f"it failed in {file}, outside of vLLM")

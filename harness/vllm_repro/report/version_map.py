@@ -416,7 +416,10 @@ def _outcome(arm: ReleaseArm) -> str:
 
 
 def _boundary(arm: ReleaseArm) -> str:
-    ran = [trial for trial in arm.trials if trial.trigger.crossed or trial.outcome.facts.ran]
+    # A server that died while it booted was sent nothing.
+    ran = [
+        trial for trial in arm.trials if trial.trigger.crossed or (trial.outcome.facts.ran and trial.boot_s is not None)
+    ]
     crossed = sum(trial.trigger.crossed for trial in ran)
     if 0 < crossed < len(ran):
         return f"{crossed} of {len(ran)} crossed"

@@ -22,6 +22,12 @@ _LEAST_BURST = 4
 _HOW = ("model", "stream", "stream_options", "logprobs", "top_logprobs", "return_token_ids", "cache_salt")
 """Fields that do not decide a greedy answer."""
 
+_CHANGES_LOGITS = (
+    "logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens", "allowed_token_ids", "bad_words",
+    "response_format", "structured_outputs", "tools",
+)  # fmt: skip
+"""Fields that choose another token than the best one. The log probabilities that vLLM returns are those before them."""
+
 
 @dataclass(frozen=True)
 class Greedy:
@@ -46,7 +52,9 @@ Repeat = tuple[Probe, Greedy, dict[str, Any]]
 def greedy(request: Request, body: Mapping[str, Any]) -> Greedy | None:
     """Return a request of the workload, if an engine must repeat its answer: one prompt, and the best token each time."""
     single = request.one_prompt and body.get("n", 1) == 1 and not body.get("use_beam_search")
-    if not single or body.get("temperature") != 0 or not request.endpoint.endswith("/completions"):
+    if not single or any(name in body for name in _CHANGES_LOGITS):
+        return None
+    if body.get("temperature") != 0 or not request.endpoint.endswith("/completions"):
         return None
     decides = {name: value for name, value in body.items() if name not in _HOW}
     text = json.dumps([request.endpoint, decides], sort_keys=True)
@@ -55,15 +63,20 @@ def greedy(request: Request, body: Mapping[str, Any]) -> Greedy | None:
 
 def alone(one: Greedy) -> list[Repeat]:
     """Return the requests to send one after the other: from the second on, its blocks are in the prefix cache."""
-    return [(probe, one, one.again("alone")) for probe in (Probe.ALONE, Probe.CACHED, Probe.CACHED)]
+    return [(probe, one, one.again(_salt("alone", one))) for probe in (Probe.ALONE, Probe.CACHED, Probe.CACHED)]
 
 
 def burst(prompts: Sequence[Greedy]) -> list[Repeat]:
     """Return the requests to send at once, after `alone`: each prompt in turns without and with its blocks in the prefix cache."""
     copies = -(-_LEAST_BURST // len(prompts)) if prompts else 0
     return [
-        (probe, one, one.again(salt))
+        (probe, one, one.again(_salt(salt, one)))
         for copy in range(copies)
         for one in prompts
         for probe, salt in ((Probe.BURST, f"burst {copy}"), (Probe.BURST_CACHED, "alone"))
     ]
+
+
+def _salt(of: str, one: Greedy) -> str:
+    """Return a `cache_salt` that no other prompt has, so that it finds no blocks of a prompt with the same beginning."""
+    return f"{of} {one.prompt}"

@@ -240,7 +240,7 @@ def compare_output(
     baseline: the answers of each of its trials. If these differ among themselves the model is not deterministic, and nothing follows.
     """
     alike = _compare_alike(wanted, answers)
-    if alike != OutputComparison() or (wanted.alike and wanted.same is None):
+    if alike.wrong or (wanted.alike and wanted.same is None):
         return alike
     if wanted.same is None:
         return OutputComparison(unknown="no baseline is declared")
@@ -285,6 +285,9 @@ def _compare_alike(wanted: Checks, answers: Sequence[OutputSample]) -> OutputCom
             what = f"the equal requests {first!r} and {name!r} were answered differently"
             at = _first_difference(given[first], given[name]) if _has_ids(given[first], given[name]) else None
             margins = given[first].margins or given[name].margins
+            if at is None and margins and _has_ids(given[first], given[name]):
+                unknown = unknown or f"{what} after the tokens whose margins are kept"
+                continue
             if at is not None and margins and _margin(given[first], at) + _margin(given[name], at) < CLEAR:
                 unknown = unknown or f"{what} {_after(at)}, where neither had a clear best token"
                 continue
@@ -303,6 +306,8 @@ def compare_alone(answers: Sequence[OutputSample], weights: ServedWeights | None
     for answer in answers:
         if answer.probe in _REFERENCES:
             alone.setdefault(answer.prompt, []).append(answer)
+    if alone and weights is None:
+        return OutputComparison(unknown="it is not known which weights are served")
     if alone and weights not in (ServedWeights.REAL, ServedWeights.MADE):
         return OutputComparison(unknown="answers of dummy weights are neither right nor wrong (--weights made)")
     rounding = max(map(_rounding, alone.values()), default=0.0)
