@@ -28,6 +28,12 @@ from vllm_repro.vocabulary import (
 )
 
 BUSY = completion(name="busy", prompt=64, max_tokens=3500, ignore_eos=True)
+BOTH = {"load": 2000, "save": 1000}  # steps until the report
+LOAD = {"load": 2000}
+LEAVES = completion(name="leaves", prompt=200, max_tokens=8, starts_after=1, leaves_after=1, kv_transfer_params=BOTH)
+ONLY_LOADS = completion(
+    name="only loads", prompt=200, max_tokens=8, starts_after=1, leaves_after=1, kv_transfer_params=LOAD
+)
 
 scenario = Scenario(
     id="kv-abort-reported-twice",
@@ -56,19 +62,7 @@ scenario = Scenario(
     needs=Needs(gpus=2, gpu_memory_gb=16),
     status=Status(bad=">=0.21.0"),
     try_with="0.32.0",
-    workload=[
-        together(
-            BUSY,
-            completion(
-                name="leaves",
-                prompt=200,
-                max_tokens=8,
-                starts_after=1,
-                leaves_after=1,
-                kv_transfer_params={"load": 2000, "save": 1000},
-            ),
-        ),
-    ],
+    workload=[together(BUSY, LEAVES)],
     trigger=left_waiting("leaves"),
     signature=signature(
         phase="request",
@@ -82,19 +76,7 @@ scenario = Scenario(
         arm(
             "near-miss",
             untriggered,
-            workload=[
-                together(
-                    BUSY,
-                    completion(
-                        name="only loads",
-                        prompt=200,
-                        max_tokens=8,
-                        starts_after=1,
-                        leaves_after=1,
-                        kv_transfer_params={"load": 2000},
-                    ),
-                ),
-            ],
+            workload=[together(BUSY, ONLY_LOADS)],
             why="the same abort with one report to come",
         ),
         arm(
