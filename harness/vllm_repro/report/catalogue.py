@@ -43,7 +43,7 @@ class UpstreamState(StrEnum):
 
     @property
     def forgotten(self) -> bool:
-        """Return True if the issue says that nothing is left to do, or that nobody does it."""
+        """Return True for an issue that is closed or marked stale."""
         return self in (UpstreamState.STALE, UpstreamState.CLOSED, UpstreamState.CLOSED_STALE)
 
 
