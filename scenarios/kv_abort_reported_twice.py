@@ -22,6 +22,7 @@ from vllm_repro.vocabulary import (
     lives,
     patched,
     signature,
+    source_line,
     together,
     untriggered,
     with_flags,
@@ -62,6 +63,11 @@ scenario = Scenario(
     needs=Needs(gpus=2, gpu_memory_gb=16),
     status=Status(bad=">=0.21.0"),
     try_with="0.32.0",
+    defect=source_line(
+        "vllm/v1/core/sched/scheduler.py",
+        "Scheduler._update_from_kv_xfer_finished",
+        "self._free_blocks(self.requests[req_id])",
+    ),
     workload=[together(BUSY, LEAVES)],
     trigger=left_waiting("leaves"),
     signature=signature(

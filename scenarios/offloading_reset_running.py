@@ -22,6 +22,7 @@ from vllm_repro.vocabulary import (
     lives,
     request,
     signature,
+    source_line,
     together,
     with_flags,
     without,
@@ -57,6 +58,11 @@ scenario = Scenario(
     needs=Needs(gpus=1, gpu_memory_gb=8),
     status=Status(bad=">=0.25.1,<0.33.0", good=">=0.33.0"),
     try_with="0.32.0",
+    defect=source_line(
+        "vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py",
+        "OffloadingConnectorScheduler.build_connector_meta",
+        "any_jid = next(iter(req_status.transfer_jobs))",
+    ),
     workload=[
         together(
             BUSY,
