@@ -64,7 +64,7 @@ scenario = Scenario(
         why="the bug is in the batch of the model runner and does not depend on weights",
     ),
     needs=Needs(gpus=1, gpu_memory_gb=8),
-    status=Status(bad=">=0.25.1"),
+    status=Status(bad=">=0.19.1"),
     try_with="0.32.0",
     defect=source_line(
         "vllm/v1/worker/gpu_input_batch.py",
