@@ -4,7 +4,7 @@
 step of the request is in flight when a stop token ends an answer. The scheduler takes its token for one still to come, the waiting segment
 for a part of a prompt, and reserves nothing for that segment's answer. Both tokens arrive, the counter of expected tokens falls below zero,
 and its assertion crashes the engine. A segment must wait when the answer stops, and none when the step in flight ends, which stops the next
-answer, too. Seen in 0.25.1 to 0.29.0; in older releases the lab's asynchronous scheduling fails by itself. 0.32.0 drops the step in flight.
+answer, too. 0.32.0 drops the step in flight.
 
 On a GPU an audio model meets it when a client sends segments faster than they are answered: by the second report one session of 5 s chunks
 lasted 16 s. The command alone shows nothing. The lab feeds a text model through a route of its own, two segments at once. A bias makes
@@ -24,18 +24,14 @@ from vllm_repro.vocabulary import (
     patched,
     request,
     signature,
+    source_line,
     with_flags,
     without,
 )
 
 TWO_AND_A_PAUSE = [[11] * 40, [12] * 30, 1]
-SESSION = {
-    "segments": TWO_AND_A_PAUSE,
-    "max_tokens": 16,
-    "temperature": 0,
-    "logit_bias": {"77": 100},
-    "stop_token_ids": [77],
-}
+BIAS = {"77": 100}
+SESSION = {"segments": TWO_AND_A_PAUSE, "max_tokens": 16, "temperature": 0, "logit_bias": BIAS, "stop_token_ids": [77]}
 ONE_TOKEN = {"segments": TWO_AND_A_PAUSE, "max_tokens": 1, "temperature": 0}
 
 scenario = Scenario(
@@ -58,8 +54,11 @@ scenario = Scenario(
         why="the reported family; the scheduler does not use weights",
     ),
     needs=Needs(gpus=1, gpu_memory_gb=8),
-    status=Status(bad=">=0.25.1,<0.30.0", good=">=0.32.0"),
+    status=Status(bad=">=0.20.2,<0.30.0", good=">=0.32.0"),
     try_with="0.29.0",
+    defect=source_line(
+        "vllm/v1/core/sched/async_scheduler.py", "AsyncScheduler._update_after_schedule", "if request.is_prefill_chunk:"
+    ),
     workload=[request(name="session", path="/segments", body=SESSION)],
     trigger=answered("session", 200, 500),  # 500: the crash
     signature=signature(

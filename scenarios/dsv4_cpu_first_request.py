@@ -21,6 +21,7 @@ from vllm_repro.vocabulary import (
     patched,
     prefill_over,
     signature,
+    source_line,
     with_flags,
 )
 
@@ -51,6 +52,11 @@ scenario = Scenario(
     needs=Needs(memory_gb=256),
     status=Status(bad=">=0.30.0"),
     try_with="0.32.0",
+    defect=source_line(
+        "vllm/models/deepseek_v4/cpu/cpu_mla.py",
+        "DeepseekV4CPUSparseSWAMetadataBuilder.build_tile_scheduler",
+        "_LAYER_TYPE_C128A: None,",
+    ),
     workload=[completion(name="first request", prompt=20, max_tokens=4)],
     trigger=prefill_over(1),
     signature=signature(

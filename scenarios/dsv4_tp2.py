@@ -29,6 +29,7 @@ from vllm_repro.vocabulary import (
     patched,
     signature,
     sized,
+    source_line,
     sparse_prefill_outgrown,
     throughput,
     together,
@@ -119,6 +120,11 @@ scenario = Scenario(
     ),
     status=Status(bad="==0.20.1rc1.dev12+g363ffa145", good=">=0.20.0,!=0.20.1rc1.dev12+g363ffa145"),
     try_with="0.20.1rc1.dev12+g363ffa145",
+    defect=source_line(
+        "vllm/models/deepseek_v4/nvidia/flashmla.py",
+        "DeepseekV4FlashMLAAttention._forward_prefill",
+        "workspace = workspace_manager.get_simultaneous(",
+    ),
     workload=[
         SHORT,
         chat(name="reported chat", prompt=1304, max_tokens=sized(4000, lab=4), stream=False),

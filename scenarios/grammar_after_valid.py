@@ -15,6 +15,7 @@ from vllm_repro.vocabulary import (
     dies,
     sent_with,
     signature,
+    source_line,
     untriggered,
 )
 
@@ -41,8 +42,11 @@ scenario = Scenario(
         why="the bug is in the compilation of grammars and does not depend on weights",
     ),
     needs=Needs(),
-    status=Status(bad=">=0.21.0,<0.26.0", good=">=0.26.0"),
+    status=Status(bad=">=0.19.1,<0.26.0", good=">=0.26.0"),
     try_with="0.25.1",
+    defect=source_line(
+        "vllm/v1/structured_output/__init__.py", "StructuredOutputManager.grammar_init", "if self.backend is None:"
+    ),
     workload=[
         completion(
             name="good grammar",

@@ -18,6 +18,7 @@ from vllm_repro.vocabulary import (
     lives,
     request,
     signature,
+    source_line,
     with_flags,
 )
 
@@ -50,6 +51,11 @@ scenario = Scenario(
     needs=Needs(),
     status=Status(bad=">=0.20.2,<0.29.0", good=">=0.29.0"),
     try_with="0.28.0",
+    defect=source_line(
+        "vllm/multimodal/cache.py",
+        "MultiModalProcessorOnlyCache.get_and_update_item",
+        "self._cache[mm_hash] = MultiModalProcessorCacheItem(*mm_item)",
+    ),
     workload=[
         request(
             name="image",

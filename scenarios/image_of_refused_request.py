@@ -8,7 +8,19 @@ Up to 0.27.0 every later request with the image fails with 500, until the API se
 after the first failure (#46747), so one request fails for each that was refused.
 """
 
-from vllm_repro.vocabulary import Model, Needs, Scenario, Status, answered, arm, errs, lives, request, with_flags
+from vllm_repro.vocabulary import (
+    Model,
+    Needs,
+    Scenario,
+    Status,
+    answered,
+    arm,
+    errs,
+    lives,
+    request,
+    source_line,
+    with_flags,
+)
 
 RED = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mP4z8AAAAMBAQD3A0FDAAAAAElFTkSuQmCC"
@@ -50,6 +62,11 @@ scenario = Scenario(
     needs=Needs(),
     status=Status(bad=">=0.20.2"),
     try_with="0.32.0",
+    defect=source_line(
+        "vllm/multimodal/cache/lru.py",
+        "LruKeyReplicatedSenderCache.get_and_update_item",
+        "return None, cached_item.prompt_updates",
+    ),
     workload=[
         REFUSED,
         request(name="same image", path="/v1/chat/completions", body={"messages": RED_PROMPT, "max_tokens": 4}),

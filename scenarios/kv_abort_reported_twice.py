@@ -3,7 +3,7 @@
 An aborted request whose blocks still load is kept until the connector reports the end of the load. If the connector also saves its blocks,
 they are kept until the end of the save. The scheduler remembers only that something is to come, not how much: the first report frees the
 blocks and forgets the request, and the second one meets `assert req_id in self.requests`. Either order does it, and both in one step.
-A connector that does both is LMCache, or a MultiConnector of NIXL and LMCache as in the reports. All releases since 0.21.0 have the bug.
+A connector that does both is LMCache, or a MultiConnector of NIXL and LMCache as in the reports. All releases since 0.19.1 have the bug.
 
 In the lab a connector without any transfer takes their place and reports the load and the save after a number of steps: so many that the
 client leaves before, also on a busy machine. On GPUs the command alone shows nothing: a second server must send the blocks.
@@ -22,6 +22,7 @@ from vllm_repro.vocabulary import (
     lives,
     patched,
     signature,
+    source_line,
     together,
     untriggered,
     with_flags,
@@ -60,8 +61,13 @@ scenario = Scenario(
         why="the scheduler does not use weights",
     ),
     needs=Needs(gpus=2, gpu_memory_gb=16),
-    status=Status(bad=">=0.21.0"),
+    status=Status(bad=">=0.19.1"),
     try_with="0.32.0",
+    defect=source_line(
+        "vllm/v1/core/sched/scheduler.py",
+        "Scheduler._update_from_kv_xfer_finished",
+        "self._free_blocks(self.requests[req_id])",
+    ),
     workload=[together(BUSY, LEAVES)],
     trigger=left_waiting("leaves"),
     signature=signature(

@@ -3,7 +3,7 @@
 vLLM validated every list of token ids in a request against the vocabulary except `stop_token_ids`. With `min_tokens` set, the sampler masks
 the logits of these ids until enough tokens are generated. An id past the end of the row raises an IndexError on a CPU and a device-side
 assertion on a GPU; either one crashes the engine for all clients. Without `min_tokens` the same request is harmless, because no code
-indexes with the id. Releases 0.20.0 to 0.28.0 have the bug; from 0.29.0 on the server refuses such a request with a 400.
+indexes with the id. Releases up to 0.28.0 have the bug; from 0.29.0 on the server refuses such a request with a 400.
 
 The issue gives the request but no server command. The command here is a plain one for a small public model; any model shows the bug,
 because it is in the sampler. The model runs in float32: with bfloat16 on a machine with AMX, the first request to such a small model
@@ -22,6 +22,7 @@ from vllm_repro.vocabulary import (
     patched,
     sent_with,
     signature,
+    source_line,
     untriggered,
 )
 
@@ -51,8 +52,13 @@ scenario = Scenario(
         why="the bug is in the sampler and does not depend on weights",
     ),
     needs=Needs(memory_gb=6),
-    status=Status(bad=">=0.20.0,<0.29.0", good=">=0.29.0"),
+    status=Status(bad=">=0.19.1,<0.29.0", good=">=0.29.0"),
     try_with="0.28.0",
+    defect=source_line(
+        "vllm/v1/sample/logits_processor/builtin.py",
+        "MinTokensLogitsProcessor.apply",
+        "logits.index_put_(self.logits_slice, self.neg_inf_tensor)",
+    ),
     workload=[
         completion(name="ordinary completion", prompt="hello", max_tokens=4),
         completion(

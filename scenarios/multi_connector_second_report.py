@@ -22,6 +22,7 @@ from vllm_repro.vocabulary import (
     patched,
     sent_with,
     signature,
+    source_line,
     with_flags,
     without,
 )
@@ -52,6 +53,11 @@ scenario = Scenario(
     needs=Needs(gpus=8, gpu_memory_gb=140),
     status=Status(bad=">=0.21.0"),
     try_with="0.26.0",
+    defect=source_line(
+        "vllm/distributed/kv_transfer/kv_connector/v1/multi_connector.py",
+        "MultiConnector.get_finished",
+        "finished_recving.update(recving or ())",
+    ),
     workload=[
         completion(name="loads", prompt=200, max_tokens=200, ignore_eos=True, kv_transfer_params={"load": 5}),
     ],

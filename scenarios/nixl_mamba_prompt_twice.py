@@ -2,12 +2,10 @@
 
 A decode server computes the last prompt token of a Mamba model itself. So the connector of the prefill server drops that token from each
 request, but only after the scheduler has looked the prompt up in its prefix cache. If the prompt is one token longer than whole blocks and
-all blocks are cached, no token is left to compute: `assert num_new_tokens > 0` fails in the scheduler. 0.29.0 drops the token when the
-request arrives, before the lookup.
+all blocks are cached, no token is left to compute: an assertion fails. 0.29.0 drops the token when the request arrives, before the lookup.
 
 A prompt of 64, 65 or 66 tokens with blocks of 16: only 65 kills. In the lab no model runs and NIXL sends nothing: a finished request
-counts as fetched one step later. On GPUs the prefill server alone shows it too, with NIXL installed. There vLLM may enlarge the block of
-a Mamba model, and the prompt must be one token longer than whole blocks of that size.
+counts as fetched one step later. On GPUs the prefill server alone shows it too, with NIXL installed; vLLM may enlarge the blocks there.
 """
 
 from vllm_repro.vocabulary import (
@@ -24,6 +22,7 @@ from vllm_repro.vocabulary import (
     patched,
     prefix_hit,
     signature,
+    source_line,
     with_flags,
 )
 
@@ -58,19 +57,20 @@ scenario = Scenario(
         why="the report's KimiK3ForConditionalGeneration needs four GPUs; this model has linear attention in three of four layers too",
     ),
     needs=Needs(gpus=1, gpu_memory_gb=24),
-    status=Status(bad=">=0.21.0,<0.29.0", good=">=0.29.0"),
+    status=Status(bad=">=0.20.2,<0.29.0", good=">=0.29.0"),
     try_with="0.28.0",
+    defect=source_line(
+        "vllm/distributed/kv_transfer/kv_connector/v1/nixl/pull_scheduler.py",
+        "NixlPullConnectorScheduler.get_num_new_matched_tokens",
+        "self._truncate_mamba_request_for_prefill(request)",
+    ),
     workload=[
         completion(name="first", prompt=KILLS, shared=KILLS, max_tokens=1, kv_transfer_params=TO_DECODE),
         completion(name="again", prompt=KILLS, shared=KILLS, max_tokens=1, kv_transfer_params=TO_DECODE),
     ],
     trigger=prefix_hit(),
     signature=signature(
-        phase="request",
-        exception="AssertionError",
-        message="",
-        source="num_new_tokens > 0",
-        frames=["schedule"],
+        phase="request", exception="AssertionError", message="", source="num_new_tokens > 0", frames=["schedule"]
     ),
     arms=[
         arm("reported", dies),

@@ -2,12 +2,11 @@
 
 A preemption flushes the stores of the request, but the scheduler reads that only with the answer to that step. With asynchronous
 scheduling it schedules the next step before. If another request ends just then, there is room, and the preempted one is admitted again.
-If the CPU pool has more of its prompt than the GPU's cache, the connector is to begin a load while it still counts a store:
-`assert not req_status.transfer_jobs` fails. 0.24.0 delays such a request.
+If the CPU pool has more of its prompt than the GPU's cache, the connector is to begin a load while it still counts a store: an assertion
+fails. 0.24.0 delays such a request.
 
 It needs two groups of layers here, a full pool, shared prompts, and a request that ends in one certain step. On GPUs this workload alone
-would hardly ever show it; the report has it from preemptions under load. In the lab no model runs, the five requests share their first
-step, and a store takes nine steps.
+would hardly ever show it. In the lab no model runs, the five requests share their first step, and a store takes nine steps.
 """
 
 from vllm_repro.vocabulary import (
@@ -23,6 +22,7 @@ from vllm_repro.vocabulary import (
     patched,
     preempted,
     signature,
+    source_line,
     together,
     with_flags,
 )
@@ -57,6 +57,11 @@ scenario = Scenario(
     needs=Needs(gpus=1, gpu_memory_gb=8),
     status=Status(bad=">=0.23.0,<0.24.0", good=">=0.24.0"),
     try_with="0.23.0",
+    defect=source_line(
+        "vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py",
+        "OffloadingConnectorScheduler.update_state_after_alloc",
+        "assert not req_status.transfer_jobs",
+    ),
     workload=[
         together(
             completion(name="33", prompt=33, shared=33, max_tokens=57, ignore_eos=True),
@@ -76,12 +81,7 @@ scenario = Scenario(
     ),
     arms=[
         arm("reported", dies),
-        arm(
-            "synchronous",
-            lives,
-            with_flags("--no-async-scheduling"),
-            why="the end of the store is read before the next step is scheduled",
-        ),
+        arm("synchronous", lives, with_flags("--no-async-scheduling"), why="the end of the store is read in time"),
         arm(
             "delayed",
             lives,

@@ -6,7 +6,7 @@ takes for stores: `assert self._jobs[any_jid].is_store` fails in the scheduler. 
 
 Trainers reset the cache in this way when they change weights (`LLM.reset_prefix_cache`); over HTTP the endpoint needs development mode.
 We found no issue about it. The one named here is the nearest: another assertion about transfers of preempted requests. The scheduler
-of 0.25.1 is the first that names the requests of a reset in its next output. 0.33.0 no longer has the assertion.
+of 0.25.1 is the first that names the requests of a reset in its next output. 0.33.0 flushes no loads of the same step.
 """
 
 from vllm_repro.vocabulary import (
@@ -22,6 +22,7 @@ from vllm_repro.vocabulary import (
     lives,
     request,
     signature,
+    source_line,
     together,
     with_flags,
     without,
@@ -57,6 +58,11 @@ scenario = Scenario(
     needs=Needs(gpus=1, gpu_memory_gb=8),
     status=Status(bad=">=0.25.1,<0.33.0", good=">=0.33.0"),
     try_with="0.32.0",
+    defect=source_line(
+        "vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py",
+        "OffloadingConnectorScheduler.build_connector_meta",
+        "any_jid = next(iter(req_status.transfer_jobs))",
+    ),
     workload=[
         together(
             BUSY,

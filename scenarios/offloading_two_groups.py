@@ -1,12 +1,11 @@
 """OffloadingConnector with two groups of layers: an external hit evicts the blocks of a local hit, and an assertion kills the engine.
 
-The scheduler counts a prompt's hits in its own prefix cache first, then asks the connector for more, then allocates blocks. In releases
-up to 0.23.0 one call of `allocate_slots` does both, group by group. With two groups of layers and a full pool, new blocks of one group may
-be those that the other group's hit stood on. The connector then finds a block without hash among those counted as computed.
+The scheduler counts a prompt's hits in its own prefix cache, asks the connector for more, then allocates blocks: up to 0.23.0 group by
+group. With two groups and a full pool, new blocks of one group may be those that the other group's hit stood on. The connector then
+finds a block without hash among those counted as computed. 0.24.0 adds all local blocks before it allocates new ones.
 
 It needs two groups (here full attention and a sliding window), a pool so full that a request is preempted, and a prompt that is partly
-in each cache. On GPUs this workload alone may show it rarely: it depends on the blocks of each layer and on which requests share a step.
-In the lab no model runs, and the four requests share their first step. 0.24.0 adds all local blocks before it allocates new ones.
+in each cache. On GPUs this workload alone may show it rarely. In the lab no model runs, and the four requests share their first step.
 #50454 reports the same assertion in 0.25.1 with Mamba layers and drafts; that is not this workload.
 """
 
@@ -20,8 +19,10 @@ from vllm_repro.vocabulary import (
     completion,
     dies,
     lives,
+    patched,
     preempted,
     signature,
+    source_line,
     together,
     untriggered,
     with_flags,
@@ -58,6 +59,11 @@ scenario = Scenario(
     needs=Needs(gpus=1, gpu_memory_gb=8),
     status=Status(bad=">=0.21.0,<0.24.0", good=">=0.24.0"),
     try_with="0.23.0",
+    defect=source_line(
+        "vllm/v1/core/kv_cache_coordinator.py",
+        "KVCacheCoordinator.allocate_new_computed_blocks",
+        "manager.allocate_new_computed_blocks(",
+    ),
     workload=[
         together(
             completion(name="17", prompt=17, shared=17, max_tokens=32, ignore_eos=True),
@@ -78,13 +84,34 @@ scenario = Scenario(
         arm("reported", dies),
         arm("synchronous", dies, with_flags("--no-async-scheduling"), why="it is no race between steps"),
         arm(
-            "no-prefix-caching",
-            lives,
-            with_flags("--no-enable-prefix-caching"),
-            why="there are no local hits, so nothing that is counted can be evicted",
+            "no-prefix-caching", lives, with_flags("--no-enable-prefix-caching"), why="there are no local hits to evict"
         ),
         arm("more-blocks", untriggered, with_flags("--num-gpu-blocks-override 120"), why="no request is preempted"),
         arm("no-offloading", lives, without("--kv-transfer-config"), why="no connector has an external hit"),
+        arm(
+            "held",
+            lives,
+            patched(
+                "vllm/v1/core/kv_cache_coordinator.py",
+                was="""\
+            manager.allocate_new_computed_blocks(
+                request_id,
+                new_computed_blocks[i],
+                num_local_computed_tokens,
+                num_external_computed_tokens,
+            )
+""",
+                now="""\
+            held = [b for blocks in new_computed_blocks[i + 1 :] for b in blocks if not b.is_null]
+            self.block_pool.touch(held)
+            manager.allocate_new_computed_blocks(
+                request_id, new_computed_blocks[i], num_local_computed_tokens, num_external_computed_tokens
+            )
+            self.block_pool.free_blocks(held)
+""",
+                why="hold the local hits of the groups that come later; 0.24.0 adds those of all groups first",
+            ),
+        ),
     ],
     lab=Lab(
         mechanism="scheduler",

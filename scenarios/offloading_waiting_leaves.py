@@ -20,6 +20,7 @@ from vllm_repro.vocabulary import (
     left_waiting,
     lives,
     signature,
+    source_line,
     together,
     untriggered,
     with_flags,
@@ -55,6 +56,11 @@ scenario = Scenario(
     needs=Needs(gpus=1, gpu_memory_gb=8),
     status=Status(bad=">=0.26.0,<0.27.0", good=">=0.27.0"),
     try_with="0.26.0",
+    defect=source_line(
+        "vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py",
+        "OffloadingConnectorScheduler._build_store_jobs",
+        "num_tokens_after_batch = req.num_tokens",
+    ),
     workload=[
         together(BUSY, completion(name="leaves", prompt=200, max_tokens=8, starts_after=1, leaves_after=1)),
     ],

@@ -21,6 +21,7 @@ from vllm_repro.vocabulary import (
     lives,
     preempted,
     signature,
+    source_line,
     together,
     with_flags,
     without,
@@ -56,6 +57,11 @@ scenario = Scenario(
     needs=Needs(gpus=1, gpu_memory_gb=8),
     status=Status(bad=">=0.21.0,<0.23.0", good=">=0.23.0"),
     try_with="0.22.1",
+    defect=source_line(
+        "vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py",
+        "OffloadingConnectorScheduler._build_store_jobs",
+        "sliding_window_block_ids.append(block_id)",
+    ),
     workload=[
         together(
             completion(name="17", prompt=17, max_tokens=15, ignore_eos=True),

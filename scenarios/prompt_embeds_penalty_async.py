@@ -25,6 +25,7 @@ from vllm_repro.vocabulary import (
     request,
     sent_with,
     signature,
+    source_line,
     untriggered,
     with_flags,
 )
@@ -63,8 +64,13 @@ scenario = Scenario(
         why="the bug is in the batch of the model runner and does not depend on weights",
     ),
     needs=Needs(gpus=1, gpu_memory_gb=8),
-    status=Status(bad=">=0.25.1"),
+    status=Status(bad=">=0.19.1"),
     try_with="0.32.0",
+    defect=source_line(
+        "vllm/v1/worker/gpu_input_batch.py",
+        "InputBatch._make_prompt_token_ids_cpu_tensor",
+        "prompt_token_ids[:] = self.token_ids_cpu[:num_reqs, :max_prompt_len]",
+    ),
     workload=[
         LONG_ANSWER,
         request(

@@ -24,6 +24,7 @@ from vllm_repro.vocabulary import (
     patched,
     request,
     sent_with,
+    source_line,
 )
 
 # 300 embeddings of ones: torch.save(torch.ones(1, 1).expand(300, 256)) in base64
@@ -69,6 +70,11 @@ scenario = Scenario(
     needs=Needs(),
     status=Status(bad=">=0.20.2"),
     try_with="0.32.0",
+    defect=source_line(
+        "vllm/v1/worker/gpu_input_batch.py",
+        "InputBatch._make_prompt_token_ids_cpu_tensor",
+        "prompt_token_ids[:] = self.token_ids_cpu[:num_reqs, :max_prompt_len]",
+    ),
     workload=[
         request(name="first", path="/v1/completions", body=PENALISED),
         completion(name="another client", prompt=[73] * 1000, max_tokens=1),

@@ -30,6 +30,7 @@ from vllm_repro.vocabulary import (
     signature,
     simple_cpu_offload,
     sized,
+    source_line,
     throughput,
     untriggered,
     with_flags,
@@ -98,6 +99,11 @@ scenario = Scenario(
     ),
     status=Status(bad=">=0.20.0,<0.22.0", good=">=0.24.0"),
     try_with="0.21.0",
+    defect=source_line(
+        "vllm/v1/simple_kv_offload/manager.py",
+        "SimpleCPUOffloadScheduler._prepare_eager_store_specs",
+        "gpu_block_id in gpu_blocks_this_step",
+    ),
     workload=[
         chat(name="prompt A", prompt=LONG, max_tokens=8, stream=False),
         chat(name="prompt B", prompt=LONG, max_tokens=8, stream=False),

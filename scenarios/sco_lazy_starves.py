@@ -21,6 +21,7 @@ from vllm_repro.vocabulary import (
     offload_outgrown,
     patched,
     simple_cpu_offload,
+    source_line,
     untriggered,
     with_flags,
 )
@@ -61,6 +62,11 @@ scenario = Scenario(
     needs=Needs(gpus=1, gpu_memory_gb=4),
     status=Status(bad=">=0.19.0"),
     try_with="0.32.0",
+    defect=source_line(
+        "vllm/v1/simple_kv_offload/manager.py",
+        "SimpleCPUOffloadScheduler.prepare_store_specs",
+        "return self._prepare_lazy_store_specs()",
+    ),
     workload=[FIRST, SECOND, THIRD, LONG],
     trigger=offload_outgrown(),
     arms=[

@@ -25,6 +25,7 @@ from vllm_repro.vocabulary import (
     lives,
     patched,
     prefix_hit,
+    source_line,
     together,
     with_flags,
     without,
@@ -75,6 +76,11 @@ scenario = Scenario(
     needs=Needs(gpus=1, gpu_memory_gb=4),
     status=Status(bad=">=0.29.0"),
     try_with="0.32.0",
+    defect=source_line(
+        "vllm/v1/core/single_type_kv_cache_manager.py",
+        "SingleTypeKVCacheManager.get_num_blocks_to_allocate",
+        "num_req_blocks = len(self.req_to_blocks.get(request_id, ()))",
+    ),
     workload=[WAVE, WAVE, WAVE],
     trigger=prefix_hit(),
     arms=[

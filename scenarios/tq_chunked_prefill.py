@@ -29,6 +29,7 @@ from vllm_repro.vocabulary import (
     patched,
     prefix_hit,
     signature,
+    source_line,
     throughput,
     untriggered,
     with_flags,
@@ -88,6 +89,11 @@ scenario = Scenario(
     ),
     status=Status(bad=">=0.21.0,<0.24.0", good=">=0.24.0"),
     try_with="0.23.0",
+    defect=source_line(
+        "vllm/v1/attention/backends/turboquant_attn.py",
+        "TurboQuantAttentionImpl._continuation_prefill",
+        "k_buf, v_buf = current_workspace_manager().get_simultaneous(",
+    ),
     workload=[
         chat(name="short chat", prompt=100, max_tokens=8),
         chat(name="long chat", prompt=BATCH + 3497, max_tokens=8),

@@ -31,6 +31,7 @@ from vllm_repro.vocabulary import (
     lives,
     patched,
     signature,
+    source_line,
     throughput,
     untriggered,
     with_flags,
@@ -87,6 +88,11 @@ scenario = Scenario(
     ),
     status=Status(bad=">=0.20.0,<0.21.0"),
     try_with="0.20.2",
+    defect=source_line(
+        "vllm/v1/attention/backends/turboquant_attn.py",
+        "TurboQuantAttentionImpl._prefill_attention",
+        "qsl = query_start_loc.tolist()",
+    ),
     workload=[
         chat(name="short chat", prompt=100, max_tokens=32),
         chat(name="longer chat", prompt=1000, max_tokens=32),

@@ -23,6 +23,7 @@ from vllm_repro.vocabulary import (
     drafting,
     graphs_captured,
     signature,
+    source_line,
     untriggered,
     with_flags,
     without,
@@ -62,6 +63,11 @@ scenario = Scenario(
     ),
     status=Status(bad=">=0.21.0,<0.24.0", good=">=0.24.0"),
     try_with="0.21.0",
+    defect=source_line(
+        "vllm/v1/attention/backends/turboquant_attn.py",
+        "TurboQuantAttentionImpl._decode_attention",
+        "current_workspace_manager().get_simultaneous(",
+    ),
     workload=[chat(name="first chat", prompt=20, max_tokens=8)],
     trigger=attention_backend("TURBOQUANT") & drafting() & graphs_captured(),
     signature=signature(

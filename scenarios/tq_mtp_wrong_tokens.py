@@ -25,6 +25,7 @@ from vllm_repro.vocabulary import (
     graphs_captured,
     lives,
     patched,
+    source_line,
     with_flags,
     without,
 )
@@ -59,6 +60,11 @@ scenario = Scenario(
     needs=Needs(gpus=2, gpu_memory_gb=24),
     status=Status(bad=">=0.24.0"),
     try_with="0.24.0",
+    defect=source_line(
+        "vllm/v1/attention/backends/turboquant_attn.py",
+        "TurboQuantAttentionImpl._prefill_attention",
+        "if q_len == seq_len:",
+    ),
     workload=[chat(name="chat", prompt=100, max_tokens=16)],
     trigger=TURBOQUANT & drafting() & graphs_captured(),
     output=checks(longest_run=24, distinct=0.1, same=16, baseline="cudagraph-none", tokens=32),

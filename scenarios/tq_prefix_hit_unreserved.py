@@ -23,6 +23,7 @@ from vllm_repro.vocabulary import (
     patched,
     prefix_hit,
     signature,
+    source_line,
     untriggered,
     with_flags,
     workspace_outgrown,
@@ -62,6 +63,11 @@ scenario = Scenario(
     ),
     status=Status(bad=">=0.21.0"),
     try_with="0.24.0",
+    defect=source_line(
+        "vllm/v1/attention/backends/turboquant_attn.py",
+        "TurboQuantMetadataBuilder._reserve_workspace",
+        "scheduler_config.enable_chunked_prefill",
+    ),
     workload=[
         completion(name="first with the prefix", prompt=PREFIX + 128, shared=PREFIX, max_tokens=4),
         completion(name="tail of 129 tokens", prompt=PREFIX + 129, shared=PREFIX, max_tokens=4),

@@ -2,12 +2,10 @@
 
 TurboQuant's prefill has a fast path for steps in which every prompt begins: FlashAttention over the new tokens alone. It is taken if the
 longest new part equals the longest sequence of the step. A new prompt that is at least as long as the other sequences makes both equal,
-although others of the step continue a prefix from the cache. These then attend to their own new tokens only, and their answers are those
-of another prompt. Nothing is logged and no request fails.
+although others continue a prefix from the cache. These attend to their own new tokens only. Nothing is logged and no request fails.
 
 The scenario sends one prompt three times: to fill the cache, alone, and beside a longer new prompt. The second and third answers should be
-equal. A long request keeps the engine busy while the two arrive, so that one step takes both. vLLM logs how many prompts and tokens a
-step has (`--enable-logging-iteration-details`). The issue gives the model, the cache flags and the number of sequences, no command.
+equal. A long request keeps the engine busy while the two arrive, so that one step takes both. The issue gives no command.
 """
 
 from vllm_repro.vocabulary import (
@@ -26,6 +24,7 @@ from vllm_repro.vocabulary import (
     patched,
     prefilled_together,
     prefix_hit,
+    source_line,
     together,
     with_flags,
 )
@@ -64,6 +63,11 @@ scenario = Scenario(
     needs=Needs(gpus=1, gpu_memory_gb=24),
     status=Status(bad=">=0.20.2"),
     try_with="0.24.0",
+    defect=source_line(
+        "vllm/v1/attention/backends/turboquant_attn.py",
+        "TurboQuantAttentionImpl._prefill_attention",
+        "if _HAS_FLASH_ATTN and attn_metadata.max_query_len == attn_metadata.max_seq_len:",
+    ),
     workload=[FILLS, ALONE, together(BUSY, completion(name="new", prompt=1000, starts_after=0.05), BESIDE)],
     trigger=attention_backend("TURBOQUANT") & prefix_hit() & prefilled_together("new", "beside it"),
     output=checks(alike=[("alone", "beside it")]),

@@ -1,16 +1,38 @@
-"""Asynchronous scheduling on vLLM's CPU platform. `parts_async` lists the replaced name with its reason."""
+"""Asynchronous scheduling on vLLM's CPU platform. `parts_async` lists the replaced names with their reasons."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
+import torch
 from vllm.platforms.cpu import CpuPlatform
 
 __all__ = ["install"]
 
 
+class _Nothing:
+    """Stream or event of a device that has computed each step before it returns."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, *_: object, **__: object) -> None:
+        """Accept any options."""
+
+    def record(self, *_: object) -> None:
+        """Record nothing."""
+
+    synchronize = wait_stream = record
+
+
 def install() -> None:
-    """Install the replacement in this process."""
+    """Install the replacements in this process."""
+    cuda: Any = torch.cuda
+    torch.Event = cuda.Event = cuda.Stream = cuda.current_stream = _Nothing
+    import vllm.v1.worker.cpu_worker  # noqa: F401  # from 0.23.0 on it puts its own streams and events in their place
+    from vllm.v1.worker import cpu_model_runner
+
+    cpu_model_runner._torch_cuda_wrapper = nullcontext
     platform: Any = CpuPlatform
     original = platform.check_and_update_config.__func__
 

@@ -121,9 +121,9 @@ def test_a_map_as_declared_exits_0_and_prints_what_it_wrote(harness: Harness, tm
     assert "No --versions: the releases where the status of min-tokens-stop-ids changes" in done.err
     printed = json.loads(done.out)
     assert printed == map_in(tmp_path / "reports")
-    assert printed["versions"] == ["0.20.0", "0.28.0", "0.29.0"]
-    assert printed["reading"] == "dies in 0.20.0 and 0.28.0, lives in 0.29.0"
-    assert "--versions 0.20.0,0.28.0,0.29.0 --arm reported --seed 1" in printed["reproduce"]
+    assert printed["versions"] == ["0.19.1", "0.28.0", "0.29.0"]
+    assert printed["reading"] == "dies in 0.19.1 and 0.28.0, lives in 0.29.0"
+    assert "--versions 0.19.1,0.28.0,0.29.0 --arm reported --seed 1" in printed["reproduce"]
 
 
 def test_a_surprise_exits_1(harness: Harness, tmp_path: Path) -> None:

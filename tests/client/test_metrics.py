@@ -17,6 +17,7 @@ def test_pages_of_real_servers(name: str) -> None:
     assert reading.generation_tokens > 0
     assert reading.step_count > 0
     assert reading.steps[float("inf")] == reading.step_count
+    assert reading.preemptions == 0.0
 
 
 def test_steps_between_two_scrapes_are_counted_by_size() -> None:

@@ -1,4 +1,4 @@
-"""The mechanism `async` with stubs of vLLM: the kept setting, and the route that feeds one request with segments."""
+"""The mechanism `async` with stubs of vLLM: the kept setting, streams, and the route that feeds one request with segments."""
 
 from __future__ import annotations
 
@@ -36,13 +36,39 @@ def loaded(monkeypatch: pytest.MonkeyPatch, name: str, modules: dict[str, object
     return plugin
 
 
+def installed(monkeypatch: pytest.MonkeyPatch, platform: object) -> tuple[Any, Any]:
+    """Install the mechanism over stubs; return torch and the model runner's module."""
+    torch: Any = ModuleType("torch")
+    torch.cuda, torch.device = SimpleNamespace(), str
+    runner, worker = ModuleType("runner"), ModuleType("vllm.v1.worker")
+    worker.cpu_model_runner = runner  # type: ignore[attr-defined]  # a stub
+    modules: dict[str, object] = {
+        "torch": torch,
+        "vllm.platforms.cpu": SimpleNamespace(CpuPlatform=platform),
+        "vllm.v1": ModuleType("vllm.v1"),
+        "vllm.v1.worker": worker,
+        "vllm.v1.worker.cpu_worker": ModuleType("cpu_worker"),
+    }
+    loaded(monkeypatch, "async_steps", modules).install()
+    return torch, runner
+
+
+def test_streams_and_events_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch, runner = installed(monkeypatch, type("CpuPlatform", (Platform,), {}))
+    with runner._torch_cuda_wrapper():
+        stream, event = torch.cuda.Stream(), torch.cuda.Event(blocking=True)
+    stream.wait_stream(torch.cuda.current_stream())
+    event.record(stream)
+    event.synchronize()
+    assert torch.Event is torch.cuda.Event
+
+
 @pytest.mark.parametrize("decided", [True, False, None])
 def test_the_platform_keeps_what_was_decided_and_changes_the_rest(
     monkeypatch: pytest.MonkeyPatch, decided: bool | None
 ) -> None:
     platform = type("CpuPlatform", (Platform,), {})
-    plugin = loaded(monkeypatch, "async_steps", {"vllm.platforms.cpu": SimpleNamespace(CpuPlatform=platform)})
-    plugin.install()
+    installed(monkeypatch, platform)
     config = SimpleNamespace(async_scheduling=decided, other="")
     platform.check_and_update_config(SimpleNamespace(scheduler_config=config))  # type: ignore[attr-defined]  # made above
     assert (config.async_scheduling, config.other) == (decided, "changed")

@@ -27,7 +27,12 @@ QUICK = TimeLimits(boot_stall=5.0, answer_stall=1.0, grace=1.0)
 
 
 def watched(
-    fake: FakeVllm, work: Callable[[Watch, Client], Awaitable[None]], folder: Path, *, boots: bool = True
+    fake: FakeVllm,
+    work: Callable[[Watch, Client], Awaitable[None]],
+    folder: Path,
+    *,
+    boots: bool = True,
+    kind: ServerKind = ServerKind.PROCESS,
 ) -> Watch:
     """Return the watch over `fake` after `work` is done. boots: the server becomes ready."""
 
@@ -35,7 +40,7 @@ def watched(
         with Journal(folder / "journal.jsonl") as journal:
             async with (
                 Client(fake.base_url) as client,
-                Watch(fake, ServerKind.PROCESS, client, journal, QUICK, lambda _: None) as watch,
+                Watch(fake, kind, client, journal, QUICK, lambda _: None) as watch,
             ):
                 assert await watch.until_ready() is boots
                 await work(watch, client)
@@ -174,6 +179,23 @@ def test_a_restart_is_a_death_and_two_servers_behind_a_url_are_not(tmp_path: Pat
             watched(fake, work, tmp_path)
     else:
         assert [sign.channel for sign in watched(fake, work, tmp_path).signs] == [Channel.RESTART]
+
+
+@pytest.mark.parametrize(("kind", "counted"), [(ServerKind.PROCESS, 7), (ServerKind.ATTACH, 2)])
+def test_preemptions_count_from_the_start_of_the_server_or_of_the_watch(
+    tmp_path: Path, kind: ServerKind, counted: int
+) -> None:
+    counts = iter((5, 6))
+
+    def metrics(exchange: Exchange) -> None:
+        exchange.answer(200, f"vllm:num_preemptions_total {next(counts, 7)}.0\n", "text/plain")
+
+    async def work(watch: Watch, _: Client) -> None:
+        async with asyncio.timeout(10):
+            while watch.preemptions != counted:
+                await asyncio.sleep(0.05)
+
+    watched(FakeVllm(tmp_path / "log", {"/metrics": metrics}), work, tmp_path, kind=kind)
 
 
 @pytest.mark.parametrize("boots", [True, False])

@@ -121,3 +121,7 @@ def test_weights_are_made_for_tiny_models_only(tmp_path: Path, monkeypatch: pyte
     ):
         with pytest.raises(UsageError, match=text):
             weights_for(scenario, options)
+    for scenario, hint in ((real, "dummy=Dummy"), (find("async-streaming-stop"), "--as lab")):
+        with pytest.raises(UsageError) as caught:
+            weights_for(scenario, made)
+        assert hint in caught.value.with_hint

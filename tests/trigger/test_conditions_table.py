@@ -121,7 +121,8 @@ def groups() -> Iterator[tuple[Sequence[TriggerFacts], tuple[Condition, ...]]]:
     yield SERVERS[2:6], (drafting(),)
     yield SERVERS[5:], (graphs_captured(),)
     twice = tuple(Observed("preempted", {"requests": count}) for count in (2, 1))
-    yield (served(), *(served(observed=twice[:count]) for count in (1, 2))), (preempted(),)
+    logged = (served(observed=twice[:count]) for count in (1, 2))
+    yield (served(), *logged, *(served(preemptions=count) for count in (0, 3))), (preempted(),)
     both = (chunked_prefill() & sent_with("min_tokens"), sent_with(min_tokens=9) | chunked_prefill())
     yield (served(chat()), served(sent(9)), served(chat(), sent(9)), served()), both
 

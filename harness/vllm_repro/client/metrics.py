@@ -24,6 +24,7 @@ _NAMES = (
     "vllm:generation_tokens_total",
     "vllm:kv_cache_usage_perc",
     "vllm:prefix_cache_hits_total",
+    "vllm:num_preemptions_total",
     "process_start_time_seconds",
 )
 _MOST_LINES = 10_000
@@ -35,8 +36,8 @@ _LARGEST = 2.0**63
 class Reading:
     """Values of one scrape.
 
-    cache_hits: prompt tokens from the prefix cache, None if the server does not report them. steps: recorded iterations by upper bound of
-    tokens, cumulative.
+    cache_hits: prompt tokens from the prefix cache. preemptions: of running requests. Both are None if the server does not report them.
+    steps: recorded iterations by upper bound of tokens, cumulative.
     """
 
     running: float = 0.0
@@ -46,6 +47,7 @@ class Reading:
     step_count: float = 0.0
     kv_usage: float = 0.0
     cache_hits: float | None = None
+    preemptions: float | None = None
     started: float | None = None
     steps: Mapping[float, float] = field(default_factory=dict)
 
@@ -87,6 +89,7 @@ def read_metrics(text: str) -> Reading:
         step_count=totals.get(f"{_STEPS}_count", 0.0),
         kv_usage=totals.get("vllm:kv_cache_usage_perc", 0.0),
         cache_hits=totals.get("vllm:prefix_cache_hits_total"),
+        preemptions=totals.get("vllm:num_preemptions_total"),
         started=started,
         steps=steps,
     )

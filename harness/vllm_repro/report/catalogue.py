@@ -143,6 +143,9 @@ def markdown(found: Sequence[Entry]) -> str:
         "## Releases",
         _LEGEND,
         _releases([one for one in found if one.seen]),
+        "## Lines",
+        "The line at which vLLM goes wrong, in one release with the bug.",
+        _table(("scenario", "release", "file", "function", "line"), map(_line, found)),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -181,6 +184,11 @@ def _releases(found: Sequence[Entry]) -> str:
             yield _SIGNS.get(one.seen[version].fate, "?") if version in one.seen else ""
 
     return _table(("scenario", *versions), (tuple(cells(one)) for one in found))
+
+
+def _line(one: Entry) -> tuple[str, ...]:
+    name, release, line = f"`{one.scenario.id}`", one.scenario.try_in_lab, one.scenario.defect
+    return (name, release, *(f"`{part}`" for part in (line.file, line.function, line.code))) if line else (name,)
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -152,6 +152,7 @@ def _trigger_facts(
         locked=boot.workspace_locked,
         reserved=boot.workspace_reserved,
         observed=observed(_lines(log)),
+        preemptions=seen.preemptions,
         steps=shared_steps(_lines(log)),
         captured=captured,
         boot=boot,

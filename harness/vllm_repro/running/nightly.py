@@ -11,7 +11,7 @@ from pathlib import Path
 from vllm_repro.errors import InfraError, ReproError, Unsupported
 from vllm_repro.history.nightly import Light, Night, Slot, light_of, markdown, suites
 from vllm_repro.history.page import page
-from vllm_repro.history.runs import read_runs, run_id
+from vllm_repro.history.runs import Run, read_runs, run_id
 from vllm_repro.history.summary import summarize
 from vllm_repro.history.text import news_lines
 from vllm_repro.host.machine import gpu_lock, gpus, nvidia_smi
@@ -161,13 +161,19 @@ def _unfit(scenario: Scenario, options: ServerOptions) -> str:
 def _slots(jobs: Sequence[Job], out: Path, most_seconds: float | None) -> Iterator[Slot]:
     """Run the jobs one after the other; stop at the first that is interrupted."""
     began = time.monotonic()
-    last = {run.scenario: run for run in read_runs(out)[0]} if most_seconds is not None else {}
-    for job in sorted(jobs, key=lambda job: last[job.scenario.id].started_at if job.scenario.id in last else ""):
+    runs = read_runs(out)[0] if most_seconds is not None else ()
+    last = {(run.scenario, which): run for run in runs for which in (run.vllm_version, None)}
+
+    def before(job: Job) -> Run | None:
+        """Return the last run of the scenario in this release, else in any."""
+        return last.get((job.scenario.id, job.options.vllm), last.get((job.scenario.id, None)))
+
+    for job in sorted(jobs, key=lambda job: run.started_at if (run := before(job)) else ""):
         name = job.scenario.id
         if unfit := _unfit(job.scenario, job.options):
             yield Slot(scenario=name, light=Light.NONE, why=unfit)
             continue
-        took = last[name].duration_s if name in last else 0.0
+        took = run.duration_s if (run := before(job)) else 0.0
         if most_seconds is not None and (left := most_seconds - (time.monotonic() - began)) <= took:
             why = f"{max(0.0, left):.0f} s of {most_seconds:.0f} were left" + (
                 f"; it took {took:.0f} s" if took else ""

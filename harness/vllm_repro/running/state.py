@@ -52,7 +52,7 @@ class Observed:
 
     measuring: the measurement in progress after the workload. measured: its failed answers. output: answers to the output check.
     tiny_model: the tiny model that is served, if any. outlasted: the servers of further nodes that stayed when the first one was gone.
-    refuted_lines: lines of the log that report a death, and after which the engine still gave a token.
+    refuted_lines: lines of the log that report a death, and after which the engine still gave a token. preemptions: by `/metrics`.
     """
 
     facts: ServerFacts | None = None
@@ -75,6 +75,7 @@ class Observed:
     output: list[OutputSample] = field(default_factory=list)
     outlasted: tuple[Outlasted, ...] = ()
     refuted_lines: int = 0
+    preemptions: int | None = None
 
 
 @dataclass(kw_only=True)

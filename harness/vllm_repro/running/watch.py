@@ -74,6 +74,9 @@ class Watch:
         self.exit: Exit | None = None
         self.hung: str | None = None
         self._born: float | None = None
+        self._preempted_before: float | None = 0.0 if kind.facts.started else None
+        self.preemptions: int | None = None
+        """Preemptions that `/metrics` has counted since this server is watched."""
         self.in_flight = 0
         self.load: LoadClient | None = None
         """The client of the load that is being measured."""
@@ -411,6 +414,11 @@ class Watch:
             text = "process_start_time_seconds changed: another process answers now"
             now = time.time()
             self.note(DeathSign(Channel.RESTART, text, now, reading.started or now))
+            return reading
+        if reading.preemptions is not None:
+            if self._preempted_before is None:
+                self._preempted_before = reading.preemptions
+            self.preemptions = int(reading.preemptions - self._preempted_before)
         return reading
 
     async def _reading(self) -> Reading | None:

@@ -22,7 +22,8 @@ from vllm_repro.verdict.throughput import Load
 from vllm_repro.verdict.verdict import Expected, Standing, from_source
 
 __all__ = [
-    "Arm", "Capture", "Cause", "Causes", "Dummy", "Edit", "Lab", "LabWeights", "Lengths", "Model", "Needs", "Scenario", "Status",
+    "Arm", "Capture", "Cause", "Causes", "Dummy", "Edit", "Lab", "LabWeights", "Lengths", "Model", "Needs", "Scenario", "SourceLine",
+    "Status",
 ]  # fmt: skip
 
 Capture = Literal["", "guard", "record"]
@@ -340,6 +341,15 @@ class Causes:
 
 
 @dataclass(frozen=True)
+class SourceLine:
+    """Line of vLLM's source. file: below site-packages. function: with its class. code: the whole line, without indentation."""
+
+    file: str
+    function: str
+    code: str
+
+
+@dataclass(frozen=True)
 class Scenario:
     """One upstream bug.
 
@@ -347,7 +357,7 @@ class Scenario:
     command: the reported command, word for word. try_with: default release of a run; one with the bug.
     same_death_as: a scenario with the same signature; a log counts as this one only if its release no longer has that bug.
     signature: of a bug that crashes the engine. throughput: loads of `--throughput`. output: checks of the answers of an engine that lived.
-    causes: changes of vLLM for `vllm-repro causes`. about: docstring of the file.
+    causes: changes of vLLM for `vllm-repro causes`. defect: line of `try_in_lab` at which vLLM goes wrong. about: docstring of the file.
     """
 
     id: str
@@ -370,6 +380,7 @@ class Scenario:
     output: Checks | None = None
     filed: bool = True
     causes: Causes | None = None
+    defect: SourceLine | None = None
     about: str = field(default="", compare=False)  # set by the reader
 
     @property

@@ -14,7 +14,20 @@ from vllm_repro.command.command import ServeCommand
 from vllm_repro.diagnosis.diagnosis import Phase
 from vllm_repro.diagnosis.signature import Signature
 from vllm_repro.scenario.patch import Patch
-from vllm_repro.scenario.scenario import Arm, Cause, Causes, Dummy, Edit, Lab, Lengths, Model, Needs, Scenario, Status
+from vllm_repro.scenario.scenario import (
+    Arm,
+    Cause,
+    Causes,
+    Dummy,
+    Edit,
+    Lab,
+    Lengths,
+    Model,
+    Needs,
+    Scenario,
+    SourceLine,
+    Status,
+)
 from vllm_repro.scenario.workload import (
     Step,
     chat,
@@ -54,7 +67,8 @@ __all__ = [
     "cause", "chat", "checks", "chunked_prefill", "completion", "continuation_over", "conversation", "dies", "drafting", "errs", "flag",
     "graphs_captured", "hangs", "left_waiting", "lengths", "lives", "offload_outgrown", "patched", "pause", "preempted", "prefill_over",
     "prefilled_together", "prefix_hit", "request", "rest", "sent_with", "signature", "simple_cpu_offload", "sized",
-    "sparse_prefill_outgrown", "spins", "throughput", "together", "untriggered", "with_flags", "without", "workspace_outgrown",
+    "source_line", "sparse_prefill_outgrown", "spins", "throughput", "together", "untriggered", "with_flags", "without",
+    "workspace_outgrown",
 ]  # fmt: skip
 
 dies = Expected.DIES
@@ -67,6 +81,7 @@ spins = Expected.SPINS
 checks = Checks
 lengths = Lengths
 patched = Patch
+source_line = SourceLine
 throughput = Load
 
 

