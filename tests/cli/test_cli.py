@@ -216,7 +216,7 @@ def test_a_signal_before_anything_has_begun_is_quiet(
 ) -> None:
     wait = f"import time; open({str(tmp_path / 'there')!r}, 'w').close(); time.sleep(60)\n"
     if moment == "import":
-        (tmp_path / "unidiff.py").write_text(
+        (tmp_path / "packaging.py").write_text(
             wait, encoding="utf-8"
         )  # in place of a library that is imported on the way
     else:
