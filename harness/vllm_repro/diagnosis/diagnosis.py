@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from io import BufferedReader
 
-from vllm_repro.diagnosis.access_runs import AccessRuns, prefix_of
+from vllm_repro.diagnosis.access_runs import AccessRuns, kind_of
 from vllm_repro.diagnosis.judgement import Diagnosis, Phase, judge_life
 from vllm_repro.diagnosis.life_signs import ServerLife
 from vllm_repro.diagnosis.log_text import Line, read_lines
@@ -30,19 +30,21 @@ def diagnose(source: str | bytes | BufferedReader | Iterable[Line], *, we_termin
     """
     streams: dict[str, list[ServerLife]] = {}
     order = _Order()
-    runs, of_runs = AccessRuns(), dict[str, Line]()
+    runs, latest = AccessRuns(), dict[str, Line]()
     for line in read_lines(source, runs) if isinstance(source, str | bytes | BufferedReader) else source:
         lives = streams.get(line.stream) or streams.setdefault(line.stream, [ServerLife()])
         if runs.dropped:  # before the end of a run, which is a line of the same server
             lives[-1].skip(runs.dropped)
-            runs.dropped = 0
+            for kind, time in runs.stamps:
+                order.see(latest[kind], time)
+            runs.dropped, runs.stamps = 0, []
         if lives[-1].ended_by(line):
             lives.append(ServerLife(lives[-1]))
         lives[-1].feed(line)
         order.feed(line)
-        if not line.stream and (prefix := prefix_of(line.raw)):
-            of_runs[prefix] = line
-            runs.skip({prefix for prefix, one in of_runs.items() if lives[-1].is_settled(one)})
+        if not line.stream and (kind := kind_of(line.raw)):
+            latest[kind] = line
+            runs.skip([kind for kind, one in latest.items() if lives[-1].is_settled(one)])
         else:
             runs.skip(())
     diagnoses = [(lives, _of_stream(lives, we_terminated)) for lives in streams.values() or [[ServerLife()]]]
@@ -109,16 +111,21 @@ class _Order:
     def feed(self, line: Line) -> None:
         key = (line.stream, line.speaker)
         if line.time:
-            before = self._last.get(key, line.time)
-            self._later += line.time > before
-            self._earlier += line.time < before
-            self._last[key] = line.time
+            self.see(line, line.time)
         if "Traceback (most recent call last)" in line.text:
             self._headers += 1
             self._reversed += key in self._after_frame
         self._after_frame.discard(key)
         if line.text.lstrip().startswith('File "'):
             self._after_frame.add(key)
+
+    def see(self, line: Line, time: str) -> None:
+        """Take a time that the process of `line` printed."""
+        key = (line.stream, line.speaker)
+        before = self._last.get(key, time)
+        self._later += time > before
+        self._earlier += time < before
+        self._last[key] = time
 
     @property
     def broken(self) -> bool:

@@ -236,11 +236,11 @@ class ServerLife:
             self._take(line)
 
     def is_settled(self, line: Line) -> bool:
-        """Return True if a further access line of this line's process changes nothing that the last one does not change, too."""
+        """Return True if a further line of this kind changes nothing that the last one does not change, too."""
         return not self._is_doubtful(line) and self.finder.is_idle(line)
 
     def skip(self, count: int) -> None:
-        """Count access lines that were not read."""
+        """Count lines of a server that were not read."""
         self._lines += count
         self._logged += count
 

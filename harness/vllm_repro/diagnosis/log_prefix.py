@@ -56,6 +56,10 @@ class Prefixes:
         if self._seen[pattern] >= _ENOUGH and len(self._patterns) < _MANY:
             self._patterns[pattern] = re.compile(pattern)
 
+    def learn_bare(self, count: int) -> None:
+        """Take lines of vLLM that came without a prefix."""
+        self._bare += count
+
     @property
     def active(self) -> bool:
         """Return True if a learnt prefix may be removed."""

@@ -131,11 +131,14 @@ def read_lines(source: str | bytes | Iterable[str | bytes], runs: AccessRuns | N
     runs = runs or AccessRuns()
     pieces = chain.from_iterable(map(_carriage_pieces, _physical_lines(source, runs)))
     ahead = list(islice(pieces, _AHEAD))
+    skipped = 0
     for _, at, piece in ahead:
         prefixes.learn(piece, at)
     for number, (stream, at, piece) in enumerate(chain(ahead, pieces), start=1):
         if number > len(ahead):
             prefixes.learn(piece, at)
+        prefixes.learn_bare(runs.stamped - skipped)
+        skipped = runs.stamped
         runs.off |= prefixes.active
         yield from _unglued(number + runs.lines, stream, piece, prefixes.end(piece, at))
 
