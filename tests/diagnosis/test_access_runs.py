@@ -97,26 +97,26 @@ BOOT = [
     "(EngineCore pid=10) INFO 11-20 08:24:01 [core.py:1] Initializing a V1 LLM engine (v0.28.0)",
     "(APIServer pid=9) INFO:     Application startup complete.",
 ]
-DEATH = ["Traceback (most recent call last):", '  File "/vllm/v1/engine/core.py", line 3, in step', "ValueError: no"]
+DEATH = [
+    "Traceback (most recent call last):",
+    '  File "/vllm/v1/engine/core.py", line 3, in run_busy_loop',
+    "ValueError: no",
+]
 HEALTH = ACCESS.replace("POST /v1/completions", "GET /health")
 UNPREFIXED = ACCESS.removeprefix("(APIServer pid=9) ")
-SLURM = "0: (APIServer pid=9) INFO 11-20 08:24:40 [a.py:1] hello"
+OF_ENGINE = ACCESS.replace("APIServer pid=9", "EngineCore pid=10")
 BY_HAND = {
     "most lines are those of a server": ["prose"] * 3000 + [ACCESS] * 5000 + DEATH,
-    "an exception goes on in access lines": [ACCESS] * 500
-    + [f"(APIServer pid=9) INFO:     {line}" for line in DEATH]
-    + [ACCESS] * 50,
-    "lines of an unknown process": BOOT
-    + [ACCESS] * 500
-    + ["EngineCore encountered a fatal error.", *DEATH]
-    + [ACCESS.replace("pid=9", "pid=4242")] * 15_000,
+    "an exception goes on in access lines": [OF_ENGINE] * 500
+    + [f"(EngineCore pid=10) INFO:     {line}" for line in DEATH]
+    + [OF_ENGINE] * 50
+    + ["(EngineCore pid=10) ERROR 11-20 08:24:30 [core.py:9] EngineCore encountered a fatal error."],
+    "lines without a process, too many to keep": [BOOT[0], STATS.format(7, 30, 0), *BOOT[1:], *DEATH]
+    + [STATS.format(7, 30, 0)] * 15_000,
     "the last count of an engine": BOOT
-    + [COUNTS] * 500
+    + [ACCESS, COUNTS] * 250
     + [COUNTS.replace("Running: 2", "Running: 0").replace("7.0", "0.0"), ACCESS, ACCESS],
-    "a count without a prefix outweighs a line with one": BOOT
-    + [COUNTS] * 2000
-    + [SLURM] * 900
-    + [f"0: {line}" for line in DEATH],
+    "counts outweigh a prefix": BOOT + [COUNTS] * 2000 + [f"0: {COUNTS}x"] * 900 + ["0: Killed"],
     "answers of /health after an unfinished traceback": BOOT
     + [ACCESS] * 500
     + [f"(EngineCore pid=10) ERROR 11-20 08:24:30 [core.py:9] {line}" for line in DEATH[:2]]
@@ -133,5 +133,5 @@ BY_HAND = {
 
 @pytest.mark.parametrize("name", BY_HAND)
 def test_a_log_made_by_hand_has_the_same_diagnosis(name: str) -> None:
-    log = "\n".join(BY_HAND[name]).encode()
+    log = "".join(line + "\n" for line in BY_HAND[name]).encode()
     assert skipping(log) == diagnose(log)
