@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 COMMAND = [sys.executable, "-m", "vllm_repro"]
@@ -60,7 +60,7 @@ def main() -> None:
         "-n", type=int, default=10, metavar="N", help="starts of each; one more comes first and is not counted"
     )
     given = parser.parse_args()
-    measured = {
+    measured: dict[str, Callable[[], tuple[float, float]]] = {
         "`--help`": lambda: ended("--help"),
         "`list`": lambda: ended("list"),
         "`run --server attach`, to the first request": lambda: first_request("tq-chunked-prefill"),

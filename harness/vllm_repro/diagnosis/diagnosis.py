@@ -42,8 +42,8 @@ def diagnose(source: str | bytes | BufferedReader | Iterable[Line], *, we_termin
             lives.append(ServerLife(lives[-1]))
         lives[-1].feed(line)
         order.feed(line)
-        if not line.stream and (kind := kind_of(line.raw)):
-            latest[kind] = line
+        if not line.stream and (own := kind_of(line.raw)):
+            latest[own] = line
             runs.skip([kind for kind, one in latest.items() if lives[-1].is_settled(one)])
         else:
             runs.skip(())
