@@ -92,6 +92,8 @@ format: $(DEV) ## format and fix with ruff
 bench: $(DEV) ## run the benchmarks
 	@$(BIN)/python benchmarks/detection.py
 	@$(BIN)/python benchmarks/overhead.py
+	@$(BIN)/python benchmarks/startup.py
+	@$(BIN)/python -m benchmarks.growth
 	@$(BIN)/python benchmarks/prompts.py
 
 faults: $(DEV) images ## break live runs on purpose and write docs/reliability.md (an hour)

@@ -23,6 +23,8 @@ def main() -> int:
         for number, handler in before.items():
             signal.signal(number, handler)
 
+    # httpx imports its own command with click, rich and pygments if it can: 0.1 s and 8 MiB.
+    sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]  # None refuses an import, as Python's reference says
     from vllm_repro import cli  # with the handlers set
 
     try:

@@ -14,8 +14,9 @@ from vllm_repro.cli.common import add_common, number, print_json
 from vllm_repro.diagnosis.boot_facts import imported
 from vllm_repro.diagnosis.log_text import read_lines
 from vllm_repro.errors import InfraError, Unsupported, UsageError
+from vllm_repro.releases.disk import cache_root
 from vllm_repro.releases.overlay import make_overlay
-from vllm_repro.releases.provision import cache_root, provision
+from vllm_repro.releases.provision import provision
 from vllm_repro.report.format import plural
 from vllm_repro.running.folders import default_out
 from vllm_repro.running.job import Job, choice_of

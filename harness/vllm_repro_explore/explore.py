@@ -21,9 +21,10 @@ from vllm_repro.diagnosis.boot_facts import imported
 from vllm_repro.diagnosis.log_text import read_lines
 from vllm_repro.errors import INTERRUPTED, UsageError
 from vllm_repro.journal.redact import Redactor
+from vllm_repro.releases.disk import cache_root
 from vllm_repro.releases.known import NEWEST
 from vllm_repro.releases.overlay import make_overlay
-from vllm_repro.releases.provision import cache_root, provision
+from vllm_repro.releases.provision import provision
 from vllm_repro.report.files import write_file
 from vllm_repro.running.folders import default_out, private_folders, stamped_folder
 from vllm_repro.running.terminal import Progress

@@ -65,6 +65,43 @@ def test_what_is_not_needed_is_not_imported(code: str, most: int) -> None:
     assert sum(name.partition(".")[0] == "vllm_repro" for name in loaded) <= most
 
 
+_UNTIL_THE_FIRST_REQUEST = """
+import os, sys
+def seen(event, details):
+    if event == "socket.connect" and isinstance(details[1], tuple):
+        os.write(1, " ".join(sys.modules).encode())
+        os._exit(0)
+sys.addaudithook(seen)
+sys.argv = ["vllm-repro", *"run min-tokens-stop-ids --server attach --url http://127.0.0.1:9".split()]
+from vllm_repro.__main__ import main
+sys.exit(main())
+"""
+
+
+def test_a_run_imports_little_before_its_first_request(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", _UNTIL_THE_FIRST_REQUEST]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    imported = {name.partition(".")[0] for name in done.stdout.split()}
+    assert {"httpx", "vllm_repro"} <= imported
+    heavy = {
+        "click",
+        "docker",
+        "jinja2",
+        "openai",
+        "pandas",
+        "prometheus_client",
+        "pygments",
+        "rich",
+        "tenacity",
+        "unidiff",
+        "yaml",
+    }
+    assert not imported & heavy
+    assert not {"vllm_repro.report.html", "vllm_repro.releases.provision", "packaging.requirements"} & {
+        *done.stdout.split()
+    }
+
+
 def test_every_verb_is_in_the_readme() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for verb in VERBS:
@@ -179,7 +216,7 @@ def test_a_signal_before_anything_has_begun_is_quiet(
 ) -> None:
     wait = f"import time; open({str(tmp_path / 'there')!r}, 'w').close(); time.sleep(60)\n"
     if moment == "import":
-        (tmp_path / "unidiff.py").write_text(
+        (tmp_path / "packaging.py").write_text(
             wait, encoding="utf-8"
         )  # in place of a library that is imported on the way
     else:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import uv
 
+from vllm_repro.releases.disk import cache_root
 from vllm_repro.releases.overlay import make_overlay
-from vllm_repro.releases.provision import Release, cache_root, provision
+from vllm_repro.releases.provision import Release, provision
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.patch import Patch, read_diff
 from vllm_repro_explore.cause_rows import case_of, tried

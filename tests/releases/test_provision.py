@@ -13,8 +13,9 @@ import pytest
 from tests.releases.conftest import silent, write_release
 from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.releases import provision as module
+from vllm_repro.releases.disk import cache_root
 from vllm_repro.releases.installer import Installer
-from vllm_repro.releases.provision import Release, ReleaseCache, cache_root
+from vllm_repro.releases.provision import Release, ReleaseCache
 
 
 def output_of(release: Release, folder: Path) -> str:

@@ -160,4 +160,4 @@ def _from(file: BinaryIO, name: str, again: str) -> Diagnosis:
         if first.startswith(begins):
             source = "FILE" if name == "-" else shlex.quote(name)
             raise UsageError("this file is compressed", hint=f"{reads} {source} | {again}")
-    return diagnose(read_lines(file))
+    return diagnose(file if isinstance(file, io.BufferedReader) else read_lines(file))

@@ -7,16 +7,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vllm_repro.cli.common import add_common, duration, print_json
 from vllm_repro.cli.options import add_run_options, add_server_options, job_from, resumed, server_options
 from vllm_repro.errors import INTERRUPTED, InfraError, Unsupported, UsageError
 from vllm_repro.evidence import Evidence
-from vllm_repro.report.json_report import report_dict
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.folders import with_out
 from vllm_repro.running.job import choice_of, first_line, usual_expectation
-from vllm_repro.running.resume import UnfinishedRun, read_run
 from vllm_repro.running.run import run_one
 from vllm_repro.running.state import MeasureOptions
 from vllm_repro.running.terminal import Progress, print_summary
@@ -24,6 +23,9 @@ from vllm_repro.scenario.catalogue import find, find_arms
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.site import Site
 from vllm_repro.verdict.verdict import Expect, exit_status
+
+if TYPE_CHECKING:  # it imports the reports
+    from vllm_repro.running.resume import UnfinishedRun
 
 _EPILOG = """
 
@@ -81,8 +83,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    unfinished = read_run(arguments.resume) if arguments.resume else None
-    if unfinished is not None:
+    unfinished = None
+    if arguments.resume:
+        from vllm_repro.running.resume import read_run  # here: it imports the reports
+
+        unfinished = read_run(arguments.resume)
         arguments = resumed(arguments, unfinished)
     if not arguments.scenarios:
         raise UsageError("no SCENARIO is named", hint="vllm-repro list names them; vllm-repro run --help")
@@ -115,6 +120,8 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             statuses.append(exit_status(report.verdict.expected))
     if arguments.json:
+        from vllm_repro.report.json_report import report_dict  # here: only the end of a run needs it
+
         print_json(report_dict(reports[0]) if len(scenarios) == 1 else [report_dict(report) for report in reports])
     # A surprise outweighs an undecided run, which outweighs an expected one.
     return min((status for status in statuses if status), default=0)

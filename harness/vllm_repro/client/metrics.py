@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
-from prometheus_client.parser import text_string_to_metric_families
-
 __all__ = ["Reading", "read_metrics", "steps_between"]
 
 _STEPS = "vllm:iteration_tokens_total"
@@ -62,6 +60,8 @@ class Reading:
 
 def read_metrics(text: str) -> Reading:
     """Return the values of a page, summed over engines; an empty reading if it is not a metrics page. NaN and infinity are left out."""
+    from prometheus_client.parser import text_string_to_metric_families  # here: its package starts with an HTTP server
+
     totals: dict[str, float] = {}
     steps: dict[float, float] = {}
     started: float | None = None

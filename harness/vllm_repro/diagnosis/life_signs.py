@@ -235,6 +235,15 @@ class ServerLife:
         else:
             self._take(line)
 
+    def is_settled(self, line: Line) -> bool:
+        """Return True if a further line of this kind changes nothing that the last one does not change, too."""
+        return not self._is_doubtful(line) and self.finder.is_idle(line)
+
+    def skip(self, count: int) -> None:
+        """Count lines of a server that were not read."""
+        self._lines += count
+        self._logged += count
+
     def finish(self) -> None:
         """Take the lines that nothing refuted."""
         while self._doubtful:

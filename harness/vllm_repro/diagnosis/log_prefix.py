@@ -56,9 +56,18 @@ class Prefixes:
         if self._seen[pattern] >= _ENOUGH and len(self._patterns) < _MANY:
             self._patterns[pattern] = re.compile(pattern)
 
+    def learn_bare(self, count: int) -> None:
+        """Take lines of vLLM that came without a prefix."""
+        self._bare += count
+
+    @property
+    def active(self) -> bool:
+        """Return True if a learnt prefix may be removed."""
+        return self._prefixed > self._bare
+
     def end(self, raw: str, at: int) -> int:
         """Return the index after the learnt prefix of this line; `at` without one."""
-        if self._prefixed > self._bare:
+        if self.active:
             for pattern in self._patterns.values():
                 if found := pattern.match(raw, at):
                     return found.end()

@@ -18,6 +18,7 @@ from contextlib import suppress
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
+from vllm_repro.diagnosis.access_runs import AccessRuns
 from vllm_repro.diagnosis.log_prefix import Prefixes
 
 __all__ = ["ANSI", "MAX_LINE", "Line", "read_lines"]
@@ -120,27 +121,32 @@ _FIELD = re.compile(rf'\s*"(?:{"|".join(_RECORD_KEYS)})": ("(?:[^"\\]|\\.)*"),?\
 """A message in JSON that is printed over several lines."""
 
 
-def read_lines(source: str | bytes | Iterable[str | bytes]) -> Iterator[Line]:
+def read_lines(source: str | bytes | Iterable[str | bytes], runs: AccessRuns | None = None) -> Iterator[Line]:
     """Yield the lines of a log or of a pasted text.
 
     `source`: the whole text, an open file (text or binary), or an iterable of pieces that each hold whole lines. Bytes are
-    decoded as UTF-8 or UTF-16; invalid ones become U+FFFD. Lines without a message are yielded too.
+    decoded as UTF-8 or UTF-16; invalid ones become U+FFFD. Lines without a message are yielded too. runs: skips lines of a binary file.
     """
     prefixes = Prefixes()
-    pieces = chain.from_iterable(map(_carriage_pieces, _physical_lines(source)))
+    runs = runs or AccessRuns()
+    pieces = chain.from_iterable(map(_carriage_pieces, _physical_lines(source, runs)))
     ahead = list(islice(pieces, _AHEAD))
+    skipped = 0
     for _, at, piece in ahead:
         prefixes.learn(piece, at)
     for number, (stream, at, piece) in enumerate(chain(ahead, pieces), start=1):
         if number > len(ahead):
             prefixes.learn(piece, at)
-        yield from _unglued(number, stream, piece, prefixes.end(piece, at))
+        prefixes.learn_bare(runs.stamped - skipped)
+        skipped = runs.stamped
+        runs.off |= prefixes.active
+        yield from _unglued(number + runs.lines, stream, piece, prefixes.end(piece, at))
 
 
 # ── lines of text ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _physical_lines(source: str | bytes | Iterable[str | bytes]) -> Iterator[str]:
+def _physical_lines(source: str | bytes | Iterable[str | bytes], runs: AccessRuns) -> Iterator[str]:
     """Yield the lines of `source` without their ends, a line of JSON replaced by the log lines in it."""
     if isinstance(source, io.BufferedReader) and _encoding(source.peek(2)) != "utf-8":
         source = source.read()
@@ -150,6 +156,8 @@ def _physical_lines(source: str | bytes | Iterable[str | bytes]) -> Iterator[str
         pieces: Iterable[str | bytes] = (source,)
     else:
         pieces = _bounded(source) if isinstance(source, io.IOBase) else source
+        if isinstance(source, io.BufferedReader):
+            pieces = runs.read(source, MAX_LINE)
     lines = _split(pieces)
     head = list(islice(lines, _SAMPLE))
     if head:
@@ -160,6 +168,7 @@ def _physical_lines(source: str | bytes | Iterable[str | bytes]) -> Iterator[str
     elif head and head[0].strip() in ("[", "{") and any(map(_FIELD.fullmatch, head)):
         yield from (json.loads(found[1]) for line in every if (found := _FIELD.fullmatch(line)))
     else:
+        runs.off = False
         for line in every:
             yield from _from_record(line) if line.startswith(("{", "[{")) and len(line) > 2 else [line]
 

@@ -236,6 +236,11 @@ class Finder:
         self._last_output[line.speaker] = key
         self._read(output, line, interrupted)
 
+    def is_idle(self, line: Line) -> bool:
+        """Return True if no traceback is open where this line was printed."""
+        output = self._outputs.get((line.speaker, line.source or line.level))
+        return output is not None and output.block is None
+
     def finish(self) -> tuple[Raised, ...]:
         """Return all exceptions of the server, in the order of their first lines. Call `unfinished` before it."""
         for output in self._outputs.values():

@@ -15,8 +15,9 @@ A release that is declared good and lives needs no more boots.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from enum import StrEnum
 from math import log, log1p
@@ -95,18 +96,19 @@ class BugHistory:
 
 @dataclass
 class _Release:
-    """Boots of one release, or of one nightly, on one host. nights: those with a conclusive run."""
+    """Boots of one release, or of one nightly, on one host. nights: the first `SETTLED` with a conclusive run. last: the last one."""
 
     name: str = "an unknown release"
     standing: Standing = Standing.UNKNOWN
     crashed: int = 0
     boots: int = 0
     did: str = "died"
-    nights: set[date] = field(default_factory=set)
+    nights: frozenset[date] = frozenset()
+    last: date = date.min
 
     def add(self, row: Run, night: date) -> None:
         self.name, self.standing = row.vllm_version or self.name, row.standing
-        self.nights.add(night)
+        self.nights, self.last = _few(self.nights | {night}), max(self.last, night)
         if (died := row.died) is not None:
             self.did = died.expected.did
             self.crashed += died.k
@@ -123,8 +125,8 @@ class _Track:
     boots: int = 0
     streak: int = 0
     last: date = date.min
-    quiet: set[date] = field(default_factory=set)
-    """Nights of the quiet boots in a row."""
+    quiet: frozenset[date] = frozenset()
+    """The first `SETTLED` nights of the quiet boots in a row."""
     declared: bool = False
     """Good because the scenario declares it."""
     why: str = ""
@@ -136,13 +138,13 @@ class _Track:
 
     def add(self, release: _Release) -> None:
         """Update from the next newer release."""
-        self.last = max(self.last, *release.nights)
+        self.last = max(self.last, release.last)
         if release.crashed:
             self.did = release.did
             self._add_crashes(release)
         else:
             if self.state is not BugState.OPEN:
-                self.quiet |= release.nights
+                self.quiet = _few(self.quiet | release.nights)
             self._add_quiet(release)
 
     def _add_crashes(self, release: _Release) -> None:
@@ -159,14 +161,14 @@ class _Track:
         self.crashed += release.crashed
         self.boots += release.boots + self.streak  # the quiet boots were luck and belong to the crash rate
         self.streak = 0
-        self.quiet = set()
+        self.quiet = frozenset()
         self.declared = False
 
     def _add_quiet(self, release: _Release) -> None:
         if self.state is BugState.GOOD_RELEASE:
             return
         if release.standing is Standing.GOOD and self.state is not BugState.REGRESSED:
-            self.state, self.declared, self.quiet = BugState.GOOD_RELEASE, True, set(release.nights)
+            self.state, self.declared, self.quiet = BugState.GOOD_RELEASE, True, release.nights
             self.why = f"{release.name} is declared good, and lived"
             self.crashed = self.boots = self.streak = 0
             return
@@ -192,6 +194,34 @@ class _Track:
         return log(ALPHA / (self.crashed * (self.crashed + 1))) / log1p(-self.crashed / self.boots)
 
 
+@dataclass
+class _Series:
+    """Releases of one host and kind of build by version, the state before each, and the state after all."""
+
+    track: _Track
+    versions: list[Version] = field(default_factory=list)
+    releases: list[_Release] = field(default_factory=list)
+    before: list[_Track] = field(default_factory=list)
+
+    def add(self, row: Run, night: date) -> None:
+        """Add a run. Only its release and newer ones are counted again, so a history takes time in proportion to its nights."""
+        version = _version(row.vllm_version)
+        at = bisect_left(self.versions, version)
+        if self.versions[at : at + 1] != [version]:
+            self.versions.insert(at, version)
+            self.releases.insert(at, _Release())
+            self.before.insert(at, self.before[at] if at < len(self.before) else self.track)
+        self.releases[at].add(row, night)
+        self.track = self.before[at]
+        for place in range(at, len(self.releases)):
+            self.before[place], self.track = self.track, replace(self.track)
+            self.track.add(self.releases[place])
+
+
+def _few(nights: frozenset[date]) -> frozenset[date]:
+    return nights if len(nights) <= SETTLED else frozenset(sorted(nights)[:SETTLED])
+
+
 _ORDER = (BugState.REGRESSED, BugState.REPRODUCES, BugState.CANDIDATE, BugState.GOOD_RELEASE)
 
 
@@ -204,31 +234,25 @@ def bug_histories(rows: Iterable[tuple[date, Run]]) -> list[BugHistory]:
 
 
 def _history(scenario: str, evidence: str, rows: Sequence[tuple[date, Run]]) -> BugHistory:
-    tracks: dict[tuple[str, bool], _Track] = {}
-    releases: dict[tuple[str, bool], dict[Version, _Release]] = {}
+    series: dict[tuple[str, bool], _Series] = {}
     state, steps = BugState.OPEN, list[StateChange]()
     for night, row in rows:
         build = build_of(row.vllm_version)
         # Somebody's own tree says nothing about a release.
         if build is Build.SOURCE or (row.died is None and not row.quiet):
             continue
-        key, version = (row.host, build is Build.NIGHTLY), _version(row.vllm_version)
-        seen = releases.setdefault(key, {})
-        newer = bool(seen) and version > max(seen)
-        seen.setdefault(version, _Release()).add(row, night)
-        if not newer:
-            tracks[key] = _Track(nightly=key[1])
-        track = tracks[key]
-        for each in [version] if newer else sorted(seen):
-            track.add(seen[each])
-        now, why = _together(tracks.values(), night), track.why
-        if now is BugState.GOOD_RELEASE and len(_quiet_nights(tracks.values())) >= SETTLED:
+        key = row.host, build is Build.NIGHTLY
+        own = series.setdefault(key, _Series(_Track(nightly=key[1])))
+        own.add(row, night)
+        tracks = [one.track for one in series.values()]
+        now, why = _together(tracks, night), own.track.why
+        if now is BugState.GOOD_RELEASE and len(_quiet_nights(tracks)) >= SETTLED:
             why = f"good releases were quiet in {SETTLED} nights" if state is now else why
             now = BugState.CLOSED
         if now is not state:
             steps.append(StateChange(night=night, run=row.id, was=state, state=now, why=why))
             state = now
-    leading = _leading(tracks.values())
+    leading = _leading(one.track for one in series.values())
     return BugHistory(
         scenario=scenario,
         evidence=evidence,
@@ -261,9 +285,9 @@ def _together(tracks: Iterable[_Track], night: date) -> BugState:
     return with_nightly
 
 
-def _quiet_nights(tracks: Iterable[_Track]) -> set[date]:
+def _quiet_nights(tracks: Iterable[_Track]) -> frozenset[date]:
     good = (track for track in tracks if not track.nightly and track.state is BugState.GOOD_RELEASE)
-    return set().union(*(track.quiet for track in good))
+    return frozenset[date]().union(*(track.quiet for track in good))
 
 
 def _worst(tracks: Iterable[_Track]) -> BugState | None:

@@ -1,19 +1,28 @@
-"""Sizes of folders, a lock between processes, and the processes that use a folder."""
+"""The place of the cache, sizes of folders, a lock between processes, and the processes that use a folder."""
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from vllm_repro.errors import InfraError
 
-__all__ = ["Progress", "disk_usage", "human_size", "locked", "processes_using"]
+__all__ = ["Progress", "cache_root", "disk_usage", "human_size", "locked", "processes_using"]
 
 Progress = Callable[[str], None]
 """Receives one line of progress at a time."""
+
+
+def cache_root(environment: Mapping[str, str] | None = None) -> Path:
+    """Return `$VLLM_REPRO_CACHE`, else `$XDG_CACHE_HOME/vllm-repro`, else `~/.cache/vllm-repro`, as an absolute path."""
+    env = os.environ if environment is None else environment
+    if own := env.get("VLLM_REPRO_CACHE"):
+        return Path(own).expanduser().absolute()
+    shared = Path(env.get("XDG_CACHE_HOME", ""))
+    return (shared if shared.is_absolute() else Path.home() / ".cache") / "vllm-repro"
 
 
 def human_size(count: int) -> str:

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from importlib.metadata import distributions
@@ -27,7 +26,7 @@ import msgspec
 from packaging.version import Version
 
 from vllm_repro.errors import HarnessBug, InfraError
-from vllm_repro.releases.disk import Progress, disk_usage, human_size, locked, processes_using
+from vllm_repro.releases.disk import Progress, cache_root, disk_usage, human_size, locked, processes_using
 from vllm_repro.releases.installer import Installer, missing_build
 from vllm_repro.releases.known import CPU_BUILDS, nearest_cpu_build
 from vllm_repro.releases.layer import lay_over, make_runnable
@@ -36,7 +35,7 @@ from vllm_repro.releases.operators import Fit, compare, schemas_of
 from vllm_repro.releases.sources import Source, Tree, is_release, source_of, wheel_tree
 from vllm_repro.releases.versions import DISTRIBUTION, check_supported, needs_of, release_version
 
-__all__ = ["LARGEST_INSTALL", "Release", "ReleaseCache", "cache_root", "provision"]
+__all__ = ["LARGEST_INSTALL", "Release", "ReleaseCache", "provision"]
 
 _MARKER = "complete.json"
 _MOST_SOURCES = 40
@@ -69,15 +68,6 @@ class Release:
     source: str = ""
     compiled: str = ""
     fit: Fit | None = None
-
-
-def cache_root(environment: Mapping[str, str] | None = None) -> Path:
-    """Return `$VLLM_REPRO_CACHE`, else `$XDG_CACHE_HOME/vllm-repro`, else `~/.cache/vllm-repro`, as an absolute path."""
-    env = os.environ if environment is None else environment
-    if own := env.get("VLLM_REPRO_CACHE"):
-        return Path(own).expanduser().absolute()
-    shared = Path(env.get("XDG_CACHE_HOME", ""))
-    return (shared if shared.is_absolute() else Path.home() / ".cache") / "vllm-repro"
 
 
 class ReleaseCache:

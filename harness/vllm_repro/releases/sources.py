@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from vllm_repro.errors import UsageError
@@ -207,6 +205,8 @@ def _found(checkout: Path, name: str) -> str:
 
 
 def _wheel(path: Path) -> Source:
+    from packaging.utils import InvalidWheelFilename, parse_wheel_filename  # here: only a wheel needs them
+
     try:
         name, version, _, _ = parse_wheel_filename(path.name)
     except InvalidWheelFilename as error:
@@ -234,6 +234,8 @@ def _common_requirements(checkout: Path) -> tuple[str, ...]:
 
 
 def _requirements(lines: Iterable[str]) -> Iterable[str]:
+    from packaging.requirements import InvalidRequirement, Requirement  # here: only a tree needs them
+
     for line in lines:
         text = line.partition(" #")[0].strip()
         try:

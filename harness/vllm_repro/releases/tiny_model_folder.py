@@ -11,8 +11,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from vllm_repro.releases.disk import cache_root
 from vllm_repro.releases.families import image_processor, model_config
-from vllm_repro.releases.provision import cache_root
 from vllm_repro.releases.tiny_tokenizer import END_OF_TURN, PAD, special_id, tokenizer_json
 from vllm_repro.releases.weights import safetensors
 from vllm_repro.tiny_model import TinyModel

@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from vllm_repro.errors import InfraError, UsageError
@@ -68,6 +66,9 @@ def needs_of(version: str, requires: Iterable[str]) -> Needs:
 
     Markers are evaluated for the running Python. Raises `InfraError` if no torch is pinned.
     """
+    from packaging.requirements import Requirement  # here: only an installation needs them
+    from packaging.utils import canonicalize_name
+
     wanted = [Requirement(line) for line in (*requires, *_UNDECLARED.get(version, ()))]
     wanted = [item for item in wanted if item.marker is None or item.marker.evaluate({"extra": ""})]
     pins = [

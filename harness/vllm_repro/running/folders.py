@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vllm_repro.errors import UsageError
 from vllm_repro.journal.redact import Redactor, known_secrets
-from vllm_repro.releases.provision import cache_root
+from vllm_repro.releases.disk import cache_root
 from vllm_repro.scenario.catalogue import named_folders
 from vllm_repro.scenario.scenario import Scenario
 

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm_repro import __version__
 from vllm_repro.errors import ReproError, UsageError
@@ -22,14 +22,11 @@ from vllm_repro.host.host_id import hosted_by
 from vllm_repro.host.machine import Machine, look
 from vllm_repro.journal.journal import SCHEMA, Journal, json_of
 from vllm_repro.journal.redact import Redactor, known_secrets
-from vllm_repro.report.build import build
-from vllm_repro.report.files import write_reports
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.wording import simulated
 from vllm_repro.running.boots import Boots, undecided_arms
 from vllm_repro.running.folders import private_folders, private_hosts, private_users, run_folder
 from vllm_repro.running.job import Job, repeat_command
-from vllm_repro.running.resume import UnfinishedRun
 from vllm_repro.running.state import Trial
 from vllm_repro.running.terminal import Progress
 from vllm_repro.running.trial import run_trial
@@ -39,6 +36,9 @@ from vllm_repro.servers.orphans import sweep
 from vllm_repro.servers.site import Site, open_site
 from vllm_repro.verdict.statistics import lower_bound
 from vllm_repro.verdict.verdict import Expected, Record, arm_result, same_release
+
+if TYPE_CHECKING:  # it imports the reports
+    from vllm_repro.running.resume import UnfinishedRun
 
 __all__ = ["Chosen", "run_one", "signals_later", "strongest_record"]
 
@@ -117,6 +117,9 @@ def _run(job: Job, site: Site, progress: Progress, unfinished: UnfinishedRun | N
             trials.interrupted_by = trials.interrupted_by or f"{error}" or "SIGINT"
         finally:
             journal.write("run-ended", interrupted=trials.interrupted_by)
+    from vllm_repro.report.build import build
+    from vllm_repro.report.files import write_reports  # here: only the end of a run needs them
+
     report = build(folder)
     try:
         with signals_later():

@@ -130,8 +130,9 @@ async def _shielded(work: Coroutine[Any, Any, T]) -> tuple[T, bool]:
 async def _boot_and_work(trial: Trial, work: Work) -> None:
     trial.notify("starting the server")
     launched = time.monotonic()
-    # The SDK's retries follow the crash within a second, and its import takes two.
-    sdk = asyncio.create_task(asyncio.to_thread(importlib.import_module, "openai.types.chat"))
+    started = trial.launch.kind.facts.started
+    # The SDK's retries follow the crash within a second, and its import takes two. It sends nothing to an attached server.
+    sdk = asyncio.create_task(asyncio.to_thread(importlib.import_module, "openai.types.chat")) if started else None
     facts = await trial.server.start()
     trial.journal.write("server-started", **trial.label, facts=facts)
     trial.seen.facts = facts
@@ -153,10 +154,11 @@ async def _boot_and_work(trial: Trial, work: Work) -> None:
                 trial.seen.boot_s = time.monotonic() - launched
                 trial.seen.ready = True
                 trial.seen.version = await _version(client, trial.launch.evidence)
-                if trial.launch.kind.facts.started:
+                if started:
                     await asyncio.to_thread(_check_evidence, trial)
                 trial.journal.write("ready", **trial.label, boot_s=trial.seen.boot_s, version=trial.seen.version)
-                await sdk
+                if sdk is not None:
+                    await sdk
                 runner = WorkloadRunner(trial, client, watch)
                 await work(runner)
                 model = runner.model
@@ -164,7 +166,7 @@ async def _boot_and_work(trial: Trial, work: Work) -> None:
                 trial.notify("the engine died; waiting for the end of its log")
                 async with asyncio.TaskGroup() as group:
                     # A retry may kill the server of somebody else again.
-                    if model and trial.seen.sent and trial.launch.kind.facts.started:
+                    if model and trial.seen.sent and started:
                         group.create_task(_record_sdk_view(trial, model, watch.failed))
                     await watch.aftermath()
                 if watch.exit is not None:

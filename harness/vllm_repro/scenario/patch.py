@@ -9,9 +9,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from unidiff.errors import UnidiffParseError
-from unidiff.patch import PatchSet
-
 from vllm_repro.errors import Unsupported, UsageError
 
 __all__ = ["Patch", "read_diff"]
@@ -57,6 +54,9 @@ class Patch:
 
 def read_diff(path: Path) -> tuple[Patch, ...]:
     """Return one patch for each hunk of a unified diff. Raises `UsageError` unless it changes Python files of vLLM."""
+    from unidiff.errors import UnidiffParseError  # here: only --patch needs it
+    from unidiff.patch import PatchSet
+
     name = str(path)
     try:
         text = path.read_text(encoding="utf-8")

@@ -17,8 +17,9 @@ from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.evidence import Evidence
 from vllm_repro.host.machine import cpu_flags
 from vllm_repro.host.ports import free_port
+from vllm_repro.releases.disk import cache_root
 from vllm_repro.releases.overlay import Overlay, make_overlay, patched_files
-from vllm_repro.releases.provision import Release, ReleaseCache, cache_root, provision
+from vllm_repro.releases.provision import Release, ReleaseCache, provision
 from vllm_repro.releases.sources import version_of
 from vllm_repro.releases.tiny_model_folder import cached_model
 from vllm_repro.scenario.scenario import Arm, Capture, Lab, Model, Scenario

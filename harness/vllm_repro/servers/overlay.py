@@ -13,10 +13,9 @@ from pathlib import Path
 
 from vllm_repro.command.container import ContainerSpec, Mount
 from vllm_repro.errors import InfraError
-from vllm_repro.releases.disk import Progress
+from vllm_repro.releases.disk import Progress, cache_root
 from vllm_repro.releases.local_vllm import packages_of_local
 from vllm_repro.releases.overlay import digests_of, make_overlay, patched_texts, write_files
-from vllm_repro.releases.provision import cache_root
 from vllm_repro.scenario.patch import Patch
 from vllm_repro.servers.docker_engine import connect
 from vllm_repro.servers.docker_source import ImageSource, image_source

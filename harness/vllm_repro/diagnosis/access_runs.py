@@ -1,0 +1,128 @@
+"""Runs of access lines and counts of tokens, of which a long log mostly consists: skipped in blocks.
+
+Of such lines only the number, the times and the last ones count. A line is skipped only if one of the same kind came just before it, and
+changed nothing but what the next one changes, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from functools import cache
+from io import BufferedReader
+
+__all__ = ["AccessRuns", "kind_of"]
+
+_BLOCK = 1 << 22
+_MOST = 256
+"""Most kinds: two for each API server, and one for each engine."""
+_TIME = r"\d\d-\d\d \d\d:\d\d:\d\d"
+_ACCESS = r'\d{1,3}(?:\.\d{1,3}){3}:\d{1,5} - "(?:GET|POST) /[A-Za-z0-9_./-]{0,200} HTTP/1\.[01]" 200 OK'
+# Requests without a new token are not skipped: they may be a hang.
+_COUNTS = (
+    r"Avg prompt throughput: \d{1,9}\.\d tokens/s, Avg generation throughput: "
+    r"(?:(?!0+\.0 )\d{1,9}\.\d tokens/s, Running: \d{1,6} reqs, Waiting: \d{1,6} reqs"
+    r"|0\.0 tokens/s, Running: 0 reqs, Waiting: 0 reqs)"
+    r", GPU KV cache usage: \d{1,3}\.\d%, Prefix cache hit rate: \d{1,3}\.\d%(?:, MM cache hit rate: \d{1,3}\.\d%)?"
+)
+_PROCESS = r"(?:\([A-Za-z]\w{0,40} pid=\d{1,10}\) )?"
+_LINE = re.compile(
+    rf"({_PROCESS}INFO: {{5}}){_ACCESS}|({_PROCESS}INFO ){_TIME}( \[loggers\.py:\d{{1,5}}\] Engine \d{{1,5}}: ){_COUNTS}",
+    re.ASCII,
+)
+_STAMP = re.compile(rf"({_PROCESS}INFO )({_TIME})( \[loggers\.py:\d+\] Engine \d+: )".encode())
+
+
+class AccessRuns:
+    """Reader of a binary file that skips runs of such lines.
+
+    lines: number of those skipped so far; stamped: of those with a time. dropped, stamps: lines, and times by kind, that the caller has not
+    counted yet. off: nothing may be skipped.
+    """
+
+    def __init__(self) -> None:
+        self.lines = self.stamped = self.dropped = 0
+        self.stamps: list[tuple[str, str]] = []
+        self.off = True
+        self._kinds: Sequence[str] = ()
+
+    def skip(self, kinds: Collection[str]) -> None:
+        """Skip lines of these kinds, from the next line to the first other one."""
+        self._kinds = sorted(kinds)[:_MOST]
+
+    def read(self, file: BufferedReader, longest: int) -> Iterator[bytes]:
+        """Yield the lines of `file` that are not skipped, each cut at `longest` bytes."""
+        block, at, whole = b"", 0, True
+        while True:
+            if self._kinds and not self.off and (run := _pattern(tuple(self._kinds)).match(block, at)):
+                yield from self._run(block, at, run.end())
+                at = run.end()
+                continue
+            end = block.find(b"\n", at) + 1
+            if not end and len(block) - at < longest and (more := file.read(_BLOCK)):
+                block, at = block[at:] + more, 0
+                continue
+            end = end or len(block)
+            if at == end:
+                if not (block := file.read(_BLOCK)):
+                    return
+                at = 0
+                continue
+            if whole:
+                yield block[at : min(end, at + longest)]
+            whole = block.endswith(b"\n", at, end)
+            at = end
+
+    def _run(self, block: bytes, begin: int, end: int) -> Iterator[bytes]:
+        """Yield the lines of a run that count: of each kind the last, the last three answers, and the last."""
+        stamps = list(_stamps(block, begin, end))
+        kept = {_start(block, begin, end - 1), *{kind: start for start, kind, _ in stamps}.values()}
+        marks = [(b'"POST ', 3), (b" /health", 3), *((kind.encode(), 1) for kind in self._kinds if "\0" not in kind)]
+        for mark, number in marks:
+            place = end
+            for _ in range(number):
+                if (place := block.rfind(mark, begin, place)) < 0:
+                    break
+                kept.add(_start(block, begin, place))
+        stamps.reverse()
+        for start in sorted(kept):
+            count = block.count(b"\n", begin, start)
+            self.lines += count
+            self.dropped += count
+            while stamps and stamps[-1][0] < start:
+                self.stamps.append(stamps.pop()[1:])
+                self.stamped += 1
+            begin = block.index(b"\n", start) + 1
+            if stamps and stamps[-1][0] == start:
+                stamps.pop()  # the caller reads this line
+            yield block[start:begin]
+
+
+def kind_of(raw: str) -> str | None:
+    """Return what lines of the same kind begin with, with a zero character in place of the time; None if no such line is ever skipped."""
+    if not raw.endswith(("OK", "%")) or (found := _LINE.fullmatch(raw)) is None:
+        return None
+    return found[1] or f"{found[2]}\0{found[3]}"
+
+
+def _start(block: bytes, begin: int, place: int) -> int:
+    """Return where the line of `place` begins, in a run that begins at `begin`."""
+    return block.rfind(b"\n", begin, place) + 1 or begin
+
+
+def _stamps(block: bytes, begin: int, end: int) -> Iterator[tuple[int, str, str]]:
+    """Yield the place, kind and time of each count of tokens in a run."""
+    place = begin
+    while (place := block.find(b" Engine ", place, end)) >= 0:
+        start = _start(block, begin, place)
+        if found := _STAMP.match(block, start):
+            yield start, f"{found[1].decode()}\0{found[3].decode()}", found[2].decode()
+        place += 1
+
+
+@cache
+def _pattern(kinds: tuple[str, ...]) -> re.Pattern[bytes]:
+    """Return a pattern of a run. It is possessive: of a million lines none must be tried in another way."""
+    starts = [re.escape(kind).replace("\0", _TIME) for kind in kinds]
+    lines = [start + (_COUNTS if "\0" in kind else _ACCESS) for start, kind in zip(starts, kinds, strict=True)]
+    return re.compile(rf"(?:(?:{'|'.join(lines)})\r?\n)++".encode())
