@@ -92,14 +92,13 @@ def vllm_server(
 ) -> Iterator[Callable[..., VllmServer]]:
     """Return a function that boots a server and takes the arguments of `vllm_repro.VllmServer`.
 
-    Every server ends with the test. If an engine died, the test fails with its root exception, whatever the test itself saw. With `-n K`,
-    tests on a machine with GPUs take turns.
+    Every server ends with the test. If an engine died, the test fails with its root exception, whatever the test itself saw. A server
+    leases the GPUs that it needs, so with `-n K` tests share none.
     """
-    from vllm_repro.host.machine import gpu_lock, gpus  # here and below: a second of imports
-    from vllm_repro.running.live_server import VllmServer
+    from vllm_repro.running.live_server import VllmServer  # here and below: a second of imports
 
     booted = request.node.stash.setdefault(_BOOTED, [])
-    with gpu_lock(needed=bool(gpus())), contextlib.ExitStack() as servers:
+    with contextlib.ExitStack() as servers:
 
         def boot(command: str, **options: Any) -> VllmServer:
             options.setdefault("folder", tmp_path_factory.mktemp("vllm_server"))
