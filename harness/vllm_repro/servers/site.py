@@ -95,7 +95,7 @@ class Site(ABC):
         """Lease the GPUs of the servers, for all boots of a run; block while other runs hold them. Raises `InfraError`."""
         needs = needs_of(scenario, options)
         on_gpus = self.evidence is Evidence.GPU and self.kind.facts.started and not lacking(needs, gpus())
-        with leased_gpus(needs.gpus if on_gpus else 0, partial(unfit, needs), notify) as self.gpus:
+        with leased_gpus(max(1, needs.gpus) if on_gpus else 0, partial(unfit, needs), notify) as self.gpus:
             yield
 
     @abstractmethod
