@@ -74,7 +74,7 @@ def test_a_card_is_waited_for_until_its_memory_is_free(stub_gpus: StubGpus) -> N
 def test_memory_that_is_not_freed_is_trouble_with_the_card_and_the_mib(
     stub_gpus: StubGpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vllm_repro.host.gpu_lease._DRAIN_S", 0.2)
+    monkeypatch.setattr("vllm_repro.host.gpu_lease._DRAIN_S", 1.0)
     stub_gpus.say(cards=[{}, {"memory.used": 70000}])
     for wait in (lambda: await_free_memory(["0", "1"]), lambda: taken(2)):
         with pytest.raises(
