@@ -93,6 +93,7 @@ bench: $(DEV) ## run the benchmarks
 	@$(BIN)/python benchmarks/detection.py
 	@$(BIN)/python benchmarks/overhead.py
 	@$(BIN)/python benchmarks/prompts.py
+	@$(BIN)/python -m benchmarks.cards
 
 faults: $(DEV) images ## break live runs on purpose and write docs/reliability.md (an hour)
 	@$(BIN)/python -m benchmarks.faults --write

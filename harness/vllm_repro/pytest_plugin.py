@@ -58,6 +58,7 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["vllm_repro_seconds"] = node.config.stash[_SECONDS]
 
 
+@pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With `-n K`, start the trials that took longest, or never ran, first: then the last ones that run side by side are short."""
     given: dict[str, Any] = getattr(config, "workerinput", {})
