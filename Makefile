@@ -95,6 +95,7 @@ bench: $(DEV) ## run the benchmarks
 	@$(BIN)/python benchmarks/startup.py
 	@$(BIN)/python -m benchmarks.growth
 	@$(BIN)/python benchmarks/prompts.py
+	@$(BIN)/python -m benchmarks.cards
 
 faults: $(DEV) images ## break live runs on purpose and write docs/reliability.md (an hour)
 	@$(BIN)/python -m benchmarks.faults --write

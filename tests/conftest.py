@@ -17,7 +17,10 @@ from hypothesis import HealthCheck, settings
 
 from tests.report_examples import check_files
 from vllm_repro import cli
+from vllm_repro.host import machine
 from vllm_repro.servers.orphans import sweep
+
+GPU_STUBS = Path(__file__).parents[1] / "fixtures" / "gpu_stubs"
 
 # How long an example takes says more of the machine, which has other work, than of the code.
 settings.register_profile("any-machine", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
@@ -69,6 +72,36 @@ def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         environment.setenv("VLLM_WATCHDOG_TIME_S", "0.3")  # the rehearsal engine waits as long as vLLM does: 5 s
         yield state
         sweep()
+
+
+class StubGpus:
+    """The stub of nvidia-smi on PATH (fixtures/gpu_stubs), with four cards unless a test changes them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.servers = folder / "servers"
+        self.servers.mkdir()
+        self._file = folder / "cards.json"
+        self.say()
+
+    def say(self, **state: object) -> None:
+        """Change what the stub answers; its file lists the fields."""
+        machine.forget_failure()
+        self._file.write_text(json.dumps({"servers": str(self.servers)} | state), encoding="utf-8")
+
+
+@pytest.fixture
+def stub_gpus(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[StubGpus]:
+    folder = tmp_path_factory.mktemp("gpus")
+    (folder / "nvidia-smi").symlink_to(GPU_STUBS / "nvidia-smi")
+    (folder / "dmesg").symlink_to("/bin/true")
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    monkeypatch.setenv("STUB_GPUS", str(folder / "cards.json"))
+    monkeypatch.setenv("STUB_SERVERS", str(folder / "servers"))
+    monkeypatch.setenv("TMPDIR", str(folder))  # of the locks
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("vllm_repro.host.gpu_lease._POLL_S", 0.01)
+    yield StubGpus(folder)
+    machine.forget_failure()
 
 
 def _reported(out: Path) -> dict[Path, int]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _REHEARSAL = ("vllm-repro-evidence", "rehearsal")
 _SERVER = "vllm-repro-server"
 """Property of a test with the fixture below; `vllm-repro-evidence` is that of a scenario."""
+_SECONDS = pytest.StashKey[dict[str, float]]()
 _SERVERS = ("auto", "docker", "process", "lab", "rehearsal")
 
 
@@ -39,6 +40,36 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     if session.isinitpath(file_path) or not (folder.name == "scenarios" or session.isinitpath(folder)):
         return None
     return _scenario_file(file_path, parent)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Give each worker of pytest-xdist the seconds that each test took last: all workers must collect in the same order."""
+    if _SECONDS not in node.config.stash:
+        from vllm_repro.history.runs import read_runs
+        from vllm_repro.running.folders import default_out
+
+        node.config.stash[_SECONDS] = {
+            f"{run.scenario}[{arm.name}]": trial.duration_s or 0.0
+            for run in read_runs(default_out())[0]
+            for arm in run.arms
+            for trial in arm.trials
+        }
+    node.workerinput["vllm_repro_seconds"] = node.config.stash[_SECONDS]
+
+
+@pytest.hookimpl(trylast=True)  # after -k and -m
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `-n K`, start the trials that took longest, or never ran, first: then the last ones that run side by side are short."""
+    given: dict[str, Any] = getattr(config, "workerinput", {})
+    seconds, workers = given.get("vllm_repro_seconds"), given.get("workercount", 1)
+    if not seconds or any(type(item).__name__ != "ScenarioItem" for item in items):
+        return
+    items.sort(key=lambda item: -seconds.get(item.name, float("inf")))
+    # xdist begins with two tests for each worker: a long one, and a short one that waits behind it.
+    first, second = items[:workers], items[workers : 2 * workers]
+    if len(second) == workers:
+        items[: 2 * workers] = [item for pair in zip(first, reversed(second), strict=True) for item in pair]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -92,14 +123,13 @@ def vllm_server(
 ) -> Iterator[Callable[..., VllmServer]]:
     """Return a function that boots a server and takes the arguments of `vllm_repro.VllmServer`.
 
-    Every server ends with the test. If an engine died, the test fails with its root exception, whatever the test itself saw. With `-n K`,
-    tests on a machine with GPUs take turns.
+    Every server ends with the test. If an engine died, the test fails with its root exception, whatever the test itself saw. A server
+    leases the GPUs that it needs, so with `-n K` tests share none.
     """
-    from vllm_repro.host.machine import gpu_lock, gpus  # here and below: a second of imports
-    from vllm_repro.running.live_server import VllmServer
+    from vllm_repro.running.live_server import VllmServer  # here and below: a second of imports
 
     booted = request.node.stash.setdefault(_BOOTED, [])
-    with gpu_lock(needed=bool(gpus())), contextlib.ExitStack() as servers:
+    with contextlib.ExitStack() as servers:
 
         def boot(command: str, **options: Any) -> VllmServer:
             options.setdefault("folder", tmp_path_factory.mktemp("vllm_server"))

@@ -129,6 +129,19 @@ def test_gpus_are_parsed(gpus: str | None, request_: GpuRequest | None) -> None:
     assert ContainerSpec(image="i", gpus=gpus).gpu_request() == request_
 
 
+def test_gpus_of_cdi_are_devices_of_the_engine() -> None:
+    spec = ContainerSpec(image="i", gpus="device=nvidia.com/gpu=0,nvidia.com/gpu=3")
+    request = spec.gpu_request()
+    assert request is not None
+    assert request.cdi
+    argv = spec.docker_argv()
+    assert "--gpus" not in argv
+    assert [argv[n + 1] for n, word in enumerate(argv) if word == "--device"] == [
+        "nvidia.com/gpu=0",
+        "nvidia.com/gpu=3",
+    ]
+
+
 def test_other_gpus_sizes_and_ulimits_are_refused() -> None:
     for gpus in ("", "devices", "-1"):
         with pytest.raises(UsageError, match="not understood"):

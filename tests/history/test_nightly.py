@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import StubGpus
 from tests.golden_files import assert_golden
 from tests.report_examples import REHEARSAL, report
 from vllm_repro.history.nightly import Light, Night, Slot, annotation, light_of, markdown, suites
@@ -129,28 +130,17 @@ def test_one_junit_file_for_the_night() -> None:
         assert sum(int(suite.get(name, "-1")) for suite in root) == len(list(root.iter(tag)))
 
 
-def fake_smi(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    tool = folder / "nvidia-smi"
-    tool.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(folder), prepend=":")
-
-
-TWO = """case "$1" in *memory.used*) printf '0, NVIDIA H200, 4\\n1, NVIDIA H200, 70000\\n' ;;
-*) printf 'NVIDIA H200, 143771, 9.0, 580.1\\nNVIDIA H200, 143771, 9.0, 580.1\\n' ;; esac"""
-
-
-def test_a_busy_gpu_is_trouble_of_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_smi(tmp_path, TWO, monkeypatch)
-    assert list(host_problems(ServerKind.PROCESS, tmp_path, 0)) == [
-        "GPU 1 (NVIDIA H200) is busy: 70,000 MB of it are in use"
-    ]
-    fake_smi(tmp_path, f"echo 'WARNING: infoROM is corrupted at gpu 0'\n{TWO}", monkeypatch)
-    assert [shown[:5] for shown in host_problems(ServerKind.PROCESS, tmp_path, 0)] == ["GPU 1"], "a warning is no GPU"
-    fake_smi(tmp_path, "exit 9", monkeypatch)
-    assert list(host_problems(ServerKind.PROCESS, tmp_path, 0)) == [
-        "no NVIDIA GPU: nvidia-smi is absent, fails, or lists none"
-    ]
+def test_busy_gpus_are_trouble_of_the_host(tmp_path: Path, stub_gpus: StubGpus) -> None:
+    stub_gpus.say(cards=[{}, {"memory.used": 70000}])
+    assert not list(host_problems(ServerKind.PROCESS, tmp_path, 0)), "runs lease the other card"
+    stub_gpus.say(cards=[{"memory.used": 70000}])
+    (shown,) = host_problems(ServerKind.PROCESS, tmp_path, 0)
+    assert shown == "GPU 0 (stub of an H200) is busy: 70,000 MiB of it are in use"
+    stub_gpus.say(fail="no driver")
+    assert list(host_problems(ServerKind.PROCESS, tmp_path, 0)) == ["nvidia-smi fails: no driver"]
+    stub_gpus.say(cards=[])
+    (shown,) = host_problems(ServerKind.PROCESS, tmp_path, 0)
+    assert shown == "no NVIDIA GPU: nvidia-smi is absent, or lists none"
 
 
 def test_a_full_disk_is_trouble_of_the_host(tmp_path: Path) -> None:
@@ -159,8 +149,8 @@ def test_a_full_disk_is_trouble_of_the_host(tmp_path: Path) -> None:
     assert not list(host_problems(ServerKind.REHEARSAL, tmp_path, 0))
 
 
+@pytest.mark.usefixtures("stub_gpus")
 def test_no_container_engine_is_trouble_of_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_smi(tmp_path, TWO.replace("70000", "3"), monkeypatch)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     (shown,) = host_problems(ServerKind.DOCKER, tmp_path, 0)
     assert "none.sock" in shown

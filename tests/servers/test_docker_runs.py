@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from docker.types import DeviceRequest
 
 from tests.commands import journals, signalled, started, until
 from tests.conftest import Harness
 from tests.servers.docker_helpers import containers_of
-from tests.skipping import cannot_run
 from vllm_repro.command.parse import parse
 from vllm_repro.host.ports import free_port
 from vllm_repro.servers.docker_engine import Engine
@@ -103,9 +103,15 @@ def test_what_show_prints_is_what_was_run(harness: Harness, engine: Engine, rehe
     assert done.report["arms"][0]["command"] == shown
 
 
-def test_a_gpu_that_is_not_there_is_unsupported(harness: Harness, engine: Engine, base_image: str) -> None:
-    if "nvidia" in engine.runtimes:
-        cannot_run("this engine has the NVIDIA runtime, so it does not refuse")
+def test_an_engine_without_a_driver_for_gpus_is_unsupported(
+    harness: Harness, engine: Engine, base_image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert engine.local
+    # One that no engine has: this one may have the stub of NVIDIA's hook.
+    monkeypatch.setattr(
+        "vllm_repro.servers.docker.device_request",
+        lambda _: DeviceRequest(driver="none", count=1, capabilities=[["gpu"]]),
+    )
     done = harness("run", "tq-chunked-prefill", "--server", "docker", "--image", base_image)
     assert done.status == 2
     trial = done.report["arms"][0]["trials"][0]

@@ -67,6 +67,23 @@ def test_an_arm_may_size_its_flags_for_the_tiny_model() -> None:
     assert '"cpu_bytes_to_use":7516192768' in (sco.command_of(arm).get("--kv-transfer-config") or "")
 
 
+def test_the_leased_gpus_replace_the_reported_request() -> None:
+    tq = find("tq-chunked-prefill")
+    reported = replace(tq, command="docker run --gpus all reporter/vllm:mine --model Qwen/Qwen3.5-9B")
+    weights = ServedModel(name="m")
+    for gpus, request in (((), "all"), (("2",), "device=2"), (("nvidia.com/gpu=2",), "device=nvidia.com/gpu=2")):
+        made = container_launch(
+            reported, reported.arms[0], image="i", weights=weights, port=1, evidence=Evidence.GPU, gpus=gpus
+        )
+        assert made.container is not None
+        assert made.container.gpus == request
+    process = process_launch(
+        tq, tq.arms[0], vllm=("vllm",), env={}, weights=weights, port=1, evidence=Evidence.GPU, gpus=("2", "3")
+    )
+    assert process.env["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert process.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
 def test_a_container_gets_the_folder_and_no_hub() -> None:
     tq = find("tq-chunked-prefill")
     weights = ServedModel(name="made", path=FOLDER, dummy=True, tiny_model=tq.tiny_model)

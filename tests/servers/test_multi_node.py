@@ -57,6 +57,8 @@ def test_on_gpus_each_node_gets_its_own() -> None:
     assert head.differences[-1] == "2 nodes as processes on one host, which meet at 127.0.0.1:9000"
     assert (head.env["CUDA_VISIBLE_DEVICES"], follower.env["CUDA_VISIBLE_DEVICES"]) == ("0,1", "2,3")
     assert "GLOO_SOCKET_IFNAME" not in head.env
+    leased = replace(launch("--nnodes 2 --tensor-parallel-size 4", Evidence.GPU), gpus=("1", "4", "5", "7"))
+    assert [node.env["CUDA_VISIBLE_DEVICES"] for node in process_nodes(leased, 9000)] == ["1,4", "5,7"]
 
 
 def test_containers_share_the_network_of_the_first() -> None:

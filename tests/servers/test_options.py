@@ -83,6 +83,8 @@ def test_a_small_gpu_will_do_for_a_tiny_model_and_for_nothing_else() -> None:
 
 
 def test_the_number_of_gpus_and_their_capability_are_needed_all_the_same() -> None:
+    large = replace(SMALL, memory_gb=80.0)
+    assert not lacking(needs_of(TQ, ServerOptions()), (SMALL, large)), "any card of the machine may be leased"
     assert "2 GPUs" in lacking(needs_of(DSV4, DUMMY), (SMALL,))
     assert "capability 8.9" in lacking(needs_of(DSV4, DUMMY), (SMALL, SMALL))
 

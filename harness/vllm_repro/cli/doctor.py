@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Literal
 
 from vllm_repro.cli.common import add_common, print_json
-from vllm_repro.errors import InfraError, ReproError
+from vllm_repro.errors import InfraError, ReproError, Unsupported
 from vllm_repro.host.lease import lease_folder
-from vllm_repro.host.machine import gpus, look
+from vllm_repro.host.machine import gpu_trouble, gpus, look
 from vllm_repro.host.ports import free_port
 from vllm_repro.releases.disk import human_size
 from vllm_repro.releases.local_vllm import local_vllm
 from vllm_repro.releases.provision import LARGEST_INSTALL, ReleaseCache
 from vllm_repro.scenario.catalogue import all_scenarios, to_stderr
 from vllm_repro.scenario.scenario import Scenario
-from vllm_repro.servers.docker_engine import connect
+from vllm_repro.servers.docker_engine import Engine, connect, gpu_prefix
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.orphans import find_orphans
 from vllm_repro.servers.site import choose
@@ -57,7 +57,7 @@ def checks() -> Iterator[Check]:
     about = f"{machine.os}, {machine.cpus} CPUs, {machine.memory_gb:g} GB, Python {machine.python}"
     yield _check("machine", about)
     cards = [f"{gpu.name}, {gpu.memory_gb:g} GB, driver {gpu.driver}" for gpu in gpus()]
-    yield _check("NVIDIA GPUs", "; ".join(cards), "nvidia-smi finds none")
+    yield _check("NVIDIA GPUs", "; ".join(cards), gpu_trouble() or "nvidia-smi finds none")
     yield from _docker()
     local = local_vllm()
     on_path = f"{local.version} at {local.executable}" if local else ""
@@ -94,13 +94,19 @@ def _check(what: str, found: str | Literal[False], missing: str = "") -> Check:
 def _docker() -> Iterator[Check]:
     try:
         with contextlib.closing(connect()) as engine:
-            nvidia = "nvidia" in engine.runtimes
             yield _check("docker", f"engine {engine.version} at {engine.host}")
+            yield _gpus_in_containers(engine)
     except InfraError as error:
         yield _check("docker", "", f"{error}" + (f"; {error.hint}" if error.hint else ""))
-        return
-    missing = "not registered with the engine: a GPU request may fail at start"
-    yield _check("NVIDIA runtime", nvidia and "registered with the engine", missing)
+
+
+def _gpus_in_containers(engine: Engine) -> Check:
+    what = "GPUs in containers"
+    try:
+        how = "by CDI" if gpu_prefix(engine) else "with --gpus"
+    except (InfraError, Unsupported) as error:
+        return _check(what, "", error.with_hint)
+    return _check(what, f"the engine accepts a request for them, {how}")
 
 
 def _runnable(scenario: Scenario) -> Check:

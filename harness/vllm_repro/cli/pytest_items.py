@@ -2,12 +2,11 @@
 
 A crash of an engine that should live is a failure, with the trimmed traceback. Trouble of the host is an error. What this machine cannot
 run is skipped, with the reason. A bug that is declared for this release is xfailed if it reproduces, else xpassed. With `-n K` K servers
-run side by side on free ports; servers that use GPUs take turns.
+run side by side on free ports; those that use GPUs lease them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
 import shlex
 from collections.abc import Iterator
@@ -17,8 +16,6 @@ from typing import Any
 import pytest
 
 from vllm_repro.errors import ReproError, Unsupported
-from vllm_repro.evidence import Evidence
-from vllm_repro.host.machine import gpu_lock
 from vllm_repro.report.model import ArmReport, RunReport
 from vllm_repro.report.wording import death_line
 from vllm_repro.running.folders import default_out
@@ -28,7 +25,6 @@ from vllm_repro.running.terminal import Progress
 from vllm_repro.scenario.reader import load_file
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.options import ServerOptions
-from vllm_repro.servers.site import Site
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Result, Standing
 
@@ -94,12 +90,7 @@ class ScenarioItem(pytest.Item):
             out=default_out(),
             reproduce=shlex.join(["pytest", self.nodeid]),
         )
-        with contextlib.ExitStack() as locks:
-
-            def chosen(site: Site, _why: str) -> None:
-                locks.enter_context(gpu_lock(needed=site.evidence is Evidence.GPU))
-
-            return run_one(job, Progress(io.StringIO()), chosen)
+        return run_one(job, Progress(io.StringIO()))
 
     def runtest(self) -> None:
         report = self.report

@@ -35,7 +35,7 @@ def service(spec: ContainerSpec, *, profile: str | None = None) -> dict[str, obj
         "ulimits": {limit.name: {"soft": limit.soft, "hard": limit.hard} for limit in spec.ulimits},
     }
     if request := spec.gpu_request():
-        device: dict[str, object] = {"driver": "nvidia", "capabilities": ["gpu"]}
+        device: dict[str, object] = {"driver": "cdi" if request.cdi else "nvidia", "capabilities": ["gpu"]}
         if request.device_ids:
             device["device_ids"] = list(request.device_ids)
         else:

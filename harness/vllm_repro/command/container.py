@@ -20,6 +20,7 @@ from vllm_repro.secret_names import is_secret_name
 
 __all__ = [
     "CAPABILITIES",
+    "CDI",
     "CONTAINER_PORT",
     "LOOPBACK",
     "SECURITY",
@@ -45,6 +46,7 @@ PARALLEL_SHM_BYTES = 16 * 1024**3
 
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[bkmgtp]?)(?:i?b)?", re.IGNORECASE)
 _UNITS = "bkmgtp"
+CDI = "nvidia.com/gpu="
 _GPU_DEVICES = re.compile(r'"?(?:device|devices)=(?P<ids>[^"]+)"?')
 
 
@@ -115,6 +117,11 @@ class GpuRequest:
 
     count: int | None
     device_ids: tuple[str, ...] = ()
+
+    @property
+    def cdi(self) -> bool:
+        """Return True if the ids are names of the Container Device Interface, such as nvidia.com/gpu=0."""
+        return any(one.startswith(CDI) for one in self.device_ids)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,8 +205,9 @@ class ContainerSpec:
             groups.append(("--init",))
         kept = (word for name in CAPABILITIES for word in ("--cap-add", name))
         groups.append(("--cap-drop", "ALL", *kept, "--security-opt", SECURITY))
-        if self.gpus is not None:
-            groups.append(("--gpus", _gpus_word(self.gpu_request())))
+        if (request := self.gpu_request()) is not None:
+            cdi = [("--device", one) for one in request.device_ids] if request.cdi else []
+            groups += cdi or [("--gpus", _gpus_word(request))]
         if self.ipc:
             groups.append(("--ipc", self.ipc))
         if self.shm_size is not None:
@@ -219,9 +227,7 @@ class ContainerSpec:
         return groups
 
 
-def _gpus_word(request: GpuRequest | None) -> str:
-    if request is None:
-        return ""
+def _gpus_word(request: GpuRequest) -> str:
     if request.device_ids:
         # Docker reads the value as CSV: without the inner quotes `device=0,1` would be two fields.
         ids = ",".join(request.device_ids)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import platform
 import shutil
 import subprocess
-import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +13,7 @@ import psutil
 
 from vllm_repro.errors import InfraError
 
-__all__ = ["Gpu", "Machine", "cpu_flags", "gpu_lock", "gpus", "look", "memory_gb", "nvidia_smi"]
+__all__ = ["Gpu", "Machine", "cpu_flags", "forget_failure", "gpu_trouble", "gpus", "look", "memory_gb", "nvidia_smi"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,23 +41,53 @@ class Machine:
         return self.gpus[0].driver if self.gpus else None
 
 
+_NO_DEVICES = 6
+_PATIENCE_S = 30.0
+_failed: list[InfraError] = []
+"""The last failure of `nvidia-smi`. A hang stays: each further call would take half a minute."""
+
+
 def nvidia_smi(*fields: str) -> list[list[str]]:
-    """Return the fields of each GPU as `nvidia-smi` prints them; none if it is absent or fails. Raises `InfraError` if it hangs."""
+    """Return the fields of each GPU as `nvidia-smi` prints them; none if it is absent. Raises `InfraError` if it fails or hangs."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
+    if _failed and isinstance(_failed[0].__cause__, subprocess.TimeoutExpired):
+        raise _failed[0]
+    forget_failure()
     query = [tool, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(query, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+        if done.returncode not in (0, _NO_DEVICES):
+            said = " ".join((done.stdout + done.stderr).split()) or f"exit status {done.returncode}"
+            raise OSError(said)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise InfraError(f"nvidia-smi does not answer: {type(error).__name__}", hint="look at the driver") from error
-    lines = [line.split(",") for line in done.stdout.splitlines()] if done.returncode == 0 else []
+        what = (
+            f"did not answer in {_PATIENCE_S:g} s"
+            if isinstance(error, subprocess.TimeoutExpired)
+            else f"fails: {error}"
+        )
+        _failed.append(
+            InfraError(f"nvidia-smi {what}", hint="run it by hand; the driver may need a reload or a reboot")
+        )
+        raise _failed[0] from error
+    lines = [line.split(",") for line in done.stdout.splitlines()]
     # Skip warnings among the lines.
     return [[field.strip() for field in line] for line in lines if len(line) == len(fields)]
 
 
+def forget_failure() -> None:
+    """Ask `nvidia-smi` again, also after a hang."""
+    _failed.clear()
+
+
+def gpu_trouble() -> str:
+    """Return how the last call of `nvidia-smi` failed; empty if it did not."""
+    return f"{_failed[0]}" if _failed else ""
+
+
 def gpus() -> tuple[Gpu, ...]:
-    """Return the NVIDIA GPUs; none if `nvidia-smi` is absent, fails or hangs."""
+    """Return the NVIDIA GPUs; none if `nvidia-smi` is absent, fails or hangs (`gpu_trouble`)."""
     try:
         found = nvidia_smi("name", "memory.total", "compute_cap", "driver_version")
     except InfraError:
@@ -99,15 +125,3 @@ def look() -> Machine:
         memory_gb=memory_gb(),
         gpus=gpus(),
     )
-
-
-@contextlib.contextmanager
-def gpu_lock(*, needed: bool) -> Iterator[None]:
-    """Hold the user's GPU lock; block until it is free. Do nothing if `needed` is False."""
-    if not needed:
-        yield
-        return
-    path = Path(tempfile.gettempdir()) / f"vllm-repro-gpus-{os.getuid()}.lock"
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

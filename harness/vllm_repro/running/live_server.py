@@ -239,6 +239,7 @@ class VllmServer:
         refuse_unused_options(options, choice.kind)
         site = open_site(scenario, options, choice, _LOG.info)
         _LOG.info(first_line(site, choice.why, options.vllm))
+        opened.enter_context(site.leased(scenario, options, _LOG.info))
         if self._named_folder is None:
             folder = Path(tempfile.mkdtemp(prefix="vllm-repro-server-"))
             opened.callback(self._remove_if_alive, folder)
@@ -256,6 +257,7 @@ class VllmServer:
             number=1,
             launch=launch,
             server=server,
+            gpus=site.gpus,
             log=log,
             limits=self._limits,
             seed=1,

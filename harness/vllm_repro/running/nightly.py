@@ -14,7 +14,8 @@ from vllm_repro.history.page import page
 from vllm_repro.history.runs import Run, read_runs, run_id
 from vllm_repro.history.summary import summarize
 from vllm_repro.history.text import news_lines
-from vllm_repro.host.machine import gpu_lock, gpus, nvidia_smi
+from vllm_repro.host.gpu_lease import busy_gpus
+from vllm_repro.host.machine import gpus
 from vllm_repro.report.files import FORMATS, write_file
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.folders import link_to, stamped_folder
@@ -22,15 +23,13 @@ from vllm_repro.running.job import Job
 from vllm_repro.running.run import run_one
 from vllm_repro.running.terminal import Progress
 from vllm_repro.scenario.scenario import Scenario
-from vllm_repro.servers.docker_engine import connect, engine_errors, explain
+from vllm_repro.servers.docker_engine import connect, engine_errors, explain, gpu_prefix
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.options import ServerOptions, lacking, needs_of
 
 __all__ = ["host_problems", "no_gpus_in_containers", "run_night"]
 
 _GB = 10**9
-_BUSY_MB = 1_024
-"""Memory of a GPU in use that counts as busy: its driver and a screen take some hundreds."""
 
 
 def run_night(
@@ -54,18 +53,17 @@ def run_night(
     near: dict[str, str] = {}
     interrupted = None
     try:
-        with gpu_lock(needed=not wrong and kind.facts.on_gpus):
-            if not wrong:
-                wrong += _pull_moving_tag(options)
-            for slot in _slots(jobs, out, most_seconds) if not wrong else ():
-                slots.append(slot)
-                show(f"{slot.light}: {slot.scenario}: {slot.why}")
-                if slot.report is not None:
-                    interrupted = slot.report.interrupted
-                    copy = folder / slot.scenario
-                    copy = folder / f"{slot.scenario}-{slot.report.folder.name}" if copy.exists() else copy
-                    near[run_id(slot.report)] = f"{copy.name}/report.html"
-                    wrong += _copy_reports(slot.report, copy)
+        if not wrong:
+            wrong += _pull_moving_tag(options)
+        for slot in _slots(jobs, out, most_seconds) if not wrong else ():
+            slots.append(slot)
+            show(f"{slot.light}: {slot.scenario}: {slot.why}")
+            if slot.report is not None:
+                interrupted = slot.report.interrupted
+                copy = folder / slot.scenario
+                copy = folder / f"{slot.scenario}-{slot.report.folder.name}" if copy.exists() else copy
+                near[run_id(slot.report)] = f"{copy.name}/report.html"
+                wrong += _copy_reports(slot.report, copy)
     except KeyboardInterrupt as signal:
         interrupted = f"{signal}" or "SIGINT"  # between two runs, or in an install; a run takes the signals itself
     rows, _ = read_runs(out)
@@ -94,32 +92,30 @@ def host_problems(kind: ServerKind, out: Path, least_disk_gb: float) -> Iterator
         yield f"{free:.1f} GB are free where runs are written, and a night needs {least_disk_gb:g} (--least-disk)"
     if not kind.facts.on_gpus:
         return
-    if not gpus():
-        yield "no NVIDIA GPU: nvidia-smi is absent, fails, or lists none"
-    yield from _busy_gpus()
+    try:
+        here, busy = gpus(), busy_gpus()
+    except InfraError as error:
+        yield str(error)
+        return
+    if not here:
+        yield "no NVIDIA GPU: nvidia-smi is absent, or lists none"
+    elif len(busy) == len(here):  # else the runs lease the others
+        yield from busy.values()
     if kind.facts.container and (missing := no_gpus_in_containers()):
         yield missing
 
 
-def _busy_gpus() -> Iterator[str]:
-    try:
-        found = nvidia_smi("index", "name", "memory.used")
-    except InfraError as error:
-        yield str(error)
-        return
-    for index, name, used in found:
-        if used.isdigit() and int(used) > _BUSY_MB:
-            yield f"GPU {index} ({name}) is busy: {int(used):,} MB of it are in use"
-
-
 def no_gpus_in_containers() -> str:
-    """Return why no container can use a GPU; empty if one can."""
+    """Return why no container can use a GPU; empty if one can, or if there is no image to try it with."""
     try:
         with contextlib.closing(connect()) as engine:
-            registered = "nvidia" in engine.runtimes
-    except InfraError as error:
+            if engine.client.images.list():
+                gpu_prefix(engine)
+    except (InfraError, Unsupported) as error:
         return error.with_hint
-    return "" if registered else "the NVIDIA runtime is not registered with the container engine"
+    except engine_errors() as error:
+        return explain(error).with_hint
+    return ""
 
 
 def _pull_moving_tag(options: ServerOptions) -> Iterator[str]:

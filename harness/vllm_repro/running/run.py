@@ -66,7 +66,8 @@ def run_one(
     )
     job = replace(job, arms=_arms(job, site, progress), reproduce=repeat)
     try:
-        return _run(job, site, progress, unfinished)
+        with site.leased(job.scenario, job.options, progress.line):
+            return _run(job, site, progress, unfinished)
     finally:
         progress.close()
 
@@ -276,6 +277,7 @@ class _Trials:
                 number=number,
                 launch=launch,
                 server=server,
+                gpus=site.gpus,
                 log=log,
                 limits=job.limits,
                 seed=job.seed,

@@ -80,7 +80,7 @@ class Observed:
 
 @dataclass(kw_only=True)
 class Trial:
-    """One boot of one arm: everything it needs, and what it has observed so far."""
+    """One boot of one arm: everything it needs, and what it has observed so far. gpus: indices of the leased ones."""
 
     scenario: Scenario
     arm: Arm
@@ -95,6 +95,7 @@ class Trial:
     notify: Callable[[str], None]
     api_key: str | None = None
     measure: MeasureOptions = field(default_factory=MeasureOptions)
+    gpus: tuple[str, ...] = ()
     seen: Observed = field(default_factory=Observed)
 
     @property

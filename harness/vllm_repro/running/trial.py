@@ -20,6 +20,7 @@ from vllm_repro.diagnosis.boot_facts import evidence_in
 from vllm_repro.diagnosis.log_text import read_lines
 from vllm_repro.errors import HarnessBug, InfraError, ReproError, Unsupported
 from vllm_repro.evidence import Evidence
+from vllm_repro.host.gpu_lease import await_free_memory
 from vllm_repro.running.assess import Conclusion, assess
 from vllm_repro.running.measure import Measurements
 from vllm_repro.running.state import Trial
@@ -128,6 +129,9 @@ async def _shielded(work: Coroutine[Any, Any, T]) -> tuple[T, bool]:
 
 
 async def _boot_and_work(trial: Trial, work: Work) -> None:
+    waited = await asyncio.to_thread(await_free_memory, trial.gpus)
+    if trial.gpus:
+        trial.journal.write("gpus-free", **trial.label, gpus=trial.gpus, waited_s=round(waited, 1))
     trial.notify("starting the server")
     launched = time.monotonic()
     started = trial.launch.kind.facts.started

@@ -20,7 +20,7 @@ from typing import Any
 import docker.errors
 import psutil
 import urllib3.exceptions
-from docker.types import DeviceRequest, Mount, Ulimit
+from docker.types import Mount, Ulimit
 from tenacity import (
     Retrying,
     retry_if_exception_type,
@@ -43,6 +43,7 @@ from vllm_repro.servers.docker_engine import (
     ImageFacts,
     close,
     connect,
+    device_request,
     engine_errors,
     explain,
     image_facts,
@@ -298,10 +299,7 @@ def create_arguments(spec: ContainerSpec) -> dict[str, Any]:
         "ports": {f"{p.container_port}/tcp": (LOOPBACK, p.host_port) for p in spec.publish},
     }
     if (request := spec.gpu_request()) is not None:
-        asked: dict[str, Any] = {"count": request.count}
-        if request.count is None:
-            asked = {"device_ids": list(request.device_ids)}
-        arguments["device_requests"] = [DeviceRequest(capabilities=[["gpu"]], **asked)]
+        arguments["device_requests"] = [device_request(request)]
     optional: dict[str, Any] = {
         "name": spec.name,
         "network_mode": spec.network,

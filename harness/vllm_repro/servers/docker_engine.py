@@ -15,10 +15,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from vllm_repro.command.container import CDI, GpuRequest
 from vllm_repro.errors import InfraError, ReproError, Unsupported
+from vllm_repro.host.lease import Lease
 
 if TYPE_CHECKING:
     import docker
+    from docker.types import DeviceRequest
 
 __all__ = [
     "LEASE_LABEL",
@@ -27,8 +30,10 @@ __all__ = [
     "ImageFacts",
     "close",
     "connect",
+    "device_request",
     "engine_errors",
     "explain",
+    "gpu_prefix",
     "image_facts",
     "missing_image",
     "remove_container",
@@ -52,14 +57,12 @@ _REMOVAL_TIMEOUT_S = 60.0
 class Engine:
     """An engine that answers. Close it when done.
 
-    host: as in DOCKER_HOST. local: on this machine, with our 127.0.0.1 and our folders. runtimes: registered ones; `--gpus` may work
-    without "nvidia" among them.
+    host: as in DOCKER_HOST. local: on this machine, with our 127.0.0.1 and our folders.
     """
 
     client: docker.DockerClient = field(repr=False)
     host: str
     version: str
-    runtimes: tuple[str, ...]
     local: bool
 
     def close(self) -> None:
@@ -104,7 +107,6 @@ def connect(environment: Mapping[str, str] | None = None) -> Engine:
         client = docker.from_env(timeout=_PING_TIMEOUT_S, environment=variables)
         client.ping()
         version: dict[str, Any] = client.version()
-        info: dict[str, Any] = client.info()
         client.api.timeout = _CALL_TIMEOUT_S
     except (*engine_errors(), OSError, ValueError) as error:
         if client is not None:
@@ -114,7 +116,6 @@ def connect(environment: Mapping[str, str] | None = None) -> Engine:
         client=client,
         host=host,
         version=str(version.get("Version", "unknown")),
-        runtimes=tuple(sorted(info.get("Runtimes") or ())),
         local=host.startswith(("unix://", "npipe://")) or urlsplit(host).hostname in _LOOPBACK,
     )
 
@@ -169,19 +170,31 @@ def _reason(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
 
 
-_NO_GPU = (
-    "could not select device driver",
-    "unknown runtime",
-    "unknown or invalid runtime name",
-    "adding custom device",
-    "unresolvable cdi devices",
-    "nvidia-container-cli",
-    "running hook",
-    "prestart hook",
-    "createruntime hook",
+_TOOLKIT = (
+    "Install the NVIDIA Container Toolkit, run `nvidia-ctk runtime configure --runtime=docker` and restart Docker. "
+    "`docker run --rm --gpus all --entrypoint nvidia-smi IMAGE` tests it."
 )
-_NO_PRIVILEGE = ("setting rlimit", "unable to apply caps", "can't get final child's pid")
-_PORT_TAKEN = ("port is already allocated", "address already in use", "ports are not available")
+_DRIVER = "The host's driver does not work: `nvidia-smi` on the host shows it. Reload it or reboot."
+_UNKNOWN = (
+    "`nvidia-smi -L` lists the cards. After a change of driver or cards: `nvidia-ctk cdi generate`, and restart Docker."
+)
+_OLD = "The host's driver is older than the image's CUDA: update it, or name an image of an older CUDA with --image."
+_PRIVILEGE = "Use an engine that runs as root with all capabilities, or an arm whose command does not ask for them."
+_PORT = "Name another port with --port, or leave it out to take a free one."
+_REFUSALS: tuple[tuple[str, type[ReproError], str], ...] = (
+    (r"unsatisfied condition|requirement error", Unsupported, _OLD),
+    (r"unknown device|unresolvable cdi devices|adding custom device", InfraError, _UNKNOWN),
+    (r"driver not loaded|nvml error|load library failed|driver rpc error", InfraError, _DRIVER),
+    (r"could not select device driver|unknown runtime|unknown or invalid runtime name", Unsupported, _TOOLKIT),
+    (
+        r"nvidia-container-cli|running (pre|create\w*|start\w*)? ?hook|prestart hook|createruntime hook",
+        Unsupported,
+        _TOOLKIT,
+    ),
+    (r"setting rlimit|unable to apply caps|can't get final child's pid", Unsupported, _PRIVILEGE),
+    (r"port is already allocated|address already in use|ports are not available", InfraError, _PORT),
+)
+"""What an engine's refusal contains in lower case, the error for it, and what to do. The first that fits."""
 
 
 def explain(error: Exception) -> ReproError:
@@ -192,17 +205,71 @@ def explain(error: Exception) -> ReproError:
     words = " ".join(str(text).split())
     if not isinstance(error, APIError):
         return InfraError(f"the Docker Engine does not answer: {words}", hint="Is it running? `docker info` asks it.")
-    message, lowered = f"the Docker Engine refuses: {words}", words.lower()
-    if any(part in lowered for part in _NO_GPU):
-        hint = "Install the NVIDIA Container Toolkit and restart Docker. `docker run --gpus all --entrypoint nvidia-smi IMAGE` tests it."
-        return Unsupported(message, hint=hint)
-    if any(part in lowered for part in _NO_PRIVILEGE):
-        hint = "Use an engine that runs as root with all capabilities, or an arm whose command does not ask for them."
-        return Unsupported(message, hint=hint)
-    taken = any(part in lowered for part in _PORT_TAKEN)
-    return InfraError(
-        message, hint="Name another port with --port, or leave it out to take a free one." if taken else ""
+    found = (row for row in _REFUSALS if re.search(row[0], words.lower()))
+    _, kind, hint = next(found, ("", InfraError, ""))
+    return kind(f"the Docker Engine refuses: {words}", hint=hint)
+
+
+def device_request(request: GpuRequest) -> DeviceRequest:
+    """Return the engine's own form of `request`."""
+    from docker.types import DeviceRequest
+
+    if request.count is not None:
+        return DeviceRequest(capabilities=[["gpu"]], count=request.count)
+    ids = list(request.device_ids)
+    return (
+        DeviceRequest(driver="cdi", device_ids=ids)
+        if request.cdi
+        else DeviceRequest(capabilities=[["gpu"]], device_ids=ids)
     )
+
+
+def gpu_prefix(engine: Engine, image: str | None = None) -> str:
+    """Return what stands before the index of a GPU in a request: nothing with NVIDIA's hook or runtime, `nvidia.com/gpu=` with CDI.
+
+    No field of the engine shows which it accepts, so a container of `image`, by default of any, is started for a moment. Raises
+    `Unsupported` or `InfraError` with the engine's own words if it accepts neither, and `InfraError` if it has no image.
+    """
+    try:
+        images = engine.client.images.list() if image is None else []
+        name = image or next((one.id for one in images), None)
+        if name is None:
+            raise InfraError("the engine has no image to try a GPU request with", hint="pull the image first")
+        refused = _refusal(engine, name, GpuRequest(-1))
+        if refused is None:
+            return ""
+        if "could not select device driver" in str(refused) and not _refusal(
+            engine, name, GpuRequest(None, (f"{CDI}all",))
+        ):
+            return CDI
+    except engine_errors() as error:
+        raise explain(error) from error
+    raise explain(refused) from refused
+
+
+def _refusal(engine: Engine, image: str, request: GpuRequest) -> Exception | None:
+    """Return why the engine does not start a container with `request`; None if it does. The container only ends."""
+    from docker.errors import APIError
+
+    lease = Lease("a container that tries a GPU request")
+    container = None
+    try:
+        container = engine.client.containers.create(
+            image,
+            entrypoint=["true"],
+            device_requests=[device_request(request)],
+            labels={LEASE_LABEL: lease.path.name, RUN_LABEL: "gpu-request"},
+            network_mode="none",
+        )
+        container.start()
+    except APIError as error:
+        # Some image may have no `true`: the request was accepted by then.
+        return error if explain(error).hint in (_TOOLKIT, _DRIVER, _UNKNOWN, _OLD) else None
+    finally:
+        if container is not None:
+            remove_container(engine, str(container.id))
+        lease.release()
+    return None
 
 
 def remove_container(engine: Engine, container: str) -> None:

@@ -6,14 +6,14 @@ import contextlib
 from dataclasses import replace
 from pathlib import Path
 
-from vllm_repro.errors import InfraError
+from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.evidence import Evidence
 from vllm_repro.host.ports import free_port
 from vllm_repro.scenario.patch import Patch
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.base import Server
 from vllm_repro.servers.docker import DockerServer
-from vllm_repro.servers.docker_engine import connect, image_facts
+from vllm_repro.servers.docker_engine import Engine, connect, gpu_prefix, image_facts
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import NO_SOURCE_TO_CHANGE, Launch, ServedModel, container_launch
 from vllm_repro.servers.multi_node import container_nodes, node_log, one_server
@@ -35,6 +35,7 @@ class DockerSite(Site):
         with contextlib.closing(connect()) as engine:
             self.engine_version = engine.version
             rehearsal = image_facts(engine, self._image).rehearsal
+            self._gpu_prefix = "" if rehearsal or not scenario.needs.gpus else _gpu_prefix(engine, self._image)
         if rehearsal:
             self.evidence = Evidence.REHEARSAL
             self.unchangeable = NO_SOURCE_TO_CHANGE
@@ -49,15 +50,19 @@ class DockerSite(Site):
     @classmethod
     def offer(cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool) -> Offer:
         image = options.image or default_image(scenario, options.vllm or scenario.try_with)
+        refused = ""
         if not missing:
-            with (
-                contextlib.suppress(InfraError),  # no engine, or one without the image: declined
-                contextlib.closing(connect()) as engine,
-            ):
-                if not scenario.needs.gpus or "nvidia" in engine.runtimes:
-                    image_facts(engine, image)
+            try:
+                with contextlib.closing(connect()) as engine:
+                    facts = image_facts(engine, image)
+                    if scenario.needs.gpus and not facts.rehearsal:
+                        gpu_prefix(engine, image)
                     return Offer(True, f"Docker {engine.version} has the image {image}")
-        return Offer(bool(options.image), "an image was given" if options.image else "")
+            except Unsupported as error:
+                refused = f"{error}"
+            except InfraError:  # no engine, or one without the image
+                pass
+        return Offer(bool(options.image), "an image was given" if options.image else refused)
 
     def patched_source(self, arm: Arm) -> PatchedSource:
         if arm.patches and arm.patches not in self._patched:
@@ -79,6 +84,7 @@ class DockerSite(Site):
             version=self._version,
             mounts=source.mounts,
             more_env=source.env,
+            gpus=tuple(f"{self._gpu_prefix}{gpu}" for gpu in self.gpus),
         )
 
     def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
@@ -98,3 +104,11 @@ class DockerSite(Site):
             if node.container is not None
         ]
         return nodes[0], one_server(servers)
+
+
+def _gpu_prefix(engine: Engine, image: str) -> str:
+    """Like `gpu_prefix`, but leave a refusal to the trial, which reports it."""
+    try:
+        return gpu_prefix(engine, image)
+    except (InfraError, Unsupported):
+        return ""

@@ -32,6 +32,7 @@ __all__ = [
     "container_launch",
     "process_launch",
     "rehearsal_launch",
+    "visible",
 ]
 
 CONTAINER_MODEL = "/models/tiny"
@@ -74,7 +75,7 @@ class Launch:
     """Command of a server that is to be started.
 
     differences: from the reported command, as sentences. weights: the served ones, in words; empty if unknown. tiny_model: the one that is
-    served, if any. source, compiled: as in `ServerFacts`.
+    served, if any. source, compiled: as in `ServerFacts`. gpus: ids of the leased ones; empty without a lease.
     """
 
     kind: ServerKind
@@ -89,6 +90,7 @@ class Launch:
     tiny_model: TinyModel | None = None
     source: str | None = None
     compiled: str | None = None
+    gpus: tuple[str, ...] = ()
 
     def render(self) -> str:
         """Return the command for a POSIX shell, without the name and labels that tie a container to one run."""
@@ -146,8 +148,9 @@ def process_launch(
     weights: ServedModel,
     port: int,
     evidence: Evidence,
+    gpus: tuple[str, ...] = (),
 ) -> Launch:
-    """Return the launch of a local vLLM. vllm: the words that call it."""
+    """Return the launch of a local vLLM. vllm: the words that call it. gpus: indices of the leased ones, as `nvidia-smi` counts."""
     command, differences = _with_model(scenario, arm, weights, str(weights.path or weights.name))
     command = command.with_flags(f"--host {LOOPBACK}", f"--port {port}")
     on_cpu = evidence is Evidence.CPU
@@ -156,17 +159,29 @@ def process_launch(
         evidence=evidence,
         command=command,
         argv=(*vllm, "serve", *command.argv()),
-        env={**dict(command.env), **(CPU_ENV if on_cpu else {}), **env, **(OFFLINE_ENV if weights.path else {})},
+        env={
+            **dict(command.env),
+            **(CPU_ENV if on_cpu else {}),
+            **env,
+            **(OFFLINE_ENV if weights.path else {}),
+            **visible(gpus),
+        },
         differences=(
             *differences,
             *arm.changed_source(),
             f"bound to {LOOPBACK}, on a free port",
             *([ON_CPU] if on_cpu else []),
         ),
+        gpus=gpus,
         port=port,
         weights=str(weights),
         tiny_model=weights.tiny_model,
     )
+
+
+def visible(gpus: Sequence[str]) -> dict[str, str]:
+    """Return the variables that limit a process to these GPUs, counted as `nvidia-smi` does; none if there are none."""
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
 
 
 def rehearsal_launch(
@@ -204,15 +219,16 @@ def container_launch(
     version: str | None = None,
     mounts: Sequence[Mount] = (),
     more_env: Mapping[str, str] | None = None,
+    gpus: tuple[str, ...] = (),
 ) -> Launch:
     """Return the launch of a container of `image`, with GPUs if the evidence is to be of a GPU.
 
-    mounts, more_env: the overlay with the arm's changes of vLLM's source.
+    mounts, more_env: the overlay with the arm's changes of vLLM's source. gpus: ids of the leased ones, in place of the reported `--gpus`.
     """
     command, differences = _with_model(scenario, arm, weights, CONTAINER_MODEL if weights.path else weights.name)
     model = [Mount(str(weights.path.resolve()), CONTAINER_MODEL, readonly=True)] if weights.path else []
     env: dict[str, str] = {}
-    gpus = None
+    request = f"device={','.join(gpus)}" if gpus else None
     match evidence:
         case Evidence.REHEARSAL:
             env = _rehearsal_env(scenario, version or scenario.try_with)
@@ -221,7 +237,7 @@ def container_launch(
             env = dict(CPU_ENV)
             differences.append(ON_CPU)
         case Evidence.GPU:
-            gpus = (command.container.gpus if command.container else None) or str(scenario.needs.gpus)
+            request = request or (command.container.gpus if command.container else None) or str(scenario.needs.gpus)
         case Evidence.LAB | Evidence.UNKNOWN:
             raise HarnessBug(f"a container cannot be evidence of {evidence}")
         case _:
@@ -234,7 +250,7 @@ def container_launch(
             env=env | (OFFLINE_ENV if weights.path else {}) | dict(more_env or {}),
         ),
         name=name,
-        gpus=gpus,
+        gpus=request,
         mounts=(*model, *mounts),
     )
     if evidence is Evidence.CPU and spec.shm_size is None and spec.ipc is None:
@@ -253,6 +269,7 @@ def container_launch(
             *arm.changed_source(),
             f"published on {LOOPBACK} only, without Linux capabilities but {' '.join(CAPABILITIES)}",
         ),
+        gpus=gpus,
         port=port,
         weights=_NO_WEIGHTS if evidence is Evidence.REHEARSAL else str(weights),
         tiny_model=weights.tiny_model,

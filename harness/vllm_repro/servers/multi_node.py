@@ -20,7 +20,7 @@ from vllm_repro.command.container import LOOPBACK
 from vllm_repro.command.parse import parse
 from vllm_repro.evidence import Evidence
 from vllm_repro.servers.base import Exit, RankFacts, Server, ServerFacts
-from vllm_repro.servers.launch import Launch
+from vllm_repro.servers.launch import Launch, visible
 
 __all__ = ["MultiNodeServer", "container_nodes", "node_count", "node_log", "one_server", "process_nodes"]
 
@@ -49,8 +49,7 @@ def process_nodes(launch: Launch, master_port: int) -> list[Launch]:
     difference = f"{nodes} nodes as processes on one host, which meet at {LOOPBACK}:{master_port}"
     launches = []
     for rank, command in enumerate(_commands(launch.command, nodes, master_port)):
-        gpus = _gpus(launch, rank)
-        env = _environment(launch) | ({"CUDA_VISIBLE_DEVICES": gpus} if gpus else {})
+        env = _environment(launch) | visible(_gpus(launch, rank))
         argv, differences = (*program, *command.argv()), (*launch.differences, difference)
         launches.append(replace(launch, command=command, argv=argv, env=env, differences=differences))
     return launches
@@ -67,7 +66,7 @@ def container_nodes(launch: Launch) -> list[Launch]:
     difference = f"{nodes} nodes as containers on one host, which share the network of the first"
     launches = []
     for rank, command in enumerate(_commands(parse(shlex.join(("vllm", "serve", *spec.argv))), nodes, _MASTER_PORT)):
-        gpus = _gpus(launch, rank)
+        gpus = ",".join(_gpus(launch, rank))
         node = replace(spec, argv=command.argv(), env=tuple(env.items()), gpus=f"device={gpus}" if gpus else spec.gpus)
         if rank:
             node = replace(node, name=f"{spec.name}-rank{rank}", network=f"container:{spec.name}", publish=())
@@ -89,12 +88,13 @@ def _environment(launch: Launch) -> dict[str, str]:
     return dict(launch.env) | (_CPU_ENV if launch.evidence is not Evidence.GPU else {})
 
 
-def _gpus(launch: Launch, rank: int) -> str:
-    """Return the GPUs of one node, such as "2,3"; empty on a CPU."""
+def _gpus(launch: Launch, rank: int) -> Sequence[str]:
+    """Return the GPUs of one node; none on a CPU. Without a lease they count from 0."""
     if launch.evidence is not Evidence.GPU:
-        return ""
+        return ()
     each = max(1, (launch.command.number("--tensor-parallel-size") or 1) // node_count(launch))
-    return ",".join(str(gpu) for gpu in range(rank * each, (rank + 1) * each))
+    mine = range(rank * each, (rank + 1) * each)
+    return [launch.gpus[one] if launch.gpus else str(one) for one in mine]
 
 
 def one_server(nodes: Sequence[Server]) -> Server:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vllm_repro.command.command import ServeCommand
 from vllm_repro.errors import UsageError
-from vllm_repro.host.machine import Gpu, memory_gb
+from vllm_repro.host.machine import Gpu, gpu_trouble, memory_gb
 from vllm_repro.releases.tiny_model_folder import cached_model
 from vllm_repro.releases.weights import FAMILIES
 from vllm_repro.scenario.scenario import Arm, Edit, Needs, Scenario
@@ -24,6 +24,7 @@ __all__ = [
     "needs_of",
     "refuse_unmade",
     "tiny_model_of",
+    "unfit",
     "weights_for",
 ]
 
@@ -55,16 +56,25 @@ def default_image(scenario: Scenario, version: str) -> str:
     return f"{repository}:v{version.partition('+')[0]}"  # a tag cannot hold a build's own suffix
 
 
+def unfit(needs: Needs, gpu: Gpu) -> str:
+    """Return why `gpu` does not do for `needs`, as a phrase; empty if it does."""
+    if needs.gpu_memory_gb and gpu.memory_gb < needs.gpu_memory_gb * 0.98:  # a 16 GB card reports somewhat less
+        return f"{gpu.name} has {gpu.memory_gb:g} GB"
+    if needs.capability and gpu.capability and gpu.capability < needs.capability:
+        return f"{gpu.name} has capability {gpu.capability:g}"
+    return ""
+
+
 def lacking(needs: Needs, here: tuple[Gpu, ...]) -> str:
     """Return what this machine lacks, as a sentence; empty if nothing."""
     if len(here) < needs.gpus:
         count = "no NVIDIA GPU" if not here else f"{len(here)} NVIDIA GPU" + ("s" if len(here) > 1 else "")
-        return f"the scenario needs {needs}, and this machine has {count}"
-    for gpu in here[: needs.gpus]:
-        if needs.gpu_memory_gb and gpu.memory_gb < needs.gpu_memory_gb * 0.98:  # a 16 GB card reports somewhat less
-            return f"the scenario needs {needs}; {gpu.name} has {gpu.memory_gb:g} GB"
-        if needs.capability and gpu.capability and gpu.capability < needs.capability:
-            return f"the scenario needs {needs}; {gpu.name} has capability {gpu.capability:g}"
+        return f"the scenario needs {needs}, and this machine has {count}" + (
+            f": {why}" if (why := gpu_trouble()) else ""
+        )
+    small = [why for gpu in here if (why := unfit(needs, gpu))]
+    if len(here) - len(small) < needs.gpus:
+        return f"the scenario needs {needs}; {small[0]}"
     if needs.memory_gb * 0.9 > memory_gb():  # part of what is installed is the system's
         return f"the scenario needs {needs}, and this machine has {memory_gb():g} GB"
     return ""

@@ -200,6 +200,7 @@ class ProcessSite(Site):
             weights=self._weights,
             port=port,
             evidence=self.evidence,
+            gpus=self.gpus,
         )
         return with_release(launch, self._release)
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple, cast
 
 from vllm_repro.errors import InfraError, ReproError, Unsupported, UsageError
 from vllm_repro.evidence import Evidence
+from vllm_repro.host.gpu_lease import leased_gpus
 from vllm_repro.host.machine import gpus
 from vllm_repro.host.ports import free_port
 from vllm_repro.releases.sources import is_release
@@ -18,7 +21,7 @@ from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.base import Exit, Server, ServerFacts
 from vllm_repro.servers.kinds import ServerKind, kinds
 from vllm_repro.servers.launch import Launch
-from vllm_repro.servers.options import ServerOptions, lacking, needs_of
+from vllm_repro.servers.options import ServerOptions, lacking, needs_of, unfit
 from vllm_repro.servers.overlay import PatchedSource
 from vllm_repro.verdict.outcome import Outcome
 
@@ -69,6 +72,8 @@ class Site(ABC):
     unchangeable = ""
     """Why vLLM's source cannot be changed here; empty if it can."""
     port: int | None = None
+    gpus: tuple[str, ...] = ()
+    """Indices of the leased GPUs, as `nvidia-smi` counts."""
 
     @abstractmethod
     def __init__(self, options: ServerOptions, scenario: Scenario, notify: Notify = lambda _: None) -> None: ...
@@ -84,6 +89,14 @@ class Site(ABC):
     def prepare(self, notify: Notify) -> None:
         """Fetch what the servers need, which may take minutes. Raises `InfraError`."""
         return
+
+    @contextlib.contextmanager
+    def leased(self, scenario: Scenario, options: ServerOptions, notify: Notify) -> Iterator[None]:
+        """Lease the GPUs of the servers, for all boots of a run; block while other runs hold them. Raises `InfraError`."""
+        needs = needs_of(scenario, options)
+        on_gpus = self.evidence is Evidence.GPU and self.kind.facts.started and not lacking(needs, gpus())
+        with leased_gpus(max(1, needs.gpus) if on_gpus else 0, partial(unfit, needs), notify) as self.gpus:
+            yield
 
     @abstractmethod
     def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:

@@ -1,0 +1,157 @@
+"""Leases of GPUs, with stubs of nvidia-smi and dmesg (fixtures/gpu_stubs)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import StubGpus
+from vllm_repro.errors import InfraError
+from vllm_repro.host import machine
+from vllm_repro.host.gpu_lease import await_free_memory, leased_gpus
+from vllm_repro.host.machine import Gpu, gpu_trouble, gpus, nvidia_smi
+
+HOLD = """
+import sys, time
+from vllm_repro.host.gpu_lease import leased_gpus
+with leased_gpus(int(sys.argv[1]), lambda gpu: "") as cards:
+    print(",".join(cards), flush=True)
+    time.sleep(60)
+"""
+
+
+def any_card(_: Gpu) -> str:
+    return ""
+
+
+def taken(count: int = 1) -> tuple[tuple[str, ...], list[str]]:
+    """Return the cards of a lease of `count`, and the lines about cards that were set aside."""
+    lines: list[str] = []
+    with leased_gpus(count, any_card, lines.append) as cards:
+        return cards, lines
+
+
+def hold(count: int) -> tuple[subprocess.Popen[str], str]:
+    """Return another process that holds `count` cards, and which."""
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(count)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip()
+
+
+@pytest.mark.usefixtures("stub_gpus")
+def test_two_processes_share_no_card_and_a_killed_one_gives_its_cards_back() -> None:
+    process, cards = hold(2)
+    with process:
+        assert cards == "0,1"
+        assert taken(2)[0] == ("2", "3")
+        threading.Timer(0.5, process.kill).start()
+        began = time.monotonic()
+        assert taken(3)[0] == ("0", "1", "2"), "it waits for the killed one"
+        assert time.monotonic() - began > 0.3
+
+
+def test_one_process_cannot_wait_for_its_own_card(stub_gpus: StubGpus) -> None:
+    stub_gpus.say(cards=[{}])
+    with leased_gpus(1, any_card), pytest.raises(InfraError, match="GPU 0 is in use by this process"):
+        taken()
+    assert taken()[0] == ("0",)
+
+
+def test_a_card_is_waited_for_until_its_memory_is_free(stub_gpus: StubGpus) -> None:
+    stub_gpus.say(cards=[{"memory.used": [70000, 30000, 4]}])
+    assert taken() == (("0",), [])
+    stub_gpus.say(cards=[{}, {"memory.used": [70000, 30000, 4]}])
+    assert await_free_memory(["1"]) > 0
+    assert nvidia_smi("memory.used") == [["4"], ["4"]]
+
+
+def test_memory_that_is_not_freed_is_trouble_with_the_card_and_the_mib(
+    stub_gpus: StubGpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vllm_repro.host.gpu_lease._DRAIN_S", 1.0)
+    stub_gpus.say(cards=[{}, {"memory.used": 70000}])
+    for wait in (lambda: await_free_memory(["0", "1"]), lambda: taken(2)):
+        with pytest.raises(
+            InfraError, match=r"GPU 1 \(stub of an H200\) is busy: 70,000 MiB of it are in use"
+        ) as caught:
+            wait()
+        assert "vllm-repro clean" in caught.value.hint
+    await_free_memory(["0"])
+    await_free_memory([])
+
+
+def test_a_busy_card_is_set_aside_and_named(stub_gpus: StubGpus) -> None:
+    stub_gpus.say(cards=[{"memory.used": 70000}, {}])
+    assert taken() == (("1",), ["GPU 0 (stub of an H200) is busy: 70,000 MiB of it are in use; set aside"])
+
+
+def dmesg(line: str) -> None:
+    """Put a stub of dmesg on PATH that prints `line`."""
+    tool = Path(os.environ["TMPDIR"]) / "dmesg"
+    tool.unlink()
+    tool.write_text(f"#!/bin/sh\necho '{line}'\n", encoding="utf-8")
+    tool.chmod(0o755)
+
+
+@pytest.mark.usefixtures("stub_gpus")
+@pytest.mark.parametrize(
+    ("xid", "expected"),
+    [("79, pid='<unknown>', GPU has fallen off the bus.", ("1",)), ("31, pid=1, name=VLLM::EngineCor", ("0",))],
+)
+def test_an_xid_of_the_hardware_sets_a_card_aside_and_one_of_a_program_does_not(
+    xid: str, expected: tuple[str, ...]
+) -> None:
+    dmesg(f"[ 12.3] NVRM: Xid (PCI:0000:17:00): {xid}".replace("'", ""))
+    cards, lines = taken()
+    assert cards == expected
+    assert lines == (
+        ["GPU 0 (stub of an H200) had Xid 79 since this machine booted; set aside"] if cards == ("1",) else []
+    )
+
+
+def test_a_card_that_is_slowed_down_is_set_aside(stub_gpus: StubGpus) -> None:
+    stub_gpus.say(cards=[{"clocks_throttle_reasons.hw_slowdown": "Active"}, {}])
+    cards, lines = taken()
+    assert cards == ("1",)
+    assert "slowed down by its hardware" in lines[0]
+
+
+def test_only_cards_that_do_and_that_are_visible_are_taken(
+    stub_gpus: StubGpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub_gpus.say(cards=[{"memory.total": 24576}, {}, {}])
+
+    def large(gpu: Gpu) -> str:
+        return "" if gpu.memory_gb > 100 else "small"
+
+    with leased_gpus(1, large) as cards:
+        assert cards == ("1",)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
+    assert taken()[0] == ("2",)
+    with pytest.raises(InfraError, match="2 GPUs are needed: CUDA_VISIBLE_DEVICES=2 leaves 1"):
+        taken(2)
+
+
+def test_the_words_of_a_failing_nvidia_smi_are_kept(stub_gpus: StubGpus) -> None:
+    words = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+    stub_gpus.say(fail=words)
+    assert gpus() == ()
+    assert gpu_trouble() == f"nvidia-smi fails: {words}"
+    stub_gpus.say()
+    assert len(gpus()) == 4
+    assert gpu_trouble() == ""
+
+
+def test_a_hanging_nvidia_smi_is_waited_for_once(stub_gpus: StubGpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_PATIENCE_S", 1.0)
+    stub_gpus.say(sleep=30)
+    began = time.monotonic()
+    assert gpus() == gpus() == ()
+    assert time.monotonic() - began < 2 * machine._PATIENCE_S
+    assert gpu_trouble() == "nvidia-smi did not answer in 1 s"

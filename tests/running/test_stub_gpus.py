@@ -1,0 +1,113 @@
+"""Runs on four stub cards: stubs of nvidia-smi and of a vllm with GPUs (fixtures/gpu_stubs). They say nothing about a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.commands import until
+from tests.conftest import GPU_STUBS, Harness, StubGpus
+from tests.scenario_texts import text_of
+
+
+@pytest.fixture
+def suite(tmp_path: Path, stub_gpus: StubGpus, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that writes a scenario; the stub vllm is on PATH."""
+    assert stub_gpus.servers.is_dir()
+    monkeypatch.setenv("PATH", str(GPU_STUBS), prepend=":")
+    monkeypatch.setenv("VLLM_REPRO_REPORTS", str(tmp_path / "reports"))
+    folder = tmp_path / "scenarios"
+    folder.mkdir()
+
+    def write(name: str, seconds: float = 0.5, gpus: int = 1) -> None:
+        text = text_of("min_tokens_stop_ids.py").replace("Qwen/Qwen3-0.6B", f"org/boot-{seconds}s")
+        text = text.replace('id="min-tokens-stop-ids"', f'id="{name}"')
+        text = text.replace("Needs(memory_gb=6)", f"Needs(gpus={gpus})")
+        (folder / f"{name}.py").write_text(text, encoding="utf-8")
+
+    return write
+
+
+def scenarios_with(workers: int, tmp_path: Path) -> subprocess.Popen[str]:
+    """Start `pytest scenarios -n WORKERS` on the stub vllm."""
+    words = ["scenarios", "-k", "near-miss", "--scenario-server", "process", "--scenario-weights", "real"]
+    words += ["-n", str(workers), "-p", "no:cacheprovider", "-rA"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "pytest", *words], cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=os.environ
+    )
+
+
+def servers(stub_gpus: StubGpus) -> list[dict[str, Any]]:
+    """Return what each server wrote about itself."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in stub_gpus.servers.glob("*.json")]
+
+
+def shared(served: list[dict[str, Any]]) -> list[tuple[Any, Any]]:
+    """Return the pairs of servers that used a card at the same time."""
+    return [
+        (one, other)
+        for one, other in combinations(sorted(served, key=lambda server: server["start"]), 2)
+        if set(one["cards"]) & set(other["cards"]) and other["start"] < one["end"]
+    ]
+
+
+def test_four_workers_share_no_card(suite: Callable[..., None], stub_gpus: StubGpus, tmp_path: Path) -> None:
+    for number in range(4):
+        suite(f"one-card-{number}")
+    suite("two-cards", gpus=2)
+    out, _ = scenarios_with(4, tmp_path).communicate(timeout=400)
+    assert "5 passed" in out, out
+    served = servers(stub_gpus)
+    assert sorted(len(server["cards"]) for server in served) == [1, 1, 1, 1, 2]
+    assert shared(served) == []
+    assert len({card for server in served for card in server["cards"]}) > 1, "they ran side by side"
+
+
+def test_a_killed_worker_gives_its_card_back_and_its_trial_is_reported(
+    suite: Callable[..., None], stub_gpus: StubGpus, tmp_path: Path
+) -> None:
+    stub_gpus.say(cards=[{}])
+    suite("a-killed", seconds=30)
+    suite("b-next")
+    suite("c-next")
+    run = scenarios_with(1, tmp_path)
+    until(lambda: bool(servers(stub_gpus)), seconds=200)
+    (killed,) = servers(stub_gpus)
+    os.kill(killed["harness"], signal.SIGKILL)
+    at = time.time()
+    out, _ = run.communicate(timeout=400)
+    assert "1 failed, 2 passed" in out, out
+    assert "crashed while running 'scenarios/a-killed.py::a-killed[near-miss]'" in out
+    others = [server for server in servers(stub_gpus) if server["start"] > at]
+    assert [server["cards"] for server in others] == [["0"], ["0"]]
+    assert killed["cards"] == ["0"]
+
+
+def test_a_card_that_is_not_free_between_boots_is_trouble_of_the_host(
+    suite: Callable[..., None], stub_gpus: StubGpus, harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vllm_repro.host.gpu_lease._DRAIN_S", 4.0)
+    suite("leaks", seconds=0)
+    stub_gpus.say(cards=[{"memory.used": [4, 4, 50000, 4, 60000]}])
+    path = str(tmp_path / "scenarios" / "leaks.py")
+    done = harness("run", path, "--server", "process", "--weights", "real", "--arm", "near-miss", "--trials", "3")
+    assert done.status == 2, done.out + done.err
+    trials = done.report["arms"][0]["trials"]
+    assert [trial["outcome"] for trial in trials] == ["untriggered", "untriggered", "infra", "infra"]
+    assert "GPU 0 (stub of an H200) is busy: 60,000 MiB of it are in use" in trials[-1]["why"]
+    assert "vllm-repro clean" in trials[-1]["why"]
+    assert done.folder is not None
+    journal = (done.folder / "journal.jsonl").read_text(encoding="utf-8").splitlines()
+    waited = [event["waited_s"] for line in journal if (event := json.loads(line))["event"] == "gpus-free"]
+    assert len(waited) == 2
+    assert [server["cards"] for server in servers(stub_gpus)] == [["0"], ["0"]]
