@@ -158,7 +158,7 @@ async def endless(piece: bytes) -> AsyncIterator[bytes]:
 def test_an_answer_that_never_stops_is_cut_off(piece: bytes, stream: bool, error: str) -> None:
     answer = ask(httpx.Response(200, content=endless(piece)), stream=stream)
     assert (answer.status, answer.error_kind, answer.ok) == (200, "transport", False)
-    assert answer.error == f"RemoteProtocolError: {error}"
+    assert answer.error == f"EndlessAnswerError: {error}"
 
 
 @pytest.mark.parametrize("status", [400, 401, 404])

@@ -51,7 +51,7 @@ def test_a_malformed_success_is_an_error_of_the_program(tmp_path: Path, body: ob
 
 
 def test_an_answer_that_never_stops_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm_repro.client.client._MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("vllm_repro.client.client.MOST_BYTES", 1 << 20)
     seen = view(tmp_path, never_ending)
     assert (seen.error, seen.retries, seen.text) == ("APIConnectionError", 2, None)
 

@@ -37,6 +37,8 @@ def figures(speed: float) -> dict[str, Any]:
         "tpot_s": 4 / speed,
         "itl_s": 4 / speed,
         "itl_p99_s": 8 / speed,
+        "e2e_s": 2048 / speed,
+        "cpu": 0.12,
         "late_s": 0.002,
     }
 
@@ -150,14 +152,27 @@ def test_a_client_that_came_late_has_rates_and_no_times(tmp_path: Path) -> None:
     journal = measured("gpu")
     for entry in journal.entries:
         if entry["event"] == "throughput-round" and entry["arm"] == "reported":
-            entry["figures"]["late_s"] = 0.09
+            entry["figures"]["slept_s"] = 0.11 * entry["figures"]["wall_s"]
     report = journal.report(tmp_path)
     trial = report_dict(report)["arms"][0]["trials"][0]["throughput"]
     assert (trial["ttft_s"], trial["quartiles"]["tpot_s"]) == (None, None)
     assert trial["output_tok_s"] == pytest.approx(206.0)
-    assert "| reported | 207 (204 to 210) | 0.404 (0.399 to 0.409) | - | - | - | - | 90 (90 to 90) |" in markdown(
-        report
+    assert (
+        "| reported | 207 (204 to 210) | 0.404 (0.399 to 0.409) | - | - | - | - | - | 12 % CPU, late 2.0 ms |"
+        in markdown(report)
     )
+
+
+def test_a_point_at_which_the_client_was_the_limit_is_left_out(tmp_path: Path) -> None:
+    journal = measured("gpu")
+    rounds = [entry for entry in journal.entries if entry["event"] == "throughput-round" and not entry["again"]]
+    rounds[3]["figures"]["cpu"], rounds[4]["figures"]["cpu"] = 0.9, 0.95
+    report = journal.report(tmp_path)
+    left_out = "reported, trial 1: 128 -> 512 tokens, 4 at once is left out: the client used 95 % of a core"
+    assert left_out in markdown(report)
+    assert "measured again at the end, over its first time: `eager` 1: 0.87" in markdown(report)
+    (ratio,) = report_dict(report)["throughput"]["ratios"]
+    assert (ratio["n"], ratio["boots"]) == (5, 1)  # of the other boot
 
 
 def test_a_dying_engine_gives_no_figure(tmp_path: Path) -> None:

@@ -15,13 +15,13 @@ from tests.running.test_trial import FATAL, LAUNCH, SCENARIO, tried
 from vllm_repro.journal.journal import Recording, read
 from vllm_repro.report.answers import answer_word
 from vllm_repro.running.assess import Conclusion
-from vllm_repro.running.measure import Lateness
+from vllm_repro.running.measure import SelfCheck
 from vllm_repro.running.state import MeasureOptions, Trial
 from vllm_repro.scenario.workload import completion
 from vllm_repro.trigger.conditions import answered
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.output import Checks, Probe, ServedWeights
-from vllm_repro.verdict.throughput import Load
+from vllm_repro.verdict.throughput import ClientCost, Load
 
 LOADS = (Load(prompt=12, output=4, concurrency=[1, 3], baseline="reported"),)
 ROUNDS = 2 + 5
@@ -100,6 +100,18 @@ def test_each_load_is_measured_in_rounds_and_the_first_one_again(tmp_path: Path)
     for body in engine.asked:
         assert len(body["prompt"]) == 12
         assert (body["max_tokens"], body["min_tokens"], body["ignore_eos"], body["temperature"]) == (4, 4, True, 0)
+
+
+def test_a_rate_counts_from_when_a_request_was_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_repro.verdict.throughput.ROUND_S", 0.2)
+    engine = Engine()
+    load = Load(prompt=12, output=4, rate=[100], arrivals="fixed", ttft=10.0, baseline="reported")
+    _, journal, _ = concluded(tmp_path, engine, throughput=(replace(load, rounds=5),))
+    (point, again) = journal.of("throughput-point")
+    assert (point["point"]["rate"], point["point"]["concurrency"], again["again"]) == (100, 20, True)
+    for entry in journal.of("throughput-round"):
+        assert entry["figures"]["wall_s"] > 0.19  # as long as the arrivals take, however fast the server is
+        assert entry["figures"]["goodput_req_s"] == entry["figures"]["req_s"]
 
 
 def test_every_arm_gets_the_same_prompts(tmp_path: Path) -> None:
@@ -267,14 +279,21 @@ def test_equal_requests_of_the_workload_are_compared_and_no_question_is_asked(
 
 
 def test_a_process_that_does_not_get_to_its_work_notices() -> None:
-    async def busy(seconds: float) -> Lateness:
-        async with Lateness() as late:
+    async def checked(work: Callable[[], object]) -> ClientCost:
+        async with SelfCheck() as check:
             await asyncio.sleep(0.02)
-            time.sleep(seconds)  # blocks, as a machine does that gives the process no time
+            work()  # in the event loop, which then is late
             await asyncio.sleep(0.02)
-        return late
+        return check.cost
 
-    slow = asyncio.run(busy(0.2))
-    assert 0.15 < slow.worst <= slow.slept
+    def spin() -> None:
+        ends = time.process_time() + 0.2
+        while time.process_time() < ends:
+            pass
+
+    slept, spun = asyncio.run(checked(lambda: time.sleep(0.2))), asyncio.run(checked(spin))
+    for cost in (slept, spun):
+        assert 0.15 < cost.late_s <= cost.slept_s
+    assert slept.cpu < spun.cpu
     # The machine itself may be late, but not each time.
-    assert min(asyncio.run(busy(0.0)).worst for _ in range(20)) < 0.15
+    assert min(asyncio.run(checked(lambda: None)).late_s for _ in range(20)) < 0.15

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import pairwise
 from math import exp
-from statistics import median
+from statistics import fmean, median, stdev
 from typing import Any
 
 import pytest
@@ -11,7 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_repro.verdict.throughput import (
+    Arrivals,
+    ClientCost,
     Figures,
+    Goal,
     Load,
     Point,
     Round,
@@ -56,8 +60,10 @@ def test_a_round_by_hand() -> None:
     # Two requests of three tokens: sent at 0.0 and 0.1, answered at 0.5, 0.7, 1.0 and at 0.6, 0.7, 2.1.
     one = answer(0.0, 1.1, (0.5, 0.7, 1.0), 3)
     two = answer(0.1, 2.1, (0.6, 0.7, 2.0), 3)
-    found = round_of([one, two], late=0.25)
-    assert found.late_s == 0.25
+    found = round_of([one, two], ClientCost(cpu=0.5, late_s=0.25, slept_s=0.3))
+    assert (found.cpu, found.late_s, found.slept_s) == (0.5, 0.25, 0.3)
+    assert found.e2e_s == pytest.approx((1.1 + 2.0) / 2)
+    assert found.goodput_req_s is None
     assert (found.wall_s, found.requests, found.prompt_tokens, found.output_tokens) == (2.1, 2, 20, 6)
     assert found.output_tok_s == pytest.approx(6 / 2.1)
     assert found.req_s == pytest.approx(2 / 2.1)
@@ -76,18 +82,42 @@ def test_several_tokens_a_piece_are_counted_by_usage() -> None:
 
 
 def test_a_round_of_two_tokens_on_a_clock_that_does_not_begin_at_zero() -> None:
-    found = round_of([answer(5.0, 7.0, (6.0, 6.5), 2)], slept=0.5)
-    assert (found.wall_s, found.tpot_s, found.late_s, found.slept_s) == (2.0, 0.5, 0.0, 0.5)
-    assert round_of([answer(5.0, 7.0, (6.0, 6.5), 2)]).slept_s == 0.0
+    found = round_of([answer(5.0, 7.0, (6.0, 6.5), 2)])
+    assert (found.wall_s, found.tpot_s, found.e2e_s) == (2.0, 0.5, 2.0)
+    assert (found.cpu, found.late_s, found.slept_s) == (0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
-    ("late_s", "slept_s", "timely"), [(0.4, 1.5, True), (0.5, 0.0, False), (0.0, 1.6, False), (0.6, 1.7, False)]
+    ("goal", "good"),
+    [
+        (Goal(ttft=0.5), 2),
+        (Goal(ttft=0.49), 1),
+        (Goal(tpot=0.1), 1),
+        (Goal(ttft=0.5, tpot=0.25), 2),
+        (Goal(ttft=0.49, tpot=0.1), 0),
+    ],
 )
-def test_a_round_is_timely_up_to_half_a_first_token_and_a_fifth_of_its_time(
-    late_s: float, slept_s: float, timely: bool
-) -> None:
-    assert replace(at(64.0), wall_s=8.0, ttft_s=1.0, late_s=late_s, slept_s=slept_s).timely is timely
+def test_goodput_counts_the_requests_that_met_each_goal(goal: Goal, good: int) -> None:
+    # The first token after 0.4 and 0.5 s, the further ones after 0.25 and 0.1 s each.
+    timings = [answer(0.0, 2.0, (0.4, 0.9), 3), answer(0.0, 2.0, (0.5, 0.7), 3)]
+    assert round_of(timings, goal=goal).goodput_req_s == pytest.approx(good / 2.0)
+
+
+def test_requests_of_a_rate_are_due_whatever_the_server_does() -> None:
+    load = Load(prompt=8, output=8, rate=[0.5, 4], baseline="eager")
+    slow, fast = load.points
+    assert [(point.concurrency, str(point)) for point in (slow, fast)] == [
+        (10, "8 -> 8 tokens, 0.5 a second"),
+        (40, "8 -> 8 tokens, 4 a second"),
+    ]
+    assert fast.due(Arrivals.FIXED, "1") == [number / 4 for number in range(40)]
+    assert Point(8, 8, 3).due(Arrivals.POISSON, "1") == [0.0] * 3
+    drawn = [fast.due(Arrivals.POISSON, str(seed)) for seed in range(200)]
+    assert drawn[0] == fast.due(Arrivals.POISSON, "0") != drawn[1]
+    assert all(one[0] == 0.0 and one == sorted(one) for one in drawn)
+    gaps = [later - earlier for one in drawn for earlier, later in pairwise(one)]
+    assert fmean(gaps) == pytest.approx(1 / 4, rel=0.05)
+    assert stdev(gaps) == pytest.approx(1 / 4, rel=0.05)  # of an exponential distribution: equal to its mean
 
 
 @pytest.mark.parametrize("timings", [[], [answer(0.0, 1.0, (), 2)], [answer(0.0, 1.0, (0.5,), 1)]])
@@ -106,13 +136,18 @@ def test_quartiles_of_known_values() -> None:
 
 
 def test_figures_are_over_all_rounds_of_all_boots() -> None:
-    """Times come only from rounds in which the client was not late."""
+    """Times come only from rounds in which the client was not late: less of it spoils a percentile than a median."""
     found = figures(POINT, boots((100.0, 110.0, 120.0), (130.0, 140.0)))
-    late = figures(POINT, [[replace(one, late_s=0.04) for one in boots((100.0,))[0]], boots((1.0, 2.0, 3.0, 4.0))[0]])
-    assert (late.ttft_s, late.tpot_s, late.itl_s, late.itl_p99_s) == (None, None, None, None)
-    assert (late.output_tok_s.n, late.late_s.high) == (5, 0.0)
-    slept = figures(POINT, [[replace(one, slept_s=0.3 * one.wall_s) for one in boots((1.0, 2.0, 3.0, 4.0, 5.0))[0]]])
-    assert slept.ttft_s is None
+
+    def slept(share: float, of: int = 5) -> Figures:
+        rounds = boots((1.0, 2.0, 3.0, 4.0, 5.0))[0]
+        return figures(POINT, [[replace(one, slept_s=share * one.wall_s) for one in rounds[:of]], rounds[of:]])
+
+    for late in (slept(0.2), slept(0.11, of=1)):
+        assert (late.ttft_s, late.tpot_s, late.itl_s, late.itl_p99_s, late.e2e_s) == (None,) * 5
+        assert (late.output_tok_s.n, late.req_s.n) == (5, 5)
+    assert (slept(0.09).itl_s is not None, slept(0.09).itl_p99_s) == (True, None)
+    assert slept(0.004).itl_p99_s is not None
     speeds = [100.0, 110.0, 120.0, 130.0, 140.0]
     assert found == Figures(
         point=POINT,
@@ -123,6 +158,9 @@ def test_figures_are_over_all_rounds_of_all_boots() -> None:
         tpot_s=Spread.of([1 / one for one in speeds]),
         itl_s=Spread.of([1 / one for one in speeds]),
         itl_p99_s=Spread.of([2 / one for one in speeds]),
+        goodput_req_s=None,
+        e2e_s=None,
+        cpu=Spread.of([0.0] * 5),
         late_s=Spread.of([0.0] * 5),
     )
 
@@ -208,7 +246,11 @@ def test_throughput_is_withheld_without_real_weights(evidence: str, weights: str
         ({"prompt": 8, "output": 8, "rounds": 4}, "5 at least"),
         ({"prompt": 8, "output": 8, "concurrency": []}, "concurrency"),
         ({"prompt": 8, "output": 8, "concurrency": [2, 2]}, "each number once"),
-        ({"prompt": 8, "output": 8, "concurrency": [1, 9]}, "at most 8"),
+        ({"prompt": 8, "output": 8, "concurrency": [1, 257]}, "at most 256"),
+        ({"prompt": 8, "output": 8, "rate": [0.0]}, "requests per second"),
+        ({"prompt": 8, "output": 8, "rate": [1], "concurrency": [2]}, "no concurrency"),
+        ({"prompt": 8, "output": 8, "rate": [1], "arrivals": "uniform"}, "poisson, fixed"),
+        ({"prompt": 8, "output": 8, "ttft": 0.0}, "seconds above 0"),
     ],
 )
 def test_useless_loads_are_refused(fields: dict[str, Any], message: str) -> None:

@@ -44,11 +44,16 @@ class TriggerJson(Struct, frozen=True, kw_only=True):
 
 
 class PointJson(Struct, frozen=True, kw_only=True):
-    """Throughput at one load: medians over rounds, and their quartiles (low, high). late_s: the lateness of the client itself."""
+    """Throughput at one load: medians over rounds, and their quartiles (low, high).
+
+    rate: requests per second that were due; 0: `concurrency` requests at once. cpu, late_s: the share of a core that the client itself
+    used, and the most by which it was late.
+    """
 
     prompt: int
     output: int
     concurrency: int
+    rate: float = 0.0
     rounds: int
     output_tok_s: float | None
     req_s: float | None
@@ -56,6 +61,9 @@ class PointJson(Struct, frozen=True, kw_only=True):
     tpot_s: float | None
     itl_s: float | None
     itl_p99_s: float | None
+    e2e_s: float | None = None
+    goodput_req_s: float | None = None
+    cpu: float | None = None
     late_s: float | None
     quartiles: Mapping[str, tuple[float, float] | None]
 
@@ -121,6 +129,7 @@ class RatioJson(Struct, frozen=True, kw_only=True):
     prompt: int
     output: int
     concurrency: int
+    rate: float = 0.0
     ratio: float
     low: float
     high: float
@@ -235,7 +244,18 @@ def _trial_throughput(found: MeasureReport | None, arm: str, trial: int) -> Tria
 
 
 def _point(figures: Figures) -> PointJson:
-    names = ("output_tok_s", "req_s", "ttft_s", "tpot_s", "itl_s", "itl_p99_s", "late_s")
+    names = (
+        "output_tok_s",
+        "req_s",
+        "goodput_req_s",
+        "ttft_s",
+        "tpot_s",
+        "itl_s",
+        "itl_p99_s",
+        "e2e_s",
+        "cpu",
+        "late_s",
+    )
     spreads: dict[str, Spread | None] = {name: getattr(figures, name) for name in names}
     return _record(
         PointJson,

@@ -18,7 +18,7 @@ from vllm_repro.report.answers import TrialId, trial_id
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.output import ServedWeights
 from vllm_repro.verdict.soak import Soak
-from vllm_repro.verdict.throughput import Figures, Point, Ratio, Round, figures, ratio, withheld
+from vllm_repro.verdict.throughput import MOST_CPU, Figures, Point, Ratio, Round, figures, ratio, withheld
 
 __all__ = ["ArmSpeed", "MeasureReport", "measurements"]
 
@@ -94,16 +94,30 @@ def _point(entry: Entry) -> Point:
     return msgspec.convert(entry["point"], Point)
 
 
+def _key(entry: Entry) -> tuple[TrialId, Point, bool]:
+    return trial_id(entry), _point(entry), entry["again"]
+
+
+def _busy(recording: Recording) -> dict[tuple[TrialId, Point, bool], float]:
+    """Return the points at which the client was the limit, and the most of a core that it used in a round."""
+    found: dict[tuple[TrialId, Point, bool], float] = {}
+    for entry in recording.of("throughput-round"):
+        if (cpu := entry["figures"].get("cpu", 0.0)) > MOST_CPU:
+            found[_key(entry)] = max(cpu, found.get(_key(entry), 0.0))
+    return found
+
+
 def _rounds(recording: Recording, alive: set[TrialId]) -> _Rounds:
+    busy = _busy(recording)
     complete = {
-        (trial_id(entry), _point(entry), entry["again"])
+        key
         for entry in recording.of("throughput-point")
         if trial_id(entry) in alive and entry["counted"] in (None, entry["usage"])
+        if (key := _key(entry)) not in busy
     }
     found: _Rounds = {}
     for entry in recording.of("throughput-round"):
-        key = (trial_id(entry), _point(entry), entry["again"])
-        if key in complete:
+        if (key := _key(entry)) in complete:
             found.setdefault(key, []).append(msgspec.convert(entry["figures"], Round))
     return found
 
@@ -145,6 +159,8 @@ def _speeds(rounds: _Rounds, baseline: str, arms: list[str], seed: int) -> Itera
 def _stopped(recording: Recording, alive: set[TrialId]) -> Iterator[str]:
     for entry in recording.of("measure-stopped"):
         yield f"{entry['arm']}, trial {entry['trial']}: {entry['doing']} was not measured: {entry['why']}"
+    for ((arm, trial), point, _), cpu in _busy(recording).items():
+        yield f"{arm}, trial {trial}: {point} is left out: the client used {100 * cpu:.0f} % of a core, so it may have been the limit"
     for entry in recording.of("throughput-point"):
         if trial_id(entry) in alive and entry["counted"] not in (None, entry["usage"]):
             counted, usage = entry["counted"], entry["usage"]

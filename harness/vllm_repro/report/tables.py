@@ -15,7 +15,7 @@ from vllm_repro.report.wording import boundary, engine_word, grouped, not_run_wo
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.soak import Soak
 from vllm_repro.verdict.statistics import excluded_rate, lower_bound
-from vllm_repro.verdict.throughput import Spread
+from vllm_repro.verdict.throughput import MOST_LATE, MOST_LATE_P99, Spread
 from vllm_repro.verdict.verdict import Expected, Result
 
 __all__ = [
@@ -93,9 +93,19 @@ def throughput_table(found: MeasureReport | None) -> Table | None:
     """Return a row per arm and load; None if there is no figure to show."""
     if found is None or not found.shown:
         return None
+    with_goal = any(speed.figures.goodput_req_s for speed in found.shown)
     heads = (
-        *("load", "arm", "output tok/s", "req/s", "TTFT ms", "TPOT ms", "ITL ms", "ITL p99 ms", "client late ms"),
-        *("rounds, boots", f"to {found.baseline}"),
+        *(
+            "load",
+            "arm",
+            "output tok/s",
+            "req/s",
+            *(["goodput req/s"] if with_goal else []),
+            "TTFT ms",
+            "TPOT ms",
+            "ITL ms",
+        ),
+        *("ITL p99 ms", "end to end ms", "client", "rounds, boots", f"to {found.baseline}"),
     )
     rows = [
         (
@@ -103,7 +113,9 @@ def throughput_table(found: MeasureReport | None) -> Table | None:
             speed.arm + found.mark,
             _spread(one.output_tok_s),
             _spread(one.req_s),
-            *(_spread(spread, 1000) for spread in (one.ttft_s, one.tpot_s, one.itl_s, one.itl_p99_s, one.late_s)),
+            *([_spread(one.goodput_req_s)] if with_goal else []),
+            *(_spread(spread, 1000) for spread in (one.ttft_s, one.tpot_s, one.itl_s, one.itl_p99_s, one.e2e_s)),
+            f"{100 * one.cpu.median:.0f} % CPU, late {1000 * one.late_s.median:.1f} ms",
             f"{one.output_tok_s.n}, {one.boots}",
             _ratio(speed),
         )
@@ -121,9 +133,10 @@ def throughput_notes(found: MeasureReport, quote: Callable[[str], str] = str) ->
         return ["No arm was measured: its engine did not live through workload and measurement."]
     notes = [
         (
-            "Median over rounds, with quartiles in brackets. A round sends the load's requests at once, with salted prompts of exact "
-            "length and answers of a fixed length. Tokens are counted by `usage` and by the server's counters. Times come from rounds in "
-            "which the client was late by less than half of the time to the first token, and by less than a fifth of the round in total. "
+            "Median over rounds, with quartiles in brackets. A round sends the load's requests at once, or each when it is due at a stated "
+            "rate, with salted prompts of exact length and answers of a fixed length. Tokens are counted by `usage` and by the server's "
+            f"counters. Client: its share of a core, and how late its event loop was at most. Times come from rounds in which it was late "
+            f"for at most {100 * MOST_LATE:g} % of the round, and the 99th percentile for at most {100 * MOST_LATE_P99:g} %. "
             f"The ratio is output tokens per second over those of {quote(found.baseline)}, with its 95 % bootstrap interval."
         )
     ]
@@ -159,7 +172,8 @@ def throughput_lines(found: MeasureReport | None) -> list[str]:
         return []
     lines = [f"{found.withheld}."] if found.baseline and found.withheld else []
     if table := throughput_table(found):
-        rows = [tuple(row[column] for column in (0, 1, 2, 4, 5, 10)) for row in (table.heads, *table.rows)]
+        shown = [*map(table.heads.index, ("load", "arm", "output tok/s", "TTFT ms", "TPOT ms")), -1]
+        rows = [tuple(row[column] for column in shown) for row in (table.heads, *table.rows)]
         lines += columns(rows, (40, 44, 28, 24, 24, 44))
     elif found.baseline and not found.withheld:
         lines += throughput_notes(found)

@@ -11,12 +11,13 @@ import contextlib
 import random
 import time
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import httpx
 
 from vllm_repro.client.answer import Answer
+from vllm_repro.client.load import LoadClient
 from vllm_repro.client.metrics import Reading
 from vllm_repro.client.prompts import Prompt, PromptError, build_completion, build_needle
 from vllm_repro.diagnosis.boot_facts import BootFacts
@@ -27,9 +28,9 @@ from vllm_repro.running.workload import WorkloadRunner
 from vllm_repro.trigger.trigger import SentRequest
 from vllm_repro.verdict.output import BEGINNING, QUESTION, Checks, Probe, probes, sample_output
 from vllm_repro.verdict.soak import LOAD, SoakCount
-from vllm_repro.verdict.throughput import WARM_UPS, Load, Point, Timing, round_of
+from vllm_repro.verdict.throughput import WARM_UPS, Arrivals, ClientCost, Load, Point, Timing, round_of
 
-__all__ = ["Lateness", "Measurements"]
+__all__ = ["Measurements", "SelfCheck"]
 
 _ENDPOINT = "/v1/completions"
 _PLAIN = {"temperature": 0, "top_p": 1, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
@@ -45,19 +46,19 @@ class _StoppedError(Exception):
     """A measurement without a figure: the engine is dead or hung, or a request failed. The journal has the reason."""
 
 
-class Lateness:
-    """Background tick that measures by how much this process itself is late: `async with Lateness() as late:`.
+class SelfCheck:
+    """Background check of this process: `async with SelfCheck() as check: …`, then `check.cost`.
 
-    worst: seconds, the latest tick of two milliseconds. slept: seconds, the sum of all ticks that were more than a tick late. If an
-    engine spins on every core, the client may sleep through an answer and find all its tokens at once. The tick shows that, and mostly
-    prevents it: a process that the clock wakes also reads its sockets.
+    A tick of two milliseconds shows how late the event loop is: an engine that spins on every core lets the client sleep through an
+    answer and find all its tokens at once. The tick mostly prevents it, too: a process that the clock wakes also reads its sockets.
     """
 
     def __init__(self) -> None:
-        self.worst = 0.0
-        self.slept = 0.0
+        self.cost = ClientCost()
+        self._worst = self._slept = 0.0
 
     async def __aenter__(self) -> Self:
+        self._began, self._cpu = time.perf_counter(), time.process_time()
         self._task = asyncio.create_task(self._tick())
         return self
 
@@ -65,14 +66,16 @@ class Lateness:
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):  # by the line above
             await self._task
+        used = (time.process_time() - self._cpu) / (time.perf_counter() - self._began)
+        self.cost = ClientCost(cpu=used, late_s=self._worst, slept_s=self._slept)
 
     async def _tick(self) -> None:
         while True:
             due = time.perf_counter() + _TICK
             await asyncio.sleep(_TICK)
             late = time.perf_counter() - due
-            self.worst = max(self.worst, late)
-            self.slept += late if late > _TICK else 0.0
+            self._worst = max(self._worst, late)
+            self._slept += late if late > _TICK else 0.0
 
 
 @dataclass
@@ -94,13 +97,23 @@ class Measurements:
             await self._attempt("the comparison with answers alone", self._alone())
         if checks is not None:
             await self._attempt("the output check", self._probe(checks))
-        if loads:
-            await self._attempt("throughput", self._throughput(loads))
-        if options.soak:
-            await self._attempt("the soak", self._soak(options.soak))
+        streams = max(
+            [LOAD.concurrency if options.soak else 0, *(point.concurrency for load in loads for point in load.points)]
+        )
+        if streams and not runner.watch.ended:
+            client = LoadClient(trial.server.base_url, connections=streams, api_key=trial.api_key)
+            await self._attempt("opening connections", self._loaded(client, loads, options.soak))
         if not runner.watch.ended:
             trial.seen.measuring = ""
             await runner.finish()
+
+    async def _loaded(self, client: LoadClient, loads: Sequence[Load], soak: float | None) -> None:
+        async with client as self.runner.watch.load:
+            if loads:
+                await self._attempt("throughput", self._throughput(loads))
+            if soak:
+                await self._attempt("the soak", self._soak(soak))
+        self.runner.watch.load = None
 
     async def _attempt(self, what: str, part: Any) -> None:
         """Run one measurement, unless the engine is dead or hung by now."""
@@ -113,6 +126,10 @@ class Measurements:
             await part
         except _StoppedError as error:
             trial.journal.write("measure-stopped", **trial.label, doing=trial.seen.measuring, why=str(error))
+        except OSError as error:
+            trial.journal.write(
+                "measure-stopped", **trial.label, doing=trial.seen.measuring, why=f"no connection: {error}"
+            )
         except (PromptError, httpx.HTTPError) as error:
             trial.journal.write("measure-stopped", **trial.label, doing=trial.seen.measuring, why=f"no prompt: {error}")
 
@@ -160,12 +177,12 @@ class Measurements:
     async def _throughput(self, loads: Sequence[Load]) -> None:
         for load in loads:
             for point in load.points:
-                await self._point(point, load.rounds)
+                await self._point(load, point)
         # Repeat the first point: it shows an engine or a machine that drifted meanwhile.
-        await self._point(loads[0].points[0], loads[0].rounds, again=True)
+        await self._point(loads[0], loads[0].points[0], again=True)
 
-    async def _point(self, point: Point, rounds: int, *, again: bool = False) -> None:
-        trial, watch = self.runner.trial, self.runner.watch
+    async def _point(self, load: Load, point: Point, *, again: bool = False) -> None:
+        trial, watch, rounds = self.runner.trial, self.runner.watch, load.rounds
         trial.seen.measuring = f"throughput ({point})"
         trial.notify(f"making prompts for {point}")
         # Each arm gets the same prompts. Each trial gets others: an attached server has those of the last one in its cache.
@@ -182,9 +199,9 @@ class Measurements:
             measured = number - WARM_UPS + 1
             trial.notify(f"{point}: " + (f"round {measured} of {rounds}" if measured > 0 else "warming up"))
             batch = prompts[number * point.concurrency :][: point.concurrency]
-            async with Lateness() as late:
-                answers = await self._together("throughput", batch, fields)
-            timings = [_timing(answer, point) for answer in answers]
+            due = point.due(Arrivals(load.arrivals), f"{seed}/{number}")
+            async with SelfCheck() as check:
+                timings = await self._round(point, batch, due, fields)
             used[0] += sum(one.prompt_tokens for one in timings)
             used[1] += sum(one.output_tokens for one in timings)
             if measured > 0:
@@ -194,7 +211,7 @@ class Measurements:
                     point=point,
                     round=measured,
                     again=again,
-                    figures=round_of(timings, late.worst, late.slept),
+                    figures=round_of(timings, check.cost, load.goal),
                 )
         counted = await self._counted(before, used)
         trial.journal.write(
@@ -206,6 +223,20 @@ class Measurements:
             usage={"prompt": used[0], "output": used[1]},
             counted=counted and {"prompt": counted[0], "output": counted[1]},
         )
+
+    async def _round(
+        self, point: Point, prompts: Sequence[Prompt], due: Sequence[float], fields: dict[str, Any]
+    ) -> list[Timing]:
+        """Send each prompt when it is due, in seconds from now, and return the times of the answers."""
+        began = time.time()
+
+        async def one(prompt: Prompt, after: float) -> Answer:
+            if after:
+                await asyncio.sleep(began + after - time.time())
+            answer = await self._ask("throughput", prompt, fields)
+            return replace(answer, sent=began + after) if point.rate else answer
+
+        return [_timing(answer, point) for answer in await self._all(map(one, prompts, due))]
 
     async def _counted(self, before: Reading | None, used: Sequence[int]) -> tuple[int, int] | None:
         """Return (prompt, output) tokens by the server's own counters since `before`; None if it has no counters."""
@@ -281,7 +312,7 @@ class Measurements:
 
     async def _send(self, name: str, endpoint: str, body: Mapping[str, Any], tokens: int = 0) -> Answer:
         trial = self.runner.trial
-        answer, died = await self.runner.watch.ask(endpoint, body)
+        answer, died = await self.runner.watch.ask(endpoint, body, by=self.runner.watch.load)
         if not answer.ok:
             if len(trial.seen.measured) < _MOST_FAILED:
                 trial.seen.measured.append(answer)

@@ -25,6 +25,7 @@ import psutil
 
 from vllm_repro.client.answer import Answer
 from vllm_repro.client.client import Client
+from vllm_repro.client.load import LoadClient
 from vllm_repro.client.metrics import Reading, read_metrics
 from vllm_repro.client.sdk import FailedRequest
 from vllm_repro.errors import InfraError
@@ -74,6 +75,8 @@ class Watch:
         self.hung: str | None = None
         self._born: float | None = None
         self.in_flight = 0
+        self.load: LoadClient | None = None
+        """The client of the load that is being measured."""
         self.failed: FailedRequest | None = None
         """The request that a death showed in: the first one since the engine last gave a token, or one that names the death."""
         self.broken = False
@@ -151,11 +154,13 @@ class Watch:
             await self._sleep_unless_dead(0.1 if waited < 10 else 0.5)
         return False
 
-    async def ask(self, endpoint: str, body: Mapping[str, Any], *, canary: bool = False) -> tuple[Answer, bool]:
-        """Send a request. Return its answer, and True if that names a dead engine."""
+    async def ask(
+        self, endpoint: str, body: Mapping[str, Any], *, canary: bool = False, by: LoadClient | None = None
+    ) -> tuple[Answer, bool]:
+        """Send a request, `by` the client of a load if there is one. Return its answer, and True if that names a dead engine."""
         self.in_flight += 1
         try:
-            answer = await self.client.ask(endpoint, body)
+            answer = await (by or self.client).ask(endpoint, body)
         finally:
             self.in_flight -= 1
         sign = sign_of_answer(answer, canary=canary)
@@ -367,7 +372,7 @@ class Watch:
             # A hung API server answers no /metrics either: count no reading as no progress.
             counted = seen[1:] if reading is None else reading.progress
             running = 0.0 if reading is None else reading.running
-            progress = (self.client.received, *counted)
+            progress = (self.client.received + (self.load.received if self.load else 0), *counted)
             if progress != seen or (self.in_flight == 0 and running == 0):
                 moved = time.monotonic()
             seen = progress

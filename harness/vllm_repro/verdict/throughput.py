@@ -5,8 +5,9 @@
         throughput(prompt=8192, output=512, concurrency=[1, 2], baseline="eager"),
     ]
 
-A round is a number of requests sent at once, until the last has its answer. Each round gives one value of each figure; medians and
-quartiles are over rounds. Two arms are compared by the ratio of their medians, with a bootstrap interval that draws boots first and
+A round is a number of requests sent at once, until the last has its answer. With rate=[2, 4] it is ten seconds of requests that are due
+at that rate, whatever the server does, and times count from when a request was due. Each round gives one value of each figure; medians
+and quartiles are over rounds. Two arms are compared by the ratio of their medians, with a bootstrap interval that draws boots first and
 rounds within them, so that boots that differ widen it.
 
 A change is claimed only if the interval excludes 1 *and* the ratio lies outside twice the coefficient of variation of the noisier arm:
@@ -19,14 +20,17 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import chain
+from itertools import accumulate, chain
 from math import ceil
 from statistics import fmean, median, quantiles, stdev
 
 from vllm_repro.evidence import facts_of
 
 __all__ = [
+    "Arrivals",
+    "ClientCost",
     "Figures",
+    "Goal",
     "Load",
     "Point",
     "Ratio",
@@ -42,35 +46,71 @@ __all__ = [
 ]
 
 LEAST_ROUNDS = 5
-MOST_STREAMS = 8
-"""Streams up to which the client reports 99 % of the true token rate; at 16 it is 97 %, at 64 it is 62 % (two cores)."""
+MOST_STREAMS = 256
+MOST_CPU = 0.9
+"""Share of a core above which the client, not the server, may limit the rate."""
+MOST_LATE, MOST_LATE_P99 = 0.1, 0.005
+"""Shares of a round in which the client may be late: for its medians, and for its 99th percentiles."""
 WARM_UPS = 2
+ROUND_S, LEAST_ARRIVALS = 10.0, 10
+"""A round of a rate: seconds, and the least number of requests."""
 _RESAMPLES = 2_000
+
+
+class Arrivals(StrEnum):
+    """When the requests of a rate are due: at random intervals, or at equal ones."""
+
+    POISSON = "poisson"
+    FIXED = "fixed"
 
 
 @dataclass(frozen=True, order=True)
 class Point:
-    """One load: tokens of prompt and answer, and requests at once."""
+    """One load: tokens of prompt and answer, requests of a round, and the rate at which they are due; 0: all of them at once."""
 
     prompt: int
     output: int
     concurrency: int
+    rate: float = 0.0
 
     def __str__(self) -> str:
-        return f"{self.prompt:,} -> {self.output:,} tokens, {self.concurrency} at once"
+        how = f"{self.rate:g} a second" if self.rate else f"{self.concurrency} at once"
+        return f"{self.prompt:,} -> {self.output:,} tokens, {how}"
+
+    def due(self, arrivals: Arrivals, seed: str) -> list[float]:
+        """Return when each request of a round is due, in seconds after the first."""
+        if not self.rate:
+            return [0.0] * self.concurrency
+        if arrivals is Arrivals.FIXED:
+            return [number / self.rate for number in range(self.concurrency)]
+        draw = random.Random(seed)
+        return [0.0, *accumulate(draw.expovariate(self.rate) for _ in range(self.concurrency - 1))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """The times in seconds that a request must meet to count for the goodput; None: any."""
+
+    ttft: float | None = None
+    tpot: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """The load that `--throughput` measures after the workload of each arm whose engine lives: points that differ in concurrency.
+    """The load that `--throughput` measures after the workload of each arm whose engine lives: points that differ in concurrency or rate.
 
-    baseline: the arm to compare the others with. Raises `ValueError` for a load that gives no figures.
+    baseline: the arm to compare the others with. rate: requests per second, in place of concurrency. ttft, tpot: the most seconds to the
+    first token and per further token of a request that counts for the goodput. Raises `ValueError` for a load that gives no figures.
     """
 
     prompt: int
     output: int
     baseline: str
     concurrency: Sequence[int] = (1,)
+    rate: Sequence[float] = ()
+    arrivals: str = "poisson"
+    ttft: float | None = None
+    tpot: float | None = None
     rounds: int = LEAST_ROUNDS
 
     def __post_init__(self) -> None:
@@ -82,18 +122,38 @@ class Load:
         if not numbers or min(numbers) < 1 or len(set(numbers)) < len(numbers):
             raise ValueError("concurrency=[…] needs numbers of requests of 1 or more, each number once")
         if max(numbers) > MOST_STREAMS:
-            raise ValueError(f"concurrency is at most {MOST_STREAMS}: with more streams the client limits the rate")
+            raise ValueError(f"concurrency is at most {MOST_STREAMS}: the client was not measured with more streams")
+        if any(not 0 < rate <= MOST_STREAMS for rate in self.rate) or (self.rate and tuple(numbers) != (1,)):
+            raise ValueError(
+                f"rate=[…] needs requests per second, up to {MOST_STREAMS}, and no concurrency=[…] beside it"
+            )
+        if self.arrivals not in set(Arrivals):
+            raise ValueError(f"arrivals={self.arrivals!r} must be one of {', '.join(Arrivals)}")
+        if any(goal is not None and goal <= 0 for goal in (self.ttft, self.tpot)):
+            raise ValueError("ttft and tpot are seconds above 0")
         if self.rounds < LEAST_ROUNDS:
             raise ValueError(f"rounds={self.rounds} must be {LEAST_ROUNDS} at least, to show a spread")
 
     @property
     def points(self) -> tuple[Point, ...]:
-        return tuple(Point(self.prompt, self.output, number) for number in self.concurrency)
+        if not self.rate:
+            return tuple(Point(self.prompt, self.output, number) for number in self.concurrency)
+        return tuple(
+            Point(self.prompt, self.output, max(LEAST_ARRIVALS, ceil(rate * ROUND_S)), rate) for rate in self.rate
+        )
+
+    @property
+    def goal(self) -> Goal | None:
+        return Goal(ttft=self.ttft, tpot=self.tpot) if self.ttft or self.tpot else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """One answered request. Seconds on one clock. chunks: the arrival of each piece of the answer. Tokens: from the server's usage."""
+    """One answered request. Seconds on one clock.
+
+    sent: when its bytes were written; with a rate, when it was due, so that nothing hides the wait of a request that could not be sent.
+    chunks: the arrival of each piece of the answer. Tokens: from the server's usage.
+    """
 
     sent: float
     ended: float
@@ -106,9 +166,10 @@ class Timing:
 class Round:
     """The figures of one round. Times in seconds.
 
-    wall_s: from the first request sent to the last answered; both rates are over it. ttft_s, tpot_s: medians over requests of the time to
-    the first piece and of the mean time per further token. itl_s, itl_p99_s: of all gaps between pieces; None if each answer came in one
-    piece. late_s, slept_s: the most by which the client itself was late, and the sum of it (`running.lateness`).
+    wall_s: from the first request sent to the last answered; all rates are over it. ttft_s, tpot_s, e2e_s: medians over requests of the
+    time to the first piece, of the mean time per further token, and of the time to the end. itl_s, itl_p99_s: of all gaps between pieces;
+    None if each answer came in one piece. goodput_req_s: requests per second that met the goal. cpu: the share of a core that the client
+    itself used. late_s, slept_s: the most by which it was late, and the sum of it.
     """
 
     wall_s: float
@@ -121,16 +182,27 @@ class Round:
     tpot_s: float
     itl_s: float | None
     itl_p99_s: float | None
+    e2e_s: float | None = None
+    goodput_req_s: float | None = None
+    cpu: float = 0.0
     late_s: float = 0.0
     slept_s: float = 0.0
 
-    @property
-    def timely(self) -> bool:
-        """Return False if the client was too late: it then reads many tokens at once, and its times are not the server's."""
-        return self.late_s < 0.5 * self.ttft_s and self.slept_s < 0.2 * self.wall_s
+    def timely(self, most: float) -> bool:
+        """Return False if the client was late for more than this share of the round: its times are then not the server's."""
+        return self.slept_s <= most * self.wall_s
 
 
-def round_of(timings: Sequence[Timing], late: float = 0.0, slept: float = 0.0) -> Round:
+@dataclass(frozen=True, kw_only=True)
+class ClientCost:
+    """What the client itself did in a round: `Round.cpu`, `late_s` and `slept_s`."""
+
+    cpu: float = 0.0
+    late_s: float = 0.0
+    slept_s: float = 0.0
+
+
+def round_of(timings: Sequence[Timing], client: ClientCost = ClientCost(), goal: Goal | None = None) -> Round:
     """Return the figures of the requests of one round. Raises ValueError if one has fewer than two tokens."""
     if not timings or any(not one.chunks or one.output_tokens < 2 for one in timings):
         raise ValueError("a round is made of answered requests with two tokens or more")
@@ -139,6 +211,13 @@ def round_of(timings: Sequence[Timing], late: float = 0.0, slept: float = 0.0) -
     gaps = sorted(
         later - earlier for one in timings for earlier, later in zip(one.chunks, one.chunks[1:], strict=False)
     )
+    ttft = [one.chunks[0] - one.sent for one in timings]
+    tpot = [(one.chunks[-1] - one.chunks[0]) / (one.output_tokens - 1) for one in timings]
+    good = [
+        (goal.ttft is None or first <= goal.ttft) and (goal.tpot is None or further <= goal.tpot)
+        for first, further in zip(ttft, tpot, strict=True)
+        if goal
+    ]
     return Round(
         wall_s=wall,
         requests=len(timings),
@@ -146,12 +225,15 @@ def round_of(timings: Sequence[Timing], late: float = 0.0, slept: float = 0.0) -
         output_tokens=output,
         output_tok_s=output / wall,
         req_s=len(timings) / wall,
-        ttft_s=median(one.chunks[0] - one.sent for one in timings),
-        tpot_s=median((one.chunks[-1] - one.chunks[0]) / (one.output_tokens - 1) for one in timings),
+        ttft_s=median(ttft),
+        tpot_s=median(tpot),
         itl_s=median(gaps) if gaps else None,
         itl_p99_s=gaps[ceil(0.99 * len(gaps)) - 1] if gaps else None,
-        late_s=late,
-        slept_s=slept,
+        e2e_s=median(one.ended - one.sent for one in timings),
+        goodput_req_s=sum(good) / wall if goal else None,
+        cpu=client.cpu,
+        late_s=client.late_s,
+        slept_s=client.slept_s,
     )
 
 
@@ -179,38 +261,43 @@ class Spread:
 class Figures:
     """Figures of an arm at one point, over all rounds of all its boots.
 
-    Times in seconds, of the timely rounds; None if these are fewer than `LEAST_ROUNDS`.
+    Times in seconds, of the rounds in which the client was timely; None if these are fewer than `LEAST_ROUNDS`.
     """
 
     point: Point
     boots: int
     output_tok_s: Spread
     req_s: Spread
+    goodput_req_s: Spread | None
     ttft_s: Spread | None
     tpot_s: Spread | None
     itl_s: Spread | None
     itl_p99_s: Spread | None
+    e2e_s: Spread | None
+    cpu: Spread
     late_s: Spread
 
 
 def figures(point: Point, boots: Sequence[Sequence[Round]]) -> Figures:
     """Return the figures of an arm. boots: the rounds of each boot, at least one."""
     rounds = [one for boot in boots for one in boot]
-    timely = [one for one in rounds if one.timely]
 
-    def times(figure: Callable[[Round], float | None]) -> Spread | None:
-        known = [value for one in timely if (value := figure(one)) is not None]
-        return Spread.of(known) if len(known) >= LEAST_ROUNDS else None
+    def known(figure: Callable[[Round], float | None], most_late: float = MOST_LATE) -> Spread | None:
+        values = [value for one in rounds if one.timely(most_late) and (value := figure(one)) is not None]
+        return Spread.of(values) if len(values) >= LEAST_ROUNDS else None
 
     return Figures(
         point=point,
         boots=len(boots),
         output_tok_s=Spread.of([one.output_tok_s for one in rounds]),
         req_s=Spread.of([one.req_s for one in rounds]),
-        ttft_s=times(lambda one: one.ttft_s),
-        tpot_s=times(lambda one: one.tpot_s),
-        itl_s=times(lambda one: one.itl_s),
-        itl_p99_s=times(lambda one: one.itl_p99_s),
+        goodput_req_s=known(lambda one: one.goodput_req_s),
+        ttft_s=known(lambda one: one.ttft_s),
+        tpot_s=known(lambda one: one.tpot_s),
+        itl_s=known(lambda one: one.itl_s),
+        itl_p99_s=known(lambda one: one.itl_p99_s, MOST_LATE_P99),
+        e2e_s=known(lambda one: one.e2e_s),
+        cpu=Spread.of([one.cpu for one in rounds]),
         late_s=Spread.of([one.late_s for one in rounds]),
     )
 

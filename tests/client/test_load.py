@@ -1,0 +1,242 @@
+"""The measuring client: any bytes of a server become one answer, at the times of the socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_repro.client.answer import Answer
+from vllm_repro.client.client import Client
+from vllm_repro.client.load import LoadClient
+
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+BODY = {"prompt": "p", "max_tokens": 3, "stream": True}
+
+
+def event(**fields: object) -> bytes:
+    return b"data: " + json.dumps(fields).encode() + b"\n\n"
+
+
+def token(text: str, finish: str | None = None) -> bytes:
+    return event(choices=[{"index": 0, "text": text, "finish_reason": finish}])
+
+
+def chunked(*pieces: bytes, end: bool = True) -> bytes:
+    return b"".join(b"%x\r\n%s\r\n" % (len(one), one) for one in pieces) + (b"0\r\n\r\n" if end else b"")
+
+
+STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+EVENTS = [
+    token("a"),
+    token("é"),
+    token("c", "length"),
+    event(choices=[], usage={"prompt_tokens": 7, "completion_tokens": 3}),
+    b"data: [DONE]\n\n",
+]
+WHOLE = STREAM + chunked(*EVENTS)
+
+
+async def request(reader: asyncio.StreamReader) -> bytes:
+    """Return the body of one request."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    (length,) = (int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.startswith(b"Content-Length:"))
+    return await reader.readexactly(length)
+
+
+async def served(handler: Handler, ask: Callable[[str], Awaitable[list[Answer]]]) -> list[Answer]:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await handler(reader, writer)
+        except asyncio.IncompleteReadError:
+            pass  # the client is gone
+        finally:
+            writer.close()
+
+    async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
+        return await ask(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+
+
+def answers(handler: Handler, count: int = 1, *, connections: int = 1) -> list[Answer]:
+    async def ask(url: str) -> list[Answer]:
+        async with LoadClient(url, connections=connections) as client:
+            return [await client.ask("/v1/completions", BODY) for _ in range(count)]
+
+    return asyncio.run(served(handler, ask))
+
+
+def sends(*pieces: bytes, close: bool = True) -> Handler:
+    """Return a handler that writes the pieces, each in a packet of its own."""
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0.002)
+        if not close:
+            await asyncio.sleep(10)
+
+    return handler
+
+
+def timeless(answer: Answer) -> Answer:
+    return replace(answer, sent=0.0, ended=0.0, arrivals=(0.0,) * len(answer.arrivals), token_times=())
+
+
+def test_a_stream_is_read_as_the_other_client_reads_it() -> None:
+    (ours,) = answers(sends(WHOLE, close=False))
+
+    async def ask(url: str) -> list[Answer]:
+        async with Client(url) as client:
+            return [await client.ask("/v1/completions", BODY)]
+
+    (theirs,) = asyncio.run(served(sends(WHOLE), ask))
+    assert ours.ok
+    assert (ours.text, ours.usage and ours.usage.completion_tokens, ours.finish_reason) == ("aéc", 3, "length")
+    assert timeless(ours) == timeless(theirs)
+
+
+@given(cuts=st.lists(st.integers(1, len(WHOLE) - 1), max_size=6, unique=True), padding=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_an_answer_does_not_depend_on_where_the_bytes_are_cut(cuts: list[int], padding: bool) -> None:
+    raw = (b"HTTP/1.1 100 Continue\r\n\r\n" if padding else b"") + WHOLE
+    ends = [*sorted(cuts), len(raw)]
+    pieces = [raw[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+    (cut,) = answers(sends(*pieces, close=False))
+    (whole,) = answers(sends(raw, close=False))
+    assert timeless(cut) == timeless(whole)
+    assert cut.ok
+
+
+def test_tokens_have_the_times_of_the_socket() -> None:
+    wrote: list[float] = []
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        writer.write(STREAM)
+        for one in EVENTS:
+            await asyncio.sleep(0.02)
+            wrote.append(time.time())
+            writer.write(chunked(one, end=False))
+        writer.write(b"0\r\n\r\n")
+        await asyncio.sleep(10)
+
+    began = time.time()
+    (answer,) = answers(handler)
+    assert answer.ok
+    assert began < answer.sent < wrote[0]
+    # In one process the server wakes the client, so a token is never read before it was written.
+    assert all(before <= after for before, after in zip(wrote, answer.arrivals, strict=False))
+    assert all(after <= before for before, after in zip(wrote[1:], answer.arrivals, strict=False))
+    assert answer.token_times == answer.arrivals
+
+
+def test_connections_are_open_before_and_used_again_unless_the_server_closes_them() -> None:
+    opened: list[int] = []
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        opened.append(0)
+        mine = len(opened) - 1
+        while True:
+            await request(reader)
+            opened[mine] += 1
+            last = sum(opened) == 2
+            writer.write(WHOLE.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1) if last else WHOLE)
+            if last:
+                return
+
+    assert all(one.ok for one in answers(handler, 4, connections=2))
+    assert sorted(opened) == [2, 2]
+
+
+def test_an_answer_without_a_length_ends_with_its_connection() -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+    (answer,) = answers(sends(head, *EVENTS))
+    assert answer.ok
+
+
+# What a dying or broken server does. Each request that it hits has failed, and keeps the tokens that came.
+
+
+def failed(*pieces: bytes, close: bool = True) -> Answer:
+    (answer,) = answers(sends(*pieces, close=close))
+    assert not answer.ok
+    return answer
+
+
+def test_a_killed_server_resets_its_streams() -> None:
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        writer.write(STREAM + chunked(EVENTS[0], end=False))
+        await asyncio.sleep(0.02)
+        writer.transport.abort()
+
+    (answer,) = answers(handler)
+    assert (answer.ok, answer.error_kind, answer.text, len(answer.arrivals)) == (False, "transport", "a", 1)
+
+
+def test_a_stream_that_ends_without_a_finish_reason_is_not_whole() -> None:
+    answer = failed(STREAM + chunked(*EVENTS[:2]), close=False)
+    assert (answer.error, answer.finish_reason, answer.text) == (None, None, "aé")
+
+
+def test_an_error_event_is_an_error() -> None:
+    error = event(error={"message": "EngineCore encountered an issue.", "code": 500})
+    answer = failed(STREAM + chunked(EVENTS[0], error, b"data: [DONE]\n\n"), close=False)
+    assert (answer.error_kind, answer.names_dead_engine, answer.text) == ("event", True, "a")
+
+
+def test_a_stream_that_is_closed_before_its_last_chunk_is_cut() -> None:
+    answer = failed(STREAM + chunked(*EVENTS, end=False))
+    assert (answer.error_kind, answer.finish_reason, answer.done) == ("transport", "length", True)
+
+
+def test_a_refusal_has_its_status_and_text() -> None:
+    body = b'{"error": {"message": "busy"}}'
+    answer = failed(
+        b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body), close=False
+    )
+    assert (answer.status, answer.error, answer.error_kind) == (503, "busy", "body")
+
+
+def test_a_stalled_stream_waits_until_it_is_cancelled() -> None:
+    async def ask(url: str) -> list[Answer]:
+        async with LoadClient(url, connections=1) as client:
+            task = asyncio.create_task(client.ask("/v1/completions", BODY))
+            while not client.received:
+                await asyncio.sleep(0.001)
+            task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled()
+            return [await client.ask("/v1/completions", BODY)]  # on a new connection
+
+    stalls = iter([True, False])
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        writer.write(STREAM + chunked(EVENTS[0], end=False) if next(stalls) else WHOLE)
+        await asyncio.sleep(10)
+
+    (answer,) = asyncio.run(served(handler, ask))
+    assert answer.ok
+
+
+def test_a_server_that_speaks_no_http_or_is_gone() -> None:
+    answer = failed(b"SSH-2.0-OpenSSH\r\n", close=False)
+    assert (answer.status, answer.error_kind) == (None, "transport")
+
+    async def ask(url: str) -> list[Answer]:
+        async with LoadClient(url, connections=0) as client:
+            return [await client.ask("/v1/completions", BODY)]
+
+    async def gone(_: str) -> list[Answer]:
+        return await ask("http://127.0.0.1:1")
+
+    (answer,) = asyncio.run(served(sends(WHOLE), gone))
+    assert (answer.status, answer.error_kind, answer.arrivals) == (None, "transport", ())
