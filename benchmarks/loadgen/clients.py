@@ -66,11 +66,11 @@ def driven(name: str) -> Client:
 def command() -> Client:
     """Return the harness's own command on an attached server, without `--throughput`: one small request."""
 
-    def argv(shape: Shape, url: str, folder: Path) -> list[str]:
+    def argv(_: Shape, url: str, folder: Path) -> list[str]:
         words = [sys.executable, "-m", "vllm_repro", "run", "loadgen", "--scenarios", str(SCENARIOS)]
-        return [*words, "--server", "attach", "--url", url, "--expect", "any", "--out", str(folder)]
+        return [*words, "--server", "attach", "--url", url, "--expect", "alive", "--out", str(folder)]
 
-    return Client(COMMAND, argv, lambda folder: [])
+    return Client(COMMAND, argv, lambda _: [])
 
 
 def vllm_bench(tokenizer: Path) -> Client | str:

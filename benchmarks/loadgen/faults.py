@@ -42,7 +42,7 @@ def _end(ran: Run) -> dict[str, object]:
     return {"status": ran.status, "ended_s": ran.ended - last}
 
 
-def _command_row(ran: Run, fault: str) -> dict[str, object]:
+def _command_row(ran: Run) -> dict[str, object]:
     """Return what the command made of a fault. It stops at the first failure, so it counts those whose answers it has by then."""
     events = [json.loads(line) for line in ran.output.splitlines() if line.startswith("{")]
     stopped = [one for one in events if one["event"] == "measure-stopped"]
@@ -60,7 +60,7 @@ def measure(clients: Mapping[str, Client]) -> dict[str, dict[str, dict[str, obje
             extra = ["--throughput", "--answer-stall", str(STALL_LIMIT)] if name == COMMAND else []
             limit = PATIENCE + 10 if fault == "stall" else 60.0
             ran = run(client, SHAPE, limit=limit, extra=extra, fault=fault)
-            found.setdefault(fault, {})[name] = (_command_row if name == COMMAND else _row)(ran, fault)
+            found.setdefault(fault, {})[name] = _command_row(ran) if name == COMMAND else _row(ran, fault)
             print(f"{fault}: {name}: {found[fault][name]}", flush=True)
     return found
 

@@ -13,12 +13,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-from benchmarks.loadgen.clients import VLLM, Client, Shape
+from benchmarks.loadgen.clients import Client, Shape
 from benchmarks.loadgen.driver import Done
-from vllm_repro.releases.provision import ReleaseCache
 
 SERVER_CORE, *_, CLIENT_CORE = [*sorted(os.sched_getaffinity(0)) * 2][:2]
 _TICK = 0.05
@@ -110,17 +108,12 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def mean(values: Sequence[float]) -> float:
-    return fmean(values)
-
-
 @contextlib.contextmanager
 def serving(folder: Path, **options: object) -> Iterator[tuple[str, Path]]:
     """Run a server on its core. Yields its URL and the file of its record, which is there when this returns."""
-    release = ReleaseCache().get(VLLM)  # its Python has uvloop
     record = folder / "record.json"
-    words = [str(release.python) if release else sys.executable, str(Path(__file__).with_name("server.py"))]
-    words += ["--record", str(record), *(f"--{name}={value}" for name, value in options.items())]
+    words = [sys.executable, "-m", "benchmarks.loadgen.server", "--record", str(record)]
+    words += [f"--{name}={value}" for name, value in options.items()]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: _pin(SERVER_CORE)) as server:
         try:
             assert server.stdout is not None

@@ -1,7 +1,7 @@
 """OpenAI-compatible server that sends each token at a known time, records when it did, and breaks on demand.
 
-It needs the standard library alone, and uses uvloop in unlimited mode if there is one. The first token of an answer names its request
-("r17 "), so that any client's report can be matched with the record. Times are those of `time.perf_counter`, one clock for all processes.
+The first token of an answer names its request ("r17 "), so that any client's report can be matched with the record. Times are those of
+`time.perf_counter`, one clock for all processes.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import heapq
 import json
 import os
 import signal
-import sys
 import time
 from array import array
 from pathlib import Path
 from typing import Any, cast
+
+import uvloop
 
 FAULTS = ("killed", "cut", "error", "fin", "503", "stall")
 CUT_AT = 50
@@ -270,14 +271,8 @@ def main() -> None:
     parser.add_argument("--fault", default="", choices=("", *FAULTS))
     parser.add_argument("--record", required=True, metavar="FILE", help="written at SIGTERM")
     given = parser.parse_args()
-    run = asyncio.run
-    if given.burst:  # paced mode keeps asyncio's own loop: uvloop defers a write, so its time would not be known
-        try:
-            import uvloop  # type: ignore[import-not-found, unused-ignore]  # part of a vLLM release
-
-            run = uvloop.run
-        except ImportError:
-            print("without uvloop", file=sys.stderr)
+    # In paced mode asyncio's own loop: uvloop defers a write, so its time would not be known.
+    run = uvloop.run if given.burst else asyncio.run
     run(_serve(Server(given), given.port))
 
 
