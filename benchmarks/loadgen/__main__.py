@@ -93,10 +93,10 @@ def measured(found: Found, name: str, client: Client, *, streams: int, requests:
 def rates(found: Found, name: str, client: Client, share: float) -> None:
     """Run one client as fast as it can, and add its rates. share: of the usual number of requests."""
     if name in STREAMS:
-        ran = run(client, Shape(32, int(STREAMS[name] * share), 500, light=True), burst=16)
+        ran = run(client, Shape(32, int(STREAMS[name] * share), 500, light=True), server={"burst": 16})
         _check(name, ran)
         found.setdefault("tok_s", {}).setdefault(name, []).append(500 * ran.requests_per_s())
-    ran = run(client, Shape(32, int(REQUESTS.get(name, FEW_REQUESTS) * share), 1, light=True), burst=1)
+    ran = run(client, Shape(32, int(REQUESTS.get(name, FEW_REQUESTS) * share), 1, light=True), server={"burst": 1})
     _check(name, ran)
     found.setdefault("req_s", {}).setdefault(name, []).append(ran.requests_per_s())
 
@@ -151,7 +151,10 @@ def figures_table(found: Found, names: Sequence[str]) -> str:
 
 def memory(tokens: int) -> None:
     """Stream tokens, 16 a send, and print the memory of our client at each million."""
-    with tempfile.TemporaryDirectory(prefix="vllm-repro-loadgen-") as name, serving(Path(name), burst=16) as (url, _):
+    with (
+        tempfile.TemporaryDirectory(prefix="vllm-repro-loadgen-") as name,
+        serving(Path(name), {"burst": 16}) as (url, _),
+    ):
         words = driven("ours").argv(Shape(32, tokens // 500, 500, light=True), url, Path(name))
         os.sched_setaffinity(0, {CLIENT_CORE})
         sys.exit(os.spawnv(os.P_WAIT, words[0], words))

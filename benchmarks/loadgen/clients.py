@@ -171,7 +171,14 @@ def make_tokenizer(folder: Path) -> Path:
     vocabulary = {f"w{number}": number for number in range(1000)}
     model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "w0"}
     parts = {"normalizer": None, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": None, "decoder": None}
-    whole = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], **parts, "model": model}
+    whole: dict[str, Any] = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        **parts,
+        "model": model,
+    }
     (folder / "tokenizer.json").write_text(json.dumps(whole))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w0", "model_max_length": 131072}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))

@@ -102,11 +102,10 @@ async def httpx(url: str, streams: int) -> AsyncIterator[list[Ask]]:
 @asynccontextmanager
 async def openai(url: str, streams: int) -> AsyncIterator[list[Ask]]:
     """Open one openai.AsyncOpenAI a worker."""
-    from httpx import AsyncClient
-    from openai import AsyncOpenAI
+    from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
     def client() -> AsyncOpenAI:
-        http = AsyncClient(trust_env=False, verify=False, timeout=None)
+        http = DefaultAsyncHttpxClient(trust_env=False, verify=False, timeout=None)
         return AsyncOpenAI(base_url=url + "/v1", api_key="none", max_retries=0, http_client=http)
 
     def worker(sdk: AsyncOpenAI) -> Ask:

@@ -27,7 +27,7 @@ _MEANING = {
 def _affected(ran: Run, fault: str) -> int:
     """Return how many requests the fault hit. A killed server hits those in flight and, of a fixed number, those not begun."""
     if fault == "killed":
-        return ran.shape.requests - sum(one["sent"] == one["asked"] for one in ran.record)
+        return ran.shape.requests - sum(bool(one["sent"] == one["asked"]) for one in ran.record)
     return sum(bool(one["fault"]) for one in ran.record)
 
 
@@ -59,7 +59,7 @@ def measure(clients: Mapping[str, Client]) -> dict[str, dict[str, dict[str, obje
         for name, client in clients.items():
             extra = ["--throughput", "--answer-stall", str(STALL_LIMIT)] if name == COMMAND else []
             limit = PATIENCE + 10 if fault == "stall" else 60.0
-            ran = run(client, SHAPE, limit=limit, extra=extra, fault=fault)
+            ran = run(client, SHAPE, limit=limit, extra=extra, server={"fault": fault})
             found.setdefault(fault, {})[name] = _command_row(ran) if name == COMMAND else _row(ran, fault)
             print(f"{fault}: {name}: {found[fault][name]}", flush=True)
     return found

@@ -10,15 +10,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks.loadgen.clients import Client, Shape
 from benchmarks.loadgen.driver import Done
 
 SERVER_CORE, *_, CLIENT_CORE = [*sorted(os.sched_getaffinity(0)) * 2][:2]
+Options = Mapping[str, object]
+"""Options of the server by name: `{"ttft": 20, "fault": "cut"}`."""
+NO_OPTIONS: Options = MappingProxyType({})
 _TICK = 0.05
 REAL_TIME = bool(os.environ.get("LOADGEN_REAL_TIME"))
 """Run server and clients in the real-time class (root): for a machine that others use, too."""
@@ -109,7 +113,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, **options: object) -> Iterator[tuple[str, Path]]:
+def serving(folder: Path, options: Options) -> Iterator[tuple[str, Path]]:
     """Run a server on its core. Yields its URL and the file of its record, which is there when this returns."""
     record = folder / "record.json"
     words = [sys.executable, "-m", "benchmarks.loadgen.server", "--record", str(record)]
@@ -122,12 +126,14 @@ def serving(folder: Path, **options: object) -> Iterator[tuple[str, Path]]:
             server.terminate()
 
 
-def run(client: Client, shape: Shape, *, limit: float = 120.0, extra: Sequence[str] = (), **server: object) -> Run:
+def run(
+    client: Client, shape: Shape, *, limit: float = 120.0, extra: Sequence[str] = (), server: Options = NO_OPTIONS
+) -> Run:
     """Run one client against a server of its own. It is ended `limit` seconds after its start. extra: more words of its command."""
     with tempfile.TemporaryDirectory(prefix="vllm-repro-loadgen-") as name:
         folder = Path(name)
         samples: list[Sample] = []
-        with serving(folder, **server) as (url, record), (folder / "output.txt").open("wb") as output:
+        with serving(folder, server) as (url, record), (folder / "output.txt").open("wb") as output:
             words = [*client.argv(shape, url, folder), *extra]
             began = time.perf_counter()
             process = subprocess.Popen(

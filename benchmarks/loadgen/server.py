@@ -117,7 +117,9 @@ class Server:
     """All requests, and the clock that sends their tokens."""
 
     def __init__(self, given: argparse.Namespace) -> None:
-        self.ttft, self.itl, self.burst = given.ttft / 1000, given.itl / 1000, given.burst
+        self.ttft: float = given.ttft / 1000
+        self.itl: float = given.itl / 1000
+        self.burst: int = given.burst
         self.fault, self.record = given.fault, Path(given.record)
         self.burst_bytes = _chunk(_TOKEN * self.burst) if self.burst else b""
         self.streams: list[Stream] = []
