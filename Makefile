@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help install nightly nightly-cpu test test-live lint format bench clean images check test-docker test-scenarios test-browser test-by-hand faults faults-quick mutants compose catalogue known-releases
+.PHONY: help install nightly nightly-cpu test test-live lint format bench bench-loadgen clean images check test-docker test-scenarios test-browser test-by-hand faults faults-quick mutants compose catalogue known-releases
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 26
@@ -96,6 +96,9 @@ bench: $(DEV) ## run the benchmarks
 	@$(BIN)/python -m benchmarks.growth
 	@$(BIN)/python benchmarks/prompts.py
 	@$(BIN)/python -m benchmarks.cards
+
+bench-loadgen: $(DEV) ## compare the measuring client with other load generators (a quarter of an hour; ARGS=--quick: a minute)
+	@$(BIN)/python -m benchmarks.loadgen $(ARGS)
 
 faults: $(DEV) images ## break live runs on purpose and write docs/reliability.md (an hour)
 	@$(BIN)/python -m benchmarks.faults --write
