@@ -161,6 +161,29 @@ def test_a_client_that_came_late_has_rates_and_no_times(tmp_path: Path) -> None:
         "| reported | 207 (204 to 210) | 0.404 (0.399 to 0.409) | - | - | - | - | - | 12 % CPU, late 2.0 ms |"
         in markdown(report)
     )
+    assert (
+        "`reported` has no times at 128 -> 512 tokens, 4 at once: the client was late in too many rounds."
+        in markdown(report)
+    )
+
+
+def test_arms_are_compared_by_their_times_at_a_rate_which_fixes_the_tokens_per_second(tmp_path: Path) -> None:
+    journal = measured("gpu")
+    for entry in journal.entries:
+        if "point" in entry:
+            entry["point"] = {**POINT, "rate": 4.0, "arrivals": "fixed"}
+        if "figures" in entry:
+            entry["figures"] |= {"output_tok_s": 2048.0}
+    report = journal.report(tmp_path)
+    (ratio,) = report_dict(report)["throughput"]["ratios"]
+    assert (ratio["rate"], ratio["arrivals"], ratio["change"]) == (4.0, "fixed", "faster")
+    assert ratio["ratio"] == pytest.approx(2.0)  # of the times to the end, inverted
+    assert "| 128 -> 512 tokens, 4 a second, evenly | reported |" in markdown(report)
+    assert "over its first time: `eager` 1: 0.87" in markdown(report)
+    for entry in journal.entries:
+        if "figures" in entry:
+            entry["figures"]["slept_s"] = entry["figures"]["wall_s"]
+    assert report_dict(journal.report(tmp_path))["throughput"]["ratios"] == []
 
 
 def test_a_point_at_which_the_client_was_the_limit_is_left_out(tmp_path: Path) -> None:

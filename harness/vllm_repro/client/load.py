@@ -67,7 +67,7 @@ class LoadClient:
         received = Received.of(path, body)
         raw = msgspec.json.encode(dict(body))
         request = f"POST {self._prefix}{path}{self._head}{len(raw)}\r\n\r\n".encode() + raw
-        sent = self._now()
+        sent = self.now()
         connection = None
         try:
             connection = await self._connection()
@@ -81,9 +81,10 @@ class LoadClient:
                 self._busy.remove(connection)
                 self._release(connection)
             self._events += received.events
-        return received.answer(sent, self._now() if connection is None else self._epoch + connection.last)
+        return received.answer(sent, self.now() if connection is None else self._epoch + connection.last)
 
-    def _now(self) -> float:
+    def now(self) -> float:
+        """Return the time on the clock of the answers: seconds since the epoch that no change of the system's clock moves."""
         return self._epoch + time.perf_counter()
 
     async def _connection(self) -> _Connection:

@@ -75,13 +75,8 @@ def throughput(rows: Iterable[tuple[date, Run]]) -> list[Series]:
             setup = setup_of(arm) if measured else ""
             for one in measured:
                 if one.output_tok_s:
-                    key = (
-                        row.scenario,
-                        arm.name,
-                        Point(one.prompt, one.output, one.concurrency, one.rate),
-                        row.host,
-                        setup,
-                    )
+                    point = Point(one.prompt, one.output, one.concurrency, one.rate, one.arrivals)
+                    key = (row.scenario, arm.name, point, row.host, setup)
                     found.setdefault(key, {}).setdefault(night, []).append(one.output_tok_s)
     series: list[Series] = []
     for (scenario, name, point, host, setup), speeds in sorted(found.items()):

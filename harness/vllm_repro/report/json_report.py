@@ -24,7 +24,7 @@ from vllm_repro.trigger.trigger import Amounts
 from vllm_repro.verdict.outcome import Death, Outcome, Outlasted
 from vllm_repro.verdict.release_result import ReleaseResult
 from vllm_repro.verdict.soak import Soak
-from vllm_repro.verdict.throughput import Figures, Spread, ThroughputChange
+from vllm_repro.verdict.throughput import Arrivals, Figures, Spread, ThroughputChange
 from vllm_repro.verdict.verdict import ArmResult, Expected, Result, Standing, Verdict
 
 __all__ = ["RunJson", "VersionMapJson", "report_dict", "schemas", "version_map_dict"]
@@ -46,7 +46,7 @@ class TriggerJson(Struct, frozen=True, kw_only=True):
 class PointJson(Struct, frozen=True, kw_only=True):
     """Throughput at one load: medians over rounds, and their quartiles (low, high).
 
-    rate: requests per second that were due; 0: `concurrency` requests at once. cpu, late_s: the share of a core that the client itself
+    rate: requests per second that were due; 0: `concurrency` at once. cpu, late_s: the share of a core that the client itself
     used, and the most by which it was late.
     """
 
@@ -54,6 +54,7 @@ class PointJson(Struct, frozen=True, kw_only=True):
     output: int
     concurrency: int
     rate: float = 0.0
+    arrivals: Arrivals = Arrivals.POISSON
     rounds: int
     output_tok_s: float | None
     req_s: float | None
@@ -130,6 +131,7 @@ class RatioJson(Struct, frozen=True, kw_only=True):
     output: int
     concurrency: int
     rate: float = 0.0
+    arrivals: Arrivals = Arrivals.POISSON
     ratio: float
     low: float
     high: float

@@ -36,8 +36,8 @@ class ArmSpeed:
 class MeasureReport:
     """Everything that a run measured. rehearsal: every figure is shown beside that word.
 
-    withheld: why the figures are no claim about vLLM, as a sentence; empty if they are one. drift: by trial, the tokens per second of
-    the first point when it was measured again at the end, over those of the first time. stopped: sentences about what has no figure.
+    withheld: why the figures are no claim about vLLM, as a sentence; empty if they are one. drift: by trial, the speed at the
+    first point when it was measured again at the end, over that of the first time. stopped: sentences about what has no figure.
     """
 
     baseline: str
@@ -130,8 +130,8 @@ def _trial_figures(rounds: _Rounds, trial: TrialId) -> Iterator[Figures]:
 
 def _drift(rounds: _Rounds) -> dict[TrialId, float]:
     speeds: dict[tuple[TrialId, bool], float] = {}
-    for (trial, _, again), own in rounds.items():
-        speeds.setdefault((trial, again), median(one.output_tok_s for one in own))
+    for (trial, point, again), own in rounds.items():
+        speeds.setdefault((trial, again), median(one.speed(point) for one in own))
     return {
         trial: speed / speeds[trial, False]
         for (trial, again), speed in speeds.items()
@@ -152,7 +152,7 @@ def _speeds(rounds: _Rounds, baseline: str, arms: list[str], seed: int) -> Itera
                 yield ArmSpeed(
                     arm=arm,
                     figures=figures(at, boots[arm]),
-                    ratio=ratio(boots[arm], boots[baseline], seed) if compared else None,
+                    ratio=ratio(at, boots[arm], boots[baseline], seed) if compared else None,
                 )
 
 

@@ -137,8 +137,14 @@ def throughput_notes(found: MeasureReport, quote: Callable[[str], str] = str) ->
             "rate, with salted prompts of exact length and answers of a fixed length. Tokens are counted by `usage` and by the server's "
             f"counters. Client: its share of a core, and how late its event loop was at most. Times come from rounds in which it was late "
             f"for at most {100 * MOST_LATE:g} % of the round, and the 99th percentile for at most {100 * MOST_LATE_P99:g} %. "
-            f"The ratio is output tokens per second over those of {quote(found.baseline)}, with its 95 % bootstrap interval."
+            f"The ratio is output tokens per second over those of {quote(found.baseline)}, with its 95 % bootstrap interval; at a rate, "
+            "which fixes these, it is the baseline's time to the end over that of the arm."
         )
+    ]
+    notes += [
+        f"{quote(one.arm)} has no times at {one.figures.point}: the client was late in too many rounds."
+        for one in found.shown
+        if one.figures.ttft_s is None
     ]
     if any(speed.figures.boots < 2 for speed in found.speeds):
         notes.append("An arm was booted once: the interval does not cover differences between boots (`--trials`).")

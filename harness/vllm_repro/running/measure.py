@@ -28,7 +28,7 @@ from vllm_repro.running.workload import WorkloadRunner
 from vllm_repro.trigger.trigger import SentRequest
 from vllm_repro.verdict.output import BEGINNING, QUESTION, Checks, Probe, probes, sample_output
 from vllm_repro.verdict.soak import LOAD, SoakCount
-from vllm_repro.verdict.throughput import WARM_UPS, Arrivals, ClientCost, Load, Point, Timing, round_of
+from vllm_repro.verdict.throughput import MOST_STREAMS, WARM_UPS, ClientCost, Load, Point, Timing, round_of
 
 __all__ = ["Measurements", "SelfCheck"]
 
@@ -101,7 +101,8 @@ class Measurements:
             [LOAD.concurrency if options.soak else 0, *(point.concurrency for load in loads for point in load.points)]
         )
         if streams and not runner.watch.ended:
-            client = LoadClient(trial.server.base_url, connections=streams, api_key=trial.api_key)
+            connections = min(streams, MOST_STREAMS)  # a rate has more requests, and not all at once
+            client = LoadClient(trial.server.base_url, connections=connections, api_key=trial.api_key)
             await self._attempt("opening connections", self._loaded(client, loads, options.soak))
         if not runner.watch.ended:
             trial.seen.measuring = ""
@@ -199,7 +200,7 @@ class Measurements:
             measured = number - WARM_UPS + 1
             trial.notify(f"{point}: " + (f"round {measured} of {rounds}" if measured > 0 else "warming up"))
             batch = prompts[number * point.concurrency :][: point.concurrency]
-            due = point.due(Arrivals(load.arrivals), f"{seed}/{number}")
+            due = point.due(f"{seed}/{number}")
             async with SelfCheck() as check:
                 timings = await self._round(point, batch, due, fields)
             used[0] += sum(one.prompt_tokens for one in timings)
@@ -228,11 +229,13 @@ class Measurements:
         self, point: Point, prompts: Sequence[Prompt], due: Sequence[float], fields: dict[str, Any]
     ) -> list[Timing]:
         """Send each prompt when it is due, in seconds from now, and return the times of the answers."""
-        began = time.time()
+        client = self.runner.watch.load
+        assert client is not None
+        began = client.now()
 
         async def one(prompt: Prompt, after: float) -> Answer:
             if after:
-                await asyncio.sleep(began + after - time.time())
+                await asyncio.sleep(began + after - client.now())
             answer = await self._ask("throughput", prompt, fields)
             return replace(answer, sent=began + after) if point.rate else answer
 

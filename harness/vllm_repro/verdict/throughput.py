@@ -8,7 +8,7 @@
 A round is a number of requests sent at once, until the last has its answer. With rate=[2, 4] it is ten seconds of requests that are due
 at that rate, whatever the server does, and times count from when a request was due. Each round gives one value of each figure; medians
 and quartiles are over rounds. Two arms are compared by the ratio of their medians, with a bootstrap interval that draws boots first and
-rounds within them, so that boots that differ widen it.
+rounds within them, so that boots that differ widen it. A rate fixes the tokens per second: arms are then compared by the time to the end.
 
 A change is claimed only if the interval excludes 1 *and* the ratio lies outside twice the coefficient of variation of the noisier arm:
 noise alone meets either one too often. One boot of an arm proves none, since its rounds agree better than those of two boots.
@@ -72,16 +72,18 @@ class Point:
     output: int
     concurrency: int
     rate: float = 0.0
+    arrivals: Arrivals = Arrivals.POISSON
 
     def __str__(self) -> str:
-        how = f"{self.rate:g} a second" if self.rate else f"{self.concurrency} at once"
+        even = ", evenly" if self.arrivals is Arrivals.FIXED else ""
+        how = f"{self.rate:g} a second{even}" if self.rate else f"{self.concurrency} at once"
         return f"{self.prompt:,} -> {self.output:,} tokens, {how}"
 
-    def due(self, arrivals: Arrivals, seed: str) -> list[float]:
+    def due(self, seed: str) -> list[float]:
         """Return when each request of a round is due, in seconds after the first."""
         if not self.rate:
             return [0.0] * self.concurrency
-        if arrivals is Arrivals.FIXED:
+        if self.arrivals is Arrivals.FIXED:
             return [number / self.rate for number in range(self.concurrency)]
         draw = random.Random(seed)
         return [0.0, *accumulate(draw.expovariate(self.rate) for _ in range(self.concurrency - 1))]
@@ -139,7 +141,8 @@ class Load:
         if not self.rate:
             return tuple(Point(self.prompt, self.output, number) for number in self.concurrency)
         return tuple(
-            Point(self.prompt, self.output, max(LEAST_ARRIVALS, ceil(rate * ROUND_S)), rate) for rate in self.rate
+            Point(self.prompt, self.output, max(LEAST_ARRIVALS, ceil(rate * ROUND_S)), rate, Arrivals(self.arrivals))
+            for rate in self.rate
         )
 
     @property
@@ -191,6 +194,10 @@ class Round:
     def timely(self, most: float) -> bool:
         """Return False if the client was late for more than this share of the round: its times are then not the server's."""
         return self.slept_s <= most * self.wall_s
+
+    def speed(self, point: Point) -> float:
+        """Return what rounds are compared by: output tokens per second; at a rate, which fixes them, 1 over the time to the end."""
+        return 1 / self.e2e_s if point.rate and self.e2e_s else self.output_tok_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,7 +318,7 @@ class ThroughputChange(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """Ratio of the medians of output tokens per second, arm over baseline, with its 95 % bootstrap interval.
+    """Ratio of the medians of `Round.speed`, arm over baseline, with its 95 % bootstrap interval.
 
     n, boots: rounds and boots of the arm that has fewer.
     """
@@ -338,10 +345,12 @@ def interval(
     return ratios[int(0.025 * resamples)], ratios[ceil(0.975 * resamples) - 1]
 
 
-def ratio(arm: Sequence[Sequence[Round]], baseline: Sequence[Sequence[Round]], seed: int) -> Ratio:
-    """Compare the output tokens per second of an arm with the baseline's. Both: the rounds of each boot."""
-    ours = [[one.output_tok_s for one in boot] for boot in arm]
-    theirs = [[one.output_tok_s for one in boot] for boot in baseline]
+def ratio(point: Point, arm: Sequence[Sequence[Round]], baseline: Sequence[Sequence[Round]], seed: int) -> Ratio | None:
+    """Compare the speed of an arm with the baseline's; None if times are compared and a client was late. Both: the rounds of each boot."""
+    if point.rate and not all(one.timely(MOST_LATE) for boot in (*arm, *baseline) for one in boot):
+        return None
+    ours = [[one.speed(point) for one in boot] for boot in arm]
+    theirs = [[one.speed(point) for one in boot] for boot in baseline]
     one, other = (Spread.of(list(chain.from_iterable(side))) for side in (ours, theirs))
     low, high = interval(ours, theirs, seed)
     found = one.median / other.median
