@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import uvloop
+
 from vllm_repro import __version__
 from vllm_repro.errors import ReproError, UsageError
 from vllm_repro.host.host_id import hosted_by
@@ -113,7 +115,8 @@ def _run(job: Job, site: Site, progress: Progress, unfinished: UnfinishedRun | N
             unfinished=unfinished,
         )
         try:
-            asyncio.run(trials.run())
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(trials.run())
         except (KeyboardInterrupt, asyncio.CancelledError) as error:
             trials.interrupted_by = trials.interrupted_by or f"{error}" or "SIGINT"
         finally:
