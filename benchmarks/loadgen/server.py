@@ -45,25 +45,33 @@ _PACED = _chunk(_TOKEN)
 class Stream:
     """One answer in the making."""
 
-    def __init__(self, server: Server, transport: asyncio.Transport, body: dict[str, Any], prompt: int) -> None:
+    def __init__(
+        self, server: Server, transport: asyncio.Transport, body: dict[str, Any], prompt: int, got: float
+    ) -> None:
         self.server, self.transport = server, transport
         self.number = len(server.streams)
-        self.got = time.perf_counter()
+        self.got = got
         self.asked = int(body.get("max_tokens") or 16)
         self.usage = {"prompt_tokens": prompt, "completion_tokens": self.asked, "total_tokens": prompt + self.asked}
-        self.sent = 0
+        self.sent, self.headed = 0, False
         self.times = array("d")
         every_fourth = server.fault in ("cut", "error", "fin", "503") and self.number % 4 == 3
         self.fault = server.fault if every_fourth or (server.fault == "stall" and self.number == 5) else ""
 
     @property
     def due(self) -> float:
+        if not self.headed:  # later than the request, so that the next request is not kept waiting
+            return self.got + self.server.ttft / 5
         return self.got + self.server.ttft + self.sent * self.server.itl
 
     def token(self) -> bool:
-        """Send the next token. Return False if it was the last."""
+        """Send the head or the next token. Return False if it was the last."""
         if self.transport.is_closing():
             return False
+        if not self.headed:
+            self.headed = True
+            self.transport.write(_HEAD)
+            return True
         if self.fault and self.sent == CUT_AT:
             return self._break()
         self.times.append(time.perf_counter())
@@ -182,6 +190,12 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.pending += data
+        if self.server.burst:
+            self._read(0.0)
+        else:  # take the time of all requests that are here, before the work for the first of them
+            asyncio.get_running_loop().call_soon(self._read, time.perf_counter())
+
+    def _read(self, got: float) -> None:
         while (end := self.pending.find(b"\r\n\r\n")) >= 0:
             head = self.pending[:end]
             lower = head.lower()
@@ -191,7 +205,7 @@ class Connection(asyncio.Protocol):
                 return
             body = self.pending[end + 4 : end + 4 + length]
             self.pending = self.pending[end + 4 + length :]
-            self._answer(head.split(b" ", 2)[1].decode(), body)
+            self._answer(head.split(b" ", 2)[1].decode(), body, got or time.perf_counter())
 
     def pause_writing(self) -> None:
         self.full = True
@@ -202,9 +216,9 @@ class Connection(asyncio.Protocol):
             stream, self.paused = self.paused, None
             self._pump(stream)
 
-    def _answer(self, path: str, raw: bytes) -> None:
+    def _answer(self, path: str, raw: bytes, got: float) -> None:
         if path == "/v1/completions":
-            self._complete(json.loads(raw))
+            self._complete(json.loads(raw), got)
         elif path == "/tokenize":
             ids = [len(word) for word in str(json.loads(raw).get("prompt")).split()]
             self._json({"count": len(ids), "tokens": ids, "max_model_len": 131072})
@@ -218,10 +232,10 @@ class Connection(asyncio.Protocol):
         else:
             self._json({"version": "0.32.0+loadgen"} if path == "/version" else {}, 200 if path != "/x" else 404)
 
-    def _complete(self, body: dict[str, Any]) -> None:
+    def _complete(self, body: dict[str, Any], got: float) -> None:
         prompt = body.get("prompt") or ""
         count = len(prompt) if isinstance(prompt, list) else len(prompt.split())
-        stream = Stream(self.server, self.transport, body, count)
+        stream = Stream(self.server, self.transport, body, count, got)
         self.server.prompts += count
         if not body.get("stream"):
             choice = {"index": 0, "text": "x " * stream.asked, "finish_reason": "length"}
@@ -234,7 +248,6 @@ class Connection(asyncio.Protocol):
         elif self.server.burst:
             self._pump(stream)
         else:
-            self.transport.write(_HEAD)
             self.server.add(stream)
 
     def _pump(self, stream: Stream) -> None:
