@@ -19,8 +19,9 @@ from typing import Any
 from uv import find_uv_bin
 
 from benchmarks.loadgen.driver import CLIENTS, Done
+from vllm_repro.releases.disk import cache_root
 from vllm_repro.releases.installer import uv_settings
-from vllm_repro.releases.provision import ReleaseCache, cache_root
+from vllm_repro.releases.provision import ReleaseCache
 
 VLLM = "0.32.0"
 INFERENCE_PERF = "0.7.0"
