@@ -30,9 +30,10 @@ Found = dict[str, dict[str, list[float]]]
 """By figure and client: one value a repetition."""
 PEERS = ("httpx", "openai", "vllm bench serve", "inference-perf")
 VLLM = ("vllm bench serve",)
-STREAMS = {"ours": 3000, "ours+uvloop": 3000, "bare": 3000, "vllm bench serve": 2000, "httpx": 300}
+COMMANDS = ("vllm bench serve", "inference-perf")
+STREAMS = {"ours": 3000, "bare": 3000, "vllm bench serve": 2000, "httpx": 300}
 """Requests of 500 tokens, 16 a send. Those of the other clients would take minutes."""
-REQUESTS = {"ours": 20_000, "ours+uvloop": 20_000, "bare": 20_000, "vllm bench serve": 6000, "inference-perf": 2000}
+REQUESTS = {"ours": 20_000, "bare": 20_000, "vllm bench serve": 6000, "inference-perf": 2000}
 FEW_REQUESTS = 1000
 
 
@@ -62,8 +63,8 @@ AXES = (
     Axis("cpu", "CPU s per million tokens, one a send", 1.0, 0.7, VLLM),
     Axis("tok_s", "tok/s of one core, 16 events a send", 1.0, 1.2, VLLM, higher=True),
     Axis("req_s", "requests/s, 1 token, 32 streams", 2.0, 8.0, higher=True),
-    Axis("startup", "start-up of the command to its first request, s", 0.15, 0.1, of=COMMAND),
-    Axis("memory", "memory of the command, MiB", 0.15, 0.1, of=COMMAND),
+    Axis("startup", "start-up of the command to its first request, s", 0.15, 0.1, COMMANDS, of=COMMAND),
+    Axis("memory", "memory of the command, MiB", 0.15, 0.1, COMMANDS, of=COMMAND),
 )
 
 

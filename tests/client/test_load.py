@@ -8,6 +8,8 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+import pytest
+import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -135,6 +137,25 @@ def test_tokens_have_the_times_of_the_socket() -> None:
     assert all(before <= after for before, after in zip(wrote, answer.arrivals, strict=False))
     assert all(after <= before for before, after in zip(wrote[1:], answer.arrivals, strict=False))
     assert answer.token_times == answer.arrivals
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_request_that_is_larger_than_the_buffers_of_the_socket_arrives_whole(run: Callable[..., list[Answer]]) -> None:
+    prompt = "word " * 4_000_000
+    arrived: list[bytes] = []
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.05)  # until the client's buffer is full
+        arrived.append(await request(reader))
+        writer.write(WHOLE)
+
+    async def ask(url: str) -> list[Answer]:
+        async with LoadClient(url, connections=1) as client:
+            return [await client.ask("/v1/completions", {**BODY, "prompt": prompt})]
+
+    (answer,) = run(served(handler, ask))
+    assert answer.ok
+    assert json.loads(arrived[0])["prompt"] == prompt
 
 
 def test_connections_are_open_before_and_used_again_unless_the_server_closes_them() -> None:
