@@ -21,7 +21,10 @@ from .reference import EOS, STOPS
 
 __all__ = ["GRAMMARS", "Refused", "boot", "compiled", "request_of", "sampling"]
 
-_SCHEMA = '{"type":"object","properties":{"n":{"type":"integer"},"ok":{"type":"boolean"}},"required":["n","ok"],"additionalProperties":false}'
+_SCHEMA = (
+    '{"type":"object","properties":{"n":{"type":"integer"},"ok":{"type":"boolean"}},'
+    '"required":["n","ok"],"additionalProperties":false}'
+)
 GRAMMARS: dict[str, dict[str, Any]] = {
     "json": {"json": _SCHEMA},
     "object": {"json_object": True},
