@@ -48,7 +48,8 @@ def test_a_killed_worker_of_the_second_node_is_a_death_that_names_its_rank(begin
     trial = run.report()["arms"][0]["trials"][0]
     assert trial["outcome"] == "other-crash"
     assert trial["death"]["ranks"] == [1]
-    assert {"rank", "health", "process"} <= set(trial["death"]["channels"])
+    # /health is a sign only if the API server lives for a second without its engine.
+    assert {"rank", "process"} <= set(trial["death"]["channels"])
     text = (run.folder / "report.md").read_text(encoding="utf-8")
     assert "Began on rank 1: logs/reported-1.rank1.log" in text
 
