@@ -140,7 +140,9 @@ def test_tokens_have_the_times_of_the_socket() -> None:
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_a_request_that_is_larger_than_the_buffers_of_the_socket_arrives_whole(run: Callable[..., list[Answer]]) -> None:
+def test_a_request_that_is_larger_than_the_buffers_of_the_socket_arrives_whole(
+    run: Callable[..., list[Answer]],
+) -> None:
     prompt = "word " * 4_000_000
     arrived: list[bytes] = []
 
