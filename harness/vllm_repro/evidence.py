@@ -15,6 +15,7 @@ class Evidence(StrEnum):
     GPU = "gpu"
     CPU = "cpu"  # a stock release on a CPU
     LAB = "lab"  # a release on the CPU with its CUDA parts replaced
+    SCHEDULER = "scheduler"  # the same without a model
     REHEARSAL = "rehearsal"  # no vLLM at all
     UNKNOWN = "unknown"  # a server that somebody else started, and that does not show its device
 
@@ -51,6 +52,15 @@ EVIDENCE: Mapping[Evidence, EvidenceFacts] = {
         no_throughput="No throughput is claimed: this is the LAB, where CUDA parts are replaced",
         banner="LAB: {release}'s own code on a CPU, with its CUDA parts replaced.",
         actor="{release} in the lab",
+    ),
+    Evidence.SCHEDULER: EvidenceFacts(
+        mark="SCHEDULER ONLY",
+        subject="SCHEDULER ONLY",
+        simulated=True,
+        no_throughput="No throughput is claimed: this is SCHEDULER ONLY, where no model computes",
+        banner="SCHEDULER ONLY: {release}'s own server, scheduler, KV cache manager and KV connector, without a model. Its answers "
+        "prove nothing.",
+        actor="{release} without a model",
     ),
     Evidence.REHEARSAL: EvidenceFacts(
         mark="REHEARSAL",

@@ -22,7 +22,7 @@ _REHEARSAL = ("vllm-repro-evidence", "rehearsal")
 _SERVER = "vllm-repro-server"
 """Property of a test with the fixture below; `vllm-repro-evidence` is that of a scenario."""
 _SECONDS = pytest.StashKey[dict[str, float]]()
-_SERVERS = ("auto", "docker", "process", "lab", "rehearsal")
+_SERVERS = ("auto", "docker", "process", "lab", "scheduler", "rehearsal")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -4,6 +4,7 @@ vLLM loads it in each of its processes, on vLLM's interpreter: it may import the
 It does nothing unless REPRO_LAB_MECHANISM is set. The names do not start with VLLM_: vLLM warns of unknown names of that form.
 
     REPRO_LAB_MECHANISM  a key of `MECHANISMS`, for example "turboquant"
+    REPRO_LAB_EVIDENCE   the mark of the log's first line: LAB, or SCHEDULER ONLY if no model runs
     REPRO_LAB_FACTS      the JSON file to write: the replaced names, and those that this release lacks
     REPRO_LAB_CAPTURE    "guard" or "record": check, or also record, the capture of CUDA graphs
     REPRO_LAB_GRAPHS     the CUDA graph mode of the command line, which the CPU platform removes from vLLM's configuration
@@ -75,7 +76,7 @@ def _record(mechanism: Mechanism, graphs: str) -> None:
         sys.exit(f"the lab cannot run this release: it has no {', '.join(found.missing)}")
     # So that a log shows it, even if somebody attaches to this server or pastes its log.
     print(
-        f"LAB: vllm_repro_lab replaces CUDA parts of this vLLM (mechanism {mechanism.name})",
+        f"{os.environ.get('REPRO_LAB_EVIDENCE', 'LAB')}: vllm_repro_lab replaces parts of this vLLM (mechanism {mechanism.name})",
         file=sys.stderr,
         flush=True,
     )

@@ -81,6 +81,9 @@ class CopyBackend:
     A store completes one step after the step that started it, a load in the same step.
     """
 
+    _gpu: dict[str, Any] = {}  # noqa: RUF012  # empty without a model, where nothing calls `init`
+    _cpu = _gpu
+
     def init(self, gpu_caches: Any, cpu_caches: Any, device: Any, load_stream: Any, store_stream: Any) -> None:
         self._gpu, self._cpu = gpu_caches, cpu_caches
 

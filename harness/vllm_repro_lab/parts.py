@@ -31,6 +31,7 @@ class Mechanism:
     install: installs them in the calling process; takes a key of `GRAPHS`, or "". parts: always replaced.
     dry_run: replaced in addition without a key of `GRAPHS`, to run the batches of a capture. env: variables of the server.
     alone: cannot be combined with `GRAPHS`. attention: the CPU build's own attention serves the model.
+    scheduled: its bugs are decided in the scheduler or a KV connector, so the mechanism `scheduler` shows them without a model.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Mechanism:
     env: Mapping[str, str] = field(default_factory=dict)
     alone: bool = False
     attention: bool = True
+    scheduled: bool = False
 
     def parts_with(self, graphs: str) -> tuple[Part, ...]:
         """Return all parts for a key of `GRAPHS`, or for an empty string."""
@@ -114,10 +116,10 @@ MECHANISMS: Mapping[str, Mechanism] = {
         parts_dry_run.PARTS,
         attention=False,
     ),
-    "offload": Mechanism("offload", parts_offload.PARTS, _install_offload),
-    "late-connector": Mechanism("late-connector", parts_late_connector.PARTS, _install_nothing),
-    "offloading": Mechanism("offloading", parts_offloading.PARTS, _install_offloading),
-    "scheduler": Mechanism("scheduler", parts_scheduler.PARTS, _install_scheduler, alone=True),
+    "offload": Mechanism("offload", parts_offload.PARTS, _install_offload, scheduled=True),
+    "late-connector": Mechanism("late-connector", parts_late_connector.PARTS, _install_nothing, scheduled=True),
+    "offloading": Mechanism("offloading", parts_offloading.PARTS, _install_offloading, scheduled=True),
+    "scheduler": Mechanism("scheduler", parts_scheduler.PARTS, _install_scheduler, alone=True, scheduled=True),
     "async": Mechanism("async", parts_async.PARTS, _install_async, alone=True),
     "deepseek": Mechanism("deepseek", parts_deepseek.PARTS, _install_deepseek, env=_INTERPRET, alone=True),
     "interpreter": Mechanism("interpreter", parts_deepseek.INTERPRETER, _install_interpreter, env=_INTERPRET),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from .parts_offload import PARTS as _SIMPLE
 from .parts_offloading import PARTS as _OFFLOADING
 from .record import Part
 
@@ -35,6 +38,14 @@ PARTS = (
         otherwise=("OffloadingConnectorWorker._register_handlers",),
     ),
     *_OFFLOADING,
+    *(replace(part, needed=False) for part in _SIMPLE),
+    Part(
+        "vllm.v1.simple_kv_offload.worker",
+        "SimpleCPUOffloadWorker.register_kv_caches",
+        "it maps the memory of the model's layers",
+        "there is no memory to map, so that copies move nothing",
+        needed=False,
+    ),
     Part(
         "vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector",
         "NixlPullConnectorWorker",

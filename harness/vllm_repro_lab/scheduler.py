@@ -18,7 +18,7 @@ from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.core import EngineCoreProc
 
-from . import nixl, offloading
+from . import nixl, offload, offloading
 
 __all__ = ["GATHER", "install"]
 
@@ -33,9 +33,12 @@ def install() -> None:
     _keep_gpu_defaults()
     _gather_requests()
     nixl.install()
+    offload.install()
     offloading.install()
     worker: Any = importlib.import_module(_OFFLOADING_WORKER).OffloadingConnectorWorker
     worker.register_kv_caches = _register_without_memory
+    simple: Any = importlib.import_module("vllm.v1.simple_kv_offload.worker").SimpleCPUOffloadWorker
+    simple.register_kv_caches = _copy_nothing
 
 
 def _keep_gpu_defaults() -> None:
@@ -86,6 +89,11 @@ def _order(item: tuple[Any, Any]) -> tuple[bool, list[int], list[int]]:
         return True, [], []
     prompt = list(content[0].prompt_token_ids or ())
     return False, [len(prompt)], prompt
+
+
+def _copy_nothing(worker: Any, *_: Any) -> None:
+    """Give the simple connector's worker its copy backend, without memory of layers."""
+    worker._backend = offload.CopyBackend()
 
 
 def _register_without_memory(worker: Any, *_: Any) -> None:

@@ -58,7 +58,8 @@ DEAD = (
     "(APIServer pid=1) INFO 11-20 08:24:20 [api_utils.py:1] vLLM API server version 0.23.0\n"
     "(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] EngineCore encountered a fatal error.\n"
 )
-LAB = "LAB: vllm_repro_lab replaces CUDA parts of this vLLM (mechanism turboquant)\n"
+LAB = "LAB: vllm_repro_lab replaces parts of this vLLM (mechanism turboquant)\n"
+SCHEDULER = "SCHEDULER ONLY: vllm_repro_lab replaces parts of this vLLM (mechanism scheduler)\n"
 OBSERVED = '(EngineCore pid=9) INFO 11-20 08:24:29 [offload.py:45] LAB observed store {"event": 3}\n'
 REPLAY = (
     'Traceback (most recent call last):\n  File "/x/vllm/v1/engine/core.py", line 1, in step\n    f()\n'
@@ -76,6 +77,7 @@ QUOTED = f"(APIServer pid=1) INFO 11-20 08:24:21 [logger.py:1] Received request 
             "REHEARSAL: an engine of our own that imitates vLLM 0.23.0.",
         ),
         (f"{LAB}{DEAD}", "lab", "LAB: vLLM 0.23.0's own code on a CPU, with its CUDA parts replaced."),
+        (f"{SCHEDULER}{DEAD}{OBSERVED}", "scheduler", "SCHEDULER ONLY: vLLM 0.23.0's own server"),
         (f"{DEAD}{OBSERVED}", "lab", "LAB: vLLM 0.23.0's own code on a CPU"),
         (f"{DEAD}Application startup complete.\n{LAB}{DEAD}", "lab", "LAB: vLLM 0.23.0's own code"),
         (f"{QUOTED}{DEAD}", "unknown", "died: "),

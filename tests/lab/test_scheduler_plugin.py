@@ -55,6 +55,8 @@ NAMES = (
     "vllm.platforms",
     "vllm.platforms.cpu",
     "vllm.v1",
+    "vllm.v1.core",
+    "vllm.v1.core.block_pool",
     "vllm.v1.engine",
     "vllm.v1.engine.core",
     "vllm.v1.kv_cache_interface",
@@ -62,12 +64,14 @@ NAMES = (
     "vllm.v1.kv_offload.cpu",
     "vllm.v1.kv_offload.cpu.spec",
     "vllm.v1.outputs",
+    "vllm.v1.simple_kv_offload",
+    "vllm.v1.simple_kv_offload.worker",
     "vllm.v1.worker",
     "vllm.v1.worker.gpu_worker",
     "vllm.v1.worker.kv_connector_model_runner_mixin",
     "vllm.v1.worker.worker_base",
 )
-PLUGIN = ("nixl", "offloading", "scheduler", "scheduler_worker")
+PLUGIN = ("nixl", "offload", "offloading", "scheduler", "scheduler_worker")
 
 
 @pytest.fixture
@@ -77,13 +81,30 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     modules["vllm.v1.engine.core"].EngineCoreProc = type("EngineCoreProc", (Engine,), dict(vars(Engine)))
     modules["vllm.v1.engine"].EngineCoreRequestType = Kind
     modules["vllm.v1.worker.gpu_worker"].Worker.get_kv_connector_handshake_metadata = None
+    modules["vllm.v1.core.block_pool"].BlockPool.get_num_free_blocks = None
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
+        parent, _, child = name.rpartition(".")
+        if parent in modules:
+            setattr(modules[parent], child, module)
     for name in PLUGIN:
         monkeypatch.delitem(sys.modules, f"vllm_repro_lab.{name}", raising=False)
     yield modules
     for name in PLUGIN:
         sys.modules.pop(f"vllm_repro_lab.{name}", None)
+
+
+def test_the_simple_connector_copies_nothing_and_reports_it(vllm: dict[str, Any]) -> None:
+    importlib.import_module("vllm_repro_lab.scheduler").install()
+    worker = vllm["vllm.v1.simple_kv_offload.worker"].SimpleCPUOffloadWorker()
+    worker.register_kv_caches({})
+    done: list[tuple[int, Any]] = []
+    worker._backend.launch_copy([1, 2], [3, 4], is_store=True, event_idx=7, events_list=done)
+    worker._backend.launch_copy([3], [1], is_store=False, event_idx=8, events_list=done)
+    assert [(number, [event.query(), event.query()]) for number, event in done] == [
+        (7, [False, True]),
+        (8, [True, True]),
+    ]
 
 
 def added(*prompt: int) -> tuple[Kind, Any]:

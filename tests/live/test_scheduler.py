@@ -36,6 +36,27 @@ def test_the_scheduler_dies(harness: Harness, scenario: str, vllm: str, exceptio
     assert strange_frames(death["frames"], provision(vllm).packages) == []
 
 
+@pytest.mark.parametrize(
+    ("scenario", "vllm", "outcomes"),
+    [
+        ("sco-hybrid", "0.21.0", {"reported": "crash", "near-miss-length": "untriggered"}),
+        pytest.param("multi-connector-second-report", "0.23.0", {"reported": "crash"}, marks=by_hand),
+        pytest.param("sco-lazy-starves", "0.32.0", {"reported": "hang", "patched": "clean"}, marks=by_hand),
+        pytest.param("sco-lazy-never-rests", "0.32.0", {"reported": "hang", "patched": "clean"}, marks=by_hand),
+    ],
+)
+def test_scenarios_of_the_lab_run_without_a_model(
+    harness: Harness, scenario: str, vllm: str, outcomes: dict[str, str]
+) -> None:
+    provision(vllm)
+    arms = [word for arm in outcomes for word in ("--arm", arm)]
+    done = harness("run", scenario, "--server", "scheduler", "--vllm", vllm, *arms)
+    assert done.status == 0, done.out + done.err
+    assert done.out.startswith("SCHEDULER ONLY: ")
+    assert done.report["evidence"] == "scheduler"
+    assert {arm["name"]: arm["trials"][0]["outcome"] for arm in done.report["arms"]} == outcomes
+
+
 @by_hand
 @pytest.mark.parametrize(
     ("scenario", "vllm", "arm", "outcome"),

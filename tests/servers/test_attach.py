@@ -193,7 +193,7 @@ CONFIG = "(EngineCore pid=9) INFO [core.py:133] Initializing a V1 LLM engine (v0
         ("0.23.0", "prompt: 'device_config=cuda'\n", Evidence.UNKNOWN),
         (
             "0.23.0",
-            f"LAB: vllm_repro_lab replaces CUDA parts of this vLLM (mechanism turboquant)\n{CONFIG}cpu\n",
+            f"LAB: vllm_repro_lab replaces parts of this vLLM (mechanism turboquant)\n{CONFIG}cpu\n",
             Evidence.LAB,
         ),
         ("0.23.0", f"REHEARSAL engine of vllm-repro, behaving as vLLM 0.23.0\n{CONFIG}cuda\n", Evidence.REHEARSAL),

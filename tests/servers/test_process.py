@@ -129,12 +129,12 @@ def test_a_report_says_over_which_compiled_parts_a_tree_ran(tmp_path: Path) -> N
 @pytest.mark.parametrize("kind", list(ServerKind))
 def test_a_vllm_that_is_no_release_runs_as_a_process_alone(kind: ServerKind) -> None:
     options = ServerOptions(vllm="/src/vllm@abc")
-    if kind in (ServerKind.PROCESS, ServerKind.LAB):
+    if kind in (ServerKind.PROCESS, ServerKind.LAB, ServerKind.SCHEDULER):
         refuse_unused_options(options, kind)
     else:
         with pytest.raises(UsageError, match="runs releases only") as caught:
             refuse_unused_options(options, kind)
-        assert "--server process or lab" in (caught.value.hint or "")
+        assert "--server process or lab or scheduler" in (caught.value.hint or "")
 
 
 def test_auto_takes_no_kind_that_cannot_run_a_source() -> None:

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from vllm_repro.errors import InfraError, Unsupported
+from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.evidence import Evidence
 from vllm_repro.host.machine import Gpu
 from vllm_repro.releases.local_vllm import LocalVllm
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.servers.attach import AttachSite
-from vllm_repro.servers.lab import LabSite
+from vllm_repro.servers.kinds import ServerKind
+from vllm_repro.servers.lab import LabSite, SchedulerSite
 from vllm_repro.servers.options import ServerOptions, default_image
 from vllm_repro.servers.process import ProcessServer, ProcessSite
 from vllm_repro.servers.rehearsal import RehearsalSite
@@ -86,6 +87,26 @@ def test_the_lab_refuses_a_processor_that_lacks_its_operators(monkeypatch: pytes
     assert LabSite.offer(TQ, options, missing="", download=True).accepted
     monkeypatch.setattr("vllm_repro.servers.lab.cpu_flags", lambda: frozenset({"avx512f", "avx512_bf16"}))
     assert LabSite.offer(deepseek, options, missing="", download=True).accepted
+
+
+def test_without_a_model_only_bugs_of_the_scheduler_run() -> None:
+    options = ServerOptions(vllm="0.21.0")
+    hybrid = find("sco-hybrid")
+    site = SchedulerSite(options, hybrid)
+    launch = site.launch(hybrid, hybrid.arms[0], 1)
+    assert (launch.kind, launch.evidence) == (ServerKind.SCHEDULER, Evidence.SCHEDULER)
+    assert (launch.env["REPRO_LAB_MECHANISM"], launch.env["REPRO_LAB_EVIDENCE"]) == ("scheduler", "SCHEDULER ONLY")
+    assert launch.differences[0].startswith("SCHEDULER ONLY: ")
+    assert site.cannot(hybrid.arms[0]) == ""
+    with pytest.raises(UsageError, match="needs a model"):
+        SchedulerSite(options, TQ)
+    assert not SchedulerSite.offer(hybrid, ServerOptions(), missing="", download=True).accepted
+
+
+def test_without_a_model_nothing_is_timed_in_seconds() -> None:
+    leaves = find("kv-abort-reported-twice")
+    site = SchedulerSite(ServerOptions(), leaves)
+    assert "the request 'leaves' comes or leaves after a time" in site.cannot(leaves.arms[0])
 
 
 REHEARSAL = RehearsalSite(ServerOptions(), STOP_IDS)

@@ -121,7 +121,13 @@ _OFFLOAD = re.compile(r"SimpleCPUOffloadScheduler: Allocating (\d+) (?:CPU|offlo
 _ARGS = re.compile(r"non-default args: (\{.*\})\s*$")
 _DEVICE = re.compile(r"\bLLM engine \(v.*?\bdevice_config=(\w+)")
 _DEVICES = {"cpu": Evidence.CPU, "cuda": Evidence.GPU}
-_SIMULATED = "REHEARSAL engine of vllm-repro", "LAB: vllm_repro_lab", "LAB observed "
+_SIMULATED = {
+    "REHEARSAL engine of vllm-repro": Evidence.REHEARSAL,
+    "SCHEDULER ONLY: vllm_repro_lab": Evidence.SCHEDULER,
+    "LAB: vllm_repro_lab": Evidence.LAB,
+    "LAB observed ": Evidence.LAB,
+}
+_MARKS = tuple(_SIMULATED)
 
 
 class BootReader:
@@ -137,8 +143,8 @@ class BootReader:
 
     def feed(self, line: Line) -> None:
         text = line.text
-        if text.startswith(_SIMULATED):
-            self.evidence = Evidence.REHEARSAL if text.startswith("REHEARSAL") else Evidence.LAB
+        if text.startswith(_MARKS) and self.evidence is not Evidence.SCHEDULER:  # which observes as the lab does
+            self.evidence = next(evidence for mark, evidence in _SIMULATED.items() if text.startswith(mark))
         # Test for a fixed word before each search: nearly every line of a long log has none.
         if "vllm_version" not in self._facts and ("LLM" in text or "ersion" in text):
             found = next((match for rx in _VERSIONS if (match := rx.search(text))), None)

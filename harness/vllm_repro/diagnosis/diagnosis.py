@@ -82,7 +82,7 @@ def _evidence(diagnosis: Diagnosis, lives: Sequence[ServerLife]) -> Evidence:
     seen = {life.boot.evidence for life in lives}
     if any(frame.file.startswith("vllm_repro_lab/") for frame in diagnosis.frames):
         seen.add(Evidence.LAB)
-    weakest_first = Evidence.REHEARSAL, Evidence.LAB, Evidence.CPU, Evidence.GPU
+    weakest_first = Evidence.REHEARSAL, Evidence.SCHEDULER, Evidence.LAB, Evidence.CPU, Evidence.GPU
     return next((one for one in weakest_first if one in seen), Evidence.UNKNOWN)
 
 

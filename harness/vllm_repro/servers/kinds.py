@@ -19,6 +19,7 @@ class ServerKind(StrEnum):
     DOCKER = "docker"
     PROCESS = "process"
     LAB = "lab"
+    SCHEDULER = "scheduler"
     REHEARSAL = "rehearsal"
 
     @property
@@ -54,7 +55,7 @@ class KindFacts:
     @property
     def in_lab(self) -> bool:
         """Return True if the scenario's commands, sizes and model for the lab hold."""
-        return self.evidence is Evidence.LAB
+        return self.evidence in (Evidence.LAB, Evidence.SCHEDULER)
 
 
 KINDS: Mapping[ServerKind, KindFacts] = {
@@ -83,6 +84,14 @@ KINDS: Mapping[ServerKind, KindFacts] = {
         summary="a real release on the CPU, with its CUDA parts replaced",
         evidence=Evidence.LAB,
         options=frozenset({"patch", "guard", "record"}),
+        any_source=True,
+        release=lambda scenario: scenario.try_in_lab,
+    ),
+    ServerKind.SCHEDULER: KindFacts(
+        site="vllm_repro.servers.lab:SchedulerSite",
+        summary="the lab without a model, for bugs that the scheduler decides",
+        evidence=Evidence.SCHEDULER,
+        options=frozenset({"patch"}),
         any_source=True,
         release=lambda scenario: scenario.try_in_lab,
     ),

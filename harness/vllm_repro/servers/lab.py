@@ -14,7 +14,7 @@ from typing import Any
 
 import vllm_repro_lab
 from vllm_repro.errors import InfraError, Unsupported, UsageError
-from vllm_repro.evidence import Evidence
+from vllm_repro.evidence import Evidence, facts_of
 from vllm_repro.host.machine import cpu_flags
 from vllm_repro.host.ports import free_port
 from vllm_repro.releases.disk import cache_root
@@ -23,6 +23,7 @@ from vllm_repro.releases.provision import Release, ReleaseCache, provision
 from vllm_repro.releases.sources import version_of
 from vllm_repro.releases.tiny_model_folder import cached_model
 from vllm_repro.scenario.scenario import Arm, Capture, Lab, Model, Scenario
+from vllm_repro.scenario.workload import requests_of
 from vllm_repro.servers.base import Replaced, Server, ServerFacts
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.lab_launch import graph_mode, lab_launch, no_lab
@@ -33,7 +34,7 @@ from vllm_repro.servers.site import Notify, Offer, Site
 from vllm_repro_lab.parts import MECHANISMS
 from vllm_repro_lab.record import Part
 
-__all__ = ["LabServer", "LabSite", "plugin_folder", "read_replaced", "untried"]
+__all__ = ["LabServer", "LabSite", "SchedulerSite", "plugin_folder", "read_replaced", "untried"]
 
 _METADATA = {
     "METADATA": "Metadata-Version: 2.1\nName: vllm-repro-lab\nVersion: 0\n",
@@ -173,7 +174,8 @@ class LabSite(Site):
             model=lab_model(self._lab, self._scenario.model),
             port=port,
             capture=self._capture,
-            weights=self._lab.weights,
+            lab=self._lab,
+            kind=self.kind,
         )
         return with_release(launch, self.release)
 
@@ -201,7 +203,9 @@ class LabSite(Site):
         """Return the command, ready to paste, and the replaced names as comments."""
         self.release = ReleaseCache().get(self._source)
         lines = [self.launch(self._scenario, arm, port).render(), ""]
-        lines += [f"# LAB: vLLM {self.release_version} on the CPU. Replaced, and nothing else:"]
+        lines += [
+            f"# {facts_of(self.evidence).mark}: vLLM {self.release_version} on the CPU. Replaced, and nothing else:"
+        ]
         for part in MECHANISMS[self._lab.mechanism].parts_with(self._capture):
             if part.effect:
                 lines += [
@@ -210,6 +214,36 @@ class LabSite(Site):
                     f"#   effect on the bug: {part.effect}",
                 ]
         return "\n".join(lines)
+
+
+class SchedulerSite(LabSite):
+    """The lab without a model, for scenarios whose mechanism has its bugs in the scheduler. `auto` never chooses it."""
+
+    kind = ServerKind.SCHEDULER
+    evidence = Evidence.SCHEDULER
+
+    def __init__(self, options: ServerOptions, scenario: Scenario, notify: Notify = lambda _: None) -> None:
+        super().__init__(options, scenario, notify)
+        if not MECHANISMS[self._lab.mechanism].scheduled:
+            raise UsageError(
+                f"{scenario.id} needs a model: its bug is not in the scheduler or a KV connector",
+                hint=self._hint(scenario.arms[0]),
+            )
+        self._lab = replace(self._lab, mechanism="scheduler", capture="", weights="dummy")
+        self._capture = ""
+
+    @classmethod
+    def offer(cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool) -> Offer:
+        return Offer(False)
+
+    def cannot(self, arm: Arm) -> str:
+        timed = requests_of(tuple(self._scenario.workload_of(arm)))
+        if name := next((one.label for one in timed if one.starts_after or one.leaves_after is not None), ""):
+            return f"the request {name!r} comes or leaves after a time, and without a model no step takes time"
+        return super().cannot(arm)
+
+    def _hint(self, arm: Arm) -> str:
+        return "--server lab runs it with a model"
 
 
 _CPU_FLAGS = {"deepseek_v4": "avx512_bf16"}

@@ -10,8 +10,8 @@ from pathlib import Path
 from vllm_repro.command.command import ServeCommand
 from vllm_repro.command.container import LOOPBACK
 from vllm_repro.errors import UsageError
-from vllm_repro.evidence import Evidence
-from vllm_repro.scenario.scenario import Arm, Capture, LabWeights, Scenario
+from vllm_repro.evidence import facts_of
+from vllm_repro.scenario.scenario import Arm, Capture, Lab, Scenario
 from vllm_repro.scenario.workload import Size, requests_of
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import CPU_ENV, OFFLINE_ENV, ON_CPU, Launch, ServedModel
@@ -69,30 +69,32 @@ def lab_launch(
     port: int,
     overlay: Path | None = None,
     capture: Capture | None = None,
-    weights: LabWeights | None = None,
+    lab: Lab | None = None,
+    kind: ServerKind = ServerKind.LAB,
 ) -> Launch:
     """Return the launch of `arm` in the lab.
 
     vllm: the command of release `version`. plugin: the plugin's folder. overlay: the folder of the patched package.
-    capture, weights: None for the scenario's. Raises `UsageError` for a scenario without `lab=`.
+    capture, lab: None for the scenario's. kind: one that runs in the lab. Raises `UsageError` for a scenario without `lab=`.
     """
-    lab = scenario.lab
+    lab = lab or scenario.lab
     if lab is None:
         raise no_lab(scenario)
     command, tiny_model = scenario.command_in_lab(arm), lab.shape(scenario.model)
-    capture, weights = lab.capture if capture is None else capture, weights or lab.weights
+    capture, evidence = lab.capture if capture is None else capture, kind.facts.evidence
+    assert evidence is not None, "a kind that runs in the lab has one kind of evidence"
     full = bool(capture) and not graph_mode(command) and not command.has("--enforce-eager")
     if full:
         command = command.with_flags(_FULL_GRAPHS)
     requests = list(requests_of(tuple(scenario.workload_of(arm))))
     differences = [
-        "LAB: vLLM's own code on a CPU; server.replaced names each part that stands in for CUDA",
+        f"{facts_of(evidence).mark}: vLLM's own code on a CPU; server.replaced names each part that is replaced",
         *(
             [f"vLLM {version} in place of the reported {scenario.try_with}, which cannot be installed here"]
             if lab.vllm and version != scenario.try_with
             else []
         ),
-        f"model: {_WEIGHTS[weights]} in the shape {tiny_model}, in place of the reported one ({lab.why})",
+        f"model: {_WEIGHTS[lab.weights]} in the shape {tiny_model}, in place of the reported one ({lab.why})",
         *(f"{change}: {change.why}" for change in lab.changes),
         *([f"with {_FULL_GRAPHS}: {_WHY_FULL}"] if full else []),
         *(
@@ -115,7 +117,7 @@ def lab_launch(
         *arm.changed_source(),
         f"bound to {LOOPBACK}, on a free port",
     ]
-    if weights == "dummy":
+    if lab.weights == "dummy":
         command = command.with_flags("--load-format dummy")
     command = command.with_model(str(model)).with_flags(f"--host {LOOPBACK}", f"--port {port}")
     path = [str(folder) for folder in (overlay, plugin, WITNESS if arm.patches else None) if folder]
@@ -127,6 +129,7 @@ def lab_launch(
         "VLLM_DEBUG_WORKSPACE": "1",
         "TORCHDYNAMO_DISABLE": "1",
         "REPRO_LAB_MECHANISM": lab.mechanism,
+        "REPRO_LAB_EVIDENCE": facts_of(evidence).mark,
         **MECHANISMS[lab.mechanism].env,
         **({"REPRO_LAB_CAPTURE": capture} if capture else {}),
         **({"REPRO_LAB_GRAPHS": graph_mode(command)} if graph_mode(command) else {}),
@@ -134,13 +137,13 @@ def lab_launch(
         **({"REPRO_PATCHED": ":".join(sorted({patch.file for patch in arm.patches}))} if arm.patches else {}),
     }
     return Launch(
-        kind=ServerKind.LAB,
-        evidence=Evidence.LAB,
+        kind=kind,
+        evidence=evidence,
         command=command,
         argv=(*vllm, "serve", *command.argv()),
         env=variables,
         differences=tuple(differences),
         port=port,
-        weights=str(ServedModel(name="lab", dummy=weights == "dummy", tiny_model=tiny_model)),
+        weights=str(ServedModel(name="lab", dummy=lab.weights == "dummy", tiny_model=tiny_model)),
         tiny_model=tiny_model,
     )

@@ -238,7 +238,7 @@ def container_launch(
             differences.append(ON_CPU)
         case Evidence.GPU:
             request = request or (command.container.gpus if command.container else None) or str(scenario.needs.gpus)
-        case Evidence.LAB | Evidence.UNKNOWN:
+        case Evidence.LAB | Evidence.SCHEDULER | Evidence.UNKNOWN:
             raise HarnessBug(f"a container cannot be evidence of {evidence}")
         case _:
             assert_never(evidence)
