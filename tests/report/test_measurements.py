@@ -198,6 +198,26 @@ def test_a_point_at_which_the_client_was_the_limit_is_left_out(tmp_path: Path) -
     assert (ratio["n"], ratio["boots"]) == (5, 1)  # of the other boot
 
 
+def test_a_round_that_the_client_falsified_does_not_count(tmp_path: Path) -> None:
+    journal = measured("gpu")
+    rounds = [entry for entry in journal.entries if entry["event"] == "throughput-round" and not entry["again"]]
+    other, few = rounds[:5], rounds[5:10]
+    assert {(entry["arm"], entry["trial"]) for entry in few} == {("eager", 1)}
+    few[2]["figures"]["edge_s"] = 0.03 * few[2]["figures"]["wall_s"]
+    # One more was measured in its place.
+    spare = json.loads(json.dumps(other[0]))
+    spare["figures"] |= {"output_tok_s": 1.0, "edge_s": 0.02 * other[0]["figures"]["wall_s"]}
+    journal.entries.append(spare)
+    report = journal.report(tmp_path)
+    text = markdown(report)
+    assert "eager, trial 1: 128 -> 512 tokens, 4 at once is left out: in 1 of 5 rounds the client was late by" in text
+    assert "reported, trial 1: 128 -> 512 tokens, 4 at once: 1 of 6 rounds are left out: the client was late by" in text
+    (ratio,) = report_dict(report)["throughput"]["ratios"]
+    assert (ratio["n"], ratio["boots"]) == (5, 1)
+    assert report_dict(report)["arms"][0]["trials"][0]["throughput"]["rounds"] == 5
+    assert report_dict(report)["arms"][1]["trials"][0]["throughput"] is None
+
+
 def test_a_dying_engine_gives_no_figure(tmp_path: Path) -> None:
     journal = Journal("gpu")
     journal.rounds("eager", 1, 100, 101, 102, 103, 104)

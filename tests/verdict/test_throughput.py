@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_repro.verdict.throughput import (
+    MOST_OFF,
+    TICK,
     Arrivals,
     ClientCost,
     Figures,
@@ -118,6 +120,93 @@ def test_requests_of_a_rate_are_due_whatever_the_server_does() -> None:
     gaps = [later - earlier for one in drawn for earlier, later in pairwise(one)]
     assert fmean(gaps) == pytest.approx(1 / 4, rel=0.05)
     assert stdev(gaps) == pytest.approx(1 / 4, rel=0.05)  # of an exponential distribution: equal to its mean
+
+
+def through(stalls: list[tuple[float, float]], moment: float) -> float:
+    """Return when an event loop with these stalls does what is due at a moment."""
+    return next((end for begin, end in stalls if begin <= moment < end), moment)
+
+
+def looks(stalls: list[tuple[float, float]], ends: float) -> tuple[tuple[float, float], ...]:
+    """Return when the ticks of that loop are due and when they run."""
+    found, woke = [], 0.0
+    while woke < ends:
+        due = woke + TICK
+        woke = through(stalls, due)
+        found.append((due, woke))
+    return tuple(found)
+
+
+@given(
+    sent=st.floats(0.0005, 0.003),
+    wall=st.floats(0.1, 3.0),
+    at=st.lists(st.tuples(st.sampled_from(["first", "middle", "last"]), st.floats(0.0, 1.0)), max_size=3),
+    lengths=st.lists(st.floats(0.0, 0.08), min_size=3, max_size=3),
+)
+@settings(max_examples=400)
+def test_a_rate_is_right_within_a_hundredth_or_the_round_does_not_count(
+    sent: float, wall: float, at: list[tuple[str, float]], lengths: list[float]
+) -> None:
+    """The kernel takes the client's core away, wherever that falsifies most: after the first stamp, and at the last token."""
+    moments = {"first": sent, "middle": sent + wall / 2, "last": sent + wall}
+    placed = sorted(
+        (moments[where] - share * length, length) for (where, share), length in zip(at, lengths, strict=False)
+    )
+    stalls: list[tuple[float, float]] = []
+    for begin, length in placed:
+        begin = max(begin, stalls[-1][1] if stalls else 0.0)
+        stalls.append((begin, begin + length))
+    true_begin, true_end = through(stalls, sent), sent + wall
+    read = through(stalls, true_end)
+    queued = sum(end - begin for begin, end in stalls)
+    cost = ClientCost(queued_s=queued, stalls=looks(stalls, read))
+    found = round_of([answer(sent, read, (sent + wall / 2, read), 100)], cost)
+    off = found.output_tok_s / (100 / (true_end - true_begin)) - 1
+    assert abs(off) <= MOST_OFF / (1 - MOST_OFF) or found.late(POINT), (off, found.edge_s)
+    if not stalls:
+        assert not found.late(POINT)
+
+
+@pytest.mark.parametrize(
+    ("stall", "late"),
+    [
+        ((0.0, 0.03), True),  # the first request was stamped, and not yet written
+        ((0.99, 1.02), True),  # the last token was there, and not yet read
+        ((0.96, 0.985), True),  # the loop ran again, and read other streams first
+        ((0.5, 0.53), False),
+        ((0.0, 0.009), False),
+    ],
+)
+def test_a_stall_falsifies_a_rate_at_the_ends_of_a_round(stall: tuple[float, float], late: bool) -> None:
+    found = round_of([answer(0.0, 1.0, (0.5, 1.0), 9)], ClientCost(stalls=(stall,)))
+    assert bool(found.late(POINT)) is late
+    assert found.limited == ""
+
+
+@pytest.mark.parametrize(("wall", "queued", "late"), [(0.1, 0.0015, True), (1.0, 0.0015, False), (1.0, 0.5, False)])
+def test_a_wait_for_the_core_that_no_tick_saw_falsifies_a_short_round(wall: float, queued: float, late: bool) -> None:
+    found = round_of([answer(0.0, wall, (wall / 2, wall), 9)], ClientCost(queued_s=queued))
+    assert bool(found.late(POINT)) is late
+
+
+def test_a_client_that_waits_for_its_core_may_be_the_limit_though_it_uses_little_of_it() -> None:
+    """Another process on the core takes half of it: a client that needs all of it uses half."""
+    found = replace(at(512.0), cpu=0.5, queued_s=0.45)
+    assert found.limited == (
+        "the client used 50 % of a core and waited for one in 45 % of the time, so it may have been the limit"
+    )
+    assert replace(found, queued_s=0.35).limited == ""
+    assert (
+        replace(found, cpu=0.91, queued_s=0.0).limited
+        == "the client used 91 % of a core, so it may have been the limit"
+    )
+
+
+@pytest.mark.parametrize(("unsent", "late"), [(0.011, True), (-0.011, True), (0.009, False)])
+def test_requests_of_a_rate_that_are_sent_late_falsify_the_time_to_the_end(unsent: float, late: bool) -> None:
+    found = round_of([answer(0.0, 1.0, (0.5, 1.0), 9)], ClientCost(unsent_s=unsent))
+    assert bool(found.late(Point(128, 512, 10, 4.0))) is late
+    assert not found.late(POINT)
 
 
 @pytest.mark.parametrize("timings", [[], [answer(0.0, 1.0, (), 2)], [answer(0.0, 1.0, (0.5,), 1)]])

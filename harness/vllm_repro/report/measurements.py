@@ -18,7 +18,7 @@ from vllm_repro.report.answers import TrialId, trial_id
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.output import ServedWeights
 from vllm_repro.verdict.soak import Soak
-from vllm_repro.verdict.throughput import MOST_CPU, Figures, Point, Ratio, Round, figures, ratio, withheld
+from vllm_repro.verdict.throughput import LEAST_ROUNDS, Figures, Point, Ratio, Round, figures, ratio, withheld
 
 __all__ = ["ArmSpeed", "MeasureReport", "measurements"]
 
@@ -70,7 +70,7 @@ def measurements(recording: Recording) -> MeasureReport | None:
     baseline = str(loads[0]["baseline"]) if loads else ""
     ended = {trial_id(entry): entry for entry in recording.of("trial-ended")}
     alive = {trial for trial, entry in ended.items() if Outcome(entry["outcome"]).facts.alive}
-    rounds = _rounds(recording, alive)
+    rounds = _counted(recording, alive)
     weights = {entry.get("weights") for entry in ended.values() if trial_id(entry) in alive}
     random = {ServedWeights.DUMMY, ServedWeights.MADE} & weights
     served = ServedWeights.DUMMY if random else None if None in weights else ServedWeights.REAL
@@ -98,28 +98,45 @@ def _key(entry: Entry) -> tuple[TrialId, Point, bool]:
     return trial_id(entry), _point(entry), entry["again"]
 
 
-def _busy(recording: Recording) -> dict[tuple[TrialId, Point, bool], float]:
-    """Return the points at which the client was the limit, and the most of a core that it used in a round."""
-    found: dict[tuple[TrialId, Point, bool], float] = {}
-    for entry in recording.of("throughput-round"):
-        if (cpu := entry["figures"].get("cpu", 0.0)) > MOST_CPU:
-            found[_key(entry)] = max(cpu, found.get(_key(entry), 0.0))
-    return found
-
-
-def _rounds(recording: Recording, alive: set[TrialId]) -> _Rounds:
-    busy = _busy(recording)
-    complete = {
-        key
-        for entry in recording.of("throughput-point")
-        if trial_id(entry) in alive and entry["counted"] in (None, entry["usage"])
-        if (key := _key(entry)) not in busy
-    }
+def _rounds(recording: Recording) -> _Rounds:
     found: _Rounds = {}
     for entry in recording.of("throughput-round"):
-        if (key := _key(entry)) in complete:
-            found.setdefault(key, []).append(msgspec.convert(entry["figures"], Round))
+        found.setdefault(_key(entry), []).append(msgspec.convert(entry["figures"], Round))
     return found
+
+
+def _counted(recording: Recording, alive: set[TrialId]) -> _Rounds:
+    """Return the rounds that count."""
+    complete = {
+        _key(entry)
+        for entry in recording.of("throughput-point")
+        if trial_id(entry) in alive and entry["counted"] in (None, entry["usage"])
+    }
+    good = {
+        key: [one for one in rounds if not one.late(key[1])]
+        for key, rounds in _rounds(recording).items()
+        if key in complete and not any(one.limited for one in rounds)
+    }
+    return {key: rounds for key, rounds in good.items() if len(rounds) >= LEAST_ROUNDS}
+
+
+def _left_out(recording: Recording) -> Iterator[str]:
+    """Yield what the client spoiled, with the worst reason."""
+    for ((arm, trial), point, again), rounds in _rounds(recording).items():
+        where = f"{arm}, trial {trial}: {point}{', measured again,' if again else ''}"
+        limited = [one for one in rounds if one.limited]
+        late = [one for one in rounds if one.late(point)]
+        if limited:
+            yield f"{where} is left out: {max(limited, key=lambda one: one.cpu + one.queued_s / one.wall_s).limited}"
+        elif late:
+            why = max(late, key=lambda one: one.edge_s / one.wall_s).late(point)
+            spoilt = f"{len(late)} of {len(rounds)} rounds"
+            left = len(rounds) - len(late)
+            yield (
+                f"{where} is left out: in {spoilt} {why}"
+                if left < LEAST_ROUNDS
+                else f"{where}: {spoilt} are left out: {why}"
+            )
 
 
 def _trial_figures(rounds: _Rounds, trial: TrialId) -> Iterator[Figures]:
@@ -159,8 +176,7 @@ def _speeds(rounds: _Rounds, baseline: str, arms: list[str], seed: int) -> Itera
 def _stopped(recording: Recording, alive: set[TrialId]) -> Iterator[str]:
     for entry in recording.of("measure-stopped"):
         yield f"{entry['arm']}, trial {entry['trial']}: {entry['doing']} was not measured: {entry['why']}"
-    for ((arm, trial), point, _), cpu in _busy(recording).items():
-        yield f"{arm}, trial {trial}: {point} is left out: the client used {100 * cpu:.0f} % of a core, so it may have been the limit"
+    yield from _left_out(recording)
     for entry in recording.of("throughput-point"):
         if trial_id(entry) in alive and entry["counted"] not in (None, entry["usage"]):
             counted, usage = entry["counted"], entry["usage"]

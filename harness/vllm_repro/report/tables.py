@@ -15,7 +15,7 @@ from vllm_repro.report.wording import boundary, engine_word, grouped, not_run_wo
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.soak import Soak
 from vllm_repro.verdict.statistics import excluded_rate, lower_bound
-from vllm_repro.verdict.throughput import MOST_LATE, MOST_LATE_P99, Spread
+from vllm_repro.verdict.throughput import MOST_LATE, MOST_LATE_P99, MOST_OFF, Spread
 from vllm_repro.verdict.verdict import Expected, Result
 
 __all__ = [
@@ -137,6 +137,7 @@ def throughput_notes(found: MeasureReport, quote: Callable[[str], str] = str) ->
             "rate, with salted prompts of exact length and answers of a fixed length. Tokens are counted by `usage` and by the server's "
             f"counters. Client: its share of a core, and how late its event loop was at most. Times come from rounds in which it was late "
             f"for at most {100 * MOST_LATE:g} % of the round, and the 99th percentile for at most {100 * MOST_LATE_P99:g} %. "
+            f"A round counts if the client can have falsified its speed by at most {100 * MOST_OFF:g} %. "
             f"The ratio is output tokens per second over those of {quote(found.baseline)}, with its 95 % bootstrap interval; at a rate, "
             "which fixes these, it is the baseline's time to the end over that of the arm."
         )
