@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.golden_files import assert_golden
 from tests.report_examples import REHEARSAL
 from vllm_repro.journal.journal import read
 from vllm_repro.report.build import report_of
+from vllm_repro.report.html import html_page
 from vllm_repro.report.json_report import RunJson, report_dict
 from vllm_repro.report.markdown import markdown
 from vllm_repro.report.model import RunReport
@@ -216,6 +218,35 @@ def test_a_round_that_the_client_falsified_does_not_count(tmp_path: Path) -> Non
     assert (ratio["n"], ratio["boots"]) == (5, 1)
     assert report_dict(report)["arms"][0]["trials"][0]["throughput"]["rounds"] == 5
     assert report_dict(report)["arms"][1]["trials"][0]["throughput"] is None
+
+
+def test_what_the_server_counted_is_a_row_of_each_load_and_arm(tmp_path: Path) -> None:
+    journal = measured("gpu")
+    counted = {"prompt_tokens": 512, "generation_tokens": 2048, "kv_most": 0.5, "preemptions": 1}
+    drafts = {"cache_hits": 16, "cache_queries": 512, "draft_tokens": 100, "accepted_tokens": 40}
+    for trial in (1, 2):
+        journal.add("counters", "reported", trial, phase="workload", counted=counted)
+        for phase, again in (("warm-up", False), ("rounds", False), ("rounds", False), ("rounds", True)):
+            fields = {"phase": phase, "point": POINT, "again": again}
+            journal.add("counters", "reported", trial, **fields, counted={**counted, **drafts})
+    journal.add("counters", "eager", 1, phase="rounds", point=POINT, again=False, counted={**counted, "kv_most": 0.75})
+    report = journal.report(tmp_path)
+    heads = "load | arm | output tokens | KV cache in use, at most | preemptions | prompt tokens from the prefix cache"
+    for row in (
+        f"{heads} | draft tokens accepted",
+        "128 -> 512 tokens, 4 at once | reported | 8,192 | 50.0 % | 4 | 64 of 2,048 | 160 of 400",
+        "128 -> 512 tokens, 4 at once | eager | 2,048 | 75.0 % | 1 | - | -",
+    ):
+        assert f"| {row} |" in markdown(report)
+        assert all(f">{escape(word)}</t" in html_page(report) for word in row.split(" | "))
+    phases = report_dict(report)["arms"][0]["trials"][0]["counters"]
+    assert [(one["phase"], one["concurrency"], one["again"], one["preemptions"]) for one in phases] == [
+        ("workload", None, False, 1),
+        ("warm-up", 4, False, 1),
+        ("rounds", 4, False, 2),
+        ("rounds", 4, True, 1),
+    ]
+    assert "By the server's counters" not in markdown(measured("gpu").report(tmp_path))
 
 
 def test_a_dying_engine_gives_no_figure(tmp_path: Path) -> None:

@@ -73,7 +73,8 @@ class Engine:
         exchange.answer(
             200,
             f"process_start_time_seconds 1000.0\nvllm:prompt_tokens_total {100 + self.prompt}\n"
-            f"vllm:generation_tokens_total {100 + self.output}\n",
+            f"vllm:generation_tokens_total {100 + self.output}\n"
+            f"vllm:num_preemptions_total {len(self.asked)}\nvllm:kv_cache_usage_perc 0.25\n",
             "text/plain",
         )
 
@@ -111,6 +112,24 @@ def test_each_load_is_measured_in_rounds_and_the_first_one_again(tmp_path: Path)
     for body in engine.asked:
         assert len(body["prompt"]) == 12
         assert (body["max_tokens"], body["min_tokens"], body["ignore_eos"], body["temperature"]) == (4, 4, True, 0)
+
+
+def test_each_phase_has_what_the_server_counted_on_the_clock_of_the_requests(tmp_path: Path) -> None:
+    _, journal, _ = concluded(tmp_path, Engine(), throughput=LOADS, measure=MeasureOptions(throughput=True, soak=0.5))
+    phases = list(journal.of("counters"))
+    names = [one["phase"] for one in phases]
+    assert names == ["workload", *(["warm-up"] * 2 + ["rounds"] * 5) * 3, "soak"]
+    assert phases[0]["counted"]["generation_tokens"] == 0  # this server counts streams alone
+    for one in phases[1:-1]:
+        streams = one["point"]["concurrency"]
+        assert (one["counted"]["prompt_tokens"], one["counted"]["generation_tokens"]) == (12 * streams, 4 * streams)
+        assert (one["counted"]["preemptions"], one["counted"]["kv_most"]) == (streams, 0.25)
+        assert (one["counted"]["cache_hits"], one["counted"]["draft_tokens"]) == (None, None)
+    assert [one["again"] for one in phases[1:-1]] == [False] * 14 + [True] * 7
+    requests = [one for one in read(tmp_path / "requests.jsonl").of("request") if one["name"] == "throughput"]
+    for phase in phases[1:-1]:
+        within = [one for one in requests if phase["began"] <= one["sent"] <= one["ended"] <= phase["ended"]]
+        assert len(within) == phase["point"]["concurrency"]
 
 
 @pytest.mark.parametrize(("late", "rounds"), [(3, 8), (100, 10)])

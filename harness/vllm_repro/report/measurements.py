@@ -12,6 +12,7 @@ from statistics import median
 
 import msgspec
 
+from vllm_repro.client.metrics import Counted, total
 from vllm_repro.evidence import Evidence
 from vllm_repro.journal.journal import Entry, Recording
 from vllm_repro.report.answers import TrialId, trial_id
@@ -20,7 +21,7 @@ from vllm_repro.verdict.output import ServedWeights
 from vllm_repro.verdict.soak import Soak
 from vllm_repro.verdict.throughput import LEAST_ROUNDS, Figures, Point, Ratio, Round, figures, ratio, withheld
 
-__all__ = ["ArmSpeed", "MeasureReport", "measurements"]
+__all__ = ["ArmSpeed", "MeasureReport", "PhaseCounters", "measurements", "phase_counters"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,33 @@ class ArmSpeed:
     arm: str
     figures: Figures
     ratio: Ratio | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseCounters:
+    """What the server counted in a phase of a trial: "workload", "soak", or "warm-up" and "rounds" of a point.
+
+    again: the point was measured again at the end.
+    """
+
+    phase: str
+    point: Point | None
+    again: bool
+    counted: Counted
+
+
+def phase_counters(recording: Recording) -> dict[TrialId, tuple[PhaseCounters, ...]]:
+    """Return the phases of each trial, the rounds of a point added up."""
+    parts: dict[tuple[TrialId, str, Point | None, bool], list[Counted]] = {}
+    for entry in recording.of("counters"):
+        point = _point(entry) if entry.get("point") else None
+        key = trial_id(entry), entry["phase"], point, entry.get("again", False)
+        parts.setdefault(key, []).append(msgspec.convert(entry["counted"], Counted))
+    found: dict[TrialId, tuple[PhaseCounters, ...]] = {}
+    for (trial, phase, point, again), counted in parts.items():
+        one = PhaseCounters(phase=phase, point=point, again=again, counted=total(counted))
+        found[trial] = (*found.get(trial, ()), one)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -209,7 +209,7 @@ class Measurements:
         await self._point(loads[0], loads[0].points[0], again=True)
 
     async def _point(self, load: Load, point: Point, *, again: bool = False) -> None:
-        trial, watch, rounds = self.runner.trial, self.runner.watch, load.rounds
+        trial, rounds = self.runner.trial, load.rounds
         trial.seen.measuring = f"throughput ({point})"
         trial.notify(f"making prompts for {point}")
         # Each arm gets the same prompts. Each trial gets others: an attached server has those of the last one in its cache.
@@ -223,18 +223,21 @@ class Measurements:
                 prompts.append(await build_completion(self.runner.client, self.runner.model, point.prompt, name))
 
         await make(WARM_UPS + rounds)
-        before = await watch.scrape()
+        before = await self.runner.begin_phase()
         used = [0, 0]
         measured = good = limited = 0
         for number in range(WARM_UPS + 2 * rounds):
             measured = max(0, number - WARM_UPS + 1)
             if measured > rounds:
                 await make(1)
+                await self.runner.begin_phase()
             trial.notify(f"{point}: " + (f"round {measured}, {rounds} are wanted" if measured else "warming up"))
             batch = prompts[number * point.concurrency :][: point.concurrency]
             timings, cost = await self._round(point, batch, point.due(f"{seed}/{number}"), fields)
             used[0] += sum(one.prompt_tokens for one in timings)
             used[1] += sum(one.output_tokens for one in timings)
+            phase = "rounds" if measured else "warm-up"
+            await self.runner.end_phase(phase, point=point, round=measured or number + 1, again=again)
             if not measured:
                 continue
             found = round_of(timings, cost, load.goal)
@@ -300,6 +303,7 @@ class Measurements:
         base = await build_completion(runner.client, runner.model, LOAD.prompt, f"{trial.seed}/{trial.number}/soak")
         shuffled = random.Random(f"{trial.seed}/{trial.number}/soak")
         fields = {"max_tokens": LOAD.output, "min_tokens": LOAD.output, "ignore_eos": True}
+        await runner.begin_phase()
         began = time.time()
         count = SoakCount(asked=seconds, began=began)
 
@@ -317,6 +321,8 @@ class Measurements:
 
         await runner.unless_over([asyncio.create_task(worker()) for _ in range(LOAD.concurrency)])
         restarts = sum(sign.channel is Channel.RESTART for sign in runner.watch.signs)
+        if not runner.watch.ended:
+            await runner.end_phase("soak")
         trial.journal.write("soak", **trial.label, soak=count.end(time.time(), restarts=restarts))
 
     async def _together(self, name: str, prompts: Sequence[Prompt], fields: dict[str, Any]) -> list[Answer]:
