@@ -249,6 +249,18 @@ def test_what_the_server_counted_is_a_row_of_each_load_and_arm(tmp_path: Path) -
     assert "By the server's counters" not in markdown(measured("gpu").report(tmp_path))
 
 
+def test_latencies_that_client_and_server_see_differently_are_a_line(tmp_path: Path) -> None:
+    journal = measured("gpu")
+    rounds = [entry for entry in journal.entries if entry["event"] == "throughput-round" and not entry["again"]]
+    for number, entry in enumerate(rounds[:10]):
+        late = number < 3 or 5 <= number < 7  # three rounds of the first arm, two of the other
+        entry["latencies"] = {"ttft_s": [[0.02, 0.04, 4]] if late else [[0.08, 0.1, 4]]}
+    text = markdown(journal.report(tmp_path))
+    line = "client and server disagree in 3 of 5 rounds: median TTFT 100.0 ms, by the server 20 to 40 ms"
+    assert f"reported, trial 1: 128 -> 512 tokens, 4 at once: {line}" in text
+    assert text.count("disagree") == 1
+
+
 def test_a_dying_engine_gives_no_figure(tmp_path: Path) -> None:
     journal = Journal("gpu")
     journal.rounds("eager", 1, 100, 101, 102, 103, 104)

@@ -24,6 +24,7 @@ from vllm_repro.verdict.throughput import (
     Spread,
     ThroughputChange,
     Timing,
+    disagreements,
     figures,
     interval,
     ratio,
@@ -207,6 +208,45 @@ def test_requests_of_a_rate_that_are_sent_late_falsify_the_time_to_the_end(unsen
     found = round_of([answer(0.0, 1.0, (0.5, 1.0), 9)], ClientCost(unsent_s=unsent))
     assert bool(found.late(Point(128, 512, 10, 4.0))) is late
     assert not found.late(POINT)
+
+
+BOUNDS = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 1e6]
+"""Of vLLM's histogram of TTFT."""
+
+
+def observed(times: list[float]) -> list[tuple[float, float, int]]:
+    pairs = zip([0.0, *BOUNDS], BOUNDS, strict=False)
+    counted = [(low, high, sum(low < one <= high for one in times)) for low, high in pairs]
+    return [bucket for bucket in counted if bucket[2]]
+
+
+def seen(ttft: list[float], gap: float, later: float) -> tuple[Round, dict[str, list[tuple[float, float, int]]]]:
+    """Return what client and server see of requests of three tokens. later: by which the client sees each token later."""
+    timings = [answer(0.0, one + 2 * gap + later, tuple(one + later + n * gap for n in range(3)), 3) for one in ttft]
+    gaps = observed([gap] * 2 * len(ttft))
+    return round_of(timings), {"ttft_s": observed(ttft), "itl_s": gaps, "e2e_s": observed([x + 2 * gap for x in ttft])}
+
+
+@given(st.lists(st.floats(0.002, 5.0), min_size=1, max_size=9), st.floats(0.002, 0.5), st.floats(0.0, 0.009))
+def test_client_and_server_agree_within_the_buckets(ttft: list[float], gap: float, later: float) -> None:
+    assert disagreements(*seen(ttft, gap, later)) == []
+
+
+@given(st.lists(st.floats(0.002, 0.2), min_size=1, max_size=9), st.floats(0.3, 2.0))
+def test_a_client_that_adds_a_time_of_its_own_disagrees(ttft: list[float], later: float) -> None:
+    first, end = disagreements(*seen(ttft, 0.002, later))
+    assert first.startswith("median TTFT ")
+    assert end.startswith("median end to end ")
+
+
+def test_latencies_are_compared_by_median_and_only_if_both_saw_the_same_requests() -> None:
+    found, server = seen([0.03, 0.03, 0.3, 0.3], 0.03, 0.0)  # the median lies between two buckets
+    assert disagreements(found, server) == []
+    wrong = {**server, "itl_s": [(0.1, 0.15, 8)]}
+    assert disagreements(found, wrong) == ["median ITL 30.0 ms, by the server 100 to 150 ms"]
+    assert disagreements(replace(found, itl_s=None), wrong) == []
+    assert disagreements(found, {**server, "itl_s": [(0.1, 0.15, 7)]}) == []
+    assert disagreements(found, {}) == []
 
 
 @pytest.mark.parametrize("timings", [[], [answer(0.0, 1.0, (), 2)], [answer(0.0, 1.0, (0.5,), 1)]])

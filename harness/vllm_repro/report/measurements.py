@@ -19,7 +19,17 @@ from vllm_repro.report.answers import TrialId, trial_id
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.output import ServedWeights
 from vllm_repro.verdict.soak import Soak
-from vllm_repro.verdict.throughput import LEAST_ROUNDS, Figures, Point, Ratio, Round, figures, ratio, withheld
+from vllm_repro.verdict.throughput import (
+    LEAST_ROUNDS,
+    Figures,
+    Point,
+    Ratio,
+    Round,
+    disagreements,
+    figures,
+    ratio,
+    withheld,
+)
 
 __all__ = ["ArmSpeed", "MeasureReport", "PhaseCounters", "measurements", "phase_counters"]
 
@@ -65,7 +75,8 @@ class MeasureReport:
     """Everything that a run measured. rehearsal: every figure is shown beside that word.
 
     withheld: why the figures are no claim about vLLM, as a sentence; empty if they are one. drift: by trial, the speed at the
-    first point when it was measured again at the end, over that of the first time. stopped: sentences about what has no figure.
+    first point when it was measured again at the end, over that of the first time. stopped: sentences about what has no figure, or a
+    doubtful one.
     """
 
     baseline: str
@@ -167,6 +178,19 @@ def _left_out(recording: Recording) -> Iterator[str]:
             )
 
 
+def _apart(recording: Recording) -> Iterator[str]:
+    """Yield the points at which client and server disagree about latencies in most rounds."""
+    found: dict[tuple[TrialId, Point, bool], list[list[str]]] = {}
+    for entry in recording.of("throughput-round"):
+        one = disagreements(msgspec.convert(entry["figures"], Round), entry.get("latencies") or {})
+        found.setdefault(_key(entry), []).append(one)
+    for ((arm, trial), point, _), rounds in found.items():
+        apart = [one for one in rounds if one]
+        if 2 * len(apart) > len(rounds):
+            counted = f"{len(apart)} of {len(rounds)} rounds"
+            yield f"{arm}, trial {trial}: {point}: client and server disagree in {counted}: {'; '.join(apart[-1])}"
+
+
 def _trial_figures(rounds: _Rounds, trial: TrialId) -> Iterator[Figures]:
     for (of, point, again), own in rounds.items():
         if of == trial and not again:
@@ -205,6 +229,7 @@ def _stopped(recording: Recording, alive: set[TrialId]) -> Iterator[str]:
     for entry in recording.of("measure-stopped"):
         yield f"{entry['arm']}, trial {entry['trial']}: {entry['doing']} was not measured: {entry['why']}"
     yield from _left_out(recording)
+    yield from _apart(recording)
     for entry in recording.of("throughput-point"):
         if trial_id(entry) in alive and entry["counted"] not in (None, entry["usage"]):
             counted, usage = entry["counted"], entry["usage"]

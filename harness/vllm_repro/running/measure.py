@@ -237,13 +237,12 @@ class Measurements:
             used[0] += sum(one.prompt_tokens for one in timings)
             used[1] += sum(one.output_tokens for one in timings)
             phase = "rounds" if measured else "warm-up"
-            await self.runner.end_phase(phase, point=point, round=measured or number + 1, again=again)
+            server = await self.runner.end_phase(phase, point=point, round=measured or number + 1, again=again)
             if not measured:
                 continue
             found = round_of(timings, cost, load.goal)
-            trial.journal.write(
-                "throughput-round", **trial.label, point=point, round=measured, again=again, figures=found
-            )
+            entry = {"point": point, "round": measured, "again": again, "figures": found, "latencies": server}
+            trial.journal.write("throughput-round", **trial.label, **entry)
             # A round in which the client was late is measured again; one that it limited spoils the whole point.
             good += not found.late(point)
             limited += bool(found.limited)

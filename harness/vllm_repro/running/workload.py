@@ -14,7 +14,7 @@ import httpx
 
 from vllm_repro.client.answer import Answer, Usage
 from vllm_repro.client.client import Client
-from vllm_repro.client.metrics import Reading, counted_between, steps_between
+from vllm_repro.client.metrics import Reading, counted_between, latencies_between, steps_between
 from vllm_repro.client.prompts import Prompt, build_chat, build_completion
 from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.running.alone import Greedy, greedy
@@ -93,8 +93,8 @@ class WorkloadRunner:
         self.phase, self.watch.kv_most = (time.time(), reading) if reading else None, None
         return reading
 
-    async def end_phase(self, name: str, **fields: object) -> None:
-        """Write to the journal what the server's counters show of the phase, and begin the next one."""
+    async def end_phase(self, name: str, **fields: object) -> dict[str, list[tuple[float, float, int]]]:
+        """Write to the journal what the server's counters show of the phase, and begin the next one. Return the server's latencies."""
         phase = self.phase
         after, kv_most = await self.watch.scrape(), self.watch.kv_most
         self.phase, self.watch.kv_most = (time.time(), after) if after else None, None
@@ -102,6 +102,7 @@ class WorkloadRunner:
         if phase and counted:
             label = {**self.trial.label, "phase": name, **fields}
             self.trial.journal.write("counters", **label, began=phase[0], ended=time.time(), counted=counted)
+        return latencies_between(phase[1], after) if phase and after else {}
 
     async def finish(self) -> None:
         """Check that the engine still lives."""

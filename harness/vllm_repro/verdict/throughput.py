@@ -17,7 +17,7 @@ noise alone meets either one too often. One boot of an arm proves none, since it
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate, chain
@@ -38,6 +38,7 @@ __all__ = [
     "Spread",
     "ThroughputChange",
     "Timing",
+    "disagreements",
     "figures",
     "interval",
     "ratio",
@@ -57,6 +58,8 @@ TICK = 0.002
 """Seconds between two looks of the client at its own event loop; it may be late for as long unseen."""
 _EDGE = 0.02
 """Seconds after a stall in which a write or a read may still be late because of it: others of the same turn of the loop come first."""
+_APART = 0.01
+"""Seconds by which a median of the client may lie outside the server's bucket."""
 WARM_UPS = 2
 ROUND_S, LEAST_ARRIVALS = 10.0, 10
 """A round of a rate: seconds, and the least number of requests."""
@@ -290,6 +293,29 @@ def round_of(timings: Sequence[Timing], client: ClientCost = ClientCost(), goal:
         unsent_s=client.unsent_s,
         edge_s=client.edge_s(began, ended),
     )
+
+
+def disagreements(found: Round, server: Mapping[str, Sequence[tuple[float, float, int]]]) -> list[str]:
+    """Return the medians of the client that lie outside the buckets of the server's medians.
+
+    server: bounds and observations of its buckets, by field of `Round`. Not compared if both saw different numbers: others use the
+    server too, or several tokens come in a step. A client is right to see each time some milliseconds longer.
+    """
+    requests, steps = found.requests, found.output_tokens - found.requests
+    apart = []
+    for name, field, seen in (("TTFT", "ttft_s", requests), ("ITL", "itl_s", steps), ("end to end", "e2e_s", requests)):
+        ours: float | None = getattr(found, field)
+        buckets = server.get(field, ())
+        if ours is None or sum(number for *_, number in buckets) != seen:
+            continue
+        counts = list(accumulate(number for *_, number in buckets))
+        low = next(low for (low, _, _), count in zip(buckets, counts, strict=True) if 2 * count >= seen)
+        high = next(high for (_, high, _), count in zip(buckets, counts, strict=True) if 2 * count > seen)
+        if not 0.9 * low - _APART <= ours <= 1.1 * high + _APART:
+            apart.append(
+                f"median {name} {1000 * ours:,.1f} ms, by the server {1000 * low:,.0f} to {1000 * high:,.0f} ms"
+            )
+    return apart
 
 
 @dataclass(frozen=True, kw_only=True)
