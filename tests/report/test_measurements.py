@@ -261,6 +261,28 @@ def test_latencies_that_client_and_server_see_differently_are_a_line(tmp_path: P
     assert text.count("disagree") == 1
 
 
+def test_a_load_that_was_not_steady_is_a_line(tmp_path: Path) -> None:
+    journal = measured("gpu")
+    points = [entry for entry in journal.entries if entry["event"] == "throughput-point"]
+    points[0] |= {"warm_ups": 5, "unsteady": 0.123}
+    points[2] |= {"warm_ups": 3, "unsteady": 0.05}
+    text = markdown(journal.report(tmp_path))
+    words = "was not steady when it was measured: the last two of 5 warm-up rounds differ by 12 %"
+    assert f"reported, trial 1: 128 -> 512 tokens, 4 at once {words}" in text
+    assert text.count("not steady") == 1
+
+
+def test_servers_of_different_releases_are_not_compared(tmp_path: Path) -> None:
+    journal = measured("gpu")
+    for entry in journal.entries:
+        if entry["event"] == "trial-ended" and entry["arm"] == "eager":
+            entry["version"] = "0.23.0"
+    report = journal.report(tmp_path)
+    assert report_dict(report)["throughput"]["ratios"] == []
+    assert "arms are not compared: their servers reported different releases: 0.23.0, 0.24.0" in markdown(report)
+    assert "| 128 -> 512 tokens, 4 at once | reported | 207 (204 to 210) |" in markdown(report)
+
+
 def test_a_dying_engine_gives_no_figure(tmp_path: Path) -> None:
     journal = Journal("gpu")
     journal.rounds("eager", 1, 100, 101, 102, 103, 104)

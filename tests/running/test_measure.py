@@ -33,7 +33,8 @@ ROUNDS = 2 + 5
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let all rounds count: those of this server take milliseconds, and it runs in the client's process."""
+    """Let all rounds count, and two warm up: those of this server take milliseconds, and it runs in the client's process."""
+    monkeypatch.setattr("vllm_repro.running.measure.STEADY", 1.0)
     monkeypatch.setattr("vllm_repro.verdict.throughput.MOST_CPU", float("inf"))
     monkeypatch.setattr("vllm_repro.verdict.throughput.MOST_OFF", float("inf"))
 
@@ -144,6 +145,26 @@ def test_a_round_in_which_the_client_was_late_is_measured_again(
     assert point["rounds"] == rounds
     assert point["counted"] == point["usage"] == {"prompt": 36 * (2 + rounds), "output": 12 * (2 + rounds)}
     assert len({tuple(body["prompt"]) for body in engine.asked}) == len(engine.asked)
+
+
+@pytest.mark.parametrize(("apart", "warm_ups"), [([0.3, 0.2, 0.04], 4), ([0.3] * 9, 5), ([0.04], 2)])
+def test_a_load_warms_up_until_it_is_steady(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: list[float], warm_ups: int
+) -> None:
+    def unsteady(speeds: list[float]) -> float:
+        return apart[len(speeds) - 2]
+
+    monkeypatch.setattr("vllm_repro.running.measure.STEADY", 0.05)
+    monkeypatch.setattr("vllm_repro.running.measure.unsteady", unsteady)
+    engine = Engine()
+    _, journal, _ = concluded(tmp_path, engine, throughput=(replace(LOADS[0], concurrency=[3]),))
+    for point in journal.of("throughput-point"):
+        assert (point["warm_ups"], point["rounds"], point["unsteady"]) == (warm_ups, 5, apart[warm_ups - 2])
+        assert point["counted"] == point["usage"] == {"prompt": 36 * (warm_ups + 5), "output": 12 * (warm_ups + 5)}
+    assert [one["round"] for one in list(journal.of("counters"))[1 : warm_ups + 6]] == [
+        *range(1, warm_ups + 1),
+        *range(1, 6),
+    ]
 
 
 def test_answers_are_written_when_none_is_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ from vllm_repro.verdict.throughput import (
     interval,
     ratio,
     round_of,
+    unsteady,
     withheld,
 )
 
@@ -212,6 +213,14 @@ def test_requests_of_a_rate_that_are_sent_late_falsify_the_time_to_the_end(unsen
 
 BOUNDS = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 1e6]
 """Of vLLM's histogram of TTFT."""
+
+
+@pytest.mark.parametrize(
+    ("warm_ups", "apart"),
+    [([], 1.0), ([9.0], 1.0), ([50.0, 100.0], 0.5), ([100.0, 50.0], 0.5), ([1.0, 80.0, 100.0], 0.2)],
+)
+def test_a_load_is_steady_once_two_rounds_agree(warm_ups: list[float], apart: float) -> None:
+    assert unsteady(warm_ups) == pytest.approx(apart)
 
 
 def observed(times: list[float]) -> list[tuple[float, float, int]]:

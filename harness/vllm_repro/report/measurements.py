@@ -21,6 +21,7 @@ from vllm_repro.verdict.output import ServedWeights
 from vllm_repro.verdict.soak import Soak
 from vllm_repro.verdict.throughput import (
     LEAST_ROUNDS,
+    STEADY,
     Figures,
     Point,
     Ratio,
@@ -32,6 +33,9 @@ from vllm_repro.verdict.throughput import (
 )
 
 __all__ = ["ArmSpeed", "MeasureReport", "PhaseCounters", "measurements", "phase_counters"]
+
+
+_NOT_COMPARED = "arms are not compared: their servers reported different releases:"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,16 +114,19 @@ def measurements(recording: Recording) -> MeasureReport | None:
     ended = {trial_id(entry): entry for entry in recording.of("trial-ended")}
     alive = {trial for trial, entry in ended.items() if Outcome(entry["outcome"]).facts.alive}
     rounds = _counted(recording, alive)
+    versions = sorted({str(version) for key in rounds if (version := ended[key[0]].get("version"))})
     weights = {entry.get("weights") for entry in ended.values() if trial_id(entry) in alive}
+    names = [arm["name"] for arm in started["arms"]]
     random = {ServedWeights.DUMMY, ServedWeights.MADE} & weights
     served = ServedWeights.DUMMY if random else None if None in weights else ServedWeights.REAL
     return MeasureReport(
         baseline=baseline,
-        speeds=tuple(_speeds(rounds, baseline, [arm["name"] for arm in started["arms"]], started["seed"])),
+        # Servers of different releases are not compared.
+        speeds=tuple(_speeds(rounds, baseline if len(versions) < 2 else "", names, started["seed"])),
         trials={trial: tuple(_trial_figures(rounds, trial)) for trial in sorted(alive)},
         drift=_drift(rounds),
         soaks={trial_id(entry): msgspec.convert(entry["soak"], Soak) for entry in recording.of("soak")},
-        stopped=tuple(_stopped(recording, alive)),
+        stopped=(*_stopped(recording, alive), *([f"{_NOT_COMPARED} {', '.join(versions)}"] if versions[1:] else ())),
         withheld=withheld(started["evidence"], served),
         rehearsal=started["evidence"] == Evidence.REHEARSAL,
     )
@@ -231,6 +238,9 @@ def _stopped(recording: Recording, alive: set[TrialId]) -> Iterator[str]:
     yield from _left_out(recording)
     yield from _apart(recording)
     for entry in recording.of("throughput-point"):
+        if (apart := entry.get("unsteady", 0.0)) > STEADY:
+            warm_ups = f"the last two of {entry['warm_ups']} warm-up rounds differ by {100 * apart:.0f} %"
+            yield f"{entry['arm']}, trial {entry['trial']}: {_point(entry)} was not steady when it was measured: {warm_ups}"
         if trial_id(entry) in alive and entry["counted"] not in (None, entry["usage"]):
             counted, usage = entry["counted"], entry["usage"]
             yield (

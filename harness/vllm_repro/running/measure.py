@@ -30,7 +30,20 @@ from vllm_repro.running.workload import WorkloadRunner
 from vllm_repro.trigger.trigger import SentRequest
 from vllm_repro.verdict.output import BEGINNING, QUESTION, Checks, Probe, probes, sample_output
 from vllm_repro.verdict.soak import LOAD, SoakCount
-from vllm_repro.verdict.throughput import MOST_STREAMS, TICK, WARM_UPS, ClientCost, Load, Point, Timing, round_of
+from vllm_repro.verdict.throughput import (
+    MOST_STREAMS,
+    MOST_WARM_UPS,
+    STEADY,
+    TICK,
+    WARM_UPS,
+    ClientCost,
+    Load,
+    Point,
+    Round,
+    Timing,
+    round_of,
+    unsteady,
+)
 
 __all__ = ["Measurements", "SelfCheck"]
 
@@ -225,29 +238,36 @@ class Measurements:
         await make(WARM_UPS + rounds)
         before = await self.runner.begin_phase()
         used = [0, 0]
-        measured = good = limited = 0
-        for number in range(WARM_UPS + 2 * rounds):
-            measured = max(0, number - WARM_UPS + 1)
-            if measured > rounds:
+        number = 0
+
+        async def one(phase: str, nth: int) -> tuple[Round, dict[str, Any]]:
+            """Run the next round. Return its figures, and the server's latencies."""
+            nonlocal number
+            if len(prompts) < (number + 1) * point.concurrency:
                 await make(1)
                 await self.runner.begin_phase()
-            trial.notify(f"{point}: " + (f"round {measured}, {rounds} are wanted" if measured else "warming up"))
             batch = prompts[number * point.concurrency :][: point.concurrency]
             timings, cost = await self._round(point, batch, point.due(f"{seed}/{number}"), fields)
+            number += 1
             used[0] += sum(one.prompt_tokens for one in timings)
             used[1] += sum(one.output_tokens for one in timings)
-            phase = "rounds" if measured else "warm-up"
-            server = await self.runner.end_phase(phase, point=point, round=measured or number + 1, again=again)
-            if not measured:
-                continue
-            found = round_of(timings, cost, load.goal)
-            entry = {"point": point, "round": measured, "again": again, "figures": found, "latencies": server}
-            trial.journal.write("throughput-round", **trial.label, **entry)
-            # A round in which the client was late is measured again; one that it limited spoils the whole point.
+            server = await self.runner.end_phase(phase, point=point, round=nth, again=again)
+            return round_of(timings, cost, load.goal), server
+
+        speeds: list[float] = []
+        while len(speeds) < WARM_UPS or (unsteady(speeds) > STEADY and len(speeds) < MOST_WARM_UPS):
+            trial.notify(f"{point}: warming up")
+            speeds.append((await one("warm-up", len(speeds) + 1))[0].speed(point))
+        good = limited = measured = 0
+        # A round in which the client was late is measured again; one that it limited spoils the whole point.
+        while good < rounds and measured < (rounds if limited else 2 * rounds):
+            measured += 1
+            trial.notify(f"{point}: round {measured}, {rounds} are wanted")
+            found, server = await one("rounds", measured)
             good += not found.late(point)
             limited += bool(found.limited)
-            if good == rounds or (limited and measured >= rounds):
-                break
+            entry = {"point": point, "round": measured, "again": again, "figures": found, "latencies": server}
+            trial.journal.write("throughput-round", **trial.label, **entry)
         counted = await self._counted(before, used)
         trial.journal.write(
             "throughput-point",
@@ -255,6 +275,8 @@ class Measurements:
             point=point,
             again=again,
             rounds=measured,
+            warm_ups=len(speeds),
+            unsteady=unsteady(speeds),
             usage={"prompt": used[0], "output": used[1]},
             counted=counted and {"prompt": counted[0], "output": counted[1]},
         )

@@ -5,6 +5,7 @@
         throughput(prompt=8192, output=512, concurrency=[1, 2], baseline="eager"),
     ]
 
+Rounds count once the load is steady: the last two of two to five warm-up rounds agree within 5 %, or the report says by how much not.
 A round is a number of requests sent at once, until the last has its answer. With rate=[2, 4] it is ten seconds of requests that are due
 at that rate, whatever the server does, and times count from when a request was due. Each round gives one value of each figure; medians
 and quartiles are over rounds. Two arms are compared by the ratio of their medians, with a bootstrap interval that draws boots first and
@@ -43,6 +44,7 @@ __all__ = [
     "interval",
     "ratio",
     "round_of",
+    "unsteady",
     "withheld",
 ]
 
@@ -60,7 +62,8 @@ _EDGE = 0.02
 """Seconds after a stall in which a write or a read may still be late because of it: others of the same turn of the loop come first."""
 _APART = 0.01
 """Seconds by which a median of the client may lie outside the server's bucket."""
-WARM_UPS = 2
+WARM_UPS, MOST_WARM_UPS, STEADY = 2, 5, 0.05
+"""Rounds that do not count: the least, the most, and the difference of the last two at which the load is steady."""
 ROUND_S, LEAST_ARRIVALS = 10.0, 10
 """A round of a rate: seconds, and the least number of requests."""
 _RESAMPLES = 2_000
@@ -293,6 +296,11 @@ def round_of(timings: Sequence[Timing], client: ClientCost = ClientCost(), goal:
         unsent_s=client.unsent_s,
         edge_s=client.edge_s(began, ended),
     )
+
+
+def unsteady(warm_ups: Sequence[float]) -> float:
+    """Return by how much the speed of the last two warm-up rounds differs, as a share of the faster one; 1 for fewer than two."""
+    return 1 - min(warm_ups[-2:]) / max(warm_ups[-2:]) if len(warm_ups) > 1 else 1.0
 
 
 def disagreements(found: Round, server: Mapping[str, Sequence[tuple[float, float, int]]]) -> list[str]:
