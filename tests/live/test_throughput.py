@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.conftest import Harness
 from vllm_repro.journal.journal import read
 from vllm_repro.releases.provision import provision
 from vllm_repro.report.measurements import measurements
+from vllm_repro.verdict.throughput import Point, Round, disagreements
 
 pytestmark = pytest.mark.live
 
@@ -20,23 +22,24 @@ ARMS = """    arms=[
         arm("eager", dies, with_flags("--enforce-eager")),
     ],
     throughput=[
-        throughput(prompt=64, output=24, concurrency=[1, 4], baseline="eager"),
-        throughput(prompt=700, output=8, concurrency=[2], baseline="eager"),
+        throughput(prompt=64, output=300, concurrency=[1, 4], baseline="eager"),
+        throughput(prompt=700, output=200, concurrency=[2], baseline="eager"),
     ],
     output=checks(longest_run=32, distinct=0.5, same=16, needle=400, baseline="eager"),
 """
 
 
-def scenario(folder: Path) -> Path:
-    """Return min-tokens-stop-ids as a comparison of two servers."""
+def scenario(folder: Path, arms: str = ARMS) -> Path:
+    """Return min-tokens-stop-ids with other arms: a comparison of two servers."""
     text = (Path(__file__).parents[2] / "scenarios" / "min_tokens_stop_ids.py").read_text(encoding="utf-8")
-    text = text.replace("        --enforce-eager\n", "")
+    if arms == ARMS:
+        text = text.replace("        --enforce-eager\n", "")
     text = text.replace("    arm,\n", "    arm,\n    checks,\n    throughput,\n    with_flags,\n").replace(
         "    untriggered,\n", ""
     )
     begin, end = text.index("    arms=["), text.index("    related=")
     path = folder / "min_tokens_stop_ids.py"
-    path.write_text(text[:begin] + ARMS + text[end:], encoding="utf-8")
+    path.write_text(text[:begin] + arms + text[end:], encoding="utf-8")
     return path
 
 
@@ -63,13 +66,16 @@ def test_tokens_are_those_that_the_server_counts_and_random_weights_claim_nothin
     points = list(journal.of("throughput-point"))
     assert len(points) == 2 * 4  # three points and the first one again, for two arms
     for point in points:
-        load, requests = point["point"], 7 * point["point"]["concurrency"]  # two warm-ups and five rounds
+        load = point["point"]
+        requests = (point["warm_ups"] + point["rounds"]) * load["concurrency"]
         assert point["usage"] == {"prompt": requests * load["prompt"], "output": requests * load["output"]}
         assert point["counted"] == point["usage"], point
     assert not list(journal.of("measure-stopped"))
     found = measurements(journal)
     assert found is not None
-    assert [(row.arm, row.figures.output_tok_s.n) for row in found.speeds] == [("eager", 5), ("reported", 5)] * 3
+    left_out = [text for text in found.stopped if "is left out: " in text and ", measured again," not in text]
+    assert len(found.speeds) + len(left_out) == 6, "the client may be late on two busy cores"
+    assert all(row.figures.output_tok_s.n == 5 for row in found.speeds)
     for row in found.speeds:
         figures = row.figures
         if figures.ttft_s is None or figures.tpot_s is None:
@@ -97,3 +103,48 @@ def test_tokens_are_those_that_the_server_counts_and_random_weights_claim_nothin
     probes = [entry["said"] for entry in journal.of("output")]
     assert [probe["probe"] for probe in probes] == ["greedy"] * 2, "random weights are asked for no needle"
     assert all(isinstance(token, int) for probe in probes for token in probe["first"][:1])
+
+
+MEASURED = """    arms=[
+        arm("reported", dies),
+        arm(
+            "measured",
+            lives,
+            with_flags("--max-num-seqs 16"),
+            workload=[completion(name="ordinary completion", prompt="hello", max_tokens=4)],
+        ),
+    ],
+    throughput=[
+        throughput(prompt=64, output=200, concurrency=[1, 8], baseline="measured"),
+        throughput(prompt=2000, output=40, concurrency=[4], baseline="measured"),
+    ],
+"""
+
+
+@pytest.mark.alone  # compares times
+def test_client_and_server_agree_about_tokens_and_latencies(harness: Harness, tmp_path: Path) -> None:
+    provision("0.24.0")
+    done = harness(
+        *("run", str(scenario(tmp_path, MEASURED)), "--server", "process", "--vllm", "0.24.0"),
+        *("--arm", "measured", "--throughput", "--expect", "any"),
+    )
+    assert done.folder is not None, done.out + done.err
+    journal = read(done.folder / "journal.jsonl")
+    rounds = list(journal.of("throughput-round"))
+    assert len({(entry["point"]["concurrency"], entry["again"]) for entry in rounds}) == 4, done.out
+    for entry in rounds:
+        point, found = msgspec.convert(entry["point"], Point), msgspec.convert(entry["figures"], Round)
+        steps = {name: sum(number for *_, number in buckets) for name, buckets in entry["latencies"].items()}
+        requests = point.concurrency
+        assert steps == {"ttft_s": requests, "itl_s": requests * (point.output - 1), "e2e_s": requests}
+        assert found.output_tokens == requests * point.output
+        # The API server shares both cores with an engine that spins: it may send a piece late, but not each of them.
+        assert disagreements(found, entry["latencies"]) == [] or found.slept_s > 0.1 * found.wall_s, entry
+    phases = list(journal.of("counters"))
+    assert phases[0]["phase"] == "workload"
+    for entry in phases[1:]:
+        point, counted = msgspec.convert(entry["point"], Point), entry["counted"]
+        tokens = (point.concurrency * point.prompt, point.concurrency * point.output)
+        assert (counted["prompt_tokens"], counted["generation_tokens"]) == tokens
+        assert (counted["preemptions"], counted["cache_queries"]) == (0, tokens[0])
+    assert max(entry["counted"]["kv_most"] for entry in phases) > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.golden_files import assert_golden
 from tests.report_examples import REHEARSAL
 from vllm_repro.journal.journal import read
 from vllm_repro.report.build import report_of
+from vllm_repro.report.html import html_page
 from vllm_repro.report.json_report import RunJson, report_dict
 from vllm_repro.report.markdown import markdown
 from vllm_repro.report.model import RunReport
@@ -196,6 +198,89 @@ def test_a_point_at_which_the_client_was_the_limit_is_left_out(tmp_path: Path) -
     assert "measured again at the end, over its first time: `eager` 1: 0.87" in markdown(report)
     (ratio,) = report_dict(report)["throughput"]["ratios"]
     assert (ratio["n"], ratio["boots"]) == (5, 1)  # of the other boot
+
+
+def test_a_round_that_the_client_falsified_does_not_count(tmp_path: Path) -> None:
+    journal = measured("gpu")
+    rounds = [entry for entry in journal.entries if entry["event"] == "throughput-round" and not entry["again"]]
+    other, few = rounds[:5], rounds[5:10]
+    assert {(entry["arm"], entry["trial"]) for entry in few} == {("eager", 1)}
+    few[2]["figures"]["edge_s"] = 0.03 * few[2]["figures"]["wall_s"]
+    # One more was measured in its place.
+    spare = json.loads(json.dumps(other[0]))
+    spare["figures"] |= {"output_tok_s": 1.0, "edge_s": 0.02 * other[0]["figures"]["wall_s"]}
+    journal.entries.append(spare)
+    report = journal.report(tmp_path)
+    text = markdown(report)
+    assert "eager, trial 1: 128 -> 512 tokens, 4 at once is left out: in 1 of 5 rounds the client was late by" in text
+    assert "reported, trial 1: 128 -> 512 tokens, 4 at once: 1 of 6 rounds are left out: the client was late by" in text
+    (ratio,) = report_dict(report)["throughput"]["ratios"]
+    assert (ratio["n"], ratio["boots"]) == (5, 1)
+    assert report_dict(report)["arms"][0]["trials"][0]["throughput"]["rounds"] == 5
+    assert report_dict(report)["arms"][1]["trials"][0]["throughput"] is None
+
+
+def test_what_the_server_counted_is_a_row_of_each_load_and_arm(tmp_path: Path) -> None:
+    journal = measured("gpu")
+    counted = {"prompt_tokens": 512, "generation_tokens": 2048, "kv_most": 0.5, "preemptions": 1}
+    drafts = {"cache_hits": 16, "cache_queries": 512, "draft_tokens": 100, "accepted_tokens": 40}
+    for trial in (1, 2):
+        journal.add("counters", "reported", trial, phase="workload", counted=counted)
+        for phase, again in (("warm-up", False), ("rounds", False), ("rounds", False), ("rounds", True)):
+            fields = {"phase": phase, "point": POINT, "again": again}
+            journal.add("counters", "reported", trial, **fields, counted={**counted, **drafts})
+    journal.add("counters", "eager", 1, phase="rounds", point=POINT, again=False, counted={**counted, "kv_most": 0.75})
+    report = journal.report(tmp_path)
+    heads = "load | arm | output tokens | KV cache in use, at most | preemptions | prompt tokens from the prefix cache"
+    for row in (
+        f"{heads} | draft tokens accepted",
+        "128 -> 512 tokens, 4 at once | reported | 8,192 | 50.0 % | 4 | 64 of 2,048 | 160 of 400",
+        "128 -> 512 tokens, 4 at once | eager | 2,048 | 75.0 % | 1 | - | -",
+    ):
+        assert f"| {row} |" in markdown(report)
+        assert all(f">{escape(word)}</t" in html_page(report) for word in row.split(" | "))
+    phases = report_dict(report)["arms"][0]["trials"][0]["counters"]
+    assert [(one["phase"], one["concurrency"], one["again"], one["preemptions"]) for one in phases] == [
+        ("workload", None, False, 1),
+        ("warm-up", 4, False, 1),
+        ("rounds", 4, False, 2),
+        ("rounds", 4, True, 1),
+    ]
+    assert "By the server's counters" not in markdown(measured("gpu").report(tmp_path))
+
+
+def test_latencies_that_client_and_server_see_differently_are_a_line(tmp_path: Path) -> None:
+    journal = measured("gpu")
+    rounds = [entry for entry in journal.entries if entry["event"] == "throughput-round" and not entry["again"]]
+    for number, entry in enumerate(rounds[:10]):
+        late = number < 3 or 5 <= number < 7  # three rounds of the first arm, two of the other
+        entry["latencies"] = {"ttft_s": [[0.02, 0.04, 4]] if late else [[0.08, 0.1, 4]]}
+    text = markdown(journal.report(tmp_path))
+    line = "client and server disagree in 3 of 5 rounds: median TTFT 100.0 ms, by the server 20 to 40 ms"
+    assert f"reported, trial 1: 128 -> 512 tokens, 4 at once: {line}" in text
+    assert text.count("disagree") == 1
+
+
+def test_a_load_that_was_not_steady_is_a_line(tmp_path: Path) -> None:
+    journal = measured("gpu")
+    points = [entry for entry in journal.entries if entry["event"] == "throughput-point"]
+    points[0] |= {"warm_ups": 5, "unsteady": 0.123}
+    points[2] |= {"warm_ups": 3, "unsteady": 0.05}
+    text = markdown(journal.report(tmp_path))
+    words = "was not steady when it was measured: the last two of 5 warm-up rounds differ by 12 %"
+    assert f"reported, trial 1: 128 -> 512 tokens, 4 at once {words}" in text
+    assert text.count("not steady") == 1
+
+
+def test_servers_of_different_releases_are_not_compared(tmp_path: Path) -> None:
+    journal = measured("gpu")
+    for entry in journal.entries:
+        if entry["event"] == "trial-ended" and entry["arm"] == "eager":
+            entry["version"] = "0.23.0"
+    report = journal.report(tmp_path)
+    assert report_dict(report)["throughput"]["ratios"] == []
+    assert "arms are not compared: their servers reported different releases: 0.23.0, 0.24.0" in markdown(report)
+    assert "| 128 -> 512 tokens, 4 at once | reported | 207 (204 to 210) |" in markdown(report)
 
 
 def test_a_dying_engine_gives_no_figure(tmp_path: Path) -> None:

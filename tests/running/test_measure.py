@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -17,14 +20,23 @@ from vllm_repro.report.answers import answer_word
 from vllm_repro.running.assess import Conclusion
 from vllm_repro.running.measure import SelfCheck
 from vllm_repro.running.state import MeasureOptions, Trial
+from vllm_repro.running.workload import WorkloadRunner
 from vllm_repro.scenario.workload import completion
 from vllm_repro.trigger.conditions import answered
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.output import Checks, Probe, ServedWeights
-from vllm_repro.verdict.throughput import ClientCost, Load
+from vllm_repro.verdict.throughput import ClientCost, Load, Round
 
 LOADS = (Load(prompt=12, output=4, concurrency=[1, 3], baseline="reported"),)
 ROUNDS = 2 + 5
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all rounds count, and two warm up: those of this server take milliseconds, and it runs in the client's process."""
+    monkeypatch.setattr("vllm_repro.running.measure.STEADY", 1.0)
+    monkeypatch.setattr("vllm_repro.verdict.throughput.MOST_CPU", float("inf"))
+    monkeypatch.setattr("vllm_repro.verdict.throughput.MOST_OFF", float("inf"))
 
 
 @dataclass
@@ -62,7 +74,8 @@ class Engine:
         exchange.answer(
             200,
             f"process_start_time_seconds 1000.0\nvllm:prompt_tokens_total {100 + self.prompt}\n"
-            f"vllm:generation_tokens_total {100 + self.output}\n",
+            f"vllm:generation_tokens_total {100 + self.output}\n"
+            f"vllm:num_preemptions_total {len(self.asked)}\nvllm:kv_cache_usage_perc 0.25\n",
             "text/plain",
         )
 
@@ -102,6 +115,73 @@ def test_each_load_is_measured_in_rounds_and_the_first_one_again(tmp_path: Path)
         assert (body["max_tokens"], body["min_tokens"], body["ignore_eos"], body["temperature"]) == (4, 4, True, 0)
 
 
+def test_each_phase_has_what_the_server_counted_on_the_clock_of_the_requests(tmp_path: Path) -> None:
+    _, journal, _ = concluded(tmp_path, Engine(), throughput=LOADS, measure=MeasureOptions(throughput=True, soak=0.5))
+    phases = list(journal.of("counters"))
+    names = [one["phase"] for one in phases]
+    assert names == ["workload", *(["warm-up"] * 2 + ["rounds"] * 5) * 3, "soak"]
+    assert phases[0]["counted"]["generation_tokens"] == 0  # this server counts streams alone
+    for one in phases[1:-1]:
+        streams = one["point"]["concurrency"]
+        assert (one["counted"]["prompt_tokens"], one["counted"]["generation_tokens"]) == (12 * streams, 4 * streams)
+        assert (one["counted"]["preemptions"], one["counted"]["kv_most"]) == (streams, 0.25)
+        assert (one["counted"]["cache_hits"], one["counted"]["draft_tokens"]) == (None, None)
+    assert [one["again"] for one in phases[1:-1]] == [False] * 14 + [True] * 7
+    requests = [one for one in read(tmp_path / "requests.jsonl").of("request") if one["name"] == "throughput"]
+    for phase in phases[1:-1]:
+        within = [one for one in requests if phase["began"] <= one["sent"] <= one["ended"] <= phase["ended"]]
+        assert len(within) == phase["point"]["concurrency"]
+
+
+@pytest.mark.parametrize(("late", "rounds"), [(3, 8), (100, 10)])
+def test_a_round_in_which_the_client_was_late_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: int, rounds: int
+) -> None:
+    calls = iter(range(1000))
+    monkeypatch.setattr(Round, "late", lambda *_: "late" if next(calls) < late else "")
+    engine = Engine()
+    _, journal, _ = concluded(tmp_path, engine, throughput=(replace(LOADS[0], concurrency=[3]),))
+    point = next(journal.of("throughput-point"))
+    assert point["rounds"] == rounds
+    assert point["counted"] == point["usage"] == {"prompt": 36 * (2 + rounds), "output": 12 * (2 + rounds)}
+    assert len({tuple(body["prompt"]) for body in engine.asked}) == len(engine.asked)
+
+
+@pytest.mark.parametrize(("apart", "warm_ups"), [([0.3, 0.2, 0.04], 4), ([0.3] * 9, 5), ([0.04], 2)])
+def test_a_load_warms_up_until_it_is_steady(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: list[float], warm_ups: int
+) -> None:
+    def unsteady(speeds: list[float]) -> float:
+        return apart[len(speeds) - 2]
+
+    monkeypatch.setattr("vllm_repro.running.measure.STEADY", 0.05)
+    monkeypatch.setattr("vllm_repro.running.measure.unsteady", unsteady)
+    engine = Engine()
+    _, journal, _ = concluded(tmp_path, engine, throughput=(replace(LOADS[0], concurrency=[3]),))
+    for point in journal.of("throughput-point"):
+        assert (point["warm_ups"], point["rounds"], point["unsteady"]) == (warm_ups, 5, apart[warm_ups - 2])
+        assert point["counted"] == point["usage"] == {"prompt": 36 * (warm_ups + 5), "output": 12 * (warm_ups + 5)}
+    assert [one["round"] for one in list(journal.of("counters"))[1 : warm_ups + 6]] == [
+        *range(1, warm_ups + 1),
+        *range(1, 6),
+    ]
+
+
+def test_answers_are_written_when_none_is_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To write one takes a fraction of a millisecond, in which the others are not read."""
+    in_flight: list[int] = []
+    write = WorkloadRunner.record_request
+
+    def record(runner: WorkloadRunner, name: str, *rest: Any) -> None:
+        if name == "throughput":
+            in_flight.append(runner.watch.in_flight)
+        write(runner, name, *rest)
+
+    monkeypatch.setattr(WorkloadRunner, "record_request", record)
+    concluded(tmp_path, Engine(), throughput=(replace(LOADS[0], concurrency=[8]),))
+    assert in_flight == [0] * (2 * ROUNDS * 8)
+
+
 def test_a_rate_counts_from_when_a_request_was_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vllm_repro.verdict.throughput.ROUND_S", 0.2)
     engine = Engine()
@@ -112,6 +192,7 @@ def test_a_rate_counts_from_when_a_request_was_due(tmp_path: Path, monkeypatch: 
     for entry in journal.of("throughput-round"):
         assert entry["figures"]["wall_s"] > 0.19  # as long as the arrivals take, however fast the server is
         assert entry["figures"]["goodput_req_s"] == entry["figures"]["req_s"]
+        assert -0.01 < entry["figures"]["unsent_s"] != 0.0
 
 
 def test_every_arm_gets_the_same_prompts(tmp_path: Path) -> None:
@@ -291,9 +372,33 @@ def test_a_process_that_does_not_get_to_its_work_notices() -> None:
         while time.process_time() < ends:
             pass
 
+    async def cut() -> ClientCost:
+        async with SelfCheck() as check:
+            await asyncio.sleep(0.02)
+            time.sleep(0.2)  # the round ends before the loop takes its next turn
+        return check.cost
+
+    last = asyncio.run(cut())
+    ((due, woke), *_) = sorted(last.stalls, key=lambda stall: stall[0] - stall[1])
+    assert last.late_s == pytest.approx(woke - due)
+    assert last.edge_s(due, woke) > 0.15
+
     slept, spun = asyncio.run(checked(lambda: time.sleep(0.2))), asyncio.run(checked(spin))
     for cost in (slept, spun):
         assert 0.15 < cost.late_s <= cost.slept_s
     assert slept.cpu < spun.cpu
+    rivals = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        core = min(os.sched_getaffinity(0))
+        before = os.sched_getaffinity(0)
+        for one in (0, *(rival.pid for rival in rivals)):
+            os.sched_setaffinity(one, {core})
+        shared = asyncio.run(checked(spin))
+    finally:
+        os.sched_setaffinity(0, before)
+        for rival in rivals:
+            rival.kill()
+            rival.wait()
+    assert shared.queued_s > 0.2  # two thirds of the time, in which it spins for 0.2 s
     # The machine itself may be late, but not each time.
     assert min(asyncio.run(checked(lambda: None)).late_s for _ in range(20)) < 0.15

@@ -51,9 +51,11 @@ def test_arms_that_live_are_measured_and_nothing_is_claimed(harness: Harness, tm
     soaks = {arm["name"]: arm["trials"][0]["soak"] for arm in report["arms"]}
     assert soaks["reported"] is None
     assert (soaks["near-miss-128"]["errors"], soaks["near-miss-128"]["seconds"]) == (0, 1.0)
-    figures = [line for line in done.out.splitlines() if "at once" in line]
-    assert len(figures) == 6
-    assert all("(REHEARSAL)" in line for line in figures)
+    # Each load has a figure with the mark, or the reason why not: a busy machine is late by a hundredth of 15 ms.
+    lines = [line for line in done.out.splitlines() if "at once" in line]
+    shown = [line for line in lines if ", trial " not in line]
+    assert len(shown) + sum("at once is left out: " in line for line in lines) == 6
+    assert all("(REHEARSAL)" in line for line in shown)
     assert "--throughput --soak 1s" in report["reproduce"]
 
 

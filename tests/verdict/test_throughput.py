@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_repro.verdict.throughput import (
+    MOST_OFF,
+    TICK,
     Arrivals,
     ClientCost,
     Figures,
@@ -22,10 +24,12 @@ from vllm_repro.verdict.throughput import (
     Spread,
     ThroughputChange,
     Timing,
+    disagreements,
     figures,
     interval,
     ratio,
     round_of,
+    unsteady,
     withheld,
 )
 
@@ -118,6 +122,140 @@ def test_requests_of_a_rate_are_due_whatever_the_server_does() -> None:
     gaps = [later - earlier for one in drawn for earlier, later in pairwise(one)]
     assert fmean(gaps) == pytest.approx(1 / 4, rel=0.05)
     assert stdev(gaps) == pytest.approx(1 / 4, rel=0.05)  # of an exponential distribution: equal to its mean
+
+
+def through(stalls: list[tuple[float, float]], moment: float) -> float:
+    """Return when an event loop with these stalls does what is due at a moment."""
+    return next((end for begin, end in stalls if begin <= moment < end), moment)
+
+
+def looks(stalls: list[tuple[float, float]], ends: float) -> tuple[tuple[float, float], ...]:
+    """Return when the ticks of that loop are due and when they run."""
+    found, woke = [], 0.0
+    while woke < ends:
+        due = woke + TICK
+        woke = through(stalls, due)
+        found.append((due, woke))
+    return tuple(found)
+
+
+@given(
+    sent=st.floats(0.0005, 0.003),
+    wall=st.floats(0.1, 3.0),
+    at=st.lists(st.tuples(st.sampled_from(["first", "middle", "last"]), st.floats(0.0, 1.0)), max_size=3),
+    lengths=st.lists(st.floats(0.0, 0.08), min_size=3, max_size=3),
+)
+@settings(max_examples=400)
+def test_a_rate_is_right_within_a_hundredth_or_the_round_does_not_count(
+    sent: float, wall: float, at: list[tuple[str, float]], lengths: list[float]
+) -> None:
+    """The kernel takes the client's core away, wherever that falsifies most: after the first stamp, and at the last token."""
+    moments = {"first": sent, "middle": sent + wall / 2, "last": sent + wall}
+    placed = sorted(
+        (moments[where] - share * length, length) for (where, share), length in zip(at, lengths, strict=False)
+    )
+    stalls: list[tuple[float, float]] = []
+    for begin, length in placed:
+        begin = max(begin, stalls[-1][1] if stalls else 0.0)
+        stalls.append((begin, begin + length))
+    true_begin, true_end = through(stalls, sent), sent + wall
+    read = through(stalls, true_end)
+    queued = sum(end - begin for begin, end in stalls)
+    cost = ClientCost(queued_s=queued, stalls=looks(stalls, read))
+    found = round_of([answer(sent, read, (sent + wall / 2, read), 100)], cost)
+    off = found.output_tok_s / (100 / (true_end - true_begin)) - 1
+    assert abs(off) <= MOST_OFF / (1 - MOST_OFF) or found.late(POINT), (off, found.edge_s)
+    if not stalls:
+        assert not found.late(POINT)
+
+
+@pytest.mark.parametrize(
+    ("stall", "late"),
+    [
+        ((0.0, 0.03), True),  # the first request was stamped, and not yet written
+        ((0.99, 1.02), True),  # the last token was there, and not yet read
+        ((0.96, 0.985), True),  # the loop ran again, and read other streams first
+        ((0.5, 0.53), False),
+        ((0.0, 0.009), False),
+    ],
+)
+def test_a_stall_falsifies_a_rate_at_the_ends_of_a_round(stall: tuple[float, float], late: bool) -> None:
+    found = round_of([answer(0.0, 1.0, (0.5, 1.0), 9)], ClientCost(stalls=(stall,)))
+    assert bool(found.late(POINT)) is late
+    assert found.limited == ""
+
+
+@pytest.mark.parametrize(("wall", "queued", "late"), [(0.1, 0.0015, True), (1.0, 0.0015, False), (1.0, 0.5, False)])
+def test_a_wait_for_the_core_that_no_tick_saw_falsifies_a_short_round(wall: float, queued: float, late: bool) -> None:
+    found = round_of([answer(0.0, wall, (wall / 2, wall), 9)], ClientCost(queued_s=queued))
+    assert bool(found.late(POINT)) is late
+
+
+def test_a_client_that_waits_for_its_core_may_be_the_limit_though_it_uses_little_of_it() -> None:
+    """Another process on the core takes half of it: a client that needs all of it uses half."""
+    found = replace(at(512.0), cpu=0.5, queued_s=0.45)
+    assert found.limited == (
+        "the client used 50 % of a core and waited for one in 45 % of the time, so it may have been the limit"
+    )
+    assert replace(found, queued_s=0.35).limited == ""
+    assert (
+        replace(found, cpu=0.91, queued_s=0.0).limited
+        == "the client used 91 % of a core, so it may have been the limit"
+    )
+
+
+@pytest.mark.parametrize(("unsent", "late"), [(0.011, True), (-0.011, True), (0.009, False)])
+def test_requests_of_a_rate_that_are_sent_late_falsify_the_time_to_the_end(unsent: float, late: bool) -> None:
+    found = round_of([answer(0.0, 1.0, (0.5, 1.0), 9)], ClientCost(unsent_s=unsent))
+    assert bool(found.late(Point(128, 512, 10, 4.0))) is late
+    assert not found.late(POINT)
+
+
+BOUNDS = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 1e6]
+"""Of vLLM's histogram of TTFT."""
+
+
+@pytest.mark.parametrize(
+    ("warm_ups", "apart"),
+    [([], 1.0), ([9.0], 1.0), ([50.0, 100.0], 0.5), ([100.0, 50.0], 0.5), ([1.0, 80.0, 100.0], 0.2)],
+)
+def test_a_load_is_steady_once_two_rounds_agree(warm_ups: list[float], apart: float) -> None:
+    assert unsteady(warm_ups) == pytest.approx(apart)
+
+
+def observed(times: list[float]) -> list[tuple[float, float, int]]:
+    pairs = zip([0.0, *BOUNDS], BOUNDS, strict=False)
+    counted = [(low, high, sum(low < one <= high for one in times)) for low, high in pairs]
+    return [bucket for bucket in counted if bucket[2]]
+
+
+def seen(ttft: list[float], gap: float, later: float) -> tuple[Round, dict[str, list[tuple[float, float, int]]]]:
+    """Return what client and server see of requests of three tokens. later: by which the client sees each token later."""
+    timings = [answer(0.0, one + 2 * gap + later, tuple(one + later + n * gap for n in range(3)), 3) for one in ttft]
+    gaps = observed([gap] * 2 * len(ttft))
+    return round_of(timings), {"ttft_s": observed(ttft), "itl_s": gaps, "e2e_s": observed([x + 2 * gap for x in ttft])}
+
+
+@given(st.lists(st.floats(0.002, 5.0), min_size=1, max_size=9), st.floats(0.002, 0.5), st.floats(0.0, 0.009))
+def test_client_and_server_agree_within_the_buckets(ttft: list[float], gap: float, later: float) -> None:
+    assert disagreements(*seen(ttft, gap, later)) == []
+
+
+@given(st.lists(st.floats(0.002, 0.2), min_size=1, max_size=9), st.floats(0.3, 2.0))
+def test_a_client_that_adds_a_time_of_its_own_disagrees(ttft: list[float], later: float) -> None:
+    first, end = disagreements(*seen(ttft, 0.002, later))
+    assert first.startswith("median TTFT ")
+    assert end.startswith("median end to end ")
+
+
+def test_latencies_are_compared_by_median_and_only_if_both_saw_the_same_requests() -> None:
+    found, server = seen([0.03, 0.03, 0.3, 0.3], 0.03, 0.0)  # the median lies between two buckets
+    assert disagreements(found, server) == []
+    wrong = {**server, "itl_s": [(0.1, 0.15, 8)]}
+    assert disagreements(found, wrong) == ["median ITL 30.0 ms, by the server 100 to 150 ms"]
+    assert disagreements(replace(found, itl_s=None), wrong) == []
+    assert disagreements(found, {**server, "itl_s": [(0.1, 0.15, 7)]}) == []
+    assert disagreements(found, {}) == []
 
 
 @pytest.mark.parametrize("timings", [[], [answer(0.0, 1.0, (), 2)], [answer(0.0, 1.0, (0.5,), 1)]])

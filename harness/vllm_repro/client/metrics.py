@@ -7,22 +7,33 @@ their number proves nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-__all__ = ["Reading", "read_metrics", "steps_between"]
+__all__ = ["Counted", "Reading", "counted_between", "latencies_between", "read_metrics", "steps_between", "total"]
 
 _STEPS = "vllm:iteration_tokens_total"
+_KV_USAGE = "vllm:kv_cache_usage_perc"
+_LATENCIES = {
+    "vllm:time_to_first_token_seconds": "ttft_s",
+    "vllm:inter_token_latency_seconds": "itl_s",
+    "vllm:time_per_output_token_seconds": "itl_s",  # its name until 0.10
+    "vllm:e2e_request_latency_seconds": "e2e_s",
+}
 _NAMES = (
     _STEPS,
+    *(f"{name}_bucket" for name in _LATENCIES),
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",
     "vllm:prompt_tokens_total",
     "vllm:generation_tokens_total",
-    "vllm:kv_cache_usage_perc",
+    _KV_USAGE,
     "vllm:prefix_cache_hits_total",
+    "vllm:prefix_cache_queries_total",
     "vllm:num_preemptions_total",
+    "vllm:spec_decode_num_draft_tokens_total",
+    "vllm:spec_decode_num_accepted_tokens_total",
     "process_start_time_seconds",
 )
 _MOST_LINES = 10_000
@@ -34,8 +45,10 @@ _LARGEST = 2.0**63
 class Reading:
     """Values of one scrape.
 
-    cache_hits: prompt tokens from the prefix cache. preemptions: of running requests. Both are None if the server does not report them.
-    steps: recorded iterations by upper bound of tokens, cumulative.
+    kv_usage: shares of the KV caches in use, added up; kv_most: of the fullest. cache_hits, cache_queries: prompt tokens from the prefix
+    cache, and looked up there. preemptions: of running requests. draft_tokens, accepted_tokens: of speculative decoding. These are None
+    if the server does not report them. steps: recorded iterations by upper bound of tokens, cumulative. latencies: by "ttft_s", "itl_s"
+    and "e2e_s", the same of seconds.
     """
 
     running: float = 0.0
@@ -44,10 +57,15 @@ class Reading:
     generation_tokens: float = 0.0
     step_count: float = 0.0
     kv_usage: float = 0.0
+    kv_most: float | None = None
     cache_hits: float | None = None
+    cache_queries: float | None = None
     preemptions: float | None = None
+    draft_tokens: float | None = None
+    accepted_tokens: float | None = None
     started: float | None = None
     steps: Mapping[float, float] = field(default_factory=dict)
+    latencies: Mapping[str, Mapping[float, float]] = field(default_factory=dict)
 
     @property
     def progress(self) -> tuple[float, ...]:
@@ -64,7 +82,9 @@ def read_metrics(text: str) -> Reading:
 
     totals: dict[str, float] = {}
     steps: dict[float, float] = {}
+    latencies: dict[str, dict[float, float]] = {}
     started: float | None = None
+    kv_most: float | None = None
     try:
         # The other lines of a page are many, and their parser is slow.
         lines = islice((line for line in text.split("\n") if line.startswith(_NAMES)), _MOST_LINES)
@@ -72,12 +92,16 @@ def read_metrics(text: str) -> Reading:
             for sample in family.samples:
                 if not abs(sample.value) < _LARGEST:
                     continue
-                if sample.name == f"{_STEPS}_bucket":
+                if sample.name.endswith("_bucket"):
                     bound = abs(float(sample.labels["le"]))
-                    steps[bound] = steps.get(bound, 0.0) + sample.value
+                    kind = _LATENCIES.get(sample.name.removesuffix("_bucket"))
+                    counts = latencies.setdefault(kind, {}) if kind else steps
+                    counts[bound] = counts.get(bound, 0.0) + sample.value
                 elif sample.name == "process_start_time_seconds":
                     started = sample.value
                 else:
+                    if sample.name == _KV_USAGE:
+                        kv_most = max(sample.value, kv_most or 0.0)
                     totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
     except (ValueError, LookupError):
         return Reading()
@@ -87,11 +111,16 @@ def read_metrics(text: str) -> Reading:
         prompt_tokens=totals.get("vllm:prompt_tokens_total", 0.0),
         generation_tokens=totals.get("vllm:generation_tokens_total", 0.0),
         step_count=totals.get(f"{_STEPS}_count", 0.0),
-        kv_usage=totals.get("vllm:kv_cache_usage_perc", 0.0),
+        kv_usage=totals.get(_KV_USAGE, 0.0),
+        kv_most=kv_most,
         cache_hits=totals.get("vllm:prefix_cache_hits_total"),
+        cache_queries=totals.get("vllm:prefix_cache_queries_total"),
         preemptions=totals.get("vllm:num_preemptions_total"),
+        draft_tokens=totals.get("vllm:spec_decode_num_draft_tokens_total"),
+        accepted_tokens=totals.get("vllm:spec_decode_num_accepted_tokens_total"),
         started=started,
         steps=steps,
+        latencies=latencies,
     )
 
 
@@ -115,3 +144,62 @@ def steps_between(before: Reading, after: Reading) -> tuple[str, ...]:
         else:
             found.append(f"{steps} {floor:,} to {int(bound):,} tokens")
     return tuple(reversed(found))
+
+
+_ENDLESS_S = 1e6
+
+
+def latencies_between(before: Reading, after: Reading) -> dict[str, list[tuple[float, float, int]]]:
+    """Return the buckets of latencies that have observations between two scrapes: their bounds in seconds, and how many."""
+    found: dict[str, list[tuple[float, float, int]]] = {}
+    for name, counts in after.latencies.items():
+        earlier, below, low = before.latencies.get(name, {}), 0.0, 0.0
+        for bound in sorted(counts):
+            counted = counts[bound] - earlier.get(bound, 0.0)
+            if counted > below:
+                found.setdefault(name, []).append((low, min(bound, _ENDLESS_S), int(counted - below)))
+            below, low = counted, bound
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """What the server's counters show of a time. The fields are those of `Reading`; None: the server does not report it.
+
+    kv_most: the highest reading; the watch reads twice a second.
+    """
+
+    prompt_tokens: int
+    generation_tokens: int
+    kv_most: float | None = None
+    cache_hits: int | None = None
+    cache_queries: int | None = None
+    preemptions: int | None = None
+    draft_tokens: int | None = None
+    accepted_tokens: int | None = None
+
+
+_COUNTERS = (
+    *("prompt_tokens", "generation_tokens", "cache_hits", "cache_queries"),
+    *("preemptions", "draft_tokens", "accepted_tokens"),
+)
+
+
+def counted_between(before: Reading, after: Reading, kv_most: float | None) -> Counted | None:
+    """Return what was counted between two readings; None if the server does not count tokens, or began anew."""
+    if not after.generation_tokens or after.started != before.started:
+        return None
+    pairs = {name: (getattr(before, name), getattr(after, name)) for name in _COUNTERS}
+    # A counter with labels, such as that of drafts, may appear with its first value.
+    found = {name: None if now is None else int(now - (was or 0.0)) for name, (was, now) in pairs.items()}
+    return Counted(kv_most=kv_most, **found)  # type: ignore[arg-type]  # the tokens are never None
+
+
+def total(parts: Sequence[Counted]) -> Counted:
+    """Return the sum of one or more parts."""
+
+    def known(name: str) -> list[float]:
+        return [value for part in parts if (value := getattr(part, name)) is not None]
+
+    sums = {name: int(sum(values)) if (values := known(name)) else None for name in _COUNTERS}
+    return Counted(kv_most=max(known("kv_most"), default=None), **sums)  # type: ignore[arg-type]  # as above

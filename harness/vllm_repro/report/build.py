@@ -19,7 +19,7 @@ from vllm_repro.host.machine import Machine
 from vllm_repro.journal.journal import Entry, Recording, head_of, legible, read
 from vllm_repro.journal.redact import Redactor, known_secrets
 from vllm_repro.report.answers import ClientView, TrialId, client_views, trial_id
-from vllm_repro.report.measurements import measurements
+from vllm_repro.report.measurements import PhaseCounters, measurements, phase_counters
 from vllm_repro.report.model import ArmReport, Environment, RunReport, ServerReport, TrialReport, counted_trials
 from vllm_repro.report.timeline import timelines
 from vllm_repro.report.wording import INTERRUPTED, NOT_RUN, not_run_word, refused_words
@@ -227,7 +227,8 @@ def _arm(
     ended, begun = own("trial-ended"), next(iter(own("trial-started")), None)
     # A booted server has reported more than one that was only started.
     server = next(iter([*own("server-booted"), *own("server-started")]), None)
-    trials = tuple(_trial(entry, views[trial_id(entry)]) for entry in ended)
+    counters = phase_counters(recording)
+    trials = tuple(_trial(entry, views[trial_id(entry)], counters.get(trial_id(entry), ())) for entry in ended)
     expected = Expected(declared["expected"])
     counted = counted_trials(trials)
     strange = [is_strange(expected, trial.outcome, trial.during) for trial in counted]
@@ -315,7 +316,7 @@ def _boot_line(boot: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _trial(entry: Entry, view: ClientView) -> TrialReport:
+def _trial(entry: Entry, view: ClientView, counters: tuple[PhaseCounters, ...]) -> TrialReport:
     outcome, why = Outcome(entry["outcome"]), entry["why"]
     trigger = msgspec.convert(entry["trigger"], TriggerResult)
     if not trigger.amounts:  # older journals have those of a crash alone
@@ -348,4 +349,5 @@ def _trial(entry: Entry, view: ClientView) -> TrialReport:
         refused=view.refused,
         client_saw=view.sdk,
         failed=view.failed,
+        counters=counters,
     )

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from vllm_repro.client.sdk import SdkView
 from vllm_repro.evidence import Evidence
-from vllm_repro.report.measurements import MeasureReport
+from vllm_repro.report.measurements import MeasureReport, PhaseCounters
 from vllm_repro.report.model import ArmReport, Environment, RunReport, ServerReport, TrialReport
 from vllm_repro.report.patches import ComparedPatch, compared_patches
 from vllm_repro.report.version_map import ReleaseRow, VersionMap, readings
@@ -75,6 +75,28 @@ class TrialThroughputJson(PointJson, frozen=True, kw_only=True):
     points: tuple[PointJson, ...]
 
 
+class CountersJson(Struct, frozen=True, kw_only=True):
+    """What the server's counters show of a phase: "workload", "soak", or "warm-up" and "rounds" of a load; null: not reported.
+
+    again: the load was measured again at the end. kv_most: the highest share of the KV cache in use, of readings twice a second.
+    """
+
+    phase: str
+    prompt: int | None = None
+    output: int | None = None
+    concurrency: int | None = None
+    rate: float | None = None
+    again: bool = False
+    prompt_tokens: int
+    generation_tokens: int
+    kv_most: float | None = None
+    cache_hits: int | None = None
+    cache_queries: int | None = None
+    preemptions: int | None = None
+    draft_tokens: int | None = None
+    accepted_tokens: int | None = None
+
+
 class TrialJson(Struct, frozen=True, kw_only=True):
     """One trial.
 
@@ -97,6 +119,7 @@ class TrialJson(Struct, frozen=True, kw_only=True):
     output: str | None
     throughput: TrialThroughputJson | None
     soak: Soak | None
+    counters: tuple[CountersJson, ...] = ()
     log: str
     rank_logs: tuple[str, ...]
     outlasted: tuple[Outlasted, ...]
@@ -234,7 +257,13 @@ def _trial(trial: TrialReport, arm: str, found: MeasureReport | None) -> TrialJs
         output=trial.output or None,
         throughput=_trial_throughput(found, arm, trial.number),
         soak=found.soaks.get((arm, trial.number)) if found else None,
+        counters=tuple(map(_counters, trial.counters)),
     )
+
+
+def _counters(one: PhaseCounters) -> CountersJson:
+    point = asdict(one.point) if one.point else {}
+    return _record(CountersJson, one.counted, phase=one.phase, again=one.again, **point)
 
 
 def _trial_throughput(found: MeasureReport | None, arm: str, trial: int) -> TrialThroughputJson | None:

@@ -12,15 +12,30 @@ from statistics import median
 
 import msgspec
 
+from vllm_repro.client.metrics import Counted, total
 from vllm_repro.evidence import Evidence
 from vllm_repro.journal.journal import Entry, Recording
 from vllm_repro.report.answers import TrialId, trial_id
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.output import ServedWeights
 from vllm_repro.verdict.soak import Soak
-from vllm_repro.verdict.throughput import MOST_CPU, Figures, Point, Ratio, Round, figures, ratio, withheld
+from vllm_repro.verdict.throughput import (
+    LEAST_ROUNDS,
+    STEADY,
+    Figures,
+    Point,
+    Ratio,
+    Round,
+    disagreements,
+    figures,
+    ratio,
+    withheld,
+)
 
-__all__ = ["ArmSpeed", "MeasureReport", "measurements"]
+__all__ = ["ArmSpeed", "MeasureReport", "PhaseCounters", "measurements", "phase_counters"]
+
+
+_NOT_COMPARED = "arms are not compared: their servers reported different releases:"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +48,39 @@ class ArmSpeed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PhaseCounters:
+    """What the server counted in a phase of a trial: "workload", "soak", or "warm-up" and "rounds" of a point.
+
+    again: the point was measured again at the end.
+    """
+
+    phase: str
+    point: Point | None
+    again: bool
+    counted: Counted
+
+
+def phase_counters(recording: Recording) -> dict[TrialId, tuple[PhaseCounters, ...]]:
+    """Return the phases of each trial, the rounds of a point added up."""
+    parts: dict[tuple[TrialId, str, Point | None, bool], list[Counted]] = {}
+    for entry in recording.of("counters"):
+        point = _point(entry) if entry.get("point") else None
+        key = trial_id(entry), entry["phase"], point, entry.get("again", False)
+        parts.setdefault(key, []).append(msgspec.convert(entry["counted"], Counted))
+    found: dict[TrialId, tuple[PhaseCounters, ...]] = {}
+    for (trial, phase, point, again), counted in parts.items():
+        one = PhaseCounters(phase=phase, point=point, again=again, counted=total(counted))
+        found[trial] = (*found.get(trial, ()), one)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
 class MeasureReport:
     """Everything that a run measured. rehearsal: every figure is shown beside that word.
 
     withheld: why the figures are no claim about vLLM, as a sentence; empty if they are one. drift: by trial, the speed at the
-    first point when it was measured again at the end, over that of the first time. stopped: sentences about what has no figure.
+    first point when it was measured again at the end, over that of the first time. stopped: sentences about what has no figure, or a
+    doubtful one.
     """
 
     baseline: str
@@ -70,17 +113,20 @@ def measurements(recording: Recording) -> MeasureReport | None:
     baseline = str(loads[0]["baseline"]) if loads else ""
     ended = {trial_id(entry): entry for entry in recording.of("trial-ended")}
     alive = {trial for trial, entry in ended.items() if Outcome(entry["outcome"]).facts.alive}
-    rounds = _rounds(recording, alive)
+    rounds = _counted(recording, alive)
+    versions = sorted({str(version) for key in rounds if (version := ended[key[0]].get("version"))})
     weights = {entry.get("weights") for entry in ended.values() if trial_id(entry) in alive}
+    names = [arm["name"] for arm in started["arms"]]
     random = {ServedWeights.DUMMY, ServedWeights.MADE} & weights
     served = ServedWeights.DUMMY if random else None if None in weights else ServedWeights.REAL
     return MeasureReport(
         baseline=baseline,
-        speeds=tuple(_speeds(rounds, baseline, [arm["name"] for arm in started["arms"]], started["seed"])),
+        # Servers of different releases are not compared.
+        speeds=tuple(_speeds(rounds, baseline if len(versions) < 2 else "", names, started["seed"])),
         trials={trial: tuple(_trial_figures(rounds, trial)) for trial in sorted(alive)},
         drift=_drift(rounds),
         soaks={trial_id(entry): msgspec.convert(entry["soak"], Soak) for entry in recording.of("soak")},
-        stopped=tuple(_stopped(recording, alive)),
+        stopped=(*_stopped(recording, alive), *([f"{_NOT_COMPARED} {', '.join(versions)}"] if versions[1:] else ())),
         withheld=withheld(started["evidence"], served),
         rehearsal=started["evidence"] == Evidence.REHEARSAL,
     )
@@ -98,28 +144,58 @@ def _key(entry: Entry) -> tuple[TrialId, Point, bool]:
     return trial_id(entry), _point(entry), entry["again"]
 
 
-def _busy(recording: Recording) -> dict[tuple[TrialId, Point, bool], float]:
-    """Return the points at which the client was the limit, and the most of a core that it used in a round."""
-    found: dict[tuple[TrialId, Point, bool], float] = {}
-    for entry in recording.of("throughput-round"):
-        if (cpu := entry["figures"].get("cpu", 0.0)) > MOST_CPU:
-            found[_key(entry)] = max(cpu, found.get(_key(entry), 0.0))
-    return found
-
-
-def _rounds(recording: Recording, alive: set[TrialId]) -> _Rounds:
-    busy = _busy(recording)
-    complete = {
-        key
-        for entry in recording.of("throughput-point")
-        if trial_id(entry) in alive and entry["counted"] in (None, entry["usage"])
-        if (key := _key(entry)) not in busy
-    }
+def _rounds(recording: Recording) -> _Rounds:
     found: _Rounds = {}
     for entry in recording.of("throughput-round"):
-        if (key := _key(entry)) in complete:
-            found.setdefault(key, []).append(msgspec.convert(entry["figures"], Round))
+        found.setdefault(_key(entry), []).append(msgspec.convert(entry["figures"], Round))
     return found
+
+
+def _counted(recording: Recording, alive: set[TrialId]) -> _Rounds:
+    """Return the rounds that count."""
+    complete = {
+        _key(entry)
+        for entry in recording.of("throughput-point")
+        if trial_id(entry) in alive and entry["counted"] in (None, entry["usage"])
+    }
+    good = {
+        key: [one for one in rounds if not one.late(key[1])]
+        for key, rounds in _rounds(recording).items()
+        if key in complete and not any(one.limited for one in rounds)
+    }
+    return {key: rounds for key, rounds in good.items() if len(rounds) >= LEAST_ROUNDS}
+
+
+def _left_out(recording: Recording) -> Iterator[str]:
+    """Yield what the client spoiled, with the worst reason."""
+    for ((arm, trial), point, again), rounds in _rounds(recording).items():
+        where = f"{arm}, trial {trial}: {point}{', measured again,' if again else ''}"
+        limited = [one for one in rounds if one.limited]
+        late = [one for one in rounds if one.late(point)]
+        if limited:
+            yield f"{where} is left out: {max(limited, key=lambda one: one.cpu + one.queued_s / one.wall_s).limited}"
+        elif late:
+            why = max(late, key=lambda one: one.edge_s / one.wall_s).late(point)
+            spoilt = f"{len(late)} of {len(rounds)} rounds"
+            left = len(rounds) - len(late)
+            yield (
+                f"{where} is left out: in {spoilt} {why}"
+                if left < LEAST_ROUNDS
+                else f"{where}: {spoilt} are left out: {why}"
+            )
+
+
+def _apart(recording: Recording) -> Iterator[str]:
+    """Yield the points at which client and server disagree about latencies in most rounds."""
+    found: dict[tuple[TrialId, Point, bool], list[list[str]]] = {}
+    for entry in recording.of("throughput-round"):
+        one = disagreements(msgspec.convert(entry["figures"], Round), entry.get("latencies") or {})
+        found.setdefault(_key(entry), []).append(one)
+    for ((arm, trial), point, _), rounds in found.items():
+        apart = [one for one in rounds if one]
+        if 2 * len(apart) > len(rounds):
+            counted = f"{len(apart)} of {len(rounds)} rounds"
+            yield f"{arm}, trial {trial}: {point}: client and server disagree in {counted}: {'; '.join(apart[-1])}"
 
 
 def _trial_figures(rounds: _Rounds, trial: TrialId) -> Iterator[Figures]:
@@ -159,9 +235,12 @@ def _speeds(rounds: _Rounds, baseline: str, arms: list[str], seed: int) -> Itera
 def _stopped(recording: Recording, alive: set[TrialId]) -> Iterator[str]:
     for entry in recording.of("measure-stopped"):
         yield f"{entry['arm']}, trial {entry['trial']}: {entry['doing']} was not measured: {entry['why']}"
-    for ((arm, trial), point, _), cpu in _busy(recording).items():
-        yield f"{arm}, trial {trial}: {point} is left out: the client used {100 * cpu:.0f} % of a core, so it may have been the limit"
+    yield from _left_out(recording)
+    yield from _apart(recording)
     for entry in recording.of("throughput-point"):
+        if (apart := entry.get("unsteady", 0.0)) > STEADY:
+            warm_ups = f"the last two of {entry['warm_ups']} warm-up rounds differ by {100 * apart:.0f} %"
+            yield f"{entry['arm']}, trial {entry['trial']}: {_point(entry)} was not steady when it was measured: {warm_ups}"
         if trial_id(entry) in alive and entry["counted"] not in (None, entry["usage"]):
             counted, usage = entry["counted"], entry["usage"]
             yield (

@@ -12,7 +12,7 @@ from vllm_repro.client.sdk import SdkView
 from vllm_repro.evidence import Evidence, facts_of
 from vllm_repro.host.machine import Gpu
 from vllm_repro.journal.redact import Redactor
-from vllm_repro.report.measurements import MeasureReport
+from vllm_repro.report.measurements import MeasureReport, PhaseCounters
 from vllm_repro.report.timeline import Event
 from vllm_repro.scenario.patch import Patch
 from vllm_repro.trigger.trigger import TriggerResult
@@ -67,6 +67,7 @@ class TrialReport:
     refused: tuple[int, ...] = ()
     client_saw: SdkView | None = None
     failed: tuple[str, ...] = ()
+    counters: tuple[PhaseCounters, ...] = ()
 
     @property
     def severity(self) -> int | None:

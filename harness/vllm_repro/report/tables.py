@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from vllm_repro.client.metrics import Counted, total
 from vllm_repro.report.format import columns, limited, seconds
 from vllm_repro.report.measurements import ArmSpeed, MeasureReport
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport
@@ -15,11 +16,13 @@ from vllm_repro.report.wording import boundary, engine_word, grouped, not_run_wo
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.soak import Soak
 from vllm_repro.verdict.statistics import excluded_rate, lower_bound
-from vllm_repro.verdict.throughput import MOST_LATE, MOST_LATE_P99, Spread
+from vllm_repro.verdict.throughput import MOST_LATE, MOST_LATE_P99, MOST_OFF, Point, Spread
 from vllm_repro.verdict.verdict import Expected, Result
 
 __all__ = [
     "arms_table",
+    "counters_section",
+    "counters_table",
     "soak_lines",
     "soak_section",
     "throughput_lines",
@@ -137,6 +140,7 @@ def throughput_notes(found: MeasureReport, quote: Callable[[str], str] = str) ->
             "rate, with salted prompts of exact length and answers of a fixed length. Tokens are counted by `usage` and by the server's "
             f"counters. Client: its share of a core, and how late its event loop was at most. Times come from rounds in which it was late "
             f"for at most {100 * MOST_LATE:g} % of the round, and the 99th percentile for at most {100 * MOST_LATE_P99:g} %. "
+            f"A round counts if the client can have falsified its speed by at most {100 * MOST_OFF:g} %. "
             f"The ratio is output tokens per second over those of {quote(found.baseline)}, with its 95 % bootstrap interval; at a rate, "
             "which fixes these, it is the baseline's time to the end over that of the arm."
         )
@@ -170,6 +174,38 @@ def throughput_section(found: MeasureReport | None) -> str:
     if found.stopped:
         parts.append("\n".join(f"- {cell(text)}" for text in limited(found.stopped, _MOST_LINES)))
     return "\n\n".join(parts)
+
+
+_SEEN: tuple[tuple[str, Callable[[Counted], str | None]], ...] = (
+    ("output tokens", lambda one: f"{one.generation_tokens:,}"),
+    ("KV cache in use, at most", lambda one: None if one.kv_most is None else f"{100 * one.kv_most:.1f} %"),
+    ("preemptions", lambda one: None if one.preemptions is None else f"{one.preemptions:,}"),
+    ("prompt tokens from the prefix cache", lambda one: _of(one.cache_hits, one.cache_queries)),
+    ("draft tokens accepted", lambda one: _of(one.accepted_tokens, one.draft_tokens)),
+)
+
+
+def _of(part: int | None, whole: int | None) -> str | None:
+    return f"{part:,} of {whole:,}" if part is not None and whole else None
+
+
+def counters_table(report: RunReport) -> Table | None:
+    """Return what the server counted in the measured rounds, a row per load and arm; None if it counted nothing."""
+    parts: dict[tuple[Point, str], list[Counted]] = {}
+    for arm in report.arms:
+        for one in (one for trial in arm.trials for one in trial.counters):
+            if one.phase == "rounds" and one.point and not one.again:
+                parts.setdefault((one.point, arm.name), []).append(one.counted)
+    sums = {key: total(counted) for key, counted in sorted(parts.items(), key=lambda part: part[0][0])}
+    known = [(head, word) for head, word in _SEEN if any(word(one) for one in sums.values())]
+    rows = [(str(point), arm, *(word(one) or "-" for _, word in known)) for (point, arm), one in sums.items()]
+    return Table(("load", "arm", *(head for head, _ in known)), tuple(rows)) if rows else None
+
+
+def counters_section(report: RunReport) -> str:
+    """Return the same as Markdown; empty if there is none."""
+    table = counters_table(report)
+    return f"By the server's counters, in all rounds:\n\n{markdown_table(table)}" if table else ""
 
 
 def throughput_lines(found: MeasureReport | None) -> list[str]:

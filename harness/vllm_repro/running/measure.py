@@ -10,8 +10,10 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
 from typing import Any, Self
 
 import httpx
@@ -28,7 +30,20 @@ from vllm_repro.running.workload import WorkloadRunner
 from vllm_repro.trigger.trigger import SentRequest
 from vllm_repro.verdict.output import BEGINNING, QUESTION, Checks, Probe, probes, sample_output
 from vllm_repro.verdict.soak import LOAD, SoakCount
-from vllm_repro.verdict.throughput import MOST_STREAMS, WARM_UPS, ClientCost, Load, Point, Timing, round_of
+from vllm_repro.verdict.throughput import (
+    MOST_STREAMS,
+    MOST_WARM_UPS,
+    STEADY,
+    TICK,
+    WARM_UPS,
+    ClientCost,
+    Load,
+    Point,
+    Round,
+    Timing,
+    round_of,
+    unsteady,
+)
 
 __all__ = ["Measurements", "SelfCheck"]
 
@@ -39,7 +54,7 @@ _MOST_FAILED = 100
 """Failed answers to keep: a long soak may see many."""
 _COUNTED_WITHIN = 2.0
 """Seconds in which the server's counters must include its last answer: they are written just after it."""
-_TICK = 0.002
+_SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
 class _StoppedError(Exception):
@@ -51,38 +66,62 @@ class SelfCheck:
 
     A tick of two milliseconds shows how late the event loop is: an engine that spins on every core lets the client sleep through an
     answer and find all its tokens at once. The tick mostly prevents it, too: a process that the clock wakes also reads its sockets.
+    clock: that of the answers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.cost = ClientCost()
+        self._clock = clock
         self._worst = self._slept = 0.0
+        self._stalls: list[tuple[float, float]] = []
 
     async def __aenter__(self) -> Self:
-        self._began, self._cpu = time.perf_counter(), time.process_time()
+        self._began, self._cpu, self._queued = self._clock(), time.process_time(), _queued_s()
+        self._due = self._began + TICK
         self._task = asyncio.create_task(self._tick())
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._look()  # the last stall may end the round before its tick
+        queued, cpu = _queued_s() - self._queued, time.process_time() - self._cpu
+        used = cpu / (self._clock() - self._began)
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):  # by the line above
             await self._task
-        used = (time.process_time() - self._cpu) / (time.perf_counter() - self._began)
-        self.cost = ClientCost(cpu=used, late_s=self._worst, slept_s=self._slept)
+        self.cost = ClientCost(
+            cpu=used, late_s=self._worst, slept_s=self._slept, queued_s=queued, stalls=tuple(self._stalls)
+        )
 
     async def _tick(self) -> None:
         while True:
-            due = time.perf_counter() + _TICK
-            await asyncio.sleep(_TICK)
-            late = time.perf_counter() - due
-            self._worst = max(self._worst, late)
-            self._slept += late if late > _TICK else 0.0
+            await asyncio.sleep(TICK)
+            self._look()
+
+    def _look(self) -> None:
+        now = self._clock()
+        late = now - self._due
+        self._worst = max(self._worst, late)
+        self._slept += late if late > TICK else 0.0
+        # A shorter stall is no matter at either end of the round, and they would be many.
+        if late > max(TICK / 4, (now - self._began) / 1000):
+            self._stalls.append((self._due, now))
+        self._due = now + TICK
+
+
+def _queued_s() -> float:
+    """Return for how long this thread was ready to run and the kernel ran others; 0 if the kernel does not count it."""
+    try:
+        return int(_SCHEDSTAT.read_text(encoding="ascii").split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 @dataclass
 class Measurements:
-    """The measurements of one trial."""
+    """The measurements of one trial. unrecorded: names and answers of requests in flight together, until the last of them is answered."""
 
     runner: WorkloadRunner
+    unrecorded: list[tuple[str, Answer]] = field(default_factory=list)
 
     async def run(self) -> None:
         """Run what was asked for, and `finish`. Do nothing if nothing was, or if the engine is dead or hung."""
@@ -183,63 +222,86 @@ class Measurements:
         await self._point(loads[0], loads[0].points[0], again=True)
 
     async def _point(self, load: Load, point: Point, *, again: bool = False) -> None:
-        trial, watch, rounds = self.runner.trial, self.runner.watch, load.rounds
+        trial, rounds = self.runner.trial, load.rounds
         trial.seen.measuring = f"throughput ({point})"
         trial.notify(f"making prompts for {point}")
         # Each arm gets the same prompts. Each trial gets others: an attached server has those of the last one in its cache.
         seed = f"{trial.seed}/{trial.number}/{point}" + ("/again" if again else "")
-        total = (WARM_UPS + rounds) * point.concurrency
-        prompts = [
-            await build_completion(self.runner.client, self.runner.model, point.prompt, f"{seed}/{i}")
-            for i in range(total)
-        ]
         fields = {"max_tokens": point.output, "min_tokens": point.output, "ignore_eos": True}
-        before = await watch.scrape()
+        prompts: list[Prompt] = []
+
+        async def make(rounds: int) -> None:
+            for _ in range(rounds * point.concurrency):
+                name = f"{seed}/{len(prompts)}"
+                prompts.append(await build_completion(self.runner.client, self.runner.model, point.prompt, name))
+
+        await make(WARM_UPS + rounds)
+        before = await self.runner.begin_phase()
         used = [0, 0]
-        for number in range(WARM_UPS + rounds):
-            measured = number - WARM_UPS + 1
-            trial.notify(f"{point}: " + (f"round {measured} of {rounds}" if measured > 0 else "warming up"))
+        number = 0
+
+        async def one(phase: str, nth: int) -> tuple[Round, dict[str, Any]]:
+            """Run the next round. Return its figures, and the server's latencies."""
+            nonlocal number
+            if len(prompts) < (number + 1) * point.concurrency:
+                await make(1)
+                await self.runner.begin_phase()
             batch = prompts[number * point.concurrency :][: point.concurrency]
-            due = point.due(f"{seed}/{number}")
-            async with SelfCheck() as check:
-                timings = await self._round(point, batch, due, fields)
+            timings, cost = await self._round(point, batch, point.due(f"{seed}/{number}"), fields)
+            number += 1
             used[0] += sum(one.prompt_tokens for one in timings)
             used[1] += sum(one.output_tokens for one in timings)
-            if measured > 0:
-                trial.journal.write(
-                    "throughput-round",
-                    **trial.label,
-                    point=point,
-                    round=measured,
-                    again=again,
-                    figures=round_of(timings, check.cost, load.goal),
-                )
+            server = await self.runner.end_phase(phase, point=point, round=nth, again=again)
+            return round_of(timings, cost, load.goal), server
+
+        speeds: list[float] = []
+        while len(speeds) < WARM_UPS or (unsteady(speeds) > STEADY and len(speeds) < MOST_WARM_UPS):
+            trial.notify(f"{point}: warming up")
+            speeds.append((await one("warm-up", len(speeds) + 1))[0].speed(point))
+        good = limited = measured = 0
+        # A round in which the client was late is measured again; one that it limited spoils the whole point.
+        while good < rounds and measured < (rounds if limited else 2 * rounds):
+            measured += 1
+            trial.notify(f"{point}: round {measured}, {rounds} are wanted")
+            found, server = await one("rounds", measured)
+            good += not found.late(point)
+            limited += bool(found.limited)
+            entry = {"point": point, "round": measured, "again": again, "figures": found, "latencies": server}
+            trial.journal.write("throughput-round", **trial.label, **entry)
         counted = await self._counted(before, used)
         trial.journal.write(
             "throughput-point",
             **trial.label,
             point=point,
             again=again,
-            rounds=rounds,
+            rounds=measured,
+            warm_ups=len(speeds),
+            unsteady=unsteady(speeds),
             usage={"prompt": used[0], "output": used[1]},
             counted=counted and {"prompt": counted[0], "output": counted[1]},
         )
 
     async def _round(
         self, point: Point, prompts: Sequence[Prompt], due: Sequence[float], fields: dict[str, Any]
-    ) -> list[Timing]:
-        """Send each prompt when it is due, in seconds from now, and return the times of the answers."""
+    ) -> tuple[list[Timing], ClientCost]:
+        """Send each prompt when it is due, in seconds from now. Return the times of the answers, and what the client did."""
         client = self.runner.watch.load
         assert client is not None
         began = client.now()
+        unsent: list[float] = []
 
         async def one(prompt: Prompt, after: float) -> Answer:
             if after:
                 await asyncio.sleep(began + after - client.now())
             answer = await self._ask("throughput", prompt, fields)
-            return replace(answer, sent=began + after) if point.rate else answer
+            if not point.rate:
+                return answer
+            unsent.append(answer.sent - began - after)
+            return replace(answer, sent=began + after)
 
-        return [_timing(answer, point) for answer in await self._all(map(one, prompts, due))]
+        check = SelfCheck(client.now)
+        answers = await self._all(map(one, prompts, due), check)
+        return [_timing(answer, point) for answer in answers], replace(check.cost, unsent_s=median(unsent or [0.0]))
 
     async def _counted(self, before: Reading | None, used: Sequence[int]) -> tuple[int, int] | None:
         """Return (prompt, output) tokens by the server's own counters since `before`; None if it has no counters."""
@@ -262,6 +324,7 @@ class Measurements:
         base = await build_completion(runner.client, runner.model, LOAD.prompt, f"{trial.seed}/{trial.number}/soak")
         shuffled = random.Random(f"{trial.seed}/{trial.number}/soak")
         fields = {"max_tokens": LOAD.output, "min_tokens": LOAD.output, "ignore_eos": True}
+        await runner.begin_phase()
         began = time.time()
         count = SoakCount(asked=seconds, began=began)
 
@@ -271,6 +334,7 @@ class Measurements:
                 ids = list(base.body["prompt"])
                 shuffled.shuffle(ids)  # no two prompts alike, without a /tokenize call for each
                 answer = await self._ask("soak", Prompt({"prompt": ids}, len(ids), 0), fields)
+                self._record()
                 tokens = answer.usage.completion_tokens if answer.usage else 0
                 count.take(answer.arrivals, tokens, ok=answer.ok)
                 if not answer.ok:
@@ -278,20 +342,26 @@ class Measurements:
 
         await runner.unless_over([asyncio.create_task(worker()) for _ in range(LOAD.concurrency)])
         restarts = sum(sign.channel is Channel.RESTART for sign in runner.watch.signs)
+        if not runner.watch.ended:
+            await runner.end_phase("soak")
         trial.journal.write("soak", **trial.label, soak=count.end(time.time(), restarts=restarts))
 
     async def _together(self, name: str, prompts: Sequence[Prompt], fields: dict[str, Any]) -> list[Answer]:
         """Send requests at once and return their answers. Raises `_StoppedError` if one of them failed."""
         return await self._all(self._ask(name, prompt, fields) for prompt in prompts)
 
-    async def _all(self, requests: Iterable[Awaitable[Answer]]) -> list[Answer]:
-        """Await requests at once and return their answers. Raises `_StoppedError` if one of them failed."""
+    async def _all(self, requests: Iterable[Awaitable[Answer]], check: SelfCheck | None = None) -> list[Answer]:
+        """Await requests at once and return their answers. Raises `_StoppedError` if one of them failed. check: of the time in between."""
         answers: list[Answer] = []
 
         async def one(request: Awaitable[Answer]) -> None:
             answers.append(await request)
 
-        await self.runner.unless_over([asyncio.create_task(one(request)) for request in requests])
+        try:
+            async with check or contextlib.nullcontext():
+                await self.runner.unless_over([asyncio.create_task(one(request)) for request in requests])
+        finally:
+            self._record()
         bad = [answer for answer in answers if not answer.ok]
         if not self.runner.watch.ended and any(not sign.decisive for sign in self.runner.watch.signs):
             await self.runner.canary()
@@ -316,16 +386,22 @@ class Measurements:
     async def _send(self, name: str, endpoint: str, body: Mapping[str, Any], tokens: int = 0) -> Answer:
         trial = self.runner.trial
         answer, died = await self.runner.watch.ask(endpoint, body, by=self.runner.watch.load)
-        if not answer.ok:
-            if len(trial.seen.measured) < _MOST_FAILED:
-                trial.seen.measured.append(answer)
-            self.runner.record_answer(name, answer, answer.arrivals)
-            if died:
-                # The request that killed the engine counts for the trigger; one that it survived counts in the workload only.
-                trial.seen.asked.append(SentRequest(name, tokens or None, "tokenize", status=answer.status, died=True))
-        else:
-            self.runner.record_request(name, answer, answer.arrivals)
+        self.unrecorded.append((name, answer))
+        if died:
+            # The request that killed the engine counts for the trigger; one that it survived counts in the workload only.
+            trial.seen.asked.append(SentRequest(name, tokens or None, "tokenize", status=answer.status, died=True))
         return answer
+
+    def _record(self) -> None:
+        """Write the answers to the journals. Not while others are awaited: a record of 100 tokens takes as long as to read 20."""
+        for name, answer in self.unrecorded:
+            if answer.ok:
+                self.runner.record_request(name, answer, answer.arrivals)
+                continue
+            if len(self.runner.trial.seen.measured) < _MOST_FAILED:
+                self.runner.trial.seen.measured.append(answer)
+            self.runner.record_answer(name, answer, answer.arrivals)
+        self.unrecorded.clear()
 
 
 def _timing(answer: Answer, point: Point) -> Timing:

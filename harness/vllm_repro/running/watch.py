@@ -77,6 +77,10 @@ class Watch:
         self._preempted_before: float | None = 0.0 if kind.facts.started else None
         self.preemptions: int | None = None
         """Preemptions that `/metrics` has counted since this server is watched."""
+        self.reading: Reading | None = None
+        """The last reading of `/metrics`."""
+        self.kv_most: float | None = None
+        """The highest use of the KV cache since the last phase."""
         self.in_flight = 0
         self.load: LoadClient | None = None
         """The client of the load that is being measured."""
@@ -401,6 +405,9 @@ class Watch:
         reading = await self._reading()
         if reading is None:
             return None
+        self.reading = reading
+        if reading.kv_most is not None:
+            self.kv_most = max(reading.kv_most, self.kv_most or 0.0)
         if self._born is None:
             self._born = reading.started
         elif self._is_other(reading):

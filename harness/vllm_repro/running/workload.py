@@ -14,7 +14,7 @@ import httpx
 
 from vllm_repro.client.answer import Answer, Usage
 from vllm_repro.client.client import Client
-from vllm_repro.client.metrics import Reading, steps_between
+from vllm_repro.client.metrics import Reading, counted_between, latencies_between, steps_between
 from vllm_repro.client.prompts import Prompt, build_chat, build_completion
 from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.running.alone import Greedy, greedy
@@ -56,12 +56,16 @@ class WorkloadRunner:
     """Answered requests to repeat alone, by their prompts."""
     known: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Body fields that each endpoint reads, by the server's schema."""
+    phase: tuple[float, Reading] | None = None
+    """When the current phase began, in seconds since the epoch, and the server's counters then."""
 
     async def run(self) -> None:
         """Run every step, then `finish`. Raises `InfraError` if the server lives and does not do what any vLLM does."""
         trial, watch = self.trial, self.watch
         if not await self.find_model():
             return
+        if watch.reading is not None:  # of the moment when the server was ready
+            self.phase, watch.kv_most = (time.time(), watch.reading), None
         if any(wanted.fields for wanted in (trial.arm.trigger or trial.scenario.trigger).wanted):
             self.known = await self.client.known_fields()
         for number, step in enumerate(trial.scenario.workload_of(trial.arm)):
@@ -70,6 +74,7 @@ class WorkloadRunner:
                 await self.canary()
             if watch.ended:
                 return
+        await self.end_phase("workload")
         await self.finish()
 
     async def find_model(self) -> bool:
@@ -81,6 +86,23 @@ class WorkloadRunner:
                 raise InfraError(f"the server is up, but /v1/models does not name a model: {error}") from error
             return False
         return True
+
+    async def begin_phase(self) -> Reading | None:
+        """Take the server's counters; `end_phase` writes what they counted from now on."""
+        reading = await self.watch.scrape()
+        self.phase, self.watch.kv_most = (time.time(), reading) if reading else None, None
+        return reading
+
+    async def end_phase(self, name: str, **fields: object) -> dict[str, list[tuple[float, float, int]]]:
+        """Write to the journal what the server's counters show of the phase, and begin the next one. Return the server's latencies."""
+        phase = self.phase
+        after, kv_most = await self.watch.scrape(), self.watch.kv_most
+        self.phase, self.watch.kv_most = (time.time(), after) if after else None, None
+        counted = counted_between(phase[1], after, kv_most) if phase and after else None
+        if phase and counted:
+            label = {**self.trial.label, "phase": name, **fields}
+            self.trial.journal.write("counters", **label, began=phase[0], ended=time.time(), counted=counted)
+        return latencies_between(phase[1], after) if phase and after else {}
 
     async def finish(self) -> None:
         """Check that the engine still lives."""

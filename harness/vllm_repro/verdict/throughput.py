@@ -5,6 +5,7 @@
         throughput(prompt=8192, output=512, concurrency=[1, 2], baseline="eager"),
     ]
 
+Rounds count once the load is steady: the last two of two to five warm-up rounds agree within 5 %, or the report says by how much not.
 A round is a number of requests sent at once, until the last has its answer. With rate=[2, 4] it is ten seconds of requests that are due
 at that rate, whatever the server does, and times count from when a request was due. Each round gives one value of each figure; medians
 and quartiles are over rounds. Two arms are compared by the ratio of their medians, with a bootstrap interval that draws boots first and
@@ -17,7 +18,7 @@ noise alone meets either one too often. One boot of an arm proves none, since it
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate, chain
@@ -38,10 +39,12 @@ __all__ = [
     "Spread",
     "ThroughputChange",
     "Timing",
+    "disagreements",
     "figures",
     "interval",
     "ratio",
     "round_of",
+    "unsteady",
     "withheld",
 ]
 
@@ -51,7 +54,16 @@ MOST_CPU = 0.9
 """Share of a core above which the client, not the server, may limit the rate."""
 MOST_LATE, MOST_LATE_P99 = 0.1, 0.005
 """Shares of a round in which the client may be late: for its medians, and for its 99th percentiles."""
-WARM_UPS = 2
+MOST_OFF = 0.01
+"""Share by which the client may falsify the speed of a round that counts."""
+TICK = 0.002
+"""Seconds between two looks of the client at its own event loop; it may be late for as long unseen."""
+_EDGE = 0.02
+"""Seconds after a stall in which a write or a read may still be late because of it: others of the same turn of the loop come first."""
+_APART = 0.01
+"""Seconds by which a median of the client may lie outside the server's bucket."""
+WARM_UPS, MOST_WARM_UPS, STEADY = 2, 5, 0.05
+"""Rounds that do not count: the least, the most, and the difference of the last two at which the load is steady."""
 ROUND_S, LEAST_ARRIVALS = 10.0, 10
 """A round of a rate: seconds, and the least number of requests."""
 _RESAMPLES = 2_000
@@ -171,8 +183,8 @@ class Round:
 
     wall_s: from the first request sent to the last answered; all rates are over it. ttft_s, tpot_s, e2e_s: medians over requests of the
     time to the first piece, of the mean time per further token, and of the time to the end. itl_s, itl_p99_s: of all gaps between pieces;
-    None if each answer came in one piece. goodput_req_s: requests per second that met the goal. cpu: the share of a core that the client
-    itself used. late_s, slept_s: the most by which it was late, and the sum of it.
+    None if each answer came in one piece. goodput_req_s: requests per second that met the goal. The others: see `ClientCost`.
+    edge_s: the most by which `wall_s` may be too long because the client was late when it began or ended.
     """
 
     wall_s: float
@@ -190,10 +202,30 @@ class Round:
     cpu: float = 0.0
     late_s: float = 0.0
     slept_s: float = 0.0
+    queued_s: float = 0.0
+    unsent_s: float = 0.0
+    edge_s: float = 0.0
 
     def timely(self, most: float) -> bool:
         """Return False if the client was late for more than this share of the round: its times are then not the server's."""
         return self.slept_s <= most * self.wall_s
+
+    @property
+    def limited(self) -> str:
+        """Return why the client may have been the limit of the round; empty if it was not."""
+        queued = self.queued_s / self.wall_s
+        if self.cpu + queued <= MOST_CPU:
+            return ""
+        waited = f" and waited for one in {100 * queued:.0f} % of the time" if queued > 1 - MOST_CPU else ""
+        return f"the client used {100 * self.cpu:.0f} % of a core{waited}, so it may have been the limit"
+
+    def late(self, point: Point) -> str:
+        """Return why the client falsified the speed of the round by more than `MOST_OFF`; empty if it did not."""
+        if self.edge_s > MOST_OFF * self.wall_s:
+            return f"the client was late by up to {1000 * self.edge_s:.1f} ms at the ends of a round of {self.wall_s:.3g} s"
+        if point.rate and self.e2e_s and abs(self.unsent_s) > MOST_OFF * self.e2e_s:
+            return f"the client sent requests {1000 * self.unsent_s:.1f} ms late that took {1000 * self.e2e_s:,.0f} ms"
+        return ""
 
     def speed(self, point: Point) -> float:
         """Return what rounds are compared by: output tokens per second; at a rate, which fixes them, 1 over the time to the end."""
@@ -202,18 +234,37 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientCost:
-    """What the client itself did in a round: `Round.cpu`, `late_s` and `slept_s`."""
+    """What the client itself did in a round. Its own times of answers take no part in it.
+
+    cpu: its share of a core. late_s, slept_s: the most by which its event loop was late, and the sum of it. queued_s: the time in which
+    it was ready to run and the kernel ran others. unsent_s: median over requests from when they were due to their write.
+    stalls: when the loop should have run and when it did, on the clock of the answers.
+    """
 
     cpu: float = 0.0
     late_s: float = 0.0
     slept_s: float = 0.0
+    queued_s: float = 0.0
+    unsent_s: float = 0.0
+    stalls: tuple[tuple[float, float], ...] = ()
+
+    def edge_s(self, first: float, last: float) -> float:
+        """Return by how much the time from a first write to a last read may be too long: stalls at both ends, and what no tick saw."""
+        ends = (first, last)
+        stalled = (max((woke - due for due, woke in self.stalls if _near(due, end, woke)), default=0.0) for end in ends)
+        return sum(stalled) + min(self.queued_s, 2 * TICK)
+
+
+def _near(due: float, end: float, woke: float) -> bool:
+    return due - TICK <= end <= woke + _EDGE
 
 
 def round_of(timings: Sequence[Timing], client: ClientCost = ClientCost(), goal: Goal | None = None) -> Round:
     """Return the figures of the requests of one round. Raises ValueError if one has fewer than two tokens."""
     if not timings or any(not one.chunks or one.output_tokens < 2 for one in timings):
         raise ValueError("a round is made of answered requests with two tokens or more")
-    wall = max(one.ended for one in timings) - min(one.sent for one in timings)
+    began, ended = min(one.sent for one in timings), max(one.ended for one in timings)
+    wall = ended - began
     output = sum(one.output_tokens for one in timings)
     gaps = sorted(
         later - earlier for one in timings for earlier, later in zip(one.chunks, one.chunks[1:], strict=False)
@@ -241,7 +292,38 @@ def round_of(timings: Sequence[Timing], client: ClientCost = ClientCost(), goal:
         cpu=client.cpu,
         late_s=client.late_s,
         slept_s=client.slept_s,
+        queued_s=client.queued_s,
+        unsent_s=client.unsent_s,
+        edge_s=client.edge_s(began, ended),
     )
+
+
+def unsteady(warm_ups: Sequence[float]) -> float:
+    """Return by how much the speed of the last two warm-up rounds differs, as a share of the faster one; 1 for fewer than two."""
+    return 1 - min(warm_ups[-2:]) / max(warm_ups[-2:]) if len(warm_ups) > 1 else 1.0
+
+
+def disagreements(found: Round, server: Mapping[str, Sequence[tuple[float, float, int]]]) -> list[str]:
+    """Return the medians of the client that lie outside the buckets of the server's medians.
+
+    server: bounds and observations of its buckets, by field of `Round`. Not compared if both saw different numbers: others use the
+    server too, or several tokens come in a step. A client is right to see each time some milliseconds longer.
+    """
+    requests, steps = found.requests, found.output_tokens - found.requests
+    apart = []
+    for name, field, seen in (("TTFT", "ttft_s", requests), ("ITL", "itl_s", steps), ("end to end", "e2e_s", requests)):
+        ours: float | None = getattr(found, field)
+        buckets = server.get(field, ())
+        if ours is None or sum(number for *_, number in buckets) != seen:
+            continue
+        counts = list(accumulate(number for *_, number in buckets))
+        low = next(low for (low, _, _), count in zip(buckets, counts, strict=True) if 2 * count >= seen)
+        high = next(high for (_, high, _), count in zip(buckets, counts, strict=True) if 2 * count > seen)
+        if not 0.9 * low - _APART <= ours <= 1.1 * high + _APART:
+            apart.append(
+                f"median {name} {1000 * ours:,.1f} ms, by the server {1000 * low:,.0f} to {1000 * high:,.0f} ms"
+            )
+    return apart
 
 
 @dataclass(frozen=True, kw_only=True)
