@@ -3,10 +3,8 @@
 The scheduler counts a prompt's hits in its own prefix cache, asks the connector for more, then allocates blocks: up to 0.23.0 group by
 group. With two groups and a full pool, new blocks of one group may be those that the other group's hit stood on. The connector then
 finds a block without hash among those counted as computed. 0.24.0 adds all local blocks before it allocates new ones.
-
-It needs two groups (here full attention and a sliding window), a pool so full that a request is preempted, and a prompt that is partly
-in each cache. On GPUs this workload alone may show it rarely. In the lab no model runs, and the four requests share their first step.
-#50454 reports the same assertion in 0.25.1 with Mamba layers and drafts; that is not this workload.
+It needs two groups, a pool so full that a request is preempted, and a prompt that is partly in each cache. On GPUs this workload alone
+may show it rarely. In the lab no model runs, and the four requests share their first step.
 """
 
 from vllm_repro.vocabulary import (
@@ -83,9 +81,7 @@ scenario = Scenario(
     arms=[
         arm("reported", dies),
         arm("synchronous", dies, with_flags("--no-async-scheduling"), why="it is no race between steps"),
-        arm(
-            "no-prefix-caching", lives, with_flags("--no-enable-prefix-caching"), why="there are no local hits to evict"
-        ),
+        arm("no-prefix-caching", lives, with_flags("--no-enable-prefix-caching"), why="no local hits to evict"),
         arm("more-blocks", untriggered, with_flags("--num-gpu-blocks-override 120"), why="no request is preempted"),
         arm("no-offloading", lives, without("--kv-transfer-config"), why="no connector has an external hit"),
         arm(

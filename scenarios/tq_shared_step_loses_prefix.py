@@ -29,13 +29,11 @@ from vllm_repro.vocabulary import (
     with_flags,
 )
 
-PROMPT = 543  # 512 tokens in whole blocks of 32, which the cache keeps, and 31 more
-FILLS = completion(name="fills the cache", prompt=PROMPT, shared=PROMPT, logprobs=2, return_token_ids=True)
-ALONE = completion(name="alone", prompt=PROMPT, shared=PROMPT, logprobs=2, return_token_ids=True)
+SIZE = 543  # 512 tokens in whole blocks of 32, which the cache keeps, and 31 more
+FILLS = completion(name="fills the cache", prompt=SIZE, shared=SIZE, logprobs=2, return_token_ids=True)
+ALONE = completion(name="alone", prompt=SIZE, shared=SIZE, logprobs=2, return_token_ids=True)
 BUSY = completion(name="busy", prompt=flag("--max-num-batched-tokens") - 64, max_tokens=1)
-BESIDE = completion(
-    name="beside it", prompt=PROMPT, shared=PROMPT, logprobs=2, return_token_ids=True, starts_after=0.05
-)
+BESIDE = completion(name="beside it", prompt=SIZE, shared=SIZE, logprobs=2, return_token_ids=True, starts_after=0.05)
 
 scenario = Scenario(
     id="tq-shared-step-loses-prefix",
@@ -76,11 +74,7 @@ scenario = Scenario(
         arm(
             "one-token-shorter",
             lives,
-            workload=[
-                FILLS,
-                ALONE,
-                together(BUSY, completion(name="new", prompt=PROMPT - 1, starts_after=0.05), BESIDE),
-            ],
+            workload=[FILLS, ALONE, together(BUSY, completion(name="new", prompt=SIZE - 1, starts_after=0.05), BESIDE)],
             why="the new prompt is shorter than the other sequence, so the step does not look like one of new prompts only",
         ),
         arm(
