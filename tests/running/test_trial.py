@@ -3,6 +3,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
+import subprocess
 import sys
 import tempfile
 import threading
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.fake_vllm import COMPLETION, OPENAPI, Exchange, FakeVllm, never_ending
+from tests.report_examples import REHEARSAL
 from vllm_repro.client.answer import DEAD_MESSAGE
 from vllm_repro.evidence import Evidence
 from vllm_repro.journal.journal import Journal, read
@@ -430,3 +433,28 @@ def test_a_refused_canary_is_no_wrong_answer(tmp_path: Path, status: int, outcom
         path: lambda exchange: exchange.answer(status, {"detail": "x"}) for path in ("/v1/completions", "/pooling")
     }
     assert concluded(tmp_path, refuse).outcome is outcome
+
+
+def test_the_report_needs_no_import_that_the_boot_has_not_made(tmp_path: Path) -> None:
+    """The imports and the templates of a report take a third of a second, which would be added to each run."""
+    shutil.copytree(REHEARSAL, tmp_path / "run")
+    code = """
+import sys
+from pathlib import Path
+from vllm_repro.running import run
+from vllm_repro.running.terminal import summary
+from vllm_repro.running.trial import _import_while_booting
+_import_while_booting()
+before = set(sys.modules)
+from vllm_repro.report import build, document, files
+compiled = set(document._environment().cache.keys())
+report = build.build(Path(sys.argv[1]))
+files.write_reports(report)
+summary(report)
+new = set(sys.modules) - before - {"rich._emoji_codes"}
+print(sorted(new), len(document._environment().cache.keys()) - len(compiled))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[] 0\n"

@@ -135,8 +135,7 @@ async def _boot_and_work(trial: Trial, work: Work) -> None:
     trial.notify("starting the server")
     launched = time.monotonic()
     started = trial.launch.kind.facts.started
-    # The SDK's retries follow the crash within a second, and its import takes two. It sends nothing to an attached server.
-    sdk = asyncio.create_task(asyncio.to_thread(importlib.import_module, "openai.types.chat")) if started else None
+    imports = asyncio.create_task(asyncio.to_thread(_import_while_booting)) if started else None
     facts = await trial.server.start()
     trial.journal.write("server-started", **trial.label, facts=facts)
     trial.seen.facts = facts
@@ -161,8 +160,8 @@ async def _boot_and_work(trial: Trial, work: Work) -> None:
                 if started:
                     await asyncio.to_thread(_check_evidence, trial)
                 trial.journal.write("ready", **trial.label, boot_s=trial.seen.boot_s, version=trial.seen.version)
-                if sdk is not None:
-                    await sdk
+                if imports is not None:
+                    await imports
                 runner = WorkloadRunner(trial, client, watch)
                 await work(runner)
                 model = runner.model
@@ -181,6 +180,14 @@ async def _boot_and_work(trial: Trial, work: Work) -> None:
             trial.seen.preemptions = watch.preemptions
             trial.seen.refuted_lines = watch.refuted_lines
             watch.stopping()
+
+
+def _import_while_booting() -> None:
+    """Import what is needed at once later: the SDK, whose retries follow a crash within a second, and the report."""
+    for name in ("openai.types.chat", "vllm_repro.report.build", "vllm_repro.report.files", "rich.table"):
+        importlib.import_module(name)
+    document = importlib.import_module("vllm_repro.report.document")
+    document.compile_page()
 
 
 async def _record_sdk_view(trial: Trial, model: str, failed: FailedRequest | None) -> None:
