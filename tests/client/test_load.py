@@ -263,3 +263,26 @@ def test_a_server_that_speaks_no_http_or_is_gone() -> None:
 
     (answer,) = asyncio.run(served(sends(WHOLE), gone))
     assert (answer.status, answer.error_kind, answer.arrivals) == (None, "transport", ())
+
+
+@pytest.mark.parametrize(("idle_s", "connections"), [(60.0, 1), (1e-9, 2)])
+def test_a_connection_that_was_idle_for_long_is_not_used_again(
+    monkeypatch: pytest.MonkeyPatch, idle_s: float, connections: int
+) -> None:
+    """The server may be closing it at this moment, and the request would be lost."""
+    monkeypatch.setattr("vllm_repro.client.load._IDLE_S", idle_s)
+    opened = []
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        opened.append(writer)
+        while True:
+            await request(reader)
+            writer.write(WHOLE)
+
+    async def ask(url: str) -> list[Answer]:
+        async with LoadClient(url, connections=1) as client:
+            return [await client.ask("/v1/completions", BODY) for _ in range(2)]
+
+    answers = asyncio.run(served(handler, ask))
+    assert [answer.ok for answer in answers] == [True, True]
+    assert len(opened) == connections

@@ -25,6 +25,8 @@ __all__ = ["LoadClient"]
 
 _CONNECT_TIMEOUT = 10.0
 """Seconds to open a connection."""
+_IDLE_S = 4.0
+"""Seconds after an answer in which its connection is used again: vLLM closes one that is idle for five."""
 
 
 class LoadClient:
@@ -91,8 +93,11 @@ class LoadClient:
 
     async def _connection(self) -> _Connection:
         while self._free:
-            if (connection := self._free.pop()).reusable:
+            connection = self._free.pop()
+            idle = time.perf_counter() - connection.last if connection.last else 0.0
+            if connection.reusable and idle < _IDLE_S:
                 return connection
+            connection.close()
         return await self._open()
 
     async def _open(self) -> _Connection:
@@ -112,7 +117,7 @@ class LoadClient:
 
 
 class _Connection(asyncio.Protocol):
-    """One HTTP/1.1 connection with at most one request in flight. last: when its last bytes came, by `time.perf_counter`."""
+    """One HTTP/1.1 connection with at most one request in flight. last: when its last bytes came, by `time.perf_counter`; 0 before."""
 
     def __init__(self) -> None:
         self.last = 0.0
