@@ -164,7 +164,7 @@ def latencies_between(before: Reading, after: Reading) -> dict[str, list[tuple[f
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """What the server's counters show of a time. The fields are those of `Reading`; None: the server does not report it.
+    """Counts of the server over a time. The fields are those of `Reading`; None: the server does not report it.
 
     kv_most: the highest reading; the watch reads twice a second.
     """

@@ -76,7 +76,7 @@ class TrialThroughputJson(PointJson, frozen=True, kw_only=True):
 
 
 class CountersJson(Struct, frozen=True, kw_only=True):
-    """What the server's counters show of a phase: "workload", "soak", or "warm-up" and "rounds" of a load; null: not reported.
+    """Counts of the server in a phase: "workload", "soak", or "warm-up" and "rounds" of a load; null: not reported.
 
     again: the load was measured again at the end. kv_most: the highest share of the KV cache in use, of readings twice a second.
     """

@@ -49,7 +49,7 @@ class ArmSpeed:
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseCounters:
-    """What the server counted in a phase of a trial: "workload", "soak", or "warm-up" and "rounds" of a point.
+    """Counts of the server in a phase of a trial: "workload", "soak", or "warm-up" and "rounds" of a point.
 
     again: the point was measured again at the end.
     """

@@ -203,7 +203,7 @@ def counters_table(report: RunReport) -> Table | None:
 
 
 def counters_section(report: RunReport) -> str:
-    """Return the same as Markdown; empty if there is none."""
+    """Return `counters_table` as a Markdown section; empty without counters."""
     table = counters_table(report)
     return f"By the server's counters, in all rounds:\n\n{markdown_table(table)}" if table else ""
 

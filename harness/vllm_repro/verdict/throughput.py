@@ -234,7 +234,7 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientCost:
-    """What the client itself did in a round. Its own times of answers take no part in it.
+    """Load and lateness of the client in a round. The times of answers are not used.
 
     cpu: its share of a core. late_s, slept_s: the most by which its event loop was late, and the sum of it. queued_s: the time in which
     it was ready to run and the kernel ran others. unsent_s: median over requests from when they were due to their write.
