@@ -1,10 +1,9 @@
 """OffloadingConnector with two groups of layers: an external hit evicts the blocks of a local hit, and an assertion kills the engine.
 
 The scheduler counts a prompt's hits in its own prefix cache, asks the connector for more, then allocates blocks: up to 0.23.0 group by
-group. With two groups and a full pool, new blocks of one group may be those that the other group's hit stood on. The connector then
-finds a block without hash among those counted as computed. 0.24.0 adds all local blocks before it allocates new ones.
-It needs two groups, a pool so full that a request is preempted, and a prompt that is partly in each cache. On GPUs this workload alone
-may show it rarely. In the lab no model runs, and the four requests share their first step.
+group. If the pool is full, new blocks of one group may be those that another group's hit stood on, and the connector finds a block
+without hash among those counted as computed. 0.24.0 adds all local blocks first. It needs two groups, a preempted request, and a prompt
+that is partly in each cache. In the lab no model runs, and all requests share a step. On GPUs this workload may show it rarely.
 """
 
 from vllm_repro.vocabulary import (
@@ -90,22 +89,17 @@ scenario = Scenario(
             patched(
                 "vllm/v1/core/kv_cache_coordinator.py",
                 was="""\
+        for i, manager in enumerate(self.single_type_managers):
             manager.allocate_new_computed_blocks(
-                request_id,
-                new_computed_blocks[i],
-                num_local_computed_tokens,
-                num_external_computed_tokens,
-            )
 """,
                 now="""\
-            held = [b for blocks in new_computed_blocks[i + 1 :] for b in blocks if not b.is_null]
-            self.block_pool.touch(held)
+        held = [[b for b in blocks if not b.is_null] for blocks in new_computed_blocks]
+        self.block_pool.touch([b for blocks in held for b in blocks])
+        for i, manager in enumerate(self.single_type_managers):
+            self.block_pool.free_blocks(held[i])
             manager.allocate_new_computed_blocks(
-                request_id, new_computed_blocks[i], num_local_computed_tokens, num_external_computed_tokens
-            )
-            self.block_pool.free_blocks(held)
 """,
-                why="hold the local hits of the groups that come later; 0.24.0 adds those of all groups first",
+                why="hold the local hits of a group until its turn; 0.24.0 adds those of all groups first",
             ),
         ),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -137,6 +138,58 @@ def test_tokens_have_the_times_of_the_socket() -> None:
     assert all(before <= after for before, after in zip(wrote, answer.arrivals, strict=False))
     assert all(after <= before for before, after in zip(wrote[1:], answer.arrivals, strict=False))
     assert answer.token_times == answer.arrivals
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux stamps packets")
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_token_has_the_time_of_its_packet_though_the_client_reads_it_late(run: Callable[..., list[Answer]]) -> None:
+    wrote: list[float] = []
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        writer.write(STREAM + chunked(EVENTS[0], end=False))
+        await asyncio.sleep(0.05)
+        for one in EVENTS[1:]:
+            wrote.append(time.time())
+            writer.write(chunked(one, end=False))
+            await asyncio.sleep(0)
+            time.sleep(0.1)  # both ends share this thread: the client cannot read
+            await asyncio.sleep(0.01)
+        writer.write(b"0\r\n\r\n")
+        await asyncio.sleep(10)
+
+    async def ask(url: str) -> list[Answer]:
+        async with LoadClient(url, connections=1) as client:
+            return [await client.ask("/v1/completions", BODY)]
+
+    (answer,) = run(served(handler, ask))
+    assert answer.ok
+    assert all(abs(after - before) < 0.05 for before, after in zip(wrote[:2], answer.arrivals[1:], strict=True))
+
+
+def test_nothing_is_left_open_if_the_server_refuses_one_of_the_connections() -> None:
+    left: list[int] = []
+
+    async def ask(url: str) -> list[Answer]:
+        client = LoadClient(url, connections=8)
+        opened = client._open
+        calls = 0
+
+        async def fails_once() -> object:
+            nonlocal calls
+            calls += 1
+            if calls == 4:
+                raise ConnectionRefusedError("refused")
+            return await opened()
+
+        client._open = fails_once  # type: ignore[method-assign, assignment]
+        with pytest.raises(ConnectionRefusedError, match="refused"):
+            await client.__aenter__()
+        left.append(len(client._free))
+        return []
+
+    asyncio.run(served(sends(), ask))
+    assert left == [0]
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])

@@ -1,15 +1,18 @@
 """HTTP client for measurements: what it reports is the time of the server, not its own.
 
-Its connections are open before a request is sent. A request begins when its bytes are written to the socket; a token arrives when its
-bytes are read from it. One read of the clock stamps all that one read of the socket returned.
+Its connections are open before a request is sent. A request begins when its bytes are written to the socket. A token arrives when the
+kernel receives the packet that completes its bytes, however late this program reads them (`SO_TIMESTAMPNS`, man 7 socket). With TLS, and
+outside Linux, it arrives when it is read. All bytes of one read have one time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
+import socket
 import ssl
+import struct
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any, Self, cast
@@ -23,6 +26,11 @@ from vllm_repro.client.received import EndlessAnswerError, Received
 
 __all__ = ["LoadClient"]
 
+_TIMESTAMPNS = 35 if sys.platform == "linux" else None
+"""The socket option that makes the kernel stamp packets, which Python does not name."""
+_TIMESPEC = struct.Struct("@ll")
+_READ = 65_536
+"""Bytes of one read at most."""
 _CONNECT_TIMEOUT = 10.0
 """Seconds to open a connection."""
 _IDLE_S = 4.0
@@ -53,7 +61,15 @@ class LoadClient:
         self._events = 0
 
     async def __aenter__(self) -> Self:
-        self._free += await asyncio.gather(*(self._open() for _ in range(self._wanted)))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self._wanted):
+                    group.create_task(self._add())
+        except BaseException as error:
+            await self.__aexit__()
+            if isinstance(error, BaseExceptionGroup):
+                raise error.exceptions[0] from None
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -100,14 +116,42 @@ class LoadClient:
             connection.close()
         return await self._open()
 
+    async def _add(self) -> None:
+        self._free.append(await self._open())
+
     async def _open(self) -> _Connection:
-        loop = asyncio.get_running_loop()
+        connection = _Connection()
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT):
-                _, connection = await loop.create_connection(_Connection, self._host, self._port, ssl=self._tls)
+                sock = await self._connected()
+                if self._tls is None:
+                    connection.read_from(sock)
+                else:
+                    loop, name = asyncio.get_running_loop(), self._host
+                    await loop.create_connection(lambda: connection, sock=sock, ssl=self._tls, server_hostname=name)
         except TimeoutError as error:
             raise ConnectionError(f"no connection within {_CONNECT_TIMEOUT:g} s") from error
         return connection
+
+    async def _connected(self) -> socket.socket:
+        loop = asyncio.get_running_loop()
+        failure = OSError(f"{self._host} has no address")
+        for family, kind, protocol, _, address in await loop.getaddrinfo(
+            self._host, self._port, type=socket.SOCK_STREAM
+        ):
+            sock = socket.socket(family, kind, protocol)
+            try:
+                sock.setblocking(False)
+                await loop.sock_connect(sock, address)
+            except OSError as error:
+                sock.close()
+                failure = error
+            except BaseException:
+                sock.close()
+                raise
+            else:
+                return sock
+        raise failure
 
     def _release(self, connection: _Connection) -> None:
         if connection.reusable:
@@ -117,18 +161,24 @@ class LoadClient:
 
 
 class _Connection(asyncio.Protocol):
-    """One HTTP/1.1 connection with at most one request in flight. last: when its last bytes came, by `time.perf_counter`; 0 before."""
+    """One HTTP/1.1 connection with at most one request in flight. last: when its last bytes came, by `time.perf_counter`; 0 before.
+
+    It reads its socket itself, for the kernel's times. With TLS it is the protocol of a transport instead.
+    """
 
     def __init__(self) -> None:
         self.last = 0.0
         self._open = True
+        self._socket: socket.socket | None = None
+        self._transport: asyncio.Transport | None = None
+        self._unsent = b""
         self._received: Received | None = None
         self._done: asyncio.Future[None] | None = None
 
     @property
     def reusable(self) -> bool:
         """Return True if a request may be sent: the connection is open, and the last answer came to its end."""
-        return self._open and self._done is None and not self._transport.is_closing()
+        return self._open and self._done is None
 
     @property
     def events(self) -> int:
@@ -142,18 +192,21 @@ class _Connection(asyncio.Protocol):
         self._type, self._framed = "", False
         self._done = asyncio.get_running_loop().create_future()
         self.last = sent = time.perf_counter()
-        written = 0
-        if self._file is not None:
-            # uvloop's own write waits for the end of the loop's turn: with 128 requests at once, a millisecond.
+        if self._socket is not None:
+            written = 0
             with contextlib.suppress(BlockingIOError):
-                written = os.write(self._file, request)
-        if written < len(request):
-            self._transport.write(request[written:])
+                written = self._socket.send(request)
+            self._unsent = request[written:]
+        elif self._transport is not None:
+            self._transport.write(request)
         return sent
 
     async def answered(self) -> None:
         """Wait for the end of the answer. Raises `ConnectionError` if the connection closes first, and what reading it raised."""
         assert self._done is not None
+        if self._socket is not None and self._unsent:
+            with contextlib.suppress(OSError):  # the reader meets the closed connection, too
+                await asyncio.get_running_loop().sock_sendall(self._socket, self._unsent)
         await self._done
         self._done = None
 
@@ -161,17 +214,48 @@ class _Connection(asyncio.Protocol):
         """Close the connection, whatever is in flight."""
         self._open = False
         self._received = None
-        self._transport.abort()
+        if self._transport is not None:
+            self._transport.abort()
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
+            self._socket = None
+
+    def read_from(self, sock: socket.socket) -> None:
+        """Take over a connected socket."""
+        self._socket = sock
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if _TIMESTAMPNS is not None:
+            sock.setsockopt(socket.SOL_SOCKET, _TIMESTAMPNS, 1)
+        asyncio.get_running_loop().add_reader(sock, self._read)
+
+    def _read(self) -> None:
+        assert self._socket is not None
+        try:
+            data, notes, _, _ = self._socket.recvmsg(_READ, 64)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.connection_lost(error)
+            self.close()
+            return
+        if data:
+            self._feed(data, _age(notes))
+        else:
+            self.connection_lost(None)
+            self.close()
 
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's does not derive from it
-        encrypted = transport.get_extra_info("ssl_object") is not None
-        self._file: int | None = None if encrypted else transport.get_extra_info("socket").fileno()
 
     def data_received(self, data: bytes) -> None:
-        self.last = time.perf_counter()
+        self._feed(data, 0.0)
+
+    def _feed(self, data: bytes, age: float) -> None:
+        now = time.perf_counter()
+        self.last = min(now, max(self.last, now - age))  # whatever a change of the system's clock makes of an age
         if self._received is None:
             self.close()  # bytes that no request asked for
             return
@@ -226,3 +310,12 @@ class _Connection(asyncio.Protocol):
                 self._done.set_result(None)
             else:
                 self._done.set_exception(error)
+
+
+def _age(notes: list[tuple[int, int, bytes]]) -> float:
+    """Return the seconds since the kernel received what was read, by its note; 0 without one."""
+    for level, kind, raw in notes:
+        if level == socket.SOL_SOCKET and kind == _TIMESTAMPNS:
+            seconds, nanoseconds = _TIMESPEC.unpack_from(raw)
+            return float(time.time() - seconds - nanoseconds * 1e-9)
+    return 0.0
