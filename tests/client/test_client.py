@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterable
 
 import httpx
 import pytest
+import uvloop
 
 from vllm_repro.client.answer import DEAD_MESSAGES, Answer
 from vllm_repro.client.client import Client, release_of
@@ -242,3 +243,39 @@ TOP = [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -2.0}]
 def test_margins_of_text_and_chat_completions(logprobs: object, margins: tuple[float, ...]) -> None:
     choice = {"index": 0, "text": "a", "finish_reason": "length", "logprobs": logprobs}
     assert ask(httpx.Response(200, json={"choices": [choice]}), stream=False).margins == margins
+
+
+@pytest.mark.parametrize("turns", range(12))
+def test_a_request_that_is_cancelled_closes_the_connections_that_the_server_ended(turns: int) -> None:
+    async def play() -> None:
+        opened: list[asyncio.Future[None]] = []
+
+        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            closed = asyncio.get_running_loop().create_future()
+            opened.append(closed)
+            try:
+                await reader.readuntil(b"\r\n\r\n")
+                await asyncio.sleep(0.02)  # so that none can be used again
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+                await asyncio.sleep(0.02)
+                writer.write_eof()
+                await reader.read()
+                closed.set_result(None)
+            except asyncio.IncompleteReadError:
+                pass  # the request was cancelled before it was sent
+            finally:
+                writer.close()
+
+        async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
+            async with Client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as client:
+                await asyncio.gather(*(client.get("/health") for _ in range(5)))
+                await asyncio.sleep(0.04)  # the server ends what the client keeps
+                last = asyncio.create_task(client.get("/health"))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                last.cancel()
+                await asyncio.gather(last, return_exceptions=True)
+            async with asyncio.timeout(5):
+                await asyncio.gather(*opened[:5])
+
+    uvloop.run(play())

@@ -31,7 +31,9 @@ class Client:
             base_url=base_url,
             headers=headers,
             timeout=httpx.Timeout(10.0, read=None),
-            limits=httpx.Limits(max_connections=None),
+            # One connection a request: a kept one may be closed by the server as it is used again, and httpx loses
+            # all but one of those that it is about to close if the task is cancelled.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
             verify=base_url.startswith("https"),  # else reading the certificates takes 30 ms for nothing
             trust_env=False,  # no proxy of the environment between this machine and its own server
         )
