@@ -229,13 +229,15 @@ def test_what_the_server_counted_is_a_row_of_each_load_and_arm(tmp_path: Path) -
         for phase, again in (("warm-up", False), ("rounds", False), ("rounds", False), ("rounds", True)):
             fields = {"phase": phase, "point": POINT, "again": again}
             journal.add("counters", "reported", trial, **fields, counted={**counted, **drafts})
-    journal.add("counters", "eager", 1, phase="rounds", point=POINT, again=False, counted={**counted, "kv_most": 0.75})
+    card = {"memory_mib": 60000.0, "temperature_c": 64.0, "power_w": None, "clock_mhz": 1345.0, "slowed": True}
+    fields = {"phase": "rounds", "point": POINT, "again": False, "gpus": card}
+    journal.add("counters", "eager", 1, **fields, counted={**counted, "kv_most": 0.75})
     report = journal.report(tmp_path)
     heads = "load | arm | output tokens | KV cache in use, at most | preemptions | prompt tokens from the prefix cache"
     for row in (
-        f"{heads} | draft tokens accepted",
-        "128 -> 512 tokens, 4 at once | reported | 8,192 | 50.0 % | 4 | 64 of 2,048 | 160 of 400",
-        "128 -> 512 tokens, 4 at once | eager | 2,048 | 75.0 % | 1 | - | -",
+        f"{heads} | draft tokens accepted | hottest GPU | lowest GPU clock | slowed by its hardware",
+        "128 -> 512 tokens, 4 at once | reported | 8,192 | 50.0 % | 4 | 64 of 2,048 | 160 of 400 | - | - | -",
+        "128 -> 512 tokens, 4 at once | eager | 2,048 | 75.0 % | 1 | - | - | 64 °C | 1,345 MHz | yes",
     ):
         assert f"| {row} |" in markdown(report)
         assert all(f">{escape(word)}</t" in html_page(report) for word in row.split(" | "))
@@ -246,6 +248,7 @@ def test_what_the_server_counted_is_a_row_of_each_load_and_arm(tmp_path: Path) -
         ("rounds", 4, False, 2),
         ("rounds", 4, True, 1),
     ]
+    assert report_dict(report)["arms"][1]["trials"][0]["counters"][0]["gpus"] == card
     assert "By the server's counters" not in markdown(measured("gpu").report(tmp_path))
 
 

@@ -133,6 +133,15 @@ def test_each_phase_has_what_the_server_counted_on_the_clock_of_the_requests(tmp
         assert len(within) == phase["point"]["concurrency"]
 
 
+@pytest.mark.usefixtures("stub_gpus")
+def test_the_leased_cards_are_read_beside_a_load_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_repro.running.watch._GPU_POLL", 0.01)
+    _, journal, _ = concluded(tmp_path, Engine(), gpus=("1",), measure=MeasureOptions(soak=1.0))
+    workload, soak = journal.of("counters")
+    assert (workload["phase"], workload["gpus"]) == ("workload", None)
+    assert (soak["phase"], soak["gpus"]["temperature_c"], soak["gpus"]["slowed"]) == ("soak", 41.0, False)
+
+
 @pytest.mark.parametrize(("late", "rounds"), [(3, 8), (100, 10)])
 def test_a_round_in_which_the_client_was_late_is_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: int, rounds: int

@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,20 @@ import psutil
 
 from vllm_repro.errors import InfraError
 
-__all__ = ["Gpu", "Machine", "cpu_flags", "forget_failure", "gpu_trouble", "gpus", "look", "memory_gb", "nvidia_smi"]
+__all__ = [
+    "Gpu",
+    "GpuUse",
+    "Machine",
+    "cpu_flags",
+    "forget_failure",
+    "gpu_trouble",
+    "gpu_use",
+    "gpus",
+    "look",
+    "memory_gb",
+    "nvidia_smi",
+    "worst_use",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +38,20 @@ class Gpu:
     memory_gb: float
     capability: float | None
     driver: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuUse:
+    """Some cards over a time: the most memory in MiB, temperature in °C and power in W of one; the lowest clock in MHz; None: not known.
+
+    slowed: the hardware slowed one down, for heat or power.
+    """
+
+    memory_mib: float | None
+    temperature_c: float | None
+    power_w: float | None
+    clock_mhz: float | None
+    slowed: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +135,43 @@ def cpu_flags() -> frozenset[str]:
 def memory_gb() -> float:
     """Return the host's memory in GB of 2**30 bytes."""
     return round(psutil.virtual_memory().total / 2**30, 1)
+
+
+def gpu_use(cards: Sequence[str]) -> GpuUse | None:
+    """Return what these cards do now; None if `nvidia-smi` shows none of them. Raises `InfraError` if it fails."""
+    fields = ("memory.used", "temperature.gpu", "power.draw", "clocks.sm")
+    return worst_use(
+        [
+            GpuUse(
+                memory_mib=_number(memory),
+                temperature_c=_number(heat),
+                power_w=_number(power),
+                clock_mhz=_number(clock),
+                slowed=slow == "Active",
+            )
+            for index, slow, memory, heat, power, clock in nvidia_smi(
+                "index", "clocks_throttle_reasons.hw_slowdown", *fields
+            )
+            if index in cards
+        ]
+    )
+
+
+def worst_use(uses: Sequence[GpuUse]) -> GpuUse | None:
+    """Return the highest and lowest values of all; None of none."""
+
+    def known(field: str) -> list[float]:
+        return [value for use in uses if (value := getattr(use, field)) is not None]
+
+    if not uses:
+        return None
+    return GpuUse(
+        memory_mib=max(known("memory_mib"), default=None),
+        temperature_c=max(known("temperature_c"), default=None),
+        power_w=max(known("power_w"), default=None),
+        clock_mhz=min(known("clock_mhz"), default=None),
+        slowed=any(use.slowed for use in uses),
+    )
 
 
 def _number(text: str) -> float | None:

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from vllm_repro.client.sdk import SdkView
 from vllm_repro.evidence import Evidence
+from vllm_repro.host.machine import GpuUse
 from vllm_repro.report.measurements import MeasureReport, PhaseCounters
 from vllm_repro.report.model import ArmReport, Environment, RunReport, ServerReport, TrialReport
 from vllm_repro.report.patches import ComparedPatch, compared_patches
@@ -78,7 +79,8 @@ class TrialThroughputJson(PointJson, frozen=True, kw_only=True):
 class CountersJson(Struct, frozen=True, kw_only=True):
     """Counts of the server in a phase: "workload", "soak", or "warm-up" and "rounds" of a load; null: not reported.
 
-    again: the load was measured again at the end. kv_most: the highest share of the KV cache in use, of readings twice a second.
+    again: the load was measured again at the end. kv_most: the highest share of the KV cache in use, of readings twice a second. gpus: the
+    leased cards beside a load, of readings every five seconds: highest memory, temperature and power of one, lowest clock.
     """
 
     phase: str
@@ -95,6 +97,7 @@ class CountersJson(Struct, frozen=True, kw_only=True):
     preemptions: int | None = None
     draft_tokens: int | None = None
     accepted_tokens: int | None = None
+    gpus: GpuUse | None = None
 
 
 class TrialJson(Struct, frozen=True, kw_only=True):
@@ -263,7 +266,7 @@ def _trial(trial: TrialReport, arm: str, found: MeasureReport | None) -> TrialJs
 
 def _counters(one: PhaseCounters) -> CountersJson:
     point = asdict(one.point) if one.point else {}
-    return _record(CountersJson, one.counted, phase=one.phase, again=one.again, **point)
+    return _record(CountersJson, one.counted, phase=one.phase, again=one.again, gpus=one.gpus, **point)
 
 
 def _trial_throughput(found: MeasureReport | None, arm: str, trial: int) -> TrialThroughputJson | None:

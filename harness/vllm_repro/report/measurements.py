@@ -6,14 +6,15 @@ server's own counters. Everything else stays in the journal.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 
 import msgspec
 
 from vllm_repro.client.metrics import Counted, total
 from vllm_repro.evidence import Evidence
+from vllm_repro.host.machine import GpuUse, worst_use
 from vllm_repro.journal.journal import Entry, Recording
 from vllm_repro.report.answers import TrialId, trial_id
 from vllm_repro.verdict.outcome import Outcome
@@ -32,7 +33,7 @@ from vllm_repro.verdict.throughput import (
     withheld,
 )
 
-__all__ = ["ArmSpeed", "MeasureReport", "PhaseCounters", "measurements", "phase_counters"]
+__all__ = ["ArmSpeed", "MeasureReport", "PhaseCounters", "measurements", "merged", "phase_counters"]
 
 
 _NOT_COMPARED = "arms are not compared: their servers reported different releases:"
@@ -51,27 +52,38 @@ class ArmSpeed:
 class PhaseCounters:
     """Counts of the server in a phase of a trial: "workload", "soak", or "warm-up" and "rounds" of a point.
 
-    again: the point was measured again at the end.
+    again: the point was measured again at the end. gpus: the leased cards meanwhile, of readings every five seconds beside a load.
     """
 
     phase: str
     point: Point | None
     again: bool
     counted: Counted
+    gpus: GpuUse | None = None
 
 
 def phase_counters(recording: Recording) -> dict[TrialId, tuple[PhaseCounters, ...]]:
     """Return the phases of each trial, the rounds of a point added up."""
-    parts: dict[tuple[TrialId, str, Point | None, bool], list[Counted]] = {}
+    parts: dict[tuple[TrialId, str, Point | None, bool], list[PhaseCounters]] = {}
     for entry in recording.of("counters"):
-        point = _point(entry) if entry.get("point") else None
-        key = trial_id(entry), entry["phase"], point, entry.get("again", False)
-        parts.setdefault(key, []).append(msgspec.convert(entry["counted"], Counted))
+        one = PhaseCounters(
+            phase=entry["phase"],
+            point=_point(entry) if entry.get("point") else None,
+            again=entry.get("again", False),
+            counted=msgspec.convert(entry["counted"], Counted),
+            gpus=msgspec.convert(entry.get("gpus"), GpuUse | None),
+        )
+        parts.setdefault((trial_id(entry), one.phase, one.point, one.again), []).append(one)
     found: dict[TrialId, tuple[PhaseCounters, ...]] = {}
-    for (trial, phase, point, again), counted in parts.items():
-        one = PhaseCounters(phase=phase, point=point, again=again, counted=total(counted))
-        found[trial] = (*found.get(trial, ()), one)
+    for (trial, *_), phases in parts.items():
+        found[trial] = (*found.get(trial, ()), merged(phases))
     return found
+
+
+def merged(phases: Sequence[PhaseCounters]) -> PhaseCounters:
+    """Return one or more phases of a kind as one: counts added up, the worst of the cards."""
+    counted = total([one.counted for one in phases])
+    return replace(phases[0], counted=counted, gpus=worst_use([one.gpus for one in phases if one.gpus]))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vllm_repro.client.metrics import Counted, total
 from vllm_repro.report.format import columns, limited, seconds
-from vllm_repro.report.measurements import ArmSpeed, MeasureReport
+from vllm_repro.report.measurements import ArmSpeed, MeasureReport, PhaseCounters, merged
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport
 from vllm_repro.report.text import Table, cell, code, markdown_table
 from vllm_repro.report.wording import boundary, engine_word, grouped, not_run_word, outcome_word
@@ -176,13 +175,20 @@ def throughput_section(found: MeasureReport | None) -> str:
     return "\n\n".join(parts)
 
 
-_SEEN: tuple[tuple[str, Callable[[Counted], str | None]], ...] = (
-    ("output tokens", lambda one: f"{one.generation_tokens:,}"),
-    ("KV cache in use, at most", lambda one: None if one.kv_most is None else f"{100 * one.kv_most:.1f} %"),
-    ("preemptions", lambda one: None if one.preemptions is None else f"{one.preemptions:,}"),
-    ("prompt tokens from the prefix cache", lambda one: _of(one.cache_hits, one.cache_queries)),
-    ("draft tokens accepted", lambda one: _of(one.accepted_tokens, one.draft_tokens)),
+_SEEN: tuple[tuple[str, Callable[[PhaseCounters], str | None]], ...] = (
+    ("output tokens", lambda one: f"{one.counted.generation_tokens:,}"),
+    ("KV cache in use, at most", lambda one: _whole(one.counted.kv_most and 100 * one.counted.kv_most, " %", digits=1)),
+    ("preemptions", lambda one: _whole(one.counted.preemptions)),
+    ("prompt tokens from the prefix cache", lambda one: _of(one.counted.cache_hits, one.counted.cache_queries)),
+    ("draft tokens accepted", lambda one: _of(one.counted.accepted_tokens, one.counted.draft_tokens)),
+    ("hottest GPU", lambda one: _whole(one.gpus.temperature_c, " °C") if one.gpus else None),
+    ("lowest GPU clock", lambda one: _whole(one.gpus.clock_mhz, " MHz") if one.gpus else None),
+    ("slowed by its hardware", lambda one: ("yes" if one.gpus.slowed else "no") if one.gpus else None),
 )
+
+
+def _whole(value: float | None, unit: str = "", *, digits: int = 0) -> str | None:
+    return None if value is None else f"{value:,.{digits}f}{unit}"
 
 
 def _of(part: int | None, whole: int | None) -> str | None:
@@ -190,13 +196,13 @@ def _of(part: int | None, whole: int | None) -> str | None:
 
 
 def counters_table(report: RunReport) -> Table | None:
-    """Return what the server counted in the measured rounds, a row per load and arm; None if it counted nothing."""
-    parts: dict[tuple[Point, str], list[Counted]] = {}
+    """Return what the server counted in the measured rounds, and its cards, a row per load and arm; None if it counted nothing."""
+    parts: dict[tuple[Point, str], list[PhaseCounters]] = {}
     for arm in report.arms:
         for one in (one for trial in arm.trials for one in trial.counters):
             if one.phase == "rounds" and one.point and not one.again:
-                parts.setdefault((one.point, arm.name), []).append(one.counted)
-    sums = {key: total(counted) for key, counted in sorted(parts.items(), key=lambda part: part[0][0])}
+                parts.setdefault((one.point, arm.name), []).append(one)
+    sums = {key: merged(phases) for key, phases in sorted(parts.items(), key=lambda part: part[0][0])}
     known = [(head, word) for head, word in _SEEN if any(word(one) for one in sums.values())]
     rows = [(str(point), arm, *(word(one) or "-" for _, word in known)) for (point, arm), one in sums.items()]
     return Table(("load", "arm", *(head for head, _ in known)), tuple(rows)) if rows else None

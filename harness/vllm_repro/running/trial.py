@@ -142,7 +142,7 @@ async def _boot_and_work(trial: Trial, work: Work) -> None:
     trial.seen.tiny_model = trial.launch.tiny_model
     async with (
         Client(trial.server.base_url, api_key=trial.api_key) as client,
-        Watch(trial.server, trial.launch.kind, client, trial.journal, trial.limits, trial.notify) as watch,
+        Watch(trial.server, trial.launch.kind, client, trial.journal, trial.limits, trial.notify, trial.gpus) as watch,
     ):
         trial.seen.signs = watch.signs
         model = ""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -29,6 +29,7 @@ from vllm_repro.client.load import LoadClient
 from vllm_repro.client.metrics import Reading, read_metrics
 from vllm_repro.client.sdk import FailedRequest
 from vllm_repro.errors import InfraError
+from vllm_repro.host.machine import GpuUse, gpu_use
 from vllm_repro.journal.journal import Journal
 from vllm_repro.running.death_signs import Channel, DeathSign, log_sign, sign_of_answer
 from vllm_repro.running.log_file import follow
@@ -48,7 +49,8 @@ _NO_COMPLETIONS = (400, 404, 501)
 _SICK = (None, 500, 503)
 """Results of `/health` when the engine is dead: no connection, or one of these statuses."""
 _LOOK_AGAIN = (0.02, 0.25, 0.75)
-"""Seconds between further looks: a server may close an idle connection just when we use it, and a gateway may answer for the server."""
+"""Seconds between further looks: a gateway may answer for the server."""
+_GPU_POLL = 5.0
 
 
 class Watch:
@@ -62,6 +64,7 @@ class Watch:
         journal: Journal,
         limits: TimeLimits,
         notify: Callable[[str], None],
+        gpus: Sequence[str] = (),
     ) -> None:
         self.server = server
         self.kind = kind
@@ -69,6 +72,7 @@ class Watch:
         self.journal = journal
         self.limits = limits
         self.notify = notify
+        self.gpus = gpus
         self.signs: list[DeathSign] = []
         self.dead = asyncio.Event()
         self.exit: Exit | None = None
@@ -81,6 +85,8 @@ class Watch:
         """The last reading of `/metrics`."""
         self.kv_most: float | None = None
         """The highest use of the KV cache since the last phase."""
+        self.gpu_uses: list[GpuUse] = []
+        """Readings of the leased cards since the last phase. Only beside a load: each is a process of its own."""
         self.in_flight = 0
         self.load: LoadClient | None = None
         """The client of the load that is being measured."""
@@ -108,6 +114,7 @@ class Watch:
             self._watch_health(),
             self._watch_children(),
             self._watch_counters(),
+            self._watch_gpus(),
         ):
             self._start(channel)
         return self
@@ -396,6 +403,13 @@ class Watch:
                     f"/health answers {await self._health_status() or 'nothing'}",
                     still,
                 )
+
+    async def _watch_gpus(self) -> None:
+        while self.gpus:
+            await asyncio.sleep(_GPU_POLL)
+            with contextlib.suppress(InfraError):  # the figures are the same without it
+                if self.load and (use := await asyncio.to_thread(gpu_use, self.gpus)):
+                    self.gpu_uses.append(use)
 
     async def scrape(self) -> Reading | None:
         """Return a reading of `/metrics`; None if it does not answer. Another process than the first one is a sign of death.

@@ -17,6 +17,7 @@ from vllm_repro.client.client import Client
 from vllm_repro.client.metrics import Reading, counted_between, latencies_between, steps_between
 from vllm_repro.client.prompts import Prompt, build_chat, build_completion
 from vllm_repro.errors import InfraError, Unsupported
+from vllm_repro.host.machine import worst_use
 from vllm_repro.running.alone import Greedy, greedy
 from vllm_repro.running.idle import CpuSample, engine_cpu_seconds, is_idle, never_idle_message
 from vllm_repro.running.state import Trial
@@ -91,6 +92,7 @@ class WorkloadRunner:
         """Take the server's counters; `end_phase` writes what they counted from now on."""
         reading = await self.watch.scrape()
         self.phase, self.watch.kv_most = (time.time(), reading) if reading else None, None
+        self.watch.gpu_uses = []
         return reading
 
     async def end_phase(self, name: str, **fields: object) -> dict[str, list[tuple[float, float, int]]]:
@@ -98,10 +100,11 @@ class WorkloadRunner:
         phase = self.phase
         after, kv_most = await self.watch.scrape(), self.watch.kv_most
         self.phase, self.watch.kv_most = (time.time(), after) if after else None, None
+        gpus, self.watch.gpu_uses = worst_use(self.watch.gpu_uses), []
         counted = counted_between(phase[1], after, kv_most) if phase and after else None
         if phase and counted:
             label = {**self.trial.label, "phase": name, **fields}
-            self.trial.journal.write("counters", **label, began=phase[0], ended=time.time(), counted=counted)
+            self.trial.journal.write("counters", **label, began=phase[0], ended=time.time(), counted=counted, gpus=gpus)
         return latencies_between(phase[1], after) if phase and after else {}
 
     async def finish(self) -> None:
