@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
+import stat
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -314,10 +316,14 @@ def _fingerprint(packages: Path) -> str:
         with record.open(newline="", encoding="utf-8") as text:
             names = [row[0] for row in csv.reader(text) if row and not row[0].endswith(".pyc")]
         for name in names:
-            path = packages / name
-            digest.update(f"{name} {path.stat().st_size if path.is_file() else 'missing'}\n".encode())
-            if name.startswith("vllm/") and name.endswith(".py") and path.is_file():
-                digest.update(path.read_bytes())
+            try:
+                found = os.stat(f"{packages}/{name}")  # noqa: PTH116  # a `Path` for each of 30,000 takes 0.2 s
+                size = found.st_size if stat.S_ISREG(found.st_mode) else None
+            except OSError:
+                size = None
+            digest.update(f"{name} {'missing' if size is None else size}\n".encode())
+            if size is not None and name.startswith("vllm/") and name.endswith(".py"):
+                digest.update((packages / name).read_bytes())
     return digest.hexdigest()
 
 
