@@ -1,0 +1,425 @@
+"""Runs on a Ray cluster: `--on`. Each is one Ray task, which starts `item` on a node and yields what that writes.
+
+The folder of a run is copied as it grows, so it is the node's to the byte, and whatever is lost, `--resume` finds what was seen. Ray is
+imported only here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from vllm_repro import errors
+from vllm_repro.diagnosis.boot_facts import boot_facts
+from vllm_repro.errors import InfraError, ReproError, UsageError
+from vllm_repro.evidence import Evidence
+from vllm_repro.journal.journal import Journal, read
+from vllm_repro.report.build import build
+from vllm_repro.report.files import write_reports
+from vllm_repro.report.model import RunReport
+from vllm_repro.running.assess import Conclusion
+from vllm_repro.running.folders import private_folders, private_hosts, private_users, run_folder
+from vllm_repro.running.item import ERROR, RUNS, SITE, Item
+from vllm_repro.running.job import Chosen, Elsewhere, Job, repeat_command
+from vllm_repro.running.resume import UnfinishedRun
+from vllm_repro.running.run import signals_later, strongest_record
+from vllm_repro.running.terminal import Progress
+from vllm_repro.servers.kinds import ServerKind
+from vllm_repro.servers.options import needs_of
+from vllm_repro.trigger.trigger import TriggerResult
+from vllm_repro.verdict.outcome import Outcome
+
+__all__ = ["Fleet", "connect", "results"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+Chunk = tuple[str, int, bytes]
+"""A piece of a file: its name, its place, and the bytes that now end the file. NODE has the node's address instead of bytes of a file."""
+
+NODE, OUTPUT = "node", "output"
+RESOURCE = "vllm_repro"
+"""Ray's resource of which a run takes one. A node declares how many runs it bears; without it a run takes a CPU."""
+
+_POLL_S = 0.2
+_CHUNK = 1 << 20
+_CORES_PER_RUN = 4
+"""On one machine: a server and its client keep this many busy."""
+_ANSWERS_IN_S = 15.0
+_ENDS_IN_S = 60.0
+
+
+@functools.cache
+def connect(on: str) -> Fleet:
+    """Return the fleet at `on`: `local`, `auto`, or an address. Raises `UsageError` or `InfraError` if there is none."""
+    try:
+        import ray  # here: an extra
+    except ImportError:
+        raise UsageError("--on needs Ray, which is not installed", hint="pip install 'vllm-repro[ray]'") from None
+    if on.startswith("ray://"):
+        raise UsageError(
+            "Ray Client (ray://) cannot stream what a run writes",
+            hint="call this on a machine of the cluster with --on auto, or send it there: ray job submit -- vllm-repro … --on auto",
+        )
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    where: dict[str, Any] = {"address": on}
+    if on == "local":
+        runs = max(1, (os.cpu_count() or 1) // _CORES_PER_RUN)
+        where |= {"resources": {RESOURCE: runs}, "include_dashboard": False, "object_store_memory": 100 << 20}
+    elif on != "auto":
+        _refuse_silent(on)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        ray.init(**where, log_to_driver=False, logging_level="error")
+    except RuntimeError as error:  # versions differ
+        text = " ".join(f"{error}".split())
+        raise UsageError(text, hint="call this with the Python and the Ray of the cluster") from error
+    except (ConnectionError, ValueError) as error:
+        text = " ".join(f"{error}".split())
+        raise InfraError(
+            f"no Ray cluster at {on}: {text}", hint="`ray start --head` starts one; --on local needs none"
+        ) from error
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)  # Ray sets its own
+    return Fleet(ray)
+
+
+def _refuse_silent(address: str) -> None:
+    """Raise `InfraError` if no Ray cluster answers at `address`: `ray.init` waits for one without end."""
+    words = ["-m", "ray.scripts.scripts", "health-check", "--skip-version-check", "--address", address]
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        if not subprocess.run(
+            [sys.executable, *words], capture_output=True, timeout=_ANSWERS_IN_S, check=False
+        ).returncode:
+            return
+    hint = "HOST:PORT is what `ray start --head` printed; `ray status` shows if it runs"
+    raise InfraError(f"no Ray cluster answers at {address} within {_ANSWERS_IN_S:.0f} s", hint=hint)
+
+
+def results(work: Callable[[T], R], items: Sequence[T], elsewhere: Elsewhere | None) -> Iterator[tuple[T, R]]:
+    """Yield each item with the result of `work`: here one after the other, elsewhere all at once and the first to finish first."""
+    if elsewhere is None or len(items) < 2:
+        yield from ((item, work(item)) for item in items)
+        return
+    with ThreadPoolExecutor(len(items)) as threads:
+        begun = {threads.submit(work, item): item for item in items}
+        pending, never_begun = set(begun), None
+        try:
+            while pending:
+                try:
+                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                except KeyboardInterrupt as name:
+                    elsewhere.interrupt(f"{name}" or "SIGINT")
+                    continue
+                for one in done:
+                    if isinstance(one.exception(), KeyboardInterrupt):
+                        never_begun = one.exception()
+                    else:
+                        yield begun[one], one.result()
+            if never_begun is not None:
+                raise never_begun
+        finally:
+            if pending:  # one of them raised
+                elsewhere.interrupt("SIGTERM")
+
+
+class Fleet:
+    """A cluster that this process is connected to. ray: the module; tests give another one."""
+
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
+        self._interrupted = ""
+
+    def interrupt(self, name: str) -> None:
+        self._interrupted = name
+
+    def run(self, job: Job, progress: Progress, chosen: Chosen, unfinished: UnfinishedRun | None) -> RunReport:
+        """Run `job` on a node, and if that is lost once more on another: from where the first one was, if the machines are alike."""
+        repeat = repeat_command(
+            "run", job, job.choice.kind, ("--vllm", job.options.vllm or job.version(job.choice.kind))
+        )
+        job = replace(job, elsewhere=None, reproduce=job.reproduce or repeat)
+        copy = _Copy(job, progress, chosen, unfinished.folder if unfinished else None)
+        lost = ""
+        while True:
+            try:
+                node_lost = self._try(job, copy, lost)
+            except UsageError:
+                if not lost or copy.folder is None:
+                    raise
+                _write_reports(copy.folder, job)  # what was seen stays there
+                progress.line("the other node is another kind of machine; the run begins anew")
+                copy.folder = None
+                continue
+            if not node_lost or self._interrupted:
+                break
+            copy.record_loss(node_lost)
+            progress.line(f"{node_lost}; the run is tried on another node")
+            if lost:
+                at = f"vllm-repro run --resume {copy.folder}" if copy.folder else job.reproduce
+                raise InfraError(f"{lost}, and then {node_lost}", hint=at)
+            lost = node_lost
+        if copy.folder is None:
+            raise KeyboardInterrupt(self._interrupted)
+        if self._interrupted:
+            copy.record_interrupt(self._interrupted)
+            _write_reports(copy.folder, job)
+        return build(copy.folder)
+
+    def _try(self, job: Job, copy: _Copy, lost: str) -> str:
+        """Run the job on one node. Return how the node was lost; empty if it was not, or if a signal interrupted the run."""
+        ray = self._ray
+        demand = self._demand(job, InfraError if lost else UsageError)
+        stream = None
+        try:
+            task = ray.remote(num_returns="streaming", max_retries=0, **demand)(run_item)
+            stream = task.remote(_item(job, copy.folder), _files(job, copy.folder))
+            began = time.monotonic()
+            while not self._interrupted:
+                ready, _ = ray.wait([stream], timeout=1.0)
+                if ready:
+                    copy.take(*ray.get(next(stream)))
+                elif not copy.node and time.monotonic() - began > _ANSWERS_IN_S:
+                    copy.progress.notify(f"waiting for a node with {_words(demand)}")
+        except StopIteration:
+            return copy.ended()
+        except KeyboardInterrupt as name:
+            self.interrupt(f"{name}" or "SIGINT")
+        except ray.exceptions.RayTaskError as error:
+            text = f"the run could not be started on the node: {' '.join(f'{error.cause!r}'.split())}"
+            raise InfraError(text, hint="install the same vllm-repro on each node") from error
+        except ray.exceptions.RayError as error:
+            first = f"{error}".strip().partition("\n")[0]
+            return f"the node {copy.node} was lost: {type(error).__name__}: {first}"
+        if stream is not None:
+            ray.cancel(stream)
+            with contextlib.suppress(Exception):
+                ray.wait([stream], timeout=_ENDS_IN_S)  # until the node has ended its server
+        return ""
+
+    def _demand(self, job: Job, error: type[ReproError]) -> dict[str, Any]:
+        """Return what Ray must give the task. Raises `error` if no node has it: Ray itself would wait for ever."""
+        gpus = needs_of(job.scenario, job.options).gpus if job.choice.kind.facts.on_gpus else 0
+        nodes = [node for node in self._ray.nodes() if node["Alive"]]
+        counted = any(RESOURCE in node["Resources"] for node in nodes)
+        wanted = {"GPU": gpus, RESOURCE if counted else "CPU": 1}
+        if not any(all(node["Resources"].get(name, 0) >= number for name, number in wanted.items()) for node in nodes):
+            has = "; ".join(
+                f"{node['NodeManagerAddress']} has {_words({name: node['Resources'].get(name, 0) for name in wanted})}"
+                for node in nodes
+            )
+            raise error(
+                f"no node of the cluster has {_words(wanted)}, which {job.scenario.id} needs: {has}",
+                hint="add a node; `ray start --num-gpus N --resources '{\"vllm_repro\": 1}'` declares what it has",
+            )
+        return {"num_gpus": gpus, "num_cpus": 0 if counted else 1, "resources": {RESOURCE: 1} if counted else {}}
+
+
+def _words(resources: Mapping[str, Any]) -> str:
+    flat = {**resources, **resources.get("resources", {})}
+    return ", ".join(f"{name} {number:g}" for name, number in flat.items() if name != "resources")
+
+
+def _item(job: Job, folder: Path | None) -> Item:
+    private: dict[str, Sequence[Any]] = {
+        "folders": private_folders(),
+        "hosts": private_hosts(job.scenario),
+        "users": private_users(job.scenario),
+    }
+    return Item(
+        job=replace(job, private=private),
+        resume=folder.name if folder else "",
+        diffs=tuple(path.read_bytes() for path in job.options.patch),
+        folder=str(Path.cwd()),
+    )
+
+
+def _files(job: Job, folder: Path | None) -> dict[str, bytes]:
+    """Return the files that a node needs: of the run to continue, and the reports that a claim of `fixed` rests on."""
+    runs = job.out / job.scenario.id
+    version = job.version(job.choice.kind)
+    records = (strongest_record(job.out, job.scenario, one, job.arms, version) for one in Evidence)
+    paths = [runs / record.run / "report.json" for record in records if record]
+    paths += [path for path in folder.rglob("*") if path.is_file()] if folder else []
+    return {path.relative_to(runs).as_posix(): path.read_bytes() for path in paths}
+
+
+def _write_reports(folder: Path, job: Job) -> None:
+    with signals_later():
+        write_reports(build(folder), job.scenario)
+
+
+class _Copy:
+    """The copy of a run's folder on this machine. folder: None until it is known."""
+
+    def __init__(self, job: Job, progress: Progress, chosen: Chosen, folder: Path | None) -> None:
+        self.folder, self.progress, self.node = folder, progress, ""
+        self._job, self._chosen = job, chosen
+        self._line = b""
+        self._error: ReproError | None = None
+
+    def take(self, name: str, at: int, data: bytes) -> None:
+        """Take a chunk."""
+        if name == NODE:
+            self.node = data.decode()
+        elif name == OUTPUT:
+            *lines, self._line = (self._line + data).split(b"\n")
+            for line in lines:
+                self.progress.line(f"{self.node}: {self._job.options.vllm or ''} {line.decode('utf-8', 'replace')}")
+        elif name == SITE:
+            self._chosen(_Site(**json.loads(data)), self._job.choice.why)
+        elif name == ERROR:
+            said = json.loads(data)
+            self._error = getattr(errors, said["type"])(said["message"], hint=said["hint"])
+        else:
+            run, _, path = name.partition("/")
+            if self.folder is None:
+                self.folder = run_folder(self._job.out, self._job.scenario.id, run)
+            target = self.folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with target.open("r+b" if target.exists() else "wb") as file:
+                file.seek(at)
+                file.write(data)
+                file.truncate()
+
+    def ended(self) -> str:
+        """Return how the process of the run was lost; empty if it finished. Raises the error that it left."""
+        if self._error is not None:
+            raise self._error
+        if self.folder is not None and not read(self.folder / "journal.jsonl").cut:
+            return ""
+        return f"the process of the run on the node {self.node} was killed"
+
+    def record_loss(self, why: str) -> None:
+        """Write the end of the boot that was lost with its node."""
+        for journal, boot in self._open_boot():
+            conclusion = Conclusion(
+                outcome=Outcome.INFRA,
+                phase=None,
+                trigger=TriggerResult(crossed=False, evidence=()),
+                death=None,
+                boot_s=None,
+                version=None,
+                sent=0,
+                ok=0,
+                why=why,
+                captured={},
+                boot=asdict(boot_facts([])),
+                launched=True,
+            )
+            log = f"logs/{boot['arm']}-{boot['trial']}.log"
+            journal.write("trial-ended", **boot, duration_s=0.0, log=log, rank_logs=[], **conclusion.as_fields())
+
+    def record_interrupt(self, name: str) -> None:
+        """Write the end of an interrupted run."""
+        assert self.folder is not None
+        with Journal(self.folder / "journal.jsonl") as journal:
+            journal.write("run-ended", interrupted=name)
+
+    def _open_boot(self) -> Iterator[tuple[Journal, Mapping[str, Any]]]:
+        path = self.folder / "journal.jsonl" if self.folder else None
+        if path is None or not path.exists():
+            return
+        ended = {(entry["arm"], entry["trial"]) for entry in read(path).of("trial-ended")}
+        for entry in read(path).of("trial-started"):
+            if (entry["arm"], entry["trial"]) not in ended:
+                with Journal(path) as journal:
+                    yield journal, {"arm": entry["arm"], "trial": entry["trial"]}
+
+
+class _Site:
+    """The facts of a site on a node."""
+
+    def __init__(self, kind: str, evidence: str, version: str | None, why: str) -> None:
+        self.kind, self.evidence, self.version = ServerKind(kind), Evidence(evidence), version
+
+
+# ── on the node ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def run_item(item: Item, files: Mapping[str, bytes]) -> Iterator[Chunk]:
+    """Run an item in a process, and yield what it writes while it writes it. files: of the folder of the scenario's runs."""
+    import ray  # this is a process of Ray's
+
+    yield NODE, 0, ray.util.get_node_ip_address().encode()
+    root = Path(tempfile.mkdtemp(prefix="vllm-repro-item-"))
+    runs = root / RUNS / item.job.scenario.id
+    child = None
+    try:
+        for name, data in files.items():
+            (runs / name).parent.mkdir(parents=True, exist_ok=True)
+            (runs / name).write_bytes(data)
+        with (root / OUTPUT).open("wb") as output:
+            child = subprocess.Popen(
+                [sys.executable, "-P", "-m", "vllm_repro.running.item", str(root)],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=_environment(),
+                start_new_session=True,
+            )
+        assert child.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # its output shows why
+            child.stdin.write(ray.cloudpickle.dumps(item))
+            child.stdin.flush()
+        sent = {name: len(data) for name, data in files.items()}
+        ended = False
+        while not ended:
+            ended = child.poll() is not None
+            yield from _news(root, runs, runs / (item.resume or "latest"), sent, ended=ended)
+            time.sleep(0 if ended else _POLL_S)
+    finally:
+        if child is not None:
+            with contextlib.suppress(BrokenPipeError):
+                child.communicate()  # closes the leash
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment that Ray was started with on this node, and the GPUs of the task.
+
+    Ray adds variables to that of a task, such as OMP_NUM_THREADS, by which a server would be slower than without Ray.
+    """
+    with contextlib.suppress(psutil.Error):
+        found = psutil.Process(os.getppid()).environ()
+        mine = {name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in os.environ}
+        return {name: value for name, value in found.items() if not name.startswith("RAY_")} | mine
+    return dict(os.environ)
+
+
+def _news(root: Path, runs: Path, run: Path, sent: dict[str, int], *, ended: bool) -> Iterator[Chunk]:
+    """Yield what was not sent yet: of files that only grow at any time, and all others at the end."""
+    for name in (SITE, OUTPUT, ERROR):
+        yield from _chunks(root / name, name, sent)
+    run = run.resolve()
+    for path in sorted(path for path in run.rglob("*") if path.is_file()):
+        name = path.relative_to(runs.resolve()).as_posix()
+        if path.suffix == ".jsonl" or path.parent.name == "logs":
+            yield from _chunks(path, name, sent)
+        elif ended:
+            yield from _chunks(path, name, {})
+
+
+def _chunks(path: Path, name: str, sent: dict[str, int]) -> Iterator[Chunk]:
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        at = file.seek(sent.get(name, 0))
+        while (data := file.read(_CHUNK)) or name not in sent:  # also an empty file
+            yield name, at, data
+            at += len(data)
+            sent[name] = at
