@@ -10,19 +10,16 @@ import contextlib
 import functools
 import json
 import os
-import shutil
+import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
-
-import psutil
 
 from vllm_repro import errors
 from vllm_repro.diagnosis.boot_facts import boot_facts
@@ -34,7 +31,7 @@ from vllm_repro.report.files import write_reports
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.assess import Conclusion
 from vllm_repro.running.folders import private_folders, private_hosts, private_users, run_folder
-from vllm_repro.running.item import ERROR, RUNS, SITE, Item
+from vllm_repro.running.item import ERROR, NODE, OUTPUT, SITE, Item, run_item
 from vllm_repro.running.job import Chosen, Elsewhere, Job, repeat_command
 from vllm_repro.running.resume import UnfinishedRun
 from vllm_repro.running.run import signals_later, strongest_record
@@ -49,15 +46,9 @@ __all__ = ["Fleet", "connect", "results"]
 T = TypeVar("T")
 R = TypeVar("R")
 
-Chunk = tuple[str, int, bytes]
-"""A piece of a file: its name, its place, and the bytes that now end the file. NODE has the node's address instead of bytes of a file."""
-
-NODE, OUTPUT = "node", "output"
 RESOURCE = "vllm_repro"
 """Ray's resource of which a run takes one. A node declares how many runs it bears; without it a run takes a CPU."""
 
-_POLL_S = 0.2
-_CHUNK = 1 << 20
 _CORES_PER_RUN = 4
 """On one machine: a server and its client keep this many busy."""
 _ANSWERS_IN_S = 15.0
@@ -159,7 +150,7 @@ class Fleet:
         lost = ""
         while True:
             try:
-                node_lost = self._try(job, copy, lost)
+                trouble = self._try(job, copy, lost)
             except UsageError:
                 if not lost or copy.folder is None:
                     raise
@@ -167,26 +158,38 @@ class Fleet:
                 progress.line("the other node is another kind of machine; the run begins anew")
                 copy.folder = None
                 continue
-            if not node_lost or self._interrupted:
+            except InfraError as error:
+                if not lost:
+                    raise
+                trouble = f"{error}"
+            if not trouble or self._interrupted:
                 break
-            copy.record_loss(node_lost)
-            progress.line(f"{node_lost}; the run is tried on another node")
+            copy.record_loss(trouble)
             if lost:
-                at = f"vllm-repro run --resume {copy.folder}" if copy.folder else job.reproduce
-                raise InfraError(f"{lost}, and then {node_lost}", hint=at)
-            lost = node_lost
+                raise InfraError(f"{lost}, and then {trouble}", hint=self._resume(copy, job))
+            progress.line(f"{trouble}; the run is tried on another node")
+            lost = trouble
         if copy.folder is None:
             raise KeyboardInterrupt(self._interrupted)
-        if self._interrupted:
-            copy.record_interrupt(self._interrupted)
+        if read(copy.folder / "journal.jsonl").cut:
+            with Journal(copy.folder / "journal.jsonl") as journal:
+                journal.write("run-ended", interrupted=self._interrupted)
             _write_reports(copy.folder, job)
         return build(copy.folder)
+
+    @staticmethod
+    def _resume(copy: _Copy, job: Job) -> str:
+        if copy.folder is None:
+            return job.reproduce
+        _write_reports(copy.folder, job)
+        return f"vllm-repro run --resume {shlex.quote(str(copy.folder))} --on CLUSTER"
 
     def _try(self, job: Job, copy: _Copy, lost: str) -> str:
         """Run the job on one node. Return how the node was lost; empty if it was not, or if a signal interrupted the run."""
         ray = self._ray
         demand = self._demand(job, InfraError if lost else UsageError)
         stream = None
+        copy.begin()
         try:
             task = ray.remote(num_returns="streaming", max_retries=0, **demand)(run_item)
             stream = task.remote(_item(job, copy.folder), _files(job, copy.folder))
@@ -206,7 +209,7 @@ class Fleet:
             raise InfraError(text, hint="install the same vllm-repro on each node") from error
         except ray.exceptions.RayError as error:
             first = f"{error}".strip().partition("\n")[0]
-            return f"the node {copy.node} was lost: {type(error).__name__}: {first}"
+            return f"the node {copy.node or 'of the run'} was lost: {type(error).__name__}: {first}"
         if stream is not None:
             ray.cancel(stream)
             with contextlib.suppress(Exception):
@@ -269,9 +272,13 @@ class _Copy:
     """The copy of a run's folder on this machine. folder: None until it is known."""
 
     def __init__(self, job: Job, progress: Progress, chosen: Chosen, folder: Path | None) -> None:
-        self.folder, self.progress, self.node = folder, progress, ""
+        self.folder, self.progress = folder, progress
         self._job, self._chosen = job, chosen
-        self._line = b""
+        self.begin()
+
+    def begin(self) -> None:
+        """Prepare for the chunks of another node."""
+        self.node, self._line = "", b""
         self._error: ReproError | None = None
 
     def take(self, name: str, at: int, data: bytes) -> None:
@@ -304,7 +311,7 @@ class _Copy:
             raise self._error
         if self.folder is not None and not read(self.folder / "journal.jsonl").cut:
             return ""
-        return f"the process of the run on the node {self.node} was killed"
+        return f"the process of the run on the node {self.node} ended early"
 
     def record_loss(self, why: str) -> None:
         """Write the end of the boot that was lost with its node."""
@@ -326,12 +333,6 @@ class _Copy:
             log = f"logs/{boot['arm']}-{boot['trial']}.log"
             journal.write("trial-ended", **boot, duration_s=0.0, log=log, rank_logs=[], **conclusion.as_fields())
 
-    def record_interrupt(self, name: str) -> None:
-        """Write the end of an interrupted run."""
-        assert self.folder is not None
-        with Journal(self.folder / "journal.jsonl") as journal:
-            journal.write("run-ended", interrupted=name)
-
     def _open_boot(self) -> Iterator[tuple[Journal, Mapping[str, Any]]]:
         path = self.folder / "journal.jsonl" if self.folder else None
         if path is None or not path.exists():
@@ -348,78 +349,3 @@ class _Site:
 
     def __init__(self, kind: str, evidence: str, version: str | None, why: str) -> None:
         self.kind, self.evidence, self.version = ServerKind(kind), Evidence(evidence), version
-
-
-# ── on the node ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def run_item(item: Item, files: Mapping[str, bytes]) -> Iterator[Chunk]:
-    """Run an item in a process, and yield what it writes while it writes it. files: of the folder of the scenario's runs."""
-    import ray  # this is a process of Ray's
-
-    yield NODE, 0, ray.util.get_node_ip_address().encode()
-    root = Path(tempfile.mkdtemp(prefix="vllm-repro-item-"))
-    runs = root / RUNS / item.job.scenario.id
-    child = None
-    try:
-        for name, data in files.items():
-            (runs / name).parent.mkdir(parents=True, exist_ok=True)
-            (runs / name).write_bytes(data)
-        with (root / OUTPUT).open("wb") as output:
-            child = subprocess.Popen(
-                [sys.executable, "-P", "-m", "vllm_repro.running.item", str(root)],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=_environment(),
-                start_new_session=True,
-            )
-        assert child.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # its output shows why
-            child.stdin.write(ray.cloudpickle.dumps(item))
-            child.stdin.flush()
-        sent = {name: len(data) for name, data in files.items()}
-        ended = False
-        while not ended:
-            ended = child.poll() is not None
-            yield from _news(root, runs, runs / (item.resume or "latest"), sent, ended=ended)
-            time.sleep(0 if ended else _POLL_S)
-    finally:
-        if child is not None:
-            with contextlib.suppress(BrokenPipeError):
-                child.communicate()  # closes the leash
-        shutil.rmtree(root, ignore_errors=True)
-
-
-def _environment() -> dict[str, str]:
-    """Return the environment that Ray was started with on this node, and the GPUs of the task.
-
-    Ray adds variables to that of a task, such as OMP_NUM_THREADS, by which a server would be slower than without Ray.
-    """
-    with contextlib.suppress(psutil.Error):
-        found = psutil.Process(os.getppid()).environ()
-        mine = {name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in os.environ}
-        return {name: value for name, value in found.items() if not name.startswith("RAY_")} | mine
-    return dict(os.environ)
-
-
-def _news(root: Path, runs: Path, run: Path, sent: dict[str, int], *, ended: bool) -> Iterator[Chunk]:
-    """Yield what was not sent yet: of files that only grow at any time, and all others at the end."""
-    for name in (SITE, OUTPUT, ERROR):
-        yield from _chunks(root / name, name, sent)
-    run = run.resolve()
-    for path in sorted(path for path in run.rglob("*") if path.is_file()):
-        name = path.relative_to(runs.resolve()).as_posix()
-        if path.suffix == ".jsonl" or path.parent.name == "logs":
-            yield from _chunks(path, name, sent)
-        elif ended:
-            yield from _chunks(path, name, {})
-
-
-def _chunks(path: Path, name: str, sent: dict[str, int]) -> Iterator[Chunk]:
-    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-        at = file.seek(sent.get(name, 0))
-        while (data := file.read(_CHUNK)) or name not in sent:  # also an empty file
-            yield name, at, data
-            at += len(data)
-            sent[name] = at

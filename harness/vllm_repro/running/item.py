@@ -1,20 +1,26 @@
-"""One run on a node of a cluster, as a process: `python -m vllm_repro.running.item FOLDER`. `fleet` starts it.
+"""One run on a node of a cluster: `run_item`, the task, which starts this module as a process in a folder of its own.
 
-Its standard input brings the `Item` and is its leash: when it closes, the run ends its server and the folder is removed.
+The standard input of the process brings the `Item` and is its leash: when it closes, the run ends its server and the folder is removed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
 import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import psutil
 
 from vllm_repro import __version__
 from vllm_repro.errors import InfraError, ReproError
@@ -23,10 +29,19 @@ from vllm_repro.running.resume import read_run
 from vllm_repro.running.run import run_one
 from vllm_repro.running.terminal import Progress
 
-__all__ = ["ERROR", "RUNS", "SITE", "Item"]
+__all__ = ["ERROR", "NODE", "OUTPUT", "SITE", "Item", "run_item"]
 
-RUNS, SITE, ERROR = "runs", "site.json", "error.json"
-"""In the folder of an item: the folder of all runs, the facts of the site, and why there is no run."""
+RUNS, SITE, OUTPUT, ERROR = "runs", "site.json", "output", "error.json"
+"""In the folder of an item: the folder of all runs, the facts of the site, the output of its process, and why there is no run."""
+
+NODE = "node"
+"""Name of the chunk with the address of the node."""
+
+Chunk = tuple[str, int, bytes]
+"""A piece of a file: its name, its place, and the bytes, after which the file ends for now."""
+
+_POLL_S = 0.2
+_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +56,81 @@ class Item:
     diffs: tuple[bytes, ...]
     folder: str
     version: str = __version__
+
+
+def run_item(item: Item, files: Mapping[str, bytes]) -> Iterator[Chunk]:
+    """Run an item in a process, and yield what it writes while it writes it. files: of the folder of the scenario's runs."""
+    import ray  # this is a process of Ray's
+
+    yield NODE, 0, ray.util.get_node_ip_address().encode()
+    root = Path(tempfile.mkdtemp(prefix="vllm-repro-item-"))
+    runs = root / RUNS / item.job.scenario.id
+    child = None
+    try:
+        for name, data in files.items():
+            (runs / name).parent.mkdir(parents=True, exist_ok=True)
+            (runs / name).write_bytes(data)
+        with (root / OUTPUT).open("wb") as output:
+            child = subprocess.Popen(
+                [sys.executable, "-P", "-m", "vllm_repro.running.item", str(root)],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=_environment(),
+                start_new_session=True,
+            )
+        assert child.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # its output shows why
+            child.stdin.write(ray.cloudpickle.dumps(item))
+            child.stdin.flush()
+        sent = {name: len(data) for name, data in files.items()}
+        ended = False
+        while not ended:
+            ended = child.poll() is not None
+            yield from _news(root, runs, runs / (item.resume or "latest"), sent, ended=ended)
+            time.sleep(0 if ended else _POLL_S)
+    finally:
+        if child is not None:
+            with contextlib.suppress(BrokenPipeError):
+                child.communicate()  # closes the leash
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment that Ray was started with on this node, and the GPUs of the task.
+
+    Ray adds variables to that of a task, such as OMP_NUM_THREADS, by which a server would be slower than without Ray.
+    """
+    with contextlib.suppress(psutil.Error):
+        found = psutil.Process(os.getppid()).environ()
+        mine = {name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in os.environ}
+        return {name: value for name, value in found.items() if not name.startswith("RAY_")} | mine
+    return dict(os.environ)
+
+
+def _news(root: Path, runs: Path, run: Path, sent: dict[str, int], *, ended: bool) -> Iterator[Chunk]:
+    """Yield what was not sent yet: of files that only grow at any time, and all others at the end."""
+    for name in (SITE, OUTPUT, ERROR):
+        yield from _chunks(root / name, name, sent)
+    run = run.resolve()
+    for path in sorted(path for path in run.rglob("*") if path.is_file()):
+        name = path.relative_to(runs.resolve()).as_posix()
+        if path.suffix == ".jsonl" or path.parent.name == "logs":
+            yield from _chunks(path, name, sent)
+        elif ended:
+            yield from _chunks(path, name, {})
+
+
+def _chunks(path: Path, name: str, sent: dict[str, int]) -> Iterator[Chunk]:
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        at = file.seek(sent.get(name, 0))
+        while (data := file.read(_CHUNK)) or name not in sent:  # also an empty file
+            yield name, at, data
+            at += len(data)
+            sent[name] = at
+
+
+# ── the process ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def main(root: Path) -> int:
