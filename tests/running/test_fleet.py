@@ -274,7 +274,7 @@ def test_a_node_without_the_package_is_named(tmp_path: Path) -> None:
 def test_a_missing_resource_is_named_with_what_the_cluster_has(tmp_path: Path) -> None:
     on_gpus = {"choice": ServerChoice(ServerKind.DOCKER, ""), "options": ServerOptions(server="docker")}
     ray = FakeRay(resources={"CPU": 4.0, "vllm_repro": 1.0})
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(Unsupported) as caught:
         run(Fleet(ray), job_in(tmp_path, **on_gpus))
     assert f"{caught.value}" == (
         "no node of the cluster has GPU 1, vllm_repro 1, which tq-chunked-prefill needs: 10.0.0.1 has GPU 0, vllm_repro 1"

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from vllm_repro import errors
 from vllm_repro.diagnosis.boot_facts import boot_facts
-from vllm_repro.errors import InfraError, ReproError, UsageError
+from vllm_repro.errors import InfraError, ReproError, Unsupported, UsageError
 from vllm_repro.evidence import Evidence
 from vllm_repro.journal.journal import Journal, read
 from vllm_repro.report.build import build
@@ -57,7 +57,7 @@ _ENDS_IN_S = 60.0
 
 @functools.cache
 def connect(on: str) -> Fleet:
-    """Return the fleet at `on`: `local`, `auto`, or an address. Raises `UsageError` or `InfraError` if there is none."""
+    """Return the cluster at `on`: `local`, `auto`, or an address. Raises `UsageError` or `InfraError` if there is none."""
     try:
         import ray  # here: an extra
     except ImportError:
@@ -187,7 +187,7 @@ class Fleet:
     def _try(self, job: Job, copy: _Copy, lost: str) -> str:
         """Run the job on one node. Return how the node was lost; empty if it was not, or if a signal interrupted the run."""
         ray = self._ray
-        demand = self._demand(job, InfraError if lost else UsageError)
+        demand = self._demand(job, InfraError if lost else Unsupported)
         stream = None
         copy.begin()
         try:
