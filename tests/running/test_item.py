@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import subprocess
 import sys
@@ -102,3 +103,14 @@ def test_variables_of_ray_do_not_reach_the_server(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # Ray sets it for a task
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert items._environment() == {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "1"}
+
+
+def test_a_folder_without_a_process_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for name in ("vllm-repro-item-held", "vllm-repro-item-left", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "lock").touch()
+    with (tmp_path / "vllm-repro-item-held" / "lock").open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        items.remove_left()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "vllm-repro-item-held"]

@@ -6,6 +6,7 @@ The standard input of the process brings the `Item` and is its leash: when it cl
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import pickle
@@ -29,7 +30,7 @@ from vllm_repro.running.resume import read_run
 from vllm_repro.running.run import run_one
 from vllm_repro.running.terminal import Progress
 
-__all__ = ["ERROR", "NODE", "OUTPUT", "SITE", "Item", "run_item"]
+__all__ = ["ERROR", "NODE", "OUTPUT", "SITE", "Item", "remove_left", "run_item"]
 
 RUNS, SITE, OUTPUT, ERROR = "runs", "site.json", "output", "error.json"
 """In the folder of an item: the folder of all runs, the facts of the site, the output of its process, and why there is no run."""
@@ -40,6 +41,7 @@ NODE = "node"
 Chunk = tuple[str, int, bytes]
 """A piece of a file: its name, its place, and the bytes, after which the file ends for now."""
 
+_PREFIX, _LOCK = "vllm-repro-item-", "lock"
 _POLL_S = 0.2
 _CHUNK = 1 << 20
 
@@ -63,7 +65,10 @@ def run_item(item: Item, files: Mapping[str, bytes]) -> Iterator[Chunk]:
     import ray  # this is a process of Ray's
 
     yield NODE, 0, ray.util.get_node_ip_address().encode()
-    root = Path(tempfile.mkdtemp(prefix="vllm-repro-item-"))
+    remove_left()
+    root = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    lock = (root / _LOCK).open("wb")
+    fcntl.flock(lock, fcntl.LOCK_EX)
     runs = root / RUNS / item.job.scenario.id
     child = None
     try:
@@ -78,6 +83,7 @@ def run_item(item: Item, files: Mapping[str, bytes]) -> Iterator[Chunk]:
                 stderr=subprocess.STDOUT,
                 env=_environment(),
                 start_new_session=True,
+                pass_fds=[lock.fileno()],
             )
         assert child.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # its output shows why
@@ -94,6 +100,15 @@ def run_item(item: Item, files: Mapping[str, bytes]) -> Iterator[Chunk]:
             with contextlib.suppress(BrokenPipeError):
                 child.communicate()  # closes the leash
         shutil.rmtree(root, ignore_errors=True)
+        lock.close()
+
+
+def remove_left() -> None:
+    """Remove the folders of items of which no process is left: Ray kills the processes of a worker that it ends."""
+    for root in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError), (root / _LOCK).open("rb") as lock:  # held, or of another user
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(root, ignore_errors=True)
 
 
 def _environment() -> dict[str, str]:
