@@ -168,6 +168,20 @@ def test_an_interrupted_command_reports_what_it_saw(cluster: Nodes, command: Com
     until_no_item()
 
 
+def test_a_lost_head_ends_the_command_with_the_way_to_continue(
+    cluster: Nodes, command: Command, tmp_path: Path
+) -> None:
+    run = command(
+        "run", SCENARIO, "--server", "rehearsal", "--arm", "reported", "--trials", "90", "--on", cluster.address
+    )
+    folder = until_trials(tmp_path / "reports", 1)
+    cluster.cluster.remove_node(cluster.cluster.head_node, allow_graceful=False)
+    status, text = ended(run)
+    assert status == 2, text
+    assert f"is gone\n  next: vllm-repro run --resume reports/{SCENARIO}/{folder.name}" in text
+    assert trials(folder)
+
+
 def test_what_the_cluster_lacks_is_named_at_once(cluster: Nodes, command: Command) -> None:
     words = ("run", SCENARIO, "--server", "process", "--vllm", "0.23.0")
     status, text = ended(command(*words, "--on", cluster.address))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shutil
+import socket
 import sys
 import threading
 import types
@@ -16,11 +17,12 @@ import pytest
 
 from tests.conftest import Harness
 from vllm_repro.errors import InfraError, ReproError, Unsupported, UsageError
+from vllm_repro.host.ports import free_port
 from vllm_repro.journal.journal import Journal, read
 from vllm_repro.report.model import RunReport
 from vllm_repro.running import fleet as fleets
 from vllm_repro.running.fleet import Fleet, connect, results
-from vllm_repro.running.item import ERROR, NODE, SITE, Chunk, Item, _news
+from vllm_repro.running.item import ERROR, NODE, OUTPUT, SITE, Chunk, Item, _news
 from vllm_repro.running.job import Job, SiteFacts
 from vllm_repro.running.resume import read_run
 from vllm_repro.running.terminal import Progress
@@ -56,6 +58,11 @@ class FakeRay:
         self._resources = {"CPU": 2.0} if resources is None else resources
         self.demands: list[dict[str, Any]] = []
         self.cancelled = 0
+        self.head = 0
+        """Port of the head node; 0 if it does not answer."""
+
+    def get_runtime_context(self) -> Any:
+        return types.SimpleNamespace(gcs_address=f"127.0.0.1:{self.head or free_port()}")
 
     def nodes(self) -> list[dict[str, Any]]:
         dead = {"Alive": False, "NodeManagerAddress": "10.0.0.9", "Resources": {"GPU": 8.0, "CPU": 64.0}}
@@ -232,6 +239,29 @@ def test_a_second_loss_is_an_error_with_the_way_to_continue(original: Path, tmp_
     assert read_run(folder).boots.outcomes["reported"]
 
 
+def test_a_lost_head_is_an_error_with_the_way_to_continue(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleets, "_ANSWERS_IN_S", 0.0)
+    monkeypatch.setattr(fleets, "_ASKED_EVERY_S", 0.0)
+    cut = lines_until(original, "trial-started", 2)
+    head = socket.create_server(("127.0.0.1", 0))
+
+    def loses_its_head(item: Item, files: Mapping[str, bytes]) -> Iterator[Chunk]:
+        yield from yields(original, lines=cut)(item, files)
+        head.close()
+        yield OUTPUT, 0, b""
+        raise AssertionError("the head was not missed")
+
+    ray = FakeRay(loses_its_head)
+    ray.head = head.getsockname()[1]
+    with pytest.raises(InfraError, match=r"the head node of the cluster, 127\.0\.0\.1:\d+, is gone") as caught:
+        run(Fleet(ray), job_in(tmp_path / "here"))
+    folder = tmp_path / "here" / SCENARIO / original.name
+    assert caught.value.hint == f"vllm-repro run --resume {folder} --on CLUSTER"
+    assert read_run(folder).boots.outcomes["reported"]
+
+
 def test_an_interrupted_run_ends_on_the_node_and_can_be_resumed(original: Path, tmp_path: Path) -> None:
     cut = lines_until(original, "trial-ended", 1)
     ray = FakeRay(yields(original, lines=cut, then=KeyboardInterrupt("SIGTERM")))
@@ -401,7 +431,9 @@ def test_a_signal_interrupts_all_items_and_their_results_come(monkeypatch: pytes
 
 
 @pytest.fixture
-def no_connection() -> Iterator[None]:
+def no_connection(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_USAGE_STATS_ENABLED"):  # `connect` sets them
+        monkeypatch.setenv(name, "")
     connect.cache_clear()
     yield
     connect.cache_clear()
@@ -416,20 +448,53 @@ def test_without_ray_the_message_says_what_to_install(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("no_connection")
-def test_versions_that_differ_are_reported_in_the_words_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("raised", "kind", "message"),
+    [
+        (
+            RuntimeError("Version mismatch:\n    Ray: 2.9.0\n    Python: 3.10.1"),
+            UsageError,
+            "mismatch: Ray: 2.9.0 Python: 3.10.1",
+        ),
+        (
+            ConnectionError("Could not find any running Ray"),
+            InfraError,
+            "no Ray cluster at auto takes a task: ConnectionError: Could",
+        ),
+        (RayError("InvalidAuthToken"), InfraError, "takes a task: RayError: InvalidAuthToken"),
+    ],
+)
+def test_why_a_cluster_cannot_be_used_is_reported(
+    raised: Exception, kind: type[ReproError], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def init(**_: object) -> None:
-        raise RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.9.0\n    Python: 3.10.1")
+        raise raised
 
-    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(init=init))
-    with pytest.raises(UsageError, match=r"Version mismatch: .* Ray: 2\.9\.0 Python: 3\.10\.1"):
+    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(init=init, exceptions=FakeRay.exceptions))
+    with pytest.raises(kind, match=message) as caught:
         connect("auto")
+    assert caught.value.hint
 
 
 @pytest.mark.usefixtures("no_connection")
-def test_no_cluster_is_trouble_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    def init(**_: object) -> None:
-        raise ConnectionError("Could not find any running Ray instance.")
-
-    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(init=init))
-    with pytest.raises(InfraError, match="no Ray cluster at auto: Could not find any running Ray instance"):
-        connect("auto")
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("import time; time.sleep(9)", "no Ray cluster answers at 10.0.0.1:6379 within"),
+        (
+            "raise SystemExit('Authentication token is missing')",
+            "refuses this command: Authentication token is missing",
+        ),
+    ],
+)
+def test_an_address_is_tried_before_ray_waits_for_it(
+    program: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{program}"\n', encoding="utf-8")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(fleets, "_ANSWERS_IN_S", 2.0)
+    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace())
+    with pytest.raises(InfraError, match=message):
+        connect("10.0.0.1:6379")

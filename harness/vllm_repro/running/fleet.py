@@ -10,8 +10,10 @@ import contextlib
 import functools
 import json
 import os
+import secrets
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -52,14 +54,27 @@ RESOURCE = "vllm_repro"
 _CORES_PER_RUN = 4
 """On one machine: a server and its client keep this many busy."""
 _ANSWERS_IN_S = 15.0
+_ASKED_EVERY_S = 1.0
+_STARTS_IN_S = 60.0
 _ENDS_IN_S = 60.0
+_CHECK = (
+    "`ray start --head` starts a cluster and prints HOST:PORT, `ray status` shows it. One with a token needs RAY_AUTH_MODE=token here, one "
+    "without RAY_AUTH_MODE=disabled"
+)
 
 
 @functools.cache
 def connect(on: str) -> Fleet:
     """Return the cluster at `on`: `local`, `auto`, or an address. Raises `UsageError` or `InfraError` if there is none."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    where: dict[str, Any] = {"address": on}
+    if on == "local":
+        runs = max(1, (os.cpu_count() or 1) // _CORES_PER_RUN)
+        where |= {"resources": {RESOURCE: runs}, "include_dashboard": False, "object_store_memory": 100 << 20}
+        # Else Ray writes a token to ~/.ray, by which `--on auto` could not talk to a cluster that was started before.
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     try:
-        import ray  # here: an extra
+        import ray  # here: an extra, and it reads the environment
     except ImportError:
         raise UsageError("--on needs Ray, which is not installed", hint="pip install 'vllm-repro[ray]'") from None
     if on.startswith("ray://"):
@@ -67,24 +82,17 @@ def connect(on: str) -> Fleet:
             "Ray Client (ray://) cannot stream what a run writes",
             hint="call this on a machine of the cluster with --on auto, or send it there: ray job submit -- vllm-repro … --on auto",
         )
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    where: dict[str, Any] = {"address": on}
-    if on == "local":
-        runs = max(1, (os.cpu_count() or 1) // _CORES_PER_RUN)
-        where |= {"resources": {RESOURCE: runs}, "include_dashboard": False, "object_store_memory": 100 << 20}
-    elif on != "auto":
+    if on not in ("local", "auto"):
         _refuse_silent(on)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         ray.init(**where, log_to_driver=False, logging_level="error")
+        # Ray waits without end for a cluster that started without the token of this user.
+        ray.get(ray.remote(num_cpus=0, max_retries=0)(lambda: None).remote(), timeout=_STARTS_IN_S)
+    except (ConnectionError, ValueError, ray.exceptions.RayError) as error:
+        raise InfraError(f"no Ray cluster at {on} takes a task: {_one_line(error)}", hint=_CHECK) from error
     except RuntimeError as error:  # versions differ
-        text = " ".join(f"{error}".split())
-        raise UsageError(text, hint="call this with the Python and the Ray of the cluster") from error
-    except (ConnectionError, ValueError) as error:
-        text = " ".join(f"{error}".split())
-        raise InfraError(
-            f"no Ray cluster at {on}: {text}", hint="`ray start --head` starts one; --on local needs none"
-        ) from error
+        raise UsageError(_one_line(error), hint="call this with the Python and the Ray of the cluster") from error
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)  # Ray sets its own
@@ -94,13 +102,19 @@ def connect(on: str) -> Fleet:
 def _refuse_silent(address: str) -> None:
     """Raise `InfraError` if no Ray cluster answers at `address`: `ray.init` waits for one without end."""
     words = ["-m", "ray.scripts.scripts", "health-check", "--skip-version-check", "--address", address]
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        if not subprocess.run(
-            [sys.executable, *words], capture_output=True, timeout=_ANSWERS_IN_S, check=False
-        ).returncode:
-            return
-    hint = "HOST:PORT is what `ray start --head` printed; `ray status` shows if it runs"
-    raise InfraError(f"no Ray cluster answers at {address} within {_ANSWERS_IN_S:.0f} s", hint=hint)
+    try:
+        done = subprocess.run(
+            [sys.executable, *words], capture_output=True, text=True, timeout=_ANSWERS_IN_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise InfraError(f"no Ray cluster answers at {address} within {_ANSWERS_IN_S:.0f} s", hint=_CHECK) from None
+    if done.returncode:
+        last = done.stderr.strip().rpartition("\n")[2]
+        raise InfraError(f"the Ray cluster at {address} refuses this command: {last}", hint=_CHECK)
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(f'{error}'.split())}"
 
 
 def results(work: Callable[[T], R], items: Sequence[T], elsewhere: Elsewhere | None) -> Iterator[tuple[T, R]]:
@@ -130,11 +144,16 @@ def results(work: Callable[[T], R], items: Sequence[T], elsewhere: Elsewhere | N
                 elsewhere.interrupt("SIGTERM")
 
 
+class _HeadGone(InfraError):
+    """The cluster has lost its head node, and with it all runs."""
+
+
 class Fleet:
     """A cluster that this process is connected to. ray: the module; tests give another one."""
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
+        self._head = str(ray.get_runtime_context().gcs_address)
         self._interrupted = ""
 
     def interrupt(self, name: str) -> None:
@@ -158,6 +177,9 @@ class Fleet:
                 progress.line("the other node is another kind of machine; the run begins anew")
                 copy.folder = None
                 continue
+            except _HeadGone as error:
+                copy.record_loss(f"{error}")
+                raise InfraError(f"{error}", hint=self._resume(copy, job)) from None
             except InfraError as error:
                 if not lost:
                     raise
@@ -191,15 +213,27 @@ class Fleet:
         stream = None
         copy.begin()
         try:
-            task = ray.remote(num_returns="streaming", max_retries=0, **demand)(run_item)
+            rest = {RESOURCE: 1} if RESOURCE in demand else {}
+            cores, gpus = demand.get("CPU", 0), demand.get("GPU", 0)
+            task = ray.remote(num_returns="streaming", max_retries=0, num_cpus=cores, num_gpus=gpus, resources=rest)(
+                run_item
+            )
             stream = task.remote(_item(job, copy.folder), _files(job, copy.folder))
-            began = time.monotonic()
+            began = asked = answered = time.monotonic()
             while not self._interrupted:
-                ready, _ = ray.wait([stream], timeout=1.0)
+                ready, _ = ray.wait([stream], timeout=_ASKED_EVERY_S)
                 if ready:
                     copy.take(*ray.get(next(stream)))
-                elif not copy.node and time.monotonic() - began > _ANSWERS_IN_S:
-                    copy.progress.notify(f"waiting for a node with {_words(demand)}")
+                now = time.monotonic()
+                if now - asked < _ASKED_EVERY_S:
+                    continue
+                asked = now
+                if self._head_answers():
+                    answered = now
+                elif now - answered > _ANSWERS_IN_S:  # though chunks may still come
+                    raise _HeadGone(f"the head node of the cluster, {self._head}, is gone")
+                if not copy.node and now - began > _ANSWERS_IN_S:
+                    copy.progress.notify(f"waiting until a node has {_words(demand)} free")
         except StopIteration:
             return copy.ended()
         except KeyboardInterrupt as name:
@@ -216,12 +250,20 @@ class Fleet:
                 ray.wait([stream], timeout=_ENDS_IN_S)  # until the node has ended its server
         return ""
 
-    def _demand(self, job: Job, error: type[ReproError]) -> dict[str, Any]:
-        """Return what Ray must give the task. Raises `error` if no node has it: Ray itself would wait for ever."""
+    def _head_answers(self) -> bool:
+        """Return False if nothing listens at the head. After a minute of that Ray ends this process, with a status that has a meaning."""
+        host, _, port = self._head.rpartition(":")
+        with contextlib.suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), timeout=2):
+            return True
+        return False
+
+    def _demand(self, job: Job, error: type[ReproError]) -> dict[str, int]:
+        """Return the resources that the job needs. Raises `error` if no node has them: Ray itself would wait for ever."""
         gpus = needs_of(job.scenario, job.options).gpus if job.choice.kind.facts.on_gpus else 0
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
         counted = any(RESOURCE in node["Resources"] for node in nodes)
-        wanted = {"GPU": gpus, RESOURCE if counted else "CPU": 1}
+        wanted = {"GPU": gpus} if gpus else {}
+        wanted[RESOURCE if counted else "CPU"] = 1
         if not any(all(node["Resources"].get(name, 0) >= number for name, number in wanted.items()) for node in nodes):
             has = "; ".join(
                 f"{node['NodeManagerAddress']} has {_words({name: node['Resources'].get(name, 0) for name in wanted})}"
@@ -231,12 +273,11 @@ class Fleet:
                 f"no node of the cluster has {_words(wanted)}, which {job.scenario.id} needs: {has}",
                 hint="add a node; `ray start --num-gpus N --resources '{\"vllm_repro\": 1}'` declares what it has",
             )
-        return {"num_gpus": gpus, "num_cpus": 0 if counted else 1, "resources": {RESOURCE: 1} if counted else {}}
+        return wanted
 
 
-def _words(resources: Mapping[str, Any]) -> str:
-    flat = {**resources, **resources.get("resources", {})}
-    return ", ".join(f"{name} {number:g}" for name, number in flat.items() if name != "resources")
+def _words(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {number:g}" for name, number in resources.items())
 
 
 def _item(job: Job, folder: Path | None) -> Item:
