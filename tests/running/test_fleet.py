@@ -156,6 +156,14 @@ def test_the_copy_is_the_folder_of_the_node(original: Path, tmp_path: Path) -> N
     assert report.verdict.expected is True
 
 
+def test_lines_of_a_node_name_it_and_the_run(tmp_path: Path) -> None:
+    shown = io.StringIO()
+    copy = fleets._Copy(job_in(tmp_path), Progress(shown), lambda *_: None, None)
+    for chunk in ((NODE, 0, b"10.0.0.1"), (OUTPUT, 0, b"  reported 1: cr"), (OUTPUT, 16, b"ash (boot 1 s)\nnext")):
+        copy.take(*chunk)
+    assert shown.getvalue() == f"10.0.0.1: {SCENARIO}: reported 1: crash (boot 1 s)\n"
+
+
 def test_files_are_sent_as_they_grow_and_rewritten_ones_at_the_end(tmp_path: Path) -> None:
     run, copy = tmp_path / "runs" / "r", tmp_path / "copy" / "r"
     (run / "logs").mkdir(parents=True)

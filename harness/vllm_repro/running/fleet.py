@@ -328,8 +328,9 @@ class _Copy:
             self.node = data.decode()
         elif name == OUTPUT:
             *lines, self._line = (self._line + data).split(b"\n")
+            what = " ".join(filter(None, (self._job.scenario.id, self._job.options.vllm)))
             for line in lines:
-                self.progress.line(f"{self.node}: {self._job.options.vllm or ''} {line.decode('utf-8', 'replace')}")
+                self.progress.line(f"{self.node}: {what}: {line.decode('utf-8', 'replace').strip()}")
         elif name == SITE:
             self._chosen(_Site(**json.loads(data)), self._job.choice.why)
         elif name == ERROR:
