@@ -18,7 +18,11 @@ from tests.conftest import Harness
 from vllm_repro.host.ports import free_port
 from vllm_repro.journal.journal import read
 
-pytestmark = [pytest.mark.live, pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.alone,
+    pytest.mark.filterwarnings("ignore"),
+]  # alone: they look for processes
 
 SCENARIO = "tq-chunked-prefill"
 _MB = 1 << 20

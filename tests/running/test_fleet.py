@@ -352,6 +352,19 @@ def test_a_resumed_run_brings_its_folder_to_the_node(original: Path, tmp_path: P
     assert given[f"{folder.name}/journal.jsonl"] == b"".join(lines[:-3])
 
 
+def test_the_report_that_a_claim_of_fixed_rests_on_travels_with_the_run(original: Path, tmp_path: Path) -> None:
+    before = tmp_path / "here" / SCENARIO / "20250101T000000Z-abcdef"
+    shutil.copytree(original, before)
+    given: dict[str, bytes] = {}
+
+    def notes(item: Item, files: Mapping[str, bytes]) -> Iterator[Chunk]:
+        given.update(files)
+        return yields(original)(item, files)
+
+    run(Fleet(FakeRay(notes)), job_in(tmp_path / "here"))
+    assert list(given) == [f"{before.name}/report.json"]
+
+
 def test_private_names_of_this_machine_travel_with_the_run(
     original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -296,9 +296,9 @@ def _item(job: Job, folder: Path | None) -> Item:
 
 def _files(job: Job, folder: Path | None) -> dict[str, bytes]:
     """Return the files that a node needs: of the run to continue, and the reports that a claim of `fixed` rests on."""
-    runs = job.out / job.scenario.id
-    version = job.version(job.choice.kind)
-    records = (strongest_record(job.out, job.scenario, one, job.arms, version) for one in Evidence)
+    runs, kind = job.out / job.scenario.id, job.choice.kind
+    possible = [kind.facts.evidence] if kind.facts.evidence else Evidence
+    records = (strongest_record(job.out, job.scenario, one, job.arms, job.version(kind)) for one in possible)
     paths = [runs / record.run / "report.json" for record in records if record]
     paths += [path for path in folder.rglob("*") if path.is_file()] if folder else []
     return {path.relative_to(runs).as_posix(): path.read_bytes() for path in paths}
