@@ -155,6 +155,7 @@ class Fleet:
         self._ray = ray
         self._head = str(ray.get_runtime_context().gcs_address)
         self._interrupted = ""
+        self._begun = False
 
     def interrupt(self, name: str) -> None:
         self._interrupted = name
@@ -224,6 +225,7 @@ class Fleet:
                 ready, _ = ray.wait([stream], timeout=_ASKED_EVERY_S)
                 if ready:
                     copy.take(*ray.get(next(stream)))
+                    self._begun = True
                 now = time.monotonic()
                 if now - asked < _ASKED_EVERY_S:
                     continue
@@ -232,7 +234,7 @@ class Fleet:
                     answered = now
                 elif now - answered > _ANSWERS_IN_S:  # though chunks may still come
                     raise _HeadGone(f"the head node of the cluster, {self._head}, is gone")
-                if not copy.node and now - began > _ANSWERS_IN_S:
+                if not self._begun and now - began > _ANSWERS_IN_S:  # later runs wait for earlier ones
                     copy.progress.notify(f"waiting until a node has {_words(demand)} free")
         except StopIteration:
             return copy.ended()
