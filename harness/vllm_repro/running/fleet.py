@@ -244,8 +244,8 @@ class Fleet:
             text = f"the run could not be started on the node: {' '.join(f'{error.cause!r}'.split())}"
             raise InfraError(text, hint="install the same vllm-repro on each node") from error
         except ray.exceptions.RayError as error:
-            first = f"{error}".strip().partition("\n")[0]
-            return f"the node {copy.node or 'of the run'} was lost: {type(error).__name__}: {first}"
+            first = _one_line(error).partition(". ")[0]
+            return f"the node {copy.node or 'of the run'} was lost: {first}"
         if stream is not None:
             ray.cancel(stream)
             with contextlib.suppress(Exception):
