@@ -482,6 +482,7 @@ def test_without_ray_the_message_says_what_to_install(monkeypatch: pytest.Monkey
             InfraError,
             "no Ray cluster at auto takes a task: ConnectionError: Could",
         ),
+        (RuntimeError("Failed to start GCS"), InfraError, "takes a task: RuntimeError: Failed to start GCS"),
         (RayError("InvalidAuthToken"), InfraError, "takes a task: RayError: InvalidAuthToken"),
     ],
 )

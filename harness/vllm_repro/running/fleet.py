@@ -89,10 +89,11 @@ def connect(on: str) -> Fleet:
         ray.init(**where, log_to_driver=False, logging_level="error")
         # Ray waits without end for a cluster that started without the token of this user.
         ray.get(ray.remote(num_cpus=0, max_retries=0)(lambda: None).remote(), timeout=_STARTS_IN_S)
-    except (ConnectionError, ValueError, ray.exceptions.RayError) as error:
-        raise InfraError(f"no Ray cluster at {on} takes a task: {_one_line(error)}", hint=_CHECK) from error
-    except RuntimeError as error:  # versions differ
-        raise UsageError(_one_line(error), hint="call this with the Python and the Ray of the cluster") from error
+    except (RuntimeError, ConnectionError, ValueError, ray.exceptions.RayError) as error:
+        text = _one_line(error)
+        if "Version mismatch" in text:
+            raise UsageError(text, hint="call this with the Python and the Ray of the cluster") from error
+        raise InfraError(f"no Ray cluster at {on} takes a task: {text}", hint=_CHECK) from error
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)  # Ray sets its own
